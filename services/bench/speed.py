@@ -25,8 +25,8 @@ from slipstream.bench.speed_figures import (
     method_figures,
 )
 from slipstream.core.types import SamplingParams
+from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.keyed_noise import Purpose
-from slipstream.core.verify.laws import LawContext
 from slipstream.core.verify.noise import gumbel
 from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
@@ -160,7 +160,7 @@ def margin(model: CausalModel, prefix: Sequence[int], sampling: SamplingParams) 
     model.prefill(cache, prefix[:-1])
     hidden, _ = model.forward([Part(cache, prefix[-1:])])
     logits = model.logits(hidden)[0].float()
-    scores = LawContext(sampling, len(prefix)).scores(logits, prefix)
+    scores = SamplingDistribution(sampling, len(prefix)).scores(logits, prefix)
     if not sampling.is_greedy:
         ids = torch.arange(scores.shape[0], dtype=torch.int32, device=scores.device)
         noise = gumbel(sampling.seed, len(prefix), ids, purpose=Purpose.DRAW)

@@ -16,14 +16,14 @@ from slipstream.core.request.stats import Outcomes
 from slipstream.core.round import Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.text.logprobs import TokenLogprob, with_texts
-from slipstream.core.text.text import Piece, Speller, TextStream, joined
+from slipstream.core.text.text import Detokenizer, Piece, TextStream, joined
 from slipstream.core.timing import Clock, Spent
 from slipstream.core.types import FinishReason
 
 T = TypeVar("T")
 
 
-class Trail(Generic[T]):
+class TokenBuffer(Generic[T]):
     """One item for each token; None for tokens of which nothing is known."""
 
     def __init__(self, *, num_past: int, num_sent: int) -> None:
@@ -50,7 +50,7 @@ class Run:
         ports: RequestPorts,
         request: Request,
         *,
-        text: Speller,
+        text: Detokenizer,
         clock: Clock,
         journal: Journal | None = None,
         observer: RoundObserver | None = None,
@@ -69,8 +69,8 @@ class Run:
         num_past, num_sent = len(request.past), request.num_received
         self._stream = TextStream(text.decode, request.stop, num_sent=num_sent)
         self._past = self._stream.push(request.past)
-        self._origins = Trail[TokenOrigin](num_past=num_past, num_sent=num_sent)
-        self._logprobs = Trail[TokenLogprob](num_past=num_past, num_sent=num_sent)
+        self._origins = TokenBuffer[TokenOrigin](num_past=num_past, num_sent=num_sent)
+        self._logprobs = TokenBuffer[TokenLogprob](num_past=num_past, num_sent=num_sent)
         self._outcomes = Outcomes()
         self._num_cached = 0
         self._first_s: float | None = None

@@ -20,9 +20,9 @@ class Verification(StrEnum):
     EXACT = "exact"
     """Gumbel-max keyed by seed and position: the same tokens as plain decoding."""
     MCSD = "mcsd"
-    """Recursive rejection sampling with candidates drawn without replacement: the same law."""
+    """Recursive rejection sampling, candidates drawn without replacement: the same distribution."""
     MCSD_REPLACEMENT = "mcsd-replacement"
-    """The same with candidates drawn with replacement: the same law."""
+    """The same with candidates drawn with replacement."""
     TARGET_INIT = "target-init"
     """Target-initialised roots: NOT lossless, the draft influences which root stays."""
 
@@ -47,7 +47,7 @@ def _check(ok: bool, name: str, value: object, limit: str) -> None:
 
 @dataclass(frozen=True, slots=True)
 class SamplingParams:
-    """The law to sample from. Greedy is `temperature` 0.
+    """The distribution to sample from. Greedy is `temperature` 0.
 
     The order of processing is: logit bias, repetition, presence and frequency penalties,
     temperature, then top-k, top-p and min-p, each on what the one before left over.
@@ -96,7 +96,7 @@ class SamplingParams:
 
     @property
     def depends_on_prefix(self) -> bool:
-        """Whether the law of a slot depends on more of the prefix than the model does."""
+        """Whether a token's distribution depends on more of the prefix than the model does."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
@@ -116,7 +116,7 @@ class Session:
     grammar: Grammar | None = None
     """What the request's output must follow."""
     num_logprobs: int | None = None
-    """Likeliest tokens told of each slot, beside its own; None: no log-probabilities at all."""
+    """Likeliest tokens told of each position, beside its own; None: no log-probabilities at all."""
 
     def __post_init__(self) -> None:
         length, told = self.num_prompt_tokens, self.num_logprobs
@@ -186,8 +186,8 @@ class Plan:
 
 
 @dataclass(frozen=True, slots=True)
-class SparseLaw:
-    """A law as the tokens it gives any probability, with those probabilities."""
+class SparseDistribution:
+    """A distribution as the tokens it gives any probability, with those probabilities."""
 
     tokens: tuple[int, ...]
     probs: tuple[float, ...]
@@ -195,9 +195,9 @@ class SparseLaw:
 
 @dataclass(frozen=True, slots=True)
 class NodeStats:
-    """What the draft knew when it proposed a node, all from its law at temperature 1.
+    """What the draft knew when it proposed a node, all from its distribution at temperature 1.
 
-    `top_prob` is the probability of the most likely token of that slot, `prob` that of the
+    `top_prob` is the probability of the most likely token of that position, `prob` that of the
     node's own token, `entropy` is in nats, `score` is the decision model's.
     """
 
@@ -221,15 +221,15 @@ class ReplyTiming:
 
 @dataclass(frozen=True, slots=True)
 class Proposal:
-    """A draft's guess: a token tree, statistics per node and, for mcsd, the laws drawn from.
+    """A draft's guess: a token tree, statistics per node and, for mcsd, proposal distributions.
 
-    `laws[node + 1]` is the law the children of `node` were drawn from, in their order in the
-    tree (index 0: the children of the root). Empty when candidates are not draws.
+    The children of `node` were drawn from `distributions[node + 1]`, in their order in the tree
+    (index 0: the children of the root). Empty when candidates are not draws.
     """
 
     tree: TokenTree = EMPTY
     stats: tuple[NodeStats, ...] = ()
-    laws: tuple[SparseLaw | None, ...] = ()
+    distributions: tuple[SparseDistribution | None, ...] = ()
     stopped_by: str = "none"
     """What ended the drafting, one of `stop.STOP_REASONS`."""
     fallback: str | None = None
@@ -244,7 +244,7 @@ class Proposal:
     instead: TokenTree | None = field(default=None, compare=False)
     """Proposed without the draft, where that is known."""
     rivals: tuple[int, ...] = ()
-    """Not of a draft: tokens that the one of the round's first slot is to be compared with."""
+    """Not of a draft: tokens that the one of the round's first position is to be compared with."""
 
     @property
     def drafted(self) -> TokenTree:
@@ -258,7 +258,7 @@ class Verdict:
     """What became final in a round: accepted draft tokens, then the target's own.
 
     `num_accepted` of the `tokens` came from the proposal. `roots` are the target-initialised
-    roots of the next slot, in `target-init` only. `offer` is what the target has for the next
+    roots of the next position, in `target-init` only. `offer` is what the target has for the next
     round; None: all that is asked for. `num_cached` leading tokens had their keys and values
     cached before the round. `margins` say by how much the first token beats each rival asked for.
     """

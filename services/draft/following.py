@@ -9,7 +9,7 @@ from typing import Protocol
 
 from slipstream.core.policy.stop import Stop
 from slipstream.core.types import SamplingParams
-from slipstream.draft.slots import Slot, no_law
+from slipstream.draft.slots import Slot, not_a_distribution
 from slipstream.models.glide.glide_chains import ChainPosition, ChainRequest
 
 
@@ -32,5 +32,5 @@ def followed_slots(chains: Chains, asks: Sequence[ChainRequest]) -> list[list[Sl
 
 def _slots(chain: Sequence[ChainPosition]) -> list[Slot] | Exception:
     if any(math.isnan(one.top_prob) for one in chain):
-        return no_law()
+        return not_a_distribution()
     return [Slot(one.tokens, one.probs, one.top_prob, one.entropy, one.score) for one in chain]

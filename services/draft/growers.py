@@ -8,7 +8,7 @@ from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
 from slipstream.core.draft.dynamic import DynamicTree
 from slipstream.core.policy.stop import TOO_DEAR, Stop, StopSignal
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import NodeStats, Plan, Proposal, SparseLaw, Verification
+from slipstream.core.types import NodeStats, Plan, Proposal, SparseDistribution, Verification
 from slipstream.draft.growth import Growing, Grown, Growth
 from slipstream.draft.slots import Slot
 
@@ -76,8 +76,11 @@ def _proposal(growth: Growth, tree: TokenTree, path: _Path) -> Proposal:
     stats = tuple(
         path.slots[depth - 1].stats(token) for token, depth in zip(tree.tokens, depths, strict=True)
     )
-    laws = {node: path.slots[0 if node == ROOT else depths[node]].law for node in set(tree.parents)}
-    return Proposal(tree, stats, growth.laws(tree, laws), path.stopped_by)
+    distributions = {
+        node: path.slots[0 if node == ROOT else depths[node]].distribution
+        for node in set(tree.parents)
+    }
+    return Proposal(tree, stats, growth.distributions(tree, distributions), path.stopped_by)
 
 
 _ROOT_STATS = NodeStats(1.0, 1.0, 0.0)
@@ -92,7 +95,7 @@ class _Levels:
         self.tokens: list[int] = []
         self.parents: list[int] = []
         self.stats: list[NodeStats] = []
-        self.laws: dict[int, SparseLaw | None] = {}
+        self.distributions: dict[int, SparseDistribution | None] = {}
 
     def add(self, parent: int, slot: Slot, count: int) -> list[int]:
         """Hang the first `count` candidates of the slot below `parent`; their indices."""
@@ -101,7 +104,7 @@ class _Levels:
         self.tokens += tokens
         self.parents += [parent] * len(tokens)
         self.stats += [slot.stats(token) for token in tokens]
-        self.laws[parent] = slot.law
+        self.distributions[parent] = slot.distribution
         return list(range(start, len(self.tokens)))
 
     def slots(self, nodes: Sequence[int], count: int) -> Growing[list[Slot]]:
@@ -112,8 +115,8 @@ class _Levels:
 
     def proposal(self, stopped_by: str) -> Proposal:
         tree = TokenTree(tuple(self.tokens), tuple(self.parents))
-        laws = self._growth.laws(tree, self.laws)
-        return Proposal(tree, tuple(self.stats), laws, stopped_by)
+        distributions = self._growth.distributions(tree, self.distributions)
+        return Proposal(tree, tuple(self.stats), distributions, stopped_by)
 
 
 def grow_product(growth: Growth, plan: Plan, stop: Stop) -> Grown:

@@ -11,7 +11,7 @@ from typing import Any, TypeVar
 from slipstream.core.policy.stop import Stop, StopSignal
 from slipstream.core.request.profile import Profile
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import Plan, Proposal, Session, SparseLaw, Verification
+from slipstream.core.types import Plan, Proposal, Session, SparseDistribution, Verification
 from slipstream.draft.following import Chains
 from slipstream.draft.slots import Reading, Slot, SlotReader
 from slipstream.models.glide.glide_chains import MAX_NEW_TOKENS, ChainRequest
@@ -181,10 +181,10 @@ class Growth:
         """What a stop policy looks at after a token of `slot` was appended at `depth`."""
         return StopSignal(depth, slot.top_prob, slot.entropy, slot.score, path_prob)
 
-    def laws(
-        self, tree: TokenTree, laws: Mapping[int, SparseLaw | None]
-    ) -> tuple[SparseLaw | None, ...]:
-        """`Proposal.laws` out of the law per parent; empty where candidates are no draws."""
+    def distributions(
+        self, tree: TokenTree, distributions: Mapping[int, SparseDistribution | None]
+    ) -> tuple[SparseDistribution | None, ...]:
+        """`Proposal.distributions`, by parent; empty where candidates are no draws."""
         if self.session.verification is Verification.EXACT:
             return ()
-        return tuple(laws.get(node) for node in range(ROOT, len(tree)))
+        return tuple(distributions.get(node) for node in range(ROOT, len(tree)))

@@ -1,9 +1,9 @@
-"""What the draft makes of one slot: candidates in order, probabilities, entropy, and the law.
+"""What the draft makes of one slot: candidates in order, probabilities, entropy, distribution.
 
-Candidates of `exact` verification are the best of the draft's law perturbed with the target's
-own noise, those of `mcsd` are draws. Probabilities and entropy are always those of the raw
-law at temperature 1, which the stop rules and CaPE were calibrated on. The slots of a step are read
-together, whosever they are.
+Candidates of `exact` verification are the best of the draft's distribution perturbed with the
+target's own noise, those of `mcsd` are draws. Probabilities and entropy are always those of the raw
+distribution at temperature 1, which the stop rules and CaPE were calibrated on. All positions
+of a step are read together.
 """
 
 import math
@@ -19,16 +19,16 @@ from slipstream.core.draft.candidates import (
     draw_with_replacement,
     draw_without_replacement,
     ordered_top,
-    sparse_law,
+    sparse_distribution,
 )
 from slipstream.core.errors import ModelError
-from slipstream.core.types import NodeStats, Session, SparseLaw, Verification
-from slipstream.core.verify.laws import LawContext
+from slipstream.core.types import NodeStats, Session, SparseDistribution, Verification
+from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.models.decision import GREEDY, LEAST, SAMPLED, slot_stats
 from slipstream.models.scorer import Scores
 
-LAW_SIZE = 64
-"""Tokens of the truncated law that multi-candidate sampling draws from."""
+DISTRIBUTION_SIZE = 64
+"""Tokens of the truncated distribution that multi-candidate sampling draws from."""
 
 
 Score = Callable[[Tensor, Tensor], Tensor]
@@ -44,7 +44,7 @@ class Slot:
     top_prob: float
     entropy: float
     score: float | None = None
-    law: SparseLaw | None = None
+    distribution: SparseDistribution | None = None
 
     def stats(self, token: int) -> NodeStats:
         """Statistics of the node that carries `token` in this slot."""
@@ -77,56 +77,65 @@ class SlotReader:
         self.chance = GREEDY if session.sampling.is_greedy else SAMPLED
         self._session = session
         sampling = session.sampling
-        needs_law = session.verification in (Verification.MCSD, Verification.MCSD_REPLACEMENT)
-        self._needs_law = needs_law
+        needs_distribution = session.verification in (
+            Verification.MCSD,
+            Verification.MCSD_REPLACEMENT,
+        )
+        self._needs_distribution = needs_distribution
         self._takes_best = sampling.is_greedy or session.verification is Verification.EXACT
-        self.is_plain = sampling.is_greedy and not needs_law
-        """Whether the candidates are the best of the raw law, and no law is told."""
+        self.is_plain = sampling.is_greedy and not needs_distribution
+        """Whether the candidates are the best of the raw distribution, without a distribution."""
         # Penalties and bias are the target's business: they would need the whole vocabulary.
-        law = replace(
+        distribution = replace(
             sampling,
             repetition_penalty=1.0,
             presence_penalty=0.0,
             frequency_penalty=0.0,
             logit_bias=(),
         )
-        self._laws = LawContext(law, session.num_prompt_tokens)
+        self._distribution = SamplingDistribution(distribution, session.num_prompt_tokens)
 
     def candidates(
         self, logits: Tensor, position: int, count: int
-    ) -> tuple[Tensor, SparseLaw | None]:
-        """Columns [n <= count] of a slot's logits [V_d], and the law they go with, if any."""
+    ) -> tuple[Tensor, SparseDistribution | None]:
+        """Columns [n <= count] of a slot's logits [V_d], and the distribution with them."""
         if not self._takes_best:
             return self._drawn(logits, position, count)
-        # A greedy target accepts its own token whatever the law, but wants to be told one.
-        law = self._named(sparse_law(logits, max(LAW_SIZE, count))) if self._needs_law else None
-        return self._best(logits, position, count), law
+        # A greedy target accepts its own token whatever the distribution, but wants to be told one.
+        distribution = (
+            self._named(sparse_distribution(logits, max(DISTRIBUTION_SIZE, count)))
+            if self._needs_distribution
+            else None
+        )
+        return self._best(logits, position, count), distribution
 
     def _best(self, logits: Tensor, position: int, count: int) -> Tensor:
         sampling = self._session.sampling
         if sampling.is_greedy:
             return _best(logits[None], count)[1][0]
-        scores, columns = self._laws.support(logits, ())
+        scores, columns = self._distribution.support(logits, ())
         ids = self._ids_of(columns, logits)
         noisy = coupled(scores, sampling.seed, position=position, ids=ids)
         best = _best(noisy[None], count)[1][0]
         return best if columns is None else columns[best]
 
-    def _drawn(self, logits: Tensor, position: int, count: int) -> tuple[Tensor, SparseLaw]:
-        law = sparse_law(self._laws.scores(logits, ()), LAW_SIZE)
+    def _drawn(
+        self, logits: Tensor, position: int, count: int
+    ) -> tuple[Tensor, SparseDistribution]:
+        distribution = sparse_distribution(self._distribution.scores(logits, ()), DISTRIBUTION_SIZE)
         is_repeating = self._session.verification is Verification.MCSD_REPLACEMENT
         draw = draw_with_replacement if is_repeating else draw_without_replacement
-        named = self._named(law)
+        named = self._named(distribution)
         tokens = draw(named, count, seed=self._session.sampling.seed, position=position)
-        column_of = dict(zip(named.tokens, law.tokens, strict=True))
+        column_of = dict(zip(named.tokens, distribution.tokens, strict=True))
         columns = torch.tensor([column_of[token] for token in tokens], device=logits.device)
         return columns, named
 
-    def _named(self, law: SparseLaw) -> SparseLaw:
+    def _named(self, distribution: SparseDistribution) -> SparseDistribution:
         if self.vocab is None:
-            return law
-        columns = torch.tensor(law.tokens, dtype=torch.long, device=self.vocab.device)
-        return SparseLaw(tuple(self.vocab[columns].tolist()), law.probs)
+            return distribution
+        columns = torch.tensor(distribution.tokens, dtype=torch.long, device=self.vocab.device)
+        return SparseDistribution(tuple(self.vocab[columns].tolist()), distribution.probs)
 
     def _ids_of(self, columns: Tensor | None, logits: Tensor) -> Tensor | int:
         if columns is None:
@@ -143,7 +152,7 @@ class _Picked:
 
     columns: Tensor
     sizes: Sequence[int]
-    laws: Sequence[SparseLaw | None]
+    distributions: Sequence[SparseDistribution | None]
     is_best: bool
 
 
@@ -184,13 +193,13 @@ def _slot(
 ) -> Slot:
     """One row's slot out of its numbers: see `_table`. Probabilities begin at `start`."""
     if math.isnan(numbers[start]):
-        raise no_law()
+        raise not_a_distribution()
     size = picked.sizes[row]
     probs_at = start if picked.is_best else start + 1
     ids_at = len(numbers) - picked.columns.size(1)
     tokens = tuple(map(int, numbers[ids_at : ids_at + size]))
     probs = tuple(numbers[probs_at : probs_at + size])
-    return Slot(tokens, probs, numbers[start], numbers[0], score, picked.laws[row])
+    return Slot(tokens, probs, numbers[start], numbers[0], score, picked.distributions[row])
 
 
 def _pick(logits: Tensor, readings: Sequence[Reading], *, num_tops: int) -> _Picked:
@@ -207,20 +216,25 @@ def _pick(logits: Tensor, readings: Sequence[Reading], *, num_tops: int) -> _Pic
     ]
     drawn = [columns for columns, _ in pairs]
     columns = drawn[0][None] if len(drawn) == 1 else pad_sequence(drawn, batch_first=True)
-    return _Picked(columns, [len(one) for one in drawn], [law for _, law in pairs], is_best=False)
+    return _Picked(
+        columns,
+        [len(one) for one in drawn],
+        [distribution for _, distribution in pairs],
+        is_best=False,
+    )
 
 
 def _table(
     logits: Tensor, picked: _Picked, vocab: Tensor | None, *, num_tops: int
 ) -> list[list[float]]:
-    """A row's numbers: its law's entropy, its `num_tops` highest log-probabilities, the highest
+    """A row's numbers: its entropy, its `num_tops` highest log-probabilities, the highest
     probability unless it is the first candidate's, and the candidates' probabilities and ids."""
     log_probs = torch.log_softmax(logits, -1)
     seen = log_probs.gather(1, picked.columns)
     tops = seen[:, :num_tops] if picked.is_best else _tops(log_probs, num_tops)
     ids = picked.columns if vocab is None else vocab[picked.columns]
     probs = (seen if picked.is_best else torch.cat([tops[:, :1], seen], 1)).exp()
-    entropy = law_entropy(log_probs)[:, None]
+    entropy = row_entropies(log_probs)[:, None]
     # A float holds any id below 2^24 as it is, and saves a second transfer.
     table: list[list[float]] = torch.cat([entropy, tops, probs, ids.float()], 1).tolist()
     return table
@@ -262,13 +276,13 @@ def _chances(
     ]
 
 
-def no_law() -> ModelError:
+def not_a_distribution() -> ModelError:
     """The error of a slot whose scores give no distribution."""
     return ModelError("the draft's scores of a slot are no numbers, or all infinite")
 
 
-def law_entropy(log_probs: Tensor) -> Tensor:
-    """Entropy in nats of the laws with these logarithms, [R, V] to [R]."""
+def row_entropies(log_probs: Tensor) -> Tensor:
+    """Entropy in nats of the distributions with these logarithms, [R, V] to [R]."""
     probs, logs = log_probs.exp(), log_probs.clamp(min=LEAST)
     if probs.size(0) == 1:  # a product of vectors takes the shortest way
         return torch.dot(probs[0], logs[0]).neg_()[None]

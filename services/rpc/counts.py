@@ -8,19 +8,19 @@ from slipstream.core.request.options import MAX_NODES
 from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.rpc.v1 import common_pb2, target_pb2
 
-MAX_LAW_TOKENS = 256
-"""A draft cuts its laws to 64 tokens, or to one for every child of a node."""
+MAX_DISTRIBUTION_TOKENS = 256
+"""A draft cuts its distributions to 64 tokens, or to one for every child of a node."""
 
 
 def check_proposal_counts(message: common_pb2.Proposal) -> None:
-    """Raise `InvalidRequest` for more nodes, laws or tokens of a law than any proposal has."""
+    """Raise `InvalidRequest` for more nodes, distributions or tokens than any proposal has."""
     num_nodes = len(message.tree.tokens)
     _check("nodes of a proposal", num_nodes, MAX_NODES)
     _check("parents of its nodes", len(message.tree.parents), MAX_NODES)
-    _check("laws of its nodes", len(message.laws), num_nodes + 1)
+    _check("distributions of its nodes", len(message.laws), num_nodes + 1)
     for node in message.laws:
-        _check("tokens of a law", len(node.law.tokens), MAX_LAW_TOKENS)
-        _check("probabilities of a law", len(node.law.probs), MAX_LAW_TOKENS)
+        _check("tokens of a distribution", len(node.law.tokens), MAX_DISTRIBUTION_TOKENS)
+        _check("probabilities of a distribution", len(node.law.probs), MAX_DISTRIBUTION_TOKENS)
 
 
 def check_verdict_counts(message: target_pb2.Verdict) -> None:
@@ -28,7 +28,7 @@ def check_verdict_counts(message: target_pb2.Verdict) -> None:
     for name in ("tokens", "roots", "margins", "forced", "logprobs"):
         _check(f"{name} of a verdict", len(getattr(message, name)), MAX_NODES + 1)
     for item in message.logprobs:
-        _check("likeliest tokens of a slot", len(item.top), MAX_LOGPROBS)
+        _check("likeliest tokens of a position", len(item.top), MAX_LOGPROBS)
 
 
 def _check(name: str, count: int, limit: int) -> None:

@@ -21,7 +21,7 @@ from slipstream.rpc.status import error_from
 # are answered before anything else is written, so no refusal is lost like that.
 _LOST_STATUS = "Internal error from Core"
 MAX_ANSWER_BYTES = 1 << 20
-"""Of any answer but a tokenizer: a tree of 127 nodes with its laws has 210,000 at most."""
+"""Of any answer but a tokenizer: a tree of 127 nodes with its distributions has 210,000 at most."""
 _TOO_LATE = "the request's deadline has passed"
 
 M = TypeVar("M", bound=Message)

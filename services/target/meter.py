@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.core.policy.cost_curve import CostCurve
-from slipstream.core.policy.load import Allowance, Crowd, Waits, Yield
+from slipstream.core.policy.load import AcceptanceEstimate, TokenBudget, BatchSize, DraftWait
 from slipstream.core.policy.row_costs import Offer
 
 _LOG = logging.getLogger("slipstream.target")
@@ -109,10 +109,10 @@ class LoadMeter:
     def __init__(self, curve: CostCurve, *, max_tokens: int = 512) -> None:
         """`max_tokens` is what a step has room for."""
         self.curve = curve
-        self._crowd = Crowd()
-        self._yields = Yield()
-        self._allowance = Allowance(max_rows=max_tokens)
-        self._waits = Waits()
+        self._batch_size = BatchSize()
+        self._acceptance = AcceptanceEstimate()
+        self._budget = TokenBudget(max_rows=max_tokens)
+        self._draft_wait = DraftWait()
         self._keys_per_token = 0.0
         self._offer: Offer | None = None
         self._size = 0
@@ -120,31 +120,31 @@ class LoadMeter:
 
     def offer(self, num_verdicts: int) -> Offer:
         """See `Meter`."""
-        self._crowd.count(num_verdicts)
+        self._batch_size.count(num_verdicts)
         self._age += 1
-        size = self._crowd.size
+        size = self._batch_size.size
         # Where hardly anything is offered, every step may be one to try more in.
         is_scarce = self._offer is not None and self._offer.rows <= _SCARCE
         if self._offer is None or is_scarce or size != self._size or self._age >= _REFRESH:
             self._size, self._age = size, 0
-            self._offer = self._allowance.decide(
+            self._offer = self._budget.decide(
                 self.curve,
-                self._yields,
+                self._acceptance,
                 sessions=size,
                 keys=self._keys_per_token,
-                draft_s=self._waits.draft_s,
+                draft_s=self._draft_wait.draft_s,
             )
         return self._offer
 
     def verified(self, *, num_nodes: int, num_accepted: int) -> None:
         """See `Meter`."""
-        self._yields.record(num_nodes=num_nodes, num_accepted=num_accepted)
+        self._acceptance.record(num_nodes=num_nodes, num_accepted=num_accepted)
 
     def record(self, step: StepCost) -> None:
         """See `Meter`. A step whose times are none teaches nothing."""
         if not (0 <= step.seconds < math.inf and math.isfinite(step.waited_s)):
             return
-        self._waits.record(step.waited_s, step_s=step.seconds, is_drafting=step.is_drafted)
+        self._draft_wait.record(step.waited_s, step_s=step.seconds, is_drafting=step.is_drafted)
         num_tokens, num_keys = step.num_tokens, step.num_keys
         self.curve.record(num_tokens, step.num_sessions, num_keys, seconds=step.seconds)
         self._keys_per_token += _KEYS_WEIGHT * (num_keys / num_tokens - self._keys_per_token)

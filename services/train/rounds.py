@@ -23,7 +23,7 @@ from slipstream.core.round import Round
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.draft.engine import Feed, LocalDraft
-from slipstream.draft.slots import law_entropy
+from slipstream.draft.slots import row_entropies
 from slipstream.models.decision import slot_stats
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.kv.cache import KvCache
@@ -169,7 +169,7 @@ def _records(
 def _stats(at: _Position) -> tuple[float, ...]:
     log_probs = at.logits.log_softmax(-1)
     best = ordered_top(log_probs, 2)[0].tolist()
-    return slot_stats(best, float(law_entropy(log_probs[None])), at.lag)
+    return slot_stats(best, float(row_entropies(log_probs[None])), at.lag)
 
 
 def overlap(target: Tensor, draft: Tensor, vocab: Tensor) -> Tensor:

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import InvalidRequest, ModelError
-from slipstream.core.types import SparseLaw
+from slipstream.core.types import SparseDistribution
 from slipstream.core.verify.keyed_noise import Purpose, uniform
 from slipstream.core.verify.noise import gumbel
 
@@ -51,7 +51,7 @@ def _top_by_bound(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
     bound = np.partition(pool, pool.shape[0] - k)[pool.shape[0] - k]
     ids = np.flatnonzero(row >= bound)
     if len(ids) < k:  # what is no number compares with none
-        raise ModelError("a slot has scores that are no numbers")
+        raise ModelError("a position has scores that are no numbers")
     best = ids[np.argsort(-row[ids], kind="stable")[:k]]
     return torch.from_numpy(row[best]), torch.from_numpy(best)
 
@@ -78,7 +78,7 @@ def argmax_first(scores: Tensor) -> int:
     is_on_host = scores.device.type == "cpu"  # where numpy is several times faster than torch
     best = int(scores.numpy().argmax() if is_on_host else scores.argmax())
     if not math.isfinite(largest := float(scores[best])):
-        raise ModelError(f"the best score of a slot is {largest}, so no token can be chosen")
+        raise ModelError(f"the best score of a position is {largest}, so no token can be chosen")
     return best
 
 
@@ -90,58 +90,61 @@ def places(mask: Tensor) -> Tensor:
 
 
 def coupled(scores: Tensor, seed: int, *, position: int, ids: Tensor | int) -> Tensor:
-    """Scores [n] perturbed with the noise the target will use for the slot at `position`.
+    """Scores [n] perturbed with the noise the target will use at `position`.
 
     `scores` are the draft's logits divided by the temperature, `ids` [n] their ids in the
     target's vocabulary (an int: all of it). The best of the result are the tokens the target
-    most likely draws there. For `exact` verification only: elsewhere it would bias the law.
+    most likely draws there. For `exact` verification only: elsewhere it would bias the output.
     """
     return scores + gumbel(seed, position, ids, purpose=Purpose.DRAW).to(scores.device)
 
 
-def sparse_law(scores: Tensor, size: int) -> SparseLaw:
-    """The law of `scores` [V] (softmax) cut to its `size` best tokens and renormalised.
+def sparse_distribution(scores: Tensor, size: int) -> SparseDistribution:
+    """The distribution of `scores` [V] (softmax) cut to its `size` best tokens and renormalised.
 
-    Tokens of score -inf are left out, so the law may be smaller than `size`.
+    Tokens of score -inf are left out, so the distribution may be smaller than `size`.
     """
     values, ids = ordered_top(scores, size)
     probs = torch.softmax(values.double(), -1)
     support = int((probs > 0).sum())
-    return SparseLaw(tuple(ids[:support].tolist()), tuple(probs[:support].tolist()))
+    return SparseDistribution(tuple(ids[:support].tolist()), tuple(probs[:support].tolist()))
 
 
 def draw_without_replacement(
-    law: SparseLaw, k: int, *, seed: int, position: int
+    distribution: SparseDistribution, k: int, *, seed: int, position: int
 ) -> tuple[int, ...]:
-    """Up to `k` different tokens of `law`, in the order drawn; fewer where its support is smaller.
+    """Up to `k` different tokens of `distribution`, in the order drawn, or its whole support.
 
     Gumbel top-k, which is sequential sampling without replacement (W. Kool et al., 2019).
     """
-    log_probs = torch.tensor(law.probs, dtype=torch.float64).log()
-    ids = torch.tensor(law.tokens, dtype=torch.int64)
+    log_probs = torch.tensor(distribution.probs, dtype=torch.float64).log()
+    ids = torch.tensor(distribution.tokens, dtype=torch.int64)
     noise = gumbel(seed, position, ids, purpose=Purpose.CANDIDATE)
     order = (log_probs + noise).sort(descending=True, stable=True).indices
-    support = sum(prob > 0 for prob in law.probs)
+    support = sum(prob > 0 for prob in distribution.probs)
     return tuple(ids[order[: min(k, support)]].tolist())
 
 
-def draw_with_replacement(law: SparseLaw, k: int, *, seed: int, position: int) -> tuple[int, ...]:
-    """`k` independent draws from `law`, repeats included."""
+def draw_with_replacement(
+    distribution: SparseDistribution, k: int, *, seed: int, position: int
+) -> tuple[int, ...]:
+    """`k` independent draws from `distribution`, repeats included."""
     return tuple(
-        _inverse(law, uniform(seed, position, Purpose.CANDIDATE, index)) for index in range(k)
+        _inverse(distribution, uniform(seed, position, Purpose.CANDIDATE, index))
+        for index in range(k)
     )
 
 
-def _inverse(law: SparseLaw, u: float) -> int:
-    """The token at which the cumulative mass of `law` exceeds `u` of its total."""
-    remaining = u * sum(law.probs)
+def _inverse(distribution: SparseDistribution, u: float) -> int:
+    """The token at which the cumulative mass of `distribution` exceeds `u` of its total."""
+    remaining = u * sum(distribution.probs)
     last = None
-    for token, prob in zip(law.tokens, law.probs, strict=True):
+    for token, prob in zip(distribution.tokens, distribution.probs, strict=True):
         if prob > 0:
             last = token
             remaining -= prob
             if remaining < 0:
                 return token
     if last is None:
-        raise InvalidRequest("a law without any probability has no token to draw")
+        raise InvalidRequest("a distribution without any probability has no token to draw")
     return last

@@ -40,7 +40,7 @@ class NodeBudget:
 class Chain:
     """A drafted chain: its tokens, and at each position the runner-ups, best or first drawn first.
 
-    `top_probs` are the draft's of each slot's most likely token. `acceptances` are the estimated
+    `top_probs` are the draft's of each position's likeliest token. `acceptances` are the estimated
     probabilities that a position's own token is accepted if the one before it is, and `probs` the
     draft's of its runner-ups; both None where candidates are draws, of which none may be preferred
     for the token that it is.
@@ -61,7 +61,7 @@ class Chain:
 
 
 def runner_ups(top_prob: float, table: Sequence[int] = PAPER_TABLE) -> int:
-    """How many runner-ups a slot gets whose most likely token has this probability.
+    """How many runner-ups a position gets whose most likely token has this probability.
 
     The index is clamped, so that rounding above 1 is harmless; no number counts as certainty.
     """

@@ -25,7 +25,7 @@ _BETTER = 1.03
 """Another number of rows must promise so many times the speed of the one that is offered."""
 
 
-class Crowd:
+class BatchSize:
     """How many sessions share a step: at once when they are more, slowly when they are fewer."""
 
     DECAY = 0.1
@@ -47,7 +47,7 @@ class Crowd:
         self._level += (num_sessions - self._level) * (1.0 if is_more else self.DECAY)
 
 
-class Yield:
+class AcceptanceEstimate:
     """What rows bring: r of them `1 + kept * log2(r)` tokens. It learns `kept` as time goes on.
 
     Right for the second row of a chain, whose chance `kept` is, and near the measured growth of
@@ -78,7 +78,7 @@ class Yield:
         return 1 + self.kept * math.log2(rows)
 
 
-class Waits:
+class DraftWait:
     """How long a target has waited for its sessions before a step: what their drafts cost it.
 
     Apart from what it waits for them in any case, and no longer than a step: a session that stays
@@ -132,7 +132,7 @@ class Probes:
         return True
 
 
-class Allowance:
+class TokenBudget:
     """Decides on the rows of a session, and keeps to it until another number is clearly better."""
 
     def __init__(self, *, max_rows: int = 512) -> None:
@@ -144,7 +144,7 @@ class Allowance:
     def decide(
         self,
         curve: CostCurve,
-        yields: Yield,
+        acceptance: AcceptanceEstimate,
         *,
         sessions: int,
         keys: float,
@@ -163,7 +163,7 @@ class Allowance:
         draft = draft_s / _plain_s(curve, sessions, keys)
         speeds = {1: _PLAIN}
         for rows in range(2, limit + 1):
-            speeds[rows] = yields.tokens(rows) / (cost(rows) + draft)
+            speeds[rows] = acceptance.tokens(rows) / (cost(rows) + draft)
         best = max(speeds, key=lambda rows: speeds[rows])
         if speeds[best] > _BETTER * speeds.get(self._rows, 0.0):
             self._rows = best

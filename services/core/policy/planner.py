@@ -171,7 +171,7 @@ class Planner:
 
     def _forest(self, remaining: int, verdict: Verdict) -> Plan:
         """Chains under the roots. Their own level needs no drafting, and no round goes without:
-        a slot whose roots are drawn can't be decoded plainly."""
+        a position whose roots are drawn can't be decoded plainly."""
         roots = verdict.roots
         nodes = max(self._free_nodes(verdict), len(roots))
         depth = min(1 + self._depth(), remaining, nodes // max(len(roots), 1))

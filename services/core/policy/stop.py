@@ -1,7 +1,7 @@
 """When to stop drafting within a round. Pure; knows nothing of models, trees or tokens.
 
 Every policy is asked after a token was appended, never before: the uncertain token is still
-proposed, and which token it is has no say. So stopping never changes the law of the output.
+proposed, and which token it is has no say. So stopping never biases the output.
 """
 
 import math
@@ -64,9 +64,9 @@ DECISION_THRESHOLD = 0.4
 class StopSignal:
     """What is known after a draft token was appended.
 
-    `depth` counts the tokens on its path. `top_prob` and `entropy` (nats) are of the law that
-    produced it, at temperature 1. `score` is the decision model's. `path_prob` is the estimated
-    probability that the whole path, this token included, is accepted.
+    `depth` counts the tokens on its path. `top_prob` and `entropy` (nats) are of the distribution
+    that produced it, at temperature 1. `score` is the decision model's. `path_prob` is the
+    estimated probability that the whole path, this token included, is accepted.
     """
 
     depth: int

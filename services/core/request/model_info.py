@@ -22,7 +22,7 @@ class VerificationInfo:
     shapes: tuple[Shape, ...]
     drafters: tuple[str, ...]
     lossless: bool
-    """Whether it keeps the target's law."""
+    """Whether it keeps the target's distribution."""
     note: str = ""
 
 
@@ -52,7 +52,7 @@ class Limits:
     max_nodes: int = MAX_NODES
     max_logit_bias: int = MAX_LOGIT_BIAS
     max_logprobs: int | None = None
-    """Likeliest tokens that logprobs can tell of a slot; None where there are none."""
+    """Likeliest tokens that logprobs can tell of a position; None where there are none."""
     max_grammar_bytes: int = 0
     """Of a JSON schema or a regular expression; 0 where the output can't follow any."""
 

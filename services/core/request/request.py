@@ -43,7 +43,7 @@ class ModelFacts:
     has_grammars: bool = False
     """Whether its output can be made to follow one."""
     max_logprobs: int | None = None
-    """Likeliest tokens that it can tell of a slot; None: it tells no log-probabilities."""
+    """Likeliest tokens that it can tell of a position; None: it tells no log-probabilities."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -135,7 +135,7 @@ class Result:
 
     @property
     def lossless(self) -> bool:
-        """False for `target-init` verification, which changes the law of the output."""
+        """False for `target-init` verification, which changes the distribution of the output."""
         return self.stats.speculation.lossless
 
 

@@ -63,7 +63,7 @@ class ShadowInfo:
     num_inconclusive: int = 0
     """Nothing was drafted, so there was nothing to check."""
     num_incomparable: int = 0
-    """Their verification keeps a law rather than tokens, or nothing."""
+    """Their verification keeps a distribution rather than tokens, or nothing."""
     num_skipped: int = 0
     """No target had room for them, or the router had none left."""
     num_dropped: int = 0

@@ -11,12 +11,12 @@ from dataclasses import dataclass, replace
 from slipstream.core.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
-"""Likeliest tokens of a slot that can be asked for."""
+"""Likeliest tokens of a position that can be asked for."""
 
 
 @dataclass(frozen=True, slots=True)
 class TopLogprob:
-    """One of the likeliest tokens of a slot; `text` are its bytes, where they are known."""
+    """One of the likeliest tokens of a position; `text` are its bytes, where they are known."""
 
     token_id: int
     logprob: float
@@ -25,7 +25,7 @@ class TopLogprob:
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """A token of the output, and the likeliest of its slot: by value, then by id."""
+    """A token of the output, and the likeliest of its position: by value, then by id."""
 
     logprob: float
     top: tuple[TopLogprob, ...] = ()
@@ -39,7 +39,7 @@ class TokenLogprob:
 
 
 Logprobs = tuple[TokenLogprob | None, ...]
-"""One for each token; None for what was final before this call, whose slots are not known."""
+"""One for each token; None for what was final before this call, whose positions are not known."""
 
 
 def with_texts(

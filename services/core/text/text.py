@@ -22,7 +22,7 @@ _BLOCK = 64
 """Tokens after which text is emitted within a push: waiting text is copied with every token."""
 
 
-class Speller(Protocol):
+class Detokenizer(Protocol):
     """What tokens are as text."""
 
     def decode(self, ids: Sequence[int]) -> str:

@@ -1,4 +1,4 @@
-"""What may follow in a text that has to have a form: the seam between laws and grammars.
+"""What may follow in a text that has to have a form: the seam between distributions and grammars.
 
 A constraint is a function of the tokens that a request has put out, of nothing else. So every node
 of a tree has its own, and a replica that goes on with a request needs no state but the tokens.
@@ -15,7 +15,7 @@ class Constraint(Protocol):
 
     def allowed(self, output: Sequence[int]) -> Tensor:
         """Ids [n] int64, ascending, at least one, of what may follow `output`, which is all of
-        the request's own tokens before the slot.
+        the request's own tokens before the position.
 
         Raises `InvalidRequest` for an output that has left the form, and where it can't be
         followed any further.

@@ -1,8 +1,8 @@
 """Verification without a look at the host: every row's token is drawn where the logits are.
 
-For requests whose law is the logits and a temperature, the token of a slot depends on its row
-alone. So all rows draw at once, one vector of tokens travels, and the walk follows it. Draws the
-very tokens of `core.verify.verify`. Knows no model and no mode but `exact`.
+For requests whose distribution is the logits and a temperature, the token of a position depends on
+its row alone. So all rows draw at once, one vector of tokens travels, and the walk follows it.
+Draws the very tokens of `core.verify.verify`, in mode `exact` only.
 """
 
 from collections.abc import Sequence
@@ -14,15 +14,15 @@ from slipstream.core.errors import ModelError
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import SamplingParams, Session, Verification
 from slipstream.core.verify.keyed_noise import Purpose
-from slipstream.core.verify.noise import gumbel_rows, slot_keys
+from slipstream.core.verify.noise import gumbel_rows, signed_keys
 from slipstream.core.verify.walk import Walk
 
 NO_TOKEN = -1
-"""Stands for the token of a row whose scores are no law."""
+"""Stands for the token of a row whose scores are no distribution."""
 
 
-def has_plain_law(sampling: SamplingParams) -> bool:
-    """Whether nothing but the temperature stands between logits and law."""
+def is_plain_softmax(sampling: SamplingParams) -> bool:
+    """Whether nothing but the temperature stands between logits and distribution."""
     return sampling.is_greedy or (
         sampling.top_k is None and sampling.top_p == 1 and sampling.min_p == 0
     )
@@ -36,14 +36,14 @@ def fits_device(session: Session) -> bool:
     is_exact = session.verification is Verification.EXACT
     is_silent = session.num_logprobs is None
     is_free = session.grammar is None
-    return is_exact and is_silent and is_free and is_untouched and has_plain_law(sampling)
+    return is_exact and is_silent and is_free and is_untouched and is_plain_softmax(sampling)
 
 
 def draw_keys(sampling: SamplingParams, position: int) -> tuple[int, int]:
-    """Keys of a row's noise, for the slot at `position`; a greedy request needs none."""
+    """Keys of a row's noise, at `position`; a greedy request needs none."""
     if sampling.is_greedy:
         return 0, 0
-    return slot_keys(sampling.seed, position, purpose=Purpose.DRAW)
+    return signed_keys(sampling.seed, position, purpose=Purpose.DRAW)
 
 
 def perturbed(logits: Tensor, temperatures: Tensor, keys: Tensor, ids: Tensor) -> Tensor:
@@ -75,14 +75,14 @@ def draw_greedy_rows(logits: Tensor) -> Tensor:
 def walk_drawn(tree: TokenTree, tokens: Sequence[int]) -> Walk:
     """Follow the tokens drawn by the rows, `tokens[node + 1]` by that of `node`, down the tree.
 
-    Raises `ModelError` where the walk meets a row without a law.
+    Raises `ModelError` where the walk meets a row without a distribution.
     """
     node = ROOT
     nodes: list[int] = []
     while True:
         token = tokens[node + 1]
         if token == NO_TOKEN:
-            raise ModelError("a slot has scores that are no law")
+            raise ModelError("a position has scores that are no distribution")
         below = (child for child in tree.children(node) if tree.tokens[child] == token)
         node = next(below, ROOT)
         if node == ROOT:

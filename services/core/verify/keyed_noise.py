@@ -22,7 +22,7 @@ class Purpose(IntEnum):
     """What a number is drawn for. Streams of different purposes are independent."""
 
     DRAW = 1
-    """The target's token of a slot, by Gumbel-max."""
+    """The target's token of a position, by Gumbel-max."""
     CANDIDATE = 2
     """The draft's candidates."""
     ACCEPT = 3

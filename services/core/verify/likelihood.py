@@ -1,7 +1,7 @@
-"""How likely tokens were to the model, by the raw logits of the slots that a walk decided.
+"""How likely tokens were to the model, by the raw logits of the positions that a walk decided.
 
-One row at a time, so that a row gives the same values whatever stands beside it. Knows no law: what
-bias, penalties, grammars and truncation make of the logits changes nothing here.
+One row at a time, so that a row gives the same values whatever stands beside it. What bias,
+penalties, grammars and truncation make of the logits changes nothing here.
 """
 
 import math
@@ -15,17 +15,17 @@ from slipstream.core.draft.candidates import ordered_top
 from slipstream.core.errors import ModelError
 from slipstream.core.text.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.tree import TokenTree
-from slipstream.core.verify.walk import Slot, WalkStep
+from slipstream.core.verify.walk import PositionRule, WalkStep
 
 
 def token_logprob(logits: Tensor, token: int, num_top: int) -> TokenLogprob:
     """Log-softmax of `logits` [V] fp32 at `token`, and at the `num_top` best tokens in order.
 
-    Raises `ModelError` where the logits are no law.
+    Raises `ModelError` where the logits are no distribution.
     """
     best = float(logits.max())
     if not math.isfinite(best):
-        raise ModelError(f"the best logit of a slot is {best}, so nothing is likely there")
+        raise ModelError(f"the best logit of a position is {best}, so nothing is likely there")
     ids = torch.tensor([token], device=logits.device)
     if num_top:
         ids = torch.cat([ids, ordered_top(logits, num_top)[1]])
@@ -36,14 +36,16 @@ def token_logprob(logits: Tensor, token: int, num_top: int) -> TokenLogprob:
     return TokenLogprob(values[0], tuple(TopLogprob(*item) for item in top))
 
 
-def telling(slot: Slot, tree: TokenTree, *, num_top: int, told: list[TokenLogprob]) -> Slot:
-    """The same rule of a slot, which adds to `told` how likely each token was that it decided."""
+def recording(
+    rule: PositionRule, tree: TokenTree, *, num_top: int, logprobs: list[TokenLogprob]
+) -> PositionRule:
+    """Return the same rule, which appends the log-probability of each token that it decides."""
 
     def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
-        decided = slot(node, logits, tokens)
+        decided = rule(node, logits, tokens)
         token = decided.token if decided.child is None else tree.tokens[decided.child]
         assert token is not None, "a lossless mode ends every walk with a token"
-        told.append(token_logprob(logits, token, num_top))
+        logprobs.append(token_logprob(logits, token, num_top))
         return decided
 
     return step

@@ -13,7 +13,7 @@ MAX_GUMBEL = 23.0
 
 
 def gumbel(seed: int, position: int, ids: Tensor | int, *, purpose: Purpose) -> Tensor:
-    """Standard Gumbel noise for the tokens `ids` [n] of the slot at absolute `position`; fp32 [n].
+    """Standard Gumbel noise for the tokens `ids` [n] at absolute `position`; fp32 [n].
 
     A token's noise depends on its own id only, never on which other ids are asked for. An int
     asks for the whole vocabulary of that size, on the CPU.
@@ -25,20 +25,20 @@ def uniforms(seed: int, position: int, ids: Tensor | int, *, purpose: Purpose) -
     """Uniform numbers above 0 and below 1 for each of `ids` [n] (or of range(ids)); fp32 [n]."""
     if isinstance(ids, int):
         ids = torch.arange(ids, dtype=torch.int32)
-    first, second = slot_keys(seed, position, purpose=purpose)
+    first, second = signed_keys(seed, position, purpose=purpose)
     return _uniforms(first, second, ids.to(torch.int32))
 
 
-def slot_keys(seed: int, position: int, *, purpose: Purpose) -> tuple[int, int]:
-    """What the noise of a slot depends on, as two signed 32-bit numbers."""
+def signed_keys(seed: int, position: int, *, purpose: Purpose) -> tuple[int, int]:
+    """What the noise of a position depends on, as two signed 32-bit numbers."""
     first, second = noise_keys(seed, position, purpose)
     return _signed(first), _signed(second)
 
 
 def gumbel_rows(keys: Tensor, ids: Tensor) -> Tensor:
-    """The Gumbel noise [R, n] of many slots at once, the numbers that `gumbel` gives for each.
+    """The Gumbel noise [R, n] of many positions at once, the numbers that `gumbel` gives for each.
 
-    `keys` [R, 2] int32 hold the `slot_keys` of each row, `ids` [n] the tokens. On the device of
+    `keys` [R, 2] int32 hold the `signed_keys` of each row, `ids` [n] the tokens. On the device of
     both, with no look at the host.
     """
     numbers = _uniforms(keys[:, :1], keys[:, 1:], ids.to(torch.int32))

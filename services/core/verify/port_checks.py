@@ -8,7 +8,7 @@ from slipstream.core.policy.stop import STOP_REASONS
 from slipstream.core.request.options import MAX_NODES
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import Proposal, Session, SparseLaw, Verdict, Verification
+from slipstream.core.types import Proposal, Session, SparseDistribution, Verdict, Verification
 
 MAX_RIVALS = 64
 _MASS_TOLERANCE = 1e-3
@@ -34,16 +34,18 @@ def check_proposal(
         _check_siblings(tree)
     if mode is Verification.TARGET_INIT:
         _check_fork(tree, roots)
-    drawn = nodes_with_laws(session, tree)
-    if drawn and not proposal.laws:
-        raise InvalidRequest(f"{mode.value} verification needs the laws candidates were drawn from")
+    drawn = nodes_with_distributions(session, tree)
+    if drawn and not proposal.distributions:
+        raise InvalidRequest(
+            f"{mode.value} verification needs the distributions candidates were drawn from"
+        )
     for node in drawn:
         children = [tree.tokens[child] for child in tree.children(node)]
-        _check_law(proposal.laws[node + 1], node, children, vocab_size)
+        _check_distribution(proposal.distributions[node + 1], node, children, vocab_size)
 
 
-def nodes_with_laws(session: Session, tree: TokenTree) -> list[int]:
-    """The nodes whose children must come with the law they were drawn from, in this mode."""
+def nodes_with_distributions(session: Session, tree: TokenTree) -> list[int]:
+    """The nodes whose children must come with the distribution they were drawn from."""
     mode = session.verification
     inner = sorted(set(tree.parents))
     if mode is Verification.EXACT:
@@ -57,9 +59,10 @@ def _check_sizes(proposal: Proposal) -> None:
     nodes = len(proposal.tree)
     if proposal.stats and len(proposal.stats) != nodes:
         raise InvalidRequest(f"a tree of {nodes} nodes has {len(proposal.stats)} statistics")
-    if proposal.laws and len(proposal.laws) != nodes + 1:
+    if proposal.distributions and len(proposal.distributions) != nodes + 1:
         raise InvalidRequest(
-            f"a tree of {nodes} nodes has {len(proposal.laws)} laws, but needs {nodes + 1}"
+            f"a tree of {nodes} nodes has {len(proposal.distributions)} distributions, but needs"
+            f" {nodes + 1}"
         )
 
 
@@ -94,27 +97,42 @@ def _check_fork(tree: TokenTree, roots: Sequence[int]) -> None:
         raise InvalidRequest("target-init verification takes one chain under each root only")
 
 
-def _check_law(law: SparseLaw | None, node: int, children: Sequence[int], vocab_size: int) -> None:
-    if law is None:
-        raise InvalidRequest(f"the children of node {node} come without the law they are drawn of")
-    if len(law.tokens) != len(law.probs):
+def _check_distribution(
+    distribution: SparseDistribution | None, node: int, children: Sequence[int], vocab_size: int
+) -> None:
+    if distribution is None:
         raise InvalidRequest(
-            f"the law at node {node} has {len(law.tokens)} tokens, {len(law.probs)} probabilities"
+            f"the children of node {node} come without the distribution they are drawn of"
         )
-    if len(set(law.tokens)) != len(law.tokens):
-        raise InvalidRequest(f"the law at node {node} names a token twice")
-    check_tokens(law.tokens, vocab_size, f"the law at node {node}")
+    if len(distribution.tokens) != len(distribution.probs):
+        raise InvalidRequest(
+            f"the distribution at node {node} has {len(distribution.tokens)} tokens,"
+            f" {len(distribution.probs)} probabilities"
+        )
+    if len(set(distribution.tokens)) != len(distribution.tokens):
+        raise InvalidRequest(f"the distribution at node {node} names a token twice")
+    check_tokens(distribution.tokens, vocab_size, f"the distribution at node {node}")
     # Each number first: what is none, or not finite, has no sum.
-    bad = next((prob for prob in law.probs if not 0 <= prob <= 1 + _MASS_TOLERANCE), None)
+    bad = next((prob for prob in distribution.probs if not 0 <= prob <= 1 + _MASS_TOLERANCE), None)
     if bad is not None:
-        raise InvalidRequest(f"the law at node {node} has the probability {bad}, not 0 to 1")
-    total = math.fsum(law.probs)
+        raise InvalidRequest(
+            f"the distribution at node {node} has the probability {bad}, not 0 to 1"
+        )
+    total = math.fsum(distribution.probs)
     if not abs(total - 1) <= _MASS_TOLERANCE:
-        raise InvalidRequest(f"the law at node {node} has a mass of {total:.6g}, but must have 1")
-    possible = {token for token, prob in zip(law.tokens, law.probs, strict=True) if prob > 0}
+        raise InvalidRequest(
+            f"the distribution at node {node} has a mass of {total:.6g}, but must have 1"
+        )
+    possible = {
+        token
+        for token, prob in zip(distribution.tokens, distribution.probs, strict=True)
+        if prob > 0
+    }
     for token in children:
         if token not in possible:
-            raise InvalidRequest(f"node {node} has child {token}, which its law can't have drawn")
+            raise InvalidRequest(
+                f"node {node} has child {token}, which its distribution can't have drawn"
+            )
 
 
 def check_verdict(

@@ -1,6 +1,6 @@
 """The target's decision: how far a proposal is right, and which token follows.
 
-`exact` draws each slot's token as plain decoding would and follows it into the tree; `mcsd`
+`exact` draws each position's token as plain decoding would and follows it into the tree; `mcsd`
 tests candidates by rejection sampling; `target-init` has a file of its own. Knows nothing of
 models, caches or where the proposal came from.
 """
@@ -16,14 +16,14 @@ from slipstream.core.text.logprobs import TokenLogprob
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.constraint import Constraint
+from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.keyed_noise import Purpose, gumbel_of, uniform
-from slipstream.core.verify.laws import LawContext
-from slipstream.core.verify.likelihood import telling
+from slipstream.core.verify.likelihood import recording
 from slipstream.core.verify.noise import MAX_GUMBEL, gumbel
 from slipstream.core.verify.port_checks import check_proposal
-from slipstream.core.verify.slots import draw, multi_candidate
+from slipstream.core.verify.rejection import draw, multi_candidate
 from slipstream.core.verify.target_init import verify_forest
-from slipstream.core.verify.walk import Row, Slot, Walk, WalkStep, descend
+from slipstream.core.verify.walk import PositionRule, Row, Walk, WalkStep, descend
 
 _MANY = 256
 """Tokens whose noise costs more than telling which of them could be drawn at all."""
@@ -54,33 +54,35 @@ def verify(
 
     if session.verification is Verification.TARGET_INIT:
         return verify_forest(session, prefix, proposal, known_row, constraint=constraint)
-    laws = LawContext(session.sampling, session.num_prompt_tokens, constraint)
-    slot, told = _slot(session, laws, proposal), list[TokenLogprob]()
+    distribution = SamplingDistribution(session.sampling, session.num_prompt_tokens, constraint)
+    rule, logprobs = _rule(session, distribution, proposal), list[TokenLogprob]()
     if session.num_logprobs is not None:
-        slot = telling(slot, proposal.tree, num_top=session.num_logprobs, told=told)
-    walk = descend(proposal.tree, ROOT, prefix, slot, known_row)
-    if told:
-        walk = replace(walk, logprobs=tuple(told))
+        rule = recording(rule, proposal.tree, num_top=session.num_logprobs, logprobs=logprobs)
+    walk = descend(proposal.tree, ROOT, prefix, rule, known_row)
+    if logprobs:
+        walk = replace(walk, logprobs=tuple(logprobs))
     if not proposal.rivals:
         return walk
     token = proposal.tree.tokens[walk.nodes[0]] if walk.nodes else walk.token
     assert token is not None, "exact verification always draws"
-    return replace(walk, margins=_margins(session, laws, first, prefix, (token, *proposal.rivals)))
+    return replace(
+        walk, margins=_margins(session, distribution, first, prefix, (token, *proposal.rivals))
+    )
 
 
 def _margins(
     session: Session,
-    laws: LawContext,
+    distribution: SamplingDistribution,
     logits: Tensor,
     prefix: Sequence[int],
     tokens: Sequence[int],
 ) -> tuple[float, ...]:
     """Return by how much the first of `tokens` beats each other one in the draw after `prefix`.
 
-    In the processed law, its noise included; infinite for a token outside the law's support.
+    In the processed distribution, noise included; infinite for a token outside its support.
     """
     ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
-    scores = laws.scores(logits, prefix)[ids]
+    scores = distribution.scores(logits, prefix)[ids]
     if not session.sampling.is_greedy:
         noise = gumbel(session.sampling.seed, len(prefix), ids, purpose=Purpose.DRAW)
         scores = noise.add_(scores)
@@ -94,19 +96,22 @@ def choose(
     *,
     constraint: Constraint | None = None,
 ) -> int:
-    """The token plain decoding puts after `prefix`, all tokens before the slot; logits [V] fp32.
+    """The token plain decoding puts after `prefix`, all tokens before it; logits [V] fp32.
 
     The first best token when greedy, else Gumbel-max with noise keyed by seed and position; of
     those that the `constraint` allows, if there is one.
     """
-    laws = LawContext(session.sampling, session.num_prompt_tokens, constraint)
-    return _choose(session.sampling, laws, logits, prefix)
+    distribution = SamplingDistribution(session.sampling, session.num_prompt_tokens, constraint)
+    return _choose(session.sampling, distribution, logits, prefix)
 
 
 def _choose(
-    sampling: SamplingParams, laws: LawContext, logits: Tensor, prefix: Sequence[int]
+    sampling: SamplingParams,
+    distribution: SamplingDistribution,
+    logits: Tensor,
+    prefix: Sequence[int],
 ) -> int:
-    scores, ids = laws.support(logits, prefix)
+    scores, ids = distribution.support(logits, prefix)
     best = argmax_first(scores)
     if sampling.is_greedy:
         return best if ids is None else int(ids[best])
@@ -133,18 +138,20 @@ def _contenders(
     return scores[kept], ids[kept]
 
 
-def _slot(session: Session, laws: LawContext, proposal: Proposal) -> Slot:
+def _rule(session: Session, distribution: SamplingDistribution, proposal: Proposal) -> PositionRule:
     if session.verification is Verification.EXACT:
-        return _exact(session, laws, proposal)
-    return _mcsd(session, laws, proposal)
+        return _exact(session, distribution, proposal)
+    return _mcsd(session, distribution, proposal)
 
 
-def _exact(session: Session, laws: LawContext, proposal: Proposal) -> Slot:
-    """Draw the slot's token as without a proposal; go on if a child carries it."""
+def _exact(
+    session: Session, distribution: SamplingDistribution, proposal: Proposal
+) -> PositionRule:
+    """Draw the position's token as without a proposal; go on if a child carries it."""
     tree = proposal.tree
 
     def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
-        token = _choose(session.sampling, laws, logits, tokens)
+        token = _choose(session.sampling, distribution, logits, tokens)
         for child in tree.children(node):
             if tree.tokens[child] == token:
                 return WalkStep(child)
@@ -153,19 +160,19 @@ def _exact(session: Session, laws: LawContext, proposal: Proposal) -> Slot:
     return step
 
 
-def _mcsd(session: Session, laws: LawContext, proposal: Proposal) -> Slot:
+def _mcsd(session: Session, distribution: SamplingDistribution, proposal: Proposal) -> PositionRule:
     """Test the children one after the other; draw from what they leave over."""
     tree, seed = proposal.tree, session.sampling.seed
     replacement = session.verification is Verification.MCSD_REPLACEMENT
 
     def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
-        left, position = laws.probs(logits, tokens), len(tokens)
+        left, position = distribution.probs(logits, tokens), len(tokens)
         children = tree.children(node)
-        law = proposal.laws[node + 1] if children else None
-        if law is not None:
+        proposed = proposal.distributions[node + 1] if children else None
+        if proposed is not None:
             outcome = multi_candidate(
                 left,
-                law,
+                proposed,
                 [tree.tokens[child] for child in children],
                 uniform=lambda index: uniform(seed, position, Purpose.ACCEPT, index),
                 replacement=replacement,

@@ -1,7 +1,7 @@
-"""Walking a proposed tree down, one slot per depth: what every verification mode shares.
+"""Walking a proposed tree down, one position per depth: what every verification mode shares.
 
-A mode is the rule of a single slot. Rows of logits are asked for only where a walk goes, because
-evaluating a law costs more than a node. Knows no mode, no law and no model.
+A mode is the rule of a single position. Rows of logits are asked for only where a walk goes,
+because evaluating a distribution costs more than a node.
 """
 
 from collections.abc import Callable, Sequence
@@ -13,7 +13,7 @@ from slipstream.core.text.logprobs import TokenLogprob
 from slipstream.core.tree import TokenTree
 
 Row = Callable[[int], Tensor]
-"""fp32 logits [V] of the slot after a node; `ROOT` is the slot after the last final token."""
+"""fp32 logits [V] of the position after a node; `ROOT` stands for the last final token."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,8 +21,8 @@ class Walk:
     """What verification decided.
 
     `nodes` are the accepted nodes from the root down, `token` is the target's own after them.
-    With target-initialised roots there is no such token, but the `roots` of that slot. `margins`
-    say by how much the first token beats each of the proposal's rivals, `logprobs` how likely each
+    With target-initialised roots there is no such token, but `roots` in its place. `margins` say
+    by how much the first token beats each of the proposal's rivals, `logprobs` how likely each
     token was, where that is asked for.
     """
 
@@ -35,25 +35,27 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class WalkStep:
-    """What the rule of a slot decided: to go on to `child`, or to end the walk with `token`."""
+    """What the rule of a position decided: to go on to `child`, or to end the walk with `token`."""
 
     child: int | None
     token: int | None = None
 
 
-Slot = Callable[[int, Tensor, Sequence[int]], WalkStep]
-"""A mode's rule: (node, logits [V] of the slot after it, every token before that slot) -> step."""
+PositionRule = Callable[[int, Tensor, Sequence[int]], WalkStep]
+"""A mode's rule: (node, logits [V] of the position after it, every token before it) -> step."""
 
 
-def descend(tree: TokenTree, node: int, tokens: Sequence[int], slot: Slot, row: Row) -> Walk:
-    """Walk down from `node`, the last of `tokens`, until `slot` says to end.
+def descend(
+    tree: TokenTree, node: int, tokens: Sequence[int], rule: PositionRule, row: Row
+) -> Walk:
+    """Walk down from `node`, the last of `tokens`, until `rule` ends it.
 
     Calls `row` once for each node visited, `node` first. The walk's nodes are those below it.
     """
     tokens = list(tokens)
     nodes: list[int] = []
     while True:
-        step = slot(node, row(node), tokens)
+        step = rule(node, row(node), tokens)
         if step.child is None:
             return Walk(tuple(nodes), step.token)
         node = step.child

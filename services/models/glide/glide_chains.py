@@ -10,7 +10,7 @@ from torch import Tensor
 
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, Calibration, Stop
 from slipstream.core.types import SamplingParams
-from slipstream.core.verify.draws import draw_keys, has_plain_law
+from slipstream.core.verify.draws import draw_keys, is_plain_softmax
 from slipstream.models.cuda.buckets import fit, key_widths, powers
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.glide.chain_stop import Rule, rule_of
@@ -92,7 +92,7 @@ class GlideChains:
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
         """Return whether such a chain can be followed here: logits and a temperature give the
         distribution, the policy is known, and few tokens end it."""
-        return has_plain_law(sampling) and rule_of(stop) is not None and len(ends) <= MAX_ENDS
+        return is_plain_softmax(sampling) and rule_of(stop) is not None and len(ends) <= MAX_ENDS
 
     @torch.inference_mode()
     def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:

@@ -171,4 +171,4 @@ def _without_draft(plan: Plan, proposal: Proposal) -> Proposal:
     roots need no draft, and one of them stays.
     """
     roots = TokenTree(plan.roots, (ROOT,) * len(plan.roots))
-    return replace(proposal, tree=roots, stats=(), laws=())
+    return replace(proposal, tree=roots, stats=(), distributions=())

@@ -18,7 +18,7 @@ from slipstream.core.types import (
     SamplingParams,
     Session,
     Shape,
-    SparseLaw,
+    SparseDistribution,
     StopPolicy,
     Verdict,
     Verification,
@@ -133,7 +133,7 @@ def plan_from_pb(message: draft_pb2.Plan) -> Plan:
 
 
 def proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
-    """Statistics column by column; scores and laws only where there are any.
+    """Statistics column by column; scores and distributions only where there are any.
 
     Raises `InvalidRequest` for ids that are no token's, such as negative ones.
     """
@@ -148,10 +148,11 @@ def _proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
     scores = [stat.score for stat in stats if stat.score is not None]
     laws = [
         common_pb2.NodeLaw(
-            node=index - 1, law=common_pb2.SparseLaw(tokens=law.tokens, probs=law.probs)
+            node=index - 1,
+            law=common_pb2.SparseLaw(tokens=distribution.tokens, probs=distribution.probs),
         )
-        for index, law in enumerate(proposal.laws)
-        if law is not None
+        for index, distribution in enumerate(proposal.distributions)
+        if distribution is not None
     ]
     return common_pb2.Proposal(
         tree=common_pb2.TokenTree(tokens=proposal.tree.tokens, parents=proposal.tree.parents),
@@ -172,7 +173,10 @@ def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
     except ValueError as error:
         raise InvalidRequest(f"the proposal's tree is broken: {error}") from None
     return Proposal(
-        tree, _stats_from_pb(message), _laws_from_pb(message.laws, len(tree)), message.stopped_by
+        tree,
+        _stats_from_pb(message),
+        _distributions_from_pb(message.laws, len(tree)),
+        message.stopped_by,
     )
 
 
@@ -185,17 +189,21 @@ def _stats_from_pb(message: common_pb2.Proposal) -> tuple[NodeStats, ...]:
     return tuple(NodeStats(*row) for row in zip(*columns, scores, strict=True))
 
 
-def _laws_from_pb(
+def _distributions_from_pb(
     messages: Sequence[common_pb2.NodeLaw], num_nodes: int
-) -> tuple[SparseLaw | None, ...]:
+) -> tuple[SparseDistribution | None, ...]:
     if not messages:
         return ()
-    laws: list[SparseLaw | None] = [None] * (num_nodes + 1)
+    distributions: list[SparseDistribution | None] = [None] * (num_nodes + 1)
     for message in messages:
         if not ROOT <= message.node < num_nodes:
-            raise InvalidRequest(f"a law is for node {message.node} of a tree of {num_nodes}")
-        laws[message.node + 1] = SparseLaw(tuple(message.law.tokens), tuple(message.law.probs))
-    return tuple(laws)
+            raise InvalidRequest(
+                f"a distribution is for node {message.node} of a tree of {num_nodes}"
+            )
+        distributions[message.node + 1] = SparseDistribution(
+            tuple(message.law.tokens), tuple(message.law.probs)
+        )
+    return tuple(distributions)
 
 
 def verify_to_pb(delta: Delta, proposal: Proposal) -> target_pb2.VerifyProposal:

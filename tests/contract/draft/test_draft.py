@@ -204,11 +204,11 @@ async def test_draws_come_with_the_law_they_were_drawn_from(model_draft, verific
     session = Session("s", len(PROMPT), 40, SamplingParams(temperature=1.0, seed=1), verification)
     proposal = await model_draft.propose(TokenSequence(session, PROMPT), plan(shape))
     tree = proposal.tree
-    assert len(proposal.laws) == len(tree) + 1
+    assert len(proposal.distributions) == len(tree) + 1
     for node in set(tree.parents):
-        law = proposal.laws[node + 1]
-        assert sum(law.probs) == pytest.approx(1)
-        assert {tree.tokens[child] for child in tree.children(node)} <= set(law.tokens)
+        distribution = proposal.distributions[node + 1]
+        assert sum(distribution.probs) == pytest.approx(1)
+        assert {tree.tokens[child] for child in tree.children(node)} <= set(distribution.tokens)
 
 
 async def test_a_draft_without_tokens_is_refused(model_draft):

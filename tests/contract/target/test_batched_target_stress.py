@@ -33,8 +33,8 @@ async def come_and_go(target, number, chance):
     tokens = tiny.tokens(num_tokens, number % 7)
     try:
         for _ in range(chance.randint(1, 2)):
-            law = SamplingParams(temperature=1.0, seed=number)
-            session = Session(name, len(tokens), chance.randint(1, 9), law)
+            distribution = SamplingParams(temperature=1.0, seed=number)
+            session = Session(name, len(tokens), chance.randint(1, 9), distribution)
             tokens = await turn(target, session, tokens)
             await target.park(name)
     finally:

@@ -1,4 +1,4 @@
-"""A clock that shows what it is told, for laws about time."""
+"""A clock that shows what it is told, for distributions about time."""
 
 
 class HandClock:

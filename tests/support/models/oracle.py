@@ -1,4 +1,4 @@
-"""A slow, obvious referee: the laws of verification in exact fractions, by enumeration.
+"""A slow, obvious referee: the distributions of verification in exact fractions, by enumeration.
 
 Written from the algorithms, not from the code it judges, and shares nothing with it.
 """
@@ -7,11 +7,11 @@ import itertools
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
-Law = tuple[Fraction, ...]
+Distribution = tuple[Fraction, ...]
 
 
-def law(*weights: int) -> Law:
-    """The weights as a law."""
+def distribution(*weights: int) -> Distribution:
+    """The weights as a distribution."""
     return tuple(Fraction(weight, sum(weights)) for weight in weights)
 
 
@@ -20,24 +20,26 @@ def total_variation(a: Sequence[Fraction | float], b: Sequence[Fraction | float]
     return float(sum(abs(x - y) for x, y in zip(a, b, strict=True)) / 2)
 
 
-def normalise(weights: Sequence[Fraction]) -> Law:
+def normalise(weights: Sequence[Fraction]) -> Distribution:
     total = sum(weights, Fraction(0))
     return tuple(weight / total for weight in weights)
 
 
-def residual(p: Law, q: Law) -> Law:
+def residual(p: Distribution, q: Distribution) -> Distribution:
     """The normalised positive part of p - q; p where there is none."""
     excess = [max(a - b, Fraction(0)) for a, b in zip(p, q, strict=True)]
     return normalise(excess) if any(excess) else p
 
 
-def without(q: Law, token: int) -> Law:
+def without(q: Distribution, token: int) -> Distribution:
     """q given that it is not `token`."""
     left = [Fraction(0) if index == token else weight for index, weight in enumerate(q)]
     return normalise(left) if any(left) else q
 
 
-def draws(q: Law, k: int, *, replacement: bool) -> Iterator[tuple[tuple[int, ...], Fraction]]:
+def draws(
+    q: Distribution, k: int, *, replacement: bool
+) -> Iterator[tuple[tuple[int, ...], Fraction]]:
     """Every sequence of k tokens drawn from q, with its probability."""
     for tokens in itertools.product(range(len(q)), repeat=k):
         chance, left = Fraction(1), q
@@ -49,8 +51,10 @@ def draws(q: Law, k: int, *, replacement: bool) -> Iterator[tuple[tuple[int, ...
             yield tokens, chance
 
 
-def multi_candidate(p: Law, q: Law, k: int, *, replacement: bool, updates_q: bool = True) -> Law:
-    """The law of one slot's token under recursive rejection sampling with k candidates.
+def multi_candidate(
+    p: Distribution, q: Distribution, k: int, *, replacement: bool, updates_q: bool = True
+) -> Distribution:
+    """The distribution of one slot's token under recursive rejection sampling with k candidates.
 
     With `updates_q` False, q stays as it is although the draws were without replacement: the
     mistake that the real thing must not make.
@@ -70,8 +74,8 @@ def multi_candidate(p: Law, q: Law, k: int, *, replacement: bool, updates_q: boo
     return tuple(out)
 
 
-def target_initialised(p: Law, acceptance: Sequence[Fraction], width: int) -> Law:
-    """The law of the root that stays, of `width` drawn from p without replacement.
+def target_initialised(p: Distribution, acceptance: Sequence[Fraction], width: int) -> Distribution:
+    """The distribution of the root that stays, of `width` drawn from p without replacement.
 
     Each root's one draft token is accepted with the probability `acceptance` gives for that
     root; the longest branch stays, the first drawn among equals.

@@ -108,6 +108,6 @@ def same(ours, theirs):
         assert one.top_prob == pytest.approx(other.top_prob, abs=1e-4)
         assert one.entropy == pytest.approx(other.entropy, abs=1e-3)
         assert (one.score is None) == (other.score is None)
-    for one, other in zip(ours.laws, theirs.laws, strict=True):
+    for one, other in zip(ours.distributions, theirs.distributions, strict=True):
         assert (one is None) == (other is None)
         assert one is None or one.probs == pytest.approx(other.probs, abs=1e-4)

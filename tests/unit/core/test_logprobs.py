@@ -49,8 +49,8 @@ def told(models, tokens, num_top):
     engine = tiny.local_target(models[0])
     known = []
     for at, token in enumerate(tokens):
-        law = SamplingParams(logit_bias=((token, 100.0),))
-        session = Session("s", len(PROMPT), 64, law, num_logprobs=num_top)
+        distribution = SamplingParams(logit_bias=((token, 100.0),))
+        session = Session("s", len(PROMPT), 64, distribution, num_logprobs=num_top)
         sequence = TokenSequence(session, (*PROMPT, *tokens[:at]))
         verdict = finished(engine.verify(sequence, Proposal()))
         assert verdict.tokens == (token,)
@@ -58,7 +58,7 @@ def told(models, tokens, num_top):
     return with_texts(tuple(known), tokens, Letters().token_bytes)
 
 
-def raw_laws(tokens):
+def raw_distributions(tokens):
     """transformers' own log-softmax of every slot of the output: [n, vocab]."""
     ids = torch.tensor([[*PROMPT, *tokens]])
     with torch.no_grad():
@@ -82,11 +82,11 @@ def test_every_way_of_speculating_tells_what_plain_decoding_does(models, way, sa
 def test_they_are_the_log_softmax_of_the_raw_logits(models, sampling):
     ask = Ask(SAMPLINGS[sampling], 24, speculation=WAYS["cape"], num_logprobs=4)
     result = collected(run_of(models, ask))
-    for law, token, item in zip(
-        raw_laws(result.token_ids), result.token_ids, result.logprobs, strict=True
+    for distribution, token, item in zip(
+        raw_distributions(result.token_ids), result.token_ids, result.logprobs, strict=True
     ):
-        assert item.logprob == pytest.approx(float(law[token]), abs=1e-5)
-        best = law.topk(4)
+        assert item.logprob == pytest.approx(float(distribution[token]), abs=1e-5)
+        best = distribution.topk(4)
         assert [other.logprob for other in item.top] == pytest.approx(
             best.values.tolist(), abs=1e-5
         )

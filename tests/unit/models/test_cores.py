@@ -1,4 +1,4 @@
-"""The law of threads that stay: two of one pool never share a core."""
+"""The distribution of threads that stay: two of one pool never share a core."""
 
 import json
 import os

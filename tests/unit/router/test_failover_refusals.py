@@ -12,7 +12,7 @@ from slipstream.core.types import (
     SamplingParams,
     Session,
     Shape,
-    SparseLaw,
+    SparseDistribution,
     Verification,
 )
 from support.services.failover_drafts import Guesser, World
@@ -49,8 +49,8 @@ async def test_a_law_that_is_none_never_reaches_the_target():
 )
 async def test_a_law_of_numbers_that_are_no_probabilities_never_reaches_the_target(probs):
     session = Session("s", 3, 20, SamplingParams(temperature=1.0), Verification.MCSD)
-    law = SparseLaw(tuple(range(1, 1 + len(probs))), probs)
-    world = World(Guesser("a", Proposal(TokenTree.chain([1]), laws=(law, None))))
+    distribution = SparseDistribution(tuple(range(1, 1 + len(probs))), probs)
+    world = World(Guesser("a", Proposal(TokenTree.chain([1]), distributions=(distribution, None))))
     assert (await world.round(0, 1, 2, 3, session=session)).fallback == "invalid"
 
 

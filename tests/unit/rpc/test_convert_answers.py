@@ -25,7 +25,7 @@ from slipstream.core.types import (
     FinishReason,
     Proposal,
     Shape,
-    SparseLaw,
+    SparseDistribution,
     StopPolicy,
     Verification,
 )
@@ -221,9 +221,9 @@ def test_what_is_no_time_is_refused(value):
     [
         Proposal(TokenTree.chain([5, -1])),
         Proposal(TokenTree.chain([2**32])),
-        Proposal(TokenTree.chain([5]), laws=(SparseLaw((-3,), (1.0,)), None)),
+        Proposal(TokenTree.chain([5]), distributions=(SparseDistribution((-3,), (1.0,)), None)),
     ],
-    ids=["negative", "too large", "in a law"],
+    ids=["negative", "too large", "in a distribution"],
 )
 def test_a_proposal_with_an_id_that_is_none_is_refused_before_it_is_sent(proposal):
     with pytest.raises(InvalidRequest, match="the proposal can't be told: "):

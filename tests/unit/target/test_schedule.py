@@ -1,4 +1,4 @@
-"""Who joins the next step of a target: laws of the queue, for any work that may come."""
+"""Who joins the next step of a target: distributions of the queue, for any work that may come."""
 
 from dataclasses import dataclass, field
 

@@ -94,15 +94,15 @@ def test_the_same_seed_draws_the_same_answers_and_another_seed_others():
 
 @pytest.mark.parametrize("size", [5, 64, 200])
 def test_a_grid_of_noise_draws_every_token_as_often_as_the_law_says(size):
-    law = torch.rand(size, generator=noise()).square()
-    law[size // 2] = 0
-    law /= law.sum()
+    distribution = torch.rand(size, generator=noise()).square()
+    distribution[size // 2] = 0
+    distribution /= distribution.sum()
     grid = (torch.arange(4000) + 0.5) / 4000
-    tokens = draw((law.log() * 0.7).expand(4000, size), torch.full((4000,), 0.7), grid)
+    tokens = draw((distribution.log() * 0.7).expand(4000, size), torch.full((4000,), 0.7), grid)
     counts = torch.bincount(tokens, minlength=size)
     assert counts[size // 2] == 0
-    assert (counts / 4000 - law).abs().max() < 1 / 4000 + 1e-5
-    assert tokens.diff().min() >= 0, "the law is inverted in the order of ids"
+    assert (counts / 4000 - distribution).abs().max() < 1 / 4000 + 1e-5
+    assert tokens.diff().min() >= 0, "the distribution is inverted in the order of ids"
 
 
 def test_the_coldest_draw_is_the_first_of_the_highest():

@@ -97,9 +97,9 @@ def test_the_blockwise_loss_and_its_gradient_are_those_of_the_formula(kl, hard):
     draft, target, head, labels, weights = loss_case()
     settings = LossSettings(kl_weight=kl, hard_weight=hard, unroll=5)
     logs = F.log_softmax(draft @ head.T, -1)
-    law = F.softmax(target @ head.T, -1)
+    distribution = F.softmax(target @ head.T, -1)
     entropy = F.cross_entropy(draft @ head.T, labels, ignore_index=-1, reduction="none")
-    expected = kl * -(law * logs).sum(-1) + hard * entropy
+    expected = kl * -(distribution * logs).sum(-1) + hard * entropy
     (wanted,) = torch.autograd.grad(expected @ weights, draft)
     losses, picks = TrimmedLoss.apply(draft, target, head, labels, settings)
     (gradient,) = torch.autograd.grad(losses @ weights, draft)

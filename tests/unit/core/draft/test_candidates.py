@@ -1,4 +1,4 @@
-"""Candidates come in exact order, and draws have the law they claim."""
+"""Candidates come in exact order, and draws have the distribution they claim."""
 
 import math
 from collections import Counter
@@ -16,11 +16,11 @@ from slipstream.core.draft.candidates import (
     draw_with_replacement,
     draw_without_replacement,
     ordered_top,
-    sparse_law,
+    sparse_distribution,
     top_by_key,
 )
 from slipstream.core.errors import ModelError
-from slipstream.core.types import SparseLaw
+from slipstream.core.types import SparseDistribution
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel
 from support.models import oracle
@@ -83,27 +83,27 @@ def test_coupled_candidates_wear_the_noise_of_the_targets_draw():
 
 
 def test_a_sparse_law_is_the_best_tokens_renormalised():
-    law = sparse_law(torch.tensor([1.0, 4.0, 2.0, 4.0]).log(), 3)
-    assert law.tokens == (1, 3, 2)
-    assert law.probs == pytest.approx((0.4, 0.4, 0.2))
+    distribution = sparse_distribution(torch.tensor([1.0, 4.0, 2.0, 4.0]).log(), 3)
+    assert distribution.tokens == (1, 3, 2)
+    assert distribution.probs == pytest.approx((0.4, 0.4, 0.2))
 
 
 def test_a_sparse_law_leaves_out_what_can_not_be_drawn():
-    assert sparse_law(torch.tensor([0.0, float("-inf"), 0.0]), 3).tokens == (0, 2)
+    assert sparse_distribution(torch.tensor([0.0, float("-inf"), 0.0]), 3).tokens == (0, 2)
 
 
 def test_draws_without_replacement_differ_and_are_capped_by_the_support():
-    law = SparseLaw((5, 6, 7), (0.5, 0.5, 0.0))
+    distribution = SparseDistribution((5, 6, 7), (0.5, 0.5, 0.0))
     for seed in range(50):
-        assert sorted(draw_without_replacement(law, 3, seed=seed, position=1)) == [5, 6]
+        assert sorted(draw_without_replacement(distribution, 3, seed=seed, position=1)) == [5, 6]
 
 
 @pytest.mark.parametrize("replacement", [False, True])
 def test_ordered_draws_have_the_law_of_sequential_sampling(replacement):
-    q, count = oracle.law(4, 2, 1, 1), 6_000
-    law = SparseLaw((10, 20, 30, 40), tuple(float(x) for x in q))
+    q, count = oracle.distribution(4, 2, 1, 1), 6_000
+    distribution = SparseDistribution((10, 20, 30, 40), tuple(float(x) for x in q))
     draw = draw_with_replacement if replacement else draw_without_replacement
-    seen = Counter(draw(law, 2, seed=seed, position=9) for seed in range(count))
+    seen = Counter(draw(distribution, 2, seed=seed, position=9) for seed in range(count))
     expected = {
         tuple((10, 20, 30, 40)[i] for i in tokens): chance
         for tokens, chance in oracle.draws(q, 2, replacement=replacement)
@@ -115,12 +115,12 @@ def test_ordered_draws_have_the_law_of_sequential_sampling(replacement):
 
 
 def test_draws_do_not_depend_on_the_order_the_law_is_listed_in():
-    law = SparseLaw((1, 2, 3), (0.5, 0.3, 0.2))
-    turned = SparseLaw((3, 1, 2), (0.2, 0.5, 0.3))
+    distribution = SparseDistribution((1, 2, 3), (0.5, 0.3, 0.2))
+    turned = SparseDistribution((3, 1, 2), (0.2, 0.5, 0.3))
     for seed in range(20):
-        assert draw_without_replacement(law, 3, seed=seed, position=4) == draw_without_replacement(
-            turned, 3, seed=seed, position=4
-        )
+        assert draw_without_replacement(
+            distribution, 3, seed=seed, position=4
+        ) == draw_without_replacement(turned, 3, seed=seed, position=4)
 
 
 def test_asking_for_no_candidate_at_all_is_refused():

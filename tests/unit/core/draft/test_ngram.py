@@ -1,4 +1,4 @@
-"""The n-gram draft repeats what followed, and keeps the laws of the draft's port."""
+"""The n-gram draft repeats what followed, and keeps the distributions of the draft's port."""
 
 import sys
 from functools import partial

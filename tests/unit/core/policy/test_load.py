@@ -1,4 +1,4 @@
-"""What is offered shrinks with the crowd, follows what pays, and does not flicker."""
+"""What is offered shrinks with the batch, follows what pays, and does not flicker."""
 
 import itertools
 import math
@@ -9,7 +9,13 @@ from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.cost_curve import CostCurve
-from slipstream.core.policy.load import Allowance, Crowd, Probes, Waits, Yield
+from slipstream.core.policy.load import (
+    AcceptanceEstimate,
+    TokenBudget,
+    BatchSize,
+    DraftWait,
+    Probes,
+)
 from slipstream.core.policy.row_costs import Offer
 from slipstream.target.meter import FixedMeter, HarmlessMeter, LoadMeter, StepCost
 
@@ -24,16 +30,16 @@ def curve_of(law=staircase, *, tile=TILE):
     return CostCurve([(rows, law(rows)) for rows in (1, 16, 32, 33, 64, 65, 96)], tile=tile)
 
 
-def yields_of(kept, *, rounds=500):
-    yields = Yield()
+def acceptance_of(kept, *, rounds=500):
+    acceptance = AcceptanceEstimate()
     for _ in range(rounds):
-        yields.record(num_nodes=3, num_accepted=2 * kept)
-    return yields
+        acceptance.record(num_nodes=3, num_accepted=2 * kept)
+    return acceptance
 
 
-def offers(sessions, *, kept=0.6, curve=None, allowance=None):
-    allowance = allowance or Allowance()
-    return allowance.decide(curve or curve_of(), yields_of(kept), sessions=sessions, keys=0.0)
+def offers(sessions, *, kept=0.6, curve=None, budget=None):
+    budget = budget or TokenBudget()
+    return budget.decide(curve or curve_of(), acceptance_of(kept), sessions=sessions, keys=0.0)
 
 
 def test_a_session_alone_has_the_first_tile_and_what_its_rows_cost():
@@ -52,10 +58,10 @@ def test_a_tile_is_shared_evenly(sessions, rows):
 
 @given(st.integers(1, 64), st.floats(0, 1))
 def test_what_a_crowd_uses_is_never_worth_less_than_plain_rounds(sessions, kept):
-    curve, yields = curve_of(), yields_of(kept, rounds=300)
-    offer = Allowance().decide(curve, yields, sessions=sessions, keys=0.0)
+    curve, acceptance = curve_of(), acceptance_of(kept, rounds=300)
+    offer = TokenBudget().decide(curve, acceptance, sessions=sessions, keys=0.0)
     cost = curve.seconds(offer.rows * sessions) / curve.seconds(sessions)
-    assert yields.tokens(offer.rows) >= 0.999 * cost or sessions == 1
+    assert acceptance.tokens(offer.rows) >= 0.999 * cost or sessions == 1
     assert offer.rows * sessions <= 512
 
 
@@ -88,9 +94,9 @@ def test_an_offer_tells_the_cost_of_every_step_of_the_staircase(sessions):
 def test_a_number_of_rows_stays_until_another_is_clearly_better():
     """Around the break-even point of two rows, the answer depends on where it comes from."""
     line = curve_of(lambda rows: 0.01 * (1 + 0.1 * rows), tile=None)
-    allowance = Allowance()
+    budget = TokenBudget()
     kept = [*range(32, 92, 4), *reversed(range(32, 92, 4))]
-    rows = [offers(16, kept=at / 100, curve=line, allowance=allowance).rows for at in kept]
+    rows = [offers(16, kept=at / 100, curve=line, budget=budget).rows for at in kept]
     up, down = rows[:15], rows[15:][::-1]
     assert up == sorted(up)
     assert down == sorted(down)
@@ -99,49 +105,49 @@ def test_a_number_of_rows_stays_until_another_is_clearly_better():
 
 
 def test_a_crowd_is_met_at_once_and_leaves_slowly():
-    crowd = Crowd()
-    assert crowd.size == 1
-    crowd.count(8)
-    assert crowd.size == 8
+    batch = BatchSize()
+    assert batch.size == 1
+    batch.count(8)
+    assert batch.size == 8
     sizes = []
     for _ in range(40):
-        crowd.count(2)
-        sizes.append(crowd.size)
+        batch.count(2)
+        sizes.append(batch.size)
     assert sizes[0] == 8
     assert sizes[-1] == 2
     assert all(a - b in (0, 1) for a, b in itertools.pairwise(sizes))
 
 
 def test_a_count_that_goes_up_and_down_changes_nothing():
-    crowd = Crowd()
+    batch = BatchSize()
     sizes = set()
     for step in range(200):
-        crowd.count(9 - step % 2)
-        sizes.add(crowd.size)
+        batch.count(9 - step % 2)
+        sizes.add(batch.size)
     assert sizes == {9}
 
 
 def test_steps_that_only_read_prompts_say_nothing_about_the_crowd():
-    crowd = Crowd()
+    batch = BatchSize()
     for _ in range(100):
-        crowd.count(0)
-    assert crowd.size == 1
+        batch.count(0)
+    assert batch.size == 1
 
 
 def test_a_yield_is_learnt_from_rounds_that_proposed_something():
-    yields = yields_of(0.25)
-    assert yields.kept == pytest.approx(0.25, abs=0.01)
-    assert yields.tokens(1) == 1
-    assert yields.tokens(8) == pytest.approx(1 + 3 * yields.kept)
-    before = yields.kept
-    yields.record(num_nodes=0, num_accepted=0)
-    assert yields.kept == before
+    acceptance = acceptance_of(0.25)
+    assert acceptance.kept == pytest.approx(0.25, abs=0.01)
+    assert acceptance.tokens(1) == 1
+    assert acceptance.tokens(8) == pytest.approx(1 + 3 * acceptance.kept)
+    before = acceptance.kept
+    acceptance.record(num_nodes=0, num_accepted=0)
+    assert acceptance.kept == before
 
 
 def test_rows_that_pay_for_themselves_but_not_for_their_drafts_are_not_offered():
-    curve, yields = curve_of(), yields_of(0.3)
+    curve, acceptance = curve_of(), acceptance_of(0.3)
     offered = [
-        Allowance().decide(curve, yields, sessions=16, keys=0.0, draft_s=draft_s).rows
+        TokenBudget().decide(curve, acceptance, sessions=16, keys=0.0, draft_s=draft_s).rows
         for draft_s in (0.0, 0.02)
     ]
     assert offered == [2, 1]
@@ -149,7 +155,7 @@ def test_rows_that_pay_for_themselves_but_not_for_their_drafts_are_not_offered()
 
 @given(st.lists(st.tuples(st.floats(0, 9), st.booleans()), max_size=50))
 def test_waiting_for_drafts_is_what_comes_on_top_and_never_more_than_a_step(waits):
-    kept = Waits()
+    kept = DraftWait()
     for waited_s, is_drafting in waits:
         kept.record(waited_s, step_s=0.1, is_drafting=is_drafting)
     assert 0 <= kept.draft_s <= 0.1

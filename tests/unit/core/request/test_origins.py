@@ -11,7 +11,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.origins import TokenOrigin, origins_of
 from slipstream.core.request.request import Ask
 from slipstream.core.request.results import Chunk, collected
-from slipstream.core.run import Trail
+from slipstream.core.run import TokenBuffer
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Verdict
 from support.models.tiny_runs import WAYS, agreeing_models, run_of
@@ -71,7 +71,7 @@ def test_a_verdict_that_is_cut_short_ends_with_the_drafts_own():
 
 
 def test_origins_come_with_their_tokens_however_late_these_are_sent():
-    trail = Trail(num_past=2, num_sent=1)
+    trail = TokenBuffer(num_past=2, num_sent=1)
     assert trail.send(1) == (None,)
     trail.add((TARGET, DRAFT))
     assert trail.send(0) == ()

@@ -1,6 +1,6 @@
-"""Under a constraint every law is the free one, masked and renormalised, at each node's own prefix.
+"""Under a constraint every distribution is the free one, masked and renormalised, at each node.
 
-Masking by hand, with minus infinity in the logits, is the referee: laws without a constraint are
+Masking by hand, with minus infinity in the logits, is the referee: those without a constraint are
 enumerated elsewhere.
 """
 
@@ -15,10 +15,16 @@ from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import Proposal, SamplingParams, Session, SparseLaw, Verification
+from slipstream.core.types import (
+    Proposal,
+    SamplingParams,
+    Session,
+    SparseDistribution,
+    Verification,
+)
+from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.draws import fits_device
 from slipstream.core.verify.grammar import Grammar, GrammarKind
-from slipstream.core.verify.laws import LawContext
 from slipstream.core.verify.verify import choose, verify
 
 VOCAB = 6
@@ -108,14 +114,14 @@ def trees(draw, *, chain=False):
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_the_law_after_every_part_of_a_word_is_the_masked_one_renormalised(sampling):
     model = ToyModel(1)
-    laws = LawContext(sampling, len(PROMPT), Words())
-    free = LawContext(sampling, len(PROMPT))
+    distributions = SamplingDistribution(sampling, len(PROMPT), Words())
+    free = SamplingDistribution(sampling, len(PROMPT))
     for part in parts():
         prefix = [*PROMPT, *part]
         expected = free.probs(model.masked(prefix), prefix)
-        found = laws.probs(model.logits(prefix), prefix)
+        found = distributions.probs(model.logits(prefix), prefix)
         assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
-        scores = laws.scores(model.logits(prefix), prefix)
+        scores = distributions.scores(model.logits(prefix), prefix)
         assert scores.tolist() == pytest.approx(free.scores(model.masked(prefix), prefix).tolist())
 
 
@@ -129,8 +135,8 @@ def test_top_k_counts_allowed_tokens_only_and_nothing_else_is_in_the_support():
         def forced(self, output):
             return ()
 
-    laws = LawContext(SamplingParams(temperature=1, top_k=2), 0, Low())
-    scores, ids = laws.support(logits, [])
+    distributions = SamplingDistribution(SamplingParams(temperature=1, top_k=2), 0, Low())
+    scores, ids = distributions.support(logits, [])
     assert ids.tolist() == [3, 4]
     assert scores.tolist() == [1.0, 0.5]
 
@@ -150,7 +156,7 @@ def test_whatever_is_proposed_exact_gives_the_words_of_plain_decoding(tree, samp
 
 def candidates(tree):
     """Laws that could have drawn the tree: flat over the vocabulary, what is forbidden included."""
-    flat = SparseLaw(tuple(range(VOCAB)), (1 / VOCAB,) * VOCAB)
+    flat = SparseDistribution(tuple(range(VOCAB)), (1 / VOCAB,) * VOCAB)
     return (flat,) * (len(tree) + 1)
 
 
@@ -163,7 +169,7 @@ def candidates(tree):
 )
 def test_rejection_sampling_walks_as_over_masked_logits(tree, sampling, seed, mode):
     session, model = session_of(dataclasses.replace(sampling, seed=seed), mode), ToyModel(2)
-    proposal = Proposal(tree, laws=candidates(tree))
+    proposal = Proposal(tree, distributions=candidates(tree))
 
     def row(node):
         return model.logits([*PROMPT, *tree.path_tokens(node)])
@@ -203,7 +209,7 @@ def test_target_initialised_roots_and_branches_follow_it_too(sampling, seed, dat
     def row(node):
         return model.logits([*PROMPT, *tree.path_tokens(node)])
 
-    proposal = Proposal(tree, laws=candidates(tree))
+    proposal = Proposal(tree, distributions=candidates(tree))
     walk = verify(session, PROMPT, proposal, row, roots=roots, constraint=Words())
     output = [tree.tokens[node] for node in walk.nodes]
     for count, token in enumerate(output):

@@ -18,7 +18,7 @@ from slipstream.core.verify.draws import (
     walk_drawn,
 )
 from slipstream.core.verify.keyed_noise import Purpose
-from slipstream.core.verify.noise import gumbel, gumbel_rows, slot_keys
+from slipstream.core.verify.noise import gumbel, gumbel_rows, signed_keys
 from slipstream.core.verify.verify import verify
 from support.models import device_only
 
@@ -74,7 +74,7 @@ def test_the_walk_over_drawn_tokens_is_that_of_verify(temperature):
 
 def test_noise_of_many_slots_is_that_of_each():
     slots = [(0, 0), (2**64 - 1, 5), (77, 100_000)]
-    keys = [slot_keys(seed, at, purpose=Purpose.DRAW) for seed, at in slots]
+    keys = [signed_keys(seed, at, purpose=Purpose.DRAW) for seed, at in slots]
     ids = torch.arange(0, 4096, 3)
     rows = gumbel_rows(torch.tensor(keys, dtype=torch.int32), ids)
     for row, (seed, at) in zip(rows, slots, strict=True):
@@ -96,7 +96,7 @@ def test_a_row_that_is_no_law_has_no_token_and_ends_its_walk_with_an_error(bad):
     assert tokens[0] >= 0
     assert tokens[1] == NO_TOKEN
     assert walk_drawn(TokenTree.chain([tokens[0] ^ 1]), tokens).token == tokens[0]
-    with pytest.raises(ModelError, match="no law"):
+    with pytest.raises(ModelError, match="no distribution"):
         walk_drawn(TokenTree.chain([tokens[0]]), tokens)
 
 

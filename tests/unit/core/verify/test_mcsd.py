@@ -1,4 +1,4 @@
-"""Rejection sampling with several candidates keeps the target's law: every outcome enumerated."""
+"""Rejection sampling with several candidates keeps the target's distribution: all outcomes."""
 
 import itertools
 import random
@@ -7,20 +7,22 @@ from collections import Counter
 import pytest
 import torch
 
-from slipstream.core.types import SparseLaw
-from slipstream.core.verify.slots import branch_test, draw, multi_candidate, residual
+from slipstream.core.types import SparseDistribution
+from slipstream.core.verify.rejection import branch_test, draw, multi_candidate, residual
 from support.models import oracle
 
 ALMOST_ONE = 1 - 2.0**-53
 
 
-def tensor(law):
-    return torch.tensor([float(x) for x in law], dtype=torch.float64)
+def tensor(distribution):
+    return torch.tensor([float(x) for x in distribution], dtype=torch.float64)
 
 
-def sparse(law):
-    support = [token for token, prob in enumerate(law) if prob]
-    return SparseLaw(tuple(support), tuple(float(law[token]) for token in support))
+def sparse(distribution):
+    support = [token for token, prob in enumerate(distribution) if prob]
+    return SparseDistribution(
+        tuple(support), tuple(float(distribution[token]) for token in support)
+    )
 
 
 def run(p, q, tokens, last_u, *, replacement):
@@ -44,8 +46,8 @@ def chance_of_acceptance(p, q, tokens, *, replacement):
     return high
 
 
-def law_of_the_code(p, q, k, *, replacement, draws_replaced=None):
-    """The exact law of the slot's token as the real code makes it, all randomness integrated."""
+def distribution_of_the_code(p, q, k, *, replacement, draws_replaced=None):
+    """The exact distribution of the token as the real code makes it, randomness integrated."""
     draws_replaced = replacement if draws_replaced is None else draws_replaced
     out, memo = [0.0] * len(p), {}
     for tokens, chance in oracle.draws(q, k, replacement=draws_replaced):
@@ -65,16 +67,19 @@ def law_of_the_code(p, q, k, *, replacement, draws_replaced=None):
     return out
 
 
-def random_law(rng, size=4, *, zeros=0):
+def random_distribution(rng, size=4, *, zeros=0):
     weights = [rng.randint(1, 9) for _ in range(size - zeros)] + [0] * zeros
     rng.shuffle(weights)
-    return oracle.law(*weights)
+    return oracle.distribution(*weights)
 
 
 @pytest.mark.parametrize("seed", range(200))
 def test_the_algorithm_reproduces_the_targets_law_in_exact_fractions(seed):
     rng = random.Random(seed)
-    p, q = random_law(rng, zeros=rng.randint(0, 2)), random_law(rng, zeros=rng.randint(0, 1))
+    p, q = (
+        random_distribution(rng, zeros=rng.randint(0, 2)),
+        random_distribution(rng, zeros=rng.randint(0, 1)),
+    )
     for k in (1, 2, 3):
         assert oracle.multi_candidate(p, q, k, replacement=False) == p
         assert oracle.multi_candidate(p, q, k, replacement=True) == p
@@ -85,46 +90,46 @@ def test_the_algorithm_reproduces_the_targets_law_in_exact_fractions(seed):
 def test_the_code_reproduces_the_targets_law(k, replacement):
     rng = random.Random(k)
     for _ in range(3):
-        p, q = random_law(rng, zeros=1), random_law(rng)
-        assert law_of_the_code(p, q, k, replacement=replacement) == pytest.approx(
+        p, q = random_distribution(rng, zeros=1), random_distribution(rng)
+        assert distribution_of_the_code(p, q, k, replacement=replacement) == pytest.approx(
             [float(x) for x in p], abs=1e-12
         )
 
 
 def test_the_code_reproduces_the_targets_law_when_the_drafts_support_is_smaller():
-    p, q = oracle.law(1, 2, 3, 4), oracle.law(5, 0, 1, 0)
+    p, q = oracle.distribution(1, 2, 3, 4), oracle.distribution(5, 0, 1, 0)
     for k, replacement in itertools.product((1, 2), (False, True)):
-        assert law_of_the_code(p, q, k, replacement=replacement) == pytest.approx(
+        assert distribution_of_the_code(p, q, k, replacement=replacement) == pytest.approx(
             [float(x) for x in p], abs=1e-12
         )
 
 
 @pytest.mark.parametrize("k", [2, 3])
 def test_keeping_q_after_a_rejection_without_replacement_would_be_noticed(k):
-    p, q = oracle.law(0, 6, 3, 1), oracle.law(97, 1, 1, 1)
+    p, q = oracle.distribution(0, 6, 3, 1), oracle.distribution(97, 1, 1, 1)
     wrong = oracle.multi_candidate(p, q, k, replacement=False, updates_q=False)
     assert oracle.total_variation(wrong, p) > 0.2
     # The same mistake made with the real code: its rule for replacement, draws without.
-    code = law_of_the_code(p, q, k, replacement=True, draws_replaced=False)
+    code = distribution_of_the_code(p, q, k, replacement=True, draws_replaced=False)
     assert oracle.total_variation(code, wrong) < 1e-12
 
 
 def test_a_token_the_target_never_emits_is_rejected_even_on_a_uniform_of_zero():
-    p, q = oracle.law(0, 1), oracle.law(1, 1)
+    p, q = oracle.distribution(0, 1), oracle.distribution(1, 1)
     outcome = run(p, q, (0,), 0.0, replacement=False)
     assert outcome.accepted is None
     assert draw(outcome.left, 0.0) == 1
 
 
 def test_equal_laws_reject_nothing_and_leave_the_law_where_rounding_would_leave_none():
-    p = oracle.law(1, 2, 3, 4)
+    p = oracle.distribution(1, 2, 3, 4)
     for token in range(4):
         assert run(p, p, (token,), ALMOST_ONE, replacement=False).accepted == 0
     assert torch.equal(residual(tensor(p), sparse(p)), tensor(p))
 
 
 def test_a_greedy_law_accepts_its_token_among_any_candidates_and_else_draws_it():
-    p, q = oracle.law(0, 0, 1, 0), oracle.law(1, 2, 3, 4)
+    p, q = oracle.distribution(0, 0, 1, 0), oracle.distribution(1, 2, 3, 4)
     assert run(p, q, (3, 2), ALMOST_ONE, replacement=False).accepted == 1
     outcome = run(p, q, (3, 1), ALMOST_ONE, replacement=False)
     assert outcome.accepted is None
@@ -132,19 +137,19 @@ def test_a_greedy_law_accepts_its_token_among_any_candidates_and_else_draws_it()
 
 
 def test_the_law_handed_in_is_left_as_it_is():
-    p = tensor(oracle.law(1, 2, 3, 4))
+    p = tensor(oracle.distribution(1, 2, 3, 4))
     before = p.clone()
-    law = sparse(oracle.law(4, 3, 2, 1))
-    multi_candidate(p, law, (0, 1), uniform=lambda _: ALMOST_ONE, replacement=False)
+    distribution = sparse(oracle.distribution(4, 3, 2, 1))
+    multi_candidate(p, distribution, (0, 1), uniform=lambda _: ALMOST_ONE, replacement=False)
     assert torch.equal(p, before)
 
 
 def test_the_acceptance_test_of_a_single_branch_is_strict():
-    law = SparseLaw((4, 2), (0.5, 0.5))
+    distribution = SparseDistribution((4, 2), (0.5, 0.5))
     p = torch.tensor([0, 0, 0.25, 0, 0.0])
-    assert branch_test(p, law, 2, 0.49)
-    assert not branch_test(p, law, 2, 0.5)
-    assert not branch_test(p, law, 4, 0.0)
+    assert branch_test(p, distribution, 2, 0.49)
+    assert not branch_test(p, distribution, 2, 0.5)
+    assert not branch_test(p, distribution, 4, 0.0)
 
 
 @pytest.mark.parametrize("u", [0.0, 0.3, 0.999, ALMOST_ONE])

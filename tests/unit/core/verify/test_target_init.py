@@ -8,7 +8,13 @@ import torch
 
 from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import Proposal, SamplingParams, Session, SparseLaw, Verification
+from slipstream.core.types import (
+    Proposal,
+    SamplingParams,
+    Session,
+    SparseDistribution,
+    Verification,
+)
 from slipstream.core.verify.verify import verify
 from support.models import oracle
 
@@ -98,7 +104,7 @@ def test_sampled_roots_are_drawn_without_replacement_and_capped_by_the_support()
 
 
 def test_sampled_roots_have_the_law_of_draws_without_replacement():
-    p, count = oracle.law(7, 2, 1), 3000
+    p, count = oracle.distribution(7, 2, 1), 3000
     row, _ = rows_of({ROOT: torch.tensor([float(x) for x in p]).log().tolist()})
     seen = Counter(
         verify(session_of(SamplingParams(temperature=1, seed=seed)), PROMPT, Proposal(), row).roots
@@ -110,7 +116,7 @@ def test_sampled_roots_have_the_law_of_draws_without_replacement():
 
 
 def law_of(*weights):
-    return SparseLaw(tuple(range(len(weights))), tuple(w / sum(weights) for w in weights))
+    return SparseDistribution(tuple(range(len(weights))), tuple(w / sum(weights) for w in weights))
 
 
 def logs(*weights):
@@ -125,17 +131,17 @@ def test_the_next_roots_come_from_the_residual_only_after_something_was_accepted
         session = session_of(SamplingParams(temperature=1, seed=seed))
         # Token 1 is sure to be accepted where p names it, token 2 (p = 0) sure to be rejected.
         row, _ = rows_of({ROOT: logs(1, 1, 1), 0: logs(0, 1, 0), 1: even})
-        proposal = Proposal(forest((0, 1, 2)), laws=(None, q, q, None))
+        proposal = Proposal(forest((0, 1, 2)), distributions=(None, q, q, None))
         walk = verify(session, PROMPT, proposal, row)
         assert (walk.nodes, walk.roots) == ((0, 1), (0,))
         row, _ = rows_of({ROOT: logs(1, 1, 1), 0: even})
-        walk = verify(session, PROMPT, Proposal(forest((0, 2)), laws=(None, q, None)), row)
+        walk = verify(session, PROMPT, Proposal(forest((0, 2)), distributions=(None, q, None)), row)
         assert (walk.nodes, sorted(walk.roots)) == ((0,), [0, 1])
 
 
 def test_sampled_branches_need_the_laws_they_were_drawn_from():
     row, _ = rows_of({ROOT: logs(1, 1, 1)})
-    with pytest.raises(InvalidRequest, match="target-init verification needs the laws"):
+    with pytest.raises(InvalidRequest, match="target-init verification needs the distributions"):
         verify(session_of(SamplingParams(temperature=1)), PROMPT, Proposal(forest((0, 1))), row)
 
 
@@ -143,7 +149,7 @@ ACCEPTANCE = (Fraction(1, 10), Fraction(9, 10), Fraction(9, 10))
 
 
 def test_the_published_example_is_far_from_lossless():
-    p = oracle.law(7, 2, 1)
+    p = oracle.distribution(7, 2, 1)
     emitted = oracle.target_initialised(p, ACCEPTANCE, 2)
     assert [round(float(x), 3) for x in emitted] == [0.136, 0.576, 0.288]
     assert round(oracle.total_variation(emitted, p), 2) == 0.56
@@ -151,9 +157,9 @@ def test_the_published_example_is_far_from_lossless():
 
 def test_the_code_has_the_bias_that_the_enumeration_predicts():
     """p = (.7, .2, .1), and the draft's one token passes with chance .1, .9 and .9."""
-    p, count = oracle.law(7, 2, 1), 1200
+    p, count = oracle.distribution(7, 2, 1), 1200
     first = torch.tensor([float(x) for x in p]).log().tolist()
-    sure = SparseLaw((0,), (1.0,))
+    sure = SparseDistribution((0,), (1.0,))
     emitted = Counter()
     for seed in range(count):
         session = session_of(SamplingParams(temperature=1, seed=seed))
@@ -165,8 +171,10 @@ def test_the_code_has_the_bias_that_the_enumeration_predicts():
             chance = float(ACCEPTANCE[root])
             table |= {2 * index: logs(chance, 1 - chance, 0), 2 * index + 1: logs(1, 1, 1)}
         row, _ = rows_of(table)
-        laws = (None, sure, None, sure, None)
-        walk = verify(session, PROMPT, Proposal(tree, laws=laws), row, roots=roots)
+        distributions = (None, sure, None, sure, None)
+        walk = verify(
+            session, PROMPT, Proposal(tree, distributions=distributions), row, roots=roots
+        )
         emitted[tree.tokens[walk.nodes[0]]] += 1
     observed = [emitted[token] / count for token in range(3)]
     predicted = oracle.target_initialised(p, ACCEPTANCE, 2)

@@ -78,12 +78,12 @@ def empty(kind, count):
     [
         common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[1] * 128, parents=[-1] * 128)),
         common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[1], parents=[-1] * 128)),
-        common_pb2.Proposal(laws=empty(common_pb2.NodeLaw, 2)),
+        common_pb2.Proposal(distributions=empty(common_pb2.NodeLaw, 2)),
         common_pb2.Proposal(
-            laws=[common_pb2.NodeLaw(law=common_pb2.SparseLaw(tokens=[1] * 257))],
+            distributions=[common_pb2.NodeLaw(distribution=common_pb2.SparseLaw(tokens=[1] * 257))],
         ),
     ],
-    ids=["nodes", "parents", "laws", "tokens of a law"],
+    ids=["nodes", "parents", "distributions", "tokens of a distribution"],
 )
 def test_a_proposal_of_too_many_is_refused_by_its_counts(proposal):
     with pytest.raises(InvalidRequest, match="are told, but at most"):

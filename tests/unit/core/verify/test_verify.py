@@ -17,7 +17,7 @@ from slipstream.core.types import (
     Proposal,
     SamplingParams,
     Session,
-    SparseLaw,
+    SparseDistribution,
     Verification,
 )
 from slipstream.core.verify.keyed_noise import Purpose
@@ -120,7 +120,7 @@ def test_rounds_put_together_are_plain_decoding():
 
 
 def test_plain_draws_have_the_law_of_the_logits():
-    p, count = oracle.law(8, 4, 2, 1, 1), 4000
+    p, count = oracle.distribution(8, 4, 2, 1, 1), 4000
     logits = torch.tensor([float(x) for x in p]).log() + 3
     seen = Counter(
         choose(session_of(SamplingParams(temperature=1, seed=seed)), logits, PROMPT)
@@ -132,7 +132,7 @@ def test_plain_draws_have_the_law_of_the_logits():
 
 
 def test_draws_at_one_seed_and_different_positions_have_the_law_too():
-    p, count = oracle.law(8, 4, 2, 1, 1), 4000
+    p, count = oracle.distribution(8, 4, 2, 1, 1), 4000
     logits = torch.tensor([float(x) for x in p]).log()
     session = session_of(SamplingParams(temperature=1, seed=77))
     seen = Counter(choose(session, logits, range(3, 3 + at)) for at in range(1, count + 1))
@@ -141,28 +141,30 @@ def test_draws_at_one_seed_and_different_positions_have_the_law_too():
 
 
 def mcsd_proposal(model, session, widths, *, seed):
-    """A product tree honestly drawn, all its candidates from the draft's own law."""
+    """A product tree honestly drawn, all its candidates from the draft's own distribution."""
     replacement = session.verification is Verification.MCSD_REPLACEMENT
     pick = draw_with_replacement if replacement else draw_without_replacement
-    tokens, parents, laws, level = [], [], {}, [ROOT]
+    tokens, parents, distributions, level = [], [], {}, [ROOT]
     for width in widths:
         above, level = level, []
         for node in above:
             tree = TokenTree(tuple(tokens), tuple(parents))
             prefix = [*PROMPT, *tree.path_tokens(node)]
             q = torch.softmax(model.logits(prefix), -1).tolist()
-            laws[node] = SparseLaw(tuple(range(VOCAB)), tuple(q))
-            for token in pick(laws[node], width, seed=seed, position=len(prefix)):
+            distributions[node] = SparseDistribution(tuple(range(VOCAB)), tuple(q))
+            for token in pick(distributions[node], width, seed=seed, position=len(prefix)):
                 level.append(len(tokens))
                 tokens.append(token)
                 parents.append(node)
     tree = TokenTree(tuple(tokens), tuple(parents))
-    return Proposal(tree, laws=tuple(laws.get(node) for node in range(ROOT, len(tree))))
+    return Proposal(
+        tree, distributions=tuple(distributions.get(node) for node in range(ROOT, len(tree)))
+    )
 
 
 @pytest.mark.parametrize("mode", [Verification.MCSD, Verification.MCSD_REPLACEMENT])
 def test_candidates_and_tests_of_one_seed_are_independent_enough_to_keep_the_law(mode):
-    """The whole path with its keyed noise: the law of the first two tokens of a round."""
+    """The whole path with its keyed noise: the distribution of the first two tokens of a round."""
     target, draft, count = ToyModel(5), ToyModel(6), 2000
     seen = Counter()
     for seed in range(count):
@@ -190,21 +192,21 @@ def test_candidates_and_tests_of_one_seed_are_independent_enough_to_keep_the_law
 @pytest.mark.parametrize(
     ("p", "q", "width"),
     [
-        (oracle.law(1, 2, 3, 6, 0, 0), oracle.law(9, 4, 2, 1, 1, 1), 3),
-        (oracle.law(3, 4, 3, 0, 0, 0), oracle.law(6, 2, 2, 0, 0, 0), 2),
+        (oracle.distribution(1, 2, 3, 6, 0, 0), oracle.distribution(9, 4, 2, 1, 1, 1), 3),
+        (oracle.distribution(3, 4, 3, 0, 0, 0), oracle.distribution(6, 2, 2, 0, 0, 0), 2),
     ],
     ids=["many rejections", "a test right after another"],
 )
 def test_tests_and_the_draw_after_them_use_different_numbers(p, q, width):
     count = 2500
     logits = torch.tensor([float(x) for x in p]).log()
-    law = SparseLaw(tuple(range(VOCAB)), tuple(float(x) for x in q))
+    distribution = SparseDistribution(tuple(range(VOCAB)), tuple(float(x) for x in q))
     seen = Counter()
     for seed in range(count):
         session = session_of(SamplingParams(temperature=1.0, seed=seed), Verification.MCSD)
-        tokens = draw_without_replacement(law, width, seed=seed, position=len(PROMPT))
+        tokens = draw_without_replacement(distribution, width, seed=seed, position=len(PROMPT))
         tree = TokenTree(tokens, (ROOT,) * width)
-        proposal = Proposal(tree, laws=(law, *[None] * width))
+        proposal = Proposal(tree, distributions=(distribution, *[None] * width))
         walk = verify(session, PROMPT, proposal, lambda _: logits)
         seen[tree.tokens[walk.nodes[0]] if walk.nodes else walk.token] += 1
     # The expected distance at 2500 draws is about 0.012.
@@ -230,34 +232,51 @@ def test_repeating_a_verification_changes_nothing():
         assert verify(session, PROMPT, proposal, rows) == verify(session, PROMPT, proposal, rows)
 
 
-LAW = SparseLaw((2, 3), (0.5, 0.5))
+LAW = SparseDistribution((2, 3), (0.5, 0.5))
 FAULTS = {
     "token 6, outside the vocabulary of 6": ("exact", Proposal(TokenTree.chain([6]))),
     "token -1, outside": ("exact", Proposal(TokenTree.chain([-1]))),
     "siblings carry the same token": ("exact", Proposal(TokenTree((2, 2), (-1, -1)))),
-    "needs the laws": ("mcsd", Proposal(TokenTree.chain([2]))),
-    "1 laws, but needs 2": ("mcsd", Proposal(TokenTree.chain([2]), laws=(LAW,))),
-    "come without the law": ("mcsd", Proposal(TokenTree.chain([2]), laws=(None, LAW))),
-    "has child 4, which its law": ("mcsd", Proposal(TokenTree.chain([4]), laws=(LAW, None))),
+    "needs the distributions": ("mcsd", Proposal(TokenTree.chain([2]))),
+    "1 distributions, but needs 2": ("mcsd", Proposal(TokenTree.chain([2]), distributions=(LAW,))),
+    "come without the distribution": (
+        "mcsd",
+        Proposal(TokenTree.chain([2]), distributions=(None, LAW)),
+    ),
+    "has child 4, which its distribution": (
+        "mcsd",
+        Proposal(TokenTree.chain([4]), distributions=(LAW, None)),
+    ),
     "3 tokens, 2 probabilities": (
         "mcsd",
-        Proposal(TokenTree.chain([2]), laws=(SparseLaw((1, 2, 3), (0.5, 0.5)), None)),
+        Proposal(
+            TokenTree.chain([2]), distributions=(SparseDistribution((1, 2, 3), (0.5, 0.5)), None)
+        ),
     ),
     "mass of 0.7, but must": (
         "mcsd",
-        Proposal(TokenTree.chain([2]), laws=(SparseLaw((2, 3), (0.5, 0.2)), None)),
+        Proposal(
+            TokenTree.chain([2]), distributions=(SparseDistribution((2, 3), (0.5, 0.2)), None)
+        ),
     ),
     "has the probability nan": (
         "mcsd",
-        Proposal(TokenTree.chain([2]), laws=(SparseLaw((2, 3), (0.5, float("nan"))), None)),
+        Proposal(
+            TokenTree.chain([2]),
+            distributions=(SparseDistribution((2, 3), (0.5, float("nan"))), None),
+        ),
     ),
     "names a token twice": (
         "mcsd",
-        Proposal(TokenTree.chain([2]), laws=(SparseLaw((2, 2), (0.5, 0.5)), None)),
+        Proposal(
+            TokenTree.chain([2]), distributions=(SparseDistribution((2, 2), (0.5, 0.5)), None)
+        ),
     ),
-    "law at node -1 has token 9, outside": (
+    "distribution at node -1 has token 9, outside": (
         "mcsd",
-        Proposal(TokenTree.chain([2]), laws=(SparseLaw((2, 9), (0.5, 0.5)), None)),
+        Proposal(
+            TokenTree.chain([2]), distributions=(SparseDistribution((2, 9), (0.5, 0.5)), None)
+        ),
     ),
     "one chain under each root": ("target-init", Proposal(TokenTree((2, 3, 4), (-1, 0, 0)))),
 }

@@ -1,4 +1,4 @@
-"""The law of a slot is what its parameters say, whatever shortcut computes it."""
+"""The distribution of a slot is what its parameters say, whatever shortcut computes it."""
 
 import math
 from fractions import Fraction
@@ -11,14 +11,16 @@ from hypothesis import strategies as st
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import check_logit_bias
 from slipstream.core.types import SamplingParams
-from slipstream.core.verify.laws import LawContext
+from slipstream.core.verify.distribution import SamplingDistribution
 from support.models import oracle
 
 PROMPT = [3, 5, 5]
 
 
 def scores_of(logits, prefix=(), *, prompt=0, **params):
-    return LawContext(SamplingParams(**params), prompt).scores(torch.tensor(logits), prefix)
+    return SamplingDistribution(SamplingParams(**params), prompt).scores(
+        torch.tensor(logits), prefix
+    )
 
 
 def kept(scores):
@@ -55,7 +57,7 @@ def test_bias_and_penalties_are_those_of_the_prefix_of_the_slot(logits, output, 
         logit_bias=tuple(bias),
     )
     prefix = PROMPT + output
-    found = LawContext(sampling, len(PROMPT)).scores(torch.tensor(logits), prefix)
+    found = SamplingDistribution(sampling, len(PROMPT)).scores(torch.tensor(logits), prefix)
     expected = naive_penalties(logits, prefix, sampling, len(PROMPT))
     assert found.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
@@ -71,19 +73,19 @@ def test_logits_are_never_written_to():
     sampling = SamplingParams(
         temperature=0.5, top_k=3, top_p=0.9, min_p=0.1, repetition_penalty=2.0, logit_bias=((1, 2),)
     )
-    LawContext(sampling, 1).scores(logits, [1, 2])
+    SamplingDistribution(sampling, 1).scores(logits, [1, 2])
     assert logits.tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
 def test_nothing_is_copied_when_nothing_applies():
     logits = torch.tensor([1.0, 2.0])
-    assert LawContext(SamplingParams(), 1).scores(logits, [1]) is logits
-    assert LawContext(SamplingParams(temperature=1), 1).scores(logits, [1]) is logits
+    assert SamplingDistribution(SamplingParams(), 1).scores(logits, [1]) is logits
+    assert SamplingDistribution(SamplingParams(temperature=1), 1).scores(logits, [1]) is logits
 
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-3, 0.7, 100.0])
 def test_every_temperature_gives_a_law(temperature):
-    probs = LawContext(SamplingParams(temperature=temperature), 1).probs(
+    probs = SamplingDistribution(SamplingParams(temperature=temperature), 1).probs(
         torch.tensor([5.0, 7.0, -900.0]), []
     )
     expected = torch.softmax(
@@ -93,7 +95,9 @@ def test_every_temperature_gives_a_law(temperature):
 
 
 def test_a_greedy_law_is_one_hot_at_the_first_best_token():
-    probs = LawContext(SamplingParams(top_k=1, top_p=0.1), 1).probs(torch.tensor([1.0, 3, 3]), [])
+    probs = SamplingDistribution(SamplingParams(top_k=1, top_p=0.1), 1).probs(
+        torch.tensor([1.0, 3, 3]), []
+    )
     assert probs.tolist() == [0, 1, 0]
 
 
@@ -128,7 +132,7 @@ def test_partial_selection_agrees_with_a_full_sort_on_a_large_row(scale):
     weights = torch.exp(logits - logits.max()).double()
     mass = weights[order].cumsum(0)
     count = 1 + int((mass[:-1] < 0.9 * weights.sum()).sum())
-    scores = LawContext(SamplingParams(temperature=1, top_p=0.9), 1).scores(logits, [])
+    scores = SamplingDistribution(SamplingParams(temperature=1, top_p=0.9), 1).scores(logits, [])
     assert kept(scores) == set(order[:count])
 
 
@@ -174,7 +178,7 @@ def test_temperature_comes_before_the_filters():
 )
 def test_scores_and_probabilities_are_two_views_of_one_law(logits, top_k, top_p, min_p):
     sampling = SamplingParams(temperature=0.8, top_k=top_k, top_p=top_p, min_p=min_p)
-    context = LawContext(sampling, 1)
+    context = SamplingDistribution(sampling, 1)
     row = torch.tensor(logits)
     scores, probs = context.scores(row, []), context.probs(row, [])
     values, ids = context.support(row, [])
@@ -202,6 +206,6 @@ def test_a_divisor_that_would_overflow_the_scores_is_refused(name, value):
 
 def test_the_smallest_divisors_together_leave_numbers():
     sampling = SamplingParams(temperature=1e-30, repetition_penalty=0.01)
-    scores = LawContext(sampling, 1).scores(torch.tensor([3e4, -3e4, 0.0]), (0, 1))
+    scores = SamplingDistribution(sampling, 1).scores(torch.tensor([3e4, -3e4, 0.0]), (0, 1))
     assert scores.max() == 0
     assert not scores.isnan().any()

@@ -1,7 +1,7 @@
-"""One slot of rejection sampling: which candidate stays, or the law that is left.
+"""Rejection sampling at one position: which candidate stays, or the distribution that is left.
 
-Uniform numbers are arguments, so that the law of every outcome can be enumerated. `p` is the
-target's law of the slot, `q` the draft's. Knows nothing of trees, sessions or noise.
+Uniform numbers are arguments, so that the probability of every outcome can be enumerated. `p` is
+the target's distribution at the position, `q` (or `proposed`) the draft's. No trees, no noise.
 """
 
 from collections.abc import Callable, Sequence
@@ -10,14 +10,14 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
-from slipstream.core.types import SparseLaw
+from slipstream.core.types import SparseDistribution
 
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
     """`accepted` is the index of the candidate that stays; None when all were rejected.
 
-    `left` [V] is then the law, up to its mass, that the slot's token is to be drawn from.
+    `left` [V] is then the distribution, up to its mass, that the token is to be drawn from.
     """
 
     accepted: int | None
@@ -26,26 +26,26 @@ class Outcome:
 
 def multi_candidate(
     p: Tensor,
-    law: SparseLaw,
+    proposed: SparseDistribution,
     candidates: Sequence[int],
     *,
     uniform: Callable[[int], float],
     replacement: bool,
 ) -> Outcome:
-    """Recursive rejection sampling over `candidates`, in the order they were drawn from `law`.
+    """Recursive rejection sampling over `candidates`, in the order they were drawn from `proposed`.
 
     Candidate x stays if uniform(its index) < p[x] / q[x], strictly: a token of p[x] = 0 must
     not slip through on a uniform of 0. After a rejection p becomes the normalised positive
     part of p - q; without replacement q then loses x and is renormalised, because the next
     candidate was drawn from that. (MCSD, N. Yang et al. 2024; algorithms 2 and 3.)
 
-    `p` [V] sums to 1 and is left as it is. Tokens outside `law` have q = 0. Where p - q has no
-    positive part, which only rounding can bring about, p stays.
+    `p` [V] sums to 1 and is left as it is. Tokens outside `proposed` have q = 0. Where p - q has
+    no positive part, which only rounding can bring about, p stays.
     """
-    ids = torch.tensor(law.tokens, dtype=torch.int64, device=p.device)
-    q = torch.tensor(law.probs, dtype=p.dtype, device=p.device)
+    ids = torch.tensor(proposed.tokens, dtype=torch.int64, device=p.device)
+    q = torch.tensor(proposed.probs, dtype=p.dtype, device=p.device)
     q = q / q.sum()
-    place = {token: index for index, token in enumerate(law.tokens)}
+    place = {token: index for index, token in enumerate(proposed.tokens)}
     mass = 1.0
     for index, token in enumerate(candidates):
         if uniform(index) * float(q[place[token]]) * mass < float(p[token]):
@@ -56,16 +56,16 @@ def multi_candidate(
     return Outcome(None, p)
 
 
-def branch_test(p: Tensor, law: SparseLaw, token: int, u: float) -> bool:
-    """Whether `token`, drawn from `law`, passes u < p / q on its own."""
-    q = law.probs[law.tokens.index(token)] / sum(law.probs)
+def branch_test(p: Tensor, proposed: SparseDistribution, token: int, u: float) -> bool:
+    """Whether `token`, drawn from `proposed`, passes u < p / q on its own."""
+    q = proposed.probs[proposed.tokens.index(token)] / sum(proposed.probs)
     return u * q < float(p[token])
 
 
-def residual(p: Tensor, law: SparseLaw) -> Tensor:
+def residual(p: Tensor, proposed: SparseDistribution) -> Tensor:
     """The positive part of p - q [V], not normalised; p where there is none."""
-    ids = torch.tensor(law.tokens, dtype=torch.int64, device=p.device)
-    q = torch.tensor(law.probs, dtype=p.dtype, device=p.device)
+    ids = torch.tensor(proposed.tokens, dtype=torch.int64, device=p.device)
+    q = torch.tensor(proposed.probs, dtype=p.dtype, device=p.device)
     return _rejected(p, 1.0, ids, q / q.sum())[0]
 
 

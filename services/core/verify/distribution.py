@@ -1,8 +1,8 @@
-"""The law of a slot: from raw logits and the tokens before it to the scores sampled from.
+"""The distribution to sample from: raw logits and the tokens before them become scores.
 
 What a constraint allows, bias, penalties, temperature, top-k, top-p, min-p, in that order, each
-on what the one before left over. Works on one row at a time, because only the slots that a walk
-visits need a law. Knows nothing of noise, trees, sessions or grammars.
+on what the one before left over. Works on one row at a time, because only the positions that a walk
+visits need a distribution.
 """
 
 import math
@@ -21,13 +21,13 @@ _FIRST_NUCLEUS = 64
 _NUCLEUS_GROWTH = 4
 
 
-class LawContext:
-    """Turns logits into the law of a slot, for one request.
+class SamplingDistribution:
+    """Turns logits into the distribution of a position, for one request.
 
-    `prefix` is every token of the session before the slot, the path of its tree node included:
+    `prefix` is every token of the session before the position, the path of its tree node included:
     the repetition penalty counts all of them, presence and frequency those from
     `num_prompt_tokens` on, which are the output that a `constraint` is about. What it does not
-    allow is in no law, whatever the rest says. Its errors are those of every method.
+    allow is in no distribution, whatever the rest says. Its errors are those of every method.
     """
 
     def __init__(
@@ -41,7 +41,7 @@ class LawContext:
         self._constraint = constraint
 
     def scores(self, logits: Tensor, prefix: Sequence[int]) -> Tensor:
-        """Unnormalised log-probabilities [V] fp32, -inf outside the law's support.
+        """Unnormalised log-probabilities [V] fp32, -inf outside the distribution's support.
 
         `logits` [V] are left as they are, and returned as they are when nothing applies.
         Greedy requests have no temperature and no truncation: only the order counts there.
@@ -53,7 +53,7 @@ class LawContext:
         return dense.scatter_(0, ids, values)
 
     def probs(self, logits: Tensor, prefix: Sequence[int]) -> Tensor:
-        """The law as probabilities [V]; one-hot when greedy."""
+        """The distribution as probabilities [V]; one-hot when greedy."""
         values, ids = self.support(logits, prefix)
         if self._sampling.is_greedy:
             best = argmax_first(values)
@@ -65,7 +65,7 @@ class LawContext:
         return torch.zeros_like(logits).scatter_(0, ids, torch.softmax(values, -1))
 
     def support(self, logits: Tensor, prefix: Sequence[int]) -> tuple[Tensor, Tensor | None]:
-        """Scores [n] of the law's support and its ids [n], ascending; None is all of V."""
+        """Scores [n] of the distribution's support and its ids [n], ascending; None is all of V."""
         scores, allowed = self._penalised(logits, prefix), None
         if self._constraint is not None:
             allowed = self._constraint.allowed(prefix[self._num_prompt_tokens :]).to(scores.device)
@@ -81,7 +81,7 @@ class LawContext:
         """Temperature and truncation of scores [n]; what is left, and its places in them."""
         best = float(scores.max())
         if not math.isfinite(best):
-            raise ModelError(f"the best score of a slot is {best}, so its law is none")
+            raise ModelError(f"the best score of a position is {best}, so its distribution is none")
         if self._sampling.temperature != 1:
             # Relative to the best, so that no temperature, however low, overflows.
             scores, best = (scores - best).div_(self._sampling.temperature), 0.0
@@ -131,7 +131,7 @@ def _nucleus(
     """The fewest best tokens whose mass reaches `top_p`; at least one.
 
     `scores` are in order already when `ids` are given. Else the best are selected, more and
-    more of them until the mass is reached; peaked laws need one small selection.
+    more of them until the mass is reached; peaked distributions need one small selection.
     """
     limit = top_p * (scores - best).exp_().sum(dtype=torch.float64)
     size = scores.shape[0]
