@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.core.policy.cost_curve import CostCurve
-from slipstream.core.policy.load import AcceptanceEstimate, TokenBudget, BatchSize, DraftWait
+from slipstream.core.policy.load import AcceptanceEstimate, BatchSize, DraftWait, TokenBudget
 from slipstream.core.policy.row_costs import Offer
 
 _LOG = logging.getLogger("slipstream.target")

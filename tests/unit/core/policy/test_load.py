@@ -11,10 +11,10 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.policy.load import (
     AcceptanceEstimate,
-    TokenBudget,
     BatchSize,
     DraftWait,
     Probes,
+    TokenBudget,
 )
 from slipstream.core.policy.row_costs import Offer
 from slipstream.target.meter import FixedMeter, HarmlessMeter, LoadMeter, StepCost
