@@ -30,7 +30,7 @@ from support.models.scripted import (
         errors.SessionTaken("held with fence 8, not 7"),
         errors.SessionOutOfSync("a gap"),
         errors.CapacityError("64 sessions are running"),
-        errors.ModelError("the best score of a slot is nan"),
+        errors.ModelError("the best score of a position is nan"),
     ],
     ids=lambda error: type(error).__name__,
 )

@@ -121,7 +121,7 @@ def test_different_logits_have_different_log_probabilities():
 
 @pytest.mark.parametrize("value", [math.nan, math.inf])
 def test_logits_that_are_no_law_are_the_model_s_fault(value):
-    with pytest.raises(ModelError, match="the best logit of a slot"):
+    with pytest.raises(ModelError, match="the best logit of a position"):
         token_logprob(torch.tensor([0.0, value]), 0, 1)
 
 

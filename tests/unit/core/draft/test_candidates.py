@@ -65,7 +65,7 @@ def test_the_best_token_is_the_first_among_equals(scores):
 
 @pytest.mark.parametrize("bad", [-math.inf, math.inf, math.nan])
 def test_scores_whose_best_is_no_finite_number_have_no_best_token(bad):
-    with pytest.raises(ModelError, match="the best score of a slot"):
+    with pytest.raises(ModelError, match="the best score of a position"):
         argmax_first(torch.tensor([bad, bad]))
 
 

@@ -78,10 +78,8 @@ def empty(kind, count):
     [
         common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[1] * 128, parents=[-1] * 128)),
         common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[1], parents=[-1] * 128)),
-        common_pb2.Proposal(distributions=empty(common_pb2.NodeLaw, 2)),
-        common_pb2.Proposal(
-            distributions=[common_pb2.NodeLaw(distribution=common_pb2.SparseLaw(tokens=[1] * 257))],
-        ),
+        common_pb2.Proposal(laws=empty(common_pb2.NodeLaw, 2)),
+        common_pb2.Proposal(laws=[common_pb2.NodeLaw(law=common_pb2.SparseLaw(tokens=[1] * 257))]),
     ],
     ids=["nodes", "parents", "distributions", "tokens of a distribution"],
 )
