@@ -11,7 +11,7 @@ from itertools import accumulate
 from torch import Tensor
 
 from slipstream.core.tree import EMPTY, ROOT
-from slipstream.core.verify.draws import draw_keys, fits_device, walk_drawn
+from slipstream.core.verify.draws import FindContenders, draw_keys, fits_device, walk_drawn
 from slipstream.core.verify.verify import verify
 from slipstream.core.verify.walk import Walk
 from slipstream.models.target.batched_tokens import Draw, Part
@@ -64,20 +64,20 @@ def _by_logits(
     logits = model.logits(hidden if len(rows) == len(hidden) else hidden[rows])
     stops = accumulate(1 + request.num_nodes for request, _ in decided)
     return [
-        partial(_verify, request, logits[stop - 1 - request.num_nodes : stop])
+        partial(_verify, request, logits[stop - 1 - request.num_nodes : stop], model.contenders)
         for (request, _), stop in zip(decided, stops, strict=True)
     ]
 
 
-def _verify(request: TargetRequest, logits: Tensor) -> Walk:
+def _verify(request: TargetRequest, logits: Tensor, find: FindContenders | None) -> Walk:
     """Verify by logits [1 + nodes, vocab] after the last final token and after every node."""
     return verify(
         request.session,
         request.tokens,
         request.proposal,
         lambda node: logits[node + 1].float(),
-        roots=request.held.roots,
         constraint=request.held.constraint,
+        find=find,
     )
 
 

@@ -1,24 +1,29 @@
-"""Verification without a look at the host: every row's token is drawn where the logits are.
+"""Draws from a softmax: where the logits are, for all rows at once, or among few tokens.
 
 For requests whose distribution is the logits and a temperature, the token of a position depends on
-its row alone. So all rows draw at once, one vector of tokens travels, and the walk follows it.
-Draws the very tokens of `core.verify.verify`, in mode `exact` only.
+its row alone. So a device draws for all rows, one vector of tokens travels, and the walk follows
+it; and native code finds the few tokens whose noise decides. These are the very tokens of
+`core.verify.verify`, in mode `exact` only.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import torch
 from torch import Tensor
 
+from slipstream.core.draft.candidates import argmax_first
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import SamplingParams, Session, Verification
 from slipstream.core.verify.keyed_noise import Purpose
-from slipstream.core.verify.noise import gumbel_rows, signed_keys
+from slipstream.core.verify.noise import gumbel, gumbel_rows, signed_keys
 from slipstream.core.verify.walk import Walk
 
 NO_TOKEN = -1
 """Stands for the token of a row whose scores are no distribution."""
+FindContenders = Callable[[Tensor, float, tuple[int, int]], tuple[Tensor, float] | None]
+"""Logits [V] fp32, a temperature above 0 and `draw_keys` to the ids [n] int32, ascending, of tokens
+among which is the draw, and the largest logit; None for logits that are no distribution."""
 
 
 def is_plain_softmax(sampling: SamplingParams) -> bool:
@@ -28,15 +33,19 @@ def is_plain_softmax(sampling: SamplingParams) -> bool:
     )
 
 
+def is_softmax(sampling: SamplingParams) -> bool:
+    """Return whether tokens are drawn from the softmax of the logits over a temperature."""
+    is_untouched = not (sampling.logit_bias or sampling.depends_on_prefix)
+    return is_untouched and is_plain_softmax(sampling)
+
+
 def fits_device(session: Session) -> bool:
     """Whether rows may draw on their own: no penalties, bias or truncation, mode `exact`, and
     nothing to be told but tokens, and no grammar."""
-    sampling = session.sampling
-    is_untouched = not (sampling.logit_bias or sampling.depends_on_prefix)
     is_exact = session.verification is Verification.EXACT
     is_silent = session.num_logprobs is None
     is_free = session.grammar is None
-    return is_exact and is_silent and is_free and is_untouched and is_plain_softmax(sampling)
+    return is_exact and is_silent and is_free and is_softmax(session.sampling)
 
 
 def draw_keys(sampling: SamplingParams, position: int) -> tuple[int, int]:
@@ -44,6 +53,21 @@ def draw_keys(sampling: SamplingParams, position: int) -> tuple[int, int]:
     if sampling.is_greedy:
         return 0, 0
     return signed_keys(sampling.seed, position, purpose=Purpose.DRAW)
+
+
+def draw_among(
+    logits: Tensor, sampling: SamplingParams, position: int, find: FindContenders
+) -> int | None:
+    """Return the draw of a sampled request out of few tokens; None where `find` has none."""
+    found = find(logits, sampling.temperature, draw_keys(sampling, position))
+    if found is None:
+        return None
+    ids, best = found
+    scores = logits[ids]
+    if sampling.temperature != 1:
+        scores = (scores - best).div_(sampling.temperature)
+    noise = gumbel(sampling.seed, position, ids, purpose=Purpose.DRAW)
+    return int(ids[argmax_first(noise.add_(scores))])
 
 
 def perturbed(logits: Tensor, temperatures: Tensor, keys: Tensor, ids: Tensor) -> Tensor:

@@ -17,10 +17,10 @@ from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.constraint import Constraint
 from slipstream.core.verify.distribution import SamplingDistribution
+from slipstream.core.verify.draws import FindContenders, draw_among, is_softmax
 from slipstream.core.verify.keyed_noise import Purpose, gumbel_of, uniform
 from slipstream.core.verify.likelihood import recording
 from slipstream.core.verify.noise import MAX_GUMBEL, gumbel
-from slipstream.core.verify.port_checks import check_proposal
 from slipstream.core.verify.rejection import draw, multi_candidate
 from slipstream.core.verify.target_init import verify_forest
 from slipstream.core.verify.walk import PositionRule, Row, Walk, WalkStep, descend
@@ -35,19 +35,17 @@ def verify(
     proposal: Proposal,
     row: Row,
     *,
-    roots: Sequence[int] = (),
     constraint: Constraint | None = None,
+    find: FindContenders | None = None,
 ) -> Walk:
     """Decide what becomes final after `prefix`, all final tokens of the session.
 
-    `row` is called once for each node the walk visits, the root included, and for no other.
-    `roots` are those of the last verdict, in `target-init`: a proposal must hang under them. The
-    `constraint` is that of the session's grammar, and holds for every node's own prefix.
-    Raises `InvalidRequest` when the proposal can't be verified in the session's mode; engines
-    call `check_proposal` themselves before they spend a forward pass on it.
+    `row` is called once for each node the walk visits, the root included, and for no other. The
+    proposal is one that `check_proposal` accepts. The `constraint` is that of the session's
+    grammar, and holds for every node's own prefix. `find` is a faster way to the same tokens.
+    Raises `ModelError` where logits are no distribution.
     """
     first = row(ROOT)
-    check_proposal(session, proposal, vocab_size=first.shape[0], roots=roots)
 
     def known_row(node: int) -> Tensor:
         return first if node == ROOT else row(node)
@@ -55,7 +53,8 @@ def verify(
     if session.verification is Verification.TARGET_INIT:
         return verify_forest(session, prefix, proposal, known_row, constraint=constraint)
     distribution = SamplingDistribution(session.sampling, session.num_prompt_tokens, constraint)
-    rule, logprobs = _rule(session, distribution, proposal), list[TokenLogprob]()
+    find = find if constraint is None and is_softmax(session.sampling) else None
+    rule, logprobs = _rule(session, distribution, proposal, find), list[TokenLogprob]()
     if session.num_logprobs is not None:
         rule = recording(rule, proposal.tree, num_top=session.num_logprobs, logprobs=logprobs)
     walk = descend(proposal.tree, ROOT, prefix, rule, known_row)
@@ -138,20 +137,31 @@ def _contenders(
     return scores[kept], ids[kept]
 
 
-def _rule(session: Session, distribution: SamplingDistribution, proposal: Proposal) -> PositionRule:
+def _rule(
+    session: Session,
+    distribution: SamplingDistribution,
+    proposal: Proposal,
+    find: FindContenders | None,
+) -> PositionRule:
     if session.verification is Verification.EXACT:
-        return _exact(session, distribution, proposal)
+        return _exact(session, distribution, proposal, find)
     return _mcsd(session, distribution, proposal)
 
 
 def _exact(
-    session: Session, distribution: SamplingDistribution, proposal: Proposal
+    session: Session,
+    distribution: SamplingDistribution,
+    proposal: Proposal,
+    find: FindContenders | None,
 ) -> PositionRule:
     """Draw the position's token as without a proposal; go on if a child carries it."""
-    tree = proposal.tree
+    tree, sampling = proposal.tree, session.sampling
+    find = None if sampling.is_greedy else find
 
     def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
-        token = _choose(session.sampling, distribution, logits, tokens)
+        token = None if find is None else draw_among(logits, sampling, len(tokens), find)
+        if token is None:
+            token = _choose(sampling, distribution, logits, tokens)
         for child in tree.children(node):
             if tree.tokens[child] == token:
                 return WalkStep(child)

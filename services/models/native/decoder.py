@@ -40,6 +40,7 @@ class NativeDecoder:
             self._model.set_layer(index, layer(source, index, scratch))
             source.release(index)
         self.kernels, self.weight_bytes = self._model.kernels, self._model.weight_bytes
+        self.contenders = self._model.contenders
 
     def forward(
         self, pool: KvPool, parts: Sequence[Part]

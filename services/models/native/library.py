@@ -5,7 +5,7 @@ fastest that the processor has, or is `off`.
 """
 
 import ctypes
-from ctypes import c_char_p, c_float, c_int32, c_int64, c_void_p
+from ctypes import c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 
@@ -77,6 +77,10 @@ _SIGNATURES = {
     ),
     "slipstream_dequantise": (None, [c_int32, c_void_p, c_int64, c_void_p]),
     "slipstream_logits": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "slipstream_contenders": (
+        c_int64,
+        [c_void_p, c_void_p, c_int64, c_float, c_uint32, c_uint32, c_void_p, c_void_p],
+    ),
 }
 
 

@@ -3,7 +3,7 @@
 import ctypes
 from array import array
 from collections.abc import Iterable
-from ctypes import byref, c_void_p
+from ctypes import byref, c_float, c_void_p
 from typing import Any
 from weakref import finalize
 
@@ -85,6 +85,19 @@ class NativeModel:
         out = torch.empty(len(hidden), self._num_outputs)
         self._do("logits", hidden.data_ptr(), len(hidden), out.data_ptr())
         return out
+
+    def contenders(
+        self, logits: Tensor, temperature: float, keys: tuple[int, int]
+    ) -> tuple[Tensor, float] | None:
+        """See `core.verify.draws.FindContenders`."""
+        tokens = torch.empty(len(logits), dtype=torch.int32)
+        best = c_float()
+        noise = (key & 0xFFFFFFFF for key in keys)
+        addresses = (byref(best), tokens.data_ptr())
+        count = self._library.slipstream_contenders(
+            self._handle, logits.data_ptr(), len(logits), temperature, *noise, *addresses
+        )
+        return (tokens[:count], best.value) if count else None
 
     def _set_matrix(self, layer: int, block: int, place: int, weights: Weights) -> None:
         addresses = map(_address, (weights.matrix, weights.bias))

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slipstream.core.errors import ModelError
 from slipstream.core.request.options import MAX_NODES
+from slipstream.core.verify.draws import FindContenders
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, SCRATCH_ROWS, KvPool, round_up
 from slipstream.models.native.decoder import NativeDecoder
@@ -96,6 +97,11 @@ class CausalModel:
     def rule(self) -> RowRule:
         """Numbers of tokens that are computed together."""
         return self._decoder.rule
+
+    @property
+    def contenders(self) -> FindContenders | None:
+        """Return the native way to the tokens that a draw can give; torch has none."""
+        return self._decoder.contenders if isinstance(self._decoder, NativeDecoder) else None
 
     @property
     def has_shapes(self) -> bool:

@@ -177,3 +177,11 @@ SLIPSTREAM_API int32_t slipstream_logits(void* handle, const float* hidden, int6
     return -1;
   }
 }
+
+// Tokens that a draw from `scores` [count] can give, see `draws.h`; `tokens` has room for `count`.
+SLIPSTREAM_API int64_t slipstream_contenders(void* handle, const float* scores, int64_t count,
+                                             float temperature, uint32_t first, uint32_t second,
+                                             float* best, int32_t* tokens) {
+  const Kernels* own = static_cast<Handle*>(handle)->kernels;
+  return own->contenders(scores, count, temperature, {first, second}, best, tokens);
+}

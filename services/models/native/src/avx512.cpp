@@ -1,7 +1,8 @@
 // The kernels for one instruction set; how it is compiled decides which.
 #define SLIPSTREAM_ISA avx512
 #include "decoder.h"
+#include "draws.h"
 
 namespace slipstream {
-extern const Kernels kAvx512 = {"avx512", avx512::forward, avx512::multiply};
+extern const Kernels kAvx512 = {"avx512", avx512::forward, avx512::multiply, avx512::contenders};
 }  // namespace slipstream

@@ -134,6 +134,11 @@ struct Cache {
   int64_t slots;
 };
 
+// The keys of one position's noise.
+struct Noise {
+  uint32_t first, second;
+};
+
 // What an instruction set provides.
 struct Kernels {
   const char* name;
@@ -141,6 +146,9 @@ struct Kernels {
   void (*forward)(Model&, const Cache&, const Batch&, float* hidden);
   // y [rows, outputs] = x [rows, inputs] times a matrix.
   void (*multiply)(Team&, const Matrix&, const float* x, int64_t rows, float* y);
+  // Tokens that a draw can give, the largest score, and how many there are: see `draws.h`.
+  int64_t (*contenders)(const float* scores, int64_t count, float temperature, Noise, float* best,
+                        int32_t* tokens);
 };
 
 extern const Kernels kPortable;

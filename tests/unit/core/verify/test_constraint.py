@@ -210,7 +210,7 @@ def test_target_initialised_roots_and_branches_follow_it_too(sampling, seed, dat
         return model.logits([*PROMPT, *tree.path_tokens(node)])
 
     proposal = Proposal(tree, distributions=candidates(tree))
-    walk = verify(session, PROMPT, proposal, row, roots=roots, constraint=Words())
+    walk = verify(session, PROMPT, proposal, row, constraint=Words())
     output = [tree.tokens[node] for node in walk.nodes]
     for count, token in enumerate(output):
         assert token in Words().allowed(output[:count])

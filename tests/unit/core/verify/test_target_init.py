@@ -15,6 +15,7 @@ from slipstream.core.types import (
     SparseDistribution,
     Verification,
 )
+from slipstream.core.verify.port_checks import check_proposal
 from slipstream.core.verify.verify import verify
 from support.models import oracle
 
@@ -91,9 +92,9 @@ def test_the_draft_can_decide_which_root_stays():
 
 
 def test_roots_the_target_did_not_draw_are_refused():
-    row, _ = rows_of({ROOT: naming(5)})
+    proposal = Proposal(forest((5,), (7,)))
     with pytest.raises(InvalidRequest, match=r"roots \[5, 7\], but the target drew \[5, 6\]"):
-        verify(session_of(GREEDY), PROMPT, Proposal(forest((5,), (7,))), row, roots=(5, 6))
+        check_proposal(session_of(GREEDY), proposal, vocab_size=10, roots=(5, 6))
 
 
 def test_sampled_roots_are_drawn_without_replacement_and_capped_by_the_support():
@@ -140,9 +141,9 @@ def test_the_next_roots_come_from_the_residual_only_after_something_was_accepted
 
 
 def test_sampled_branches_need_the_laws_they_were_drawn_from():
-    row, _ = rows_of({ROOT: logs(1, 1, 1)})
+    session = session_of(SamplingParams(temperature=1))
     with pytest.raises(InvalidRequest, match="target-init verification needs the distributions"):
-        verify(session_of(SamplingParams(temperature=1)), PROMPT, Proposal(forest((0, 1))), row)
+        check_proposal(session, Proposal(forest((0, 1))), vocab_size=3)
 
 
 ACCEPTANCE = (Fraction(1, 10), Fraction(9, 10), Fraction(9, 10))
@@ -172,9 +173,7 @@ def test_the_code_has_the_bias_that_the_enumeration_predicts():
             table |= {2 * index: logs(chance, 1 - chance, 0), 2 * index + 1: logs(1, 1, 1)}
         row, _ = rows_of(table)
         distributions = (None, sure, None, sure, None)
-        walk = verify(
-            session, PROMPT, Proposal(tree, distributions=distributions), row, roots=roots
-        )
+        walk = verify(session, PROMPT, Proposal(tree, distributions=distributions), row)
         emitted[tree.tokens[walk.nodes[0]]] += 1
     observed = [emitted[token] / count for token in range(3)]
     predicted = oracle.target_initialised(p, ACCEPTANCE, 2)

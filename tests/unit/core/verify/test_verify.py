@@ -22,6 +22,7 @@ from slipstream.core.types import (
 )
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel
+from slipstream.core.verify.port_checks import check_proposal
 from slipstream.core.verify.verify import choose, verify
 from support.models import oracle
 
@@ -287,13 +288,13 @@ def test_a_proposal_that_does_not_fit_its_mode_is_refused_with_a_reason(message)
     mode, proposal = FAULTS[message]
     session = session_of(SamplingParams(), Verification(mode))
     with pytest.raises(InvalidRequest, match=message):
-        verify(session, PROMPT, proposal, ToyModel().rows(PROMPT, proposal.tree))
+        check_proposal(session, proposal, vocab_size=VOCAB)
 
 
 def test_statistics_of_the_wrong_number_are_refused():
     proposal = Proposal(TokenTree.chain([1, 2]), stats=(NodeStats(1, 1, 0),))
     with pytest.raises(InvalidRequest, match="2 nodes has 1 statistics"):
-        verify(session_of(SamplingParams()), PROMPT, proposal, ToyModel().rows(PROMPT, TokenTree()))
+        check_proposal(session_of(SamplingParams()), proposal, vocab_size=VOCAB)
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.4, 1.0, 3.0])
