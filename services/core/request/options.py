@@ -35,7 +35,7 @@ class SpeculationOptions:
     `max_draft_tokens` bounds a path, `max_nodes` the tree. `threshold` is of `stop`; `widths`
     are the children per depth of shape `product`; `num_roots` is of `target-init`. `drafter` is
     a kind: glide, vanilla or ngram. `lookup` adds what the text repeats, and what n-gram stores
-    have, to what the draft proposes.
+    have, to what the draft proposes. Members of enumerations may be given by their values.
     """
 
     mode: Mode = Mode.AUTO
@@ -51,6 +51,8 @@ class SpeculationOptions:
     lookup: bool | None = None
 
     def __post_init__(self) -> None:
+        for name, kind in _ENUMS.items():
+            object.__setattr__(self, name, _member(name, getattr(self, name), kind))
         _check_range("max_draft_tokens", self.max_draft_tokens, MAX_DRAFT_TOKENS)
         _check_range("max_nodes", self.max_nodes, MAX_NODES)
         _check_range("num_roots", self.num_roots, MAX_NODES)
@@ -91,6 +93,24 @@ class SpeculationOptions:
     def _check_roots(self) -> None:
         if self.num_roots is not None and self.verification is not Verification.TARGET_INIT:
             raise UnsupportedCombination("num_roots goes with verification target-init only")
+
+
+_ENUMS: dict[str, type[StrEnum]] = {
+    "mode": Mode,
+    "shape": Shape,
+    "stop": StopPolicy,
+    "verification": Verification,
+}
+
+
+def _member(name: str, value: str | None, kind: type[StrEnum]) -> StrEnum | None:
+    """Return the member of this value. Raises `InvalidRequest` where there is none."""
+    if value is None and kind is not Mode:
+        return None
+    try:
+        return kind(value or "")
+    except ValueError:
+        raise InvalidRequest(f"{name} is {value!r}, not one of {', '.join(kind)}") from None
 
 
 def check_num_depths(num_depths: int) -> None:

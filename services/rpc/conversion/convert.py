@@ -148,11 +148,10 @@ def _proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
     scores = [stat.score for stat in stats if stat.score is not None]
     laws = [
         common_pb2.NodeLaw(
-            node=index - 1,
-            law=common_pb2.SparseLaw(tokens=distribution.tokens, probs=distribution.probs),
+            node=at - 1, law=common_pb2.SparseLaw(tokens=own.tokens, probs=own.probs)
         )
-        for index, distribution in enumerate(proposal.distributions)
-        if distribution is not None
+        for at, own in enumerate(proposal.distributions)
+        if own is not None
     ]
     return common_pb2.Proposal(
         tree=common_pb2.TokenTree(tokens=proposal.tree.tokens, parents=proposal.tree.parents),
@@ -172,12 +171,8 @@ def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
         tree = TokenTree(tuple(message.tree.tokens), tuple(message.tree.parents))
     except ValueError as error:
         raise InvalidRequest(f"the proposal's tree is broken: {error}") from None
-    return Proposal(
-        tree,
-        _stats_from_pb(message),
-        _distributions_from_pb(message.laws, len(tree)),
-        message.stopped_by,
-    )
+    distributions = _distributions_from_pb(message.laws, len(tree))
+    return Proposal(tree, _stats_from_pb(message), distributions, message.stopped_by)
 
 
 def _stats_from_pb(message: common_pb2.Proposal) -> tuple[NodeStats, ...]:
@@ -197,12 +192,9 @@ def _distributions_from_pb(
     distributions: list[SparseDistribution | None] = [None] * (num_nodes + 1)
     for message in messages:
         if not ROOT <= message.node < num_nodes:
-            raise InvalidRequest(
-                f"a distribution is for node {message.node} of a tree of {num_nodes}"
-            )
-        distributions[message.node + 1] = SparseDistribution(
-            tuple(message.law.tokens), tuple(message.law.probs)
-        )
+            raise InvalidRequest(f"a distribution is for node {message.node} of {num_nodes}")
+        tokens, probs = tuple(message.law.tokens), tuple(message.law.probs)
+        distributions[message.node + 1] = SparseDistribution(tokens, probs)
     return tuple(distributions)
 
 

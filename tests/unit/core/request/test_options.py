@@ -1,6 +1,7 @@
 """What a request may ask for, and which parts go together."""
 
 import math
+from enum import StrEnum
 
 import pytest
 
@@ -109,6 +110,19 @@ def test_defaults_are_made_to_fit(verification, drafter):
 def test_parameters_with_speculation_off_are_refused_by_name():
     with pytest.raises(UnsupportedCombination, match="max_nodes, shape is given"):
         SpeculationOptions(mode=Mode.OFF, max_nodes=4, shape=S.CHAIN)
+
+
+def test_members_may_be_given_by_their_values_and_what_is_none_is_refused():
+    given = {"mode": "forced", "shape": "chain", "stop": "svip", "verification": "exact"}
+    options = SpeculationOptions(**given)
+    assert (options.mode, options.shape) == (Mode.FORCED, S.CHAIN)
+    assert all(isinstance(getattr(options, name), StrEnum) for name in given)
+    assert (options.stop, options.verification) == (P.SVIP, V.EXACT)
+    for name in given:
+        with pytest.raises(InvalidRequest, match=f"{name} is 'sure', not one of "):
+            SpeculationOptions(**{name: "sure"})
+    with pytest.raises(InvalidRequest, match="mode is None, not one of auto, off, forced"):
+        SpeculationOptions(mode=None)
 
 
 @pytest.mark.parametrize(

@@ -233,52 +233,31 @@ def test_repeating_a_verification_changes_nothing():
         assert verify(session, PROMPT, proposal, rows) == verify(session, PROMPT, proposal, rows)
 
 
-LAW = SparseDistribution((2, 3), (0.5, 0.5))
+EVEN = SparseDistribution((2, 3), (0.5, 0.5))
+
+
+def drawn(token, *distributions):
+    """A proposal of one token, and the distributions it comes with."""
+    return "mcsd", Proposal(TokenTree.chain([token]), distributions=distributions)
+
+
+def odd(tokens, *probs):
+    return SparseDistribution(tokens, probs)
+
+
 FAULTS = {
     "token 6, outside the vocabulary of 6": ("exact", Proposal(TokenTree.chain([6]))),
     "token -1, outside": ("exact", Proposal(TokenTree.chain([-1]))),
     "siblings carry the same token": ("exact", Proposal(TokenTree((2, 2), (-1, -1)))),
-    "needs the distributions": ("mcsd", Proposal(TokenTree.chain([2]))),
-    "1 distributions, but needs 2": ("mcsd", Proposal(TokenTree.chain([2]), distributions=(LAW,))),
-    "come without the distribution": (
-        "mcsd",
-        Proposal(TokenTree.chain([2]), distributions=(None, LAW)),
-    ),
-    "has child 4, which its distribution": (
-        "mcsd",
-        Proposal(TokenTree.chain([4]), distributions=(LAW, None)),
-    ),
-    "3 tokens, 2 probabilities": (
-        "mcsd",
-        Proposal(
-            TokenTree.chain([2]), distributions=(SparseDistribution((1, 2, 3), (0.5, 0.5)), None)
-        ),
-    ),
-    "mass of 0.7, but must": (
-        "mcsd",
-        Proposal(
-            TokenTree.chain([2]), distributions=(SparseDistribution((2, 3), (0.5, 0.2)), None)
-        ),
-    ),
-    "has the probability nan": (
-        "mcsd",
-        Proposal(
-            TokenTree.chain([2]),
-            distributions=(SparseDistribution((2, 3), (0.5, float("nan"))), None),
-        ),
-    ),
-    "names a token twice": (
-        "mcsd",
-        Proposal(
-            TokenTree.chain([2]), distributions=(SparseDistribution((2, 2), (0.5, 0.5)), None)
-        ),
-    ),
-    "distribution at node -1 has token 9, outside": (
-        "mcsd",
-        Proposal(
-            TokenTree.chain([2]), distributions=(SparseDistribution((2, 9), (0.5, 0.5)), None)
-        ),
-    ),
+    "needs the distributions": drawn(2),
+    "1 distributions, but needs 2": drawn(2, EVEN),
+    "come without the distribution": drawn(2, None, EVEN),
+    "has child 4, which its distribution": drawn(4, EVEN, None),
+    "3 tokens, 2 probabilities": drawn(2, odd((1, 2, 3), 0.5, 0.5), None),
+    "mass of 0.7, but must": drawn(2, odd((2, 3), 0.5, 0.2), None),
+    "has the probability nan": drawn(2, odd((2, 3), 0.5, float("nan")), None),
+    "names a token twice": drawn(2, odd((2, 2), 0.5, 0.5), None),
+    "distribution at node -1 has token 9, outside": drawn(2, odd((2, 9), 0.5, 0.5), None),
     "one chain under each root": ("target-init", Proposal(TokenTree((2, 3, 4), (-1, 0, 0)))),
 }
 
