@@ -1,4 +1,4 @@
-"""Which code is running: the commit of the checkout it came from. Asks git, knows nothing else."""
+"""Commit of the checkout that the running code came from, by git."""
 
 import subprocess
 from pathlib import Path

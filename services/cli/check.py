@@ -32,7 +32,7 @@ PAUSE_S = 0.25
 
 @dataclass(frozen=True, slots=True)
 class CheckFlags:
-    """How to connect and decode, and how long to try."""
+    """Connection and decoding options, and the time to try for."""
 
     no_speculation: bool = option(False, "Decode plainly, without a draft.")
     plaintext: bool = option(False, "Send the token without TLS, also to other machines.")

@@ -92,7 +92,7 @@ class PlaceFlags:
 
     @property
     def is_remote(self) -> bool:
-        """Whether a router runs them."""
+        """Return whether a router runs them."""
         return self.router.router is not None
 
     def check(self) -> None:
@@ -164,7 +164,7 @@ class SamplingFlags:
 
 @dataclass(frozen=True, slots=True)
 class SpeculationFlags:
-    """How to draft and verify; options that are not given have the engine's calibrated value."""
+    """Options of drafting and verification; those not given have the engine's calibrated value."""
 
     PANEL: ClassVar[str] = "Speculation"
 

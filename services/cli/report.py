@@ -50,7 +50,7 @@ class PlainComparison:
 
     @property
     def identity(self) -> str:
-        """Whether the tokens are those of plain decoding: identical, different, inconclusive."""
+        """Return how the tokens compare with plain decoding: identical, different, inconclusive."""
         if self.result.stats.speculation.num_draft_tokens == 0:
             return "inconclusive"
         return "identical" if self.result.token_ids == self.plain.token_ids else "different"

@@ -94,7 +94,7 @@ class Backend(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class ClientContext:
-    """What the requests of a client share, those of its sessions included."""
+    """Settings that all requests of a client share, those of its sessions included."""
 
     backend: Backend
     telemetry: ClientTelemetry

@@ -32,7 +32,7 @@ _AT_ONCE = BreakerLimits(failures=1)
 
 @dataclass(frozen=True, slots=True)
 class EnginePorts:
-    """Where sessions reach their engines. `park` lets others have a session's memory until its next
+    """Ports to the engines of a session. `park` lets others have a session's memory until its next
     turn."""
 
     draft: Draft

@@ -32,7 +32,7 @@ class _SessionBase:
     """One session as its client sees it: begun by its first turn, or by another client before."""
 
     def __init__(self, context: ClientContext, session_id: str | None) -> None:
-        """Without an id it is a new session, with a name that is hard to guess."""
+        """Open a session; without an id, a new one whose name is hard to guess."""
         self._context = context
         self._session_id = SessionRef(session_id or secrets.token_hex(16)).session_id
         self._is_begun = self._is_used = session_id is not None

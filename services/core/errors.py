@@ -120,7 +120,7 @@ class NoRoom(CapacityError):
 
 
 class LimitExceeded(CapacityError):
-    """What a key may ask for is used up for now."""
+    """The quota of an API key is used up for now."""
 
     retry_after_s: float | None = None
     """In how many seconds there is room again, where that is known."""

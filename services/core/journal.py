@@ -25,7 +25,7 @@ class Ending:
 
     @classmethod
     def from_json(cls, text: str) -> "Ending":
-        """What `to_json` made. Raises `ValueError` for anything else."""
+        """Return the value of what `to_json` made. Raises `ValueError` for anything else."""
         try:
             values = json.loads(text)
             return cls(FinishReason(values["reason"]), _stats(values["stats"]))
@@ -33,7 +33,7 @@ class Ending:
             raise ValueError(f"this is no ending of a request: {error}") from None
 
     def answered_again(self) -> "Ending":
-        """The same, for a caller who asks once more: nothing of it is new."""
+        """Return the ending for a caller who sends the request again: nothing of it is new."""
         stats = self.stats
         continuity = replace(stats.continuity, num_resumed_tokens=stats.num_output_tokens)
         return Ending(self.reason, replace(stats, continuity=continuity))
@@ -64,7 +64,7 @@ class Journal(Protocol):
         ...
 
     def continuity(self) -> Continuity:
-        """What became of the request so far, but for what it began with."""
+        """Return the losses of the request so far, without those it began with."""
         ...
 
 

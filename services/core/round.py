@@ -88,7 +88,7 @@ class Round:
 
     @property
     def is_rejected(self) -> bool:
-        """Whether none of the draft tokens was accepted."""
+        """Return whether none of the draft tokens was accepted."""
         return self.error is None and self.num_nodes > 0 and self.num_accepted == 0
 
     @property

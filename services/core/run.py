@@ -55,7 +55,7 @@ class Run:
         journal: Journal | None = None,
         observer: RoundObserver | None = None,
     ) -> None:
-        """What is final is written to the `journal` before it is yielded.
+        """Write what is final to the `journal` before it is yielded.
 
         The request's past output is turned into text here, which takes long where it is long.
         """

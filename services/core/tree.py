@@ -72,7 +72,7 @@ class TokenTree:
         return tuple(path)
 
     def is_chain(self) -> bool:
-        """Whether every node continues the one before it."""
+        """Return whether every node continues the one before it."""
         return all(parent == node - 1 for node, parent in enumerate(self.parents))
 
 

@@ -15,7 +15,7 @@ MAX_LOGIT_BIAS = 1024
 
 
 class Verification(StrEnum):
-    """How the target decides which draft tokens stay."""
+    """Rule by which the target decides which draft tokens stay."""
 
     EXACT = "exact"
     """Gumbel-max keyed by seed and position: the same tokens as plain decoding."""
@@ -32,7 +32,7 @@ class Verification(StrEnum):
 
 
 class FinishReason(StrEnum):
-    """Why a request ended."""
+    """Reason why a request ended."""
 
     STOP = "stop"
     """An end-of-sequence token, stop token or stop string."""
@@ -96,7 +96,7 @@ class SamplingParams:
 
     @property
     def depends_on_prefix(self) -> bool:
-        """Whether a token's distribution depends on more of the prefix than the model does."""
+        """Return whether sampling depends on more of the prefix than the model does."""
         return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
 
 
@@ -142,7 +142,7 @@ class Shape(StrEnum):
 
 
 class StopPolicy(StrEnum):
-    """When drafting ends within a round."""
+    """Rule by which drafting ends within a round."""
 
     FIXED = "fixed"
     HEURISTIC = "heuristic"
@@ -153,7 +153,7 @@ class StopPolicy(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """How much to draft in one round, and how to shape it.
+    """Plan of one round: how much to draft, and in what shape.
 
     `max_depth`, 0 in a plain round, bounds the tokens of any path, `max_nodes` those of the tree.
     """
@@ -195,7 +195,7 @@ class SparseDistribution:
 
 @dataclass(frozen=True, slots=True)
 class NodeStats:
-    """What the draft knew when it proposed a node, all from its distribution at temperature 1.
+    """Numbers of a node from the draft's distribution at temperature 1.
 
     `top_prob` is the probability of the most likely token of that position, `prob` that of the
     node's own token, `entropy` is in nats, `score` is the decision model's.
@@ -255,7 +255,7 @@ class Proposal:
 
 @dataclass(frozen=True, slots=True)
 class Verdict:
-    """What became final in a round: accepted draft tokens, then the target's own.
+    """Tokens that became final in a round: accepted draft tokens, then the target's own.
 
     `num_accepted` of the `tokens` came from the proposal. `roots` are the target-initialised
     roots of the next position, in `target-init` only. `offer` is what the target has for the next

@@ -1,4 +1,4 @@
-"""When to start the next step of an engine that many sessions share. Pure; time is an argument.
+"""Start times of steps of an engine that many sessions share. Pure; time is an argument.
 
 A session that got an answer is away for a moment, and then comes again. A step that starts with the
 first comer splits the batch into parts that stay apart; one that waits too long wastes the engine.
@@ -23,7 +23,7 @@ _COMPANY_STEPS = 4
 
 @dataclass(slots=True)
 class _Habit:
-    """How long a session is usually away, and whether it can be relied on."""
+    """Usual time between a session's steps, and whether it can be relied on."""
 
     mean_s: float | None = None
     deviation_s: float = 0.0
@@ -119,7 +119,7 @@ class BatchWindow(Generic[K]):
 
     @property
     def has_company(self) -> bool:
-        """Whether sessions are away that may come soon."""
+        """Return whether sessions are away that may come soon."""
         oldest = self._num_steps - _COMPANY_STEPS
         return any(away.step > oldest for away in self._away.values())
 

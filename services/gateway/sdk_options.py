@@ -1,4 +1,4 @@
-"""From bodies to requests of the SDK: OpenAI's parameters as options of ours."""
+"""Conversion of OpenAI's parameters to options of the SDK."""
 
 import hashlib
 import re

@@ -200,7 +200,7 @@ class Access:
 
 @dataclass(frozen=True, slots=True)
 class _State:
-    """What tells one version of a file from another."""
+    """Marks by which versions of a file are told apart."""
 
     modified_ns: int
     num_bytes: int

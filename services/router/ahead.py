@@ -43,7 +43,7 @@ class WriteBehind:
         self._raise()
 
     async def finish(self) -> None:
-        """The same, whatever becomes of it."""
+        """Wait for the last write, and ignore its error."""
         if self._writing is not None:
             await asyncio.wait({self._writing})
 

@@ -52,7 +52,7 @@ class PromptEncoder:
 
 
 def _num_chars(prompt: Any) -> int:
-    """About as many characters as the text to encode has."""
+    """Return the approximate number of characters to encode."""
     if isinstance(prompt, str) or are_ids(prompt):
         return len(prompt)
     messages: tuple[Mapping[str, str], ...] = prompt

@@ -1,4 +1,4 @@
-"""What requests are refused for before they are read: unknown fields, and prompts of too much."""
+"""Checks of requests before they are read: unknown fields, and prompts that are too long."""
 
 from typing import Any
 

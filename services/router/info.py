@@ -1,4 +1,4 @@
-"""What a router says of its models: everything a request can ask, and what it can't."""
+"""Descriptions of a router's models: what requests can ask, and what they can't."""
 
 from collections.abc import Sequence
 from dataclasses import replace

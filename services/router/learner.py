@@ -30,7 +30,7 @@ _TOKENS_PER_TEXT = 1000
 
 @dataclass(frozen=True, slots=True)
 class LearnOptions:
-    """What is learned, how much of it is kept, and for how long."""
+    """Options of learning: whose texts, how much of them is kept, and for how long."""
 
     learn: str = OFF
     max_tokens: int = 500_000

@@ -21,7 +21,7 @@ Remaining = Callable[[], float | None]
 
 
 class Spending:
-    """What one request uses of its key's quotas."""
+    """Use of an API key's quotas by one request."""
 
     def __init__(self, quotas: Quotas, ticket: Ticket, remaining: Remaining) -> None:
         self._quotas, self._ticket, self._remaining = quotas, ticket, remaining
@@ -109,7 +109,7 @@ class Admission:
 
     @property
     def has_room(self) -> bool:
-        """Whether one more request would be let in."""
+        """Return whether one more request would be let in."""
         return not self.is_draining and self.num_requests < self._max_requests
 
     @contextmanager

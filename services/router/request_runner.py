@@ -43,7 +43,7 @@ Remaining = Callable[[], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """How long rounds may take and wait for memory, how long requests wait for a target when all
+    """Times that rounds may take and wait for memory, that requests wait for a target when all
     are lost, and how long keys and values are kept between turns. See `RouterConfig`."""
 
     target_round_s: float = 30.0

@@ -33,7 +33,7 @@ GENERATE, STREAM = f"{SERVICE}/Generate", f"{SERVICE}/GenerateStream"
 
 @dataclass(frozen=True, slots=True)
 class Parts:
-    """What the public API is served with."""
+    """Parts that serve the public API."""
 
     access: Access
     limits: KeyLimits

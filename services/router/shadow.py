@@ -183,7 +183,7 @@ class _Plain:
 
     @property
     def is_done(self) -> bool:
-        """Whether all of the output is the same."""
+        """Return whether all of the output is the same."""
         return self._num_same == len(self._output)
 
     async def step(self) -> None:

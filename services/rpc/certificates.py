@@ -20,7 +20,7 @@ T = TypeVar("T")
 
 
 def stamp_of(files: Sequence[Path]) -> Stamp:
-    """How the files are now; it costs a `stat` of each. None for one that can't be looked at."""
+    """Return the files' states by a `stat` of each. None for one that can't be looked at."""
     return tuple(map(_stamp, files))
 
 
@@ -57,7 +57,7 @@ def read_authority(path: Path) -> bytes:
 
 
 class Reloaded(Generic[T]):
-    """What came of files when they were whole last, and comes of them anew once they change."""
+    """Value that is read from files, and read again once they have changed and are whole."""
 
     def __init__(self, files: Sequence[Path], load: Callable[[], T]) -> None:
         """Raises `InvalidRequest` if `load` does; nothing raises from then on."""

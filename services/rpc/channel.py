@@ -27,7 +27,7 @@ MAX_MESSAGE_BYTES = 64 << 20
 
 @dataclass(frozen=True, slots=True)
 class ChannelOptions:
-    """How to reach a service. `token` is sent as a bearer token.
+    """Options of a channel to a service. `token` is sent as a bearer token.
 
     With `balances`, calls are spread over all the addresses that a name resolves to. Answers have
     up to `max_message_bytes`.
@@ -74,7 +74,7 @@ def connect(address: str, options: ChannelOptions) -> grpc.aio.Channel:
 
 
 def connect_sync(address: str, options: ChannelOptions) -> grpc.Channel:
-    """The same for threads."""
+    """Return a channel for threads."""
     if options.tls is None:
         return grpc.insecure_channel(check_address(address), options=_arguments(options))
     credentials = options.tls.credentials()
@@ -82,7 +82,7 @@ def connect_sync(address: str, options: ChannelOptions) -> grpc.Channel:
 
 
 def metadata(options: ChannelOptions) -> tuple[tuple[str, str], ...]:
-    """What every call carries."""
+    """Return the metadata of every call."""
     if options.token is None:
         return ()
     return (("authorization", f"Bearer {options.token}"),)

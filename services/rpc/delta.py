@@ -1,4 +1,4 @@
-"""What a stream carries of a sequence: the tokens that became final since the last message."""
+"""Deltas: the tokens of a sequence that became final since the stream's last message."""
 
 from dataclasses import dataclass
 

@@ -79,7 +79,7 @@ class Exchange:
 
     @property
     def is_open(self) -> bool:
-        """Whether anything was sent."""
+        """Return whether anything was sent."""
         return self._call is not None
 
     async def ask(self, message: bytes, *, num_tokens: int = 0) -> bytes:

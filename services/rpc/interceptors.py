@@ -1,4 +1,4 @@
-"""What every call to a server passes: broken messages and errors become statuses, by one table."""
+"""Interceptors of a server's calls: broken messages and errors become statuses, by one table."""
 
 import asyncio
 import inspect
@@ -35,7 +35,7 @@ class _Refused:
 
 @dataclass(frozen=True, slots=True)
 class CallLimits:
-    """How long calls may take, in seconds, and what their messages may hold."""
+    """Limits of calls: their time in seconds, and what their messages may hold."""
 
     send_s: float = 60.0
     """Longest time for a caller to take one message of a stream."""

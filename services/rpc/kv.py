@@ -31,7 +31,7 @@ class KvDtype(StrEnum):
 
 
 class KvEncoding(StrEnum):
-    """How keys and values travel."""
+    """Encoding of keys and values on the wire."""
 
     RAW = "raw"
     """The cache's own bits, little-endian."""
@@ -55,7 +55,7 @@ ENCODING = WireEnum(
 
 @dataclass(frozen=True, slots=True)
 class KvFormat:
-    """What every slice of one stream looks like: the layers asked for, in that order."""
+    """Format of every slice of one stream: the layers asked for, in that order."""
 
     layers: tuple[int, ...]
     num_kv_heads: int

@@ -16,7 +16,7 @@ from slipstream.core.errors import CapacityError, InvalidRequest, SessionTaken
 
 @dataclass(frozen=True, slots=True)
 class LeaseLimits:
-    """How many sessions an engine holds, and how much of that may be parked, for how long."""
+    """Limits of an engine's sessions, and of those that are parked in number, bytes and time."""
 
     max_sessions: int = 64
     max_parked_bytes: int = 1 << 30
@@ -75,7 +75,7 @@ class Leases:
 
     @property
     def held_bytes(self) -> int:
-        """What all of them hold in the engine."""
+        """Bytes that all of them hold in the engine."""
         return sum(self._num_bytes(session_id) for session_id in (*self._active, *self._parked))
 
     async def open(self, session_id: str, fence: int) -> Lease:

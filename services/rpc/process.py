@@ -1,4 +1,4 @@
-"""What every service does as a process: options, telemetry, the line `ready HOST:PORT`, exit codes.
+"""Services as processes: options, telemetry, the line `ready HOST:PORT`, exit codes.
 
 Knows nothing of what is served, nor of gRPC.
 """

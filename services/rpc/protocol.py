@@ -1,4 +1,4 @@
-"""Which protocol this build speaks, and how a process is told from its successor."""
+"""Version of the protocol, identities of models, and incarnations of processes."""
 
 import secrets
 from dataclasses import dataclass
@@ -27,7 +27,7 @@ class Expectation:
 def identity_expectations(
     ours: common_pb2.ModelIdentity, theirs: common_pb2.ModelIdentity
 ) -> list[Expectation]:
-    """What two identities must agree on; a field that is empty on either side is not compared."""
+    """Return what two identities must agree on; fields empty on either side are not compared."""
     names = ("protocol_version", "model_id", "tokenizer_hash", "vocab_size", "incarnation")
     pairs = [Expectation(name, getattr(ours, name), getattr(theirs, name)) for name in names]
     return [pair for pair in pairs if pair.ours and pair.theirs]

@@ -1,4 +1,4 @@
-"""What a draft and a target elsewhere have in common: one stream of one request of a session."""
+"""Common parts of a remote draft and a remote target: one stream of one request of a session."""
 
 from contextlib import ExitStack
 from typing import Generic, TypeVar

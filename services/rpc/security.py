@@ -26,7 +26,7 @@ class ServerTls:
     client_ca: Path | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Those of now, and at each handshake those of then.
+        """Return credentials that are read again at each handshake.
 
         Raises `InvalidRequest` for files that can't be used; later ones are only logged.
         """
@@ -76,7 +76,7 @@ class ClientTls:
         return stamp_of(self.files)
 
     def credentials(self) -> grpc.ChannelCredentials:
-        """Those of now. Raises `InvalidRequest` for files that can't be used."""
+        """Return the present credentials. Raises `InvalidRequest` for files that can't be used."""
         cert = key = None
         if self.cert is not None and self.key is not None:
             cert, key = read_pair(self.cert, self.key)
@@ -87,7 +87,7 @@ class ClientTls:
 def server_tls(
     tls_cert: Path | None, tls_key: Path | None, tls_client_ca: Path | None
 ) -> ServerTls | None:
-    """What a service's options of these names mean; None for no TLS. Raises `InvalidRequest`."""
+    """Return the TLS of a service's options; None for no TLS. Raises `InvalidRequest`."""
     if (tls_cert is None) != (tls_key is None):
         raise InvalidRequest("tls_cert and tls_key go together only")
     if tls_cert is None or tls_key is None:
@@ -117,10 +117,10 @@ _NAMED_IN = ("peer_dns", "x509_common_name")
 
 
 class Caller(Protocol):
-    """What is known of a call."""
+    """Facts of a call by which its caller is known."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """What gRPC knows of the caller."""
+        """Return what gRPC knows of the caller."""
         ...
 
 
@@ -152,7 +152,7 @@ class Callers:
 def named_callers(
     tls_client_ca: Path | None, tls_client_names: tuple[str, ...], **more: tuple[str, ...]
 ) -> Callers:
-    """What a service's options of these names mean. Raises `InvalidRequest`."""
+    """Return the callers that a service's options allow. Raises `InvalidRequest`."""
     if tls_client_names and tls_client_ca is None:
         raise InvalidRequest("tls_client_names needs tls_client_ca")
     if any(more.values()) and not tls_client_names:

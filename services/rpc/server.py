@@ -40,7 +40,7 @@ Register = Callable[[grpc.aio.Server], None]
 
 @dataclass(frozen=True, slots=True)
 class ServerOptions:
-    """Where and how to serve. `health_address` is a plaintext port that serves health alone."""
+    """Options of a server. `health_address` is a plaintext port that serves health alone."""
 
     address: str = "127.0.0.1:0"
     max_message_bytes: int = 4 << 20
@@ -106,7 +106,7 @@ def stream_limit(given: int | None, num_sessions: int) -> int:
 
 
 async def _never() -> None:
-    """What is served never breaks."""
+    """Wait for ever: the service never breaks."""
 
 
 class Server:
@@ -146,7 +146,7 @@ class Server:
         return port
 
     async def set_serving(self, serving: bool) -> None:
-        """What health says; who watches it is told at once."""
+        """Set the health status, which watchers get at once."""
         for name in self._names:
             await self._health.set(name, _SERVING if serving else _NOT_SERVING)
 

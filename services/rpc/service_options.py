@@ -12,7 +12,7 @@ from slipstream.rpc.server import ServerOptions, stream_limit
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:
-    """Where a service listens, and the limits there."""
+    """Address where a service listens, and the limits there."""
 
     address: str = option("127.0.0.1:0", "Address to listen on.")
     max_message_bytes: int = option(4 << 20, "Largest message accepted, in bytes.")
@@ -51,7 +51,7 @@ class PeerTlsOptions:
 
 @dataclass(frozen=True, slots=True)
 class SessionOptions:
-    """How many sessions an engine holds, and how long those that are parked."""
+    """Limits of an engine's sessions, and the time that parked ones are kept."""
 
     max_sessions: int = option(64, "Sessions held at once, parked ones included.", above=0)
     max_parked_bytes: int = option(
@@ -73,7 +73,7 @@ class SessionOptions:
 
 @dataclass(frozen=True, slots=True)
 class ReplicaOptions:
-    """How routers reach a draft or a target, and which of them may call it."""
+    """Address at which routers reach a draft or a target, and which of them may call it."""
 
     advertised_address: str | None = option(
         None, "Where drafts and routers reach it; unset, where it listens."

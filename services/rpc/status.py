@@ -98,7 +98,7 @@ def error_from(error: grpc.RpcError) -> SlipstreamError:
 
 
 def pushback_of(error: SlipstreamError) -> tuple[tuple[str, str], ...]:
-    """When the caller may try again, as a trailer; none where trying again is no use."""
+    """Return when the caller may try again, as a trailer; none where that is no use."""
     if not isinstance(error, errors.CapacityError):
         return ()
     wait_s = error.retry_after_s if isinstance(error, errors.LimitExceeded) else None
@@ -114,7 +114,7 @@ def _pushback_s(error: Any) -> float | None:
 
 
 def is_named(error: grpc.RpcError) -> bool:
-    """Whether the other side named the error; otherwise it is gRPC's own, its sentence included."""
+    """Return whether the other side named the error; otherwise it is gRPC's own."""
     return _named(error) is not None
 
 

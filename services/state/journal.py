@@ -45,7 +45,7 @@ class StoreJournal:
 
     @property
     def is_behind(self) -> bool:
-        """Whether something was sent that is not kept."""
+        """Return whether something was sent that is not kept."""
         return self._is_behind
 
     @property

@@ -131,7 +131,7 @@ _PREFIX = re.compile(r"[A-Za-z0-9._:-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class StoreOptions:
-    """How a store is reached. Without a `url` it is in the memory of the process."""
+    """Options of a session store. Without a `url` it is in the memory of the process."""
 
     url: str | None = option(
         None, "Redis to announce itself in, for routers whose replicas are registry:."

@@ -92,7 +92,7 @@ def refusal(ticket: Ticket, limit: str, wait_s: float) -> LimitExceeded:
 
 @dataclass(slots=True)
 class _Bucket:
-    """What is left of a minute's worth; None for all of it."""
+    """Rest of a minute's quota; None for all of it."""
 
     level: float | None = None
     at_s: float = 0.0
@@ -113,7 +113,7 @@ class _Bucket:
 
 @dataclass(slots=True)
 class _Account:
-    """What one API key uses."""
+    """Use of one API key."""
 
     requests: _Bucket = field(default_factory=_Bucket)
     tokens: _Bucket = field(default_factory=_Bucket)

@@ -92,7 +92,7 @@ class Grant:
 
 @dataclass(frozen=True, slots=True)
 class Opening:
-    """What is kept of a request with its first tokens, which begin with those of its prompt."""
+    """Record of a request's start, with its first tokens, which begin with those of its prompt."""
 
     num_prompt_tokens: int
     params: str
@@ -115,7 +115,7 @@ class Opening:
 
 @dataclass(frozen=True, slots=True)
 class SessionUpdate:
-    """What became final: the session's tokens from position `start` on and, with the last of them,
+    """Tokens that became final: the session's from position `start` on and, with the last of them,
     how the request ended."""
 
     start: int

@@ -34,7 +34,7 @@ Encode = Callable[[int | None], Awaitable[Sequence[int]]]
 
 @dataclass(frozen=True, slots=True)
 class KeepRules:
-    """How long sessions and requests on their own are kept, and whether requests run while the
+    """Times that sessions and single requests are kept, and whether requests run while the
     store does not answer."""
 
     session_ttl_s: float = 3600.0

@@ -145,7 +145,7 @@ def _text(data: Any) -> tuple[int, ...] | None:
 
 @dataclass(slots=True)
 class _Followed:
-    """How far a scope has been read, what its tokens are below, and when it was used last."""
+    """Position up to which a scope was read, the tokens below it, and its last use."""
 
     vocab_size: int
     used_s: float = 0.0

@@ -90,7 +90,7 @@ class TargetRequest:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is a result."""
+        """Return whether there is a result."""
         return self.verdict is not None or self.error is not None
 
     @property

@@ -88,7 +88,7 @@ class StepBudget:
 
 @dataclass(slots=True)
 class ScheduledRequest(Generic[R]):
-    """What of a request joins a forward: pending tokens, and the tree with the last of them."""
+    """Part of a request that joins a forward: pending tokens, with the last of them the tree."""
 
     request: R
     num_pending: int

@@ -43,7 +43,7 @@ thread; does not return in a process that serves."""
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelPlan:
-    """What all ranks must agree on; `num_threads` are those of each rank."""
+    """Settings that all ranks must agree on; `num_threads` are those of each rank."""
 
     size: int
     model: Path

@@ -9,7 +9,7 @@ WINDOW_S = 30.0
 
 
 class Activity(StrEnum):
-    """What a target does at a time."""
+    """Activity of a target."""
 
     BUSY = "busy"
     """A step is under way."""

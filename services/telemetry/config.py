@@ -21,7 +21,7 @@ _LEVELS = ("debug", "info", "warning", "error")
 
 @dataclass(frozen=True, slots=True)
 class TelemetryConfig:
-    """Where a service exports its telemetry, and how much. By default it exports nothing."""
+    """Options of a service's telemetry. By default nothing is exported."""
 
     traces: tuple[str, ...] = option(
         (), "Where spans go: otlp (gRPC), otlp-http, console or file:DIRECTORY; unset, nowhere."

@@ -18,7 +18,7 @@ Attributes = Mapping[str, Value]
 
 
 class MetricKind(StrEnum):
-    """How values of a metric add up."""
+    """Kind of a metric: how its values add up."""
 
     COUNTER = "counter"
     """Only grows: `add` to it, or set its `total`."""
@@ -68,7 +68,7 @@ class Instruments:
 
     @property
     def are_exported(self) -> bool:
-        """Whether anything reads them: what costs time to measure can be left out otherwise."""
+        """Return whether anything reads them; if not, costly measuring can be left out."""
         return not isinstance(self._meter, NoOpMeter)
 
     def add(self, metric: Metric, amount: float = 1, attributes: Attributes | None = None) -> None:

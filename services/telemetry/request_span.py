@@ -51,7 +51,7 @@ class RequestSpan:
 
     @property
     def context(self) -> Context:
-        """That of its children."""
+        """Context of its children."""
         return in_context(self.span, Context())
 
     @property
@@ -150,7 +150,7 @@ class RequestSpan:
         return self._tracer.start_span(name, context, kind, start_time=self._timeline.ns(start_s))
 
     def finish(self, span: Span, end_s: float) -> None:
-        """What such a span is of is over."""
+        """End the span with the request."""
         span.end(self._timeline.ns(end_s))
 
     def say(self, attributes: Attributes) -> None:

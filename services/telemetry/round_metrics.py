@@ -18,7 +18,7 @@ def _average() -> Average:
 
 
 class SpeculationGain:
-    """Whether speculation pays: running averages over the rounds of all requests of a router."""
+    """Gain of speculation: running averages over the rounds of all requests of a router."""
 
     def __init__(self) -> None:
         self._length = _average()

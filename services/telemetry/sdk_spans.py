@@ -122,12 +122,12 @@ class SdkSpan:
             self._finish(result.finish_reason, result.stats)
 
     def record_resumed(self, num_received: int) -> None:
-        """It broke off, and is sent again for what follows so many tokens."""
+        """Record that it broke off and is sent again for what follows so many tokens."""
         if not self._has_ended:
             self._span.add_event("resumed", {"slipstream.resumed.num_received": num_received})
 
     def record_error(self, error: BaseException) -> None:
-        """It came to this end. What a caller gives up is no failure."""
+        """Record the error that ended it. A request that its caller gives up is no failure."""
         if not isinstance(error, Exception):
             self.record_cancelled()
         elif self._is_last_word():
@@ -144,7 +144,7 @@ class SdkSpan:
             self._end(CANCELLED)
 
     def _is_last_word(self) -> bool:
-        """Whether this ends it. A stream may be read by one thread and closed by another."""
+        """Return whether this call ends it: one thread may read a stream, another close it."""
         with self._lock:
             is_last = self._has_begun and not self._has_ended
             self._has_ended = self._has_ended or is_last
@@ -155,7 +155,7 @@ class SdkSpan:
         self._count("input", info.num_prompt_tokens)
 
     def _say_received(self) -> None:
-        """What came of an answer that has no end."""
+        """Record what was received of an answer that has no end."""
         if self._num_tokens is not None:
             self._span.set_attribute("gen_ai.usage.output_tokens", self._num_tokens)
             self._count("output", self._num_tokens)
@@ -175,13 +175,13 @@ class SdkSpan:
         self._span.end()
 
     def _record(self, metric: Metric, value: float, more: _Attributes | None = None) -> None:
-        """With those of the request's attributes that the metric has, and `more`."""
+        """Record a value with the request's attributes that the metric has, and `more`."""
         common = {name: self._about[name] for name in metric.attributes if name in self._about}
         self._instruments.record(metric, value, common | (more or {}))
 
 
 def _about(generation: Generation, address: str | None, *, is_stream: bool) -> _Attributes:
-    """What is known of a request before it is sent; nothing of what it says."""
+    """Return the attributes of a request before it is sent, without its content."""
     attributes: _Attributes = dict(request_attributes(generation, is_stream=is_stream))
     if address is not None:
         attributes |= _server(address)

@@ -82,7 +82,7 @@ class Span:
 
     @property
     def is_request(self) -> bool:
-        """Whether it is a router's span of a whole request."""
+        """Return whether it is a router's span of a whole request."""
         return self.kind is SpanKind.SERVER and self.name.startswith(_REQUESTS)
 
 

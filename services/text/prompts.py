@@ -1,4 +1,4 @@
-"""From prompts to token ids: text, messages or ids, of a first turn or a later one.
+"""Encoding of prompts: text, messages or ids, of a first turn or a later one.
 
 A later turn is encoded alone and appended; earlier ones are never tokenised again.
 """

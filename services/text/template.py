@@ -1,4 +1,4 @@
-"""From messages to one text, by the chat template of a model, as transformers renders it.
+"""Rendering of messages by a model's chat template, as transformers does it.
 
 Templates are programs of strangers: they run in a sandbox, without escape to Python, and what
 they are and what they write is bounded in size. The time and memory that they take are not.
@@ -140,7 +140,7 @@ class _Dict:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """As `dict.fromkeys`."""
+        """Return what `dict.fromkeys` does."""
         return dict.fromkeys(*args)
 
 

@@ -54,7 +54,7 @@ class Row:
 
     @property
     def has_failed(self) -> bool:
-        """Whether it ended in an error."""
+        """Return whether it ended in an error."""
         return self.span.status is Status.ERROR
 
 

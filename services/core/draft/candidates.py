@@ -37,7 +37,7 @@ def ordered_top(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
 
 
 def _top_by_bound(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
-    """On the host: bound the k-th value from below, then sort the few that reach the bound.
+    """Bound the k-th value from below on the host, then sort the few that reach the bound.
 
     The k-th largest of the maxima of disjoint blocks is such a bound, and cheap; everything
     tied with the k-th value reaches it. Ten times faster here than a selection over the row.

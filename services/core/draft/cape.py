@@ -22,7 +22,7 @@ the paper's array ends one short of it.
 
 @dataclass(frozen=True, slots=True)
 class NodeBudget:
-    """How many nodes to spend: `table` leaves per chain position, `max_nodes` for the whole tree.
+    """Limits of a tree: `table` leaves per chain position, `max_nodes` for the whole tree.
 
     `prices` are what the tree's first, second … node costs, in tokens; () where nodes are free.
     """
@@ -61,7 +61,7 @@ class Chain:
 
 
 def runner_ups(top_prob: float, table: Sequence[int] = PAPER_TABLE) -> int:
-    """How many runner-ups a position gets whose most likely token has this probability.
+    """Return the number of runner-ups of a position whose most likely token has this probability.
 
     The index is clamped, so that rounding above 1 is harmless; no number counts as certainty.
     """

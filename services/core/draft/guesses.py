@@ -1,4 +1,4 @@
-"""What may follow a session's text by n-grams, and how likely, as far as it held before.
+"""Tokens that may follow a session's text by n-grams, with probabilities from what held before.
 
 Knows token ids and the interface of their sources; no draft and no model.
 """
@@ -43,7 +43,7 @@ class Guess(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """What every source has behind one path."""
+    """Continuations that every source has behind one path."""
 
     own: tuple[int, int] | None
     learned: tuple[int, int] | None

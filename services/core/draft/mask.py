@@ -1,4 +1,4 @@
-"""Which tree nodes see which: the dynamic sliced topology-aware causal mask.
+"""The dynamic sliced topology-aware causal mask: which tree nodes see which.
 
 One ancestor mask is built for the largest tree of a topology. A level on its way there is its
 last rows, a smaller tree its corner: views, so that a known topology costs nothing per round.

@@ -184,5 +184,5 @@ def with_forced(proposal: Proposal, forced: tuple[int, ...]) -> Proposal:
 
 
 def _is_drafted(proposal: Proposal) -> bool:
-    """Whether what ended the drafting is the draft's to say."""
+    """Return whether the draft ended the drafting itself."""
     return bool(len(proposal.tree)) or proposal.stopped_by == TOO_DEAR

@@ -1,4 +1,4 @@
-"""What n-grams are looked up in: the narrow interface between trees of copies and what they copy.
+"""Sources of n-grams: the interface between trees of copies and the texts they copy from.
 
 Knows token ids only: neither files, nor stores, nor drafts.
 """
@@ -13,7 +13,7 @@ from slipstream.core.errors import InvalidRequest
 
 
 class CopySource(StrEnum):
-    """Where a proposed token was found, where no draft model proposed it."""
+    """Source of a proposed token that no draft model proposed."""
 
     LOOKUP = "lookup"
     """Earlier in the text of its own session."""
@@ -53,7 +53,7 @@ class TextMemory(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class NgramSources:
-    """What a request may copy from, beside its own text."""
+    """Sources that a request may copy from, beside its own text."""
 
     store: NgramStore | None = None
     memory: TextMemory | None = None
@@ -67,7 +67,7 @@ _GROUPS = (2, 3, 6)
 
 @dataclass(frozen=True, slots=True)
 class Copying:
-    """What a round may copy.
+    """Limits of the copies in a round.
 
     Matches of at least `shortest` tokens count, and a copied path has up to `max_depth` tokens.
     With copies of which `alone` tokens or more are expected to become final, the draft is not
@@ -90,7 +90,7 @@ class Copying:
 
 
 class MatchAcceptance:
-    """How likely the token behind a match becomes final in one session, learnt as it goes on.
+    """Probability that the token behind a match becomes final, learnt within a session.
 
     Behind a match of n tokens the next one is right with a probability of n / (n + doubt) until
     more is known. (Greedy text of SmolLM2-135M, copied from itself: 0.25, 0.56, 0.62, 0.66, 0.71,
@@ -116,7 +116,7 @@ class MatchAcceptance:
 
 
 class Acceptance:
-    """What share of a source's probabilities holds in one session, learnt as it goes on."""
+    """Share of a source's probabilities that holds, learnt within a session."""
 
     def __init__(self, prior: float) -> None:
         """`prior` is the share that is assumed before anything was seen."""

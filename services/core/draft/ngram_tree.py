@@ -25,7 +25,7 @@ GuessesAfter = Callable[[tuple[int, ...]], Sequence[Guess]]
 
 @dataclass(frozen=True, slots=True)
 class TreeLimits:
-    """How large a tree may become.
+    """Limits of a tree's size.
 
     `prices` are what the first, second … node costs, in tokens; () where nodes are free.
     `branch_price` is what a second path adds, beside its nodes. Nothing follows `stop_token_ids`.
@@ -175,7 +175,7 @@ def _first_path(tree: TokenTree) -> list[int]:
 
 
 def _has_second_path(tree: TokenTree) -> bool:
-    """Whether nodes beside the first path continue each other."""
+    """Return whether nodes beside the first path continue each other."""
     first = {ROOT, *_first_path(tree)}
     return any(node not in first and tree.parents[node] not in first for node in range(len(tree)))
 

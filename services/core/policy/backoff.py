@@ -4,7 +4,7 @@ from slipstream.core.policy.pace import Average
 
 
 class Experience:
-    """What drafting gained in all requests to one draft: what the next one begins with."""
+    """Gain of drafting in all requests to one draft, with which the next one begins."""
 
     WEIGHT = 0.02
     """Of a round in the long run."""
@@ -75,7 +75,7 @@ class Backoff:
         self._pause = min(2 * self._pause, self.LONGEST_PAUSE)
 
     def allows(self) -> bool:
-        """Whether to speculate in the round now planned."""
+        """Return whether to speculate in the round now planned."""
         if self._plain_rounds_left == 0:
             return True
         self._plain_rounds_left -= 1

@@ -1,4 +1,4 @@
-"""What a forward of many rows costs: seconds by rows, sessions and keys read. Pure arithmetic.
+"""Cost of a forward in seconds, by rows, sessions and keys read. Pure arithmetic.
 
 Learnt from a few timed forwards, then kept up to date by what real steps took. Whatever is
 recorded, the answer stays above 0 and finite: it is a hint that a busy machine must not spoil.
@@ -40,7 +40,7 @@ Forward = Callable[[int, int], object]
 
 @dataclass(frozen=True, slots=True)
 class Budget:
-    """How long to learn: `seconds` in all, though a few forwards are run in any case."""
+    """Time for measuring: `seconds` in all, though a few forwards are run in any case."""
 
     seconds: float = 1.5
     max_rows: int = 128
@@ -185,7 +185,7 @@ def _within(value: float, least: float, most: float) -> float:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """What `CostCurve` is made of: (rows, seconds) of one session, and what every other adds."""
+    """Measurements for a `CostCurve`: (rows, seconds) of one session, and what another adds."""
 
     points: tuple[tuple[int, float], ...]
     session_s: float = 0.0

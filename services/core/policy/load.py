@@ -1,4 +1,4 @@
-"""How many rows each of the sessions that run now may verify. Pure; knows no clock and no engine.
+"""Number of rows that each running session may verify. Pure; time is an argument.
 
 Cost is that of a step in which every session does alike: what one of them takes for itself is
 taken from the others, so that none may count on their frugality.
@@ -26,7 +26,7 @@ _BETTER = 1.03
 
 
 class BatchSize:
-    """How many sessions share a step: at once when they are more, slowly when they are fewer."""
+    """Number of sessions that share a step: rises at once, falls slowly."""
 
     DECAY = 0.1
     SLACK = 0.25
@@ -48,7 +48,7 @@ class BatchSize:
 
 
 class AcceptanceEstimate:
-    """What rows bring: r of them `1 + kept * log2(r)` tokens. It learns `kept` as time goes on.
+    """Tokens that r rows bring, `1 + kept * log2(r)`, with `kept` learnt from verdicts.
 
     Right for the second row of a chain, whose chance `kept` is, and near the measured growth of
     good trees, which bring about as much more for every doubling of their nodes.
@@ -79,7 +79,7 @@ class AcceptanceEstimate:
 
 
 class DraftWait:
-    """How long a target has waited for its sessions before a step: what their drafts cost it.
+    """Time that a target waits for its sessions before a step: the cost of their drafts.
 
     Apart from what it waits for them in any case, and no longer than a step: a session that stays
     away longer is not drafting.
@@ -106,7 +106,7 @@ class DraftWait:
 
 
 class Probes:
-    """When to try what seems not to pay: all sessions at once, at growing intervals.
+    """Schedule of attempts at what seems not to pay: all sessions at once, ever less often.
 
     Apart from each other they would try in every step, and each time cost all of them.
     """
@@ -123,7 +123,7 @@ class Probes:
         self._pause = self._left = self.FIRST_PAUSE
 
     def is_due(self) -> bool:
-        """Whether to try in this step."""
+        """Return whether to try in this step."""
         self._left -= 1
         if self._left > 0:
             return False
@@ -183,7 +183,7 @@ class TokenBudget:
         *,
         rows: int | None = None,
     ) -> Offer:
-        """What the rows cost, step by step of the staircase, if it has any."""
+        """Return the offer with its rows' costs, at each step of the staircase if there is one."""
         rows = self._rows if rows is None else rows
         step = (curve.tile or 0) // sessions
         steps = range(step, rows, step) if step >= _SHORT_STEP else ()

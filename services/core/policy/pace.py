@@ -18,7 +18,7 @@ class Average:
 
 
 class Pace:
-    """How fast a request goes: tokens that become final in the time of a plain round.
+    """Pace of a request: tokens that become final in the time of a plain round.
 
     Tokens and times are averaged apart, so that long rounds count for as long as they take.
     """

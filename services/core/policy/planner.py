@@ -1,4 +1,4 @@
-"""How much to draft in the next round. Pure; knows no model, no clock and neither engine."""
+"""Plans of rounds: how much to draft, and of what shape. Pure."""
 
 from dataclasses import replace
 
@@ -65,7 +65,7 @@ class Planner:
         return replace(self._shaped(depth, nodes), lookup=copying)
 
     def forced(self, remaining: int, verdict: Verdict) -> tuple[int, ...]:
-        """What the next round may propose of the tokens that a grammar forces behind `verdict`."""
+        """Return the tokens that a grammar forces behind `verdict`, as many as may be proposed."""
         settings = self._settings
         if settings.mode is Mode.OFF or settings.verification is not Verification.EXACT:
             return ()
@@ -122,7 +122,7 @@ class Planner:
         return self._instead.value
 
     def _copying(self, limit: int) -> Copying | None:
-        """What the next round may copy, with `limit` as the longest path."""
+        """Return the limits of copies in the next round, with `limit` as the longest path."""
         copying = self._settings.lookup
         if copying is None or limit < 1:
             return None
@@ -131,7 +131,7 @@ class Planner:
         return replace(copying, max_depth=min(copying.max_depth, limit), branch_price=branch_price)
 
     def _row_prices(self, nodes: int) -> tuple[float, ...]:
-        """What each of a round's nodes costs, in tokens: those that its time would bring otherwise.
+        """Return the price of each node of a round, in tokens that its time would bring otherwise.
 
         Speculation that is forced has its shape whatever it costs.
         """

@@ -1,4 +1,4 @@
-"""What a draft step and a token to verify cost now, in plain rounds. Pure arithmetic.
+"""Prices of a draft step and of a token to verify, in plain rounds. Pure arithmetic.
 
 Both are what was measured where the request runs, unless a profile that the user named pins them.
 """

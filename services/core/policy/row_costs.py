@@ -1,4 +1,4 @@
-"""What a round costs by the tokens that it verifies, and which of them pay. Pure arithmetic."""
+"""Cost of a round by the number of tokens that it verifies, and how many pay. Pure arithmetic."""
 
 import math
 from collections.abc import Sequence
@@ -77,7 +77,7 @@ def num_paying(values: Sequence[float], prices: Sequence[float]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Offer:
-    """What the target has for a session's next round: up to `rows` tokens, the pending one's too.
+    """Budget of a session's next round: up to `rows` tokens, the pending one included.
 
     A plain round takes `round_s` seconds, and one of more tokens what `costs` says; None: unknown.
     """

@@ -1,4 +1,4 @@
-"""When to stop drafting within a round. Pure; knows nothing of models, trees or tokens.
+"""Stop policies: when drafting ends within a round. Pure.
 
 Every policy is asked after a token was appended, never before: the uncertain token is still
 proposed, and which token it is has no say. So stopping never biases the output.
@@ -62,7 +62,7 @@ DECISION_THRESHOLD = 0.4
 
 @dataclass(frozen=True, slots=True)
 class StopSignal:
-    """What is known after a draft token was appended.
+    """Numbers about the draft token that was appended last.
 
     `depth` counts the tokens on its path. `top_prob` and `entropy` (nats) are of the distribution
     that produced it, at temperature 1. `score` is the decision model's. `path_prob` is the
@@ -80,7 +80,7 @@ class Stop(Protocol):
     """A policy of one round."""
 
     def should_stop(self, signal: StopSignal) -> bool:
-        """Whether the token that `signal` tells of is the last to draft on its path."""
+        """Return whether the token of `signal` is the last to draft on its path."""
         ...
 
 

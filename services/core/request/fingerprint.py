@@ -1,4 +1,4 @@
-"""Whether two requests say the same. Pure."""
+"""Digests of requests: equal if and only if the requests are. Pure."""
 
 import hashlib
 import json

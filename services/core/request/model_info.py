@@ -1,4 +1,4 @@
-"""What a model can be asked for, and its limits, from the tables that requests are checked with.
+"""Abilities and limits of a model, from the tables that requests are checked with.
 
 An engine's owner fills the facts in; what follows from them is computed here.
 """
@@ -16,7 +16,7 @@ from slipstream.core.verify.grammar import MAX_GRAMMAR_BYTES
 
 @dataclass(frozen=True, slots=True)
 class VerificationInfo:
-    """What one verification mode goes with, among the drafters that are there."""
+    """Shapes, stop policies and drafters that go with a verification mode here."""
 
     verification: Verification
     shapes: tuple[Shape, ...]
@@ -28,7 +28,7 @@ class VerificationInfo:
 
 @dataclass(frozen=True, slots=True)
 class DrafterInfo:
-    """What one drafter goes with."""
+    """Shapes, stop policies and verification modes that go with a drafter."""
 
     kind: str
     shapes: tuple[Shape, ...]
@@ -58,7 +58,7 @@ class Limits:
 
     @classmethod
     def of(cls, facts: ModelFacts) -> "Limits":
-        """Those of requests to a target that says this of itself."""
+        """Return the limits of requests to a target with these facts."""
         size = MAX_GRAMMAR_BYTES if facts.has_grammars else 0
         return cls(facts.context_length, max_logprobs=facts.max_logprobs, max_grammar_bytes=size)
 
@@ -84,7 +84,7 @@ class ModelInfo:
 
 
 def drafter_info(facts: DraftFacts, *, num_replicas: int = 1) -> DrafterInfo:
-    """What requests can ask of a draft that says this of itself. Not for `none`."""
+    """Return what requests can ask of a draft with these facts. Not for `none`."""
     row = DRAFTERS[facts.kind]
     stops = row.stops if facts.has_decision_model else row.stops - {StopPolicy.DECISION}
     return DrafterInfo(

@@ -1,4 +1,4 @@
-"""What a request may ask of speculation, and which parts go together. Pure.
+"""Speculation options of a request, and which of them go together. Pure.
 
 The tables `VERIFICATIONS` and `DRAFTERS` are data: lists of what is supported and
 `check_combination` read the same rows.
@@ -18,7 +18,7 @@ MAX_NODES = 127
 
 
 class Mode(StrEnum):
-    """Whether a request speculates."""
+    """Decision whether a request speculates."""
 
     AUTO = "auto"
     """While it pays: plain rounds when it does not."""
@@ -30,7 +30,7 @@ class Mode(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class SpeculationOptions:
-    """How to speculate; `None` takes the engine's calibrated default.
+    """Speculation options of a request; `None` takes the engine's calibrated default.
 
     `max_draft_tokens` bounds a path, `max_nodes` the tree. `threshold` is of `stop`; `widths`
     are the children per depth of shape `product`; `num_roots` is of `target-init`. `drafter` is
@@ -130,7 +130,7 @@ def num_product_nodes(widths: tuple[int, ...]) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Capability:
-    """What one verification mode or one drafter goes with."""
+    """Shapes, stop policies and drafters that go with one verification mode or drafter."""
 
     name: str
     shapes: frozenset[Shape]
@@ -223,7 +223,7 @@ def fitting_stop(options: SpeculationOptions, default: StopPolicy, *, drafter: s
 
 
 def fits_lookup(options: SpeculationOptions, drafter: str) -> bool:
-    """Whether copies may stand beside what this drafter proposes, as these options verify it."""
+    """Return whether copies may stand beside this drafter's proposals with these options."""
     mode = options.verification or Verification.EXACT
     return VERIFICATIONS[mode].lookup and DRAFTERS[drafter].lookup
 

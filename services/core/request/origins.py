@@ -1,4 +1,4 @@
-"""Where tokens of an output came from. Pure; knows token trees, and nothing of text or the wire."""
+"""Origins of an output's tokens. Pure."""
 
 from enum import StrEnum
 
@@ -8,7 +8,7 @@ from slipstream.core.types import Proposal, Verdict
 
 
 class TokenOrigin(StrEnum):
-    """Who proposed a token that became final."""
+    """Proposer of a token that became final."""
 
     DRAFT = "draft"
     """The draft: its best guess, behind nothing but best guesses."""
@@ -38,7 +38,7 @@ Origins = tuple[TokenOrigin | None, ...]
 def origins_of(
     proposal: Proposal, verdict: Verdict, *, has_roots: bool = False
 ) -> tuple[TokenOrigin, ...]:
-    """Where each of the verdict's tokens came from.
+    """Return the origin of each of the verdict's tokens.
 
     With `has_roots` the tree hangs under target-initialised roots, which are the target's own.
     """

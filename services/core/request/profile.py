@@ -1,4 +1,4 @@
-"""What is calibrated for a pair of models: the defaults of requests. A value."""
+"""Profile of a pair of models: calibrated defaults of requests. A value."""
 
 import math
 from collections.abc import Mapping
@@ -64,7 +64,7 @@ class Profile:
         return self.threshold_sampled if temperature else self.threshold
 
     def calibration_at(self, temperature: float) -> Calibration:
-        """What the draft's confidence is worth at this temperature."""
+        """Return the calibration of the draft's confidence at this temperature."""
         return self.calibration_sampled if temperature else self.calibration
 
 

@@ -1,4 +1,4 @@
-"""What a model can be asked to go on from: text, messages or token ids. Form only.
+"""Prompts: text, messages or token ids. Form only.
 
 Knows no tokenizer, no chat template and no wire. Errors go into logs, so they quote no prompt.
 """
@@ -40,7 +40,7 @@ def checked_prompt(
 
 
 def are_ids(prompt: Sequence[Any]) -> bool:
-    """Whether it consists of token ids, and of at least one."""
+    """Return whether it consists of token ids, and of at least one."""
     return set(map(type, prompt)) == {int}
 
 

@@ -1,4 +1,4 @@
-"""From what a caller asks to a request that can run: everything that can be refused, is here.
+"""Requests that can run, out of what callers ask: everything that can be refused is here.
 
 Knows what a model and a draft say of themselves; nothing of where they live, or of text.
 """
@@ -34,7 +34,7 @@ _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
 @dataclass(frozen=True, slots=True)
 class ModelFacts:
-    """What a target says of itself."""
+    """Facts of a target, as it describes itself."""
 
     model_id: str
     vocab_size: int
@@ -48,7 +48,7 @@ class ModelFacts:
 
 @dataclass(frozen=True, slots=True)
 class DraftFacts:
-    """What a draft says of itself: its kind, calibrated defaults and abilities.
+    """Facts of a draft, as it describes itself: its kind, calibrated defaults and abilities.
 
     `kind` is glide, vanilla, ngram or none; `max_lag` is the longest path it was trained for;
     `step_s` is what a draft step took when it was loaded, in seconds.
@@ -65,7 +65,7 @@ class DraftFacts:
 
 @dataclass(frozen=True, slots=True)
 class Ask:
-    """What a caller wants of one request, beside the prompt.
+    """Parameters of one request, beside the prompt.
 
     `raw` takes a text prompt as it is, and `allow_special_tokens` the names of special tokens in it
     as these tokens; `request_id` names the request, and may be empty;

@@ -1,4 +1,4 @@
-"""What a request gives back. Plain values; knows nothing of engines."""
+"""Results of a request. Plain values."""
 
 from collections.abc import Iterable, Sequence
 from dataclasses import dataclass
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class PromptInfo:
-    """What is known of a request when it begins."""
+    """Facts of a request at its start."""
 
     request_id: str
     """Names the request in answers, errors and logs."""
@@ -28,7 +28,7 @@ class PromptInfo:
 
 @dataclass(frozen=True, slots=True)
 class Timings:
-    """Where a request's time went, in seconds.
+    """Times of a request's parts, in seconds.
 
     `prefill_s` is up to the first final token, `decode_s` the rest; `draft_s` and `verify_s`
     are the engines' parts of `decode_s`, the way there and back included. The rest splits these two
@@ -49,7 +49,7 @@ class Timings:
 
 @dataclass(frozen=True, slots=True)
 class Continuity:
-    """What became of a request that lived through losses."""
+    """Losses that a request survived."""
 
     is_kept: bool = False
     """Whether the answer was kept, so that the same request again gets it."""
@@ -158,7 +158,7 @@ def collected(chunks: Iterable[Chunk]) -> Result:
 
 
 def _joined(parts: Sequence[tuple[tuple[T | None, ...], Sequence[int]]]) -> tuple[T | None, ...]:
-    """What is said of all tokens, where anything is said of any: a router of another version may
+    """Join the items of all tokens, where there are any: a router of another version may
     have sent the rest."""
     if not any(said for said, _ in parts):
         return ()

@@ -5,14 +5,14 @@ from enum import StrEnum
 
 
 class ReplicaRole(StrEnum):
-    """What a replica is there for."""
+    """Role of a replica."""
 
     DRAFT = "draft"
     TARGET = "target"
 
 
 class ReplicaState(StrEnum):
-    """How a router sees a replica."""
+    """State of a replica, as a router sees it."""
 
     CONNECTING = "connecting"
     """Not reached yet, or lost."""
@@ -46,7 +46,7 @@ class ReplicaInfo:
 
 @dataclass(frozen=True, slots=True)
 class ShadowInfo:
-    """What has come of the shadow check, since the router's start.
+    """Results of the shadow check, since the router's start.
 
     Of the requests drawn for it, `num_offered`, each is in one of the counts of outcomes, or waits.
     """

@@ -85,7 +85,7 @@ def resolve(
 
 
 def _copying(options: SpeculationOptions, profile: Profile, *, drafter: str) -> Copying | None:
-    """What is copied beside the draft; a default that does not fit gives way."""
+    """Return the copies beside the draft; a default that does not fit gives way."""
     is_on = profile.lookup > 0 if options.lookup is None else options.lookup
     if not is_on or options.mode is Mode.OFF or not fits_lookup(options, drafter):
         return None

@@ -1,4 +1,4 @@
-"""What speculation did for a request: sums and a histogram of all rounds, and the newest ones.
+"""Speculation statistics of a request: sums and a histogram of all rounds, and the newest ones.
 
 Field names are those of vLLM's per-request acceptance metrics. Knows no clock and no exporter.
 """

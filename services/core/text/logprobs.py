@@ -1,4 +1,4 @@
-"""How likely tokens were to the model. Values; knows no logits.
+"""Log-probabilities of tokens. Values.
 
 Log-probabilities are the model's own: log-softmax of the raw logits at temperature 1, before bias,
 penalties, grammar and truncation.
@@ -45,7 +45,7 @@ Logprobs = tuple[TokenLogprob | None, ...]
 def with_texts(
     logprobs: Logprobs, token_ids: Sequence[int], token_bytes: Callable[[int], bytes]
 ) -> Logprobs:
-    """The same with the bytes of all tokens; `token_ids` are those that were chosen."""
+    """Return the same with the bytes of all tokens; `token_ids` are those that were chosen."""
     return tuple(
         None
         if item is None

@@ -1,4 +1,4 @@
-"""From token ids to text as they become final: whole characters only, stop strings held back.
+"""Incremental detokenization: whole characters only, stop strings held back.
 
 Works with any `decode(ids) -> str`. What is emitted never has to be taken back: bytes of a
 character that is not complete yet, and text that may be the beginning of a stop string, wait
@@ -23,7 +23,7 @@ _BLOCK = 64
 
 
 class Detokenizer(Protocol):
-    """What tokens are as text."""
+    """Text of tokens."""
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids; bytes that are no whole character at its end become U+FFFD."""
@@ -145,7 +145,7 @@ class TextStream:
         return True
 
     def _stop_start(self, before: int) -> int | None:
-        """Where the first stop string in the text that is not sent yet begins; it reaches beyond
+        """Return where the first stop string in the text not sent yet begins; it reaches beyond
         the text's length `before`, as none was there then."""
         if len(self._ends) < self._num_sent:  # what was sent is free of them
             return None

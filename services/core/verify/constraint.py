@@ -1,4 +1,4 @@
-"""What may follow in a text that has to have a form: the seam between distributions and grammars.
+"""Constraints on the next token: the seam between distributions and grammars.
 
 A constraint is a function of the tokens that a request has put out, of nothing else. So every node
 of a tree has its own, and a replica that goes on with a request needs no state but the tokens.

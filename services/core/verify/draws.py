@@ -27,7 +27,7 @@ among which is the draw, and the largest logit; None for logits that are no dist
 
 
 def is_plain_softmax(sampling: SamplingParams) -> bool:
-    """Whether nothing but the temperature stands between logits and distribution."""
+    """Return whether nothing but the temperature stands between logits and distribution."""
     return sampling.is_greedy or (
         sampling.top_k is None and sampling.top_p == 1 and sampling.min_p == 0
     )
@@ -40,8 +40,8 @@ def is_softmax(sampling: SamplingParams) -> bool:
 
 
 def fits_device(session: Session) -> bool:
-    """Whether rows may draw on their own: no penalties, bias or truncation, mode `exact`, and
-    nothing to be told but tokens, and no grammar."""
+    """Return whether rows may draw on their own: mode `exact`, no penalties, bias, truncation,
+    log-probabilities or grammar."""
     is_exact = session.verification is Verification.EXACT
     is_silent = session.num_logprobs is None
     is_free = session.grammar is None

@@ -1,4 +1,4 @@
-"""What a text must follow: a JSON schema or a regular expression. Values; compiles nothing."""
+"""Grammars of outputs: a JSON schema or a regular expression. Values; nothing is compiled."""
 
 from dataclasses import dataclass
 from enum import StrEnum

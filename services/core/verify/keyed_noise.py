@@ -19,7 +19,7 @@ _MASK64 = 0xFFFFFFFFFFFFFFFF
 
 
 class Purpose(IntEnum):
-    """What a number is drawn for. Streams of different purposes are independent."""
+    """Purpose of a random number. Streams of different purposes are independent."""
 
     DRAW = 1
     """The target's token of a position, by Gumbel-max."""

@@ -1,4 +1,4 @@
-"""How likely tokens were to the model, by the raw logits of the positions that a walk decided.
+"""Log-probabilities of tokens, by the raw logits of the positions that a walk decided.
 
 One row at a time, so that a row gives the same values whatever stands beside it. What bias,
 penalties, grammars and truncation make of the logits changes nothing here.

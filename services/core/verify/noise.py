@@ -30,7 +30,7 @@ def uniforms(seed: int, position: int, ids: Tensor | int, *, purpose: Purpose) -
 
 
 def signed_keys(seed: int, position: int, *, purpose: Purpose) -> tuple[int, int]:
-    """What the noise of a position depends on, as two signed 32-bit numbers."""
+    """Return the keys of a position's noise, as two signed 32-bit numbers."""
     first, second = noise_keys(seed, position, purpose)
     return _signed(first), _signed(second)
 

@@ -57,7 +57,7 @@ def multi_candidate(
 
 
 def branch_test(p: Tensor, proposed: SparseDistribution, token: int, u: float) -> bool:
-    """Whether `token`, drawn from `proposed`, passes u < p / q on its own."""
+    """Return whether `token`, drawn from `proposed`, passes u < p / q on its own."""
     q = proposed.probs[proposed.tokens.index(token)] / sum(proposed.probs)
     return u * q < float(p[token])
 

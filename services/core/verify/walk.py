@@ -18,7 +18,7 @@ Row = Callable[[int], Tensor]
 
 @dataclass(frozen=True, slots=True)
 class Walk:
-    """What verification decided.
+    """Result of verification.
 
     `nodes` are the accepted nodes from the root down, `token` is the target's own after them.
     With target-initialised roots there is no such token, but `roots` in its place. `margins` say
@@ -35,7 +35,7 @@ class Walk:
 
 @dataclass(frozen=True, slots=True)
 class WalkStep:
-    """What the rule of a position decided: to go on to `child`, or to end the walk with `token`."""
+    """Decision of a position's rule: to go on to `child`, or to end the walk with `token`."""
 
     child: int | None
     token: int | None = None

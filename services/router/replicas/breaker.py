@@ -15,7 +15,7 @@ from slipstream.core.timing import Clock
 
 @dataclass(frozen=True, slots=True)
 class BreakerLimits:
-    """How many failures in a row make a name rest, and for how long."""
+    """Failures in a row after which a name rests, and the time that it rests."""
 
     failures: int = 3
     first_s: float = 0.5
@@ -47,7 +47,7 @@ class Breakers:
         return frozenset(name for name in self._known if not self.may_ask(name))
 
     def may_ask(self, name: str) -> bool:
-        """Whether a request may ask it now."""
+        """Return whether a request may ask it now."""
         at = self._known.get(name)
         return at is None or not at.is_open or (at.trial is None and self._clock() >= at.until)
 
@@ -60,7 +60,7 @@ class Breakers:
         return attempt
 
     def forget(self, name: str) -> None:
-        """What was known of it holds no longer: it is another one now, or gone."""
+        """Forget its failures: it is another one now, or gone."""
         self._known.pop(name, None)
 
     def reason(self, name: str) -> str:

@@ -1,4 +1,4 @@
-"""Where replicas are: a fixed list, a DNS name, a file, or the registry that they announce
+"""Addresses of replicas: a fixed list, a DNS name, a file, or the registry that they announce
 themselves to. Knows addresses, not who answers there.
 
 What can't be read for a moment changes nothing: the last list stays, and the log says why.
@@ -94,7 +94,7 @@ class Lingering:
         self._seen: dict[str, float] = {}
 
     async def __call__(self) -> Addresses:
-        """Those that were named within `LINGER_S`."""
+        """Return the addresses that were named within `LINGER_S`."""
         found = await self._ask()
         now = self._clock()
         self._seen |= dict.fromkeys(found, now)

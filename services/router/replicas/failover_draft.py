@@ -130,7 +130,7 @@ class FailoverDraft:
         await self._end(self._let_go())
 
     def _is_over(self, used: InUse[Draft]) -> bool:
-        """Whether the request itself has ended: its time is up, or it released the draft."""
+        """Return whether the request itself has ended: its time is up, or it released the draft."""
         remaining = self._remaining()
         return self._used is not used or (remaining is not None and remaining <= 0)
 

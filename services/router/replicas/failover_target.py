@@ -32,7 +32,7 @@ MAX_INTERNAL_ERRORS = 4
 
 @dataclass(frozen=True, slots=True)
 class Search:
-    """How another target is found."""
+    """Search for another target."""
 
     choose: Callable[[Collection[str]], InUse[Target] | None]
     """Return one that is not among the names given; None when there is none."""

@@ -55,7 +55,7 @@ class Placed:
 
 @dataclass(frozen=True, slots=True)
 class Wanted:
-    """What a session asks of placement: its model, its numbering of tokens, its last replica."""
+    """Needs of a session in placement: its model, its numbering of tokens, its last replica."""
 
     model_id: str
     tokenizer_hash: str | None = None
@@ -64,14 +64,14 @@ class Wanted:
     """See `DescribedTarget.arithmetic`; None for any."""
 
     def admits(self, model: DescribedTarget) -> bool:
-        """Whether it would do."""
+        """Return whether it would do."""
         same_numbering = self.tokenizer_hash in (None, model.tokenizer_hash)
         return same_numbering and self.arithmetic in (None, model.arithmetic)
 
 
 @dataclass(frozen=True, slots=True)
 class DrafterDefaults:
-    """What requests get that name no drafter: `drafter`, or the best there is.
+    """Draft of requests that name none: `drafter`, or the best there is.
 
     `expects_drafts` where drafts are listed at all, reached or not.
     """
@@ -101,7 +101,7 @@ class Fleet:
 
     @property
     def has_target(self) -> bool:
-        """Whether any request can run."""
+        """Return whether any request can run."""
         return bool(self._targets.ready())
 
     def infos(self) -> tuple[ReplicaInfo, ...]:
@@ -205,7 +205,7 @@ class Fleet:
         return None if chosen is None else known[chosen.address]
 
     def draft_facts(self, target: Placed, asked: str | None) -> DraftFacts:
-        """What a request to this target can ask of its draft: one of the kind asked, or the best.
+        """Return the facts of a target's draft for a request: one of the kind asked, or the best.
 
         A draft that is lost for the moment still counts, by what it said last. Raises
         `UnsupportedCombination` when there are drafts, but none of this kind.

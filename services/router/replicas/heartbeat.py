@@ -1,4 +1,4 @@
-"""Whether a replica still answers: it is asked again and again, and must not be silent for long.
+"""Heartbeats of replicas: each is asked again and again, and must not be silent for long.
 
 Knows neither replicas nor the wire.
 """
@@ -15,7 +15,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Heartbeat:
-    """How often replicas are asked, and how long one may be silent before it is lost."""
+    """Interval of heartbeats, and the silence after which a replica is lost."""
 
     every_s: float = 1.0
     limit_s: float = 5.0
@@ -66,7 +66,7 @@ async def while_both(one: Coroutine[Any, Any, T], other: Coroutine[Any, Any, T])
 
 
 class Epoch:
-    """From when a replica was described until it is lost. Another one begins when it is back.
+    """Time from a replica's description until it is lost. Another one begins when it is back.
 
     The runner of a request on a replica takes its `epoch` when the request is placed, and races
     `lost` against whatever it waits for. A replica that drains is not lost.
@@ -78,12 +78,12 @@ class Epoch:
 
     @property
     def is_lost(self) -> bool:
-        """Whether it is over: what runs on the replica gets no answer any more."""
+        """Return whether it is over: what runs on the replica gets no answer any more."""
         return self._lost.is_set()
 
     @property
     def reason(self) -> str:
-        """Why it is over; empty while it is not."""
+        """Reason why it is over; empty while it is not."""
         return self._reason
 
     async def lost(self) -> str:

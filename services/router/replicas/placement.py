@@ -1,4 +1,4 @@
-"""Which replicas a request runs on. Pure: views of the replicas go in, a choice comes out.
+"""Choice of a request's replicas. Pure: views of the replicas go in, a choice comes out.
 
 Least loaded first; among equals the one whose last request began longest ago, so that even one
 request at a time is spread, and one that came late gets its share and no more. A replica that
@@ -96,7 +96,7 @@ def best_kind(kinds: Collection[str]) -> str | None:
 
 
 def misfit(target: TargetView, draft: DraftView) -> str:
-    """Why the draft can't guess for the target; empty when it can."""
+    """Return why the draft can't guess for the target; empty when it can."""
     pairs = (
         ("target model", draft.target_model_id, target.model_id),
         ("tokenizer", draft.tokenizer_hash, target.tokenizer_hash),

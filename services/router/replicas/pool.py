@@ -36,12 +36,12 @@ class Pool(Generic[D]):
         self._retired: list[Replica[D]] = []
 
     def __iter__(self) -> Iterator[Replica[D]]:
-        """Those that are listed, by address, and those that were and still run requests."""
+        """Yield the listed replicas by address, and those that were and still run requests."""
         listed = [replica for _, (replica, _) in sorted(self._listed.items())]
         return iter([*listed, *self._retired])
 
     def ready(self) -> list[Replica[D]]:
-        """Those that take requests."""
+        """Return the replicas that take requests."""
         return [replica for replica in self if replica.state is ReplicaState.READY]
 
     async def run(self) -> None:

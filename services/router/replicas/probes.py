@@ -1,4 +1,4 @@
-"""What replicas are, as they say themselves: asked once per connection, and checked.
+"""Descriptions of replicas, asked for once per connection, and checked.
 
 Knows the wire; not how replicas are found or chosen.
 """
@@ -101,7 +101,7 @@ class DescribedDraft:
 
     @property
     def reads_keys(self) -> bool:
-        """Whether it reads the target's keys and values."""
+        """Return whether it reads the target's keys and values."""
         return bool(self.description.target_layers)
 
 
@@ -153,7 +153,7 @@ class DraftProbe:
 
 
 def target_view(replica: Replica[DescribedTarget], model: DescribedTarget) -> TargetView:
-    """What placement needs to know."""
+    """Return the replica as placement sees it."""
     identity = model.description.identity
     return TargetView(
         replica.address,
@@ -167,7 +167,7 @@ def target_view(replica: Replica[DescribedTarget], model: DescribedTarget) -> Ta
 
 
 def draft_view(replica: Replica[DescribedDraft], model: DescribedDraft) -> DraftView:
-    """What placement needs to know."""
+    """Return the replica as placement sees it."""
     answer = model.description
     has_layout = answer.HasField("target_layout")
     return DraftView(

@@ -31,7 +31,7 @@ _LOG = logging.getLogger("slipstream.router")
 
 
 class Described(Protocol):
-    """What a replica said of itself."""
+    """Description of a replica, by itself."""
 
     @property
     def name(self) -> str:
@@ -59,11 +59,11 @@ D_co = TypeVar("D_co", bound=Described, covariant=True)
 
 
 class Probe(Protocol[D_co]):
-    """How replicas of a role are asked what they are."""
+    """Calls that describe the replicas of a role."""
 
     @property
     def role(self) -> ReplicaRole:
-        """What they are there for."""
+        """Role of the replicas."""
         ...
 
     @property
@@ -72,11 +72,11 @@ class Probe(Protocol[D_co]):
         ...
 
     async def describe(self, channel: grpc.aio.Channel) -> D_co:
-        """What the replica is. Raises `HandshakeError` for one that can't be used."""
+        """Return the replica's description. Raises `HandshakeError` for one that can't be used."""
         ...
 
     async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
-        """What the replica holds at the moment. Raises `grpc.aio.AioRpcError`."""
+        """Return what the replica holds at the moment. Raises `grpc.aio.AioRpcError`."""
         ...
 
 

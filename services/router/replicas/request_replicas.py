@@ -35,7 +35,7 @@ _FENCE_BITS = 16
 
 @dataclass(frozen=True, slots=True)
 class RequestReplicaOptions:
-    """How a request uses its replicas. `target.fence` is that of its session."""
+    """Options of a request's use of its replicas. `target.fence` is that of its session."""
 
     target: CallOptions
     draft: CallOptions

@@ -47,13 +47,13 @@ _SAMPLING = (
 
 
 def sampling_to_pb(sampling: SamplingParams) -> common_pb2.SamplingParams:
-    """What differs from the defaults, and the seed in any case."""
+    """Convert what differs from the defaults, and the seed in any case."""
     values: dict[str, Any] = {name: getattr(sampling, name) for name in _SAMPLING}
     return common_pb2.SamplingParams(**values, logit_bias=dict(sampling.logit_bias))
 
 
 def sampling_from_pb(message: common_pb2.SamplingParams) -> SamplingParams:
-    """What is unset takes the default."""
+    """Convert sampling parameters; what is unset takes the default."""
     given = {name: getattr(message, name) for name in _SAMPLING if message.HasField(name)}  # type: ignore[arg-type]
     return SamplingParams(**given, logit_bias=tuple(sorted(message.logit_bias.items())))
 
@@ -165,7 +165,7 @@ def _proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
 
 
 def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
-    """Whether it can be verified is `core.verify.port_checks`'s to say; this is about form only."""
+    """Convert a proposal. Raises `InvalidRequest` for its form; see `check_proposal`."""
     check_proposal_counts(message)
     try:
         tree = TokenTree(tuple(message.tree.tokens), tuple(message.tree.parents))

@@ -36,7 +36,7 @@ def logprobs_to_pb(logprobs: Logprobs) -> list[common_pb2.TokenLogprob]:
 def known_logprobs_from_pb(
     messages: Iterable[common_pb2.TokenLogprob], *, num_tokens: int
 ) -> tuple[TokenLogprob, ...]:
-    """Those of a verdict: of each token, or of none."""
+    """Convert the log-probabilities of a verdict: of each token, or of none."""
     known = tuple(item for item in logprobs_from_pb(messages) if item is not None)
     if len(known) not in (0, num_tokens):
         raise InvalidRequest(f"{len(known)} log-probabilities are of {num_tokens} tokens")

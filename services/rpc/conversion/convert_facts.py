@@ -38,7 +38,7 @@ def _check_name(name: str, value: str) -> None:
 
 
 def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFacts:
-    """What requests are checked against. Raises `HandshakeError` for what can't be true."""
+    """Convert facts to check requests with. Raises `HandshakeError` for impossible ones."""
     identity = message.identity
     for name, value in (
         ("model id", identity.model_id),
@@ -67,7 +67,7 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
 
 
 def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
-    """What requests are checked against. Raises `HandshakeError` for what can't be true."""
+    """Convert facts to check requests with. Raises `HandshakeError` for impossible ones."""
     _check_name("kind", message.kind)
     _check_name("target model", message.target_model_id)
     _check_name("dtype", message.dtype)

@@ -62,7 +62,7 @@ def ask_to_pb(ask: Ask) -> dict[str, Any]:
 
 
 def ask_from_pb(message: pb.Generation, *, raw: bool) -> Ask:
-    """How to generate. What is unset takes the default; 0 is a value like any other."""
+    """Convert parameters. What is unset takes the default; 0 is a value like any other."""
     stopping = message.stopping
     is_bounded = stopping.HasField("max_new_tokens")
     return Ask(
@@ -119,7 +119,7 @@ def session_ref_from_pb(message: pb.SessionRef) -> SessionRef:
 
 
 def speculation_to_pb(options: SpeculationOptions) -> pb.SpeculationOptions:
-    """What is None stays unset."""
+    """Convert speculation options; what is None stays unset."""
     return pb.SpeculationOptions(
         mode=enums.MODE.to_pb(options.mode),  # type: ignore[arg-type]
         shape=enums.SHAPE.to_pb(options.shape),  # type: ignore[arg-type]
@@ -131,7 +131,7 @@ def speculation_to_pb(options: SpeculationOptions) -> pb.SpeculationOptions:
 
 
 def speculation_from_pb(message: pb.SpeculationOptions) -> SpeculationOptions:
-    """What is unset stays None: the draft's calibrated default."""
+    """Convert speculation options; what is unset stays None, the draft's calibrated default."""
     given: dict[str, Any] = {
         name: getattr(message, name)
         for name in _OPTIONAL

@@ -1,4 +1,4 @@
-"""What models and routers say of themselves, on the wire, both ways.
+"""Conversion of descriptions of models and routers, both ways.
 
 `x_from_pb` raises `InvalidRequest` for what is no such value.
 """

@@ -99,7 +99,7 @@ def origins_from_pb(numbers: Iterable[int]) -> Origins:
 
 
 def prompt_info_to_pb(info: PromptInfo) -> pb.PromptInfo:
-    """What is known when a request begins."""
+    """Convert the facts of a request at its start."""
     return pb.PromptInfo(
         request_id=info.request_id,
         model=info.model,
@@ -109,12 +109,12 @@ def prompt_info_to_pb(info: PromptInfo) -> pb.PromptInfo:
 
 
 def prompt_info_from_pb(message: pb.PromptInfo) -> PromptInfo:
-    """What is known when a request begins."""
+    """Convert the facts of a request at its start."""
     return PromptInfo(message.request_id, message.model, message.seed, message.num_prompt_tokens)
 
 
 def finish_to_pb(reason: FinishReason, stats: RequestStats) -> pb.FinishInfo:
-    """What is known when a request has ended."""
+    """Convert the facts of a request at its end."""
     usage = pb.Usage(
         num_prompt_tokens=stats.num_prompt_tokens,
         num_cached_tokens=stats.num_cached_tokens,
@@ -130,7 +130,7 @@ def finish_to_pb(reason: FinishReason, stats: RequestStats) -> pb.FinishInfo:
 
 
 def finish_from_pb(message: pb.FinishInfo) -> tuple[FinishReason, RequestStats]:
-    """What is known when a request has ended."""
+    """Convert the facts of a request at its end."""
     reason = enums.FINISH.from_pb(message.reason)
     if reason is None:
         raise InvalidRequest("an answer has ended without a reason")
