@@ -12,10 +12,10 @@ from slipstream.core.request.profile import Profile
 from slipstream.core.request.request import NO_DRAFTER, DraftFacts
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.draft.checks import MAX_TOKENS
-from slipstream.draft.engine import NUM_PAGES, Feed, KvSource, LocalDraft
+from slipstream.draft.engine import NUM_PAGES, KvSource, LocalDraft, TargetKv
 from slipstream.draft.memory import DraftMemory, Needs
 from slipstream.draft.profile_file import PROFILE_NAME, Pair, read_profile
-from slipstream.draft.slots import Score
+from slipstream.draft.reader import Score
 from slipstream.draft.trial import step_seconds
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.decision import DECISION_NAME, load_decision
@@ -131,11 +131,11 @@ class DraftModel:
     def draft(self, profile: Profile, *, source: KvSource | None = None) -> LocalDraft:
         """An engine over it, with memory of its own; `source` is where keys and values are read
         instead."""
-        feed = Feed(source or self.source, self.layers) if self.layers else None
+        target_kv = TargetKv(source or self.source, self.layers) if self.layers else None
         pool = None if self.memory is None else self.scorer.pool(self.memory.num_pages)
         return LocalDraft(
             self.scorer,
-            feed,
+            target_kv,
             decision=self.decision,
             profile=profile,
             pool=pool,

@@ -9,7 +9,7 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
 from slipstream.core.types import Plan, Session, StopPolicy
-from slipstream.draft.engine import Feed, KvSource, LocalDraft
+from slipstream.draft.engine import KvSource, LocalDraft, TargetKv
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.machine import this_machine
 from slipstream.models.scorer import KvView, Scorer
@@ -55,8 +55,8 @@ def step_seconds(
 
 
 def _measured(scorer: Scorer, layers: Sequence[int], clock: Clock) -> float:
-    feed = Feed(_Zeros(scorer.layout), tuple(layers)) if layers else None
-    draft = LocalDraft(scorer, feed, pool=scorer.pool(_NUM_PAGES))
+    target_kv = TargetKv(_Zeros(scorer.layout), tuple(layers)) if layers else None
+    draft = LocalDraft(scorer, target_kv, pool=scorer.pool(_NUM_PAGES))
     session = Session("trial", _PROMPT, _ROUNDS)
     plan = Plan(_DEPTH, _DEPTH, stop=StopPolicy.FIXED)
     sequence = TokenSequence(session, (at % 7 for at in range(_PROMPT)))

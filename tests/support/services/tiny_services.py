@@ -15,7 +15,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Verdict
 from slipstream.draft.build import Drafter
 from slipstream.draft.describe import ForTarget, describe
-from slipstream.draft.engine import Feed, KvSource, LocalDraft
+from slipstream.draft.engine import KvSource, LocalDraft, TargetKv
 from slipstream.draft.feeds import KvFeeds
 from slipstream.draft.servicer import SERVICE as DRAFT_SERVICE
 from slipstream.draft.servicer import DraftServicer, DraftSettings
@@ -87,7 +87,7 @@ class Models:
             return Drafter(draft, facts, (), "tiny", tiny.VOCAB, length)
         layers = tuple(self.glide.config.target_layers)
         facts = DraftFacts("glide", PROFILE, max_lag=MAX_LAG)
-        draft = LocalDraft(self.glide, Feed(source, layers), profile=PROFILE)
+        draft = LocalDraft(self.glide, TargetKv(source, layers), profile=PROFILE)
         return Drafter(draft, facts, layers, "tiny", tiny.VOCAB, length)
 
 
