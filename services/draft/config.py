@@ -4,9 +4,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.draft.kv_sources import KvSources, usual_sources
 from slipstream.draft.memory import DraftMemory
 from slipstream.draft.servicer import DraftSettings
-from slipstream.draft.sources import KvSources, usual_sources
 from slipstream.models.compute_options import ComputeOptions
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.channel import ChannelOptions

@@ -59,7 +59,7 @@ class DraftRequest:
 
     @property
     def is_done(self) -> bool:
-        """Whether there is a result."""
+        """True once there is a result."""
         return self.proposal is not None or self.error is not None
 
     @property

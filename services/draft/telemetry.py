@@ -1,8 +1,6 @@
-"""What a draft tells of its proposals: the spans of those that are traced, and metrics of all.
+"""Telemetry of the draft service: spans of traced proposals, and metrics of all."""
 
-Knows the words of both, not who listens.
-"""
-
+import asyncio
 from contextlib import AbstractContextManager
 
 from slipstream.core.types import Proposal
@@ -31,23 +29,33 @@ from slipstream.telemetry.telemetry import Telemetry
 PROPOSE = "draft.propose"
 
 
-class Telling:
+class DraftTelemetry:
     """Spans and metrics of one draft."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._replies = Replies(telemetry.tracer)
         self._instruments = telemetry.instruments
-        self.is_measured = telemetry.instruments.are_exported
-        """Whether metrics are exported."""
+        self._is_measured = telemetry.instruments.are_exported
 
     def answering(
         self, message: draft_pb2.SpeculateRequest
     ) -> AbstractContextManager[Reply | None]:
-        """The span around a proposal; None where the message is not traced."""
+        """Return the span around a proposal; None where the message is not traced."""
         return self._replies.answering(PROPOSE, trace_from_pb(message.trace))
 
-    def measure(self, done: Done[Proposal], kv_wait_s: float) -> None:
-        """Metrics of a proposal. They take as long as a small step: not before it is sent."""
+    def record_proposal(
+        self, reply: Reply | None, done: Done[Proposal], *, asked_s: float, kv_wait_s: float
+    ) -> None:
+        """Record a proposal, which the engine was asked for at `asked_s`."""
+        if reply is not None:
+            began_s = asked_s + done.queue_s
+            reply.part("engine.queue", asked_s, began_s)
+            reply.part("engine.run", began_s, began_s + done.engine_s)
+            reply.set(_attributes(done.value, kv_wait_s))
+        if self._is_measured:  # takes as long as a small step: after the response
+            asyncio.get_running_loop().call_soon(self._measure, done, kv_wait_s)
+
+    def _measure(self, done: Done[Proposal], kv_wait_s: float) -> None:
         proposal, record = done.value, self._instruments.record
         record(DRAFT_QUEUE, done.queue_s)
         record(DRAFT_ENGINE, done.engine_s)
@@ -58,16 +66,8 @@ class Telling:
             record(KV_WAIT, kv_wait_s)
 
 
-def tell(reply: Reply, done: Done[Proposal], *, asked_s: float, kv_wait_s: float) -> None:
-    """A traced proposal is there; the engine was asked for it at `asked_s`."""
-    began_s = asked_s + done.queue_s
-    reply.part("engine.queue", asked_s, began_s)
-    reply.part("engine.run", began_s, began_s + done.engine_s)
-    reply.set(_attributes(done.value, kv_wait_s))
-
-
-def tell_load(instruments: Instruments, load: common_pb2.Load) -> None:
-    """What a draft holds at the moment, and has received since its start."""
+def record_load(instruments: Instruments, load: common_pb2.Load) -> None:
+    """Record the draft's sessions and memory, and the bytes received since its start."""
     instruments.put(SESSIONS, load.num_sessions, {"state": "active"})
     instruments.put(SESSIONS, load.num_parked, {"state": "parked"})
     instruments.put(WAITING, load.num_waiting)
@@ -79,7 +79,7 @@ def tell_load(instruments: Instruments, load: common_pb2.Load) -> None:
 
 
 def _attributes(proposal: Proposal, kv_wait_s: float) -> Attributes:
-    said: dict[str, Value] = dict(proposed_attributes(proposal))
+    attributes: dict[str, Value] = dict(proposed_attributes(proposal))
     if proposal.staleness is not None:
-        said["slipstream.proposal.kv_wait_ms"] = kv_wait_s * 1000
-    return said
+        attributes["slipstream.proposal.kv_wait_ms"] = kv_wait_s * 1000
+    return attributes

@@ -1,4 +1,4 @@
-"""Proposals of a draft before anything is served, to learn what a draft step takes here."""
+"""Proposals of a draft before anything is served, to measure the time of a draft step here."""
 
 import time
 from collections.abc import Sequence
@@ -21,7 +21,7 @@ _NUM_PAGES = 4
 
 
 class _Zeros(KvSource):
-    """Keys and values of any session: as many as the trial has tokens, all 0."""
+    """Keys and values for all tokens of the trial, all 0."""
 
     def __init__(self, layout: KvLayout) -> None:
         size = (layout.num_kv_heads, _PROMPT + _ROUNDS, layout.head_dim)
@@ -41,8 +41,8 @@ def step_seconds(
 ) -> float | None:
     """Return the seconds of a draft step of one session, everything around it included.
 
-    What an earlier start has found under this `name` is kept. None on a device other than the CPU,
-    where chains are followed at once: what proposals take there is learnt from the first ones.
+    The measurement of an earlier start under this `name` is used again. None on a device other than
+    the CPU, which computes whole chains at once: routers learn its times from the first proposals.
     """
     if scorer.layout.device.type != "cpu":
         return None
