@@ -57,23 +57,16 @@ class BatchedDraft:
         self._inbox: deque[DraftRequest | _Command] = deque()
         self._running: list[DraftRequest] = []  # the thread's
         self._driver: asyncio.Task[None] | None = None
-        self._num_steps = self._num_rows = 0
         self.failed_steps = FailedSteps("draft")
+        self.num_steps = 0
+        """Number of steps since the start."""
+        self.num_rows = 0
+        """Number of tokens in these steps."""
 
     @property
     def num_waiting(self) -> int:
         """Number of requests and commands that have not begun."""
         return len(self._inbox)
-
-    @property
-    def num_steps(self) -> int:
-        """Number of steps since the start."""
-        return self._num_steps
-
-    @property
-    def num_rows(self) -> int:
-        """Number of tokens in these steps."""
-        return self._num_rows
 
     async def run(
         self,
@@ -143,8 +136,8 @@ class BatchedDraft:
             if not self._running:
                 break
             requests = together(self._running)
-            self._num_steps += 1
-            self._num_rows += sum(request.num_tokens for request in requests)
+            self.num_steps += 1
+            self.num_rows += sum(request.num_tokens for request in requests)
             have_failed.append(not self._engine.step(requests))
             if have_failed[-1]:
                 error = requests[0].error

@@ -15,9 +15,9 @@ from slipstream.core.request.profile import Profile
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy
 from slipstream.draft.growers import grow_cape, grow_chain, grow_dynamic, grow_fork, grow_product
-from slipstream.draft.growth import DepthLimit, DraftStep, Growth, Prefix, ProposalSteps
+from slipstream.draft.growth import DepthLimit, Growth
 from slipstream.draft.reader import CandidateReader, Candidates, Score, chain_candidates, read_each
-from slipstream.draft.request import DraftRequest, DraftSession
+from slipstream.draft.request import DraftRequest, DraftSession, DraftStep, ProposalSteps
 from slipstream.engine.thread import internal_errors
 from slipstream.models.glide.glide_chains import ChainRequest, GlideChains
 from slipstream.models.kv.pool import KvPool
@@ -213,9 +213,17 @@ class LocalDraft:
             proposal = Proposal(stopped_by=NO_ROOM)
         else:
             num_same = self._scorer.num_same(held.state, held.tokens)
-            prefix = Prefix(held.state, held.tokens, num_same, view, lag, self._chains)
-            reader = CandidateReader(session, self._scorer.vocab, self._score(plan))
-            growth = Growth(session, prefix, reader=reader, profile=self._profile, limit=limit)
+            growth = Growth(
+                session,
+                held,
+                num_same,
+                view=view,
+                lag=lag,
+                chains=self._chains,
+                reader=CandidateReader(session, self._scorer.vocab, self._score(plan)),
+                profile=self._profile,
+                depth_limit=limit,
+            )
             stop = self._stop(plan, session.sampling.temperature)
             proposal = yield from _GROWERS[plan.shape](growth, plan, stop)
         return proposal if view is None else replace(proposal, staleness=max(lag, 0))

@@ -9,8 +9,9 @@ from slipstream.core.draft.dynamic import DynamicTree
 from slipstream.core.policy.stop import TOO_DEAR, Stop, StopSignal
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, SparseDistribution, Verification
-from slipstream.draft.growth import Growth, ProposalSteps, Steps
+from slipstream.draft.growth import Growth
 from slipstream.draft.reader import Candidates
+from slipstream.draft.request import ProposalSteps, Steps
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +35,7 @@ def grow_cape(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
     (GliDe with a CaPE, appendix A.) In `mcsd` the leaves are further draws without replacement,
     and are dropped by their place only, never by which token they are.
     """
-    path = yield from _follow(growth, plan, stop, num_candidates=1 + max(growth.cape_table))
+    path = yield from _follow(growth, plan, stop, num_candidates=1 + max(growth.profile.cape_table))
     is_drawn = growth.session.verification is not Verification.EXACT
     positions = path.positions
     chain = Chain(
@@ -44,7 +45,7 @@ def grow_cape(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
         None if is_drawn else [growth.acceptance(at) for at in positions],
         None if is_drawn else [at.probs[1:] for at in positions],
     )
-    tree = cape_tree(chain, NodeBudget(plan.max_nodes, growth.cape_table, plan.row_prices))
+    tree = cape_tree(chain, NodeBudget(plan.max_nodes, growth.profile.cape_table, plan.row_prices))
     path = path if len(tree) else _Path(positions, TOO_DEAR)
     return _proposal(growth, tree, path)
 
@@ -62,12 +63,12 @@ def _follow(growth: Growth, plan: Plan, stop: Stop, *, num_candidates: int) -> S
 
 def _end(growth: Growth, plan: Plan, stop: Stop, path: Sequence[Candidates]) -> str | None:
     """Return the reason why a path ends behind its last position; None where it goes on."""
-    last, depth, limit = path[-1], len(path), growth.limit(plan)
+    last, depth, limit = path[-1], len(path), growth.max_path(plan)
     path_prob = math.prod(map(growth.acceptance, path))
     if growth.ends_with(last.tokens[0]):
         return "eos"
     if depth >= limit:
-        return growth.limit_reason if limit == growth.max_depth else "depth"
+        return growth.limit_reason(limit)
     if stop.should_stop(growth.signal(last, depth, path_prob)):
         return "policy"
     return TOO_DEAR if plan.worth is not None and path_prob < plan.worth else None
@@ -110,11 +111,31 @@ class _LevelTree:
         self.distributions[parent] = found.distribution
         return list(range(start, len(self.tokens)))
 
-    def below(self, nodes: Sequence[int], count: int) -> Steps[list[Candidates]]:
+    def grow(
+        self, plan: Plan, stop: Stop, above: list[int], widths: Sequence[int]
+    ) -> ProposalSteps:
+        """Grow levels below the nodes `above`, of `widths` children each, and return a proposal.
+
+        Levels that no longer fit `max_nodes` are left out whole. A level is the last one if the
+        stop policy would stop at every node of it.
+        """
+        growth = self._growth
+        for depth, width in enumerate(widths, 1):
+            if len(self.tokens) + len(above) * width > plan.max_nodes:
+                return self.proposal("nodes")
+            found = yield from self._below(above, width)
+            pairs = zip(above, found, strict=True)
+            above = [node for parent, below in pairs for node in self.add(parent, below, width)]
+            if all(stop.should_stop(growth.signal(below, depth, 1.0)) for below in found):
+                return self.proposal("policy")
+        return self.proposal("depth")
+
+    def _below(self, nodes: Sequence[int], count: int) -> Steps[list[Candidates]]:
         """Return up to `count` candidates below each of `nodes`, the last ones added."""
-        return self._growth.extend(
-            [self.tokens[node] for node in nodes], [self.parents[node] for node in nodes], count
-        )
+        if nodes == [ROOT]:
+            return [(yield from self._growth.first(count))]
+        tokens, parents = [self.tokens[at] for at in nodes], [self.parents[at] for at in nodes]
+        return (yield from self._growth.extend(tokens, parents, count))
 
     def proposal(self, stopped_by: str) -> Proposal:
         """Return the whole tree as a proposal."""
@@ -124,25 +145,9 @@ class _LevelTree:
 
 
 def grow_product(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
-    """Grow `plan.widths[d]` children below each node of depth d (MCSD's k-config).
-
-    Levels that no longer fit `max_nodes` or the depth are left out whole. A level is the last one
-    if the stop policy would stop at every node of it.
-    """
-    levels = _LevelTree(growth)
-    above = [ROOT]
-    for depth, width in enumerate(plan.widths[: min(plan.max_depth, growth.max_depth)], 1):
-        if len(levels.tokens) + len(above) * width > plan.max_nodes:
-            return levels.proposal("nodes")
-        if depth == 1:
-            found = [(yield from growth.first(width))]
-        else:
-            found = yield from levels.below(above, width)
-        pairs = zip(above, found, strict=True)
-        above = [node for parent, below in pairs for node in levels.add(parent, below, width)]
-        if all(stop.should_stop(growth.signal(below, depth, 1.0)) for below in found):
-            return levels.proposal("policy")
-    return levels.proposal("depth")
+    """Grow `plan.widths[d]` children below each node of depth d (MCSD's k-config)."""
+    widths = plan.widths[: growth.max_depth(plan)]
+    return (yield from _LevelTree(growth).grow(plan, stop, [ROOT], widths))
 
 
 def grow_fork(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
@@ -151,22 +156,13 @@ def grow_fork(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
     They go on while the policy lets any of them go on. Roots count as depth 1: they are tokens of
     the round, though the target has drawn them.
     """
-    levels = _LevelTree(growth)
-    roots = plan.roots[: plan.max_nodes]
+    levels, roots = _LevelTree(growth), plan.roots[: plan.max_nodes]
     levels.tokens += roots
     levels.parents += [ROOT] * len(roots)
     levels.stats += [_ROOT_STATS] * len(roots)
-    level = list(range(len(roots)))
     yield from growth.hold()
-    for depth in range(1, min(plan.max_depth, growth.max_depth)):
-        if len(levels.tokens) + len(level) > plan.max_nodes:
-            return levels.proposal("nodes")
-        found = yield from levels.below(level, 1)
-        pairs = zip(level, found, strict=True)
-        level = [child for node, below in pairs for child in levels.add(node, below, 1)]
-        if all(stop.should_stop(growth.signal(below, depth, 1.0)) for below in found):
-            return levels.proposal("policy")
-    return levels.proposal("depth")
+    widths = [1] * (growth.max_depth(plan) - 1)
+    return (yield from levels.grow(plan, stop, list(range(len(roots))), widths))
 
 
 FRONTIER = 10
@@ -180,10 +176,10 @@ def grow_dynamic(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
     """
     width = min(FRONTIER, plan.max_nodes)
     tree, stats = DynamicTree(), list[NodeStats]()
-    limit = min(plan.max_depth, growth.max_depth)
+    limit = growth.max_depth(plan)
     rows = {ROOT: ROOT}
     found = {ROOT: (yield from growth.first(width))}
-    stopped_by = growth.limit_reason if limit == growth.max_depth else "depth"
+    stopped_by = growth.limit_reason(limit)
     depth = 1
     while True:
         for node, below in found.items():
@@ -221,7 +217,7 @@ def _expand(
     if not nodes:
         return {}
     parents = [rows[tree.parent(node)] for node in nodes]
-    rows.update({node: growth.num_grown + at for at, node in enumerate(nodes)})
+    rows.update({node: len(growth.depths) + at for at, node in enumerate(nodes)})
     found = yield from growth.extend([tree.token(node) for node in nodes], parents, width)
     return dict(zip(nodes, found, strict=True))
 

@@ -12,6 +12,7 @@ import torch
 from slipstream.core.errors import HandshakeError, InvalidRequest, NoRoom
 from slipstream.core.sequence import TokenSequence
 from slipstream.draft.build import Drafter
+from slipstream.draft.config import DraftSettings
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.kv_mirror import ByteBudget, KvMirror
 from slipstream.draft.kv_receiver import KvAddress, KvReceiver
@@ -19,7 +20,7 @@ from slipstream.draft.kv_sources import Channels, KvSources
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.rpc.channel import ChannelOptions
-from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, KvStreamSource
+from slipstream.rpc.kv import DTYPE, KvFormat, KvStreamSource
 from slipstream.rpc.tensors import torch_dtype
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry.spans import Reply
@@ -162,24 +163,12 @@ class KvReceivers:
 class KvCatchUp:
     """The wait of a proposal for keys and values to read, as far as they come in time."""
 
-    def __init__(
-        self,
-        drafter: Drafter,
-        receivers: KvReceivers,
-        *,
-        wait_s: float,
-        catch_up_s: float,
-        encoding: KvEncoding,
-    ) -> None:
-        """`wait_s` is the longest wait for the newest ones, `catch_up_s` that at the start of a
-        request for those without which nothing can be drafted."""
+    def __init__(self, drafter: Drafter, receivers: KvReceivers, settings: DraftSettings) -> None:
         self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
         self._layers = drafter.layers
         self._max_lag = drafter.facts.max_lag
         self._receivers = receivers
-        self._wait_s = wait_s
-        self._catch_up_s = catch_up_s
-        self._encoding = encoding
+        self._settings = settings
 
     def form(self, layout: common_pb2.KvLayout) -> KvFormat | None:
         """Return the format of a target with this layout; None for a draft that reads none."""
@@ -188,7 +177,8 @@ class KvCatchUp:
         dtype = DTYPE.from_pb(layout.dtype)
         if dtype is None:
             raise HandshakeError("the caller says nothing of the dtype of keys and values")
-        return KvFormat(self._layers, layout.num_kv_heads, layout.head_dim, dtype, self._encoding)
+        encoding = self._settings.kv_encoding
+        return KvFormat(self._layers, layout.num_kv_heads, layout.head_dim, dtype, encoding)
 
     async def ready(
         self,
@@ -203,12 +193,13 @@ class KvCatchUp:
         `parent` is the span of a stream that starts with it. Raises `InvalidRequest` for a feed
         that is missing, or one too many.
         """
-        session_id, has_waited = sequence.session_id, False
+        session_id, settings, has_waited = sequence.session_id, self._settings, False
         if self._follow(sequence, form, plan, parent) and self._max_lag is not None:
             # A lost round costs more than the first keys that are new enough do.
             count = len(sequence) - self._max_lag
-            has_waited = await self._receivers.wait(session_id, count, self._catch_up_s)
-        return await self._receivers.wait(session_id, len(sequence) - 1, self._wait_s) or has_waited
+            has_waited = await self._receivers.wait(session_id, count, settings.kv_catch_up_s)
+        count = len(sequence) - 1
+        return await self._receivers.wait(session_id, count, settings.kv_wait_s) or has_waited
 
     def _follow(
         self,

@@ -137,7 +137,7 @@ class CandidateReader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Columns:
+class _CandidateColumns:
     """Columns of each row's candidates: `columns` [R, k], of which `sizes[row]` count.
 
     `is_best` says that they are the likeliest ones, in order.
@@ -190,7 +190,7 @@ def read_candidates(scores: Scores, parts: Sequence[CandidateRows]) -> list[list
 
 
 def _candidates(
-    numbers: Sequence[float], start: int, picked: _Columns, row: int, score: float | None
+    numbers: Sequence[float], start: int, picked: _CandidateColumns, row: int, score: float | None
 ) -> Candidates:
     """Return one row's candidates out of its numbers: see `_table`. Probabilities begin at
     `start`."""
@@ -204,13 +204,13 @@ def _candidates(
     return Candidates(tokens, probs, numbers[start], numbers[0], score, picked.distributions[row])
 
 
-def _pick(logits: Tensor, parts: Sequence[CandidateRows], *, num_tops: int) -> _Columns:
+def _pick(logits: Tensor, parts: Sequence[CandidateRows], *, num_tops: int) -> _CandidateColumns:
     sizes = [part.count for part in parts for _ in part.positions]
     if all(part.reader.is_plain for part in parts):
         columns = _best(logits, max(num_tops, *sizes))[1]
         width = columns.shape[1]
         sizes = [min(size, width) for size in sizes]
-        return _Columns(columns, sizes, [None] * len(sizes), is_best=True)
+        return _CandidateColumns(columns, sizes, [None] * len(sizes), is_best=True)
     rows = ((part, position) for part in parts for position in part.positions)
     pairs = [
         part.reader.candidates(logits[row], position, part.count)
@@ -219,11 +219,11 @@ def _pick(logits: Tensor, parts: Sequence[CandidateRows], *, num_tops: int) -> _
     drawn = [columns for columns, _ in pairs]
     columns = drawn[0][None] if len(drawn) == 1 else pad_sequence(drawn, batch_first=True)
     distributions = [distribution for _, distribution in pairs]
-    return _Columns(columns, list(map(len, drawn)), distributions, is_best=False)
+    return _CandidateColumns(columns, list(map(len, drawn)), distributions, is_best=False)
 
 
 def _table(
-    logits: Tensor, picked: _Columns, vocab: Tensor | None, *, num_tops: int
+    logits: Tensor, picked: _CandidateColumns, vocab: Tensor | None, *, num_tops: int
 ) -> list[list[float]]:
     """Return the numbers of each row: its entropy, its `num_tops` highest log-probabilities, the
     highest probability unless it is the first candidate's, and the candidates' probabilities and

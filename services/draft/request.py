@@ -1,15 +1,36 @@
 """A session as the draft's engine holds it, and a request: one proposal of its sequence."""
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any
+from typing import Any, TypeVar
 
 from slipstream.core.sequence import SyncedTokens, TokenSequence
 from slipstream.core.types import Plan, Proposal
-from slipstream.draft.growth import DraftStep, Steps
-from slipstream.draft.reader import Candidates
+from slipstream.draft.reader import CandidateRows, Candidates
 from slipstream.engine.thread import Done
+from slipstream.models.glide.glide_chains import ChainRequest
+from slipstream.models.scorer import Ask
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class DraftStep:
+    """The scores that a session needs next, and how candidates are read from their rows.
+
+    `num_tokens` is how many it computes. Without `rows` none are scored, but for a
+    `ChainRequest`, which has its candidates already.
+    """
+
+    ask: Ask | ChainRequest
+    num_tokens: int
+    rows: CandidateRows | None
+
+
+Steps = Generator[DraftStep, list[Candidates], T]
+"""Yields steps and is sent the candidates of each row."""
+ProposalSteps = Steps[Proposal]
 
 
 @dataclass(slots=True)
@@ -46,7 +67,7 @@ class DraftRequest:
     began: float = 0.0
     is_dropped: bool = False
     """No caller waits for it any more. Set on the event loop."""
-    grower: Steps[Proposal] | None = None
+    grower: ProposalSteps | None = None
     step: DraftStep | None = None
     """The step that it waits for, from its begin to its end."""
     proposal: Proposal | None = None
@@ -67,7 +88,7 @@ class DraftRequest:
         """Most tokens that its next step computes."""
         return 0 if self.step is None else self.step.num_tokens
 
-    def begin(self, grower: Steps[Proposal]) -> None:
+    def begin(self, grower: ProposalSteps) -> None:
         """Go up to the first step, if there is any. Raises nothing."""
         self.grower = grower
         self._advance(None)

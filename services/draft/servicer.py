@@ -7,7 +7,7 @@ for the session is freed, unless it was parked.
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -19,21 +19,16 @@ from slipstream.core.types import Plan, Proposal, ReplyTiming, Session
 from slipstream.draft.batcher import BatchedDraft
 from slipstream.draft.build import Drafter
 from slipstream.draft.checks import check_delta, check_plan, check_session
+from slipstream.draft.config import DraftSettings
 from slipstream.draft.describe import target_expectations
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.kv_receivers import KvCatchUp, KvReceivers
 from slipstream.draft.telemetry import DraftTelemetry, record_load
 from slipstream.engine.thread import Done, EngineThread
-from slipstream.rpc.conversion.convert import (
-    delta_from_pb,
-    plan_from_pb,
-    proposal_to_pb,
-    session_from_pb,
-    timing_to_pb,
-)
+from slipstream.rpc.conversion import convert
 from slipstream.rpc.inbox import Inbox
-from slipstream.rpc.kv import KvEncoding, KvFormat
-from slipstream.rpc.leases import Lease, LeaseLimits, Leases
+from slipstream.rpc.kv import KvFormat
+from slipstream.rpc.leases import Lease, Leases
 from slipstream.rpc.protocol import require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
@@ -46,18 +41,6 @@ SERVICE = "slipstream.rpc.v1.DraftService"
 
 Context = grpc.aio.ServicerContext[Any, Any]
 _clock = time.perf_counter  # that of the engine's thread, and of spans
-
-
-@dataclass(frozen=True, slots=True)
-class DraftSettings:
-    """Settings of a draft's service: limits, and how keys and values are read."""
-
-    limits: LeaseLimits = field(default_factory=LeaseLimits)
-    kv_wait_s: float = 0.01
-    """Longest wait for the newest keys and values before a proposal."""
-    kv_catch_up_s: float = 0.05
-    """Longest wait at the start of a request for those without which nothing can be drafted."""
-    kv_encoding: KvEncoding = KvEncoding.RAW
 
 
 @dataclass(slots=True)
@@ -96,13 +79,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._drafter = drafter
         self._receivers = receivers
         self.about = about
-        self._catch_up = KvCatchUp(
-            drafter,
-            receivers,
-            wait_s=settings.kv_wait_s,
-            catch_up_s=settings.kv_catch_up_s,
-            encoding=settings.kv_encoding,
-        )
+        self._catch_up = KvCatchUp(drafter, receivers, settings)
         self._telemetry = DraftTelemetry(telemetry or Telemetry())
         self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
         self._thread = thread or EngineThread("draft")
@@ -201,7 +178,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         require_agreement("the target of this draft", target_expectations(self.about, asked))
         if not asked.target.vocab_size:
             raise HandshakeError("the caller says nothing of the target's vocabulary")
-        session = session_from_pb(asked.session)
+        session = convert.session_from_pb(asked.session)
         bind(session_id=session.session_id)
         check_session(session, self._drafter.context_length)
         form = self._catch_up.form(asked.target_layout)
@@ -231,7 +208,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self, message: draft_pb2.Propose, at: SpeculateStream, reply: Reply | None
     ) -> draft_pb2.Proposed:
         arrived = _clock()
-        delta, plan = delta_from_pb(message.delta), plan_from_pb(message.plan)
+        delta, plan = convert.delta_from_pb(message.delta), convert.plan_from_pb(message.plan)
         check_delta(delta, at.session, at.vocab_size)
         at.sequence = delta.applied(at.sequence)
         check_plan(plan, at.session, self._drafter.facts, at.vocab_size)
@@ -246,9 +223,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         proposal = done.value
         timing = ReplyTiming(_clock() - arrived, done.queue_s, done.engine_s, asked - began)
         return draft_pb2.Proposed(
-            proposal=proposal_to_pb(proposal),
+            proposal=convert.proposal_to_pb(proposal),
             staleness=proposal.staleness or 0,
-            timing=timing_to_pb(timing),
+            timing=convert.timing_to_pb(timing),
         )
 
     async def _draft(self, at: SpeculateStream, plan: Plan) -> Done[Proposal]:

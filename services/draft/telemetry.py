@@ -7,20 +7,7 @@ from slipstream.core.types import Proposal
 from slipstream.engine.thread import Done
 from slipstream.rpc.tracing import trace_from_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2
-from slipstream.telemetry.catalog import (
-    DRAFT_DEPTH,
-    DRAFT_ENGINE,
-    DRAFT_NODES,
-    DRAFT_QUEUE,
-    KV_CAPACITY,
-    KV_RECEIVED,
-    KV_STREAMS,
-    KV_USED,
-    KV_WAIT,
-    SESSIONS,
-    STALENESS,
-    WAITING,
-)
+from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Attributes, Instruments, Value
 from slipstream.telemetry.round_attributes import proposed_attributes
 from slipstream.telemetry.spans import Replies, Reply
@@ -57,25 +44,25 @@ class DraftTelemetry:
 
     def _measure(self, done: Done[Proposal], kv_wait_s: float) -> None:
         proposal, record = done.value, self._instruments.record
-        record(DRAFT_QUEUE, done.queue_s)
-        record(DRAFT_ENGINE, done.engine_s)
-        record(DRAFT_DEPTH, max(proposal.tree.depths(), default=0))
-        record(DRAFT_NODES, len(proposal.tree))
+        record(catalog.DRAFT_QUEUE, done.queue_s)
+        record(catalog.DRAFT_ENGINE, done.engine_s)
+        record(catalog.DRAFT_DEPTH, max(proposal.tree.depths(), default=0))
+        record(catalog.DRAFT_NODES, len(proposal.tree))
         if proposal.staleness is not None:
-            record(STALENESS, proposal.staleness)
-            record(KV_WAIT, kv_wait_s)
+            record(catalog.STALENESS, proposal.staleness)
+            record(catalog.KV_WAIT, kv_wait_s)
 
 
 def record_load(instruments: Instruments, load: common_pb2.Load) -> None:
     """Record the draft's sessions and memory, and the bytes received since its start."""
-    instruments.put(SESSIONS, load.num_sessions, {"state": "active"})
-    instruments.put(SESSIONS, load.num_parked, {"state": "parked"})
-    instruments.put(WAITING, load.num_waiting)
-    instruments.put(KV_USED, load.kv_bytes)
+    instruments.put(catalog.SESSIONS, load.num_sessions, {"state": "active"})
+    instruments.put(catalog.SESSIONS, load.num_parked, {"state": "parked"})
+    instruments.put(catalog.WAITING, load.num_waiting)
+    instruments.put(catalog.KV_USED, load.kv_bytes)
     if load.kv_capacity_bytes:
-        instruments.put(KV_CAPACITY, load.kv_capacity_bytes)
-    instruments.put(KV_STREAMS, load.num_kv_streams)
-    instruments.total(KV_RECEIVED, load.kv_streamed_bytes)
+        instruments.put(catalog.KV_CAPACITY, load.kv_capacity_bytes)
+    instruments.put(catalog.KV_STREAMS, load.num_kv_streams)
+    instruments.total(catalog.KV_RECEIVED, load.kv_streamed_bytes)
 
 
 def _attributes(proposal: Proposal, kv_wait_s: float) -> Attributes:

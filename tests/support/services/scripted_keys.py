@@ -9,7 +9,7 @@ import torch
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session
-from slipstream.draft.servicer import DraftSettings
+from slipstream.draft.config import DraftSettings
 from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvStreamSource, frame_to_pb
 from slipstream.rpc.tensors import pack
 from slipstream.rpc.v1 import draft_pb2, target_pb2_grpc

@@ -14,12 +14,13 @@ from slipstream.core.request.request import DraftFacts
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Verdict
 from slipstream.draft.build import Drafter
+from slipstream.draft.config import DraftSettings
 from slipstream.draft.describe import PairedTarget, describe
 from slipstream.draft.engine import KvSource, LocalDraft, TargetKv
 from slipstream.draft.kv_receivers import KvReceivers
 from slipstream.draft.kv_sources import KvSources
 from slipstream.draft.servicer import SERVICE as DRAFT_SERVICE
-from slipstream.draft.servicer import DraftServicer, DraftSettings
+from slipstream.draft.servicer import DraftServicer
 from slipstream.draft.servicer import register as draft_register
 from slipstream.engine.thread import EngineThread
 from slipstream.models.glide.glide_scorer import GlideScorer
