@@ -69,11 +69,7 @@ class BatchedDraft:
         return len(self._inbox)
 
     async def run(
-        self,
-        sequence: TokenSequence,
-        plan: Plan,
-        *,
-        check: Callable[[], None] = lambda: None,
+        self, sequence: TokenSequence, plan: Plan, *, check: Callable[[], None] = lambda: None
     ) -> Done[Proposal]:
         """Return the proposal, how long it waited for its first step, and how long its steps took.
 

@@ -85,14 +85,12 @@ class KvReceiver:
         return at == self._at and self.is_reading
 
     def follow(self, at: KvAddress, *, num_same: int, parent: Reply | None = None) -> bool:
-        """Read from there, unless that has ended already; return whether there is a reader now.
+        """Read from there, unless that has ended already; return whether a reader starts.
 
         `parent` is the span of all its calls. The same session of the same process goes on where
         the mirror ends. While it is not read, replaced tokens are not known, so only what belongs
         to the `num_same` leading tokens stays.
         """
-        if self.is_following(at):
-            return True
         self.mirror.truncate(num_same)
         if at == self._at:
             return False

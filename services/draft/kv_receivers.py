@@ -4,8 +4,9 @@
 """
 
 import asyncio
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from contextlib import suppress
+from functools import partial
 
 import torch
 
@@ -74,37 +75,34 @@ class KvReceivers:
         receiver = self._receivers.get(session_id)
         return KvView(0, {}) if receiver is None else receiver.mirror.view()
 
-    def is_following(self, session_id: str, at: KvAddress) -> bool:
-        """Return whether a session is kept up to date from there."""
-        receiver = self._receivers.get(session_id)
-        return receiver is not None and receiver.is_following(at)
-
     def follow(
         self,
         sequence: TokenSequence,
         at: KvAddress,
         form: KvFormat,
         *,
-        num_same: int,
+        num_same: Callable[[], int],
         parent: Reply | None,
     ) -> bool:
-        """Keep a session up to date from there; return False where that has ended for good.
+        """Keep a session up to date from there; return whether a stream starts for it.
 
-        The engine has the first `num_same` tokens of the sequence already. `parent` is the span
-        of what starts. Raises what `KvSources.check` does.
+        `num_same` returns how many leading tokens of the sequence the engine has already; `parent`
+        is the span of a stream that starts. Raises what `KvSources.check` does.
         """
-        self._sources.check(at.address)
         session = sequence.session
         receiver = self._receivers.get(session.session_id)
+        if receiver is not None and receiver.is_following(at):
+            return False
+        self._sources.check(at.address)
         if receiver is None or receiver.form != form:
             self.close(session.session_id)
             receiver = self._receivers[session.session_id] = self._receiver(form)
         receiver.mirror.limit = session.num_prompt_tokens + session.max_tokens
-        is_read = receiver.follow(at, num_same=num_same, parent=parent)
-        if is_read:
-            with suppress(NoRoom):  # the reader raises it again, and tries again
-                receiver.mirror.reserve(len(sequence))
-        return is_read
+        if not receiver.follow(at, num_same=num_same(), parent=parent):
+            return False
+        with suppress(NoRoom):  # the reader raises it again, and tries again
+            receiver.mirror.reserve(len(sequence))
+        return True
 
     async def wait(self, session_id: str, count: int, timeout_s: float) -> bool:
         """Wait until `count` positions are there, or the time is up, or none are to come.
@@ -216,10 +214,8 @@ class KvCatchUp:
         if not plan.HasField("feed"):
             layers = ", ".join(map(str, form.layers))
             raise InvalidRequest(f"the draft reads target layers {layers}: the plan needs a feed")
+        num_same = partial(self._local.num_same, sequence)
         at = _address_from_pb(plan.feed)
-        if self._receivers.is_following(sequence.session_id, at):
-            return False
-        num_same = self._local.num_same(sequence)
         return self._receivers.follow(sequence, at, form, num_same=num_same, parent=parent)
 
 
