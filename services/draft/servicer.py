@@ -250,7 +250,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def _release(self, session_id: str) -> None:
         # Before anything that waits: the receiver of a successor must stay.
         reader = self._receivers.close(session_id)
-        await self._thread.run(lambda: finished(self._drafter.draft.release(session_id)))
+        if self._batched is None:
+            await self._thread.run(lambda: finished(self._drafter.draft.release(session_id)))
+        else:
+            await self._batched.release(session_id)
         if reader is not None:
             await asyncio.wait({reader})
 
