@@ -47,16 +47,12 @@ def check_plan(plan: Plan, session: Session, facts: DraftFacts, vocab_size: int)
         verification=session.verification,
     )
     check_combination(options, facts.kind, has_decision_model=facts.has_decision_model)
-    _check_lag(plan, facts.max_lag)
-    _check_roots(plan, vocab_size)
-
-
-def _check_lag(plan: Plan, max_lag: int | None) -> None:
-    if max_lag is not None and plan.draft_depth > max_lag:
+    if facts.max_lag is not None and plan.draft_depth > facts.max_lag:
         raise InvalidRequest(
             f"max_depth is {plan.draft_depth}, but the draft was trained for paths of at most"
-            f" {max_lag}"
+            f" {facts.max_lag}"
         )
+    _check_roots(plan, vocab_size)
 
 
 def _check_roots(plan: Plan, vocab_size: int) -> None:

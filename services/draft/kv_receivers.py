@@ -33,8 +33,8 @@ class KvReceivers:
     def __init__(
         self, options: ChannelOptions, device: torch.device, sources: KvSources | None = None
     ) -> None:
-        """`options` say how targets are dialled; `device` is where the draft reads; `sources` are
-        the targets that are allowed, by default those of this machine."""
+        """`options` are those of channels to targets; `device` is that of the draft; `sources` are
+        the allowed targets, by default those of this machine."""
         self._channels = Channels(options)
         self._sources = sources or KvSources()
         self._device = device

@@ -28,7 +28,7 @@ class DraftMemory:
     """Limits of a draft's memory for keys and values.
 
     `budget` is as in `models.memory.budget_bytes`; no more is taken than `max_sessions` sessions of
-    the longest length can use. `is_mirroring` says that the target's keys are copied here.
+    the longest length can use. `is_mirroring` is set if the target's keys are copied here.
     """
 
     budget: str = IN_PROCESS

@@ -140,7 +140,7 @@ class CandidateReader:
 class _CandidateColumns:
     """Columns of each row's candidates: `columns` [R, k], of which `sizes[row]` count.
 
-    `is_best` says that they are the likeliest ones, in order.
+    `is_best` is set if they are the likeliest ones, in order.
     """
 
     columns: Tensor

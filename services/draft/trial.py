@@ -33,11 +33,7 @@ class _Zeros(KvSource):
 
 
 def step_seconds(
-    scorer: Scorer,
-    layers: Sequence[int],
-    *,
-    name: str,
-    clock: Clock = time.perf_counter,
+    scorer: Scorer, layers: Sequence[int], *, name: str, clock: Clock = time.perf_counter
 ) -> float | None:
     """Return the seconds of a draft step of one session, everything around it included.
 
