@@ -16,7 +16,7 @@ from slipstream.core.types import (
     Shape,
     StopPolicy,
 )
-from slipstream.draft.servicer import DraftSettings
+from slipstream.draft.config import DraftSettings
 from slipstream.models.target.causal import CausalModel
 from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.leases import LeaseLimits
