@@ -6,6 +6,7 @@ python tests/ngram_measurements.py learning smollm2-135m-q4_1 PROMPTS 120
 
 import asyncio
 import json
+import resource
 import sys
 import tempfile
 import time
@@ -37,31 +38,50 @@ def say(line):
 
 
 def sizes(numbers):
-    """Stores of synthetic text, whose tokens are as frequent as words are, without a bound."""
-    draw = np.random.default_rng(1)
+    """Measure stores of synthetic text, whose tokens are as frequent as words are, unbounded."""
     for number in numbers:
-        ids = (draw.zipf(1.2, number) % VOCAB).astype(np.int32)
-        settings = CountSettings(max_bytes=1 << 40)
-        documents = [Document(part, 1) for part in np.array_split(ids, max(number // 1000, 1))]
-        tables = count(documents, settings, progress=lambda done, total: None)
+        ids = synthetic(number)
         with tempfile.TemporaryDirectory() as folder:
             path = Path(folder) / f"synthetic{SUFFIX}"
-            arrays = fitting(tables, settings, VOCAB)
-            write_store(path, arrays, StoreHeader("", VOCAB, settings.max_context, number))
-            del tables, arrays
             began = time.perf_counter()
+            write_synthetic(path, ids)
+            built = time.perf_counter() - began
+            peak = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1e6
+            before, began = resident(), time.perf_counter()
             store = NgramFile(path)
             opened = time.perf_counter() - began
-            ends = [ids[at : at - 4 : -1].tolist() for at in draw.integers(4, number, 20_000)]
+            places = np.random.default_rng(2).integers(4, number, 20_000)
+            ends = [ids[at : at - 4 : -1].tolist() for at in places]
             began = time.perf_counter()
             for latest in ends:
                 store.after(latest)
             each = (time.perf_counter() - began) / len(ends)
             say(
                 f"{number} tokens: {store.num_contexts} contexts, {store.num_bytes / 1e6:.1f} MB,"
-                f" {store.num_bytes / number:.2f} bytes a token, opened in {opened:.3f} s,"
-                f" {1e6 * each:.1f} us a lookup"
+                f" {store.num_bytes / number:.2f} bytes a token, opened in {opened:.3f} s with"
+                f" {resident() - before:.1f} MB resident, {1e6 * each:.1f} us a lookup;"
+                f" built in {built:.0f} s with up to {peak:.1f} GB"
             )
+
+
+def synthetic(number):
+    """Return token ids, drawn a part at a time: `zipf` returns eight bytes for each."""
+    draw = np.random.default_rng(1)
+    parts = [min(10_000_000, number - at) for at in range(0, number, 10_000_000)]
+    return np.concatenate([(draw.zipf(1.2, part) % VOCAB).astype(np.int32) for part in parts])
+
+
+def write_synthetic(path, ids):
+    settings = CountSettings(max_bytes=1 << 40)
+    documents = [Document(part, 1) for part in np.array_split(ids, max(len(ids) // 1000, 1))]
+    tables = count(documents, settings, progress=lambda done, total: None)
+    arrays = fitting(tables, settings, VOCAB)
+    write_store(path, arrays, StoreHeader("", VOCAB, settings.max_context, len(ids)))
+
+
+def resident():
+    """Return the memory of this process that is resident, in MB."""
+    return int(Path("/proc/self/statm").read_text().split()[1]) * resource.getpagesize() / 1e6
 
 
 def target_of(model):
