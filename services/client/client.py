@@ -58,10 +58,10 @@ class _ClientBase:
         it was. Raises `InvalidRequest`.
         """
         from slipstream.client.connection import connection
-        from slipstream.client.remote import Remote
+        from slipstream.client.remote import RemoteBackend
 
         to = connection(address, token=token, tls=tls, retries=retries)
-        backend = Remote(to, timeout_s, to.channel(is_blocking=self._is_blocking))
+        backend = RemoteBackend(to, timeout_s, to.channel(is_blocking=self._is_blocking))
         self._context = ClientContext(backend, ApplicationTelemetry(), model or "", timeout_s)
 
     @classmethod

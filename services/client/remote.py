@@ -39,7 +39,7 @@ _UNCLEAR = (grpc.StatusCode.INTERNAL, grpc.StatusCode.UNKNOWN)
 _CUT_WORDS = ("RST_STREAM", "Stream removed")
 
 
-class Remote:
+class RemoteBackend:
     """See `Backend`: any router of several. It waits or blocks as its channel does."""
 
     def __init__(self, to: Connection, timeout_s: float, channel: RouterChannel) -> None:
@@ -50,9 +50,9 @@ class Remote:
         self._metadata = metadata(to.options)
         self._channel = channel
 
-    def with_token(self, token: str | None) -> "Remote":
+    def with_token(self, token: str | None) -> "RemoteBackend":
         """See `Backend.with_token`."""
-        return Remote(self._to.with_token(token), self._timeout_s, self._channel)
+        return RemoteBackend(self._to.with_token(token), self._timeout_s, self._channel)
 
     async def generate(self, call: ClientCall) -> Result:
         """See `Backend.generate`."""

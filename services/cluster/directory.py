@@ -27,7 +27,7 @@ class Listing:
 
 
 @dataclass(frozen=True, slots=True)
-class _Announced:
+class _ReplicaEntry:
     role: str
     draft_wait: float
     at_s: float
@@ -41,11 +41,11 @@ class Directory:
         self._pools = pools
         self._clock = clock
         self._began_s = clock()
-        self._known: dict[str, _Announced] = {}
+        self._known: dict[str, _ReplicaEntry] = {}
 
     async def announce(self, role: str, address: str, draft_wait: float) -> float:
         """List a replica; return the mean share of time in which targets wait for drafts."""
-        self._known[address] = _Announced(role, draft_wait, self._clock())
+        self._known[address] = _ReplicaEntry(role, draft_wait, self._clock())
         waits = [at.draft_wait for at in self._live().values() if at.role == "target"]
         return sum(waits) / len(waits) if waits else 0.0
 
@@ -63,7 +63,7 @@ class Directory:
         listing = await self.listing()
         return {f"{role}s": len(found) for role, found in listing.addresses.items()}
 
-    def _live(self) -> dict[str, _Announced]:
+    def _live(self) -> dict[str, _ReplicaEntry]:
         now = self._clock()
         self._known = {address: at for address, at in self._known.items() if now - at.at_s < TTL_S}
         return self._known

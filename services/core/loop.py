@@ -5,7 +5,7 @@ from collections.abc import AsyncGenerator
 from slipstream.core.draft.ngram_draft import with_forced
 from slipstream.core.policy.planner import Planner
 from slipstream.core.ports import Draft, Target
-from slipstream.core.round import Port, Round, RoundObserver, Unobserved, timed
+from slipstream.core.round import NullObserver, Port, Round, RoundObserver, timed
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
 
@@ -24,7 +24,7 @@ async def decode(
     The first round verifies an empty proposal, which is prefill. The caller releases the session
     when it is no longer needed, however the iteration ends.
     """
-    observer = observer or Unobserved()
+    observer = observer or NullObserver()
     session = sequence.session
     at = Round(0, clock())
     while True:

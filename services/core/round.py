@@ -109,7 +109,7 @@ class RoundObserver(Protocol):
         ...
 
 
-class Unobserved:
+class NullObserver:
     """A `RoundObserver` that records nothing."""
 
     def calling(self, at: Round, port: Port) -> AbstractContextManager[object]:

@@ -17,7 +17,7 @@ from slipstream.core.round import Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.text.logprobs import TokenLogprob, with_texts
 from slipstream.core.text.text import Detokenizer, Piece, TextStream, joined
-from slipstream.core.timing import Clock, Spent
+from slipstream.core.timing import Clock, ReplySeconds
 from slipstream.core.types import FinishReason
 
 T = TypeVar("T")
@@ -63,7 +63,7 @@ class Run:
         self._clock = clock
         self._ports = ports
         self._observer = observer
-        self._drafting, self._verifying = Spent(), Spent()
+        self._drafting, self._verifying = ReplySeconds(), ReplySeconds()
         self._journal = journal or NoJournal()
         self._text = text
         num_past, num_sent = len(request.past), request.num_received

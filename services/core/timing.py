@@ -17,7 +17,7 @@ def seconds_of(times: Times | None) -> float:
 
 
 @dataclass(slots=True)
-class Spent:
+class ReplySeconds:
     """Seconds of replies, added up: those that the caller waited, and the parts that the engine's
     service reported."""
 

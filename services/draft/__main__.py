@@ -17,7 +17,7 @@ from slipstream.telemetry.telemetry import Telemetry
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until told to stop; the process's exit code."""
+    """Serve until a signal stops it; return the process's exit code."""
     return run_service("draft", DraftConfig, _serve, argv=argv, doc=str(__doc__))
 
 

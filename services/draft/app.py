@@ -1,4 +1,4 @@
-"""A draft service put together: a drafter by name, its feeds, and what serves them."""
+"""The draft service by its configuration: a drafter by name, KV receivers, and the servicer."""
 
 import logging
 from dataclasses import replace
@@ -9,9 +9,9 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.draft.build import VANILLA, Drafter, DraftTarget, build_drafter
 from slipstream.draft.config import DraftConfig
-from slipstream.draft.describe import ForTarget, describe
+from slipstream.draft.describe import PairedTarget, describe
 from slipstream.draft.engine import LocalDraft
-from slipstream.draft.feeds import KvFeeds
+from slipstream.draft.kv_receivers import KvReceivers
 from slipstream.draft.servicer import DraftServicer
 from slipstream.engine.thread import EngineThread
 from slipstream.models.cores import Cores, load_on
@@ -33,13 +33,14 @@ def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> Draft
     if config.draft == NO_DRAFTER:
         raise InvalidRequest("a draft service needs a draft; without one, start none")
     thread = EngineThread("draft")
-    feeds = KvFeeds(config.to_targets(), parse_device(config.compute.device), config.sources())
+    device = parse_device(config.compute.device)
+    receivers = KvReceivers(config.to_targets(), device, config.sources())
     cores = Cores(config.compute.threads, config.compute.pin_threads)
-    drafter, target = load_on(thread.call, lambda: _build(config, feeds), cores)
+    drafter, target = load_on(thread.call, lambda: _build(config, receivers), cores)
     if drafter.memory is not None and isinstance(drafter.draft, LocalDraft):
         _LOG.info("memory: %s", drafter.memory)
         if drafter.layers:
-            feeds.budget.limit = drafter.memory.kv_bytes - drafter.draft.pool.num_bytes
+            receivers.budget.limit = drafter.memory.kv_bytes - drafter.draft.pool.num_bytes
     about = describe(
         drafter,
         _name(config.draft),
@@ -48,15 +49,15 @@ def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> Draft
         max_sessions=config.sessions.max_sessions,
     )
     return DraftServicer(
-        drafter, feeds, about, config.settings(), thread=thread, telemetry=telemetry
+        drafter, receivers, about, config.settings(), thread=thread, telemetry=telemetry
     )
 
 
-def _build(config: DraftConfig, feeds: KvFeeds) -> tuple[Drafter, ForTarget | None]:
+def _build(config: DraftConfig, receivers: KvReceivers) -> tuple[Drafter, PairedTarget | None]:
     dtype, device = config.compute.dtype, config.compute.device
     stores = NgramStores(config.ngrams) if config.draft == NGRAM.kind else None
     if config.draft == NGRAM.kind or config.draft.startswith(VANILLA):
-        alone = DraftTarget("", None, None, feeds, dtype, device, memory=config.memory())
+        alone = DraftTarget("", None, None, receivers, dtype, device, memory=config.memory())
         drafter = build_drafter(config.draft, alone, profile=config.profile)
         return replace(drafter, stores=stores), None
     loaded = load_parts(config.target_model, dtype=dtype, device=device)
@@ -64,15 +65,15 @@ def _build(config: DraftConfig, feeds: KvFeeds) -> tuple[Drafter, ForTarget | No
         loaded.model_id,
         loaded.tokenizer_hash,
         loaded.parts,
-        feeds,
+        receivers,
         dtype,
         device,
         loaded.context_length,
         config.memory(is_mirroring=True),
     )
     drafter = build_drafter(config.draft, target, profile=config.profile)
-    # Without keys to read, any target will do that numbers its tokens alike.
-    return drafter, ForTarget(loaded.model_id, loaded.parts) if drafter.layers else None
+    # A draft without keys to read goes with any target of the same tokenizer.
+    return drafter, PairedTarget(loaded.model_id, loaded.parts) if drafter.layers else None
 
 
 def _name(draft: str) -> str:

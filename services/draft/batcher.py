@@ -1,7 +1,7 @@
-"""Many sessions on one draft: their steps go together, whenever they came.
+"""Many sessions on one draft: their requests share its steps.
 
-Lives on the event loop. The engine's thread takes step after step, newcomers in between, and gives
-way to what else waits for it. Knows no wire.
+Lives on the event loop. The engine's thread computes step after step of all requests that have come
+by then, and gives way to other work in between.
 """
 
 import asyncio
@@ -12,108 +12,100 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
+from typing import Any, TypeVar
 
 from slipstream.core.errors import Unavailable
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
+from slipstream.core.timing import Clock
 from slipstream.core.types import Plan, Proposal
-from slipstream.draft.drafting import Drafting
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.growth import CHUNK
+from slipstream.draft.request import DraftRequest
 from slipstream.engine.thread import Done, EngineThread, FailedSteps
 
 _LOG = logging.getLogger("slipstream.draft")
 
+T = TypeVar("T")
 STEPS = 16
-"""Steps after which the thread looks at what else is to be done."""
+"""Steps after which the thread turns to other work."""
 FEW = 32
 """Tokens that a session may always add to a step: a level of a tree, the tokens of a round."""
 
 
-@dataclass(eq=False, slots=True)
-class _Job:
-    """A proposal that is waited for. `drafting` is None until the engine has begun with it."""
+@dataclass(frozen=True, slots=True)
+class _Command:
+    """A release or a parking. It runs whether or not its caller still waits."""
 
-    sequence: TokenSequence
-    plan: Plan
-    check: Callable[[], None]
-    asked: float
-    answer: "asyncio.Future[Done[Proposal]]"
-    is_dropped: bool = False
-    began: float = 0.0
-    drafting: Drafting | None = None
+    run: Callable[[], None]
+    answer: asyncio.Future[None]
 
 
 class BatchedDraft:
-    """`core.ports.Draft` for any number of sessions at once. Belongs to one event loop."""
+    """`core.ports.Draft` for any number of sessions at once. Belongs to one event loop.
+
+    Requests and commands reach the engine in the order in which they were given.
+    """
 
     def __init__(
-        self,
-        engine: LocalDraft,
-        thread: EngineThread,
-        *,
-        clock: Callable[[], float] = time.perf_counter,
+        self, engine: LocalDraft, thread: EngineThread, *, clock: Clock = time.perf_counter
     ) -> None:
         """`engine` belongs to `thread`."""
         self._engine = engine
         self._thread = thread
         self._clock = clock
-        self._inbox: deque[_Job] = deque()
-        self._running: list[_Job] = []  # the thread's
+        self._inbox: deque[DraftRequest | _Command] = deque()
+        self._running: list[DraftRequest] = []  # the thread's
         self._driver: asyncio.Task[None] | None = None
-        self._num_steps = self._num_rows = 0
         self.failed_steps = FailedSteps("draft")
+        self.num_steps = 0
+        """Number of steps since the start."""
+        self.num_rows = 0
+        """Number of tokens in these steps."""
 
     @property
     def num_waiting(self) -> int:
-        """Proposals that have not begun."""
+        """Number of requests and commands that have not begun."""
         return len(self._inbox)
 
-    @property
-    def num_steps(self) -> int:
-        """Passes since the start."""
-        return self._num_steps
-
-    @property
-    def num_rows(self) -> int:
-        """Their rows."""
-        return self._num_rows
-
     async def run(
-        self,
-        sequence: TokenSequence,
-        plan: Plan,
-        *,
-        check: Callable[[], None] = lambda: None,
+        self, sequence: TokenSequence, plan: Plan, *, check: Callable[[], None] = lambda: None
     ) -> Done[Proposal]:
-        """The proposal, how long it waited for its first step, and how long its steps took.
+        """Return the proposal, how long it waited for its first step, and how long its steps took.
 
         `check` is called on the thread before the first one, and may raise. Raises what
         `core.ports.Draft.propose` does, and `Cancelled` when another call for the session or its
-        release comes meanwhile. Of a waiter that is cancelled no further step is taken.
+        release comes meanwhile. No further step is computed for a cancelled caller.
         """
         answer: asyncio.Future[Done[Proposal]] = asyncio.get_running_loop().create_future()
-        job = _Job(sequence, plan, check, self._clock(), answer)
-        self._inbox.append(job)
-        if self._driver is None:
-            # Of no session: what it logs is not about the one that came first.
-            self._driver = asyncio.create_task(self._drive(), context=Context())
+        request = DraftRequest(sequence, plan, check, answer, self._clock())
         try:
-            return await answer
+            return await self._submit(request, answer)
         finally:
-            job.is_dropped = True
+            request.is_dropped = True
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`, and `run`."""
         return (await self.run(sequence, plan)).value
 
     async def release(self, session_id: str) -> None:
-        """See `core.ports.Draft.release`. What is under way of the session ends."""
-        await self._thread.run(lambda: finished(self._engine.release(session_id)))
+        """See `core.ports.Draft.release`. A request under way of the session ends."""
+        await self._execute(lambda: finished(self._engine.release(session_id)))
 
     async def park(self, session_id: str) -> None:
         """See `LocalDraft.park`."""
-        await self._thread.run(lambda: self._engine.park(session_id))
+        await self._execute(lambda: self._engine.park(session_id))
+
+    async def _execute(self, job: Callable[[], None]) -> None:
+        answer: asyncio.Future[None] = asyncio.get_running_loop().create_future()
+        await self._submit(_Command(job, answer), answer)
+
+    async def _submit(self, entry: DraftRequest | _Command, answer: asyncio.Future[T]) -> T:
+        self._inbox.append(entry)
+        if self._driver is None:
+            # Without a session's context: its logs are not about the one that came first.
+            self._driver = asyncio.create_task(self._drive(), context=Context())
+        return await answer
 
     async def _drive(self) -> None:
         """Have the thread work for as long as there is anything to do."""
@@ -125,93 +117,93 @@ class BatchedDraft:
             _LOG.info("no more drafts: %s", error)
         finally:
             # Anything is left only where the thread takes no more jobs, or the loop ends.
-            for job in (*self._running, *self._inbox):
-                _resolve(job, Unavailable("the draft is about to stop"))
+            for entry in (*self._running, *self._inbox):
+                _resolve(entry.answer, Unavailable("the draft is about to stop"))
             self._running.clear()
             self._inbox.clear()
             self._driver = None
 
     def _work(self) -> list[bool]:
-        """Take some steps, on the engine's thread; return of each whether it failed."""
+        """Compute some steps, on the engine's thread; return whether each has failed."""
         have_failed: list[bool] = []
         for _ in range(STEPS):
-            self._admit()
+            self._take_inbox()
             self._drop()
             if not self._running:
                 break
-            draftings = together([job.drafting for job in self._running if job.drafting])
-            self._num_steps += 1
-            self._num_rows += sum(drafting.num_tokens for drafting in draftings)
-            have_failed.append(not self._engine.step(draftings))
+            requests = together(self._running)
+            self.num_steps += 1
+            self.num_rows += sum(request.num_tokens for request in requests)
+            have_failed.append(not self._engine.step(requests))
             if have_failed[-1]:
-                error = draftings[0].error
-                _LOG.error("a step of %d sessions failed", len(draftings), exc_info=error)
+                error = requests[0].error
+                _LOG.error("a step of %d sessions failed", len(requests), exc_info=error)
             self._settle()
         return have_failed
 
-    def _admit(self) -> None:
+    def _take_inbox(self) -> None:
         while self._inbox:
-            job = self._inbox.popleft()
-            if job.is_dropped:
-                continue
-            job.began = self._clock()
+            entry = self._inbox.popleft()
             try:
-                job.check()
-                job.drafting = self._engine.begin(job.sequence, job.plan)
+                if isinstance(entry, DraftRequest):
+                    self._begin(entry)
+                else:
+                    entry.run()
+                    _resolve(entry.answer, None)
             except Exception as error:
-                _resolve(job, error)
-            else:
-                self._running.append(job)
+                _resolve(entry.answer, error)
         self._settle()
 
+    def _begin(self, request: DraftRequest) -> None:
+        if request.is_dropped:
+            return
+        request.began = self._clock()
+        request.check()
+        self._engine.begin(request)
+        self._running.append(request)
+
     def _drop(self) -> None:
-        """Leave those that no caller waits for."""
-        for job in self._running:
-            if job.is_dropped and job.drafting is not None:
-                self._engine.abandon(job.drafting)
-        self._running = [job for job in self._running if not job.is_dropped]
+        """End the requests that no caller waits for."""
+        for request in self._running:
+            if request.is_dropped:
+                self._engine.abandon(request)
+        self._running = [request for request in self._running if not request.is_dropped]
 
     def _settle(self) -> None:
-        """Tell those that are done."""
-        running = []
-        for job in self._running:
-            drafting = job.drafting
-            if drafting is None or not drafting.is_done:
-                running.append(job)
-                continue
-            try:
-                _resolve(job, self._done(job, drafting.result()))
-            except Exception as error:
-                _resolve(job, error)
-        self._running = running
-
-    def _done(self, job: _Job, proposal: Proposal) -> Done[Proposal]:
-        return Done(proposal, job.began - job.asked, self._clock() - job.began)
+        """Answer the callers of requests that are done."""
+        for request in self._running:
+            if request.is_done:
+                _resolve(request.answer, request.done(self._clock()))
+        self._running = [request for request in self._running if not request.is_done]
 
 
-def together(draftings: Sequence[Drafting]) -> list[Drafting]:
-    """Those that step next, in order of arrival: all that have little to compute, and of the long
-    prefixes as many as a step has room for, so that no session waits for more than that."""
+def together(requests: Sequence[DraftRequest]) -> list[DraftRequest]:
+    """Return the requests of the next step, in order of arrival.
+
+    All that have little to compute, and as many long prefixes as a step has room for, so that no
+    session waits for more than that.
+    """
     room, chosen = CHUNK, []
-    for drafting in draftings:
-        if drafting.num_tokens > FEW:
-            if drafting.num_tokens > room and room < CHUNK:
+    for request in requests:
+        if request.num_tokens > FEW:
+            if request.num_tokens > room and room < CHUNK:
                 continue
-            room -= drafting.num_tokens
-        chosen.append(drafting)
+            room -= request.num_tokens
+        chosen.append(request)
     return chosen
 
 
-def _resolve(job: _Job, outcome: Done[Proposal] | Exception) -> None:
-    """Answer the caller, from any thread."""
+def _resolve(answer: asyncio.Future[Any] | None, outcome: object) -> None:
+    """Answer a caller with a result or an error, from any thread."""
 
-    def answer() -> None:
-        if job.answer.done():
+    def resolve(answer: asyncio.Future[Any]) -> None:
+        if answer.done():
             return
         if isinstance(outcome, Exception):
-            job.answer.set_exception(outcome)
+            answer.set_exception(outcome)
         else:
-            job.answer.set_result(outcome)
+            answer.set_result(outcome)
 
-    with suppress(RuntimeError):  # the loop is closed, and no caller waits
-        job.answer.get_loop().call_soon_threadsafe(answer)
+    if answer is not None:
+        with suppress(RuntimeError):  # the loop is closed, and no caller waits
+            answer.get_loop().call_soon_threadsafe(resolve, answer)

@@ -1,4 +1,4 @@
-"""A draft by name, for one target. Knows what is shipped; not who asks or where the target is."""
+"""A draft by name, for one target: n-grams, GliDe weights, or any causal model."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
@@ -12,10 +12,10 @@ from slipstream.core.request.profile import Profile
 from slipstream.core.request.request import NO_DRAFTER, DraftFacts
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.draft.checks import MAX_TOKENS
-from slipstream.draft.engine import NUM_PAGES, Feed, KvSource, LocalDraft
-from slipstream.draft.memory import DraftMemory, Needs
-from slipstream.draft.profile_file import PROFILE_NAME, Pair, read_profile
-from slipstream.draft.slots import Score
+from slipstream.draft.engine import NUM_PAGES, KvSource, LocalDraft, TargetKv
+from slipstream.draft.memory import DraftMemory, DraftNeeds
+from slipstream.draft.profile_file import PROFILE_NAME, ModelPair, read_profile
+from slipstream.draft.reader import Score
 from slipstream.draft.trial import step_seconds
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.decision import DECISION_NAME, load_decision
@@ -38,7 +38,7 @@ SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
 VANILLA = "vanilla:"
 _ROWS = 256
-"""Of a pass, as far as its workspace is accounted."""
+"""Tokens of the pass whose workspace is accounted."""
 # For drafts without a calibration: an entropy bound and the paper's leaves need no measurement.
 _UNTUNED: Mapping[str, Profile] = {
     "glide": Profile(max_nodes=15, lookup=1),
@@ -50,10 +50,9 @@ _UNTUNED: Mapping[str, Profile] = {
 class DraftTarget:
     """The target that a draft is for, as far as the draft needs it.
 
-    `parts` are what GliDe shares with it, None where they are not at hand; `source` is where its
-    keys and values are read; `tokenizer_hash` None skips the check of a plain draft's tokenizer;
-    `context_length` None says that the target checks lengths; `memory` is what may be taken for
-    keys and values; `sources` are n-grams to draft with.
+    `parts` are shared with GliDe, None for other drafts; `source` has its keys and values;
+    `tokenizer_hash` None skips the check of a plain draft's tokenizer; `context_length` None means
+    that the target checks lengths; `memory` limits keys and values; `sources` are those of n-grams.
     """
 
     model_id: str
@@ -69,12 +68,11 @@ class DraftTarget:
 
 @dataclass(frozen=True, slots=True)
 class Drafter:
-    """A draft behind its port, and what it says of itself.
+    """A draft and the facts of it.
 
-    `layers` are the target layers whose keys and values it reads; `tokenizer_hash` and
-    `vocab_size` are its own where it is a model; `context_length` is that of the longest session
-    it serves, None for any; `memory` is what it takes and `dtype` the element type of its
-    weights, if it is a model.
+    `layers` are the target layers whose keys and values it reads; `tokenizer_hash`, `vocab_size`,
+    `memory` and `dtype` are those of its model, if it has one; `context_length` is the length of
+    the longest session, None for any.
     """
 
     draft: Draft
@@ -96,16 +94,16 @@ class Drafter:
 
 @dataclass(frozen=True, slots=True)
 class DraftModel:
-    """A draft model in memory. How it drafts is up to the profile that it is given.
+    """A draft model in memory, without a profile.
 
-    `pair` is what a profile must be for; `folder` holds GliDe weights, and their own profile if
-    there is one; `memory` None is a small one; `engine` is what computes. The rest is as in
+    Its profiles must be for `pair`; `folder` has GliDe weights, and their own profile if there is
+    one; `memory` None is a small one; `engine` is the name of the kernels. The rest is as in
     `Drafter`.
     """
 
     kind: str
     scorer: Scorer
-    pair: Pair
+    pair: ModelPair
     source: KvSource
     decision: Score | None = None
     layers: tuple[int, ...] = ()
@@ -127,18 +125,18 @@ class DraftModel:
         return self.untuned_profile()
 
     def untuned_profile(self) -> Profile:
-        """What goes with any weights of its kind, within the lag that it was trained for."""
+        """Return a profile for any weights of its kind, within the lag that it was trained for."""
         profile, lag = _UNTUNED[self.kind], self.scorer.max_lag
         return profile if lag is None else replace(profile, max_depth=min(profile.max_depth, lag))
 
     def draft(self, profile: Profile, *, source: KvSource | None = None) -> LocalDraft:
-        """An engine over it, with memory of its own; `source` is where keys and values are read
-        instead."""
-        feed = Feed(source or self.source, self.layers) if self.layers else None
+        """Return an engine over it, with memory of its own, which reads keys and values of
+        `source`, by default the model's own source."""
+        target_kv = TargetKv(source or self.source, self.layers) if self.layers else None
         pool = None if self.memory is None else self.scorer.pool(self.memory.num_pages)
         return LocalDraft(
             self.scorer,
-            feed,
+            target_kv,
             decision=self.decision,
             profile=profile,
             pool=pool,
@@ -146,7 +144,7 @@ class DraftModel:
         )
 
     def _chains(self) -> GlideChains | None:
-        """On a device whole chains are followed at once; a host grows them step by step."""
+        """Return the chains of a device, which computes them at once; None on a CPU."""
         scorer = self.scorer
         if not isinstance(scorer, GlideScorer) or scorer.layout.device.type != "cuda":
             return None
@@ -185,13 +183,13 @@ class DraftModel:
         )
 
     def _identity(self) -> str:
-        """What the time of a step depends on, beside the machine."""
+        """Return a name of all that the time of a step depends on, beside the machine."""
         weights = " ".join(digest[:12] for digest in self.pair.weights_sha256.values())
         return f"{self.pair.draft} {weights} {self.scorer.layout.dtype} {self.engine}"
 
 
 def build_drafter(name: str, target: DraftTarget, *, profile: Path | None = None) -> Drafter:
-    """A draft by name: glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.
+    """Build a draft by name: glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.
 
     `profile` is a profile file that takes the place of the draft's own.
     """
@@ -205,14 +203,14 @@ def build_drafter(name: str, target: DraftTarget, *, profile: Path | None = None
 
 
 def load_draft_model(name: str, target: DraftTarget) -> DraftModel:
-    """The model behind a draft by name: glide, vanilla:MODEL or a directory of GliDe weights."""
+    """Load the model of a draft by name: glide, vanilla:MODEL or a directory of GliDe weights."""
     if name.startswith(VANILLA):
         return _vanilla(name, target)
     return _glide(glide_folder(name, target.model_id), target)
 
 
 def glide_folder(name: str, model_id: str) -> Path:
-    """The directory of GliDe weights that `name` stands for. Raises `InvalidRequest`."""
+    """Return the directory of GliDe weights of a draft. Raises `InvalidRequest`."""
     if name == "glide":
         return _shipped(model_id)
     if not name or not Path(name).expanduser().is_dir():
@@ -240,7 +238,7 @@ def _glide(folder: Path, target: DraftTarget) -> DraftModel:
     config = scorer.config
     decision = load_decision(folder, hidden_size=scorer.hidden_size)
     files = [folder / WEIGHTS_NAME, *([] if decision is None else [folder / DECISION_NAME])]
-    needs = Needs(
+    needs = DraftNeeds(
         scorer.weight_bytes, scorer.workspace_bytes(_ROWS), target.context_length or MAX_TOKENS
     )
     memory = target.memory.plan(scorer.layout, needs, num_target_layers=len(config.target_layers))
@@ -248,7 +246,7 @@ def _glide(folder: Path, target: DraftTarget) -> DraftModel:
     return DraftModel(
         kind="glide",
         scorer=scorer,
-        pair=Pair(target.model_id, "glide", config.tokenizer_hash, digests),
+        pair=ModelPair(target.model_id, "glide", config.tokenizer_hash, digests),
         source=target.source,
         decision=None if decision is None else decision.to(scorer.layout.device).score,
         layers=tuple(config.target_layers),
@@ -269,12 +267,12 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
     require_same_tokenizer(target, loaded)
     # A draft may be wrong in the last bit, so its numerics are always the fast ones.
     model = CausalModel(loaded.model, numerics="fast")
-    needs = Needs(model.weight_bytes, model.workspace_bytes(_ROWS), model.context_length)
+    needs = DraftNeeds(model.weight_bytes, model.workspace_bytes(_ROWS), model.context_length)
     return DraftModel(
         kind="vanilla",
         # Heads are padded to sizes of their own: the tokens of the text are what both have.
         scorer=CausalScorer(model, vocab_size=loaded.num_token_ids),
-        pair=Pair(target.model_id, VANILLA + loaded.model_id, loaded.tokenizer_hash),
+        pair=ModelPair(target.model_id, VANILLA + loaded.model_id, loaded.tokenizer_hash),
         source=target.source,
         tokenizer_hash=loaded.tokenizer_hash,
         vocab_size=model.vocab_size,

@@ -1,4 +1,4 @@
-"""What a request to a draft must be before any of it is used. Pure: no wire, no models."""
+"""Checks of a request to a draft, before any of it is used. Pure: no wire, no models."""
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.request.options import SpeculationOptions, check_combination
@@ -8,11 +8,11 @@ from slipstream.rpc.delta import Delta
 
 MAX_ID_LENGTH = 256
 MAX_TOKENS = 1 << 20
-"""Of a session with a draft that has no context length of its own."""
+"""Tokens of a session with a draft that has no context length of its own."""
 
 
 def check_session(session: Session, context_length: int | None) -> None:
-    """Raises `InvalidRequest` for a session that the draft has no room for."""
+    """Raise `InvalidRequest` for a session that the draft has no room for."""
     if len(session.session_id) > MAX_ID_LENGTH:
         raise InvalidRequest(
             f"the session id has {len(session.session_id)} characters, but may have up to"
@@ -27,7 +27,7 @@ def check_session(session: Session, context_length: int | None) -> None:
 
 
 def check_delta(delta: Delta, session: Session, vocab_size: int) -> None:
-    """Raises `InvalidRequest` for tokens that are none, or more than the session can have."""
+    """Raise `InvalidRequest` for tokens that are none, or more than the session can have."""
     limit = session.num_prompt_tokens + session.max_tokens
     if delta.end > limit:
         raise InvalidRequest(f"the session would have {delta.end} tokens, but {limit} at most")
@@ -35,7 +35,7 @@ def check_delta(delta: Delta, session: Session, vocab_size: int) -> None:
 
 
 def check_plan(plan: Plan, session: Session, facts: DraftFacts, vocab_size: int) -> None:
-    """Raises `InvalidRequest` for a plan that the draft can't follow in the session's mode."""
+    """Raise `InvalidRequest` for a plan that the draft can't follow in the session's mode."""
     SpeculationOptions(
         max_draft_tokens=plan.draft_depth or plan.max_depth, max_nodes=plan.max_nodes
     )
@@ -47,16 +47,12 @@ def check_plan(plan: Plan, session: Session, facts: DraftFacts, vocab_size: int)
         verification=session.verification,
     )
     check_combination(options, facts.kind, has_decision_model=facts.has_decision_model)
-    _check_lag(plan, facts.max_lag)
-    _check_roots(plan, vocab_size)
-
-
-def _check_lag(plan: Plan, max_lag: int | None) -> None:
-    if max_lag is not None and plan.draft_depth > max_lag:
+    if facts.max_lag is not None and plan.draft_depth > facts.max_lag:
         raise InvalidRequest(
             f"max_depth is {plan.draft_depth}, but the draft was trained for paths of at most"
-            f" {max_lag}"
+            f" {facts.max_lag}"
         )
+    _check_roots(plan, vocab_size)
 
 
 def _check_roots(plan: Plan, vocab_size: int) -> None:

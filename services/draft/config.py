@@ -1,16 +1,16 @@
 """Configuration of a draft service. Values only; `slipstream.config` reads them."""
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.draft.kv_sources import KvSources, usual_sources
 from slipstream.draft.memory import DraftMemory
-from slipstream.draft.servicer import DraftSettings
-from slipstream.draft.sources import KvSources, usual_sources
 from slipstream.models.compute_options import ComputeOptions
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvEncoding
+from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import check_advertised
 from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.service_options import (
@@ -21,6 +21,18 @@ from slipstream.rpc.service_options import (
     TlsOptions,
 )
 from slipstream.state.options import StoreOptions
+
+
+@dataclass(frozen=True, slots=True)
+class DraftSettings:
+    """Settings of a draft's service: limits, and how keys and values are read."""
+
+    limits: LeaseLimits = field(default_factory=LeaseLimits)
+    kv_wait_s: float = 0.01
+    """Longest wait for the newest keys and values before a proposal."""
+    kv_catch_up_s: float = 0.05
+    """Longest wait at the start of a request for those without which nothing can be drafted."""
+    kv_encoding: KvEncoding = KvEncoding.RAW
 
 
 @dataclass(frozen=True, slots=True)

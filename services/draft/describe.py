@@ -1,4 +1,4 @@
-"""What a draft says of itself on the wire, and which targets it can serve by that."""
+"""A draft's description on the wire, and what it requires of a target."""
 
 from dataclasses import dataclass
 
@@ -13,18 +13,18 @@ _LAYOUT = ("num_layers", "num_kv_heads", "head_dim")
 
 
 @dataclass(frozen=True, slots=True)
-class ForTarget:
-    """The target that a draft was made for, as the draft has it."""
+class PairedTarget:
+    """The target that a draft was trained for."""
 
     model_id: str
     parts: TargetParts
 
 
 def describe(
-    drafter: Drafter, name: str, *, target: ForTarget | None, incarnation: str, max_sessions: int
+    drafter: Drafter, name: str, *, target: PairedTarget | None, incarnation: str, max_sessions: int
 ) -> draft_pb2.DescribeDraftResponse:
-    """`name` is the draft's own; `target` is that of a draft that reads keys and values."""
-    answer = draft_pb2.DescribeDraftResponse(
+    """Return a description; `target` is None for a draft that reads no keys and values."""
+    about = draft_pb2.DescribeDraftResponse(
         identity=common_pb2.ModelIdentity(
             protocol_version=PROTOCOL_VERSION,
             model_id=name,
@@ -42,18 +42,18 @@ def describe(
         dtype=drafter.dtype,
     )
     if drafter.memory is not None:
-        answer.memory.CopyFrom(common_pb2.Memory(**drafter.memory.account()))
+        about.memory.CopyFrom(common_pb2.Memory(**drafter.memory.account()))
     if target is not None:
-        answer.target_model_id = target.model_id
+        about.target_model_id = target.model_id
         for field in _LAYOUT:
-            setattr(answer.target_layout, field, getattr(target.parts, field))
-    return answer
+            setattr(about.target_layout, field, getattr(target.parts, field))
+    return about
 
 
 def target_expectations(
     about: draft_pb2.DescribeDraftResponse, asked: draft_pb2.OpenDraft
 ) -> list[Expectation]:
-    """What the caller's target must be: a plain draft needs the same tokenizer only."""
+    """Return the requirements of the caller's target: for a plain draft, the same tokenizer."""
     reads, is_glide = bool(about.target_layers), about.kind == "glide"
     ours = common_pb2.ModelIdentity(
         protocol_version=PROTOCOL_VERSION,

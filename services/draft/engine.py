@@ -1,31 +1,29 @@
-"""The draft as an engine: sessions, the model's state, and the shape of proposals. No wire.
+"""The draft as an engine: sessions, the model's state, and the shape of proposals.
 
-Drafts of many sessions go forward together, a step of each at a time. Knows neither threads nor
-which of them are to go together.
+Requests of many sessions go forward together, a step of each at a time; the caller chooses which.
 """
 
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, replace
-from typing import Any, Protocol
+from dataclasses import dataclass, replace
+from typing import Protocol
 
 from slipstream.core import errors
 from slipstream.core.policy.prices import DEFAULT_STEP_COST
 from slipstream.core.policy.stop import CONTEXT, Stop, make_stop
 from slipstream.core.request.options import MAX_NODES
 from slipstream.core.request.profile import Profile
-from slipstream.core.sequence import SyncedTokens, TokenSequence
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy
-from slipstream.draft.drafting import Drafting
-from slipstream.draft.following import Chains, followed_slots
 from slipstream.draft.growers import grow_cape, grow_chain, grow_dynamic, grow_fork, grow_product
-from slipstream.draft.growth import Grown, Growth, Prefix, Reach, Step
-from slipstream.draft.slots import Score, Slot, SlotReader, read_each
+from slipstream.draft.growth import DepthLimit, Growth
+from slipstream.draft.reader import CandidateReader, Candidates, Score, chain_candidates, read_each
+from slipstream.draft.request import DraftRequest, DraftSession, DraftStep, ProposalSteps
 from slipstream.engine.thread import internal_errors
-from slipstream.models.glide.glide_chains import ChainRequest
+from slipstream.models.glide.glide_chains import ChainRequest, GlideChains
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.scorer import KvView, Scorer
 
-_GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], Grown]] = {
+_GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], ProposalSteps]] = {
     Shape.CHAIN: grow_chain,
     Shape.CAPE: grow_cape,
     Shape.DYNAMIC: grow_dynamic,
@@ -41,35 +39,19 @@ NO_ROOM = "memory"
 
 
 class KvSource(Protocol):
-    """Where a GliDe draft reads the target's keys and values of a session."""
+    """Source of a session's keys and values of the target, which a GliDe draft reads."""
 
     def view(self, session_id: str, layers: Sequence[int]) -> KvView:
-        """The final positions of some target layers; none where nothing is known yet."""
+        """Return the final positions of some target layers; none where none are there yet."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
-class Feed:
-    """The target layers that a draft reads, and where from."""
+class TargetKv:
+    """The target layers whose keys and values a draft reads, and their source."""
 
     source: KvSource
     layers: tuple[int, ...]
-
-
-@dataclass(slots=True)
-class _Held:
-    """A session; `state` is None while there is no room for its keys and values."""
-
-    synced: SyncedTokens = field(default_factory=SyncedTokens)
-    state: Any = None
-    capacity: int = 0
-    drafting: Drafting | None = None
-    is_parked: bool = False
-
-    @property
-    def tokens(self) -> list[int]:
-        """Return the session's tokens."""
-        return self.synced.tokens
 
 
 class LocalDraft:
@@ -78,172 +60,180 @@ class LocalDraft:
     def __init__(
         self,
         scorer: Scorer,
-        feed: Feed | None = None,
+        target_kv: TargetKv | None = None,
         *,
         decision: Score | None = None,
         profile: Profile | None = None,
         pool: KvPool | None = None,
-        chains: Chains | None = None,
+        chains: GlideChains | None = None,
     ) -> None:
         """`decision` is the decision model's; `profile` holds what was calibrated; `pool`, which is
-        the scorer's, is the memory of all sessions, by default a small one; `chains` follows whole
-        chains where there is a device for it."""
+        the scorer's, is the memory of all sessions, by default a small one; `chains` computes whole
+        chains on a device."""
         self._scorer = scorer
-        self._feed = feed
+        self._target_kv = target_kv
         self._decision = decision
         self._profile = profile or Profile()
         self.pool = pool or scorer.pool(NUM_PAGES)
-        self._held: dict[str, _Held] = {}
+        self._sessions: dict[str, DraftSession] = {}
         self._chains = chains
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`."""
-        drafting = self.begin(sequence, plan)
-        while not drafting.is_done:
-            self.step([drafting])
-        return drafting.result()
+        request = self.begin(DraftRequest(sequence, plan))
+        while not request.is_done:
+            self.step([request])
+        return request.result()
 
-    def begin(self, sequence: TokenSequence, plan: Plan) -> Drafting:
-        """Take the sequence in and begin to draft. What was under way for the session ends.
+    def begin(self, request: DraftRequest) -> DraftRequest:
+        """Hold the request's sequence, begin to draft, and return the request.
 
-        Raises `InvalidRequest` for a sequence without tokens.
+        A request under way for the session ends. Raises `InvalidRequest` for a sequence without
+        tokens.
         """
-        held = self._update(sequence)
-        grower = self._grow(sequence.session, plan, held)
-        held.drafting = Drafting(sequence.session_id, grower)
-        return held.drafting
+        sequence = request.sequence
+        if not len(sequence):
+            raise errors.InvalidRequest("a draft needs at least one token to go on from")
+        held = self._sessions.setdefault(sequence.session_id, DraftSession())
+        self._end(held)
+        held.synced.take(sequence)
+        held.is_parked = False
+        request.begin(self._grow(sequence.session, request.plan, held))
+        held.request = request
+        return request
 
-    def step(self, draftings: Sequence[Drafting]) -> bool:
-        """Take one step of each that is not done, in one pass; return whether the pass succeeded.
+    def step(self, requests: Sequence[DraftRequest]) -> bool:
+        """Compute one step of each that is not done, in one pass; return whether that succeeded.
 
-        What fails of one session ends its drafting alone; while one is refused, the others stay
-        where they are. Where the pass fails, it ends all of them with an `InternalError`, and their
+        An error of one session ends its request alone; while one is refused, the others stay
+        where they are. A pass that fails ends all of them with an `InternalError`, and their
         sessions' keys and values are computed anew.
         """
-        open_ = [(drafting, drafting.step) for drafting in draftings if drafting.step is not None]
-        chains = [pair for pair in open_ if isinstance(pair[1].ask, ChainRequest)]
-        others = [pair for pair in open_ if not isinstance(pair[1].ask, ChainRequest)]
+        steps = [(request, request.step) for request in requests if request.step is not None]
+        chains = [pair for pair in steps if isinstance(pair[1].ask, ChainRequest)]
+        others = [pair for pair in steps if not isinstance(pair[1].ask, ChainRequest)]
         taken = self._take(chains, self._follow), self._take(others, self._score_each)
         return all(taken)
 
-    def abandon(self, drafting: Drafting) -> None:
-        """End one whose proposal no caller waits for."""
-        drafting.fail(_abandoned(drafting.session_id))
+    def abandon(self, request: DraftRequest) -> None:
+        """End a request that no caller waits for."""
+        session_id = request.session_id
+        request.fail(errors.Cancelled(f"session {session_id} waits for no proposal any more"))
 
     def num_same(self, sequence: TokenSequence) -> int:
         """Return how many leading tokens held for the session are those of the sequence."""
-        held = self._held.get(sequence.session_id)
+        held = self._sessions.get(sequence.session_id)
         return 0 if held is None else held.synced.num_same(sequence)
 
     def kv_bytes(self, session_id: str) -> int:
-        """Bytes of the draft model's own keys and values of a session."""
-        held = self._held.get(session_id)
+        """Return the bytes of the draft model's own keys and values of a session."""
+        held = self._sessions.get(session_id)
         return 0 if held is None or held.state is None else self._scorer.num_bytes(held.state)
 
     @property
     def num_kv_bytes(self) -> int:
-        """The same of all sessions."""
-        return sum(self.kv_bytes(session_id) for session_id in list(self._held))
+        """Bytes of the draft model's own keys and values of all sessions."""
+        return sum(self.kv_bytes(session_id) for session_id in list(self._sessions))
 
     def park(self, session_id: str) -> None:
-        """Nothing comes for the session for a while: its keys and values give way to others'."""
-        held = self._held.pop(session_id, None)
+        """Let the session's keys and values give way to those of others, until it goes on."""
+        held = self._sessions.pop(session_id, None)
         if held is not None:
             held.is_parked = True
-            self._held[session_id] = held  # the last one to give way
+            self._sessions[session_id] = held  # the last one to give way
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`."""
-        held = self._held.pop(session_id, None)
+        held = self._sessions.pop(session_id, None)
         if held is not None:
-            self._abandon(held)
+            self._end(held)
             self._empty(held)
 
-    def _abandon(self, held: _Held) -> None:
-        if held.drafting is not None:
-            self.abandon(held.drafting)
+    def _end(self, held: DraftSession) -> None:
+        if held.request is not None:
+            self.abandon(held.request)
 
     def _take(
         self,
-        open_: Sequence[tuple[Drafting, Step]],
-        find: Callable[[Sequence[Step]], list[list[Slot] | Exception]],
+        steps: Sequence[tuple[DraftRequest, DraftStep]],
+        compute: Callable[[Sequence[DraftStep]], list[list[Candidates] | Exception]],
     ) -> bool:
-        if not open_:
+        if not steps:
             return True
         try:
             with internal_errors("draft"):
-                found = find([step for _, step in open_])
+                found = compute([step for _, step in steps])
         except errors.InternalError as error:
-            return self._refuse(open_) or self._fail(open_, error)
-        for (drafting, _), slots in zip(open_, found, strict=True):
-            drafting.take(slots)
+            return self._refuse(steps) or self._fail(steps, error)
+        for (request, _), candidates in zip(steps, found, strict=True):
+            request.take(candidates)
         return True
 
-    def _score_each(self, steps: Sequence[Step]) -> list[list[Slot] | Exception]:
+    def _score_each(self, steps: Sequence[DraftStep]) -> list[list[Candidates] | Exception]:
         asks = [step.ask for step in steps if not isinstance(step.ask, ChainRequest)]
         scores = self._scorer.score(asks)
-        readings = [step.reading for step in steps if step.reading is not None]
-        slots = iter(read_each(scores, readings))
-        return [[] if step.reading is None else next(slots) for step in steps]
+        found = iter(read_each(scores, [step.rows for step in steps if step.rows is not None]))
+        return [[] if step.rows is None else next(found) for step in steps]
 
-    def _follow(self, steps: Sequence[Step]) -> list[list[Slot] | Exception]:
+    def _follow(self, steps: Sequence[DraftStep]) -> list[list[Candidates] | Exception]:
         assert self._chains is not None, "only chains make such steps"
         asks = [step.ask for step in steps if isinstance(step.ask, ChainRequest)]
-        return followed_slots(self._chains, asks)
+        return [chain_candidates(chain) for chain in self._chains.follow(asks)]
 
-    def _refuse(self, open_: Sequence[tuple[Drafting, Step]]) -> bool:
-        """End those that could never be computed; return whether there are any."""
+    def _refuse(self, steps: Sequence[tuple[DraftRequest, DraftStep]]) -> bool:
+        """End the requests that could never be computed; return whether there are any."""
         num_refused = 0
-        for drafting, step in open_:
+        for request, step in steps:
             try:
                 ask = step.ask
                 self._scorer.check(ask.sync if isinstance(ask, ChainRequest) else ask)
             except errors.SlipstreamError as refusal:
-                drafting.fail(refusal)
+                request.fail(refusal)
                 num_refused += 1
         return num_refused > 0
 
-    def _fail(self, open_: Sequence[tuple[Drafting, Step]], error: errors.InternalError) -> bool:
-        for drafting, _ in open_:
-            drafting.fail(error)
-            self._empty(self._held[drafting.session_id])
+    def _fail(
+        self, steps: Sequence[tuple[DraftRequest, DraftStep]], error: errors.InternalError
+    ) -> bool:
+        for request, _ in steps:
+            request.fail(error)
+            self._empty(self._sessions[request.session_id])
         return False
 
-    def _grow(self, session: Session, plan: Plan, held: _Held) -> Grown:
-        """What is proposed, step by step."""
+    def _grow(self, session: Session, plan: Plan, held: DraftSession) -> ProposalSteps:
+        """Grow a proposal, step by step."""
         view = None
-        if self._feed is not None:
-            view = self._feed.source.view(session.session_id, self._feed.layers)
+        if self._target_kv is not None:
+            view = self._target_kv.source.view(session.session_id, self._target_kv.layers)
         lag = 0 if view is None else len(held.tokens) - 1 - view.count
-        reach = self._reach(len(held.tokens), lag)
-        if reach.max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
-            proposal = Proposal(stopped_by=reach.ended_by if reach.max_depth < 1 else "none")
+        limit = self._depth_limit(len(held.tokens), lag)
+        if limit.max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
+            proposal = Proposal(stopped_by=limit.reason if limit.max_depth < 1 else "none")
         elif not self._make_room(held, self._num_slots(session)):
             proposal = Proposal(stopped_by=NO_ROOM)
         else:
             num_same = self._scorer.num_same(held.state, held.tokens)
-            prefix = Prefix(held.state, held.tokens, num_same, view, lag, self._chains)
-            reader = SlotReader(session, self._scorer.vocab, self._score(plan))
-            growth = Growth(session, prefix, reader=reader, profile=self._profile, reach=reach)
+            growth = Growth(
+                session,
+                held,
+                num_same,
+                view=view,
+                lag=lag,
+                chains=self._chains,
+                reader=CandidateReader(session, self._scorer.vocab, self._score(plan)),
+                profile=self._profile,
+                depth_limit=limit,
+            )
             stop = self._stop(plan, session.sampling.temperature)
             proposal = yield from _GROWERS[plan.shape](growth, plan, stop)
-        return proposal if self._feed is None else replace(proposal, staleness=max(lag, 0))
+        return proposal if view is None else replace(proposal, staleness=max(lag, 0))
 
-    def _update(self, sequence: TokenSequence) -> _Held:
-        if not len(sequence):
-            raise errors.InvalidRequest("a draft needs at least one token to go on from")
-        held = self._held.setdefault(sequence.session_id, _Held())
-        self._abandon(held)
-        held.synced.take(sequence)
-        held.is_parked = False
-        return held
-
-    def _make_room(self, held: _Held, needed: int) -> bool:
-        """Have room for that many tokens, parked sessions giving way, or none; whether there is."""
+    def _make_room(self, held: DraftSession, needed: int) -> bool:
+        """Return whether there is room for so many tokens, for which parked sessions give way."""
         if held.capacity >= needed:
             return True
         self._empty(held)  # a later turn needs more room; the prefix is scored anew
-        parked = (one for one in self._held.values() if one.is_parked and one.state is not None)
+        parked = (one for one in self._sessions.values() if one.is_parked and one.state is not None)
         while held.state is None:
             try:
                 held.state, held.capacity = self._scorer.open(needed, self.pool), needed
@@ -256,30 +246,30 @@ class LocalDraft:
         return True
 
     def _num_slots(self, session: Session) -> int:
-        """Places that a request may come to need: its tokens and a tree behind them."""
+        """Return how many KV slots a request may need: for its tokens and a tree behind them."""
         num_tokens = session.num_prompt_tokens + session.max_tokens
         return min(num_tokens, self._scorer.context_length or num_tokens) + MAX_NODES
 
-    def _empty(self, held: _Held) -> None:
+    def _empty(self, held: DraftSession) -> None:
         if held.state is not None:
             self._scorer.close(held.state)
         held.state, held.capacity = None, 0
 
-    def _reach(self, num_tokens: int, lag: int) -> Reach:
-        """The deepest slot whose distance to the newest target key was trained for, and whose
-        path is within the draft's context."""
+    def _depth_limit(self, num_tokens: int, lag: int) -> DepthLimit:
+        """Return the greatest depth whose distance to the newest target key was trained for, and
+        whose path is within the draft's context."""
         max_lag, context_length = self._scorer.max_lag, self._scorer.context_length
-        reach = Reach()
-        if max_lag is not None and self._feed is not None:
-            reach = Reach(max_lag - lag)
-        if context_length is not None and context_length + 1 - num_tokens < reach.max_depth:
-            reach = Reach(context_length + 1 - num_tokens, CONTEXT)
-        return reach
+        limit = DepthLimit()
+        if max_lag is not None and self._target_kv is not None:
+            limit = DepthLimit(max_lag - lag)
+        if context_length is not None and context_length + 1 - num_tokens < limit.max_depth:
+            limit = DepthLimit(context_length + 1 - num_tokens, CONTEXT)
+        return limit
 
     def _score(self, plan: Plan) -> Score | None:
-        """The decision model, where its score decides: it costs a part of every draft step.
+        """Return the decision model where its score decides: it costs a part of every draft step.
 
-        A dynamic tree reads ten slots a level and asks `cost` about one of them.
+        A dynamic tree reads ten positions a level, of which `cost` looks at one.
         """
         is_cost = plan.stop is StopPolicy.COST and plan.shape is not Shape.DYNAMIC
         return self._decision if is_cost or plan.stop is StopPolicy.DECISION else None
@@ -292,7 +282,3 @@ class LocalDraft:
             cost_ratio=self._profile.step_cost or plan.worth or DEFAULT_STEP_COST,
             calibration=self._profile.calibration_at(temperature),
         )
-
-
-def _abandoned(session_id: str) -> errors.Cancelled:
-    return errors.Cancelled(f"session {session_id} waits for no proposal any more")

@@ -1,7 +1,4 @@
-"""A profile as a file, read strictly: which pair of models it is for, and what was measured.
-
-Knows nothing of how it came about, nor of what the profile means.
-"""
+"""A profile as a file, read strictly: its two models, the profile, and notes on its making."""
 
 import json
 from collections.abc import Mapping
@@ -18,15 +15,15 @@ PROFILE_NAME = "profile.json"
 
 _NEEDED = ("format_version", "models", "profile")
 _NOTED = ("command", "revision", "machine", "measured")
-"""Facts for people to read; loading the file ignores them."""
+"""Facts for readers of the file; loading it ignores them."""
 
 
 @dataclass(frozen=True, slots=True)
-class Pair:
+class ModelPair:
     """The two models that a profile is for.
 
-    `target` is empty where a draft does not know it; `weights_sha256` are the draft's own, by
-    file, and empty for drafts that are models by name.
+    `target` is empty for a draft of any target; `weights_sha256` are the draft's own, by file, and
+    empty for drafts that are models by name.
     """
 
     target: str
@@ -35,8 +32,8 @@ class Pair:
     weights_sha256: Mapping[str, str] = field(default_factory=dict)
 
 
-def profile_file(profile: Profile, pair: Pair, notes: Mapping[str, Any]) -> dict[str, Any]:
-    """What the file holds; `notes` are the command, revision, machine and measurements."""
+def profile_file(profile: Profile, pair: ModelPair, notes: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the file's values; `notes` are the command, revision, machine and measurements."""
     odd = sorted(set(notes) - set(_NOTED))
     if odd:
         raise InvalidRequest(f"a profile file has no place for {', '.join(odd)}")
@@ -54,8 +51,8 @@ def profile_file(profile: Profile, pair: Pair, notes: Mapping[str, Any]) -> dict
     }
 
 
-def read_profile(path: Path, pair: Pair) -> Profile:
-    """The profile in a file.
+def read_profile(path: Path, pair: ModelPair) -> Profile:
+    """Return the profile in a file.
 
     Raises `InvalidRequest` for what is no such file, and `ModelMismatch` for one of other models.
     """
@@ -88,7 +85,7 @@ def _parsed(path: Path) -> dict[str, Any]:
     return values
 
 
-def _check_models(models: Any, pair: Pair, path: Path) -> None:
+def _check_models(models: Any, pair: ModelPair, path: Path) -> None:
     if not isinstance(models, dict):
         raise InvalidRequest(f"models of {path} is no object of fields")
     wanted: dict[str, Any] = {

@@ -1,13 +1,13 @@
-"""The draft's side of the wire: unpacks, checks, hands to the engine's thread, packs.
+"""The draft's gRPC service: messages are unpacked, checked, and computed on the engine's thread.
 
 A `Speculate` stream is a lease on its session: when it ends, for whatever reason, everything held
-for the session is freed, unless it was parked. Knows no models.
+for the session is freed, unless it was parked.
 """
 
 import asyncio
 import time
 from collections.abc import AsyncIterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import grpc
@@ -21,22 +21,16 @@ from slipstream.core.types import Plan, Proposal, ReplyTiming, Session
 from slipstream.draft.batcher import BatchedDraft
 from slipstream.draft.build import Drafter
 from slipstream.draft.checks import check_delta, check_plan, check_session
+from slipstream.draft.config import DraftSettings
 from slipstream.draft.describe import target_expectations
 from slipstream.draft.engine import LocalDraft
-from slipstream.draft.feeds import KvFeeds
-from slipstream.draft.supply import KvSupply
-from slipstream.draft.telemetry import Telling, tell, tell_load
+from slipstream.draft.kv_receivers import KvCatchUp, KvReceivers
+from slipstream.draft.telemetry import DraftTelemetry, record_load
 from slipstream.engine.thread import Done, EngineThread
-from slipstream.rpc.conversion.convert import (
-    delta_from_pb,
-    plan_from_pb,
-    proposal_to_pb,
-    session_from_pb,
-    timing_to_pb,
-)
+from slipstream.rpc.conversion import convert
 from slipstream.rpc.inbox import Inbox
-from slipstream.rpc.kv import KvEncoding, KvFormat
-from slipstream.rpc.leases import Lease, LeaseLimits, Leases
+from slipstream.rpc.kv import KvFormat
+from slipstream.rpc.leases import Lease, Leases
 from slipstream.rpc.protocol import require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
@@ -51,21 +45,12 @@ Context = grpc.aio.ServicerContext[Any, Any]
 _clock = time.perf_counter  # that of the engine's thread, and of spans
 
 
-@dataclass(frozen=True, slots=True)
-class DraftSettings:
-    """How a draft serves: its limits, and how it reads keys and values."""
-
-    limits: LeaseLimits = field(default_factory=LeaseLimits)
-    kv_wait_s: float = 0.01
-    """Longest wait for the newest keys and values before a proposal."""
-    kv_catch_up_s: float = 0.05
-    """Longest wait at the start of a request for those without which nothing can be drafted."""
-    kv_encoding: KvEncoding = KvEncoding.RAW
-
-
 @dataclass(slots=True)
-class _Open:
-    """One running request; `form` is that of the keys and values it reads, if it reads any."""
+class SpeculateStream:
+    """A running request: its sequence, which a stream keeps by the deltas that it gets.
+
+    `form` is that of the keys and values that it reads, if it reads any.
+    """
 
     sequence: TokenSequence
     lease: Lease
@@ -74,7 +59,7 @@ class _Open:
 
     @property
     def session(self) -> Session:
-        """Return the request's parameters."""
+        """Parameters of the request."""
         return self.sequence.session
 
 
@@ -84,26 +69,20 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     def __init__(
         self,
         drafter: Drafter,
-        feeds: KvFeeds,
+        receivers: KvReceivers,
         about: draft_pb2.DescribeDraftResponse,
         settings: DraftSettings,
         *,
         thread: EngineThread | None = None,
         telemetry: Telemetry | None = None,
     ) -> None:
-        """`about` is what `DescribeDraft` answers; `feeds`, closed here, is what is read; `thread`,
-        closed here too, is where the draft was made, None being one of its own."""
+        """`about` is the response of `DescribeDraft`; `receivers` and `thread` are closed here; the
+        draft was made on `thread`, by default one of its own."""
         self._drafter = drafter
-        self._feeds = feeds
+        self._receivers = receivers
         self.about = about
-        self._supply = KvSupply(
-            drafter,
-            feeds,
-            wait_s=settings.kv_wait_s,
-            catch_up_s=settings.kv_catch_up_s,
-            encoding=settings.kv_encoding,
-        )
-        self._telling = Telling(telemetry or Telemetry())
+        self._catch_up = KvCatchUp(drafter, receivers, settings)
+        self._telemetry = DraftTelemetry(telemetry or Telemetry())
         self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
         self._thread = thread or EngineThread("draft")
         self._batched = None if self._local is None else BatchedDraft(self._local, self._thread)
@@ -114,17 +93,17 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._is_idle.set()
 
     async def broken(self) -> str | None:
-        """Wait until steps fail again and again; return a sentence that says so.
+        """Wait until too many steps have failed in a row; return a sentence about it.
 
-        None where there are no steps of a model.
+        Return None where there are no steps of a model.
         """
         return None if self._batched is None else await self._batched.failed_steps.too_many()
 
     async def close(self) -> None:
-        """Wait for calls that are ending, then free what is parked and end readers and thread."""
+        """Wait for streams that end, then free parked sessions, and end readers and thread."""
         await self._is_idle.wait()
         await self._leases.clear()
-        await self._feeds.aclose()
+        await self._receivers.aclose()
         self._thread.close()
 
     async def Speculate(
@@ -163,14 +142,14 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return draft_pb2.GetDraftLoadResponse(load=self.load())
 
     def load(self) -> common_pb2.Load:
-        """What is held at the moment, and was done since the start."""
+        """Return the sessions and memory at the moment, and the counts since the start."""
         own_bytes = 0 if self._local is None else self._local.num_kv_bytes
         load = common_pb2.Load(
             num_sessions=self._leases.num_active,
             num_parked=self._leases.num_parked,
-            kv_bytes=own_bytes + self._feeds.num_kv_bytes,
-            num_kv_streams=self._feeds.num_reading,
-            kv_streamed_bytes=self._feeds.num_received_bytes,
+            kv_bytes=own_bytes + self._receivers.num_kv_bytes,
+            num_kv_streams=self._receivers.num_reading,
+            kv_streamed_bytes=self._receivers.num_received_bytes,
             num_waiting=self._thread.num_waiting,
             num_rounds=self._num_rounds,
         )
@@ -182,8 +161,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return load
 
     def sample(self, instruments: Instruments) -> None:
-        """Tell that. On the event loop, from time to time."""
-        tell_load(instruments, self.load())
+        """Record the load. On the event loop, from time to time."""
+        record_load(instruments, self.load())
 
     def _begin(self, lease: Lease) -> None:
         self._running.add(lease)
@@ -194,72 +173,69 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if not self._running:
             self._is_idle.set()
 
-    async def _open(self, message: draft_pb2.SpeculateRequest) -> _Open:
+    async def _open(self, message: draft_pb2.SpeculateRequest) -> SpeculateStream:
         if message.WhichOneof("message") != "open":
             raise InvalidRequest(f"a stream opens a session first, but got {_kind(message)}")
         asked = message.open
         require_agreement("the target of this draft", target_expectations(self.about, asked))
         if not asked.target.vocab_size:
             raise HandshakeError("the caller says nothing of the target's vocabulary")
-        session = session_from_pb(asked.session)
+        session = convert.session_from_pb(asked.session)
         bind(session_id=session.session_id)
         check_session(session, self._drafter.context_length)
-        form = self._supply.form(asked.target_layout)
+        form = self._catch_up.form(asked.target_layout)
         vocab_size = asked.target.vocab_size
         lease = await self._leases.open(session.session_id, asked.session.fence)
-        self._feeds.rest(session.session_id)  # this request brings a feed of its own
+        self._receivers.park(session.session_id)  # this request names a feed of its own
         if isinstance(self._drafter.draft, NgramDraft) and self._drafter.stores is not None:
             numbering = asked.target.tokenizer_hash
             store = self._drafter.stores.of(numbering, vocab_size=vocab_size)
             self._drafter.draft.begin(session, NgramSources(store))
-        return _Open(TokenSequence(session), lease, vocab_size, form)
+        return SpeculateStream(TokenSequence(session), lease, vocab_size, form)
 
     async def _answer(
-        self, message: draft_pb2.SpeculateRequest, at: _Open
+        self, message: draft_pb2.SpeculateRequest, at: SpeculateStream
     ) -> draft_pb2.SpeculateResponse:
         match message.WhichOneof("message"):
             case "propose":
-                with self._telling.answering(message) as reply:
+                with self._telemetry.answering(message) as reply:
                     proposed = await self._propose(message.propose, at, reply)
                 return draft_pb2.SpeculateResponse(proposed=proposed)
             case "park":
                 if self._batched is not None and not at.lease.is_revoked:
                     await self._batched.park(at.session.session_id)
                 await self._leases.park(at.lease, message.park.ttl_ms / 1000)
-                self._feeds.rest(at.session.session_id)
+                self._receivers.park(at.session.session_id)
                 return draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())
             case _:
                 raise InvalidRequest(f"an open stream proposes or parks, but got {_kind(message)}")
 
     async def _propose(
-        self, message: draft_pb2.Propose, at: _Open, reply: Reply | None
+        self, message: draft_pb2.Propose, at: SpeculateStream, reply: Reply | None
     ) -> draft_pb2.Proposed:
         arrived = _clock()
-        delta, plan = delta_from_pb(message.delta), plan_from_pb(message.plan)
+        delta, plan = convert.delta_from_pb(message.delta), convert.plan_from_pb(message.plan)
         check_delta(delta, at.session, at.vocab_size)
         at.sequence = delta.applied(at.sequence)
         check_plan(plan, at.session, self._drafter.facts, at.vocab_size)
         began = _clock()
-        ready = self._supply.ready(at.sequence, at.form, message.plan, begun_by=reply)
+        ready = self._catch_up.ready(at.sequence, at.form, message.plan, parent=reply)
         has_waited, asked = await ready, _clock()
         if has_waited and reply is not None:
             reply.part("kv.wait", began, asked)
         done = await self._draft(at, plan)
         self._num_rounds += 1
-        if reply is not None:
-            tell(reply, done, asked_s=asked, kv_wait_s=asked - began)
-        if self._telling.is_measured:  # once the answer is on its way
-            asyncio.get_running_loop().call_soon(self._telling.measure, done, asked - began)
+        self._telemetry.record_proposal(reply, done, asked_s=asked, kv_wait_s=asked - began)
         proposal = done.value
         timing = ReplyTiming(_clock() - arrived, done.queue_s, done.engine_s, asked - began)
         return draft_pb2.Proposed(
-            proposal=proposal_to_pb(proposal),
+            proposal=convert.proposal_to_pb(proposal),
             staleness=proposal.staleness or 0,
-            timing=timing_to_pb(timing),
+            timing=convert.timing_to_pb(timing),
         )
 
-    async def _draft(self, at: _Open, plan: Plan) -> Done[Proposal]:
-        """Propose on the engine's thread; a request that took the session over may come first."""
+    async def _draft(self, at: SpeculateStream, plan: Plan) -> Done[Proposal]:
+        """Propose on the engine's thread, unless another request takes the session over first."""
 
         def check() -> None:
             if at.lease.is_revoked:
@@ -275,18 +251,21 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
     def _kv_bytes(self, session_id: str) -> int:
         own_bytes = 0 if self._local is None else self._local.kv_bytes(session_id)
-        return own_bytes + self._feeds.kv_bytes(session_id)
+        return own_bytes + self._receivers.kv_bytes(session_id)
 
     async def _release(self, session_id: str) -> None:
-        # Forgotten before anything is waited for: what a successor reads must stay.
-        reader = self._feeds.close(session_id)
-        await self._thread.run(lambda: finished(self._drafter.draft.release(session_id)))
+        # Before anything that waits: the receiver of a successor must stay.
+        reader = self._receivers.close(session_id)
+        if self._batched is None:
+            await self._thread.run(lambda: finished(self._drafter.draft.release(session_id)))
+        else:
+            await self._batched.release(session_id)
         if reader is not None:
             await asyncio.wait({reader})
 
 
 def register(servicer: DraftServicer) -> Register:
-    """What adds it to a server."""
+    """Return the function that adds the service to a server."""
     return lambda server: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, server)
 
 

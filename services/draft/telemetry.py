@@ -1,28 +1,13 @@
-"""What a draft tells of its proposals: the spans of those that are traced, and metrics of all.
+"""Telemetry of the draft service: spans of traced proposals, and metrics of all."""
 
-Knows the words of both, not who listens.
-"""
-
+import asyncio
 from contextlib import AbstractContextManager
 
 from slipstream.core.types import Proposal
 from slipstream.engine.thread import Done
 from slipstream.rpc.tracing import trace_from_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2
-from slipstream.telemetry.catalog import (
-    DRAFT_DEPTH,
-    DRAFT_ENGINE,
-    DRAFT_NODES,
-    DRAFT_QUEUE,
-    KV_CAPACITY,
-    KV_RECEIVED,
-    KV_STREAMS,
-    KV_USED,
-    KV_WAIT,
-    SESSIONS,
-    STALENESS,
-    WAITING,
-)
+from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Attributes, Instruments, Value
 from slipstream.telemetry.round_attributes import proposed_attributes
 from slipstream.telemetry.spans import Replies, Reply
@@ -31,55 +16,57 @@ from slipstream.telemetry.telemetry import Telemetry
 PROPOSE = "draft.propose"
 
 
-class Telling:
+class DraftTelemetry:
     """Spans and metrics of one draft."""
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._replies = Replies(telemetry.tracer)
         self._instruments = telemetry.instruments
-        self.is_measured = telemetry.instruments.are_exported
-        """Whether metrics are exported."""
+        self._is_measured = telemetry.instruments.are_exported
 
     def answering(
         self, message: draft_pb2.SpeculateRequest
     ) -> AbstractContextManager[Reply | None]:
-        """The span around a proposal; None where the message is not traced."""
+        """Return the span around a proposal; None where the message is not traced."""
         return self._replies.answering(PROPOSE, trace_from_pb(message.trace))
 
-    def measure(self, done: Done[Proposal], kv_wait_s: float) -> None:
-        """Metrics of a proposal. They take as long as a small step: not before it is sent."""
+    def record_proposal(
+        self, reply: Reply | None, done: Done[Proposal], *, asked_s: float, kv_wait_s: float
+    ) -> None:
+        """Record a proposal, which the engine was asked for at `asked_s`."""
+        if reply is not None:
+            began_s = asked_s + done.queue_s
+            reply.part("engine.queue", asked_s, began_s)
+            reply.part("engine.run", began_s, began_s + done.engine_s)
+            reply.set(_attributes(done.value, kv_wait_s))
+        if self._is_measured:  # takes as long as a small step: after the response
+            asyncio.get_running_loop().call_soon(self._measure, done, kv_wait_s)
+
+    def _measure(self, done: Done[Proposal], kv_wait_s: float) -> None:
         proposal, record = done.value, self._instruments.record
-        record(DRAFT_QUEUE, done.queue_s)
-        record(DRAFT_ENGINE, done.engine_s)
-        record(DRAFT_DEPTH, max(proposal.tree.depths(), default=0))
-        record(DRAFT_NODES, len(proposal.tree))
+        record(catalog.DRAFT_QUEUE, done.queue_s)
+        record(catalog.DRAFT_ENGINE, done.engine_s)
+        record(catalog.DRAFT_DEPTH, max(proposal.tree.depths(), default=0))
+        record(catalog.DRAFT_NODES, len(proposal.tree))
         if proposal.staleness is not None:
-            record(STALENESS, proposal.staleness)
-            record(KV_WAIT, kv_wait_s)
+            record(catalog.STALENESS, proposal.staleness)
+            record(catalog.KV_WAIT, kv_wait_s)
 
 
-def tell(reply: Reply, done: Done[Proposal], *, asked_s: float, kv_wait_s: float) -> None:
-    """A traced proposal is there; the engine was asked for it at `asked_s`."""
-    began_s = asked_s + done.queue_s
-    reply.part("engine.queue", asked_s, began_s)
-    reply.part("engine.run", began_s, began_s + done.engine_s)
-    reply.set(_attributes(done.value, kv_wait_s))
-
-
-def tell_load(instruments: Instruments, load: common_pb2.Load) -> None:
-    """What a draft holds at the moment, and has received since its start."""
-    instruments.put(SESSIONS, load.num_sessions, {"state": "active"})
-    instruments.put(SESSIONS, load.num_parked, {"state": "parked"})
-    instruments.put(WAITING, load.num_waiting)
-    instruments.put(KV_USED, load.kv_bytes)
+def record_load(instruments: Instruments, load: common_pb2.Load) -> None:
+    """Record the draft's sessions and memory, and the bytes received since its start."""
+    instruments.put(catalog.SESSIONS, load.num_sessions, {"state": "active"})
+    instruments.put(catalog.SESSIONS, load.num_parked, {"state": "parked"})
+    instruments.put(catalog.WAITING, load.num_waiting)
+    instruments.put(catalog.KV_USED, load.kv_bytes)
     if load.kv_capacity_bytes:
-        instruments.put(KV_CAPACITY, load.kv_capacity_bytes)
-    instruments.put(KV_STREAMS, load.num_kv_streams)
-    instruments.total(KV_RECEIVED, load.kv_streamed_bytes)
+        instruments.put(catalog.KV_CAPACITY, load.kv_capacity_bytes)
+    instruments.put(catalog.KV_STREAMS, load.num_kv_streams)
+    instruments.total(catalog.KV_RECEIVED, load.kv_streamed_bytes)
 
 
 def _attributes(proposal: Proposal, kv_wait_s: float) -> Attributes:
-    said: dict[str, Value] = dict(proposed_attributes(proposal))
+    attributes: dict[str, Value] = dict(proposed_attributes(proposal))
     if proposal.staleness is not None:
-        said["slipstream.proposal.kv_wait_ms"] = kv_wait_s * 1000
-    return said
+        attributes["slipstream.proposal.kv_wait_ms"] = kv_wait_s * 1000
+    return attributes

@@ -1,4 +1,4 @@
-"""Proposals of a draft before anything is served, to learn what a draft step takes here."""
+"""Proposals of a draft before anything is served, to measure the time of a draft step here."""
 
 import time
 from collections.abc import Sequence
@@ -9,7 +9,7 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
 from slipstream.core.types import Plan, Session, StopPolicy
-from slipstream.draft.engine import Feed, KvSource, LocalDraft
+from slipstream.draft.engine import KvSource, LocalDraft, TargetKv
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.machine import this_machine
 from slipstream.models.scorer import KvView, Scorer
@@ -21,7 +21,7 @@ _NUM_PAGES = 4
 
 
 class _Zeros(KvSource):
-    """Keys and values of any session: as many as the trial has tokens, all 0."""
+    """Keys and values for all tokens of the trial, all 0."""
 
     def __init__(self, layout: KvLayout) -> None:
         size = (layout.num_kv_heads, _PROMPT + _ROUNDS, layout.head_dim)
@@ -33,16 +33,12 @@ class _Zeros(KvSource):
 
 
 def step_seconds(
-    scorer: Scorer,
-    layers: Sequence[int],
-    *,
-    name: str,
-    clock: Clock = time.perf_counter,
+    scorer: Scorer, layers: Sequence[int], *, name: str, clock: Clock = time.perf_counter
 ) -> float | None:
     """Return the seconds of a draft step of one session, everything around it included.
 
-    What an earlier start has found under this `name` is kept. None on a device other than the CPU,
-    where chains are followed at once: what proposals take there is learnt from the first ones.
+    The measurement of an earlier start under this `name` is used again. None on a device other than
+    the CPU, which computes whole chains at once: routers learn its times from the first proposals.
     """
     if scorer.layout.device.type != "cpu":
         return None
@@ -55,8 +51,8 @@ def step_seconds(
 
 
 def _measured(scorer: Scorer, layers: Sequence[int], clock: Clock) -> float:
-    feed = Feed(_Zeros(scorer.layout), tuple(layers)) if layers else None
-    draft = LocalDraft(scorer, feed, pool=scorer.pool(_NUM_PAGES))
+    target_kv = TargetKv(_Zeros(scorer.layout), tuple(layers)) if layers else None
+    draft = LocalDraft(scorer, target_kv, pool=scorer.pool(_NUM_PAGES))
     session = Session("trial", _PROMPT, _ROUNDS)
     plan = Plan(_DEPTH, _DEPTH, stop=StopPolicy.FIXED)
     sequence = TokenSequence(session, (at % 7 for at in range(_PROMPT)))

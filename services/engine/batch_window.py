@@ -56,7 +56,7 @@ class _Habit:
 
 
 @dataclass(slots=True)
-class _Away:
+class _Absence:
     since: float
     step: int
     is_expected: bool
@@ -73,7 +73,7 @@ class BatchWindow(Generic[K]):
         """`max_wait` is the longest wait, as a part of the last step's time."""
         self._max_wait = max_wait
         self._habits: dict[K, _Habit] = {}
-        self._away: dict[K, _Away] = {}
+        self._away: dict[K, _Absence] = {}
         self._num_steps = 0
         self._step_s = 0.0
 
@@ -102,7 +102,7 @@ class BatchWindow(Generic[K]):
         self._num_steps += 1
         for key in answered:
             habit = self._habits.setdefault(key, _Habit())
-            self._away[key] = _Away(now, self._num_steps, is_expected=habit.rest == 0)
+            self._away[key] = _Absence(now, self._num_steps, is_expected=habit.rest == 0)
             habit.rest = max(habit.rest - 1, 0)
 
     def wait_s(self, now: float) -> float:

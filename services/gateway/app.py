@@ -32,7 +32,7 @@ from slipstream.gateway.responses import (
     usage,
 )
 from slipstream.gateway.sdk_options import chat_options, completion_options
-from slipstream.rpc.certificates import Reloaded
+from slipstream.rpc.certificates import ReloadedFiles
 from slipstream.telemetry.carrier import Carrier, within
 
 CLIENT_CLOSED = 499
@@ -61,7 +61,7 @@ class Routes:
         self._client = client
         self._probe = probe
         files = filter(None, [config.token_file])
-        self._token = Reloaded(tuple(files), config.token)
+        self._token = ReloadedFiles(tuple(files), config.token)
         self._wall_s = wall_s
 
     async def chat(self, request: Request) -> Response:

@@ -13,12 +13,12 @@ import uvicorn
 
 from slipstream.client import AsyncClient
 from slipstream.client.connection import connection
-from slipstream.client.remote import Remote
+from slipstream.client.remote import RemoteBackend
 from slipstream.core.errors import Unavailable
 from slipstream.gateway.app import Routes, make_app
 from slipstream.gateway.config import HttpConfig
 from slipstream.gateway.connection import BoundedConnection
-from slipstream.rpc.certificates import Reloaded, read_pair
+from slipstream.rpc.certificates import ReloadedFiles, read_pair
 from slipstream.rpc.process import with_port
 from slipstream.rpc.security import ServerTls
 from slipstream.telemetry.sdk_spans import SdkTelemetry
@@ -40,12 +40,12 @@ class Gateway:
         # Tokens in the clear are allowed only where that is meant.
         to_router = config.to_router() or (False if config.plaintext_tokens else None)
         to = connection(config.router, token=None, tls=to_router, retries=True)
-        remote = Remote(to, config.timeout_s, to.channel(is_blocking=False))
+        remote = RemoteBackend(to, config.timeout_s, to.channel(is_blocking=False))
         client = AsyncClient.of(remote, telemetry=SdkTelemetry.of(telemetry or Telemetry()))
         probe = AsyncClient(config.router, tls=to_router, timeout_s=PROBE_S, retries=False)
         self._clients = (client, probe)
         tls = config.tls()
-        self._pair = None if tls is None else Reloaded((tls.cert, tls.key), lambda: _pair(tls))
+        self._pair = None if tls is None else ReloadedFiles((tls.cert, tls.key), lambda: _pair(tls))
         self._server = _uvicorn(make_app(Routes(config, client, probe)), config, self._renew)
         self._looping: asyncio.Task[None] | None = None
 

@@ -162,7 +162,7 @@ def _generation_eos(folder: Path) -> frozenset[int]:
         return frozenset()
 
 
-class Numbered(Protocol):
+class IdentifiedModel(Protocol):
     """Model with a known numbering of tokens; a hash of None is not compared."""
 
     @property
@@ -174,7 +174,7 @@ class Numbered(Protocol):
     def tokenizer_hash(self) -> str | None: ...
 
 
-def require_same_tokenizer(target: Numbered, draft: LoadedModel) -> None:
+def require_same_tokenizer(target: IdentifiedModel, draft: LoadedModel) -> None:
     """Raise `ModelMismatch` unless both number their tokens alike."""
     if target.tokenizer_hash not in (None, draft.tokenizer_hash):
         raise ModelMismatch(

@@ -12,11 +12,11 @@ from slipstream.core.request.model_info import (
     drafter_infos,
     verification_infos,
 )
-from slipstream.router.replicas.fleet import Fleet, Placed
+from slipstream.router.replicas.fleet import ChosenTarget, Fleet
 from slipstream.router.replicas.probes import DescribedDraft
 
 
-def model_info(fleet: Fleet, placed: Placed) -> ModelInfo:
+def model_info(fleet: Fleet, placed: ChosenTarget) -> ModelInfo:
     """One model and what it can be asked for. Drafts that are lost for the moment count."""
     model, description = placed.model, placed.model.description
     drafters = _drafters(fleet.drafts_for(placed))

@@ -20,7 +20,7 @@ BATCH_TOKENS = 64
 Remaining = Callable[[], float | None]
 
 
-class Spending:
+class QuotaUse:
     """Use of an API key's quotas by one request."""
 
     def __init__(self, quotas: Quotas, ticket: Ticket, remaining: Remaining) -> None:
@@ -60,7 +60,7 @@ class KeyLimits:
     @asynccontextmanager
     async def admitted(
         self, key: Key, asked: Generation, remaining: Remaining
-    ) -> AsyncIterator[Spending]:
+    ) -> AsyncIterator[QuotaUse]:
         """Let a request run. Raises `LimitExceeded`, which says when there is room again.
 
         `remaining` is the caller's patience in seconds, None being endless.
@@ -68,7 +68,7 @@ class KeyLimits:
         attempt = secrets.token_hex(8)
         request = request_name(asked, key.name) if asked.ask.request_id else attempt
         ticket = Ticket(key.name, key.limits, request, attempt)
-        spending = Spending(self._quotas, ticket, remaining)
+        spending = QuotaUse(self._quotas, ticket, remaining)
         await spending.begin()
         try:
             yield spending

@@ -20,7 +20,7 @@ from slipstream.router.encoder import PromptEncoder
 from slipstream.router.learner import TrafficLearner
 from slipstream.router.lease_keeper import LeaseKeeper
 from slipstream.router.limits import Admission
-from slipstream.router.replicas.fleet import Fleet, Placed, Wanted
+from slipstream.router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
 from slipstream.router.replicas.probes import DescribedTarget
 from slipstream.router.replicas.request_replicas import (
     RequestReplicaOptions,
@@ -28,7 +28,7 @@ from slipstream.router.replicas.request_replicas import (
     free_parked,
 )
 from slipstream.router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
-from slipstream.router.shadow import Answered, Shadow
+from slipstream.router.shadow import AnsweredRequest, Shadow
 from slipstream.rpc.exchange import CallOptions
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Opening, Record
@@ -175,7 +175,7 @@ class RequestRunner:
         self,
         request: Request,
         replicas: RequestReplicas,
-        placed: Placed,
+        placed: ChosenTarget,
         journal: Journal,
         recorder: RequestRecorder,
     ) -> Run:
@@ -191,7 +191,7 @@ class RequestRunner:
         )
         return await asyncio.to_thread(make_run) if request.past else make_run()
 
-    def _ended(self, answered: Answered, placed: Placed, owner: str) -> None:
+    def _ended(self, answered: AnsweredRequest, placed: ChosenTarget, owner: str) -> None:
         """Have a request that has ended well checked, perhaps, and learned from."""
         self._shadow.offer(answered)
         text = (*answered.request.tokens, *answered.output)
@@ -210,7 +210,7 @@ class RequestRunner:
         return placed.model.tokenizer
 
     async def _request(
-        self, asked: Generation, record: Record, placed: Placed
+        self, asked: Generation, record: Record, placed: ChosenTarget
     ) -> tuple[Request, DraftFacts]:
         ask, model = asked.ask, placed.model
         check_received(asked, record, is_repeatable=model.description.numerics == INVARIANT)
@@ -221,13 +221,13 @@ class RequestRunner:
 
         return await turn_request(asked, record, model.facts, facts, encode), facts
 
-    def _sources(self, placed: Placed, record: Record) -> NgramSources:
+    def _sources(self, placed: ChosenTarget, record: Record) -> NgramSources:
         """Return what a request may copy from, beside its own text."""
         state, model = self._state, placed.model
         store = state.stores.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size)
         return NgramSources(store, state.learner.memory(model, record.owner))
 
-    def _replicas(self, placed: Placed, kind: str, job: _RunningRequest) -> RequestReplicas:
+    def _replicas(self, placed: ChosenTarget, kind: str, job: _RunningRequest) -> RequestReplicas:
         limits, record, remaining = self._timeouts, job.record, job.remaining
         target = CallOptions(
             record.fence,
@@ -255,10 +255,10 @@ def _named(asked: Generation) -> Generation:
     return replace(asked, ask=replace(asked.ask, request_id=secrets.token_hex(8)))
 
 
-def _wanted(record: Record) -> Wanted:
+def _wanted(record: Record) -> TargetNeeds:
     """Targets that a turn may run at: those of equal weights once it has tokens, else any."""
     arithmetic = record.arithmetic if record.output else None
-    return Wanted(record.model, record.tokenizer_hash, record.target, arithmetic)
+    return TargetNeeds(record.model, record.tokenizer_hash, record.target, arithmetic)
 
 
 def _opening(request: Request, model: DescribedTarget) -> Opening:
@@ -266,8 +266,8 @@ def _opening(request: Request, model: DescribedTarget) -> Opening:
 
 
 def _answered(
-    request: Request, output: Sequence[int], stats: RequestStats, placed: Placed
-) -> Answered:
+    request: Request, output: Sequence[int], stats: RequestStats, placed: ChosenTarget
+) -> AnsweredRequest:
     model = placed.model
-    wanted = Wanted(model.name, model.tokenizer_hash, arithmetic=model.arithmetic)
-    return Answered(request, tuple(output), stats.speculation.num_draft_tokens, wanted)
+    wanted = TargetNeeds(model.name, model.tokenizer_hash, arithmetic=model.arithmetic)
+    return AnsweredRequest(request, tuple(output), stats.speculation.num_draft_tokens, wanted)

@@ -19,7 +19,7 @@ from slipstream.core.request.server_info import ShadowInfo
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session, Verdict, Verification
 from slipstream.router.limits import Admission
-from slipstream.router.replicas.fleet import Fleet, Wanted
+from slipstream.router.replicas.fleet import Fleet, TargetNeeds
 from slipstream.rpc.exchange import CallOptions
 from slipstream.rpc.remote_target import RemoteTarget
 
@@ -47,13 +47,13 @@ class ShadowOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class Answered:
+class AnsweredRequest:
     """A request that has ended well, all of its output, and how many tokens were drafted for it."""
 
     request: Request
     output: tuple[int, ...]
     num_drafted: int
-    wanted: Wanted
+    wanted: TargetNeeds
     """The model that answered."""
 
 
@@ -86,10 +86,10 @@ class Shadow:
         self._admission = admission
         self._options = options
         self._draw = draw
-        self._waiting: asyncio.Queue[Answered] = asyncio.Queue(options.max_waiting)
+        self._waiting: asyncio.Queue[AnsweredRequest] = asyncio.Queue(options.max_waiting)
         self.info = ShadowInfo(options.rate)
 
-    def offer(self, answered: Answered) -> None:
+    def offer(self, answered: AnsweredRequest) -> None:
         """Perhaps have a request checked later. Returns at once."""
         if not self._draw() < self._options.rate:
             return
@@ -108,7 +108,7 @@ class Shadow:
         while self._options.rate > 0:
             await self._check(await self._waiting.get())
 
-    async def _check(self, answered: Answered) -> None:
+    async def _check(self, answered: AnsweredRequest) -> None:
         request_id = answered.request.info.request_id
         try:
             await self._compare(answered)
@@ -121,13 +121,13 @@ class Shadow:
         else:
             self._count(num_checked=1)
 
-    async def _compare(self, answered: Answered) -> None:
+    async def _compare(self, answered: AnsweredRequest) -> None:
         self._require_room()
         placed = self._fleet.target(answered.wanted)
         description = placed.model.description
         options = CallOptions(fence=1, round_s=self._options.round_s, token_s=self._options.token_s)
         target = RemoteTarget(placed.peer, description.identity, options)
-        plain = _Plain(target, answered)
+        plain = _PlainRun(target, answered)
         try:
             while plain.difference is None and not plain.is_done:
                 self._require_room()
@@ -142,7 +142,7 @@ class Shadow:
         if not self._admission.has_room:
             raise CapacityError("the router has no room for more than its requests")
 
-    def _report(self, answered: Answered, found: Difference, dtype: str) -> None:
+    def _report(self, answered: AnsweredRequest, found: Difference, dtype: str) -> None:
         self._count(num_diverged=1)
         if found.margin is not None:
             margins = [self.info.smallest_margin, self.info.largest_margin, found.margin]
@@ -164,10 +164,10 @@ class Shadow:
         )
 
 
-class _Plain:
+class _PlainRun:
     """A request decoded again, token by token."""
 
-    def __init__(self, target: Target, answered: Answered) -> None:
+    def __init__(self, target: Target, answered: AnsweredRequest) -> None:
         request = answered.request
         self._target = target
         self._output = answered.output

@@ -56,7 +56,7 @@ def read_authority(path: Path) -> bytes:
     return data
 
 
-class Reloaded(Generic[T]):
+class ReloadedFiles(Generic[T]):
     """Value that is read from files, and read again once they have changed and are whole."""
 
     def __init__(self, files: Sequence[Path], load: Callable[[], T]) -> None:

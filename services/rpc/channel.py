@@ -12,7 +12,7 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.rpc.certificates import Reloaded, Stamp
+from slipstream.rpc.certificates import ReloadedFiles, Stamp
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES, parsed
 from slipstream.rpc.security import ClientTls
 
@@ -50,7 +50,7 @@ class Dialer:
         """Raises `InvalidRequest` for certificates that can't be used; later ones are logged."""
         self._options = options
         tls = options.tls
-        self._tls = None if tls is None else Reloaded(tls.files, tls.credentials)
+        self._tls = None if tls is None else ReloadedFiles(tls.files, tls.credentials)
 
     def stamp(self) -> Stamp:
         """Another one once a new channel would come with other certificates than the last."""

@@ -27,7 +27,7 @@ _LOG = logging.getLogger("slipstream.rpc")
 
 
 @dataclass(frozen=True, slots=True)
-class _Refused:
+class _BrokenMessage:
     """Stands for a message that is not parsed; gRPC's own answer would be INTERNAL."""
 
     error: InvalidRequest
@@ -175,15 +175,15 @@ def _lenient(parse: Any, limits: CallLimits) -> Callable[[bytes], Any] | None:
                 check_num_fields(data, descriptor, limits.message_fields)
             return parse(data)
         except DecodeError:
-            return _Refused(InvalidRequest(f"a message of {len(data)} bytes can't be parsed"))
+            return _BrokenMessage(InvalidRequest(f"a message of {len(data)} bytes can't be parsed"))
         except InvalidRequest as error:
-            return _Refused(error)
+            return _BrokenMessage(error)
 
     return parsed
 
 
 def _checked(message: Any) -> Any:
-    if isinstance(message, _Refused):
+    if isinstance(message, _BrokenMessage):
         raise message.error
     return message
 

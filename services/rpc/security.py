@@ -12,7 +12,7 @@ from typing import Protocol
 import grpc
 
 from slipstream.core.errors import InvalidRequest, PermissionDenied
-from slipstream.rpc.certificates import Reloaded, Stamp, read_authority, read_pair, stamp_of
+from slipstream.rpc.certificates import ReloadedFiles, Stamp, read_authority, read_pair, stamp_of
 
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,253}")
 
@@ -31,7 +31,7 @@ class ServerTls:
         Raises `InvalidRequest` for files that can't be used; later ones are only logged.
         """
         files = tuple(filter(None, (self.cert, self.key, self.client_ca)))
-        loaded = Reloaded(files, self._load)
+        loaded = ReloadedFiles(files, self._load)
 
         def changed() -> grpc.ServerCertificateConfiguration | None:
             return loaded.value if loaded.refresh() else None

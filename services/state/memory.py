@@ -7,7 +7,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from slipstream.core.timing import Clock
-from slipstream.state.kept_session import Expiries, KeptSession
 from slipstream.state.record import (
     Bounds,
     Claim,
@@ -18,6 +17,7 @@ from slipstream.state.record import (
     StoreLease,
 )
 from slipstream.state.store import check_claim, check_update, claim_refused, session_refused
+from slipstream.state.stored_session import Expiries, StoredSession
 
 
 @dataclass(slots=True)
@@ -41,7 +41,7 @@ class MemoryStore:
         self._bounds = bounds
         self._clock = clock
         self._next_fence = next_fence
-        self._all: dict[str, KeptSession] = {}
+        self._all: dict[str, StoredSession] = {}
         self._expiries = Expiries()
         """A time for each session, at or before the one at which it will be forgotten."""
         self._shares: dict[str, _Share] = {}
@@ -129,16 +129,16 @@ class MemoryStore:
     async def aclose(self) -> None:
         """See `SessionStore`."""
 
-    def _begun(self, claim: Claim) -> KeptSession:
+    def _begun(self, claim: Claim) -> StoredSession:
         if not claim.create or not claim.model:
             raise claim_refused("absent", claim)
         turn = StoredTurn(claim.request_id, claim.digest)
-        kept = KeptSession(Record(claim.session_id, claim.owner, claim.model, 0, turn))
+        kept = StoredSession(Record(claim.session_id, claim.owner, claim.model, 0, turn))
         self._all[claim.session_id] = kept
         self._shares.setdefault(claim.owner, _Share()).num_sessions += 1
         return kept
 
-    def _held(self, lease: StoreLease, now: float) -> KeptSession:
+    def _held(self, lease: StoreLease, now: float) -> StoredSession:
         self._forget_old(now)
         kept = self._all.get(lease.session_id)
         if kept is None or kept.record.fence < lease.fence:
@@ -147,14 +147,14 @@ class MemoryStore:
             raise session_refused("taken", lease.session_id)
         return kept
 
-    def _count(self, kept: KeptSession, num_bytes: int | None = None) -> None:
+    def _count(self, kept: StoredSession, num_bytes: int | None = None) -> None:
         """Count the memory that the session takes by now."""
         num_bytes = kept.num_bytes() if num_bytes is None else num_bytes
         self._shares[kept.record.owner].num_bytes += num_bytes - kept.counted_bytes
         self._num_bytes += num_bytes - kept.counted_bytes
         kept.counted_bytes = num_bytes
 
-    def _expire(self, kept: KeptSession, at: float) -> None:
+    def _expire(self, kept: StoredSession, at: float) -> None:
         """Have the session checked at that time; it is forgotten then or later."""
         self._expiries.put(kept.record.session_id, at)
         self._shares[kept.record.owner].expiries.put(kept.record.session_id, at)

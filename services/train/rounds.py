@@ -22,8 +22,8 @@ from slipstream.core.request.request import Ask, DraftFacts, make_request
 from slipstream.core.round import Round
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
-from slipstream.draft.engine import Feed, LocalDraft
-from slipstream.draft.slots import row_entropies
+from slipstream.draft.engine import LocalDraft, TargetKv
+from slipstream.draft.reader import row_entropies
 from slipstream.models.decision import slot_stats
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.kv.cache import KvCache
@@ -76,7 +76,7 @@ class RoundRecorder:
         longest = engine.model.context_length + MAX_NODES
         self._draft = LocalDraft(
             cast(Scorer, self._recorded),
-            Feed(engine.target, scorer.config.target_layers),
+            TargetKv(engine.target, scorer.config.target_layers),
             pool=scorer.pool(round_up(longest, BLOCK_SIZE) // BLOCK_SIZE),
         )
         self._facts = DraftFacts("glide", Profile(), max_lag=scorer.max_lag)

@@ -13,7 +13,7 @@ from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.request.options import DRAFTERS, Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
-from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.models.decision import DecisionModel
 from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny
@@ -50,7 +50,7 @@ class World:
         scorer = tiny.glide(dtype=dtype)
         torch.manual_seed(1)
         decision = DecisionModel(scorer.hidden_size, 8)
-        feed = Feed(self.target, scorer.config.target_layers)
+        feed = TargetKv(self.target, scorer.config.target_layers)
         # The target itself with fast numerics: a draft that is nearly always right.
         twin = CausalScorer(tiny.causal(dtype=dtype, numerics="fast"))
         twin_decision = DecisionModel(twin.hidden_size, 8)

@@ -15,7 +15,7 @@ from slipstream.core.types import (
     StopPolicy,
 )
 from slipstream.core.verify.draws import fits_device
-from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.target.causal import CausalModel
@@ -40,7 +40,7 @@ def shaped_target(device="cpu"):
 def shaped_draft(target, device="cpu"):
     scorer = tiny.glide(native=False)
     chains = GlideChains(scorer, Replay(torch.device(device)), context_length=512)
-    return LocalDraft(scorer, Feed(target, scorer.config.target_layers), chains=chains)
+    return LocalDraft(scorer, TargetKv(target, scorer.config.target_layers), chains=chains)
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -100,7 +100,7 @@ def test_the_output_on_a_device_is_that_of_plain_decoding_there(sampling):
     )
     scorer = tiny.glide(device="cuda")
     chains = GlideChains(scorer, Replay(torch.device("cuda")), context_length=512)
-    draft = LocalDraft(scorer, Feed(target, scorer.config.target_layers), chains=chains)
+    draft = LocalDraft(scorer, TargetKv(target, scorer.config.target_layers), chains=chains)
     out = speculate(
         target, draft, "glide", PROMPTS[1], sampling=sampling, options=options, max_tokens=24
     )

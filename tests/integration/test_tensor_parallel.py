@@ -15,7 +15,7 @@ from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session, Shape
-from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.models.loading import load_target_parts
 from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
@@ -57,7 +57,7 @@ class World:
         self.whole = tiny.causal(family, dtype=getattr(torch, dtype), engine="torch")
         self.target = tiny.local_target(self.shared, num_pages=16)
         scorer = tiny.glide(dtype=getattr(torch, dtype))
-        self.draft = LocalDraft(scorer, Feed(self.target, scorer.config.target_layers))
+        self.draft = LocalDraft(scorer, TargetKv(self.target, scorer.config.target_layers))
 
 
 @pytest.fixture(scope="module", params=[("float32", "qwen2"), ("bfloat16", "qwen3")])

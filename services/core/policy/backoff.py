@@ -3,7 +3,7 @@
 from slipstream.core.policy.pace import Average
 
 
-class Experience:
+class GainPrior:
     """Gain of drafting in all requests to one draft, with which the next one begins."""
 
     WEIGHT = 0.02

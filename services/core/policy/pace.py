@@ -17,7 +17,7 @@ class Average:
         self.value += max(self._weight, 1 / self._num_values) * (value - self.value)
 
 
-class Pace:
+class RequestPace:
     """Pace of a request: tokens that become final in the time of a plain round.
 
     Tokens and times are averaged apart, so that long rounds count for as long as they take.

@@ -4,7 +4,7 @@ from dataclasses import replace
 
 from slipstream.core.draft.ngram_sources import Copying
 from slipstream.core.policy.backoff import Backoff
-from slipstream.core.policy.pace import Pace
+from slipstream.core.policy.pace import RequestPace
 from slipstream.core.policy.prices import Prices
 from slipstream.core.policy.stop import TOO_DEAR, HeuristicLength
 from slipstream.core.request.options import Mode, num_product_nodes
@@ -32,8 +32,8 @@ class Planner:
         cap = settings.max_draft_tokens
         self._length = HeuristicLength(min(HeuristicLength().length, cap), cap)
         self._backoff = Backoff()
-        self._pace = Pace(FIRST_PACE)
-        self._instead = Pace(1.0 if settings.lookup is None else COPIED_PACE)
+        self._pace = RequestPace(FIRST_PACE)
+        self._instead = RequestPace(1.0 if settings.lookup is None else COPIED_PACE)
         self._has_begun = False
         self._prices = Prices(
             step_cost=settings.step_cost, row_cost=settings.row_cost, step_s=settings.step_s

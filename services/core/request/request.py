@@ -13,7 +13,7 @@ from slipstream.core.errors import (
     PromptTooLong,
     UnsupportedCombination,
 )
-from slipstream.core.policy.backoff import Experience
+from slipstream.core.policy.backoff import GainPrior
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.prompt import Prompt
@@ -59,7 +59,7 @@ class DraftFacts:
     has_decision_model: bool = False
     max_lag: int | None = None
     step_s: float | None = None
-    experience: Experience = field(default_factory=Experience, compare=False)
+    experience: GainPrior = field(default_factory=GainPrior, compare=False)
     """What it gained in the requests so far."""
 
 

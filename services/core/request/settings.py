@@ -3,7 +3,7 @@
 from dataclasses import dataclass, field
 
 from slipstream.core.draft.ngram_sources import Copying
-from slipstream.core.policy.backoff import Experience
+from slipstream.core.policy.backoff import GainPrior
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
 from slipstream.core.request.options import (
     Mode,
@@ -38,7 +38,7 @@ class Settings:
     row_cost: float | None
     lookup: Copying | None
     step_s: float | None = None
-    experience: Experience | None = field(default=None, compare=False)
+    experience: GainPrior | None = field(default=None, compare=False)
     """What earlier requests gained by the same draft."""
 
     @property

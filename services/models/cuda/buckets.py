@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from slipstream.core.errors import CapacityError
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
-from slipstream.models.target.batched_tokens import Part, PlacedToken, lay_out
+from slipstream.models.target.batched_tokens import Part, TokenPlacement, lay_out
 
 _WIDTH_GROWTH = 1.5
 
@@ -136,7 +136,7 @@ def pack(parts: Sequence[Part], wanted: Sequence[int], buckets: Buckets) -> Pack
     Inputs are numbered part by part, pending tokens before nodes. `CapacityError` where no shape
     holds them.
     """
-    rows: list[PlacedToken] = []
+    rows: list[TokenPlacement] = []
     order: list[int] = []
     segments: list[PagedSegment] = []
     places = []
@@ -162,7 +162,7 @@ def pack(parts: Sequence[Part], wanted: Sequence[int], buckets: Buckets) -> Pack
 
 
 def _segments(
-    rows: Sequence[PlacedToken], part: Part, offset: int, most: int
+    rows: Sequence[TokenPlacement], part: Part, offset: int, most: int
 ) -> list[PagedSegment]:
     """The segments of one part's rows, which are those from `offset` on of the forward."""
     segments, start = [], 0
@@ -179,7 +179,7 @@ def _segments(
 
 
 def _row_values(
-    rows: Sequence[PlacedToken], order: Sequence[int], shape: ForwardShape
+    rows: Sequence[TokenPlacement], order: Sequence[int], shape: ForwardShape
 ) -> list[int]:
     size = shape.rows
     tokens = _padded([row.token for row in rows], size)

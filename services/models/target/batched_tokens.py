@@ -74,7 +74,7 @@ class BatchedTokens:
 
 
 @dataclass(frozen=True, slots=True)
-class PlacedToken:
+class TokenPlacement:
     """A token with its position and its slot."""
 
     token: int
@@ -90,7 +90,7 @@ class PartLayout:
     """One part's tokens in the order they are computed in; `order[i]` is the place of its i-th
     input, `places` are the inputs' slots."""
 
-    tokens: Sequence[PlacedToken]
+    tokens: Sequence[TokenPlacement]
     order: Sequence[int]
     places: tuple[int, ...]
 
@@ -115,7 +115,7 @@ class BatchPlanner:
 
     def plan(self, parts: Sequence[Part]) -> BatchedTokens:
         """Return the tokens of all parts; their caches share a pool and have room for `end`."""
-        rows: list[PlacedToken] = []
+        rows: list[TokenPlacement] = []
         segments: list[QuerySegment] = []
         order: list[int] = []
         layouts = lay_out(parts)
@@ -143,7 +143,9 @@ class BatchPlanner:
             return round_up(max(position, 1), BLOCK_SIZE)
         return max(position, 1)
 
-    def _segments(self, rows: Sequence[PlacedToken], part: Part, offset: int) -> list[QuerySegment]:
+    def _segments(
+        self, rows: Sequence[TokenPlacement], part: Part, offset: int
+    ) -> list[QuerySegment]:
         """Return the segments of one part's tokens, those from `offset` on of the forward."""
         segments = []
         start = 0
@@ -159,7 +161,7 @@ class BatchPlanner:
             start = stop
         return segments
 
-    def _segment(self, group: Sequence[PlacedToken], part: Part, start: int) -> QuerySegment:
+    def _segment(self, group: Sequence[TokenPlacement], part: Part, start: int) -> QuerySegment:
         width = self._width(group[-1].position)
         hidden = torch.arange(width, device=self._device) >= self._long(
             [row.position for row in group]
@@ -197,7 +199,7 @@ def lay_out(parts: Sequence[Part]) -> list[PartLayout]:
     return layouts
 
 
-def _ranked(inputs: Sequence[PlacedToken]) -> list[int]:
+def _ranked(inputs: Sequence[TokenPlacement]) -> list[int]:
     """Return tokens in place by position; then the others path by path, so that those which can
     read the same slots are neighbours."""
     in_place = [i for i, row in enumerate(inputs) if row.path_slots is None]
@@ -213,33 +215,33 @@ def _ranked(inputs: Sequence[PlacedToken]) -> list[int]:
     return ranked + [index for path in paths for index in reversed(path)]
 
 
-def _with_longest_paths(rows: Sequence[PlacedToken]) -> list[PlacedToken]:
+def _with_longest_paths(rows: Sequence[TokenPlacement]) -> list[TokenPlacement]:
     """Give each moved token the slots of the longest path that goes on from its own."""
-    out: list[PlacedToken] = []
+    out: list[TokenPlacement] = []
     for row in reversed(rows):
         goes_on = row.path_slots is not None and bool(out) and _begins(row, out[-1])
         out.append(replace(row, path_slots=out[-1].path_slots) if goes_on else row)
     return out[::-1]
 
 
-def _begins(row: PlacedToken, other: PlacedToken) -> bool:
+def _begins(row: TokenPlacement, other: TokenPlacement) -> bool:
     """Return whether a token's path is the beginning of another's."""
     own, longer = row.path_slots, other.path_slots
     assert own is not None
     return longer is not None and longer[: len(own)] == own
 
 
-def _inputs(part: Part, scratch: Iterator[int]) -> list[PlacedToken]:
+def _inputs(part: Part, scratch: Iterator[int]) -> list[TokenPlacement]:
     """Return pending tokens at the slots of their positions, then the nodes of the tree."""
     cache = part.cache
     rows = [
-        PlacedToken(token, at, cache.slot(at), None)
+        TokenPlacement(token, at, cache.slot(at), None)
         for at, token in enumerate(part.pending, start=cache.count)
     ]
     return rows + _nodes(part, scratch)
 
 
-def _nodes(part: Part, scratch: Iterator[int]) -> list[PlacedToken]:
+def _nodes(part: Part, scratch: Iterator[int]) -> list[TokenPlacement]:
     """Nodes on the first-child path take the slot of their position while the session has one,
     others a scratch slot."""
     tree, cache = part.tree, part.cache
@@ -254,7 +256,7 @@ def _nodes(part: Part, scratch: Iterator[int]) -> list[PlacedToken]:
         above = tree.path(node)[:-1]
         is_straight = all(in_place[step] for step in above)
         path_slots = None if is_straight else tuple(slots[step] for step in above)
-        rows.append(PlacedToken(token, position, slots[node], path_slots))
+        rows.append(TokenPlacement(token, position, slots[node], path_slots))
     return rows
 
 
@@ -284,7 +286,7 @@ class Draw:
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnTokens:
     """A forward whose tokens are drawn: `hidden` [rows, d] is overwritten by the next forward,
     `places` are the rows' slots by part."""
 

@@ -22,7 +22,7 @@ from slipstream.models.native.source import WeightSource
 from slipstream.models.numerics.invariance import Numerics, RowRule
 from slipstream.models.parallel.ranks import ALONE, Ranks
 from slipstream.models.target.architecture import outline_of
-from slipstream.models.target.batched_tokens import Draw, Drawn, Part
+from slipstream.models.target.batched_tokens import Draw, DrawnTokens, Part
 from slipstream.models.target.reference import SAMPLE_TOKENS, ReferenceCheck, sample_tokens
 
 if TYPE_CHECKING:
@@ -164,7 +164,7 @@ class CausalModel:
         return self._decoder.forward(pool, parts)
 
     @torch.inference_mode()
-    def draw(self, parts: Sequence[Part], draws: Sequence[Draw]) -> Drawn | None:
+    def draw(self, parts: Sequence[Part], draws: Sequence[Draw]) -> DrawnTokens | None:
         """Return what `forward` does, with tokens drawn on the device; one transfer brings them.
 
         None, and nothing done, where forwards come in no fixed shapes or none of them fits.
@@ -196,14 +196,14 @@ class CausalModel:
 
     def _drawn(
         self, pool: KvPool, parts: Sequence[Part], draws: Sequence[Draw] = ()
-    ) -> Drawn | None:
+    ) -> DrawnTokens | None:
         if self._shaped is None:
             return None
         packed = self._shaped.pack(pool, parts, draws)
         if packed is None:
             return None
         hidden, tokens = self._shaped.forward(pool, packed, draws)
-        return Drawn(hidden, packed.places, tokens.tolist() if draws else [])
+        return DrawnTokens(hidden, packed.places, tokens.tolist() if draws else [])
 
     def _chosen(
         self, model: "WeightSource | PreTrainedModel", ranks: Ranks, engine: Engine | None

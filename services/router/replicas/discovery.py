@@ -85,7 +85,7 @@ class PolledSource:
         return found
 
 
-class Lingering:
+class LingeringSource:
     """A source whose addresses stay named for a while: a lost list is soon whole again."""
 
     def __init__(self, ask: Ask, clock: Clock) -> None:
@@ -122,7 +122,7 @@ def parse_source(
             f"{special[0]} names all replicas, so nothing else can stand beside it"
         )
     if items[0] == REGISTRY and registered is not None:
-        return PolledSource(Lingering(registered, time.monotonic), poll_s=POLL_S, pause=pause)
+        return PolledSource(LingeringSource(registered, time.monotonic), poll_s=POLL_S, pause=pause)
     if items[0].startswith(REGISTRY):
         raise InvalidRequest(f"{items[0]!r} must be registry: alone, with a store_url")
     if items[0].startswith(_FILE):

@@ -39,7 +39,7 @@ NO_TARGET = "no target has been reached yet"
 
 
 @dataclass(frozen=True, slots=True)
-class Placed:
+class ChosenTarget:
     """A target replica chosen for a request, and what it was at that moment."""
 
     replica: Replica[DescribedTarget]
@@ -54,7 +54,7 @@ class Placed:
 
 
 @dataclass(frozen=True, slots=True)
-class Wanted:
+class TargetNeeds:
     """Needs of a session in placement: its model, its numbering of tokens, its last replica."""
 
     model_id: str
@@ -133,12 +133,14 @@ class Fleet:
         is_mixed = info.role is ReplicaRole.TARGET and info.model in self._mixed()
         return "other targets of its model have other weights" if is_mixed else ""
 
-    def models(self) -> dict[str, Placed]:
+    def models(self) -> dict[str, ChosenTarget]:
         """A replica of every model: of all targets that were ever reached and are still listed."""
-        found: dict[str, Placed] = {}
+        found: dict[str, ChosenTarget] = {}
         for replica in sorted(self._targets, key=lambda at: at.state is ReplicaState.READY):
             if replica.described is not None:  # the ready ones come last, and stay
-                found[replica.described.name] = Placed(replica, replica.described, replica.epoch)
+                found[replica.described.name] = ChosenTarget(
+                    replica, replica.described, replica.epoch
+                )
         return found
 
     def context_length(self) -> int:
@@ -170,7 +172,7 @@ class Fleet:
             raise InvalidRequest(f"the request names no model, but there are several: {listing}")
         return names[0]
 
-    def target(self, wanted: Wanted, *, excluded: Collection[str] = ()) -> Placed:
+    def target(self, wanted: TargetNeeds, *, excluded: Collection[str] = ()) -> ChosenTarget:
         """The replica that is to verify, none of the addresses `excluded`.
 
         Raises `Unavailable` when none is ready.
@@ -181,13 +183,13 @@ class Fleet:
         if chosen is None:
             raise Unavailable(_without(wanted, has_others=bool(ready) and not views))
         return next(
-            Placed(at, at.described, at.epoch)
+            ChosenTarget(at, at.described, at.epoch)
             for at in self._targets.ready()
             if at.address == chosen.address and at.described is not None
         )
 
     def draft(
-        self, target: Placed, kind: str, *, sticky: str | None, excluded: Collection[str]
+        self, target: ChosenTarget, kind: str, *, sticky: str | None, excluded: Collection[str]
     ) -> tuple[Replica[DescribedDraft], DescribedDraft] | None:
         """The replica that is to guess for the target; None when there is none."""
         known = {
@@ -204,7 +206,7 @@ class Fleet:
         )
         return None if chosen is None else known[chosen.address]
 
-    def draft_facts(self, target: Placed, asked: str | None) -> DraftFacts:
+    def draft_facts(self, target: ChosenTarget, asked: str | None) -> DraftFacts:
         """Return the facts of a target's draft for a request: one of the kind asked, or the best.
 
         A draft that is lost for the moment still counts, by what it said last. Raises
@@ -232,7 +234,7 @@ class Fleet:
             raise UnsupportedCombination(f"drafter {kind} is not here, but {listing}")
         return DraftFacts(kind)
 
-    def drafts_for(self, target: Placed) -> list[tuple[DescribedDraft, bool]]:
+    def drafts_for(self, target: ChosenTarget) -> list[tuple[DescribedDraft, bool]]:
         """Drafts that fit the target, ready ones first, each with whether it is ready."""
         view = target_view(target.replica, target.model)
         found = [
@@ -244,11 +246,11 @@ class Fleet:
         ]
         return sorted(found, key=lambda pair: not pair[1])
 
-    def at(self, address: str | None) -> Placed | None:
+    def at(self, address: str | None) -> ChosenTarget | None:
         """The ready target at an address."""
         for replica in self._targets.ready():
             if replica.address == address and replica.described is not None:
-                return Placed(replica, replica.described, replica.epoch)
+                return ChosenTarget(replica, replica.described, replica.epoch)
         return None
 
     def draft_at(self, address: str | None) -> Replica[DescribedDraft] | None:
@@ -260,7 +262,7 @@ class Fleet:
         return [target_view(at, at.described) for at in ready if at.described is not None]
 
 
-def _without(wanted: Wanted, *, has_others: bool) -> str:
+def _without(wanted: TargetNeeds, *, has_others: bool) -> str:
     if not (has_others and wanted.arithmetic):
         return f"no target for model {wanted.model_id} is ready"
     return (

@@ -7,10 +7,10 @@ from typing import Generic, TypeVar
 from slipstream.core.request.server_info import ReplicaState
 from slipstream.router.replicas.discovery import Addresses, Source
 from slipstream.router.replicas.heartbeat import Heartbeat
-from slipstream.router.replicas.replica import Described, Hooks, Probe, Replica
+from slipstream.router.replicas.replica import Hooks, Probe, Replica, ReplicaDescription
 from slipstream.rpc.channel import Dialer
 
-D = TypeVar("D", bound=Described)
+D = TypeVar("D", bound=ReplicaDescription)
 _USUAL, _NOBODY = Heartbeat(), Hooks()
 
 

@@ -30,7 +30,7 @@ _WATCH = "/grpc.health.v1.Health/Watch"
 _LOG = logging.getLogger("slipstream.router")
 
 
-class Described(Protocol):
+class ReplicaDescription(Protocol):
     """Description of a replica, by itself."""
 
     @property
@@ -54,8 +54,8 @@ class Described(Protocol):
         ...
 
 
-D = TypeVar("D", bound=Described)
-D_co = TypeVar("D_co", bound=Described, covariant=True)
+D = TypeVar("D", bound=ReplicaDescription)
+D_co = TypeVar("D_co", bound=ReplicaDescription, covariant=True)
 
 
 class Probe(Protocol[D_co]):

@@ -16,7 +16,7 @@ from slipstream.router.lease_keeper import KvLocation
 from slipstream.router.replicas.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.router.replicas.failover_draft import FailoverDraft
 from slipstream.router.replicas.failover_target import FailoverTarget, Search
-from slipstream.router.replicas.fleet import Fleet, Placed, Wanted
+from slipstream.router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
 from slipstream.router.replicas.probes import DescribedDraft
 from slipstream.router.replicas.replica import Replica
 from slipstream.rpc.exchange import CallOptions
@@ -55,7 +55,7 @@ class RequestReplicas:
     def __init__(
         self,
         fleet: Fleet,
-        placed: Placed,
+        placed: ChosenTarget,
         options: RequestReplicaOptions,
         *,
         on_loss: Callable[[], None],
@@ -106,7 +106,7 @@ class RequestReplicas:
         """A stream that follows another one of the same request must be able to take over."""
         return replace(options, fence=(options.fence << _FENCE_BITS) + next(self._attempts))
 
-    def _use_target(self, placed: Placed) -> InUse[Target]:
+    def _use_target(self, placed: ChosenTarget) -> InUse[Target]:
         options = self._fenced(self._options.target)
         target = RemoteTarget(placed.peer, placed.model.description.identity, options)
         self._at = placed, target
@@ -114,7 +114,7 @@ class RequestReplicas:
 
     def _choose_target(self, excluded: Collection[str]) -> InUse[Target] | None:
         model = self._placed.model
-        wanted = Wanted(model.name, model.tokenizer_hash, arithmetic=model.arithmetic)
+        wanted = TargetNeeds(model.name, model.tokenizer_hash, arithmetic=model.arithmetic)
         try:
             placed = self._fleet.target(wanted, excluded=excluded)
         except Unavailable:

@@ -81,6 +81,6 @@ async def test_more_positions_than_the_session_has_are_not_held(models, keys):
     async with following(models, script) as (drafts, feed):
         draft = drafts.remote(lambda: feed)
         await draft.propose(TokenSequence(session, PROMPT[:10]), DEEP)
-        await drafts.feeds.wait("s", NUM_KEYS, LIMIT_S)
+        await drafts.receivers.wait("s", NUM_KEYS, LIMIT_S)
         assert held(drafts, keys) == 10
         await draft.release("s")

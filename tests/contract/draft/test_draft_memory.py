@@ -29,19 +29,19 @@ async def request(targets, drafts, session):
 
 async def test_without_room_for_keys_nothing_is_drafted_until_there_is_some(models):
     async with target_place(models) as targets, draft_place(models, "glide") as drafts:
-        drafts.feeds.budget.limit = 1000
+        drafts.receivers.budget.limit = 1000
         async with request(targets, drafts, SESSION) as (_, draft):
             proposal = await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
             assert (len(proposal.tree), proposal.stopped_by) == (0, "lag")
-            assert drafts.feeds.num_kv_bytes == 0
-            drafts.feeds.budget.limit = None
+            assert drafts.receivers.num_kv_bytes == 0
+            drafts.receivers.budget.limit = None
 
             async def is_drafting():
                 return len((await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)).tree) > 0
 
             await until(is_drafting)
         await until(lambda: is_empty(drafts))
-        assert drafts.feeds.budget.num_bytes == 0
+        assert drafts.receivers.budget.num_bytes == 0
 
 
 async def test_keys_of_a_parked_session_give_way_to_those_of_a_running_one(models):
@@ -49,11 +49,11 @@ async def test_keys_of_a_parked_session_give_way_to_those_of_a_running_one(model
         async with request(targets, drafts, SESSION) as (_, draft):
             await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
             await draft.park(60)
-        drafts.feeds.budget.limit = drafts.feeds.kv_bytes("s")
-        assert drafts.feeds.kv_bytes("s") > 0
+        drafts.receivers.budget.limit = drafts.receivers.kv_bytes("s")
+        assert drafts.receivers.kv_bytes("s") > 0
         async with request(targets, drafts, OTHER) as (_, draft):
             assert len((await draft.propose(TokenSequence(OTHER, PROMPT), PLAN)).tree)
-            assert drafts.feeds.kv_bytes("s") == 0 < drafts.feeds.kv_bytes("other")
+            assert drafts.receivers.kv_bytes("s") == 0 < drafts.receivers.kv_bytes("other")
         async with request(targets, drafts, SESSION) as (_, draft):
             assert len((await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)).tree), (
                 "it is read again"

@@ -212,4 +212,4 @@ async def test_a_draft_says_what_it_is(models):
         about = await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
     assert (about.kind, about.max_lag, list(about.target_layers)) == ("glide", MAX_LAG, [0, 2])
     assert (about.target_model_id, about.identity.vocab_size) == ("tiny", tiny.VOCAB)
-    assert draft_facts_from_pb(about) == models.drafter("glide", drafts.feeds).facts
+    assert draft_facts_from_pb(about) == models.drafter("glide", drafts.receivers).facts

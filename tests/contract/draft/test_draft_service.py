@@ -17,7 +17,7 @@ from slipstream.core.types import (
     Shape,
     StopPolicy,
 )
-from slipstream.draft.servicer import DraftSettings
+from slipstream.draft.config import DraftSettings
 from slipstream.models.target.causal import CausalModel
 from slipstream.ngrams.store_file import SUFFIX, NgramStores, StoreHeader
 from slipstream.rpc.kv import KvEncoding

@@ -8,7 +8,7 @@ import pytest
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan
-from slipstream.draft.sources import ANYWHERE, KvSources
+from slipstream.draft.kv_sources import ANYWHERE, KvSources
 from slipstream.rpc.v1 import draft_pb2, target_pb2_grpc
 from slipstream.target.servicer import SERVICE
 from support.services.scripted_keys import LIMIT_S, PROMPT, SESSION, Script
@@ -50,7 +50,7 @@ async def test_a_source_that_is_not_allowed_is_never_dialled(
         feed = feed_at(address.format(path=path, port=port))
         with pytest.raises(kind):
             await drafts.remote(lambda: feed).propose(TokenSequence(SESSION, PROMPT), PLAN)
-        assert drafts.feeds.num_channels == 0
+        assert drafts.receivers.num_channels == 0
         await until(lambda: is_empty(drafts))
     assert dialled == []
 
@@ -67,6 +67,6 @@ async def test_a_source_that_is_allowed_is_read(models, prefix):
         async with draft_place(models, "glide", sources=sources) as drafts:
             draft = drafts.remote(lambda: feed_at(prefix + address))
             await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
-            await drafts.feeds.wait("s", 1, LIMIT_S)
+            await drafts.receivers.wait("s", 1, LIMIT_S)
             await draft.release("s")
     assert [asked.credential for asked in script.asked] == ["key"]

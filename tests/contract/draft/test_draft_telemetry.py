@@ -141,7 +141,7 @@ async def test_the_metrics_of_proposals_are_what_the_proposals_said(models, keys
     script = Script([slice_of(keys, 0, known), asyncio.Event()])
     async with reading(models, script, heard, kv_wait_s=0) as asking:
         answers = [await asking.propose(FIRST)]
-        await asking.drafts.feeds.wait("s", known, LIMIT_S)
+        await asking.drafts.receivers.wait("s", known, LIMIT_S)
         answers += [await asking.propose(NOTHING_NEW, plan) for plan in (DEEP, WIDE)]
     trees = [proposal_from_pb(answer.proposal).tree for answer in answers]
     timings = [timing_from_pb(answer.timing, serialisation_s=0) for answer in answers]

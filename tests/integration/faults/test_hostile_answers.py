@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.client import Mode, SamplingParams, SpeculationOptions, StopPolicy, Verification
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Proposal, SparseLaw
+from slipstream.core.types import Proposal, SparseDistribution
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert import proposal_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
@@ -65,9 +65,10 @@ def proposes(proposal: common_pb2.Proposal):
 
 
 def drawn(*probs: float):
-    """A proposal of a token, drawn from a law with such probabilities."""
-    law = SparseLaw(tuple(range(5, 5 + len(probs))), probs)
-    return proposes(proposal_to_pb(Proposal(TokenTree.chain([5]), laws=(law, None))))
+    """A proposal of a token, drawn from a distribution with such probabilities."""
+    drawn_from = SparseDistribution(tuple(range(5, 5 + len(probs))), probs)
+    proposal = Proposal(TokenTree.chain([5]), distributions=(drawn_from, None))
+    return proposes(proposal_to_pb(proposal))
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)

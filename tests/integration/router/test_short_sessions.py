@@ -11,8 +11,8 @@ import pytest
 from slipstream.client import AsyncClient, Mode, SpeculationOptions
 from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
-from slipstream.state.kept_session import KeptSession
 from slipstream.state.record import Record, StoredTurn
+from slipstream.state.stored_session import StoredSession
 from support.services import fleet
 
 PROMPTS = ("hello there", "abcabcabcabc", "1 2 3 " * 40)
@@ -20,7 +20,7 @@ MAX_TOKENS = 8
 CANCEL_AFTER_S = (0.0, 0.002, 0.02)
 """Before the request reaches the engine, while it waits for a step, and within one."""
 LIMIT_S = 10
-OF_STORE = (KeptSession, Record, StoredTurn, array)
+OF_STORE = (StoredSession, Record, StoredTurn, array)
 
 
 @pytest.fixture(scope="module")

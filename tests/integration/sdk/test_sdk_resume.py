@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.client import AsyncClient, Client, ClientTls, errors
 from slipstream.client.connection import Connection
-from slipstream.client.remote import Remote
+from slipstream.client.remote import RemoteBackend
 from slipstream.client.retries import RetryTimeouts
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.server import ServerOptions
@@ -22,7 +22,7 @@ def impatient(address, *, is_blocking):
     """A router that soon is given up."""
     timeouts = RetryTimeouts(unanswered_s=0.1, begun_s=0.4)
     to = Connection(address, ChannelOptions(), timeouts)
-    return Remote(to, 10, to.channel(is_blocking=is_blocking))
+    return RemoteBackend(to, 10, to.channel(is_blocking=is_blocking))
 
 
 async def test_tries_come_to_an_end():

@@ -27,7 +27,7 @@ _BYTES_OF_CHAR = 4
 
 
 @dataclass(frozen=True, slots=True)
-class Drawn:
+class DrawnTokens:
     """A schema, what a text about it is to describe, and the bytes of its longest text.
 
     A token has a byte at least, so that a request for as many tokens and one more always ends by
@@ -44,15 +44,15 @@ class Drawn:
         return f"Describe {self.topic} in JSON."
 
 
-def draw_schemas(count: int, seed: int) -> tuple[Drawn, ...]:
+def draw_schemas(count: int, seed: int) -> tuple[DrawnTokens, ...]:
     """The same for the same seed; a longer list begins with a shorter one."""
     rng = random.Random(seed)
     return tuple(_drawn(rng) for _ in range(count))
 
 
-def _drawn(rng: random.Random) -> Drawn:
+def _drawn(rng: random.Random) -> DrawnTokens:
     schema, longest = _object(rng, 1)
-    return Drawn(schema, rng.choice(TOPICS), longest)
+    return DrawnTokens(schema, rng.choice(TOPICS), longest)
 
 
 Made = tuple[Schema, int]

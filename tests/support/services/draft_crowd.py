@@ -17,7 +17,7 @@ from slipstream.core.types import (
     Verification,
 )
 from slipstream.draft.batcher import BatchedDraft
-from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.engine.thread import EngineThread
 from slipstream.models.decision import DecisionModel
 from slipstream.models.scorer import KvView
@@ -53,7 +53,7 @@ def both_scorers():
 def engine(scorers, kind="glide", *, keys=None, num_pages=64):
     """A draft engine of its own over shared weights."""
     scorer = scorers[kind]
-    feed = Feed(keys or Keys(), (0, 2)) if kind == "glide" else None
+    feed = TargetKv(keys or Keys(), (0, 2)) if kind == "glide" else None
     torch.manual_seed(0)
     decision = DecisionModel(scorer.hidden_size).score
     return LocalDraft(scorer, feed, decision=decision, profile=PROFILE, pool=scorer.pool(num_pages))

@@ -9,7 +9,7 @@ import torch
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session
-from slipstream.draft.servicer import DraftSettings
+from slipstream.draft.config import DraftSettings
 from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvStreamSource, frame_to_pb
 from slipstream.rpc.tensors import pack
 from slipstream.rpc.v1 import draft_pb2, target_pb2_grpc
@@ -108,13 +108,13 @@ async def proposed(drafts, feed, num_keys, plan=DEEP):
     draft = drafts.remote(lambda: feed)
     sequence = TokenSequence(SESSION, PROMPT)
     await draft.propose(sequence, Plan(1, 1))
-    await drafts.feeds.wait("s", num_keys, LIMIT_S)
+    await drafts.receivers.wait("s", num_keys, LIMIT_S)
     return draft, await draft.propose(sequence, plan)
 
 
 def held(drafts, keys):
     """Whether all that is held is true; and how much that is."""
-    view = drafts.feeds.view("s", LAYERS)
+    view = drafts.receivers.view("s", LAYERS)
     for place, layer in enumerate(LAYERS):
         ours = torch.cat(view.layers[layer])[:, : view.count]
         assert torch.equal(ours, keys[place][:, : view.count])

@@ -15,11 +15,11 @@ from slipstream.core.verify.noise import gumbel
 from slipstream.router.limits import Admission
 from slipstream.router.replicas.breaker import Breakers
 from slipstream.router.replicas.discovery import parse_source
-from slipstream.router.replicas.fleet import DrafterDefaults, Fleet, Wanted
+from slipstream.router.replicas.fleet import DrafterDefaults, Fleet, TargetNeeds
 from slipstream.router.replicas.pool import Pool
 from slipstream.router.replicas.probes import TargetProbe
 from slipstream.router.replicas.replica import Hooks
-from slipstream.router.shadow import Answered, Shadow, ShadowOptions
+from slipstream.router.shadow import AnsweredRequest, Shadow, ShadowOptions
 from slipstream.rpc.channel import ChannelOptions, Dialer
 from support.models.tiny_checkpoint import tiny_llama
 from support.services.fleet import LIMIT_S, running
@@ -32,7 +32,7 @@ def answered(output, *, model="tiny", sampling=None, num_drafted=1, request_id="
     """A request with this output, as a router offers it."""
     ask = Ask(sampling or SamplingParams(), max_tokens=300, request_id=request_id)
     request = make_request("s", PROMPT, ask, FACTS, NGRAM)
-    return Answered(request, tuple(output), num_drafted, Wanted(model))
+    return AnsweredRequest(request, tuple(output), num_drafted, TargetNeeds(model))
 
 
 def _fleet(targets):

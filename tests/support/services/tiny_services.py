@@ -14,13 +14,14 @@ from slipstream.core.request.request import DraftFacts
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Verdict
 from slipstream.draft.build import Drafter
-from slipstream.draft.describe import ForTarget, describe
-from slipstream.draft.engine import Feed, KvSource, LocalDraft
-from slipstream.draft.feeds import KvFeeds
+from slipstream.draft.config import DraftSettings
+from slipstream.draft.describe import PairedTarget, describe
+from slipstream.draft.engine import KvSource, LocalDraft, TargetKv
+from slipstream.draft.kv_receivers import KvReceivers
+from slipstream.draft.kv_sources import KvSources
 from slipstream.draft.servicer import SERVICE as DRAFT_SERVICE
-from slipstream.draft.servicer import DraftServicer, DraftSettings
+from slipstream.draft.servicer import DraftServicer
 from slipstream.draft.servicer import register as draft_register
-from slipstream.draft.sources import KvSources
 from slipstream.engine.thread import EngineThread
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.target_parts import target_parts
@@ -90,7 +91,7 @@ class Models:
             return Drafter(draft, facts, (), "tiny", tiny.VOCAB, length)
         layers = tuple(self.glide.config.target_layers)
         facts = DraftFacts("glide", PROFILE, max_lag=MAX_LAG)
-        draft = LocalDraft(self.glide, Feed(source, layers), profile=PROFILE)
+        draft = LocalDraft(self.glide, TargetKv(source, layers), profile=PROFILE)
         return Drafter(draft, facts, layers, "tiny", tiny.VOCAB, length)
 
 
@@ -147,7 +148,7 @@ class DraftPlace:
     models: Models
     kind: str
     servicer: DraftServicer
-    feeds: KvFeeds
+    receivers: KvReceivers
     channel: grpc.aio.Channel
 
     def remote(
@@ -175,18 +176,18 @@ async def draft_place(
 ) -> AsyncIterator[DraftPlace]:
     """A served draft. It waits long for keys, so that tests do not depend on how fast they are."""
     settings = settings or DraftSettings(kv_wait_s=5.0)
-    feeds = KvFeeds(ChannelOptions(), torch.device("cpu"), sources)
-    drafter = models.drafter(kind, feeds)
-    made_for = ForTarget("tiny", target_parts(tiny.hf_model())) if drafter.layers else None
+    receivers = KvReceivers(ChannelOptions(), torch.device("cpu"), sources)
+    drafter = models.drafter(kind, receivers)
+    made_for = PairedTarget("tiny", target_parts(tiny.hf_model())) if drafter.layers else None
     about = describe(drafter, kind, target=made_for, incarnation="a-draft", max_sessions=64)
-    servicer = DraftServicer(drafter, feeds, about, settings, telemetry=telemetry)
+    servicer = DraftServicer(drafter, receivers, about, settings, telemetry=telemetry)
     async with (
         serving({DRAFT_SERVICE: draft_register(servicer)}) as address,
         connect(address, ChannelOptions()) as channel,
     ):
-        yield DraftPlace(models, kind, servicer, feeds, channel)
+        yield DraftPlace(models, kind, servicer, receivers, channel)
     await servicer.close()
-    assert feeds.num_reading == feeds.num_kv_bytes == 0
+    assert receivers.num_reading == receivers.num_kv_bytes == 0
 
 
 async def rounds(

@@ -7,7 +7,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from slipstream.client.connection import connection
-from slipstream.client.remote import Remote
+from slipstream.client.remote import RemoteBackend
 from slipstream.telemetry.sdk_spans import SdkTelemetry
 
 
@@ -45,7 +45,7 @@ class Told:
 
 def remote(address, *, is_blocking=True):
     to = connection(address, token=None, tls=None, retries=True)
-    return Remote(to, 60, to.channel(is_blocking=is_blocking))
+    return RemoteBackend(to, 60, to.channel(is_blocking=is_blocking))
 
 
 def async_remote(address):

@@ -10,7 +10,7 @@ from typing import Any
 from slipstream.client import Client, Mode, SpeculationOptions
 from slipstream.client.call import ClientTelemetry
 from slipstream.client.connection import connection
-from slipstream.client.remote import Remote
+from slipstream.client.remote import RemoteBackend
 from support.network.key_files import key, write_keys
 from support.services.processes import Process, freeze, kill, serve, thaw
 from support.telemetry.otlp_collector import Collector
@@ -86,6 +86,6 @@ def services(to: Collector, target: Path, draft: str) -> Iterator[Services]:
 def asking(router: Process, telemetry: ClientTelemetry | None = None) -> Iterator[Client]:
     """A client of a router; `telemetry` records its requests."""
     to = connection(router.ready(), token=TOKEN, tls=None, retries=True)
-    backend = Remote(to, 60, to.channel(is_blocking=True))
+    backend = RemoteBackend(to, 60, to.channel(is_blocking=True))
     with Client.of(backend, telemetry=telemetry) as client:
         yield client

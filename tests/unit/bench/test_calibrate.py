@@ -28,7 +28,7 @@ from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy
 from slipstream.draft.build import DraftModel
-from slipstream.draft.profile_file import Pair
+from slipstream.draft.profile_file import ModelPair
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny
@@ -64,7 +64,7 @@ def pair():
         for value in blurred.parameters():
             value.add_(0.025 * torch.randn(value.shape, generator=noise))
     scorer = CausalScorer(CausalModel(blurred, numerics="fast"))
-    return target, DraftModel("vanilla", scorer, Pair("tiny", "vanilla:tiny"), target)
+    return target, DraftModel("vanilla", scorer, ModelPair("tiny", "vanilla:tiny"), target)
 
 
 @pytest.fixture(scope="module")

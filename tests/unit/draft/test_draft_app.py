@@ -11,9 +11,9 @@ from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.draft.app import load_draft
-from slipstream.draft.channels import MAX_IDLE, Channels
 from slipstream.draft.config import DraftConfig
-from slipstream.draft.profile_file import Pair, profile_file
+from slipstream.draft.kv_sources import MAX_IDLE, Channels
+from slipstream.draft.profile_file import ModelPair, profile_file
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide.glide_weights import save_glide
 from slipstream.models.loading import load_target_parts
@@ -102,7 +102,7 @@ async def test_a_draft_says_what_its_profile_file_says(checkpoint, weights, draf
     digests = {"model.safetensors": file_digest(weights / "model.safetensors")}
     loaded = load_target_parts(str(checkpoint), dtype="float32")
     kind, own = ("glide", digests) if draft == "glide" else ("vanilla:tiny", {})
-    pair = Pair("tiny", kind, loaded.tokenizer_hash, own)
+    pair = ModelPair("tiny", kind, loaded.tokenizer_hash, own)
     tuned = Profile(Shape.CHAIN, StopPolicy.COST, 0.25, threshold_sampled=0.5, max_depth=3)
     path = tmp_path / "profile.json"
     path.write_text(json.dumps(profile_file(tuned, pair, {})))

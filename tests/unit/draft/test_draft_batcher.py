@@ -21,8 +21,9 @@ from slipstream.core.types import (
     Verification,
 )
 from slipstream.draft.batcher import STEPS, BatchedDraft, together
-from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.draft.growth import CHUNK
+from slipstream.draft.request import DraftRequest
 from slipstream.engine.thread import MAX_FAILED_STEPS, EngineThread
 from slipstream.models.scorer import Sync
 from support.models import tiny
@@ -62,7 +63,7 @@ def test_newcomers_change_nothing_for_those_under_way(scorers, kind):
     local = engine(scorers, kind)
     draftings = []
     for call in calls:
-        draftings.append(local.begin(*call))
+        draftings.append(local.begin(DraftRequest(*call)))
         local.step(draftings)
     while not all(drafting.is_done for drafting in draftings):
         local.step(draftings)
@@ -74,7 +75,7 @@ def test_newcomers_change_nothing_for_those_under_way(scorers, kind):
 def test_a_long_prefix_comes_in_pieces_that_end_in_the_same_proposal(scorers, kind):
     scorer, keys, tokens = scorers[kind], Keys(398), tuple(tiny.tokens(400, seed=5))
     local = engine(scorers, kind, keys=keys)
-    drafting = local.begin(TokenSequence(Session("s1", 400, 40), tokens), Plan(1, 1))
+    drafting = local.begin(DraftRequest(TokenSequence(Session("s1", 400, 40), tokens), Plan(1, 1)))
     sizes = []
     while not drafting.is_done:
         sizes.append(drafting.num_tokens)
@@ -92,10 +93,10 @@ def test_a_step_has_room_for_one_long_prefix_and_for_everybody_else(scorers):
     local = engine(scorers, keys=Keys(598))
     tokens = tuple(tiny.tokens(600))
     first, second = (
-        local.begin(TokenSequence(Session(f"s{at}", 600, 40), tokens), Plan(3, 3))
+        local.begin(DraftRequest(TokenSequence(Session(f"s{at}", 600, 40), tokens), Plan(3, 3)))
         for at in range(2)
     )
-    short = local.begin(TokenSequence(Session("s2", 598, 40), tokens[:9]), Plan(3, 3))
+    short = local.begin(DraftRequest(TokenSequence(Session("s2", 598, 40), tokens[:9]), Plan(3, 3)))
     everybody = [first, second, short]
     assert together(everybody) == [first, short]
     local.step([first, short])
@@ -125,17 +126,32 @@ async def test_a_cancelled_waiter_is_left_and_the_others_go_on(scorers):
 async def test_what_is_under_way_ends_with_its_session(scorers):
     local = engine(scorers)
     first, second = asked(0), (asked(1)[0], Plan(4, 4, stop=StopPolicy.FIXED))
-    one, other = local.begin(*first), local.begin(*second)
+    one, other = local.begin(DraftRequest(*first)), local.begin(DraftRequest(*second))
     local.step([one, other])
     await local.release("s0")
     with pytest.raises(Cancelled, match="s0"):
         one.result()
-    newer = local.begin(*second)
+    newer = local.begin(DraftRequest(*second))
     with pytest.raises(Cancelled, match="s1"):
         other.result()
     while not newer.is_done:
         local.step([one, other, newer])
     same(newer.result(), alone(scorers, "glide", *second))
+
+
+async def test_what_is_asked_of_a_session_happens_in_the_order_given(scorers):
+    local, call = engine(scorers), asked(1)
+    async with batched(local) as draft:
+        first, _, second = await asyncio.gather(
+            *(draft.propose(*call), draft.release("s1"), draft.propose(*call)),
+            return_exceptions=True,
+        )
+        assert isinstance(first, Cancelled)
+        same(second, alone(scorers, "glide", *call))
+        last, _ = await asyncio.gather(
+            draft.propose(*call), draft.release("s1"), return_exceptions=True
+        )
+        assert isinstance(last, Cancelled) and local.num_kv_bytes == 0
 
 
 async def test_what_is_wrong_with_one_session_is_nobody_elses_fault(scorers):
@@ -165,7 +181,7 @@ class Garbled(Keys):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 async def test_keys_that_are_none_end_one_draft(scorers, temperature):
-    local = LocalDraft(scorers["glide"], Feed(Garbled(), (0, 2)), profile=PROFILE)
+    local = LocalDraft(scorers["glide"], TargetKv(Garbled(), (0, 2)), profile=PROFILE)
     sampling = SamplingParams(temperature=temperature)
     calls = [
         (TokenSequence(replace(at.session, sampling=sampling), at.tokens), Plan(3, 3))
@@ -202,7 +218,7 @@ class Failing:
 
 async def test_a_pass_that_fails_ends_those_in_it_and_leaves_no_trace(scorers, caplog):
     scorer = Failing(scorers["glide"])
-    local = LocalDraft(scorer, Feed(Keys(), (0, 2)), profile=PROFILE)
+    local = LocalDraft(scorer, TargetKv(Keys(), (0, 2)), profile=PROFILE)
     calls = [asked(0), asked(3)]
     async with batched(local) as draft:
         scorer.num_failures = 1
@@ -218,7 +234,7 @@ async def test_a_pass_that_fails_ends_those_in_it_and_leaves_no_trace(scorers, c
 
 async def test_a_draft_is_broken_after_so_many_failed_passes_in_a_row_and_not_before(scorers):
     scorer = Failing(scorers["glide"])
-    async with batched(LocalDraft(scorer, Feed(Keys(), (0, 2)), profile=PROFILE)) as draft:
+    async with batched(LocalDraft(scorer, TargetKv(Keys(), (0, 2)), profile=PROFILE)) as draft:
         broken = asyncio.ensure_future(draft.failed_steps.too_many())
 
         async def fail(times):

@@ -12,15 +12,15 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, StopPolicy
 from slipstream.draft.config import DraftConfig
 from slipstream.draft.engine import NO_ROOM
-from slipstream.draft.memory import ByteBudget, DraftMemory, Needs
-from slipstream.draft.mirror import KvMirror
+from slipstream.draft.kv_mirror import ByteBudget, KvMirror
+from slipstream.draft.memory import DraftMemory, DraftNeeds
 from slipstream.models.kv.pool import KvLayout
 from slipstream.options import build
 from support.models import tiny
 from support.services.draft_crowd import SHAPES, alone, asked, batched, both_scorers, engine, same
 
 LAYOUT = KvLayout(1, 3, 64, torch.bfloat16, torch.device("cpu"))
-NEEDS = Needs(1 << 20, 1 << 20, max_tokens=1000)
+NEEDS = DraftNeeds(1 << 20, 1 << 20, max_tokens=1000)
 KINDS = pytest.mark.parametrize("kind", ["glide", "vanilla"])
 
 

@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.core.errors import InvalidRequest, PermissionDenied
 from slipstream.draft.config import DraftConfig
-from slipstream.draft.sources import ANYWHERE, THIS_MACHINE, KvSources, dialled, usual_sources
+from slipstream.draft.kv_sources import ANYWHERE, THIS_MACHINE, KvSources, dialled, usual_sources
 from slipstream.options import build
 
 NO_ADDRESSES = [

@@ -17,7 +17,8 @@ from slipstream.core.types import (
     StopPolicy,
     Verification,
 )
-from slipstream.draft.engine import Feed, LocalDraft
+from slipstream.draft.engine import LocalDraft, TargetKv
+from slipstream.draft.request import DraftRequest
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.decision import DecisionModel
 from slipstream.models.glide.glide_chains import ChainRequest, GlideChains
@@ -72,7 +73,7 @@ def drafts(num_layers=1, missing=0, texts=None):
         if is_device:
             replay = Replay(torch.device("cpu"))
             chains = GlideChains(scorer, replay, context_length=200, score=score)
-        feed = Feed(Source(target, texts, missing), tuple(config.target_layers))
+        feed = TargetKv(Source(target, texts, missing), tuple(config.target_layers))
         made.append(LocalDraft(scorer, feed, decision=score, profile=PROFILE, chains=chains))
     return made, texts
 
@@ -83,7 +84,7 @@ def propose(draft, texts, plans, samplings):
     for at, (text, plan) in enumerate(zip(texts, plans, strict=True)):
         sampling = samplings[at % len(samplings)]
         session = Session(str(at), len(text), 30, sampling, stop_token_ids=frozenset({7, 21}))
-        begun.append(draft.begin(TokenSequence(session, text), plan))
+        begun.append(draft.begin(DraftRequest(TokenSequence(session, text), plan)))
     num_steps = 0
     while any(not drafting.is_done for drafting in begun):
         draft.step(begun)
@@ -167,7 +168,7 @@ def test_draws_of_multi_candidate_sampling_are_left_to_the_host():
     session = Session("0", 40, 9, SamplingParams(temperature=1.0), verification=Verification.MCSD)
     made = []
     for draft in (host, device):
-        drafting = draft.begin(TokenSequence(session, texts[0]), plan)
+        drafting = draft.begin(DraftRequest(TokenSequence(session, texts[0]), plan))
         while not drafting.is_done:
             draft.step([drafting])
         made.append(drafting.result())
@@ -227,11 +228,12 @@ class SpoiltSource(Source):
 def test_a_chain_without_numbers_is_an_error_of_its_session_alone():
     (_, device), texts = drafts()
     whole, _ = propose(device, texts, [PLAN] * 4, [SamplingParams()])
-    device._feed = Feed(SpoiltSource(tiny_glide.llama(), texts, 0), device._feed.layers)
+    source = SpoiltSource(tiny_glide.llama(), texts, 0)
+    device._target_kv = TargetKv(source, device._target_kv.layers)
     begun = []
     for at, text in enumerate(texts):
         session = Session(f"{at}", len(text), 30, stop_token_ids=frozenset({7, 21}))
-        begun.append(device.begin(TokenSequence(session, text), PLAN))
+        begun.append(device.begin(DraftRequest(TokenSequence(session, text), PLAN)))
     device.step(begun)
     with pytest.raises(ModelError):
         begun.pop(2).result()

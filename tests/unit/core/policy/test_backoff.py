@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.core.policy.backoff import Backoff, Experience
+from slipstream.core.policy.backoff import Backoff, GainPrior
 from slipstream.core.policy.planner import Planner
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
@@ -58,7 +58,7 @@ def test_the_dearer_draft_steps_are_the_later_the_draft_is_tried_beside_copies(s
 
 @pytest.mark.parametrize("num_accepted", [0, 7])
 def test_a_request_begins_with_what_earlier_ones_gained_by_the_draft(num_accepted):
-    experience = Experience()
+    experience = GainPrior()
     verdict = Verdict(tuple(range(num_accepted + 1)), num_accepted)
 
     def begun():

@@ -1,15 +1,21 @@
-"""The targets that a draft reads keys and values from: those that its operator allows.
+"""Targets that a draft reads keys and values from: the allowed addresses, and channels to them.
 
-Callers name their addresses, and could otherwise have this process dial whatever it can reach.
+Callers send addresses, and could otherwise make this process dial any host that it can reach.
 """
 
 import re
-from collections.abc import Sequence
+from collections import OrderedDict
+from collections.abc import AsyncIterator, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from ipaddress import IPv4Address, IPv4Network, IPv6Address, IPv6Network, ip_address, ip_network
 from urllib.parse import quote
 
+import grpc.aio
+
 from slipstream.core.errors import InvalidRequest, PermissionDenied
+from slipstream.rpc.certificates import Stamp
+from slipstream.rpc.channel import ChannelOptions, Dialer
 
 ANYWHERE = ("*:*",)
 THIS_MACHINE = ("127.0.0.0/8:*", "[::1]:*", "localhost:*")
@@ -18,6 +24,11 @@ _DNS = "dns:///"
 _NAME = re.compile(r"[a-z0-9_]([a-z0-9._-]{0,252})")
 _SHOWN = 80
 """Characters of an address that errors repeat."""
+MAX_IDLE = 4
+"""Unused channels that stay open, so that a target's next session need not connect anew."""
+
+_DialledAddress = tuple[str, Stamp]
+"""An address, and the certificates that it was dialled with."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,7 +82,7 @@ def usual_sources(listening: str) -> tuple[str, ...]:
 
 
 def dialled(address: str) -> str:
-    """The gRPC name of HOST:PORT, which no part of it can turn into another scheme's."""
+    """Return the gRPC name of HOST:PORT; no part of it can turn it into that of another scheme."""
     return _DNS + quote(address.removeprefix(_DNS), safe=":")
 
 
@@ -107,3 +118,60 @@ def _ip(host: str) -> IPv4Address | IPv6Address | None:
         return ip_address(host)
     except ValueError:
         return None
+
+
+class Channels:
+    """Open channels by address. Close them all in the end.
+
+    Once certificates have changed, the next caller gets another channel, with the new ones.
+    """
+
+    def __init__(self, options: ChannelOptions) -> None:
+        """Raises `InvalidRequest` for certificates that can't be used."""
+        self._dial = Dialer(options)
+        self._used: dict[_DialledAddress, tuple[grpc.aio.Channel, int]] = {}
+        self._idle: OrderedDict[_DialledAddress, grpc.aio.Channel] = OrderedDict()
+
+    @property
+    def num_open(self) -> int:
+        """Number of channels, used and idle."""
+        return len(self._used) + len(self._idle)
+
+    @asynccontextmanager
+    async def to(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
+        """Keep a channel to HOST:PORT open meanwhile."""
+        at = address, self._dial.stamp()
+        channel = self._take(at)
+        try:
+            yield channel
+        finally:
+            for unused in self._give(at):
+                await unused.close()
+
+    async def close(self) -> None:
+        """Close channels without users."""
+        while self._idle:
+            await self._idle.popitem()[1].close()
+
+    def _take(self, at: _DialledAddress) -> grpc.aio.Channel:
+        if at in self._used:
+            channel, num_users = self._used[at]
+        elif at in self._idle:
+            channel, num_users = self._idle.pop(at), 0
+        else:
+            channel, num_users = self._dial(dialled(at[0])), 0
+        self._used[at] = (channel, num_users + 1)
+        return channel
+
+    def _give(self, at: _DialledAddress) -> list[grpc.aio.Channel]:
+        """Return the channels to close: one too many, and those with outdated certificates."""
+        channel, num_users = self._used.pop(at)
+        if num_users > 1:
+            self._used[at] = (channel, num_users - 1)
+            return []
+        self._idle[at] = channel
+        stamp = self._dial.stamp()
+        outdated = [self._idle.pop(old) for old in tuple(self._idle) if old[1] != stamp]
+        if len(self._idle) > MAX_IDLE:
+            outdated.append(self._idle.popitem(last=False)[1])
+        return outdated

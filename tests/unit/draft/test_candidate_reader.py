@@ -17,8 +17,8 @@ from slipstream.core.types import (
     StopPolicy,
     Verification,
 )
-from slipstream.draft.engine import Feed, LocalDraft
-from slipstream.draft.slots import Reading, SlotReader, read_each, read_slots
+from slipstream.draft.engine import LocalDraft, TargetKv
+from slipstream.draft.reader import CandidateReader, CandidateRows, read_candidates, read_each
 from slipstream.models.scorer import Scores
 from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny, tiny_glide
@@ -30,7 +30,7 @@ MODES = [Verification.EXACT, Verification.MCSD]
 
 def reading(count=1, *, sampling=SAMPLINGS[0], mode=Verification.EXACT, score=None):
     session = Session("s", 1, 9, sampling, verification=mode)
-    return Reading(SlotReader(session, None, score), [1], [0], count)
+    return CandidateRows(CandidateReader(session, None, score), [1], [0], count)
 
 
 def scores_of(*rows):
@@ -42,10 +42,10 @@ def scores_of(*rows):
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_token_that_a_draft_rules_out_leaves_the_entropy_a_number(sampling, count):
     open_row, masked = [1.0, 0.9, 0.8, 0.7], [1.0, 0.9, 0.8, 0.7, -INF]
-    [[known]] = read_slots(scores_of(open_row), [reading(count, sampling=sampling)])
+    [[known]] = read_candidates(scores_of(open_row), [reading(count, sampling=sampling)])
     for scores in (scores_of(masked), scores_of(masked, masked)):
         readings = [reading(count, sampling=sampling)] * len(scores.logits)
-        for [slot] in read_slots(scores, readings):
+        for [slot] in read_candidates(scores, readings):
             assert slot.entropy == pytest.approx(known.entropy)
             assert SvipStop().should_stop(StopSignal(1, slot.top_prob, slot.entropy))
 
@@ -76,7 +76,7 @@ def spoilt(size, values):
 )
 def test_scores_without_a_distribution_are_an_error_of_the_model(row, count, sampling, mode):
     with pytest.raises(ModelError):
-        read_slots(scores_of(row), [reading(count, sampling=sampling, mode=mode)])
+        read_candidates(scores_of(row), [reading(count, sampling=sampling, mode=mode)])
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -93,7 +93,7 @@ def test_a_decision_that_is_no_number_is_none():
     def score(hidden, stats):
         return torch.full((len(hidden), 2), NAN)
 
-    [[slot]] = read_slots(scores_of(spoilt(9, {})), [reading(2, score=score)])
+    [[slot]] = read_candidates(scores_of(spoilt(9, {})), [reading(2, score=score)])
     assert slot.score is None
 
 
@@ -128,7 +128,7 @@ def test_the_lag_of_a_slot_below_a_root_counts_from_the_newest_key_of_the_target
         lags.append(stats[:, -1].tolist())
         return torch.ones(len(hidden), 2)
 
-    feed = Feed(Keys(target, tokens, num_keys), tuple(config.target_layers))
+    feed = TargetKv(Keys(target, tokens, num_keys), tuple(config.target_layers))
     scorer = tiny_glide.scorer(target, tiny_glide.draft(config))
     draft = LocalDraft(scorer, feed, decision=score)
     session = Session("s", 12, 20, verification=Verification.TARGET_INIT, num_roots=2)

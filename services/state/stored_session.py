@@ -11,7 +11,7 @@ _OVERHEAD_BYTES = 2048
 
 
 @dataclass(slots=True)
-class KeptSession:
+class StoredSession:
     """A session, until when it is remembered, and until when it is busy."""
 
     record: Record

@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from slipstream.core.errors import CapacityError, InvalidRequest
-from slipstream.draft.mirror import KvMirror
+from slipstream.draft.kv_mirror import KvMirror
 from slipstream.models.kv.pool import KvLayout
 
 LAYERS = (5, 2)

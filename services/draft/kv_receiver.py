@@ -1,6 +1,6 @@
-"""One session's reader of its target's keys and values: a stream, checked, into a mirror.
+"""Receiver of one session's keys and values: a stream of its target, checked, into a mirror.
 
-Knows the wire and when to try again; nothing of drafting. All on the event loop but `mirror.view`.
+All on the event loop but `mirror.view`.
 """
 
 import asyncio
@@ -13,8 +13,8 @@ import grpc.aio
 
 from slipstream.core import errors
 from slipstream.core.errors import NoRoom, SessionOutOfSync, SlipstreamError
-from slipstream.draft.channels import Channels
-from slipstream.draft.mirror import KvMirror
+from slipstream.draft.kv_mirror import KvMirror
+from slipstream.draft.kv_sources import Channels
 from slipstream.rpc.kv import ENCODING, KvFormat, KvStreamSource, frame_from_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.status import error_from
@@ -26,8 +26,8 @@ from slipstream.telemetry.spans import ClientSpan, Reply, rpc_attributes
 STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
 FIRST_PAUSE_S = 0.05
 LONGEST_PAUSE_S = 2.0
-# Another try may help; anything else is the end of a feed. What ended a session there is no fault.
-_PASSING = (
+# Another attempt may help; any other error is the end. A session that was ended is no error.
+_TRANSIENT = (
     errors.Unavailable,
     errors.DeadlineExceeded,
     errors.Cancelled,
@@ -38,20 +38,20 @@ _LOG = logging.getLogger("slipstream.draft")
 
 
 @dataclass(frozen=True, slots=True)
-class FeedAddress:
-    """Where a session's keys and values are read: a replica, a session there, and its secret."""
+class KvAddress:
+    """Place of a session's keys and values: a replica, a session there, and its secret."""
 
     address: str
     source: KvStreamSource
     credential: str = field(repr=False)
 
-    def is_same_cache(self, other: "FeedAddress | None") -> bool:
-        """Whether both name the same keys and values."""
+    def is_same_cache(self, other: "KvAddress | None") -> bool:
+        """Return whether both are the place of the same keys and values."""
         return other is not None and (self.address, self.source) == (other.address, other.source)
 
 
-class KvFeed:
-    """Keeps a mirror up with a target for as long as it is told to."""
+class KvReceiver:
+    """Keeps a mirror up to date with a target, until it is cancelled."""
 
     def __init__(
         self,
@@ -60,15 +60,15 @@ class KvFeed:
         new_mirror: Callable[[int], KvMirror],
         form: KvFormat,
     ) -> None:
-        """`form` is what every slice must look like; `new_mirror` takes a limit on positions.
+        """`form` is that of every slice; `new_mirror` takes a limit on positions.
 
-        `readers` holds the tasks that are begun here for as long as they run.
+        `readers` holds the tasks that start here for as long as they run.
         """
+        self.form = form
         self._channels = channels
         self._readers = readers
         self._new_mirror = new_mirror
-        self._form = form
-        self._at: FeedAddress | None = None
+        self._at: KvAddress | None = None
         self._reader: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._is_pausing = False
@@ -76,57 +76,50 @@ class KvFeed:
         self.num_received_bytes = 0
 
     @property
-    def form(self) -> KvFormat:
-        """What every slice must look like."""
-        return self._form
-
-    @property
     def is_reading(self) -> bool:
-        """Whether there is a reader, be it one that waits to try again."""
+        """True while a reader runs, or is about to try again."""
         return self._reader is not None and not self._reader.done()
 
-    def is_following(self, at: FeedAddress) -> bool:
-        """Whether that is what is read."""
+    def is_following(self, at: KvAddress) -> bool:
+        """Return whether this is what is read."""
         return at == self._at and self.is_reading
 
-    def follow(self, at: FeedAddress, *, num_same: int, begun_by: Reply | None = None) -> bool:
-        """Read from there, unless that has ended already; whether there is a reader now.
+    def follow(self, at: KvAddress, *, num_same: int, parent: Reply | None = None) -> bool:
+        """Read from there, unless that has ended already; return whether a reader starts.
 
-        Its calls are part of `begun_by`, however often it tries.
-        The same session of the same process goes on where the mirror ends. While it is not read,
-        replaced tokens are not known, so only what belongs to the `num_same` leading tokens stays.
+        `parent` is the span of all its calls. The same session of the same process goes on where
+        the mirror ends. While it is not read, replaced tokens are not known, so only what belongs
+        to the `num_same` leading tokens stays.
         """
-        if self.is_following(at):
-            return True
         self.mirror.truncate(num_same)
         if at == self._at:
             return False
-        before = self.stop()
+        before = self.cancel()
         if not at.is_same_cache(self._at):
             limit = self.mirror.limit
             self.mirror.free()
             self.mirror = self._new_mirror(limit)
         self._at = at
-        self._reader = asyncio.get_running_loop().create_task(self._read(at, before, begun_by))
+        self._reader = asyncio.get_running_loop().create_task(self._read(at, before, parent))
         self._readers.add(self._reader)
         self._reader.add_done_callback(self._readers.discard)
         return True
 
-    def stop(self) -> asyncio.Task[None] | None:
-        """End the reader, which can then be waited for. What was read stays."""
+    def cancel(self) -> asyncio.Task[None] | None:
+        """End the reader, and return it to be waited for. What was read stays."""
         reader, self._reader = self._reader, None
         if reader is not None:
             reader.cancel()
         return reader
 
-    def rest(self) -> None:
-        """The same between two turns: whatever feed is named next is read."""
-        self.stop()
+    def park(self) -> None:
+        """End the reader between two turns; whatever address comes next is read."""
+        self.cancel()
         if self._at is not None:
             self._at = replace(self._at, credential="")
 
     async def wait(self, count: int, timeout_s: float) -> None:
-        """Until the mirror holds `count` positions, or the time is up, or none are to come."""
+        """Wait until the mirror has `count` positions, or the time is up, or none are to come."""
         with suppress(TimeoutError):
             async with asyncio.timeout(timeout_s):
                 while self.mirror.count < count and self.is_reading and not self._is_pausing:
@@ -134,12 +127,12 @@ class KvFeed:
                     await self._changed.wait()
 
     async def _read(
-        self, at: FeedAddress, before: asyncio.Task[None] | None, begun_by: Reply | None
+        self, at: KvAddress, before: asyncio.Task[None] | None, parent: Reply | None
     ) -> None:
         if before is not None:
             await asyncio.wait({before})
         try:
-            await self._keep_reading(at, begun_by)
+            await self._keep_reading(at, parent)
         except SlipstreamError as error:
             _LOG.warning("%s: no more keys and values from %s: %s", *_names(at), error)
         except Exception:
@@ -147,14 +140,14 @@ class KvFeed:
         finally:
             self._changed.set()
 
-    async def _keep_reading(self, at: FeedAddress, begun_by: Reply | None) -> None:
-        """Until the target ends the stream. Raises what makes another try useless."""
+    async def _keep_reading(self, at: KvAddress, parent: Reply | None) -> None:
+        """Read until the target ends the stream. Raises an error that will not pass."""
         pause_s = FIRST_PAUSE_S
         while True:
             start = self.mirror.count
             error: SlipstreamError
             try:
-                with _client_span(at.address, begun_by) as span:
+                with _client_span(at.address, parent) as span:
                     await self._stream(at, span)
                 return
             except NoRoom as refusal:
@@ -164,7 +157,7 @@ class KvFeed:
             if isinstance(error, SessionOutOfSync) and start > 0:
                 self.mirror.truncate(0)
                 continue
-            if not isinstance(error, _PASSING):
+            if not isinstance(error, _TRANSIENT):
                 raise error
             pause_s = FIRST_PAUSE_S if self.mirror.count != start else pause_s
             _LOG.info("%s: %s is tried again in %g s: %s", *_names(at), pause_s, error)
@@ -179,8 +172,8 @@ class KvFeed:
         finally:
             self._is_pausing = False
 
-    async def _stream(self, at: FeedAddress, span: ClientSpan | None) -> None:
-        # Each try by the certificates of its time. No deadline: the session's lease ends the
+    async def _stream(self, at: KvAddress, span: ClientSpan | None) -> None:
+        # Each attempt uses the certificates of its time. No deadline: the session's lease ends the
         # reader, and keepalive finds a lost target.
         num_before, num_snapshots = self.num_received_bytes, 0
         async with self._channels.to(at.address) as channel:
@@ -197,35 +190,35 @@ class KvFeed:
                         {"slipstream.kv.bytes": num_bytes, "slipstream.kv.snapshots": num_snapshots}
                     )
 
-    def _request(self, at: FeedAddress, span: ClientSpan | None) -> target_pb2.StreamKvRequest:
+    def _request(self, at: KvAddress, span: ClientSpan | None) -> target_pb2.StreamKvRequest:
         return target_pb2.StreamKvRequest(
             protocol_version=PROTOCOL_VERSION,
             session_id=at.source.session_id,
             incarnation=at.source.incarnation,
             credential=at.credential,
-            layers=self._form.layers,
+            layers=self.form.layers,
             start=self.mirror.count,
-            encoding=ENCODING.to_pb(self._form.encoding),  # type: ignore[arg-type]
+            encoding=ENCODING.to_pb(self.form.encoding),  # type: ignore[arg-type]
             trace=trace_to_pb(span.carrier if span else None),
         )
 
     def _take(self, message: target_pb2.StreamKvResponse, source: KvStreamSource) -> None:
-        """Hold a slice. Raises `InvalidRequest` or `CapacityError` for one that can't be right."""
-        frame = frame_from_pb(message, source, self._form)
+        """Keep a slice. Raises `InvalidRequest` or `CapacityError` for one that can't be right."""
+        frame = frame_from_pb(message, source, self.form)
         self.mirror.write(
-            frame.start, frame.count, lambda buffers: unpack(frame, self._form, buffers)
+            frame.start, frame.count, lambda buffers: unpack(frame, self.form, buffers)
         )
         self.num_received_bytes += len(frame.payload)
         self._changed.set()
 
 
-def _names(at: FeedAddress) -> tuple[str, str]:
+def _names(at: KvAddress) -> tuple[str, str]:
     return at.source.session_id, at.address
 
 
-def _client_span(address: str, begun_by: Reply | None) -> AbstractContextManager[ClientSpan | None]:
-    """The span around a call, if whatever began it has one."""
-    if begun_by is None:
+def _client_span(address: str, parent: Reply | None) -> AbstractContextManager[ClientSpan | None]:
+    """Return the span around a call; None without a parent."""
+    if parent is None:
         return nullcontext()
     attributes = rpc_attributes(STREAM_KV, address)
-    return begun_by.client_span(STREAM_KV, attributes, status_of=status_name)
+    return parent.client_span(STREAM_KV, attributes, status_of=status_name)

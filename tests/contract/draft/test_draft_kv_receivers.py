@@ -42,7 +42,7 @@ async def caught_up(drafts, feed, keys):
     """Wait until a draft holds all keys, and see that they are the true ones."""
     draft = drafts.remote(lambda: feed)
     await draft.propose(TokenSequence(SESSION, PROMPT), DEEP)
-    while drafts.feeds.view("s", LAYERS).count < NUM_KEYS:
+    while drafts.receivers.view("s", LAYERS).count < NUM_KEYS:
         await drafts.load()
     assert held(drafts, keys) == NUM_KEYS
     await draft.release("s")
@@ -82,7 +82,7 @@ async def test_a_proposal_waits_for_the_newest_key(models, keys):
     async with following(models, script, kv_wait_s=LIMIT_S) as (drafts, feed):
         draft = drafts.remote(lambda: feed)
         asked = asyncio.ensure_future(draft.propose(TokenSequence(SESSION, PROMPT), DEEP))
-        while drafts.feeds.view("s", LAYERS).count < 5:
+        while drafts.receivers.view("s", LAYERS).count < 5:
             await drafts.load()
         assert not asked.done()
         there.set()
@@ -99,7 +99,7 @@ async def test_a_request_begins_with_keys_that_are_new_enough_to_draft(models, k
     async with following(models, script, kv_catch_up_s=LIMIT_S) as (drafts, feed):
         draft = drafts.remote(lambda: feed)
         asked = asyncio.ensure_future(draft.propose(TokenSequence(SESSION, PROMPT), DEEP))
-        while drafts.feeds.view("s", LAYERS).count < known - 1:
+        while drafts.receivers.view("s", LAYERS).count < known - 1:
             await drafts.load()
         assert not asked.done()
         there.set()
@@ -177,7 +177,7 @@ async def test_a_feed_of_another_process_starts_anew(models, keys):
         draft, _ = await proposed(drafts, feed, 9)
         feed.incarnation = "two"
         await draft.propose(TokenSequence(SESSION, PROMPT), DEEP)
-        await drafts.feeds.wait("s", NUM_KEYS, LIMIT_S)
+        await drafts.receivers.wait("s", NUM_KEYS, LIMIT_S)
         assert held(drafts, keys) == NUM_KEYS
         assert (await drafts.load()).num_kv_streams == 1
         await draft.release("s")
@@ -194,7 +194,7 @@ async def test_a_new_credential_goes_on_from_what_is_held(models, keys):
         draft, _ = await proposed(drafts, feed, NUM_KEYS)
         feed.credential = "another"
         await draft.propose(TokenSequence(SESSION, PROMPT), DEEP)
-        await drafts.feeds.wait("s", NUM_KEYS, LIMIT_S)
+        await drafts.receivers.wait("s", NUM_KEYS, LIMIT_S)
         assert held(drafts, keys) == NUM_KEYS
         await draft.release("s")
     assert [request.start for request in script.asked] == [0, 9]
@@ -221,6 +221,6 @@ async def test_sessions_of_one_target_share_a_channel(models, keys):
         async with asyncio.timeout(LIMIT_S):
             while len(script.asked) < 3:
                 await drafts.load()
-        assert drafts.feeds.num_channels == 1
+        assert drafts.receivers.num_channels == 1
         for draft in open_drafts:
             await draft.release("s")

@@ -1,4 +1,4 @@
-"""What the draft makes of one slot: candidates in order, probabilities, entropy, distribution.
+"""Candidates of a position out of the draft's logits, with probabilities, entropy, distribution.
 
 Candidates of `exact` verification are the best of the draft's distribution perturbed with the
 target's own noise, those of `mcsd` are draws. Probabilities and entropy are always those of the raw
@@ -25,6 +25,7 @@ from slipstream.core.errors import ModelError
 from slipstream.core.types import NodeStats, Session, SparseDistribution, Verification
 from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.models.decision import GREEDY, LEAST, SAMPLED, slot_stats
+from slipstream.models.glide.glide_chains import ChainPosition
 from slipstream.models.scorer import Scores
 
 DISTRIBUTION_SIZE = 64
@@ -32,12 +33,12 @@ DISTRIBUTION_SIZE = 64
 
 
 Score = Callable[[Tensor, Tensor], Tensor]
-"""`DecisionModel.score`: hidden states [R, d] and `slot_stats` [R, 4] to chances [R, 2]."""
+"""`DecisionModel.score`: hidden states [R, d] and `slot_stats` [R, 4] to probabilities [R, 2]."""
 
 
 @dataclass(frozen=True, slots=True)
-class Slot:
-    """One slot as the draft sees it; `tokens` are candidates, best or first drawn first."""
+class Candidates:
+    """The draft's candidates for one position; `tokens` are the best or the first drawn first."""
 
     tokens: tuple[int, ...]
     probs: tuple[float, ...]
@@ -47,45 +48,37 @@ class Slot:
     distribution: SparseDistribution | None = None
 
     def stats(self, token: int) -> NodeStats:
-        """Statistics of the node that carries `token` in this slot."""
+        """Return the statistics of the node that carries `token` here."""
         prob = self.probs[self.tokens.index(token)]
         return NodeStats(self.top_prob, prob, self.entropy, self.score)
 
 
 @dataclass(frozen=True, slots=True)
-class Reading:
-    """Rows of a step to be read by one reader: the slots at `positions`, each with up to `count`
+class CandidateRows:
+    """Rows of a step that one reader reads: those of `positions`, each for up to `count`
     candidates; `lags` are their distances to the newest target key."""
 
-    reader: "SlotReader"
+    reader: "CandidateReader"
     positions: Sequence[int]
     lags: Sequence[int]
     count: int
 
 
-class SlotReader:
+class CandidateReader:
     """Chooses candidates for one request. `vocab` [V_d] maps the draft's columns to token ids."""
 
-    def __init__(
-        self,
-        session: Session,
-        vocab: Tensor | None,
-        score: Score | None = None,
-    ) -> None:
+    def __init__(self, session: Session, vocab: Tensor | None, score: Score | None = None) -> None:
         self.vocab = vocab
         self.score = score
-        self.chance = GREEDY if session.sampling.is_greedy else SAMPLED
+        self.score_column = GREEDY if session.sampling.is_greedy else SAMPLED
         self._session = session
         sampling = session.sampling
-        needs_distribution = session.verification in (
-            Verification.MCSD,
-            Verification.MCSD_REPLACEMENT,
-        )
-        self._needs_distribution = needs_distribution
+        mcsd = (Verification.MCSD, Verification.MCSD_REPLACEMENT)
+        self._needs_distribution = session.verification in mcsd
         self._takes_best = sampling.is_greedy or session.verification is Verification.EXACT
-        self.is_plain = sampling.is_greedy and not needs_distribution
+        self.is_plain = sampling.is_greedy and not self._needs_distribution
         """Whether the candidates are the best of the raw distribution, without a distribution."""
-        # Penalties and bias are the target's business: they would need the whole vocabulary.
+        # Penalties and bias are applied by the target: they would need the whole vocabulary here.
         distribution = replace(
             sampling,
             repetition_penalty=1.0,
@@ -98,10 +91,10 @@ class SlotReader:
     def candidates(
         self, logits: Tensor, position: int, count: int
     ) -> tuple[Tensor, SparseDistribution | None]:
-        """Columns [n <= count] of a slot's logits [V_d], and the distribution with them."""
+        """Return columns [n <= count] of a position's logits [V_d], and their distribution."""
         if not self._takes_best:
             return self._drawn(logits, position, count)
-        # A greedy target accepts its own token whatever the distribution, but wants to be told one.
+        # A greedy target accepts its own token whatever the distribution, but needs one.
         distribution = (
             self._named(sparse_distribution(logits, max(DISTRIBUTION_SIZE, count)))
             if self._needs_distribution
@@ -144,10 +137,10 @@ class SlotReader:
 
 
 @dataclass(frozen=True, slots=True)
-class _Picked:
-    """Candidates of each row: `columns` [R, k], of which the first `sizes[row]` are meant.
+class _CandidateColumns:
+    """Columns of each row's candidates: `columns` [R, k], of which `sizes[row]` count.
 
-    `is_best`: they are the likeliest ones, in order.
+    `is_best` is set if they are the likeliest ones, in order.
     """
 
     columns: Tensor
@@ -156,79 +149,85 @@ class _Picked:
     is_best: bool
 
 
-def read_each(scores: Scores, readings: Sequence[Reading]) -> list[list[Slot] | Exception]:
-    """`read_slots`, but where one reading fails it alone does."""
+def chain_candidates(chain: Sequence[ChainPosition]) -> list[Candidates] | Exception:
+    """Return the candidates of a chain that a device has computed, or the error of its scores."""
+    if any(math.isnan(at.top_prob) for at in chain):
+        return _not_a_distribution()
+    return [Candidates(at.tokens, at.probs, at.top_prob, at.entropy, at.score) for at in chain]
+
+
+def read_each(scores: Scores, parts: Sequence[CandidateRows]) -> list[list[Candidates] | Exception]:
+    """Read candidates as `read_candidates`; an error is that of one part alone."""
     try:
-        return list(read_slots(scores, readings)) if readings else []
+        return list(read_candidates(scores, parts)) if parts else []
     except Exception as error:
-        if len(readings) == 1:
+        if len(parts) == 1:
             return [error]
-    found: list[list[Slot] | Exception] = []
+    found: list[list[Candidates] | Exception] = []
     end = 0
-    for reading in readings:
-        rows = slice(end, end := end + len(reading.positions))
-        found += read_each(Scores(scores.logits[rows], scores.hidden[rows]), [reading])
+    for part in parts:
+        rows = slice(end, end := end + len(part.positions))
+        found += read_each(Scores(scores.logits[rows], scores.hidden[rows]), [part])
     return found
 
 
-def read_slots(scores: Scores, readings: Sequence[Reading]) -> list[list[Slot]]:
-    """The slots of all rows of a step, reading by reading. The readers share a vocabulary.
+def read_candidates(scores: Scores, parts: Sequence[CandidateRows]) -> list[list[Candidates]]:
+    """Return the candidates of all rows of a step, part by part. Readers share a vocabulary.
 
-    One transfer from the device, and one more where a decision model is asked; sampled candidates
+    One transfer from the device, and one more where a decision model is used; sampled candidates
     are drawn row by row. Raises `ModelError` for scores that are no numbers.
     """
-    scoring = next((one.reader.score for one in readings if one.reader.score is not None), None)
+    scoring = next((part.reader.score for part in parts if part.reader.score is not None), None)
     num_tops = 1 if scoring is None else 2
-    picked = _pick(scores.logits, readings, num_tops=num_tops)
-    table = _table(scores.logits, picked, readings[0].reader.vocab, num_tops=num_tops)
-    chances = _chances(scores.hidden, readings, table, scoring)
-    slots = iter(
-        _slot(numbers, 1 + num_tops, picked, row, chances[row]) for row, numbers in enumerate(table)
+    picked = _pick(scores.logits, parts, num_tops=num_tops)
+    table = _table(scores.logits, picked, parts[0].reader.vocab, num_tops=num_tops)
+    decided = _decision_scores(scores.hidden, parts, table, scoring)
+    found = iter(
+        _candidates(numbers, 1 + num_tops, picked, row, decided[row])
+        for row, numbers in enumerate(table)
     )
-    return [[next(slots) for _ in reading.positions] for reading in readings]
+    return [[next(found) for _ in part.positions] for part in parts]
 
 
-def _slot(
-    numbers: Sequence[float], start: int, picked: _Picked, row: int, score: float | None
-) -> Slot:
-    """One row's slot out of its numbers: see `_table`. Probabilities begin at `start`."""
+def _candidates(
+    numbers: Sequence[float], start: int, picked: _CandidateColumns, row: int, score: float | None
+) -> Candidates:
+    """Return one row's candidates out of its numbers: see `_table`. Probabilities begin at
+    `start`."""
     if math.isnan(numbers[start]):
-        raise not_a_distribution()
+        raise _not_a_distribution()
     size = picked.sizes[row]
     probs_at = start if picked.is_best else start + 1
     ids_at = len(numbers) - picked.columns.size(1)
     tokens = tuple(map(int, numbers[ids_at : ids_at + size]))
     probs = tuple(numbers[probs_at : probs_at + size])
-    return Slot(tokens, probs, numbers[start], numbers[0], score, picked.distributions[row])
+    return Candidates(tokens, probs, numbers[start], numbers[0], score, picked.distributions[row])
 
 
-def _pick(logits: Tensor, readings: Sequence[Reading], *, num_tops: int) -> _Picked:
-    sizes = [reading.count for reading in readings for _ in reading.positions]
-    if all(reading.reader.is_plain for reading in readings):
+def _pick(logits: Tensor, parts: Sequence[CandidateRows], *, num_tops: int) -> _CandidateColumns:
+    sizes = [part.count for part in parts for _ in part.positions]
+    if all(part.reader.is_plain for part in parts):
         columns = _best(logits, max(num_tops, *sizes))[1]
         width = columns.shape[1]
         sizes = [min(size, width) for size in sizes]
-        return _Picked(columns, sizes, [None] * len(sizes), is_best=True)
-    asked = [(one.reader, at, one.count) for one in readings for at in one.positions]
+        return _CandidateColumns(columns, sizes, [None] * len(sizes), is_best=True)
+    rows = ((part, position) for part in parts for position in part.positions)
     pairs = [
-        reader.candidates(logits[row], position, count)
-        for row, (reader, position, count) in enumerate(asked)
+        part.reader.candidates(logits[row], position, part.count)
+        for row, (part, position) in enumerate(rows)
     ]
     drawn = [columns for columns, _ in pairs]
     columns = drawn[0][None] if len(drawn) == 1 else pad_sequence(drawn, batch_first=True)
-    return _Picked(
-        columns,
-        [len(one) for one in drawn],
-        [distribution for _, distribution in pairs],
-        is_best=False,
-    )
+    distributions = [distribution for _, distribution in pairs]
+    return _CandidateColumns(columns, list(map(len, drawn)), distributions, is_best=False)
 
 
 def _table(
-    logits: Tensor, picked: _Picked, vocab: Tensor | None, *, num_tops: int
+    logits: Tensor, picked: _CandidateColumns, vocab: Tensor | None, *, num_tops: int
 ) -> list[list[float]]:
-    """A row's numbers: its entropy, its `num_tops` highest log-probabilities, the highest
-    probability unless it is the first candidate's, and the candidates' probabilities and ids."""
+    """Return the numbers of each row: its entropy, its `num_tops` highest log-probabilities, the
+    highest probability unless it is the first candidate's, and the candidates' probabilities and
+    ids."""
     log_probs = torch.log_softmax(logits, -1)
     seen = log_probs.gather(1, picked.columns)
     tops = seen[:, :num_tops] if picked.is_best else _tops(log_probs, num_tops)
@@ -245,7 +244,7 @@ def _tops(log_probs: Tensor, count: int) -> Tensor:
 
 
 def _best(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
-    """`ordered_top` of rows, by the shortest way."""
+    """Return the `ordered_top` of rows, by the shortest way."""
     if count == 1 and rows.device.type == "cpu":  # numpy takes the first of equals, and is quick
         ids = torch.from_numpy(rows.numpy().argmax(-1, keepdims=True))
         return rows.gather(1, ids), ids
@@ -255,34 +254,34 @@ def _best(rows: Tensor, count: int) -> tuple[Tensor, Tensor]:
     return values[None], ids[None]
 
 
-def _chances(
+def _decision_scores(
     hidden: Tensor,
-    readings: Sequence[Reading],
+    parts: Sequence[CandidateRows],
     table: Sequence[Sequence[float]],
     scoring: Score | None,
 ) -> list[float | None]:
-    """The decision model's score of each row whose reader asks it."""
+    """Return the decision model's score of each row whose reader uses it."""
     if scoring is None:
         return [None] * len(table)
-    readers = [reading.reader for reading in readings for _ in reading.positions]
-    lags = (lag for reading in readings for lag in reading.lags)
+    readers = [part.reader for part in parts for _ in part.positions]
+    lags = (lag for part in parts for lag in part.lags)
     stats = [
         slot_stats(numbers[1:3], numbers[0], lag) for numbers, lag in zip(table, lags, strict=True)
     ]
-    chances = scoring(hidden, torch.tensor(stats, device=hidden.device)).tolist()
+    scored = scoring(hidden, torch.tensor(stats, device=hidden.device)).tolist()
+    found = [row[reader.score_column] for row, reader in zip(scored, readers, strict=True)]
     return [
-        None if reader.score is None or math.isnan(chance[reader.chance]) else chance[reader.chance]
-        for reader, chance in zip(readers, chances, strict=True)
+        None if reader.score is None or math.isnan(score) else score
+        for reader, score in zip(readers, found, strict=True)
     ]
 
 
-def not_a_distribution() -> ModelError:
-    """The error of a slot whose scores give no distribution."""
+def _not_a_distribution() -> ModelError:
     return ModelError("the draft's scores of a slot are no numbers, or all infinite")
 
 
 def row_entropies(log_probs: Tensor) -> Tensor:
-    """Entropy in nats of the distributions with these logarithms, [R, V] to [R]."""
+    """Return the entropy in nats of distributions with these logarithms, [R, V] to [R]."""
     probs, logs = log_probs.exp(), log_probs.clamp(min=LEAST)
     if probs.size(0) == 1:  # a product of vectors takes the shortest way
         return torch.dot(probs[0], logs[0]).neg_()[None]

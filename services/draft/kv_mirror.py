@@ -1,6 +1,6 @@
-"""A session's keys and values as they came from its target: a prefix that grows, and is read.
+"""A copy of a session's keys and values in its target: a prefix that grows while it is read.
 
-One thread writes while another reads. Knows positions and tensors; nothing of where they come from.
+One thread writes while another reads.
 """
 
 from collections.abc import Callable, Sequence
@@ -8,20 +8,52 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
-from slipstream.core.errors import CapacityError, InvalidRequest
-from slipstream.draft.memory import ByteBudget
+from slipstream.core.errors import CapacityError, InvalidRequest, NoRoom
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, round_up
+from slipstream.models.memory import shown
 from slipstream.models.scorer import KvView
 
 Fill = Callable[[Sequence[Tensor]], None]
 """Writes a slice into buffers, one a layer, [2 * kv_heads, slots, head_dim]: keys, then values."""
 
 
+class ByteBudget:
+    """Counts bytes against a limit. For one thread."""
+
+    def __init__(
+        self, limit: int | None = None, make_room: Callable[[int], None] = lambda num_bytes: None
+    ) -> None:
+        """`limit` None means no limit. `make_room` may free bytes, so that as many are free."""
+        self.limit = limit
+        self.num_bytes = 0
+        self._make_room = make_room
+
+    def has(self, num_bytes: int) -> bool:
+        """Return whether so many are free."""
+        return self.limit is None or self.num_bytes + num_bytes <= self.limit
+
+    def take(self, num_bytes: int) -> None:
+        """Count more of them. Raises `NoRoom` above the limit, and then counts none."""
+        if not self.has(num_bytes):
+            self._make_room(num_bytes)
+        if not self.has(num_bytes):
+            raise NoRoom(
+                f"{shown(num_bytes)} more for the target's keys and values are needed, but"
+                f" {shown(self.num_bytes)} of {shown(self.limit or 0)} are taken"
+            )
+        self.num_bytes += num_bytes
+
+    def give(self, num_bytes: int) -> None:
+        """Count so many less."""
+        self.num_bytes -= num_bytes
+        assert self.num_bytes >= 0
+
+
 class KvMirror:
     """Positions 0..count-1 of some layers of a target's cache.
 
-    What a view has shown never changes under its reader: positions are only added behind it, and
-    where some are replaced, the buffers are too.
+    A view never changes under its reader: positions are only added behind it, and where some are
+    replaced, so are the buffers.
     """
 
     def __init__(
@@ -32,7 +64,7 @@ class KvMirror:
         limit: int,
         budget: ByteBudget | None = None,
     ) -> None:
-        """Nothing yet of `layers`; `layout` is of that many layers. At most `limit` positions.
+        """Empty at first, for up to `limit` positions; `layout` is that of all `layers`.
 
         Its buffers count against `budget`, which it shares with others.
         """
@@ -48,7 +80,7 @@ class KvMirror:
 
     @property
     def count(self) -> int:
-        """Positions held."""
+        """Number of positions."""
         return self._held[0]
 
     @property
@@ -62,7 +94,7 @@ class KvMirror:
             self._replace_buffers(min(count, self.limit))
 
     def write(self, start: int, count: int, fill: Fill) -> None:
-        """Hold positions start..start+count-1 as `fill` writes them, and none behind them.
+        """Keep positions start..start+count-1 as `fill` writes them, and none behind them.
 
         Raises `InvalidRequest` for a gap before them, `CapacityError` above the limit or the
         budget, and what `fill` raises; positions from `start` on are then gone, the rest is as it
@@ -99,7 +131,7 @@ class KvMirror:
         self._held = (0, self._new_buffers(0))
 
     def view(self) -> KvView:
-        """What is held now, without a copy. Called from any thread."""
+        """Return the present positions, without a copy. Any thread."""
         count, buffers = self._held
         half = self._layout.num_kv_heads
         pairs = {

@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal
-from slipstream.draft.telemetry import PROPOSE, Telling, tell
+from slipstream.draft.telemetry import PROPOSE, DraftTelemetry
 from slipstream.engine.thread import Done
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import draft_pb2
@@ -14,11 +14,12 @@ from support.telemetry.listening import Listener
 def said_of(proposal):
     """The attributes of its span."""
     heard = Listener()
-    telling = Telling(heard.telemetry)
+    telemetry = DraftTelemetry(heard.telemetry)
     with heard.caller() as at:
         message = draft_pb2.SpeculateRequest(trace=trace_to_pb(at))
-        with telling.answering(message) as reply:
-            tell(reply, Done(proposal, 0.0, 0.0), asked_s=0.0, kv_wait_s=0.0)
+        with telemetry.answering(message) as reply:
+            done = Done(proposal, 0.0, 0.0)
+            telemetry.record_proposal(reply, done, asked_s=0.0, kv_wait_s=0.0)
     said = heard.span(PROPOSE).attributes
     return {name.removeprefix("slipstream.proposal."): value for name, value in said.items()}
 
@@ -28,7 +29,7 @@ def node(entropy, score=None):
 
 
 @pytest.mark.parametrize("score", [0.25, None])
-def test_entropy_and_score_are_those_where_the_longest_path_ends(score):
+async def test_entropy_and_score_are_those_where_the_longest_path_ends(score):
     tree = TokenTree((1, 2, 3, 4, 5), (-1, 0, -1, 1, 2))
     stats = (node(1.0), node(2.0), node(1.0), node(3.0, score), node(4.0))
     expected = {"nodes": 5, "depth": 3, "stop_reason": "policy", "entropy": 3.0}
@@ -37,7 +38,7 @@ def test_entropy_and_score_are_those_where_the_longest_path_ends(score):
     assert said_of(Proposal(tree, stats, stopped_by="policy")) == expected
 
 
-def test_of_an_empty_proposal_it_is_said_why_and_how_far_the_keys_lagged_behind():
+async def test_of_an_empty_proposal_it_is_said_why_and_how_far_the_keys_lagged_behind():
     proposal = Proposal(stopped_by="lag", staleness=9)
     assert said_of(proposal) == {
         "nodes": 0,

@@ -1,0 +1,226 @@
+"""Keys and values of every session, from its target, and the wait for them before a proposal.
+
+`KvReceivers` has a receiver for each session (`kv_receiver.py`); `KvCatchUp` waits for the newest.
+"""
+
+import asyncio
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
+
+import torch
+
+from slipstream.core.errors import HandshakeError, InvalidRequest, NoRoom
+from slipstream.core.sequence import TokenSequence
+from slipstream.draft.build import Drafter
+from slipstream.draft.config import DraftSettings
+from slipstream.draft.engine import LocalDraft
+from slipstream.draft.kv_mirror import ByteBudget, KvMirror
+from slipstream.draft.kv_receiver import KvAddress, KvReceiver
+from slipstream.draft.kv_sources import Channels, KvSources
+from slipstream.models.kv.pool import KvLayout
+from slipstream.models.scorer import KvView
+from slipstream.rpc.channel import ChannelOptions
+from slipstream.rpc.kv import DTYPE, KvFormat, KvStreamSource
+from slipstream.rpc.tensors import torch_dtype
+from slipstream.rpc.v1 import common_pb2, draft_pb2
+from slipstream.telemetry.spans import Reply
+
+
+class KvReceivers:
+    """`draft.engine.KvSource` over streams from targets. `view` may be called from any thread."""
+
+    def __init__(
+        self, options: ChannelOptions, device: torch.device, sources: KvSources | None = None
+    ) -> None:
+        """`options` are those of channels to targets; `device` is that of the draft; `sources` are
+        the allowed targets, by default those of this machine."""
+        self._channels = Channels(options)
+        self._sources = sources or KvSources()
+        self._device = device
+        self._receivers: dict[str, KvReceiver] = {}
+        self._readers: set[asyncio.Task[None]] = set()
+        self._num_bytes_before = 0
+        self.budget = ByteBudget(make_room=self._make_room)
+        """Budget of all mirrors: those of parked sessions give way."""
+
+    @property
+    def num_reading(self) -> int:
+        """Number of sessions that are kept up to date."""
+        return sum(receiver.is_reading for receiver in self._receivers.values())
+
+    @property
+    def num_channels(self) -> int:
+        """Number of open connections to targets."""
+        return self._channels.num_open
+
+    @property
+    def num_received_bytes(self) -> int:
+        """Bytes of keys and values that were received, of sessions that are gone too."""
+        received = (receiver.num_received_bytes for receiver in self._receivers.values())
+        return self._num_bytes_before + sum(received)
+
+    def kv_bytes(self, session_id: str) -> int:
+        """Return the bytes of a session's keys and values."""
+        receiver = self._receivers.get(session_id)
+        return 0 if receiver is None else receiver.mirror.num_bytes
+
+    @property
+    def num_kv_bytes(self) -> int:
+        """Bytes of the keys and values of all sessions."""
+        return sum(receiver.mirror.num_bytes for receiver in self._receivers.values())
+
+    def view(self, session_id: str, layers: Sequence[int]) -> KvView:
+        """See `KvSource.view`; the layers are those of the session's form."""
+        receiver = self._receivers.get(session_id)
+        return KvView(0, {}) if receiver is None else receiver.mirror.view()
+
+    def follow(
+        self,
+        sequence: TokenSequence,
+        at: KvAddress,
+        form: KvFormat,
+        *,
+        num_same: Callable[[], int],
+        parent: Reply | None,
+    ) -> bool:
+        """Keep a session up to date from there; return whether a stream starts for it.
+
+        `num_same` returns how many leading tokens of the sequence the engine has already; `parent`
+        is the span of a stream that starts. Raises what `KvSources.check` does.
+        """
+        session = sequence.session
+        receiver = self._receivers.get(session.session_id)
+        if receiver is not None and receiver.is_following(at):
+            return False
+        self._sources.check(at.address)
+        if receiver is None or receiver.form != form:
+            self.close(session.session_id)
+            receiver = self._receivers[session.session_id] = self._receiver(form)
+        receiver.mirror.limit = session.num_prompt_tokens + session.max_tokens
+        if not receiver.follow(at, num_same=num_same(), parent=parent):
+            return False
+        with suppress(NoRoom):  # the reader raises it again, and tries again
+            receiver.mirror.reserve(len(sequence))
+        return True
+
+    async def wait(self, session_id: str, count: int, timeout_s: float) -> bool:
+        """Wait until `count` positions are there, or the time is up, or none are to come.
+
+        Return whether there was a wait.
+        """
+        receiver = self._receivers.get(session_id)
+        if receiver is None or receiver.mirror.count >= count:
+            return False
+        await receiver.wait(count, timeout_s)
+        return True
+
+    def park(self, session_id: str) -> None:
+        """Stop reading between two turns; what was read stays."""
+        receiver = self._receivers.pop(session_id, None)
+        if receiver is not None:
+            self._receivers[session_id] = receiver  # the last one to give way
+            receiver.park()
+
+    def close(self, session_id: str) -> asyncio.Task[None] | None:
+        """Forget a session at once; return its reader, if any, to be waited for."""
+        receiver = self._receivers.pop(session_id, None)
+        if receiver is None:
+            return None
+        self._num_bytes_before += receiver.num_received_bytes
+        reader = receiver.cancel()
+        receiver.mirror.free()
+        return reader
+
+    async def aclose(self) -> None:
+        """End every reader and close every channel."""
+        for session_id in list(self._receivers):
+            self.close(session_id)
+        while self._readers:
+            await asyncio.wait(self._readers)
+        await self._channels.close()
+
+    def _make_room(self, num_bytes: int) -> None:
+        """Free parked sessions' mirrors, the longest parked first, as far as needed."""
+        for receiver in self._receivers.values():
+            if self.budget.has(num_bytes):
+                return
+            if not receiver.is_reading:
+                receiver.mirror.free()
+
+    def _receiver(self, form: KvFormat) -> KvReceiver:
+        dtype = torch_dtype(form.dtype)
+        layout = KvLayout(len(form.layers), form.num_kv_heads, form.head_dim, dtype, self._device)
+
+        def new_mirror(limit: int) -> KvMirror:
+            return KvMirror(form.layers, layout, limit=limit, budget=self.budget)
+
+        return KvReceiver(self._channels, self._readers, new_mirror, form)
+
+
+class KvCatchUp:
+    """The wait of a proposal for keys and values to read, as far as they come in time."""
+
+    def __init__(self, drafter: Drafter, receivers: KvReceivers, settings: DraftSettings) -> None:
+        self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
+        self._layers = drafter.layers
+        self._max_lag = drafter.facts.max_lag
+        self._receivers = receivers
+        self._settings = settings
+
+    def form(self, layout: common_pb2.KvLayout) -> KvFormat | None:
+        """Return the format of a target with this layout; None for a draft that reads none."""
+        if not self._layers:
+            return None
+        dtype = DTYPE.from_pb(layout.dtype)
+        if dtype is None:
+            raise HandshakeError("the caller says nothing of the dtype of keys and values")
+        encoding = self._settings.kv_encoding
+        return KvFormat(self._layers, layout.num_kv_heads, layout.head_dim, dtype, encoding)
+
+    async def ready(
+        self,
+        sequence: TokenSequence,
+        form: KvFormat | None,
+        plan: draft_pb2.Plan,
+        *,
+        parent: Reply | None,
+    ) -> bool:
+        """Read from the plan's feed, and wait for the newest; return whether there was a wait.
+
+        `parent` is the span of a stream that starts with it. Raises `InvalidRequest` for a feed
+        that is missing, or one too many.
+        """
+        session_id, settings, has_waited = sequence.session_id, self._settings, False
+        if self._follow(sequence, form, plan, parent) and self._max_lag is not None:
+            # A lost round costs more than the first keys that are new enough do.
+            count = len(sequence) - self._max_lag
+            has_waited = await self._receivers.wait(session_id, count, settings.kv_catch_up_s)
+        count = len(sequence) - 1
+        return await self._receivers.wait(session_id, count, settings.kv_wait_s) or has_waited
+
+    def _follow(
+        self,
+        sequence: TokenSequence,
+        form: KvFormat | None,
+        plan: draft_pb2.Plan,
+        parent: Reply | None,
+    ) -> bool:
+        """Have keys and values read from the plan's feed; return whether a stream starts."""
+        if form is None or self._local is None:
+            if plan.HasField("feed"):
+                raise InvalidRequest("the plan names a feed, but this draft reads none")
+            return False
+        if not plan.HasField("feed"):
+            layers = ", ".join(map(str, form.layers))
+            raise InvalidRequest(f"the draft reads target layers {layers}: the plan needs a feed")
+        num_same = partial(self._local.num_same, sequence)
+        at = _address_from_pb(plan.feed)
+        return self._receivers.follow(sequence, at, form, num_same=num_same, parent=parent)
+
+
+def _address_from_pb(message: draft_pb2.KvFeed) -> KvAddress:
+    if not (message.session_id and message.incarnation):
+        raise InvalidRequest("the plan's feed lacks the session or the process to read from")
+    source = KvStreamSource(message.session_id, message.incarnation)
+    return KvAddress(message.address, source, message.credential)
