@@ -153,22 +153,15 @@ def _table(
 ) -> Counted:
     """Return what followed the contexts, counted by parts with discounts of their own."""
     num_parts = len(codes) // _PART_TOKENS + 1
-    if num_parts == 1:
-        return _counted(codes, ids[at].astype(np.int64)).kept(least)
     numbers = ((codes >> np.uint64(32)) % np.uint64(num_parts)).astype(np.uint8)
     found = []
     for number in range(num_parts):
         chosen = np.flatnonzero(numbers == number)
         found.append(_counted(codes[chosen], ids[at[chosen]].astype(np.int64)).kept(least))
-    ends = np.cumsum([0, *(len(part.tokens) for part in found)])
-    starts = [part.starts[:-1] + end for part, end in zip(found, ends[:-1], strict=True)]
-    return Counted(
-        np.concatenate([part.codes for part in found]),
-        np.concatenate([part.counts for part in found]),
-        np.concatenate([*starts, ends[-1:]]),
-        np.concatenate([part.tokens for part in found]),
-        np.concatenate([part.probabilities for part in found]),
-    )
+    sizes = np.concatenate([np.diff(part.starts) for part in found])
+    names = ("codes", "counts", "tokens", "probabilities")
+    joined = {name: np.concatenate([getattr(part, name) for part in found]) for name in names}
+    return Counted(starts=np.concatenate([[0], np.cumsum(sizes)]), **joined)
 
 
 def _counted(codes: NDArray[np.uint64], tokens: NDArray[np.int64]) -> Counted:
