@@ -123,11 +123,12 @@ def _tokenizer(target: str) -> "NumberedTokenizer":
 
 def _documents(data: list[Path], tokenizer: "NumberedTokenizer") -> "list[Document]":
     from slipstream.models.tokenizer import text_tokenizer
-    from slipstream.text.prompts import encode_prompt
+    from slipstream.text.prompts import encode_answer, encode_prompt
     from slipstream.train.data import ReadLimits, read_data
 
-    encode = partial(encode_prompt, text_tokenizer(tokenizer.text))
-    limits = ReadLimits(tokenizer.num_ids, max_tokens=1 << 17)
+    text = text_tokenizer(tokenizer.text)
+    encode = partial(encode_prompt, text)
+    limits = ReadLimits(tokenizer.num_ids, 1 << 17, partial(encode_answer, text))
     documents: list[Document] = []
     for path in data:
         file = read_data(path, limits, encode=encode)

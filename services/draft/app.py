@@ -1,6 +1,7 @@
 """The draft service by its configuration: a drafter by name, KV receivers, and the servicer."""
 
 import logging
+from dataclasses import replace
 from pathlib import Path
 
 from slipstream.core.draft.ngram_draft import NGRAM
@@ -16,6 +17,7 @@ from slipstream.engine.thread import EngineThread
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.glide.target_parts import load_parts
 from slipstream.models.loading import parse_device
+from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.protocol import new_incarnation
 from slipstream.telemetry.telemetry import Telemetry
 
@@ -53,9 +55,11 @@ def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> Draft
 
 def _build(config: DraftConfig, receivers: KvReceivers) -> tuple[Drafter, PairedTarget | None]:
     dtype, device = config.compute.dtype, config.compute.device
+    stores = NgramStores(config.ngrams) if config.draft == NGRAM.kind else None
     if config.draft == NGRAM.kind or config.draft.startswith(VANILLA):
         alone = DraftTarget("", None, None, receivers, dtype, device, memory=config.memory())
-        return build_drafter(config.draft, alone, profile=config.profile), None
+        drafter = build_drafter(config.draft, alone, profile=config.profile)
+        return replace(drafter, stores=stores), None
     loaded = load_parts(config.target_model, dtype=dtype, device=device)
     target = DraftTarget(
         loaded.model_id,

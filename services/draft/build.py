@@ -32,6 +32,7 @@ from slipstream.models.scorer import Scorer
 from slipstream.models.store.digests import kept_digest
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.causal_scorer import CausalScorer
+from slipstream.ngrams.store_file import NgramStores
 
 SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
@@ -82,6 +83,8 @@ class Drafter:
     context_length: int | None = None
     memory: MemoryPlan | None = None
     dtype: str = ""
+    stores: NgramStores | None = None
+    """Stores that n-grams are looked up in, by the tokenizer of each session's target."""
 
     @property
     def kind(self) -> str:

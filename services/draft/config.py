@@ -57,6 +57,11 @@ class DraftConfig:
     target_model: str = option(
         "smollm2-135m", "The target that a GliDe draft is for; other drafts do not use it."
     )
+    ngrams: tuple[str, ...] = option(
+        ("auto",),
+        "Files of `slipstream train ngrams` that the draft ngram looks up, by the tokenizer of each"
+        " target; auto for those shipped, none for copies of the request's own text alone.",
+    )
     compute: ComputeOptions = group(ComputeOptions)
     sessions: SessionOptions = group(SessionOptions)
     kv_wait_ms: float = option(

@@ -12,6 +12,8 @@ from typing import Any
 
 import grpc
 
+from slipstream.core.draft.ngram_draft import NgramDraft
+from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import HandshakeError, InvalidRequest, SessionTaken
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
@@ -185,6 +187,10 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         vocab_size = asked.target.vocab_size
         lease = await self._leases.open(session.session_id, asked.session.fence)
         self._receivers.park(session.session_id)  # this request names a feed of its own
+        if isinstance(self._drafter.draft, NgramDraft) and self._drafter.stores is not None:
+            numbering = asked.target.tokenizer_hash
+            store = self._drafter.stores.of(numbering, vocab_size=vocab_size)
+            self._drafter.draft.begin(session, NgramSources(store))
         return SpeculateStream(TokenSequence(session), lease, vocab_size, form)
 
     async def _answer(

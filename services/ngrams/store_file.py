@@ -120,12 +120,12 @@ class NgramStores:
     """Stores by the hash of the tokenizer that they hold token ids of."""
 
     def __init__(self, names: Iterable[str] = (AUTO,)) -> None:
-        """`names` are files, or auto for those of the package; a later one takes precedence.
+        """`names` are files, auto for those of the package or none; a later one takes precedence.
 
         Raises `WeightsError` for a file that is no store, `InvalidRequest` for one that is missing.
         """
         self._stores: dict[str, NgramFile] = {}
-        for name in names:
+        for name in (name for name in names if name != NONE):
             for path in sorted(_SHIPPED.glob("*" + SUFFIX)) if name == AUTO else (_file(name),):
                 store = open_store(path)
                 self._stores[store.header.tokenizer_hash] = store

@@ -44,7 +44,8 @@ class RouterConfig:
         "Drafter of requests that name none: glide, vanilla, ngram or none; unset, the best one.",
     )
     ngrams: tuple[str, ...] = option(
-        ("auto",), "Files of `slipstream train ngrams` to draft with; auto for those shipped."
+        ("auto",),
+        "Files of `slipstream train ngrams` to draft with; auto for those shipped, or none.",
     )
     heartbeat_s: float = option(1.0, "Seconds between two heartbeats of a replica.")
     replica_timeout_s: float = option(

@@ -69,6 +69,14 @@ def encode_turn(
     return _not_empty(ids[1:] if ids and ids[0] == last_token else ids)
 
 
+def encode_answer(tokenizer: TextTokenizer, answer: str) -> tuple[int, ...]:
+    """Return the token ids of a reply, without the token that ends it."""
+    ids = tokenizer.encode(tokenizer.as_text(answer), add_special_tokens=False)
+    if not ids:
+        raise InvalidRequest("the answer is empty")
+    return tuple(ids)
+
+
 def _known(tokenizer: TextTokenizer, ids: Sequence[int]) -> tuple[int, ...]:
     num_tokens, highest = len(tokenizer), max(ids)
     if highest >= num_tokens:

@@ -1,7 +1,8 @@
 """Training text: conversations as token ids, read from JSON lines.
 
-Two kinds of line: `{"p": [...], "g": [...]}`, ids of a prompt and of what the target answered,
-and `{"prompt": "..."}`, a prompt alone. A directory of shards counts as one file of their lines.
+Kinds of line: `{"p": [...], "g": [...]}`, ids of a prompt and of what the target answered, and
+`{"prompt": "..."}`, a prompt alone. Where answers may be text, `{"prompt": "...", "answer": "..."}`
+and `{"messages": [...]}`, too. A directory of shards counts as one file of their lines.
 """
 
 import gzip
@@ -18,7 +19,7 @@ from numpy.typing import NDArray
 
 from slipstream.core.errors import InvalidRequest, TrainingError
 
-Encode = Callable[[str], Sequence[int]]
+Encode = Callable[[Any], Sequence[int]]
 """Function that returns a prompt's ids in the chat template, up to where the answer starts."""
 
 
@@ -43,10 +44,14 @@ class Document:
 
 @dataclass(frozen=True, slots=True)
 class ReadLimits:
-    """Limits of lines: longer ones than `max_tokens` are left out, other ids are errors."""
+    """Limits of lines: longer ones than `max_tokens` are left out, other ids are errors.
+
+    `encode_answer` returns the ids of an answer; None where answers may not be text.
+    """
 
     vocab_size: int
     max_tokens: int = 1024
+    encode_answer: Callable[[str], Sequence[int]] | None = None
 
     def __post_init__(self) -> None:
         if self.vocab_size < 1 or self.max_tokens < 2:
@@ -214,12 +219,17 @@ def padded_batches(
 
 def _document(line: str, where: str, limits: ReadLimits, encode: Encode) -> Document:
     raw = parse_line(line, where)
-    if isinstance(raw, dict) and isinstance(raw.get("prompt"), str):
+    text = None if limits.encode_answer is None else _text_of(raw, where)
+    if text is not None and limits.encode_answer is not None:
+        prompt = _encoded(text[0], where, encode)
+        generated = _encoded(text[1], where, limits.encode_answer)
+    elif isinstance(raw, dict) and isinstance(raw.get("prompt"), str):
         prompt, generated = _encoded(raw["prompt"], where, encode), []
     elif isinstance(raw, dict) and isinstance(raw.get("p"), list):
         prompt, generated = raw["p"], raw.get("g", [])
     else:
-        raise TrainingError(f'{where} has neither "prompt" nor "p" and "g"')
+        kinds = '"prompt" nor' if limits.encode_answer is None else '"prompt", "messages" nor'
+        raise TrainingError(f'{where} has neither {kinds} "p" and "g"')
     try:
         ids = np.asarray(prompt + generated, dtype=np.int64)
     except (TypeError, ValueError):
@@ -229,7 +239,24 @@ def _document(line: str, where: str, limits: ReadLimits, encode: Encode) -> Docu
     return Document(ids.astype(np.int32), len(prompt))
 
 
-def _encoded(prompt: str, where: str, encode: Encode) -> list[int]:
+def _text_of(raw: Any, where: str) -> tuple[Any, str] | None:
+    """Return the prompt and the answer of a line of text; None for a line without an answer."""
+    if not isinstance(raw, dict):
+        return None
+    prompt, answer = raw.get("prompt"), raw.get("answer")
+    if messages := raw.get("messages"):
+        last = messages[-1] if isinstance(messages, list) else None
+        if not isinstance(last, dict) or last.get("role") != "assistant":
+            raise TrainingError(f'{where} has "messages" whose last one is not the assistant\'s')
+        prompt, answer = messages[:-1], last.get("content")
+    if prompt is None or answer is None:
+        return None
+    if not isinstance(answer, str):
+        raise TrainingError(f"{where} has an answer of type {type(answer).__name__}, not text")
+    return prompt, answer
+
+
+def _encoded(prompt: Any, where: str, encode: Encode) -> list[int]:
     try:
         return list(encode(prompt))
     except InvalidRequest as error:

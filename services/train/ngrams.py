@@ -35,6 +35,8 @@ Progress = Callable[[int, int], None]
 _LEAST = 0.02
 """Probability of one that is kept."""
 _MAX_LEAST_COUNT = 1 << 20
+_PART_TOKENS = 1 << 24
+"""Tokens that are counted at once, about: memory for sorting is bounded by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,6 +53,10 @@ class CountSettings:
             raise TrainingError(f"max_context is {self.max_context}, not 1 to {MAX_CONTEXT}")
         if self.min_count < 1 or self.max_bytes < 1024:
             raise TrainingError("min_count must be at least 1 and the file at least 1 KiB")
+
+    def least(self, length: int, min_count: int) -> int:
+        """Return how often a context of this length must be seen; the longest, one time more."""
+        return min_count + (length == self.max_context > 1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,16 +93,20 @@ class Counted:
 def count(
     documents: Sequence[Document], settings: CountSettings, *, progress: Progress
 ) -> list[Counted]:
-    """Count what was generated, by contexts of every length; prompts are contexts only."""
+    """Count what was generated, by contexts of every length; prompts are contexts only.
+
+    Contexts that were seen too seldom for any file are left out.
+    """
     ids, at = _generated(documents, settings.max_context)
     if not len(at):
         raise TrainingError("the data has no generated tokens to count")
     codes = np.zeros(len(at), np.uint64)
     tables = []
     for length in range(1, settings.max_context + 1):
-        codes = (codes ^ (ids[at - length] + np.uint64(1))) * np.uint64(FACTOR)
+        codes ^= ids[at - length] + np.uint64(1)
+        codes *= np.uint64(FACTOR)
         codes ^= codes >> np.uint64(SHIFT)
-        tables.append(_counted(codes, ids[at].astype(np.int64)))
+        tables.append(_table(codes, ids, at, settings.least(length, settings.min_count)))
         progress(length, settings.max_context)
     return tables
 
@@ -105,8 +115,7 @@ def fitting(tables: Sequence[Counted], settings: CountSettings, vocab_size: int)
     """Return the arrays of a file of at most `max_bytes`, with as low a least count as fits."""
     least = settings.min_count
     while least < _MAX_LEAST_COUNT:
-        longest = len(tables) - 1
-        parts = [table.kept(least + (at == longest > 0)) for at, table in enumerate(tables)]
+        parts = [table.kept(settings.least(at, least)) for at, table in enumerate(tables, 1)]
         packed = _packed(parts, vocab_size)
         if sum(array.nbytes for array in packed.values()) <= settings.max_bytes:
             return packed
@@ -125,18 +134,34 @@ def write_store(path: Path, arrays: Arrays, header: StoreHeader) -> None:
 
 def _generated(
     documents: Sequence[Document], max_context: int
-) -> tuple[NDArray[np.uint64], NDArray[np.int64]]:
+) -> tuple[NDArray[np.uint32], NDArray[np.int64]]:
     """Return all ids with a gap before each document, and the places of generated ones."""
-    gap = np.full(max_context, np.uint64(0xFFFFFFFF))
+    gap = np.full(max_context, 0xFFFFFFFF, np.uint32)
     ids, places, size = [], [], 0
     for document in documents:
-        ids += [gap, document.ids.astype(np.uint64)]
+        ids += [gap, document.ids.astype(np.uint32)]
         first = size + max_context
         places.append(np.arange(first + document.num_prompt, first + len(document.ids)))
         size = first + len(document.ids)
     if not ids:
         return gap, np.zeros(0, np.int64)
     return np.concatenate(ids), np.concatenate(places)
+
+
+def _table(
+    codes: NDArray[np.uint64], ids: NDArray[np.uint32], at: NDArray[np.int64], least: int
+) -> Counted:
+    """Return what followed the contexts, counted by parts with discounts of their own."""
+    num_parts = len(codes) // _PART_TOKENS + 1
+    numbers = ((codes >> np.uint64(32)) % np.uint64(num_parts)).astype(np.uint8)
+    found = []
+    for number in range(num_parts):
+        chosen = np.flatnonzero(numbers == number)
+        found.append(_counted(codes[chosen], ids[at[chosen]].astype(np.int64)).kept(least))
+    sizes = np.concatenate([np.diff(part.starts) for part in found])
+    names = ("codes", "counts", "tokens", "probabilities")
+    joined = {name: np.concatenate([getattr(part, name) for part in found]) for name in names}
+    return Counted(starts=np.concatenate([[0], np.cumsum(sizes)]), **joined)
 
 
 def _counted(codes: NDArray[np.uint64], tokens: NDArray[np.int64]) -> Counted:

@@ -29,7 +29,8 @@ SmolLM2-135M, of other kinds than the store was counted on: 0.66 to 0.73 for 0.1
 DRAFT_PRIOR = 0.85
 """The same of a draft model's."""
 LEARNED_DOUBT = 8.0
-"""Doubt of matches in the texts of other requests; see `MatchAcceptance`."""
+"""Doubt of matches in the texts of other requests; see `MatchAcceptance`. (Replayed texts of
+SmolLM2-135M: of 1, 2, 4, 8, 16 and 32 it predicts best what follows, for known prompts and new.)"""
 
 _Path = tuple[int, ...]
 

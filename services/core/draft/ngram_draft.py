@@ -34,6 +34,10 @@ class NgramDraft:
         self._sources = sources or NgramSources()
         self._guesses: dict[str, Guesses] = {}
 
+    def begin(self, session: Session, sources: NgramSources) -> None:
+        """Draft a session, or a parked one's next request, from sources of its own."""
+        self._guesses[session.session_id] = Guesses(sources, session.sampling)
+
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """Propose the likeliest continuations: one of every position in a chain, else a tree."""
         if plan.shape not in (Shape.CHAIN, Shape.DYNAMIC):

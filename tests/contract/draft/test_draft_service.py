@@ -4,6 +4,7 @@ import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from slipstream.core import errors
@@ -18,8 +19,11 @@ from slipstream.core.types import (
 )
 from slipstream.draft.config import DraftSettings
 from slipstream.models.target.causal import CausalModel
+from slipstream.ngrams.store_file import SUFFIX, NgramStores, StoreHeader
 from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.leases import LeaseLimits
+from slipstream.train.data import Document
+from slipstream.train.ngrams import CountSettings, count, fitting, write_store
 from support.models import tiny, tiny_checkpoint
 from support.services.tiny_services import (
     Models,
@@ -205,6 +209,21 @@ async def test_no_more_sessions_than_there_is_room_for(models):
             await drafts.remote().propose(TokenSequence(second, PROMPT), PLAN)
         await first.propose(TokenSequence(SESSION, PROMPT), PLAN)
         await first.release("s")
+
+
+async def test_a_session_drafts_from_the_store_of_its_targets_tokenizer(tmp_path):
+    path = tmp_path / f"tiny{SUFFIX}"
+    settings = CountSettings(min_count=1)
+    text = Document(np.array([5, 6, 7], np.int32), 1)
+    tables = count([text] * 4, settings, progress=lambda *_: None)
+    write_store(path, fitting(tables, settings, 8), StoreHeader("tiny", 8, 3, 8))
+    models, sequence = Models(stores=NgramStores((str(path),))), TokenSequence(SESSION, (5,))
+    for numbering, tokens in (("tiny", (6, 7)), ("else", ())):
+        async with draft_place(replace(models, tokenizer_hash=numbering), "ngram") as drafts:
+            draft = drafts.remote()
+            proposal = await draft.propose(sequence, replace(PLAN, shape=Shape.DYNAMIC))
+            assert proposal.tree.tokens == tokens
+            await draft.release("s")
 
 
 async def test_a_plain_draft_takes_sessions_and_tokens_beyond_its_own_and_drafts_what_it_can():

@@ -27,6 +27,7 @@ from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.causal_scorer import CausalScorer
+from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.leases import LeaseLimits
@@ -56,6 +57,8 @@ class Models:
     plain: CausalModel = field(default_factory=lambda: tiny.causal(numerics="fast"))
     glide: GlideScorer = field(default_factory=lambda: tiny.glide(max_lag=MAX_LAG))
     no_cross: GlideScorer = field(default_factory=lambda: tiny.glide(layers=(), max_lag=0))
+    stores: NgramStores | None = None
+    tokenizer_hash: str = "tiny"
 
     @property
     def identity(self) -> common_pb2.ModelIdentity:
@@ -63,7 +66,7 @@ class Models:
         return common_pb2.ModelIdentity(
             protocol_version=PROTOCOL_VERSION,
             model_id="tiny",
-            tokenizer_hash="tiny",
+            tokenizer_hash=self.tokenizer_hash,
             vocab_size=tiny.VOCAB,
             incarnation=INCARNATION,
         )
@@ -76,7 +79,7 @@ class Models:
     def drafter(self, kind: str, source: KvSource) -> Drafter:
         """A draft of this kind."""
         if kind == "ngram":
-            return Drafter(NgramDraft(), NGRAM)
+            return Drafter(NgramDraft(), NGRAM, stores=self.stores)
         length = self.target.context_length
         if kind == "vanilla":
             facts = DraftFacts("vanilla", PROFILE)

@@ -87,6 +87,14 @@ def test_settings_follow_from_the_configuration():
     assert (settings.kv_wait_s, settings.kv_encoding) == (0.0025, KvEncoding.INT8)
 
 
+async def test_only_a_draft_of_ngrams_reads_their_files(checkpoint):
+    for ngrams in ("auto", "none"):
+        assert (await about(draft="ngram", ngrams=(ngrams,))).kind == "ngram"
+    with pytest.raises(InvalidRequest, match="ngrams is 'missing', but must be auto, none or"):
+        await about(draft="ngram", ngrams=("missing",))
+    assert (await about(draft=f"vanilla:{checkpoint}", ngrams=("missing",))).kind == "vanilla"
+
+
 async def test_a_glide_draft_says_which_target_and_layers_it_reads(checkpoint, weights):
     said = await about(draft=str(weights), target_model=str(checkpoint), max_sessions=7)
     assert (said.kind, said.identity.model_id, said.target_model_id) == ("glide", "mine", "tiny")

@@ -2,6 +2,7 @@
 
 import gzip
 import json
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -40,6 +41,32 @@ def test_ids_and_prompt_texts_both_become_documents(tmp_path):
     assert [d.ids.tolist() for d in data.documents] == [[1, 2, 3], [2, 1, 3]]
     assert [d.num_prompt for d in data.documents] == [2, 3]
     assert (data.num_tokens, data.num_generated) == (6, 1)
+
+
+def test_texts_and_conversations_with_an_answer_become_documents(tmp_path):
+    user, reply = {"role": "user", "content": "ab c"}, {"role": "assistant", "content": "def"}
+    lines = {"prompt": "ab c", "answer": "def"}, {"messages": [user, reply]}
+    path = write(tmp_path / "a.jsonl", *lines, {"p": [2, 1], "g": [3]})
+    limits = replace(LIMITS, encode_answer=encode)
+    prompt = lambda at: encode(at if isinstance(at, str) else at[0]["content"])  # noqa: E731
+    data = read_data(path, limits, encode=prompt)
+    found = [(document.ids.tolist(), document.num_prompt) for document in data.documents]
+    assert found == [([2, 1, 3], 2)] * 3
+
+
+@pytest.mark.parametrize(
+    ("line", "sentence"),
+    [
+        ({"messages": [{"role": "user", "content": "a"}]}, "last one is not the assistant's"),
+        ({"messages": "a"}, "last one is not the assistant's"),
+        ({"prompt": "a", "answer": 3}, "an answer of type int, not text"),
+        ({"question": "a"}, 'neither "prompt", "messages" nor "p" and "g"'),
+    ],
+)
+def test_a_line_of_text_that_has_no_answer_is_named(tmp_path, line, sentence):
+    path = write(tmp_path / "a.jsonl", line)
+    with pytest.raises(TrainingError, match=f"line 1 has .*{sentence}"):
+        read_data(path, replace(LIMITS, encode_answer=encode), encode=encode)
 
 
 def test_a_compressed_file_reads_like_a_plain_one(tmp_path):
