@@ -126,13 +126,13 @@ class Budget:
 BUDGETS = (
     Budget("lines of services/", 59_740, lambda: num_lines(SERVICES)),
     Budget("lines of tests/", 59_100, lambda: num_lines(TESTS)),
-    Budget("files of services/", 428, lambda: len(python_files(SERVICES))),
-    Budget("files of the largest folder", 25, largest_folder),
+    Budget("files of services/", 423, lambda: len(python_files(SERVICES))),
+    Budget("files of the largest folder", 24, largest_folder),
     Budget("files executed, embedded", 95, lambda: len(executed_files("embedded"))),
     Budget("files executed, distributed", 160, lambda: len(executed_files("distributed"))),
     Budget("implementations of the two ports", 8, lambda: len(port_implementations())),
     Budget("class names repeated, serving", 0, lambda: len(repeated_classes())),
-    Budget("docstrings without an opening", 291, lambda: len(bad_openings())),
+    Budget("docstrings without an opening", 0, lambda: len(bad_openings())),
     Budget("lines that call code a person", 3, lambda: len(persons())),
 )
 

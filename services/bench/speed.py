@@ -30,7 +30,7 @@ from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel
 from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
-from slipstream.text.prompts import encode_prompt, encode_turn
+from slipstream.text.prompts import encode_prompt
 
 Outputs = Mapping[str, Sequence[Output]]
 """Outputs by the name of the method."""
@@ -121,10 +121,7 @@ def _converse(
     outputs = []
     with closing(engines.conversation(method)) as conversation:
         for turn, text in enumerate(plan.turns(question)):
-            if history:
-                prompt = encode_turn(tokenizer, text, last_token=history[-1])
-            else:
-                prompt = encode_prompt(tokenizer, text)
+            prompt = encode_prompt(tokenizer, text, last_token=history[-1] if history else None)
             reply = conversation.reply(prompt, plan.max_new_tokens)
             history += prompt
             outputs.append(Output(question.question_id, question.category, turn, history, reply))

@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from typing import Any
 
 from slipstream.client.call import ClientCall, late
 from slipstream.client.engine import Engine
@@ -24,7 +25,7 @@ from slipstream.router.replicas.breaker import BreakerLimits, Breakers, Failures
 from slipstream.router.replicas.failover_draft import FailoverDraft
 from slipstream.state.record import Opening
 from slipstream.state.session_leases import AcquiredSession, replayed, turn_request
-from slipstream.text.prompts import encode_prompt, encode_turn
+from slipstream.text.prompts import encode_prompt
 
 _AT_ONCE = BreakerLimits(failures=1)
 """After a failure a session is decoded plainly for a while, then the draft may try again."""
@@ -149,12 +150,9 @@ class EmbeddedSession:
                 yield chunk
 
     async def _encode(self, asked: Generation, last_token: int | None) -> tuple[int, ...]:
-        text, raw, allows = self._engine.text, asked.ask.raw, asked.ask.allow_special_tokens
-        if last_token is None:
-            return encode_prompt(text, asked.prompt, raw=raw, allow_special_tokens=allows)
-        return encode_turn(
-            text, asked.prompt, last_token=last_token, raw=raw, allow_special_tokens=allows
-        )
+        raw, allows = asked.ask.raw, asked.ask.allow_special_tokens
+        options: dict[str, Any] = {"raw": raw, "allow_special_tokens": allows}
+        return encode_prompt(self._engine.text, asked.prompt, last_token=last_token, **options)
 
 
 def _tolerant(draft: Draft, name: str, *, vocab_size: int, clock: Clock) -> FailoverDraft:

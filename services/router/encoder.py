@@ -9,7 +9,7 @@ from typing import Any
 from slipstream.core.request.prompt import Prompt, are_ids
 from slipstream.core.request.request import Ask
 from slipstream.router.replicas.probes import DescribedTarget
-from slipstream.text.prompts import encode_prompt, encode_turn
+from slipstream.text.prompts import encode_prompt
 
 LONG_PROMPT = 4096
 """Characters from which on a prompt is encoded in a thread."""
@@ -32,15 +32,14 @@ class PromptEncoder:
 
         Raises `PromptTooLong` for a text that is longer than the model's context.
         """
-        options: dict[str, Any] = {
-            "raw": ask.raw,
-            "allow_special_tokens": ask.allow_special_tokens,
-            "max_tokens": model.facts.context_length,
-        }
-        encode = (
-            partial(encode_prompt, model.tokenizer, prompt, **options)
-            if last_token is None
-            else partial(encode_turn, model.tokenizer, prompt, last_token=last_token, **options)
+        encode = partial(
+            encode_prompt,
+            model.tokenizer,
+            prompt,
+            last_token=last_token,
+            raw=ask.raw,
+            allow_special_tokens=ask.allow_special_tokens,
+            max_tokens=model.facts.context_length,
         )
         if _num_chars(prompt) < LONG_PROMPT:
             return encode()

@@ -1,21 +1,33 @@
 """The public API on the wire: unpack, delegate, pack. Errors become statuses in the server."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
+from google.protobuf.message import Message
+from google.protobuf.unknown_fields import UnknownFieldSet
+
 import slipstream
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.draft.ngram_draft import NGRAM
+from slipstream.core.errors import InvalidRequest, NotBuilt, PromptTooLong
+from slipstream.core.request.model_info import (
+    DrafterInfo,
+    Limits,
+    ModelInfo,
+    drafter_info,
+    drafter_infos,
+    verification_infos,
+)
+from slipstream.core.request.prompt import check_num_messages
 from slipstream.core.request.request import Ask, Generation, SessionRef, check_name
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.router.access import Access, Key
-from slipstream.router.fields import refuse_too_many, refuse_unknown
-from slipstream.router.info import model_info
 from slipstream.router.limits import Admission, KeyLimits
-from slipstream.router.replicas.fleet import Fleet
+from slipstream.router.replicas.fleet import ChosenTarget, Fleet
+from slipstream.router.replicas.probes import DescribedDraft
 from slipstream.router.request_runner import RequestRunner
 from slipstream.router.request_telemetry import RequestRecorder, RouterTelemetry
 from slipstream.router.shadow import Shadow
@@ -159,3 +171,54 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             return lambda: None
         deadline = self._clock() + left
         return lambda: deadline - self._clock()
+
+
+def model_info(fleet: Fleet, placed: ChosenTarget) -> ModelInfo:
+    """One model and what it can be asked for. Drafts that are lost for the moment count."""
+    model, description = placed.model, placed.model.description
+    drafters = _drafters(fleet.drafts_for(placed))
+    return ModelInfo(
+        model=model.name,
+        vocab_size=model.facts.vocab_size,
+        tokenizer_hash=model.tokenizer_hash,
+        stop_token_ids=tuple(sorted(model.facts.stop_token_ids)),
+        has_chat_template=bool(model.tokenizer.chat_template),
+        numerics=description.numerics,
+        dtype=description.dtype,
+        limits=Limits.of(model.facts),
+        verifications=verification_infos({drafter.kind for drafter in drafters}),
+        drafters=drafters,
+        num_targets=fleet.num_targets(model.name),
+    )
+
+
+def _drafters(drafts: Sequence[tuple[DescribedDraft, bool]]) -> tuple[DrafterInfo, ...]:
+    """One row per kind, counting those that are ready; n-gram lookup is the router's own."""
+    elsewhere = [(model, is_ready) for model, is_ready in drafts if model.name != NGRAM.kind]
+    rows = drafter_infos([model.facts for model, _ in elsewhere])
+    ready = [model.name for model, is_ready in elsewhere if is_ready]
+    counted = [replace(row, num_replicas=ready.count(row.kind)) for row in rows]
+    return tuple(sorted([*counted, drafter_info(NGRAM)], key=lambda row: row.kind))
+
+
+def refuse_too_many(prompt: pb.Prompt, context_length: int) -> None:
+    """Raise `InvalidRequest` for more messages or ids than fit, before any of them is read."""
+    check_num_messages(len(prompt.chat.messages))
+    num_tokens = len(prompt.token_ids.ids)
+    if num_tokens > context_length:
+        raise PromptTooLong(
+            f"a prompt of {num_tokens} tokens exceeds the context of {context_length} tokens"
+        )
+
+
+def refuse_unknown(message: Message) -> None:
+    """Raises `NotBuilt` naming the first field of the message, or within, that is unknown."""
+    unknown: Any = UnknownFieldSet(message)
+    if len(unknown):
+        number, name = unknown[0].field_number, message.DESCRIPTOR.name
+        raise NotBuilt(f"field {number} of {name} is not known to this version")
+    for descriptor, value in message.ListFields():
+        if descriptor.message_type is None or descriptor.message_type.GetOptions().map_entry:
+            continue
+        for part in (value,) if isinstance(value, Message) else value:
+            refuse_unknown(part)

@@ -18,11 +18,15 @@ def encode_prompt(
     tokenizer: TextTokenizer,
     prompt: Prompt,
     *,
+    last_token: int | None = None,
     raw: bool = False,
     allow_special_tokens: bool = False,
     max_tokens: int | None = None,
 ) -> tuple[int, ...]:
     """Return the token ids of a conversation's first turn, up to where the model is to go on.
+
+    With `last_token`, those to append for a later turn, behind a reply that ended with it: they
+    close the reply as the chat template does, unless the model has done so itself.
 
     Text is one user message, put through the model's chat template unless `raw`. Ids are taken
     as they are. The names of special tokens are plain text, but for a raw prompt with
@@ -36,45 +40,28 @@ def encode_prompt(
     if raw:
         text = content if allow_special_tokens else tokenizer.as_text(content)
     else:
-        text = tokenizer.render(_messages(content))
-    return _not_empty(tokenizer.encode(text, add_special_tokens=raw, max_tokens=max_tokens))
-
-
-def encode_turn(
-    tokenizer: TextTokenizer,
-    prompt: Prompt,
-    *,
-    last_token: int,
-    raw: bool = False,
-    allow_special_tokens: bool = False,
-    max_tokens: int | None = None,
-) -> tuple[int, ...]:
-    """Return the token ids to append for a later turn, behind a reply that ended with `last_token`.
-
-    Closes the reply as the chat template does, unless the model has done so itself. Raises what
-    `encode_prompt` does.
-    """
-    content: Any = checked_prompt(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
-    if not isinstance(content, str) and are_ids(content):
-        return _known(tokenizer, content)
-    _check_lengths(tokenizer, content, max_tokens)
-    if raw:
-        text = content if allow_special_tokens else tokenizer.as_text(content)
-        return _not_empty(tokenizer.encode(text, add_special_tokens=False, max_tokens=max_tokens))
-    before = ({"role": "user", "content": "."}, {"role": "assistant", "content": _REPLY})
-    parts = tokenizer.render([*before, *_messages(content)]).split(_REPLY)
-    if len(parts) != 2:
-        raise InvalidRequest("the chat template of this model can't continue a conversation")
-    ids = tokenizer.encode(parts[1], add_special_tokens=False, max_tokens=max_tokens)
-    return _not_empty(ids[1:] if ids and ids[0] == last_token else ids)
+        text = _rendered(tokenizer, content, is_later=last_token is not None)
+    is_start = raw and last_token is None
+    ids = tokenizer.encode(text, add_special_tokens=is_start, max_tokens=max_tokens)
+    is_closed = not raw and bool(ids) and ids[0] == last_token
+    return _not_empty(ids[1:] if is_closed else ids)
 
 
 def encode_answer(tokenizer: TextTokenizer, answer: str) -> tuple[int, ...]:
     """Return the token ids of a reply, without the token that ends it."""
     ids = tokenizer.encode(tokenizer.as_text(answer), add_special_tokens=False)
-    if not ids:
-        raise InvalidRequest("the answer is empty")
-    return tuple(ids)
+    return _not_empty(ids, "answer")
+
+
+def _rendered(tokenizer: TextTokenizer, content: str | Sequence[Message], *, is_later: bool) -> str:
+    """Return messages by the chat template; of a later turn what follows the reply before it."""
+    if not is_later:
+        return tokenizer.render(_messages(content))
+    before = ({"role": "user", "content": "."}, {"role": "assistant", "content": _REPLY})
+    parts = tokenizer.render([*before, *_messages(content)]).split(_REPLY)
+    if len(parts) != 2:
+        raise InvalidRequest("the chat template of this model can't continue a conversation")
+    return parts[1]
 
 
 def _known(tokenizer: TextTokenizer, ids: Sequence[int]) -> tuple[int, ...]:
@@ -105,7 +92,7 @@ def _messages(content: str | Sequence[Message]) -> Sequence[Message]:
     return content
 
 
-def _not_empty(ids: Sequence[int]) -> tuple[int, ...]:
+def _not_empty(ids: Sequence[int], what: str = "prompt") -> tuple[int, ...]:
     if not ids:
-        raise InvalidRequest("the prompt is empty")
+        raise InvalidRequest(f"the {what} is empty")
     return tuple(ids)

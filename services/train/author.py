@@ -13,7 +13,7 @@ from torch import Tensor, nn
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.target.batch import BatchModel
-from slipstream.text.prompts import encode_prompt, encode_turn
+from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.train.features import best_columns
 from slipstream.train.shards import AnswerJob, DataSettings, Shard, draw_temperature
@@ -230,7 +230,7 @@ class Author:
         if not job.talk.turns:
             return None
         text, *rest = job.talk.turns
-        turn = encode_turn(self._vocabulary.tokenizer, text, last_token=answer[-1])
+        turn = encode_prompt(self._vocabulary.tokenizer, text, last_token=answer[-1])
         prompt = (*job.talk.prompt, *answer, *turn)
         if len(prompt) > self._settings.sources.max_prompt_tokens:
             return None

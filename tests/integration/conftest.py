@@ -2,9 +2,30 @@
 
 import pytest
 
+from slipstream.client import Client
 from support.services import fleet
+from support.services.processes import save_long_checkpoint
 
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory):
     return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    return save_long_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def plain(model):
+    """Plain decoding in one process: a prompt and a number of tokens to token ids."""
+    with Client.embedded(str(model), "none", dtype="float32") as client:
+        yield lambda prompt, most: client.generate(prompt, max_tokens=most).token_ids
+
+
+@pytest.fixture
+async def served(folder):
+    """A target that serves."""
+    async with fleet.running(worker := fleet.target_worker(folder)):
+        yield worker

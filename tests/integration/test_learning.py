@@ -15,7 +15,7 @@ from slipstream.state.scripts import packed
 from slipstream.telemetry import catalog
 from support.network.key_files import key, write_keys
 from support.services import fleet
-from support.services.fleet import eventually, routed, target_worker
+from support.services.fleet import eventually, routed
 from support.state.redis_server import redis_server
 
 ALICE, BOB = "slip_alice-token", "slip_bob-token"
@@ -25,13 +25,6 @@ NUM_TOKENS = 40
 
 DRAWN = {"raw": True, "max_tokens": NUM_TOKENS, "sampling": SamplingParams(temperature=1.0, seed=3)}
 """A text that hardly repeats itself."""
-
-
-@pytest.fixture
-async def target(folder):
-    worker = target_worker(folder)
-    async with fleet.running(worker):
-        yield worker
 
 
 @pytest.fixture
@@ -82,8 +75,8 @@ async def text_of(client, prompt=PROMPT, **options):
     return (*prompt_ids, *result.token_ids), len(prompt_ids)
 
 
-async def test_what_a_request_said_is_proposed_to_the_next_one_which_gets_the_same_tokens(target):
-    async with routed([target], learn="model") as client:
+async def test_what_a_request_said_is_proposed_to_the_next_one_which_gets_the_same_tokens(served):
+    async with routed([served], learn="model") as client:
         tokens, start = await text_of(client)
         assert await text_of(client) == (tokens, start)
         assert learned(client, "request") == 2
@@ -92,16 +85,16 @@ async def test_what_a_request_said_is_proposed_to_the_next_one_which_gets_the_sa
         assert num_tokens == len(tokens) + 1
 
 
-async def test_a_request_that_comes_again_is_drafted_from_what_was_learned(target):
-    async with routed([target], learn="model") as client:
+async def test_a_request_that_comes_again_is_drafted_from_what_was_learned(served):
+    async with routed([served], learn="model") as client:
         first, again = [await client.generate(PROMPT, **DRAWN) for _ in range(2)]
         assert again.token_ids == first.token_ids
         assert first.stats.speculation.num_learned_tokens == 0
         assert again.stats.speculation.num_accepted_learned_tokens > NUM_TOKENS // 4
 
 
-async def test_a_request_is_never_drafted_from_what_another_key_asked(target, key_file):
-    async with two(target, key_file, learn="key") as (alice, bob):
+async def test_a_request_is_never_drafted_from_what_another_key_asked(served, key_file):
+    async with two(served, key_file, learn="key") as (alice, bob):
         for _ in range(2):
             alices = await alice.generate(PROMPT, **DRAWN)
         assert alices.stats.speculation.num_learned_tokens > 0
@@ -110,16 +103,16 @@ async def test_a_request_is_never_drafted_from_what_another_key_asked(target, ke
         assert bobs.stats.speculation.num_learned_tokens == 0
 
 
-async def test_nothing_is_learned_unless_it_is_asked_for(target):
-    async with routed([target]) as client:
+async def test_nothing_is_learned_unless_it_is_asked_for(served):
+    async with routed([served]) as client:
         await text_of(client)
         assert learned(client, "request") == 0
         assert Sampled(client.router)(catalog.LEARNED_TOKENS) == 0
         assert memory_of(client) is None
 
 
-async def test_a_request_that_does_not_end_well_is_not_learned(target):
-    async with routed([target], learn="model") as client:
+async def test_a_request_that_does_not_end_well_is_not_learned(served):
+    async with routed([served], learn="model") as client:
         async with aclosing(client.stream(PROMPT, max_tokens=3000)) as chunks:
             await anext(chunks)
         with pytest.raises(InvalidRequest):
@@ -136,18 +129,18 @@ def running(client):
 
 
 @asynccontextmanager
-async def two(target, key_file, **config):
+async def two(served, key_file, **config):
     """Alice and Bob at one router."""
     async with (
-        routed([target], token=ALICE, key_file=key_file, **config) as alice,
+        routed([served], token=ALICE, key_file=key_file, **config) as alice,
         AsyncClient(alice.address, token=BOB, retries=False) as bob,
     ):
         bob.router = alice.router
         yield alice, bob
 
 
-async def test_no_text_of_one_key_is_proposed_to_another(target, key_file):
-    async with two(target, key_file, learn="key") as (alice, bob):
+async def test_no_text_of_one_key_is_proposed_to_another(served, key_file):
+    async with two(served, key_file, learn="key") as (alice, bob):
         tokens, start = await text_of(alice)
         assert proposed(memory_of(alice, "alice"), tokens, start) == NUM_TOKENS
         for owner in ("bob", "", "nobody"):
@@ -157,8 +150,8 @@ async def test_no_text_of_one_key_is_proposed_to_another(target, key_file):
         assert memory_of(alice, "alice").num_tokens == len(tokens) + 1
 
 
-async def test_texts_of_all_keys_are_proposed_to_all_where_that_is_asked_for(target, key_file):
-    async with two(target, key_file, learn="model") as (alice, bob):
+async def test_texts_of_all_keys_are_proposed_to_all_where_that_is_asked_for(served, key_file):
+    async with two(served, key_file, learn="model") as (alice, bob):
         tokens, start = await text_of(alice)
         assert proposed(memory_of(bob, "bob"), tokens, start) == NUM_TOKENS
 
@@ -168,10 +161,10 @@ async def test_learning_by_key_needs_keys():
         build(RouterConfig, targets=("a:1",), learn="key")
 
 
-async def test_a_memory_full_of_garbage_changes_no_token(target):
-    async with routed([target]) as client:
+async def test_a_memory_full_of_garbage_changes_no_token(served):
+    async with routed([served]) as client:
         expected = await text_of(client)
-    async with routed([target], learn="model") as client:
+    async with routed([served], learn="model") as client:
         tokens, _ = expected
         memory = memory_of(client)
         for at in range(len(tokens) - 3):  # behind every n-gram stands the wrong token
@@ -179,25 +172,25 @@ async def test_a_memory_full_of_garbage_changes_no_token(target):
         assert await text_of(client) == expected
 
 
-async def test_routers_share_what_they_learn_and_come_back_with_it(target):
+async def test_routers_share_what_they_learn_and_come_back_with_it(served):
     with redis_server() as server:
         store = {"learn": "model", "store_url": server.url, "store_timeout_s": 2.0}
-        async with routed([target], **store) as first, routed([target], **store) as second:
+        async with routed([served], **store) as first, routed([served], **store) as second:
             tokens, start = await text_of(first)
             await knows(second, tokens, start)
             assert learned(second, "replica") == 1
             assert learned(second, "request") == learned(first, "replica") == 0
-        async with routed([target], **store) as again:
+        async with routed([served], **store) as again:
             await knows(again, tokens, start)
         names = [name.decode() for name in server.call("KEYS", "*:texts:*")]
     assert len(names) == 1
     assert "tiny" not in names[0]
 
 
-async def test_what_others_write_into_the_store_changes_no_token(target):
+async def test_what_others_write_into_the_store_changes_no_token(served):
     with redis_server() as server:
         store = {"learn": "model", "store_url": server.url, "store_timeout_s": 2.0}
-        async with routed([target], **store) as client:
+        async with routed([served], **store) as client:
             tokens, start = await text_of(client)
             (name,) = await eventually(scopes_in(server), lambda names: len(names) == 1)
             bad = [(*tokens[at : at + 3], 259 + at) for at in range(len(tokens) - 3)]
@@ -224,10 +217,10 @@ def num_invalid(client):
     return count
 
 
-async def test_a_store_that_hangs_delays_no_request_and_learning_goes_on(target):
+async def test_a_store_that_hangs_delays_no_request_and_learning_goes_on(served):
     with redis_server() as server:
         store = {"learn": "model", "store_url": server.url, "store_timeout_s": 0.1}
-        async with routed([target], **store) as client:
+        async with routed([served], **store) as client:
             await text_of(client)
             server.stop_answering()
             tokens, start = await asyncio.wait_for(text_of(client, "jumps"), fleet.LIMIT_S)

@@ -8,23 +8,11 @@ import pytest
 
 from slipstream.client import Client, Mode, SpeculationOptions
 from support.services.pools import ray_up
-from support.services.processes import command_line, freeze, kill, save_long_checkpoint, thaw
+from support.services.processes import command_line, freeze, kill, thaw
 
 PROMPT = "the quick brown fox"
 LONG = 800
 FORCED = SpeculationOptions(mode=Mode.FORCED)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_long_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def plain(model):
-    """What plain decoding in one process says."""
-    with Client.embedded(str(model), "none", dtype="float32") as client:
-        yield lambda most: client.generate(PROMPT, max_tokens=most).token_ids
 
 
 @pytest.fixture(scope="module")
@@ -52,7 +40,7 @@ def tokens_of(chunks):
 
 def test_pools_say_what_plain_decoding_says_and_rounds_go_past_ray(pools, client, plain):
     result = client.generate(PROMPT, max_tokens=60, speculation=FORCED)
-    assert result.token_ids == plain(60)
+    assert result.token_ids == plain(PROMPT, 60)
     assert result.stats.speculation.num_draft_tokens > 0
     assert pools.process.out == [f"ready {pools.process.ready()}"]
     replicas = client.server_info().replicas
@@ -71,7 +59,7 @@ def test_whoever_is_killed_costs_no_token_and_ray_replaces_all(pools, client, pl
         between = list(islice(chunks, 5))
         kill(actor)
         after = list(chunks)
-    assert tokens_of([*before, *between, *after]) == plain(LONG)
+    assert tokens_of([*before, *between, *after]) == plain(PROMPT, LONG)
     assert [command_line(pid) for pid in (target, *drafts)] == [""] * 3
     assert pools.until("target", number=1).keys().isdisjoint({target})
     assert pools.until("draft", number=2).keys().isdisjoint(drafts)
@@ -80,5 +68,5 @@ def test_whoever_is_killed_costs_no_token_and_ray_replaces_all(pools, client, pl
 def test_replicas_that_came_later_are_used_like_those_before(pools, client, plain):
     pools.process.until_logged(" is ready", times=6)
     result = client.generate(PROMPT, max_tokens=60, speculation=FORCED)
-    assert result.token_ids == plain(60)
+    assert result.token_ids == plain(PROMPT, 60)
     assert result.stats.speculation.num_draft_tokens > 0

@@ -58,14 +58,6 @@ class DynamicTree:
         """The token that `node` carries."""
         return self._tokens[node]
 
-    def path_tokens(self, node: int) -> tuple[int, ...]:
-        """Tokens from the root's child down to `node`."""
-        tokens: list[int] = []
-        while node != ROOT:
-            tokens.append(self._tokens[node])
-            node = self._parents[node]
-        return tuple(reversed(tokens))
-
     def rerank(self, max_nodes: int) -> tuple[TokenTree, tuple[int, ...]]:
         """The best `max_nodes` of all levels as a tree, and their creation indices.
 

@@ -95,12 +95,7 @@ class SpeculationOptions:
             raise UnsupportedCombination("num_roots goes with verification target-init only")
 
 
-_ENUMS: dict[str, type[StrEnum]] = {
-    "mode": Mode,
-    "shape": Shape,
-    "stop": StopPolicy,
-    "verification": Verification,
-}
+_ENUMS = {"mode": Mode, "shape": Shape, "stop": StopPolicy, "verification": Verification}
 
 
 def _member(name: str, value: str | None, kind: type[StrEnum]) -> StrEnum | None:

@@ -1,9 +1,8 @@
 """Draws from a softmax: where the logits are, for all rows at once, or among few tokens.
 
-For requests whose distribution is the logits and a temperature, the token of a position depends on
-its row alone. So a device draws for all rows, one vector of tokens travels, and the walk follows
-it; and native code finds the few tokens whose noise decides. These are the very tokens of
-`core.verify.verify`, in mode `exact` only.
+The token of a position then depends on its row alone: a device draws for all rows, and the walk
+follows one vector of tokens; native code finds the few tokens whose noise decides. These are the
+very tokens of `core.verify.verify`, in mode `exact` only.
 """
 
 from collections.abc import Callable, Sequence
@@ -43,9 +42,8 @@ def fits_device(session: Session) -> bool:
     """Return whether rows may draw on their own: mode `exact`, no penalties, bias, truncation,
     log-probabilities or grammar."""
     is_exact = session.verification is Verification.EXACT
-    is_silent = session.num_logprobs is None
-    is_free = session.grammar is None
-    return is_exact and is_silent and is_free and is_softmax(session.sampling)
+    is_free = session.grammar is None and session.num_logprobs is None
+    return is_exact and is_free and is_softmax(session.sampling)
 
 
 def draw_keys(sampling: SamplingParams, position: int) -> tuple[int, int]:

@@ -8,6 +8,7 @@ Faithful to the released algorithm, that bias included.
 
 import math
 from collections.abc import Sequence
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -36,7 +37,7 @@ def verify_forest(
 
     An empty proposal keeps nothing and draws the roots of the position after `prefix`.
     """
-    tree, rows = proposal.tree, _Rows(row)
+    tree, rows = proposal.tree, cache(row)  # branches share rows
     distribution = SamplingDistribution(session.sampling, session.num_prompt_tokens, constraint)
     kept: tuple[int, ...] = ()
     rule = _branch_rule(session, distribution, proposal)
@@ -109,16 +110,3 @@ def _supported(values: Tensor, ids: Tensor) -> tuple[int, ...]:
     if not math.isfinite(best[0]):
         raise ModelError(f"the best score of a position is {best[0]}, so no root can be drawn")
     return tuple(int(token) for value, token in zip(best, tokens, strict=True) if value > -math.inf)
-
-
-class _Rows:
-    """Rows that are asked for once, however often they are needed here."""
-
-    def __init__(self, row: Row) -> None:
-        self._row = row
-        self._known: dict[int, Tensor] = {}
-
-    def __call__(self, node: int) -> Tensor:
-        if node not in self._known:
-            self._known[node] = self._row(node)
-        return self._known[node]

@@ -54,7 +54,11 @@ def verify(
         return verify_forest(session, prefix, proposal, known_row, constraint=constraint)
     distribution = SamplingDistribution(session.sampling, session.num_prompt_tokens, constraint)
     find = find if constraint is None and is_softmax(session.sampling) else None
-    rule, logprobs = _rule(session, distribution, proposal, find), list[TokenLogprob]()
+    if session.verification is Verification.EXACT:
+        rule = _exact(session.sampling, distribution, proposal, find)
+    else:
+        rule = _mcsd(session, distribution, proposal)
+    logprobs = list[TokenLogprob]()
     if session.num_logprobs is not None:
         rule = recording(rule, proposal.tree, num_top=session.num_logprobs, logprobs=logprobs)
     walk = descend(proposal.tree, ROOT, prefix, rule, known_row)
@@ -137,26 +141,14 @@ def _contenders(
     return scores[kept], ids[kept]
 
 
-def _rule(
-    session: Session,
-    distribution: SamplingDistribution,
-    proposal: Proposal,
-    find: FindContenders | None,
-) -> PositionRule:
-    if session.verification is Verification.EXACT:
-        return _exact(session, distribution, proposal, find)
-    return _mcsd(session, distribution, proposal)
-
-
 def _exact(
-    session: Session,
+    sampling: SamplingParams,
     distribution: SamplingDistribution,
     proposal: Proposal,
     find: FindContenders | None,
 ) -> PositionRule:
     """Draw the position's token as without a proposal; go on if a child carries it."""
-    tree, sampling = proposal.tree, session.sampling
-    find = None if sampling.is_greedy else find
+    tree, find = proposal.tree, None if sampling.is_greedy else find
 
     def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
         token = None if find is None else draw_among(logits, sampling, len(tokens), find)

@@ -73,6 +73,7 @@ class CausalModel:
         self.weights_type = at.weights_type
         known = ReferenceCheck(model)
         self._decoder = self._chosen(model, ranks, engine)
+        self.contenders: FindContenders | None = self._decoder.contenders
         self._shaped = self._with_shapes(engine, ranks)
         known.check(self._sample, at.name)
 
@@ -97,11 +98,6 @@ class CausalModel:
     def rule(self) -> RowRule:
         """Numbers of tokens that are computed together."""
         return self._decoder.rule
-
-    @property
-    def contenders(self) -> FindContenders | None:
-        """Return the native way to the tokens that a draw can give; torch has none."""
-        return self._decoder.contenders if isinstance(self._decoder, NativeDecoder) else None
 
     @property
     def has_shapes(self) -> bool:

@@ -50,6 +50,8 @@ class TorchDecoder:
     `rule`: numbers of tokens that are computed together, `weight_bytes` what its weights take.
     """
 
+    contenders = None  # native code has a way to these
+
     def __init__(
         self, model: PreTrainedModel, layout: KvLayout, *, numerics: Numerics, ranks: Ranks
     ) -> None:

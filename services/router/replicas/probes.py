@@ -5,7 +5,7 @@ Knows the wire; not how replicas are found or chosen.
 
 import asyncio
 from dataclasses import dataclass
-from typing import TypeVar
+from typing import Generic, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc.aio
@@ -31,18 +31,15 @@ DESCRIBE_LIMIT_S = 30.0
 R = TypeVar("R", bound=Message)
 
 
+Description = target_pb2.DescribeTargetResponse | draft_pb2.DescribeDraftResponse
+D = TypeVar("D", bound=Description)
+
+
 @dataclass(frozen=True, slots=True)
-class DescribedTarget:
-    """A target, with the tokenizer that it gave out."""
+class SelfDescription(Generic[D]):
+    """Description of a replica, as it answered."""
 
-    facts: ModelFacts
-    description: target_pb2.DescribeTargetResponse
-    tokenizer: TextTokenizer
-
-    @property
-    def name(self) -> str:
-        """The model."""
-        return self.facts.model_id
+    description: D
 
     @property
     def incarnation(self) -> str:
@@ -51,8 +48,21 @@ class DescribedTarget:
 
     @property
     def dtype(self) -> str:
-        """Element type of its weights."""
+        """Element type of its weights; empty where it is no model."""
         return self.description.dtype
+
+
+@dataclass(frozen=True, slots=True)
+class DescribedTarget(SelfDescription[target_pb2.DescribeTargetResponse]):
+    """A target, with the tokenizer that it gave out."""
+
+    facts: ModelFacts
+    tokenizer: TextTokenizer
+
+    @property
+    def name(self) -> str:
+        """The model."""
+        return self.facts.model_id
 
     @property
     def weights_digest(self) -> str:
@@ -73,31 +83,17 @@ class DescribedTarget:
 
 
 @dataclass(frozen=True, slots=True)
-class DescribedDraft:
+class DescribedDraft(SelfDescription[draft_pb2.DescribeDraftResponse]):
     """A draft."""
 
     facts: DraftFacts
-    description: draft_pb2.DescribeDraftResponse
 
     @property
     def name(self) -> str:
         """The kind of drafter."""
         return self.facts.kind
 
-    @property
-    def incarnation(self) -> str:
-        """Names the process."""
-        return self.description.identity.incarnation
-
-    @property
-    def dtype(self) -> str:
-        """Element type of its weights; empty where it is no model."""
-        return self.description.dtype
-
-    @property
-    def weights_digest(self) -> str:
-        """Empty: what drafts compute changes no token."""
-        return ""
+    weights_digest = ""  # what drafts compute changes no token
 
     @property
     def reads_keys(self) -> bool:
@@ -125,7 +121,7 @@ class TargetProbe:
         tokenizer = self._tokenizers.get(key)
         if tokenizer is None:
             tokenizer = self._tokenizers[key] = await _fetch_tokenizer(channel, key[1])
-        return DescribedTarget(facts, answer, tokenizer)
+        return DescribedTarget(answer, facts, tokenizer)
 
     async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
         """See `Probe.load`."""
@@ -144,7 +140,7 @@ class DraftProbe:
         method, request = f"/{self.service}/DescribeDraft", draft_pb2.DescribeDraftRequest()
         answer = await _described(channel, method, request, draft_pb2.DescribeDraftResponse)
         check_identity(answer.identity)
-        return DescribedDraft(draft_facts_from_pb(answer), answer)
+        return DescribedDraft(answer, draft_facts_from_pb(answer))
 
     async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
         """See `Probe.load`."""

@@ -2,9 +2,15 @@
 
 import pytest
 
+from support.services.scripted_keys import true_engine, true_keys
 from support.services.tiny_services import Models
 
 
 @pytest.fixture(scope="module")
 def models():
     return Models()
+
+
+@pytest.fixture(scope="module")
+def keys(models):
+    return true_keys(true_engine(models))

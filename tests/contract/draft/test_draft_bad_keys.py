@@ -22,15 +22,7 @@ from support.services.scripted_keys import (
     held,
     message,
     proposed,
-    true_engine,
-    true_keys,
 )
-
-
-@pytest.fixture(scope="module")
-def keys(models):
-    return true_keys(true_engine(models))
-
 
 BAD = {
     "a byte short": lambda keys: {"payload": message(keys, 5, 9).payload[:-1]},

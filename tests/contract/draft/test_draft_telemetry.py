@@ -13,7 +13,7 @@ from slipstream.rpc.conversion.convert import proposal_from_pb, timing_from_pb
 from slipstream.rpc.delta import Delta
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier
-from support.services.scripted_keys import DEEP, LIMIT_S, NUM_KEYS, Script, true_engine, true_keys
+from support.services.scripted_keys import DEEP, LIMIT_S, NUM_KEYS, Script
 from support.services.scripted_keys import message as slice_of
 from support.services.tiny_services import Models, draft_place
 from support.telemetry.listening import Listener, parent_id, span_id
@@ -29,11 +29,6 @@ from support.telemetry.traced_drafts import (
 
 WIDE = replace(DEEP, shape=Shape.CAPE)
 SMALL = Plan(4, 4)
-
-
-@pytest.fixture(scope="module")
-def keys(models):
-    return true_keys(true_engine(models))
 
 
 @pytest.fixture

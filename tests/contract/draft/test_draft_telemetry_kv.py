@@ -6,7 +6,7 @@ import grpc
 import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
-from support.services.scripted_keys import NUM_KEYS, Script, true_engine, true_keys
+from support.services.scripted_keys import NUM_KEYS, Script
 from support.services.scripted_keys import message as slice_of
 from support.telemetry.listening import Listener, parent_id, span_id
 from support.telemetry.traced_drafts import (
@@ -17,11 +17,6 @@ from support.telemetry.traced_drafts import (
     all_keys,
     reading,
 )
-
-
-@pytest.fixture(scope="module")
-def keys(models):
-    return true_keys(true_engine(models))
 
 
 @pytest.fixture

@@ -13,11 +13,6 @@ from support.models import tiny
 from support.models.batches import ask, batched, session_of
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny.causal()
-
-
 @asynccontextmanager
 async def full(model, *, max_waiting=64):
     """A target whose memory two sessions, `s0` and `s2`, hold."""

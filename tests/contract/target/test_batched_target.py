@@ -22,11 +22,6 @@ from support.models.batches import ask, batched, guess, held, session_of
 DTYPES = [torch.float32, torch.bfloat16]
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny.causal()
-
-
 class Faulty:
     """An engine whose step fails as often as told."""
 

@@ -28,11 +28,6 @@ from support.services.served_target import IDENTITY, served_target
 PROMPT = tuple(tiny.tokens(20))
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny.causal()
-
-
 class Elsewhere:
     """A served target as one engine: a stream for every request, opened and ended as a router does.
 

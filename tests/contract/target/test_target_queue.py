@@ -22,11 +22,6 @@ PROMPT, OTHER = (tuple(tiny.tokens(100, seed)) for seed in (0, 1))
 QUEUED = target_pb2.VerifyResponse(queued=target_pb2.Queued())
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny.causal()
-
-
 @pytest.fixture
 async def full(model):
     """A target all of whose memory the session `first` holds, and its stream."""

@@ -18,11 +18,6 @@ PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)
 
 
-@pytest.fixture(scope="module")
-def model():
-    return tiny.causal()
-
-
 @pytest.fixture
 async def served(model):
     async with served_target(model) as at:

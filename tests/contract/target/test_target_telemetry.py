@@ -23,26 +23,10 @@ from slipstream.telemetry.telemetry import Telemetry
 from support.models import tiny
 from support.models.hand_clock import HandClock
 from support.services.served_target import refusal, served_target
-from support.telemetry.listening import Listener, parent_id, span_id
+from support.telemetry.listening import parent_id, span_id
 
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny.causal()
-
-
-@pytest.fixture
-def listener():
-    return Listener()
-
-
-@pytest.fixture
-async def served(model, listener):
-    async with served_target(model, telemetry=listener.telemetry) as at:
-        yield at
 
 
 def verdict_attributes(span):

@@ -15,26 +15,10 @@ from slipstream.telemetry import catalog
 from slipstream.telemetry.telemetry import TraceBounds
 from support.models import tiny
 from support.services.served_target import refusal, served_target, wide_model
-from support.telemetry.listening import Listener, parent_id, span_id
+from support.telemetry.listening import parent_id, span_id
 
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)
-
-
-@pytest.fixture(scope="module")
-def model():
-    return tiny.causal()
-
-
-@pytest.fixture
-def listener():
-    return Listener()
-
-
-@pytest.fixture
-async def served(model, listener):
-    async with served_target(model, telemetry=listener.telemetry) as at:
-        yield at
 
 
 async def test_a_snapshot_links_to_its_stream_and_belongs_to_the_verification_that_made_it(

@@ -21,7 +21,7 @@ from support.network.hostile_replicas import (
     watches,
 )
 from support.services import fleet
-from support.services.fleet import num_ready, routed, target_worker
+from support.services.fleet import num_ready, routed
 
 EXACT = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=2)
 MCSD = SpeculationOptions(
@@ -34,27 +34,20 @@ SAMPLED = SamplingParams(temperature=1.0, seed=7)
 OPENED = draft_pb2.SpeculateResponse(opened=draft_pb2.DraftOpened()).SerializeToString()
 
 
-@pytest.fixture
-async def target(folder):
-    worker = target_worker(folder)
-    async with fleet.running(worker):
-        yield worker
-
-
-async def described(target):
+async def described(served):
     """What a target says of itself, its tokenizer included."""
-    async with connect(target.address, ChannelOptions()) as channel:
+    async with connect(served.address, ChannelOptions()) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)
         return await stub.DescribeTarget(target_pb2.DescribeTargetRequest(with_tokenizer=True))
 
 
 @asynccontextmanager
-async def beside(target, speculate):
+async def beside(served, speculate):
     """A client of a router over the target and a draft that fits it, and proposes so."""
-    identity = (await described(target)).identity
+    identity = (await described(served)).identity
     described_draft = draft_description(identity=identity).SerializeToString()
     replies = draft_replies(DescribeDraft=says(described_draft), Speculate=speculate)
-    async with hostile(replies) as address, routed([target], [address]) as client:
+    async with hostile(replies) as address, routed([served], [address]) as client:
         await fleet.until(client, lambda info: num_ready(info, "draft") == 1)
         yield client
 
@@ -72,8 +65,8 @@ def drawn(*probs: float):
 
 
 @pytest.mark.parametrize("refusal", REFUSALS)
-async def test_a_draft_that_refuses_in_any_way_fails_no_request(target, refusal):
-    async with beside(target, REFUSALS[refusal]) as client:
+async def test_a_draft_that_refuses_in_any_way_fails_no_request(served, refusal):
+    async with beside(served, REFUSALS[refusal]) as client:
         result = await client.generate("hello", max_tokens=8, speculation=EXACT)
     assert len(result.token_ids) == 8
     assert result.stats.speculation.fallbacks
@@ -95,8 +88,8 @@ MANY = common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[1] * 100_000, paren
     ],
     ids=["garbage", "nothing", "garbage later", "opened twice", "2 MiB", "100,000 nodes"],
 )
-async def test_an_answer_that_is_no_proposal_fails_no_request(target, speculate, word):
-    async with beside(target, speculate) as client:
+async def test_an_answer_that_is_no_proposal_fails_no_request(served, speculate, word):
+    async with beside(served, speculate) as client:
         result = await client.generate("hello", max_tokens=8, speculation=EXACT)
     assert len(result.token_ids) == 8
     assert result.stats.speculation.fallbacks.keys() == {word}
@@ -105,8 +98,8 @@ async def test_an_answer_that_is_no_proposal_fails_no_request(target, speculate,
 @pytest.mark.parametrize(
     "probs", [(inf,), (inf, -inf), (1e308, 1e308), (nan, 1.0), (2.0, -1.0), (0.9, 0.9)], ids=str
 )
-async def test_probabilities_that_are_none_fail_no_request(target, probs):
-    async with beside(target, drawn(*probs)) as client:
+async def test_probabilities_that_are_none_fail_no_request(served, probs):
+    async with beside(served, drawn(*probs)) as client:
         result = await client.generate("hello", max_tokens=8, speculation=MCSD, sampling=SAMPLED)
     assert len(result.token_ids) == 8
     assert result.stats.speculation.fallbacks.keys() == {"invalid"}
@@ -140,7 +133,7 @@ def decides(**fields):
         *("300,000 tokens", "1.2 MB of empty messages"),
     ],
 )
-async def test_a_target_that_answers_nonsense_is_lost_and_another_one_goes_on(target, verify):
+async def test_a_target_that_answers_nonsense_is_lost_and_another_one_goes_on(served, verify):
     asked = 0
 
     async def counted(context, messages):
@@ -152,11 +145,11 @@ async def test_a_target_that_answers_nonsense_is_lost_and_another_one_goes_on(ta
     answer = target_pb2.GetTargetLoadResponse().SerializeToString()
     replies = {
         "Watch": watches,
-        "DescribeTarget": says((await described(target)).SerializeToString()),
+        "DescribeTarget": says((await described(served)).SerializeToString()),
         "GetTargetLoad": says(answer),
         "Verify": counted,
     }
-    async with hostile(replies) as liar, routed([target.address, liar]) as client:
+    async with hostile(replies) as liar, routed([served.address, liar]) as client:
         await fleet.until(client, lambda info: num_ready(info, "target") == 2)
         results = [await client.generate("hello", max_tokens=8) for _ in range(3)]
     assert asked >= 1

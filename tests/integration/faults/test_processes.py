@@ -25,7 +25,6 @@ from support.services.processes import (
     has_loaded,
     kill,
     logged_values,
-    save_long_checkpoint,
     serve,
     thaw,
     up,
@@ -35,18 +34,6 @@ PROMPT = "the quick brown fox"
 LONG = 800
 FORCED = SpeculationOptions(mode=Mode.FORCED)
 OFF = SpeculationOptions(mode=Mode.OFF)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_long_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def plain(model):
-    """What plain decoding in one process says."""
-    with Client.embedded(str(model), "none", dtype="float32") as client:
-        yield lambda most: client.generate(PROMPT, max_tokens=most).token_ids
 
 
 @pytest.fixture(scope="module")
@@ -81,7 +68,7 @@ def test_up_says_last_on_standard_output_where_the_router_serves(running, client
 
 def test_services_say_what_embedded_engines_say(client, plain):
     result = client.generate(PROMPT, max_tokens=60, speculation=FORCED)
-    assert result.token_ids == plain(60)
+    assert result.token_ids == plain(PROMPT, 60)
     assert result.stats.speculation.num_draft_tokens > 0
     timings = result.stats.timings
     assert 0 < timings.draft_engine_s < timings.draft_service_s < timings.draft_s
@@ -99,7 +86,7 @@ def test_generate_asks_a_router_and_compares_with_plain_decoding_there(running, 
     flags = ["--router", running.ready(), "--max-new-tokens", "60", "--speculation", "forced"]
     assert exit_code(["generate", *flags, "--json", "--compare", PROMPT]) == 0
     answer = json.loads(capsys.readouterr().out)
-    assert tuple(answer["token_ids"]) == plain(60)
+    assert tuple(answer["token_ids"]) == plain(PROMPT, 60)
     assert answer["compare"]["identity"] == "identical"
     assert answer["stats"]["num_draft_tokens"] > 0
 
@@ -123,7 +110,7 @@ def test_a_draft_that_is_killed_costs_no_token_and_is_used_again_when_it_is_back
         kill(draft)
         thaw(target)
         *after, last = chunks
-    assert tokens_of([*before, *after, last]) == plain(LONG)
+    assert tokens_of([*before, *after, last]) == plain(PROMPT, LONG)
     assert last.finish_reason is FinishReason.LENGTH
     assert last.stats.speculation.num_draft_tokens > 0
     assert sum(last.stats.speculation.fallbacks.values()) > 0
@@ -131,7 +118,7 @@ def test_a_draft_that_is_killed_costs_no_token_and_is_used_again_when_it_is_back
     running.until_logged(ready, times=2)
     again = client.generate(PROMPT, max_tokens=60, speculation=FORCED)
     assert running.child("draft") != draft
-    assert again.token_ids == plain(60)
+    assert again.token_ids == plain(PROMPT, 60)
     assert again.stats.speculation.num_draft_tokens > 0
     assert again.stats.speculation.fallbacks == {}
 
@@ -171,7 +158,7 @@ def stopped(model, tmp_path_factory):
 
 def test_who_is_told_to_stop_finishes_what_runs_and_takes_nothing_new(stopped, plain):
     assert stopped.code == 0
-    assert stopped.tokens == plain(LONG)
+    assert stopped.tokens == plain(PROMPT, LONG)
     assert [command_line(pid) for pid in stopped.children] == ["", ""]
 
 

@@ -9,9 +9,13 @@ from support.services.processes import save_long_checkpoint
 
 
 @pytest.fixture(scope="module")
-def router(tmp_path_factory):
-    folder = save_long_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
-    with running(folder, f"vanilla:{folder}") as cluster:
+def checkpoint(tmp_path_factory):
+    return save_long_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
+
+
+@pytest.fixture(scope="module")
+def router(checkpoint):
+    with running(checkpoint, f"vanilla:{checkpoint}") as cluster:
         yield cluster
 
 

@@ -10,7 +10,6 @@ from support.network.bad_routers import Failing, register
 from support.services.background import served
 from support.services.cluster import running
 from support.services.http_front import HELLO, chat, client_of, error_in, fronted, post
-from support.services.processes import save_long_checkpoint
 
 NOBODY = "127.0.0.1:1"
 FAILURES = [
@@ -72,13 +71,8 @@ REFUSED = [
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_long_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def router(folder):
-    with running(folder, "ngram") as cluster:
+def router(checkpoint):
+    with running(checkpoint, "ngram") as cluster:
         yield cluster
 
 

@@ -16,17 +16,11 @@ from support.network.key_files import key, write_keys
 from support.services.background import served
 from support.services.cluster import running
 from support.services.http_front import HELLO, chat, client_of, error_in, fronted, post
-from support.services.processes import save_long_checkpoint
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_long_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def router(folder):
-    with running(folder, "ngram") as cluster:
+def router(checkpoint):
+    with running(checkpoint, "ngram") as cluster:
         yield cluster
 
 
@@ -137,11 +131,11 @@ ALICE, OURS, WRONG = "slip_alice-token", "slip_front-token", "slip_wrong-token"
 
 
 @pytest.fixture(scope="module")
-def guarded(folder, tmp_path_factory):
+def guarded(checkpoint, tmp_path_factory):
     """A router that asks who calls; Alice has a limit, the front has none."""
     both = key("alice", ALICE, requests_per_minute=1), key("front", OURS)
     keys = write_keys(tmp_path_factory.mktemp("keys") / "keys.toml", *both)
-    with running(folder, "ngram", key_file=keys) as cluster:
+    with running(checkpoint, "ngram", key_file=keys) as cluster:
         yield cluster
 
 

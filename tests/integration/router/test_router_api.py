@@ -34,13 +34,6 @@ FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_t
 CODE = grpc.StatusCode
 
 
-@pytest.fixture
-async def target(folder):
-    worker = target_worker(folder)
-    async with fleet.running(worker):
-        yield worker
-
-
 @asynccontextmanager
 async def stub_of(client):
     """The public API without the SDK, which refuses much by itself."""
@@ -135,8 +128,8 @@ REFUSALS = {
 }
 
 
-async def test_what_can_not_be_honoured_is_refused_by_name_on_both_calls(target):
-    async with routed([target]) as client, stub_of(client) as stub:
+async def test_what_can_not_be_honoured_is_refused_by_name_on_both_calls(served):
+    async with routed([served]) as client, stub_of(client) as stub:
         for name, (asked, code, sentence) in REFUSALS.items():
             with pytest.raises(grpc.aio.AioRpcError) as whole:
                 await stub.Generate(pb.GenerateRequest(generation=asked))
@@ -149,18 +142,18 @@ async def test_what_can_not_be_honoured_is_refused_by_name_on_both_calls(target)
         assert len((await client.generate("hello", max_tokens=3)).token_ids) == 3
 
 
-async def test_a_field_that_this_version_does_not_know_is_refused_by_its_number(target):
+async def test_a_field_that_this_version_does_not_know_is_refused_by_its_number(served):
     asked = pb.GenerateRequest(generation=generation())
     asked.generation.sampling.MergeFromString(b"\xa0\x06\x01")
-    async with routed([target]) as client, stub_of(client) as stub:
+    async with routed([served]) as client, stub_of(client) as stub:
         with pytest.raises(grpc.aio.AioRpcError) as caught:
             await stub.Generate(asked)
     assert caught.value.code() is CODE.UNIMPLEMENTED
     assert "field 100 of SamplingParams" in caught.value.details()
 
 
-async def test_the_first_message_names_the_request_and_the_last_one_ends_it(target):
-    async with routed([target]) as client, stub_of(client) as stub:
+async def test_the_first_message_names_the_request_and_the_last_one_ends_it(served):
+    async with routed([served]) as client, stub_of(client) as stub:
         asked = generation(request_id="mine", stopping={"max_new_tokens": 5}, sampling={"seed": 9})
         stream = stub.GenerateStream(pb.GenerateStreamRequest(generation=asked))
         messages = [message async for message in stream]
@@ -176,8 +169,8 @@ async def test_the_first_message_names_the_request_and_the_last_one_ends_it(targ
     assert unnamed.prompt.request_id
 
 
-async def test_requests_that_find_no_place_are_told_when_to_come_again(target):
-    async with routed([target], max_requests=1) as client, stub_of(client) as stub:
+async def test_requests_that_find_no_place_are_told_when_to_come_again(served):
+    async with routed([served], max_requests=1) as client, stub_of(client) as stub:
         async with client.stream("hello", max_tokens=4000) as running:
             await anext(running)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
@@ -189,8 +182,8 @@ async def test_requests_that_find_no_place_are_told_when_to_come_again(target):
         await client.generate("hello", max_tokens=3)
 
 
-async def test_a_router_that_drains_finishes_what_it_has_and_takes_nothing_new(target):
-    router = Router(build(RouterConfig, address="127.0.0.1:0", targets=(target.address,)))
+async def test_a_router_that_drains_finishes_what_it_has_and_takes_nothing_new(served):
+    router = Router(build(RouterConfig, address="127.0.0.1:0", targets=(served.address,)))
     port = await router.start()
     await asyncio.wait_for(router.ready(), LIMIT_S)
     async with AsyncClient(f"127.0.0.1:{port}", retries=False) as client:
@@ -215,10 +208,10 @@ async def test_without_a_target_nothing_runs_and_health_says_so():
     await router.stop(0)
 
 
-async def test_who_shows_no_token_is_turned_away_from_everything(target, tmp_path):
+async def test_who_shows_no_token_is_turned_away_from_everything(served, tmp_path):
     keys = write_keys(tmp_path / "keys.toml", key("alice", "open-sesame"))
     router = Router(
-        build(RouterConfig, address="127.0.0.1:0", targets=(target.address,), key_file=keys)
+        build(RouterConfig, address="127.0.0.1:0", targets=(served.address,), key_file=keys)
     )
     address = f"127.0.0.1:{await router.start()}"
     await asyncio.wait_for(router.ready(), LIMIT_S)
@@ -243,17 +236,17 @@ async def test_who_shows_no_token_is_turned_away_from_everything(target, tmp_pat
     await router.stop(0)
 
 
-async def test_several_models_are_told_apart_by_name(target, folder):
+async def test_several_models_are_told_apart_by_name(served, folder):
     large = target_worker(fleet.save_models(folder.parent, "large", seed=7))
     draft = draft_worker(str(glide_of(folder)), folder)
-    async with fleet.running(large, draft), routed([target, large], [draft]) as client:
+    async with fleet.running(large, draft), routed([served, large], [draft]) as client:
         await fleet.until(client, lambda info: num_ready(info, "target") == 2)
         assert [info.model for info in await client.models()] == ["large", "tiny"]
         with pytest.raises(InvalidRequest, match="there are several: large, tiny"):
             await client.generate("hello")
         with pytest.raises(ModelNotFound, match="no model 'huge' here, but large, tiny"):
             await client.generate("hello", model="huge")
-        for name, worker in (("large", large), ("tiny", target)):
+        for name, worker in (("large", large), ("tiny", served)):
             before = (await worker.load()).num_rounds
             result = await client.generate("hello", model=name, max_tokens=20)
             assert (await worker.load()).num_rounds > before
@@ -267,9 +260,9 @@ async def test_several_models_are_told_apart_by_name(target, folder):
             assert result.token_ids == expected.token_ids
 
 
-async def test_what_a_model_can_is_told_with_the_drafts_that_are_there(target, folder):
+async def test_what_a_model_can_is_told_with_the_drafts_that_are_there(served, folder):
     draft = draft_worker(str(glide_of(folder)), folder)
-    async with fleet.running(draft), routed([target], [draft]) as client:
+    async with fleet.running(draft), routed([served], [draft]) as client:
         info = await client.model_info()
         kinds = {row.kind: row.num_replicas for row in info.drafters}
         assert kinds == {"glide": 1, "ngram": 1}

@@ -14,16 +14,9 @@ from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.target.servicer import SERVICE as TARGET
 from support.services import fleet
-from support.services.fleet import draft_worker, glide_of, num_ready, routed, target_worker
+from support.services.fleet import draft_worker, glide_of, num_ready, routed
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
-
-
-@pytest.fixture
-async def target(folder):
-    worker = target_worker(folder)
-    async with fleet.running(worker):
-        yield worker
 
 
 class Hostile(draft_pb2_grpc.DraftServiceServicer):
@@ -82,10 +75,10 @@ async def hostile_draft(folder, proposal, **identity):
     ],
     ids=["id out of range", "far too deep", "no tree", "no parents"],
 )
-async def test_a_draft_that_makes_things_up_changes_no_token(target, folder, proposal):
+async def test_a_draft_that_makes_things_up_changes_no_token(served, folder, proposal):
     async with (
         hostile_draft(folder, proposal) as (address, draft),
-        routed([target], [address]) as client,
+        routed([served], [address]) as client,
     ):
         await fleet.until(client, lambda info: num_ready(info, "draft") == 1)
         result = await client.generate("hello", max_tokens=20, speculation=FORCED)
@@ -97,10 +90,10 @@ async def test_a_draft_that_makes_things_up_changes_no_token(target, folder, pro
     assert draft.num_asked >= 1
 
 
-async def test_a_draft_that_never_answers_is_given_up_and_changes_no_token(target, folder):
+async def test_a_draft_that_never_answers_is_given_up_and_changes_no_token(served, folder):
     async with (
         hostile_draft(folder, None) as (address, draft),
-        routed([target], [address], draft_round_timeout_s=0.2) as client,
+        routed([served], [address], draft_round_timeout_s=0.2) as client,
     ):
         await fleet.until(client, lambda info: num_ready(info, "draft") == 1)
         result = await client.generate("hello", max_tokens=20, speculation=FORCED)
@@ -109,10 +102,10 @@ async def test_a_draft_that_never_answers_is_given_up_and_changes_no_token(targe
     assert draft.num_asked >= 1
 
 
-async def test_a_draft_of_another_protocol_is_not_used_and_both_versions_are_named(target, folder):
+async def test_a_draft_of_another_protocol_is_not_used_and_both_versions_are_named(served, folder):
     async with (
         hostile_draft(folder, None, protocol_version=99) as (address, draft),
-        routed([target], [address]) as client,
+        routed([served], [address]) as client,
     ):
         info = await fleet.until(client, lambda info: info.replicas[0].state == "unfit")
         assert "version 99 of the protocol, but this router version 1" in info.replicas[0].reason
@@ -130,8 +123,8 @@ class Liar(target_pb2_grpc.TargetServiceServicer):
         return self._about
 
 
-async def test_a_target_with_a_tokenizer_that_is_not_its_own_is_not_used(target):
-    async with connect(target.address, ChannelOptions()) as channel:
+async def test_a_target_with_a_tokenizer_that_is_not_its_own_is_not_used(served):
+    async with connect(served.address, ChannelOptions()) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)
         about = await stub.DescribeTarget(target_pb2.DescribeTargetRequest(with_tokenizer=True))
     about.identity.tokenizer_hash = "0" * 64
@@ -140,7 +133,7 @@ async def test_a_target_with_a_tokenizer_that_is_not_its_own_is_not_used(target)
         {TARGET: lambda at: target_pb2_grpc.add_TargetServiceServicer_to_server(Liar(about), at)},
     )
     liar = f"127.0.0.1:{await server.start()}"
-    async with routed([target.address, liar]) as client:
+    async with routed([served.address, liar]) as client:
         info = await fleet.until(
             client, lambda info: any(at.state == "unfit" for at in info.replicas)
         )

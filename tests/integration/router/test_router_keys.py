@@ -12,18 +12,10 @@ from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
 from support.network.key_files import key, write_keys
-from support.services import fleet
-from support.services.fleet import eventually, routed, target_worker
+from support.services.fleet import eventually, routed
 from support.state.redis_server import redis_server
 
 ALICE, BOB = "slip_alice-token", "slip_bob-token"
-
-
-@pytest.fixture
-async def target(folder):
-    worker = target_worker(folder)
-    async with fleet.running(worker):
-        yield worker
 
 
 @pytest.fixture
@@ -38,10 +30,10 @@ def keys(tmp_path):
 
 
 @asynccontextmanager
-async def two(target, key_file, **config):
+async def two(served, key_file, **config):
     """Alice and Bob at one router."""
     async with (
-        routed([target], token=ALICE, key_file=key_file, **config) as alice,
+        routed([served], token=ALICE, key_file=key_file, **config) as alice,
         AsyncClient(alice.address, token=BOB, retries=False) as bob,
     ):
         yield alice, bob
@@ -59,8 +51,8 @@ async def refusal_of(address, token):
         return caught.value
 
 
-async def test_who_has_as_many_running_as_may_be_is_told_when_to_come_back(target, keys):
-    async with two(target, keys(max_concurrent=1)) as (alice, bob):
+async def test_who_has_as_many_running_as_may_be_is_told_when_to_come_back(served, keys):
+    async with two(served, keys(max_concurrent=1)) as (alice, bob):
         async with aclosing(alice.stream("hello", max_tokens=3000)) as running:
             await anext(running)
             with pytest.raises(LimitExceeded, match="'alice' may have 1 requests running") as told:
@@ -83,8 +75,8 @@ async def goes(client):
         return None
 
 
-async def test_tokens_of_prompt_and_output_are_counted(target, keys):
-    async with two(target, keys(tokens_per_minute=20)) as (alice, bob):
+async def test_tokens_of_prompt_and_output_are_counted(served, keys):
+    async with two(served, keys(tokens_per_minute=20)) as (alice, bob):
         used = await alice.generate("hello", max_tokens=30)
         debt = used.stats.num_prompt_tokens + 30 - 20
         with pytest.raises(LimitExceeded, match="20 tokens per minute") as told:
@@ -96,8 +88,8 @@ async def test_tokens_of_prompt_and_output_are_counted(target, keys):
         await bob.generate("hello", max_tokens=3)
 
 
-async def test_tokens_of_a_text_that_is_only_tokenized_are_counted_too(target, keys):
-    async with two(target, keys(tokens_per_minute=20)) as (alice, bob):
+async def test_tokens_of_a_text_that_is_only_tokenized_are_counted_too(served, keys):
+    async with two(served, keys(tokens_per_minute=20)) as (alice, bob):
         assert len(await alice.tokenize("hello " * 10)) > 20
         for ask in (alice.tokenize, alice.generate):
             with pytest.raises(LimitExceeded, match="20 tokens per minute"):
@@ -105,8 +97,8 @@ async def test_tokens_of_a_text_that_is_only_tokenized_are_counted_too(target, k
         assert await bob.tokenize("hello")
 
 
-async def test_requests_are_counted_and_those_that_are_refused_are_not(target, keys):
-    async with two(target, keys(requests_per_minute=2)) as (alice, _):
+async def test_requests_are_counted_and_those_that_are_refused_are_not(served, keys):
+    async with two(served, keys(requests_per_minute=2)) as (alice, _):
         for _ in range(2):
             await alice.generate("hello", max_tokens=3)
         waits = []
@@ -118,8 +110,8 @@ async def test_requests_are_counted_and_those_that_are_refused_are_not(target, k
         assert waits[0] <= 30
 
 
-async def test_a_session_belongs_to_the_key_that_began_it(target, keys):
-    async with two(target, keys()) as (alice, bob), alice.session() as session:
+async def test_a_session_belongs_to_the_key_that_began_it(served, keys):
+    async with two(served, keys()) as (alice, bob), alice.session() as session:
         await session.generate("hello", max_tokens=3)
         other = bob.session(session.session_id)
         with pytest.raises(PermissionDenied):
@@ -129,9 +121,9 @@ async def test_a_session_belongs_to_the_key_that_began_it(target, keys):
         await session.generate("and more", max_tokens=3)
 
 
-async def test_a_key_that_is_revoked_opens_nothing_more_and_what_runs_goes_on(target, keys):
+async def test_a_key_that_is_revoked_opens_nothing_more_and_what_runs_goes_on(served, keys):
     file = keys()
-    async with two(target, file) as (alice, bob):
+    async with two(served, file) as (alice, bob):
         async with aclosing(alice.stream("hello", max_tokens=400)) as running:
             chunks = [await anext(running)]
             write_keys(file, key("bob", BOB))
@@ -159,10 +151,10 @@ def store(request):
         yield {"store_url": server.url, "store_timeout_s": 2.0}
 
 
-async def test_one_request_id_in_many_sessions_is_many_requests(target, keys, store):
+async def test_one_request_id_in_many_sessions_is_many_requests(served, keys, store):
     limits = keys(max_concurrent=1)
     async with (
-        routed([target], token=ALICE, key_file=limits, **store) as alice,
+        routed([served], token=ALICE, key_file=limits, **store) as alice,
         connect(alice.address, ChannelOptions()) as channel,
     ):
         streams = [started(channel, f"session-{number}") for number in range(8)]
@@ -194,11 +186,11 @@ async def first_of(stream):
         return error.code()
 
 
-async def test_routers_with_one_redis_count_together_and_without_it_each_alone(target, keys):
+async def test_routers_with_one_redis_count_together_and_without_it_each_alone(served, keys):
     config = {"key_file": keys(requests_per_minute=3), "token": ALICE, "store_timeout_s": 2.0}
     with redis_server() as server:
         config["store_url"] = server.url
-        async with routed([target], **config) as one, routed([target], **config) as other:
+        async with routed([served], **config) as one, routed([served], **config) as other:
             for client in (one, other, one):
                 assert await goes(client)
             assert await goes(one) is await goes(other) is None

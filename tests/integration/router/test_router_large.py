@@ -6,20 +6,12 @@ import pytest
 from slipstream.core.errors import CapacityError
 from slipstream.core.request.prompt import MAX_MESSAGES
 from slipstream.rpc.v1 import generation_pb2 as pb
-from support.services import fleet
-from support.services.fleet import eventually, routed, target_worker
+from support.services.fleet import eventually, routed
 
 MOST = (4 << 20) - 128
 SERVICE = "/slipstream.rpc.v1.GenerationService"
 FIELDS = "more than 10000 fields"
 MESSAGES = f"but at most {MAX_MESSAGES} fit"
-
-
-@pytest.fixture
-async def target(folder):
-    worker = target_worker(folder)
-    async with fleet.running(worker):
-        yield worker
 
 
 def ids(count):
@@ -41,9 +33,9 @@ PROMPTS = {
 
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream", "Tokenize"])
-async def test_a_prompt_of_too_much_is_refused_by_its_count(target, method):
+async def test_a_prompt_of_too_much_is_refused_by_its_count(served, method):
     async with (
-        routed([target]) as client,
+        routed([served]) as client,
         grpc.aio.insecure_channel(client.address) as channel,
     ):
         call = channel.unary_stream(f"{SERVICE}/{method}")
@@ -59,13 +51,13 @@ async def test_a_prompt_of_too_much_is_refused_by_its_count(target, method):
         assert (await client.generate("hello", max_tokens=3)).token_ids
 
 
-async def test_options_of_too_much_are_refused_by_their_count(target):
+async def test_options_of_too_much_are_refused_by_their_count(served):
     cases = {
         "widths": (pb.SpeculationOptions(widths=[1] * 5000), "widths has 5000 depths"),
         "speculation": (pb.SpeculationOptions(widths=[1] * MOST), FIELDS),
     }
     async with (
-        routed([target]) as client,
+        routed([served]) as client,
         grpc.aio.insecure_channel(client.address) as channel,
     ):
         for speculation, sentence in cases.values():
@@ -77,13 +69,13 @@ async def test_options_of_too_much_are_refused_by_their_count(target):
             assert sentence in caught.value.details()
 
 
-async def test_a_name_of_a_model_is_short_wherever_it_is_asked_for(target):
+async def test_a_name_of_a_model_is_short_wherever_it_is_asked_for(served):
     requests = {
         "Tokenize": pb.TokenizeRequest(model="m" * 5000, prompt=pb.Prompt(text="x")),
         "GetModelInfo": pb.GetModelInfoRequest(model="m" * 5000),
     }
     async with (
-        routed([target]) as client,
+        routed([served]) as client,
         grpc.aio.insecure_channel(client.address) as channel,
     ):
         for method, request in requests.items():
@@ -93,8 +85,8 @@ async def test_a_name_of_a_model_is_short_wherever_it_is_asked_for(target):
             assert len(caught.value.details()) < 300
 
 
-async def test_tokenizing_takes_a_place_like_a_request(target):
-    async with routed([target], max_requests=1) as client:
+async def test_tokenizing_takes_a_place_like_a_request(served):
+    async with routed([served], max_requests=1) as client:
         async with client.stream("hello", max_tokens=4000) as running:
             await anext(running)
             with pytest.raises(CapacityError, match="1 requests are running"):

@@ -6,18 +6,10 @@ from slipstream.client import SamplingParams
 from slipstream.core.errors import DeadlineExceeded
 from slipstream.rpc.v1 import generation_pb2 as pb
 from support.network.raw_http2 import raw_caller
-from support.services import fleet
-from support.services.fleet import eventually, routed, target_worker
+from support.services.fleet import eventually, routed
 
 STREAM = "/slipstream.rpc.v1.GenerationService/GenerateStream"
 NUM_TOKENS = 40
-
-
-@pytest.fixture
-async def target(folder):
-    worker = target_worker(folder)
-    async with fleet.running(worker):
-        yield worker
 
 
 def request(request_id):
@@ -31,15 +23,15 @@ def request(request_id):
     return pb.GenerateStreamRequest(generation=asked)
 
 
-async def test_readers_that_stop_give_back_places_and_targets_and_their_requests_go_on(target):
+async def test_readers_that_stop_give_back_places_and_targets_and_their_requests_go_on(served):
     async with (
-        routed([target], max_requests=2, send_timeout_s=0.3) as client,
+        routed([served], max_requests=2, send_timeout_s=0.3) as client,
         raw_caller(client.address) as caller,
     ):
         streams = {caller.call(STREAM, request(f"r{number}")) for number in range(2)}
         await caller.until(lambda: caller.headers == streams)  # they run, and have answers
         await eventually(client.server_info, lambda info: info.num_requests == 0)
-        await eventually(target.load, lambda load: load.num_sessions == 0)
+        await eventually(served.load, lambda load: load.num_sessions == 0)
         options = {"max_tokens": NUM_TOKENS, "sampling": SamplingParams(seed=1)}
         again = await client.generate("hello", request_id="r0", **options)
         assert again.stats.continuity.num_resumed_tokens > 0
@@ -47,9 +39,9 @@ async def test_readers_that_stop_give_back_places_and_targets_and_their_requests
         assert caller.data == {}
 
 
-async def test_a_reader_that_goes_on_too_late_is_told_so(target):
+async def test_a_reader_that_goes_on_too_late_is_told_so(served):
     async with (
-        routed([target], send_timeout_s=0.1) as client,
+        routed([served], send_timeout_s=0.1) as client,
         raw_caller(client.address) as caller,
     ):
         stream = caller.call(STREAM, request("r"))
@@ -62,12 +54,12 @@ async def test_a_reader_that_goes_on_too_late_is_told_so(target):
         assert num_bytes == message.ByteSize()  # only what was on its way
 
 
-async def test_a_request_has_an_end_even_where_its_caller_sets_none(target):
-    async with routed([target], request_timeout_s=0.2) as client:
+async def test_a_request_has_an_end_even_where_its_caller_sets_none(served):
+    async with routed([served], request_timeout_s=0.2) as client:
         with pytest.raises(DeadlineExceeded, match=r"has run for 0\.2 s, the longest time"):
             async for _ in client.stream("hello", max_tokens=4000):
                 pass
         with pytest.raises(DeadlineExceeded, match=r"has run for 0\.2 s, the longest time"):
             await client.generate("hello", max_tokens=4000)
         await eventually(client.server_info, lambda info: info.num_requests == 0)
-        await eventually(target.load, lambda load: load.num_sessions == 0)
+        await eventually(served.load, lambda load: load.num_sessions == 0)

@@ -10,6 +10,18 @@ from slipstream.models.glide.glide_weights import save_glide
 from slipstream.models.loading import load_target_parts
 from support.models.tiny_checkpoint import save_checkpoint
 
+FIGURES = {
+    "tokens_per_s",
+    "ratio",
+    "ratio_decode",
+    "mean_acceptance_length",
+    "draft_acceptance_rate",
+    "drafted_tokens",
+    "outputs",
+    "identical",
+}
+"""Keys of a method's figures."""
+
 
 def save_pair(folder: Path, *, max_lag: int, vocab: torch.Tensor | None = None) -> list[str]:
     """Save a target, `tiny`, and untrained GliDe weights, `draft`; return the options for them."""

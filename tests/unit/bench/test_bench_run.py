@@ -11,19 +11,8 @@ from slipstream.cli.main import exit_code
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.verify import choose
 from slipstream.models.target.batched_tokens import Part
-from support.models.bench_files import save_pair, save_prompts
+from support.models.bench_files import FIGURES, save_pair, save_prompts
 from support.models.tiny import causal, tokens
-
-FIGURES = {
-    "tokens_per_s",
-    "ratio",
-    "ratio_decode",
-    "mean_acceptance_length",
-    "draft_acceptance_rate",
-    "drafted_tokens",
-    "outputs",
-    "identical",
-}
 
 
 @pytest.fixture(scope="module")

@@ -10,8 +10,8 @@ from slipstream.core.errors import (
 )
 from slipstream.options import build
 from slipstream.router.config import RouterConfig
-from slipstream.router.fields import refuse_unknown
 from slipstream.router.limits import Admission
+from slipstream.router.servicer import refuse_unknown
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 

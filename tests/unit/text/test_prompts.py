@@ -5,7 +5,7 @@ import pytest
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.prompt import checked_prompt
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.text.prompts import encode_prompt, encode_turn
+from slipstream.text.prompts import encode_prompt
 from support.models.tiny_checkpoint import byte_tokenizer
 
 TRANSFORMERS = byte_tokenizer()
@@ -39,14 +39,14 @@ def test_a_raw_prompt_is_taken_as_it_is():
 @pytest.mark.parametrize("ending", [(END,), ()], ids=["finished", "cut at the limit"])
 def test_turns_appended_one_by_one_are_the_conversation_at_once(ending):
     held = encode_prompt(TOKENIZER, "one") + ids("two") + ending
-    held += encode_turn(TOKENIZER, "three", last_token=held[-1])
+    held += encode_prompt(TOKENIZER, "three", last_token=held[-1])
     whole = [user("one"), assistant("two"), user("three")]
     assert held == encode_prompt(TOKENIZER, whole)
 
 
 def test_a_raw_turn_is_appended_as_it_is():
-    assert encode_turn(TOKENIZER, "more", last_token=9, raw=True) == ids("more")
-    assert encode_turn(TOKENIZER, [5], last_token=5) == (5,)
+    assert encode_prompt(TOKENIZER, "more", last_token=9, raw=True) == ids("more")
+    assert encode_prompt(TOKENIZER, [5], last_token=5) == (5,)
 
 
 @pytest.mark.parametrize(
@@ -92,7 +92,7 @@ def test_what_the_template_refuses_is_refused():
 def test_a_template_that_hides_the_reply_can_not_be_continued():
     forgetful = text_tokenizer(byte_tokenizer(template="{{ messages[-1]['content'] }}"))
     with pytest.raises(InvalidRequest, match="can't continue"):
-        encode_turn(forgetful, "more", last_token=0)
+        encode_prompt(forgetful, "more", last_token=0)
 
 
 @pytest.mark.parametrize(

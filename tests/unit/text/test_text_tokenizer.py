@@ -13,7 +13,7 @@ from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.text.prompts import encode_prompt, encode_turn
+from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer, vocab_hash
 from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer
 
@@ -106,7 +106,7 @@ def test_turns_appended_to_a_real_reply_are_the_conversation_at_once(real_model)
         held = encode_prompt(tokenizer, messages[0]["content"])
         for reply, asked in zip(messages[1::2], messages[2::2], strict=True):
             held += (*tokenizer.encode(reply["content"], add_special_tokens=False), *end)
-            held += encode_turn(tokenizer, asked["content"], last_token=held[-1])
+            held += encode_prompt(tokenizer, asked["content"], last_token=held[-1])
         assert held == encode_prompt(tokenizer, messages)
 
 

@@ -1,0 +1,23 @@
+"""The tiny model, and a target that serves it and records its telemetry."""
+
+import pytest
+
+from support.models import tiny
+from support.services.served_target import served_target
+from support.telemetry.listening import Listener
+
+
+@pytest.fixture(scope="module")
+def model():
+    return tiny.causal()
+
+
+@pytest.fixture
+def listener():
+    return Listener()
+
+
+@pytest.fixture
+async def served(model, listener):
+    async with served_target(model, telemetry=listener.telemetry) as at:
+        yield at
