@@ -8,7 +8,6 @@ Faithful to the released algorithm, that bias included.
 
 import math
 from collections.abc import Sequence
-from functools import cache
 
 import torch
 from torch import Tensor
@@ -37,20 +36,18 @@ def verify_forest(
 
     An empty proposal keeps nothing and draws the roots of the position after `prefix`.
     """
-    tree, rows = proposal.tree, cache(row)  # branches share rows
+    tree = proposal.tree
     distribution = SamplingDistribution(session.sampling, session.num_prompt_tokens, constraint)
     kept: tuple[int, ...] = ()
     rule = _branch_rule(session, distribution, proposal)
     for root in tree.children(ROOT):
-        below = descend(tree, root, [*prefix, tree.tokens[root]], rule, rows)
+        below = descend(tree, root, [*prefix, tree.tokens[root]], rule, row)
         if not kept or 1 + len(below.nodes) > len(kept):
             kept = (root, *below.nodes)
     tokens = [*prefix, *(tree.tokens[node] for node in kept)]
     last = kept[-1] if kept else ROOT
     rejected = _proposed(proposal, last) if len(kept) > 1 else None
-    return Walk(
-        kept, None, draw_roots(session, distribution, rows(last), tokens, rejected=rejected)
-    )
+    return Walk(kept, None, draw_roots(session, distribution, row(last), tokens, rejected=rejected))
 
 
 def draw_roots(

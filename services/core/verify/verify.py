@@ -7,6 +7,7 @@ models, caches or where the proposal came from.
 
 from collections.abc import Sequence
 from dataclasses import replace
+from functools import cache
 
 import torch
 from torch import Tensor
@@ -45,13 +46,9 @@ def verify(
     grammar, and holds for every node's own prefix. `find` is a faster way to the same tokens.
     Raises `ModelError` where logits are no distribution.
     """
-    first = row(ROOT)
-
-    def known_row(node: int) -> Tensor:
-        return first if node == ROOT else row(node)
-
+    row = cache(row)  # margins read the root's again, and branches share theirs
     if session.verification is Verification.TARGET_INIT:
-        return verify_forest(session, prefix, proposal, known_row, constraint=constraint)
+        return verify_forest(session, prefix, proposal, row, constraint=constraint)
     distribution = SamplingDistribution(session.sampling, session.num_prompt_tokens, constraint)
     find = find if constraint is None and is_softmax(session.sampling) else None
     if session.verification is Verification.EXACT:
@@ -61,16 +58,15 @@ def verify(
     logprobs = list[TokenLogprob]()
     if session.num_logprobs is not None:
         rule = recording(rule, proposal.tree, num_top=session.num_logprobs, logprobs=logprobs)
-    walk = descend(proposal.tree, ROOT, prefix, rule, known_row)
+    walk = descend(proposal.tree, ROOT, prefix, rule, row)
     if logprobs:
         walk = replace(walk, logprobs=tuple(logprobs))
     if not proposal.rivals:
         return walk
     token = proposal.tree.tokens[walk.nodes[0]] if walk.nodes else walk.token
     assert token is not None, "exact verification always draws"
-    return replace(
-        walk, margins=_margins(session, distribution, first, prefix, (token, *proposal.rivals))
-    )
+    tokens = (token, *proposal.rivals)
+    return replace(walk, margins=_margins(session, distribution, row(ROOT), prefix, tokens))
 
 
 def _margins(
