@@ -13,10 +13,7 @@ from slipstream.models.native.model import NativeModel
 from slipstream.models.native.weights import plain
 from support.models.instruction_sets import available
 
-pytestmark = pytest.mark.skipif(
-    not library.PATH.is_file(),
-    reason="no native kernels were built",
-)
+pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no kernels were built")
 
 
 @pytest.fixture(params=available() if library.PATH.is_file() else [])

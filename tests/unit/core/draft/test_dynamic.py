@@ -37,7 +37,9 @@ def test_the_best_nodes_of_all_levels_are_kept_and_their_parents_with_them(seed,
     assert list(kept) == sorted(best)
     assert len(kept_tree) == len(kept)
     for index, node in enumerate(kept):
-        assert kept_tree.path_tokens(index) == tree.path_tokens(node)
+        above = kept_tree.parents[index]
+        assert kept_tree.tokens[index] == tree.token(node)
+        assert (ROOT if above == ROOT else kept[above]) == tree.parent(node)
         assert tree.score(node) == pytest.approx(scores[node])
 
 
