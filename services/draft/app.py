@@ -32,6 +32,8 @@ def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> Draft
     """
     if config.draft == NO_DRAFTER:
         raise InvalidRequest("a draft service needs a draft; without one, start none")
+    if config.draft != NGRAM.kind and not {*config.ngrams} <= {"auto", "none"}:
+        raise InvalidRequest(f"ngrams is for the draft ngram, but the draft is {config.draft}")
     thread = EngineThread("draft")
     device = parse_device(config.compute.device)
     receivers = KvReceivers(config.to_targets(), device, config.sources())

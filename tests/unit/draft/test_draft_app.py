@@ -92,7 +92,8 @@ async def test_only_a_draft_of_ngrams_reads_their_files(checkpoint):
         assert (await about(draft="ngram", ngrams=(ngrams,))).kind == "ngram"
     with pytest.raises(InvalidRequest, match="ngrams is 'missing', but must be auto, none or"):
         await about(draft="ngram", ngrams=("missing",))
-    assert (await about(draft=f"vanilla:{checkpoint}", ngrams=("missing",))).kind == "vanilla"
+    with pytest.raises(InvalidRequest, match="ngrams is for the draft ngram, but the draft is van"):
+        await about(draft=f"vanilla:{checkpoint}", ngrams=("missing",))
 
 
 async def test_a_glide_draft_says_which_target_and_layers_it_reads(checkpoint, weights):
