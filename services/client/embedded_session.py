@@ -8,7 +8,6 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
-from typing import Any
 
 from slipstream.client.call import ClientCall, late
 from slipstream.client.engine import Engine
@@ -150,9 +149,10 @@ class EmbeddedSession:
                 yield chunk
 
     async def _encode(self, asked: Generation, last_token: int | None) -> tuple[int, ...]:
-        raw, allows = asked.ask.raw, asked.ask.allow_special_tokens
-        options: dict[str, Any] = {"raw": raw, "allow_special_tokens": allows}
-        return encode_prompt(self._engine.text, asked.prompt, last_token=last_token, **options)
+        text, raw, allows = self._engine.text, asked.ask.raw, asked.ask.allow_special_tokens
+        return encode_prompt(
+            text, asked.prompt, last_token=last_token, raw=raw, allow_special_tokens=allows
+        )
 
 
 def _tolerant(draft: Draft, name: str, *, vocab_size: int, clock: Clock) -> FailoverDraft:

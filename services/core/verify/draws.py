@@ -64,7 +64,12 @@ def draw_among(
     scores = logits[ids]
     if sampling.temperature != 1:
         scores = (scores - best).div_(sampling.temperature)
-    noise = gumbel(sampling.seed, position, ids, purpose=Purpose.DRAW)
+    return best_with_noise(scores, ids, seed=sampling.seed, position=position)
+
+
+def best_with_noise(scores: Tensor, ids: Tensor, *, seed: int, position: int) -> int:
+    """Return the id whose score [n] is the largest with its noise: the draw at `position`."""
+    noise = gumbel(seed, position, ids, purpose=Purpose.DRAW)
     return int(ids[argmax_first(noise.add_(scores))])
 
 

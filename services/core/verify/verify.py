@@ -18,7 +18,7 @@ from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.constraint import Constraint
 from slipstream.core.verify.distribution import SamplingDistribution
-from slipstream.core.verify.draws import FindContenders, draw_among, is_softmax
+from slipstream.core.verify.draws import FindContenders, best_with_noise, draw_among, is_softmax
 from slipstream.core.verify.keyed_noise import Purpose, gumbel_of, uniform
 from slipstream.core.verify.likelihood import recording
 from slipstream.core.verify.noise import MAX_GUMBEL, gumbel
@@ -50,7 +50,8 @@ def verify(
     if session.verification is Verification.TARGET_INIT:
         return verify_forest(session, prefix, proposal, row, constraint=constraint)
     distribution = SamplingDistribution(session.sampling, session.num_prompt_tokens, constraint)
-    find = find if constraint is None and is_softmax(session.sampling) else None
+    if constraint is not None or session.sampling.is_greedy or not is_softmax(session.sampling):
+        find = None
     if session.verification is Verification.EXACT:
         rule = _exact(session.sampling, distribution, proposal, find)
     else:
@@ -118,8 +119,7 @@ def _choose(
         ids = torch.arange(scores.shape[0], dtype=torch.int32, device=scores.device)
     if ids.shape[0] > _MANY:
         scores, ids = _contenders(scores, ids, best, seed=sampling.seed, position=len(prefix))
-    noise = gumbel(sampling.seed, len(prefix), ids, purpose=Purpose.DRAW)
-    return int(ids[argmax_first(noise.add_(scores))])
+    return best_with_noise(scores, ids, seed=sampling.seed, position=len(prefix))
 
 
 def _contenders(
@@ -144,7 +144,7 @@ def _exact(
     find: FindContenders | None,
 ) -> PositionRule:
     """Draw the position's token as without a proposal; go on if a child carries it."""
-    tree, find = proposal.tree, None if sampling.is_greedy else find
+    tree = proposal.tree
 
     def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
         token = None if find is None else draw_among(logits, sampling, len(tokens), find)

@@ -92,10 +92,9 @@ class NativeModel:
         """See `core.verify.draws.FindContenders`."""
         tokens = torch.empty(len(logits), dtype=torch.int32)
         best = c_float()
-        noise = (key & 0xFFFFFFFF for key in keys)
         addresses = (byref(best), tokens.data_ptr())
         count = self._library.slipstream_contenders(
-            self._handle, logits.data_ptr(), len(logits), temperature, *noise, *addresses
+            self._handle, logits.data_ptr(), len(logits), temperature, *keys, *addresses
         )
         return (tokens[:count], best.value) if count else None
 

@@ -44,7 +44,7 @@ class Hostile(draft_pb2_grpc.DraftServiceServicer):
 
 @asynccontextmanager
 async def hostile_draft(folder, proposal, **identity):
-    """Its address, and it; `identity` is what it says of itself beside the truth."""
+    """A hostile draft's address, and it; `identity` is what it claims beside the truth."""
     loaded = draft_worker(str(glide_of(folder)), folder)
     async with fleet.running(loaded), connect(loaded.address, ChannelOptions()) as channel:
         stub = draft_pb2_grpc.DraftServiceStub(channel)

@@ -34,7 +34,7 @@ STATS = torch.tensor(
 
 
 def model(width=4):
-    """With weights that matter everywhere."""
+    """A decision model whose weights matter everywhere."""
     torch.manual_seed(0)
     decision = DecisionModel(6, width)
     with torch.no_grad():

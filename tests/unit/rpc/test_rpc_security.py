@@ -42,7 +42,7 @@ def origin(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory):
-    """Of another authority."""
+    """Certificates of another authority."""
     return certificates(tmp_path_factory.mktemp("other"))
 
 

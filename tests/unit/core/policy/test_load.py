@@ -74,7 +74,7 @@ def test_what_is_rarely_kept_is_not_offered_at_a_price():
 
 
 def test_prices_rise_with_the_crowd():
-    """In what another node of every session takes: their plain rounds are as long together."""
+    """Prices count one more node of every session, whose plain rounds are as long together."""
     prices = [offers(sessions).costs.of(2) - 1 for sessions in (2, 4, 8, 16)]
     assert prices == sorted(prices)
     assert prices[0] > 0
