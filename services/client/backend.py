@@ -4,7 +4,7 @@ Errors are those of `core.errors` on either side. A backend waits, for asyncio, 
 threads: then its coroutines end in one step, and `blocking` makes plain methods of them.
 """
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from functools import wraps
 from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
@@ -18,7 +18,7 @@ from slipstream.client.call import (
 )
 from slipstream.core.inline import finished
 from slipstream.core.request.model_info import ModelInfo
-from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.request import SessionRef, check_name
 from slipstream.core.request.results import Chunk, Result
 from slipstream.core.request.server_info import ServerInfo
@@ -65,10 +65,12 @@ class Backend(Protocol):
         """Return a request that has not started yet."""
         ...
 
-    async def tokenize(
-        self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
-    ) -> tuple[int, ...]:
+    async def tokenize(self, prompt: Prompt, form: PromptForm, *, model: str) -> tuple[int, ...]:
         """Return the token ids of a prompt."""
+        ...
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str:
+        """Return the text of token ids."""
         ...
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:

@@ -22,6 +22,7 @@ from slipstream.core.request.options import SpeculationOptions
 from slipstream.core.request.prompt import Prompt
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
 from slipstream.core.request.results import Chunk, Result
+from slipstream.core.request.tools import Tool, call_schema, forced_tools, tools_of
 from slipstream.core.types import SamplingParams
 from slipstream.core.verify.grammar import Grammar, GrammarKind
 
@@ -55,6 +56,10 @@ class RequestOptions(TypedDict, total=False):
     """A JSON schema that the text follows."""
     regex: str
     """A regular expression that the whole text matches."""
+    tools: Sequence[Tool | Mapping[str, Any]]
+    """Functions that the model may call, also as OpenAI writes them."""
+    tool_choice: str | Mapping[str, Any]
+    """auto, none, required, or as OpenAI names a function; a forced call is all of the text."""
     num_received: int
     """Tokens held from an answer to the same request that broke off; only the rest is streamed."""
 
@@ -181,6 +186,14 @@ def named(request_id: str) -> Iterator[None]:
 
 
 def _ask(options: RequestOptions) -> Ask:
+    tools, choice = tools_of(options.get("tools", ())), options.get("tool_choice", "auto")
+    grammar = _grammar(options)
+    if forced := forced_tools(tools, choice):
+        if grammar is not None:
+            raise UnsupportedCombination(
+                f"tool_choice and a {grammar.kind.value} are given, but a text follows one"
+            )
+        grammar = Grammar(GrammarKind.JSON_SCHEMA, json.dumps(call_schema(forced)))
     return Ask(
         options.get("sampling", SamplingParams()),
         options.get("max_tokens", DEFAULT_MAX_TOKENS),
@@ -190,8 +203,9 @@ def _ask(options: RequestOptions) -> Ask:
         options.get("request_id") or uuid4().hex,
         options.get("with_origins", False),
         options.get("logprobs"),
-        _grammar(options),
+        grammar,
         options.get("allow_special_tokens", False),
+        () if choice == "none" else tools,
     )
 
 

@@ -1,10 +1,11 @@
 """Clients: generate, stream, converse; with engines behind a router or in this process."""
 
 import sys
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from os import PathLike
 from pathlib import Path
-from typing import TYPE_CHECKING, ClassVar, Self, Unpack
+from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
 from slipstream.client.backend import Backend, ClientContext, blocking
 from slipstream.client.call import (
@@ -20,10 +21,11 @@ from slipstream.client.session import AsyncClientSession, ClientSession
 from slipstream.client.stream import AsyncChunkStream, ChunkStream
 from slipstream.core.inline import finished
 from slipstream.core.request.model_info import ModelInfo
-from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.prompt import Prompt, PromptForm, check_token_ids
 from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Result
 from slipstream.core.request.server_info import ServerInfo
+from slipstream.core.request.tools import Tool, tools_of
 
 if TYPE_CHECKING:
     from slipstream.rpc.security import ClientTls
@@ -176,15 +178,18 @@ class AsyncClient(_ClientBase):
         *,
         raw: bool = False,
         allow_special_tokens: bool = False,
+        tools: Sequence[Tool | Mapping[str, Any]] = (),
         model: str | None = None,
     ) -> tuple[int, ...]:
         """Return the token ids of a prompt, as a request with it would use them."""
-        return await self._context.backend.tokenize(
-            prompt,
-            raw=raw,
-            allow_special_tokens=allow_special_tokens,
-            model=model or self._context.model,
-        )
+        form = PromptForm(raw, allow_special_tokens, tools_of(tools))
+        model = model or self._context.model
+        return await self._context.backend.tokenize(prompt, form, model=model)
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str | None = None) -> str:
+        """Return the text of token ids as answers have it: without special tokens."""
+        check_token_ids(token_ids)
+        return await self._context.backend.detokenize(token_ids, model=model or self._context.model)
 
     async def model_info(self, model: str | None = None) -> ModelInfo:
         """Return what a model can do, and its limits. Name it where there are several."""
@@ -220,6 +225,7 @@ class Client(_ClientBase):
 
     generate = blocking(AsyncClient.generate)
     tokenize = blocking(AsyncClient.tokenize)
+    detokenize = blocking(AsyncClient.detokenize)
     model_info = blocking(AsyncClient.model_info)
     models = blocking(AsyncClient.models)
     server_info = blocking(AsyncClient.server_info)

@@ -1,6 +1,7 @@
 """Both engines in this process: no network, no other service."""
 
 import time
+from collections.abc import Sequence
 from contextlib import suppress
 from itertools import count
 from pathlib import Path
@@ -14,7 +15,7 @@ from slipstream.client.stream import AsyncChunkStream
 from slipstream.core.errors import InvalidRequest, ModelNotFound, SessionClosed, SessionNotFound
 from slipstream.core.inline import finished
 from slipstream.core.request.model_info import Limits, ModelInfo, drafter_infos, verification_infos
-from slipstream.core.request.prompt import Prompt, checked_prompt
+from slipstream.core.request.prompt import Prompt, PromptForm, checked_prompt
 from slipstream.core.request.results import Chunk, Result, collected
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.draft.build import Drafter
@@ -73,9 +74,7 @@ class Embedded:
         """Return a request that is ready to be read. Raises what can be refused."""
         generation, ask = call.generation, call.generation.ask
         self._require(generation.model)
-        checked_prompt(
-            generation.prompt, raw=ask.raw, allow_special_tokens=ask.allow_special_tokens
-        )
+        checked_prompt(generation.prompt, ask.form)
         if generation.num_received:
             raise InvalidRequest("num_received goes with a router: what runs here can't break off")
         session_id = session_of(generation, "")
@@ -87,13 +86,15 @@ class Embedded:
             self._sessions[session_id] = session
         return answer
 
-    async def tokenize(
-        self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
-    ) -> tuple[int, ...]:
+    async def tokenize(self, prompt: Prompt, form: PromptForm, *, model: str) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
         self._require(model)
-        text = self.engine.text
-        return encode_prompt(text, prompt, raw=raw, allow_special_tokens=allow_special_tokens)
+        return encode_prompt(self.engine.text, prompt, form)
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str:
+        """See `Backend.detokenize`."""
+        self._require(model)
+        return self.engine.text.decode(token_ids)
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:
         """See `Backend.models`."""

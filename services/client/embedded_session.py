@@ -149,10 +149,8 @@ class EmbeddedSession:
                 yield chunk
 
     async def _encode(self, asked: Generation, last_token: int | None) -> tuple[int, ...]:
-        text, raw, allows = self._engine.text, asked.ask.raw, asked.ask.allow_special_tokens
-        return encode_prompt(
-            text, asked.prompt, last_token=last_token, raw=raw, allow_special_tokens=allows
-        )
+        text, form = self._engine.text, asked.ask.form
+        return encode_prompt(text, asked.prompt, form, last_token=last_token)
 
 
 def _tolerant(draft: Draft, name: str, *, vocab_size: int, clock: Clock) -> FailoverDraft:

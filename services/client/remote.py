@@ -2,7 +2,7 @@
 
 import logging
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, suppress
 from typing import Any
 
@@ -21,7 +21,7 @@ from slipstream.core.errors import (
     Unavailable,
 )
 from slipstream.core.request.model_info import ModelInfo
-from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.results import Chunk, Result
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.rpc.channel import metadata
@@ -66,13 +66,16 @@ class RemoteBackend:
         """See `Backend.stream`."""
         return _RemoteStream(self._channel, self._start, self._to.progress(call))
 
-    async def tokenize(
-        self, prompt: Prompt, *, raw: bool, allow_special_tokens: bool, model: str
-    ) -> tuple[int, ...]:
+    async def tokenize(self, prompt: Prompt, form: PromptForm, *, model: str) -> tuple[int, ...]:
         """See `Backend.tokenize`."""
-        message = prompt_to_pb(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
-        request = pb.TokenizeRequest(model=model, prompt=message)
+        request = pb.TokenizeRequest(model=model, prompt=prompt_to_pb(prompt, form))
         return tuple((await self._call("Tokenize", request, self._control_s)).token_ids)
+
+    async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str:
+        """See `Backend.detokenize`."""
+        request = pb.DetokenizeRequest(model=model, token_ids=token_ids)
+        text: str = (await self._call("Detokenize", request, self._control_s)).text
+        return text
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:
         """See `Backend.models`."""

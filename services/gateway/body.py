@@ -12,19 +12,17 @@ from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.types import Shape, StopPolicy, Verification
 from slipstream.gateway.errors import HttpError
 
+MAX_CHOICES = 16
+"""Answers of one request."""
 NO_EFFECT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
 """Parameters that change no answer, whatever their value."""
 
 HARMLESS: Mapping[str, tuple[object, ...]] = {
-    "n": (1,),
     "store": (False,),
     "service_tier": ("auto", "default"),
     "best_of": (1,),
     "echo": (False,),
     "suffix": ("",),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
     "functions": ([],),
     "function_call": ("none", "auto"),
     "modalities": (["text"],),
@@ -84,7 +82,10 @@ def _message(value: Any) -> Any:
     if not isinstance(value, dict):
         return value
     kept = ("role", "content")
-    return {name: it for name, it in value.items() if name in kept or it not in _EMPTY}
+    message = {name: it for name, it in value.items() if name in kept or it not in _EMPTY}
+    if "tool_calls" in message and message.get("content") is None:
+        message["content"] = ""
+    return message
 
 
 _Text = Annotated[
@@ -110,11 +111,57 @@ class _Model(BaseModel):
     model_config = _STRICT
 
 
+class CalledFunction(_Model):
+    """The function of a call, and JSON of its arguments."""
+
+    name: str
+    arguments: str
+
+
+class MessageCall(_Model):
+    """A call that an assistant's message makes."""
+
+    id: str
+    type: Literal["function"]
+    function: CalledFunction
+
+
 class Message(_Model):
     """One message of a chat."""
 
-    role: Literal["system", "developer", "user", "assistant"]
+    role: Literal["system", "developer", "user", "assistant", "tool"]
     content: _Text
+    tool_calls: list[MessageCall] | None = None
+    tool_call_id: str | None = None
+
+
+class FunctionSchema(_Model):
+    """A function that the model may call. `strict` asks for what a forced call always keeps."""
+
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
+    strict: bool | None = None
+
+
+class FunctionTool(_Model):
+    """A tool: of functions only."""
+
+    type: Literal["function"]
+    function: FunctionSchema
+
+
+class FunctionName(_Model):
+    """The name of a function."""
+
+    name: str
+
+
+class ChosenFunction(_Model):
+    """A choice of the function that must be called."""
+
+    type: Literal["function"]
+    function: FunctionName
 
 
 class StreamOptions(_Model):
@@ -168,6 +215,7 @@ class SharedRequest(_Model):
     """Parameters of both kinds of requests."""
 
     model: str = ""
+    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
     max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
@@ -198,14 +246,18 @@ class ChatRequest(SharedRequest):
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+    tools: list[FunctionTool] = []
+    tool_choice: Literal["auto", "none", "required"] | ChosenFunction = "auto"
+    parallel_tool_calls: bool = True
 
     @property
     def prompt(self) -> Prompt:
         """Return the messages with the roles that models have: a developer's are the system's."""
-        roles = {"developer": "system"}
-        return [
-            {"role": roles.get(at.role, at.role), "content": at.content} for at in self.messages
-        ]
+        messages = [at.model_dump(exclude_none=True) for at in self.messages]
+        for message in messages:
+            if message["role"] == "developer":
+                message["role"] = "system"
+        return messages
 
 
 class CompletionRequest(SharedRequest):

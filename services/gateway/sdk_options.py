@@ -34,6 +34,9 @@ def chat_options(body: ChatRequest, *, request_id: str, default_max_tokens: int)
     options["max_tokens"] = max((it for it in limits if it is not None), default=default_max_tokens)
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
+    choice = body.tool_choice
+    options["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    options["tool_choice"] = choice if isinstance(choice, str) else choice.model_dump()
     return options
 
 
@@ -46,6 +49,23 @@ def completion_options(body: CompletionRequest, *, request_id: str) -> RequestOp
     if body.logprobs is not None:
         options["logprobs"] = body.logprobs
     return options
+
+
+def each_choice(options: RequestOptions, count: int) -> list[RequestOptions]:
+    """Return the options of so many answers: each has a seed and an id of its own."""
+    sampling, name = options["sampling"], options["request_id"]
+    assert sampling.seed is not None
+    return [
+        options,
+        *(
+            {
+                **options,
+                "sampling": replace(sampling, seed=(sampling.seed + index) % MAX_SEED),
+                "request_id": f"{name[:MAX_NAME_LENGTH - 3]}-{index}",
+            }
+            for index in range(1, count)
+        ),
+    ]
 
 
 def seed_of(request_id: str) -> int:

@@ -12,7 +12,7 @@ from slipstream.router.replicas.probes import DescribedTarget
 from slipstream.text.prompts import encode_prompt
 
 LONG_PROMPT = 4096
-"""Characters from which on a prompt is encoded in a thread."""
+"""Characters from which on a prompt is encoded in a thread, as one with tools always is."""
 NUM_THREADS = 2
 """Long prompts that are encoded at once; each may take the memory of its context's tokens."""
 _MESSAGE_CHARS = 32
@@ -36,12 +36,11 @@ class PromptEncoder:
             encode_prompt,
             model.tokenizer,
             prompt,
+            ask.form,
             last_token=last_token,
-            raw=ask.raw,
-            allow_special_tokens=ask.allow_special_tokens,
             max_tokens=model.facts.context_length,
         )
-        if _num_chars(prompt) < LONG_PROMPT:
+        if not ask.tools and _num_chars(prompt) < LONG_PROMPT:
             return encode()
         return await asyncio.get_running_loop().run_in_executor(self._threads, encode)
 
@@ -54,5 +53,5 @@ def _num_chars(prompt: Any) -> int:
     """Return the approximate number of characters to encode."""
     if isinstance(prompt, str) or are_ids(prompt):
         return len(prompt)
-    messages: tuple[Mapping[str, str], ...] = prompt
+    messages: tuple[Mapping[str, Any], ...] = prompt
     return sum(_MESSAGE_CHARS + len(message["content"]) for message in messages)

@@ -31,7 +31,10 @@ from slipstream.router.replicas.probes import DescribedDraft
 from slipstream.router.request_runner import RequestRunner
 from slipstream.router.request_telemetry import RequestRecorder, RouterTelemetry
 from slipstream.router.shadow import Shadow
-from slipstream.rpc.conversion.convert_generation import generation_from_pb, prompt_from_pb
+from slipstream.rpc.conversion.convert_generation import (
+    generation_from_pb,
+    prompt_from_pb,
+)
 from slipstream.rpc.conversion.convert_info import model_info_to_pb, server_info_to_pb
 from slipstream.rpc.conversion.convert_results import chunk_to_pb, result_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
@@ -97,14 +100,29 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         """See `generation.proto`."""
         key, parts = self._enter(request, context, request.prompt), self._parts
-        prompt, raw = prompt_from_pb(request.prompt)
-        ask = Ask(raw=raw, allow_special_tokens=request.prompt.allow_special_tokens)
+        prompt, form = prompt_from_pb(request.prompt)
+        ask = Ask(raw=form.raw, allow_special_tokens=form.allow_special_tokens, tools=form.tools)
         asked = Generation(prompt, ask, request.model)
         run = parts.runner.tokens(asked)
         async with aclosing(
             parts.limits.within(key, asked, run, self._remaining(context))
         ) as chunks:
             return pb.TokenizeResponse(token_ids=(await anext(chunks)).token_ids)
+
+    async def Detokenize(
+        self, request: pb.DetokenizeRequest, context: Any
+    ) -> pb.DetokenizeResponse:
+        """See `generation.proto`."""
+        self._enter(request, context)
+        check_name("model", request.model)
+        fleet = self._parts.fleet
+        model = fleet.models()[fleet.model_name(request.model)].model
+        limit = model.facts.context_length
+        if len(request.token_ids) > limit:
+            raise PromptTooLong(
+                f"{len(request.token_ids)} token ids exceed the context of {limit} tokens"
+            )
+        return pb.DetokenizeResponse(text=model.tokenizer.decode(request.token_ids))
 
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: Any

@@ -99,7 +99,13 @@ def _load(
             num_ranks=config.tensor_parallel,
         )
         numerics = cast(Numerics, config.numerics)
-        built = build_target(loaded, numerics=numerics, limits=config.target_limits(), team=team)
+        built = build_target(
+            loaded,
+            numerics=numerics,
+            limits=config.target_limits(),
+            team=team,
+            tool_format=config.tool_format,
+        )
         return built, describe(loaded, built, max_sessions=config.sessions.max_sessions)
 
     thread = EngineThread("target")

@@ -23,6 +23,7 @@ from slipstream.target.memory import KvMemory
 from slipstream.target.meter import FixedMeter, LoadMeter, Meter
 from slipstream.target.schedule import StepBudget
 from slipstream.target.trial import learn_cost
+from slipstream.text.tool_prompt import AUTO_FORMAT, format_of
 
 _LOG = logging.getLogger("slipstream.target")
 
@@ -69,6 +70,7 @@ def build_target(
     numerics: Numerics = "invariant",
     limits: TargetLimits | None = None,
     team: TensorParallelGroup | None = None,
+    tool_format: str = AUTO_FORMAT,
 ) -> BuiltTarget:
     """Build an engine that takes the loaded model over.
 
@@ -95,6 +97,7 @@ def build_target(
         loaded.stop_token_ids,
         has_grammars=grammars is not None,
         max_logprobs=MAX_LOGPROBS,
+        tool_format=format_of(text_tokenizer(loaded.tokenizer).chat_template, tool_format),
     )
     budget = StepBudget(limits.max_rows, min(model.rule.max_rows, _TILE), seconds=curve.seconds)
     return BuiltTarget(target, model, facts, plan, budget)

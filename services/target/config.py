@@ -18,6 +18,7 @@ from slipstream.rpc.service_options import (
 )
 from slipstream.state.options import StoreOptions
 from slipstream.target.build import MAX_ROWS, TargetLimits
+from slipstream.text.tool_prompt import AUTO_FORMAT, TOOL_FORMATS
 
 _LEAST_ROWS = MAX_NODES + 1
 """Batched tokens of a step: the largest proposal, and the token above it."""
@@ -38,6 +39,10 @@ class TargetConfig:
     numerics: str = option(
         "invariant",
         "invariant: a token depends on its prefix only, whatever is computed beside it; or fast.",
+    )
+    tool_format: str = option(
+        AUTO_FORMAT,
+        "How the model calls tools: hermes, llama3, mistral or none; auto: by its chat template.",
     )
     tensor_parallel: int = option(
         1,
@@ -71,6 +76,9 @@ class TargetConfig:
         if self.numerics not in get_args(Numerics):
             known = " or ".join(get_args(Numerics))
             raise InvalidRequest(f"numerics is {self.numerics!r}, but must be {known}")
+        if self.tool_format not in TOOL_FORMATS:
+            known = ", ".join(TOOL_FORMATS)
+            raise InvalidRequest(f"tool_format is {self.tool_format!r}, but must be one of {known}")
         advertised = self.replica.advertised_address
         check_advertised(self.listen.address, advertised, reader="draft")
         self.server_options()

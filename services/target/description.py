@@ -6,6 +6,7 @@ from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loading import LoadedModel
 from slipstream.models.store.digests import hub_commit, weights_digest
 from slipstream.models.tokenizer import text_tokenizer
+from slipstream.rpc.conversion.enums import TOOL_FORMAT
 from slipstream.rpc.kv import DTYPE
 from slipstream.rpc.protocol import PROTOCOL_VERSION, new_incarnation
 from slipstream.rpc.tensors import dtype_of
@@ -48,6 +49,7 @@ def describe(
         memory=common_pb2.Memory(**built.memory.account()),
         has_grammars=facts.has_grammars,
         max_logprobs=facts.max_logprobs,
+        tool_format=TOOL_FORMAT.to_pb(facts.tool_format),  # type: ignore[arg-type]
     )
 
 

@@ -7,7 +7,15 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.prompt import Message, Prompt, are_ids, checked_prompt
+from slipstream.core.request.prompt import (
+    PLAIN_FORM,
+    Message,
+    Prompt,
+    PromptForm,
+    are_ids,
+    checked_prompt,
+)
+from slipstream.core.request.tools import Tool
 from slipstream.text.tokenizer import TextTokenizer
 
 # Stands for the reply that the session already holds. No template trims or rewrites it.
@@ -17,10 +25,9 @@ _REPLY = "SLIPSTREAMREPLY"
 def encode_prompt(
     tokenizer: TextTokenizer,
     prompt: Prompt,
+    form: PromptForm = PLAIN_FORM,
     *,
     last_token: int | None = None,
-    raw: bool = False,
-    allow_special_tokens: bool = False,
     max_tokens: int | None = None,
 ) -> tuple[int, ...]:
     """Return the token ids of a conversation's first turn, up to where the model is to go on.
@@ -28,22 +35,23 @@ def encode_prompt(
     With `last_token`, those to append for a later turn, behind a reply that ended with it: they
     close the reply as the chat template does, unless the model has done so itself.
 
-    Text is one user message, put through the model's chat template unless `raw`. Ids are taken
-    as they are. The names of special tokens are plain text, but for a raw prompt with
-    `allow_special_tokens`. Raises `InvalidRequest` for an empty or ill-formed prompt, and
-    `PromptTooLong` for text that is far longer than `max_tokens`.
+    Text is one user message, put through the model's chat template unless raw. Ids are taken
+    as they are. Raises `InvalidRequest` for an empty or ill-formed prompt, or tools with a later
+    turn, and `PromptTooLong` for text that is far longer than `max_tokens`.
     """
-    content: Any = checked_prompt(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
+    content: Any = checked_prompt(prompt, form)
     if not isinstance(content, str) and are_ids(content):
         return _known(tokenizer, content)
-    _check_lengths(tokenizer, content, max_tokens)
-    if raw:
-        text = content if allow_special_tokens else tokenizer.as_text(content)
+    if form.tools and last_token is not None:
+        raise InvalidRequest("tools are given with a later turn, but only the first can have any")
+    _check_lengths(tokenizer, content, form.tools, max_tokens)
+    if form.raw:
+        text = content if form.allow_special_tokens else tokenizer.as_text(content)
     else:
-        text = _rendered(tokenizer, content, is_later=last_token is not None)
-    is_start = raw and last_token is None
+        text = _rendered(tokenizer, content, form.tools, is_later=last_token is not None)
+    is_start = form.raw and last_token is None
     ids = tokenizer.encode(text, add_special_tokens=is_start, max_tokens=max_tokens)
-    is_closed = not raw and bool(ids) and ids[0] == last_token
+    is_closed = not form.raw and bool(ids) and ids[0] == last_token
     return _not_empty(ids[1:] if is_closed else ids)
 
 
@@ -53,10 +61,16 @@ def encode_answer(tokenizer: TextTokenizer, answer: str) -> tuple[int, ...]:
     return _not_empty(ids, "answer")
 
 
-def _rendered(tokenizer: TextTokenizer, content: str | Sequence[Message], *, is_later: bool) -> str:
+def _rendered(
+    tokenizer: TextTokenizer,
+    content: str | Sequence[Message],
+    tools: Sequence[Tool],
+    *,
+    is_later: bool,
+) -> str:
     """Return messages by the chat template; of a later turn what follows the reply before it."""
     if not is_later:
-        return tokenizer.render(_messages(content))
+        return tokenizer.render(_messages(content), tools)
     before = ({"role": "user", "content": "."}, {"role": "assistant", "content": _REPLY})
     parts = tokenizer.render([*before, *_messages(content)]).split(_REPLY)
     if len(parts) != 2:
@@ -72,13 +86,16 @@ def _known(tokenizer: TextTokenizer, ids: Sequence[int]) -> tuple[int, ...]:
 
 
 def _check_lengths(
-    tokenizer: TextTokenizer, content: str | Sequence[Message], max_tokens: int | None
+    tokenizer: TextTokenizer,
+    content: str | Sequence[Message],
+    tools: Sequence[Tool],
+    max_tokens: int | None,
 ) -> None:
     """Refuse texts that are too long before anything is done with all of them."""
     if max_tokens is None:
         return
     texts = [content] if isinstance(content, str) else [at["content"] for at in content]
-    for text in texts:
+    for text in (*texts, *(tool.parameters for tool in tools)):
         tokenizer.check_length(text, max_tokens)
 
 

@@ -5,6 +5,7 @@ they are and what they write is bounded in size. The time and memory that they t
 """
 
 import json
+import re
 from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
@@ -27,6 +28,9 @@ MAX_RENDERED_CHARS = 16 << 20
 _MAX_REASON_CHARS = 200
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
+_TOOLS = re.compile(r"\btools\b")
+
+Json = dict[str, Any]
 Now = Callable[[], datetime]
 
 
@@ -50,7 +54,12 @@ class ChatTemplate:
         self._special_tokens = dict(special_tokens)
         self._now = now
 
-    def render(self, messages: Sequence[Message]) -> str:
+    @property
+    def takes_tools(self) -> bool:
+        """Return whether it shows tools: it names the variable that has them."""
+        return bool(_TOOLS.search(self._source))
+
+    def render(self, messages: Sequence[Message], tools: Sequence[Json] = ()) -> str:
         """Return the conversation as text, up to where the model is to answer.
 
         Raises `InvalidRequest` without a template, for one with mistakes, and when it refuses the
@@ -60,7 +69,7 @@ class ChatTemplate:
             raise InvalidRequest("there are no messages for the chat template")
         program = self._program
         try:
-            return self._text(program, [dict(message) for message in messages])
+            return self._text(program, [dict(message) for message in messages], tools)
         except InvalidRequest:
             raise
         except Exception as error:  # a stranger's program fails as it likes
@@ -81,11 +90,11 @@ class ChatTemplate:
         except Exception as error:  # deep nesting, literals that are none
             raise InvalidRequest(f"the chat template is broken ({_brief(error)})") from None
 
-    def _text(self, program: Template, messages: list[dict[str, str]]) -> str:
+    def _text(self, program: Template, messages: list[Json], tools: Sequence[Json]) -> str:
         parts, num_chars = [], 0
         pieces = program.generate(
             messages=messages,
-            tools=None,
+            tools=list(tools) or None,
             documents=None,
             add_generation_prompt=True,
             **self._special_tokens,

@@ -5,15 +5,17 @@ from collections.abc import Callable, Mapping, Sequence
 from datetime import datetime
 from functools import cached_property
 from types import MappingProxyType
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from tokenizers import Encoding, Tokenizer
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong, WeightsError
 from slipstream.core.request.prompt import Message, check_unicode
+from slipstream.core.request.tools import Tool
 from slipstream.text.control_tokens import BREAK, ControlTokens
 from slipstream.text.template import ChatTemplate, Now
 from slipstream.text.token_bytes import TokenBytes
+from slipstream.text.tool_prompt import as_text, for_template, tool_json
 
 PIECE_CHARS = 1 << 16
 """Characters of a long text that are encoded at a time to see whether all of it may fit."""
@@ -146,20 +148,26 @@ class TextTokenizer:
         """
         return b"" if token_id == self._control.break_id else self._token_bytes.of(token_id)
 
-    def render(self, messages: Sequence[Message]) -> str:
+    def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """Return a conversation as the chat template writes it, up to where the model is to answer.
 
-        To `encode`, all special tokens in it are the template's: what messages have of their names
-        is broken. Raises `InvalidRequest` without a template, or when it refuses these messages.
+        To `encode`, all special tokens in it are the template's: what messages and tools have of
+        their names is broken. Raises `InvalidRequest` without a template, or when it refuses these
+        messages.
         """
         control, template = self._control, self._template
-        safe = [_each(message, control.as_text) for message in messages]
-        text = template.render(safe)
-        apart = [_each(message, control.apart) for message in safe]
+        shown = [tool_json(tool) for tool in tools]
+        if template.takes_tools:
+            given = [for_template(message) for message in messages]
+        else:
+            given, shown = as_text(messages, shown), []
+        safe, shown = _changed(given, control.as_text), _changed(shown, control.as_text)
+        text = template.render(safe, shown)
+        apart = _changed(safe, control.apart)
         if apart == safe:
             return text
         # An end of a message is part of a special token only if a break there leaves fewer of them.
-        broken = template.render(apart)
+        broken = template.render(apart, shown)
         return text if control.count(text) == control.count(broken) else broken
 
     @cached_property
@@ -175,8 +183,15 @@ def vocab_hash(vocab: Mapping[str, int]) -> str:
     return digest.hexdigest()
 
 
-def _each(message: Message, change: Callable[[str], str]) -> Message:
-    return {name: change(value) for name, value in message.items()}
+def _changed(value: Any, change: Callable[[str], str]) -> Any:
+    """Return a JSON value with each of its texts changed, names of fields included."""
+    if isinstance(value, str):
+        return change(value)
+    if isinstance(value, list):
+        return [_changed(item, change) for item in value]
+    if isinstance(value, dict):
+        return {change(name): _changed(item, change) for name, item in value.items()}
+    return value
 
 
 def _backend(json: bytes) -> Tokenizer:

@@ -36,5 +36,4 @@ def _prompt_bytes(prompt: Prompt) -> tuple[str, bytes]:
         return "text", prompt.encode()
     if are_ids(prompt):
         return "ids", struct.pack(f"<{len(prompt)}I", *prompt)
-    texts = [message[part] for message in prompt for part in ("role", "content")]  # type: ignore[index]
-    return "messages", "".join([json.dumps([len(text) for text in texts]), *texts]).encode()
+    return "messages", json.dumps(prompt, sort_keys=True).encode()

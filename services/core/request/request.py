@@ -16,9 +16,10 @@ from slipstream.core.errors import (
 from slipstream.core.policy.backoff import GainPrior
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
-from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.results import PromptInfo
 from slipstream.core.request.settings import Settings, resolve
+from slipstream.core.request.tools import Tool, ToolFormat
 from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.text.text import check_stop_strings
 from slipstream.core.types import SamplingParams, Session
@@ -44,6 +45,8 @@ class ModelFacts:
     """Whether its output can be made to follow one."""
     max_logprobs: int | None = None
     """Likeliest tokens that it can tell of a position; None: it tells no log-probabilities."""
+    tool_format: ToolFormat | None = None
+    """The text in which it calls tools; None: it takes no tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,7 +73,7 @@ class Ask:
     `raw` takes a text prompt as it is, and `allow_special_tokens` the names of special tokens in it
     as these tokens; `request_id` names the request, and may be empty;
     `with_origins` has every token say where it came from, `num_logprobs` how likely it was, beside
-    so many of the likeliest; the text follows the `grammar`.
+    so many of the likeliest; the text follows the `grammar`; the chat template shows `tools`.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -83,6 +86,7 @@ class Ask:
     num_logprobs: int | None = None
     grammar: Grammar | None = None
     allow_special_tokens: bool = False
+    tools: tuple[Tool, ...] = ()
 
     def __post_init__(self) -> None:
         if type(self.max_tokens) is not int or not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
@@ -94,6 +98,11 @@ class Ask:
         told = self.num_logprobs
         if told is not None and (type(told) is not int or not 0 <= told <= MAX_LOGPROBS):
             raise InvalidRequest(f"logprobs is {told}, but must be 0 to {MAX_LOGPROBS}")
+
+    @property
+    def form(self) -> PromptForm:
+        """Return how the prompt is read. Raises `InvalidRequest` for what does not go together."""
+        return PromptForm(self.raw, self.allow_special_tokens, self.tools)
 
 
 @dataclass(frozen=True, slots=True)
@@ -176,7 +185,9 @@ def make_request(
         grammar=ask.grammar,
         num_logprobs=ask.num_logprobs,
     )
-    info = PromptInfo(ask.request_id, model.model_id, ask.sampling.seed, len(tokens))
+    info = PromptInfo(
+        ask.request_id, model.model_id, ask.sampling.seed, len(tokens), model.tool_format
+    )
     return Request(session, tuple(tokens), settings, info, ask.stop, with_origins=ask.with_origins)
 
 
@@ -213,6 +224,8 @@ def _check_lag(options: SpeculationOptions, draft: DraftFacts) -> None:
 
 
 def _check_abilities(ask: Ask, model: ModelFacts, settings: Settings) -> None:
+    if ask.tools and model.tool_format is None:
+        raise NotBuilt("tools are given, but the model has no format to call them in")
     if ask.grammar is not None and not model.has_grammars:
         raise NotBuilt(f"a {ask.grammar.kind.value} is given, but the target can't follow any")
     if ask.num_logprobs is None:

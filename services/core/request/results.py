@@ -7,6 +7,7 @@ from typing import TypeVar
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.origins import Origins
 from slipstream.core.request.stats import SpeculationStats
+from slipstream.core.request.tools import ToolFormat
 from slipstream.core.text.logprobs import Logprobs
 from slipstream.core.types import FinishReason
 
@@ -24,6 +25,8 @@ class PromptInfo:
     seed: int
     num_prompt_tokens: int
     """Tokens before the output, earlier turns included."""
+    tool_format: ToolFormat | None = None
+    """The text in which the model calls tools."""
 
 
 @dataclass(frozen=True, slots=True)

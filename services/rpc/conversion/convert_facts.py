@@ -6,6 +6,7 @@ from slipstream.core.errors import HandshakeError, InvalidRequest
 from slipstream.core.request.options import DRAFTERS
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.request import DraftFacts, ModelFacts
+from slipstream.core.request.tools import ToolFormat
 from slipstream.rpc.conversion import enums
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
@@ -63,7 +64,15 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
         frozenset(message.stop_token_ids),
         message.has_grammars,
         message.max_logprobs if message.HasField("max_logprobs") else None,
+        _tool_format(message.tool_format),
     )
+
+
+def _tool_format(number: int) -> ToolFormat | None:
+    try:
+        return enums.TOOL_FORMAT.from_pb(number)
+    except InvalidRequest as error:
+        raise HandshakeError(f"its {error}") from None
 
 
 def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:

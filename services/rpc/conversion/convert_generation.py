@@ -6,12 +6,22 @@
 
 import math
 from collections.abc import Iterable
+from dataclasses import asdict
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
 from slipstream.core.request.options import Mode, SpeculationOptions, check_num_depths
-from slipstream.core.request.prompt import Prompt, are_ids, checked_prompt
+from slipstream.core.request.prompt import (
+    PLAIN_FORM,
+    Message,
+    Prompt,
+    PromptForm,
+    are_ids,
+    check_unicode,
+    checked_prompt,
+)
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
+from slipstream.core.request.tools import NO_PARAMETERS, Tool, check_num_tools
 from slipstream.core.types import SamplingParams
 from slipstream.core.verify.grammar import Grammar, GrammarKind
 from slipstream.rpc.conversion import enums
@@ -30,9 +40,7 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
     return pb.Generation(
         request_id=ask.request_id,
         model=generation.model,
-        prompt=prompt_to_pb(
-            generation.prompt, raw=ask.raw, allow_special_tokens=ask.allow_special_tokens
-        ),
+        prompt=prompt_to_pb(generation.prompt, ask.form),
         session=None if generation.session is None else session_ref_to_pb(generation.session),
         num_received_tokens=generation.num_received,
         with_origins=ask.with_origins,
@@ -43,9 +51,9 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
 def generation_from_pb(message: pb.Generation) -> Generation:
     """All that a caller says. Raises `NotBuilt` for fields that nothing honours yet."""
     _refuse_not_built(message)
-    prompt, raw = prompt_from_pb(message.prompt)
+    prompt, form = prompt_from_pb(message.prompt)
     session = session_ref_from_pb(message.session) if message.HasField("session") else None
-    ask = ask_from_pb(message, raw=raw)
+    ask = ask_from_pb(message, form)
     return Generation(prompt, ask, message.model, session, message.num_received_tokens)
 
 
@@ -61,7 +69,7 @@ def ask_to_pb(ask: Ask) -> dict[str, Any]:
     }
 
 
-def ask_from_pb(message: pb.Generation, *, raw: bool) -> Ask:
+def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
     """Convert parameters. What is unset takes the default; 0 is a value like any other."""
     stopping = message.stopping
     is_bounded = stopping.HasField("max_new_tokens")
@@ -70,42 +78,73 @@ def ask_from_pb(message: pb.Generation, *, raw: bool) -> Ask:
         max_tokens=stopping.max_new_tokens if is_bounded else DEFAULT_MAX_TOKENS,
         stop=tuple(stopping.stop),
         speculation=speculation_from_pb(message.speculation),
-        raw=raw,
+        raw=form.raw,
         request_id=message.request_id,
         with_origins=message.with_origins,
         num_logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=_grammar_from_pb(message),
-        allow_special_tokens=message.prompt.allow_special_tokens,
+        allow_special_tokens=form.allow_special_tokens,
+        tools=form.tools,
     )
 
 
-def prompt_to_pb(
-    prompt: Prompt, *, raw: bool = False, allow_special_tokens: bool = False
-) -> pb.Prompt:
+def prompt_to_pb(prompt: Prompt, form: PromptForm = PLAIN_FORM) -> pb.Prompt:
     """Text, messages or ids. Raises `InvalidRequest` for what is none of them."""
-    prompt = checked_prompt(prompt, raw=raw, allow_special_tokens=allow_special_tokens)
+    prompt = checked_prompt(prompt, form)
+    for tool in form.tools:
+        check_unicode(tool.description + tool.parameters, f"tool {tool.name}")
+    message = pb.Prompt(
+        raw=form.raw,
+        allow_special_tokens=form.allow_special_tokens,
+        tools=[pb.Tool(**asdict(tool)) for tool in form.tools],
+    )
     if isinstance(prompt, str):
-        return pb.Prompt(text=prompt, raw=raw, allow_special_tokens=allow_special_tokens)
-    if are_ids(prompt):
-        return pb.Prompt(token_ids=pb.TokenIds(ids=prompt), raw=raw)  # type: ignore[arg-type]
-    messages = [pb.ChatMessage(**message) for message in prompt]  # type: ignore[arg-type]
-    return pb.Prompt(chat=pb.ChatMessages(messages=messages), raw=raw)
+        message.text = prompt
+    elif are_ids(prompt):
+        message.token_ids.ids.extend(prompt)  # type: ignore[arg-type]
+    else:
+        message.chat.messages.extend(map(_message_to_pb, prompt))  # type: ignore[arg-type]
+    return message
 
 
-def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, bool]:
-    """The prompt, and whether it is raw."""
+def _message_to_pb(message: Message) -> pb.ChatMessage:
+    calls = [
+        pb.ToolCall(id=call["id"], **call["function"]) for call in message.get("tool_calls", ())
+    ]
+    return pb.ChatMessage(**{**message, "tool_calls": calls})
+
+
+def _message_from_pb(message: pb.ChatMessage) -> Message:
+    value: dict[str, Any] = {"role": message.role, "content": message.content}
+    if message.tool_call_id:
+        value["tool_call_id"] = message.tool_call_id
+    if message.tool_calls:
+        value["tool_calls"] = [
+            {
+                "id": call.id,
+                "type": "function",
+                "function": {"name": call.name, "arguments": call.arguments},
+            }
+            for call in message.tool_calls
+        ]
+    return value
+
+
+def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, PromptForm]:
+    """The prompt, and how it is read."""
     match message.WhichOneof("content"):
         case "text":
             prompt: Prompt = message.text
         case "token_ids":
             prompt = tuple(message.token_ids.ids)
         case "chat":
-            said = message.chat.messages
-            prompt = tuple({"role": item.role, "content": item.content} for item in said)
+            prompt = tuple(map(_message_from_pb, message.chat.messages))
         case _:
             raise InvalidRequest("the request has no prompt")
-    allows = message.allow_special_tokens
-    return checked_prompt(prompt, raw=message.raw, allow_special_tokens=allows), message.raw
+    check_num_tools(len(message.tools))
+    tools = [Tool(at.name, at.description, at.parameters or NO_PARAMETERS) for at in message.tools]
+    form = PromptForm(message.raw, message.allow_special_tokens, tuple(tools))
+    return checked_prompt(prompt, form), form
 
 
 def session_ref_to_pb(session: SessionRef) -> pb.SessionRef:

@@ -105,12 +105,19 @@ def prompt_info_to_pb(info: PromptInfo) -> pb.PromptInfo:
         model=info.model,
         seed=info.seed,
         num_prompt_tokens=info.num_prompt_tokens,
+        tool_format=enums.TOOL_FORMAT.to_pb(info.tool_format),  # type: ignore[arg-type]
     )
 
 
 def prompt_info_from_pb(message: pb.PromptInfo) -> PromptInfo:
     """Convert the facts of a request at its start."""
-    return PromptInfo(message.request_id, message.model, message.seed, message.num_prompt_tokens)
+    return PromptInfo(
+        message.request_id,
+        message.model,
+        message.seed,
+        message.num_prompt_tokens,
+        enums.TOOL_FORMAT.from_pb(message.tool_format),
+    )
 
 
 def finish_to_pb(reason: FinishReason, stats: RequestStats) -> pb.FinishInfo:

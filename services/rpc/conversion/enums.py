@@ -8,6 +8,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.options import Mode
 from slipstream.core.request.origins import TokenOrigin
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState
+from slipstream.core.request.tools import ToolFormat
 from slipstream.core.types import FinishReason, Shape, StopPolicy, Verification
 from slipstream.core.verify.grammar import GrammarKind
 from slipstream.rpc.v1 import common_pb2, generation_pb2
@@ -53,6 +54,9 @@ VERIFICATION = WireEnum(
 SHAPE = WireEnum("shape", _numbers(dict(common_pb2.Shape.items()), Shape, "SHAPE_"))
 STOP = WireEnum(
     "stop policy", _numbers(dict(common_pb2.StopPolicy.items()), StopPolicy, "STOP_POLICY_")
+)
+TOOL_FORMAT = WireEnum(
+    "tool format", _numbers(dict(common_pb2.ToolFormat.items()), ToolFormat, "TOOL_FORMAT_")
 )
 GRAMMAR = WireEnum(
     "kind of grammar",

@@ -199,6 +199,34 @@ GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 2
 """A regular expression, which the whole text matches."""
 Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
 
+class _ToolFormat:
+    ValueType = _typing.NewType("ValueType", _builtins.int)
+    V: _TypeAlias = ValueType  # noqa: Y015
+
+class _ToolFormatEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_ToolFormat.ValueType], _builtins.type):
+    DESCRIPTOR: _descriptor.EnumDescriptor
+    TOOL_FORMAT_UNSPECIFIED: _ToolFormat.ValueType  # 0
+    """Unspecified: none."""
+    TOOL_FORMAT_HERMES: _ToolFormat.ValueType  # 1
+    """`<tool_call>` with name and arguments: Hermes, Qwen, SmolLM."""
+    TOOL_FORMAT_LLAMA3: _ToolFormat.ValueType  # 2
+    """JSON with name and parameters, alone: Llama 3.1 and later."""
+    TOOL_FORMAT_MISTRAL: _ToolFormat.ValueType  # 3
+    """`[TOOL_CALLS]` and a list: Mistral."""
+
+class ToolFormat(_ToolFormat, metaclass=_ToolFormatEnumTypeWrapper):
+    """Format in which a model calls tools."""
+
+TOOL_FORMAT_UNSPECIFIED: ToolFormat.ValueType  # 0
+"""Unspecified: none."""
+TOOL_FORMAT_HERMES: ToolFormat.ValueType  # 1
+"""`<tool_call>` with name and arguments: Hermes, Qwen, SmolLM."""
+TOOL_FORMAT_LLAMA3: ToolFormat.ValueType  # 2
+"""JSON with name and parameters, alone: Llama 3.1 and later."""
+TOOL_FORMAT_MISTRAL: ToolFormat.ValueType  # 3
+"""`[TOOL_CALLS]` and a list: Mistral."""
+Global___ToolFormat: _TypeAlias = ToolFormat  # noqa: Y015
+
 @_typing.final
 class ModelIdentity(_message.Message):
     """A loaded model, and the process that has it loaded."""

@@ -50,6 +50,11 @@ class GenerationServiceStub(object):
                 request_serializer=slipstream_dot_rpc_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
                 response_deserializer=slipstream_dot_rpc_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
                 _registered_method=True)
+        self.Detokenize = channel.unary_unary(
+                '/slipstream.rpc.v1.GenerationService/Detokenize',
+                request_serializer=slipstream_dot_rpc_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+                response_deserializer=slipstream_dot_rpc_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
+                _registered_method=True)
         self.GetModelInfo = channel.unary_unary(
                 '/slipstream.rpc.v1.GenerationService/GetModelInfo',
                 request_serializer=slipstream_dot_rpc_dot_v1_dot_generation__pb2.GetModelInfoRequest.SerializeToString,
@@ -97,6 +102,13 @@ class GenerationServiceServicer(object):
         context.set_details('Method not implemented!')
         raise NotImplementedError('Method not implemented!')
 
+    def Detokenize(self, request, context):
+        """Text of token ids, as answers have it. Changes nothing.
+        """
+        context.set_code(grpc.StatusCode.UNIMPLEMENTED)
+        context.set_details('Method not implemented!')
+        raise NotImplementedError('Method not implemented!')
+
     def GetModelInfo(self, request, context):
         """Supported options of a model, and its limits. Changes nothing.
         """
@@ -135,6 +147,11 @@ def add_GenerationServiceServicer_to_server(servicer, server):
                     servicer.Tokenize,
                     request_deserializer=slipstream_dot_rpc_dot_v1_dot_generation__pb2.TokenizeRequest.FromString,
                     response_serializer=slipstream_dot_rpc_dot_v1_dot_generation__pb2.TokenizeResponse.SerializeToString,
+            ),
+            'Detokenize': grpc.unary_unary_rpc_method_handler(
+                    servicer.Detokenize,
+                    request_deserializer=slipstream_dot_rpc_dot_v1_dot_generation__pb2.DetokenizeRequest.FromString,
+                    response_serializer=slipstream_dot_rpc_dot_v1_dot_generation__pb2.DetokenizeResponse.SerializeToString,
             ),
             'GetModelInfo': grpc.unary_unary_rpc_method_handler(
                     servicer.GetModelInfo,
@@ -234,6 +251,33 @@ class GenerationService(object):
             '/slipstream.rpc.v1.GenerationService/Tokenize',
             slipstream_dot_rpc_dot_v1_dot_generation__pb2.TokenizeRequest.SerializeToString,
             slipstream_dot_rpc_dot_v1_dot_generation__pb2.TokenizeResponse.FromString,
+            options,
+            channel_credentials,
+            insecure,
+            call_credentials,
+            compression,
+            wait_for_ready,
+            timeout,
+            metadata,
+            _registered_method=True)
+
+    @staticmethod
+    def Detokenize(request,
+            target,
+            options=(),
+            channel_credentials=None,
+            call_credentials=None,
+            insecure=False,
+            compression=None,
+            wait_for_ready=None,
+            timeout=None,
+            metadata=None):
+        return grpc.experimental.unary_unary(
+            request,
+            target,
+            '/slipstream.rpc.v1.GenerationService/Detokenize',
+            slipstream_dot_rpc_dot_v1_dot_generation__pb2.DetokenizeRequest.SerializeToString,
+            slipstream_dot_rpc_dot_v1_dot_generation__pb2.DetokenizeResponse.FromString,
             options,
             channel_credentials,
             insecure,

@@ -46,6 +46,8 @@ class GenerationServiceStub:
     """
     Tokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]
     """Token ids of a prompt, as a request with it would use them. Changes nothing."""
+    Detokenize: _grpc.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]
+    """Text of token ids, as answers have it. Changes nothing."""
     GetModelInfo: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetModelInfoRequest, _generation_pb2.GetModelInfoResponse]
     """Supported options of a model, and its limits. Changes nothing."""
     GetServerInfo: _grpc.UnaryUnaryMultiCallable[_generation_pb2.GetServerInfoRequest, _generation_pb2.GetServerInfoResponse]
@@ -71,6 +73,8 @@ class GenerationServiceAsyncStub(GenerationServiceStub):
     """
     Tokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.TokenizeRequest, _generation_pb2.TokenizeResponse]  # type: ignore[assignment]
     """Token ids of a prompt, as a request with it would use them. Changes nothing."""
+    Detokenize: _aio.UnaryUnaryMultiCallable[_generation_pb2.DetokenizeRequest, _generation_pb2.DetokenizeResponse]  # type: ignore[assignment]
+    """Text of token ids, as answers have it. Changes nothing."""
     GetModelInfo: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetModelInfoRequest, _generation_pb2.GetModelInfoResponse]  # type: ignore[assignment]
     """Supported options of a model, and its limits. Changes nothing."""
     GetServerInfo: _aio.UnaryUnaryMultiCallable[_generation_pb2.GetServerInfoRequest, _generation_pb2.GetServerInfoResponse]  # type: ignore[assignment]
@@ -111,6 +115,14 @@ class GenerationServiceServicer(metaclass=_abc_1.ABCMeta):
         context: _ServicerContext,
     ) -> _typing.Union[_generation_pb2.TokenizeResponse, _abc.Awaitable[_generation_pb2.TokenizeResponse]]:
         """Token ids of a prompt, as a request with it would use them. Changes nothing."""
+
+    @_abc_1.abstractmethod
+    def Detokenize(
+        self,
+        request: _generation_pb2.DetokenizeRequest,
+        context: _ServicerContext,
+    ) -> _typing.Union[_generation_pb2.DetokenizeResponse, _abc.Awaitable[_generation_pb2.DetokenizeResponse]]:
+        """Text of token ids, as answers have it. Changes nothing."""
 
     @_abc_1.abstractmethod
     def GetModelInfo(

@@ -583,6 +583,7 @@ class DescribeTargetResponse(_message.Message):
     HAS_GRAMMARS_FIELD_NUMBER: _builtins.int
     MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
+    TOOL_FORMAT_FIELD_NUMBER: _builtins.int
     context_length: _builtins.int
     """Tokens of prompt and output together, at most."""
     numerics: _builtins.str
@@ -599,6 +600,8 @@ class DescribeTargetResponse(_message.Message):
     """Maximum of likeliest tokens at a position; unset: no log probabilities."""
     engine: _builtins.str
     """Engine of its forwards: native, with the same bits on all processors, or torch."""
+    tool_format: _common_pb2.ToolFormat.ValueType
+    """Format in which its model calls tools; unspecified: it takes no tools."""
     @_builtins.property
     def identity(self) -> _common_pb2.ModelIdentity:
         """Its identity."""
@@ -635,10 +638,11 @@ class DescribeTargetResponse(_message.Message):
         has_grammars: _builtins.bool = ...,
         max_logprobs: _builtins.int | None = ...,
         engine: _builtins.str = ...,
+        tool_format: _common_pb2.ToolFormat.ValueType = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "identity", b"identity", "layout", b"layout", "max_logprobs", b"max_logprobs", "memory", b"memory", "tokenizer", b"tokenizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "advertised_address", b"advertised_address", "context_length", b"context_length", "dtype", b"dtype", "engine", b"engine", "has_grammars", b"has_grammars", "identity", b"identity", "layout", b"layout", "max_logprobs", b"max_logprobs", "max_sessions", b"max_sessions", "memory", b"memory", "numerics", b"numerics", "stop_token_ids", b"stop_token_ids", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "advertised_address", b"advertised_address", "context_length", b"context_length", "dtype", b"dtype", "engine", b"engine", "has_grammars", b"has_grammars", "identity", b"identity", "layout", b"layout", "max_logprobs", b"max_logprobs", "max_sessions", b"max_sessions", "memory", b"memory", "numerics", b"numerics", "stop_token_ids", b"stop_token_ids", "tokenizer", b"tokenizer", "tool_format", b"tool_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_logprobs: _TypeAlias = _typing.Literal["max_logprobs"]  # noqa: Y015
     _WhichOneofArgType__max_logprobs: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs"]  # noqa: Y015

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
 from slipstream.core.request.options import MAX_NODES, Mode, SpeculationOptions
+from slipstream.core.request.prompt import PromptForm
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
@@ -16,6 +17,8 @@ from slipstream.core.verify.grammar import Grammar, GrammarKind
 from slipstream.rpc.conversion import convert_generation as asked
 from slipstream.rpc.v1 import common_pb2
 from slipstream.rpc.v1 import generation_pb2 as pb
+
+RAW = PromptForm(raw=True)
 
 UINT32 = st.integers(0, 2**32 - 1)
 IDS = st.integers(0, 2**31 - 1)
@@ -109,8 +112,8 @@ def test_a_request_is_the_same_on_the_other_side(generation):
 
 @given(SAID | IDS_PROMPT)
 def test_a_raw_prompt_stays_raw(prompt):
-    message = over_the_wire(asked.prompt_to_pb(prompt, raw=True))
-    assert asked.prompt_from_pb(message) == (prompt, True)
+    message = over_the_wire(asked.prompt_to_pb(prompt, RAW))
+    assert asked.prompt_from_pb(message) == (prompt, RAW)
 
 
 def generation(**changes):

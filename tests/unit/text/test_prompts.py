@@ -3,10 +3,12 @@
 import pytest
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.prompt import checked_prompt
+from slipstream.core.request.prompt import PromptForm, checked_prompt
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
 from support.models.tiny_checkpoint import byte_tokenizer
+
+RAW = PromptForm(raw=True)
 
 TRANSFORMERS = byte_tokenizer()
 TOKENIZER = text_tokenizer(TRANSFORMERS)
@@ -32,7 +34,7 @@ def test_text_is_one_user_message():
 
 
 def test_a_raw_prompt_is_taken_as_it_is():
-    assert encode_prompt(TOKENIZER, "hello", raw=True) == ids("hello")
+    assert encode_prompt(TOKENIZER, "hello", RAW) == ids("hello")
     assert encode_prompt(TOKENIZER, [5, 6, 7]) == (5, 6, 7)
 
 
@@ -45,7 +47,7 @@ def test_turns_appended_one_by_one_are_the_conversation_at_once(ending):
 
 
 def test_a_raw_turn_is_appended_as_it_is():
-    assert encode_prompt(TOKENIZER, "more", last_token=9, raw=True) == ids("more")
+    assert encode_prompt(TOKENIZER, "more", RAW, last_token=9) == ids("more")
     assert encode_prompt(TOKENIZER, [5], last_token=5) == (5,)
 
 
@@ -71,14 +73,14 @@ def test_an_ill_formed_prompt_is_refused(prompt, reason):
 
 def test_raw_messages_are_refused():
     with pytest.raises(InvalidRequest, match="not messages"):
-        encode_prompt(TOKENIZER, [user("a")], raw=True)
+        encode_prompt(TOKENIZER, [user("a")], RAW)
 
 
 def test_a_model_without_template_takes_raw_prompts_only():
     plain = text_tokenizer(byte_tokenizer(template=None))
     with pytest.raises(InvalidRequest, match="no chat template"):
         encode_prompt(plain, "hello")
-    assert encode_prompt(plain, "hello", raw=True) == ids("hello")
+    assert encode_prompt(plain, "hello", RAW) == ids("hello")
 
 
 def test_what_the_template_refuses_is_refused():

@@ -1,0 +1,172 @@
+"""Tools that a model may call: functions, and a JSON schema of their arguments. Form only."""
+
+import json
+import re
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from enum import StrEnum
+from typing import Any
+
+from slipstream.core.errors import InvalidRequest
+
+MAX_TOOLS = 128
+"""Of one request."""
+MAX_TOOL_BYTES = 65_536
+"""Of one tool: its name, description and schema."""
+NO_PARAMETERS = '{"type":"object","properties":{}}'
+_FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
+_NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
+
+
+class ToolFormat(StrEnum):
+    """Text that a model writes to call a tool."""
+
+    HERMES = "hermes"
+    """`<tool_call>{"name": …, "arguments": …}</tool_call>`: Hermes, Qwen, SmolLM."""
+    LLAMA3 = "llama3"
+    """`{"name": …, "parameters": …}` and nothing else: Llama 3.1 and later."""
+    MISTRAL = "mistral"
+    """`[TOOL_CALLS][{"name": …, "arguments": …}]`: Mistral."""
+
+
+@dataclass(frozen=True, slots=True)
+class Tool:
+    """A function that a model may call; `parameters` is JSON of a schema of an object."""
+
+    name: str
+    description: str = ""
+    parameters: str = NO_PARAMETERS
+
+    def __post_init__(self) -> None:
+        if not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
+            raise InvalidRequest(
+                f"a tool is named {str(self.name)[:80]!r}, but must have 1 to 64 letters, digits,"
+                " dashes or underscores"
+            )
+        size = sum(len(text.encode(errors="surrogatepass")) for text in self._texts)
+        if size > MAX_TOOL_BYTES:
+            raise InvalidRequest(
+                f"tool {self.name} has {size} bytes, but at most {MAX_TOOL_BYTES} fit"
+            )
+        json_object(self.parameters, f"the schema of tool {self.name}")
+
+    @property
+    def schema(self) -> dict[str, Any]:
+        """Return the schema of its arguments."""
+        return json_object(self.parameters, f"the schema of tool {self.name}")
+
+    @property
+    def _texts(self) -> tuple[str, str, str]:
+        return self.name, self.description, self.parameters
+
+
+def tools_of(given: Sequence[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
+    """Return tools, also where they are as OpenAI writes them. Raises `InvalidRequest`."""
+    return tuple(it if isinstance(it, Tool) else _tool(it) for it in given)
+
+
+def _tool(value: Mapping[str, Any]) -> Tool:
+    try:
+        function = value["function"]
+        name, more = function["name"], set(function) - _FUNCTION_FIELDS
+        is_function = value["type"] == "function" and set(value) == {"type", "function"}
+    except (TypeError, KeyError):
+        is_function, more = False, set()
+    if not is_function or more:
+        raise InvalidRequest(
+            "a tool must have the type function, and a function with name, description, parameters"
+            " and strict"
+        )
+    schema = function.get("parameters")
+    text = NO_PARAMETERS if schema is None else json.dumps(schema)
+    return Tool(name, function.get("description") or "", text)
+
+
+def forced_tools(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> tuple[Tool, ...]:
+    """Return the tools one of which must be called; none where the model may choose.
+
+    `choice` is as OpenAI has it: auto, none, required, or an object that names a function. Raises
+    `InvalidRequest` for another one, or where there is no such tool.
+    """
+    if choice in ("auto", "none"):
+        return ()
+    if choice == "required":
+        if not tools:
+            raise InvalidRequest("tool_choice is required, but there are no tools")
+        return tuple(tools)
+    name = _chosen_name(choice)
+    chosen = tuple(tool for tool in tools if tool.name == name)
+    if not chosen:
+        raise InvalidRequest(f"tool_choice names {name[:80]!r}, but there is no such tool")
+    return chosen
+
+
+def _chosen_name(choice: Any) -> str:
+    try:
+        name, kind = choice["function"]["name"], choice["type"]
+    except (TypeError, KeyError):
+        name = kind = None
+    if kind != "function" or not isinstance(name, str):
+        raise InvalidRequest(
+            "tool_choice must be auto, none, required, or an object that names a function"
+        )
+    return name
+
+
+def check_tools(tools: Sequence[Tool]) -> None:
+    """Raise `InvalidRequest` for too many tools, or two of a name."""
+    check_num_tools(len(tools))
+    names = [tool.name for tool in tools]
+    if twice := {name for name in names if names.count(name) > 1}:
+        raise InvalidRequest(f"two tools are named {min(twice)}")
+
+
+def check_num_tools(num_tools: int) -> None:
+    """Raise `InvalidRequest` for more tools than a request may have."""
+    if num_tools > MAX_TOOLS:
+        raise InvalidRequest(f"the request has {num_tools} tools, but at most {MAX_TOOLS} fit")
+
+
+def json_object(text: str, what: str) -> dict[str, Any]:
+    """Return the JSON object in a text. Raises `InvalidRequest` for anything else."""
+    try:
+        value = json.loads(text)
+    except (ValueError, RecursionError):
+        value = None
+    if not isinstance(value, dict):
+        raise InvalidRequest(f"{what} must be a JSON object")
+    return value
+
+
+def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
+    """Return the schema of one call of one of these tools: an object with name and arguments.
+
+    References in a tool's schema are to the schema itself, which is a definition here.
+    """
+    calls, schemas = [], {}
+    for number, tool in enumerate(tools):
+        place = f"tool{number}"
+        schemas[place] = _moved(tool.schema, f"#/$defs/{place}")
+        call = {"name": {"const": tool.name}, "arguments": {"$ref": f"#/$defs/{place}"}}
+        calls.append(
+            {
+                "type": "object",
+                "properties": call,
+                "required": list(call),
+                "additionalProperties": False,
+            }
+        )
+    return {"anyOf": calls, "$defs": schemas}
+
+
+def _moved(value: Any, place: str) -> Any:
+    """Return a schema whose references within itself are right at this place of another one."""
+    if isinstance(value, list):
+        return [_moved(item, place) for item in value]
+    if not isinstance(value, dict):
+        return value
+    moved = {name: _moved(item, place) for name, item in value.items()}
+    reference = moved.get("$ref")
+    if isinstance(reference, str) and reference.startswith("#"):
+        moved["$ref"] = place + reference[1:]
+    return moved

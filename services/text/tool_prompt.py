@@ -1,0 +1,99 @@
+"""Tools in prompts: as chat templates take them, and for templates that know none, as text."""
+
+import json
+from collections.abc import Sequence
+from typing import Any
+
+from slipstream.core.request.prompt import Message
+from slipstream.core.request.tools import Tool, ToolFormat
+
+AUTO_FORMAT, NO_FORMAT = "auto", "none"
+TOOL_FORMATS = (AUTO_FORMAT, *ToolFormat, NO_FORMAT)
+"""Formats that a target can be told to use; auto goes by the chat template."""
+
+Json = dict[str, Any]
+
+# The instructions that models of the Hermes format were trained with.
+_INSTRUCTIONS = """\
+You may call one or more functions to assist with the user query.
+
+You are provided with function signatures within <tools></tools> XML tags:
+<tools>
+{tools}
+</tools>
+
+For each function call, return a JSON object with function name and arguments within \
+<tool_call></tool_call> XML tags:
+<tool_call>
+{{"name": <function-name>, "arguments": <args-json-object>}}
+</tool_call>"""
+
+
+def format_of(chat_template: str, chosen: str = AUTO_FORMAT) -> ToolFormat | None:
+    """Return the format in which a model with this template calls tools; None without a template.
+
+    `chosen` is one of `TOOL_FORMATS`. A template that knows no tools has them as text, in the
+    Hermes format.
+    """
+    if not chat_template or chosen == NO_FORMAT:
+        return None
+    if chosen != AUTO_FORMAT:
+        return ToolFormat(chosen)
+    if "<tool_call>" in chat_template:
+        return ToolFormat.HERMES
+    if "[TOOL_CALLS]" in chat_template:
+        return ToolFormat.MISTRAL
+    if "<|python_tag|>" in chat_template or "<|eom_id|>" in chat_template:
+        return ToolFormat.LLAMA3
+    return ToolFormat.HERMES
+
+
+def tool_json(tool: Tool) -> Json:
+    """Return a tool as chat templates take it."""
+    function = {
+        "name": tool.name,
+        "description": tool.description,
+        "parameters": tool.schema,
+    }
+    return {"type": "function", "function": function}
+
+
+def for_template(message: Message) -> Json:
+    """Return a message as chat templates take it: arguments of calls are values, not text."""
+    calls = [
+        {**call, "function": {**call["function"], "arguments": json.loads(_arguments(call))}}
+        for call in message.get("tool_calls", ())
+    ]
+    return {**message, "tool_calls": calls} if calls else dict(message)
+
+
+def as_text(messages: Sequence[Message], tools: Sequence[Json]) -> list[Json]:
+    """Return messages for a template that knows no tools: all about tools is in their text."""
+    plain = [_plain(message) for message in messages]
+    if not tools:
+        return plain
+    lines = "\n".join(json.dumps(tool, ensure_ascii=False) for tool in tools)
+    instructions = _INSTRUCTIONS.format(tools=lines)
+    if plain[0]["role"] == "system":
+        first = {**plain[0], "content": f"{plain[0]['content']}\n\n{instructions}"}
+        return [first, *plain[1:]]
+    return [{"role": "system", "content": instructions}, *plain]
+
+
+def _plain(message: Message) -> Json:
+    if message["role"] == "tool":
+        answer = f"<tool_response>\n{message['content']}\n</tool_response>"
+        return {"role": "user", "content": answer}
+    calls = [_call_text(call) for call in message.get("tool_calls", ())]
+    said = [message["content"]] if message["content"] else []
+    return {"role": message["role"], "content": "\n".join([*said, *calls])}
+
+
+def _call_text(call: Json) -> str:
+    name = json.dumps(call["function"]["name"], ensure_ascii=False)
+    return f'<tool_call>\n{{"name": {name}, "arguments": {_arguments(call)}}}\n</tool_call>'
+
+
+def _arguments(call: Json) -> str:
+    arguments: str = call["function"]["arguments"]
+    return arguments
