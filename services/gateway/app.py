@@ -19,19 +19,20 @@ from slipstream.client import AsyncClient, ModelInfo, RequestOptions
 from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
 from slipstream.core.request.request import MAX_NAME_LENGTH, check_name
 from slipstream.gateway.body import ChatRequest, CompletionRequest, R, parameters, validated
+from slipstream.gateway.chat import ChatFormat
+from slipstream.gateway.choices import open_streams, together
 from slipstream.gateway.config import HttpConfig
 from slipstream.gateway.errors import HttpError, http_error
-from slipstream.gateway.http_io import ChunkEvents, EventStream, as_json, read_body, unless_gone
-from slipstream.gateway.responses import (
+from slipstream.gateway.http_io import (
     ApiFormat,
-    ChatFormat,
-    CompletionFormat,
-    Content,
-    Envelope,
-    metrics,
-    usage,
+    ChunkEvents,
+    EventStream,
+    as_json,
+    read_body,
+    unless_gone,
 )
-from slipstream.gateway.sdk_options import chat_options, completion_options
+from slipstream.gateway.responses import CompletionFormat, Envelope, metrics, usage
+from slipstream.gateway.sdk_options import chat_options, completion_options, each_choice, tool_use
 from slipstream.rpc.certificates import ReloadedFiles
 from slipstream.telemetry.carrier import Carrier, within
 
@@ -69,7 +70,7 @@ class Routes:
         body, request_id = await self._read(ChatRequest, request), _request_id(request)
         limit = self._config.default_max_tokens
         options = chat_options(body, request_id=request_id, default_max_tokens=limit)
-        return await self._answer(request, body, options, ChatFormat())
+        return await self._answer(request, body, options, ChatFormat(tool_use(body)))
 
     async def completion(self, request: Request) -> Response:
         """Continue a text as it is, or token ids."""
@@ -121,21 +122,21 @@ class Routes:
         client, request_id = self._client_of(request), options["request_id"]
         options["timeout_s"] = self._config.timeout_s
         headers = _shown_id(request, request_id)
+        choices = each_choice(options, body.n)
         with within(_carrier(request)):
             if body.stream:
-                stream = client.stream(body.prompt, **options)
                 # Until the first chunk a refusal still has a status of its own.
-                first = await unless_gone(request.receive, stream.__anext__())
-                assert first.prompt is not None
-                envelope = self._envelope(style, request_id, first.prompt.model)
+                opening = open_streams(client, body.prompt, choices)
+                streams = await unless_gone(request.receive, opening)
+                envelope = self._envelope(style, request_id, streams[0].prompt.model)
                 events = ChunkEvents(style, envelope, include_usage=body.include_usage)
-                return EventStream(events.of(stream, first), headers)
-            answer = client.generate(body.prompt, **options)
-            result = await unless_gone(request.receive, answer)
-        content, stats = Content(result.text, result.logprobs), result.stats
-        whole = self._envelope(style, request_id, result.prompt.model).around(
+                return EventStream(events.of(streams), headers)
+            answers = together([client.generate(body.prompt, **item) for item in choices])
+            results = await unless_gone(request.receive, answers)
+        stats = [result.stats for result in results]
+        whole = self._envelope(style, request_id, results[0].prompt.model).around(
             style.object,
-            style.whole(content, result.finish_reason),
+            *(style.choice(at, result.prompt).whole(result) for at, result in enumerate(results)),
             usage=usage(stats),
             metrics=metrics(stats),
         )

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence, Set
 from typing import Annotated, Any, Literal, TypeVar
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, WithJsonSchema
+from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError, from_json
 
 from slipstream.core.request.options import Mode
@@ -11,6 +11,7 @@ from slipstream.core.request.prompt import Prompt
 from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.types import Shape, StopPolicy, Verification
 from slipstream.gateway.errors import HttpError
+from slipstream.gateway.messages import ChosenFunction, FunctionTool, GivenMessage, StrictModel
 
 MAX_CHOICES = 16
 """Answers of one request."""
@@ -34,10 +35,6 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
 }
 """Parameters of OpenAI's that can't be honoured, and the values that have no effect."""
 
-_STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
-_EMPTY: tuple[object, ...] = (None, [], "")
-"""Values of fields that clients send back with an answer of ours."""
-
 
 def _strings(value: Any) -> Any:
     return [value] if isinstance(value, str) else value
@@ -56,43 +53,6 @@ def _one_prompt(value: Any) -> Any:
     raise PydanticCustomError("refused", "must be a text or a list of token ids")
 
 
-def _text_of(value: Any) -> Any:
-    """Return a message's text: as it is, or its parts joined."""
-    if not isinstance(value, list):
-        return value
-    return "".join(_part_text(part, number) for number, part in enumerate(value))
-
-
-def _part_text(part: Any, number: int) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        raise PydanticCustomError(
-            "refused",
-            "has a part {number} that is no text, but text is all that can be read",
-            {"number": number},
-        )
-    if set(part) != {"type", "text"} or not isinstance(part["text"], str):
-        raise PydanticCustomError(
-            "refused", "has a part {number} that must be type and text", {"number": number}
-        )
-    return part["text"]
-
-
-def _message(value: Any) -> Any:
-    """Return a message without the further fields of an answer, where these are empty."""
-    if not isinstance(value, dict):
-        return value
-    kept = ("role", "content")
-    message = {name: it for name, it in value.items() if name in kept or it not in _EMPTY}
-    if "tool_calls" in message and message.get("content") is None:
-        message["content"] = ""
-    return message
-
-
-_Text = Annotated[
-    str,
-    BeforeValidator(_text_of),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
-]
 _Strings = Annotated[
     list[str],
     BeforeValidator(_strings),
@@ -107,71 +67,14 @@ _Prompt = Annotated[
 ]
 
 
-class _Model(BaseModel):
-    model_config = _STRICT
-
-
-class CalledFunction(_Model):
-    """The function of a call, and JSON of its arguments."""
-
-    name: str
-    arguments: str
-
-
-class MessageCall(_Model):
-    """A call that an assistant's message makes."""
-
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
-
-
-class Message(_Model):
-    """One message of a chat."""
-
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: _Text
-    tool_calls: list[MessageCall] | None = None
-    tool_call_id: str | None = None
-
-
-class FunctionSchema(_Model):
-    """A function that the model may call. `strict` asks for what a forced call always keeps."""
-
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class FunctionTool(_Model):
-    """A tool: of functions only."""
-
-    type: Literal["function"]
-    function: FunctionSchema
-
-
-class FunctionName(_Model):
-    """The name of a function."""
-
-    name: str
-
-
-class ChosenFunction(_Model):
-    """A choice of the function that must be called."""
-
-    type: Literal["function"]
-    function: FunctionName
-
-
-class StreamOptions(_Model):
+class StreamOptions(StrictModel):
     """Options of a stream."""
 
     include_usage: bool = False
     include_obfuscation: Literal[False] = False
 
 
-class NamedSchema(_Model):
+class NamedSchema(StrictModel):
     """A JSON schema as OpenAI wraps it."""
 
     name: str = ""
@@ -180,14 +83,14 @@ class NamedSchema(_Model):
     strict: bool | None = None
 
 
-class ResponseFormat(_Model):
+class ResponseFormat(StrictModel):
     """Format of the text."""
 
     type: Literal["text", "json_object", "json_schema"]
     json_schema: NamedSchema | None = None
 
 
-class StructuredOutputs(_Model):
+class StructuredOutputs(StrictModel):
     """Format of the text as vLLM has it: one of the three."""
 
     json_schema: Any = Field(default=None, alias="json")
@@ -195,7 +98,7 @@ class StructuredOutputs(_Model):
     choice: list[str] | None = None
 
 
-class Speculation(_Model):
+class Speculation(StrictModel):
     """The fields of the SDK's `SpeculationOptions`."""
 
     mode: Annotated[Mode, Field(strict=False)] = Mode.AUTO
@@ -211,7 +114,7 @@ class Speculation(_Model):
     lookup: bool | None = None
 
 
-class SharedRequest(_Model):
+class SharedRequest(StrictModel):
     """Parameters of both kinds of requests."""
 
     model: str = ""
@@ -221,9 +124,9 @@ class SharedRequest(_Model):
     top_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[str, float] = {}
+    logit_bias: dict[str, float] = Field({})
     seed: int | None = None
-    stop: _Strings = []
+    stop: _Strings = Field([])
     stream: bool = False
     stream_options: StreamOptions | None = None
     response_format: ResponseFormat | None = None
@@ -242,11 +145,11 @@ class SharedRequest(_Model):
 class ChatRequest(SharedRequest):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[Annotated[Message, BeforeValidator(_message)]]
+    messages: list[GivenMessage]
     max_completion_tokens: int | None = None
     logprobs: bool = False
     top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
-    tools: list[FunctionTool] = []
+    tools: list[FunctionTool] = Field([])
     tool_choice: Literal["auto", "none", "required"] | ChosenFunction = "auto"
     parallel_tool_calls: bool = True
 

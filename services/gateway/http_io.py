@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -10,13 +10,24 @@ from starlette.requests import ClientDisconnect
 from starlette.responses import Response
 from starlette.types import Receive, Scope, Send
 
-from slipstream.client import AsyncChunkStream, Chunk, FinishReason, RequestStats
+from slipstream.client import Chunk, RequestStats
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.inline import ended
+from slipstream.gateway.chat import ChatChoice, ChatFormat
+from slipstream.gateway.choices import OpenStream, merged
 from slipstream.gateway.errors import HttpError, http_error
-from slipstream.gateway.responses import ApiFormat, Content, Envelope, Json, metrics, usage
+from slipstream.gateway.responses import (
+    CompletionChoice,
+    CompletionFormat,
+    Envelope,
+    Json,
+    metrics,
+    usage,
+)
 
 T = TypeVar("T")
+ApiFormat = ChatFormat | CompletionFormat
+Choice = ChatChoice | CompletionChoice
 
 DONE = b"data: [DONE]\n\n"
 JSON = "application/json"
@@ -118,47 +129,55 @@ class EventStream(Response):
 
 
 class ChunkEvents:
-    """The events of one answer. With `include_usage` the last has the figures, and no text."""
+    """The events of an answer of one choice or more. With `include_usage` the last has the
+    figures, and no text."""
 
     def __init__(self, style: ApiFormat, envelope: Envelope, *, include_usage: bool) -> None:
         self._style = style
         self._envelope = envelope
         self._include_usage = include_usage
-        self._offset = 0
 
-    async def of(self, stream: AsyncChunkStream, first: Chunk) -> AsyncGenerator[bytes, None]:
-        """Yield the events; `first` was read already. Closing it ends the request.
+    async def of(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
+        """Yield the events. Closing it ends the requests.
 
         An error becomes the last event, as the status was sent.
         """
-        async with aclosing(stream):
-            if (opening := self._style.opening()) is not None:
-                yield self._object(opening)
-            yield self._chunk(first)
+        async with aclosing(self._told(streams)) as events:
             try:
-                async for chunk in stream:
-                    yield self._chunk(chunk)
+                async for event in events:
+                    yield event
             except SlipstreamError as error:
                 yield _event(http_error(error).body())
                 return
-            yield DONE
+        yield DONE
 
-    def _chunk(self, chunk: Chunk) -> bytes:
-        """Return no event, one or more."""
-        events = b""
+    async def _told(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
+        choices = [self._style.choice(at, stream.prompt) for at, stream in enumerate(streams)]
+        openings = [opening for choice in choices if (opening := choice.opening())]
+        yield b"".join(map(self._object, openings))
+        stats: dict[int, RequestStats] = {}
+        async with aclosing(merged(streams)) as chunks:
+            async for index, chunk in chunks:
+                if chunk.stats is not None:
+                    stats[index] = chunk.stats
+                yield self._events(choices[index], chunk, stats, len(choices))
+
+    def _events(
+        self, choice: Choice, chunk: Chunk, stats: Mapping[int, RequestStats], num_choices: int
+    ) -> bytes:
+        """Return no event, one or more; with the last of all choices, their figures."""
+        found: list[Json] = []
         if chunk.text or chunk.logprobs:
-            content = Content(chunk.text, chunk.logprobs, self._offset)
-            events += self._object(self._style.chunk(content))
-            self._offset += len(chunk.text)
-        if chunk.finish_reason is not None and chunk.stats is not None:
-            events += self._last(chunk.finish_reason, chunk.stats)
-        return events
-
-    def _last(self, reason: FinishReason, stats: RequestStats) -> bytes:
-        ending, figures = self._style.chunk(None, reason), {"metrics": metrics(stats)}
-        if not self._include_usage:
-            return self._object(ending, **figures)
-        return self._object(ending) + self._object(usage=usage(stats), **figures)
+            found += choice.chunk(chunk.text, chunk.logprobs)
+        if chunk.finish_reason is not None:
+            found += choice.ending(chunk.finish_reason)
+        if len(stats) < num_choices:
+            return b"".join(map(self._object, found))
+        told = [stats[index] for index in sorted(stats)]
+        figures = {"metrics": metrics(told)}
+        if self._include_usage:
+            return b"".join(map(self._object, found)) + self._object(usage=usage(told), **figures)
+        return b"".join(map(self._object, found[:-1])) + self._object(*found[-1:], **figures)
 
     def _object(self, *choices: Json, **more: Any) -> bytes:
         """Return an event. With `include_usage` all have the field, and only the last a value."""

@@ -1,10 +1,11 @@
 """Responses as OpenAI's clients read them: chats and completions, whole and in chunks."""
 
 import math
+from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.client import FinishReason, RequestStats
+from slipstream.client import FinishReason, PromptInfo, RequestStats, Result, SpeculationStats
 from slipstream.core.text.logprobs import Logprobs, TokenLogprob
 
 Json = dict[str, Any]
@@ -13,44 +14,36 @@ IMPOSSIBLE = -9999.0
 """OpenAI's log probability of a token that can't be: JSON has no infinity."""
 
 
-@dataclass(frozen=True, slots=True)
-class Content:
-    """A part of an answer, or all of it."""
+class CompletionChoice:
+    """One answer of /v1/completions. See `ChatChoice`."""
 
-    text: str
-    logprobs: Logprobs = ()
-    offset: int = 0
-    """Length of the text before it."""
-
-
-class ChatFormat:
-    """Answers of /v1/chat/completions."""
-
-    prefix = "chatcmpl-"
-    object = "chat.completion"
-    chunk_object = "chat.completion.chunk"
+    def __init__(self, index: int) -> None:
+        self._index = index
+        self._length = 0
+        """Characters so far."""
 
     def opening(self) -> Json | None:
-        """Return the first choice of a stream, before any text."""
-        return {**self.chunk(Content("")), "delta": {"role": "assistant", "content": ""}}
+        """Return None: a stream begins with text."""
+        return None
 
-    def chunk(self, content: Content | None, reason: FinishReason | None = None) -> Json:
-        """Return a choice of a stream; the last one has a reason."""
-        return {
-            "index": 0,
-            "delta": {} if content is None else {"content": content.text},
-            "logprobs": None if content is None else chat_logprobs(content.logprobs),
+    def chunk(self, text: str, told: Logprobs, reason: FinishReason | None = None) -> list[Json]:
+        """See `ChatChoice.chunk`."""
+        choice = {
+            "index": self._index,
+            "text": text,
+            "logprobs": completion_logprobs(told, offset=self._length),
             "finish_reason": None if reason is None else reason.value,
         }
+        self._length += len(text)
+        return [choice]
 
-    def whole(self, content: Content, reason: FinishReason) -> Json:
-        """Return the choice of an answer that is not streamed."""
-        return {
-            "index": 0,
-            "message": {"role": "assistant", "content": content.text, "refusal": None},
-            "logprobs": chat_logprobs(content.logprobs),
-            "finish_reason": reason.value,
-        }
+    def ending(self, reason: FinishReason) -> list[Json]:
+        """See `ChatChoice.ending`."""
+        return self.chunk("", (), reason)
+
+    def whole(self, result: Result) -> Json:
+        """See `ChatChoice.whole`."""
+        return self.chunk(result.text, result.logprobs, result.finish_reason)[0]
 
 
 class CompletionFormat:
@@ -59,26 +52,9 @@ class CompletionFormat:
     prefix = "cmpl-"
     object = chunk_object = "text_completion"
 
-    def opening(self) -> Json | None:
-        """Return None: a stream begins with text."""
-        return None
-
-    def chunk(self, content: Content | None, reason: FinishReason | None = None) -> Json:
-        """See `ChatFormat.chunk`."""
-        content = content or Content("")
-        return {
-            "index": 0,
-            "text": content.text,
-            "logprobs": completion_logprobs(content.logprobs, offset=content.offset),
-            "finish_reason": None if reason is None else reason.value,
-        }
-
-    def whole(self, content: Content, reason: FinishReason) -> Json:
-        """See `ChatFormat.whole`."""
-        return self.chunk(content, reason)
-
-
-ApiFormat = ChatFormat | CompletionFormat
+    def choice(self, index: int, prompt: PromptInfo) -> CompletionChoice:
+        """See `ChatFormat.choice`."""
+        return CompletionChoice(index)
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,43 +78,51 @@ class Envelope:
         }
 
 
-def usage(stats: RequestStats) -> Json:
-    """Return counts of tokens. Drafted tokens that were rejected are no part of the answer."""
-    drafted = stats.speculation
-    num_rejected = drafted.num_draft_tokens - drafted.num_accepted_draft_tokens
+def usage(choices: Sequence[RequestStats]) -> Json:
+    """Return counts of tokens of all answers to one prompt. Drafted tokens that were rejected are
+    no part of the answers."""
+    drafted = sum(stats.speculation.num_draft_tokens for stats in choices)
+    accepted = sum(stats.speculation.num_accepted_draft_tokens for stats in choices)
+    num_prompt, num_output = (
+        choices[0].num_prompt_tokens,
+        sum(stats.num_output_tokens for stats in choices),
+    )
     return {
-        "prompt_tokens": stats.num_prompt_tokens,
-        "completion_tokens": stats.num_output_tokens,
-        "total_tokens": stats.num_prompt_tokens + stats.num_output_tokens,
-        "prompt_tokens_details": {"cached_tokens": stats.num_cached_tokens},
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
+        "prompt_tokens_details": {"cached_tokens": choices[0].num_cached_tokens},
         "completion_tokens_details": {
-            "accepted_prediction_tokens": drafted.num_accepted_draft_tokens,
-            "rejected_prediction_tokens": num_rejected,
+            "accepted_prediction_tokens": accepted,
+            "rejected_prediction_tokens": drafted - accepted,
         },
     }
 
 
-def metrics(stats: RequestStats) -> Json:
-    """Return figures of speculation, first those that have a name in vLLM."""
-    drafted = stats.speculation
+def metrics(choices: Sequence[RequestStats]) -> Json:
+    """Return figures of speculation; of several answers, a list in their order."""
+    figures = [_speculation(stats.speculation) for stats in choices]
+    return {"speculative_decoding": figures[0] if len(figures) == 1 else figures}
+
+
+def _speculation(drafted: SpeculationStats) -> Json:
+    """Return figures, first those that have a name in vLLM."""
     return {
-        "speculative_decoding": {
-            "mean_acceptance_length": drafted.mean_acceptance_length,
-            "draft_acceptance_rate": drafted.draft_acceptance_rate,
-            "acceptance_histogram": {
-                str(length): count for length, count in drafted.acceptance_histogram.items()
-            },
-            "num_spec_steps": drafted.num_spec_steps,
-            "num_accepted_draft_tokens": drafted.num_accepted_draft_tokens,
-            "num_draft_tokens": drafted.num_draft_tokens,
-            "num_spec_tokens": drafted.num_spec_tokens,
-            "per_step_accepted": list(drafted.per_step_accepted),
-            "per_step_drafted": list(drafted.per_step_drafted),
-            "num_plain_steps": drafted.num_plain_steps,
-            "stop_reasons": dict(drafted.stop_reasons),
-            "fallbacks": dict(drafted.fallbacks),
-            "lossless": drafted.lossless,
-        }
+        "mean_acceptance_length": drafted.mean_acceptance_length,
+        "draft_acceptance_rate": drafted.draft_acceptance_rate,
+        "acceptance_histogram": {
+            str(length): count for length, count in drafted.acceptance_histogram.items()
+        },
+        "num_spec_steps": drafted.num_spec_steps,
+        "num_accepted_draft_tokens": drafted.num_accepted_draft_tokens,
+        "num_draft_tokens": drafted.num_draft_tokens,
+        "num_spec_tokens": drafted.num_spec_tokens,
+        "per_step_accepted": list(drafted.per_step_accepted),
+        "per_step_drafted": list(drafted.per_step_drafted),
+        "num_plain_steps": drafted.num_plain_steps,
+        "stop_reasons": dict(drafted.stop_reasons),
+        "fallbacks": dict(drafted.fallbacks),
+        "lossless": drafted.lossless,
     }
 
 

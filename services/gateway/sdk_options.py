@@ -3,9 +3,13 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any
 
 from slipstream.client import RequestOptions, SamplingParams, SpeculationOptions
+from slipstream.core.request.request import MAX_NAME_LENGTH
+from slipstream.core.request.tools import tools_of
+from slipstream.core.types import MAX_SEED
 from slipstream.gateway.body import (
     ChatRequest,
     CompletionRequest,
@@ -13,6 +17,7 @@ from slipstream.gateway.body import (
     SharedRequest,
     StructuredOutputs,
 )
+from slipstream.gateway.chat import ToolUse
 from slipstream.gateway.errors import HttpError
 
 COMPLETION_MAX_TOKENS = 16
@@ -51,21 +56,23 @@ def completion_options(body: CompletionRequest, *, request_id: str) -> RequestOp
     return options
 
 
+def tool_use(body: ChatRequest) -> ToolUse | None:
+    """Return how the chat uses tools; None where it has none. Raises `InvalidRequest`."""
+    choice = body.tool_choice if isinstance(body.tool_choice, str) else "required"
+    if not body.tools or choice == "none":
+        return None
+    tools = tools_of([tool.model_dump(exclude_none=True) for tool in body.tools])
+    return ToolUse(tools, choice == "required", not body.parallel_tool_calls)
+
+
 def each_choice(options: RequestOptions, count: int) -> list[RequestOptions]:
     """Return the options of so many answers: each has a seed and an id of its own."""
-    sampling, name = options["sampling"], options["request_id"]
-    assert sampling.seed is not None
-    return [
-        options,
-        *(
-            {
-                **options,
-                "sampling": replace(sampling, seed=(sampling.seed + index) % MAX_SEED),
-                "request_id": f"{name[:MAX_NAME_LENGTH - 3]}-{index}",
-            }
-            for index in range(1, count)
-        ),
-    ]
+    sampling, name = options["sampling"], options["request_id"][: MAX_NAME_LENGTH - 3]
+    choices: list[RequestOptions] = [options]
+    for index in range(1, count):
+        seeded = replace(sampling, seed=(sampling.seed + index) % MAX_SEED)
+        choices.append({**options, "sampling": seeded, "request_id": f"{name}-{index}"})
+    return choices
 
 
 def seed_of(request_id: str) -> int:

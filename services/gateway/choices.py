@@ -1,0 +1,100 @@
+"""Several answers to one prompt: run at once, and read as one stream."""
+
+import asyncio
+from collections.abc import AsyncGenerator, Coroutine, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from typing import Any, TypeVar
+
+from slipstream.client import (
+    AsyncChunkStream,
+    AsyncClient,
+    Chunk,
+    Prompt,
+    PromptInfo,
+    RequestOptions,
+)
+from slipstream.core.inline import ended
+
+T = TypeVar("T")
+
+
+@dataclass(frozen=True, slots=True)
+class OpenStream:
+    """A stream whose first chunk has been read."""
+
+    first: Chunk
+    rest: AsyncChunkStream
+
+    @property
+    def prompt(self) -> PromptInfo:
+        """Return the facts that came with the first chunk."""
+        assert self.first.prompt is not None
+        return self.first.prompt
+
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """Yield all chunks."""
+        async with aclosing(self.rest):
+            yield self.first
+            async for chunk in self.rest:
+                yield chunk
+
+
+async def open_streams(
+    client: AsyncClient, prompt: Prompt, choices: Sequence[RequestOptions]
+) -> list[OpenStream]:
+    """Start a stream for each; where one is refused, the others end."""
+    streams = [client.stream(prompt, **options) for options in choices]
+    try:
+        firsts = await together([stream.__anext__() for stream in streams])
+    except BaseException:
+        await asyncio.gather(*(stream.aclose() for stream in streams))
+        raise
+    return [OpenStream(first, rest) for first, rest in zip(firsts, streams, strict=True)]
+
+
+async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
+    """Return the results of work that runs at once; what one raises ends the others."""
+    tasks = [asyncio.ensure_future(item) for item in work]
+    try:
+        return await asyncio.gather(*tasks)
+    finally:
+        for task in tasks:
+            task.cancel()
+        await ended(*tasks)
+
+
+async def merged(streams: Sequence[OpenStream]) -> AsyncGenerator[tuple[int, Chunk], None]:
+    """Yield chunks as they come, each with the number of its stream. Raises what one raises.
+
+    One stream alone is read no faster than its chunks are taken.
+    """
+    if len(streams) == 1:
+        async with aclosing(streams[0].chunks()) as alone:
+            async for chunk in alone:
+                yield 0, chunk
+        return
+    queue: asyncio.Queue[tuple[int, Chunk | None]] = asyncio.Queue()
+
+    async def read(index: int, stream: OpenStream) -> None:
+        try:
+            async with aclosing(stream.chunks()) as chunks:
+                async for chunk in chunks:
+                    queue.put_nowait((index, chunk))
+        finally:
+            queue.put_nowait((index, None))
+
+    tasks = [asyncio.create_task(read(index, stream)) for index, stream in enumerate(streams)]
+    num_open = len(tasks)
+    try:
+        while num_open:
+            index, part = await queue.get()
+            if part is not None:
+                yield index, part
+                continue
+            await tasks[index]
+            num_open -= 1
+    finally:
+        for task in tasks:
+            task.cancel()
+        await ended(*tasks)
