@@ -7,7 +7,7 @@ import json
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Protocol, TypedDict
 from uuid import uuid4
 
@@ -60,6 +60,8 @@ class RequestOptions(TypedDict, total=False):
     """Functions that the model may call, also as OpenAI writes them."""
     tool_choice: str | Mapping[str, Any]
     """auto, none, required, or as OpenAI names a function; a forced call is all of the text."""
+    after: str
+    """The request_id of the turn that a session's request follows; by default the newest one."""
     num_received: int
     """Tokens held from an answer to the same request that broke off; only the rest is streamed."""
 
@@ -145,6 +147,10 @@ def make_generation(
     if num_received and not options.get("request_id"):
         raise InvalidRequest("num_received goes with the request_id of the request that broke off")
     model = options.get("model", model)
+    if after := options.get("after", ""):
+        if session is None:
+            raise InvalidRequest("after goes with a session, where it names an earlier turn")
+        session = replace(session, after=after)
     return Generation(prompt, _ask(options), model, session, num_received)
 
 

@@ -165,12 +165,13 @@ class AsyncClient(_ClientBase):
         """
         return self._stream(prompt, options)
 
-    def session(self, session_id: str | None = None) -> AsyncClientSession:
+    def session(self, session_id: str | None = None, *, is_new: bool = False) -> AsyncClientSession:
         """Return a conversation: each request continues the ones before, and their caches stay.
 
-        An id continues a session that was left open; by default a new one begins.
+        An id continues a session that was left open, or names one `is_new`; by default a new one
+        begins under a random id.
         """
-        return AsyncClientSession(self._context, session_id)
+        return AsyncClientSession(self._context, session_id, is_new=is_new)
 
     async def tokenize(
         self,
@@ -239,12 +240,13 @@ class Client(_ClientBase):
         """
         return ChunkStream(self._stream(prompt, options))
 
-    def session(self, session_id: str | None = None) -> ClientSession:
+    def session(self, session_id: str | None = None, *, is_new: bool = False) -> ClientSession:
         """Return a conversation: each request continues the ones before, and their caches stay.
 
-        An id continues a session that was left open; by default a new one begins.
+        An id continues a session that was left open, or names one `is_new`; by default a new one
+        begins under a random id.
         """
-        return ClientSession(self._context, session_id)
+        return ClientSession(self._context, session_id, is_new=is_new)
 
     def close(self) -> None:
         """Refuse requests from now on, with `SessionClosed`; a router's calls are cancelled."""

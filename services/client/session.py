@@ -31,11 +31,13 @@ PAUSES_S = (0.01, 0.02, 0.05, 0.1, 0.2, 0.4, 0.8, 1.6)
 class _SessionBase:
     """One session as its client sees it: begun by its first turn, or by another client before."""
 
-    def __init__(self, context: ClientContext, session_id: str | None) -> None:
+    def __init__(
+        self, context: ClientContext, session_id: str | None, *, is_new: bool = False
+    ) -> None:
         """Open a session; without an id, a new one whose name is hard to guess."""
         self._context = context
         self._session_id = SessionRef(session_id or secrets.token_hex(16)).session_id
-        self._is_begun = self._is_used = session_id is not None
+        self._is_begun = self._is_used = session_id is not None and not is_new
         self._is_known = False
         self._is_closed = False
         self._streams: WeakSet[AsyncChunkStream] = WeakSet()

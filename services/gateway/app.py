@@ -1,6 +1,5 @@
 """The HTTP front as an ASGI application: routes, bearer tokens, traces, errors."""
 
-import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -12,39 +11,49 @@ from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
 from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
-from starlette.requests import ClientDisconnect
 
 import slipstream
 from slipstream.client import AsyncClient, ModelInfo, RequestOptions
-from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
-from slipstream.core.request.request import MAX_NAME_LENGTH, check_name
-from slipstream.gateway.body import ChatRequest, CompletionRequest, R, parameters, validated
+from slipstream.core.errors import AccessError, Unavailable
+from slipstream.core.request.request import check_name
+from slipstream.gateway.body import (
+    ChatRequest,
+    CompletionRequest,
+    DetokenizeRequest,
+    R,
+    TokenizeRequest,
+    parameters,
+    validated,
+)
 from slipstream.gateway.chat import ChatFormat
-from slipstream.gateway.choices import open_streams, together
+from slipstream.gateway.choices import opened, together
 from slipstream.gateway.config import HttpConfig
-from slipstream.gateway.errors import HttpError, http_error
+from slipstream.gateway.errors import HttpError
+from slipstream.gateway.handlers import HANDLERS, json_response, shown_id
 from slipstream.gateway.http_io import (
     ApiFormat,
     ChunkEvents,
     EventStream,
-    as_json,
     read_body,
     unless_gone,
 )
+from slipstream.gateway.response_job import ResponseJob, response_events
 from slipstream.gateway.responses import CompletionFormat, Envelope, metrics, usage
+from slipstream.gateway.responses_body import ResponsesRequest
 from slipstream.gateway.sdk_options import chat_options, completion_options, each_choice, tool_use
 from slipstream.rpc.certificates import ReloadedFiles
 from slipstream.telemetry.carrier import Carrier, within
 
-CLIENT_CLOSED = 499
-"""Status for a client that has left."""
 IDEMPOTENCY_KEY = "Idempotency-Key"
 """Header with the request's id: sent again under the same, it is the same request."""
-REQUEST_ID = "x-request-id"
-"""Header for logs: proxies set it, and may pass the same one on with several requests."""
-_LOG = logging.getLogger("slipstream.http")
 _BEARER = "bearer"
-_BODIES = {"/v1/chat/completions": ChatRequest, "/v1/completions": CompletionRequest}
+_BODIES = {
+    "/v1/chat/completions": ChatRequest,
+    "/v1/completions": CompletionRequest,
+    "/v1/responses": ResponsesRequest,
+    "/tokenize": TokenizeRequest,
+    "/detokenize": DetokenizeRequest,
+}
 
 
 class Routes:
@@ -78,10 +87,49 @@ class Routes:
         options = completion_options(body, request_id=request_id)
         return await self._answer(request, body, options, CompletionFormat())
 
+    async def responses(self, request: Request) -> Response:
+        """Answer as OpenAI's newer API has it, on top of an earlier response where one is named."""
+        body, request_id = await self._read(ResponsesRequest, request), _request_id(request)
+        limit = self._config.default_max_tokens
+        job = ResponseJob(body, request_id, _token(request) or "", default_max_tokens=limit)
+        job.options["timeout_s"] = self._config.timeout_s
+        client, headers = self._client_of(request), shown_id(request, request_id)
+        with within(_carrier(request)):
+            if not body.stream:
+                result = await unless_gone(request.receive, job.result(client))
+                answer = job.answer(result.prompt, int(self._wall_s()))
+                answer.push(result.text, result.logprobs)
+                answer.end(result.finish_reason, result.stats)
+                return json_response(answer.whole, headers=headers)
+            (stream,) = await unless_gone(request.receive, opened(job.stream(client)))
+        answer = job.answer(stream.prompt, int(self._wall_s()))
+        return EventStream(response_events(answer, stream), headers)
+
+    async def tokenize(self, request: Request) -> Response:
+        """Return the token ids of a prompt, as vLLM has it."""
+        body = await self._read(TokenizeRequest, request)
+        client = self._client_of(request)
+        work = _tokens(client, body)
+        tokens, info = await unless_gone(request.receive, work)
+        limit = info.limits.context_length
+        return json_response(
+            {"count": len(tokens), "max_model_len": limit, "tokens": tokens, "token_strs": None}
+        )
+
+    async def detokenize(self, request: Request) -> Response:
+        """Return the text of token ids, as vLLM has it."""
+        body = await self._read(DetokenizeRequest, request)
+        text = self._client_of(request).detokenize(body.tokens, model=body.model)
+        return json_response({"prompt": await unless_gone(request.receive, text)})
+
+    async def version(self, request: Request) -> Response:
+        """Return the version of this server."""
+        return json_response({"version": slipstream.__version__})
+
     async def models(self, request: Request) -> Response:
         """List all models."""
         models = await unless_gone(request.receive, self._client_of(request).models())
-        return _json({"object": "list", "data": [_model(info) for info in models]})
+        return json_response({"object": "list", "data": [_model(info) for info in models]})
 
     async def model(self, request: Request) -> Response:
         """Describe one model."""
@@ -89,14 +137,14 @@ class Routes:
         if not name:
             raise HTTPException(404)
         client = self._client_of(request)
-        return _json(_model(await unless_gone(request.receive, client.model_info(name))))
+        return json_response(_model(await unless_gone(request.receive, client.model_info(name))))
 
     async def health(self, request: Request) -> Response:
         """Return 200 where a router answers and has a model, else 503."""
         with suppress(AccessError):  # a router that refuses the probe's token answers
             if not await unless_gone(request.receive, self._probe.models()):
                 raise Unavailable("the router has no target yet")
-        return _json({"status": "ok"})
+        return json_response({"status": "ok"})
 
     def _client_of(self, request: Request) -> AsyncClient:
         self._token.refresh()
@@ -110,7 +158,7 @@ class Routes:
             limit=config.max_body_bytes,
             timeout_s=config.body_timeout_s,
         )
-        return validated(kind, parameters(body, kind.model_fields.keys()))
+        return validated(kind, parameters(kind, body))
 
     async def _answer(
         self,
@@ -121,13 +169,13 @@ class Routes:
     ) -> Response:
         client, request_id = self._client_of(request), options["request_id"]
         options["timeout_s"] = self._config.timeout_s
-        headers = _shown_id(request, request_id)
+        headers = shown_id(request, request_id)
         choices = each_choice(options, body.n)
         with within(_carrier(request)):
             if body.stream:
                 # Until the first chunk a refusal still has a status of its own.
-                opening = open_streams(client, body.prompt, choices)
-                streams = await unless_gone(request.receive, opening)
+                opening = [client.stream(body.prompt, **item) for item in choices]
+                streams = await unless_gone(request.receive, opened(*opening))
                 envelope = self._envelope(style, request_id, streams[0].prompt.model)
                 events = ChunkEvents(style, envelope, include_usage=body.include_usage)
                 return EventStream(events.of(streams), headers)
@@ -140,7 +188,7 @@ class Routes:
             usage=usage(stats),
             metrics=metrics(stats),
         )
-        return _json(whole, headers=headers)
+        return json_response(whole, headers=headers)
 
     def _envelope(self, style: ApiFormat, request_id: str, model: str) -> Envelope:
         return Envelope(style.prefix + request_id, int(self._wall_s()), model)
@@ -156,13 +204,18 @@ def make_app(routes: Routes) -> FastAPI:
         redoc_url=None,
         redirect_slashes=False,
     )
-    posts = {"/v1/chat/completions": routes.chat, "/v1/completions": routes.completion}
-    gets = {"/v1/models": routes.models, "/v1/models/{name:path}": routes.model}
-    for path, serve in posts.items():
+    posts = (routes.chat, routes.completion, routes.responses, routes.tokenize, routes.detokenize)
+    gets = {
+        "/v1/models": routes.models,
+        "/v1/models/{name:path}": routes.model,
+        "/health": routes.health,
+        "/version": routes.version,
+    }
+    for path, serve in zip(_BODIES, posts, strict=True):
         app.add_api_route(path, serve, methods=["POST"], response_model=None)
-    for path, serve in {**gets, "/health": routes.health}.items():
+    for path, serve in gets.items():
         app.add_api_route(path, serve, methods=["GET"], response_model=None)
-    for kind, handle in _HANDLERS.items():
+    for kind, handle in HANDLERS.items():
         app.add_exception_handler(kind, handle)
     app.openapi = partial(_openapi, app)  # type: ignore[method-assign]  # as FastAPI has it
     return app
@@ -184,53 +237,18 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
     return app.openapi_schema
 
 
-def _error(request: Request, error: Any) -> Response:
-    headers = {**error.headers, **_shown_id(request, error.headers.get(REQUEST_ID))}
-    return _json(error.body(), status=error.status, headers=headers)
-
-
-def _failed(request: Request, error: Any) -> Response:
-    response = _error(request, http_error(error))
-    if response.status_code == 500:
-        name = response.headers.get(REQUEST_ID, "")[:MAX_NAME_LENGTH]
-        _LOG.error("request %s failed: %s", name, error)
-    return response
-
-
-def _gone(_: Request, error: Any) -> Response:
-    return Response(status_code=CLIENT_CLOSED)
-
-
-def _no_route(request: Request, error: Any) -> Response:
-    where, status = f"{request.method} {request.url.path[:200]}", error.status_code
-    known = {404: f"there is no {where} here", 405: f"{where} is not allowed; try another method"}
-    message = known.get(status, str(error.detail))
-    code = {404: "not_found", 405: "method_not_allowed"}.get(status, "invalid_request")
-    return _error(request, HttpError(message, code=code, status=status, headers=error.headers))
-
-
-def _bug(request: Request, error: Any) -> Response:
-    message = "the server failed in a way that it did not foresee"
-    return _error(request, HttpError(message, code="internal_error", status=500))
-
-
-_HANDLERS: dict[type[Exception], Any] = {
-    HttpError: _error,
-    SlipstreamError: _failed,
-    ClientDisconnect: _gone,
-    HTTPException: _no_route,
-    Exception: _bug,
-}
-
-
-def _json(value: Any, *, status: int = 200, headers: dict[str, str] | None = None) -> Response:
-    return Response(as_json(value), status, headers, media_type="application/json")
-
-
 def _model(info: ModelInfo) -> dict[str, Any]:
     """Return a model as OpenAI has it, the context's length as vLLM does."""
     about = {"id": info.model, "object": "model", "created": 0, "owned_by": "slipstream"}
     return {**about, "max_model_len": info.limits.context_length}
+
+
+async def _tokens(client: AsyncClient, body: TokenizeRequest) -> tuple[list[int], ModelInfo]:
+    info = await client.model_info(body.model)
+    if body.prompt is not None:
+        return list(await client.tokenize(body.prompt, raw=True, model=info.model)), info
+    tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    return list(await client.tokenize(body.messages_prompt, tools=tools, model=info.model)), info
 
 
 def _request_id(request: Request) -> str:
@@ -245,12 +263,6 @@ def _request_id(request: Request) -> str:
     name = given[0] if given else ""
     check_name(IDEMPOTENCY_KEY, name)
     return name or uuid4().hex
-
-
-def _shown_id(request: Request, request_id: str | None) -> dict[str, str]:
-    """Return the id for logs, as the client or its proxy sent it, or else the request's own."""
-    shown = request.headers.get(REQUEST_ID, request_id)
-    return {} if shown is None else {REQUEST_ID: shown}
 
 
 def _token(request: Request) -> str | None:

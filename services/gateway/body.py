@@ -11,7 +11,13 @@ from slipstream.core.request.prompt import Prompt
 from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.types import Shape, StopPolicy, Verification
 from slipstream.gateway.errors import HttpError
-from slipstream.gateway.messages import ChosenFunction, FunctionTool, GivenMessage, StrictModel
+from slipstream.gateway.messages import (
+    ChosenFunction,
+    FunctionTool,
+    GivenMessage,
+    StrictModel,
+    messages_of,
+)
 
 MAX_CHOICES = 16
 """Answers of one request."""
@@ -32,6 +38,12 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
     "reasoning_effort": (),
     "verbosity": (),
     "web_search_options": (),
+    "background": (False,),
+    "truncation": ("disabled",),
+    "include": ([],),
+    "reasoning": ({},),
+    "conversation": (),
+    "max_tool_calls": (),
 }
 """Parameters of OpenAI's that can't be honoured, and the values that have no effect."""
 
@@ -155,12 +167,8 @@ class ChatRequest(SharedRequest):
 
     @property
     def prompt(self) -> Prompt:
-        """Return the messages with the roles that models have: a developer's are the system's."""
-        messages = [at.model_dump(exclude_none=True) for at in self.messages]
-        for message in messages:
-            if message["role"] == "developer":
-                message["role"] = "system"
-        return messages
+        """Return the messages as models have them."""
+        return messages_of(self.messages)
 
 
 class CompletionRequest(SharedRequest):
@@ -171,7 +179,30 @@ class CompletionRequest(SharedRequest):
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
 
 
-R = TypeVar("R", bound=SharedRequest)
+class TokenizeRequest(StrictModel):
+    """The body of POST /tokenize: a raw prompt, or messages with their tools."""
+
+    model: str = ""
+    prompt: str | None = None
+    messages: list[GivenMessage] = Field([])
+    tools: list[FunctionTool] = Field([])
+
+    @property
+    def messages_prompt(self) -> Prompt:
+        """Return the messages as models have them. Raises `HttpError` where there are none."""
+        if not self.messages:
+            raise HttpError("prompt or messages is needed", code="missing_parameter")
+        return messages_of(self.messages)
+
+
+class DetokenizeRequest(StrictModel):
+    """The body of POST /detokenize."""
+
+    model: str = ""
+    tokens: list[int]
+
+
+R = TypeVar("R", bound=StrictModel)
 
 
 def validated(kind: type[R], values: Mapping[str, Any]) -> R:
@@ -202,12 +233,12 @@ def _place(path: Sequence[str | int]) -> str:
     return "".join(steps).removeprefix(".")
 
 
-def parameters(body: bytes, known: Set[str]) -> dict[str, Any]:
-    """Return the parameters of a body that have an effect.
+def parameters(kind: type[StrictModel], body: bytes) -> dict[str, Any]:
+    """Return the parameters of a body of this kind that have an effect.
 
-    Raises `HttpError`, naming the one that can't be honoured. `known` are those that may be; null
-    is the same as leaving one out.
+    Raises `HttpError`, naming the one that can't be honoured; null is the same as leaving one out.
     """
+    known = kind.model_fields.keys()
     try:
         values = from_json(body, allow_inf_nan=False)
     except ValueError as error:

@@ -29,7 +29,7 @@ class ChatChoice:
 
     def __init__(self, index: int, prompt: PromptInfo, use: ToolUse | None) -> None:
         self._index, self._prompt, self._use = index, prompt, use
-        self._parser = None if use is None else _parser(use, prompt)
+        self._parser = None if use is None else parser_of(use, prompt)
         self._has_calls = False
 
     def opening(self) -> Json | None:
@@ -113,7 +113,8 @@ class ChatFormat:
         return ChatChoice(index, prompt, self._use)
 
 
-def _parser(use: ToolUse, prompt: PromptInfo) -> ToolCallParser:
+def parser_of(use: ToolUse, prompt: PromptInfo) -> ToolCallParser:
+    """Return a parser of the text of an answer to this prompt."""
     names = [tool.name for tool in use.tools]
     return ToolCallParser(None if use.is_forced else prompt.tool_format, names)
 

@@ -6,14 +6,7 @@ from contextlib import aclosing
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slipstream.client import (
-    AsyncChunkStream,
-    AsyncClient,
-    Chunk,
-    Prompt,
-    PromptInfo,
-    RequestOptions,
-)
+from slipstream.client import AsyncChunkStream, Chunk, PromptInfo
 from slipstream.core.inline import ended
 
 T = TypeVar("T")
@@ -40,11 +33,8 @@ class OpenStream:
                 yield chunk
 
 
-async def open_streams(
-    client: AsyncClient, prompt: Prompt, choices: Sequence[RequestOptions]
-) -> list[OpenStream]:
-    """Start a stream for each; where one is refused, the others end."""
-    streams = [client.stream(prompt, **options) for options in choices]
+async def opened(*streams: AsyncChunkStream) -> list[OpenStream]:
+    """Read the first chunk of each; where one is refused, the others end."""
     try:
         firsts = await together([stream.__anext__() for stream in streams])
     except BaseException:

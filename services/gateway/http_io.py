@@ -2,7 +2,7 @@
 
 import asyncio
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Coroutine, Mapping, Sequence
+from collections.abc import AsyncGenerator, AsyncIterator, Callable, Coroutine, Mapping, Sequence
 from contextlib import aclosing
 from typing import Any, TypeVar
 
@@ -128,6 +128,18 @@ class EventStream(Response):
         await send({"type": "http.response.body", "body": b"", "more_body": False})
 
 
+async def with_errors(
+    events: AsyncGenerator[bytes, None], told: Callable[[SlipstreamError], bytes]
+) -> AsyncGenerator[bytes, None]:
+    """Yield the events, and what is told of an error that ends them."""
+    async with aclosing(events):
+        try:
+            async for event in events:
+                yield event
+        except SlipstreamError as error:
+            yield told(error)
+
+
 class ChunkEvents:
     """The events of an answer of one choice or more. With `include_usage` the last has the
     figures, and no text."""
@@ -137,19 +149,12 @@ class ChunkEvents:
         self._envelope = envelope
         self._include_usage = include_usage
 
-    async def of(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
-        """Yield the events. Closing it ends the requests.
+    def of(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
+        """Return the events. Closing them ends the requests.
 
         An error becomes the last event, as the status was sent.
         """
-        async with aclosing(self._told(streams)) as events:
-            try:
-                async for event in events:
-                    yield event
-            except SlipstreamError as error:
-                yield _event(http_error(error).body())
-                return
-        yield DONE
+        return with_errors(self._told(streams), lambda error: _event(http_error(error).body()))
 
     async def _told(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
         choices = [self._style.choice(at, stream.prompt) for at, stream in enumerate(streams)]
@@ -161,6 +166,7 @@ class ChunkEvents:
                 if chunk.stats is not None:
                     stats[index] = chunk.stats
                 yield self._events(choices[index], chunk, stats, len(choices))
+        yield DONE
 
     def _events(
         self, choice: Choice, chunk: Chunk, stats: Mapping[int, RequestStats], num_choices: int

@@ -1,5 +1,6 @@
 """Messages and tools of chats in bodies of requests."""
 
+from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
 from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
@@ -42,7 +43,7 @@ def _message(value: Any) -> Any:
     return message
 
 
-_Text = Annotated[
+Text = Annotated[
     str,
     BeforeValidator(_text_of),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
@@ -74,7 +75,7 @@ class ChatMessage(StrictModel):
     """One message of a chat."""
 
     role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: _Text
+    content: Text
     tool_calls: list[MessageCall] | None = None
     tool_call_id: str | None = None
 
@@ -110,3 +111,12 @@ class ChosenFunction(StrictModel):
 
 GivenMessage = Annotated[ChatMessage, BeforeValidator(_message)]
 """A message, which may have further fields of an answer where these are empty."""
+
+
+def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
+    """Return messages with the roles that models have: a developer's are the system's."""
+    messages = [message.model_dump(exclude_none=True) for message in given]
+    for message in messages:
+        if message["role"] == "developer":
+            message["role"] = "system"
+    return messages

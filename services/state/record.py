@@ -31,6 +31,8 @@ class Claim:
     takes_over: bool = True
     """Whether the lease of another attempt at the request ends, unless that one is newer and of the
     same process. Otherwise there must be none that was not given back."""
+    after: str = ""
+    """Id of the request that must be the session's newest one with tokens; empty for any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -38,7 +38,7 @@ class RedisStore:
         names = (claim.request_id, claim.digest, claim.owner, claim.holder, claim.model)
         times = (_milliseconds(claim.ttl_s), self._lease_ms, self._bounds.max_past)
         takes_over = "1" if claim.takes_over else ""
-        args = (*names, "1" if claim.create else "", *times, takes_over)
+        args = (*names, "1" if claim.create else "", *times, takes_over, claim.after)
         reply = await self._redis.run(ACQUIRE, self._keys(claim.session_id), args)
         if reply[0]:
             model = reply[1].decode() if len(reply) > 1 else ""

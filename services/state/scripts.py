@@ -75,16 +75,24 @@ local function record(fence, leased)
 end
 """
 
-# ARGV: request, digest, owner, holder, model, create, TTL, lease, ids to remember, takes over
+# ARGV: request, digest, owner, holder, model, create, TTL, lease, ids to remember, takes over,
+# the request that must be the newest
 ACQUIRE = Script(
     _BEGIN
     + """
 local request, digest, owner, holder, model = ARGV[1], ARGV[2], ARGV[3], ARGV[4], ARGV[5]
 local creates, ttl_ms = ARGV[6] ~= '', tonumber(ARGV[7])
 local leased_until, max_past = now + tonumber(ARGV[8]), tonumber(ARGV[9])
+local after = ARGV[11]
 local is_there, count, fence, kept =
-  read('owner', 'model', 'request', 'digest', 'ending', 'lease', 'past', 'holder')
+  read('owner', 'model', 'request', 'digest', 'ending', 'lease', 'past', 'holder', 'prompt')
 local past = kept[9] or ''
+
+-- The newest request that has tokens.
+local function newest()
+  if kept[11] ~= '0' then return kept[5] end
+  return string.match(past, '([^\\n]*)\\n$') or ''
+end
 
 local function refusal()
   if kept[3] ~= owner then return 'owner' end
@@ -93,6 +101,7 @@ local function refusal()
   end
   if creates then return 'exists' end
   if model ~= '' and model ~= kept[4] then return 'model' end
+  if after ~= '' and after ~= newest() then return 'moved' end
   if tonumber(kept[8]) > now and not kept[7] then return 'busy' end
 end
 

@@ -102,6 +102,7 @@ class SessionLeases:
             create=session is None or session.create,
             ttl_s=rules.session_ttl_s if session else rules.request_ttl_s,
             is_alone=session is None,
+            after=session.after if session else "",
         )
 
 

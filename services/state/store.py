@@ -81,6 +81,7 @@ _ERRORS: dict[str, Callable[[str], SlipstreamError]] = {
     "absent": lambda name: SessionNotFound(f"there is no {name}"),
     "exists": lambda name: SessionExists(f"{name} exists already"),
     "busy": lambda name: SessionBusy(f"{name} is busy with another request"),
+    "moved": lambda name: SessionOutOfSync(f"{name} has gone on since with another request"),
     "owner": lambda name: PermissionDenied(f"{name} belongs to another key"),
     "taken": lambda name: SessionTaken(f"{name} has been taken over by another request"),
     "lost": lambda name: SessionOutOfSync(f"the store knows nothing of this lease of {name}"),
@@ -107,7 +108,14 @@ def session_refused(why: str, session_id: str) -> SlipstreamError:
 def check_claim(claim: Claim) -> None:
     """Raise `InvalidRequest` for names that are not in order: they become keys and lines."""
     SessionRef(claim.session_id)
-    for name in (claim.request_id, claim.owner, claim.holder, claim.model, claim.digest):
+    for name in (
+        claim.request_id,
+        claim.owner,
+        claim.holder,
+        claim.model,
+        claim.digest,
+        claim.after,
+    ):
         if not (name.isascii() and name.isprintable()) and name:
             raise InvalidRequest(f"{name[:80]!r} is not one line of printable ASCII characters")
     if not claim.ttl_s > 0:

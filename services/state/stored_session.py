@@ -80,7 +80,15 @@ class StoredSession:
             return "exists"
         if claim.model not in ("", record.model):
             return "model"
+        if claim.after and claim.after != self._newest():
+            return "moved"
         return "busy" if self.is_busy(now) else None
+
+    def _newest(self) -> str:
+        """Return the id of the newest request that has tokens."""
+        if self.record.turn.num_prompt_tokens:
+            return self.record.turn.request_id
+        return self.past[-1] if self.past else ""
 
     def begin(self, claim: Claim, *, max_past: int) -> None:
         """Begin another request."""

@@ -41,7 +41,7 @@ def encode_prompt(
     """
     content: Any = checked_prompt(prompt, form)
     if not isinstance(content, str) and are_ids(content):
-        return _known(tokenizer, content)
+        return known_ids(tokenizer, content)
     if form.tools and last_token is not None:
         raise InvalidRequest("tools are given with a later turn, but only the first can have any")
     _check_lengths(tokenizer, content, form.tools, max_tokens)
@@ -78,8 +78,9 @@ def _rendered(
     return parts[1]
 
 
-def _known(tokenizer: TextTokenizer, ids: Sequence[int]) -> tuple[int, ...]:
-    num_tokens, highest = len(tokenizer), max(ids)
+def known_ids(tokenizer: TextTokenizer, ids: Sequence[int]) -> tuple[int, ...]:
+    """Return ids that are all of tokens. Raises `InvalidRequest` for others."""
+    num_tokens, highest = len(tokenizer), max(ids, default=0)
     if highest >= num_tokens:
         raise InvalidRequest(f"the prompt has token id {highest}, not 0 to {num_tokens - 1}")
     return tuple(ids)

@@ -107,12 +107,19 @@ class Ask:
 
 @dataclass(frozen=True, slots=True)
 class SessionRef:
-    """The conversation that a request belongs to; `create` begins it."""
+    """The conversation that a request belongs to; `create` begins it.
+
+    `after` is the id of the request that must be its newest; empty for any.
+    """
 
     session_id: str
     create: bool = False
+    after: str = ""
 
     def __post_init__(self) -> None:
+        check_name("after", self.after)
+        if self.create and self.after:
+            raise InvalidRequest("a session that begins has no request that it can go on after")
         if not _SESSION_ID.fullmatch(self.session_id):
             raise InvalidRequest(
                 f"the session id is {self.session_id[:80]!r}, but must be 1 to 64 letters, digits,"

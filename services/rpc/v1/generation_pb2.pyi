@@ -346,19 +346,23 @@ class SessionRef(_message.Message):
 
     SESSION_ID_FIELD_NUMBER: _builtins.int
     CREATE_FIELD_NUMBER: _builtins.int
+    AFTER_REQUEST_ID_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """Chosen by the client: 1 to 64 letters, digits, dots, dashes or underscores; must be hard to guess."""
     create: _builtins.bool
     """Create the session: the first turn. Otherwise it must exist."""
+    after_request_id: _builtins.str
+    """Id of the request that must be the session's newest, or FAILED_PRECONDITION; empty for any."""
     def __init__(
         self,
         *,
         session_id: _builtins.str = ...,
         create: _builtins.bool = ...,
+        after_request_id: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["create", b"create", "session_id", b"session_id"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["after_request_id", b"after_request_id", "create", b"create", "session_id", b"session_id"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

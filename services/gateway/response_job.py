@@ -1,0 +1,116 @@
+"""Runs of /v1/responses: what is asked of the router, and the answer's events."""
+
+import hashlib
+from collections.abc import AsyncGenerator
+from contextlib import aclosing
+
+from slipstream.client import (
+    AsyncChunkStream,
+    AsyncClient,
+    PromptInfo,
+    RequestOptions,
+    Result,
+)
+from slipstream.core.errors import SlipstreamError
+from slipstream.core.request.tools import call_schema, forced_tools, tools_of
+from slipstream.gateway.choices import OpenStream
+from slipstream.gateway.errors import http_error
+from slipstream.gateway.http_io import as_json, with_errors
+from slipstream.gateway.response_answer import ResponseAnswer
+from slipstream.gateway.responses import Json
+from slipstream.gateway.responses_body import ResponsesRequest
+from slipstream.gateway.sdk_options import chat_options, tool_use
+
+
+class ResponseJob:
+    """A request for a response. A stored one is a turn of a session, which its id names."""
+
+    def __init__(
+        self, body: ResponsesRequest, request_id: str, token: str, *, default_max_tokens: int
+    ) -> None:
+        """Raises `HttpError`, or `InvalidRequest`."""
+        self._body, self._request_id = body, request_id
+        self._earlier = body.earlier()
+        chat = body.chat()
+        self._prompt, self._use = chat.prompt, tool_use(chat)
+        self.options = chat_options(
+            chat, request_id=request_id, default_max_tokens=default_max_tokens
+        )
+        if self._earlier is not None:
+            self.options["after"] = self._earlier.request_id
+            _keep_tools(self.options)
+        named = hashlib.sha256(f"{token}/{request_id}".encode()).hexdigest()[:32]
+        self._session_id = named if self._earlier is None else self._earlier.session_id
+
+    async def result(self, client: AsyncClient) -> Result:
+        """Return the whole answer."""
+        if not self._body.store:
+            return await client.generate(self._prompt, **self.options)
+        session = client.session(self._session_id, is_new=self._earlier is None)
+        return await session.generate(self._prompt, **self.options)
+
+    def stream(self, client: AsyncClient) -> AsyncChunkStream:
+        """Return the answer as it becomes final."""
+        if not self._body.store:
+            return client.stream(self._prompt, **self.options)
+        session = client.session(self._session_id, is_new=self._earlier is None)
+        return session.stream(self._prompt, **self.options)
+
+    def answer(self, prompt: PromptInfo, created: int) -> ResponseAnswer:
+        """Return the answer, empty as yet."""
+        body = self._body
+        name = f"{self._session_id}_{body.setting}_{self._request_id}"
+        whole: Json = {
+            "id": f"resp_{name}" if body.store else f"resp_{self._request_id}",
+            "object": "response",
+            "created_at": created,
+            "status": "in_progress",
+            "error": None,
+            "incomplete_details": None,
+            "max_output_tokens": self.options["max_tokens"],
+            "truncation": "disabled",
+            "metadata": {},
+            "usage": None,
+            **body.model_dump(include=_SHOWN, by_alias=True, exclude_unset=False),
+        }
+        return ResponseAnswer(whole, prompt, self._use)
+
+
+_SHOWN = {
+    *("instructions", "parallel_tool_calls", "previous_response_id", "store", "temperature"),
+    *("text", "tool_choice", "tools", "top_p"),
+}
+"""Parameters that a response repeats."""
+
+
+def _keep_tools(options: RequestOptions) -> None:
+    """Leave out the tools, which the session's prompt has already; a forced call stays forced."""
+    tools = tools_of(options.pop("tools", ()))
+    if forced := forced_tools(tools, options.pop("tool_choice", "auto")):
+        options["json_schema"] = call_schema(forced)
+
+
+def response_events(answer: ResponseAnswer, stream: OpenStream) -> AsyncGenerator[bytes, None]:
+    """Return the events of an answer. An error becomes the last one, as the status was sent."""
+
+    def failed(error: SlipstreamError) -> bytes:
+        return _bytes([answer.failed(http_error(error).body()["error"])])
+
+    return with_errors(_events(answer, stream), failed)
+
+
+async def _events(answer: ResponseAnswer, stream: OpenStream) -> AsyncGenerator[bytes, None]:
+    yield _bytes(answer.opening())
+    async with aclosing(stream.chunks()) as chunks:
+        async for chunk in chunks:
+            events = answer.push(chunk.text, chunk.logprobs)
+            if chunk.finish_reason is not None and chunk.stats is not None:
+                events += answer.end(chunk.finish_reason, chunk.stats)
+            yield _bytes(events)
+
+
+def _bytes(events: list[Json]) -> bytes:
+    return b"".join(
+        b"event: " + event["type"].encode() + b"\ndata: " + as_json(event) + b"\n\n"
+        for event in events
+    )
