@@ -22,7 +22,7 @@ from slipstream.draft.build import Drafter
 from slipstream.state.memory import MemoryStore
 from slipstream.state.record import Bounds
 from slipstream.state.session_leases import KeepRules, SessionLeases, session_of
-from slipstream.text.prompts import encode_prompt
+from slipstream.text.prompts import encode_prompt, known_ids
 
 _FOR_EVER_S = 1e9
 """Sessions here end with the process, or when they are closed."""
@@ -94,7 +94,7 @@ class Embedded:
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str:
         """See `Backend.detokenize`."""
         self._require(model)
-        return self.engine.text.decode(token_ids)
+        return self.engine.text.decode(known_ids(self.engine.text, token_ids))
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:
         """See `Backend.models`."""

@@ -41,6 +41,7 @@ from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
 from slipstream.state.store import SessionStore
+from slipstream.text.prompts import known_ids
 
 SERVICE = "slipstream.rpc.v1.GenerationService"
 GENERATE, STREAM = f"{SERVICE}/Generate", f"{SERVICE}/GenerateStream"
@@ -122,7 +123,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise PromptTooLong(
                 f"{len(request.token_ids)} token ids exceed the context of {limit} tokens"
             )
-        return pb.DetokenizeResponse(text=model.tokenizer.decode(request.token_ids))
+        ids = known_ids(model.tokenizer, request.token_ids)
+        return pb.DetokenizeResponse(text=model.tokenizer.decode(ids))
 
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: Any
