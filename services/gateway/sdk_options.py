@@ -40,6 +40,8 @@ def chat_options(body: ChatRequest, *, request_id: str, default_max_tokens: int)
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
     choice = body.tool_choice
+    if choice not in ("auto", "none") and not body.tools:
+        raise HttpError("tool_choice asks for a call, but there are no tools", param="tool_choice")
     options["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
     options["tool_choice"] = choice if isinstance(choice, str) else choice.model_dump()
     return options

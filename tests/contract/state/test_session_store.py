@@ -11,9 +11,10 @@ from slipstream.core.errors import (
     SessionBusy,
     SessionExists,
     SessionNotFound,
+    SessionOutOfSync,
     SessionTaken,
 )
-from slipstream.state.record import SessionUpdate, StoredTurn
+from slipstream.state.record import Opening, SessionUpdate, StoredTurn
 from support.state.session_stores import BOUNDS, LEASE_S, begins, claim, held, opened, told
 
 NOWHERE = {"target": None, "draft": None}
@@ -35,6 +36,19 @@ async def test_a_begun_session_has_nothing_yet(store):
     record = (await store.acquire(begins())).record
     assert (record.tokens, record.output, record.turn) == ((), (), StoredTurn("r1", "digest of r1"))
     assert (record.tokenizer_hash, record.target, record.draft) == (None, None, None)
+
+
+async def test_a_request_may_follow_the_newest_request_alone(store):
+    await told(store, begins("r1"), opened(5, 6, 7))
+    await told(store, claim("r2", after="r1"), SessionUpdate(3, (8, 9), Opening(4, "{}", "hash")))
+    for after in ("r1", "r0"):
+        with pytest.raises(SessionOutOfSync, match="session chat has gone on since"):
+            await store.acquire(claim("r3", after=after))
+    await store.release(await held(store, claim("r3", after="r2")), **NOWHERE)
+    lost = await held(store, claim("r4", after="r2"))  # r3 has left no token
+    await store.append(lost, SessionUpdate(5, (1, 2), Opening(6, "{}", "hash"), ending="{}"))
+    again = await store.acquire(claim("r4", after="r2"))  # which is answered, not run
+    assert again.lease is None
 
 
 async def test_the_same_request_takes_over_and_the_older_lease_writes_no_more(store):

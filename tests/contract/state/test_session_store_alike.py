@@ -61,6 +61,7 @@ class Sequence:
             ttl_s=draw.choice(TTLS_S),
             holder=draw.choice(("one-1", "one-2", "other-1")),
             takes_over=draw.random() < 0.8,
+            after=draw.choices(("", f"r{draw.randrange(5)}"), (7, 3))[0],
         )
         answers = await self._both(lambda place, _: place.store.acquire(asked))
         if isinstance(answers[0], Exception):

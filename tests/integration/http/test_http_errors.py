@@ -31,8 +31,9 @@ FAILURES = [
     (errors.DeadlineExceeded, openai.InternalServerError, 504, "deadline_exceeded"),
 ]
 REFUSED = [
-    ("n", 2),
-    ("tools", [{"type": "function", "function": {"name": "f"}}]),
+    ("n", 17),
+    ("tools[0].type", [{"type": "web_search"}]),
+    ("tools[0].function.colour", [{"type": "function", "function": {"name": "f", "colour": 1}}]),
     ("functions", [{"name": "f"}]),
     ("tool_choice", "required"),
     ("audio", {"voice": "alloy"}),
@@ -62,7 +63,7 @@ REFUSED = [
     ("response_format", {"type": "json_schema"}),
     ("structured_outputs", {"regex": "a", "choice": ["a"]}),
     ("structured_outputs.choice", {"choice": []}),
-    ("messages[0].role", [{"role": "tool", "content": "x"}]),
+    ("messages[0].role", [{"role": "function", "content": "x"}]),
     ("messages[0].content", [{"role": "assistant", "content": None}]),
     ("messages[0].content", [{"role": "user", "content": [{"type": "image_url"}]}]),
     ("messages[0].name", [{"role": "user", "content": "x", "name": "ada"}]),

@@ -35,8 +35,11 @@ def test_what_is_left_out_is_what_openai_takes_it_for():
         "request_id": "r",
         "model": "",
         "max_tokens": 99,
+        "tools": [],
+        "tool_choice": "auto",
     }
-    assert completion() == {**chat(), "max_tokens": 16, "raw": True, "allow_special_tokens": False}
+    shared = {name: chat()[name] for name in ("sampling", "stop", "request_id", "model")}
+    assert completion() == {**shared, "max_tokens": 16, "raw": True, "allow_special_tokens": False}
 
 
 def test_a_seed_that_is_not_given_depends_on_the_name_alone():

@@ -1,0 +1,96 @@
+"""Tools and the choice of one: what can be asked for, and the schema of a forced call."""
+
+import json
+
+import jsonschema
+import pytest
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.tools import (
+    MAX_TOOL_BYTES,
+    MAX_TOOLS,
+    Tool,
+    call_schema,
+    check_tools,
+    forced_tools,
+    tools_of,
+)
+
+PLACE = {
+    "type": "object",
+    "properties": {"at": {"$ref": "#/$defs/point"}, "next": {"$ref": "#"}},
+    "required": ["at"],
+    "$defs": {"point": {"type": "object", "properties": {"x": {"type": "integer"}}}},
+}
+F, G = Tool("f", "does f", json.dumps(PLACE)), Tool("g")
+
+
+def named(name):
+    return {"type": "function", "function": {"name": name}}
+
+
+def test_tools_are_as_openai_writes_them():
+    written = {"name": "f", "description": "does f", "parameters": PLACE, "strict": True}
+    assert tools_of([{"type": "function", "function": written}, G]) == (F, G)
+    assert tools_of([named("g")]) == (G,)
+
+
+@pytest.mark.parametrize(
+    "tool", [{}, [], {"type": "web_search"}, named("f") | {"more": 1}, {"type": "function"}]
+)
+def test_what_is_no_function_is_refused(tool):
+    with pytest.raises(InvalidRequest, match="a tool must have the type function"):
+        tools_of([tool])
+
+
+@pytest.mark.parametrize("name", ["", "a b", "x" * 65, "f(", 5])
+def test_names_of_tools_are_short_words(name):
+    with pytest.raises(InvalidRequest, match="1 to 64 letters, digits, dashes or underscores"):
+        tools_of([named(name)])
+
+
+def test_schemas_of_tools_are_objects_of_bounded_size():
+    for parameters in ("[]", "{", "3"):
+        with pytest.raises(InvalidRequest, match="schema of tool f must be a JSON object"):
+            Tool("f", "", parameters)
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_TOOL_BYTES} fit"):
+        Tool("f", "x" * MAX_TOOL_BYTES)
+
+
+def test_tools_are_few_and_have_names_of_their_own():
+    with pytest.raises(InvalidRequest, match=f"{MAX_TOOLS + 1} tools, but at most {MAX_TOOLS}"):
+        check_tools([Tool(f"f{number}") for number in range(MAX_TOOLS + 1)])
+    with pytest.raises(InvalidRequest, match="two tools are named f"):
+        check_tools([F, Tool("f")])
+
+
+def test_a_choice_forces_any_tool_one_or_none():
+    assert forced_tools((F, G), "auto") == forced_tools((F, G), "none") == ()
+    assert forced_tools((F, G), "required") == (F, G)
+    assert forced_tools((F, G), named("g")) == (G,)
+    with pytest.raises(InvalidRequest, match="there are no tools"):
+        forced_tools((), "required")
+    with pytest.raises(InvalidRequest, match="names 'h', but there is no such tool"):
+        forced_tools((F,), named("h"))
+    for choice in ("sometimes", {}, {"type": "allowed_tools"}, 3):
+        with pytest.raises(InvalidRequest, match="must be auto, none, required, or an object"):
+            forced_tools((F,), choice)
+
+
+@pytest.mark.parametrize(
+    ("call", "is_valid"),
+    [
+        ({"name": "f", "arguments": {"at": {"x": 1}}}, True),
+        ({"name": "f", "arguments": {"at": {"x": 1}, "next": {"at": {"x": 2}}}}, True),
+        ({"name": "g", "arguments": {}}, True),
+        ({"name": "f", "arguments": {"at": {"x": "1"}}}, False),
+        ({"name": "f", "arguments": {"at": {}, "next": {"at": {"x": "2"}}}}, False),
+        ({"name": "f", "arguments": {}}, False),
+        ({"name": "h", "arguments": {}}, False),
+        ({"name": "g", "arguments": {}, "more": 1}, False),
+        ({"name": "g"}, False),
+    ],
+)
+def test_a_forced_call_follows_the_schema_of_its_tool_with_its_own_references(call, is_valid):
+    judge = jsonschema.Draft202012Validator(call_schema((F, G)))
+    assert judge.is_valid(call) == is_valid

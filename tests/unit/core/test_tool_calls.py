@@ -1,0 +1,128 @@
+"""Tool calls in texts: every format, cut anywhere, and nothing of a text is lost."""
+
+import json
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as some
+
+from slipstream.core.request.tools import ToolFormat
+from slipstream.core.text.tool_calls import CallPiece, ToolCallParser, call_id
+
+NAMES = ("f", "g")
+HERMES, LLAMA3, MISTRAL = ToolFormat
+FORMATS = (*ToolFormat, None)
+VALUES = some.recursive(
+    some.none() | some.booleans() | some.integers() | some.text(),
+    lambda inner: some.lists(inner) | some.dictionaries(some.text(), inner),
+    max_leaves=8,
+)
+CALLS = some.lists(
+    some.tuples(some.sampled_from(NAMES), some.dictionaries(some.text(), VALUES)), min_size=1
+)
+
+
+def read(tool_format, parts):
+    parser = ToolCallParser(tool_format, NAMES)
+    pieces = [piece for part in parts for piece in parser.push(part)] + parser.end()
+    calls = {}
+    for piece in pieces:
+        if isinstance(piece, CallPiece):
+            name, arguments = calls.get(piece.index, ("", ""))
+            calls[piece.index] = (name + (piece.name or ""), arguments + piece.arguments)
+    assert list(calls) == list(range(len(calls)))
+    return "".join(piece for piece in pieces if isinstance(piece, str)), list(calls.values())
+
+
+def written(tool_format, calls):
+    """Calls as models of the format write them."""
+    key = "parameters" if tool_format is LLAMA3 else "arguments"
+    texts = [json.dumps({"name": name, key: arguments}) for name, arguments in calls]
+    match tool_format:
+        case ToolFormat.HERMES:
+            return "\n".join(f"<tool_call>\n{text}\n</tool_call>" for text in texts)
+        case ToolFormat.LLAMA3:
+            return "; ".join(texts)
+        case ToolFormat.MISTRAL:
+            return f"[TOOL_CALLS] [{', '.join(texts)}]"
+    return texts[0]
+
+
+@given(some.sampled_from(FORMATS), CALLS, some.integers(1, 9))
+def test_calls_are_read_as_they_were_written_however_the_text_is_cut(tool_format, calls, size):
+    calls = calls[:1] if tool_format is None else calls
+    text = written(tool_format, calls)
+    told, found = read(tool_format, [text[at : at + size] for at in range(0, len(text), size)])
+    assert told == ""
+    assert [(name, json.loads(arguments)) for name, arguments in found] == calls
+
+
+@given(some.sampled_from(FORMATS), some.text(alphabet='ab{}[]"\\ \n<>/:,_toolcname'), some.data())
+def test_a_text_means_the_same_however_it_is_cut(tool_format, text, data):
+    at = data.draw(some.integers(0, len(text)))
+    assert read(tool_format, [text[:at], text[at:]]) == read(tool_format, [text])
+
+
+@given(some.sampled_from(FORMATS), some.text())
+def test_a_text_without_a_tool_s_name_is_told_unchanged(tool_format, text):
+    assert read(tool_format, list(text.replace("name", ""))) == (text.replace("name", ""), [])
+
+
+@pytest.mark.parametrize(
+    ("tool_format", "text"),
+    [
+        (HERMES, '<tool_call>{"name": "h", "arguments": {}}</tool_call>'),
+        (HERMES, "a <tool_call> b </tool_call> c"),
+        (HERMES, '<tool_call>{"name": "f", "arguments": 3}</tool_call>'),
+        (HERMES, '<tool_call>{"name": "f'),
+        (HERMES, '{"name": "f", "arguments": {}}'),
+        (LLAMA3, '{"colour": "blue"} is JSON'),
+        (LLAMA3, 'So: {"name": "f", "parameters": {}}'),
+        (MISTRAL, "[1, 2, 3]"),
+        (None, '{"name": "h", "arguments": {}}'),
+        (HERMES, " \n x \n "),
+    ],
+)
+def test_what_is_no_call_of_a_known_tool_stays_text(tool_format, text):
+    for parts in ([text], list(text)):
+        assert read(tool_format, parts) == (text, [])
+
+
+def test_text_around_calls_is_the_answer_s():
+    text = 'Let me see.\n\n<tool_call>{"name": "f", "arguments": {}}</tool_call>\nDone < 3.'
+    for parts in ([text], list(text)):
+        assert read(HERMES, parts) == ("Let me see.Done < 3.", [("f", "{}")])
+
+
+@pytest.mark.parametrize(
+    "call",
+    [
+        '{"arguments": {"x": 1}, "name": "f"}',
+        '{"name": "f", "arguments": "{\\"x\\": 1}"}',
+        '{"id": "1", "type": "function", "name": "f", "arguments": {"x": 1}}',
+    ],
+)
+def test_a_call_in_another_order_is_read_when_it_is_whole(call):
+    for parts in ([call], list(call)):
+        assert read(None, parts) == ("", [("f", '{"x": 1}')])
+
+
+def test_a_call_that_is_cut_off_has_the_arguments_so_far():
+    assert read(None, ['{"name": "f", "arguments": {"x": "ye']) == ("", [("f", '{"x": "ye')])
+
+
+def test_arguments_are_told_while_they_come():
+    parser = ToolCallParser(None, NAMES)
+    assert parser.push('{"name":"f","arguments":{"x') == [
+        CallPiece(0, "f", ""),
+        CallPiece(0, None, '{"x'),
+    ]
+    assert parser.push('":1}}') == [CallPiece(0, None, '":1}')]
+    assert parser.end() == []
+
+
+def test_ids_of_calls_are_nine_letters_and_digits_that_depend_on_the_request_alone():
+    ids = {call_id(request, index) for request in ("a", "b") for index in range(50)}
+    assert len(ids) == 100
+    assert all(len(name) == 9 and name.isascii() and name.isalnum() for name in ids)
+    assert call_id("a", 3) in ids
