@@ -50,6 +50,8 @@ class RequestOptions(TypedDict, total=False):
     """One of the router's models; the client's by default."""
     with_origins: bool
     """Return where each token came from."""
+    with_rounds: bool
+    """Return with each chunk of a stream the rounds that made it: trees, and what was kept."""
     logprobs: int
     """Return each token's log probability, and those of so many of the likeliest beside it."""
     json_schema: str | Mapping[str, Any] | bool
@@ -158,6 +160,8 @@ def check_whole(options: RequestOptions) -> None:
     """Raise `InvalidRequest` where a part is wanted of what comes at once."""
     if options.get("num_received"):
         raise InvalidRequest("num_received goes with a stream; a result is always the whole")
+    if options.get("with_rounds"):
+        raise InvalidRequest("with_rounds goes with a stream, whose chunks have the rounds")
 
 
 def check_timeout(timeout_s: float | None) -> None:
@@ -212,6 +216,7 @@ def _ask(options: RequestOptions) -> Ask:
         grammar,
         options.get("allow_special_tokens", False),
         () if choice == "none" else tools,
+        options.get("with_rounds", False),
     )
 
 

@@ -12,6 +12,7 @@ from slipstream.core.ports import RequestPorts
 from slipstream.core.request.origins import TokenOrigin, origins_of
 from slipstream.core.request.request import Request
 from slipstream.core.request.results import Chunk, Continuity, PromptInfo, RequestStats, Timings
+from slipstream.core.request.round_tree import RoundTree, round_tree
 from slipstream.core.request.stats import Outcomes
 from slipstream.core.round import Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
@@ -69,6 +70,8 @@ class Run:
         num_past, num_sent = len(request.past), request.num_received
         self._stream = TextStream(text.decode, request.stop, num_sent=num_sent)
         self._past = self._stream.push(request.past)
+        self._rounds: list[RoundTree] = []
+        """Those whose tokens are not sent yet."""
         self._origins = TokenBuffer[TokenOrigin](num_past=num_past, num_sent=num_sent)
         self._logprobs = TokenBuffer[TokenLogprob](num_past=num_past, num_sent=num_sent)
         self._outcomes = Outcomes()
@@ -118,7 +121,8 @@ class Run:
         origins = self._origins.send(len(tokens)) if self._request.with_origins else ()
         logprobs = self._logprobs.send(len(tokens)) if self._tells_logprobs else ()
         told = with_texts(logprobs, tokens, self._text.token_bytes) if logprobs else ()
-        return Chunk(piece.text, tokens, reason, stats, prompt, origins, told)
+        rounds, self._rounds = tuple(self._rounds), []
+        return Chunk(piece.text, tokens, reason, stats, prompt, origins, told, rounds)
 
     @property
     def _tells_logprobs(self) -> bool:
@@ -144,6 +148,8 @@ class Run:
 
     def _piece(self, at: Round) -> tuple[Piece, FinishReason | None]:
         verdict = at.verdict
+        if self._request.with_rounds:
+            self._rounds.append(round_tree(at, self._text.token_bytes))
         if self._request.with_origins:
             self._origins.add(origins_of(at.proposal, verdict, has_roots=bool(at.plan.roots)))
         if self._tells_logprobs:  # a target of another version may have none to tell

@@ -147,6 +147,7 @@ class SharedRequest(StrictModel):
     min_p: float = 0.0
     repetition_penalty: float = 1.0
     speculation: Speculation | None = None
+    with_rounds: bool = False
 
     @property
     def include_usage(self) -> bool:

@@ -22,6 +22,7 @@ from slipstream.gateway.responses import (
     Envelope,
     Json,
     metrics,
+    rounds_json,
     usage,
 )
 
@@ -177,13 +178,16 @@ class ChunkEvents:
             found += choice.chunk(chunk.text, chunk.logprobs)
         if chunk.finish_reason is not None:
             found += choice.ending(chunk.finish_reason)
+        shown = self._object(**rounds_json(chunk.rounds)) if chunk.rounds else b""
         if len(stats) < num_choices:
-            return b"".join(map(self._object, found))
+            return shown + b"".join(map(self._object, found))
         told = [stats[index] for index in sorted(stats)]
         figures = {"metrics": metrics(told)}
         if self._include_usage:
-            return b"".join(map(self._object, found)) + self._object(usage=usage(told), **figures)
-        return b"".join(map(self._object, found[:-1])) + self._object(*found[-1:], **figures)
+            found_bytes = b"".join(map(self._object, found))
+            return shown + found_bytes + self._object(usage=usage(told), **figures)
+        most = b"".join(map(self._object, found[:-1]))
+        return shown + most + self._object(*found[-1:], **figures)
 
     def _object(self, *choices: Json, **more: Any) -> bytes:
         """Return an event. With `include_usage` all have the field, and only the last a value."""

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.client import FinishReason, PromptInfo, RequestStats, Result, SpeculationStats
+from slipstream.core.request.round_tree import RoundTree
 from slipstream.core.text.logprobs import Logprobs, TokenLogprob
 
 Json = dict[str, Any]
@@ -123,6 +124,32 @@ def _speculation(drafted: SpeculationStats) -> Json:
         "stop_reasons": dict(drafted.stop_reasons),
         "fallbacks": dict(drafted.fallbacks),
         "lossless": drafted.lossless,
+    }
+
+
+def rounds_json(rounds: Sequence[RoundTree]) -> Json:
+    """Return rounds as they are shown: trees of draft tokens, what was kept, and seconds."""
+    return {
+        "rounds": [
+            {
+                "nodes": [
+                    {
+                        "text": node.text.decode(errors="replace"),
+                        "parent": node.parent,
+                        "origin": node.origin.value,
+                        "kept": node.is_kept,
+                    }
+                    for node in tree.nodes
+                ],
+                "tokens": [
+                    {"bytes": list(token.text), "origin": token.origin.value}
+                    for token in tree.tokens
+                ],
+                "draft_s": tree.draft_s,
+                "verify_s": tree.verify_s,
+            }
+            for tree in rounds
+        ]
     }
 
 

@@ -85,12 +85,16 @@ def seed_of(request_id: str) -> int:
 def _options(body: SharedRequest, request_id: str) -> RequestOptions:
     if body.stream_options is not None and not body.stream:
         raise HttpError("stream_options goes with stream true only", param="stream_options")
+    if body.with_rounds and not (body.stream and body.n == 1):
+        raise HttpError("with_rounds goes with stream true and n 1 only", param="with_rounds")
     options: RequestOptions = {
         "sampling": _sampling(body, request_id),
         "stop": tuple(body.stop),
         "request_id": request_id,
         "model": body.model,
     }
+    if body.with_rounds:
+        options["with_rounds"] = True
     if body.speculation is not None:
         given = body.speculation.model_dump(exclude_none=True)
         if "widths" in given:

@@ -83,6 +83,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             recorder.record_request(asked, is_stream=False)
             if asked.num_received:
                 raise InvalidRequest("num_received_tokens is given, but Generate answers with all")
+            if asked.ask.with_rounds:
+                raise InvalidRequest("with_rounds is given, but Generate answers without rounds")
             async with aclosing(self._chunks(asked, key, context, recorder)) as chunks:
                 return result_to_pb(collected([chunk async for chunk in chunks]))
 

@@ -20,7 +20,9 @@ def fingerprint(asked: Generation) -> str:
     nameless = replace(
         asked,
         prompt=kind,
-        ask=replace(asked.ask, request_id="", with_origins=False, num_logprobs=None),
+        ask=replace(
+            asked.ask, request_id="", with_origins=False, with_rounds=False, num_logprobs=None
+        ),
         session=session,
         num_received=0,
     )

@@ -35,25 +35,35 @@ Origins = tuple[TokenOrigin | None, ...]
 """One for each token; None for what was final before this call, whose rounds are not known."""
 
 
-def origins_of(
-    proposal: Proposal, verdict: Verdict, *, has_roots: bool = False
-) -> tuple[TokenOrigin, ...]:
-    """Return the origin of each of the verdict's tokens.
+def node_origins(proposal: Proposal, *, has_roots: bool = False) -> tuple[TokenOrigin, ...]:
+    """Return the origin of each node of the tree.
 
     With `has_roots` the tree hangs under target-initialised roots, which are the target's own.
     """
     tree = proposal.tree
     num_modelled = len(tree) - len(proposal.sources)
-    path = tree.matching(verdict.tokens[: verdict.num_accepted])
     origins: list[TokenOrigin] = []
-    above, is_best = ROOT, True
-    for node in path:
-        if has_roots and above == ROOT:
+    best = {ROOT}
+    for node, parent in enumerate(tree.parents):
+        if has_roots and parent == ROOT:
             origins.append(TokenOrigin.TARGET)
+            best.add(node)
         elif node >= num_modelled:
             origins.append(_OF_SOURCES[proposal.sources[node - num_modelled]])
+            best.update({node} if parent in best else ())
+        elif parent in best and node == tree.children(parent)[0]:
+            origins.append(TokenOrigin.DRAFT)
+            best.add(node)
         else:
-            is_best = is_best and node == tree.children(above)[0]
-            origins.append(TokenOrigin.DRAFT if is_best else TokenOrigin.RUNNER_UP)
-        above = node
-    return (*origins, *[TokenOrigin.TARGET] * (len(verdict.tokens) - len(path)))
+            origins.append(TokenOrigin.RUNNER_UP)
+    return tuple(origins)
+
+
+def origins_of(
+    proposal: Proposal, verdict: Verdict, *, has_roots: bool = False
+) -> tuple[TokenOrigin, ...]:
+    """Return the origin of each of the verdict's tokens. See `node_origins`."""
+    path = proposal.tree.matching(verdict.tokens[: verdict.num_accepted])
+    origins = node_origins(proposal, has_roots=has_roots)
+    kept = [origins[node] for node in path]
+    return (*kept, *[TokenOrigin.TARGET] * (len(verdict.tokens) - len(path)))

@@ -72,8 +72,9 @@ class Ask:
 
     `raw` takes a text prompt as it is, and `allow_special_tokens` the names of special tokens in it
     as these tokens; `request_id` names the request, and may be empty;
-    `with_origins` has every token say where it came from, `num_logprobs` how likely it was, beside
-    so many of the likeliest; the text follows the `grammar`; the chat template shows `tools`.
+    `with_origins` has every token say where it came from, `with_rounds` has chunks show their
+    rounds, `num_logprobs` has tokens say how likely they were, beside so many of the likeliest;
+    the text follows the `grammar`; the chat template shows `tools`.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -87,6 +88,7 @@ class Ask:
     grammar: Grammar | None = None
     allow_special_tokens: bool = False
     tools: tuple[Tool, ...] = ()
+    with_rounds: bool = False
 
     def __post_init__(self) -> None:
         if type(self.max_tokens) is not int or not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
@@ -168,6 +170,7 @@ class Request:
     past: tuple[int, ...] = ()
     num_received: int = 0
     with_origins: bool = False
+    with_rounds: bool = False
 
 
 def make_request(
@@ -195,7 +198,15 @@ def make_request(
     info = PromptInfo(
         ask.request_id, model.model_id, ask.sampling.seed, len(tokens), model.tool_format
     )
-    return Request(session, tuple(tokens), settings, info, ask.stop, with_origins=ask.with_origins)
+    return Request(
+        session,
+        tuple(tokens),
+        settings,
+        info,
+        ask.stop,
+        with_origins=ask.with_origins,
+        with_rounds=ask.with_rounds,
+    )
 
 
 def draft_settings(

@@ -6,6 +6,7 @@ from typing import TypeVar
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.origins import Origins
+from slipstream.core.request.round_tree import RoundTree
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.request.tools import ToolFormat
 from slipstream.core.text.logprobs import Logprobs
@@ -107,6 +108,8 @@ class Chunk:
     """Where each token came from; empty unless asked for."""
     logprobs: Logprobs = ()
     """How likely each token was; empty unless asked for."""
+    rounds: tuple[RoundTree, ...] = ()
+    """Rounds that made its tokens final, or more; empty unless asked for."""
 
     def __post_init__(self) -> None:
         _check_length("origins", self.origins, self.token_ids)

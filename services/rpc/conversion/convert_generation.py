@@ -44,6 +44,7 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
         session=None if generation.session is None else session_ref_to_pb(generation.session),
         num_received_tokens=generation.num_received,
         with_origins=ask.with_origins,
+        with_rounds=ask.with_rounds,
         **ask_to_pb(ask),
     )
 
@@ -81,6 +82,7 @@ def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
         raw=form.raw,
         request_id=message.request_id,
         with_origins=message.with_origins,
+        with_rounds=message.with_rounds,
         num_logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=_grammar_from_pb(message),
         allow_special_tokens=form.allow_special_tokens,

@@ -10,7 +10,7 @@ from dataclasses import asdict, fields
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.origins import Origins
+from slipstream.core.request.origins import Origins, TokenOrigin
 from slipstream.core.request.results import (
     Chunk,
     Continuity,
@@ -19,6 +19,7 @@ from slipstream.core.request.results import (
     Result,
     Timings,
 )
+from slipstream.core.request.round_tree import RoundNode, RoundToken, RoundTree
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import FinishReason
 from slipstream.rpc.conversion import enums
@@ -53,6 +54,7 @@ def chunk_to_pb(chunk: Chunk) -> pb.GenerateStreamResponse:
         finish=finish,
         origins=origins_to_pb(chunk.origins),  # type: ignore[arg-type]
         logprobs=logprobs_to_pb(chunk.logprobs),
+        rounds=map(_round_to_pb, chunk.rounds),
     )
 
 
@@ -64,7 +66,39 @@ def chunk_from_pb(message: pb.GenerateStreamResponse) -> Chunk:
     info = prompt_info_from_pb(message.prompt) if message.HasField("prompt") else None
     origins = origins_from_pb(message.origins)
     logprobs = logprobs_from_pb(message.logprobs)
-    return Chunk(message.text, tuple(message.token_ids), reason, stats, info, origins, logprobs)
+    rounds = tuple(map(_round_from_pb, message.rounds))
+    return Chunk(
+        message.text, tuple(message.token_ids), reason, stats, info, origins, logprobs, rounds
+    )
+
+
+def _round_to_pb(tree: RoundTree) -> pb.RoundTree:
+    nodes = [{**asdict(node), "origin": enums.ORIGIN.to_pb(node.origin)} for node in tree.nodes]
+    return pb.RoundTree(
+        nodes=[pb.RoundNode(**node) for node in nodes],
+        tokens=[
+            pb.RoundToken(text=token.text, origin=enums.ORIGIN.to_pb(token.origin))  # type: ignore[arg-type]
+            for token in tree.tokens
+        ],
+        draft_s=tree.draft_s,
+        verify_s=tree.verify_s,
+    )
+
+
+def _round_from_pb(message: pb.RoundTree) -> RoundTree:
+    nodes = (
+        RoundNode(node.token_id, node.text, node.parent, _origin(node.origin), node.is_kept)
+        for node in message.nodes
+    )
+    tokens = (RoundToken(token.text, _origin(token.origin)) for token in message.tokens)
+    return RoundTree(tuple(nodes), tuple(tokens), message.draft_s, message.verify_s)
+
+
+def _origin(number: int) -> TokenOrigin:
+    origin = enums.ORIGIN.from_pb(number)
+    if origin is None:
+        raise InvalidRequest("a token of a round has no origin")
+    return origin
 
 
 def result_to_pb(result: Result) -> pb.GenerateResponse:

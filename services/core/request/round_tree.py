@@ -1,0 +1,52 @@
+"""Rounds as they are shown: what was proposed, what was kept, and where it came from. Pure."""
+
+from collections.abc import Callable
+from dataclasses import dataclass
+
+from slipstream.core.request.origins import TokenOrigin, node_origins, origins_of
+from slipstream.core.round import Round
+
+
+@dataclass(frozen=True, slots=True)
+class RoundNode:
+    """A draft token of a round's tree, with its bytes; `parent` is the index of another or -1."""
+
+    token_id: int
+    text: bytes
+    parent: int
+    origin: TokenOrigin
+    is_kept: bool
+
+
+@dataclass(frozen=True, slots=True)
+class RoundToken:
+    """A token that a round made final, with its bytes."""
+
+    text: bytes
+    origin: TokenOrigin
+
+
+@dataclass(frozen=True, slots=True)
+class RoundTree:
+    """One round: its tree, the tokens that it made final, and the seconds that it took."""
+
+    nodes: tuple[RoundNode, ...]
+    tokens: tuple[RoundToken, ...]
+    draft_s: float
+    verify_s: float
+
+
+def round_tree(at: Round, token_bytes: Callable[[int], bytes]) -> RoundTree:
+    """Return what there is to see of a round that has its verdict."""
+    tree, verdict, has_roots = at.proposal.tree, at.verdict, bool(at.plan.roots)
+    kept = set(tree.matching(verdict.tokens[: verdict.num_accepted]))
+    origins = node_origins(at.proposal, has_roots=has_roots)
+    nodes = tuple(
+        RoundNode(token, token_bytes(token), parent, origin, node in kept)
+        for node, (token, parent, origin) in enumerate(
+            zip(tree.tokens, tree.parents, origins, strict=True)
+        )
+    )
+    final = zip(verdict.tokens, origins_of(at.proposal, verdict, has_roots=has_roots), strict=True)
+    tokens = tuple(RoundToken(token_bytes(token), origin) for token, origin in final)
+    return RoundTree(nodes, tokens, at.proposing_s, at.verifying_s)
