@@ -149,7 +149,7 @@ class Run:
     def _piece(self, at: Round) -> tuple[Piece, FinishReason | None]:
         verdict = at.verdict
         if self._request.with_rounds:
-            self._rounds.append(round_tree(at, self._text.token_bytes))
+            self._rounds.append(round_tree(at, self._text))
         if self._request.with_origins:
             self._origins.add(origins_of(at.proposal, verdict, has_roots=bool(at.plan.roots)))
         if self._tells_logprobs:  # a target of another version may have none to tell

@@ -37,6 +37,7 @@ from slipstream.gateway.http_io import (
     read_body,
     unless_gone,
 )
+from slipstream.gateway.page_files import page_routes
 from slipstream.gateway.response_job import ResponseJob, response_events
 from slipstream.gateway.responses import CompletionFormat, Envelope, metrics, usage
 from slipstream.gateway.responses_body import ResponsesRequest
@@ -194,10 +195,11 @@ class Routes:
         return Envelope(style.prefix + request_id, int(self._wall_s()), model)
 
 
-def make_app(routes: Routes) -> FastAPI:
+def make_app(routes: Routes, *, has_page: bool = False) -> FastAPI:
     """Return the application. It has no page of documentation, which would load scripts from
     elsewhere; the description is at /openapi.json."""
     app = FastAPI(
+        routes=page_routes() if has_page else [],
         title="Slipstream",
         version=slipstream.__version__,
         docs_url=None,

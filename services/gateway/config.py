@@ -29,6 +29,7 @@ class HttpConfig:
     plaintext_tokens: bool = option(
         False, "Whether callers' tokens may go to a router elsewhere without TLS."
     )
+    page: bool = option(False, "Whether to serve a page to chat on at /.")
     default_max_tokens: int = option(
         DEFAULT_MAX_TOKENS, "Limit on the new tokens of a chat that sets none."
     )

@@ -46,7 +46,8 @@ class Gateway:
         self._clients = (client, probe)
         tls = config.tls()
         self._pair = None if tls is None else ReloadedFiles((tls.cert, tls.key), lambda: _pair(tls))
-        self._server = _uvicorn(make_app(Routes(config, client, probe)), config, self._renew)
+        app = make_app(Routes(config, client, probe), has_page=config.page)
+        self._server = _uvicorn(app, config, self._renew)
         self._looping: asyncio.Task[None] | None = None
 
     async def start(self) -> str:

@@ -96,7 +96,7 @@ class Stack:
         (address,) = await self._ready(router)
         if self._plan.http is not None:
             at = f"127.0.0.1:{self._plan.http_port}"
-            http = await self._launch(HTTP, at, ("--router", address, *self._plan.http))
+            http = await self._launch(HTTP, at, ("--router", address, "--page", *self._plan.http))
             await self._ready(http)
         return address
 

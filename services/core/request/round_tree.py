@@ -1,10 +1,10 @@
 """Rounds as they are shown: what was proposed, what was kept, and where it came from. Pure."""
 
-from collections.abc import Callable
 from dataclasses import dataclass
 
 from slipstream.core.request.origins import TokenOrigin, node_origins, origins_of
 from slipstream.core.round import Round
+from slipstream.core.text.text import Detokenizer
 
 
 @dataclass(frozen=True, slots=True)
@@ -20,7 +20,7 @@ class RoundNode:
 
 @dataclass(frozen=True, slots=True)
 class RoundToken:
-    """A token that a round made final, with its bytes."""
+    """A token that a round made final, with its bytes; none for one that writes no text."""
 
     text: bytes
     origin: TokenOrigin
@@ -36,17 +36,20 @@ class RoundTree:
     verify_s: float
 
 
-def round_tree(at: Round, token_bytes: Callable[[int], bytes]) -> RoundTree:
+def round_tree(at: Round, text: Detokenizer) -> RoundTree:
     """Return what there is to see of a round that has its verdict."""
     tree, verdict, has_roots = at.proposal.tree, at.verdict, bool(at.plan.roots)
     kept = set(tree.matching(verdict.tokens[: verdict.num_accepted]))
     origins = node_origins(at.proposal, has_roots=has_roots)
     nodes = tuple(
-        RoundNode(token, token_bytes(token), parent, origin, node in kept)
+        RoundNode(token, text.token_bytes(token), parent, origin, node in kept)
         for node, (token, parent, origin) in enumerate(
             zip(tree.tokens, tree.parents, origins, strict=True)
         )
     )
     final = zip(verdict.tokens, origins_of(at.proposal, verdict, has_roots=has_roots), strict=True)
-    tokens = tuple(RoundToken(token_bytes(token), origin) for token, origin in final)
+    tokens = tuple(
+        RoundToken(text.token_bytes(token) if text.decode((token,)) else b"", origin)
+        for token, origin in final
+    )
     return RoundTree(nodes, tokens, at.proposing_s, at.verifying_s)
