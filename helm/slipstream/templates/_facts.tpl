@@ -12,6 +12,18 @@
 {{- if or $autoscaling.hpa.enabled $autoscaling.keda.enabled -}}yes{{- end -}}
 {{- end -}}
 
+{{/* Replicas of a Deployment. An autoscaler's number, which only the cluster has, is kept: without it an
+upgrade would render the default. */}}
+{{- define "slipstream.role.replicas" -}}
+{{- $values := index .root.Values .part -}}
+{{- if include "slipstream.role.scaled" . -}}
+{{- $there := default dict (lookup "apps/v1" "Deployment" .root.Release.Namespace (include "slipstream.part" .)) -}}
+{{- max $values.autoscaling.minReplicas (dig "spec" "replicas" $values.replicas $there) -}}
+{{- else -}}
+{{- $values.replicas | int -}}
+{{- end -}}
+{{- end -}}
+
 {{/* The most pods that a role may have. */}}
 {{- define "slipstream.role.most" -}}
 {{- $values := index .root.Values .part -}}

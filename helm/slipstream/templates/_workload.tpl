@@ -6,9 +6,7 @@ kind: Deployment
 metadata:
   {{- include "slipstream.metadata" (dict "root" .root "part" .part "annotations" $values.annotations) | nindent 2 }}
 spec:
-  {{- if not (include "slipstream.role.scaled" .) }}
-  replicas: {{ $values.replicas }}
-  {{- end }}
+  replicas: {{ include "slipstream.role.replicas" . }}
   revisionHistoryLimit: {{ $values.revisionHistoryLimit }}
   selector:
     matchLabels:
