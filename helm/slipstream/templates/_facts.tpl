@@ -57,6 +57,37 @@ upgrade would render the default. */}}
 {{- end -}}
 {{- end -}}
 
+{{/* Ports of the hosts of a URL (.url), .default where one has none, and .more, as a list in JSON. */}}
+{{- define "slipstream.url.ports" -}}
+{{- $ports := list -}}
+{{- range regexReplaceAll "^[^:]*://([^/?]*).*$" .url "${1}" | splitList "," -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default $.default | int) -}}
+{{- end -}}
+{{- range .more }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- toJson (uniq $ports) -}}
+{{- end -}}
+
+{{/* Ports of an external Redis. Sentinels name servers whose ports are not in the URL. */}}
+{{- define "slipstream.redis.ports" -}}
+{{- $url := .Values.redis.external.url -}}
+{{- $hasSentinels := contains "+sentinel://" $url -}}
+{{- $more := .Values.networkPolicy.redisPorts -}}
+{{- if and $hasSentinels (not $more) }}{{ $more = list 6379 }}{{ end -}}
+{{- include "slipstream.url.ports" (dict "url" $url "default" (ternary 26379 6379 $hasSentinels) "more" $more) -}}
+{{- end -}}
+
+{{- define "slipstream.hub.ports" -}}
+{{- $url := default "https://" .Values.modelStore.pull.endpoint -}}
+{{- include "slipstream.url.ports" (dict "url" $url "default" (ternary 443 80 (hasPrefix "https" $url)) "more" .Values.networkPolicy.hubPorts) -}}
+{{- end -}}
+
+{{/* gRPC dials 443 where a URL has no port, whatever the scheme. */}}
+{{- define "slipstream.otlp.ports" -}}
+{{- $otlp := .Values.telemetry.otlp -}}
+{{- $isPlainHttp := and (eq $otlp.protocol "http") (hasPrefix "http:" $otlp.endpoint) -}}
+{{- include "slipstream.url.ports" (dict "url" $otlp.endpoint "default" (ternary 80 443 $isPlainHttp) "more" .Values.networkPolicy.otlpPorts) -}}
+{{- end -}}
+
 {{- define "slipstream.redis.secret" -}}
 {{- if not .Values.redis.enabled -}}
 {{ .Values.redis.external.existingSecret }}

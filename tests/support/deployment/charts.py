@@ -136,10 +136,12 @@ def parsed(text: str) -> tuple[Json, ...]:
     return tuple(at for at in yaml.load_all(text, UniqueKeys) if at)
 
 
-def with_values(values: Json | None = None, case: str | None = None) -> tuple[Json, ...]:
+def with_values(
+    values: Json | None = None, case: str | None = None, *, release: str = RELEASE
+) -> tuple[Json, ...]:
     """What comes of values, named by their paths, beside a value file if one is named."""
     files = ["--values", case_file(case)] if case else []
-    done = template(NEWEST_HELM, *files, values=values)
+    done = template(NEWEST_HELM, *files, values=values, release=release)
     assert done.returncode == 0, done.stderr
     return parsed(done.stdout)
 
