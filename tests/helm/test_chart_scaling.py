@@ -76,7 +76,19 @@ def test_a_scaler_goes_from_few_pods_to_more(case):
         spec = scaler["spec"]
         least = spec.get("minReplicas", spec.get("minReplicaCount"))
         most = spec.get("maxReplicas", spec.get("maxReplicaCount"))
-        assert 1 <= least < most, title(scaler)
+        can_have_none = scaler["kind"] == "ScaledObject" and scaled(scaler) == "draft"
+        assert (0 if can_have_none else 1) <= least < most, title(scaler)
+
+
+def test_drafts_come_back_from_zero_by_the_sessions_of_targets():
+    """Without a draft there is no series of drafts."""
+    documents = rendered("keda")
+    (scaler,) = (at for at in of_kind(documents, "ScaledObject") if scaled(at) == "draft")
+    assert scaler["spec"]["minReplicaCount"] == 0 and scaler["spec"]["cooldownPeriod"] == 600
+    found = [at for role, at in queries(documents) if role == "draft"]
+    told = [at for at in found if at["ignoreNullValues"] == "false"]
+    assert [spoken(at["query"]).selectors[0].name for at in told] == ["slipstream_sessions"]
+    assert 'pod=~"demo-slipstream-target-' in told[0]["query"]
 
 
 def metrics(documents):
@@ -95,6 +107,16 @@ def test_metrics_of_autoscalers_are_offered_by_the_adapter_of_the_page(case):
         for at in spoken(filled(rule, metric["name"])).selectors:
             assert at.name in all_samples(), f"nobody exports {at.name}"
             assert kind == "external" or role in ROLES_OF[at.name], at.name
+
+
+def test_the_wait_for_drafts_counts_where_targets_have_sessions_to_fill_it_with():
+    """By KEDA's query, and by the adapter's for an HPA."""
+    keda = [at["query"] for role, at in queries(rendered("keda")) if role == "draft"]
+    adapter = offered("slipstream_target_draft_wait", "external")["metricsQuery"]
+    for query in (adapter, *(at for at in keda if "slipstream_target_draft_wait" in at)):
+        assert re.search(
+            r'slipstream_sessions\{.*state="active".*> (bool )?2 \* count', query, re.S
+        )
 
 
 def offered(name, kind):

@@ -82,6 +82,15 @@ CANT = {
     "a request above its limit": {"draft.resources.requests.memory": "6145Mi"},
     "a limit in bytes below its request": {"target.resources.limits.memory": 4294967295},
     "a Redis that is killed before it is full": {"redis.maxMemory": "1gb"},
+    "targets that scale to zero": {"target.autoscaling": {"minReplicas": 0}},
+    "an HPA that scales to zero": {
+        "draft.autoscaling": {"minReplicas": 0, "hpa": {"enabled": True}},
+    },
+    "a model of 140 GB in 50Gi": {"model.name": "meta-llama/Llama-3.3-70B-Instruct"},
+    "two models that fit one by one": {
+        "modelStore": {"type": "pvc", "size": "25Gi"},
+        "model": {"name": "a/A-8B@0123abc", "draft": "vanilla:a/A-6b"},
+    },
     "fewer pods at most than at least": {
         "draft.autoscaling": {"hpa": {"enabled": True}, "minReplicas": 5, "maxReplicas": 2},
     },
@@ -112,6 +121,21 @@ def test_values_that_can_not_work_together_are_refused_with_a_sentence(what):
 @pytest.mark.parametrize("limit", ["4Gi", 4294967296, "4294968k", "4.1Gi", "1Ti", "4295M"])
 def test_a_limit_of_memory_is_compared_in_whatever_unit_it_is_given(limit):
     done = template(NEWEST_HELM, values={"target.resources.limits.memory": limit})
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model.name": "meta-llama/Llama-3.3-70B-Instruct", "modelStore.size": "200Gi"},
+        {"model.name": "meta-llama/Llama-3.3-70B-Instruct-AWQ"},
+        {"model.name": "/models/llama-3.3-70B-instruct"},
+        {"model.name": "meta-llama/Llama-3.1-8B-Instruct", "modelStore.size": "15Gi"},
+        {"model.name": "own/model", "modelStore.size": "1Gi"},
+    ],
+)
+def test_a_store_with_room_for_the_model_is_taken(values):
+    done = template(NEWEST_HELM, values=values)
     assert done.returncode == 0, done.stderr
 
 

@@ -24,6 +24,9 @@
 {{- if gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas) -}}
 {{- fail (printf "%[1]s.autoscaling.minReplicas is %[2]d, more than the %[3]d of %[1]s.autoscaling.maxReplicas" $role (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
 {{- end -}}
+{{- if and (not (int $autoscaling.minReplicas)) (or (ne $role "draft") (not $autoscaling.keda.enabled)) -}}
+{{- fail (printf "%[1]s.autoscaling.minReplicas is 0, but must be 1 or more: only drafts scale to zero, with draft.autoscaling.keda.enabled" $role) -}}
+{{- end -}}
 {{- if and $autoscaling.keda.enabled (not $autoscaling.keda.triggers) (not $.Values.autoscaling.prometheusAddress) -}}
 {{- fail (printf "%[1]s.autoscaling.keda.enabled needs autoscaling.prometheusAddress, or triggers of its own in %[1]s.autoscaling.keda.triggers" $role) -}}
 {{- end -}}
@@ -74,6 +77,12 @@
 {{- end -}}
 {{- if and $store.readOnly (ne $store.type "existingClaim") -}}
 {{- fail "modelStore.readOnly needs modelStore.type=existingClaim: what the chart makes is empty at first" -}}
+{{- end -}}
+{{- if ne $store.type "existingClaim" -}}
+{{- $needed := include "slipstream.models.leastBytes" . | float64 -}}
+{{- if gt $needed (include "slipstream.bytes" $store.size | float64) -}}
+{{- fail (printf "modelStore.size is %s, less than the %.0f GB of model.name and model.draft, by the number of parameters in their names at 2 bytes each" $store.size (divf $needed 1e9)) -}}
+{{- end -}}
 {{- end -}}
 {{- if and (eq $store.type "emptyDir") $store.subPath -}}
 {{- fail "modelStore.subPath needs a claim: an emptyDir has no directories" -}}

@@ -151,6 +151,23 @@ upgrade would render the default. */}}
 {{- if not (or (hasPrefix "/" .) (hasPrefix "." .) (hasPrefix "~" .)) -}}yes{{- end -}}
 {{- end -}}
 
+{{/* Bytes of the models that are fetched, 2 for each parameter in their names; 0 for a name that has none, or says
+that it is quantized. */}}
+{{- define "slipstream.models.leastBytes" -}}
+{{- $all := list -}}
+{{- range $role := list "target" "draft" -}}
+{{- if (index $.Values $role).enabled }}{{ $all = concat $all (include "slipstream.role.models" (dict "root" $ "part" $role) | fromJsonArray) }}{{ end -}}
+{{- end -}}
+{{- $bytes := 0.0 -}}
+{{- range uniq $all -}}
+{{- if not (regexMatch "(?i)awq|gptq|gguf|bnb|fp[48]|int[48]|w[48]a|[2-8]-?bit" .) -}}
+{{- $billions := regexFind "[-_][0-9]+([.][0-9]+)?[bB]([-_@]|$)" . | regexFind "[0-9.]+" | default "0" -}}
+{{- $bytes = addf $bytes (mulf (float64 $billions) 2e9) -}}
+{{- end -}}
+{{- end -}}
+{{- printf "%.0f" $bytes -}}
+{{- end -}}
+
 {{/* Names of the models that a role fetches, as a list in JSON. */}}
 {{- define "slipstream.role.models" -}}
 {{- $model := .root.Values.model -}}

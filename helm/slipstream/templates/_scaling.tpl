@@ -106,7 +106,12 @@ scaleDown:
 {{- /* Only where targets have sessions to fill the wait with: otherwise it is long by nature. */ -}}
 {{- $busy := printf "sum(slipstream_sessions{%[1]s,state=\"active\"}) > 2 * count(slipstream_waiting{%[1]s})" $targets -}}
 {{- $wait := printf "(avg(slipstream_target_draft_wait{%s}) * count(slipstream_waiting{%s})) and on() (%s)" $targets $mine $busy -}}
-{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $waiting "value" $limits.draftWaiting) }}
+{{- $hasNone := eq (int .root.Values.draft.autoscaling.minReplicas) 0 }}
+{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $waiting "value" $limits.draftWaiting "isQuiet" $hasNone) }}
 {{ include "slipstream.scaling.trigger" (dict "root" .root "query" $wait "value" $limits.draftWait "isQuiet" true) }}
+{{- if $hasNone }}
+{{- /* Without drafts neither of the two has a value: one draft while any session is active. */}}
+{{ include "slipstream.scaling.trigger" (dict "root" .root "query" (printf "clamp_max(sum(slipstream_sessions{%s,state=\"active\"}), 1)" $targets) "value" 1) }}
+{{- end }}
 {{- end -}}
 {{- end -}}
