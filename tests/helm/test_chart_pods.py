@@ -227,6 +227,12 @@ def test_a_target_asks_for_its_gpus_and_spreads_its_model_over_them(count):
     assert bool(shared) is (count > 1)
 
 
+def test_a_pod_that_need_not_wait_before_sigterm_has_no_hook():
+    documents = with_values({"router.drain.preStopSeconds": 0})
+    hooks = {at.role: at.main.get("lifecycle") for at in service_pods(documents)}
+    assert hooks["router"] is None and hooks["draft"]["preStop"]["sleep"] == {"seconds": 5}
+
+
 def test_pods_go_where_they_are_told():
     documents = rendered("large-cluster")
     (pod,) = (at for at in service_pods(documents) if at.role == "target")

@@ -185,10 +185,12 @@ ports:
     containerPort: {{ .root.Values.metrics.port }}
   {{- end }}
 {{- include "slipstream.probes" . | nindent 0 }}
+{{- with $values.drain.preStopSeconds }}{{/* a sleep of 0 is refused before Kubernetes 1.33 */}}
 lifecycle:
   preStop:
     sleep:
-      seconds: {{ $values.drain.preStopSeconds }}
+      seconds: {{ . }}
+{{- end }}
 securityContext:
   {{- toYaml $values.securityContext | nindent 2 }}
 resources:
