@@ -22,8 +22,7 @@ from slipstream.config import SECTIONS
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "helm/slipstream"
-PRODUCTION = "production"
-CASES = [*sorted(path.stem for path in (CHART / "ci").glob("*.yaml")), PRODUCTION]
+CASES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 NEWEST_HELM = HELMS[-1]
 RELEASE, NAMESPACE = "demo", "serving"
 COMPONENT = "app.kubernetes.io/component"
@@ -120,7 +119,7 @@ def template(helm: Helm, *flags: str | Path, **more: Any) -> Any:
 
 def case_file(case: str) -> Path:
     """The value file of a case."""
-    return CHART / ("values-production.yaml" if case == PRODUCTION else f"ci/{case}.yaml")
+    return CHART / f"ci/{case}.yaml"
 
 
 @cache
