@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from importlib.metadata import distribution
 from pathlib import Path
 
+import httpx2
 import pytest
 from packaging.utils import canonicalize_name
 
@@ -28,7 +29,7 @@ import opentelemetry.exporter.otlp.proto.grpc.trace_exporter
 import opentelemetry.exporter.otlp.proto.http.metric_exporter
 import opentelemetry.exporter.otlp.proto.http.trace_exporter
 import opentelemetry.exporter.prometheus
-for part in ("router", "state", "telemetry", "text"):
+for part in ("gateway", "router", "state", "telemetry", "text"):
     home = importlib.import_module(f"slipstream.{part}")
     for module in pkgutil.walk_packages(home.__path__, f"{home.__name__}."):
         importlib.import_module(module.name)
@@ -107,7 +108,7 @@ def test_the_entry_point_and_the_command_answer(image):
     assert command.stdout.strip() == distribution("slipstream").version
 
 
-def test_a_router_of_the_image_serves_and_has_loaded_no_torch(image, tmp_path):
+def test_a_router_and_a_front_of_the_image_serve_and_have_loaded_no_torch(image, tmp_path):
     model = save_long_checkpoint(tmp_path / "tiny")
     with cluster.running(model, f"vanilla:{model}") as engines:
         flags = ["--targets", engines.target_address, "--drafter", "ngram"]
@@ -121,8 +122,13 @@ def test_a_router_of_the_image_serves_and_has_loaded_no_torch(image, tmp_path):
                 "slipstream", "check", "--router", router.ready(), "--no-speculation"
             )
             assert answer.returncode == 0, answer.stderr
-            assert has_loaded(router.pid, str(image.app))
-            assert not any(has_loaded(router.pid, name) for name in ("torch", "numpy"))
+            flags = ["--router", router.ready(), "--listen-address", "127.0.0.1:0"]
+            with Process("slipstream.gateway", *flags, env=env, python=python) as front:
+                health = httpx2.get(f"http://{front.ready()}/health")
+                assert health.json() == {"status": "ok"}
+                for process in (router, front):
+                    assert has_loaded(process.pid, str(image.app))
+                    assert not any(has_loaded(process.pid, name) for name in ("torch", "numpy"))
 
 
 def test_the_user_reads_every_file_and_writes_none(image):
