@@ -10,6 +10,7 @@ from support.deployment.charts import (
     NAMESPACE,
     ROLES,
     ROOT,
+    SERVICES,
     every_case,
     named,
     of_kind,
@@ -32,6 +33,7 @@ HOPS = {
     ("test", "router"),
     ("elsewhere", "router"),
     ("outside", "router"),
+    ("http", "router"),
 }
 """Who calls whom at the port that serves; everybody may call routers."""
 BLOCK = re.compile(r"^```yaml\n(.*?)^```$", re.M | re.S)
@@ -58,7 +60,7 @@ def serving(documents):
 
 
 def port_of(end):
-    return end.ports.get("grpc") or end.ports.get("redis")
+    return end.ports.get("grpc") or end.ports.get("http") or end.ports.get("redis")
 
 
 def hops(documents):
@@ -143,6 +145,8 @@ def test_policies_let_through_the_hops_that_there_are_and_no_other(case):
         wanted -= {("elsewhere", "router"), ("outside", "router")}
     else:
         wanted |= {("neighbour", "router")}
+    if "http" in there and case != "http":  # callers are named there
+        wanted |= {(caller, "http") for caller in (*OUTSIDE, "test")}
     if "ray" in ends(documents):  # its processes talk to each other at any port
         wanted |= {("ray", "draft"), ("ray", "target"), ("target", "draft")}
     assert hops(documents) == wanted
@@ -165,9 +169,9 @@ def test_every_pod_looks_names_up_and_none_may_go_elsewhere(case):
     policies, everybody = of_kind(documents, "NetworkPolicy"), ends(documents)
     for pod in pods(documents):
         source = everybody.get(pod.role)
-        if pod.role in ROLES:
+        if pod.role in SERVICES:
             assert admits(policies, source, everybody["outside"], 53), pod.owner
-        if pod.role in (*ROLES, "redis"):
+        if pod.role in (*SERVICES, "redis"):
             assert not admits(policies, source, everybody["outside"], 80), pod.owner
             assert not admits(policies, source, everybody["elsewhere"], 8080), pod.owner
 
@@ -260,6 +264,15 @@ def test_routers_reach_engines_of_other_releases_that_both_name_and_no_others():
         admits(policies_of(second), ours["router"], theirs["target"], port)
         for port in (50062, 9464)
     )
+
+
+def test_the_front_is_called_from_where_callers_are_named_and_reaches_routers_that_name_theirs():
+    documents = rendered("http")
+    gateway = End({"app": "gateway"}, "gateway", {"kubernetes.io/metadata.name": "gateway"})
+    assert admits(policies_of(documents), gateway, ends(documents)["http"], 8000)
+    peer = {"podSelector": {"matchLabels": {"app": "other"}}}
+    closed = with_values({"networkPolicy.routerFrom": [peer]}, "http")
+    assert ("http", "router") in hops(closed) and ("elsewhere", "router") not in hops(closed)
 
 
 def test_without_policies_nothing_is_held_back():

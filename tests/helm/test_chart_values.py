@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from slipstream.draft.config import DraftConfig
+from slipstream.gateway.config import HttpConfig
 from slipstream.options import options_of
 from slipstream.router.config import RouterConfig
 from slipstream.target.config import TargetConfig
@@ -23,7 +24,12 @@ from support.deployment.charts import (
     template,
 )
 
-CONFIGS = {"router": RouterConfig, "draft": DraftConfig, "target": TargetConfig}
+CONFIGS = {
+    "router": RouterConfig,
+    "draft": DraftConfig,
+    "target": TargetConfig,
+    "http": HttpConfig,
+}
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 WRONG = {
@@ -38,6 +44,7 @@ WRONG = {
     "router.ports.grpc": 70000,
     "router.config.max_request": 9,
     "router.config.max_requests": "many",
+    "http.config.listen_address": "0.0.0.0:1",
     "draft.config.kv_encoding": 8,
     "target.config.store_password": "hunter2",
     "target.config.address": "0.0.0.0:1",
@@ -75,6 +82,17 @@ CANT = {
         "metrics.podMonitor.enabled": True,
     },
     "a monitor of no metrics": {"metrics.enabled": False, "metrics.podMonitor.enabled": True},
+    "a front without routers": {"http.enabled": True, "router.enabled": False},
+    "keys of callers in the clear": {
+        "http.enabled": True,
+        "auth": {"enabled": True, "existingSecret": "keys"},
+        "tests.enabled": False,
+    },
+    "a key of the front in the clear": {"http.enabled": True, "http.token.existingSecret": "t"},
+    "routers elsewhere, in the clear": {"http.enabled": True, "http.config.router": "r:50051"},
+    "a front on a GPU": {"http.enabled": True, "http.gpu.count": 1},
+    "the port of metrics twice": {"http.enabled": True, "http.ports.http": 9464},
+    "a front that scales to zero": {"http.autoscaling.minReplicas": 0},
     "two ports alike": {"router.ports.grpc": 50050},
     "a grace that ends too soon": {"router.drain.terminationGracePeriodSeconds": 20},
     "a role without a limit of memory": {"target.resources.limits.memory": None},

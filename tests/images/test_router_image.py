@@ -8,6 +8,7 @@ import os
 import stat
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 
@@ -115,20 +116,22 @@ def test_a_router_and_a_front_of_the_image_serve_and_have_loaded_no_torch(image,
         flags += ["--address", "127.0.0.1:0"]
         flags += ["--metrics-address", "127.0.0.1:0", "--health-address", "127.0.0.1:0"]
         env = image.variables | {"PYTHONPATH": ""}
-        python = str(image.app / "bin" / "python")
-        with Process("slipstream.router", *flags, env=env, python=python) as router:
+        started = partial(Process, env=env, python=str(image.app / "bin" / "python"))
+        with started("slipstream.router", *flags) as router:
             # What `helm test` runs in this image.
-            answer = image.run(
-                "slipstream", "check", "--router", router.ready(), "--no-speculation"
-            )
+            address = router.ready()
+            answer = image.run("slipstream", "check", "--router", address, "--no-speculation")
             assert answer.returncode == 0, answer.stderr
-            flags = ["--router", router.ready(), "--listen-address", "127.0.0.1:0"]
-            with Process("slipstream.gateway", *flags, env=env, python=python) as front:
-                health = httpx2.get(f"http://{front.ready()}/health")
-                assert health.json() == {"status": "ok"}
-                for process in (router, front):
-                    assert has_loaded(process.pid, str(image.app))
-                    assert not any(has_loaded(process.pid, name) for name in ("torch", "numpy"))
+            of_the_image_without_torch(image, router)
+            listen = ("--listen-address", "127.0.0.1:0")
+            with started("slipstream.gateway", "--router", address, *listen) as front:
+                assert httpx2.get(f"http://{front.ready()}/health").json() == {"status": "ok"}
+                of_the_image_without_torch(image, front)
+
+
+def of_the_image_without_torch(image, process):
+    assert has_loaded(process.pid, str(image.app))
+    assert not any(has_loaded(process.pid, name) for name in ("torch", "numpy"))
 
 
 def test_the_user_reads_every_file_and_writes_none(image):

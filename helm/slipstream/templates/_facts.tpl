@@ -1,10 +1,28 @@
 {{/* Facts that follow from several values. An empty text means no. */}}
 
+{{- define "slipstream.roles" -}}
+["router", "draft", "target", "http"]
+{{- end -}}
+
+{{/* Whether a role loads a model. */}}
+{{- define "slipstream.role.isEngine" -}}
+{{- if has .part (list "draft" "target") -}}yes{{- end -}}
+{{- end -}}
+
 {{/* Whether a role runs as a Deployment of this chart. */}}
 {{- define "slipstream.role.deployed" -}}
 {{- if (index .root.Values .part).enabled -}}
-{{- if or (eq .part "router") (not .root.Values.ray.enabled) -}}yes{{- end -}}
+{{- if not (and (include "slipstream.role.isEngine" .) .root.Values.ray.enabled) -}}yes{{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Name of the port that serves, and its number. */}}
+{{- define "slipstream.role.protocol" -}}
+{{- ternary "http" "grpc" (eq .part "http") -}}
+{{- end -}}
+
+{{- define "slipstream.role.port" -}}
+{{- index (index .root.Values .part).ports (include "slipstream.role.protocol" .) | int -}}
 {{- end -}}
 
 {{- define "slipstream.role.scaled" -}}

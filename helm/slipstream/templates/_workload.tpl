@@ -163,6 +163,9 @@ topologySpreadConstraints:
 name: {{ .part }}
 image: {{ include "slipstream.role.image" . | quote }}
 imagePullPolicy: {{ default .root.Values.image.pullPolicy $values.image.pullPolicy }}
+{{- if eq .part "http" }}
+command: ["python", "-m", "slipstream.gateway"]
+{{- end }}
 args:
   - --config
   - /etc/slipstream/config/slipstream.toml
@@ -176,10 +179,10 @@ envFrom:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 ports:
-  - name: grpc
-    containerPort: {{ $values.ports.grpc }}
-  - name: health
-    containerPort: {{ $values.ports.health }}
+  {{- range $name, $port := $values.ports }}
+  - name: {{ $name }}
+    containerPort: {{ $port }}
+  {{- end }}
   {{- if .root.Values.metrics.enabled }}
   - name: metrics
     containerPort: {{ .root.Values.metrics.port }}
@@ -200,24 +203,35 @@ volumeMounts:
 {{- end -}}
 
 {{/* A process that answers is alive; whether it takes requests is another matter. */}}
+{{- define "slipstream.probe" -}}
+{{- if eq .part "http" -}}
+httpGet:
+  port: http
+  path: {{ ternary "/openapi.json" "/health" .isForLife }}
+  scheme: {{ ternary "HTTPS" "HTTP" .root.Values.tls.enabled }}
+{{- else -}}
+grpc:
+  port: {{ (index .root.Values .part).ports.health }}
+  {{- if .isForLife }}
+  service: live
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
 {{- define "slipstream.probes" -}}
 {{- $values := index .root.Values .part -}}
+{{- $life := include "slipstream.probe" (merge (dict "isForLife" true) .) -}}
 {{- $startup := $values.probes.startup }}
 startupProbe:
-  grpc:
-    port: {{ $values.ports.health }}
-    service: live
+  {{- $life | nindent 2 }}
   periodSeconds: {{ $startup.periodSeconds }}
   timeoutSeconds: {{ $startup.timeoutSeconds }}
   failureThreshold: {{ max 1 (ceil (divf $startup.budgetSeconds $startup.periodSeconds)) | int }}
 readinessProbe:
-  grpc:
-    port: {{ $values.ports.health }}
+  {{- include "slipstream.probe" (merge (dict "isForLife" false) .) | nindent 2 }}
   {{- toYaml $values.probes.readiness | nindent 2 }}
 livenessProbe:
-  grpc:
-    port: {{ $values.ports.health }}
-    service: live
+  {{- $life | nindent 2 }}
   {{- toYaml $values.probes.liveness | nindent 2 }}
 {{- end -}}
 

@@ -27,6 +27,7 @@ NEWEST_HELM = HELMS[-1]
 RELEASE, NAMESPACE = "demo", "serving"
 COMPONENT = "app.kubernetes.io/component"
 ROLES = ("router", "draft", "target")
+SERVICES = (*ROLES, "http")
 LIMIT_S = 240  # many at once on a small machine
 
 
@@ -167,9 +168,9 @@ def pods(documents: Sequence[Json]) -> list[Pod]:
 
 
 def service_pods(documents: Sequence[Json]) -> list[Pod]:
-    """Those of router, draft and target that run as Kubernetes' own workloads."""
+    """Those of services that run as Kubernetes' own workloads."""
     return [
-        pod for pod in pods(of_kind(documents, "Deployment", "StatefulSet")) if pod.role in ROLES
+        pod for pod in pods(of_kind(documents, "Deployment", "StatefulSet")) if pod.role in SERVICES
     ]
 
 
