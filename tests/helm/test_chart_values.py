@@ -58,8 +58,15 @@ WRONG = {
     "auth.keys": {"alice": {"token": "in the clear"}},
     "redis.external.url": "http://redis:6379",
     "tls.certManager.issuerRef.kind": "Isuer",
+    "inferenceGateway.endpointPicker.failureMode": "Fail",
 }
 """Each a mistake, in a value that is otherwise right."""
+GATEWAY = {
+    "http.enabled": True,
+    "inferenceGateway.enabled": True,
+    "inferenceGateway.parentRefs": [{"name": "gateway"}],
+    "inferenceGateway.endpointPicker.service": "picker",
+}
 CANT = {
     "two routers that share nothing": {"redis.enabled": False, "router.replicas": 2},
     "two controllers of one role": {
@@ -93,6 +100,10 @@ CANT = {
     "a front on a GPU": {"http.enabled": True, "http.gpu.count": 1},
     "the port of metrics twice": {"http.enabled": True, "http.ports.http": 9464},
     "a front that scales to zero": {"http.autoscaling.minReplicas": 0},
+    "a gateway without a front": {**GATEWAY, "http.enabled": False},
+    "a gateway's route without a gateway": {**GATEWAY, "inferenceGateway.parentRefs": []},
+    "a gateway without a picker": {**GATEWAY, "inferenceGateway.endpointPicker.service": ""},
+    "a picker without metrics": {**GATEWAY, "metrics.enabled": False},
     "two ports alike": {"router.ports.grpc": 50050},
     "a grace that ends too soon": {"router.drain.terminationGracePeriodSeconds": 20},
     "a role without a limit of memory": {"target.resources.limits.memory": None},

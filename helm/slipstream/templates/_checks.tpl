@@ -8,6 +8,7 @@
 {{- include "slipstream.checks.tls" . -}}
 {{- include "slipstream.checks.auth" . -}}
 {{- if .Values.http.enabled }}{{ include "slipstream.checks.http" . }}{{ end -}}
+{{- if .Values.inferenceGateway.enabled }}{{ include "slipstream.checks.inferenceGateway" . }}{{ end -}}
 {{- include "slipstream.checks.memory" . -}}
 {{- range $role := include "slipstream.roles" . | fromJsonArray -}}
 {{- if (index $.Values $role).enabled -}}
@@ -148,6 +149,18 @@
 {{- end -}}
 {{- if and (not .Values.tls.enabled) (or .Values.auth.enabled $http.token.existingSecret $http.config.router) (not $http.config.plaintext_tokens) -}}
 {{- fail "http.enabled needs tls.enabled where routers have API keys or are elsewhere: bearer tokens would travel in the clear; http.config.plaintext_tokens=true allows that" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.checks.inferenceGateway" -}}
+{{- if not (and .Values.http.enabled .Values.metrics.enabled) -}}
+{{- fail "inferenceGateway.enabled needs http.enabled, whose pods are its pool, and metrics.enabled, by which a picker chooses" -}}
+{{- end -}}
+{{- if not .Values.inferenceGateway.parentRefs -}}
+{{- fail "inferenceGateway.enabled needs inferenceGateway.parentRefs: a route without a gateway serves no request" -}}
+{{- end -}}
+{{- if not .Values.inferenceGateway.endpointPicker.service -}}
+{{- fail "inferenceGateway.enabled needs inferenceGateway.endpointPicker.service, the service of the endpoint picker" -}}
 {{- end -}}
 {{- end -}}
 

@@ -22,6 +22,9 @@ spec:
     metadata:
       labels:
         {{- include "slipstream.labels" . | nindent 8 }}
+        {{- if and (eq .part "http") .root.Values.inferenceGateway.enabled }}
+        llm-d.ai/engine-type: {{ .root.Values.inferenceGateway.engineType }}
+        {{- end }}
         {{- with $values.podLabels }}
         {{- toYaml . | nindent 8 }}
         {{- end }}

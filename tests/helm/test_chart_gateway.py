@@ -1,0 +1,59 @@
+"""Behind an inference gateway the front's pods are a pool, chosen from by a picker that reads them."""
+
+from support.deployment.charts import (
+    NAMESPACE,
+    of_kind,
+    pods,
+    rendered,
+    service_pods,
+    with_values,
+)
+from support.deployment.kube_policies import End, admits, matches
+
+CASE = "inference-gateway"
+ENGINE = "llm-d.ai/engine-type"
+HERE = {"kubernetes.io/metadata.name": NAMESPACE}
+
+
+def front():
+    (pod,) = (at for at in service_pods(rendered(CASE)) if at.role == "http")
+    return pod
+
+
+def test_the_pool_is_the_pods_of_the_front_at_the_port_that_they_serve():
+    (pool,) = of_kind(rendered(CASE), "InferencePool")
+    selected = [at for at in pods(rendered(CASE)) if matches(pool["spec"]["selector"], at.labels)]
+    assert [at.owner for at in selected] == [front().owner]
+    assert pool["spec"]["targetPorts"] == [{"number": front().ports["http"]}]
+    picker = pool["spec"]["endpointPickerRef"]
+    assert (picker["name"], picker["port"]) == ("demo-epp", {"number": 9002})
+
+
+def test_the_route_leads_to_the_pool_and_waits_for_the_longest_generation():
+    documents = with_values({"longestGenerationSeconds": 1234}, CASE)
+    (route,), (pool,) = of_kind(documents, "HTTPRoute"), of_kind(documents, "InferencePool")
+    (rule,) = route["spec"]["rules"]
+    (backend,) = rule["backendRefs"]
+    group = pool["apiVersion"].partition("/")[0]
+    assert backend == {"group": group, "kind": pool["kind"], "name": pool["metadata"]["name"]}
+    assert rule["timeouts"] == {"request": "1234s"}
+    assert [at["path"]["value"] for at in rule["matches"]] == ["/v1"]
+
+
+def test_pods_say_whose_names_their_metrics_have_and_only_where_a_picker_reads_them():
+    assert front().labels[ENGINE] == "vllm"
+    for case in ("http", "tls"):
+        assert all(ENGINE not in at.labels for at in service_pods(rendered(case)))
+    assert all(ENGINE not in at.labels for at in service_pods(rendered(CASE)) if at.role != "http")
+
+
+def test_the_picker_reads_metrics_and_the_gateway_alone_sends_requests():
+    policies = of_kind(rendered(CASE), "NetworkPolicy")
+    pod = front()
+    serving = End(pod.labels, NAMESPACE, HERE, pod.ports)
+    picker = End({"inferencepool": "demo-epp"}, NAMESPACE, HERE)
+    gateway = End({"app": "gateway"}, "gateway", {"kubernetes.io/metadata.name": "gateway"})
+    assert admits(policies, picker, serving, "metrics")
+    assert admits(policies, gateway, serving, "http")
+    assert not admits(policies, gateway, serving, "metrics")
+    assert not admits(policies, picker, serving, "http")
