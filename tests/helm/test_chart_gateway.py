@@ -1,7 +1,19 @@
-"""Behind an inference gateway the front's pods are a pool, chosen from by a picker that reads them."""
+"""Behind an inference gateway the front's pods are a pool, which a picker chooses from and reads."""
 
+import re
+
+import pytest
+import yaml
+
+from slipstream.config import load_config, parse_flags
+from slipstream.draft.config import DraftConfig
+from slipstream.gateway.config import HttpConfig
+from slipstream.router.config import RouterConfig
+from slipstream.target.config import TargetConfig
+from slipstream.telemetry.config import TelemetryConfig
 from support.deployment.charts import (
     NAMESPACE,
+    ROOT,
     of_kind,
     pods,
     rendered,
@@ -9,7 +21,16 @@ from support.deployment.charts import (
     with_values,
 )
 from support.deployment.kube_policies import End, admits, matches
+from support.deployment.kube_schemas import NEWEST, pod_faults
 
+PAGE = (ROOT / "docs/how-to/inference-gateway.md").read_text()
+SERVICE = yaml.safe_load(re.search(r"llm.yaml <<'END'\n(.*?)^END$", PAGE, re.M | re.S)[1])
+CONFIGS = {
+    "main": ("http", HttpConfig),
+    "router": ("router", RouterConfig),
+    "target": ("target", TargetConfig),
+    "draft": ("draft", DraftConfig),
+}
 CASE = "inference-gateway"
 ENGINE = "llm-d.ai/engine-type"
 HERE = {"kubernetes.io/metadata.name": NAMESPACE}
@@ -57,3 +78,24 @@ def test_the_picker_reads_metrics_and_the_gateway_alone_sends_requests():
     assert admits(policies, gateway, serving, "http")
     assert not admits(policies, gateway, serving, "metrics")
     assert not admits(policies, picker, serving, "http")
+
+
+@pytest.mark.parametrize("version", NEWEST)
+def test_kubernetes_takes_the_pod_that_the_page_has_for_kserve(version):
+    template = {"metadata": {"name": "a"}, "spec": SERVICE["spec"]["template"]}
+    assert pod_faults(template, version) == []
+
+
+def test_containers_of_that_pod_are_services_that_find_each_other():
+    containers = {at["name"]: at for at in SERVICE["spec"]["template"]["containers"]}
+    assert set(containers) == set(CONFIGS)
+    configs = {}
+    for name, (section, cls) in CONFIGS.items():
+        flags, _ = parse_flags([cls, TelemetryConfig], containers[name]["args"], prog=name, doc="")
+        configs[name] = load_config(cls, section=section, file=None, env={}, flags=flags[0])
+    router = configs["router"]
+    assert configs["main"].router == router.listen.address
+    assert configs["main"].host_and_port()[1] == containers["main"]["ports"][0]["containerPort"]
+    assert list(router.targets) == [configs["target"].listen.address]
+    assert list(router.drafts) == [configs["draft"].listen.address]
+    assert configs["draft"].target_model == configs["target"].model
