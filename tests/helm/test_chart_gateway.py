@@ -1,4 +1,4 @@
-"""Behind an inference gateway the front's pods are a pool, which a picker chooses from and reads."""
+"""Behind an inference gateway the front's pods are a pool; a picker reads them, and chooses."""
 
 import re
 
