@@ -121,7 +121,7 @@ def test_the_wait_for_drafts_counts_where_targets_have_sessions_to_fill_it_with(
         )
 
 
-def test_the_front_is_scaled_by_the_processor_time_that_it_asks_for():
+def test_the_front_is_scaled_by_the_processor_time_that_it_requests():
     (hpa,) = of_kind(rendered("http"), "HorizontalPodAutoscaler")
     (metric,) = hpa["spec"]["metrics"]
     assert metric["resource"]["target"]["averageUtilization"] == 70
