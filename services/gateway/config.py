@@ -68,8 +68,8 @@ class HttpConfig:
                     f"{name} is {getattr(self, name)}, but must be above 0 and at most"
                     f" {MAX_WAIT_S:g}"
                 )
-        if not 0 <= self.grace_s <= 3600:
-            raise InvalidRequest(f"grace_s is {self.grace_s}, but must be 0 to 3600")
+        if not 0 <= self.grace_s <= MAX_WAIT_S:
+            raise InvalidRequest(f"grace_s is {self.grace_s}, but must be 0 to {MAX_WAIT_S:g}")
         if not 1 <= self.default_max_tokens <= MAX_MAX_TOKENS:
             raise InvalidRequest(
                 f"default_max_tokens is {self.default_max_tokens}, but must be from 1 to"

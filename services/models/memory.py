@@ -14,6 +14,12 @@ AUTO = "auto"
 _AUTO_SHARE = {"cpu": 0.25, "cuda": 0.85}
 """Of what is free: a CPU's memory belongs to others, too."""
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
+_GROUPS = Path("/sys/fs/cgroup")
+_GROUP_FILES = (
+    ("memory.max", "memory.current"),
+    ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
+)
+"""Limit and use of the process's control group, in versions 2 and 1 of their interface."""
 _SIZE = re.compile(r"(\d+)(\.\d+)?\s*(B|KiB|MiB|GiB|TiB)?")
 
 
@@ -125,10 +131,12 @@ def _available() -> int:
 
 def _group_bytes() -> int:
     """Return what the process's control group leaves, where there is a limit."""
-    group = Path("/sys/fs/cgroup")
-    try:
-        limit = (group / "memory.max").read_text(encoding="ascii").strip()
-        used = int((group / "memory.current").read_text(encoding="ascii"))
-        return max(int(limit) - used, 0)
-    except (OSError, ValueError):  # no such group, or "max"
-        return 1 << 62
+    for limit, used in _GROUP_FILES:
+        try:
+            left = int((_GROUPS / limit).read_text("ascii")) - int(
+                (_GROUPS / used).read_text("ascii")
+            )
+        except (OSError, ValueError):  # no such group, or "max"
+            continue
+        return max(left, 0)
+    return 1 << 62

@@ -5,6 +5,7 @@ import subprocess
 import sys
 
 import grpc
+import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
@@ -18,9 +19,12 @@ from support.deployment.charts import (
     service_pods,
 )
 from support.services import cluster
-from support.services.processes import LIMIT_S, ROOT, save_long_checkpoint
+from support.services.http_front import fronted
+from support.services.processes import LIMIT_S, ROOT, Process, save_long_checkpoint
+from support.state.redis_server import free_port
 from test_docs_commands import command
 
+PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
 SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
@@ -82,14 +86,40 @@ def test_the_exact_command_finds_that_drafted_tokens_are_accepted(router):
 
 
 def test_probes_ask_what_services_answer(router):
-    probes = ("startupProbe", "readinessProbe", "livenessProbe")
     asked = {
         pod.main[probe]["grpc"].get("service", "")
         for pod in service_pods(rendered("minimal-cpu"))
-        for probe in probes
+        for probe in PROBES
     }
     with grpc.insecure_channel(router) as channel:
         health = health_pb2_grpc.HealthStub(channel)
         for service in asked:
             request = health_pb2.HealthCheckRequest(service=service)
             assert health.Check(request, timeout=LIMIT_S).status == SERVING, service
+
+
+def test_probes_of_the_front_find_it_alive_and_ready_before_a_router_alone(router):
+    (pod,) = (at for at in service_pods(rendered("http")) if at.role == "http")
+    paths = {probe: pod.main[probe]["httpGet"]["path"] for probe in PROBES}
+    for address, status in ((router, 200), (f"127.0.0.1:{free_port()}", 503)):
+        with fronted(address) as url:
+            answers = {probe: httpx2.get(url + path).status_code for probe, path in paths.items()}
+        assert answers == dict.fromkeys(PROBES, 200) | {"readinessProbe": status}
+
+
+def test_the_command_of_the_front_serves_models_of_a_router_with_the_options_of_the_chart(
+    router, tmp_path
+):
+    documents = rendered("http")
+    (pod,) = (at for at in service_pods(documents) if at.role == "http")
+    file = tmp_path / "slipstream.toml"
+    data = named(documents, "ConfigMap", "demo-slipstream-config")["data"]
+    file.write_text(data[file.name])
+    _, _, module = pod.main["command"]
+    here = {"--config": str(file), "--router": router}
+    here |= dict.fromkeys(("--listen-address", "--metrics-address"), "127.0.0.1:0")
+    flags = [word for option in here.items() for word in option]
+    assert pod.main["args"][0] in here
+    with Process(module, *flags) as front:
+        models = httpx2.get(f"http://{front.ready()}/v1/models").json()
+    assert [at["object"] for at in models["data"]] == ["model"]

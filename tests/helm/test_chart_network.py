@@ -1,11 +1,16 @@
 """Services of the chart lead to pods, and policies let through exactly the hops that there are."""
 
+import re
+
 import pytest
+import yaml
 
 from support.deployment.charts import (
     COMPONENT,
     NAMESPACE,
     ROLES,
+    ROOT,
+    SERVICES,
     every_case,
     named,
     of_kind,
@@ -28,8 +33,10 @@ HOPS = {
     ("test", "router"),
     ("elsewhere", "router"),
     ("outside", "router"),
+    ("http", "router"),
 }
 """Who calls whom at the port that serves; everybody may call routers."""
+BLOCK = re.compile(r"^```yaml\n(.*?)^```$", re.M | re.S)
 HERE = {"kubernetes.io/metadata.name": NAMESPACE}
 MONITORING = End({"app": "prometheus"}, "monitoring", {"kubernetes.io/metadata.name": "monitoring"})
 OUTSIDE = {
@@ -53,7 +60,7 @@ def serving(documents):
 
 
 def port_of(end):
-    return end.ports.get("grpc") or end.ports.get("redis")
+    return end.ports.get("grpc") or end.ports.get("http") or end.ports.get("redis")
 
 
 def hops(documents):
@@ -138,6 +145,8 @@ def test_policies_let_through_the_hops_that_there_are_and_no_other(case):
         wanted -= {("elsewhere", "router"), ("outside", "router")}
     else:
         wanted |= {("neighbour", "router")}
+    if "http" in there and case not in ("http", "inference-gateway"):  # callers are named there
+        wanted |= {(caller, "http") for caller in (*OUTSIDE, "test")}
     if "ray" in ends(documents):  # its processes talk to each other at any port
         wanted |= {("ray", "draft"), ("ray", "target"), ("target", "draft")}
     assert hops(documents) == wanted
@@ -160,9 +169,9 @@ def test_every_pod_looks_names_up_and_none_may_go_elsewhere(case):
     policies, everybody = of_kind(documents, "NetworkPolicy"), ends(documents)
     for pod in pods(documents):
         source = everybody.get(pod.role)
-        if pod.role in ROLES:
+        if pod.role in SERVICES:
             assert admits(policies, source, everybody["outside"], 53), pod.owner
-        if pod.role in (*ROLES, "redis"):
+        if pod.role in (*SERVICES, "redis"):
             assert not admits(policies, source, everybody["outside"], 80), pod.owner
             assert not admits(policies, source, everybody["elsewhere"], 8080), pod.owner
 
@@ -198,6 +207,36 @@ def test_a_collector_is_reached_where_there_is_one():
             assert admits(policies_of(documents), source, collector, 4317) is reached
 
 
+REDIS, HUB, OTLP = "redis.external.url", "modelStore.pull.endpoint", "telemetry.otlp.endpoint"
+HTTP = {"telemetry.otlp.protocol": "http"}
+
+
+@pytest.mark.parametrize(
+    ("path", "url", "more", "opened", "closed"),
+    [
+        (REDIS, "redis://r", {}, {6379}, {6380}),
+        (REDIS, "rediss://r:6380/0", {}, {6380}, {6379}),
+        (REDIS, "redis+cluster://[2001:db8::1]:7001,b:7002", {}, {7001, 7002}, {6379, 8}),
+        (REDIS, "redis+sentinel://a,b:26380/main/0", {}, {26379, 26380, 6379}, {6380}),
+        (REDIS, "redis://r:7", {"networkPolicy.redisPorts": [7000]}, {7, 7000}, {6379}),
+        (HUB, "", {}, {443}, {80}),
+        (HUB, "http://hub.example.com/models", {}, {80}, {443}),
+        (HUB, "https://hub.example.com", {}, {443}, {80}),
+        (HUB, "https://hub:8443", {"networkPolicy.hubPorts": [443]}, {8443, 443}, {80}),
+        (OTLP, "http://collector:4317", {}, {4317}, {4318}),
+        (OTLP, "http://collector", {}, {443}, {80, 4317}),
+        (OTLP, "http://collector/v1", HTTP, {80}, {443, 4318}),
+        (OTLP, "https://c:4318", {"networkPolicy.otlpPorts": [9]}, {4318, 9}, {443}),
+    ],
+)
+def test_policies_open_the_ports_of_a_url_and_no_others(path, url, more, opened, closed):
+    documents = with_values({"redis.enabled": path != REDIS, path: url, **more})
+    policies = policies_of(documents)
+    source = ends(documents)["target" if path == HUB else "router"]
+    found = {port for port in opened | closed if admits(policies, source, OUTSIDE["outside"], port)}
+    assert found == opened
+
+
 @pytest.mark.parametrize("role", ROLES)
 def test_rules_of_operators_come_on_top(role):
     rule = {"ports": [{"port": 50050}]}
@@ -205,6 +244,35 @@ def test_rules_of_operators_come_on_top(role):
     everybody = ends(documents)
     assert admits(policies_of(documents), everybody["elsewhere"], everybody[role], 50050)
     assert not admits(policies_of(rendered("tls")), everybody["elsewhere"], everybody[role], 50050)
+
+
+def test_routers_reach_engines_of_other_releases_that_both_name_and_no_others():
+    page = (ROOT / "docs/kubernetes.md").read_text().partition("## Several models")[2]
+    own, other = (yaml.safe_load(at) for at in BLOCK.findall(page)[:2])
+    first, second = with_values(own), with_values(other, release="second")
+    policies = [*policies_of(first), *policies_of(second)]
+    ours, theirs = ends(first), ends(second)
+    wanted = {("router", "target"), ("router", "draft")}
+    for source in ours:
+        for role in ("target", "draft"):
+            reached = admits(policies, ours[source], theirs[role], port_of(theirs[role]))
+            assert reached is ((source, role) in wanted), f"{source} to {role}"
+    for role in ("target", "draft"):
+        assert admits(policies, theirs[role], ours["redis"], 6379)
+        assert not admits(policies, theirs[role], ours["target"], port_of(ours["target"]))
+    assert not any(
+        admits(policies_of(second), ours["router"], theirs["target"], port)
+        for port in (50062, 9464)
+    )
+
+
+def test_the_front_is_called_from_where_callers_are_named_and_reaches_routers_that_name_theirs():
+    documents = rendered("http")
+    gateway = End({"app": "gateway"}, "gateway", {"kubernetes.io/metadata.name": "gateway"})
+    assert admits(policies_of(documents), gateway, ends(documents)["http"], 8000)
+    peer = {"podSelector": {"matchLabels": {"app": "other"}}}
+    closed = with_values({"networkPolicy.routerFrom": [peer]}, "http")
+    assert ("http", "router") in hops(closed) and ("elsewhere", "router") not in hops(closed)
 
 
 def test_without_policies_nothing_is_held_back():

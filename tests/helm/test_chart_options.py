@@ -7,6 +7,7 @@ import pytest
 from slipstream.config import load_config, parse_flags
 from slipstream.core.errors import PermissionDenied
 from slipstream.draft.config import DraftConfig
+from slipstream.gateway.config import HttpConfig
 from slipstream.options import options_of
 from slipstream.router.access import read_keys
 from slipstream.router.config import RouterConfig
@@ -27,7 +28,12 @@ from support.deployment.charts import (
 from support.network.certificates import certificates
 from support.network.key_files import key, write_keys
 
-CONFIGS = {"router": RouterConfig, "draft": DraftConfig, "target": TargetConfig}
+CONFIGS = {
+    "router": RouterConfig,
+    "draft": DraftConfig,
+    "target": TargetConfig,
+    "http": HttpConfig,
+}
 MOUNTED = "/etc/slipstream/"
 FROM_THE_POD = {"status.podIP": "10.1.2.3", "metadata.name": "pod-0", "spec.nodeName": "node-0"}
 REFERENCE = re.compile(r"\$\((\w+)\)")
@@ -48,6 +54,8 @@ def mounted(tmp_path_factory):
         (folder / name / "ca.crt").write_bytes(made.ca.read_bytes())
     (folder / "redis").mkdir()
     (folder / "redis/password").write_text("a password\n")
+    (folder / "token").mkdir()
+    (folder / "token/token").write_text("a token\n")
     (folder / "keys").mkdir()
     write_keys(folder / "keys/keys.toml", key("alice", "a token"))
     return folder
@@ -98,8 +106,11 @@ def test_every_service_takes_what_it_is_told(case, mounted, tmp_path):
     documents = rendered(case)
     for pod in service_pods(documents):
         config, telemetry = told(documents, pod, mounted, tmp_path)
-        assert config.listen.address.endswith(f":{pod.ports['grpc']}")
-        assert config.listen.health_address.endswith(f":{pod.ports['health']}")
+        if pod.role == "http":
+            assert config.host_and_port() == ("0.0.0.0", pod.ports["http"])
+        else:
+            assert config.listen.address.endswith(f":{pod.ports['grpc']}")
+            assert config.listen.health_address.endswith(f":{pod.ports['health']}")
         assert telemetry.metrics_place() == ("0.0.0.0", pod.ports["metrics"])
         assert telemetry.log_format == "json"
 
@@ -108,7 +119,7 @@ def test_every_service_takes_what_it_is_told(case, mounted, tmp_path):
 def test_engines_announce_the_address_of_their_own_pod(case, mounted, tmp_path):
     documents = rendered(case)
     for pod in service_pods(documents):
-        if pod.role != "router":
+        if pod.role in ("draft", "target"):
             config, _ = told(documents, pod, mounted, tmp_path)
             assert config.replica.advertised_address == f"10.1.2.3:{pod.ports['grpc']}"
 
@@ -161,7 +172,7 @@ def test_all_hops_are_tls_and_each_side_knows_whom_to_expect(mounted, tmp_path):
         configs = {
             pod.role: told(documents, pod, mounted, tmp_path)[0] for pod in service_pods(documents)
         }
-        for config in configs.values():
+        for config in (configs[role] for role in ROLES):
             assert config.tls.cert and config.tls.key
             assert config.store.url.startswith("rediss://") and config.store.ca
         assert configs["target"].tls.client_ca and configs["draft"].tls.client_ca
@@ -185,6 +196,8 @@ def test_certificates_carry_the_names_that_others_look_for():
     assert tables["router"]["peer_target_name"] in names["target"]
     assert tables["router"]["peer_draft_name"] in names["draft"]
     assert tables["draft"]["peer_target_name"] in names["target"]
+    assert tables["http"]["peer_router_name"] in names["router"]
+    assert {"api.example.com", f"demo-slipstream-http.{NAMESPACE}.svc"} <= set(names["http"])
     host = tables["router"]["store_url"].removeprefix("rediss://").partition(":")[0]
     assert host in names["redis"]
     assert "llm.example.com" in names["router"]
@@ -198,6 +211,21 @@ def test_certificates_are_good_for_what_they_are_used_for():
         assert component in {"target", "redis"} or "client auth" in usages
         assert component == "client" or "server auth" in usages
         assert at["spec"]["issuerRef"]["name"] == "inference-ca"
+
+
+def test_the_front_sends_keys_by_tls_and_in_the_clear_only_where_there_are_none(mounted, tmp_path):
+    fronts = {}
+    for case in ("tls", "http"):
+        documents = rendered(case)
+        (pod,) = (at for at in service_pods(documents) if at.role == "http")
+        fronts[case], _ = told(documents, pod, mounted, tmp_path)
+    encrypted, plain = fronts["tls"], fronts["http"]
+    assert encrypted.to_router() and encrypted.tls() and not encrypted.plaintext_tokens
+    assert encrypted.token() == "a token"
+    assert plain.plaintext_tokens and plain.token_file is None
+    routers = settings(rendered("http"))["router"]
+    assert "key_file" not in routers and plain.timeout_s == 600
+    assert plain.router == "dns:///demo-slipstream-router-headless.serving.svc:50051"
 
 
 def test_keys_that_are_given_as_values_are_a_file_that_routers_read(tmp_path):

@@ -107,9 +107,9 @@ def read_maps(pod):
 
 
 @every_case()
-def test_each_service_is_probed_by_grpc_at_its_plaintext_port_of_health(case):
+def test_a_service_of_grpc_is_probed_at_its_plaintext_port_of_health(case):
     documents = rendered(case)
-    found = service_pods(documents)
+    found = [at for at in service_pods(documents) if at.role != "http"]
     assert found
     for pod in found:
         health = settings(documents)[pod.role]["health_address"]
@@ -120,9 +120,17 @@ def test_each_service_is_probed_by_grpc_at_its_plaintext_port_of_health(case):
             assert not {"exec", "httpGet", "tcpSocket"} & set(at)
 
 
+@pytest.mark.parametrize(("case", "scheme"), [("http", "HTTP"), ("tls", "HTTPS")])
+def test_the_front_is_probed_by_the_scheme_that_it_serves(case, scheme):
+    (pod,) = (at for at in service_pods(rendered(case)) if at.role == "http")
+    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
+        at = pod.main[probe]["httpGet"]
+        assert (at["port"], at["scheme"]) == ("http", scheme)
+
+
 @every_case()
 def test_a_pod_has_time_to_load_and_is_not_killed_for_a_short_pause(case):
-    budgets = {"router": 60, "draft": 300, "target": 600}
+    budgets = {"router": 60, "draft": 300, "target": 600, "http": 60}
     for pod in service_pods(rendered(case)):
         startup, liveness = pod.main["startupProbe"], pod.main["livenessProbe"]
         budget = startup["periodSeconds"] * startup["failureThreshold"]
@@ -225,6 +233,12 @@ def test_a_target_asks_for_its_gpus_and_spreads_its_model_over_them(count):
     assert target.get("tensor_parallel", 1) == count
     shared = [at for at in pod.main["volumeMounts"] if at["mountPath"] == "/dev/shm"]
     assert bool(shared) is (count > 1)
+
+
+def test_a_pod_that_need_not_wait_before_sigterm_has_no_hook():
+    documents = with_values({"router.drain.preStopSeconds": 0})
+    hooks = {at.role: at.main.get("lifecycle") for at in service_pods(documents)}
+    assert hooks["router"] is None and hooks["draft"]["preStop"]["sleep"] == {"seconds": 5}
 
 
 def test_pods_go_where_they_are_told():

@@ -1,12 +1,14 @@
 """The values for production: encrypted, authenticated, bounded, several pods of each role."""
 
+import re
+import shlex
+
 import pytest
 
 from support.deployment.charts import (
     CHART,
     COMPONENT,
     NEWEST_HELM,
-    PRODUCTION,
     ROLES,
     case_file,
     every_case,
@@ -22,7 +24,7 @@ from support.deployment.charts import (
 
 @pytest.fixture(scope="module")
 def documents():
-    return rendered(PRODUCTION)
+    return rendered("production")
 
 
 @every_case()
@@ -74,8 +76,22 @@ def notes(*flags, **more):
 
 
 def test_the_notes_find_nothing_open_with_these_values_and_something_without():
-    assert "Open security settings" not in notes("--values", case_file(PRODUCTION))
+    assert "Open security settings" not in notes("--values", case_file("production"))
     assert "Open security settings" in notes()
+
+
+COMMAND = re.compile(r"^    (helm upgrade .*)$", re.MULTILINE)
+
+
+def test_each_open_setting_has_a_command_that_closes_it():
+    commands = COMMAND.findall(notes())
+    assert len(commands) == 3
+    flags: list[str] = []
+    for line in commands:
+        words = shlex.split(line)
+        assert words[:4] == ["helm", "upgrade", "demo", "helm/slipstream"]
+        flags += words[words.index("--set") :]
+    assert "Open security settings" not in notes(*flags)
 
 
 def test_the_notes_hint_that_limits_are_for_the_default_model():

@@ -7,6 +7,7 @@ import pytest
 import yaml
 
 from slipstream.draft.config import DraftConfig
+from slipstream.gateway.config import HttpConfig
 from slipstream.options import options_of
 from slipstream.router.config import RouterConfig
 from slipstream.target.config import TargetConfig
@@ -23,7 +24,12 @@ from support.deployment.charts import (
     template,
 )
 
-CONFIGS = {"router": RouterConfig, "draft": DraftConfig, "target": TargetConfig}
+CONFIGS = {
+    "router": RouterConfig,
+    "draft": DraftConfig,
+    "target": TargetConfig,
+    "http": HttpConfig,
+}
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 WRONG = {
@@ -38,6 +44,7 @@ WRONG = {
     "router.ports.grpc": 70000,
     "router.config.max_request": 9,
     "router.config.max_requests": "many",
+    "http.config.listen_address": "0.0.0.0:1",
     "draft.config.kv_encoding": 8,
     "target.config.store_password": "hunter2",
     "target.config.address": "0.0.0.0:1",
@@ -51,8 +58,15 @@ WRONG = {
     "auth.keys": {"alice": {"token": "in the clear"}},
     "redis.external.url": "http://redis:6379",
     "tls.certManager.issuerRef.kind": "Isuer",
+    "inferenceGateway.endpointPicker.failureMode": "Fail",
 }
 """Each a mistake, in a value that is otherwise right."""
+GATEWAY = {
+    "http.enabled": True,
+    "inferenceGateway.enabled": True,
+    "inferenceGateway.parentRefs": [{"name": "gateway"}],
+    "inferenceGateway.endpointPicker.service": "picker",
+}
 CANT = {
     "two routers that share nothing": {"redis.enabled": False, "router.replicas": 2},
     "two controllers of one role": {
@@ -75,6 +89,21 @@ CANT = {
         "metrics.podMonitor.enabled": True,
     },
     "a monitor of no metrics": {"metrics.enabled": False, "metrics.podMonitor.enabled": True},
+    "a front without routers": {"http.enabled": True, "router.enabled": False},
+    "keys of callers in the clear": {
+        "http.enabled": True,
+        "auth": {"enabled": True, "existingSecret": "keys"},
+        "tests.enabled": False,
+    },
+    "a key of the front in the clear": {"http.enabled": True, "http.token.existingSecret": "t"},
+    "routers elsewhere, in the clear": {"http.enabled": True, "http.config.router": "r:50051"},
+    "a front on a GPU": {"http.enabled": True, "http.gpu.count": 1},
+    "the port of metrics twice": {"http.enabled": True, "http.ports.http": 9464},
+    "a front that scales to zero": {"http.autoscaling.minReplicas": 0},
+    "a gateway without a front": {**GATEWAY, "http.enabled": False},
+    "a gateway's route without a gateway": {**GATEWAY, "inferenceGateway.parentRefs": []},
+    "a gateway without a picker": {**GATEWAY, "inferenceGateway.endpointPicker.service": ""},
+    "a picker without metrics": {**GATEWAY, "metrics.enabled": False},
     "two ports alike": {"router.ports.grpc": 50050},
     "a grace that ends too soon": {"router.drain.terminationGracePeriodSeconds": 20},
     "a role without a limit of memory": {"target.resources.limits.memory": None},
@@ -82,6 +111,15 @@ CANT = {
     "a request above its limit": {"draft.resources.requests.memory": "6145Mi"},
     "a limit in bytes below its request": {"target.resources.limits.memory": 4294967295},
     "a Redis that is killed before it is full": {"redis.maxMemory": "1gb"},
+    "targets that scale to zero": {"target.autoscaling": {"minReplicas": 0}},
+    "an HPA that scales to zero": {
+        "draft.autoscaling": {"minReplicas": 0, "hpa": {"enabled": True}},
+    },
+    "a model of 140 GB in 50Gi": {"model.name": "meta-llama/Llama-3.3-70B-Instruct"},
+    "two models that fit one by one": {
+        "modelStore": {"type": "pvc", "size": "25Gi"},
+        "model": {"name": "a/A-8B@0123abc", "draft": "vanilla:a/A-6b"},
+    },
     "fewer pods at most than at least": {
         "draft.autoscaling": {"hpa": {"enabled": True}, "minReplicas": 5, "maxReplicas": 2},
     },
@@ -112,6 +150,21 @@ def test_values_that_can_not_work_together_are_refused_with_a_sentence(what):
 @pytest.mark.parametrize("limit", ["4Gi", 4294967296, "4294968k", "4.1Gi", "1Ti", "4295M"])
 def test_a_limit_of_memory_is_compared_in_whatever_unit_it_is_given(limit):
     done = template(NEWEST_HELM, values={"target.resources.limits.memory": limit})
+    assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize(
+    "values",
+    [
+        {"model.name": "meta-llama/Llama-3.3-70B-Instruct", "modelStore.size": "200Gi"},
+        {"model.name": "meta-llama/Llama-3.3-70B-Instruct-AWQ"},
+        {"model.name": "/models/llama-3.3-70B-instruct"},
+        {"model.name": "meta-llama/Llama-3.1-8B-Instruct", "modelStore.size": "15Gi"},
+        {"model.name": "own/model", "modelStore.size": "1Gi"},
+    ],
+)
+def test_a_store_with_room_for_the_model_is_taken(values):
+    done = template(NEWEST_HELM, values=values)
     assert done.returncode == 0, done.stderr
 
 

@@ -8,9 +8,11 @@ import os
 import stat
 import subprocess
 from dataclasses import dataclass
+from functools import partial
 from importlib.metadata import distribution
 from pathlib import Path
 
+import httpx2
 import pytest
 from packaging.utils import canonicalize_name
 
@@ -28,7 +30,7 @@ import opentelemetry.exporter.otlp.proto.grpc.trace_exporter
 import opentelemetry.exporter.otlp.proto.http.metric_exporter
 import opentelemetry.exporter.otlp.proto.http.trace_exporter
 import opentelemetry.exporter.prometheus
-for part in ("router", "state", "telemetry", "text"):
+for part in ("gateway", "router", "state", "telemetry", "text"):
     home = importlib.import_module(f"slipstream.{part}")
     for module in pkgutil.walk_packages(home.__path__, f"{home.__name__}."):
         importlib.import_module(module.name)
@@ -107,22 +109,29 @@ def test_the_entry_point_and_the_command_answer(image):
     assert command.stdout.strip() == distribution("slipstream").version
 
 
-def test_a_router_of_the_image_serves_and_has_loaded_no_torch(image, tmp_path):
+def test_a_router_and_a_front_of_the_image_serve_and_have_loaded_no_torch(image, tmp_path):
     model = save_long_checkpoint(tmp_path / "tiny")
     with cluster.running(model, f"vanilla:{model}") as engines:
         flags = ["--targets", engines.target_address, "--drafter", "ngram"]
         flags += ["--address", "127.0.0.1:0"]
         flags += ["--metrics-address", "127.0.0.1:0", "--health-address", "127.0.0.1:0"]
         env = image.variables | {"PYTHONPATH": ""}
-        python = str(image.app / "bin" / "python")
-        with Process("slipstream.router", *flags, env=env, python=python) as router:
+        started = partial(Process, env=env, python=str(image.app / "bin" / "python"))
+        with started("slipstream.router", *flags) as router:
             # What `helm test` runs in this image.
-            answer = image.run(
-                "slipstream", "check", "--router", router.ready(), "--no-speculation"
-            )
+            address = router.ready()
+            answer = image.run("slipstream", "check", "--router", address, "--no-speculation")
             assert answer.returncode == 0, answer.stderr
-            assert has_loaded(router.pid, str(image.app))
-            assert not any(has_loaded(router.pid, name) for name in ("torch", "numpy"))
+            of_the_image_without_torch(image, router)
+            listen = ("--listen-address", "127.0.0.1:0")
+            with started("slipstream.gateway", "--router", address, *listen) as front:
+                assert httpx2.get(f"http://{front.ready()}/health").json() == {"status": "ok"}
+                of_the_image_without_torch(image, front)
+
+
+def of_the_image_without_torch(image, process):
+    assert has_loaded(process.pid, str(image.app))
+    assert not any(has_loaded(process.pid, name) for name in ("torch", "numpy"))
 
 
 def test_the_user_reads_every_file_and_writes_none(image):

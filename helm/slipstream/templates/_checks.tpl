@@ -7,8 +7,10 @@
 {{- include "slipstream.checks.models" . -}}
 {{- include "slipstream.checks.tls" . -}}
 {{- include "slipstream.checks.auth" . -}}
+{{- if .Values.http.enabled }}{{ include "slipstream.checks.http" . }}{{ end -}}
+{{- if .Values.inferenceGateway.enabled }}{{ include "slipstream.checks.inferenceGateway" . }}{{ end -}}
 {{- include "slipstream.checks.memory" . -}}
-{{- range $role := list "router" "draft" "target" -}}
+{{- range $role := include "slipstream.roles" . | fromJsonArray -}}
 {{- if (index $.Values $role).enabled -}}
 {{- include "slipstream.checks.role" (dict "root" $ "part" $role) -}}
 {{- end -}}
@@ -16,7 +18,7 @@
 {{- end -}}
 
 {{- define "slipstream.checks.scaling" -}}
-{{- range $role := list "router" "draft" "target" -}}
+{{- range $role := include "slipstream.roles" . | fromJsonArray -}}
 {{- $autoscaling := (index $.Values $role).autoscaling -}}
 {{- if and $autoscaling.hpa.enabled $autoscaling.keda.enabled -}}
 {{- fail (printf "%[1]s.autoscaling.hpa.enabled and %[1]s.autoscaling.keda.enabled exclude each other: two autoscalers would pull at one Deployment" $role) -}}
@@ -24,10 +26,13 @@
 {{- if gt (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas) -}}
 {{- fail (printf "%[1]s.autoscaling.minReplicas is %[2]d, more than the %[3]d of %[1]s.autoscaling.maxReplicas" $role (int $autoscaling.minReplicas) (int $autoscaling.maxReplicas)) -}}
 {{- end -}}
-{{- if and $autoscaling.keda.enabled (not $autoscaling.keda.triggers) (not $.Values.autoscaling.prometheusAddress) -}}
+{{- if and (not (int $autoscaling.minReplicas)) (or (ne $role "draft") (not $autoscaling.keda.enabled)) -}}
+{{- fail (printf "%[1]s.autoscaling.minReplicas is 0, but must be 1 or more: only drafts scale to zero, with draft.autoscaling.keda.enabled" $role) -}}
+{{- end -}}
+{{- if and (ne $role "http") $autoscaling.keda.enabled (not $autoscaling.keda.triggers) (not $.Values.autoscaling.prometheusAddress) -}}
 {{- fail (printf "%[1]s.autoscaling.keda.enabled needs autoscaling.prometheusAddress, or triggers of its own in %[1]s.autoscaling.keda.triggers" $role) -}}
 {{- end -}}
-{{- if and (or $autoscaling.hpa.enabled $autoscaling.keda.enabled) (not $.Values.metrics.enabled) (not $autoscaling.hpa.metrics) (not $autoscaling.keda.triggers) -}}
+{{- if and (ne $role "http") (or $autoscaling.hpa.enabled $autoscaling.keda.enabled) (not $.Values.metrics.enabled) (not $autoscaling.hpa.metrics) (not $autoscaling.keda.triggers) -}}
 {{- fail (printf "%s.autoscaling needs metrics.enabled: it goes by the metrics of the services" $role) -}}
 {{- end -}}
 {{- end -}}
@@ -75,6 +80,12 @@
 {{- if and $store.readOnly (ne $store.type "existingClaim") -}}
 {{- fail "modelStore.readOnly needs modelStore.type=existingClaim: what the chart makes is empty at first" -}}
 {{- end -}}
+{{- if ne $store.type "existingClaim" -}}
+{{- $needed := include "slipstream.models.leastBytes" . | float64 -}}
+{{- if gt $needed (include "slipstream.bytes" $store.size | float64) -}}
+{{- fail (printf "modelStore.size is %s, less than the %.0f GB of model.name and model.draft, by the number of parameters in their names at 2 bytes each" $store.size (divf $needed 1e9)) -}}
+{{- end -}}
+{{- end -}}
 {{- if and (eq $store.type "emptyDir") $store.subPath -}}
 {{- fail "modelStore.subPath needs a claim: an emptyDir has no directories" -}}
 {{- end -}}
@@ -83,7 +94,7 @@
 {{- define "slipstream.checks.tls" -}}
 {{- $tls := .Values.tls -}}
 {{- if not $tls.enabled -}}
-{{- if or $tls.certManager.enabled $tls.secrets.router $tls.secrets.draft $tls.secrets.target -}}
+{{- if or $tls.certManager.enabled $tls.secrets.router $tls.secrets.draft $tls.secrets.target $tls.secrets.http -}}
 {{- fail "tls has certificates, but tls.enabled is false: nothing would use them" -}}
 {{- end -}}
 {{- else if $tls.certManager.enabled -}}
@@ -107,7 +118,7 @@
 {{/* Whose certificates there must be, as a list in JSON. */}}
 {{- define "slipstream.tls.needed" -}}
 {{- $needed := list -}}
-{{- range $role := list "router" "draft" "target" -}}
+{{- range $role := include "slipstream.roles" . | fromJsonArray -}}
 {{- if (index $.Values $role).enabled }}{{ $needed = append $needed $role }}{{ end -}}
 {{- end -}}
 {{- if .Values.redis.enabled }}{{ $needed = append $needed "redis" }}{{ end -}}
@@ -131,10 +142,32 @@
 {{- end -}}
 {{- end -}}
 
+{{- define "slipstream.checks.http" -}}
+{{- $http := .Values.http -}}
+{{- if not (or .Values.router.enabled $http.config.router) -}}
+{{- fail "http.enabled needs router.enabled, or routers elsewhere in http.config.router" -}}
+{{- end -}}
+{{- if and (not .Values.tls.enabled) (or .Values.auth.enabled $http.token.existingSecret $http.config.router) (not $http.config.plaintext_tokens) -}}
+{{- fail "http.enabled needs tls.enabled where routers have API keys or are elsewhere: bearer tokens would travel in the clear; http.config.plaintext_tokens=true allows that" -}}
+{{- end -}}
+{{- end -}}
+
+{{- define "slipstream.checks.inferenceGateway" -}}
+{{- if not (and .Values.http.enabled .Values.metrics.enabled) -}}
+{{- fail "inferenceGateway.enabled needs http.enabled, whose pods are its pool, and metrics.enabled, by which a picker chooses" -}}
+{{- end -}}
+{{- if not .Values.inferenceGateway.parentRefs -}}
+{{- fail "inferenceGateway.enabled needs inferenceGateway.parentRefs: a route without a gateway serves no request" -}}
+{{- end -}}
+{{- if not .Values.inferenceGateway.endpointPicker.service -}}
+{{- fail "inferenceGateway.enabled needs inferenceGateway.endpointPicker.service, the service of the endpoint picker" -}}
+{{- end -}}
+{{- end -}}
+
 {{/* A container without a limit takes what its node has; a service goes by the limit when it reserves keys and values. */}}
 {{- define "slipstream.checks.memory" -}}
 {{- $all := dict "tests.resources" .Values.tests.resources -}}
-{{- range $role := list "router" "draft" "target" -}}
+{{- range $role := include "slipstream.roles" . | fromJsonArray -}}
 {{- $values := index $.Values $role -}}
 {{- if $values.enabled }}{{ $_ := set $all (printf "%s.resources" $role) $values.resources }}{{ end -}}
 {{- end -}}
@@ -171,9 +204,10 @@
 {{- if le $termination (int $needed) -}}
 {{- fail (printf "%s.drain.terminationGracePeriodSeconds is %d, but must be above the %d of preStopSeconds and graceSeconds together: a pod that stops would be killed before it is done" .part $termination (int $needed)) -}}
 {{- end -}}
-{{- $ports := list (int $values.ports.grpc) (int $values.ports.health) (int .root.Values.metrics.port) -}}
-{{- if lt (len (uniq $ports)) 3 -}}
-{{- fail (printf "%s.ports.grpc, %s.ports.health and metrics.port must differ: each is a port of the same pod" .part .part) -}}
+{{- $ports := list (int .root.Values.metrics.port) -}}
+{{- range $values.ports }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- if lt (len (uniq $ports)) (len $ports) -}}
+{{- fail (printf "%s.ports and metrics.port must differ: each is a port of the same pod" .part) -}}
 {{- end -}}
 {{- if and $values.pdb.enabled (eq (toString $values.pdb.minAvailable) "") (eq (toString $values.pdb.maxUnavailable) "") -}}
 {{- fail (printf "%s.pdb needs minAvailable or maxUnavailable" .part) -}}
@@ -191,8 +225,8 @@
 {{- $values := index .root.Values .part -}}
 {{- $count := int $values.gpu.count -}}
 {{- $device := default "" $values.config.device -}}
-{{- if and (eq .part "router") $count -}}
-{{- fail "router.gpu.count must be 0: routers load no model" -}}
+{{- if and $count (not (include "slipstream.role.isEngine" .)) -}}
+{{- fail (printf "%[1]s.gpu.count is %[2]d, but must be 0: %[1]s loads no model" .part $count) -}}
 {{- end -}}
 {{- if and (eq .part "draft") (gt $count 1) -}}
 {{- fail (printf "draft.gpu.count is %d, but a draft uses one GPU: raise draft.replicas" $count) -}}

@@ -59,10 +59,10 @@ store_key: /etc/slipstream/redis-cert/tls.key
 {{- if .root.Values.tls.enabled -}}
 tls_cert: /etc/slipstream/tls/tls.crt
 tls_key: /etc/slipstream/tls/tls.key
-{{- if or (ne .part "router") .root.Values.tls.requireClientCertificates }}
+{{- if or (include "slipstream.role.isEngine" .) (and (eq .part "router") .root.Values.tls.requireClientCertificates) }}
 tls_client_ca: /etc/slipstream/tls/ca.crt
 {{- end }}
-{{- if ne .part "router" }}
+{{- if include "slipstream.role.isEngine" . }}
 tls_client_names:
   - {{ include "slipstream.tls.name" (dict "root" .root "part" "router") | quote }}
 {{- end }}
@@ -73,7 +73,11 @@ tls_draft_names:
 peer_ca: /etc/slipstream/tls/ca.crt
 peer_cert: /etc/slipstream/tls/tls.crt
 peer_key: /etc/slipstream/tls/tls.key
+{{- if eq .part "http" }}
+peer_router_name: {{ include "slipstream.tls.name" (dict "root" .root "part" "router") | quote }}
+{{- else }}
 peer_target_name: {{ include "slipstream.tls.name" (dict "root" .root "part" "target") | quote }}
+{{- end }}
 {{- end }}
 {{- if eq .part "router" }}
 peer_draft_name: {{ include "slipstream.tls.name" (dict "root" .root "part" "draft") | quote }}
@@ -86,8 +90,12 @@ peer_draft_name: {{ include "slipstream.tls.name" (dict "root" .root "part" "dra
 {{- if eq (include "slipstream.discovery" .root) "registry" -}}
 registry:
 {{- else -}}
-dns:///{{ include "slipstream.part" . }}-headless.{{ .root.Release.Namespace }}.svc:{{ (index .root.Values .part).ports.grpc | int }}
+{{ include "slipstream.config.headless" . }}
 {{- end -}}
+{{- end -}}
+
+{{- define "slipstream.config.headless" -}}
+dns:///{{ include "slipstream.part" . }}-headless.{{ .root.Release.Namespace }}.svc:{{ include "slipstream.role.port" . }}
 {{- end -}}
 
 {{/* Defaults: the role's own options override them. */}}
@@ -102,6 +110,11 @@ drafts:
 {{- end }}
 max_connection_age_s: 300
 max_connection_age_grace_s: {{ include "slipstream.role.grace" . }}
+{{- else if eq .part "http" -}}
+{{- /* Keys of callers are sent in the clear only where operators say so. */ -}}
+router: {{ include "slipstream.config.headless" (dict "root" .root "part" "router") }}
+plaintext_tokens: {{ not (or .root.Values.tls.enabled .root.Values.auth.enabled) }}
+timeout_s: {{ .root.Values.longestGenerationSeconds }}
 {{- else -}}
 device: {{ ternary "cuda" "cpu" (gt (int (index .root.Values .part).gpu.count) 0) }}
 {{- if and (eq .part "draft") .root.Values.target.enabled }}
@@ -118,19 +131,26 @@ tensor_parallel: {{ .root.Values.target.gpu.count | int }}
 {{- define "slipstream.config.own" -}}
 {{- $values := index .root.Values .part -}}
 {{- $any := ternary "[::]" "0.0.0.0" .root.Values.ipv6 -}}
+grace_s: {{ include "slipstream.role.grace" . }}
+{{- if eq .part "http" }}
+listen_address: "{{ $any }}:{{ $values.ports.http | int }}"
+{{- if $values.token.existingSecret }}
+token_file: /etc/slipstream/token/token
+{{- end }}
+{{- else }}
 address: "{{ $any }}:{{ $values.ports.grpc | int }}"
 health_address: "{{ $any }}:{{ $values.ports.health | int }}"
-grace_s: {{ include "slipstream.role.grace" . }}
+{{ include "slipstream.config.store" . }}
+{{- end }}
 {{- if eq .part "target" }}
 model: {{ .root.Values.model.name | quote }}
 {{- else if eq .part "draft" }}
 draft: {{ .root.Values.model.draft | quote }}
 target_model: {{ .root.Values.model.name | quote }}
-{{- else if .root.Values.auth.enabled }}
+{{- else if and (eq .part "router") .root.Values.auth.enabled }}
 key_file: /etc/slipstream/keys/keys.toml
 {{- end }}
 {{ include "slipstream.config.tls" . }}
-{{ include "slipstream.config.store" . }}
 {{- end -}}
 
 {{- define "slipstream.config.role" -}}

@@ -25,7 +25,7 @@
   valueFrom:
     fieldRef:
       fieldPath: spec.nodeName
-{{- if eq .part "router" }}
+{{- if not (include "slipstream.role.isEngine" .) }}
 - name: HOME
   value: /tmp
 {{- else }}
@@ -97,7 +97,7 @@ k8s.namespace.name={{ .root.Release.Namespace }},k8s.pod.name=$(POD_NAME),k8s.no
   readOnly: true
 - name: tmp
   mountPath: /tmp
-{{- if ne .part "router" }}
+{{- if include "slipstream.role.isEngine" . }}
 {{ include "slipstream.mounts.models" . }}
 {{- end }}
 {{- if include "slipstream.role.shm" . }}
@@ -127,7 +127,7 @@ k8s.namespace.name={{ .root.Release.Namespace }},k8s.pod.name=$(POD_NAME),k8s.no
 - name: tmp
   emptyDir:
     sizeLimit: {{ $values.tmpSize }}
-{{- if ne .part "router" }}
+{{- if include "slipstream.role.isEngine" . }}
 {{ include "slipstream.volume.models" . }}
 {{- end }}
 {{- with include "slipstream.role.shm" . }}
@@ -178,7 +178,19 @@ k8s.namespace.name={{ .root.Release.Namespace }},k8s.pod.name=$(POD_NAME),k8s.no
           - key: {{ include "slipstream.auth.file" .root }}
             path: keys.toml
 {{- end }}
-{{- if include "slipstream.redis.url" .root }}
+{{- if eq .part "http" }}
+{{- with .root.Values.http.token }}
+{{- if .existingSecret }}
+- name: token
+  sources:
+    - secret:
+        name: {{ .existingSecret }}
+        items:
+          - key: {{ .secretKey }}
+            path: token
+{{- end }}
+{{- end }}
+{{- else if include "slipstream.redis.url" .root }}
 {{- with include "slipstream.redis.secret" .root }}
 - name: redis
   sources:

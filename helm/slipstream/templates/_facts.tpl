@@ -1,15 +1,45 @@
 {{/* Facts that follow from several values. An empty text means no. */}}
 
+{{- define "slipstream.roles" -}}
+["router", "draft", "target", "http"]
+{{- end -}}
+
+{{/* Whether a role loads a model. */}}
+{{- define "slipstream.role.isEngine" -}}
+{{- if has .part (list "draft" "target") -}}yes{{- end -}}
+{{- end -}}
+
 {{/* Whether a role runs as a Deployment of this chart. */}}
 {{- define "slipstream.role.deployed" -}}
 {{- if (index .root.Values .part).enabled -}}
-{{- if or (eq .part "router") (not .root.Values.ray.enabled) -}}yes{{- end -}}
+{{- if not (and (include "slipstream.role.isEngine" .) .root.Values.ray.enabled) -}}yes{{- end -}}
 {{- end -}}
+{{- end -}}
+
+{{/* Name of the port that serves, and its number. */}}
+{{- define "slipstream.role.protocol" -}}
+{{- ternary "http" "grpc" (eq .part "http") -}}
+{{- end -}}
+
+{{- define "slipstream.role.port" -}}
+{{- index (index .root.Values .part).ports (include "slipstream.role.protocol" .) | int -}}
 {{- end -}}
 
 {{- define "slipstream.role.scaled" -}}
 {{- $autoscaling := (index .root.Values .part).autoscaling -}}
 {{- if or $autoscaling.hpa.enabled $autoscaling.keda.enabled -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Replicas of a Deployment. An autoscaler's number, which only the cluster has, is kept: without it an
+upgrade would render the default. */}}
+{{- define "slipstream.role.replicas" -}}
+{{- $values := index .root.Values .part -}}
+{{- if include "slipstream.role.scaled" . -}}
+{{- $there := default dict (lookup "apps/v1" "Deployment" .root.Release.Namespace (include "slipstream.part" .)) -}}
+{{- max $values.autoscaling.minReplicas (dig "spec" "replicas" $values.replicas $there) -}}
+{{- else -}}
+{{- $values.replicas | int -}}
+{{- end -}}
 {{- end -}}
 
 {{/* The most pods that a role may have. */}}
@@ -43,6 +73,37 @@
 {{- else -}}
 {{ .Values.redis.external.url }}
 {{- end -}}
+{{- end -}}
+
+{{/* Ports of the hosts of a URL (.url), .default where one has none, and .more, as a list in JSON. */}}
+{{- define "slipstream.url.ports" -}}
+{{- $ports := list -}}
+{{- range regexReplaceAll "^[^:]*://([^/?]*).*$" .url "${1}" | splitList "," -}}
+{{- $ports = append $ports (regexFind ":[0-9]+$" . | trimPrefix ":" | default $.default | int) -}}
+{{- end -}}
+{{- range .more }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- toJson (uniq $ports) -}}
+{{- end -}}
+
+{{/* Ports of an external Redis. Sentinels name servers whose ports are not in the URL. */}}
+{{- define "slipstream.redis.ports" -}}
+{{- $url := .Values.redis.external.url -}}
+{{- $hasSentinels := contains "+sentinel://" $url -}}
+{{- $more := .Values.networkPolicy.redisPorts -}}
+{{- if and $hasSentinels (not $more) }}{{ $more = list 6379 }}{{ end -}}
+{{- include "slipstream.url.ports" (dict "url" $url "default" (ternary 26379 6379 $hasSentinels) "more" $more) -}}
+{{- end -}}
+
+{{- define "slipstream.hub.ports" -}}
+{{- $url := default "https://" .Values.modelStore.pull.endpoint -}}
+{{- include "slipstream.url.ports" (dict "url" $url "default" (ternary 443 80 (hasPrefix "https" $url)) "more" .Values.networkPolicy.hubPorts) -}}
+{{- end -}}
+
+{{/* gRPC dials 443 where a URL has no port, whatever the scheme. */}}
+{{- define "slipstream.otlp.ports" -}}
+{{- $otlp := .Values.telemetry.otlp -}}
+{{- $isPlainHttp := and (eq $otlp.protocol "http") (hasPrefix "http:" $otlp.endpoint) -}}
+{{- include "slipstream.url.ports" (dict "url" $otlp.endpoint "default" (ternary 80 443 $isPlainHttp) "more" .Values.networkPolicy.otlpPorts) -}}
 {{- end -}}
 
 {{- define "slipstream.redis.secret" -}}
@@ -106,6 +167,23 @@
 {{/* Whether a text names a model that can be fetched: not a path. */}}
 {{- define "slipstream.models.fetchable" -}}
 {{- if not (or (hasPrefix "/" .) (hasPrefix "." .) (hasPrefix "~" .)) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* Bytes of the models that are fetched, 2 for each parameter in their names; 0 for a name that has none, or says
+that it is quantized. */}}
+{{- define "slipstream.models.leastBytes" -}}
+{{- $all := list -}}
+{{- range $role := list "target" "draft" -}}
+{{- if (index $.Values $role).enabled }}{{ $all = concat $all (include "slipstream.role.models" (dict "root" $ "part" $role) | fromJsonArray) }}{{ end -}}
+{{- end -}}
+{{- $bytes := 0.0 -}}
+{{- range uniq $all -}}
+{{- if not (regexMatch "(?i)awq|gptq|gguf|bnb|fp[48]|int[48]|w[48]a|[2-8]-?bit" .) -}}
+{{- $billions := regexFind "[-_][0-9]+([.][0-9]+)?[bB]([-_@]|$)" . | regexFind "[0-9.]+" | default "0" -}}
+{{- $bytes = addf $bytes (mulf (float64 $billions) 2e9) -}}
+{{- end -}}
+{{- end -}}
+{{- printf "%.0f" $bytes -}}
 {{- end -}}
 
 {{/* Names of the models that a role fetches, as a list in JSON. */}}

@@ -26,14 +26,16 @@
 {{- $values := index .root.Values .part -}}
 {{- $policy := .root.Values.networkPolicy -}}
 {{- $callers := list -}}
-{{- if eq .part "router" -}}
+{{- if eq .part "http" -}}
+{{- $callers = $policy.httpFrom -}}
+{{- else if eq .part "router" -}}
 {{- if $policy.routerFrom -}}
-{{- $callers = concat $policy.routerFrom (include "slipstream.policy.pods" (dict "root" .root "parts" (list "test")) | fromYamlArray) -}}
+{{- $callers = concat $policy.routerFrom (include "slipstream.policy.pods" (dict "root" .root "parts" (ternary (list "test" "http") (list "test") .root.Values.http.enabled)) | fromYamlArray) -}}
 {{- end -}}
 {{- else -}}
-{{- $callers = include "slipstream.policy.pods" (dict "root" .root "parts" (ternary (list "router" "draft") (list "router") (eq .part "target"))) | fromYamlArray -}}
+{{- $callers = concat (include "slipstream.policy.pods" (dict "root" .root "parts" (ternary (list "router" "draft") (list "router") (eq .part "target"))) | fromYamlArray) $policy.engineFrom -}}
 {{- end -}}
-{{ include "slipstream.policy.rule" (dict "side" "from" "peers" $callers "ports" (list ($values.ports.grpc | int))) }}
+{{ include "slipstream.policy.rule" (dict "side" "from" "peers" $callers "ports" (list (include "slipstream.role.port" . | int))) }}
 {{- if .root.Values.metrics.enabled }}
 {{ include "slipstream.policy.rule" (dict "side" "from" "peers" $policy.metricsFrom "ports" (list (.root.Values.metrics.port | int))) }}
 {{- end }}
@@ -54,22 +56,29 @@
   to:
     {{- toYaml . | nindent 4 }}
   {{- end }}
-{{- if ne .part "target" }}
+{{- if and (eq .part "http") .root.Values.router.enabled }}
+{{ include "slipstream.policy.rule" (dict "side" "to" "peers" (include "slipstream.policy.pods" (dict "root" .root "parts" (list "router")) | fromYamlArray) "ports" (list (.root.Values.router.ports.grpc | int))) }}
+{{- end }}
+{{- if has .part (list "router" "draft") }}
 {{ include "slipstream.policy.rule" (dict "side" "to" "peers" (include "slipstream.policy.pods" (dict "root" .root "parts" (list "target")) | fromYamlArray) "ports" (list (.root.Values.target.ports.grpc | int))) }}
+{{- with $policy.engineTo }}
+{{ include "slipstream.policy.rule" (dict "side" "to" "peers" . "ports" (ternary (list (int $.root.Values.target.ports.grpc) (int $.root.Values.draft.ports.grpc)) (list (int $.root.Values.target.ports.grpc)) (eq $.part "router"))) }}
+{{- end }}
 {{- end }}
 {{- if and (eq .part "router") .root.Values.draft.enabled }}
 {{ include "slipstream.policy.rule" (dict "side" "to" "peers" (include "slipstream.policy.pods" (dict "root" .root "parts" (list "draft")) | fromYamlArray) "ports" (list (.root.Values.draft.ports.grpc | int))) }}
 {{- end }}
-{{- if .root.Values.redis.enabled }}
+{{- if eq .part "http" }}
+{{- else if .root.Values.redis.enabled }}
 {{ include "slipstream.policy.rule" (dict "side" "to" "peers" (include "slipstream.policy.pods" (dict "root" .root "parts" (list "redis")) | fromYamlArray) "ports" (list (.root.Values.redis.port | int))) }}
 {{- else if .root.Values.redis.external.url }}
-{{ include "slipstream.policy.rule" (dict "side" "to" "peers" $policy.redisTo "ports" $policy.redisPorts) }}
+{{ include "slipstream.policy.rule" (dict "side" "to" "peers" $policy.redisTo "ports" (include "slipstream.redis.ports" .root | fromJsonArray)) }}
 {{- end }}
 {{- if and .root.Values.modelStore.pull.enabled (not .root.Values.modelStore.readOnly) (include "slipstream.role.models" . | fromJsonArray) }}
-{{ include "slipstream.policy.rule" (dict "side" "to" "peers" $policy.hubTo "ports" (list 443)) }}
+{{ include "slipstream.policy.rule" (dict "side" "to" "peers" $policy.hubTo "ports" (include "slipstream.hub.ports" .root | fromJsonArray)) }}
 {{- end }}
 {{- if .root.Values.telemetry.otlp.endpoint }}
-{{ include "slipstream.policy.rule" (dict "side" "to" "peers" $policy.otlpTo "ports" $policy.otlpPorts) }}
+{{ include "slipstream.policy.rule" (dict "side" "to" "peers" $policy.otlpTo "ports" (include "slipstream.otlp.ports" .root | fromJsonArray)) }}
 {{- end }}
 {{- with $values.networkPolicy.extraEgress }}
 {{ toYaml . }}

@@ -45,6 +45,13 @@ scaleDown:
 {{- $own := (index .root.Values .part).autoscaling.hpa.metrics -}}
 {{- if $own -}}
 {{- toYaml $own -}}
+{{- else if eq .part "http" -}}
+- type: Resource
+  resource:
+    name: cpu
+    target:
+      type: Utilization
+      averageUtilization: {{ mulf $limits.httpUse 100 | int }}
 {{- else if eq .part "router" -}}
 {{- $requests := default 64 .root.Values.router.config.max_requests -}}
 {{ include "slipstream.scaling.pods" (dict "name" "slipstream_requests_running" "value" (include "slipstream.scaling.milli" (mulf $requests $limits.routerUse))) }}
@@ -95,6 +102,11 @@ scaleDown:
 {{- $waiting := printf "sum(avg_over_time(slipstream_waiting{%s}[1m]))" $mine -}}
 {{- if $own -}}
 {{- toYaml $own -}}
+{{- else if eq .part "http" -}}
+- type: cpu
+  metricType: Utilization
+  metadata:
+    value: {{ mulf $limits.httpUse 100 | int | quote }}
 {{- else if eq .part "router" -}}
 {{- $use := printf "sum(slipstream_requests_running{%[1]s} / slipstream_requests_capacity{%[1]s})" $mine -}}
 {{ include "slipstream.scaling.trigger" (dict "root" .root "query" $use "value" $limits.routerUse) }}
@@ -106,7 +118,12 @@ scaleDown:
 {{- /* Only where targets have sessions to fill the wait with: otherwise it is long by nature. */ -}}
 {{- $busy := printf "sum(slipstream_sessions{%[1]s,state=\"active\"}) > 2 * count(slipstream_waiting{%[1]s})" $targets -}}
 {{- $wait := printf "(avg(slipstream_target_draft_wait{%s}) * count(slipstream_waiting{%s})) and on() (%s)" $targets $mine $busy -}}
-{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $waiting "value" $limits.draftWaiting) }}
+{{- $hasNone := eq (int .root.Values.draft.autoscaling.minReplicas) 0 }}
+{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $waiting "value" $limits.draftWaiting "isQuiet" $hasNone) }}
 {{ include "slipstream.scaling.trigger" (dict "root" .root "query" $wait "value" $limits.draftWait "isQuiet" true) }}
+{{- if $hasNone }}
+{{- /* Without drafts neither of the two has a value: one draft while any session is active. */}}
+{{ include "slipstream.scaling.trigger" (dict "root" .root "query" (printf "clamp_max(sum(slipstream_sessions{%s,state=\"active\"}), 1)" $targets) "value" 1) }}
+{{- end }}
 {{- end -}}
 {{- end -}}

@@ -6,9 +6,7 @@ kind: Deployment
 metadata:
   {{- include "slipstream.metadata" (dict "root" .root "part" .part "annotations" $values.annotations) | nindent 2 }}
 spec:
-  {{- if not (include "slipstream.role.scaled" .) }}
-  replicas: {{ $values.replicas }}
-  {{- end }}
+  replicas: {{ include "slipstream.role.replicas" . }}
   revisionHistoryLimit: {{ $values.revisionHistoryLimit }}
   selector:
     matchLabels:
@@ -24,6 +22,9 @@ spec:
     metadata:
       labels:
         {{- include "slipstream.labels" . | nindent 8 }}
+        {{- if and (eq .part "http") .root.Values.inferenceGateway.enabled }}
+        llm-d.ai/engine-type: {{ .root.Values.inferenceGateway.engineType }}
+        {{- end }}
         {{- with $values.podLabels }}
         {{- toYaml . | nindent 8 }}
         {{- end }}
@@ -165,6 +166,9 @@ topologySpreadConstraints:
 name: {{ .part }}
 image: {{ include "slipstream.role.image" . | quote }}
 imagePullPolicy: {{ default .root.Values.image.pullPolicy $values.image.pullPolicy }}
+{{- if eq .part "http" }}
+command: ["python", "-m", "slipstream.gateway"]
+{{- end }}
 args:
   - --config
   - /etc/slipstream/config/slipstream.toml
@@ -178,19 +182,21 @@ envFrom:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 ports:
-  - name: grpc
-    containerPort: {{ $values.ports.grpc }}
-  - name: health
-    containerPort: {{ $values.ports.health }}
+  {{- range $name, $port := $values.ports }}
+  - name: {{ $name }}
+    containerPort: {{ $port }}
+  {{- end }}
   {{- if .root.Values.metrics.enabled }}
   - name: metrics
     containerPort: {{ .root.Values.metrics.port }}
   {{- end }}
 {{- include "slipstream.probes" . | nindent 0 }}
+{{- with $values.drain.preStopSeconds }}{{/* a sleep of 0 is refused before Kubernetes 1.33 */}}
 lifecycle:
   preStop:
     sleep:
-      seconds: {{ $values.drain.preStopSeconds }}
+      seconds: {{ . }}
+{{- end }}
 securityContext:
   {{- toYaml $values.securityContext | nindent 2 }}
 resources:
@@ -200,24 +206,35 @@ volumeMounts:
 {{- end -}}
 
 {{/* A process that answers is alive; whether it takes requests is another matter. */}}
+{{- define "slipstream.probe" -}}
+{{- if eq .part "http" -}}
+httpGet:
+  port: http
+  path: {{ ternary "/openapi.json" "/health" .isForLife }}
+  scheme: {{ ternary "HTTPS" "HTTP" .root.Values.tls.enabled }}
+{{- else -}}
+grpc:
+  port: {{ (index .root.Values .part).ports.health }}
+  {{- if .isForLife }}
+  service: live
+  {{- end }}
+{{- end -}}
+{{- end -}}
+
 {{- define "slipstream.probes" -}}
 {{- $values := index .root.Values .part -}}
+{{- $life := include "slipstream.probe" (merge (dict "isForLife" true) .) -}}
 {{- $startup := $values.probes.startup }}
 startupProbe:
-  grpc:
-    port: {{ $values.ports.health }}
-    service: live
+  {{- $life | nindent 2 }}
   periodSeconds: {{ $startup.periodSeconds }}
   timeoutSeconds: {{ $startup.timeoutSeconds }}
   failureThreshold: {{ max 1 (ceil (divf $startup.budgetSeconds $startup.periodSeconds)) | int }}
 readinessProbe:
-  grpc:
-    port: {{ $values.ports.health }}
+  {{- include "slipstream.probe" (merge (dict "isForLife" false) .) | nindent 2 }}
   {{- toYaml $values.probes.readiness | nindent 2 }}
 livenessProbe:
-  grpc:
-    port: {{ $values.ports.health }}
-    service: live
+  {{- $life | nindent 2 }}
   {{- toYaml $values.probes.liveness | nindent 2 }}
 {{- end -}}
 

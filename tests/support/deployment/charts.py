@@ -22,12 +22,12 @@ from slipstream.config import SECTIONS
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[3]
 CHART = ROOT / "helm/slipstream"
-PRODUCTION = "production"
-CASES = [*sorted(path.stem for path in (CHART / "ci").glob("*.yaml")), PRODUCTION]
+CASES = sorted(path.stem for path in (CHART / "ci").glob("*.yaml"))
 NEWEST_HELM = HELMS[-1]
 RELEASE, NAMESPACE = "demo", "serving"
 COMPONENT = "app.kubernetes.io/component"
 ROLES = ("router", "draft", "target")
+SERVICES = (*ROLES, "http")
 LIMIT_S = 240  # many at once on a small machine
 
 
@@ -120,7 +120,7 @@ def template(helm: Helm, *flags: str | Path, **more: Any) -> Any:
 
 def case_file(case: str) -> Path:
     """The value file of a case."""
-    return CHART / ("values-production.yaml" if case == PRODUCTION else f"ci/{case}.yaml")
+    return CHART / f"ci/{case}.yaml"
 
 
 @cache
@@ -136,10 +136,12 @@ def parsed(text: str) -> tuple[Json, ...]:
     return tuple(at for at in yaml.load_all(text, UniqueKeys) if at)
 
 
-def with_values(values: Json | None = None, case: str | None = None) -> tuple[Json, ...]:
+def with_values(
+    values: Json | None = None, case: str | None = None, *, release: str = RELEASE
+) -> tuple[Json, ...]:
     """What comes of values, named by their paths, beside a value file if one is named."""
     files = ["--values", case_file(case)] if case else []
-    done = template(NEWEST_HELM, *files, values=values)
+    done = template(NEWEST_HELM, *files, values=values, release=release)
     assert done.returncode == 0, done.stderr
     return parsed(done.stdout)
 
@@ -166,9 +168,9 @@ def pods(documents: Sequence[Json]) -> list[Pod]:
 
 
 def service_pods(documents: Sequence[Json]) -> list[Pod]:
-    """Those of router, draft and target that run as Kubernetes' own workloads."""
+    """Those of services that run as Kubernetes' own workloads."""
     return [
-        pod for pod in pods(of_kind(documents, "Deployment", "StatefulSet")) if pod.role in ROLES
+        pod for pod in pods(of_kind(documents, "Deployment", "StatefulSet")) if pod.role in SERVICES
     ]
 
 

@@ -171,7 +171,7 @@ def test_every_error_of_ours_has_a_status():
         ({"listen_address": "8000"}, "must be HOST:PORT"),
         ({"max_body_bytes": 0}, "must be above 0"),
         ({"default_max_tokens": 0}, "must be from 1"),
-        ({"grace_s": -1}, "must be 0 to 3600"),
+        ({"grace_s": -1}, "must be 0 to 86400"),
         ({"tls_cert": "cert.pem"}, "go together"),
         ({"peer_router_name": "router"}, "needs peer_ca"),
     ],

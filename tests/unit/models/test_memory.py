@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.models import memory
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.memory import (
     MemoryPlan,
@@ -81,3 +82,31 @@ def test_an_account_is_readable():
         "weights 3.0 MiB, keys and values 4.0 MiB (4 pages), workspace 1.0 KiB, 7.0 MiB in all"
     )
     assert shown(12) == "12 B"
+
+
+@pytest.mark.parametrize(
+    ("files", "left"),
+    [
+        ({"memory.max": "5000\n", "memory.current": "2000\n"}, 3000),
+        ({"memory.max": "2000\n", "memory.current": "5000\n"}, 0),
+        (
+            {"memory/memory.limit_in_bytes": "5000\n", "memory/memory.usage_in_bytes": "1000\n"},
+            4000,
+        ),
+    ],
+)
+def test_a_limit_of_the_control_group_bounds_what_is_free(files, left, tmp_path, monkeypatch):
+    """As both versions of control groups have it."""
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    assert free_bytes(torch.device("cpu")) > 5000
+    for name, text in files.items():
+        (tmp_path / name).parent.mkdir(exist_ok=True)
+        (tmp_path / name).write_text(text)
+    assert free_bytes(torch.device("cpu")) == left
+
+
+def test_a_group_without_a_limit_bounds_nothing(tmp_path, monkeypatch):
+    monkeypatch.setattr(memory, "_GROUPS", tmp_path)
+    (tmp_path / "memory.max").write_text("max\n")
+    (tmp_path / "memory.current").write_text("5000\n")
+    assert free_bytes(torch.device("cpu")) > 5000
