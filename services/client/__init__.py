@@ -21,7 +21,9 @@ from slipstream.core.request.results import (
 )
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.request.stats import SpeculationStats
+from slipstream.core.request.tools import Tool
 from slipstream.core.text.logprobs import TokenLogprob, TopLogprob
+from slipstream.core.text.tool_calls import ToolCall, read_tool_calls
 from slipstream.core.types import FinishReason, SamplingParams, Shape, StopPolicy, Verification
 
 if TYPE_CHECKING:
@@ -54,9 +56,12 @@ __all__ = [
     "Timings",
     "TokenLogprob",
     "TokenOrigin",
+    "Tool",
+    "ToolCall",
     "TopLogprob",
     "Verification",
     "errors",
+    "read_tool_calls",
 ]
 
 

@@ -21,6 +21,8 @@ from slipstream.gateway.connection import BoundedConnection
 from slipstream.rpc.certificates import ReloadedFiles, read_pair
 from slipstream.rpc.process import with_port
 from slipstream.rpc.security import ServerTls
+from slipstream.telemetry.catalog import REQUESTS_RUNNING
+from slipstream.telemetry.metric import Instruments, sampled
 from slipstream.telemetry.sdk_spans import SdkTelemetry
 from slipstream.telemetry.telemetry import Telemetry
 
@@ -37,6 +39,7 @@ class Gateway:
     def __init__(self, config: HttpConfig, telemetry: Telemetry | None = None) -> None:
         """Raises `InvalidRequest` for what can't be used."""
         self._config = config
+        self._instruments = (telemetry or Telemetry()).instruments
         # Tokens in the clear are allowed only where that is meant.
         to_router = config.to_router() or (False if config.plaintext_tokens else None)
         to = connection(config.router, token=None, tls=to_router, retries=True)
@@ -76,7 +79,12 @@ class Gateway:
         loop = asyncio.get_running_loop()
         for number in (signal.SIGTERM, signal.SIGINT):
             loop.add_signal_handler(number, stopped.set)
-        await stopped.wait()
+        async with sampled(self._instruments, self._sample):
+            await stopped.wait()
+            await self._end(stopped)
+
+    async def _end(self, stopped: asyncio.Event) -> None:
+        loop = asyncio.get_running_loop()
         _LOG.info("stopping: requests in flight have %g s", self._config.grace_s)
         stopped.clear()
         ending = loop.create_task(self._stop_serving(self._config.grace_s))
@@ -85,6 +93,9 @@ class Gateway:
         hurry.cancel()
         self._server.force_exit = True
         await ending
+
+    def _sample(self, instruments: Instruments) -> None:
+        instruments.put(REQUESTS_RUNNING, len(self._server.server_state.tasks))
 
     async def stop(self, grace_s: float) -> None:
         """Finish what runs, at most for the grace, and leave the router. Again is fine."""

@@ -8,7 +8,7 @@ from functools import partial
 
 from slipstream.telemetry.metric import Metric, MetricKind
 
-ROUTER, TARGET, DRAFT, CLIENT = "router", "target", "draft", "client"
+ROUTER, TARGET, DRAFT, CLIENT, HTTP = "router", "target", "draft", "client", "http"
 _ENGINES = (TARGET, DRAFT)
 _OPERATION = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
@@ -103,7 +103,9 @@ CLIENT_TOKENS = _gen_ai(
     unit="{token}",
 )
 
-REQUESTS_RUNNING = _gauge("requests.running", "{request}", "Requests that run at the moment.")
+REQUESTS_RUNNING = _gauge(
+    "requests.running", "{request}", "Requests that run at the moment.", roles=(ROUTER, HTTP)
+)
 REQUESTS_CAPACITY = _gauge("requests.capacity", "{request}", "Requests that may run at once.")
 REPLICAS = _gauge("replicas", "{replica}", "Replicas as this router sees them.", "role", "state")
 TOKENS_PROMPT = _counter(

@@ -35,6 +35,9 @@ class TelemetryConfig:
     metrics_address: str | None = option(
         None, "A plaintext port that Prometheus reads metrics from."
     )
+    vllm_metrics: bool = option(
+        False, "Whether that page has series under vLLM's names, too, where there are such."
+    )
     metrics_interval_s: float = option(15.0, "How often metrics are sent.")
     trace_ratio: float = option(0.1, "Share of requests traced, where callers do not decide it.")
     trace_rounds: int = option(8, "Rounds of a request that every service has spans of: its first.")
@@ -65,6 +68,10 @@ class TelemetryConfig:
         _check("log_level", self.log_level, _LEVELS)
         self._check_numbers()
         self._check_endpoint()
+        if self.vllm_metrics and self.metrics_address is None:
+            raise InvalidRequest(
+                "vllm_metrics is set, but there is no metrics_address to serve them at"
+            )
         self.bounds()
         self.metrics_place()
 
