@@ -226,9 +226,12 @@ def test_the_public_surface_is_what_is_written_here():
         "Timings",
         "TokenLogprob",
         "TokenOrigin",
+        "Tool",
+        "ToolCall",
         "TopLogprob",
         "Verification",
         "errors",
+        "read_tool_calls",
     ]
     assert all(hasattr(slipstream.client, name) for name in slipstream.client.__all__)
 

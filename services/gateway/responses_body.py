@@ -15,7 +15,7 @@ _ID = re.compile(r"resp_([0-9a-f]{32})_([0-9a-f]{8})_([ -~]{1,128})")
 
 
 class EarlierResponse(NamedTuple):
-    """What the id of a response tells: its session, what its tools and instructions were, and the
+    """Parts of a response's id: its session, a digest of its tools and instructions, and the
     request that made it."""
 
     session_id: str
@@ -46,7 +46,7 @@ class InputCall(StrictModel):
 
 
 class InputCallOutput(StrictModel):
-    """What a called function returned."""
+    """Result of a called function."""
 
     type: Literal["function_call_output"]
     call_id: str

@@ -1,4 +1,4 @@
-"""The same series under vLLM's names, for dashboards, scalers and load balancers made for vLLM.
+"""Series under vLLM's names, for dashboards, scalers and load balancers made for vLLM.
 
 What vLLM has and a service has no figure for is left out.
 """

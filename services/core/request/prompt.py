@@ -26,7 +26,7 @@ _FIELDS = {"assistant": {"tool_calls"}, "tool": {"tool_call_id"}}
 
 @dataclass(frozen=True, slots=True)
 class PromptForm:
-    """How a prompt is read. `raw` text is taken as it is, with `allow_special_tokens` also the
+    """Reading of a prompt. `raw` text is taken as it is, with `allow_special_tokens` also the
     names of special tokens; else it goes through the chat template, which shows the tools."""
 
     raw: bool = False
