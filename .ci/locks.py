@@ -44,8 +44,12 @@ class Lock:
 FILES = (
     Lock("build", (), IMAGES, ("hatchling",)),
     Lock("router", ("--no-deps", "images/router.txt"), IMAGES),
-    Lock("engine-serve", ("--extra", "serve", "pyproject.toml"), IMAGES),
-    Lock("engine-serve-ray", ("--extra", "serve", "--extra", "ray", "pyproject.toml"), IMAGES),
+    Lock("engine-serve", ("--extra", "engine", "--extra", "serve", "pyproject.toml"), IMAGES),
+    Lock(
+        "engine-serve-ray",
+        ("--extra", "engine", "--extra", "serve", "--extra", "ray", "pyproject.toml"),
+        IMAGES,
+    ),
     Lock("docs", (), CHECKS, ("mkdocs", "mkdocs-material")),
     Lock("dev", ("--extra", "dev", "pyproject.toml"), CHECKS),
     Lock("tools", (), CHECKS, TOOLS),

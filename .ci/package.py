@@ -68,6 +68,32 @@ def install(wheel: Path, venv_folder: Path) -> Path:
     return venv_folder / "bin" / "python"
 
 
+CLIENT_ONLY = """
+from importlib.util import find_spec
+import slipstream.client
+
+absent = [name for name in ("torch", "numpy", "tokenizers", "redis") if find_spec(name) is None]
+assert absent == ["torch", "numpy", "tokenizers", "redis"], absent
+try:
+    slipstream.client.Client("127.0.0.1:1", retries=False).models()
+except slipstream.client.errors.Unavailable as error:
+    print(f"a client alone: {error}")
+"""
+
+
+def check_client(wheel: Path, venv_folder: Path) -> None:
+    """The wheel without extras is a client, with nothing of an engine."""
+    venv.create(venv_folder, with_pip=True)
+    python = venv_folder / "bin" / "python"
+    constraints = ROOT / "constraints.txt"
+    run(python, "-m", "pip", "install", "-q", "-c", constraints, wheel, cwd=venv_folder)
+    run(python, "-I", "-c", CLIENT_ONLY, cwd=venv_folder)
+    command = [str(venv_folder / "bin" / "slipstream"), "generate", "hello"]
+    done = subprocess.run(command, capture_output=True, text=True, check=False, cwd=venv_folder)
+    if done.returncode != 2 or "pip install 'slipstream[engine]'" not in done.stderr:
+        sys.exit(f"a client that is to load a model says: {done.stderr}")
+
+
 def main() -> None:
     """Build the wheel, install it and import everything."""
     with tempfile.TemporaryDirectory() as scratch:
@@ -76,6 +102,7 @@ def main() -> None:
         check_data_files(wheel)
         python = install(wheel, here / "clean")
         run(python, "-I", "-c", IMPORT_EVERYTHING, cwd=here)
+        check_client(wheel, here / "client")
 
 
 if __name__ == "__main__":

@@ -22,6 +22,7 @@ _COMMANDS = {
     "generate": ("generate", "generate"),
     "chat": ("chat", "chat"),
     "check": ("check", "check"),
+    "doctor": ("doctor", "doctor"),
     "up": ("up", "up"),
     "trace": ("trace", "trace"),
     "size": ("size", "size"),
@@ -46,6 +47,7 @@ _LATER = {
     "ray": ("slipstream.cli.ray", "Run pools of targets and drafts on a Ray cluster."),
     "calibrate": ("slipstream.cli.calibrate", "Find the fastest way to draft, for a profile."),
 }
+_COMPLETION = ("--install-completion", "--show-completion", "--help")
 _PASS_ON = {"allow_extra_args": True, "ignore_unknown_options": True}
 
 
@@ -72,7 +74,7 @@ def app_of(words: Sequence[str]) -> typer.Typer:
     app = typer.Typer(
         help="Speculative decoding: a draft proposes, a target verifies, the text is the same.",
         no_args_is_help=True,
-        add_completion=False,
+        add_completion=not words or words[0] in _COMPLETION,
         pretty_exceptions_enable=False,
     )
     known = (*_COMMANDS, _SERVE, *_GROUPS)
@@ -147,6 +149,11 @@ def exit_code(args: Sequence[str] | None = None) -> int:
     except SlipstreamError as error:
         is_input = isinstance(error, InvalidRequest | ModelError | TrainingError)
         return _fail(str(error), BAD_INPUT if is_input else FAILED)
+    except ModuleNotFoundError as missing:
+        if (missing.name or "slipstream").startswith("slipstream"):
+            raise
+        # A client's installation lacks what engines and routers need.
+        return _fail(f"this needs {missing.name}: pip install 'slipstream[engine]'", BAD_INPUT)
     except (KeyboardInterrupt, typer.Abort):
         return _fail("interrupted", INTERRUPTED)
     except BrokenPipeError:

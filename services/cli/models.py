@@ -20,12 +20,12 @@ def list_() -> None:
     for model in list_models():
         place = model.path or "not on this machine"
         typer.echo(f"{model.name}  ({model.source})  {place}")
-    for device, dtype in _automatic():
+    for device, dtype in automatic_dtypes():
         typer.echo(f"dtype auto is {dtype} on {device}")
 
 
-def _automatic() -> list[tuple[str, str]]:
-    """The devices of this machine, each with the dtype that `auto` chooses there."""
+def automatic_dtypes() -> list[tuple[str, str]]:
+    """Return the devices of this machine, each with the dtype that `auto` chooses there."""
     shorten_spins()
     import torch
 

@@ -1,0 +1,197 @@
+"""`slipstream doctor`: this machine and this installation, for reports of faults."""
+
+import json
+import os
+import platform
+import shutil
+import socket
+import sys
+from collections.abc import Iterator
+from importlib.metadata import PackageNotFoundError, version
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from slipstream.cli.engine import shorten_spins
+
+Facts = dict[str, Any]
+
+_PACKAGES = (
+    *("grpcio", "protobuf", "torch", "transformers", "tokenizers", "numpy", "safetensors"),
+    *("gguf", "llguidance", "redis", "ray", "opentelemetry-sdk", "fastapi", "uvicorn"),
+)
+_FLAGS = (
+    "avx2",
+    "fma",
+    "avx512f",
+    "avx512_vnni",
+    "avx_vnni",
+    "avx512_bf16",
+    "amx_int8",
+    "amx_bf16",
+)
+"""What the kernels of x86-64 use, as Linux calls it."""
+_ABSENT = "not installed"
+_VARIABLES = ("SLIPSTREAM_", "ONEDNN_", "ATEN_CPU", "OMP_NUM", "MKL_NUM", "CUDA_VISIBLE")
+_SECRET = ("TOKEN", "PASSWORD", "KEY", "SECRET")
+
+AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+
+
+def doctor(*, as_json: AsJson = False) -> None:
+    """Show processor, kernels, memory, models and versions, for a report of a fault.
+
+    Nothing is sent. The home directory is shown as ~, and secrets are not shown.
+    """
+    facts = {name: dict(part) for name, part in _sections()}
+    if as_json:
+        typer.echo(json.dumps(facts, indent=1))
+        return
+    for title, part in facts.items():
+        typer.echo(title)
+        for name, value in part.items():
+            shown = ", ".join(map(str, value)) if isinstance(value, list) else value
+            typer.echo(f"  {name:<18}{shown if shown != '' else 'none'}")
+
+
+def _sections() -> Iterator[tuple[str, Facts]]:
+    from slipstream import __version__
+
+    python = f"{platform.python_version()} ({_tilde(sys.executable)})"
+    yield "slipstream", {"version": __version__, "python": python, "system": platform.platform()}
+    yield "processor", _processor()
+    has_engine = _version("torch") != _ABSENT
+    if has_engine:
+        shorten_spins()
+        yield "engine", _engine()
+        yield "memory", _memory()
+        yield "models", _models()
+        yield "GPU", _gpu()
+        yield "ports", _ports()
+    yield "environment", _environment()
+    yield "packages", {name: _version(name) for name in _PACKAGES}
+
+
+def _processor() -> Facts:
+    info = Path("/proc/cpuinfo")
+    lines = info.read_text(encoding="utf-8").splitlines() if info.is_file() else []
+    fields = dict(reversed([line.split(":", 1) for line in lines if ":" in line]))
+    known = {name.strip(): value.strip() for name, value in fields.items()}
+    flags = known.get("flags", known.get("Features", "")).split()
+    allowed = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else None
+    return {
+        "name": known.get("model name", platform.processor() or platform.machine()),
+        "threads": os.cpu_count(),
+        "threads allowed": allowed,
+        "instructions": [name for name in _FLAGS if name in flags],
+    }
+
+
+def _engine() -> Facts:
+    import torch
+
+    from slipstream.config import NATIVE_VARIABLE, instruction_limits
+    from slipstream.models.native.library import PATH, has_kernels, kernels
+
+    native = has_kernels()
+    if native:
+        why = f"native kernels of set {kernels()}, the best that this processor has"
+    elif PATH.is_file():
+        why = f"torch: {NATIVE_VARIABLE} is {os.environ.get(NATIVE_VARIABLE, 'unset')}"
+    else:
+        why = "torch: no native library was built; it takes a C++ compiler when installing"
+    compiler = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), "none")
+    return {
+        "kernels": why,
+        "dtype auto": _dtypes(native=native),
+        "threads of torch": torch.get_num_threads(),
+        "torch's set": torch.backends.cpu.get_cpu_capability(),
+        "limits": [f"{name}={value}" for name, value in instruction_limits().items()],
+        "compiler": compiler,
+    }
+
+
+def _dtypes(*, native: bool) -> list[str]:
+    from slipstream.cli.models import automatic_dtypes
+
+    reason = "the least to read for native kernels" if native else "the fastest by timing"
+    return [
+        f"{dtype} on {device}" + (f" ({reason})" if device == "cpu" else "")
+        for device, dtype in automatic_dtypes()
+    ]
+
+
+def _memory() -> Facts:
+    import torch
+
+    from slipstream.models.memory import free_bytes, shown
+
+    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    free = free_bytes(torch.device("cpu"))
+    return {"machine": shown(total), "free for engines": shown(free)}
+
+
+def _models() -> Facts:
+    from slipstream.config import load_settings
+    from slipstream.models.store.resolve import list_models
+
+    cache = load_settings().cache_dir
+    sizes = [at.stat().st_size for at in cache.rglob("*") if at.is_file()]
+    models = {
+        model.name: "not here" if model.path is None else _tilde(str(model.path))
+        for model in list_models()
+    }
+    return {"cache": f"{_tilde(str(cache))} ({sum(sizes) >> 20} MiB)", **models}
+
+
+def _gpu() -> Facts:
+    import torch
+
+    if not torch.cuda.is_available():
+        built = torch.version.cuda or "no CUDA"
+        return {"devices": f"none (torch was built for {built})"}
+    names = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
+    return {"devices": names, "CUDA": torch.version.cuda}
+
+
+def _ports() -> Facts:
+    """Return whether anything listens at the services' default addresses."""
+    from slipstream.draft.config import DraftConfig
+    from slipstream.gateway.config import HttpConfig
+    from slipstream.router.config import RouterConfig
+    from slipstream.target.config import TargetConfig
+
+    places = {
+        "router": RouterConfig(targets=("127.0.0.1:1",)).listen.address,
+        "target": TargetConfig().listen.address,
+        "draft": DraftConfig().listen.address,
+        "http": HttpConfig().listen_address,
+    }
+    return {name: f"{place} is {_state(place)}" for name, place in places.items()}
+
+
+def _state(place: str) -> str:
+    host, _, port = place.rpartition(":")
+    with socket.socket() as dialing:
+        dialing.settimeout(1)
+        return "in use" if dialing.connect_ex((host, int(port))) == 0 else "free"
+
+
+def _environment() -> Facts:
+    found = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
+    return {
+        name: "***" if any(part in name for part in _SECRET) else _tilde(value)
+        for name, value in sorted(found.items())
+    }
+
+
+def _version(package: str) -> str:
+    try:
+        return version(package)
+    except PackageNotFoundError:
+        return _ABSENT
+
+
+def _tilde(text: str) -> str:
+    return text.replace(str(Path.home()), "~")
