@@ -9,12 +9,13 @@ import os
 import sys
 from collections.abc import Sequence
 from importlib import import_module
-from typing import NoReturn
+from typing import Annotated, NoReturn
 
 import typer
 
 import slipstream
 from slipstream.cli.engine import shorten_spins
+from slipstream.cli.progress import QUIET
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError, TrainingError
 from slipstream.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 
@@ -72,11 +73,11 @@ def app_of(words: Sequence[str]) -> typer.Typer:
     It has the command that the first word names, without the imports of the others, or all.
     """
     app = typer.Typer(
-        help="Speculative decoding: a draft proposes, a target verifies, the text is the same.",
         no_args_is_help=True,
         add_completion=not words or words[0] in _COMPLETION,
         pretty_exceptions_enable=False,
     )
+    app.callback()(_settings)
     known = (*_COMMANDS, _SERVE, *_GROUPS)
     for name in [name for name in words[:1] if name in known] or known:
         if name == _SERVE:
@@ -90,6 +91,13 @@ def app_of(words: Sequence[str]) -> typer.Typer:
         _mount_later(app, name, path, text)
     app.command()(version)
     return app
+
+
+def _settings(
+    *, quiet: Annotated[bool, typer.Option("--quiet", help="Show no progress.")] = False
+) -> None:
+    """Speculative decoding: a draft proposes, a target verifies, the text is the same."""
+    QUIET.set(quiet)
 
 
 def __getattr__(name: str) -> typer.Typer:

@@ -3,6 +3,7 @@
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from contextvars import ContextVar
 
 from rich.console import Console
 from rich.progress import (
@@ -10,11 +11,34 @@ from rich.progress import (
     DownloadColumn,
     MofNCompleteColumn,
     Progress,
+    ProgressColumn,
     TaskID,
     TextColumn,
     TimeElapsedColumn,
     TimeRemainingColumn,
 )
+
+QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
+"""Whether no progress is shown."""
+
+
+def progress_of(
+    console: Console, *columns: ProgressColumn, is_shown: bool = True, is_transient: bool = False
+) -> Progress:
+    """Return bars that all commands have alike, with these columns, times and the time to go.
+
+    They show on a terminal only, and not where `QUIET` is set.
+    """
+    return Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        *columns,
+        TimeElapsedColumn(),
+        TimeRemainingColumn(),
+        console=console,
+        transient=is_transient,
+        disable=not (is_shown and console.is_terminal) or QUIET.get(),
+    )
 
 
 class Bars:
@@ -53,9 +77,7 @@ class _Amount(DownloadColumn):
 def bars() -> Iterator[Bars]:
     """Show bars on a terminal, and nothing elsewhere."""
     # A file of its own, because the steps may replace sys.stderr.
-    console = Console(file=sys.stderr)
-    columns = (TextColumn("{task.description}"), BarColumn(), _Amount(), TimeElapsedColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as progress:
+    with progress_of(Console(file=sys.stderr), _Amount()) as progress:
         shown = Bars(progress)
         yield shown
         shown.finish()
@@ -64,9 +86,27 @@ def bars() -> Iterator[Bars]:
 @contextmanager
 def step_bar(total: int) -> Iterator[Callable[[str], None]]:
     """Show a bar on a terminal; the value advances it by one step of that name."""
-    console = Console(stderr=True)
-    columns = (TextColumn("{task.description}"), BarColumn(), MofNCompleteColumn())
-    is_hidden = not console.is_terminal
-    with Progress(*columns, TimeRemainingColumn(), console=console, disable=is_hidden) as bar:
-        task = bar.add_task("loading", total=total)
+    with _counted("loading", total) as (bar, task):
         yield lambda name: bar.update(task, advance=1, description=name)
+
+
+@contextmanager
+def count_bar(description: str) -> Iterator[Callable[[int, int], None]]:
+    """Show a bar on a terminal; the value sets how many steps are done, and of how many."""
+    with _counted(description, None) as (bar, task):
+        yield lambda done, total: bar.update(task, completed=done, total=total)
+
+
+@contextmanager
+def waiting(description: str) -> Iterator[None]:
+    """Show on a terminal that one waits, and for how long, below what is written meanwhile."""
+    with progress_of(Console(file=sys.stderr), is_transient=True) as bar:
+        bar.add_task(description, total=None)
+        yield
+
+
+@contextmanager
+def _counted(description: str, total: int | None) -> Iterator[tuple[Progress, TaskID]]:
+    """Show one bar that counts steps."""
+    with progress_of(Console(file=sys.stderr), MofNCompleteColumn()) as bar:
+        yield bar, bar.add_task(description, total=total)

@@ -6,6 +6,7 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
+from slipstream.cli.progress import count_bar
 from slipstream.cli.training.train_data import data
 from slipstream.cli.training.train_decision import decision
 from slipstream.cli.training.train_glide import glide
@@ -101,7 +102,8 @@ def ngrams(
     settings = CountSettings(max_context, min_count, round(max_mb * 2**20))
     tokenizer = _tokenizer(target)
     documents = _documents(data, tokenizer)
-    counted = count(documents, settings, progress=_print_progress)
+    with count_bar("tokens") as progress:
+        counted = count(documents, settings, progress=progress)
     tables = fitting(counted, settings, tokenizer.num_ids)
     num_tokens = sum(len(one.ids) - one.num_prompt for one in documents)
     header = StoreHeader(tokenizer.vocab_hash, tokenizer.num_ids, settings.max_context, num_tokens)
@@ -135,10 +137,6 @@ def _documents(data: list[Path], tokenizer: "NumberedTokenizer") -> "list[Docume
         typer.echo(f"{path}: {len(file.documents)} texts, {file.num_generated} generated tokens")
         documents += file.documents
     return documents
-
-
-def _print_progress(done: int, total: int) -> None:
-    typer.echo(f"counted contexts of {done} of {total} tokens")
 
 
 def _numbers(text: str) -> tuple[int, ...]:

@@ -3,7 +3,8 @@
 import asyncio
 import shlex
 import signal
-from collections.abc import Coroutine
+from collections.abc import Callable, Coroutine
+from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
@@ -13,7 +14,7 @@ import typer
 from slipstream.cli.engine import fetch
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET
-from slipstream.cli.progress import bars
+from slipstream.cli.progress import bars, waiting
 from slipstream.config import load_config, traces_dir
 from slipstream.core.errors import UnsupportedCombination
 from slipstream.options import option
@@ -108,7 +109,16 @@ def up(*, models: StackFlags, port: Port = 50051, http: Http = None, traces: Tra
     if directory is not None:
         plan = plan.traced(directory)
     models.fetch()
-    asyncio.run(run_until_signal(Stack(plan, on_line=show), hint=_hint(directory)))
+    hint = _hint(directory)
+    with ExitStack() as starting:
+        starting.enter_context(waiting("starting the services"))
+
+        def on_ready() -> None:
+            starting.close()
+            if hint is not None:
+                typer.echo(hint, err=True)
+
+        asyncio.run(run_until_signal(Stack(plan, on_line=show), on_ready=on_ready))
 
 
 def traces_directory(given: str | None, config: Path | None) -> Path | None:
@@ -137,17 +147,18 @@ class Services(Protocol):
         ...
 
 
-async def run_until_signal(services: Services, *, hint: str | None = None) -> None:
+async def run_until_signal(
+    services: Services, *, on_ready: Callable[[], None] = lambda: None
+) -> None:
     """Start, print `ready HOST:PORT`, and stop at SIGTERM or SIGINT; a second one hurries that.
 
-    `hint` is printed first, on standard error.
+    `on_ready` is called first.
     """
     signals = _Signals()
     try:
         address = await signals.unless_sent(services.start())
         if address is not None:
-            if hint is not None:
-                typer.echo(hint, err=True)
+            on_ready()
             typer.echo(f"ready {address}")
             await signals.unless_sent(services.watch())
     finally:

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn
 
 from slipstream.cli.flags import with_flags
+from slipstream.cli.progress import progress_of
 from slipstream.core.errors import TrainingError
 from slipstream.options import option, required
 
@@ -118,8 +118,7 @@ def _write(run: "DataRun", spread: "Spread") -> None:
     from slipstream.train.data_run import DataHooks, write_data
 
     console = Console(highlight=False, soft_wrap=True)
-    columns = (TextColumn("{task.description}"), BarColumn())
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
+    with progress_of(console) as bar:
         task = bar.add_task("reading prompts, loading the target", total=None)
 
         def plan(made: "ShardPlan") -> None:

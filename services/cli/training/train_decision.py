@@ -7,10 +7,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from rich.console import Console
-from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
 from rich.table import Table
 
 from slipstream.cli.flags import with_flags
+from slipstream.cli.progress import count_bar
 from slipstream.options import option, required
 
 if TYPE_CHECKING:
@@ -79,19 +79,7 @@ def decision(flags: DecisionFlags, rounds: RecordFlags, fit: FitFlags) -> None:
 def _run(run: "DecisionRun") -> "DecisionOutcome":
     from slipstream.train.decision_run import run_decision
 
-    console = Console(file=sys.stderr)
-    columns = (
-        TextColumn("{task.description}"),
-        BarColumn(),
-        MofNCompleteColumn(),
-        TimeRemainingColumn(),
-    )
-    with Progress(*columns, console=console, disable=not console.is_terminal) as bar:
-        task = bar.add_task("prompts", total=None)
-
-        def progress(done: int, total: int) -> None:
-            bar.update(task, completed=done, total=total)
-
+    with count_bar("prompts") as progress:
         return run_decision(run, clock=time.monotonic, progress=progress)
 
 

@@ -8,9 +8,9 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
 
 from slipstream.cli.flags import with_flags
+from slipstream.cli.progress import progress_of
 from slipstream.core.errors import TrainingError
 from slipstream.options import option, required
 from slipstream.train.config import Precision, TrainSettings
@@ -173,9 +173,7 @@ def _train(group: "TrainGroup", *, run: "GlideRun", threads: int | None) -> None
     if threads is not None:
         torch.set_num_threads(threads)
     console = Console(highlight=False, soft_wrap=True, quiet=not group.is_lead)
-    columns = (TextColumn("{task.description}"), BarColumn(), TimeRemainingColumn())
-    is_plain = not (console.is_terminal and group.is_lead)
-    with Progress(*columns, console=console, disable=is_plain) as bar:
+    with progress_of(console, is_shown=group.is_lead) as bar:
         reading = bar.add_task("features", total=1.0)
         training = bar.add_task("training", total=1.0)
 
