@@ -54,6 +54,8 @@ class RequestOptions(TypedDict, total=False):
     """Return with each chunk of a stream the rounds that made it: trees, and what was kept."""
     logprobs: int
     """Return each token's log probability, and those of so many of the likeliest beside it."""
+    prompt_logprobs: bool
+    """Return those of the prompt's tokens, too, in `result.prompt.logprobs`."""
     json_schema: str | Mapping[str, Any] | bool
     """A JSON schema that the text follows."""
     regex: str
@@ -217,6 +219,7 @@ def _ask(options: RequestOptions) -> Ask:
         options.get("allow_special_tokens", False),
         () if choice == "none" else tools,
         options.get("with_rounds", False),
+        options.get("prompt_logprobs", False),
     )
 
 

@@ -103,7 +103,8 @@ class EmbeddedSession:
         self.require_idle()
         asked, journal = call.generation, taken.journal
         if journal is None:
-            return _said_before(replayed(asked, taken.record, self._engine.text.decode))
+            engine = self._engine
+            return _said_before(replayed(asked, taken.record, engine.facts, engine.text.decode))
         try:
             encode = partial(self._encode, asked)
             request = finished(

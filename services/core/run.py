@@ -103,12 +103,20 @@ class Run:
             async for at in rounds:
                 self._count(at, start)
                 piece, reason = self._piece(at)
+                info = info and self._told_prompt(info, at)
                 stats = await self._keep(at, reason, start)
                 if piece.tokens or stats is not None:
                     yield self._chunk(piece, reason, stats, info)
                     info = None
                 if stats is not None:
                     return
+
+    def _told_prompt(self, info: PromptInfo, at: Round) -> PromptInfo:
+        """Return the facts with what the prefill said of the prompt's tokens."""
+        told, tokens = at.verdict.prompt_logprobs, self._request.tokens[1:]
+        if not self._request.session.has_prompt_logprobs or len(told) != len(tokens):
+            return info
+        return replace(info, logprobs=(None, *with_texts(told, tokens, self._text.token_bytes)))
 
     def _chunk(
         self,

@@ -117,6 +117,8 @@ class Session:
     """What the request's output must follow."""
     num_logprobs: int | None = None
     """Likeliest tokens told of each position, beside its own; None: no log-probabilities at all."""
+    has_prompt_logprobs: bool = False
+    """Whether the prompt's tokens have theirs, too; it is then computed as a whole."""
 
     def __post_init__(self) -> None:
         length, told = self.num_prompt_tokens, self.num_logprobs
@@ -275,3 +277,5 @@ class Verdict:
     """Of each token, where they were asked for."""
     forced: tuple[int, ...] = ()
     """What the session's grammar forces behind the tokens, as far as it is known."""
+    prompt_logprobs: tuple[TokenLogprob, ...] = ()
+    """Of each of the prompt's tokens but the first, where they were asked for: at its prefill."""

@@ -26,7 +26,7 @@ from slipstream.gateway.body import (
     validated,
 )
 from slipstream.gateway.chat import ChatFormat
-from slipstream.gateway.choices import opened, together
+from slipstream.gateway.choices import opened, text_of, together, without_output
 from slipstream.gateway.config import HttpConfig
 from slipstream.gateway.errors import HttpError
 from slipstream.gateway.handlers import HANDLERS, json_response, shown_id
@@ -86,7 +86,11 @@ class Routes:
         """Continue a text as it is, or token ids."""
         body, request_id = await self._read(CompletionRequest, request), _request_id(request)
         options = completion_options(body, request_id=request_id)
-        return await self._answer(request, body, options, CompletionFormat())
+        echo = None
+        if body.echo:
+            told = text_of(self._client_of(request), body)
+            echo = await unless_gone(request.receive, told)
+        return await self._answer(request, body, options, CompletionFormat(echo))
 
     async def responses(self, request: Request) -> Response:
         """Answer as OpenAI's newer API has it, on top of an earlier response where one is named."""
@@ -182,6 +186,8 @@ class Routes:
                 return EventStream(events.of(streams), headers)
             answers = together([client.generate(body.prompt, **item) for item in choices])
             results = await unless_gone(request.receive, answers)
+        if body.max_tokens == 0:
+            results = [without_output(result) for result in results]
         stats = [result.stats for result in results]
         whole = self._envelope(style, request_id, results[0].prompt.model).around(
             style.object,

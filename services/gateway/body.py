@@ -28,7 +28,6 @@ HARMLESS: Mapping[str, tuple[object, ...]] = {
     "store": (False,),
     "service_tier": ("auto", "default"),
     "best_of": (1,),
-    "echo": (False,),
     "suffix": ("",),
     "functions": ([],),
     "function_call": ("none", "auto"),
@@ -176,6 +175,7 @@ class CompletionRequest(SharedRequest):
     """The body of POST /v1/completions."""
 
     prompt: _Prompt
+    echo: bool = False
     allow_special_tokens: bool = False
     logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
 

@@ -3,11 +3,12 @@
 import asyncio
 from collections.abc import AsyncGenerator, Coroutine, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from slipstream.client import AsyncChunkStream, Chunk, PromptInfo
+from slipstream.client import AsyncChunkStream, AsyncClient, Chunk, FinishReason, PromptInfo, Result
 from slipstream.core.inline import ended
+from slipstream.gateway.body import CompletionRequest
 
 T = TypeVar("T")
 
@@ -88,3 +89,17 @@ async def merged(streams: Sequence[OpenStream]) -> AsyncGenerator[tuple[int, Chu
         for task in tasks:
             task.cancel()
         await ended(*tasks)
+
+
+async def text_of(client: AsyncClient, body: CompletionRequest) -> str:
+    """Return the text of a completion's prompt."""
+    if isinstance(body.prompt, str):
+        return body.prompt
+    return await client.detokenize(body.prompt, model=body.model)
+
+
+def without_output(result: Result) -> Result:
+    """Return a result whose only token was not wanted."""
+    stats = replace(result.stats, num_output_tokens=0)
+    reason = FinishReason.LENGTH
+    return replace(result, text="", token_ids=(), logprobs=(), stats=stats, finish_reason=reason)

@@ -18,14 +18,18 @@ IMPOSSIBLE = -9999.0
 class CompletionChoice:
     """One answer of /v1/completions. See `ChatChoice`."""
 
-    def __init__(self, index: int) -> None:
-        self._index = index
+    def __init__(self, index: int, prompt: PromptInfo, echo: str | None) -> None:
+        """`echo` is the prompt's text, which the answer begins with; None for none."""
+        self._index, self._prompt, self._echo = index, prompt, echo
         self._length = 0
         """Characters so far."""
 
     def opening(self) -> Json | None:
-        """Return None: a stream begins with text."""
-        return None
+        """Return the prompt where it is echoed; else a stream begins with text."""
+        if self._echo is None:
+            return None
+        (choice,) = self.chunk(self._echo, ())
+        return {**choice, "logprobs": echoed_logprobs(self._prompt.logprobs, self._echo)}
 
     def chunk(self, text: str, told: Logprobs, reason: FinishReason | None = None) -> list[Json]:
         """See `ChatChoice.chunk`."""
@@ -44,7 +48,9 @@ class CompletionChoice:
 
     def whole(self, result: Result) -> Json:
         """See `ChatChoice.whole`."""
-        return self.chunk(result.text, result.logprobs, result.finish_reason)[0]
+        before = self.opening()
+        choice = self.chunk(result.text, result.logprobs, result.finish_reason)[0]
+        return choice if before is None else _joined(before, choice)
 
 
 class CompletionFormat:
@@ -53,9 +59,12 @@ class CompletionFormat:
     prefix = "cmpl-"
     object = chunk_object = "text_completion"
 
+    def __init__(self, echo: str | None = None) -> None:
+        self._echo = echo
+
     def choice(self, index: int, prompt: PromptInfo) -> CompletionChoice:
         """See `ChatFormat.choice`."""
-        return CompletionChoice(index)
+        return CompletionChoice(index, prompt, self._echo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -183,6 +192,28 @@ def completion_logprobs(logprobs: Logprobs, *, offset: int = 0) -> Json | None:
         "top_logprobs": [_by_name(token) for token in known],
         "text_offset": offsets,
     }
+
+
+def echoed_logprobs(logprobs: Logprobs, text: str) -> Json | None:
+    """Return those of a prompt with this text, of which the first token has none."""
+    if not logprobs:
+        return None
+    rest = b"".join(token.text for token in logprobs[1:] if token is not None)
+    first = text.removesuffix(rest.decode(errors="replace"))
+    told = completion_logprobs(logprobs[1:], offset=len(first)) or _NOTHING
+    before = {"tokens": first, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
+    return {name: [before[name], *told[name]] for name in _NOTHING}
+
+
+_NOTHING: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
+
+
+def _joined(one: Json, other: Json) -> Json:
+    """Return two parts of a choice as one."""
+    told = [part["logprobs"] for part in (one, other) if part["logprobs"] is not None]
+    logprobs = {name: [it for part in told for it in part[name]] for name in _NOTHING}
+    text = one["text"] + other["text"]
+    return {**other, "text": text, "logprobs": logprobs if told else None}
 
 
 def _entry(text: bytes, logprob: float) -> Json:

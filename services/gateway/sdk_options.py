@@ -51,10 +51,15 @@ def completion_options(body: CompletionRequest, *, request_id: str) -> RequestOp
     """Return the options of a completion. Raises `HttpError`, or `InvalidRequest`."""
     options = _options(body, request_id)
     options["max_tokens"] = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
+    if body.max_tokens == 0:
+        if not body.echo or body.stream:
+            raise HttpError("max_tokens 0 goes with echo and without stream", param="max_tokens")
+        options["max_tokens"] = 1  # the least that the engines decide; the answer leaves it out
     options["raw"] = True
     options["allow_special_tokens"] = body.allow_special_tokens
     if body.logprobs is not None:
         options["logprobs"] = body.logprobs
+        options["prompt_logprobs"] = body.echo
     return options
 
 

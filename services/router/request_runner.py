@@ -33,7 +33,6 @@ from slipstream.rpc.exchange import CallOptions
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Opening, Record
 from slipstream.state.session_leases import SessionLeases, check_received, replayed, turn_request
-from slipstream.text.tokenizer import TextTokenizer
 
 INVARIANT = "invariant"
 _FORGET_LIMIT_S = 2.0
@@ -115,8 +114,9 @@ class RequestRunner:
             recorder.span.begins("between")
             recorder.record_session(taken.record.session_id)
             if taken.journal is None:
-                decode = self._tokenizer(taken.record).decode
-                yield await asyncio.to_thread(replayed, asked, taken.record, decode)
+                model = self._answered_by(taken.record)
+                decode = model.tokenizer.decode
+                yield await asyncio.to_thread(replayed, asked, taken.record, model.facts, decode)
                 return
             work = _RunningRequest(asked, taken.record, taken.journal, remaining, recorder)
             async with aclosing(self._run(work)) as chunks:
@@ -203,11 +203,11 @@ class RequestRunner:
             return ""
         return self._fleet.model_name(asked.model)
 
-    def _tokenizer(self, record: Record) -> TextTokenizer:
+    def _answered_by(self, record: Record) -> DescribedTarget:
         placed = self._fleet.models().get(record.model)
         if placed is None or placed.model.tokenizer_hash != record.tokenizer_hash:
             raise Unavailable(f"no target for model {record.model} has been reached yet")
-        return placed.model.tokenizer
+        return placed.model
 
     async def _request(
         self, asked: Generation, record: Record, placed: ChosenTarget

@@ -9,7 +9,12 @@ from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from itertools import count
 
-from slipstream.core.errors import InvalidRequest, SessionOutOfSync, Unavailable
+from slipstream.core.errors import (
+    InvalidRequest,
+    SessionOutOfSync,
+    Unavailable,
+    UnsupportedCombination,
+)
 from slipstream.core.journal import Ending
 from slipstream.core.request.fingerprint import fingerprint
 from slipstream.core.request.request import (
@@ -157,13 +162,18 @@ async def turn_request(
     tokens = record.tokens[: record.turn.num_prompt_tokens]
     if not tokens:
         before = record.tokens
+        if before and ask.prompt_logprobs:
+            raise UnsupportedCombination("prompt_logprobs go with a session's first turn only")
         tokens = (*before, *await encode(before[-1] if before else None))
     request = make_request(record.session_id, tokens, ask, model, draft)
     return replace(request, past=record.output, num_received=generation.num_received)
 
 
 def replayed(
-    generation: Generation, record: Record, detokenise: Callable[[Sequence[int]], str]
+    generation: Generation,
+    record: Record,
+    model: ModelFacts,
+    detokenise: Callable[[Sequence[int]], str],
 ) -> Chunk:
     """Return all that the caller does not hold of a kept answer, in one chunk.
 
@@ -177,7 +187,8 @@ def replayed(
     assert request.ending is not None
     ending = Ending.from_json(request.ending).answered_again()
     seed = generation.ask.sampling.seed
-    info = PromptInfo(request.request_id, record.model, seed, request.num_prompt_tokens)
+    length, tool_format = request.num_prompt_tokens, model.tool_format
+    info = PromptInfo(request.request_id, record.model, seed, length, tool_format)
     piece = _rest(generation, output, detokenise)
     # What is kept are tokens, not the rounds that they came from.
     unknown = (None,) * len(piece.tokens)

@@ -12,6 +12,7 @@ from torch import Tensor
 
 from slipstream.core.tree import EMPTY, ROOT
 from slipstream.core.verify.draws import FindContenders, draw_keys, fits_device, walk_drawn
+from slipstream.core.verify.likelihood import token_logprob
 from slipstream.core.verify.verify import verify
 from slipstream.core.verify.walk import Walk
 from slipstream.models.target.batched_tokens import Draw, Part
@@ -24,6 +25,9 @@ Decision = Callable[[], Walk]
 Batch = Sequence[ScheduledRequest[TargetRequest]]
 Slots = tuple[tuple[int, ...], ...]
 """KV slots of a forward's tokens, request by request."""
+
+_TOLD_ROWS = 32
+"""Rows whose logits are held at once."""
 
 assert ROOT == -1, "row 0 of the logits is the root's"
 
@@ -39,7 +43,9 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
     drawn = model.draw(parts, draws) if draws else None
     if drawn is None:
         hidden, slots = model.forward(parts)
+        _tell_prompts(model, hidden, batch)
         return slots, _by_logits(model, hidden, decided)
+    _tell_prompts(model, drawn.hidden, batch)
     others = [(request, end) for request, end in decided if not _is_drawn(request)]
     by_logits = iter(_by_logits(model, drawn.hidden, others))
     decisions, start = list[Decision](), 0
@@ -52,6 +58,24 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
         else:
             decisions.append(next(by_logits))
     return drawn.places, decisions
+
+
+def _tell_prompts(model: CausalModel, hidden: Tensor, batch: Batch) -> None:
+    """Add log-probabilities of prompts to the requests that tell them, by rows of `hidden`."""
+    first = 0
+    for at in batch:
+        request, session = at.request, at.request.session
+        begin, end = request.cache.count, session.num_prompt_tokens - 1
+        if session.has_prompt_logprobs and session.num_logprobs is not None:
+            rows = range(begin, min(begin + at.num_pending, end))
+            for start in range(rows.start, rows.stop, _TOLD_ROWS):
+                block = rows[start - begin : start - begin + _TOLD_ROWS]
+                logits = model.logits(hidden[[first + row - begin for row in block]]).float()
+                request.prompt_logprobs += [
+                    token_logprob(logits[at], request.tokens[row + 1], session.num_logprobs)
+                    for at, row in enumerate(block)
+                ]
+        first += at.num_tokens
 
 
 def _by_logits(

@@ -160,7 +160,9 @@ class LocalTarget:
         session = sequence.session
         needed = session.num_prompt_tokens + session.max_tokens
         if cache is None:
-            return self.memory.open(sequence.tokens, needed)
+            # Logits of tokens in the prefix cache are not known any more.
+            is_empty = session.has_prompt_logprobs
+            return self.memory.open(sequence.tokens, needed, is_empty=is_empty)
         self.memory.extend(cache, needed, count=min(num_same, cache.count))
         return cache
 
@@ -203,6 +205,7 @@ class LocalTarget:
             verdict,
             margins=walk.margins,
             logprobs=walk.logprobs[: len(final)],
+            prompt_logprobs=tuple(request.prompt_logprobs),
             forced=request.forced() if reason is None else (),
         )
 

@@ -133,12 +133,14 @@ class KvMemory:
         """Bytes of pages in the prefix cache that no session uses."""
         return self._prefixes.num_idle * self.pool.layout.bytes_per_page
 
-    def open(self, tokens: Sequence[int], num_slots: int) -> KvCache:
-        """Return room for `num_slots` positions, with what is cached of all `tokens` but the last.
+    def open(self, tokens: Sequence[int], num_slots: int, *, is_empty: bool = False) -> KvCache:
+        """Return room for `num_slots` positions, with what is cached of all `tokens` but the last,
+        unless it is to be empty.
 
         Raises `NoRoom` when others have to go first, `CapacityError` when it can never be.
         """
-        pages, count = self._prefixes.match(tokens[:-1]) if self._keeps else ((), 0)
+        is_new = is_empty or not self._keeps
+        pages, count = ((), 0) if is_new else self._prefixes.match(tokens[:-1])
         cache = KvCache(self.pool, limit=self._limit, pages=pages, count=count)
         try:
             self.extend(cache, num_slots, count=count)

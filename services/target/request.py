@@ -9,6 +9,7 @@ from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCom
 from slipstream.core.request.options import MAX_NODES
 from slipstream.core.request.request import check_logit_bias
 from slipstream.core.sequence import SyncedTokens, TokenSequence
+from slipstream.core.text.logprobs import TokenLogprob
 from slipstream.core.types import Proposal, Session, Verdict, Verification
 from slipstream.models.kv.cache import KvCache
 from slipstream.target.grammar_constraint import GrammarConstraint
@@ -62,6 +63,8 @@ class TargetRequest:
     held: TargetSession = field(init=False)
     cache: KvCache = field(init=False)
     num_cached: int = 0
+    prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
+    """Of the prompt's tokens behind those that were cached; each step adds its own."""
     began: float | None = None
     engine_s: float = 0.0
     step: TargetStep | None = None

@@ -77,7 +77,8 @@ async def traffic(address: str) -> None:
         await client.generate("a number", max_tokens=12, json_schema=SCHEMA, logprobs=2)
         async for _ in client.stream("ab ab ab", max_tokens=12, regex="[a-c]{3,9}", stop=["zz"]):
             pass
-        await client.tokenize([{"role": "user", "content": "hi"}])
+        ids = await client.tokenize([{"role": "user", "content": "hi"}])
+        await client.detokenize(ids)
         async with client.session() as session:
             await session.generate("one", max_tokens=6, speculation=FORCED)
             async for _ in session.stream("two", max_tokens=6, speculation=FORCED):

@@ -27,7 +27,7 @@ GROUPS = {
     ),
     "What a request says": (
         "Prompt", "RequestOptions", "SamplingParams", "SpeculationOptions", "Mode", "Shape",
-        "StopPolicy", "Verification",
+        "StopPolicy", "Verification", "Tool",
     ),
 }  # fmt: skip
 REST = "What comes back"
@@ -75,6 +75,9 @@ def kinds_in(hint: Any) -> list[type]:
 
 def section(name: str, found: Any) -> str:
     """What the page has of one name."""
+    if inspect.isfunction(found):
+        text = " ".join(docs(found).split())
+        return "\n".join([f"### {name}", "", f"`{name}{signature(found)}`", "", text, ""])
     if not isinstance(found, type):  # a union
         kinds = str(found).replace("slipstream.core.", "").replace("collections.abc.", "")
         return "\n".join([f"### {name}", "", f"`{kinds}`", ""])

@@ -21,7 +21,12 @@ def fingerprint(asked: Generation) -> str:
         asked,
         prompt=kind,
         ask=replace(
-            asked.ask, request_id="", with_origins=False, with_rounds=False, num_logprobs=None
+            asked.ask,
+            request_id="",
+            with_origins=False,
+            with_rounds=False,
+            prompt_logprobs=False,
+            num_logprobs=None,
         ),
         session=session,
         num_received=0,

@@ -28,6 +28,8 @@ from slipstream.core.verify.grammar import Grammar
 DEFAULT_MAX_TOKENS = 256
 MAX_MAX_TOKENS = 2**31 - 1
 MAX_NAME_LENGTH = 128
+MAX_TOLD = 65_536
+"""Log probabilities of a prompt."""
 NO_DRAFTER = "none"
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -74,7 +76,8 @@ class Ask:
     as these tokens; `request_id` names the request, and may be empty;
     `with_origins` has every token say where it came from, `with_rounds` has chunks show their
     rounds, `num_logprobs` has tokens say how likely they were, beside so many of the likeliest;
-    the text follows the `grammar`; the chat template shows `tools`.
+    the text follows the `grammar`; the chat template shows `tools`; `prompt_logprobs` has the
+    prompt's tokens say how likely they were, too.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -89,6 +92,7 @@ class Ask:
     allow_special_tokens: bool = False
     tools: tuple[Tool, ...] = ()
     with_rounds: bool = False
+    prompt_logprobs: bool = False
 
     def __post_init__(self) -> None:
         if type(self.max_tokens) is not int or not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
@@ -100,6 +104,8 @@ class Ask:
         told = self.num_logprobs
         if told is not None and (type(told) is not int or not 0 <= told <= MAX_LOGPROBS):
             raise InvalidRequest(f"logprobs is {told}, but must be 0 to {MAX_LOGPROBS}")
+        if self.prompt_logprobs and told is None:
+            raise InvalidRequest("prompt_logprobs goes with logprobs, which says how many")
 
     @property
     def form(self) -> PromptForm:
@@ -150,6 +156,8 @@ class Generation:
                 f"num_received is {self.num_received}, but must be from 0 to max_tokens, which is"
                 f" {self.ask.max_tokens}"
             )
+        if self.num_received and self.ask.prompt_logprobs:
+            raise UnsupportedCombination("prompt_logprobs go with an answer from its beginning")
         if self.num_received and not self.ask.request_id:
             raise InvalidRequest("a request that goes on needs the request_id that it had")
 
@@ -184,6 +192,7 @@ def make_request(
     _check_length(len(tokens), ask.max_tokens, model.context_length)
     check_logit_bias(ask.sampling, model.vocab_size)
     _check_abilities(ask, model, settings)
+    _check_told(ask, len(tokens))
     session = Session(
         session_id=session_id,
         num_prompt_tokens=len(tokens),
@@ -194,6 +203,7 @@ def make_request(
         num_roots=settings.num_roots,
         grammar=ask.grammar,
         num_logprobs=ask.num_logprobs,
+        has_prompt_logprobs=ask.prompt_logprobs,
     )
     info = PromptInfo(
         ask.request_id, model.model_id, ask.sampling.seed, len(tokens), model.tool_format
@@ -257,6 +267,15 @@ def _check_abilities(ask: Ask, model: ModelFacts, settings: Settings) -> None:
     if not settings.verification.is_lossless:
         raise UnsupportedCombination(
             f"logprobs do not go with verification {settings.verification.value}"
+        )
+
+
+def _check_told(ask: Ask, num_tokens: int) -> None:
+    num_values = num_tokens * (1 + (ask.num_logprobs or 0))
+    if ask.prompt_logprobs and num_values > MAX_TOLD:
+        raise InvalidRequest(
+            f"a prompt of {num_tokens} tokens has {num_values} log probabilities, but at most"
+            f" {MAX_TOLD} are told"
         )
 
 

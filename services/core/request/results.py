@@ -28,6 +28,8 @@ class PromptInfo:
     """Tokens before the output, earlier turns included."""
     tool_format: ToolFormat | None = None
     """The text in which the model calls tools."""
+    logprobs: Logprobs = ()
+    """How likely each token of the prompt was, None for the first; empty unless asked for."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -71,6 +71,7 @@ def session_to_pb(session: Session, *, fence: int) -> common_pb2.SessionParams:
         fence=fence,
         grammar=grammar_to_pb(session.grammar),
         num_logprobs=session.num_logprobs,
+        has_prompt_logprobs=session.has_prompt_logprobs,
     )
 
 
@@ -88,6 +89,7 @@ def session_from_pb(message: common_pb2.SessionParams) -> Session:
         num_roots=message.num_roots,
         grammar=grammar_from_pb(message.grammar) if message.HasField("grammar") else None,
         num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
+        has_prompt_logprobs=message.has_prompt_logprobs,
     )
 
 
@@ -225,6 +227,7 @@ def verdict_to_pb(verdict: Verdict, timing: ReplyTiming) -> target_pb2.Verdict:
         margins=verdict.margins,
         logprobs=logprobs_to_pb(verdict.logprobs),
         forced=verdict.forced,
+        prompt_logprobs=logprobs_to_pb(verdict.prompt_logprobs),
         **_offer_to_pb(verdict.offer),
     )
 
@@ -255,6 +258,7 @@ def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict
         tuple(message.margins),
         known_logprobs_from_pb(message.logprobs, num_tokens=len(message.tokens)),
         tuple(message.forced),
+        known_logprobs_from_pb(message.prompt_logprobs, num_tokens=len(message.prompt_logprobs)),
     )
 
 

@@ -45,6 +45,7 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
         num_received_tokens=generation.num_received,
         with_origins=ask.with_origins,
         with_rounds=ask.with_rounds,
+        prompt_logprobs=ask.prompt_logprobs,
         **ask_to_pb(ask),
     )
 
@@ -83,6 +84,7 @@ def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
         request_id=message.request_id,
         with_origins=message.with_origins,
         with_rounds=message.with_rounds,
+        prompt_logprobs=message.prompt_logprobs,
         num_logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=_grammar_from_pb(message),
         allow_special_tokens=form.allow_special_tokens,

@@ -140,6 +140,7 @@ def prompt_info_to_pb(info: PromptInfo) -> pb.PromptInfo:
         seed=info.seed,
         num_prompt_tokens=info.num_prompt_tokens,
         tool_format=enums.TOOL_FORMAT.to_pb(info.tool_format),  # type: ignore[arg-type]
+        logprobs=logprobs_to_pb(info.logprobs),
     )
 
 
@@ -151,6 +152,7 @@ def prompt_info_from_pb(message: pb.PromptInfo) -> PromptInfo:
         message.seed,
         message.num_prompt_tokens,
         enums.TOOL_FORMAT.from_pb(message.tool_format),
+        logprobs_from_pb(message.logprobs),
     )
 
 

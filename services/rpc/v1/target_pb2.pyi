@@ -276,6 +276,7 @@ class Verdict(_message.Message):
     COST_TOKENS_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
     BRANCH_COST_FIELD_NUMBER: _builtins.int
+    PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """Number of them that came from the proposal."""
     finish_reason: _common_pb2.FinishReason.ValueType
@@ -332,6 +333,10 @@ class Verdict(_message.Message):
     def costs(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
         """Cost of such a round in plain rounds; linear between."""
 
+    @_builtins.property
+    def prompt_logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:
+        """Log probabilities of the prompt's tokens but the first, with its prefill, if requested."""
+
     def __init__(
         self,
         *,
@@ -350,10 +355,11 @@ class Verdict(_message.Message):
         cost_tokens: _abc.Iterable[_builtins.int] | None = ...,
         costs: _abc.Iterable[_builtins.float] | None = ...,
         branch_cost: _builtins.float = ...,
+        prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "free_rows", b"free_rows", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "branch_cost", b"branch_cost", "cost_tokens", b"cost_tokens", "costs", b"costs", "finish_reason", b"finish_reason", "forced", b"forced", "free_rows", b"free_rows", "logprobs", b"logprobs", "margins", b"margins", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "branch_cost", b"branch_cost", "cost_tokens", b"cost_tokens", "costs", b"costs", "finish_reason", b"finish_reason", "forced", b"forced", "free_rows", b"free_rows", "logprobs", b"logprobs", "margins", b"margins", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "prompt_logprobs", b"prompt_logprobs", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__free_rows: _TypeAlias = _typing.Literal["free_rows"]  # noqa: Y015
     _WhichOneofArgType__free_rows: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows"]  # noqa: Y015

@@ -94,12 +94,44 @@ def test_what_no_text_can_follow_is_refused(client, asked):
 
 def test_the_examples_of_the_page_run(url, capsys):
     page = PAGE.read_text().replace("http://127.0.0.1:8000", url).replace("smollm2-135m", "tiny")
-    (code,) = re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL)
     names = {}
-    exec(compile(code, PAGE.name, "exec"), names)
+    for code in re.findall(r"^```python\n(.*?)^```$", page, re.MULTILINE | re.DOTALL):
+        exec(compile(code, PAGE.name, "exec"), names)
     names["client"].close()
     assert capsys.readouterr().out
     (command,) = re.findall(r"^curl .*?(?=^```$)", page, re.MULTILINE | re.DOTALL)
     _, address, _, header, _, body = shlex.split(command.replace("\\\n", " "))
     kind, _, value = header.partition(": ")
     assert httpx2.post(address, content=body, headers={kind: value}).status_code == 200
+
+
+def test_a_completion_echoes_its_prompt_and_says_how_likely_it_was(client, sdk):
+    asked = {"echo": True, "logprobs": 2, "temperature": 0, "max_tokens": 3}
+    choice = completion(client, "hello", **asked).choices[0]
+    plain = completion(client, "hello", temperature=0, max_tokens=3, logprobs=2).choices[0]
+    assert choice.text == "hello" + plain.text
+    told, num_prompt = choice.logprobs, len(sdk.tokenize("hello", raw=True))
+    assert told.token_logprobs[0] is told.top_logprobs[0] is None
+    assert told.tokens[num_prompt:] == plain.logprobs.tokens
+    assert told.token_logprobs[num_prompt:] == plain.logprobs.token_logprobs
+    assert "".join(told.tokens[:num_prompt]).endswith("hello")
+    result = sdk.generate("hello", raw=True, max_tokens=1, logprobs=2, prompt_logprobs=True)
+    expected = [item.logprob for item in result.prompt.logprobs[1:]]
+    assert told.token_logprobs[1:num_prompt] == expected
+    ids = list(sdk.tokenize("hello", raw=True))
+    assert completion(client, ids, **asked).choices[0].logprobs == told
+
+
+def test_a_prompt_is_judged_without_an_answer(client):
+    asked = {"echo": True, "logprobs": 1, "max_tokens": 0}
+    answer = completion(client, "hello", **asked)
+    assert answer.choices[0].text == "hello"
+    assert answer.usage.completion_tokens == 0
+    assert len(answer.choices[0].logprobs.tokens) == answer.usage.prompt_tokens
+
+
+def test_an_echo_is_a_stream_s_first_part(client):
+    parts = list(completion(client, "hello", echo=True, stream=True, temperature=0))
+    whole = completion(client, "hello", temperature=0).choices[0].text
+    assert parts[0].choices[0].text == "hello"
+    assert "".join(part.choices[0].text for part in parts) == "hello" + whole

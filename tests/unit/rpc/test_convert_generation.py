@@ -1,5 +1,6 @@
 """Requests survive the wire: what went in comes out, and nothing else gets in."""
 
+import json
 import math
 
 import pytest
@@ -11,6 +12,7 @@ from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
 from slipstream.core.request.options import MAX_NODES, Mode, SpeculationOptions
 from slipstream.core.request.prompt import PromptForm
 from slipstream.core.request.request import Ask, Generation, SessionRef
+from slipstream.core.request.tools import Tool
 from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
 from slipstream.core.verify.grammar import Grammar, GrammarKind
@@ -77,7 +79,28 @@ def speculating(draw):
     )
 
 
-MESSAGES = st.lists(st.fixed_dictionaries({"role": SAID, "content": SAID}), min_size=1, max_size=3)
+ROLES = SAID.filter(lambda role: role != "tool")
+ARGUMENTS = st.dictionaries(SAID, st.integers()).map(json.dumps)
+CALLS = st.fixed_dictionaries(
+    {
+        "id": SAID,
+        "type": st.just("function"),
+        "function": st.fixed_dictionaries({"name": SAID, "arguments": ARGUMENTS}),
+    }
+)
+MESSAGE = (
+    st.fixed_dictionaries({"role": ROLES, "content": SAID})
+    | st.fixed_dictionaries({"role": st.just("tool"), "content": SAID, "tool_call_id": SAID})
+    | st.fixed_dictionaries(
+        {
+            "role": st.just("assistant"),
+            "content": SAID | st.just(""),
+            "tool_calls": st.lists(CALLS, min_size=1, max_size=2).map(tuple),
+        }
+    )
+)
+MESSAGES = st.lists(MESSAGE, min_size=1, max_size=3)
+TOOLS = st.builds(Tool, st.from_regex(r"[a-z]{1,9}", fullmatch=True), SAID | st.just(""), ARGUMENTS)
 IDS_PROMPT = st.lists(IDS, min_size=1, max_size=6).map(tuple)
 ASKS = st.builds(
     Ask,
@@ -87,6 +110,7 @@ ASKS = st.builds(
     speculation=speculating() | st.just(SpeculationOptions(mode=Mode.OFF)),
     request_id=NAMES,
     with_origins=st.booleans(),
+    with_rounds=st.booleans(),
     num_logprobs=maybe(st.integers(0, MAX_LOGPROBS)),
     grammar=maybe(st.builds(Grammar, st.sampled_from(GrammarKind), SAID)),
 )
@@ -98,13 +122,23 @@ GENERATIONS = st.builds(
     model=NAMES,
     session=maybe(REFS),
 )
+WITH_TOOLS = st.builds(
+    Generation,
+    prompt=SAID | MESSAGES.map(tuple),
+    ask=st.builds(
+        Ask,
+        tools=st.lists(TOOLS, min_size=1, max_size=3, unique_by=lambda at: at.name).map(tuple),
+        num_logprobs=st.integers(0, MAX_LOGPROBS),
+        prompt_logprobs=st.booleans(),
+    ),
+)
 
 
 def over_the_wire(message):
     return type(message).FromString(message.SerializeToString())
 
 
-@given(GENERATIONS)
+@given(GENERATIONS | WITH_TOOLS)
 def test_a_request_is_the_same_on_the_other_side(generation):
     message = over_the_wire(asked.generation_to_pb(generation))
     assert asked.generation_from_pb(message) == generation

@@ -59,7 +59,7 @@ def test_a_metric_has_a_name_a_unit_a_sentence_and_buckets_in_order(metric):
     assert metric.unit in {"s", "By", "1"} or re.fullmatch(r"\{[a-z]+\}", metric.unit)
     assert re.fullmatch(r"[A-Z][^\n]*\.", metric.text)
     assert metric.roles
-    assert set(metric.roles) <= {"router", "target", "draft", "client"}
+    assert set(metric.roles) <= {"router", "target", "draft", "client", "http"}
     assert list(metric.buckets) == sorted(set(metric.buckets))
     assert len(set(metric.attributes)) == len(metric.attributes)
 
