@@ -28,6 +28,8 @@ _ISA_VARIABLES = (
 
 T = TypeVar("T")
 _MASK = "***"
+_SECRETS = ("TOKEN", "PASSWORD", "KEY", "SECRET")
+"""Parts of the names of variables that hold secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +82,15 @@ def instruction_limits(env: Mapping[str, str] | None = None) -> dict[str, str]:
 def native_kernels() -> str:
     """Return the native kernels that the environment names: a name, `off`, or empty."""
     return os.environ.get(NATIVE_VARIABLE, "")
+
+
+def environment_of(prefixes: tuple[str, ...]) -> dict[str, str]:
+    """Return this process's variables whose names begin so, with secrets masked."""
+    found = {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
+    return {
+        name: _MASK if any(part in name for part in _SECRETS) else value
+        for name, value in found.items()
+    }
 
 
 def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:

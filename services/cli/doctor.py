@@ -34,7 +34,6 @@ _FLAGS = (
 """What the kernels of x86-64 use, as Linux calls it."""
 _ABSENT = "not installed"
 _VARIABLES = ("SLIPSTREAM_", "ONEDNN_", "ATEN_CPU", "OMP_NUM", "MKL_NUM", "CUDA_VISIBLE")
-_SECRET = ("TOKEN", "PASSWORD", "KEY", "SECRET")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
@@ -91,14 +90,14 @@ def _processor() -> Facts:
 def _engine() -> Facts:
     import torch
 
-    from slipstream.config import NATIVE_VARIABLE, instruction_limits
+    from slipstream.config import NATIVE_VARIABLE, instruction_limits, native_kernels
     from slipstream.models.native.library import PATH, has_kernels, kernels
 
     native = has_kernels()
     if native:
         why = f"native kernels of set {kernels()}, the best that this processor has"
     elif PATH.is_file():
-        why = f"torch: {NATIVE_VARIABLE} is {os.environ.get(NATIVE_VARIABLE, 'unset')}"
+        why = f"torch: {NATIVE_VARIABLE} is {native_kernels()}"
     else:
         why = "torch: no native library was built; it takes a C++ compiler when installing"
     compiler = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), "none")
@@ -179,11 +178,9 @@ def _state(place: str) -> str:
 
 
 def _environment() -> Facts:
-    found = {name: value for name, value in os.environ.items() if name.startswith(_VARIABLES)}
-    return {
-        name: "***" if any(part in name for part in _SECRET) else _tilde(value)
-        for name, value in sorted(found.items())
-    }
+    from slipstream.config import environment_of
+
+    return {name: _tilde(value) for name, value in environment_of(_VARIABLES).items()}
 
 
 def _version(package: str) -> str:

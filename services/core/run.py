@@ -103,7 +103,7 @@ class Run:
             async for at in rounds:
                 self._count(at, start)
                 piece, reason = self._piece(at)
-                info = info and self._told_prompt(info, at)
+                info = info and self._with_prompt_logprobs(info, at)
                 stats = await self._keep(at, reason, start)
                 if piece.tokens or stats is not None:
                     yield self._chunk(piece, reason, stats, info)
@@ -111,12 +111,12 @@ class Run:
                 if stats is not None:
                     return
 
-    def _told_prompt(self, info: PromptInfo, at: Round) -> PromptInfo:
-        """Return the facts with what the prefill said of the prompt's tokens."""
-        told, tokens = at.verdict.prompt_logprobs, self._request.tokens[1:]
-        if not self._request.session.has_prompt_logprobs or len(told) != len(tokens):
+    def _with_prompt_logprobs(self, info: PromptInfo, at: Round) -> PromptInfo:
+        """Return the facts with the log-probabilities of the prompt, which the prefill has."""
+        known, tokens = at.verdict.prompt_logprobs, self._request.tokens[1:]
+        if not self._request.session.has_prompt_logprobs or len(known) != len(tokens):
             return info
-        return replace(info, logprobs=(None, *with_texts(told, tokens, self._text.token_bytes)))
+        return replace(info, logprobs=(None, *with_texts(known, tokens, self._text.token_bytes)))
 
     def _chunk(
         self,

@@ -88,8 +88,8 @@ class Routes:
         options = completion_options(body, request_id=request_id)
         echo = None
         if body.echo:
-            told = text_of(self._client_of(request), body)
-            echo = await unless_gone(request.receive, told)
+            finding = text_of(self._client_of(request), body)
+            echo = await unless_gone(request.receive, finding)
         return await self._answer(request, body, options, CompletionFormat(echo))
 
     async def responses(self, request: Request) -> Response:

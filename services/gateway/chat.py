@@ -36,9 +36,9 @@ class ChatChoice:
         """Return the first choice of a stream, before any text."""
         return self._delta({"role": "assistant", "content": ""})
 
-    def chunk(self, text: str, told: Logprobs) -> list[Json]:
+    def chunk(self, text: str, of_tokens: Logprobs) -> list[Json]:
         """Return choices of a stream with a part of the answer."""
-        parser, logprobs = self._parser, chat_logprobs(told)
+        parser, logprobs = self._parser, chat_logprobs(of_tokens)
         pieces: list[Piece] = [text] if parser is None else parser.push(text)
         deltas = self._deltas(pieces)
         if logprobs is not None and not deltas:

@@ -130,15 +130,15 @@ class EventStream(Response):
 
 
 async def with_errors(
-    events: AsyncGenerator[bytes, None], told: Callable[[SlipstreamError], bytes]
+    events: AsyncGenerator[bytes, None], last: Callable[[SlipstreamError], bytes]
 ) -> AsyncGenerator[bytes, None]:
-    """Yield the events, and what is told of an error that ends them."""
+    """Yield the events, and the last one of an error that ends them."""
     async with aclosing(events):
         try:
             async for event in events:
                 yield event
         except SlipstreamError as error:
-            yield told(error)
+            yield last(error)
 
 
 class ChunkEvents:
@@ -155,9 +155,9 @@ class ChunkEvents:
 
         An error becomes the last event, as the status was sent.
         """
-        return with_errors(self._told(streams), lambda error: _event(http_error(error).body()))
+        return with_errors(self._all(streams), lambda error: _event(http_error(error).body()))
 
-    async def _told(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
+    async def _all(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
         choices = [self._style.choice(at, stream.prompt) for at, stream in enumerate(streams)]
         openings = [opening for choice in choices if (opening := choice.opening())]
         yield b"".join(map(self._object, openings))
@@ -181,11 +181,11 @@ class ChunkEvents:
         shown = self._object(**rounds_json(chunk.rounds)) if chunk.rounds else b""
         if len(stats) < num_choices:
             return shown + b"".join(map(self._object, found))
-        told = [stats[index] for index in sorted(stats)]
-        figures = {"metrics": metrics(told)}
+        known = [stats[index] for index in sorted(stats)]
+        figures = {"metrics": metrics(known)}
         if self._include_usage:
             found_bytes = b"".join(map(self._object, found))
-            return shown + found_bytes + self._object(usage=usage(told), **figures)
+            return shown + found_bytes + self._object(usage=usage(known), **figures)
         most = b"".join(map(self._object, found[:-1]))
         return shown + most + self._object(*found[-1:], **figures)
 

@@ -29,10 +29,10 @@ class ResponseAnswer:
             self._event("response.in_progress", response=dict(self.whole)),
         ]
 
-    def push(self, text: str, told: Logprobs) -> list[Json]:
+    def push(self, text: str, of_tokens: Logprobs) -> list[Json]:
         """Return the events of a part of the text."""
         pieces: list[Piece] = [text] if self._parser is None else self._parser.push(text)
-        return self._events(pieces, chat_logprobs(told))
+        return self._events(pieces, chat_logprobs(of_tokens))
 
     def end(self, reason: FinishReason, stats: RequestStats) -> list[Json]:
         """Return the last events; then the response is whole."""
@@ -51,9 +51,9 @@ class ResponseAnswer:
 
     def failed(self, error: Json) -> Json:
         """Return the last event of an answer that broke off."""
-        told = {"code": error["code"] or "server_error", "message": error["message"]}
+        cause = {"code": error["code"] or "server_error", "message": error["message"]}
         return self._event(
-            "response.failed", response={**self.whole, "status": "failed", "error": told}
+            "response.failed", response={**self.whole, "status": "failed", "error": cause}
         )
 
     def _events(self, pieces: list[Piece], logprobs: Json | None) -> list[Json]:
@@ -72,13 +72,13 @@ class ResponseAnswer:
             events += self._open_message()
         assert self._item is not None
         part = self._item["content"][0]
-        told = [] if logprobs is None else logprobs["content"]
+        entries = [] if logprobs is None else logprobs["content"]
         part["text"] += text
-        part["logprobs"] += told
+        part["logprobs"] += entries
         delta = self._event(
-            "response.output_text.delta", **self._place(), delta=text, logprobs=told
+            "response.output_text.delta", **self._place(), delta=text, logprobs=entries
         )
-        return [*events, delta] if text or told else events
+        return [*events, delta] if text or entries else events
 
     def _open_message(self) -> list[Json]:
         part: Json = {"type": "output_text", "text": "", "annotations": [], "logprobs": []}
@@ -123,13 +123,13 @@ class ResponseAnswer:
         events: list[Json] = []
         if item["type"] == "message":
             part = item["content"][0]
-            told = {"text": part["text"], "logprobs": part["logprobs"]}
-            events.append(self._event("response.output_text.done", **place, **told))
+            whole = {"text": part["text"], "logprobs": part["logprobs"]}
+            events.append(self._event("response.output_text.done", **place, **whole))
             events.append(self._event("response.content_part.done", **place, part=part))
         else:
-            told = {"name": item["name"], "arguments": item["arguments"]}
+            whole = {"name": item["name"], "arguments": item["arguments"]}
             kind = "response.function_call_arguments.done"
-            events.append(self._event(kind, **place, **told))
+            events.append(self._event(kind, **place, **whole))
         item["status"] = status
         index = place["output_index"]
         events.append(self._event("response.output_item.done", output_index=index, item=item))

@@ -31,12 +31,14 @@ class CompletionChoice:
         (choice,) = self.chunk(self._echo, ())
         return {**choice, "logprobs": echoed_logprobs(self._prompt.logprobs, self._echo)}
 
-    def chunk(self, text: str, told: Logprobs, reason: FinishReason | None = None) -> list[Json]:
+    def chunk(
+        self, text: str, logprobs: Logprobs, reason: FinishReason | None = None
+    ) -> list[Json]:
         """See `ChatChoice.chunk`."""
         choice = {
             "index": self._index,
             "text": text,
-            "logprobs": completion_logprobs(told, offset=self._length),
+            "logprobs": completion_logprobs(logprobs, offset=self._length),
             "finish_reason": None if reason is None else reason.value,
         }
         self._length += len(text)
@@ -200,9 +202,9 @@ def echoed_logprobs(logprobs: Logprobs, text: str) -> Json | None:
         return None
     rest = b"".join(token.text for token in logprobs[1:] if token is not None)
     first = text.removesuffix(rest.decode(errors="replace"))
-    told = completion_logprobs(logprobs[1:], offset=len(first)) or _NOTHING
+    behind = completion_logprobs(logprobs[1:], offset=len(first)) or _NOTHING
     before = {"tokens": first, "token_logprobs": None, "top_logprobs": None, "text_offset": 0}
-    return {name: [before[name], *told[name]] for name in _NOTHING}
+    return {name: [before[name], *behind[name]] for name in _NOTHING}
 
 
 _NOTHING: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_offset": []}
@@ -210,10 +212,10 @@ _NOTHING: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_
 
 def _joined(one: Json, other: Json) -> Json:
     """Return two parts of a choice as one."""
-    told = [part["logprobs"] for part in (one, other) if part["logprobs"] is not None]
-    logprobs = {name: [it for part in told for it in part[name]] for name in _NOTHING}
+    known = [part["logprobs"] for part in (one, other) if part["logprobs"] is not None]
+    logprobs = {name: [it for part in known for it in part[name]] for name in _NOTHING}
     text = one["text"] + other["text"]
-    return {**other, "text": text, "logprobs": logprobs if told else None}
+    return {**other, "text": text, "logprobs": logprobs if known else None}
 
 
 def _entry(text: bytes, logprob: float) -> Json:

@@ -137,8 +137,8 @@ class ResponsesRequest(StrictModel):
     def setting(self) -> str:
         """Return a digest of what a session's first turn fixes: instructions and tools."""
         tools = [tool.model_dump_json() for tool in self.tools]
-        told = "\n".join([self.instructions or "", *tools])
-        return hashlib.sha256(told.encode(errors="surrogatepass")).hexdigest()[:8]
+        text = "\n".join([self.instructions or "", *tools])
+        return hashlib.sha256(text.encode(errors="surrogatepass")).hexdigest()[:8]
 
     def chat(self) -> ChatRequest:
         """Return the same as a chat. Raises `HttpError` for items that are no messages.

@@ -26,7 +26,7 @@ Batch = Sequence[ScheduledRequest[TargetRequest]]
 Slots = tuple[tuple[int, ...], ...]
 """KV slots of a forward's tokens, request by request."""
 
-_TOLD_ROWS = 32
+_LOGIT_ROWS = 32
 """Rows whose logits are held at once."""
 
 assert ROOT == -1, "row 0 of the logits is the root's"
@@ -43,9 +43,9 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
     drawn = model.draw(parts, draws) if draws else None
     if drawn is None:
         hidden, slots = model.forward(parts)
-        _tell_prompts(model, hidden, batch)
+        _add_prompt_logprobs(model, hidden, batch)
         return slots, _by_logits(model, hidden, decided)
-    _tell_prompts(model, drawn.hidden, batch)
+    _add_prompt_logprobs(model, drawn.hidden, batch)
     others = [(request, end) for request, end in decided if not _is_drawn(request)]
     by_logits = iter(_by_logits(model, drawn.hidden, others))
     decisions, start = list[Decision](), 0
@@ -60,16 +60,16 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
     return drawn.places, decisions
 
 
-def _tell_prompts(model: CausalModel, hidden: Tensor, batch: Batch) -> None:
-    """Add log-probabilities of prompts to the requests that tell them, by rows of `hidden`."""
+def _add_prompt_logprobs(model: CausalModel, hidden: Tensor, batch: Batch) -> None:
+    """Add log-probabilities of prompts to the requests that return them, by rows of `hidden`."""
     first = 0
     for at in batch:
         request, session = at.request, at.request.session
         begin, end = request.cache.count, session.num_prompt_tokens - 1
         if session.has_prompt_logprobs and session.num_logprobs is not None:
             rows = range(begin, min(begin + at.num_pending, end))
-            for start in range(rows.start, rows.stop, _TOLD_ROWS):
-                block = rows[start - begin : start - begin + _TOLD_ROWS]
+            for start in range(rows.start, rows.stop, _LOGIT_ROWS):
+                block = rows[start - begin : start - begin + _LOGIT_ROWS]
                 logits = model.logits(hidden[[first + row - begin for row in block]]).float()
                 request.prompt_logprobs += [
                     token_logprob(logits[at], request.tokens[row + 1], session.num_logprobs)

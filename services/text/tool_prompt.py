@@ -9,7 +9,7 @@ from slipstream.core.request.tools import Tool, ToolFormat
 
 AUTO_FORMAT, NO_FORMAT = "auto", "none"
 TOOL_FORMATS = (AUTO_FORMAT, *ToolFormat, NO_FORMAT)
-"""Formats that a target can be told to use; auto goes by the chat template."""
+"""Formats that a target can use; auto goes by the chat template."""
 
 Json = dict[str, Any]
 
@@ -85,8 +85,8 @@ def _plain(message: Message) -> Json:
         answer = f"<tool_response>\n{message['content']}\n</tool_response>"
         return {"role": "user", "content": answer}
     calls = [_call_text(call) for call in message.get("tool_calls", ())]
-    said = [message["content"]] if message["content"] else []
-    return {"role": message["role"], "content": "\n".join([*said, *calls])}
+    text = [message["content"]] if message["content"] else []
+    return {"role": message["role"], "content": "\n".join([*text, *calls])}
 
 
 def _call_text(call: Json) -> str:

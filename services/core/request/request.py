@@ -28,7 +28,7 @@ from slipstream.core.verify.grammar import Grammar
 DEFAULT_MAX_TOKENS = 256
 MAX_MAX_TOKENS = 2**31 - 1
 MAX_NAME_LENGTH = 128
-MAX_TOLD = 65_536
+MAX_PROMPT_LOGPROBS = 65_536
 """Log probabilities of a prompt."""
 NO_DRAFTER = "none"
 
@@ -105,7 +105,7 @@ class Ask:
         if told is not None and (type(told) is not int or not 0 <= told <= MAX_LOGPROBS):
             raise InvalidRequest(f"logprobs is {told}, but must be 0 to {MAX_LOGPROBS}")
         if self.prompt_logprobs and told is None:
-            raise InvalidRequest("prompt_logprobs goes with logprobs, which says how many")
+            raise InvalidRequest("prompt_logprobs goes with logprobs, the number of tokens")
 
     @property
     def form(self) -> PromptForm:
@@ -192,7 +192,7 @@ def make_request(
     _check_length(len(tokens), ask.max_tokens, model.context_length)
     check_logit_bias(ask.sampling, model.vocab_size)
     _check_abilities(ask, model, settings)
-    _check_told(ask, len(tokens))
+    _check_prompt_logprobs(ask, len(tokens))
     session = Session(
         session_id=session_id,
         num_prompt_tokens=len(tokens),
@@ -208,15 +208,8 @@ def make_request(
     info = PromptInfo(
         ask.request_id, model.model_id, ask.sampling.seed, len(tokens), model.tool_format
     )
-    return Request(
-        session,
-        tuple(tokens),
-        settings,
-        info,
-        ask.stop,
-        with_origins=ask.with_origins,
-        with_rounds=ask.with_rounds,
-    )
+    shown = (ask.with_origins, ask.with_rounds)
+    return Request(session, tuple(tokens), settings, info, ask.stop, (), 0, *shown)
 
 
 def draft_settings(
@@ -270,12 +263,12 @@ def _check_abilities(ask: Ask, model: ModelFacts, settings: Settings) -> None:
         )
 
 
-def _check_told(ask: Ask, num_tokens: int) -> None:
+def _check_prompt_logprobs(ask: Ask, num_tokens: int) -> None:
     num_values = num_tokens * (1 + (ask.num_logprobs or 0))
-    if ask.prompt_logprobs and num_values > MAX_TOLD:
+    if ask.prompt_logprobs and num_values > MAX_PROMPT_LOGPROBS:
         raise InvalidRequest(
             f"a prompt of {num_tokens} tokens has {num_values} log probabilities, but at most"
-            f" {MAX_TOLD} are told"
+            f" {MAX_PROMPT_LOGPROBS} are returned"
         )
 
 

@@ -74,7 +74,7 @@ def read_tool_calls(
 ) -> tuple[str, tuple[ToolCall, ...]]:
     """Return the text of an answer apart from its calls, and the calls.
 
-    `is_forced` tells that its tool_choice was required or a tool.
+    `is_forced`: whether its tool_choice was required or a tool.
     """
     info = result.prompt
     names = [tool.name for tool in tools]
@@ -138,7 +138,7 @@ class ToolCallParser:
         place, length = self._opening()
         if place < 0:
             certain = len(held) if is_end else self._num_certain()
-            yield from self._told(certain)
+            yield from self._as_text(certain)
             return False
         before = held[:place].rstrip()
         if before:
@@ -162,8 +162,8 @@ class ToolCallParser:
         partial = (size for size in range(len(opening) - 1, 0, -1) if held.endswith(opening[:size]))
         return len(held[: len(held) - next(partial, 0)].rstrip())
 
-    def _told(self, end: int) -> Generator[Piece, None, None]:
-        """Tell what is held up to there as text."""
+    def _as_text(self, end: int) -> Generator[Piece, None, None]:
+        """Yield what is held up to there as text."""
         if end:
             yield self._held[:end]
             self._held, self._is_beginning = self._held[end:], False
@@ -180,7 +180,7 @@ class ToolCallParser:
         if self._has_call:
             self._held = rest
         else:
-            yield from self._told(self._start)
+            yield from self._as_text(self._start)
         self._is_beginning, self._read = False, self._text
         return True
 
@@ -198,7 +198,7 @@ class ToolCallParser:
             return False
         call = None if end is None else self._whole(rest[:end])
         if call is None:
-            yield from self._told(len(self._held) if end is None else self._start + end)
+            yield from self._as_text(len(self._held) if end is None else self._start + end)
             self._read = self._text
         else:
             yield call

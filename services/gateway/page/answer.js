@@ -11,7 +11,7 @@ export const ORIGINS = {
   target: "target",
 };
 
-/** The text of one answer. `add` what a stream tells. */
+/** The text of one answer. `add` the parts of a stream. */
 export class Answer {
   constructor(element, tooltip) {
     this.element = element;

@@ -96,8 +96,8 @@ async function compare(item, body, figures, text) {
   const row = list([["Plain decoding: ", "running …"]]);
   item.append(row);
   let plain = "";
-  const told = (part) => (plain += part.text ?? "");
-  const other = await chat({ ...body, speculation: { mode: "off" } }, field("key").value, running.signal, told);
+  const onPart = (part) => (plain += part.text ?? "");
+  const other = await chat({ ...body, speculation: { mode: "off" } }, field("key").value, running.signal, onPart);
   const [fast, slow] = [speed(figures), speed(other)];
   const parts = [["Plain decoding: ", slow === null ? "too short to time" : `${slow.toFixed(0)} tokens/s`]];
   if (fast !== null && slow !== null) parts.push(["With speculation: ", `${(fast / slow).toFixed(2)}x`]);
@@ -143,8 +143,8 @@ function failed(item, error, text) {
     at("status").textContent = "Stopped.";
     return;
   }
-  const said = error instanceof ServerError ? error.message : "The server can't be reached.";
-  const row = make("p", "error", said);
+  const sentence = error instanceof ServerError ? error.message : "The server can't be reached.";
+  const row = make("p", "error", sentence);
   row.setAttribute("role", "alert");
   const retry = make("button", "", "Try again");
   retry.type = "button";

@@ -11,10 +11,10 @@ export async function models(key) {
 }
 
 /**
- * Stream a chat. `told` gets {text} and {rounds} as they come; returns the figures.
+ * Stream a chat. `onPart` gets {text} and {rounds} as they come; returns the figures.
  * Throws ServerError, or what fetch throws when `signal` aborts.
  */
-export async function chat(body, key, signal, told) {
+export async function chat(body, key, signal, onPart) {
   const began = performance.now();
   const response = await fetch("v1/chat/completions", {
     method: "POST",
@@ -28,10 +28,10 @@ export async function chat(body, key, signal, told) {
   for await (const event of events(response.body)) {
     if (event.error) throw new ServerError(event.error.message);
     const choice = event.choices[0];
-    if (event.rounds) told({ rounds: event.rounds });
+    if (event.rounds) onPart({ rounds: event.rounds });
     if (choice?.delta.content) {
       first ||= performance.now();
-      told({ text: choice.delta.content });
+      onPart({ text: choice.delta.content });
     }
     figures.reason = choice?.finish_reason ?? figures.reason;
     if (event.usage) {

@@ -35,14 +35,8 @@ from slipstream.rpc.delta import Delta
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
 _SAMPLING = (
-    "temperature",
-    "top_k",
-    "top_p",
-    "min_p",
-    "repetition_penalty",
-    "presence_penalty",
-    "frequency_penalty",
-    "seed",
+    *("temperature", "top_k", "top_p", "min_p", "seed"),
+    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
 )
 
 

@@ -8,7 +8,7 @@ import torch
 from slipstream.client import Client, Mode, SamplingParams, SpeculationOptions, errors
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.request.request import (
-    MAX_TOLD,
+    MAX_PROMPT_LOGPROBS,
     Ask,
     DraftFacts,
     Generation,
@@ -103,5 +103,5 @@ def test_what_can_not_be_told_is_refused():
         Generation("x", Ask(prompt_logprobs=True, num_logprobs=0, request_id="r"), num_received=1)
     facts = ModelFacts("m", 40, 10**6, frozenset({1}), max_logprobs=20)
     many = Ask(num_logprobs=20, prompt_logprobs=True, speculation=PLAIN)
-    with pytest.raises(InvalidRequest, match=f"at most {MAX_TOLD} are told"):
+    with pytest.raises(InvalidRequest, match=f"at most {MAX_PROMPT_LOGPROBS} are returned"):
         make_request("s", [2] * 4000, many, facts, DraftFacts("ngram"))
