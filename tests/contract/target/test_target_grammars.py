@@ -186,6 +186,8 @@ async def test_a_parser_that_gives_up_ends_its_request_and_no_other(built):
     plain, _ = await written(built.target, modest)
     known = ids("a" * 2500)
     engine = built.target
+    for grammar in (hungry.grammar, regex("z")):  # behind the second the first one's spare is made
+        engine.grammars.compile(grammar).result()
     async with batched(engine) as (target, _):
         results = await asyncio.gather(
             written(target, hungry, known=known), written(target, modest), return_exceptions=True
