@@ -28,7 +28,7 @@ class Told:
 
 
 def rows() -> dict[tuple[str, str], Told]:
-    """By role and name. Fails where one stands there twice."""
+    """Rows by role and name. Fails where one stands there twice."""
     found: dict[tuple[str, str], Told] = {}
     for title, role in SECTIONS.items():
         section = PAGE.read_text().split(f"\n## {title}\n")[1].split("\n## ")[0]

@@ -41,7 +41,13 @@ from slipstream.gateway.page_files import page_routes
 from slipstream.gateway.response_job import ResponseJob, response_events
 from slipstream.gateway.responses import CompletionFormat, Envelope, metrics, usage
 from slipstream.gateway.responses_body import ResponsesRequest
-from slipstream.gateway.sdk_options import chat_options, completion_options, each_choice, tool_use
+from slipstream.gateway.sdk_options import (
+    chat_options,
+    completion_options,
+    each_choice,
+    given_tools,
+    tool_use,
+)
 from slipstream.rpc.certificates import ReloadedFiles
 from slipstream.telemetry.carrier import Carrier, within
 
@@ -80,7 +86,8 @@ class Routes:
         body, request_id = await self._read(ChatRequest, request), _request_id(request)
         limit = self._config.default_max_tokens
         options = chat_options(body, request_id=request_id, default_max_tokens=limit)
-        return await self._answer(request, body, options, ChatFormat(tool_use(body)))
+        use = tool_use(options, is_single=not body.parallel_tool_calls)
+        return await self._answer(request, body, options, ChatFormat(use))
 
     async def completion(self, request: Request) -> Response:
         """Continue a text as it is, or token ids."""
@@ -255,7 +262,7 @@ async def _tokens(client: AsyncClient, body: TokenizeRequest) -> tuple[list[int]
     info = await client.model_info(body.model)
     if body.prompt is not None:
         return list(await client.tokenize(body.prompt, raw=True, model=info.model)), info
-    tools = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    tools = given_tools(body.tools)
     return list(await client.tokenize(body.messages_prompt, tools=tools, model=info.model)), info
 
 

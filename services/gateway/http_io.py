@@ -178,16 +178,16 @@ class ChunkEvents:
             found += choice.chunk(chunk.text, chunk.logprobs)
         if chunk.finish_reason is not None:
             found += choice.ending(chunk.finish_reason)
-        shown = self._object(**rounds_json(chunk.rounds)) if chunk.rounds else b""
-        if len(stats) < num_choices:
-            return shown + b"".join(map(self._object, found))
-        known = [stats[index] for index in sorted(stats)]
-        figures = {"metrics": metrics(known)}
-        if self._include_usage:
-            found_bytes = b"".join(map(self._object, found))
-            return shown + found_bytes + self._object(usage=usage(known), **figures)
-        most = b"".join(map(self._object, found[:-1]))
-        return shown + most + self._object(*found[-1:], **figures)
+        events = [self._object(**rounds_json(chunk.rounds))] if chunk.rounds else []
+        events += map(self._object, found)
+        if len(stats) == num_choices:
+            known = [stats[index] for index in sorted(stats)]
+            figures = {"metrics": metrics(known)}
+            if self._include_usage:
+                events.append(self._object(usage=usage(known), **figures))
+            else:
+                events[-1] = self._object(*found[-1:], **figures)
+        return b"".join(events)
 
     def _object(self, *choices: Json, **more: Any) -> bytes:
         """Return an event. With `include_usage` all have the field, and only the last a value."""

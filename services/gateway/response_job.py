@@ -7,6 +7,7 @@ from contextlib import aclosing
 from slipstream.client import (
     AsyncChunkStream,
     AsyncClient,
+    AsyncClientSession,
     PromptInfo,
     RequestOptions,
     Result,
@@ -32,10 +33,11 @@ class ResponseJob:
         self._body, self._request_id = body, request_id
         self._earlier = body.earlier()
         chat = body.chat()
-        self._prompt, self._use = chat.prompt, tool_use(chat)
+        self._prompt = chat.prompt
         self.options = chat_options(
             chat, request_id=request_id, default_max_tokens=default_max_tokens
         )
+        self._use = tool_use(self.options, is_single=not body.parallel_tool_calls)
         if self._earlier is not None:
             self.options["after"] = self._earlier.request_id
             _keep_tools(self.options)
@@ -44,17 +46,17 @@ class ResponseJob:
 
     async def result(self, client: AsyncClient) -> Result:
         """Return the whole answer."""
-        if not self._body.store:
-            return await client.generate(self._prompt, **self.options)
-        session = client.session(self._session_id, is_new=self._earlier is None)
-        return await session.generate(self._prompt, **self.options)
+        return await self._place(client).generate(self._prompt, **self.options)
 
     def stream(self, client: AsyncClient) -> AsyncChunkStream:
         """Return the answer as it becomes final."""
+        return self._place(client).stream(self._prompt, **self.options)
+
+    def _place(self, client: AsyncClient) -> AsyncClient | AsyncClientSession:
+        """Return what runs it: the session that stores it, or the client alone."""
         if not self._body.store:
-            return client.stream(self._prompt, **self.options)
-        session = client.session(self._session_id, is_new=self._earlier is None)
-        return session.stream(self._prompt, **self.options)
+            return client
+        return client.session(self._session_id, is_new=self._earlier is None)
 
     def answer(self, prompt: PromptInfo, created: int) -> ResponseAnswer:
         """Return the answer, empty as yet."""

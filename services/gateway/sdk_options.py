@@ -8,7 +8,7 @@ from typing import Any
 
 from slipstream.client import RequestOptions, SamplingParams, SpeculationOptions
 from slipstream.core.request.request import MAX_NAME_LENGTH
-from slipstream.core.request.tools import tools_of
+from slipstream.core.request.tools import Tool, tools_of
 from slipstream.core.types import MAX_SEED
 from slipstream.gateway.body import (
     ChatRequest,
@@ -19,6 +19,7 @@ from slipstream.gateway.body import (
 )
 from slipstream.gateway.chat import ToolUse
 from slipstream.gateway.errors import HttpError
+from slipstream.gateway.messages import FunctionTool
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's own default, of completions only."""
@@ -42,7 +43,7 @@ def chat_options(body: ChatRequest, *, request_id: str, default_max_tokens: int)
     choice = body.tool_choice
     if choice not in ("auto", "none") and not body.tools:
         raise HttpError("tool_choice asks for a call, but there are no tools", param="tool_choice")
-    options["tools"] = [tool.model_dump(exclude_none=True) for tool in body.tools]
+    options["tools"] = given_tools(body.tools)
     options["tool_choice"] = choice if isinstance(choice, str) else choice.model_dump()
     return options
 
@@ -63,13 +64,17 @@ def completion_options(body: CompletionRequest, *, request_id: str) -> RequestOp
     return options
 
 
-def tool_use(body: ChatRequest) -> ToolUse | None:
-    """Return how the chat uses tools; None where it has none. Raises `InvalidRequest`."""
-    choice = body.tool_choice if isinstance(body.tool_choice, str) else "required"
-    if not body.tools or choice == "none":
+def given_tools(tools: Sequence[FunctionTool]) -> list[Tool]:
+    """Return the tools of a body. Raises `InvalidRequest`."""
+    return [*tools_of([tool.model_dump(exclude_none=True) for tool in tools])]
+
+
+def tool_use(options: RequestOptions, *, is_single: bool) -> ToolUse | None:
+    """Return how a chat with these options uses its tools; None where it has none."""
+    tools, choice = tools_of(options["tools"]), options["tool_choice"]
+    if not tools or choice == "none":
         return None
-    tools = tools_of([tool.model_dump(exclude_none=True) for tool in body.tools])
-    return ToolUse(tools, choice == "required", not body.parallel_tool_calls)
+    return ToolUse(tools, choice != "auto", is_single)
 
 
 def each_choice(options: RequestOptions, count: int) -> list[RequestOptions]:

@@ -38,7 +38,7 @@ def checking(case: str) -> Json:
 
 
 def words(container: Json) -> list[str]:
-    """Its command line, which must not depend on the image's entrypoint."""
+    """The command line of a container, which must not depend on the image's entrypoint."""
     assert container["command"][0] == "slipstream"
     return [*container["command"], *container.get("args", ())]
 

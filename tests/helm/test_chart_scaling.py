@@ -112,7 +112,7 @@ def test_metrics_of_autoscalers_are_offered_by_the_adapter_of_the_page(case):
 
 
 def test_the_wait_for_drafts_counts_where_targets_have_sessions_to_fill_it_with():
-    """By KEDA's query, and by the adapter's for an HPA."""
+    """Both queries count so: KEDA's, and the adapter's for an HPA."""
     keda = [at["query"] for role, at in queries(rendered("keda")) if role == "draft"]
     adapter = offered("slipstream_target_draft_wait", "external")["metricsQuery"]
     for query in (adapter, *(at for at in keda if "slipstream_target_draft_wait" in at)):

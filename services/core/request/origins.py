@@ -45,17 +45,16 @@ def node_origins(proposal: Proposal, *, has_roots: bool = False) -> tuple[TokenO
     origins: list[TokenOrigin] = []
     best = {ROOT}
     for node, parent in enumerate(tree.parents):
+        is_best = parent in best
         if has_roots and parent == ROOT:
             origins.append(TokenOrigin.TARGET)
-            best.add(node)
         elif node >= num_modelled:
             origins.append(_OF_SOURCES[proposal.sources[node - num_modelled]])
-            best.update({node} if parent in best else ())
-        elif parent in best and node == tree.children(parent)[0]:
-            origins.append(TokenOrigin.DRAFT)
-            best.add(node)
         else:
-            origins.append(TokenOrigin.RUNNER_UP)
+            is_best = is_best and node == tree.children(parent)[0]
+            origins.append(TokenOrigin.DRAFT if is_best else TokenOrigin.RUNNER_UP)
+        if is_best:
+            best.add(node)
     return tuple(origins)
 
 

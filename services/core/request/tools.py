@@ -43,7 +43,8 @@ class Tool:
                 f"a tool is named {str(self.name)[:80]!r}, but must have 1 to 64 letters, digits,"
                 " dashes or underscores"
             )
-        size = sum(len(text.encode(errors="surrogatepass")) for text in self._texts)
+        texts = (self.name, self.description, self.parameters)
+        size = sum(len(text.encode(errors="surrogatepass")) for text in texts)
         if size > MAX_TOOL_BYTES:
             raise InvalidRequest(
                 f"tool {self.name} has {size} bytes, but at most {MAX_TOOL_BYTES} fit"
@@ -54,10 +55,6 @@ class Tool:
     def schema(self) -> dict[str, Any]:
         """Return the schema of its arguments."""
         return json_object(self.parameters, f"the schema of tool {self.name}")
-
-    @property
-    def _texts(self) -> tuple[str, str, str]:
-        return self.name, self.description, self.parameters
 
 
 def tools_of(given: Sequence[Tool | Mapping[str, Any]]) -> tuple[Tool, ...]:
@@ -129,13 +126,18 @@ def check_num_tools(num_tools: int) -> None:
 
 def json_object(text: str, what: str) -> dict[str, Any]:
     """Return the JSON object in a text. Raises `InvalidRequest` for anything else."""
-    try:
-        value = json.loads(text)
-    except (ValueError, RecursionError):
-        value = None
+    value = decoded_json(text)
     if not isinstance(value, dict):
         raise InvalidRequest(f"{what} must be a JSON object")
     return value
+
+
+def decoded_json(text: str) -> Any:
+    """Return the value of JSON; None for a text that is none."""
+    try:
+        return json.loads(text)
+    except (ValueError, RecursionError):
+        return None
 
 
 def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:

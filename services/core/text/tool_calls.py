@@ -5,10 +5,9 @@ import json
 import re
 from collections.abc import Callable, Collection, Generator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any
 
 from slipstream.core.request.results import Result
-from slipstream.core.request.tools import Tool, ToolFormat
+from slipstream.core.request.tools import Tool, ToolFormat, decoded_json
 
 _ALPHABET = "0123456789ABCDEFGHIJKLMNOPQRSTUVWXYZabcdefghijklmnopqrstuvwxyz"
 _ID_LENGTH = 9
@@ -188,7 +187,7 @@ class ToolCallParser:
         """Read a call up to its arguments, or all of one in another order."""
         rest = self._held[self._start :]
         head = _HEAD.match(rest)
-        if head is not None and (name := _decoded(head[1])) in self._names:
+        if head is not None and (name := decoded_json(head[1])) in self._names:
             yield CallPiece(self._num_calls, str(name), "")
             self._held = rest[head.end() :]
             self._nesting, self._read = _Nesting(), self._arguments
@@ -207,12 +206,12 @@ class ToolCallParser:
 
     def _whole(self, text: str) -> CallPiece | None:
         """Return the call in a JSON object; None for another object."""
-        value = _decoded(text)
+        value = decoded_json(text)
         if not isinstance(value, dict) or value.get("name") not in self._names:
             return None
         arguments = value.get("arguments", value.get("parameters"))
         if isinstance(arguments, str):
-            arguments = _decoded(arguments)
+            arguments = decoded_json(arguments)
         if not isinstance(arguments, dict):
             return None
         return CallPiece(self._num_calls, value["name"], json.dumps(arguments, ensure_ascii=False))
@@ -271,10 +270,3 @@ class _Nesting:
         self._is_string = char == '"'
         self._depth += (char in "{[") - (char in "}]")
         return char in "}]" and self._depth == 0
-
-
-def _decoded(text: str) -> Any:
-    try:
-        return json.loads(text)
-    except (ValueError, RecursionError):
-        return None

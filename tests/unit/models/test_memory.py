@@ -96,7 +96,7 @@ def test_an_account_is_readable():
     ],
 )
 def test_a_limit_of_the_control_group_bounds_what_is_free(files, left, tmp_path, monkeypatch):
-    """As both versions of control groups have it."""
+    """Both versions of control groups have such a limit."""
     monkeypatch.setattr(memory, "_GROUPS", tmp_path)
     assert free_bytes(torch.device("cpu")) > 5000
     for name, text in files.items():
