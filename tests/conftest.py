@@ -39,14 +39,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in long]
         config.hook.pytest_deselected(items=long)
     _spread(items)
-    if not any(item.get_closest_marker("gpu") for item in items):
+
+
+@pytest.fixture(autouse=True)
+def device(request: pytest.FixtureRequest) -> Iterator[None]:
+    """Tests of a GPU have a simulated one where there is none."""
+    if request.node.get_closest_marker("gpu") is None:
+        yield
         return
     import torch
 
-    if not torch.cuda.is_available():
-        for item in items:
-            if item.get_closest_marker("gpu"):
-                item.add_marker(pytest.mark.skip(reason="no CUDA device"))
+    if torch.cuda.is_available():
+        yield
+        return
+    from support.cuda.gpu import simulated_gpu
+
+    with simulated_gpu():
+        yield
 
 
 @pytest.fixture(autouse=True)

@@ -1,0 +1,242 @@
+"""A simulated GPU: streams, graphs, and a refusal of all that a real one would answer with an error
+or with wrong numbers.
+
+Kernels run at once, on the CPU. What they touch is reported to torch's CUDA sanitizer, which finds
+accesses that no wait orders; what a capture holds is recorded and checked by `Graph`.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from types import SimpleNamespace
+from typing import Any
+from unittest import mock
+
+import torch
+from torch import Tensor
+from torch.cuda._sanitizer import EventHandler
+
+from slipstream.models.cuda.graphs import Replay
+from slipstream.models.kv.paged import attend_paged
+from support.cuda.graph import Graph, GpuError, leaves, signature, storage_of, written_by
+from support.cuda.tensors import CudaTensor, name_of, on_device, on_gpu, on_host
+
+MEMORY = 4 << 30
+_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"}
+
+
+class Stream:
+    """An order of kernels."""
+
+    def __init__(self, gpu: "Gpu", number: int) -> None:
+        self._gpu, self.cuda_stream = gpu, number
+
+    def wait_stream(self, other: "Stream") -> None:
+        """Let this stream's next kernels run after those of the other until now."""
+        gpu = self._gpu
+        gpu.num_events += 1
+        gpu.sanitizer._handle_event_creation(gpu.num_events)
+        gpu.sanitizer._handle_event_record(gpu.num_events, other.cuda_stream)
+        gpu.sanitizer._handle_event_wait(gpu.num_events, self.cuda_stream)
+
+
+class Gpu:
+    """`tensors.Kernels`, with streams and graphs; `trace` takes the signatures of kernels."""
+
+    def __init__(self) -> None:
+        self.sanitizer, self.num_events, self.num_streams = EventHandler(), 0, 0
+        self.stream = Stream(self, 0)
+        self.capture: Graph | None = None
+        self.trace: list[Any] | None = None
+        self.refuses_waits = False
+        self._now = 0
+        self._private: set[int] = set()
+        self._current: dict[int, int] = {}
+
+    def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """See `tensors.Kernels.run`. Raises `GpuError`."""
+        self._check_devices(func, (args, kwargs))
+        for leaf in leaves((args, kwargs)):
+            self._check_age(func, leaf)
+        return self.make(func, args, kwargs)
+
+    def make(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """See `tensors.Kernels.make`."""
+        given = on_host((args, kwargs))
+        if self.capture is not None:
+            self.capture.check(func, *given)
+        out = func(*given[0], **given[1])
+        if self.capture is not None:
+            self.capture.record(func, given, out)
+        else:
+            self.launch(func, leaves(given), written_by(func, given, out))
+        if self.trace is not None:
+            self.trace.append(signature(func, given, out))
+        return self._born(on_device(out, (args, kwargs)))
+
+    def read(self, name: str, source: CudaTensor) -> Tensor:
+        """See `tensors.Kernels.read`."""
+        self._check_age(name, source)
+        self._refuse_in_capture(f"{name} reads values on the host")
+        if self.refuses_waits:
+            raise GpuError(f"{name} waits for the GPU")
+        self.sanitizer._handle_device_synchronization()
+        return source.inner
+
+    def send(self, name: str, source: Tensor) -> CudaTensor:
+        """See `tensors.Kernels.send`."""
+        self._refuse_in_capture(f"{name} copies between devices")
+        sent = source.clone()
+        self.launch(name, [], [sent])
+        return self._born(CudaTensor(sent))
+
+    def pin(self, source: Tensor) -> Tensor:
+        """See `tensors.Kernels.pin`."""
+        self._refuse_in_capture("pin_memory allocates")
+        return source.clone()
+
+    def launch(self, what: object, touched: list[Tensor], written: list[Tensor]) -> None:
+        """Report a kernel of the current stream. Raises `GpuError` for a missing wait."""
+        reads, writes = ({storage_of(at) for at in given} for given in (touched, written))
+        for fresh in writes - reads:
+            self.sanitizer._handle_memory_deallocation(fresh)
+            self.sanitizer._handle_memory_allocation(fresh)
+        names = {storage: ["an operand"] for storage in reads | writes}
+        errors = self.sanitizer._handle_kernel_launch(
+            self.stream.cuda_stream, reads - writes, writes, set(), name_of(what), names
+        )
+        if errors:
+            raise GpuError(f"{name_of(what)} is ordered after no wait for another stream's work")
+
+    def publish(self, graph: Graph, outputs: tuple[Tensor, ...]) -> None:
+        """Have a graph's memory hold what its next replay, or another's, leaves there: its
+        `outputs` are new, and all else is lost."""
+        self._now += 1
+        kept = graph.private & {storage_of(output) for output in on_host(outputs)}
+        self._private |= graph.private
+        self._current.update(dict.fromkeys(kept, self._now))
+        graph.lose(kept)
+        for output in outputs:
+            output.born = self._now
+
+    def _born(self, made: Any) -> Any:
+        for leaf in leaves(made):
+            leaf.__dict__.setdefault("born", self._now)
+        return made
+
+    def _check_devices(self, func: object, given: Any) -> None:
+        """Raise `GpuError` where operands are on two devices: single numbers, copies and indices
+        may be the host's, the last two not in a capture."""
+        others = [leaf for leaf in leaves(given) if not isinstance(leaf, CudaTensor) and leaf.dim()]
+        if not others:
+            return
+        name = name_of(func)
+        if name not in _INDEXING | {"copy_"}:
+            raise GpuError(f"{name} has operands on the GPU and on the host")
+        self._refuse_in_capture(f"{name} copies between devices")
+
+    def _check_age(self, func: object, leaf: Tensor) -> None:
+        if self.capture is not None or not isinstance(leaf, CudaTensor):
+            return
+        storage = storage_of(leaf.inner)
+        if storage in self._private and storage not in self._current:
+            raise GpuError(f"{name_of(func)} uses memory that a capture allocated")
+        if leaf.born < self._current.get(storage, 0):
+            raise GpuError(f"{name_of(func)} reads an output that a later replay has overwritten")
+
+    def _refuse_in_capture(self, reason: str) -> None:
+        if self.capture is not None:
+            raise GpuError(f"in a capture, {reason}")
+
+
+class _NoTraceback:
+    """In place of `traceback`, which the sanitizer asks for a stack at every kernel."""
+
+    @staticmethod
+    def walk_stack(_frame: object) -> tuple[()]:
+        return ()
+
+    class StackSummary:
+        @staticmethod
+        def extract(*_: object, **__: object) -> list[Any]:
+            return []
+
+
+def _checked_run(gpu: Gpu) -> Callable[..., tuple[Tensor, ...]]:
+    """Return a `Replay.run` whose results are compared with the body's own, operator by operator."""
+    run = Replay.run
+
+    def checked(self: Replay, key: Any, body: Any, inputs: Any) -> tuple[Tensor, ...]:
+        outputs = run(self, key, body, inputs)
+        entry = self._entries[key]
+        graph: Graph = entry.replay.__self__  # type: ignore[attr-defined]
+        gpu.publish(graph, outputs)
+        gpu.trace = []
+        with torch.inference_mode():
+            expected = body(*entry.inputs)
+        own, gpu.trace = gpu.trace, None
+        if own != graph.signatures:
+            raise GpuError(f"the body of {key} runs other operators than were captured")
+        for found, wanted in zip(on_host(outputs), on_host(expected), strict=True):
+            if not torch.equal(found.nan_to_num(7.5), wanted.nan_to_num(7.5)):
+                raise GpuError(f"the graph of {key} computes otherwise than its body")
+        return outputs
+
+    return checked
+
+
+@contextmanager
+def simulated_gpu() -> Iterator[Gpu]:
+    """Let `cuda` be a simulated device of this thread."""
+    gpu = Gpu()
+    with (
+        mock.patch.multiple(torch.cuda, **_runtime(gpu)),
+        mock.patch.object(Replay, "run", _checked_run(gpu)),
+        mock.patch("torch.cuda._sanitizer.traceback", _NoTraceback),
+        mock.patch(
+            "slipstream.models.cuda.attention_kernels.choose_kernel", lambda *_, **__: attend_paged
+        ),
+        on_gpu(gpu),
+    ):
+        yield gpu
+
+
+def _runtime(gpu: Gpu) -> dict[str, Any]:
+    """The functions of `torch.cuda` that Slipstream calls."""
+
+    def new_stream(_device: object = None) -> Stream:
+        gpu.num_streams += 1
+        return Stream(gpu, gpu.num_streams)
+
+    @contextmanager
+    def stream(chosen: Stream) -> Iterator[None]:
+        before, gpu.stream = gpu.stream, chosen
+        yield
+        gpu.stream = before
+
+    @contextmanager
+    def graph(into: Graph, **_: object) -> Iterator[None]:
+        gpu.sanitizer._handle_device_synchronization()
+        gpu.capture = into
+        try:
+            yield
+        finally:
+            gpu.capture = None
+
+    def set_sync_debug_mode(mode: str) -> None:
+        gpu.refuses_waits = mode == "error"
+
+    return {
+        "set_sync_debug_mode": set_sync_debug_mode,
+        "Stream": new_stream,
+        "stream": stream,
+        "current_stream": lambda _device=None: gpu.stream,
+        "CUDAGraph": lambda: Graph(gpu.launch),
+        "graph": graph,
+        "graph_pool_handle": lambda: (0, 1),
+        "synchronize": lambda _device=None: gpu.sanitizer._handle_device_synchronization(),
+        "mem_get_info": lambda _device=None: (MEMORY, MEMORY),
+        "is_bf16_supported": lambda **_: True,
+        "device_count": lambda: 1,
+        "get_device_name": lambda _device=None: "simulated",
+        "get_device_properties": lambda _device=None: SimpleNamespace(total_memory=MEMORY),
+    }

@@ -1,0 +1,157 @@
+"""A graph of the simulated GPU: the operators of a capture, and their storages.
+
+A replay runs the recorded operators again on the same storages, and no Python of the body. The
+guard refuses what a capture refuses; a replay finds a pointer whose memory is gone.
+"""
+
+from collections import Counter
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._pytree import tree_map_only
+
+from support.cuda.tensors import name_of
+
+_READS = {"equal", "is_nonzero", "allclose", "item", "_local_scalar_dense"}
+_MASKED = {"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"}
+_SHAPED = {"nonzero", "repeat_interleave"}
+_RANDOM = {"rand", "randn", "randint", "randperm", "normal"}
+_SURE = {"scaled_dot_product_attention"}
+"""Operators that would draw random numbers with other arguments than are ever given."""
+
+
+class GpuError(Exception):
+    """Something that a GPU refuses, or that gives wrong numbers there."""
+
+
+def leaves(values: Any) -> list[Tensor]:
+    """Return the tensors among values."""
+    if isinstance(values, Tensor):
+        return [values]
+    if isinstance(values, dict):
+        values = tuple(values.values())
+    if not isinstance(values, tuple | list) or (values and type(values) is list and type(values[0]) is int):
+        return []
+    return [leaf for value in values for leaf in leaves(value)]
+
+
+def storage_of(tensor: Tensor) -> int:
+    """Return the identity of a CPU tensor's memory."""
+    return tensor.untyped_storage()._cdata
+
+
+def signature(func: object, given: Any, out: Any) -> Any:
+    """Return what two runs of a body must have in common of a kernel."""
+    forms = [(tuple(at.shape), at.stride(), at.dtype) for at in leaves((given, out))]
+    return name_of(func), tuple(forms)
+
+
+def written_by(func: Any, given: Any, out: Any) -> list[Tensor]:
+    """Return the tensors that an operator writes: results, and operands that its schema names."""
+    args, kwargs = given
+    if name_of(func) == "__setitem__":
+        return [args[0]]
+    read = {storage_of(leaf) for leaf in leaves(given)}
+    written = [leaf for leaf in leaves(out) if storage_of(leaf) not in read]
+    schema = getattr(func, "_schema", None)
+    for at, argument in enumerate(schema.arguments if schema else ()):
+        if argument.alias_info is not None and argument.alias_info.is_write:
+            value = args[at] if at < len(args) else kwargs.get(argument.name)
+            written += leaves(value)
+    return written
+
+
+@dataclass(frozen=True, slots=True)
+class _Kernel:
+    func: Callable[..., Any]
+    args: Any
+    kwargs: Any
+    fresh: list[Tensor | None]
+    """Results by place; None for one that is a view of an operand."""
+
+
+class Graph:
+    """Operators as a capture saw them."""
+
+    def __init__(self, launch: Callable[[object, list[Tensor], list[Tensor]], None]) -> None:
+        """`launch` reports a kernel to the GPU."""
+        self.signatures: list[Any] = []
+        self.private: set[int] = set()
+        """Storages that the capture allocated."""
+        self._launch = launch
+        self._kernels: list[_Kernel] = []
+        self._outside: dict[int, Tensor] = {}
+        self._written: list[Tensor] = []
+        self._num_own: Counter[int] = Counter()
+
+    def check(self, func: Any, args: Any, kwargs: Any) -> None:
+        """Raise `GpuError` for what a capture refuses."""
+        name, tags = name_of(func), getattr(func, "tags", ())
+        if name in _READS or torch.Tag.data_dependent_output in tags:
+            raise GpuError(f"in a capture, {name} reads values on the host")
+        if name in _MASKED:
+            index = args[1] if isinstance(args[1], tuple) else [args[1]]
+            if name.endswith("item__") and any(isinstance(at, list) for at in index):
+                raise GpuError(f"in a capture, {name} copies between devices")
+            is_shaped = any(at.dtype in (torch.bool, torch.uint8) for at in leaves(args[1]))
+        elif name in _SHAPED:
+            is_shaped = len(leaves(args)) > 1 or name == "nonzero"
+        else:
+            is_shaped = torch.Tag.dynamic_output_shape in tags
+        if is_shaped:
+            raise GpuError(f"in a capture, the shape of {name} depends on values")
+        is_random = name in _RANDOM or (
+            torch.Tag.nondeterministic_seeded in tags and name not in _SURE
+        )
+        if is_random and kwargs.get("generator") is None:
+            raise GpuError(f"in a capture, {name} draws from the default generator")
+
+    def record(self, func: Any, given: Any, out: Any) -> None:
+        """Take an operator in, its results in memory of the graph's."""
+        self.signatures.append(signature(func, given, out))
+        used = {storage_of(leaf) for leaf in leaves(given)}
+        fresh = [None if storage_of(at) in used else at for at in leaves(out)]
+        self.private |= {storage_of(at) for at in fresh if at is not None}
+        args, kwargs = tree_map_only(Tensor, self._held, given)
+        self._kernels.append(_Kernel(func, args, kwargs, fresh))
+        self._written += written_by(func, given, out)
+
+    @torch.inference_mode()
+    def replay(self) -> None:
+        """Run the operators again. Raises `GpuError` for memory that only the graph still has."""
+        for storage, tensor in self._outside.items():
+            if torch._C._storage_Use_Count(storage) - 1 <= self._num_own[storage]:  # 1 is the call's
+                raise GpuError(f"a replay reads {tuple(tensor.shape)} at a stale pointer")
+        self._launch("a replay", list(self._outside.values()), self._written)
+        for kernel in self._kernels:
+            results = leaves(kernel.func(*kernel.args, **kernel.kwargs))
+            for into, result in zip(kernel.fresh, results, strict=True):
+                if into is not None:
+                    into.copy_(result)
+
+    @torch.inference_mode()
+    def lose(self, kept: set[int]) -> None:
+        """Overwrite the graph's memory but for the storages `kept`."""
+        for kernel in self._kernels:
+            for result in kernel.fresh:
+                if result is not None and storage_of(result) not in kept:
+                    result.fill_(_lost(result.dtype))
+
+    def _held(self, tensor: Tensor) -> Tensor:
+        """Return the operand; one from outside as an alias, so that it is known who owns it."""
+        storage = storage_of(tensor)
+        if storage in self.private:
+            return tensor
+        alias = tensor.detach()
+        self._num_own[storage] += 1
+        self._outside.setdefault(storage, alias)
+        return alias
+
+
+def _lost(dtype: torch.dtype) -> float | int | bool:
+    if dtype.is_floating_point:
+        return float("nan")
+    return True if dtype == torch.bool else torch.iinfo(dtype).max

@@ -1,0 +1,158 @@
+"""Tensors that say they are on a GPU and compute on the CPU, for machines without one.
+
+A `CudaTensor` wraps a CPU tensor. Each operator on one goes through the `Kernels` given to
+`on_gpu`, which refuse what a GPU would: operands of two devices, and what a capture can't hold.
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map, tree_map_only
+
+DEVICE = torch.device("cuda", 0)
+_HOST_READS = {"tolist", "numpy", "item", "__float__", "__int__", "__bool__", "__index__"}
+_WHOLE = {
+    *("__getitem__", "__setitem__", "__invert__", "nonzero", "where"),
+    *("scaled_dot_product_attention", "rms_norm"),
+}
+"""Calls that need a CUDA runtime before, or between, the operators that they dispatch."""
+_running: list["Kernels"] = []
+
+
+class Kernels(Protocol):
+    """What runs operators of the GPU: see `gpu.Gpu`."""
+
+    def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Compute `func`, some of whose arguments are on the GPU; results are on it."""
+
+    def read(self, name: str, source: "CudaTensor") -> Tensor:
+        """Return values on the host, all work that makes them done."""
+
+    def send(self, name: str, source: Tensor) -> "CudaTensor":
+        """Return a copy of host values on the GPU."""
+
+    def make(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        """Return what a factory fills on the GPU; `kwargs` name the CPU."""
+
+    def pin(self, source: Tensor) -> Tensor:
+        """Return a copy in pinned memory."""
+
+
+class CudaTensor(Tensor):
+    """A tensor on the simulated GPU; `inner` has its values."""
+
+    inner: Tensor
+    __torch_function__ = torch._C._disabled_torch_function_impl
+
+    @staticmethod
+    def __new__(cls, inner: Tensor) -> "CudaTensor":
+        made = Tensor._make_wrapper_subclass(
+            cls,
+            inner.size(),
+            strides=inner.stride(),
+            storage_offset=inner.storage_offset(),
+            dtype=inner.dtype,
+            device=DEVICE,
+        )
+        made.inner = inner
+        return made
+
+    @classmethod
+    def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        return _running[-1].run(func, args, kwargs or {})
+
+    def __repr__(self, **_: object) -> str:
+        return f"CudaTensor({self.inner})"
+
+
+def name_of(func: Any) -> str:
+    """Return an operator's name, without namespace and overload."""
+    schema = getattr(func, "_schema", None)
+    if schema is not None:
+        return str(schema.name).split("::")[-1]
+    return func if isinstance(func, str) else getattr(func, "__name__", str(func))
+
+
+def on_host(values: Any) -> Any:
+    """Return the values with the CPU tensors in place of those that wrap them."""
+    return tree_map_only(CudaTensor, lambda tensor: tensor.inner, values)
+
+
+def on_device(values: Any, given: Any) -> Any:
+    """Return results as tensors of the GPU; one that is an operand itself stays that operand."""
+    known = {id(leaf.inner): leaf for leaf in tree_leaves(given) if isinstance(leaf, CudaTensor)}
+
+    def wrapped(leaf: Any) -> Any:
+        if type(leaf) is not Tensor:
+            return leaf
+        return known[id(leaf)] if id(leaf) in known else CudaTensor(leaf)
+
+    return tree_map(wrapped, values)
+
+
+@contextmanager
+def on_gpu(kernels: Kernels) -> Iterator[None]:
+    """Let `cuda` be a device of this thread, whose operators `kernels` run."""
+    before = torch.__future__.get_overwrite_module_params_on_conversion()
+    torch.__future__.set_overwrite_module_params_on_conversion(True)
+    _running.append(kernels)
+    try:
+        with _Calls():
+            yield
+    finally:
+        _running.pop()
+        torch.__future__.set_overwrite_module_params_on_conversion(before)
+
+
+class _Calls(TorchFunctionMode):
+    """Calls that ask for a CUDA runtime before any operator runs, answered without one."""
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs, name = dict(kwargs or {}), name_of(func)
+        first, kernels = args[0] if args else None, _running[-1]
+        if isinstance(first, CudaTensor):
+            if name in _HOST_READS:
+                return func(kernels.read(name, first))
+            if func is torch.Tensor.cpu:
+                return kernels.read(name, first).clone()
+            if name in _WHOLE:
+                return kernels.run(func, args, kwargs)
+            if func is torch.Tensor.new_tensor:
+                return kernels.send(name, func(first.inner, *args[1:], **kwargs))
+        elif func is torch.Tensor.cuda:
+            return kernels.send(name, first)
+        if name == "copy_" and any(isinstance(arg, CudaTensor) for arg in args):
+            return kernels.run(torch.ops.aten.copy_.default, args[:2], {})
+        if func is torch.Tensor.pin_memory:
+            return kernels.pin(first)
+        if func is torch.Tensor.to:
+            return _converted(func, args, kwargs)
+        device = kwargs.get("device")
+        if device is not None and torch.device(device).type == "cuda":
+            return _made(func, args, {**kwargs, "device": "cpu"})
+        return func(*args, **kwargs)
+
+
+def _converted(func: Any, args: Any, kwargs: Any) -> Tensor:
+    """Return what `Tensor.to` does."""
+    source, *rest = args
+    if len(rest) == 1 and isinstance(rest[0], Tensor):
+        rest = [rest[0].device, rest[0].dtype]
+    device, dtype, _, _ = torch._C._nn._parse_to(*rest, **kwargs)
+    is_there = isinstance(source, CudaTensor)
+    if device is not None and is_there and device.type == "cpu":
+        source = _running[-1].read("to", source).clone()
+    if device is not None and not is_there and device.type == "cuda":
+        source = _running[-1].send("to", source)
+    return source if dtype is None else func(source, dtype=dtype)
+
+
+def _made(func: Any, args: Any, kwargs: Any) -> Any:
+    """Return what a factory makes: filled there, or sent where its values come from the host."""
+    if func in (torch.tensor, torch.as_tensor, torch.from_numpy):
+        return _running[-1].send(func.__name__, func(*args, **kwargs))
+    return _running[-1].make(func, args, kwargs)

@@ -1,0 +1,188 @@
+"""The simulated GPU finds each kind of fault that a real one answers with an error, or with wrong
+numbers; the tests of the product run on it where there is no real one."""
+
+import pytest
+import torch
+
+from slipstream.models.cuda.graphs import Replay
+from support.cuda.gpu import GpuError, simulated_gpu
+
+CUDA = torch.device("cuda")
+MASK = torch.tensor([True, False, True, True])
+
+
+@pytest.fixture
+def gpu():
+    with simulated_gpu() as device:
+        yield device
+
+
+def run(body, *inputs, replay=None):
+    """The results of a captured body on the host."""
+    replay = Replay(CUDA) if replay is None else replay
+    return [out.cpu() for out in replay.run("a body", body, inputs)]
+
+
+def test_a_graph_computes_what_its_body_does_with_each_input(gpu):
+    replay = Replay(CUDA)
+    for seed in range(3):
+        x = torch.randn(4, generator=torch.Generator().manual_seed(seed))
+        (out,) = run(lambda given: (given.cumsum(0) * 2 + torch.arange(4, device=CUDA),), x, replay=replay)
+        assert torch.equal(out, x.cumsum(0) * 2 + torch.arange(4))
+
+
+def test_operands_of_two_devices_are_refused(gpu):
+    with pytest.raises(GpuError, match="add has operands on the GPU and on the host"):
+        torch.ones(4).to(CUDA) + torch.ones(4)
+    assert (torch.ones(4).to(CUDA) + torch.tensor(1.0)).tolist() == [2.0] * 4
+
+
+@pytest.mark.parametrize(
+    "reads",
+    [
+        lambda x: x * x.sum().item(),
+        lambda x: x + 1 if x.sum() > 0 else x,
+        lambda x: x * float(x[0]),
+        lambda x: x[: int(x[0])],
+        lambda x: x * len(x.tolist()),
+        lambda x: x.cpu().to(CUDA),
+        lambda x: x.to("cpu").to(CUDA),
+        lambda x: x + torch.equal(x, x),
+    ],
+)
+def test_a_capture_that_reads_values_on_the_host_is_refused(gpu, reads):
+    with pytest.raises(GpuError, match="reads values on the host"):
+        run(lambda x: (reads(x),), torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    "shaped",
+    [
+        lambda x: x[x > 0],
+        lambda x: x.nonzero(),
+        lambda x: torch.masked_select(x, x > 0),
+        lambda x: torch.unique(x),
+        lambda x: x.index_put((x > 0,), torch.tensor(2.0)),
+        lambda x: torch.repeat_interleave(x, x.long()),
+    ],
+)
+def test_a_capture_whose_shapes_depend_on_values_is_refused(gpu, shaped):
+    with pytest.raises(GpuError, match="depends on values"):
+        run(lambda x: (shaped(x),), torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    "copies",
+    [
+        lambda x: x + torch.tensor([1.0, 2.0, 3.0, 4.0], device=CUDA),
+        lambda x: x + x.new_tensor([1.0, 2.0, 3.0, 4.0]),
+        lambda x: x + MASK.to(CUDA),
+        lambda x: x[[0, 1]],
+        lambda x: x.copy_(torch.ones(4)),
+    ],
+)
+def test_a_capture_that_copies_from_the_host_is_refused(gpu, copies):
+    with pytest.raises(GpuError, match="copies between devices"):
+        run(lambda x: (copies(x),), torch.ones(4))
+
+
+def test_a_capture_that_pins_memory_is_refused(gpu):
+    with pytest.raises(GpuError, match="pin_memory allocates"):
+        run(lambda x: (x, torch.ones(4).pin_memory())[:1], torch.ones(4))
+
+
+@pytest.mark.parametrize(
+    "draws",
+    [
+        lambda x: x + torch.randn(4, device=CUDA),
+        lambda x: torch.bernoulli(x),
+        lambda x: torch.multinomial(x, 2),
+        lambda x: torch.empty_like(x).exponential_(),
+    ],
+)
+def test_a_capture_that_draws_from_the_default_generator_is_refused(gpu, draws):
+    with pytest.raises(GpuError, match="draws from the default generator"):
+        run(lambda x: (draws(x),), torch.ones(4))
+
+
+def test_memory_that_only_a_graph_still_reads_is_found(gpu):
+    owner, replay = {"bias": torch.ones(4).to(CUDA)}, Replay(CUDA)
+    body = lambda x: (x + owner["bias"],)  # noqa: E731
+    run(body, torch.ones(4), replay=replay)
+    owner["bias"] = torch.zeros(4).to(CUDA)
+    with pytest.raises(GpuError, match="stale pointer"):
+        run(body, torch.ones(4), replay=replay)
+
+
+def test_a_value_of_the_host_that_a_graph_does_not_follow_is_found(gpu):
+    settings, replay = {"scale": 2.0}, Replay(CUDA)
+    body = lambda x: (x * settings["scale"],)  # noqa: E731
+    run(body, torch.ones(4), replay=replay)
+    settings["scale"] = 3.0
+    with pytest.raises(GpuError, match="computes otherwise"):
+        run(body, torch.ones(4), replay=replay)
+
+
+def test_a_body_that_chooses_other_operators_is_found(gpu):
+    made, replay = [], Replay(CUDA)
+
+    def body(x):
+        if len(made) < 4:  # two calls to warm up, the capture, the comparison
+            made.append(x)
+            return (x + 1,)
+        return (x * 2 - 0 * x + 0,)
+
+    run(body, torch.ones(4), replay=replay)
+    with pytest.raises(GpuError, match="other operators"):
+        run(body, torch.ones(4), replay=replay)
+
+
+def test_a_body_whose_result_depends_on_what_it_left_is_found(gpu):
+    count = torch.zeros(4).to(CUDA)
+    with pytest.raises(GpuError, match="computes otherwise"):
+        run(lambda x: (count.add_(x).clone(),), torch.ones(4))
+
+
+def test_memory_of_a_capture_that_is_used_outside_is_found(gpu):
+    kept, replay = [], Replay(CUDA)
+
+    def body(x):
+        kept.append(x * 2)
+        return (kept[-1] + 1,)
+
+    run(body, torch.ones(4), replay=replay)
+    leaked = kept[2]  # two calls warm up
+    with pytest.raises(GpuError, match="memory that a capture allocated"):
+        leaked + 1
+
+
+def test_an_output_that_is_read_after_the_next_replay_is_found(gpu):
+    replay = Replay(CUDA)
+    (first,) = replay.run("k", lambda x: (x + 1,), (torch.ones(4),))
+    row = first[:2]
+    assert row.tolist() == [2, 2]
+    replay.run("k", lambda x: (x + 1,), (torch.zeros(4),))
+    with pytest.raises(GpuError, match="a later replay has overwritten"):
+        row.tolist()
+
+
+def test_a_missing_wait_between_streams_is_found(gpu):
+    x, side = torch.ones(4).to(CUDA), torch.cuda.Stream(CUDA)
+    x.add_(1)
+    with torch.cuda.stream(side), pytest.raises(GpuError, match="no wait"):
+        x.mul_(2)
+    y = torch.ones(4).to(CUDA)
+    side.wait_stream(torch.cuda.current_stream(CUDA))
+    with torch.cuda.stream(side):
+        y.mul_(2)
+    with pytest.raises(GpuError, match="no wait"):
+        y.add_(1)
+    torch.cuda.synchronize()
+    y.add_(1)
+
+
+def test_a_wait_for_the_device_is_found_where_none_may_be(gpu):
+    x = torch.ones(4).to(CUDA)
+    torch.cuda.set_sync_debug_mode("error")
+    with pytest.raises(GpuError, match="waits for the GPU"):
+        x.sum().item()
