@@ -17,8 +17,8 @@ from torch.cuda._sanitizer import EventHandler
 
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.kv.paged import attend_paged
-from support.cuda.graph import Graph, GpuError, leaves, signature, storage_of, written_by
-from support.cuda.tensors import CudaTensor, name_of, on_device, on_gpu, on_host
+from support.cuda.graph import Graph, GpuError, signature, storage_of, written_by
+from support.cuda.tensors import CudaTensor, leaves, name_of, on_device, on_gpu, on_host
 
 MEMORY = 4 << 30
 _INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"}

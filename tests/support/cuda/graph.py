@@ -11,9 +11,8 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from torch.utils._pytree import tree_map_only
 
-from support.cuda.tensors import name_of
+from support.cuda.tensors import leaves, name_of, replaced
 
 _READS = {"equal", "is_nonzero", "allclose", "item", "_local_scalar_dense"}
 _MASKED = {"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"}
@@ -25,17 +24,6 @@ _SURE = {"scaled_dot_product_attention"}
 
 class GpuError(Exception):
     """Something that a GPU refuses, or that gives wrong numbers there."""
-
-
-def leaves(values: Any) -> list[Tensor]:
-    """Return the tensors among values."""
-    if isinstance(values, Tensor):
-        return [values]
-    if isinstance(values, dict):
-        values = tuple(values.values())
-    if not isinstance(values, tuple | list) or (values and type(values) is list and type(values[0]) is int):
-        return []
-    return [leaf for value in values for leaf in leaves(value)]
 
 
 def storage_of(tensor: Tensor) -> int:
@@ -115,7 +103,7 @@ class Graph:
         used = {storage_of(leaf) for leaf in leaves(given)}
         fresh = [None if storage_of(at) in used else at for at in leaves(out)]
         self.private |= {storage_of(at) for at in fresh if at is not None}
-        args, kwargs = tree_map_only(Tensor, self._held, given)
+        args, kwargs = replaced(given, self._held)
         self._kernels.append(_Kernel(func, args, kwargs, fresh))
         self._written += written_by(func, given, out)
 

@@ -80,7 +80,8 @@ def scorer(target: Any, model: GlideModel, *, native: bool = True) -> GlideScore
 @torch.no_grad()
 def target_kv(target: Any, tokens: list[int]) -> list[tuple[Tensor, Tensor]]:
     """Keys and values of every layer, [1, kv_heads, T, head_dim]."""
-    cache = target.model(input_ids=torch.tensor([tokens]), use_cache=True).past_key_values
+    ids = torch.tensor([tokens], device=target.device)
+    cache = target.model(input_ids=ids, use_cache=True).past_key_values
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
