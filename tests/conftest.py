@@ -42,7 +42,7 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 
 @pytest.fixture(autouse=True)
-def device(request: pytest.FixtureRequest) -> Iterator[None]:
+def cuda_device(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests of a GPU have a simulated one where there is none."""
     if request.node.get_closest_marker("gpu") is None:
         yield

@@ -13,6 +13,7 @@ from slipstream.core.types import (
     Session,
     Shape,
     StopPolicy,
+    Verification,
 )
 from slipstream.core.verify.draws import fits_device
 from slipstream.draft.engine import LocalDraft, TargetKv
@@ -77,9 +78,10 @@ def batch_of(target):
     return batch
 
 
-def test_requests_of_every_kind_share_a_step():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_requests_of_every_kind_share_a_step(device):
     verdicts = []
-    for target in (tiny.local_target(tiny.causal()), shaped_target()[0]):
+    for target in (tiny.local_target(tiny.causal()), shaped_target(device)[0]):
         batch = batch_of(target)
         requests = [at.request for at in batch]
         assert len({fits_device(request.session) for request in requests}) == 2
@@ -91,17 +93,33 @@ def test_requests_of_every_kind_share_a_step():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("sampling", SAMPLINGS)
-def test_the_output_on_a_device_is_that_of_plain_decoding_there(sampling):
+@pytest.mark.parametrize(
+    ("sampling", "shape", "verification"),
+    [
+        (SAMPLINGS[0], Shape.CAPE, Verification.EXACT),
+        (SAMPLINGS[1], Shape.CHAIN, Verification.EXACT),
+        (SAMPLINGS[1], Shape.DYNAMIC, Verification.EXACT),
+        (SAMPLINGS[2], Shape.CAPE, Verification.EXACT),
+        (SAMPLINGS[1], Shape.CAPE, Verification.MCSD),
+    ],
+)
+def test_the_output_on_a_device_is_that_of_plain_decoding_there(sampling, shape, verification):
     target, _ = shaped_target("cuda")
-    expected = plain(target, PROMPTS[1], sampling=sampling, max_tokens=24)
+    expected = plain(target, PROMPTS[1], sampling=sampling, max_tokens=12)
     options = SpeculationOptions(
-        mode=Mode.FORCED, shape=Shape.CAPE, stop=StopPolicy.SVIP, max_nodes=15
+        mode=Mode.FORCED,
+        shape=shape,
+        stop=StopPolicy.SVIP,
+        max_nodes=15,
+        verification=verification,
     )
     scorer = tiny.glide(device="cuda")
     chains = GlideChains(scorer, Replay(torch.device("cuda")), context_length=512)
     draft = LocalDraft(scorer, TargetKv(target, scorer.config.target_layers), chains=chains)
     out = speculate(
-        target, draft, "glide", PROMPTS[1], sampling=sampling, options=options, max_tokens=24
+        target, draft, "glide", PROMPTS[1], sampling=sampling, options=options, max_tokens=12
     )
-    assert out.tokens == expected.tokens
+    assert out.num_drafted > 0
+    assert len(out.tokens) == 12
+    if verification is Verification.EXACT:
+        assert out.tokens == expected.tokens

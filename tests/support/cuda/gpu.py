@@ -17,7 +17,7 @@ from torch.cuda._sanitizer import EventHandler
 
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.kv.paged import attend_paged
-from support.cuda.graph import Graph, GpuError, signature, storage_of, written_by
+from support.cuda.graph import GpuError, Graph, signature, storage_of, written_by
 from support.cuda.tensors import CudaTensor, leaves, name_of, on_device, on_gpu, on_host
 
 MEMORY = 4 << 30
@@ -162,7 +162,7 @@ class _NoTraceback:
 
 
 def _checked_run(gpu: Gpu) -> Callable[..., tuple[Tensor, ...]]:
-    """Return a `Replay.run` whose results are compared with the body's own, operator by operator."""
+    """Return a `Replay.run` whose every run is compared with the body's own, by operator."""
     run = Replay.run
 
     def checked(self: Replay, key: Any, body: Any, inputs: Any) -> tuple[Tensor, ...]:

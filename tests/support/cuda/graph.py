@@ -91,9 +91,8 @@ class Graph:
             is_shaped = torch.Tag.dynamic_output_shape in tags
         if is_shaped:
             raise GpuError(f"in a capture, the shape of {name} depends on values")
-        is_random = name in _RANDOM or (
-            torch.Tag.nondeterministic_seeded in tags and name not in _SURE
-        )
+        is_sure = name in _SURE or (name == "dropout" and args[2] is False)
+        is_random = name in _RANDOM or (torch.Tag.nondeterministic_seeded in tags and not is_sure)
         if is_random and kwargs.get("generator") is None:
             raise GpuError(f"in a capture, {name} draws from the default generator")
 
@@ -111,7 +110,9 @@ class Graph:
     def replay(self) -> None:
         """Run the operators again. Raises `GpuError` for memory that only the graph still has."""
         for storage, tensor in self._outside.items():
-            if torch._C._storage_Use_Count(storage) - 1 <= self._num_own[storage]:  # 1 is the call's
+            if (
+                torch._C._storage_Use_Count(storage) - 1 <= self._num_own[storage]
+            ):  # 1 is the call's
                 raise GpuError(f"a replay reads {tuple(tensor.shape)} at a stale pointer")
         self._launch("a replay", list(self._outside.values()), self._written)
         for kernel in self._kernels:

@@ -13,9 +13,8 @@ from torch import Tensor
 from torch.overrides import TorchFunctionMode
 
 DEVICE = torch.device("cuda", 0)
-_HOST_READS = {"tolist", "numpy", "item", "__float__", "__int__", "__bool__", "__index__"}
 _WHOLE = {
-    *("__getitem__", "__setitem__", "__invert__", "nonzero", "where"),
+    *("__getitem__", "__setitem__", "__invert__", "nonzero", "where", "contiguous"),
     *("scaled_dot_product_attention", "rms_norm"),
 }
 """Calls that need a CUDA runtime before, or between, the operators that they dispatch."""
@@ -127,28 +126,34 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), name_of(func)
-        first, kernels = args[0] if args else None, _running[-1]
-        if isinstance(first, CudaTensor):
-            if name in _HOST_READS:
-                return func(kernels.read(name, first))
-            if func is torch.Tensor.cpu:
-                return kernels.read(name, first).clone()
-            if name in _WHOLE:
-                return kernels.run(func, args, kwargs)
-            if func is torch.Tensor.new_tensor:
-                return kernels.send(name, func(first.inner, *args[1:], **kwargs))
-        elif func is torch.Tensor.cuda:
-            return kernels.send(name, first)
-        if name == "copy_" and any(isinstance(arg, CudaTensor) for arg in args):
-            return kernels.run(torch.ops.aten.copy_.default, args[:2], {})
-        if func is torch.Tensor.pin_memory:
-            return kernels.pin(first)
-        if func is torch.Tensor.to:
-            return _converted(func, args, kwargs)
+        is_there = any(isinstance(arg, CudaTensor) for arg in args[:2])
+        if name in _ANSWERS and (is_there or name in _MOVES):
+            return _ANSWERS[name](func, args, kwargs)
+        if name in _WHOLE and is_there:
+            return _running[-1].run(func, args, kwargs)
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == "cuda":
             return _made(func, args, {**kwargs, "device": "cpu"})
         return func(*args, **kwargs)
+
+
+def _read(func: Any, args: Any, kwargs: Any) -> Any:
+    return func(_running[-1].read(name_of(func), args[0]), *args[1:], **kwargs)
+
+
+def _copied(_: Any, args: Any, __: Any) -> Any:
+    return _running[-1].run(torch.ops.aten.copy_.default, args[:2], {})
+
+
+def _moved(func: Any, args: Any, _: Any) -> Any:
+    source, name, kernels = args[0], name_of(func), _running[-1]
+    if isinstance(source, CudaTensor):
+        return kernels.read(name, source).clone() if name == "cpu" else source
+    return kernels.send(name, source) if name == "cuda" else source
+
+
+def _new(func: Any, args: Any, kwargs: Any) -> Tensor:
+    return _running[-1].send(name_of(func), func(args[0].inner, *args[1:], **kwargs))
 
 
 def _converted(func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -170,3 +175,15 @@ def _made(func: Any, args: Any, kwargs: Any) -> Any:
     if func in (torch.tensor, torch.as_tensor, torch.from_numpy):
         return _running[-1].send(func.__name__, func(*args, **kwargs))
     return _running[-1].make(func, args, kwargs)
+
+
+_MOVES = {"to", "cuda", "cpu", "pin_memory"}
+_ANSWERS: dict[str, Callable[[Any, Any, Any], Any]] = {
+    **dict.fromkeys(("tolist", "numpy", "item"), _read),
+    **dict.fromkeys(("__float__", "__int__", "__bool__", "__index__"), _read),
+    **dict.fromkeys(("cpu", "cuda"), _moved),
+    "copy_": _copied,
+    "new_tensor": _new,
+    "to": _converted,
+    "pin_memory": lambda _, args, __: _running[-1].pin(args[0]),
+}

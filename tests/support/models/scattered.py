@@ -24,8 +24,8 @@ def tree_of(seed, size):
     return TokenTree(tuple(tokens), tuple(parents))
 
 
-def shaped(family="llama", **options):
-    return CausalModel(tiny.hf_model(family), engine="shaped", **options)
+def shaped(family="llama", device="cpu", **options):
+    return CausalModel(tiny.hf_model(family).to(device), engine="shaped", **options)
 
 
 def parts_on_scattered_pages(model, trees, pending=2):

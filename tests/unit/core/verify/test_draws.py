@@ -20,7 +20,7 @@ from slipstream.core.verify.draws import (
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel, gumbel_rows, signed_keys
 from slipstream.core.verify.verify import verify
-from support.models import device_only
+from slipstream.models.cuda.graphs import Replay
 
 VOCAB = 300
 TEMPERATURES = [0.0, 0.05, 0.7, 1.0, 1.9]
@@ -126,10 +126,17 @@ def test_only_exact_verification_fits(verification):
     assert not fits_device(Session("s", 1, 1, verification=verification))
 
 
-def test_rows_draw_without_a_look_at_a_value():
-    logits, heat, keys = torch.randn(3, VOCAB), torch.ones(3), torch.ones(3, 2, dtype=torch.int32)
-    device_only.check(lambda *given: (draw_rows(*given),), logits, heat, keys)
-    device_only.check(lambda given: (draw_greedy_rows(given),), logits)
+@pytest.mark.gpu
+def test_rows_draw_in_a_graph_as_they_do_on_the_host():
+    replay, body = Replay(torch.device("cuda")), lambda *given: (draw_rows(*given),)
+    for seed in range(2):
+        noise = torch.Generator().manual_seed(seed)
+        logits, heat = torch.randn(3, VOCAB, generator=noise), torch.tensor([0.0, 0.7, 1.0])
+        keys = torch.randint(9, (3, 2), generator=noise, dtype=torch.int32)
+        (tokens,) = replay.run("sampled", body, (logits, heat, keys))
+        assert tokens.tolist() == draw_rows(logits, heat, keys).tolist()
+        (tokens,) = replay.run("greedy", lambda given: (draw_greedy_rows(given),), (logits,))
+        assert tokens.tolist() == logits.argmax(-1).tolist()
 
 
 @pytest.mark.gpu

@@ -1,5 +1,7 @@
 """Forwards of fixed shapes over pages compute what forwards without shapes do."""
 
+from itertools import product
+
 import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
@@ -10,14 +12,16 @@ from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.core.verify.draws import draw_keys, walk_drawn
 from slipstream.core.verify.verify import verify
 from slipstream.models.cuda.bucketed import Draw, buckets_for
-from slipstream.models.cuda.buckets import pack
-from slipstream.models.kv.paged import PagedAttention, attend_paged, unpack
+from slipstream.models.cuda.buckets import Buckets, pack
 from slipstream.models.numerics.invariance import RowRule
 from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.fast_modules import FastNorm
-from support.models import device_only, tiny
+from support.models import tiny
 from support.models.scattered import LENGTHS, parts_on_scattered_pages, shaped, tree_of
+
+pytestmark = pytest.mark.gpu
+HEATS = (None, 0.0, 0.9)
 
 
 def chain_of(seed, size):
@@ -34,19 +38,19 @@ def leaves_of(seed, size):
 @pytest.mark.parametrize("make", [chain_of, leaves_of, tree_of])
 def test_many_sessions_on_scattered_pages_have_the_same_states(family, make):
     trees = [make(seed, 3 + 4 * seed) for seed in range(len(LENGTHS))]
-    plain, model = tiny.causal(family, engine="torch"), shaped(family)
+    plain, model = tiny.causal(family, engine="torch"), shaped(family, "cuda")
     expected, places = plain.forward(parts_on_scattered_pages(plain, trees))
     parts = parts_on_scattered_pages(model, trees)
     assert any(part.cache.base(part.end) is None for part in parts)
     hidden, own_places = model.forward(parts)
     assert own_places == places
-    torch.testing.assert_close(hidden, expected, rtol=1e-4, atol=1e-5)
+    torch.testing.assert_close(hidden.cpu(), expected, rtol=1e-4, atol=1e-5)
 
 
 def test_what_follows_an_accepted_path_has_the_same_states():
     tree = tree_of(3, 9)
     states = []
-    for model in (tiny.causal(), shaped()):
+    for model in (tiny.causal(), shaped(device="cuda")):
         parts = parts_on_scattered_pages(model, [tree] * len(LENGTHS))
         _, places = model.forward(parts)
         after = []
@@ -54,13 +58,13 @@ def test_what_follows_an_accepted_path_has_the_same_states():
             path = tree.path(len(tree) - 1)
             part.cache.keep([*slots[:2], *(slots[2 + node] for node in path)])
             after.append(Part(part.cache, [7]))
-        states.append(model.forward(after)[0])
+        states.append(model.forward(after)[0].cpu())
     torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
 def test_drawn_tokens_walk_as_verification_does(temperature):
-    model, plain = shaped(), tiny.causal(engine="torch")
+    model, plain = shaped(device="cuda"), tiny.causal(engine="torch")
     trees = [tree_of(seed, 12) for seed in range(len(LENGTHS))]
     parts = parts_on_scattered_pages(plain, trees)
     hidden, _ = plain.forward(parts)
@@ -85,7 +89,7 @@ def test_drawn_tokens_walk_as_verification_does(temperature):
 
 
 def test_shapes_are_few():
-    model = shaped()
+    model = shaped(device="cuda")
     cache = model.open_in(model.pool(4))
     for size in range(1, 60):
         _, (slots,) = model.forward([Part(cache, tiny.tokens(1 + size % 7), chain_of(size, 5))])
@@ -94,12 +98,12 @@ def test_shapes_are_few():
 
 
 def test_what_fits_no_shape_goes_without():
-    plain, model = tiny.causal(engine="torch"), shaped()
+    plain, model = tiny.causal(engine="torch"), shaped(device="cuda")
     model._shaped._buckets = buckets_for(max_rows=4, context_length=512, rule=RowRule(1, 32))
     tokens, states = tiny.tokens(9), []
     for one in (plain, model):
-        states.append(one.forward([Part(one.open_in(one.pool(1)), tokens)])[0])
-    assert torch.equal(*states)
+        states.append(one.forward([Part(one.open_in(one.pool(1)), tokens)])[0].cpu())
+    torch.testing.assert_close(*states, rtol=1e-4, atol=1e-5)
     cache = model.open_in(model.pool(1))
     assert model.draw([Part(cache, tokens)], [Draw(0, 0.0, (0, 0))]) is None
     assert model.draw([Part(cache, tokens[:3])], [Draw(0, 0.0, (0, 0))]) is not None
@@ -120,30 +124,41 @@ def test_too_many_rows_are_named():
         pack([Part(cache, tiny.tokens(9), EMPTY)], [], buckets)
 
 
-def test_a_forward_looks_at_no_value():
-    model = shaped()
-    parts = parts_on_scattered_pages(model, [tree_of(seed, 6) for seed in range(len(LENGTHS))])
-    model.draw(parts, [Draw(0, 0.9, (1, 2))])
-    packed = model._shaped.pack(parts[0].cache.pool, parts, [Draw(0, 0.9, (1, 2))])
-    attention = PagedAttention(2, torch.float32, 9999, attend_paged)
-    device_only.check(
-        lambda values: tuple(
-            part
-            for part in vars_of(unpack(values, packed.shape, attention))
-            if isinstance(part, torch.Tensor)
-        ),
-        torch.tensor(packed.values),
-    )
-    entry = next(reversed(model._shaped._replay._entries.values()))
-    with torch.inference_mode(), device_only.NoLooks():
-        entry.body(*entry.inputs)
+def test_every_bucket_can_be_captured():
+    model, plain = shaped(device="cuda"), tiny.causal(engine="torch")
+    model._shaped._buckets = Buckets((2, 16), (1, 8), (1, 4), (128, 256), (0, 16))
+    trees = (EMPTY, chain_of(2, 3), TokenTree((3, 4, 5), (-1, -1, 1)))
+    keys = set()
+    for num_sessions, length, tree, heat in product((1, 2), (3, 140), trees, HEATS):
+        drawn, states = draw_all(model, num_sessions, length, tree, heat)
+        keys |= set(model._shaped._replay._entries)
+        _, expected = draw_all(plain, num_sessions, length, tree, None)
+        torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-5)
+        assert drawn is None or len(drawn) == num_sessions
+    shapes = [shape for _, shape, _ in keys]
+    for name in ("rows", "segments", "segment_size", "width", "path"):
+        steps = {getattr(shape, name) for shape in shapes}
+        assert len(steps) == 2, f"one step of {name} was never captured"
+    assert {is_greedy for _, _, is_greedy in keys} == {True, False}
 
 
-def vars_of(batch):
-    return [getattr(batch, name) for name in batch.__dataclass_fields__]
+def draw_all(model, num_sessions, length, tree, heat):
+    """The tokens drawn behind each session's last one, and all states."""
+    pool = model.pool(3 * num_sessions)
+    parts = []
+    for at in range(num_sessions):
+        cache = model.open_in(pool)
+        text = tiny.tokens(length, seed=at)
+        model.prefill(cache, text[:-1])
+        parts.append(Part(cache, text[-1:], tree))
+    if heat is None:
+        return None, model.forward(parts)[0].cpu()
+    size = 1 + len(tree)
+    draws = [Draw(at * size, heat, (at, 7) if heat else (0, 0)) for at in range(num_sessions)]
+    drawn = model.draw(parts, draws)
+    return drawn.tokens, drawn.hidden.cpu()
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_captured_forwards_compute_what_the_host_does(dtype):
     trees = [tree_of(seed, 9) for seed in range(len(LENGTHS))]
@@ -157,7 +172,6 @@ def test_captured_forwards_compute_what_the_host_does(dtype):
         assert error < (1e-4 if dtype == torch.float32 else 0.05)
 
 
-@pytest.mark.gpu
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_norm_on_a_device_gives_a_row_the_same_bits_in_any_company(dtype):
     norm = FastNorm(LlamaRMSNorm(576).to("cuda", dtype))

@@ -20,7 +20,7 @@ from slipstream.models.kv.paged import PagedAttention, attend_paged, unpack
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
-from support.models import device_only, tiny
+from support.models import tiny
 from support.models.scattered import LENGTHS, parts_on_scattered_pages, shaped, tree_of
 
 LAYOUT = KvLayout(1, 2, 16, torch.float32, torch.device("cpu"))
@@ -72,7 +72,6 @@ def test_a_row_sees_its_own_past_and_itself():
     trial = Trial(LAYOUT, 2)
     seen = seen_slots(trial._batch(attend_paged, _SHAPES[0]))
     assert seen.sum(1).tolist() == [201] * 16
-    device_only.check(lambda given: (block_mask(given).kv_num_blocks,), seen)
 
 
 @pytest.mark.parametrize("name", ["sdpa", "math"])

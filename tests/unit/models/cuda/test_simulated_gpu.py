@@ -27,7 +27,9 @@ def test_a_graph_computes_what_its_body_does_with_each_input(gpu):
     replay = Replay(CUDA)
     for seed in range(3):
         x = torch.randn(4, generator=torch.Generator().manual_seed(seed))
-        (out,) = run(lambda given: (given.cumsum(0) * 2 + torch.arange(4, device=CUDA),), x, replay=replay)
+        (out,) = run(
+            lambda given: (given.cumsum(0) * 2 + torch.arange(4, device=CUDA),), x, replay=replay
+        )
         assert torch.equal(out, x.cumsum(0) * 2 + torch.arange(4))
 
 
@@ -61,7 +63,7 @@ def test_a_capture_that_reads_values_on_the_host_is_refused(gpu, reads):
         lambda x: x[x > 0],
         lambda x: x.nonzero(),
         lambda x: torch.masked_select(x, x > 0),
-        lambda x: torch.unique(x),
+        torch.unique,
         lambda x: x.index_put((x > 0,), torch.tensor(2.0)),
         lambda x: torch.repeat_interleave(x, x.long()),
     ],
@@ -95,7 +97,7 @@ def test_a_capture_that_pins_memory_is_refused(gpu):
     "draws",
     [
         lambda x: x + torch.randn(4, device=CUDA),
-        lambda x: torch.bernoulli(x),
+        torch.bernoulli,
         lambda x: torch.multinomial(x, 2),
         lambda x: torch.empty_like(x).exponential_(),
     ],

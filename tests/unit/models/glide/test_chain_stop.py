@@ -15,7 +15,6 @@ from slipstream.core.policy.stop import (
     SvipStop,
 )
 from slipstream.models.glide.chain_stop import Confidence, Rules, Signals, rule_of, should_stop
-from support.models import device_only
 
 chance = st.floats(0, 1)
 limits = st.integers(1, 6).map(FixedStop)
@@ -77,16 +76,6 @@ def test_a_path_that_is_not_worth_another_row_ends():
     nothing = torch.zeros(3, dtype=torch.float64)
     signals = Signals(nothing, nothing, nothing, nothing + 0.25)
     assert should_stop(rules, signals, depth=2).tolist() == [False, True, False]
-
-
-def test_the_decision_looks_at_no_value():
-    rules = rules_of([SvipStop(), FixedStop(3)])
-    signals = Signals(*torch.rand(4, 2, dtype=torch.float64).unbind(0))
-    device_only.check(
-        lambda *given: (should_stop(Rules(*given[:5]), Signals(*given[5:]), depth=2),),
-        *rules,
-        *signals,
-    )
 
 
 def test_an_unknown_policy_has_no_rule():
