@@ -1,7 +1,6 @@
 """The client over a tiny checkpoint: requests, streams, conversations, and what it refuses."""
 
 import pytest
-import torch
 
 from slipstream.client import (
     Client,
@@ -22,9 +21,6 @@ from slipstream.core.errors import (
     UnsupportedCombination,
     WeightsError,
 )
-from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
-from slipstream.models.glide.glide_weights import save_glide
-from slipstream.models.loading import load_target_parts
 from support.models import tiny_checkpoint
 
 SAMPLED = SamplingParams(temperature=1.0, seed=4)
@@ -225,21 +221,8 @@ def test_a_draft_that_does_not_exist_is_refused(folder, draft):
         Client.embedded(str(folder), draft, dtype="float32")
 
 
-def saved_glide(folder, out, tokenizer_hash=None):
-    loaded = load_target_parts(str(folder), dtype="float32")
-    vocab = torch.arange(0, 259, 2)
-    config = config_for_target(
-        loaded.model,
-        GlideShape(target_layers=(1,), head_size=len(vocab), max_lag=4),
-        name="tiny",
-        tokenizer_hash=tokenizer_hash or loaded.tokenizer_hash,
-    )
-    save_glide(init_from_target(loaded.model, config), vocab, out)
-    return out
-
-
 def test_glide_weights_are_taken_from_their_directory(folder, tmp_path, ngram):
-    weights = saved_glide(folder, tmp_path / "glide")
+    weights = tiny_checkpoint.save_draft(folder, tmp_path / "glide")
     with Client.embedded(str(folder), str(weights), dtype="float32") as client:
         result = client.generate("hello", max_tokens=20, speculation=FORCED)
         assert result.stats.speculation.num_draft_tokens > 0
@@ -250,13 +233,13 @@ def test_glide_weights_are_taken_from_their_directory(folder, tmp_path, ngram):
 
 
 def test_glide_weights_of_another_tokenizer_are_refused(folder, tmp_path):
-    weights = saved_glide(folder, tmp_path / "glide", tokenizer_hash="0" * 64)
+    weights = tiny_checkpoint.save_draft(folder, tmp_path / "glide", tokenizer_hash="0" * 64)
     with pytest.raises(ModelMismatch, match="tokenizer"):
         Client.embedded(str(folder), str(weights), dtype="float32")
 
 
 def test_a_broken_weights_file_is_refused(folder, tmp_path):
-    weights = saved_glide(folder, tmp_path / "glide")
+    weights = tiny_checkpoint.save_draft(folder, tmp_path / "glide")
     file = weights / "model.safetensors"
     file.write_bytes(file.read_bytes()[:200])
     with pytest.raises(WeightsError):

@@ -5,6 +5,8 @@ Kernels run at once, on the CPU. What they touch is reported to torch's CUDA san
 accesses that no wait orders; what a capture holds is recorded and checked by `Graph`.
 """
 
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from types import SimpleNamespace
@@ -39,14 +41,21 @@ class Stream:
         gpu.sanitizer._handle_event_wait(gpu.num_events, self.cuda_stream)
 
 
+class _Thread(threading.local):
+    """State of the current thread: its capture, and the list that takes kernels' signatures."""
+
+    capture: Graph | None = None
+    trace: list[Any] | None = None
+    stream: Stream | None = None
+
+
 class Gpu:
-    """`tensors.Kernels`, with streams and graphs; `trace` takes the signatures of kernels."""
+    """`tensors.Kernels`, with streams and graphs."""
 
     def __init__(self) -> None:
         self.sanitizer, self.num_events, self.num_streams = EventHandler(), 0, 0
-        self.stream = Stream(self, 0)
-        self.capture: Graph | None = None
-        self.trace: list[Any] | None = None
+        self.default_stream = Stream(self, 0)
+        self.thread = _Thread()
         self.refuses_waits = False
         self._now = 0
         self._private: set[int] = set()
@@ -62,15 +71,15 @@ class Gpu:
     def make(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """See `tensors.Kernels.make`."""
         given = on_host((args, kwargs))
-        if self.capture is not None:
-            self.capture.check(func, *given)
+        if self.thread.capture is not None:
+            self.thread.capture.check(func, *given)
         out = func(*given[0], **given[1])
-        if self.capture is not None:
-            self.capture.record(func, given, out)
+        if self.thread.capture is not None:
+            self.thread.capture.record(func, given, out)
         else:
             self.launch(func, leaves(given), written_by(func, given, out))
-        if self.trace is not None:
-            self.trace.append(signature(func, given, out))
+        if self.thread.trace is not None:
+            self.thread.trace.append(signature(func, given, out))
         return self._born(on_device(out, (args, kwargs)))
 
     def read(self, name: str, source: CudaTensor) -> Tensor:
@@ -102,7 +111,12 @@ class Gpu:
             self.sanitizer._handle_memory_allocation(fresh)
         names = {storage: ["an operand"] for storage in reads | writes}
         errors = self.sanitizer._handle_kernel_launch(
-            self.stream.cuda_stream, reads - writes, writes, set(), name_of(what), names
+            (self.thread.stream or self.default_stream).cuda_stream,
+            reads - writes,
+            writes,
+            set(),
+            name_of(what),
+            names,
         )
         if errors:
             raise GpuError(f"{name_of(what)} is ordered after no wait for another stream's work")
@@ -112,11 +126,18 @@ class Gpu:
         `outputs` are new, and all else is lost."""
         self._now += 1
         kept = graph.private & {storage_of(output) for output in on_host(outputs)}
-        self._private |= graph.private
+        if not graph.private <= self._private:
+            self._private |= graph.private
+            weakref.finalize(graph, self._forget, graph.private)
         self._current.update(dict.fromkeys(kept, self._now))
         graph.lose(kept)
         for output in outputs:
             output.born = self._now
+
+    def _forget(self, storages: set[int]) -> None:
+        self._private -= storages
+        for storage in storages:
+            self._current.pop(storage, None)
 
     def _born(self, made: Any) -> Any:
         for leaf in leaves(made):
@@ -135,7 +156,7 @@ class Gpu:
         self._refuse_in_capture(f"{name} copies between devices")
 
     def _check_age(self, func: object, leaf: Tensor) -> None:
-        if self.capture is not None or not isinstance(leaf, CudaTensor):
+        if self.thread.capture is not None or not isinstance(leaf, CudaTensor):
             return
         storage = storage_of(leaf.inner)
         if storage in self._private and storage not in self._current:
@@ -144,7 +165,7 @@ class Gpu:
             raise GpuError(f"{name_of(func)} reads an output that a later replay has overwritten")
 
     def _refuse_in_capture(self, reason: str) -> None:
-        if self.capture is not None:
+        if self.thread.capture is not None:
             raise GpuError(f"in a capture, {reason}")
 
 
@@ -168,12 +189,14 @@ def _checked_run(gpu: Gpu) -> Callable[..., tuple[Tensor, ...]]:
     def checked(self: Replay, key: Any, body: Any, inputs: Any) -> tuple[Tensor, ...]:
         outputs = run(self, key, body, inputs)
         entry = self._entries[key]
+        if self._device.type != "cuda":
+            return outputs
         graph: Graph = entry.replay.__self__  # type: ignore[attr-defined]
         gpu.publish(graph, outputs)
-        gpu.trace = []
+        gpu.thread.trace = []
         with torch.inference_mode():
             expected = body(*entry.inputs)
-        own, gpu.trace = gpu.trace, None
+        own, gpu.thread.trace = gpu.thread.trace, None
         if own != graph.signatures:
             raise GpuError(f"the body of {key} runs other operators than were captured")
         for found, wanted in zip(on_host(outputs), on_host(expected), strict=True):
@@ -186,9 +209,15 @@ def _checked_run(gpu: Gpu) -> Callable[..., tuple[Tensor, ...]]:
 
 @contextmanager
 def simulated_gpu() -> Iterator[Gpu]:
-    """Let `cuda` be a simulated device of this thread."""
-    gpu = Gpu()
+    """Let `cuda` be a simulated device of this thread, and of those that it starts."""
+    gpu, run = Gpu(), threading.Thread.run
+
+    def run_on_gpu(thread: threading.Thread) -> None:
+        with on_gpu(gpu):
+            run(thread)
+
     with (
+        mock.patch.object(threading.Thread, "run", run_on_gpu),
         mock.patch.multiple(torch.cuda, **_runtime(gpu)),
         mock.patch.object(Replay, "run", _checked_run(gpu)),
         mock.patch("torch.cuda._sanitizer.traceback", _NoTraceback),
@@ -209,18 +238,18 @@ def _runtime(gpu: Gpu) -> dict[str, Any]:
 
     @contextmanager
     def stream(chosen: Stream) -> Iterator[None]:
-        before, gpu.stream = gpu.stream, chosen
+        before, gpu.thread.stream = gpu.thread.stream, chosen
         yield
-        gpu.stream = before
+        gpu.thread.stream = before
 
     @contextmanager
     def graph(into: Graph, **_: object) -> Iterator[None]:
         gpu.sanitizer._handle_device_synchronization()
-        gpu.capture = into
+        gpu.thread.capture = into
         try:
             yield
         finally:
-            gpu.capture = None
+            gpu.thread.capture = None
 
     def set_sync_debug_mode(mode: str) -> None:
         gpu.refuses_waits = mode == "error"
@@ -229,7 +258,7 @@ def _runtime(gpu: Gpu) -> dict[str, Any]:
         "set_sync_debug_mode": set_sync_debug_mode,
         "Stream": new_stream,
         "stream": stream,
-        "current_stream": lambda _device=None: gpu.stream,
+        "current_stream": lambda _device=None: gpu.thread.stream or gpu.default_stream,
         "CUDAGraph": lambda: Graph(gpu.launch),
         "graph": graph,
         "graph_pool_handle": lambda: (0, 1),

@@ -6,6 +6,10 @@ import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
+from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
+from slipstream.models.glide.glide_weights import save_glide
+from slipstream.models.loading import load_target_parts
+
 SPECIAL = ("<|end|>", "<|user|>", "<|bot|>")
 TEMPLATE = (
     "{% for m in messages %}{{ '<|user|>' if m['role'] == 'user' else '<|bot|>' }}"
@@ -74,4 +78,18 @@ def save_checkpoint(folder: Path, *, vocab_size: int = 259, context_length: int 
     model = tiny_llama(vocab_size=vocab_size, context_length=context_length)
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def save_draft(target: Path, folder: Path, tokenizer_hash: str | None = None) -> Path:
+    """A directory of untrained GliDe weights for a `save_checkpoint`."""
+    loaded = load_target_parts(str(target), dtype="float32")
+    vocab = torch.arange(0, 259, 2)
+    config = config_for_target(
+        loaded.model,
+        GlideShape(target_layers=(1,), head_size=len(vocab), max_lag=4),
+        name="tiny",
+        tokenizer_hash=tokenizer_hash or loaded.tokenizer_hash,
+    )
+    save_glide(init_from_target(loaded.model, config), vocab, folder)
     return folder
