@@ -22,7 +22,9 @@ _running: list["Kernels"] = []
 
 
 class Kernels(Protocol):
-    """What runs operators of the GPU: see `gpu.Gpu`."""
+    """What runs operators of the GPU, on tensors of the device `place`: see `gpu.Gpu`."""
+
+    place: str
 
     def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
         """Compute `func`, some of whose arguments are on the GPU; results are on it."""
@@ -41,7 +43,7 @@ class Kernels(Protocol):
 
 
 class CudaTensor(Tensor):
-    """A tensor on the simulated GPU; `inner` has its values."""
+    """A tensor on the simulated GPU; `inner` has its values, or its shape alone."""
 
     inner: Tensor
     __torch_function__ = torch._C._disabled_torch_function_impl
@@ -96,9 +98,15 @@ def replaced(values: Any, change: Callable[[Tensor], Any]) -> Any:
     return values
 
 
-def on_host(values: Any) -> Any:
-    """Return the values with the CPU tensors in place of those that wrap them."""
-    return replaced(values, lambda at: at.inner if isinstance(at, CudaTensor) else at)
+def on_host(values: Any, place: str = "cpu") -> Any:
+    """Return the values with the tensors of `place` in place of those that wrap them."""
+
+    def inner(at: Tensor) -> Tensor:
+        if isinstance(at, CudaTensor):
+            return at.inner
+        return at.to(place) if at.dim() else at
+
+    return replaced(values, inner)
 
 
 def on_device(values: Any, given: Any) -> Any:
@@ -133,7 +141,7 @@ class _Calls(TorchFunctionMode):
             return _running[-1].run(func, args, kwargs)
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == "cuda":
-            return _made(func, args, {**kwargs, "device": "cpu"})
+            return _made(func, args, {**kwargs, "device": _running[-1].place})
         return func(*args, **kwargs)
 
 
@@ -172,8 +180,8 @@ def _converted(func: Any, args: Any, kwargs: Any) -> Tensor:
 
 def _made(func: Any, args: Any, kwargs: Any) -> Any:
     """Return what a factory makes: filled there, or sent where its values come from the host."""
-    if func in (torch.tensor, torch.as_tensor, torch.from_numpy):
-        return _running[-1].send(func.__name__, func(*args, **kwargs))
+    if func in (torch.tensor, torch.as_tensor):
+        return _running[-1].send(func.__name__, func(*args, **{**kwargs, "device": "cpu"}))
     return _running[-1].make(func, args, kwargs)
 
 

@@ -1,0 +1,221 @@
+"""The CUDA path at the sizes of large models: shapes, dtypes and devices of every operator.
+
+No tensor has values: what the host reads is ones.
+"""
+
+import re
+from copy import deepcopy
+from unittest import mock
+
+import pytest
+import torch
+import torch.distributed as dist
+from torch.distributed.device_mesh import DeviceMesh
+from torch.distributed.tensor import DTensor, Shard
+from torch.testing._internal.distributed.fake_pg import FakeStore
+from transformers import (
+    LlamaConfig,
+    LlamaForCausalLM,
+    MistralConfig,
+    MistralForCausalLM,
+    Qwen3Config,
+    Qwen3ForCausalLM,
+)
+
+from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import SamplingParams, Shape, StopPolicy
+from slipstream.draft.engine import LocalDraft, TargetKv
+from slipstream.models.cuda.graphs import Replay
+from slipstream.models.decision import DecisionModel
+from slipstream.models.glide.glide import GlideModel
+from slipstream.models.glide.glide_chains import GlideChains
+from slipstream.models.glide.glide_init import GlideShape, config_for_target
+from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.parallel.ranks import Ranks
+from slipstream.models.target.batched_tokens import Draw, Part
+from slipstream.models.target.causal import CausalModel
+from support.cuda.gpu import simulated_gpu
+from support.models import tiny
+from support.models.rounds import speculate
+
+_GROUPED = {"num_attention_heads": 32, "num_key_value_heads": 8}
+MODELS = {
+    "llama-3-8b": (
+        LlamaForCausalLM,
+        LlamaConfig(
+            vocab_size=128256,
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_hidden_layers=32,
+            max_position_embeddings=8192,
+            **_GROUPED,
+        ),
+    ),
+    "qwen3-8b": (
+        Qwen3ForCausalLM,
+        Qwen3Config(
+            vocab_size=151936,
+            hidden_size=4096,
+            intermediate_size=12288,
+            num_hidden_layers=36,
+            head_dim=128,
+            max_position_embeddings=40960,
+            **_GROUPED,
+        ),
+    ),
+    "llama-3-70b": (
+        LlamaForCausalLM,
+        LlamaConfig(
+            vocab_size=128256,
+            hidden_size=8192,
+            intermediate_size=28672,
+            num_hidden_layers=80,
+            num_attention_heads=64,
+            num_key_value_heads=8,
+            max_position_embeddings=8192,
+        ),
+    ),
+    "mistral-7b": (
+        MistralForCausalLM,
+        MistralConfig(
+            vocab_size=32768,
+            hidden_size=4096,
+            intermediate_size=14336,
+            num_hidden_layers=32,
+            sliding_window=None,
+            max_position_embeddings=32768,
+            **_GROUPED,
+        ),
+    ),
+}
+
+
+@pytest.fixture(autouse=True)
+def gpu():
+    """Sizes alone: what is compared with transformers has no values."""
+    with (
+        simulated_gpu(has_values=False) as device,
+        mock.patch("slipstream.models.target.reference.sample_hidden", return_value=None),
+    ):
+        yield device
+
+
+WHOLE = ["llama-3-8b", "qwen3-8b", "mistral-7b"]
+
+
+def large(name):
+    family, config = MODELS[name]
+    with torch.device("meta"):
+        return family(deepcopy(config)).to(torch.bfloat16).eval().requires_grad_(False).cuda()
+
+
+@pytest.mark.parametrize("name", WHOLE)
+def test_a_verification_has_the_shapes_and_types_of_the_model(name):
+    config = MODELS[name][1]
+    model = CausalModel(large(name), numerics="fast")
+    pool = model.pool(64)
+    parts, draws = [], []
+    tree = TokenTree.chain(tiny.tokens(12))
+    for at in range(4):
+        cache = model.open_in(pool)
+        model.prefill(cache, tiny.tokens(300))
+        parts.append(Part(cache, [1], tree))
+        draws += [Draw(13 * at + row, 0.7, (at, row)) for row in range(13)]
+    drawn = model.draw(parts, draws)
+    assert drawn.hidden.shape == (4 * 13, config.hidden_size)
+    assert drawn.hidden.dtype == torch.bfloat16
+    assert len(drawn.tokens) == 4 * 13
+    logits = model.logits(drawn.hidden)
+    assert (logits.shape, logits.device.type) == ((4 * 13, config.vocab_size), "cuda")
+
+
+@pytest.mark.parametrize(
+    ("name", "sampling"),
+    [
+        ("llama-3-8b", SamplingParams()),
+        ("llama-3-8b", SamplingParams(temperature=0.7, top_p=0.9, frequency_penalty=0.1, seed=3)),
+        ("qwen3-8b", SamplingParams(temperature=1.0, seed=3)),
+    ],
+)
+def test_rounds_of_a_draft_run_on_the_device_alone(name, sampling):
+    hf = large(name)
+    config = config_for_target(
+        hf,
+        GlideShape(target_layers=(8, 16, 24), head_size=16384, max_lag=8),
+        name=name,
+        tokenizer_hash="t",
+    )
+    with torch.device("meta"):
+        draft = GlideModel(config).to(torch.bfloat16).eval().requires_grad_(False).cuda()
+        decision = DecisionModel(config.hidden_size).eval().requires_grad_(False).cuda()
+    vocab = torch.arange(16384, device="cuda")
+    scorer = GlideScorer(draft, vocab, target_parts(hf), dtype=torch.bfloat16)
+    chains = GlideChains(
+        scorer, Replay(torch.device("cuda")), context_length=2048, score=decision.score
+    )
+    target = tiny.local_target(CausalModel(hf, numerics="fast"), num_pages=16)
+    engine = LocalDraft(
+        scorer, TargetKv(target, config.target_layers), decision=decision.score, chains=chains
+    )
+    options = SpeculationOptions(
+        mode=Mode.FORCED, shape=Shape.CHAIN, stop=StopPolicy.DECISION, max_nodes=5
+    )
+    out = speculate(
+        target,
+        engine,
+        "glide",
+        tiny.tokens(40),
+        sampling=sampling,
+        options=options,
+        max_tokens=4,
+        has_decision_model=True,
+    )
+    assert len(out.tokens) == 4
+    assert out.num_drafted > 0
+    assert bool(len(chains._replay)) is (sampling.top_p == 1)
+
+
+@pytest.fixture
+def ranks():
+    """Rank 0 of eight, whose parts are all alike."""
+    dist.init_process_group("fake", rank=0, world_size=8, store=FakeStore())
+
+    def all_gather(parts, part):
+        for into in parts:
+            into.copy_(part)
+
+    with (
+        mock.patch.object(dist, "all_reduce"),
+        mock.patch.object(dist, "all_gather", all_gather),
+        mock.patch.object(Ranks, "meet", lambda _ranks, rule, _device: rule),
+    ):
+        yield Ranks(0, 8)
+    dist.destroy_process_group()
+
+
+def split(model, num_ranks):
+    """The model with its weights as transformers leaves them to one rank: parts by its plan."""
+    mesh = DeviceMesh("cuda", list(range(num_ranks)), _init_backend=False, _rank=0)
+    sides = {"colwise": 0, "colwise_gather_output": 0, "rowwise": 1, "embedding_rowwise": 0}
+    for name, module in model.named_modules():
+        side = sides.get(model.tp_plan.get(re.sub(r"\.\d+(?=\.|$)", ".*", name), ""))
+        if side is not None:
+            own = module.weight.detach().chunk(num_ranks, side)[0]
+            part = DTensor.from_local(own, mesh, [Shard(side)], run_check=False)
+            module.weight = torch.nn.Parameter(part, requires_grad=False)
+    return model
+
+
+def test_a_rank_of_eight_computes_an_eighth_of_the_heads(ranks):
+    hf = large("llama-3-70b")
+    num_bytes = sum(value.nbytes for value in hf.parameters())
+    model = CausalModel(split(hf, ranks.size), numerics="fast", ranks=ranks)
+    assert model.weight_bytes == pytest.approx(num_bytes / 8, rel=1e-3)
+    assert model.layout.bytes_per_token == 2 * 80 * 1 * 128 * 2
+    cache = model.open_in(model.pool(8))
+    model.prefill(cache, tiny.tokens(300))
+    hidden, _ = model.forward([Part(cache, [1], TokenTree.chain(tiny.tokens(12)))])
+    assert (hidden.shape, hidden.dtype) == ((13, 8192), torch.bfloat16)
+    assert model.logits(hidden).shape == (13, 128256)
