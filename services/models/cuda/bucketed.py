@@ -107,7 +107,7 @@ class BucketedForward:
         self, pool: KvPool, shape: ForwardShape, values: Tensor, noise: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         model = self._model
-        attention = PagedAttention(model.group, model.layout.dtype, pool.scratch.stop, self._kernel)
+        attention = PagedAttention(model.group, model.layout.dtype, self._kernel)
         batch = unpack(values, shape, attention)
         hidden = model.run(batch.tokens, batch.positions, batch.segments, pool)
         if not shape.draws:

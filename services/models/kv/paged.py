@@ -27,7 +27,7 @@ class PagedTokens:
 
     `slots` [R]: where tokens write; `rows` [L * Q]: the token at a place; `places` [R]: the place
     of a token; `keys` [L * C]: slots of the columns; `mask` [L, 1, Q * group, C], added to the
-    scores: what is `visible` [L, Q, C]; `num_slots`: all of the pool's.
+    scores.
     """
 
     slots: Tensor
@@ -35,8 +35,6 @@ class PagedTokens:
     places: Tensor
     keys: Tensor
     mask: Tensor
-    visible: Tensor
-    num_slots: int
     kernel: "Kernel"
 
     write_start: None = None
@@ -69,11 +67,10 @@ Kernel = Callable[[Tensor, Tensor, PagedTokens, float], Tensor]
 @dataclass(frozen=True, slots=True)
 class PagedAttention:
     """Settings of a forward's attention: `group` query heads share a key head, masks have the
-    scores' `dtype`, the pool has `num_slots`."""
+    scores' `dtype`."""
 
     group: int
     dtype: torch.dtype
-    num_slots: int
     kernel: Kernel
 
 
@@ -88,9 +85,7 @@ def unpack(values: Tensor, shape: ForwardShape, attention: PagedAttention) -> Pa
     keys = torch.cat([keys, F.pad(own, (0, num_own - own.shape[1]), mode="replicate")], 1)
     visible = _visible(positions[rows].view(num, -1), shape.width, num_own)
     mask = additive(visible, attention.group, attention.dtype)
-    segments = PagedTokens(
-        slots, rows, places, keys.flatten(), mask, visible, attention.num_slots, attention.kernel
-    )
+    segments = PagedTokens(slots, rows, places, keys.flatten(), mask, attention.kernel)
     return PagedForward(tokens, positions, order, wanted, segments)
 
 
