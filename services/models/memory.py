@@ -13,6 +13,9 @@ from slipstream.models.kv.pool import KvLayout
 AUTO = "auto"
 _AUTO_SHARE = {"cpu": 0.25, "cuda": 0.85}
 """Of what is free: a CPU's memory belongs to others, too."""
+_PARTS = 16
+"""Of a device's memory, one is for what a captured forward gathers; on a CPU it is a constant."""
+_HOST_BYTES = 1 << 30
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _GROUPS = Path("/sys/fs/cgroup")
 _GROUP_FILES = (
@@ -91,6 +94,13 @@ def free_bytes(device: torch.device) -> int:
     if device.type == "cuda":
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_available(), _group_bytes())
+
+
+def temporary_bytes(device: torch.device) -> int:
+    """Bytes that the gathered keys, and the masks, of one captured forward may take on a device."""
+    if device.type == "cuda":
+        return int(torch.cuda.mem_get_info(device)[1]) // _PARTS
+    return _HOST_BYTES
 
 
 def shown(size: int) -> str:

@@ -23,17 +23,15 @@ from slipstream.models.cuda.buckets import (
     powers,
     row_steps,
 )
-from slipstream.models.cuda.graphs import Replay
+from slipstream.models.cuda.graphs import MAX_GRAPHS, Replay
 from slipstream.models.kv.paged import Kernel, PagedAttention, unpack
 from slipstream.models.kv.pool import KvPool
+from slipstream.models.memory import temporary_bytes
 from slipstream.models.numerics.invariance import RowRule
 from slipstream.models.target.batched_tokens import Draw, Part
 
 if TYPE_CHECKING:
     from slipstream.models.target.torch_decoder import TorchDecoder
-
-MAX_MASK_BYTES = 1 << 28
-"""A forward whose mask were larger is left to the path without shapes."""
 
 _MAX_SEGMENT_SIZE = 256
 
@@ -61,6 +59,14 @@ class BucketedForward:
         self._buckets = buckets
         self._replay = replay
         self._pools: WeakSet[KvPool] = WeakSet()
+        self._max_bytes = temporary_bytes(model.layout.device)
+        """A forward that gathers more is left to the path without shapes."""
+
+    def static_bytes(self, row_bytes: int, output_bytes: int) -> int:
+        """Return the most bytes that captures keep: one memory that all share for what a forward
+        makes, `row_bytes` a row, and the outputs of each, `output_bytes` a row."""
+        num_rows = self._buckets.rows[-1]
+        return self._max_bytes + num_rows * (row_bytes + MAX_GRAPHS * output_bytes)
 
     def serve(self, pool: KvPool) -> None:
         """Have forwards over a pool that stays, an engine's."""
@@ -76,7 +82,7 @@ class BucketedForward:
             packed = pack(parts, [draw.index for draw in draws], self._buckets)
         except CapacityError:
             return None
-        return packed if self._mask_bytes(packed.shape) <= MAX_MASK_BYTES else None
+        return packed if self._temporary_bytes(packed.shape) <= self._max_bytes else None
 
     @torch.inference_mode()
     def forward(
@@ -116,6 +122,9 @@ class BucketedForward:
         tokens = draw_greedy_rows(logits) if noise is None else draw_rows(logits, *noise)
         return hidden[batch.order], tokens
 
-    def _mask_bytes(self, shape: ForwardShape) -> int:
-        cells = shape.segments * shape.segment_size * (shape.width + shape.segment_size)
-        return cells * self._model.group * self._model.layout.dtype.itemsize
+    def _temporary_bytes(self, shape: ForwardShape) -> int:
+        """Bytes of the mask, and of one layer's keys and values: gathered, then laid out anew."""
+        layout, columns = self._model.layout, shape.width + shape.segment_size
+        cells = shape.segments * shape.segment_size * columns
+        gathered = shape.segments * columns * layout.bytes_per_token // layout.num_layers
+        return cells * self._model.group * layout.dtype.itemsize + 2 * gathered

@@ -18,6 +18,7 @@ from slipstream.models.glide.glide_chain import MAX_ENDS, ChainBody, ChainModel,
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.glide_state import GlideState
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
+from slipstream.models.memory import temporary_bytes
 from slipstream.models.scorer import KvView, Sync
 
 MAX_NEW_TOKENS = 32
@@ -25,6 +26,9 @@ MAX_NEW_TOKENS = 32
 
 _DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, MAX_DRAFT_TOKENS)
 _MAX_SESSIONS = 256
+_SPARE = 4
+"""Memory for staged keys comes in powers of two, and smaller ones stay: at most so many times the
+need."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +91,8 @@ class GlideChains:
         self._kv_shape = (2 * config.num_kv_heads, config.head_dim)
         self._widths = key_widths(length)
         self._replay = replay
+        self._max_bytes = temporary_bytes(scorer.layout.device) // _SPARE
+        self._memory: Sequence[Tensor] = ()
         self._stages: dict[tuple[int, int], list[Tensor]] = {}
 
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
@@ -96,12 +102,28 @@ class GlideChains:
 
     @torch.inference_mode()
     def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
-        """Return the positions of each chain, in one pass and one transfer.
+        """Return the positions of each chain, in one pass and one transfer if their keys fit the
+        memory for them.
 
         The states hold the requests' tokens then, and no tree. Raises as `GlideScorer.score`.
         """
         for ask in asks:
             self._check(ask.sync)
+        return [chain for group in self._groups(asks) for chain in self._follow(group)]
+
+    def _groups(self, asks: Sequence[ChainRequest]) -> list[Sequence[ChainRequest]]:
+        if len(asks) == 1 or self._num_bytes(*self._extents(asks)) <= self._max_bytes:
+            return [asks]
+        middle = len(asks) // 2
+        return self._groups(asks[:middle]) + self._groups(asks[middle:])
+
+    def _num_bytes(self, sessions: int, width: int, seen: int) -> int:
+        """Bytes of the target's keys and values, and of the draft's own, gathered and copied."""
+        heads, dim = self._kv_shape
+        positions = len(self._layers) * seen + 2 * len(self._model.parts.layers) * width
+        return sessions * positions * heads * dim * self._model.parts.embeddings.itemsize
+
+    def _follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
         starts = [ask.state.begin(ask.tokens) for ask in asks]
         shape = self._shape(asks, starts)
         pool = asks[0].state.cache.pool
@@ -119,31 +141,42 @@ class GlideChains:
 
     def _shape(self, asks: Sequence[ChainRequest], starts: Sequence[int]) -> ChainShape:
         news = [len(ask.tokens) - start for ask, start in zip(asks, starts, strict=True)]
-        depth = fit(max(ask.limit for ask in asks), _DEPTHS, what="tokens of a chain")
-        width = max(len(ask.tokens) for ask in asks) + depth
-        seen = max(_num_seen(ask) for ask in asks)
+        sessions, width, seen = self._extents(asks)
         points = max(len(ask.calibration.points) for ask in asks)
         most = max(ask.num_candidates for ask in asks)
         return ChainShape(
-            sessions=fit(len(asks), powers(_MAX_SESSIONS), what="chains at once"),
+            sessions=sessions,
             rows=fit(max(news), powers(MAX_NEW_TOKENS), what="new tokens of a chain"),
-            depth=depth,
-            width=fit(width, self._widths, what="positions of a chain"),
-            seen=fit(seen, self._widths, what="keys of the target"),
+            depth=_depth(asks),
+            width=width,
+            seen=seen,
             candidates=min(most, len(self._model.vocab)),
             points=fit(points, powers(1024), what="points of a calibration"),
             is_sampled=not all(ask.sampling.is_greedy for ask in asks),
             is_scored=self._model.score is not None and any(ask.is_scored for ask in asks),
         )
 
+    def _extents(self, asks: Sequence[ChainRequest]) -> tuple[int, int, int]:
+        """Return the sessions, the own positions and the keys of the target of a shape."""
+        width = max(len(ask.tokens) for ask in asks) + _depth(asks)
+        return (
+            fit(len(asks), powers(_MAX_SESSIONS), what="chains at once"),
+            fit(width, self._widths, what="positions of a chain"),
+            fit(max(map(_num_seen, asks)), self._widths, what="keys of the target"),
+        )
+
     def _stage(self, shape: ChainShape) -> list[Tensor]:
-        """Return where a shape's chains read the target's keys: graphs need it to stay."""
+        """Return where a shape's chains read the target's keys: graphs need it to stay. Shapes
+        share one memory, since each run fills its own first."""
         key = (shape.sessions, shape.seen)
         if key not in self._stages:
             heads, dim = self._kv_shape
             size = (shape.sessions, heads, shape.seen, dim)
-            like = self._model.parts.embeddings
-            self._stages[key] = [like.new_zeros(size) for _ in self._layers]
+            count = math.prod(size)
+            if not self._memory or self._memory[0].numel() < count:
+                like, length = self._model.parts.embeddings, 1 << (count - 1).bit_length()
+                self._memory = [like.new_zeros(length) for _ in self._layers]
+            self._stages[key] = [at[:count].view(size) for at in self._memory]
         return self._stages[key]
 
     def _fill(self, stage: Sequence[Tensor], row: int, ask: ChainRequest) -> None:
@@ -154,6 +187,10 @@ class GlideChains:
             keys, values = ask.view.layers[layer]
             into[row, :half, :count].copy_(keys[:, :count], non_blocking=True)
             into[row, half:, :count].copy_(values[:, :count], non_blocking=True)
+
+
+def _depth(asks: Sequence[ChainRequest]) -> int:
+    return fit(max(ask.limit for ask in asks), _DEPTHS, what="tokens of a chain")
 
 
 def _num_seen(ask: ChainRequest) -> int:

@@ -19,6 +19,7 @@ from slipstream.models.glide.glide_torch import TorchGlide
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
+from slipstream.models.memory import temporary_bytes
 from slipstream.models.native.glide import NativeGlide
 from slipstream.models.native.library import NotNative
 from slipstream.models.scorer import Ask, Grow, KvView, Scores, Sync
@@ -67,10 +68,12 @@ class GlideScorer:
         return self._pass.weight_bytes
 
     def workspace_bytes(self, num_rows: int) -> int:
-        """Bytes that a pass of so many rows needs besides, at most: states and scores."""
-        at = self.config
+        """Bytes that a pass of so many rows needs besides, at most: states and scores, and on a
+        device the keys that captured chains read."""
+        at, device = self.config, self.layout.device
         width = 6 * at.hidden_size + 3 * at.intermediate_size
-        return num_rows * 4 * (width + 4 * len(self.vocab))
+        gathered = 0 if device.type == "cpu" else temporary_bytes(device)
+        return num_rows * 4 * (width + 4 * len(self.vocab)) + gathered
 
     def pool(self, num_pages: int) -> KvPool:
         return KvPool(self.layout, num_pages, scratch_rows=0)

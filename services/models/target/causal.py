@@ -107,13 +107,16 @@ class CausalModel:
     def workspace_bytes(self, num_rows: int) -> int:
         """Return the most bytes that a forward of so many tokens needs besides weights and caches.
 
-        Hidden states and what the widest products make of them, logits in both precisions, and
-        the keys of one layer gathered once.
+        Hidden states and what the widest products make of them, logits in both precisions, the
+        keys of one layer gathered once, and what captured forwards keep.
         """
         width = 4 * self.hidden_size + 4 * self._mlp_size
         row = width * self.dtype.itemsize + self.vocab_size * (self.dtype.itemsize + 4)
         layer = self.layout.bytes_per_token // self.layout.num_layers
-        return int(num_rows * row + self.context_length * layer)
+        eager = int(num_rows * row + self.context_length * layer)
+        if self._shaped is None:
+            return eager
+        return eager + self._shaped.static_bytes(row, self.hidden_size * self.dtype.itemsize)
 
     def pool(self, num_pages: int, *, scratch_rows: int = SCRATCH_ROWS) -> KvPool:
         """Memory for the caches of an engine's sessions."""

@@ -21,7 +21,7 @@ from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.draft.request import DraftRequest
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.decision import DecisionModel
-from slipstream.models.glide.glide_chains import ChainRequest, GlideChains
+from slipstream.models.glide.glide_chains import _SPARE, ChainRequest, GlideChains
 from slipstream.models.scorer import Grow, KvView, Sync
 from support.models import tiny, tiny_glide
 
@@ -199,6 +199,30 @@ def test_shapes_of_chains_are_few():
         plan = replace(Plan(1, 20, Shape.CHAIN, StopPolicy.FIXED), max_depth=depth)
         propose(device, texts, [plan] * 4, [SamplingParams()])
     assert len(device._chains._replay) <= 8
+
+
+def test_chains_whose_keys_do_not_fit_at_once_follow_each_other():
+    (_, device), texts = drafts()
+    plan = Plan(4, 20, Shape.CAPE, StopPolicy.SVIP, 0.74)
+    samplings = [SamplingParams(), SamplingParams(temperature=0.6, seed=4)]
+    expected, _ = propose(device, texts, [plan] * 4, samplings)
+    (_, device), texts = drafts()
+    chains = device._chains
+    chains._max_bytes = 3 * chains._num_bytes(1, 128, 128)
+    assert_same(propose(device, texts, [plan] * 4, samplings)[0], expected)
+    assert {shape.sessions for _, shape in chains._replay._entries} == {1, 2}
+
+
+def test_shapes_share_the_memory_of_the_targets_keys():
+    (_, device), texts = drafts()
+    plan = Plan(4, 20, Shape.CHAIN, StopPolicy.FIXED)
+    for count in (1, 2, 4, 3):
+        propose(device, texts[:count], [plan] * count, [SamplingParams()])
+    stages = device._chains._stages
+    assert len(stages) > 2
+    needed = max(stage[0].numel() for stage in stages.values())
+    owned = {layer._base.shape for stage in stages.values() for layer in stage[:1]}
+    assert sum(size[0] for size in owned) <= _SPARE * needed
 
 
 class SpoiltSource(Source):

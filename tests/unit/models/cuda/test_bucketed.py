@@ -13,6 +13,7 @@ from slipstream.core.verify.draws import draw_keys, walk_drawn
 from slipstream.core.verify.verify import verify
 from slipstream.models.cuda.bucketed import Draw, buckets_for
 from slipstream.models.cuda.buckets import Buckets, pack
+from slipstream.models.memory import temporary_bytes
 from slipstream.models.numerics.invariance import RowRule
 from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
@@ -107,6 +108,29 @@ def test_what_fits_no_shape_goes_without():
     cache = model.open_in(model.pool(1))
     assert model.draw([Part(cache, tokens)], [Draw(0, 0.0, (0, 0))]) is None
     assert model.draw([Part(cache, tokens[:3])], [Draw(0, 0.0, (0, 0))]) is not None
+
+
+def test_what_would_gather_too_much_goes_without():
+    model = shaped(device="cuda")
+    cache = model.open_in(model.pool(4))
+    tokens = tiny.tokens(300)
+    model.prefill(cache, tokens)
+    part = Part(cache, tokens[:1])
+    assert model.draw([part], [Draw(0, 0.0, (0, 0))]) is not None
+    packed = model._shaped.pack(cache.pool, [part])
+    model._shaped._max_bytes = model._shaped._temporary_bytes(packed.shape) - 1
+    assert model.draw([part], [Draw(0, 0.0, (0, 0))]) is None
+    assert model.forward([part])[0].isfinite().all()
+
+
+def test_memory_of_captures_is_accounted():
+    shaped_model, plain = shaped(device="cuda"), tiny.causal(engine="torch")
+    cache = shaped_model.open_in(shaped_model.pool(2))
+    shaped_model.forward([Part(cache, tiny.tokens(9))])
+    entries = shaped_model._shaped._replay._entries.values()
+    used = sum(out.nbytes for entry in entries for out in entry.outputs)
+    accounted = shaped_model.workspace_bytes(16) - plain.workspace_bytes(16)
+    assert accounted > temporary_bytes(torch.device("cuda")) + used
 
 
 def test_a_model_without_shapes_draws_nothing():
