@@ -4,6 +4,7 @@ A `CudaTensor` wraps a CPU tensor. Each operator on one goes through the `Kernel
 `on_gpu`, which refuse what a GPU would: operands of two devices, and what a capture can't hold.
 """
 
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from typing import Any, Protocol
@@ -18,7 +19,15 @@ _WHOLE = {
     *("scaled_dot_product_attention", "rms_norm"),
 }
 """Calls that need a CUDA runtime before, or between, the operators that they dispatch."""
-_running: list["Kernels"] = []
+
+
+class _Running(threading.local):
+    """The kernels of each thread."""
+
+    kernels: "Kernels"
+
+
+_running = _Running()
 
 
 class Kernels(Protocol):
@@ -64,7 +73,7 @@ class CudaTensor(Tensor):
 
     @classmethod
     def __torch_dispatch__(cls, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        return _running[-1].run(func, args, kwargs or {})
+        return _running.kernels.run(func, args, kwargs or {})
 
     def __repr__(self, **_: object) -> str:
         return f"CudaTensor({self.inner})"
@@ -120,12 +129,11 @@ def on_gpu(kernels: Kernels) -> Iterator[None]:
     """Let `cuda` be a device of this thread, whose operators `kernels` run."""
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)
-    _running.append(kernels)
+    _running.kernels = kernels
     try:
         with _Calls():
             yield
     finally:
-        _running.pop()
         torch.__future__.set_overwrite_module_params_on_conversion(before)
 
 
@@ -138,30 +146,30 @@ class _Calls(TorchFunctionMode):
         if name in _ANSWERS and (is_there or name in _MOVES):
             return _ANSWERS[name](func, args, kwargs)
         if name in _WHOLE and is_there:
-            return _running[-1].run(func, args, kwargs)
+            return _running.kernels.run(func, args, kwargs)
         device = kwargs.get("device")
         if device is not None and torch.device(device).type == "cuda":
-            return _made(func, args, {**kwargs, "device": _running[-1].place})
+            return _made(func, args, {**kwargs, "device": _running.kernels.place})
         return func(*args, **kwargs)
 
 
 def _read(func: Any, args: Any, kwargs: Any) -> Any:
-    return func(_running[-1].read(name_of(func), args[0]), *args[1:], **kwargs)
+    return func(_running.kernels.read(name_of(func), args[0]), *args[1:], **kwargs)
 
 
 def _copied(_: Any, args: Any, __: Any) -> Any:
-    return _running[-1].run(torch.ops.aten.copy_.default, args[:2], {})
+    return _running.kernels.run(torch.ops.aten.copy_.default, args[:2], {})
 
 
 def _moved(func: Any, args: Any, _: Any) -> Any:
-    source, name, kernels = args[0], name_of(func), _running[-1]
+    source, name, kernels = args[0], name_of(func), _running.kernels
     if isinstance(source, CudaTensor):
         return kernels.read(name, source).clone() if name == "cpu" else source
     return kernels.send(name, source) if name == "cuda" else source
 
 
 def _new(func: Any, args: Any, kwargs: Any) -> Tensor:
-    return _running[-1].send(name_of(func), func(args[0].inner, *args[1:], **kwargs))
+    return _running.kernels.send(name_of(func), func(args[0].inner, *args[1:], **kwargs))
 
 
 def _converted(func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -172,17 +180,17 @@ def _converted(func: Any, args: Any, kwargs: Any) -> Tensor:
     device, dtype, _, _ = torch._C._nn._parse_to(*rest, **kwargs)
     is_there = isinstance(source, CudaTensor)
     if device is not None and is_there and device.type == "cpu":
-        source = _running[-1].read("to", source).clone()
+        source = _running.kernels.read("to", source).clone()
     if device is not None and not is_there and device.type == "cuda":
-        source = _running[-1].send("to", source)
+        source = _running.kernels.send("to", source)
     return source if dtype is None else func(source, dtype=dtype)
 
 
 def _made(func: Any, args: Any, kwargs: Any) -> Any:
     """Return what a factory makes: filled there, or sent where its values come from the host."""
     if func in (torch.tensor, torch.as_tensor):
-        return _running[-1].send(func.__name__, func(*args, **{**kwargs, "device": "cpu"}))
-    return _running[-1].make(func, args, kwargs)
+        return _running.kernels.send(func.__name__, func(*args, **{**kwargs, "device": "cpu"}))
+    return _running.kernels.make(func, args, kwargs)
 
 
 _MOVES = {"to", "cuda", "cpu", "pin_memory"}
@@ -193,5 +201,5 @@ _ANSWERS: dict[str, Callable[[Any, Any, Any], Any]] = {
     "copy_": _copied,
     "new_tensor": _new,
     "to": _converted,
-    "pin_memory": lambda _, args, __: _running[-1].pin(args[0]),
+    "pin_memory": lambda _, args, __: _running.kernels.pin(args[0]),
 }
