@@ -9,6 +9,7 @@ import typer
 from rich.table import Table
 
 from slipstream.cli.flags import with_flags
+from slipstream.cli.gpu_sizes import GpuFlags, figures, tables
 from slipstream.cli.report import figures_console
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import option
@@ -20,6 +21,7 @@ from slipstream.telemetry.traces import read_spans
 _FREE_TOKENS, _MOST_TOKENS = 32, 256
 """Tokens that a round verifies in the time of one, and the most that are known."""
 _RANDOM_REQUESTS = 16
+_COMPUTED = ("verify", "verify_row", "verify_session", "draft", "draft_row")
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +51,13 @@ class RoundFlags:
     wire_ms: float | None = option(None, "Time of a call to an engine and back; default: 1.")
     seed: int = option(0, "Seed of random rounds and arrivals.")
 
-    def recording(self) -> Recording:
-        """Return rounds and times. Raises `InvalidRequest` for options that contradict."""
+    def recording(self, computed: DeviceTimes | None = None) -> Recording:
+        """Return rounds and times, the latter where they are not `computed`.
+
+        Raises `InvalidRequest` for options that contradict.
+        """
+        if computed is not None:
+            self._refuse_times()
         given: dict[str, Any] = {
             "acceptance": self.acceptance,
             "depth": self.depth,
@@ -60,7 +67,8 @@ class RoundFlags:
         known = {name: value for name, value in given.items() if value is not None}
         if self.traces is None:
             requests = RandomRounds(**known).requests(_RANDOM_REQUESTS, self.seed)
-            return Recording(self._times(DeviceTimes(self._verify(), 0.004, 0.0002)), requests)
+            times = computed or DeviceTimes(self._verify(), 0.004, 0.0002)
+            return Recording(self._times(times), requests)
         if known:
             raise InvalidRequest(
                 "rounds are those of the traces: leave out --acceptance, --depth, --output-tokens"
@@ -71,6 +79,14 @@ class RoundFlags:
         if self.verify_ms is not None or self.verify_row_ms is not None:
             times = replace(times, verify=self._verify())
         return replace(found, times=self._times(times))
+
+    def _refuse_times(self) -> None:
+        given = ("traces", *(f"{name}_ms" for name in _COMPUTED))
+        names = [name.replace("_", "-") for name in given if getattr(self, name) is not None]
+        if names:
+            raise InvalidRequest(
+                f"with --device times are those of the GPU: leave out --{', --'.join(names)}"
+            )
 
     def _times(self, known: DeviceTimes) -> DeviceTimes:
         given = {
@@ -101,9 +117,14 @@ class SizeFlags:
 
 
 @with_flags
-def size(rounds: RoundFlags, flags: SizeFlags) -> None:
-    """Estimate how many drafts targets need, and what they bring; see also `simulate`."""
-    recording = rounds.recording()
+def size(rounds: RoundFlags, gpu: GpuFlags, flags: SizeFlags) -> None:
+    """Estimate how many drafts targets need, and what they bring; see also `simulate`.
+
+    With a device and a model, their memory and times are computed, too: docs/sizing.md.
+    """
+    on_gpu = gpu.target()
+    sessions = -(-flags.sessions // max(flags.targets, 1))
+    recording = rounds.recording(None if on_gpu is None else on_gpu.times(sessions))
     times, average = recording.times, mean_round(recording)
     targets, sessions = flags.targets, flags.sessions
     needed = drafts_needed(times, average, targets=targets, sessions=sessions, share=flags.share)
@@ -112,8 +133,11 @@ def size(rounds: RoundFlags, flags: SizeFlags) -> None:
     gain = found.tokens_per_s / found.plain_tokens_per_s
     if flags.json:
         values = {**asdict(found), "gain": gain, "drafts_needed": needed, "round": asdict(average)}
-        typer.echo(json.dumps({**values, "times": asdict(times)}, indent=2, allow_nan=False))
+        values |= {"times": asdict(times), "on_gpu": None if on_gpu is None else figures(on_gpu)}
+        typer.echo(json.dumps(values, indent=2, allow_nan=False))
         return
+    for table in tables(on_gpu) if on_gpu is not None else ():
+        figures_console().print(table)
     shown = Table(show_header=False, box=None)
     shown.add_row("drafts needed", f"{needed} for {targets} targets with {sessions} sessions")
     shown.add_row(

@@ -7,6 +7,7 @@ import pytest
 from slipstream.cli.main import exit_code
 from slipstream.cli.size import RoundFlags, _counts
 from slipstream.core.errors import InvalidRequest
+from slipstream.sizing.gpus import MODELS
 
 
 def printed(capsys, *args):
@@ -19,6 +20,28 @@ def test_size_says_how_many_drafts_are_needed(capsys):
     assert values["drafts_needed"] == values["pools"]["drafts"] >= 1
     assert values["gain"] == values["tokens_per_s"] / values["plain_tokens_per_s"]
     assert "drafts needed" in printed(capsys, "size", "--sessions", "16")
+
+
+def test_size_computes_the_times_of_a_model_on_a_gpu(capsys):
+    args = ("size", "--device", "h100", "--model", "llama-3-8b", "--sessions", "16")
+    values = json.loads(printed(capsys, *args, "--json"))
+    on_gpu, plain = values["on_gpu"], values["on_gpu"]["steps"][0]
+    assert (plain["sessions"], plain["rows"]) == (1, 1)
+    assert values["times"]["verify"][0] == [1, plain["expected_s"]]
+    assert values["times"]["level_s"] == on_gpu["draft_step"]["expected_s"]
+    text = printed(capsys, *args, "--targets", "2")
+    assert "drafts needed" in text
+    assert f"{on_gpu['max_sessions']} sessions of 4096 tokens" in text
+
+
+def test_sizes_are_read_from_a_models_config(capsys, tmp_path):
+    config = {**MODELS["llama-3-8b"], "num_hidden_layers": 16}
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    args = ("size", "--device", "h100", "--json", "--model")
+    half, whole = (
+        json.loads(printed(capsys, *args, name))["on_gpu"] for name in (str(tmp_path), "llama-3-8b")
+    )
+    assert 2 * half["kv_per_token"] == whole["kv_per_token"]
 
 
 def test_drafts_that_suffer_from_company_are_needed_in_greater_number(capsys):
@@ -55,6 +78,12 @@ def test_users_may_come_at_a_rate(capsys):
         ("size", "--acceptance", "1.5"),
         ("size", "--depth", "0"),
         ("size", "--traces", "/no/such/directory"),
+        ("size", "--model", "llama-3-8b"),
+        ("size", "--device", "h100"),
+        ("size", "--device", "abacus", "--model", "llama-3-8b"),
+        ("size", "--device", "h100", "--model", "/no/such/model"),
+        ("size", "--device", "h100", "--model", "llama-3-8b", "--draft-ms", "4"),
+        ("size", "--device", "h100", "--model", "llama-3-8b", "--context", "0"),
         ("simulate", "--drafts", "many"),
         ("simulate", "--drafts", "2-1"),
         ("simulate", "--targets", "0"),
