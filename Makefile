@@ -20,7 +20,7 @@ READY := $(VENV)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install model demo test chaos fuzz check lint package pure sanitize compat bench protos locks docs fmt clean
+.PHONY: help install model demo test chaos fuzz check lint package pure sanitize compat bench gpu protos locks docs fmt clean
 
 help:           ## show the targets
 	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -77,6 +77,9 @@ compat: ## the tests with the oldest supported torch and transformers
 
 bench: model ## speed and identity of all methods on the bundled prompts
 	$(BIN)/slipstream bench speed --prompts services/data/prompts.jsonl --methods plain,ngram,glide,glide+cape+svip
+
+gpu: model ## check and measure everything on a GPU, in under 10 minutes; results in gpu-results
+	$(BIN)/slipstream bench gpu --device cuda
 
 protos: $(READY) ## regenerate services/rpc/v1 from protos/
 	VENV=$(VENV) .ci/protos

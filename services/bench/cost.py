@@ -116,7 +116,7 @@ class _Forwards:
 
 
 @dataclass(frozen=True, slots=True)
-class _CacheSource:
+class CacheSource:
     """See `KvSource`: one cache, for one session."""
 
     cache: KvCache
@@ -131,7 +131,7 @@ def _draft_actions(
 ) -> dict[str, Action]:
     """Return a step of the model by itself, and proposals as a target gets them: of one token, of
     `drafted` ones, and of as many that the decision model has scored."""
-    draft = model.draft(Profile(), source=_CacheSource(cache))
+    draft = model.draft(Profile(), source=CacheSource(cache))
     session = Session("cost", num_prompt_tokens=len(tokens), max_tokens=MAX_ROWS)
     sequence = TokenSequence(session, tokens)
 

@@ -16,6 +16,7 @@ from slipstream.cli.benchmarks.bench_flags import (
     machine_facts,
     plan_facts,
 )
+from slipstream.cli.benchmarks.bench_gpu import gpu
 from slipstream.cli.benchmarks.bench_peers import peers
 from slipstream.cli.benchmarks.bench_rounds import rounds
 from slipstream.cli.benchmarks.bench_serve import serve
@@ -34,6 +35,7 @@ app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
 app.command()(rounds)
 app.command()(peers)
 app.command()(serve)
+app.command()(gpu)
 
 
 class TurnChoice(StrEnum):

@@ -76,7 +76,7 @@ class LocalDraft:
         self._profile = profile or Profile()
         self.pool = pool or scorer.pool(NUM_PAGES)
         self._sessions: dict[str, DraftSession] = {}
-        self._chains = chains
+        self.chains = chains
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`."""
@@ -176,9 +176,9 @@ class LocalDraft:
         return [[] if step.rows is None else next(found) for step in steps]
 
     def _follow(self, steps: Sequence[DraftStep]) -> list[list[Candidates] | Exception]:
-        assert self._chains is not None, "only chains make such steps"
+        assert self.chains is not None, "only chains make such steps"
         asks = [step.ask for step in steps if isinstance(step.ask, ChainRequest)]
-        return [chain_candidates(chain) for chain in self._chains.follow(asks)]
+        return [chain_candidates(chain) for chain in self.chains.follow(asks)]
 
     def _refuse(self, steps: Sequence[tuple[DraftRequest, DraftStep]]) -> bool:
         """End the requests that could never be computed; return whether there are any."""
@@ -219,7 +219,7 @@ class LocalDraft:
                 num_same,
                 view=view,
                 lag=lag,
-                chains=self._chains,
+                chains=self.chains,
                 reader=CandidateReader(session, self._scorer.vocab, self._score(plan)),
                 profile=self._profile,
                 depth_limit=limit,

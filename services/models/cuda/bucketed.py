@@ -57,7 +57,7 @@ class BucketedForward:
         self._model = model
         self._kernel = kernel
         self._buckets = buckets
-        self._replay = replay
+        self.replay = replay
         self._pools: WeakSet[KvPool] = WeakSet()
         self._max_bytes = temporary_bytes(model.layout.device)
         """A forward that gathers more is left to the path without shapes."""
@@ -106,7 +106,7 @@ class BucketedForward:
             return self._body(pool, shape, values, None if is_greedy else (heat, keys))
 
         key = (id(pool), shape, is_greedy)
-        hidden, tokens = self._replay.run(key, body, inputs)
+        hidden, tokens = self.replay.run(key, body, inputs)
         return hidden[: packed.num_rows], tokens[: len(draws)]
 
     def _body(

@@ -90,7 +90,7 @@ class GlideChains:
         self._layers = config.target_layers
         self._kv_shape = (2 * config.num_kv_heads, config.head_dim)
         self._widths = key_widths(length)
-        self._replay = replay
+        self.replay = replay
         self._max_bytes = temporary_bytes(scorer.layout.device) // _SPARE
         self._memory: Sequence[Tensor] = ()
         self._stages: dict[tuple[int, int], list[Tensor]] = {}
@@ -135,7 +135,7 @@ class GlideChains:
             torch.tensor(_doubles(asks, shape), dtype=torch.float64),
         )
         body = ChainBody(self._model, shape, pool, stage)
-        (out,) = self._replay.run((id(pool), shape), body, inputs)
+        (out,) = self.replay.run((id(pool), shape), body, inputs)
         table = out[: len(asks)].tolist()
         return [_found(row, ask, shape) for row, ask in zip(table, asks, strict=True)]
 

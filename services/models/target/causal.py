@@ -29,6 +29,7 @@ if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from slipstream.models.cuda.bucketed import BucketedForward
+    from slipstream.models.cuda.graphs import Replay
     from slipstream.models.parallel.tensor_parallel import Workers
     from slipstream.models.target.torch_decoder import TorchDecoder
 
@@ -103,6 +104,11 @@ class CausalModel:
     def has_shapes(self) -> bool:
         """Return whether forwards over an engine's pool come in fixed shapes."""
         return self._shaped is not None
+
+    @property
+    def graphs(self) -> "Replay | None":
+        """Return the forwards of fixed shape; None where there are none."""
+        return None if self._shaped is None else self._shaped.replay
 
     def workspace_bytes(self, num_rows: int) -> int:
         """Return the most bytes that a forward of so many tokens needs besides weights and caches.

@@ -269,6 +269,8 @@ def _runtime(gpu: Gpu) -> dict[str, Any]:
         "graph": graph,
         "graph_pool_handle": lambda: (0, 1),
         "synchronize": lambda _device=None: gpu.sanitizer._handle_device_synchronization(),
+        "max_memory_allocated": lambda _device=None: 0,
+        "max_memory_reserved": lambda _device=None: 0,
         "mem_get_info": lambda _device=None: (MEMORY, MEMORY),
         "is_bf16_supported": lambda **_: True,
         "device_count": lambda: 1,

@@ -15,7 +15,7 @@ from torch.overrides import TorchFunctionMode
 
 DEVICE = torch.device("cuda", 0)
 _WHOLE = {
-    *("__getitem__", "__setitem__", "__invert__", "nonzero", "where", "contiguous"),
+    *("__getitem__", "__setitem__", "__invert__", "nonzero", "where", "contiguous", "__rpow__"),
     *("scaled_dot_product_attention", "rms_norm"),
 }
 """Calls that need a CUDA runtime before, or between, the operators that they dispatch."""

@@ -198,7 +198,7 @@ def test_shapes_of_chains_are_few():
     for depth in range(1, 9):
         plan = replace(Plan(1, 20, Shape.CHAIN, StopPolicy.FIXED), max_depth=depth)
         propose(device, texts, [plan] * 4, [SamplingParams()])
-    assert len(device._chains._replay) <= 8
+    assert len(device.chains.replay) <= 8
 
 
 def test_chains_whose_keys_do_not_fit_at_once_follow_each_other():
@@ -207,10 +207,10 @@ def test_chains_whose_keys_do_not_fit_at_once_follow_each_other():
     samplings = [SamplingParams(), SamplingParams(temperature=0.6, seed=4)]
     expected, _ = propose(device, texts, [plan] * 4, samplings)
     (_, device), texts = drafts()
-    chains = device._chains
+    chains = device.chains
     chains._max_bytes = 3 * chains._num_bytes(1, 128, 128)
     assert_same(propose(device, texts, [plan] * 4, samplings)[0], expected)
-    assert {shape.sessions for _, shape in chains._replay._entries} == {1, 2}
+    assert {shape.sessions for _, shape in chains.replay._entries} == {1, 2}
 
 
 def test_shapes_share_the_memory_of_the_targets_keys():
@@ -218,7 +218,7 @@ def test_shapes_share_the_memory_of_the_targets_keys():
     plan = Plan(4, 20, Shape.CHAIN, StopPolicy.FIXED)
     for count in (1, 2, 4, 3):
         propose(device, texts[:count], [plan] * count, [SamplingParams()])
-    stages = device._chains._stages
+    stages = device.chains._stages
     assert len(stages) > 2
     needed = max(stage[0].numel() for stage in stages.values())
     owned = {layer._base.shape for stage in stages.values() for layer in stage[:1]}
@@ -264,7 +264,7 @@ def test_a_captured_chain_never_waits_for_the_host():
         chains.follow([ask])  # reads the text
         found.append(chains.follow([ask]))  # captures the shape of a text that was read
         assert chains.follow([ask]) == found[-1]
-    for entry in chains._replay._entries.values():
+    for entry in chains.replay._entries.values():
         torch.cuda.set_sync_debug_mode("error")
         try:
             with torch.inference_mode():

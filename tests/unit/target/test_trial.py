@@ -93,5 +93,5 @@ def test_forwards_are_captured_over_the_engines_own_pool():
     pool = model.pool(64)
     ticks = itertools.count()
     learn_cost(model, pool, max_tokens=16, seconds=1e9, name=NAME, clock=lambda: float(next(ticks)))
-    assert {key[0] for key in model._shaped._replay._entries} == {id(pool)}
-    assert {key[1].rows for key in model._shaped._replay._entries} >= {1, 16}
+    assert {key[0] for key in model._shaped.replay._entries} == {id(pool)}
+    assert {key[1].rows for key in model._shaped.replay._entries} >= {1, 16}

@@ -95,7 +95,7 @@ def test_shapes_are_few():
     for size in range(1, 60):
         _, (slots,) = model.forward([Part(cache, tiny.tokens(1 + size % 7), chain_of(size, 5))])
         cache.keep(slots[:1])
-    assert len(model._shaped._replay) <= 4
+    assert len(model._shaped.replay) <= 4
 
 
 def test_what_fits_no_shape_goes_without():
@@ -127,7 +127,7 @@ def test_memory_of_captures_is_accounted():
     shaped_model, plain = shaped(device="cuda"), tiny.causal(engine="torch")
     cache = shaped_model.open_in(shaped_model.pool(2))
     shaped_model.forward([Part(cache, tiny.tokens(9))])
-    entries = shaped_model._shaped._replay._entries.values()
+    entries = shaped_model._shaped.replay._entries.values()
     used = sum(out.nbytes for entry in entries for out in entry.outputs)
     accounted = shaped_model.workspace_bytes(16) - plain.workspace_bytes(16)
     assert accounted > temporary_bytes(torch.device("cuda")) + used
@@ -155,7 +155,7 @@ def test_every_bucket_can_be_captured():
     keys = set()
     for num_sessions, length, tree, heat in product((1, 2), (3, 140), trees, HEATS):
         drawn, states = draw_all(model, num_sessions, length, tree, heat)
-        keys |= set(model._shaped._replay._entries)
+        keys |= set(model._shaped.replay._entries)
         _, expected = draw_all(plain, num_sessions, length, tree, None)
         torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-5)
         assert drawn is None or len(drawn) == num_sessions

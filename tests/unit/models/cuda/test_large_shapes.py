@@ -174,7 +174,7 @@ def test_rounds_of_a_draft_run_on_the_device_alone(name, sampling):
     )
     assert len(out.tokens) == 4
     assert out.num_drafted > 0
-    assert bool(len(chains._replay)) is (sampling.top_p == 1)
+    assert bool(len(chains.replay)) is (sampling.top_p == 1)
 
 
 @pytest.fixture

@@ -1,0 +1,135 @@
+"""A plain step beside the time that reading the weights takes, and the cost of rows and sessions.
+
+The weights are random ones of a model's shapes: times do not depend on their values.
+"""
+
+import json
+from collections.abc import Callable
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import torch
+from transformers import AutoConfig, AutoModelForCausalLM
+
+from slipstream.bench.gpu.memory_use import memory_use
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.tree import TokenTree
+from slipstream.models.dtypes import choose_dtype
+from slipstream.models.kv.pool import BLOCK_SIZE
+from slipstream.models.loading import parse_device
+from slipstream.models.machine import best_seconds
+from slipstream.models.numerics.invariance import Numerics
+from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.causal import CausalModel
+from slipstream.sizing.gpus import MODELS
+
+_ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
+_SESSIONS = (1, 2, 4, 8, 16, 32, 64)
+_CONTEXT = 300
+_COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}
+
+
+def measure_floors(shape: str, *, dtype: str, device: str, numerics: Numerics) -> dict[str, Any]:
+    """Return times in milliseconds of a random model of a shape: `sizing.gpus.MODELS`, or a
+    directory with a config.json. Raises `InvalidRequest` for another."""
+    place = parse_device(device)
+    model, read = _random_model(shape, dtype, place, numerics)
+    context = min(_CONTEXT, model.context_length - max(_ROWS))
+    rows, sessions = _rows(model, context), _sessions(model, context)
+    bandwidth = _bandwidth(place)
+    plain_s, kv = rows[1], context * model.layout.bytes_per_token
+    floor_s = (read + kv) / bandwidth
+    return {
+        "shape": shape,
+        "engine": model.engine,
+        "dtype": str(model.dtype),
+        "bandwidth": bandwidth,
+        "read_bytes": read,
+        "floor_ms": 1000 * floor_s,
+        "plain_ms": 1000 * plain_s,
+        "of_floor": floor_s / plain_s,
+        "rows_ms": {count: 1000 * seconds for count, seconds in rows.items()},
+        "sessions_ms": {count: 1000 * seconds for count, seconds in sessions.items()},
+        "context": context,
+        "memory": memory_use(place),
+        "accounted": {"weights": model.weight_bytes, "workspace": model.workspace_bytes(256)},
+    }
+
+
+def _random_model(
+    shape: str, dtype: str, device: torch.device, numerics: Numerics
+) -> tuple[CausalModel, int]:
+    """Return a model, and the bytes of the weights that a step reads."""
+    fields = dict(MODELS.get(shape, {}))
+    if not fields:
+        file = Path(shape) / "config.json"
+        if not file.is_file():
+            raise InvalidRequest(
+                f"the shape is {shape!r}, but must be {', '.join(MODELS)} or a directory with a"
+                " config.json"
+            )
+        fields = json.loads(file.read_text(encoding="utf-8"))
+    config = AutoConfig.for_model(**fields)
+    with torch.device(device):
+        made = AutoModelForCausalLM.from_config(config, dtype=choose_dtype(dtype, device)).eval()
+    head, embedding = (
+        at.weight for at in (made.get_output_embeddings(), made.get_input_embeddings())
+    )
+    read = sum(weight.nbytes for weight in made.parameters())
+    read -= 0 if head is embedding else embedding.nbytes
+    return CausalModel(made, numerics=numerics), read
+
+
+def _rows(model: CausalModel, context: int) -> dict[int, float]:
+    """Return seconds of a forward of so many tokens of one session, logits included."""
+    pool = model.pool(-(-(context + max(_ROWS)) // BLOCK_SIZE))
+    cache = model.open_in(pool)
+    cache.reserve(context + max(_ROWS))
+    model.prefill(cache, [1] * context)
+
+    def run(count: int) -> None:
+        _compute(model, [Part(cache, [1], TokenTree.chain([1] * (count - 1)))])
+
+    return _timed(run, _ROWS)
+
+
+def _sessions(model: CausalModel, context: int) -> dict[int, float]:
+    """Return seconds of a forward of one token of each of so many sessions."""
+    pages = -(-(context + 1) // BLOCK_SIZE)
+    pool = model.pool(max(_SESSIONS) * pages)
+    caches = [model.open_in(pool) for _ in range(max(_SESSIONS))]
+    for cache in caches:
+        model.prefill(cache, [1] * context)
+
+    def run(count: int) -> None:
+        _compute(model, [Part(cache, [1]) for cache in caches[:count]])
+
+    return _timed(run, _SESSIONS)
+
+
+def _compute(model: CausalModel, parts: list[Part]) -> None:
+    model.logits(model.forward(parts)[0])
+    _wait(model.device)
+
+
+def _timed(run: Callable[[int], None], counts: tuple[int, ...]) -> dict[int, float]:
+    seconds = best_seconds([partial(run, count) for count in counts])
+    return dict(zip(counts, seconds, strict=True))
+
+
+def _bandwidth(device: torch.device) -> float:
+    """Return bytes per second of a large copy, read and written."""
+    source = torch.zeros(_COPIED[device.type], dtype=torch.uint8, device=device)
+    into = torch.empty_like(source)
+
+    def copy() -> None:
+        into.copy_(source)
+        _wait(device)
+
+    return 2 * source.nbytes / best_seconds([copy], passes=10)[0]
+
+
+def _wait(device: torch.device) -> None:
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)

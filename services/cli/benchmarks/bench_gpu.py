@@ -1,0 +1,121 @@
+"""`slipstream bench gpu`: the first hour on a GPU. Knows only options and printing."""
+
+import time
+from dataclasses import asdict, dataclass
+from enum import StrEnum
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import typer
+
+from slipstream.cli.benchmarks.bench_flags import ModelFlags, OutputFlags, machine_facts
+from slipstream.cli.flags import with_flags
+from slipstream.cli.progress import step_bar
+from slipstream.cli.report import figures_console
+from slipstream.core.errors import InvalidRequest
+from slipstream.exit_codes import FAILED
+from slipstream.options import option
+
+if TYPE_CHECKING:
+    from slipstream.bench.gpu.steps import GpuStep
+
+_SHAPE, _NO_SHAPE = "llama-3-8b", "none"
+
+
+class OneStep(StrEnum):
+    """A step that has no command of its own."""
+
+    GRAPHS = "graphs"
+    FLOORS = "floors"
+
+
+@dataclass(frozen=True, slots=True)
+class GpuRunFlags:
+    """Extent of the run, and the directory of its results."""
+
+    out: Path = option(Path("gpu-results"), "Directory of results.json, page.md and their parts.")
+    minutes: float = option(9.0, "Time for all steps; what is left then is not run.")
+    shape: str | None = option(
+        None,
+        "Shapes of a model with random weights to time, as of `slipstream size --model`, or none.",
+        show_default="llama-3-8b, on a CPU none",
+    )
+    max_new_tokens: int = option(64, "Maximum number of tokens of a reply.")
+    limit: int = option(13, "Prompts of a step.")
+    step: OneStep | None = option(None, "Run this step alone, in this process.")
+
+    def check(self) -> None:
+        """Raise `InvalidRequest` for a time that is none, or a file in the directory's place."""
+        if not 0 < self.minutes <= 60:
+            raise InvalidRequest(f"minutes is {self.minutes:g}, but must be above 0 and at most 60")
+        if self.out.exists() and not self.out.is_dir():
+            raise InvalidRequest(f"{self.out} is a file, but results go into a directory")
+
+    def steps(self, models: ModelFlags) -> "list[GpuStep]":
+        """Return the steps, the most telling first."""
+        from slipstream.bench.gpu.steps import GpuStep
+
+        place = ["--target", models.target, "--draft", models.draft]
+        place += ["--dtype", models.dtype, "--device", models.device]
+        short = ["--max-new-tokens", str(self.max_new_tokens), "--limit", str(self.limit)]
+        shape = self.shape or (_NO_SHAPE if models.device == "cpu" else _SHAPE)
+        own = ["bench", "gpu", *place, "--shape", shape, "--step"]
+        speed = ["bench", "speed", *place, *short, "--methods"]
+        serve = ["bench", "serve", *place, *short, "--methods", "plain,auto", "--repeats", "1"]
+        load = ["--concurrency", "1,4,16,64", "--requests-per-worker", "1", "--check-identity"]
+        steps = [
+            GpuStep("graphs", (*own, "graphs"), 120),
+            GpuStep("speed", (*speed, "plain,ngram,best"), 150),
+            GpuStep("speed at temperature 1", (*speed, "plain,best", "--temperature", "1"), 90),
+            GpuStep("floors", (*own, "floors"), 120),
+            GpuStep("cost", ("bench", "cost", *place, "--rows", "1,2,4,8,16,32,64,128"), 90),
+            GpuStep("serve", (*serve, *load), 150),
+        ]
+        return [step for step in steps if step.name != "floors" or shape != _NO_SHAPE]
+
+
+@with_flags
+def gpu(run: GpuRunFlags, models: ModelFlags, output: OutputFlags) -> None:
+    """Check and measure everything on a GPU in under 10 minutes, without a network.
+
+    Each step runs in a process of its own: one that fails is reported, and the rest runs. Graphs
+    are compared with eager forwards and outputs with plain decoding; a step is timed beside the
+    bandwidth of the memory. Exits with 1 where a step has failed.
+    """
+    models.check()
+    output.check()
+    run.check()
+    if run.step is not None:
+        output.write(_figures(run, run.step, models))
+        return
+    from slipstream.bench.gpu import report
+    from slipstream.bench.gpu.steps import Outcome, run_steps
+    from slipstream.bench.harness import write_json
+
+    run.out.mkdir(parents=True, exist_ok=True)
+    steps, results = run.steps(models), []
+    with step_bar(len(steps)) as advance:
+        for result in run_steps(steps, run.out, seconds=60 * run.minutes, clock=time.monotonic):
+            results.append(result)
+            advance(result.name)
+    facts = machine_facts(models.device)
+    values: dict[str, Any] = {"environment": facts, "steps": [asdict(at) for at in results]}
+    write_json(run.out / "results.json", values)
+    (run.out / "page.md").write_text(report.page(results, facts), encoding="utf-8")
+    output.write(values)
+    figures_console().print(report.summary(results))
+    typer.echo(f"page {run.out / 'page.md'}")
+    if any(at.outcome is Outcome.FAILED for at in results):
+        raise typer.Exit(FAILED)
+
+
+def _figures(run: GpuRunFlags, step: OneStep, models: ModelFlags) -> dict[str, Any]:
+    if step is OneStep.GRAPHS:
+        from slipstream.bench.gpu.graph_checks import check_graphs
+
+        return check_graphs(models.target, models.draft, dtype=models.dtype, device=models.device)
+    from slipstream.bench.gpu.floors import measure_floors
+
+    return measure_floors(
+        run.shape or _SHAPE, dtype=models.dtype, device=models.device, numerics="invariant"
+    )
