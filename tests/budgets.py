@@ -125,9 +125,9 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("lines of services/", 62_270, lambda: num_lines(SERVICES)),
-    Budget("lines of tests/", 60_830, lambda: num_lines(TESTS)),
-    Budget("files of services/", 437, lambda: len(python_files(SERVICES))),
+    Budget("lines of services/", 63_200, lambda: num_lines(SERVICES)),
+    Budget("lines of tests/", 62_130, lambda: num_lines(TESTS)),
+    Budget("files of services/", 448, lambda: len(python_files(SERVICES))),
     Budget("files of the largest folder", 24, largest_folder),
     Budget("files executed, embedded", 95, lambda: len(executed_files("embedded"))),
     Budget("files executed, distributed", 160, lambda: len(executed_files("distributed"))),

@@ -26,8 +26,8 @@ _COMMANDS = {
     "doctor": ("doctor", "doctor"),
     "up": ("up", "up"),
     "trace": ("trace", "trace"),
-    "size": ("size", "size"),
-    "simulate": ("size", "run_simulation"),
+    "size": ("sizing.size", "size"),
+    "simulate": ("sizing.size", "run_simulation"),
 }
 """Commands, each with its module and its function there."""
 _GROUPS = ("models", "certs", "keys")

@@ -6,11 +6,14 @@ times assume shares of them, which are guesses until `slipstream bench gpu` has 
 
 from dataclasses import dataclass
 from math import prod
+from typing import TYPE_CHECKING
 
 from slipstream.core.errors import CapacityError, InvalidRequest
-from slipstream.models.target.architecture import EMBEDDING, Architecture
 from slipstream.sizing.gpus import Gpu
 from slipstream.sizing.recording import DeviceTimes
+
+if TYPE_CHECKING:
+    from slipstream.models.target.architecture import Architecture
 
 BANDWIDTH_SHARE, FLOPS_SHARE = 0.8, 0.6
 """Shares of the data sheet's figures that large products are taken to reach."""
@@ -52,8 +55,8 @@ class Work:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """What a model takes on each of its GPUs, in bytes: of weights, those that a step reads, and
-    keys and values of a token."""
+    """Bytes of a model on each of its GPUs: weights, those that a step reads, and keys and values
+    of a token."""
 
     weights: float
     read: float
@@ -66,7 +69,7 @@ class Sizes:
 class GpuTarget:
     """A model in bfloat16 on `num_gpus` GPUs, whose sessions have `context` tokens."""
 
-    model: Architecture
+    model: "Architecture"
     gpu: Gpu
     num_gpus: int
     context: int
@@ -92,14 +95,14 @@ class GpuTarget:
     def sizes(self) -> Sizes:
         """Return bytes on each GPU."""
         at, num = self.model, self.num_gpus
-        tensors = {name: prod(shape) * _BYTES for name, shape in at.tensors()}
-        head = at.vocab_size * at.hidden * _BYTES
-        read = sum(tensors.values()) - tensors[EMBEDDING] + head
+        table = at.vocab_size * at.hidden * _BYTES
+        # The head is not among the tensors; the table of embeddings, as large, is hardly read.
+        read = sum(prod(shape) for _, shape in at.tensors()) * _BYTES
         layer_kv = 2 * at.num_kv_heads * at.head_dim * _BYTES
         layer = sum(prod(shape) * _BYTES for _, shape in at.layer(0))
         cross = 2 * at.num_heads * at.head_dim * at.hidden * _BYTES
         return Sizes(
-            weights=(read + (0 if at.is_tied else tensors[EMBEDDING])) / num,
+            weights=(read + (0 if at.is_tied else table)) / num,
             read=read / num,
             kv_per_token=at.num_layers * layer_kv / num,
             draft_weights=layer + _NUM_READ * cross + _HEAD * at.hidden * _BYTES,

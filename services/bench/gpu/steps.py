@@ -39,7 +39,7 @@ class Outcome(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class StepResult:
-    """What came of a step; `reason` says why it failed or was not run."""
+    """Result of a step; `reason` says why it failed or was not run."""
 
     name: str
     outcome: Outcome

@@ -235,6 +235,17 @@ def simulated_gpu(*, has_values: bool = True) -> Iterator[Gpu]:
         yield gpu
 
 
+_FACTS: dict[str, Any] = {
+    "max_memory_allocated": lambda _device=None: 0,
+    "max_memory_reserved": lambda _device=None: 0,
+    "mem_get_info": lambda _device=None: (MEMORY, MEMORY),
+    "is_bf16_supported": lambda **_: True,
+    "device_count": lambda: 1,
+    "get_device_name": lambda _device=None: "simulated",
+    "get_device_properties": lambda _device=None: SimpleNamespace(total_memory=MEMORY),
+}
+
+
 def _runtime(gpu: Gpu) -> dict[str, Any]:
     """The functions of `torch.cuda` that Slipstream calls."""
 
@@ -261,6 +272,7 @@ def _runtime(gpu: Gpu) -> dict[str, Any]:
         gpu.refuses_waits = mode == "error"
 
     return {
+        **_FACTS,
         "set_sync_debug_mode": set_sync_debug_mode,
         "Stream": new_stream,
         "stream": stream,
@@ -269,11 +281,4 @@ def _runtime(gpu: Gpu) -> dict[str, Any]:
         "graph": graph,
         "graph_pool_handle": lambda: (0, 1),
         "synchronize": lambda _device=None: gpu.sanitizer._handle_device_synchronization(),
-        "max_memory_allocated": lambda _device=None: 0,
-        "max_memory_reserved": lambda _device=None: 0,
-        "mem_get_info": lambda _device=None: (MEMORY, MEMORY),
-        "is_bf16_supported": lambda **_: True,
-        "device_count": lambda: 1,
-        "get_device_name": lambda _device=None: "simulated",
-        "get_device_properties": lambda _device=None: SimpleNamespace(total_memory=MEMORY),
     }

@@ -5,7 +5,7 @@ import json
 import pytest
 
 from slipstream.cli.main import exit_code
-from slipstream.cli.size import RoundFlags, _counts
+from slipstream.cli.sizing.size import RoundFlags, _counts
 from slipstream.core.errors import InvalidRequest
 from slipstream.sizing.gpus import MODELS
 

@@ -9,8 +9,8 @@ import typer
 from rich.table import Table
 
 from slipstream.cli.flags import with_flags
-from slipstream.cli.gpu_sizes import GpuFlags, figures, tables
 from slipstream.cli.report import figures_console
+from slipstream.cli.sizing.gpu_sizes import GpuFlags, figures, tables
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import option
 from slipstream.sizing.formula import KNEE, Pools, drafts_needed, estimate, mean_round
