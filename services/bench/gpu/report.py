@@ -39,12 +39,12 @@ def _figures(figures: Mapping[str, Any]) -> Iterator[str]:
                 shown.add_row(str(count), fixed(ms, 3), fixed(ms / times["1"], 2, "x"))
             yield markdown(shown)
     if "forwards" in figures:
-        forwards, graphs = figures["forwards"], figures["graphs"]
-        worst = max(at["error"] for at in forwards)
-        same = sum(at["is_equal"] for at in graphs)
-        yield f"{same} of {len(graphs)} graphs have the bits of their bodies."
+        worst = max(at["error"] for at in figures["forwards"])
+        yield f"Forwards: {_graphs(figures)}"
         yield f"Hidden states differ by up to {worst:.2g} from those without shapes."
-        yield f"Waits for the device: {_waits(figures['waits'])}. Chains: {figures['chains']}."
+        if (chains := figures["chains"]) is not None:
+            as_led = f"{chains['as_the_host']} of {chains['proposals']} are as the host leads them"
+            yield f"Chains: {_graphs(chains)} {as_led}."
     if "memory" in figures:
         sizes = {**figures["memory"], **figures.get("accounted", {})}
         yield ", ".join(f"{name} {size / 1e9:.2f} GB" for name, size in sizes.items())
@@ -58,5 +58,8 @@ def _floor_line(of: Mapping[str, Any]) -> str:
     )
 
 
-def _waits(waits: Mapping[str, Any] | None) -> str:
-    return "needs CUDA" if waits is None else f"none in {waits['bodies']} bodies and replays"
+def _graphs(of: Mapping[str, Any]) -> str:
+    graphs, waits = of["graphs"], of["waits"]
+    same = sum(at["is_equal"] for at in graphs)
+    never = "" if waits is None else " None waits for the device."
+    return f"{same} of {len(graphs)} graphs have the bits of their bodies.{never}"

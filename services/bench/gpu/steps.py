@@ -22,11 +22,13 @@ _SHOWN_LINES = 80
 
 @dataclass(frozen=True, slots=True)
 class GpuStep:
-    """A command of `slipstream` that writes its figures to the file given after `--json`."""
+    """A command of `slipstream` that writes its figures to the file given after `--json`; what it
+    `lacks` keeps it from running."""
 
     name: str
     arguments: tuple[str, ...]
     max_s: float
+    lacks: str = ""
 
 
 class Outcome(StrEnum):
@@ -56,8 +58,9 @@ def run_steps(
     end_s = clock() + seconds
     for step in steps:
         left_s = end_s - clock()
-        if left_s < _LEAST_S:
-            yield StepResult(step.name, Outcome.NOT_RUN, reason="no time was left")
+        if step.lacks or left_s < _LEAST_S:
+            reason = step.lacks or "no time was left"
+            yield StepResult(step.name, Outcome.NOT_RUN, reason=reason)
         else:
             yield run_step(step, folder, min(step.max_s, left_s), clock)
 

@@ -12,7 +12,7 @@ from slipstream.cli.benchmarks.bench_flags import ModelFlags, OutputFlags, machi
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, SlipstreamError
 from slipstream.exit_codes import FAILED
 from slipstream.options import option
 
@@ -20,6 +20,7 @@ if TYPE_CHECKING:
     from slipstream.bench.gpu.steps import GpuStep
 
 _SHAPE, _NO_SHAPE = "llama-3-8b", "none"
+_ROWS = "1,2,4,8,16,32,64,128"
 
 
 class OneStep(StrEnum):
@@ -63,15 +64,16 @@ class GpuRunFlags:
         speed = ["bench", "speed", *place, *short, "--methods"]
         serve = ["bench", "serve", *place, *short, "--methods", "plain,auto", "--repeats", "1"]
         load = ["--concurrency", "1,4,16,64", "--requests-per-worker", "1", "--check-identity"]
-        steps = [
-            GpuStep("graphs", (*own, "graphs"), 120),
-            GpuStep("speed", (*speed, "plain,ngram,best"), 150),
-            GpuStep("speed at temperature 1", (*speed, "plain,best", "--temperature", "1"), 90),
-            GpuStep("floors", (*own, "floors"), 120),
-            GpuStep("cost", ("bench", "cost", *place, "--rows", "1,2,4,8,16,32,64,128"), 90),
-            GpuStep("serve", (*serve, *load), 150),
+        no_model, no_shape = _lack(models.target), "no shape" if shape == _NO_SHAPE else ""
+        sampled = ("plain,best", "--temperature", "1")
+        return [
+            GpuStep("graphs", (*own, "graphs"), 120, no_model),
+            GpuStep("speed", (*speed, "plain,ngram,best"), 150, no_model),
+            GpuStep("speed at temperature 1", (*speed, *sampled), 90, no_model),
+            GpuStep("floors", (*own, "floors"), 120, no_shape),
+            GpuStep("cost", ("bench", "cost", *place, "--rows", _ROWS), 90, no_model),
+            GpuStep("serve", (*serve, *load), 150, no_model),
         ]
-        return [step for step in steps if step.name != "floors" or shape != _NO_SHAPE]
 
 
 @with_flags
@@ -80,7 +82,8 @@ def gpu(run: GpuRunFlags, models: ModelFlags, output: OutputFlags) -> None:
 
     Each step runs in a process of its own: one that fails is reported, and the rest runs. Graphs
     are compared with eager forwards and outputs with plain decoding; a step is timed beside the
-    bandwidth of the memory. Exits with 1 where a step has failed.
+    bandwidth of the memory. A model that is not on this machine is not fetched: its steps are not
+    run. Exits with 1 where a step has failed.
     """
     models.check()
     output.check()
@@ -92,13 +95,13 @@ def gpu(run: GpuRunFlags, models: ModelFlags, output: OutputFlags) -> None:
     from slipstream.bench.gpu.steps import Outcome, run_steps
     from slipstream.bench.harness import write_json
 
+    facts = _facts(models.device)
     run.out.mkdir(parents=True, exist_ok=True)
     steps, results = run.steps(models), []
     with step_bar(len(steps)) as advance:
         for result in run_steps(steps, run.out, seconds=60 * run.minutes, clock=time.monotonic):
             results.append(result)
             advance(result.name)
-    facts = machine_facts(models.device)
     values: dict[str, Any] = {"environment": facts, "steps": [asdict(at) for at in results]}
     write_json(run.out / "results.json", values)
     (run.out / "page.md").write_text(report.page(results, facts), encoding="utf-8")
@@ -107,6 +110,25 @@ def gpu(run: GpuRunFlags, models: ModelFlags, output: OutputFlags) -> None:
     typer.echo(f"page {run.out / 'page.md'}")
     if any(at.outcome is Outcome.FAILED for at in results):
         raise typer.Exit(FAILED)
+
+
+def _lack(target: str) -> str:
+    """Return why a model is not at hand; "" where it is. Nothing is fetched."""
+    from slipstream.models.store.resolve import find_local
+
+    try:
+        find_local(target)
+    except SlipstreamError as error:
+        return str(error)
+    return ""
+
+
+def _facts(device: str) -> dict[str, Any]:
+    """Return facts of the machine. Raises `InvalidRequest` for a device that is not there."""
+    from slipstream.models.loading import parse_device
+
+    parse_device(device)
+    return machine_facts(device)
 
 
 def _figures(run: GpuRunFlags, step: OneStep, models: ModelFlags) -> dict[str, Any]:

@@ -96,6 +96,21 @@ def test_a_time_that_makes_no_sense_is_refused(minutes, capsys):
     assert f"minutes is {minutes}" in capsys.readouterr().err
 
 
+def test_steps_of_a_model_that_is_not_at_hand_are_not_run(folders, tmp_path):
+    place = ("--target", "no/such-model", "--shape", folders[0], "--dtype", "float32")
+    assert exit_code(("bench", "gpu", *place, "--out", str(tmp_path))) == 0
+    values = json.loads((tmp_path / "results.json").read_text())
+    outcomes = {at["name"]: at["outcome"] for at in values["steps"]}
+    assert outcomes == {**dict.fromkeys(STEPS, "not run"), "floors": "passed"}
+    assert "is not on this machine" in values["steps"][0]["reason"]
+
+
+def test_a_device_that_is_not_there_is_refused(capsys):
+    if not torch.cuda.is_available():
+        assert exit_code(("bench", "gpu", "--device", "cuda")) == 2
+        assert capsys.readouterr().err.startswith("error: ")
+
+
 @pytest.mark.gpu
 def test_graphs_and_chains_of_a_device_are_compared_and_never_wait(folders):
     found = check_graphs(*folders, dtype="float32", device="cuda")
@@ -105,6 +120,9 @@ def test_graphs_and_chains_of_a_device_are_compared_and_never_wait(folders):
     assert found["waits"]["bodies"] == len(found["graphs"])
     assert found["chains"]["as_the_host"] == found["chains"]["proposals"]
     assert not list(found_faults(found))
+    text = page([StepResult("graphs", Outcome.PASSED, figures=found)], {})
+    assert "8 of 8 are as the host leads them" in text
+    assert text.count("None waits for the device.") == 2
 
 
 @pytest.mark.gpu
