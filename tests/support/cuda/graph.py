@@ -110,9 +110,8 @@ class Graph:
     def replay(self) -> None:
         """Run the operators again. Raises `GpuError` for memory that only the graph still has."""
         for storage, tensor in self._outside.items():
-            if (
-                torch._C._storage_Use_Count(storage) - 1 <= self._num_own[storage]
-            ):  # 1 is the call's
+            num_owners = torch._C._storage_Use_Count(storage) - 1  # the call is one itself
+            if num_owners <= self._num_own[storage]:
                 raise GpuError(f"a replay reads {tuple(tensor.shape)} at a stale pointer")
         self._launch("a replay", list(self._outside.values()), self._written)
         for kernel in self._kernels:
