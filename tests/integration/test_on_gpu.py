@@ -15,10 +15,10 @@ PROMPT = [5, 80, 6, 80, 6]
 SAMPLED = SamplingParams(temperature=1.0, seed=2)
 CHANGED = SamplingParams(temperature=0.7, top_k=20, repetition_penalty=1.2, seed=4)
 REQUESTS = [
-    (SamplingParams(), {"shape": Shape.CAPE, "stop": StopPolicy.DECISION}),
-    (SAMPLED, {"shape": Shape.CHAIN, "stop": StopPolicy.DECISION}),
-    (SAMPLED, {"shape": Shape.DYNAMIC, "stop": StopPolicy.SVIP}),
-    (CHANGED, {"shape": Shape.CAPE, "stop": StopPolicy.SVIP}),
+    (SamplingParams(), {"shape": Shape.CAPE, "stop": StopPolicy.DECISION}, {}),
+    (SAMPLED, {"shape": Shape.CHAIN, "stop": StopPolicy.DECISION}, {}),
+    (SAMPLED, {"shape": Shape.DYNAMIC, "stop": StopPolicy.SVIP}, {"regex": "[ab]{6}, [0-9]{4}"}),
+    (CHANGED, {"shape": Shape.CAPE, "stop": StopPolicy.SVIP}, {"logprobs": 2}),
 ]
 
 
@@ -39,10 +39,10 @@ async def answers(client, *, mode):
             PROMPT,
             max_tokens=12,
             sampling=sampling,
-            logprobs=2 if at == 3 else None,
             speculation=SpeculationOptions(mode=mode, **(options if mode is Mode.FORCED else {})),
+            **asked,
         )
-        for at, (sampling, options) in enumerate(REQUESTS)
+        for sampling, options, asked in REQUESTS
     )
     return await asyncio.gather(*requests)
 
