@@ -212,7 +212,8 @@ def test_a_rank_of_eight_computes_an_eighth_of_the_heads(ranks):
     hf = large("llama-3-70b")
     num_bytes = sum(value.nbytes for value in hf.parameters())
     model = CausalModel(split(hf, ranks.size), numerics="fast", ranks=ranks)
-    assert model.weight_bytes == pytest.approx(num_bytes / 8, rel=1e-3)
+    embedding = 128256 * 8192 * 2  # which older plans of transformers leave whole
+    assert num_bytes / 8 <= model.weight_bytes <= num_bytes / 8 + embedding
     assert model.layout.bytes_per_token == 2 * 80 * 1 * 128 * 2
     cache = model.open_in(model.pool(8))
     model.prefill(cache, tiny.tokens(300))
