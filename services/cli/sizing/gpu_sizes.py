@@ -44,10 +44,16 @@ class GpuFlags:
             raise InvalidRequest(f"the device is {self.device!r}, but must be {' or '.join(GPUS)}")
         if self.model is None:
             raise InvalidRequest(f"--device needs --model: {', '.join(MODELS)}, or a model's name")
+        from slipstream.models.native.library import NotNative
         from slipstream.models.target.architecture import parse
         from slipstream.sizing.roofline import GpuTarget
 
-        model = parse(_config(self.model))
+        try:
+            model = parse(_config(self.model))
+        except NotNative as reason:
+            raise InvalidRequest(
+                f"the model {self.model!r} has no sizes to compute with: {reason}"
+            ) from None
         context = min(4096, model.context_length) if self.context is None else self.context
         num_gpus = 1 if self.tensor_parallel is None else self.tensor_parallel
         return GpuTarget(model, GPUS[self.device], num_gpus, context)
@@ -61,14 +67,11 @@ def _config(name: str) -> Mapping[str, Any]:
 
     is_config = (Path(name) / "config.json").is_file()
     folder = Path(name) if is_config else find_local(name)
-    if not (folder / "config.json").is_file():
-        raise InvalidRequest(f"the model {name!r} has no config.json to read its sizes from")
     return read_config(folder)
 
 
 def figures(target: "GpuTarget") -> dict[str, Any]:
     """Return all that is known of a target, as `--json` prints it; seconds and bytes."""
-    from slipstream.sizing.roofline import GRAPH_S
 
     def times(work: "Work") -> dict[str, float]:
         floor_s, expected_s = work.floor_s(target.gpu), work.expected_s(target.gpu)
@@ -93,7 +96,6 @@ def figures(target: "GpuTarget") -> dict[str, Any]:
         "bound_rows": {sessions: target.bound_rows(sessions) for sessions in batches},
         "draft_step": draft,
         "draft_cost": draft["expected_s"] / plain_s,
-        "chain_s": 5 * draft["expected_s"] + GRAPH_S,
     }
 
 

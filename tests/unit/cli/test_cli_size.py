@@ -44,6 +44,12 @@ def test_sizes_are_read_from_a_models_config(capsys, tmp_path):
     assert 2 * half["kv_per_token"] == whole["kv_per_token"]
 
 
+def test_a_family_without_known_sizes_is_refused_in_a_sentence(capsys, tmp_path):
+    (tmp_path / "config.json").write_text('{"model_type": "gpt_neox"}')
+    assert exit_code(("size", "--device", "h100", "--model", str(tmp_path))) == 2
+    assert "has no sizes to compute with: models of type gpt_neox" in capsys.readouterr().err
+
+
 def test_drafts_that_suffer_from_company_are_needed_in_greater_number(capsys):
     args = ("size", "--sessions", "16", "--draft-ms", "4", "--json", "--draft-row-ms")
     cheap, dear = (json.loads(printed(capsys, *args, text)) for text in ("0.1", "10"))
