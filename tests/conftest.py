@@ -2,6 +2,7 @@
 
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import chain
 from pathlib import Path
@@ -44,17 +45,14 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 @pytest.fixture(autouse=True)
 def cuda_device(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests of a GPU have a simulated one where there is none."""
-    if request.node.get_closest_marker("gpu") is None:
-        yield
-        return
-    import torch
+    with ExitStack() as stack:
+        if request.node.get_closest_marker("gpu") is not None:
+            import torch
 
-    if torch.cuda.is_available():
-        yield
-        return
-    from support.cuda.gpu import simulated_gpu
+            if not torch.cuda.is_available():
+                from support.cuda.gpu import simulated_gpu
 
-    with simulated_gpu():
+                stack.enter_context(simulated_gpu())
         yield
 
 

@@ -27,6 +27,7 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Session, StopPolicy
 from slipstream.draft.build import DraftModel
 from slipstream.models.kv.cache import KvCache
+from slipstream.models.machine import wait_for
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync
 from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
@@ -182,8 +183,7 @@ def _medians(actions: Mapping[Any, Action], rounds: int, device: torch.device) -
 def _timed(action: Action, device: torch.device) -> list[float]:
     start = time.perf_counter()
     result = action()
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)
+    wait_for(device)
     return result if isinstance(result, list) else [time.perf_counter() - start]
 
 

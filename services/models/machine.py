@@ -113,6 +113,12 @@ def _processor() -> str:
     return "\n".join([name, *(found[key] for key in _CPU_FIELDS if key in found)])
 
 
+def wait_for(device: torch.device) -> None:
+    """Wait for the end of what a device computes; on a CPU nothing is left to wait for."""
+    if device.type == "cuda":
+        torch.cuda.synchronize(device)
+
+
 def best_seconds(
     alternatives: Sequence[Callable[[], object]],
     *,

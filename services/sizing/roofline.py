@@ -148,12 +148,10 @@ class GpuTarget:
         """Return expected times as `slipstream size` takes them; a call takes 1 ms."""
         points = (1, 2, 4, 8, 16, 32, 64, 128, 256)
         verify = tuple((rows, self.step(1, rows).expected_s(self.gpu)) for rows in points)
-        more_s = 0.0
-        if sessions > 1:
-            # Sessions add their keys and values, which a step of as many rows of one has not.
-            together_s = self.step(sessions, 1).expected_s(self.gpu)
-            more_s = max(together_s - self.step(1, sessions).expected_s(self.gpu), 0.0)
-            more_s /= sessions - 1
+        # Sessions add their keys and values, which a step of as many rows of one has not.
+        together_s = self.step(sessions, 1).expected_s(self.gpu)
+        more_s = max(together_s - self.step(1, sessions).expected_s(self.gpu), 0.0)
+        more_s /= max(sessions - 1, 1)
         level_s = self.draft_step(1).expected_s(self.gpu)
         many_s = self.draft_step(64).expected_s(self.gpu)
         return DeviceTimes(verify, level_s, (many_s - level_s) / 63, more_s)

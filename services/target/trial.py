@@ -7,14 +7,12 @@ from dataclasses import replace
 from functools import partial
 from typing import Any
 
-import torch
-
 from slipstream.core.policy.cost_curve import CROWD, Budget, CostCurve, Costs, learn
 from slipstream.core.timing import Clock
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
-from slipstream.models.machine import best_seconds, this_machine
+from slipstream.models.machine import best_seconds, this_machine, wait_for
 from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
 
@@ -82,8 +80,7 @@ class _Forwards:
         tokens = [_TOKEN] * (num_tokens // num_sessions)
         hidden, _ = self._model.forward([Part(cache, tokens) for cache in used])
         self._model.logits(hidden)
-        if self._model.device.type == "cuda":
-            torch.cuda.synchronize(self._model.device)
+        wait_for(self._model.device)
 
     def close(self) -> None:
         """Free the sessions' pages."""

@@ -39,7 +39,7 @@ def shaped_target(device="cpu"):
 
 
 def shaped_draft(target, device="cpu"):
-    scorer = tiny.glide(native=False)
+    scorer = tiny.glide(device=device, native=False)
     chains = GlideChains(scorer, Replay(torch.device(device)), context_length=512)
     return LocalDraft(scorer, TargetKv(target, scorer.config.target_layers), chains=chains)
 
@@ -113,9 +113,7 @@ def test_the_output_on_a_device_is_that_of_plain_decoding_there(sampling, shape,
         max_nodes=15,
         verification=verification,
     )
-    scorer = tiny.glide(device="cuda")
-    chains = GlideChains(scorer, Replay(torch.device("cuda")), context_length=512)
-    draft = LocalDraft(scorer, TargetKv(target, scorer.config.target_layers), chains=chains)
+    draft = shaped_draft(target, "cuda")
     out = speculate(
         target, draft, "glide", PROMPTS[1], sampling=sampling, options=options, max_tokens=12
     )

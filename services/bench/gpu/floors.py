@@ -3,7 +3,6 @@
 The weights are random ones of a model's shapes: times do not depend on their values.
 """
 
-import json
 from collections.abc import Callable
 from functools import partial
 from pathlib import Path
@@ -18,7 +17,8 @@ from slipstream.core.tree import TokenTree
 from slipstream.models.dtypes import choose_dtype
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.loading import parse_device
-from slipstream.models.machine import best_seconds
+from slipstream.models.machine import best_seconds, wait_for
+from slipstream.models.native.checkpoint import CONFIG, read_config
 from slipstream.models.numerics.invariance import Numerics
 from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
@@ -63,13 +63,12 @@ def _random_model(
     """Return a model, and the bytes of the weights that a step reads."""
     fields = dict(MODELS.get(shape, {}))
     if not fields:
-        file = Path(shape) / "config.json"
-        if not file.is_file():
+        if not (Path(shape) / CONFIG).is_file():
             raise InvalidRequest(
                 f"the shape is {shape!r}, but must be {', '.join(MODELS)} or a directory with a"
                 " config.json"
             )
-        fields = json.loads(file.read_text(encoding="utf-8"))
+        fields = dict(read_config(Path(shape)))
     config = AutoConfig.for_model(**fields)
     with torch.device(device):
         made = AutoModelForCausalLM.from_config(config, dtype=choose_dtype(dtype, device)).eval()
@@ -110,7 +109,7 @@ def _sessions(model: CausalModel, context: int) -> dict[int, float]:
 
 def _compute(model: CausalModel, parts: list[Part]) -> None:
     model.logits(model.forward(parts)[0])
-    _wait(model.device)
+    wait_for(model.device)
 
 
 def _timed(run: Callable[[int], None], counts: tuple[int, ...]) -> dict[int, float]:
@@ -125,11 +124,6 @@ def _bandwidth(device: torch.device) -> float:
 
     def copy() -> None:
         into.copy_(source)
-        _wait(device)
+        wait_for(device)
 
     return 2 * source.nbytes / best_seconds([copy], passes=10)[0]
-
-
-def _wait(device: torch.device) -> None:
-    if device.type == "cuda":
-        torch.cuda.synchronize(device)

@@ -84,7 +84,7 @@ def run_step(step: GpuStep, folder: Path, max_s: float, clock: Clock) -> StepRes
     took_s, lines = clock() - began_s, done.stdout.strip().splitlines()
     output = "\n".join(lines[-_SHOWN_LINES:])
     if done.returncode:
-        said = next((line for line in reversed(lines) if line.strip()), "no word")
+        said = lines[-1] if lines else "no word"
         return _failed(step, took_s, f"exit code {done.returncode}: {said}", output)
     figures = json.loads(file.read_text(encoding="utf-8"))
     faults = list(found_faults(figures))

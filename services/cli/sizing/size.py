@@ -123,8 +123,8 @@ def size(rounds: RoundFlags, gpu: GpuFlags, flags: SizeFlags) -> None:
     With a device and a model, their memory and times are computed, too: docs/sizing.md.
     """
     on_gpu = gpu.target()
-    sessions = -(-flags.sessions // max(flags.targets, 1))
-    recording = rounds.recording(None if on_gpu is None else on_gpu.times(sessions))
+    per_target = -(-flags.sessions // max(flags.targets, 1))
+    recording = rounds.recording(None if on_gpu is None else on_gpu.times(per_target))
     times, average = recording.times, mean_round(recording)
     targets, sessions = flags.targets, flags.sessions
     needed = drafts_needed(times, average, targets=targets, sessions=sessions, share=flags.share)

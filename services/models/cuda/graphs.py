@@ -45,16 +45,17 @@ class Replay:
     def __len__(self) -> int:
         return len(self._entries)
 
+    def __contains__(self, key: Hashable) -> bool:
+        return key in self._entries
+
     def both(self) -> Iterator[tuple[Hashable, tuple[Tensor, ...], tuple[Tensor, ...]]]:
         """Yield each key with what its replay computes, and what its body does, both anew over the
         inputs of its last run."""
         for key, entry in self._entries.items():
             with torch.inference_mode():
                 entry.replay()
-                yield key, entry.outputs, entry.body(*entry.inputs)
-
-    def __contains__(self, key: Hashable) -> bool:
-        return key in self._entries
+                computed = entry.body(*entry.inputs)
+            yield key, entry.outputs, computed
 
     @torch.inference_mode()
     def run(self, key: Hashable, body: Body, inputs: Sequence[Tensor]) -> tuple[Tensor, ...]:

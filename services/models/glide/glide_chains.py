@@ -26,6 +26,8 @@ MAX_NEW_TOKENS = 32
 
 _DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, MAX_DRAFT_TOKENS)
 _MAX_SESSIONS = 256
+Extents = tuple[int, int, int]
+"""Sessions, own positions and keys of the target of a shape."""
 _SPARE = 4
 """Memory for staged keys comes in powers of two, and smaller ones stay: at most so many times the
 need."""
@@ -109,11 +111,12 @@ class GlideChains:
         """
         for ask in asks:
             self._check(ask.sync)
-        return [chain for group in self._groups(asks) for chain in self._follow(group)]
+        return [chain for group in self._groups(asks) for chain in self._follow(*group)]
 
-    def _groups(self, asks: Sequence[ChainRequest]) -> list[Sequence[ChainRequest]]:
-        if len(asks) == 1 or self._num_bytes(*self._extents(asks)) <= self._max_bytes:
-            return [asks]
+    def _groups(self, asks: Sequence[ChainRequest]) -> list[tuple[Sequence[ChainRequest], Extents]]:
+        extents = self._extents(asks)
+        if len(asks) == 1 or self._num_bytes(*extents) <= self._max_bytes:
+            return [(asks, extents)]
         middle = len(asks) // 2
         return self._groups(asks[:middle]) + self._groups(asks[middle:])
 
@@ -123,9 +126,9 @@ class GlideChains:
         positions = len(self._layers) * seen + 2 * len(self._model.parts.layers) * width
         return sessions * positions * heads * dim * self._model.parts.embeddings.itemsize
 
-    def _follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
+    def _follow(self, asks: Sequence[ChainRequest], extents: Extents) -> list[list[ChainPosition]]:
         starts = [ask.state.begin(ask.tokens) for ask in asks]
-        shape = self._shape(asks, starts)
+        shape = self._shape(asks, starts, extents)
         pool = asks[0].state.cache.pool
         stage = self._stage(shape)
         for row, ask in enumerate(asks):
@@ -139,9 +142,11 @@ class GlideChains:
         table = out[: len(asks)].tolist()
         return [_found(row, ask, shape) for row, ask in zip(table, asks, strict=True)]
 
-    def _shape(self, asks: Sequence[ChainRequest], starts: Sequence[int]) -> ChainShape:
+    def _shape(
+        self, asks: Sequence[ChainRequest], starts: Sequence[int], extents: Extents
+    ) -> ChainShape:
         news = [len(ask.tokens) - start for ask, start in zip(asks, starts, strict=True)]
-        sessions, width, seen = self._extents(asks)
+        sessions, width, seen = extents
         points = max(len(ask.calibration.points) for ask in asks)
         most = max(ask.num_candidates for ask in asks)
         return ChainShape(
@@ -156,8 +161,7 @@ class GlideChains:
             is_scored=self._model.score is not None and any(ask.is_scored for ask in asks),
         )
 
-    def _extents(self, asks: Sequence[ChainRequest]) -> tuple[int, int, int]:
-        """Return the sessions, the own positions and the keys of the target of a shape."""
+    def _extents(self, asks: Sequence[ChainRequest]) -> Extents:
         width = max(len(ask.tokens) for ask in asks) + _depth(asks)
         return (
             fit(len(asks), powers(_MAX_SESSIONS), what="chains at once"),

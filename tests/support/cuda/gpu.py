@@ -9,7 +9,6 @@ import threading
 import weakref
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from types import SimpleNamespace
 from typing import Any
 from unittest import mock
 
@@ -19,11 +18,10 @@ from torch.cuda._sanitizer import EventHandler
 
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.kv.paged import attend_paged
-from support.cuda.graph import GpuError, Graph, signature, storage_of, written_by
+from support.cuda.graph import INDEXING, GpuError, Graph, signature, storage_of, written_by
 from support.cuda.tensors import CudaTensor, leaves, name_of, on_device, on_gpu, on_host
 
 MEMORY = 4 << 30
-_INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"}
 
 
 class Stream:
@@ -152,7 +150,7 @@ class Gpu:
         if not others:
             return
         name = name_of(func)
-        if name not in _INDEXING | {"copy_"}:
+        if name not in INDEXING | {"copy_"}:
             raise GpuError(f"{name} has operands on the GPU and on the host")
         self._refuse_in_capture(f"{name} copies between devices")
 
@@ -171,7 +169,7 @@ class Gpu:
 
 
 class _NoTraceback:
-    """In place of `traceback`, which the sanitizer asks for a stack at every kernel."""
+    """Stand-in for `traceback`, which the sanitizer asks for a stack at every kernel."""
 
     @staticmethod
     def walk_stack(_frame: object) -> tuple[()]:
@@ -240,9 +238,6 @@ _FACTS: dict[str, Any] = {
     "max_memory_reserved": lambda _device=None: 0,
     "mem_get_info": lambda _device=None: (MEMORY, MEMORY),
     "is_bf16_supported": lambda **_: True,
-    "device_count": lambda: 1,
-    "get_device_name": lambda _device=None: "simulated",
-    "get_device_properties": lambda _device=None: SimpleNamespace(total_memory=MEMORY),
 }
 
 

@@ -15,7 +15,7 @@ from torch import Tensor
 from support.cuda.tensors import leaves, name_of, replaced
 
 _READS = {"equal", "is_nonzero", "allclose", "item", "_local_scalar_dense"}
-_MASKED = {"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"}
+INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"}
 _SHAPED = {"nonzero", "repeat_interleave"}
 _RANDOM = {"rand", "randn", "randint", "randperm", "normal"}
 _SURE = {"scaled_dot_product_attention"}
@@ -80,7 +80,7 @@ class Graph:
         name, tags = name_of(func), getattr(func, "tags", ())
         if name in _READS or torch.Tag.data_dependent_output in tags:
             raise GpuError(f"in a capture, {name} reads values on the host")
-        if name in _MASKED:
+        if name in INDEXING:
             index = args[1] if isinstance(args[1], tuple) else [args[1]]
             if name.endswith("item__") and any(isinstance(at, list) for at in index):
                 raise GpuError(f"in a capture, {name} copies between devices")

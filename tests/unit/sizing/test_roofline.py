@@ -6,9 +6,10 @@ from math import prod
 import pytest
 
 from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.models import memory
 from slipstream.models.target.architecture import parse
 from slipstream.sizing.gpus import GPUS, MODELS
-from slipstream.sizing.roofline import FLOPS_SHARE, GATHERED, GpuTarget
+from slipstream.sizing.roofline import FLOPS_SHARE, GATHERED, GRAPHS_SHARE, KV_SHARE, GpuTarget
 
 H100, H200 = GPUS["h100"], GPUS["h200"]
 LLAMA = GpuTarget(parse(MODELS["llama-3-8b"]), H100, 1, 4096)
@@ -39,6 +40,10 @@ def test_a_model_fits_with_its_largest_batch_and_not_with_more():
         free = target.gpu.memory - sizes.weights - target.workspace()
         assert most * session < free * 0.85 < (most + 2) * session + 2e9
     assert replace(LLAMA, context=8192).max_sessions() == LLAMA.max_sessions() // 2
+
+
+def test_shares_of_memory_are_those_that_serving_takes():
+    assert (memory._AUTO_SHARE["cuda"], 1 / memory._PARTS) == (KV_SHARE, GRAPHS_SHARE)
 
 
 def test_a_step_reads_weights_once_and_each_sessions_keys():
