@@ -76,11 +76,7 @@ class KeyLimits:
             await spending.end()
 
     async def within(
-        self,
-        key: Key,
-        asked: Generation,
-        chunks: AsyncGenerator[Chunk, None],
-        remaining: Remaining,
+        self, key: Key, asked: Generation, chunks: AsyncGenerator[Chunk, None], remaining: Remaining
     ) -> AsyncGenerator[Chunk, None]:
         """The chunks of a request, each counted before it is given out."""
         async with aclosing(chunks):

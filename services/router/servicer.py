@@ -31,10 +31,7 @@ from slipstream.router.replicas.probes import DescribedDraft
 from slipstream.router.request_runner import RequestRunner
 from slipstream.router.request_telemetry import RequestRecorder, RouterTelemetry
 from slipstream.router.shadow import Shadow
-from slipstream.rpc.conversion.convert_generation import (
-    generation_from_pb,
-    prompt_from_pb,
-)
+from slipstream.rpc.conversion.convert_generation import generation_from_pb, prompt_from_pb
 from slipstream.rpc.conversion.convert_info import model_info_to_pb, server_info_to_pb
 from slipstream.rpc.conversion.convert_results import chunk_to_pb, result_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION

@@ -13,12 +13,7 @@ import grpc.aio
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
-from slipstream.core.errors import (
-    DeadlineExceeded,
-    InvalidRequest,
-    SlipstreamError,
-    Unavailable,
-)
+from slipstream.core.errors import DeadlineExceeded, InvalidRequest, SlipstreamError, Unavailable
 from slipstream.rpc.security import Callers
 from slipstream.rpc.status import pushback_of, status_of
 from slipstream.rpc.wire import check_num_fields
@@ -102,9 +97,17 @@ class Calls:
         """Wait no longer for those that run."""
         self._idle.set()
 
-    async def none(self) -> None:
-        """Wait until there are none."""
-        await self._idle.wait()
+    async def none(self, limit_s: float) -> None:
+        """Wait until there are none or waiting was given up, at most so long."""
+        with suppress(TimeoutError):
+            async with asyncio.timeout(limit_s):
+                await self._idle.wait()
+
+    async def ended(self, limit_s: float) -> None:
+        """Wait until those that were cancelled have cleaned up, at most so long."""
+        if self._num_running:
+            self._idle.clear()
+        await self.none(limit_s)
 
 
 class ErrorsToStatuses(grpc.aio.ServerInterceptor):

@@ -7,7 +7,6 @@ import asyncio
 import logging
 import signal
 from collections.abc import Awaitable, Callable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass, field
 
 import grpc.aio
@@ -24,6 +23,8 @@ HEALTH = "grpc.health.v1.Health"
 LIVE = "live"
 """What health calls the process itself: SERVING until told to stop, whatever its services say."""
 LAST_WORDS_S = 0.25
+CLEAN_UP_S = 2.0
+"""For calls that were cut off to give back what they hold, with what is closed after the server."""
 MAX_METADATA_BYTES = 16 << 10
 MAX_STREAMS = 256
 HANDSHAKE_S = 10
@@ -159,11 +160,10 @@ class Server:
         grace = self._options.grace_s if grace_s is None else grace_s
         await self.drain()
         self._calls.close()
-        with suppress(TimeoutError):
-            async with asyncio.timeout(grace):
-                await self._calls.none()
+        await self._calls.none(grace)
         # What is left are last words on their way, and those who watch health, who never end.
         await self._server.stop(min(grace, LAST_WORDS_S))
+        await self._calls.ended(CLEAN_UP_S)
         if self._health_server is not None:
             await self._health_server.stop(0)
 

@@ -59,6 +59,7 @@ class RedisClient:
         self._is_cluster = isinstance(client, RedisCluster)
         self._preparing: asyncio.Future[Any] | None = None
         """Held because the loop does not hold it."""
+        self._is_closed = False
         self._running: set[asyncio.Task[Any]] = set()
 
     async def run(
@@ -68,6 +69,8 @@ class RedisClient:
 
         `again`: it may run twice, which it does when a connection breaks.
         """
+        if self._is_closed:
+            raise Unavailable(f"the store at {self._place} is closed")
         try:
             return await self._in_time(self._evaluate(script, keys, args, again=again))
         except (faults.RedisError, faults.RedisClusterException, OSError) as error:
@@ -77,7 +80,8 @@ class RedisClient:
             raise Unavailable(f"the store at {self._place} {_reason(error)}") from None
 
     async def aclose(self) -> None:
-        """Cancel what runs, and end connections. May be repeated."""
+        """Cancel what runs, refuse what comes, and end connections. May be repeated."""
+        self._is_closed = True
         if running := set(self._running):
             for task in running:
                 task.cancel()

@@ -136,11 +136,11 @@ class RequestSpan:
         """Begin a stage now, or at an earlier time; it `ends` elsewhere."""
         self._begun[stage] = self.clock() if at_s is None else at_s
 
-    def ends(self, stage: str) -> None:
-        """End a stage, if it has begun."""
+    def ends(self, stage: str, at_s: float | None = None) -> None:
+        """End a stage now, or at an earlier time, if it has begun."""
         start_s = self._begun.pop(stage, None)
         if start_s is not None:
-            self.spend(stage, self.clock() - start_s)
+            self.spend(stage, (self.clock() if at_s is None else at_s) - start_s)
 
     def begin(
         self, name: str, start_s: float, parent: Span | None = None, *, kind: SpanKind

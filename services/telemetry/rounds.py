@@ -82,8 +82,6 @@ class RoundTracer:
 
     def _begin(self, at: Round) -> None:
         self._at, self._calls, self._span = at, [], INVALID_SPAN
-        if self._left_s is None:
-            self._request.ends("between")
         if self._request.is_traced and at.index < self._bounds.first:
             self._span = self._request.begin(ROUND, at.start_s, kind=SpanKind.INTERNAL)
 
@@ -101,7 +99,9 @@ class RoundTracer:
         for stage, times in (("draft", at.proposing), (verify, at.verifying)):
             if times is None:
                 continue
-            if self._left_s is not None:
+            if self._left_s is None:
+                self._request.ends("between", times[0])
+            else:
                 self._request.spend("between", times[0] - self._left_s)
             self._request.spend(stage, times[1] - times[0])
             self._left_s = times[1]

@@ -92,13 +92,7 @@ class Replica(Generic[D]):
     """A replica as the router sees it."""
 
     def __init__(
-        self,
-        address: str,
-        dial: Dialer,
-        probe: Probe[D],
-        *,
-        heartbeat: Heartbeat,
-        hooks: Hooks,
+        self, address: str, dial: Dialer, probe: Probe[D], *, heartbeat: Heartbeat, hooks: Hooks
     ) -> None:
         self.address = address
         self.channel = dial(address)

@@ -226,10 +226,7 @@ def _grammar_from_pb(message: pb.Generation) -> Grammar | None:
 def _refuse_not_built(message: pb.Generation) -> None:
     if message.HasField("n") and message.n == 0:
         raise InvalidRequest("n is 0, but must be 1")
-    asked = {
-        "adapter_id": bool(message.adapter_id),
-        "n above 1": message.n > 1,
-    }
+    asked = {"adapter_id": bool(message.adapter_id), "n above 1": message.n > 1}
     for name, is_asked in asked.items():
         if is_asked:
             raise NotBuilt(f"{name} is asked for, but is not built yet")

@@ -48,8 +48,7 @@ def _numbers(wire: Mapping[str, int], kind: type[E], prefix: str) -> dict[int, E
 
 
 VERIFICATION = WireEnum(
-    "verification",
-    _numbers(dict(common_pb2.Verification.items()), Verification, "VERIFICATION_"),
+    "verification", _numbers(dict(common_pb2.Verification.items()), Verification, "VERIFICATION_")
 )
 SHAPE = WireEnum("shape", _numbers(dict(common_pb2.Shape.items()), Shape, "SHAPE_"))
 STOP = WireEnum(
@@ -59,23 +58,19 @@ TOOL_FORMAT = WireEnum(
     "tool format", _numbers(dict(common_pb2.ToolFormat.items()), ToolFormat, "TOOL_FORMAT_")
 )
 GRAMMAR = WireEnum(
-    "kind of grammar",
-    _numbers(dict(common_pb2.GrammarKind.items()), GrammarKind, "GRAMMAR_KIND_"),
+    "kind of grammar", _numbers(dict(common_pb2.GrammarKind.items()), GrammarKind, "GRAMMAR_KIND_")
 )
 FINISH = WireEnum(
-    "finish reason",
-    _numbers(dict(common_pb2.FinishReason.items()), FinishReason, "FINISH_REASON_"),
+    "finish reason", _numbers(dict(common_pb2.FinishReason.items()), FinishReason, "FINISH_REASON_")
 )
 MODE = WireEnum(
     "mode", _numbers(dict(generation_pb2.SpeculationMode.items()), Mode, "SPECULATION_MODE_")
 )
 ORIGIN = WireEnum(
-    "token origin",
-    _numbers(dict(generation_pb2.TokenOrigin.items()), TokenOrigin, "TOKEN_ORIGIN_"),
+    "token origin", _numbers(dict(generation_pb2.TokenOrigin.items()), TokenOrigin, "TOKEN_ORIGIN_")
 )
 ROLE = WireEnum(
-    "replica role",
-    _numbers(dict(generation_pb2.ReplicaRole.items()), ReplicaRole, "REPLICA_ROLE_"),
+    "replica role", _numbers(dict(generation_pb2.ReplicaRole.items()), ReplicaRole, "REPLICA_ROLE_")
 )
 STATE = WireEnum(
     "replica state",

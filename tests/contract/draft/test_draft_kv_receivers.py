@@ -125,9 +125,7 @@ async def test_a_slice_from_a_lower_start_replaces_what_is_held(models, keys):
 @pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL])
 async def test_a_lost_stream_is_taken_up_where_it_broke_off(models, keys, status):
     script = Script(
-        [message(keys, 0, 5), status],
-        [status],
-        [message(keys, 5, NUM_KEYS), asyncio.Event()],
+        [message(keys, 0, 5), status], [status], [message(keys, 5, NUM_KEYS), asyncio.Event()]
     )
     async with following(models, script) as (drafts, feed):
         await caught_up(drafts, feed, keys)

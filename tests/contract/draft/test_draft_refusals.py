@@ -12,13 +12,7 @@ from slipstream.rpc.conversion.convert_facts import draft_facts_from_pb
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from support.models import tiny
-from support.services.tiny_services import (
-    MAX_LAG,
-    draft_place,
-    is_empty,
-    target_place,
-    until,
-)
+from support.services.tiny_services import MAX_LAG, draft_place, is_empty, target_place, until
 
 PROMPT = tuple(tiny.tokens(21))
 SESSION = Session("s", len(PROMPT), 30)
@@ -40,14 +34,8 @@ BAD_PLANS = {
     "roots of a chain": (replace(PLAN, roots=(1,)), errors.InvalidRequest),
     "a fork": (replace(PLAN, shape=Shape.FORK, roots=(1,)), errors.UnsupportedCombination),
     "a threshold of none": (replace(PLAN, threshold=0.5), errors.InvalidRequest),
-    "a bad threshold": (
-        replace(PLAN, stop=StopPolicy.SVIP, threshold=-1.0),
-        errors.InvalidRequest,
-    ),
-    "no decision model": (
-        replace(PLAN, stop=StopPolicy.DECISION),
-        errors.UnsupportedCombination,
-    ),
+    "a bad threshold": (replace(PLAN, stop=StopPolicy.SVIP, threshold=-1.0), errors.InvalidRequest),
+    "no decision model": (replace(PLAN, stop=StopPolicy.DECISION), errors.UnsupportedCombination),
 }
 
 

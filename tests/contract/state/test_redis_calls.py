@@ -5,6 +5,7 @@ import asyncio
 import pytest
 import redis.asyncio
 
+from slipstream.core.errors import Unavailable
 from slipstream.state.redis_client import RedisClient
 from slipstream.state.scripts import Script
 from support.state.redis_server import redis_server
@@ -35,3 +36,13 @@ async def test_whoever_asks_for_ever_ends_when_cancelled(server, num_steps):
         await asyncio.wait({asking}, timeout=LIMIT_S)
         assert asking.cancelled()
         assert await calls.run(ONE, [], []) == 1
+
+
+async def test_what_comes_after_its_end_is_refused_and_opens_no_connection(server):
+    client = redis.asyncio.from_url(server.url)
+    calls = RedisClient(client, timeout_s=LIMIT_S, place="here")
+    assert await calls.run(ONE, [], []) == 1
+    await calls.aclose()
+    with pytest.raises(Unavailable, match="the store at here is closed"):
+        await calls.run(ONE, [], [])
+    await calls.aclose()

@@ -5,20 +5,10 @@ from itertools import count as counted
 
 import pytest
 
-from slipstream.core.errors import (
-    CapacityError,
-    InvalidRequest,
-    PromptTooLong,
-)
+from slipstream.core.errors import CapacityError, InvalidRequest, PromptTooLong
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import (
-    FinishReason,
-    Proposal,
-    SamplingParams,
-    Session,
-    Verification,
-)
+from slipstream.core.types import FinishReason, Proposal, SamplingParams, Session, Verification
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.remote_target import RemoteTarget

@@ -16,6 +16,12 @@ from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
 
 NAME = "slipstream.rpc.v1.DraftService"
+KINDS = """
+    UnsupportedCombination RequestTooLarge PromptTooLong InvalidRequest NotBuilt ModelNotFound
+    ModelMismatch SessionNotFound SessionExists SessionTaken SessionOutOfSync SessionBusy
+    SessionClosed CapacityError Unavailable HandshakeError DeadlineExceeded Cancelled
+    InternalError Unauthenticated PermissionDenied
+"""
 
 
 class Failing(draft_pb2_grpc.DraftServiceServicer):
@@ -25,11 +31,16 @@ class Failing(draft_pb2_grpc.DraftServiceServicer):
         self.error = error
         self.entered = asyncio.Event()
         self.may_go = asyncio.Event()
+        self.has_left = False
 
     async def DescribeDraft(self, request, context):
         if self.error is None:
             self.entered.set()
-            await self.may_go.wait()
+            try:
+                await self.may_go.wait()
+            finally:
+                await asyncio.sleep(0.1)
+                self.has_left = True
             return draft_pb2.DescribeDraftResponse(kind="slow")
         raise self.error
 
@@ -47,33 +58,9 @@ async def serving(servicer, **options):
     return server, f"127.0.0.1:{await server.start()}"
 
 
-@pytest.mark.parametrize(
-    "kind",
-    [
-        errors.UnsupportedCombination,
-        errors.RequestTooLarge,
-        errors.PromptTooLong,
-        errors.InvalidRequest,
-        errors.NotBuilt,
-        errors.ModelNotFound,
-        errors.ModelMismatch,
-        errors.SessionNotFound,
-        errors.SessionExists,
-        errors.SessionTaken,
-        errors.SessionOutOfSync,
-        errors.SessionBusy,
-        errors.SessionClosed,
-        errors.CapacityError,
-        errors.Unavailable,
-        errors.HandshakeError,
-        errors.DeadlineExceeded,
-        errors.Cancelled,
-        errors.InternalError,
-        errors.Unauthenticated,
-        errors.PermissionDenied,
-    ],
-)
-async def test_an_error_is_the_same_on_the_other_side(kind):
+@pytest.mark.parametrize("name", KINDS.split())
+async def test_an_error_is_the_same_on_the_other_side(name):
+    kind = getattr(errors, name)
     server, address = await serving(Failing(kind("seven is 8, but must be 7")))
     async with connect(address, ChannelOptions()) as channel:
         stub = draft_pb2_grpc.DraftServiceStub(channel)
@@ -172,6 +159,20 @@ async def test_a_call_in_flight_is_finished_before_the_end():
         servicer.may_go.set()
         assert (await waiting).kind == "slow"
         await stopping
+
+
+async def test_a_call_that_is_cut_off_has_given_back_what_it_held_before_the_end():
+    servicer = Failing(None)
+    server, address = await serving(servicer)
+    async with connect(address, ChannelOptions()) as channel:
+        call = draft_pb2_grpc.DraftServiceStub(channel).DescribeDraft(
+            draft_pb2.DescribeDraftRequest()
+        )
+        await servicer.entered.wait()
+        await server.stop(0)
+        assert servicer.has_left
+        with pytest.raises((grpc.aio.AioRpcError, asyncio.CancelledError)):
+            await call
 
 
 async def test_who_watches_health_does_not_keep_a_server_from_ending():

@@ -1,6 +1,8 @@
 """Which rounds of a request have spans, what they say, and what engines elsewhere are told of."""
 
 import asyncio
+from functools import partial
+from itertools import count
 
 import pytest
 from hypothesis import given, settings
@@ -10,12 +12,11 @@ from opentelemetry.trace import SpanKind, StatusCode
 from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.errors import InvalidRequest, Unavailable
 from slipstream.core.request.options import SpeculationOptions
+from slipstream.core.round import Port, Round, timed
 from slipstream.core.tree import ROOT
-from slipstream.core.types import (
-    FinishReason,
-    SamplingParams,
-    Verdict,
-)
+from slipstream.core.types import FinishReason, SamplingParams, Verdict
+from slipstream.telemetry.request_span import request_span
+from slipstream.telemetry.rounds import RoundTracer
 from slipstream.telemetry.telemetry import Telemetry, TraceBounds
 from support.models.rounds import speculate
 from support.telemetry.listening import Listener, parent_id, span_id
@@ -129,6 +130,18 @@ def test_stages_of_rounds_are_disjoint_and_add_up_to_all_the_time_there_was(roun
     assert {f"slipstream.stage.{name}_ms": 1000 * s for name, s in spent.items()} == said
 
 
+def test_making_a_span_takes_time_that_counts_once():
+    clock = partial(next, count(100.0))  # every look at it takes a second
+    request = request_span(Telemetry(), "request", None, {}, clock=clock)
+    tracer, at = RoundTracer(request, NONE, lambda _: None), Round(0, 100.0)
+    request.begins("between")
+    began_s = clock() - 1
+    with timed(at, Port.VERIFY, clock, tracer):
+        pass
+    tracer.record(at)
+    assert sum(request.spent.values()) == at.verifying[1] - began_s
+
+
 def test_other_stages_are_timed_and_only_those_with_a_name_have_a_span():
     heard = Listener()
     request = Watched(heard.telemetry, NONE)
@@ -155,10 +168,7 @@ def test_other_stages_are_timed_and_only_those_with_a_name_have_a_span():
     assert [at.name for at in heard.spans()] == ["prompt.encode", "request"]
 
 
-BROKEN = [
-    {"draft_error": Unavailable("it is away")},
-    {"target_error": Unavailable("it is away")},
-]
+BROKEN = [{"draft_error": Unavailable("it is away")}, {"target_error": Unavailable("it is away")}]
 
 
 @pytest.mark.parametrize("how", BROKEN, ids=["draft", "target"])

@@ -46,10 +46,7 @@ class Store:
         self.asked = Watched(self.heard.telemetry, NONE, carrier)
         self.slow = Slow(InMemory().store, self.asked.clock)
         self.watched = WatchedStore(
-            self.slow,
-            self.heard.telemetry.instruments,
-            system=MEMORY,
-            clock=self.asked.clock,
+            self.slow, self.heard.telemetry.instruments, system=MEMORY, clock=self.asked.clock
         )
 
     async def for_the_request(self, work):
