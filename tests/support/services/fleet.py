@@ -143,7 +143,8 @@ async def running(*workers: Worker):
 async def routed(targets, drafts=(), *, token=None, **config):
     """A router over replicas, given as workers or as what a configuration says, and a client.
 
-    A busy machine makes no draft late, unless `config` says so.
+    Workers are ready by then, all of them. A busy machine makes no draft late, unless `config`
+    says so.
     """
     fields = {"address": "127.0.0.1:0", "draft_round_timeout_s": 30.0, **config}
     router = Router(build(RouterConfig, targets=_named(targets), drafts=_named(drafts), **fields))
@@ -153,8 +154,13 @@ async def routed(targets, drafts=(), *, token=None, **config):
         async with AsyncClient(f"127.0.0.1:{port}", token=token, retries=False) as client:
             client.address = f"127.0.0.1:{port}"
             client.router = router
-            if drafts and not isinstance(drafts[0], str):
-                await until(client, lambda info: num_ready(info, "draft") == len(drafts))
+            given = {"target": targets, "draft": drafts}
+            wanted = {
+                role: len(at) for role, at in given.items() if at and not isinstance(at[0], str)
+            }
+            await until(
+                client, lambda info: all(num_ready(info, at) == wanted[at] for at in wanted)
+            )
             yield client
     finally:
         await router.stop(0)
