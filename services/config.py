@@ -84,6 +84,12 @@ def native_kernels() -> str:
     return os.environ.get(NATIVE_VARIABLE, "")
 
 
+def omp_threads() -> int | None:
+    """Return OMP_NUM_THREADS as OpenMP takes it, its first number; None where it is none."""
+    first = os.environ.get("OMP_NUM_THREADS", "").partition(",")[0].strip()
+    return int(first) if first.isdecimal() and int(first) else None
+
+
 def environment_of(prefixes: tuple[str, ...]) -> dict[str, str]:
     """Return this process's variables whose names begin so, with secrets masked."""
     found = {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}

@@ -12,7 +12,6 @@ from functools import partial
 from statistics import median
 from typing import Any
 
-import torch
 from rich.table import Table
 
 from slipstream.bench.engines import MethodEngines
@@ -29,8 +28,8 @@ from slipstream.draft.build import DraftModel
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.machine import wait_for
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync
-from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
 
 MAX_ROWS = 128
 DRAFTED = 5
@@ -169,7 +168,7 @@ def _chain_seconds(scorer: Scorer, sync: Sync) -> list[float]:
     return seconds
 
 
-def _medians(actions: Mapping[Any, Action], rounds: int, device: torch.device) -> dict[Any, float]:
+def _medians(actions: Mapping[Any, Action], rounds: int, device: str) -> dict[Any, float]:
     """Return median milliseconds of every action; of its own seconds, where it returns them."""
     seconds: dict[Any, list[float]] = {name: [] for name in actions}
     for round_ in range(_WARMUP + rounds):
@@ -180,7 +179,7 @@ def _medians(actions: Mapping[Any, Action], rounds: int, device: torch.device) -
     return {name: 1000 * median(values) for name, values in seconds.items()}
 
 
-def _timed(action: Action, device: torch.device) -> list[float]:
+def _timed(action: Action, device: str) -> list[float]:
     start = time.perf_counter()
     result = action()
     wait_for(device)

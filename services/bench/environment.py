@@ -10,7 +10,7 @@ import torch
 
 import slipstream
 from slipstream.config import instruction_limits
-from slipstream.models.dtypes import choose_dtype, dtype_name
+from slipstream.models.dtypes import choose_dtype
 from slipstream.models.loading import parse_device
 from slipstream.models.native.library import has_kernels
 from slipstream.revision import code_revision
@@ -38,7 +38,7 @@ def environment(device: str) -> dict[str, Any]:
 
 def running_dtype(name: str, device: str) -> str:
     """Return the dtype that runs on a device for this option, which may be `auto`."""
-    return dtype_name(choose_dtype(name, parse_device(device), native=has_kernels()))
+    return choose_dtype(name, parse_device(device), native=has_kernels()).name
 
 
 def _processor() -> str:

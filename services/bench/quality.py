@@ -8,8 +8,9 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
+from slipstream.models.torch_arrays import as_tensor
 
 _CHUNK = 256
 """Tokens of a text that are read together."""
@@ -76,4 +77,5 @@ def _log_probs(model: CausalModel, chunk: Sequence[int]) -> Tensor:
     """Return log-probabilities of what follows each token, [tokens - 1, vocab], float64."""
     cache = model.open(len(chunk))
     hidden, _ = model.forward([Part(cache, chunk[:-1])])
-    return model.logits(hidden).double().log_softmax(1)
+    log_probs: Tensor = as_tensor(model.logits(hidden)).double().log_softmax(1)
+    return log_probs

@@ -28,8 +28,8 @@ from slipstream.core.types import SamplingParams
 from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel
-from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
 from slipstream.text.prompts import encode_prompt
 
 Outputs = Mapping[str, Sequence[Output]]

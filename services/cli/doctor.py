@@ -122,12 +122,11 @@ def _dtypes(*, native: bool) -> list[str]:
 
 
 def _memory() -> Facts:
-    import torch
 
     from slipstream.models.memory import free_bytes, shown
 
     total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = free_bytes(torch.device("cpu"))
+    free = free_bytes("cpu")
     return {"machine": shown(total), "free for engines": shown(free)}
 
 

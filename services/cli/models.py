@@ -29,12 +29,12 @@ def automatic_dtypes() -> list[tuple[str, str]]:
     shorten_spins()
     import torch
 
-    from slipstream.models.dtypes import AUTO, choose_dtype, dtype_name
+    from slipstream.models.dtypes import AUTO, choose_dtype
     from slipstream.models.native.library import has_kernels
 
     native = has_kernels()
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    return [(at, dtype_name(choose_dtype(AUTO, torch.device(at), native=native))) for at in devices]
+    return [(at, choose_dtype(AUTO, at, native=native).name) for at in devices]
 
 
 @app.command()

@@ -58,7 +58,7 @@ def coverage(
     heldout: Annotated[int, typer.Option(help="Prompts held out.", min=1)] = 60,
 ) -> None:
     """Print which share of held-out answers heads of several sizes can name."""
-    from slipstream.models.glide.target_parts import target_parts
+    from slipstream.models.glide.torch_parts import model_parts
     from slipstream.models.loading import load_target_parts
     from slipstream.models.tokenizer import text_tokenizer
     from slipstream.text.prompts import encode_prompt
@@ -68,7 +68,7 @@ def coverage(
 
     numbers = _numbers(sizes)
     loaded = load_target_parts(target)
-    size = target_parts(loaded.model).vocab_size
+    size = model_parts(loaded.model).vocab_size
     encode = partial(encode_prompt, text_tokenizer(loaded.tokenizer))
     files = [read_data(path, ReadLimits(size), encode=encode) for path in data]
     documents = [document for file in files for document in file.documents]

@@ -3,18 +3,16 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import ModelFacts
 from slipstream.draft.build import Drafter, DraftModel, DraftTarget, build_drafter, load_draft_model
 from slipstream.draft.memory import DraftMemory
-from slipstream.models.dtypes import dtype_name
 from slipstream.models.glide.target_parts import TargetParts, has_rotary, target_parts
 from slipstream.models.loading import LoadedModel, load_model
 from slipstream.models.memory import AUTO, check_budget
-from slipstream.models.numerics.invariance import Numerics
+from slipstream.models.numerics.rules import Numerics
+from slipstream.models.threads import set_num_threads
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.ngrams.store_file import AUTO as AUTO_NGRAMS
 from slipstream.ngrams.store_file import store_named
@@ -52,13 +50,13 @@ class Engine:
         self.model_id = loaded.model_id
         self.tokenizer_hash = loaded.tokenizer_hash
         self.text: TextTokenizer = text_tokenizer(loaded.tokenizer)
-        self.dtype = dtype_name(loaded.model.dtype)
         self.parts = _parts(loaded)
         limits = TargetLimits(
             kv_memory=options.kv_memory, max_cached_bytes=options.max_cached_bytes
         )
         built = build_target(loaded, numerics=options.numerics, limits=limits)
         self.model, self.target, self.budget = built.model, built.target, built.budget
+        self.dtype = self.model.dtype.name
         self.facts: ModelFacts = built.facts
         store = store_named(options.ngrams, loaded.tokenizer_hash, vocab_size=self.facts.vocab_size)
         self.sources = NgramSources(store)
@@ -67,7 +65,7 @@ class Engine:
     def load(cls, target: str, options: EngineOptions) -> "Engine":
         """Load the target by alias, path or hub id."""
         if options.threads is not None:
-            torch.set_num_threads(options.threads)
+            set_num_threads(options.threads)
         loaded = load_model(target, dtype=options.dtype, device=options.device)
         return cls(loaded, options)
 

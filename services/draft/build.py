@@ -17,13 +17,9 @@ from slipstream.draft.memory import DraftMemory, DraftNeeds
 from slipstream.draft.profile_file import PROFILE_NAME, ModelPair, read_profile
 from slipstream.draft.reader import Score
 from slipstream.draft.trial import step_seconds
-from slipstream.models.cuda.graphs import Replay
 from slipstream.models.decision import DECISION_NAME, load_decision
-from slipstream.models.dtypes import dtype_name
-from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
-from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.glide_weights import load_glide
+from slipstream.models.glide.glide_scorer import GlideScorer, load_glide
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.loading import load_model, require_same_tokenizer
@@ -134,24 +130,19 @@ class DraftModel:
         `source`, by default the model's own source."""
         target_kv = TargetKv(source or self.source, self.layers) if self.layers else None
         pool = None if self.memory is None else self.scorer.pool(self.memory.num_pages)
+        chains = None
+        if isinstance(self.scorer, GlideScorer):
+            num_pages = NUM_PAGES if self.memory is None else self.memory.num_pages
+            length = min(self.context_length or MAX_TOKENS, num_pages * BLOCK_SIZE)
+            chains = self.scorer.chains(length, self.decision)
         return LocalDraft(
             self.scorer,
             target_kv,
             decision=self.decision,
             profile=profile,
             pool=pool,
-            chains=self._chains(),
+            chains=chains,
         )
-
-    def _chains(self) -> GlideChains | None:
-        """Return the chains of a device, which computes them at once; None on a CPU."""
-        scorer = self.scorer
-        if not isinstance(scorer, GlideScorer) or scorer.layout.device.type != "cuda":
-            return None
-        num_pages = NUM_PAGES if self.memory is None else self.memory.num_pages
-        length = min(self.context_length or MAX_TOKENS, num_pages * BLOCK_SIZE)
-        replay = Replay(scorer.layout.device)
-        return GlideChains(scorer, replay, context_length=length, score=self.decision)
 
     def drafter(self, profile: Profile | None = None) -> Drafter:
         """Return a drafter with a profile, by default its own.
@@ -179,13 +170,13 @@ class DraftModel:
             self.vocab_size,
             self.context_length,
             self.memory,
-            dtype_name(self.scorer.layout.dtype),
+            self.scorer.layout.dtype.name,
         )
 
     def _identity(self) -> str:
         """Return a name of all that the time of a step depends on, beside the machine."""
         weights = " ".join(digest[:12] for digest in self.pair.weights_sha256.values())
-        return f"{self.pair.draft} {weights} {self.scorer.layout.dtype} {self.engine}"
+        return f"{self.pair.draft} {weights} {self.scorer.layout.dtype.name} {self.engine}"
 
 
 def build_drafter(name: str, target: DraftTarget, *, profile: Path | None = None) -> Drafter:

@@ -4,17 +4,13 @@ One thread writes while another reads.
 """
 
 from collections.abc import Callable, Sequence
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from slipstream.core.errors import CapacityError, InvalidRequest, NoRoom
-from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, round_up
+from slipstream.models.dtypes import Array
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, new_buffer, round_up, write_slots
 from slipstream.models.memory import shown
 from slipstream.models.scorer import KvView
-
-Fill = Callable[[Sequence[Tensor]], None]
-"""Writes a slice into buffers, one a layer, [2 * kv_heads, slots, head_dim]: keys, then values."""
 
 
 class ByteBudget:
@@ -75,7 +71,7 @@ class KvMirror:
         self._layout = layout
         self._budget = budget or ByteBudget()
         # Count and buffers change together, so that a reader never sees one without the other.
-        self._held: tuple[int, list[Tensor]] = (0, self._new_buffers(0))
+        self._held: tuple[int, list[Any]] = (0, self._new_buffers(0))
         self._num_written = 0
 
     @property
@@ -93,14 +89,14 @@ class KvMirror:
         if min(count, self.limit) > self._num_slots:
             self._replace_buffers(min(count, self.limit))
 
-    def write(self, start: int, count: int, fill: Fill) -> None:
-        """Keep positions start..start+count-1 as `fill` writes them, and none behind them.
+    def write(self, start: int, values: Array) -> None:
+        """Keep `values` [layers, 2 * kv_heads, count, head_dim] from position `start` on, and none
+        behind them.
 
         Raises `InvalidRequest` for a gap before them, `CapacityError` above the limit or the
-        budget, and what `fill` raises; positions from `start` on are then gone, the rest is as it
-        was.
+        budget.
         """
-        end = start + count
+        end = start + values.shape[2]
         if not 0 <= start <= self.count:
             raise InvalidRequest(
                 f"keys and values from position {start} on were sent, but {self.count} are held"
@@ -116,7 +112,8 @@ class KvMirror:
             self._replace_buffers(self._num_slots)
         buffers = self._held[1]
         self._num_written = end
-        fill(buffers)
+        for buffer, layer in zip(buffers, values, strict=True):
+            write_slots(buffer, slice(start, end), layer)
         self._held = (end, buffers)
 
     def truncate(self, count: int) -> None:
@@ -144,10 +141,10 @@ class KvMirror:
     def _num_slots(self) -> int:
         return int(self._held[1][0].shape[1])
 
-    def _new_buffers(self, num_slots: int) -> list[Tensor]:
+    def _new_buffers(self, num_slots: int) -> list[Any]:
         at = self._layout
         shape = (2 * at.num_kv_heads, num_slots, at.head_dim)
-        return [torch.empty(shape, dtype=at.dtype, device=at.device) for _ in self._layers]
+        return [new_buffer(shape, at.dtype, at.device) for _ in self._layers]
 
     def _replace_buffers(self, num_slots: int) -> None:
         count, old = self._held

@@ -8,8 +8,6 @@ from collections.abc import Callable, Sequence
 from contextlib import suppress
 from functools import partial
 
-import torch
-
 from slipstream.core.errors import HandshakeError, InvalidRequest, NoRoom
 from slipstream.core.sequence import TokenSequence
 from slipstream.draft.build import Drafter
@@ -22,7 +20,7 @@ from slipstream.models.kv.pool import KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import DTYPE, KvFormat, KvStreamSource
-from slipstream.rpc.tensors import torch_dtype
+from slipstream.rpc.tensors import element_type
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry.spans import Reply
 
@@ -31,7 +29,7 @@ class KvReceivers:
     """`draft.engine.KvSource` over streams from targets. `view` may be called from any thread."""
 
     def __init__(
-        self, options: ChannelOptions, device: torch.device, sources: KvSources | None = None
+        self, options: ChannelOptions, device: str, sources: KvSources | None = None
     ) -> None:
         """`options` are those of channels to targets; `device` is that of the draft; `sources` are
         the allowed targets, by default those of this machine."""
@@ -149,7 +147,7 @@ class KvReceivers:
                 receiver.mirror.free()
 
     def _receiver(self, form: KvFormat) -> KvReceiver:
-        dtype = torch_dtype(form.dtype)
+        dtype = element_type(form.dtype)
         layout = KvLayout(len(form.layers), form.num_kv_heads, form.head_dim, dtype, self._device)
 
         def new_mirror(limit: int) -> KvMirror:

@@ -3,7 +3,7 @@
 import time
 from collections.abc import Sequence
 
-import torch
+import numpy as np
 
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
@@ -25,7 +25,7 @@ class _Zeros(KvSource):
 
     def __init__(self, layout: KvLayout) -> None:
         size = (layout.num_kv_heads, _PROMPT + _ROUNDS, layout.head_dim)
-        self._pair = (torch.zeros(size, dtype=layout.dtype), torch.zeros(size, dtype=layout.dtype))
+        self._pair = (np.zeros(size, layout.dtype), np.zeros(size, layout.dtype))
 
     def view(self, session_id: str, layers: Sequence[int]) -> KvView:
         """See `KvSource.view`."""
@@ -40,7 +40,7 @@ def step_seconds(
     The measurement of an earlier start under this `name` is used again. None on a device other than
     the CPU, which computes whole chains at once: routers learn its times from the first proposals.
     """
-    if scorer.layout.device.type != "cpu":
+    if scorer.layout.device != "cpu":
         return None
     seconds: float = this_machine().recall(
         f"draft step of {name}",

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
-from slipstream.models.glide.glide_weights import read_tensors, write_tensors
+from slipstream.models.glide.glide_files import read_tensors, write_tensors
 
 DECISION_NAME = "decision.safetensors"
 NUM_STATS = 4

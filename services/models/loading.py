@@ -10,10 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
-import torch
-
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
-from slipstream.models.dtypes import AUTO, choose_dtype
+from slipstream.models.dtypes import AUTO, BFLOAT16, CPU, FLOAT32, choose_dtype
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative, has_kernels, kernels
@@ -24,6 +22,7 @@ from slipstream.models.store.gguf_file import MAX_LAYERS, GgufFile
 from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.store.wheel import Progress
 from slipstream.models.target.architecture import eos_ids
+from slipstream.models.threads import num_threads
 from slipstream.models.tokenizer import NumberedTokenizer, keep, read_kept
 
 _LOG = logging.getLogger("slipstream.models")
@@ -53,7 +52,7 @@ def load_model(
     name: str,
     *,
     dtype: str = AUTO,
-    device: str = "cpu",
+    device: str = CPU,
     progress: Progress | None = None,
     num_ranks: int = 1,
 ) -> LoadedModel:
@@ -78,7 +77,7 @@ def load_target_parts(
     name: str,
     *,
     dtype: str = AUTO,
-    device: str = "cpu",
+    device: str = CPU,
     progress: Progress | None = None,
     num_ranks: int = 1,
 ) -> LoadedModel:
@@ -88,14 +87,18 @@ def load_target_parts(
     Raises `ModelNotFound`, `WeightsError` for files that are broken or not of the model's
     shape, `ModelMismatch` for another kind of model, `InvalidRequest` for dtype or device.
     """
-    torch_device = parse_device(device)
-    torch_dtype = choose_dtype(dtype, torch_device)
+    import torch
+
+    from slipstream.models.torch_arrays import torch_dtype
+
+    torch.set_num_threads(num_threads())
+    chosen = torch_dtype(choose_dtype(dtype, parse_device(device)))
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
     with quiet_transformers(reads_gguf=gguf is not None):
-        model = _load_model(folder, gguf, torch_dtype, num_ranks)
+        model = _load_model(folder, gguf, chosen, num_ranks)
         if num_ranks == 1:  # else parts are where they belong
-            model = model.to(torch_device)
+            model = model.to(device)
         tokenizer = NumberedTokenizer.of(load_tokenizer(folder, gguf))
     require_same_vocabulary(path, tokenizer.num_ids, model.config.vocab_size)
     named = getattr(model.generation_config, "eos_token_id", None)
@@ -131,18 +134,17 @@ def find_source(
     Raises `NotNative` where native code can't compute it, `WeightsError` for files that are broken
     or not of the model's shape.
     """
-    place = parse_device(device)
-    if place.type != "cpu" or num_ranks > 1:
-        raise NotNative(f"on {num_ranks} x {place.type} there are no native kernels")
+    if parse_device(device) != CPU or num_ranks > 1:
+        raise NotNative(f"on {num_ranks} x {device} there are no native kernels")
     kernels()
     if gguf is None:
-        chosen = choose_dtype(dtype, place, native=True)
-        if chosen not in (torch.float32, torch.bfloat16):
+        chosen = choose_dtype(dtype, CPU, native=True)
+        if chosen not in (FLOAT32, BFLOAT16):
             raise NotNative(f"{dtype} has no native kernels")
         return Checkpoint(folder, chosen, has_layers=has_layers)
     if dtype != AUTO:
         raise NotNative(f"in {dtype} its blocks are dequantised")
-    return GgufSource(gguf, torch.bfloat16)
+    return GgufSource(gguf, BFLOAT16)
 
 
 def find_tokenizer(folder: Path, gguf: Path | None) -> NumberedTokenizer:
@@ -184,16 +186,19 @@ def require_same_tokenizer(target: IdentifiedModel, draft: LoadedModel) -> None:
         )
 
 
-def parse_device(name: str) -> torch.device:
-    """Raise `InvalidRequest` for one that is not here."""
+def parse_device(name: str) -> str:
+    """Return the device of a name. Raises `InvalidRequest` for one that is not here."""
     if not _DEVICE.fullmatch(name):
         raise InvalidRequest(f"the device is {name!r}, but must be cpu, cuda or cuda:N")
-    device = torch.device(name)
+    if name == CPU:
+        return name
+    import torch
+
     try:
-        torch.empty(0, device=device)
+        torch.empty(0, device=name)
     except (RuntimeError, AssertionError) as error:
         raise InvalidRequest(f"the device {name!r} can't be used ({brief(error)})") from None
-    return device
+    return name
 
 
 def find_sources(path: Path) -> tuple[Path, Path | None]:
@@ -202,7 +207,7 @@ def find_sources(path: Path) -> tuple[Path, Path | None]:
     return (gguf.parent, gguf) if gguf else (path, None)
 
 
-def _load_model(folder: Path, gguf: Path | None, dtype: torch.dtype, num_ranks: int) -> Any:
+def _load_model(folder: Path, gguf: Path | None, dtype: Any, num_ranks: int) -> Any:
     from transformers import AutoModelForCausalLM
     from transformers.distributed.configuration_utils import DistributedConfig
 

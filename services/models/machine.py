@@ -13,14 +13,14 @@ import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
 from functools import cache
+from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
-
-import torch
 
 from slipstream import __version__
 from slipstream.config import instruction_limits, measurements_dir
 from slipstream.core.timing import Clock
+from slipstream.models.threads import num_threads
 
 _LOG = logging.getLogger("slipstream.models")
 _CPUINFO = Path("/proc/cpuinfo")
@@ -75,28 +75,35 @@ class Measurements:
 
 
 def this_machine() -> Measurements:
-    """Return the measurements of this machine with the threads that torch has now."""
-    return _measurements(torch.get_num_threads())
+    """Return the measurements of this machine with the threads that compute now."""
+    return _measurements(num_threads())
 
 
-def describe_machine(num_threads: int) -> dict[str, Any]:
+def describe_machine(threads: int) -> dict[str, Any]:
     """Return what makes measurements comparable: processor, limits, threads and versions."""
     return {
         "processor": _processor(),
-        "capability": torch.backends.cpu.get_cpu_capability(),
         "limits": instruction_limits(),
-        "threads": num_threads,
-        "torch": torch.__version__,
+        "threads": threads,
+        "torch": _torch_version(),
         "slipstream": __version__,
     }
 
 
 @cache
-def _measurements(num_threads: int) -> Measurements:
-    machine = describe_machine(num_threads)
+def _measurements(threads: int) -> Measurements:
+    machine = describe_machine(threads)
     digest = hashlib.sha256(json.dumps(machine, sort_keys=True).encode()).hexdigest()
     machine["processor"] = machine["processor"].split("\n")[0]
     return Measurements(measurements_dir() / f"{digest[:16]}.json", machine)
+
+
+@cache
+def _torch_version() -> str | None:
+    try:
+        return version("torch")
+    except PackageNotFoundError:
+        return None
 
 
 @cache
@@ -113,9 +120,11 @@ def _processor() -> str:
     return "\n".join([name, *(found[key] for key in _CPU_FIELDS if key in found)])
 
 
-def wait_for(device: torch.device) -> None:
+def wait_for(device: str) -> None:
     """Wait for the end of what a device computes; on a CPU nothing is left to wait for."""
-    if device.type == "cuda":
+    if device != "cpu":
+        import torch
+
         torch.cuda.synchronize(device)
 
 

@@ -5,14 +5,13 @@ import re
 from dataclasses import dataclass
 from pathlib import Path
 
-import torch
-
 from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.models.dtypes import CPU
 from slipstream.models.kv.pool import KvLayout
 
 AUTO = "auto"
-_AUTO_SHARE = {"cpu": 0.25, "cuda": 0.85}
-"""Of what is free: a CPU's memory belongs to others, too."""
+_AUTO_SHARES = 0.25, 0.85
+"""Of what is free on a CPU, whose memory belongs to others, too, and on a GPU."""
 _PARTS = 16
 """Of a device's memory, one is for what a captured forward gathers; on a CPU it is a constant."""
 _HOST_BYTES = 1 << 30
@@ -81,24 +80,28 @@ def num_pages(
     return count if most is None else min(count, most)
 
 
-def budget_bytes(budget: str, device: torch.device, *, workspace_bytes: int = 0) -> int:
+def budget_bytes(budget: str, device: str, *, workspace_bytes: int = 0) -> int:
     """Bytes that a budget means on this device now. Raises `InvalidRequest` for what is none."""
-    value: int | float = _AUTO_SHARE[device.type] if budget == AUTO else _parse(budget)
+    value: int | float = _AUTO_SHARES[device != CPU] if budget == AUTO else _parse(budget)
     if isinstance(value, int):
         return value
     return int(max(free_bytes(device) - workspace_bytes, 0) * value)
 
 
-def free_bytes(device: torch.device) -> int:
+def free_bytes(device: str) -> int:
     """Bytes that a process may still take on a device."""
-    if device.type == "cuda":
+    if device != CPU:
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_available(), _group_bytes())
 
 
-def temporary_bytes(device: torch.device) -> int:
+def temporary_bytes(device: str) -> int:
     """Bytes that the gathered keys, and the masks, of one captured forward may take on a device."""
-    if device.type == "cuda":
+    if device != CPU:
+        import torch
+
         return int(torch.cuda.mem_get_info(device)[1]) // _PARTS
     return _HOST_BYTES
 

@@ -27,7 +27,7 @@ class KvView:
     """
 
     count: int
-    layers: Mapping[int, tuple[Tensor, Tensor]]
+    layers: Mapping[int, tuple[Any, Any]]
 
 
 @dataclass(frozen=True, slots=True)

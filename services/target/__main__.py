@@ -12,9 +12,9 @@ from slipstream.core.request.server_info import ReplicaRole
 from slipstream.engine.thread import EngineThread
 from slipstream.exit_codes import BAD_INPUT, FAILED
 from slipstream.models.cores import Cores, load_on
-from slipstream.models.dtypes import choose_dtype, dtype_name
+from slipstream.models.dtypes import choose_dtype
 from slipstream.models.loading import load_model, parse_device
-from slipstream.models.numerics.invariance import Numerics
+from slipstream.models.numerics.rules import Numerics
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
@@ -39,7 +39,7 @@ def main(argv: Sequence[str]) -> int:
 
 async def _serve(config: TargetConfig, telemetry: Telemetry) -> None:
     if config.tensor_parallel > 1:  # decided once, so that all ranks agree on it
-        dtype = dtype_name(choose_dtype(config.compute.dtype, parse_device(config.compute.device)))
+        dtype = choose_dtype(config.compute.dtype, parse_device(config.compute.device)).name
         config = replace(config, compute=replace(config.compute, dtype=dtype))
     with start_workers(config, _lost) as driver:
         await _serve_with(driver, config, telemetry)

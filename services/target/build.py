@@ -11,8 +11,7 @@ from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.loading import LoadedModel
 from slipstream.models.machine import this_machine
 from slipstream.models.memory import AUTO, MemoryPlan, num_pages
-from slipstream.models.numerics.invariance import Numerics
-from slipstream.models.parallel.ranks import ALONE
+from slipstream.models.numerics.rules import Numerics
 from slipstream.models.parallel.tensor_parallel import TensorParallelGroup
 from slipstream.models.store.digests import bytes_digest
 from slipstream.models.target.causal import CausalModel
@@ -78,12 +77,14 @@ def build_target(
     Raises `CapacityError` where the budget holds no page.
     """
     limits = limits or TargetLimits()
-    model = CausalModel(loaded.model, numerics=numerics, ranks=team.ranks if team else ALONE)
+    model = CausalModel(loaded.model, numerics=numerics, ranks=team.ranks if team else None)
     if team:
         model.drive(team.workers)
     memory, plan = plan_memory(model, limits)
     max_tokens = min(limits.max_rows, _LEARN_TOKENS)
-    name = f"costs of {loaded.path} {model.weight_bytes} {model.dtype} {numerics} {model.engine}"
+    name = (
+        f"costs of {loaded.path} {model.weight_bytes} {model.dtype.name} {numerics} {model.engine}"
+    )
     curve = learn_cost(model, memory.pool, max_tokens=max_tokens, seconds=_LEARN_S, name=name)
     meter: Meter = LoadMeter(curve, max_tokens=limits.max_rows)
     if limits.free_rows is not None:

@@ -6,7 +6,7 @@ from typing import get_args
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.options import MAX_NODES
 from slipstream.models.compute_options import ComputeOptions
-from slipstream.models.numerics.invariance import Numerics
+from slipstream.models.numerics.rules import Numerics
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.protocol import check_advertised
 from slipstream.rpc.server import ServerOptions

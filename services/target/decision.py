@@ -15,8 +15,8 @@ from slipstream.core.verify.draws import FindContenders, draw_keys, fits_device,
 from slipstream.core.verify.likelihood import token_logprob
 from slipstream.core.verify.verify import verify
 from slipstream.core.verify.walk import Walk
-from slipstream.models.target.batched_tokens import Draw, Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Draw, Part
 from slipstream.target.request import TargetRequest
 from slipstream.target.schedule import ScheduledRequest
 

@@ -15,7 +15,6 @@ from slipstream.core.types import FinishReason, Proposal, Verdict
 from slipstream.core.verify.port_checks import check_proposal, check_tokens
 from slipstream.core.verify.walk import Walk
 from slipstream.engine.thread import internal_errors
-from slipstream.models.cores import beside
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout
 from slipstream.models.scorer import KvView
@@ -96,10 +95,6 @@ class LocalTarget:
     def step(self, batch: Batch) -> None:
         """Compute one forward for what is scheduled, of different requests; those that it decides
         are done."""
-        with beside(self._model.engine):
-            self._step(batch)
-
-    def _step(self, batch: Batch) -> None:
         began = self._clock()
         num_tokens = sum(at.num_tokens for at in batch)
         num_keys = sum(at.num_tokens * at.request.cache.count for at in batch)

@@ -6,10 +6,10 @@ Everything here runs on the engine's thread, so a copy never meets a forward.
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from slipstream.core.errors import InvalidRequest, SessionClosed, SessionOutOfSync
+from slipstream.models.dtypes import Array
 from slipstream.models.kv.cache import KvCache
 
 
@@ -21,12 +21,12 @@ class KvSlice:
     """
 
     start: int
-    values: Tensor
+    values: Array
 
     @property
     def count(self) -> int:
         """Number of positions."""
-        return self.values.shape[2]
+        return int(self.values.shape[2])
 
 
 class KvSender:
@@ -53,7 +53,6 @@ class KvSender:
         """Let go of the cache: the session is gone."""
         self._cache = None
 
-    @torch.inference_mode()
     def take(self, max_positions: int) -> KvSlice | None:
         """Copy what comes next, up to so many positions; None when there is nothing new.
 
@@ -67,9 +66,9 @@ class KvSender:
             return None
         start, end = self.position, self.position + count
         layers = [cache.gather(at, start, end) for at in self._layers]
-        values = torch.empty((len(layers), *layers[0].shape), dtype=cache.pool.layout.dtype)
+        values = np.empty((len(layers), *layers[0].shape), cache.pool.layout.dtype)
         for place, layer in zip(values, layers, strict=True):
-            place.copy_(layer)
+            place[...] = cache.pool.on_host(layer)
         self.position = end
         return KvSlice(start, values)
 

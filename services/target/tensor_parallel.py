@@ -23,7 +23,7 @@ import torch
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.models.loading import check_ranks
-from slipstream.models.numerics.invariance import Numerics
+from slipstream.models.numerics.rules import Numerics
 from slipstream.models.parallel.ranks import join_ranks, leave_ranks
 from slipstream.models.parallel.tensor_parallel import TensorParallelGroup, WorkerStep
 from slipstream.models.store.resolve import resolve

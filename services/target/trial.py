@@ -13,8 +13,8 @@ from slipstream.core.tree import ROOT, TokenTree
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.machine import best_seconds, this_machine, wait_for
-from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
 
 _TOKEN = 0
 _CHECKED = (1, 8)
@@ -50,7 +50,7 @@ def learn_cost(
     max_tokens = min(max_tokens, model.context_length)
     forwards = _Forwards(model, pool, max_tokens)
     tile = model.rule.max_rows if _SHORTEST_TILE <= model.rule.max_rows < max_tokens else None
-    is_cpu = model.device.type == "cpu"
+    is_cpu = model.device == "cpu"
     costs = _confirmed(name, forwards.compute, clock, max_tokens) if is_cpu else None
     if costs is None:
         costs = learn(forwards.compute, clock, tile=tile, budget=Budget(seconds, max_tokens))

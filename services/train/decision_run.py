@@ -15,7 +15,7 @@ from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams
 from slipstream.draft.build import glide_folder
 from slipstream.models.decision import DECISION_NAME, draft_digest, save_decision
-from slipstream.models.glide.glide_weights import load_glide
+from slipstream.models.glide.glide_scorer import load_glide
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import DataFile, ReadLimits, read_data

@@ -13,14 +13,14 @@ from torch import Tensor
 
 from slipstream.core.errors import ModelMismatch, TrainingError
 from slipstream.models.glide.glide import GlideModel, Rope
+from slipstream.models.glide.glide_files import load_weights
 from slipstream.models.glide.glide_init import (
     GlideShape,
     config_for_target,
     init_from_target,
     trimmed_vocab,
 )
-from slipstream.models.glide.glide_weights import load_weights
-from slipstream.models.glide.target_parts import rotary_tables, target_parts
+from slipstream.models.glide.torch_parts import model_parts, rotary_tables
 from slipstream.models.loading import LoadedModel
 from slipstream.train.data import DataFile, Document, split_heldout, token_counts
 from slipstream.train.glide import Frozen
@@ -59,7 +59,7 @@ def first_draft(
 
 def borrowed(target: LoadedModel, vocab: Tensor, longest: int) -> Frozen:
     """Return the target's frozen parts, for texts of up to `longest` tokens."""
-    parts = target_parts(target.model)
+    parts = model_parts(target.model)
     rope = Rope(*rotary_tables(parts, longest, dtype=torch.float32))
     vocab = vocab.to(parts.head.device)
     return Frozen(parts.embeddings, parts.head[vocab], vocab, rope)

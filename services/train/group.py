@@ -113,7 +113,7 @@ def run_group(work: Work, *, device: str, num_processes: int) -> None:
         dist.init_process_group(_backend(device), timeout=_WAIT)
         _as_member(work, device, dist.get_node_local_rank())
     elif num_processes == 1:
-        work(TrainGroup(device=parse_device(device)))
+        work(TrainGroup(device=torch.device(parse_device(device))))
     else:
         _check_devices(device, num_processes)
         _spawn(work, device, num_processes)
@@ -144,7 +144,7 @@ def _member(rank: int, work: Work, device: str, size: int, place: Path) -> None:
 
 def _as_member(work: Work, device: str, local_rank: int) -> None:
     """Run `work` within a process group, then leave it."""
-    own = parse_device(f"cuda:{local_rank}" if device == "cuda" else device)
+    own = torch.device(parse_device(f"cuda:{local_rank}" if device == "cuda" else device))
     if own.type == "cuda":
         torch.cuda.set_device(own)
     try:

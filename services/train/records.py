@@ -11,7 +11,7 @@ from torch import Tensor
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.decision import NUM_STATS
-from slipstream.models.glide.glide_weights import read_tensors, write_tensors
+from slipstream.models.glide.glide_files import read_tensors, write_tensors
 from slipstream.train.data import write_json
 
 _INDEX = "index.json"

@@ -30,7 +30,8 @@ from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.scorer import Ask as ScorerAsk
 from slipstream.models.scorer import Scorer, Scores, Sync
-from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.token_layout import Part
+from slipstream.models.torch_arrays import as_tensor
 from slipstream.train.records import Records, joined, no_records
 
 _SESSION = "records"
@@ -99,14 +100,13 @@ class RoundRecorder:
         target = self._engine.target
         cache = self._engine.model.open(len(prompt) + max_tokens)
         self._engine.model.prefill(cache, prompt[:-1])
+        vocab = None if self._scorer.vocab is None else as_tensor(self._scorer.vocab)
         parts: list[Records] = []
         for sampling in samplings:
             positions, tokens = self._decoded(prompt, sampling, max_tokens)
             if positions:
                 logits = self._logits(cache, tokens, len(prompt))
-                parts.append(
-                    _records(positions, logits, self._scorer.vocab, sampling.is_greedy, number)
-                )
+                parts.append(_records(positions, logits, vocab, sampling.is_greedy, number))
         for port in (self._draft, target):
             finished(port.release(_SESSION))
         return joined(parts) if parts else no_records(self._scorer.hidden_size)
@@ -145,7 +145,7 @@ class RoundRecorder:
         """Return the target's logits [answer, V] of an answer; the cache holds the prompt."""
         model = self._engine.model
         hidden, _ = model.forward([Part(cache, tokens[num_prompt - 1 : -1])])
-        return model.logits(hidden).float()
+        return as_tensor(model.logits(hidden)).float()
 
 
 def _records(

@@ -17,9 +17,9 @@ from torch import Tensor
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide.glide_export import export_hf, require_exportable
+from slipstream.models.glide.glide_files import load_weights, save_glide
 from slipstream.models.glide.glide_init import GlideShape
-from slipstream.models.glide.glide_weights import load_weights, save_glide
-from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.glide.torch_parts import model_parts
 from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.revision import code_revision
@@ -148,13 +148,13 @@ def train_glide(
 
 
 def _files(run: GlideRun, target: LoadedModel) -> list[DataFile]:
-    limits = ReadLimits(target_parts(target.model).vocab_size)
+    limits = ReadLimits(model_parts(target.model).vocab_size)
     encode = partial(encode_prompt, text_tokenizer(target.tokenizer))
     return [read_data(path, limits, encode=encode) for path in run.data]
 
 
 def _shape(run: GlideRun, target: LoadedModel) -> GlideShape:
-    last = target_parts(target.model).num_layers - 1
+    last = model_parts(target.model).num_layers - 1
     layers = (last,) if run.layers is None else run.layers
     max_lag = run.settings.loss.block_max if layers else 0
     return GlideShape(layers, run.head_size, max_lag, run.num_layers)

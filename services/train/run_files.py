@@ -18,7 +18,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.glide.glide_weights import read_tensors, write_tensors
+from slipstream.models.glide.glide_files import read_tensors, write_tensors
 from slipstream.plots import save_plot
 from slipstream.train.data import DataFile, write_json
 

@@ -19,7 +19,7 @@ from filelock import FileLock
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.glide.torch_parts import model_parts
 from slipstream.train.data import DataFile, Document, padded_batches
 from slipstream.train.features import FeatureSource, FeatureStore, compute_features
 
@@ -110,7 +110,7 @@ def _starts(documents: Sequence[Document]) -> tuple[int, ...]:
 def _layout(
     source: FeatureSource, num_tokens: int
 ) -> dict[str, tuple[torch.dtype, tuple[int, ...]]]:
-    parts, rows = target_parts(source.model), num_tokens
+    parts, rows = model_parts(source.model), num_tokens
     heads = (parts.num_kv_heads, parts.head_dim)
     return {
         "kv": (torch.bfloat16, (rows, len(source.layers), 2, *heads)),

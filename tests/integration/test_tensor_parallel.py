@@ -17,7 +17,7 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session, Shape
 from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.models.loading import load_target_parts
-from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.token_layout import Part
 from slipstream.models.target.causal import CausalModel
 from slipstream.target.tensor_parallel import TensorParallelPlan, WorkerProcesses
 from support.models import tiny

@@ -14,20 +14,22 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from slipstream.bench.gpu.memory_use import memory_use
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import TokenTree
-from slipstream.models.dtypes import choose_dtype
+from slipstream.models.dtypes import CPU, choose_dtype
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.loading import parse_device
 from slipstream.models.machine import best_seconds, wait_for
 from slipstream.models.native.checkpoint import CONFIG, read_config
-from slipstream.models.numerics.invariance import Numerics
-from slipstream.models.target.batched_tokens import Part
+from slipstream.models.numerics.rules import Numerics
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
+from slipstream.models.torch_arrays import torch_dtype
 from slipstream.sizing.gpus import MODELS
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SESSIONS = (1, 2, 4, 8, 16, 32, 64)
 _CONTEXT = 300
-_COPIED = {"cuda": 1 << 30, "cpu": 1 << 27}
+_COPIED = {False: 1 << 30, True: 1 << 27}
+"""Bytes that are copied, by whether that is on a CPU."""
 
 
 def measure_floors(shape: str, *, dtype: str, device: str, numerics: Numerics) -> dict[str, Any]:
@@ -43,7 +45,7 @@ def measure_floors(shape: str, *, dtype: str, device: str, numerics: Numerics) -
     return {
         "shape": shape,
         "engine": model.engine,
-        "dtype": str(model.dtype),
+        "dtype": model.dtype.name,
         "bandwidth": bandwidth,
         "read_bytes": read,
         "floor_ms": 1000 * floor_s,
@@ -58,7 +60,7 @@ def measure_floors(shape: str, *, dtype: str, device: str, numerics: Numerics) -
 
 
 def _random_model(
-    shape: str, dtype: str, device: torch.device, numerics: Numerics
+    shape: str, dtype: str, device: str, numerics: Numerics
 ) -> tuple[CausalModel, int]:
     """Return a model, and the bytes of the weights that a step reads."""
     fields = dict(MODELS.get(shape, {}))
@@ -71,7 +73,9 @@ def _random_model(
         fields = dict(read_config(Path(shape)))
     config = AutoConfig.for_model(**fields)
     with torch.device(device):
-        made = AutoModelForCausalLM.from_config(config, dtype=choose_dtype(dtype, device)).eval()
+        made = AutoModelForCausalLM.from_config(
+            config, dtype=torch_dtype(choose_dtype(dtype, device))
+        ).eval()
     head, embedding = (
         at.weight for at in (made.get_output_embeddings(), made.get_input_embeddings())
     )
@@ -117,9 +121,9 @@ def _timed(run: Callable[[int], None], counts: tuple[int, ...]) -> dict[int, flo
     return dict(zip(counts, seconds, strict=True))
 
 
-def _bandwidth(device: torch.device) -> float:
+def _bandwidth(device: str) -> float:
     """Return bytes per second of a large copy, read and written."""
-    source = torch.zeros(_COPIED[device.type], dtype=torch.uint8, device=device)
+    source = torch.zeros(_COPIED[device == CPU], dtype=torch.uint8, device=device)
     into = torch.empty_like(source)
 
     def copy() -> None:

@@ -6,10 +6,10 @@ from typing import Any
 import torch
 
 
-def memory_use(device: torch.device) -> dict[str, Any]:
+def memory_use(device: str) -> dict[str, Any]:
     """Return the most bytes that tensors, and the allocator, have taken on a GPU; on a CPU the
     most that the process has."""
-    if device.type == "cuda":
+    if device != "cpu":
         return {
             "allocated": torch.cuda.max_memory_allocated(device),
             "reserved": torch.cuda.max_memory_reserved(device),

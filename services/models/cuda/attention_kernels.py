@@ -16,6 +16,7 @@ from slipstream.models.cuda.buckets import ForwardShape
 from slipstream.models.kv.paged import Kernel, PagedAttention, PagedTokens, attend_paged, unpack
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout
 from slipstream.models.numerics.invariance import PAIRED, cancelling_keys
+from slipstream.models.torch_arrays import torch_dtype
 
 _NUM_PAGES = 24
 _ALONE = ForwardShape(rows=1, segments=1, segment_size=1, width=256, path=0, draws=0)
@@ -33,7 +34,7 @@ def choose_kernel(layout: KvLayout, group: int, *, is_invariant: bool) -> Kernel
 
     Raises `ModelError` where invariant numerics are asked for and no kernel keeps a token's bits.
     """
-    if layout.device.type != "cuda" or not is_invariant:
+    if layout.device == "cpu" or not is_invariant:
         return attend_paged
     trial = Trial(layout, group)
     for kernel in _STEADY:
@@ -84,7 +85,7 @@ class Trial:
         starts = [0] * shape.segments
         parts = ([0] * shape.rows, seen, own, rows, rows, rows, pages * shape.segments, starts)
         values = torch.tensor([value for part in parts for value in part])
-        attention = PagedAttention(self._group, self._layout.dtype, kernel)
+        attention = PagedAttention(self._group, torch_dtype(self._layout.dtype), kernel)
         return unpack(values.to(self._layout.device), shape, attention).segments
 
     def _paired(self, num_slots: int) -> Tensor:
@@ -98,7 +99,7 @@ class Trial:
 
     def _random(self, *size: int) -> Tensor:
         made = torch.randn(size, generator=self._noise)
-        return made.to(device=self._layout.device, dtype=self._layout.dtype)
+        return made.to(device=self._layout.device, dtype=torch_dtype(self._layout.dtype))
 
 
 def _by(backend: SDPBackend) -> Kernel:

@@ -27,8 +27,9 @@ from slipstream.models.cuda.graphs import MAX_GRAPHS, Replay
 from slipstream.models.kv.paged import Kernel, PagedAttention, unpack
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.memory import temporary_bytes
-from slipstream.models.numerics.invariance import RowRule
-from slipstream.models.target.batched_tokens import Draw, Part
+from slipstream.models.numerics.rules import RowRule
+from slipstream.models.target.token_layout import Draw, Part
+from slipstream.models.torch_arrays import torch_dtype
 
 if TYPE_CHECKING:
     from slipstream.models.target.torch_decoder import TorchDecoder
@@ -113,7 +114,7 @@ class BucketedForward:
         self, pool: KvPool, shape: ForwardShape, values: Tensor, noise: tuple[Tensor, Tensor] | None
     ) -> tuple[Tensor, Tensor]:
         model = self._model
-        attention = PagedAttention(model.group, model.layout.dtype, self._kernel)
+        attention = PagedAttention(model.group, torch_dtype(model.layout.dtype), self._kernel)
         batch = unpack(values, shape, attention)
         hidden = model.run(batch.tokens, batch.positions, batch.segments, pool)
         if not shape.draws:

@@ -12,7 +12,7 @@ from dataclasses import dataclass
 
 from slipstream.core.errors import CapacityError
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
-from slipstream.models.target.batched_tokens import Part, TokenPlacement, lay_out
+from slipstream.models.target.token_layout import Part, TokenPlacement, lay_out
 
 _WIDTH_GROWTH = 1.5
 

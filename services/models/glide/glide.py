@@ -14,7 +14,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream.models.glide.glide_config import GlideConfig
-from slipstream.models.glide.target_parts import rotate
+from slipstream.models.glide.torch_parts import rotate
 
 
 class Rope(NamedTuple):

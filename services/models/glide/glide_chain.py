@@ -19,7 +19,7 @@ from slipstream.models.glide.chain_stop import ChainEnds, ChainScores, Confidenc
 from slipstream.models.glide.glide_packed import GlideParts
 from slipstream.models.kv.paged import additive, attend_each, gather, page_slots
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool
-from slipstream.models.target.rope import RotaryFactors
+from slipstream.models.target.rotary_factors import RotaryFactors
 
 MAX_ENDS = 8
 """Tokens that nothing can follow, a chain at most."""

@@ -20,6 +20,7 @@ from slipstream.models.glide.glide_state import GlideState
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.memory import temporary_bytes
 from slipstream.models.scorer import KvView, Sync
+from slipstream.models.torch_arrays import as_tensor
 
 MAX_NEW_TOKENS = 32
 """Tokens of a prefix that a chain takes in; the caller syncs more before."""
@@ -88,7 +89,8 @@ class GlideChains:
         config = scorer.config
         group = config.num_heads // config.num_kv_heads
         self._check = scorer.check
-        self._model = ChainModel(scorer.parts(length), scorer.vocab, group, score)
+        vocab = as_tensor(scorer.vocab).to(scorer.layout.device)
+        self._model = ChainModel(scorer.parts(length), vocab, group, score)
         self._layers = config.target_layers
         self._kv_shape = (2 * config.num_kv_heads, config.head_dim)
         self._widths = key_widths(length)

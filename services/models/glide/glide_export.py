@@ -18,8 +18,9 @@ from transformers import AutoModelForCausalLM
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.models.glide.glide import GlideModel, Rope
 from slipstream.models.glide.glide_config import read_config
-from slipstream.models.glide.glide_weights import check_target, load_weights, write_tensors
-from slipstream.models.glide.target_parts import LoadedParts, TargetParts, load_parts, rotary_tables
+from slipstream.models.glide.glide_files import load_weights, write_tensors
+from slipstream.models.glide.glide_weights import check_target
+from slipstream.models.glide.torch_parts import TorchParts, load_torch_parts, rotary_tables
 from slipstream.models.loading import find_sources, load_target_parts, require_causal
 from slipstream.models.store.folder import WEIGHTS
 from slipstream.models.store.resolve import resolve
@@ -50,16 +51,18 @@ def export_hf(weights: Path, target: str, out: Path) -> None:
     if gguf is not None:
         raise InvalidRequest(f"{target} is a GGUF file, but a directory of safetensors is needed")
     model, _ = load_weights(weights)
-    loaded = load_parts(str(folder), dtype=model.config.dtype)
-    check_target(model.config, loaded.parts)
+    loaded = load_torch_parts(str(folder), dtype=model.config.dtype)
+    parts = loaded.parts
+    assert isinstance(parts, TorchParts), "loaded for torch"
+    check_target(model.config, parts)
     part = out.with_name(out.name + ".part")
     shutil.rmtree(part, ignore_errors=True)
     part.mkdir(parents=True)
     try:
         for path in sorted(found for name in _COPIED for found in folder.glob(name)):
             shutil.copyfile(path, part / path.name)
-        _write(model, loaded.parts, require_causal(folder), part)
-        _compare(model, loaded, part)
+        _write(model, parts, require_causal(folder), part)
+        _compare(model, parts, part)
         os.replace(part, out)
     finally:
         shutil.rmtree(part, ignore_errors=True)
@@ -76,7 +79,7 @@ def require_exportable(target_layers: tuple[int, ...], out: Path) -> None:
         raise InvalidRequest(f"{out} is there already, a checkpoint needs a directory of its own")
 
 
-def _write(model: GlideModel, parts: TargetParts, config: Any, folder: Path) -> None:
+def _write(model: GlideModel, parts: TorchParts, config: Any, folder: Path) -> None:
     """Configuration and weights; ModelMismatch where the target's layers have other parts."""
     is_tied = parts.head.data_ptr() == parts.embeddings.data_ptr()
     short = _shortened(config, model.config.num_layers, is_tied=is_tied)
@@ -107,7 +110,7 @@ def _shortened(config: Any, num_layers: int, *, is_tied: bool) -> Any:
     return short
 
 
-def _tensors(model: GlideModel, parts: TargetParts) -> dict[str, Tensor]:
+def _tensors(model: GlideModel, parts: TorchParts) -> dict[str, Tensor]:
     """The draft's tensors by the names that Llama's have."""
     out = {"model.embed_tokens.weight": parts.embeddings, "lm_head.weight": parts.head}
     for name, value in model.state_dict().items():
@@ -117,12 +120,11 @@ def _tensors(model: GlideModel, parts: TargetParts) -> dict[str, Tensor]:
 
 
 @torch.inference_mode()
-def _compare(model: GlideModel, loaded: LoadedParts, folder: Path) -> None:
+def _compare(model: GlideModel, parts: TorchParts, folder: Path) -> None:
     """ModelMismatch unless transformers computes of the checkpoint what we do of the draft.
 
     Names alone prove nothing: other kinds of model scale embeddings, residuals or scores.
     """
-    parts = loaded.parts
     written = load_target_parts(str(folder), dtype="float32").model
     ids = torch.arange(_NUM_PROBES)[None] * (parts.vocab_size // _NUM_PROBES)
     rope = Rope(*rotary_tables(parts, _NUM_PROBES, dtype=torch.float32))

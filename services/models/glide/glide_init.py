@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from slipstream.core.errors import ModelMismatch
 from slipstream.models.glide.glide import GlideCrossAttention, GlideLayer, GlideModel
 from slipstream.models.glide.glide_config import GlideConfig
-from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.glide.torch_parts import model_parts
 
 
 @dataclass(frozen=True, slots=True)
@@ -28,7 +28,7 @@ def config_for_target(
     model: Any, shape: GlideShape, *, name: str, tokenizer_hash: str
 ) -> GlideConfig:
     """The config of a draft for `model`; ModelMismatch when its layers cannot be copied."""
-    parts, text = target_parts(model), model.config.get_text_config()
+    parts, text = model_parts(model), model.config.get_text_config()
     beyond = [layer for layer in shape.target_layers if layer >= parts.num_layers]
     if beyond:
         raise ModelMismatch(f"layers {beyond} do not exist, the target has {parts.num_layers}")

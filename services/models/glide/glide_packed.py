@@ -16,7 +16,7 @@ from slipstream.models.glide.glide import GlideCrossAttention, GlideLayer, RmsNo
 from slipstream.models.kv.paged import attend_each
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.numerics.linears import DraftLinear
-from slipstream.models.target.rope import RotaryFactors
+from slipstream.models.target.rotary_factors import RotaryFactors
 
 Slots = slice | Tensor
 """Places in a pool's buffers: neighbours, or [n] int64."""

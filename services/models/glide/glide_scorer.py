@@ -6,23 +6,28 @@ stop rules, sampling or where the target's keys and values come from.
 
 import logging
 from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.sequence import common_prefix
-from slipstream.models.glide.glide import GlideModel
-from slipstream.models.glide.glide_packed import GlideParts
+from slipstream.models.dtypes import CPU
 from slipstream.models.glide.glide_state import GlideState, SessionStep, check_ask
-from slipstream.models.glide.glide_torch import TorchGlide
-from slipstream.models.glide.target_parts import TargetParts
+from slipstream.models.glide.glide_weights import GlideWeights, check_target, read_glide
+from slipstream.models.glide.target_parts import NativeParts, TargetParts, target_parts
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.memory import temporary_bytes
 from slipstream.models.native.glide import NativeGlide
 from slipstream.models.native.library import NotNative
 from slipstream.models.scorer import Ask, Grow, KvView, Scores, Sync
+
+if TYPE_CHECKING:
+    from slipstream.models.glide.glide_chains import GlideChains
+    from slipstream.models.glide.glide_packed import GlideParts
+    from slipstream.models.glide.glide_torch import TorchGlide
 
 _LOG = logging.getLogger("slipstream.models")
 
@@ -37,24 +42,22 @@ class GlideScorer:
 
     def __init__(
         self,
-        model: GlideModel,
-        vocab: Tensor,
+        weights: GlideWeights,
         target: TargetParts,
         *,
-        dtype: torch.dtype,
+        dtype: "np.dtype[Any]",
         native: bool = True,
     ) -> None:
-        """`native` False leaves all to torch, which alone has `parts`."""
-        at = self.config = model.config
-        self.vocab = vocab
+        """`dtype` is that of keys and values; `native` False leaves all to torch, which alone has
+        `parts`."""
+        at = self.config = weights.config
+        self.vocab = weights.vocab
         self.hidden_size = at.hidden_size
         self.max_lag = at.max_lag or None
         self.context_length: int | None = None
-        self.layout = KvLayout(
-            at.num_layers, at.num_kv_heads, at.head_dim, dtype, target.embeddings.device
-        )
-        parts = (model, target.head[vocab], target, self.layout)
-        self._pass = (_native(*parts) if native else None) or TorchGlide(*parts)
+        self.layout = KvLayout(at.num_layers, at.num_kv_heads, at.head_dim, dtype, target.device)
+        made = _native(weights, target, self.layout) if native else None
+        self._pass = made or _in_torch(weights, target, self.layout)
         self._length = 0
 
     @property
@@ -72,11 +75,11 @@ class GlideScorer:
         device the keys that captured chains read."""
         at, device = self.config, self.layout.device
         width = 6 * at.hidden_size + 3 * at.intermediate_size
-        gathered = 0 if device.type == "cpu" else temporary_bytes(device)
+        gathered = 0 if device == CPU else temporary_bytes(device)
         return num_rows * 4 * (width + 4 * len(self.vocab)) + gathered
 
     def pool(self, num_pages: int) -> KvPool:
-        return KvPool(self.layout, num_pages, scratch_rows=0)
+        return self._pass.pool_type(self.layout, num_pages, scratch_rows=0)
 
     def open(self, capacity: int, pool: KvPool | None = None) -> GlideState:
         if capacity < 1:
@@ -90,10 +93,25 @@ class GlideScorer:
             self._length = capacity
         return GlideState(cache, capacity)
 
-    def parts(self, length: int) -> GlideParts:
+    def parts(self, length: int) -> "GlideParts":
         """Return what torch computes scores with, for positions below `length`."""
-        assert isinstance(self._pass, TorchGlide), "native code has no such parts"
+        assert not isinstance(self._pass, NativeGlide), "native code has no such parts"
         return self._pass.parts(length)
+
+    def chains(self, context_length: int, score: Any) -> "GlideChains | None":
+        """Return the chains of a device, which computes them at once; None on a CPU.
+
+        `score` is the decision model's; positions are below `context_length`.
+        """
+        if self.layout.device == CPU:
+            return None
+        import torch
+
+        from slipstream.models.cuda.graphs import Replay
+        from slipstream.models.glide.glide_chains import GlideChains
+
+        replay = Replay(torch.device(self.layout.device))
+        return GlideChains(self, replay, context_length=context_length, score=score)
 
     def num_same(self, state: GlideState, tokens: Sequence[int]) -> int:
         return common_prefix(state.tokens, list(tokens))
@@ -107,7 +125,6 @@ class GlideScorer:
                     f"the draft reads target layers {list(wanted)}, the view lacks {missing}"
                 )
 
-    @torch.inference_mode()
     def score(self, asks: Sequence[Ask]) -> Scores:
         """See `Scorer.score`.
 
@@ -139,25 +156,54 @@ class GlideScorer:
         tokens = state.tokens[start:]
         return SessionStep(state, tokens, range(start, count), start, int(ask.is_scored))
 
-    def _visible(self, view: KvView | None, count: int) -> list[tuple[Tensor, Tensor]]:
+    def _visible(self, view: KvView | None, count: int) -> list[tuple[Any, Any]]:
         """The view's positions before `count`, per target layer in the config's order."""
         seen = 0 if view is None else min(view.count, count)
         if view is None or seen == 0:
             return []
         pairs = [view.layers[layer] for layer in self.config.target_layers]
-        dtype = self.layout.dtype
         return [
-            (keys[None, :, :seen].to(dtype), values[None, :, :seen].to(dtype))
+            (self._pass.readable(keys[:, :seen]), self._pass.readable(values[:, :seen]))
             for keys, values in pairs
         ]
 
 
-def _native(
-    model: GlideModel, head: Tensor, target: TargetParts, layout: KvLayout
-) -> NativeGlide | None:
+def load_glide(
+    path: Path,
+    target: Any,
+    *,
+    dtype: "np.dtype[Any] | None" = None,
+    tokenizer_hash: str | None = None,
+) -> GlideScorer:
+    """A scorer from a weights directory and its target (a model as `target_parts` takes it, or its
+    parts).
+
+    dtype: the target's by default. WeightsError when the files are broken, ModelMismatch when
+    they belong to another target.
+    """
+    parts = target
+    if not isinstance(target, TargetParts):
+        parts = target_parts(target, tokenizer_hash=tokenizer_hash)
+    weights = read_glide(path)
+    check_target(weights.config, parts)
+    return GlideScorer(weights, parts, dtype=parts.dtype if dtype is None else dtype)
+
+
+def _native(weights: GlideWeights, target: TargetParts, layout: KvLayout) -> NativeGlide | None:
     try:
-        return NativeGlide(model, head, target, layout)
+        if not isinstance(target, NativeParts):
+            from slipstream.models.glide.torch_parts import TorchParts, as_native
+
+            assert isinstance(target, TorchParts)
+            target = as_native(target)
+        return NativeGlide(weights, target, layout)
     except NotNative as reason:
-        if layout.device.type == "cpu":
+        if layout.device == CPU:
             _LOG.info("torch computes the draft: %s", reason)
         return None
+
+
+def _in_torch(weights: GlideWeights, target: TargetParts, layout: KvLayout) -> "TorchGlide":
+    from slipstream.models.glide.glide_torch import TorchGlide
+
+    return TorchGlide(weights, target, layout)

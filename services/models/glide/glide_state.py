@@ -2,8 +2,7 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass, field
-
-from torch import Tensor
+from typing import Any
 
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.sequence import common_prefix
@@ -25,7 +24,7 @@ class GlideState:
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     is_chain: bool = True
-    target_kv: Sequence[tuple[Tensor, Tensor]] = ()
+    target_kv: Sequence[tuple[Any, Any]] = ()
 
     def begin(self, tokens: Sequence[int]) -> int:
         """Hold `tokens` without a tree; how many of them are computed already, all but the last
@@ -68,7 +67,7 @@ class SessionStep:
     def num_read(self) -> int:
         """Positions of the target that its session may read."""
         pairs = self.state.target_kv
-        return pairs[0][0].shape[2] if pairs else 0
+        return int(pairs[0][0].shape[-2]) if pairs else 0
 
 
 def check_ask(ask: Ask) -> None:

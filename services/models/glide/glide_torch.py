@@ -2,12 +2,13 @@
 
 from collections.abc import Iterator, Sequence
 from itertools import chain
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from slipstream.core.draft.mask import SlicedMasks
-from slipstream.models.glide.glide import GlideModel
+from slipstream.models.glide.glide_files import glide_model
 from slipstream.models.glide.glide_packed import (
     DraftTokens,
     GlideParts,
@@ -17,12 +18,16 @@ from slipstream.models.glide.glide_packed import (
     Slots,
 )
 from slipstream.models.glide.glide_state import GlideState, SessionStep
-from slipstream.models.glide.target_parts import TargetParts, rotary_tables
+from slipstream.models.glide.glide_weights import GlideWeights
+from slipstream.models.glide.target_parts import TargetParts
+from slipstream.models.glide.torch_parts import TorchParts, rotary_tables
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvLayout
+from slipstream.models.kv.torch_pool import TorchKvPool
 from slipstream.models.numerics.linears import DraftLinear
 from slipstream.models.scorer import Scores
-from slipstream.models.target.rope import RotaryFactors
+from slipstream.models.target.rotary_factors import RotaryFactors
+from slipstream.models.torch_arrays import as_tensor, torch_dtype
 
 
 class TorchGlide:
@@ -30,21 +35,23 @@ class TorchGlide:
 
     engine = "torch"
 
-    def __init__(
-        self, model: GlideModel, head: Tensor, target: TargetParts, layout: KvLayout
-    ) -> None:
-        """`head` [V_d, d] gives the scores."""
-        dtype = layout.dtype
-        self._target, self._dtype = target, dtype
+    pool_type = TorchKvPool
+
+    def __init__(self, weights: GlideWeights, target: TargetParts, layout: KvLayout) -> None:
+        assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
+        dtype = self._dtype = torch_dtype(layout.dtype)
+        model = glide_model(weights).to(layout.device)
+        head = target.head[as_tensor(weights.vocab).to(layout.device)]
+        self._target = target
         self._embeddings = target.embeddings.to(dtype)
         self._layers = [PackedLayer(layer, dtype) for layer in model.layers]
         self._norm = PackedNorm(model.norm, dtype)
         self._head, self._head_size = DraftLinear(head.to(dtype)), len(head)
         self._masks = SlicedMasks()
         self._rotary = RotaryFactors(torch.empty(0), torch.empty(0))
-        weights = sum(weight.numel() for weight in model.parameters()) + head.numel()
+        count = sum(weight.numel() for weight in model.parameters()) + head.numel()
         size = dtype.itemsize + 1  # 8-bit weights lie beside the others
-        self.weight_bytes = weights * size + self._embeddings.nbytes
+        self.weight_bytes = count * size + self._embeddings.nbytes
 
     def parts(self, length: int) -> GlideParts:
         """Return what scores are computed with, for positions below `length`."""
@@ -60,6 +67,11 @@ class TorchGlide:
         """Have rotary factors of positions 0..length-1."""
         self._rotary = self._tables(length)
 
+    def readable(self, values: Any) -> Tensor:
+        """Return keys or values [kv_heads, n, head_dim] of the target as a step reads them."""
+        return as_tensor(values)[None].to(self._dtype)
+
+    @torch.inference_mode()
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
         """Return scores of the tokens that go on, step by step."""
         pool = steps[0].state.cache.pool
@@ -153,7 +165,7 @@ def _places(cache: KvCache, start: int, stop: int) -> tuple[Slots, Slots]:
     base = cache.base(stop)
     if base is not None:
         return slice(base + start, base + stop), slice(base, base + stop)
-    table = cache.table(stop)
+    table = cache.table()[:stop]
     return table[start:], table
 
 

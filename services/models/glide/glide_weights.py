@@ -3,76 +3,56 @@
 Refuses anything pickled, and weights that belong to another target.
 """
 
-import os
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-import torch
+import numpy as np
 from safetensors import SafetensorError
-from safetensors.torch import load_file, save
-from torch import Tensor
+from safetensors.numpy import load_file
 
 from slipstream.core.errors import ModelMismatch, WeightsError
-from slipstream.models.glide.glide import GlideModel
-from slipstream.models.glide.glide_config import (
-    WEIGHTS_NAME,
-    GlideConfig,
-    read_config,
-    write_config,
-)
-from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.target_parts import TargetParts, target_parts
+from slipstream.models.dtypes import Array
+from slipstream.models.glide.glide_config import WEIGHTS_NAME, GlideConfig, read_config
+from slipstream.models.glide.target_parts import TargetParts
 
-_VOCAB_KEY = "vocab"
+VOCAB = "vocab"
+"""The name of the head's token ids in the file."""
 
 
-def save_glide(model: GlideModel, vocab: Tensor, directory: Path) -> None:
-    """Write config and weights; vocab [V_d] int64 holds the target id of each head column."""
-    directory.mkdir(parents=True, exist_ok=True)
-    dtype = getattr(torch, model.config.dtype)
-    tensors = {name: value.detach().to(dtype) for name, value in model.state_dict().items()}
-    write_tensors({**tensors, _VOCAB_KEY: vocab.to(torch.int64)}, directory / WEIGHTS_NAME)
-    write_config(model.config, directory)
+@dataclass(frozen=True, slots=True)
+class GlideWeights:
+    """The trained weights of a draft by the names of `GlideModel`'s parameters; vocab [V_d] int64
+    holds the target id of each head column, ascending."""
+
+    config: GlideConfig
+    tensors: Mapping[str, Array]
+    vocab: Array
 
 
-def load_weights(directory: Path) -> tuple[GlideModel, Tensor]:
-    """The model, in the dtype of its file, and its vocab [V_d]; WeightsError when broken."""
+def read_glide(directory: Path) -> GlideWeights:
+    """Read the weights in a directory; WeightsError when they are missing or broken."""
     config = read_config(directory)
-    tensors = read_tensors(directory / WEIGHTS_NAME)
-    vocab = tensors.pop(_VOCAB_KEY, None)
+    tensors = read_arrays(directory / WEIGHTS_NAME)
+    vocab = tensors.pop(VOCAB, None)
+    if vocab is None or vocab.dtype != np.int64 or vocab.shape != (config.head_size,):
+        raise WeightsError(f"{directory} has no int64 vocab of {config.head_size} ids")
     _check_vocab(vocab, config, directory)
-    with torch.device("meta"):
-        model = GlideModel(config)
-    _check_shapes(tensors, model.state_dict(), directory)
-    model.load_state_dict(tensors, assign=True)
-    assert vocab is not None
-    return model.requires_grad_(False).eval(), vocab
+    _check_shapes(tensors, config, directory)
+    return GlideWeights(config, tensors, vocab)
 
 
-def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file, whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    # Not `save_file`, whose files only their owner may read. Some readers ask for the format.
-    whole = {name: value.contiguous() for name, value in tensors.items()}
-    part.write_bytes(save(whole, metadata={"format": "pt"}))
-    os.replace(part, path)
-
-
-def read_tensors(path: Path) -> dict[str, Tensor]:
+def read_arrays(path: Path) -> dict[str, Array]:
     """Read a safetensors file; WeightsError when it is missing or broken."""
     try:
-        tensors: dict[str, Tensor] = load_file(path)
+        return load_file(path)
     except FileNotFoundError:
         raise WeightsError(f"{path} does not exist") from None
-    except (SafetensorError, OSError, ValueError) as error:
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise WeightsError(f"{path} is no readable safetensors file: {error}") from None
-    return tensors
 
 
-def _check_vocab(vocab: Tensor | None, config: GlideConfig, directory: Path) -> None:
-    if vocab is None or vocab.dtype != torch.int64 or vocab.shape != (config.head_size,):
-        raise WeightsError(f"{directory} has no int64 vocab of {config.head_size} ids")
+def _check_vocab(vocab: Array, config: GlideConfig, directory: Path) -> None:
     rising = bool((vocab[1:] > vocab[:-1]).all())
     if not rising or int(vocab[0]) < 0 or int(vocab[-1]) >= config.vocab_size:
         raise WeightsError(
@@ -80,31 +60,41 @@ def _check_vocab(vocab: Tensor | None, config: GlideConfig, directory: Path) -> 
         )
 
 
-def _check_shapes(
-    tensors: Mapping[str, Tensor], wanted: Mapping[str, Tensor], directory: Path
-) -> None:
+def _check_shapes(tensors: Mapping[str, Array], config: GlideConfig, directory: Path) -> None:
+    wanted = dict(glide_shapes(config))
     odd = sorted(set(tensors) ^ set(wanted))
-    odd += [n for n in set(tensors) & set(wanted) if tensors[n].shape != wanted[n].shape]
+    odd += [n for n in set(tensors) & set(wanted) if tensors[n].shape != wanted[n]]
     if odd:
         raise WeightsError(f"the weights in {directory} do not fit their config: {', '.join(odd)}")
 
 
-def load_glide(
-    path: Path, target: Any, *, dtype: torch.dtype | None = None, tokenizer_hash: str | None = None
-) -> GlideScorer:
-    """A scorer from a weights directory and its target (a transformers causal LM or its parts).
+def glide_shapes(config: GlideConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    """Yield name and shape of every parameter of `GlideModel`."""
+    yield "norm.weight", (config.hidden_size,)
+    for index in range(config.num_layers):
+        for name, shape in _layer_shapes(config):
+            yield f"layers.{index}.{name}", shape
 
-    dtype: the target's by default. WeightsError when the files are broken, ModelMismatch when
-    they belong to another target.
-    """
-    parts = target
-    if not isinstance(target, TargetParts):
-        parts = target_parts(target, tokenizer_hash=tokenizer_hash)
-    model, vocab = load_weights(path)
-    check_target(model.config, parts)
-    device = parts.embeddings.device
-    wanted = parts.embeddings.dtype if dtype is None else dtype
-    return GlideScorer(model.to(device), vocab.to(device), parts, dtype=wanted)
+
+def _layer_shapes(config: GlideConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
+    hidden, mlp = config.hidden_size, config.intermediate_size
+    queries, keys = (count * config.head_dim for count in (config.num_heads, config.num_kv_heads))
+    attentions = {"self_attn": {"q": queries, "k": keys, "v": keys}}
+    attentions |= {f"cross.{at}": {"q": queries} for at in range(len(config.target_layers))}
+    for name, projections in attentions.items():
+        for which, size in projections.items():
+            yield f"{name}.{which}_proj.weight", (size, hidden)
+            if config.attention_bias:
+                yield f"{name}.{which}_proj.bias", (size,)
+        yield f"{name}.o_proj.weight", (hidden, queries)
+        norms = [which for which in projections if which != "v"] if config.qk_norm else []
+        for which in norms:
+            yield f"{name}.{which}_norm.weight", (config.head_dim,)
+        yield ("self_norm.weight" if name == "self_attn" else f"{name}.norm.weight"), (hidden,)
+    yield "mlp_norm.weight", (hidden,)
+    for which in ("gate", "up"):
+        yield f"mlp.{which}_proj.weight", (mlp, hidden)
+    yield "mlp.down_proj.weight", (hidden, mlp)
 
 
 def check_target(config: GlideConfig, parts: TargetParts) -> None:

@@ -5,9 +5,7 @@ i // 128. A page that others use as well is copied before anything in it changes
 """
 
 from collections.abc import Sequence
-
-import torch
-from torch import Tensor
+from typing import Any
 
 from slipstream.core.errors import CapacityError
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
@@ -32,7 +30,7 @@ class KvCache:
         for page in pages:
             pool.share(page)
         self._num_straight = 0
-        self._table: Tensor | None = None
+        self._table: Any = None
         self._measure()
 
     @classmethod
@@ -93,23 +91,19 @@ class KvCache:
             return None
         return self.pages[0] * BLOCK_SIZE
 
-    def table(self, width: int) -> Tensor:
-        """Slots [width] int64 of the first positions; any slot stands for those without a page."""
-        if self._table is None or len(self._table) < width:
-            device = self.pool.layout.device
-            pages = torch.tensor(self.pages, device=device).unsqueeze(1) * BLOCK_SIZE
-            self._table = (pages + torch.arange(BLOCK_SIZE, device=device)).flatten()
-            missing = max(width - len(self._table), 0)
-            self._table = torch.cat([self._table, self._table[:1].expand(missing)])
-        return self._table[:width]
+    def table(self) -> Any:
+        """Slots [num_slots] int64 of the positions in order, where the pool's buffers are."""
+        if self._table is None:
+            self._table = self.pool.slots(self.pages)
+        return self._table
 
-    def gather(self, layer: int, start: int, stop: int) -> Tensor:
+    def gather(self, layer: int, start: int, stop: int) -> Any:
         """Positions start..stop-1 of a layer, [2 * kv_heads, n, head_dim]; copied if need be."""
         buffer, base = self.pool.layer(layer), self.base(stop)
         if base is not None:
             own = buffer[:, base + start : base + stop]
         else:
-            own = buffer.index_select(1, self.table(stop)[start:])
+            own = buffer[:, self.table()[start:stop]]
         if self.pool.peers is None:
             return own
         return self.pool.peers.heads(own, self.pages, layer, range(start, stop))

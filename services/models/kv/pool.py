@@ -3,16 +3,35 @@
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Any, Protocol
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from slipstream.core.errors import CapacityError, NoRoom
+from slipstream.models.dtypes import CPU, Array
 
 BLOCK_SIZE = 128
 """Key ranges are padded to a multiple of this, so a page of a cache is as long."""
 SCRATCH_ROWS = 512
+
+
+def new_buffer(shape: Sequence[int], dtype: "np.dtype[Any]", device: str) -> Any:
+    """Return memory for keys and values: an array on the host, a tensor on another device."""
+    if device == CPU:
+        return np.empty(shape, dtype)
+    from slipstream.models.kv.torch_pool import new_tensor
+
+    return new_tensor(shape, dtype, device)
+
+
+def write_slots(buffer: Any, slots: slice, values: Array) -> None:
+    """Write keys and values [2 * kv_heads, n, head_dim] into slots of a buffer."""
+    if isinstance(buffer, np.ndarray):
+        buffer[:, slots] = values
+        return
+    from slipstream.models.torch_arrays import as_tensor
+
+    buffer[:, slots].copy_(as_tensor(values.copy()))
 
 
 def round_up(count: int, block: int) -> int:
@@ -24,14 +43,15 @@ def round_up(count: int, block: int) -> int:
 class KvLayout:
     """Shape of a model's cache: [2 * kv_heads, slots, head_dim] a layer, keys before values.
 
-    A model that is split among ranks has `num_kv_heads` in all, and each rank an equal part.
+    `device` is named as torch names it, `cpu` or `cuda:0`. A model that is split among ranks has
+    `num_kv_heads` in all, and each rank an equal part.
     """
 
     num_layers: int
     num_kv_heads: int
     head_dim: int
-    dtype: torch.dtype
-    device: torch.device
+    dtype: np.dtype[Any]
+    device: str
     num_ranks: int = 1
 
     @property
@@ -120,7 +140,7 @@ class Peers(Protocol):
         """Copy the same slots there."""
         ...
 
-    def heads(self, own: Tensor, pages: Sequence[int], layer: int, span: range) -> Tensor:
+    def heads(self, own: Any, pages: Sequence[int], layer: int, span: range) -> Any:
         """All heads [2 * kv_heads, n, head_dim] of a layer at the positions of `span`, which lie
         in `pages`; `own` are those that are here."""
         ...
@@ -132,7 +152,8 @@ class KvPool:
     A page may have several users; who wants to write to one needs it alone. Behind the pages lie
     scratch slots for tokens of one forward that are not kept, or not in place. Memory is
     reserved at once, but pages are cleared when they are first handed out: what is masked must be
-    a finite number, and an untouched page of a CPU costs nothing.
+    a finite number, and an untouched page of a CPU costs nothing. Buffers are arrays on the host;
+    torch has a pool of its own (`torch_pool.py`).
     """
 
     def __init__(
@@ -145,10 +166,7 @@ class KvPool:
             num_pages * BLOCK_SIZE, num_pages * BLOCK_SIZE + round_up(scratch_rows, BLOCK_SIZE)
         )
         shape = (2 * layout.num_own_heads, self.scratch.stop, layout.head_dim)
-        self._layers = [
-            torch.empty(shape, dtype=layout.dtype, device=layout.device)
-            for _ in range(layout.num_layers)
-        ]
+        self._layers = [self._new_buffer(shape) for _ in range(layout.num_layers)]
         self._free = PageList(num_pages)
         self._num_users = [0] * num_pages
         self._is_clear = bytearray(num_pages)
@@ -169,9 +187,18 @@ class KvPool:
         """Bytes of the pages in use, for any thread."""
         return (self.num_pages - self.num_free) * self.layout.bytes_per_page
 
-    def layer(self, index: int) -> Tensor:
+    def layer(self, index: int) -> Any:
         """One layer's buffer, [2 * kv_heads, slots, head_dim]: keys, then values."""
         return self._layers[index]
+
+    def on_host(self, values: Any) -> Any:
+        """Return keys and values of a buffer as an array on the host."""
+        return values
+
+    def slots(self, pages: Sequence[int]) -> Any:
+        """Return the slots of pages in order, int64, where the buffers are."""
+        first = np.array(pages, np.int64)[:, None] * BLOCK_SIZE
+        return (first + np.arange(BLOCK_SIZE)).reshape(-1)
 
     def take(self, count: int, *, after: int | None = None) -> list[int]:
         """Pages for one user, neighbours where possible, behind page `after` best of all.
@@ -212,18 +239,19 @@ class KvPool:
         if not self._num_users[page]:
             self._free.give(page)
 
-    @torch.inference_mode()
     def copy(self, source: Sequence[int], into: Sequence[int]) -> None:
         """Copy slots; all are read before any is written."""
         if self.peers is not None:
             self.peers.copy(source, into)
-        device = self.layout.device
-        from_slots = torch.tensor(source, device=device)
-        to_slots = torch.tensor(into, device=device)
-        for buffer in self._layers:
-            buffer.index_copy_(1, to_slots, buffer.index_select(1, from_slots))
+        self._copy(source, into)
 
-    @torch.inference_mode()
+    def _new_buffer(self, shape: tuple[int, ...]) -> Any:
+        return np.empty(shape, self.layout.dtype)
+
+    def _copy(self, source: Sequence[int], into: Sequence[int]) -> None:
+        for buffer in self._layers:
+            buffer[:, into] = buffer[:, source]
+
     def _clear(self, slots: slice) -> None:
         for buffer in self._layers:
-            buffer[:, slots].zero_()
+            buffer[:, slots] = 0

@@ -6,18 +6,16 @@ forward, the form of a tree, threads or the processor.
 
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
-
+from slipstream.models.dtypes import BFLOAT16, Array
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native.library import NativeShape
 from slipstream.models.native.model import NativeModel, NativeTokens
 from slipstream.models.native.source import WeightSource, head, last_norm, layer
 from slipstream.models.native.weights import Scratch
-from slipstream.models.numerics.invariance import ANY_ROWS
+from slipstream.models.numerics.rules import ANY_ROWS
 from slipstream.models.target.architecture import Architecture
-from slipstream.models.target.batched_tokens import Part, lay_out
-from slipstream.models.target.rope import Rotary
+from slipstream.models.target.rope import rotary_tables
+from slipstream.models.target.token_layout import Part, lay_out
 
 
 class NativeDecoder:
@@ -33,7 +31,7 @@ class NativeDecoder:
         """
         at = source.architecture
         self._model = NativeModel(_shape(at, layout), source.embedding())
-        self._model.set_rotary(*_rotary_tables(source.rotary, at.context_length))
+        self._model.set_rotary(*rotary_tables(source.rotary, at.context_length))
         self._model.set_head(last_norm(source), head(source))
         scratch = Scratch()
         for index in range(at.num_layers):
@@ -44,7 +42,7 @@ class NativeDecoder:
 
     def forward(
         self, pool: KvPool, parts: Sequence[Part]
-    ) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
+    ) -> tuple[Array, tuple[tuple[int, ...], ...]]:
         """Return hidden states [n, d], float32, part by part, and the tokens' slots by part.
 
         Keys and values are written to these slots. Raises `CapacityError` where there are no
@@ -52,7 +50,7 @@ class NativeDecoder:
         """
         rows, layouts = NativeTokens(), lay_out(parts)
         for part, layout in zip(parts, layouts, strict=True):
-            table = part.cache.table(part.cache.num_slots).data_ptr()
+            table = part.cache.table().ctypes.data
             for row in (layout.tokens[at] for at in layout.order):
                 # What is not at the slot of its position: nodes above the row, maybe, and itself.
                 above = () if row.path_slots is None else row.path_slots[: row.position - part.end]
@@ -67,20 +65,9 @@ class NativeDecoder:
         hidden = self._model.forward(pool, rows.batch(len(rows.tokens)))
         return hidden, tuple(layout.places for layout in layouts)
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Array) -> Array:
         """Logits [rows, vocab], float32, of hidden states [rows, d]."""
         return self._model.logits(hidden)
-
-
-def _rotary_tables(rotary: Rotary, length: int) -> tuple[Tensor, Tensor]:
-    """cos and sin [length, head_dim / 2], float32, of all positions.
-
-    Computed in float64, so that rounding hides in which way a processor computes them.
-    """
-    positions = torch.arange(length, dtype=torch.float32)[:, None]
-    angles = (positions * rotary.inv_freq).double()
-    cos, sin = (part * rotary.attention_scaling for part in (angles.cos(), angles.sin()))
-    return cos.float(), sin.float()
 
 
 def _shape(at: Architecture, layout: KvLayout) -> NativeShape:
@@ -92,7 +79,7 @@ def _shape(at: Architecture, layout: KvLayout) -> NativeShape:
         head_dim=at.head_dim,
         mlp=at.mlp,
         others=0,
-        keys_are_bfloat16=layout.dtype == torch.bfloat16,
+        keys_are_bfloat16=layout.dtype == BFLOAT16,
         norm_epsilon=at.norm_eps,
         attention_scale=at.head_dim**-0.5,
     )

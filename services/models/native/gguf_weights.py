@@ -11,13 +11,13 @@ from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from slipstream.core.errors import WeightsError
+from slipstream.models.dtypes import DTYPES, FLOAT32, Array
 from slipstream.models.native.library import NotNative, library
 from slipstream.models.native.source import WeightSource, check_tensors
-from slipstream.models.native.weights import KINDS, Weights, exact
+from slipstream.models.native.weights import KINDS, Weights, as_float32, exact
 from slipstream.models.store.gguf_file import GgufFile, GgufTensor
 from slipstream.models.target.architecture import EMBEDDING, HEAD, parse
 from slipstream.models.target.rope import Rotary
@@ -45,7 +45,7 @@ _LAYER_NAMES = {
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _ROPE_FACTORS = "rope_freqs.weight"
 _ROPE_SCALING = {"none", "linear", "yarn"}
-PLAIN = {"F32": torch.float32, "F16": torch.float16, "BF16": torch.bfloat16}
+PLAIN = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
 """The types that are no blocks."""
 
 
@@ -53,13 +53,13 @@ class _GgufRows(NamedTuple):
     """A tensor's rows: in a plain type as they are, else the bytes of their blocks."""
 
     type: str
-    values: Tensor
+    values: Array
 
 
 class GgufSource(WeightSource):
     """The weights of a GGUF file, by transformers' names."""
 
-    def __init__(self, path: Path, dtype: torch.dtype) -> None:
+    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
         """Check that all is there. Raises `WeightsError` for a broken file, `NotNative` for one
         that native code can't read."""
         self._file = GgufFile(path)
@@ -87,20 +87,24 @@ class GgufSource(WeightSource):
     def matrix(self, name: str) -> Weights:
         return _packed(self._rows(name))
 
-    def vector(self, name: str) -> Tensor:
+    def vector(self, name: str) -> Array:
         """See `WeightSource.vector`; norms and biases stay as exact as the file has them."""
-        return self._rows(name).values.float().contiguous()
+        return as_float32(self._rows(name).values)
 
-    def dense(self, name: str) -> Tensor:
+    def dense(self, name: str) -> Array:
         return self._table if name == EMBEDDING else _dense(self._rows(name), self.dtype)
 
     def embedding(self) -> Weights:
         return self.matrix(EMBEDDING)
 
+    def head_rows(self, ids: Array) -> Array:
+        rows = self._rows(EMBEDDING if self.is_tied else HEAD)
+        return _dense(_GgufRows(rows.type, rows.values[ids]), FLOAT32)
+
     def reference(self) -> "PreTrainedModel":
         from transformers import AutoConfig
 
-        from slipstream.models.target.reference import lent_model
+        from slipstream.models.target.transformers_model import lent_model
 
         try:
             config = AutoConfig.for_model(**self._config)
@@ -108,7 +112,8 @@ class GgufSource(WeightSource):
             raise WeightsError(f"{self.name} does not describe a model ({error})") from error
         model = lent_model(self, config)
         if self._rope_factors is not None:
-            model.base_model.rotary_emb.inv_freq /= self._rope_factors
+            rotary = model.base_model.rotary_emb
+            rotary.inv_freq /= rotary.inv_freq.new_tensor(self._rope_factors)
         found: PreTrainedModel = model
         return found
 
@@ -126,12 +131,12 @@ class GgufSource(WeightSource):
         return "+".join(name for name, _ in sizes.most_common())
 
     @cached_property
-    def _table(self) -> Tensor:
+    def _table(self) -> Array:
         """The embedding dequantised, once in memory for all readers."""
         return _dense(self._rows(EMBEDDING), self.dtype)
 
     @cached_property
-    def _rope_factors(self) -> Tensor | None:
+    def _rope_factors(self) -> Array | None:
         """Divisors of the rotary frequencies [head_dim / 2]; None without any."""
         tensor = self._file.tensors.get(_ROPE_FACTORS)
         return None if tensor is None else self._stored(_ROPE_FACTORS, tensor).values
@@ -143,18 +148,19 @@ class GgufSource(WeightSource):
         which = heads.get(name.split(".")[-2])
         if self._family != _ROTARY_IN_PAIRS or which is None:
             return rows
-        pairs = rows.values.unflatten(0, (self._config[which], -1, 2))
-        return _GgufRows(rows.type, pairs.transpose(1, 2).flatten(0, 2).contiguous())
+        shape = rows.values.shape
+        pairs = rows.values.reshape(self._config[which], -1, 2, *shape[1:])
+        return _GgufRows(rows.type, np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(shape))
 
     def _stored(self, name: str, tensor: GgufTensor) -> _GgufRows:
         if len(tensor.shape) > 2:
             raise WeightsError(f"{name} in {self.name} has {len(tensor.shape)} dimensions")
         if not tensor.num_bytes:
             raise WeightsError(f"{name} in {self.name} is empty")
-        values = torch.frombuffer(self._file.view(tensor), dtype=torch.uint8)
+        values = np.frombuffer(self._file.view(tensor), np.uint8)
         if dtype := PLAIN.get(tensor.type):
-            return _GgufRows(tensor.type, values.view(dtype).view(tensor.shape))
-        return _GgufRows(tensor.type, values.view(*tensor.shape[:-1], -1))
+            return _GgufRows(tensor.type, values.view(dtype).reshape(tensor.shape))
+        return _GgufRows(tensor.type, values.reshape(*tensor.shape[:-1], -1))
 
     def _tensor(self, name: str) -> GgufTensor:
         found = self._file.tensors.get(_gguf_name(name))
@@ -238,20 +244,20 @@ def check_types(source: GgufSource) -> None:
             raise NotNative(f"{' and '.join(stack)} are of the types {', '.join(sorted(types))}")
 
 
-def _dense(rows: _GgufRows, dtype: torch.dtype) -> Tensor:
+def _dense(rows: _GgufRows, dtype: "np.dtype[Any]") -> Array:
     """Return a tensor's weights one by one."""
     if rows.type in PLAIN:
-        return rows.values.to(dtype)
+        return rows.values.astype(dtype, copy=False)
     packed = _packed(rows)
-    out = torch.empty(len(packed.matrix), packed.num_inputs)
-    address = packed.matrix.data_ptr()
-    library().slipstream_dequantise(packed.kind, address, out.numel(), out.data_ptr())
-    return out.to(dtype)
+    matrix = np.ascontiguousarray(packed.matrix)
+    out = np.empty((len(matrix), packed.num_inputs), np.float32)
+    library().slipstream_dequantise(packed.kind, matrix.ctypes.data, out.size, out.ctypes.data)
+    return out.astype(dtype, copy=False)
 
 
 def _packed(rows: _GgufRows) -> Weights:
     if rows.type in PLAIN:
-        return exact(rows.values if rows.type == "BF16" else rows.values.float(), None)
+        return exact(rows.values if rows.type == "BF16" else as_float32(rows.values))
     return Weights(KINDS[rows.type], rows.values)
 
 

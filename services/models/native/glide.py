@@ -4,30 +4,29 @@ Large matrices are kept in 8 bits: a draft's scores only propose, and a step rea
 What a token may see is given by positions and slots, without masks.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+import numpy as np
 
-from slipstream.models.glide.glide import GlideLayer, GlideModel, RmsNorm
+from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32, Array
 from slipstream.models.glide.glide_state import GlideState, SessionStep
-from slipstream.models.glide.target_parts import TargetParts, rotary_tables
-from slipstream.models.kv.pool import KvLayout
+from slipstream.models.glide.glide_weights import GlideWeights
+from slipstream.models.glide.target_parts import NativeParts
+from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native.library import NativeShape, NotNative
 from slipstream.models.native.model import NativeModel, NativeTokens
 from slipstream.models.native.weights import (
     BlockWeights,
     Weights,
+    as_float32,
     eight_bits,
     exact,
     in_turn,
-    plain,
+    stacked,
 )
-from slipstream.models.numerics.linears import SMALL, stacked_bias
+from slipstream.models.numerics.rules import SMALL
 from slipstream.models.scorer import Scores
-
-_DTYPES = (torch.bfloat16, torch.float32)
 
 
 class NativeGlide:
@@ -38,24 +37,34 @@ class NativeGlide:
     the tokens beside it.
     """
 
-    def __init__(
-        self, model: GlideModel, head: Tensor, target: TargetParts, layout: KvLayout
-    ) -> None:
-        """Copy the weights; `head` [V_d, d] gives the scores. Raises `NotNative`."""
-        _check(target, layout)
+    pool_type = KvPool
+
+    def __init__(self, weights: GlideWeights, target: NativeParts, layout: KvLayout) -> None:
+        """Copy the weights. Raises `NotNative`."""
+        if layout.device != CPU or layout.dtype not in (BFLOAT16, FLOAT32):
+            raise NotNative(f"{layout.dtype.name} on {layout.device} has no native kernels")
         self._target, self._layout = target, layout
-        self._num_others = len(model.config.target_layers)
-        self._model = NativeModel(_shape(model, layout), plain(target.embeddings))
-        self._model.set_head(_norm(model.norm), _small(head, None))
-        for index, layer in enumerate(model.layers):
-            self._model.set_layer(index, _blocks(layer))
+        self._num_others = len(weights.config.target_layers)
+        self._model = NativeModel(_shape(weights, layout), target.embedding)
+        head = target.head_rows(weights.vocab)
+        self._model.set_head(as_float32(weights.tensors["norm.weight"]), _small(head))
+        for index in range(weights.config.num_layers):
+            self._model.set_layer(index, _blocks(weights, f"layers.{index}"))
         self.weight_bytes = self._model.weight_bytes
         self.engine = f"native {self._model.kernels}"
 
     def reach(self, length: int) -> None:
         """Have rotary factors of positions 0..length-1."""
-        tables = rotary_tables(self._target, length, dtype=torch.float32)
-        self._model.set_rotary(*(table[:, : self._layout.head_dim // 2] for table in tables))
+        self._model.set_rotary(*self._target.rotary(length))
+
+    def readable(self, values: Any) -> Array:
+        """Return keys or values [kv_heads, n, head_dim] of the target as a step reads them."""
+        if not isinstance(values, np.ndarray):
+            from slipstream.models.torch_arrays import as_array
+
+            values = as_array(values)
+        found: Array = values.astype(self._layout.dtype, copy=False)
+        return found
 
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
         """Scores of the rows of the steps that go on, step by step; `hidden` is float32."""
@@ -74,7 +83,7 @@ class NativeGlide:
 def _add(rows: NativeTokens, step: SessionStep, chosen: range, others: Sequence[int]) -> None:
     """Add some of a step's tokens."""
     state, cache = step.state, step.state.cache
-    table = cache.table(cache.num_slots).data_ptr()
+    table = cache.table().ctypes.data
     for at in chosen:
         place = step.start + at
         rows.tokens.append(step.tokens[at])
@@ -109,15 +118,15 @@ def _num_read(step: SessionStep, at: int) -> int:
     return min(step.num_read, place if place or is_kept else 1)
 
 
-Pairs = Sequence[tuple[Tensor, Tensor]]
+Pairs = Sequence[tuple[Array, Array]]
 
 
 def _dense(pairs: Pairs) -> Pairs:
     """The target's keys and values with both alike, and a head's positions beside each other."""
     return [
         (keys, values)
-        if keys.stride() == values.stride() and keys.stride()[2:] == (keys.shape[3], 1)
-        else (keys.contiguous(), values.contiguous())
+        if keys.strides == values.strides and keys[0].flags.c_contiguous
+        else (np.ascontiguousarray(keys), np.ascontiguousarray(values))
         for keys, values in pairs
     ]
 
@@ -129,22 +138,12 @@ def _others(pairs: Pairs, count: int) -> list[int]:
     return [
         number
         for keys, values in pairs
-        for number in (keys.data_ptr(), values.data_ptr(), keys.stride(1))
+        for number in (keys.ctypes.data, values.ctypes.data, keys.strides[0] // keys.itemsize)
     ]
 
 
-def _check(target: TargetParts, layout: KvLayout) -> None:
-    if layout.device.type != "cpu" or layout.dtype not in _DTYPES:
-        raise NotNative(f"{layout.dtype} on {layout.device.type} has no native kernels")
-    if target.embeddings.dtype not in _DTYPES:
-        raise NotNative(f"embeddings in {target.embeddings.dtype} have no native kernels")
-    width = rotary_tables(target, 1, dtype=torch.float32)[0].shape[1]
-    if width != layout.head_dim or width % 2:
-        raise NotNative(f"{width} of a head's {layout.head_dim} elements are rotated")
-
-
-def _shape(model: GlideModel, layout: KvLayout) -> NativeShape:
-    at = model.config
+def _shape(weights: GlideWeights, layout: KvLayout) -> NativeShape:
+    at = weights.config
     return NativeShape(
         layers=at.num_layers,
         hidden=at.hidden_size,
@@ -153,36 +152,40 @@ def _shape(model: GlideModel, layout: KvLayout) -> NativeShape:
         head_dim=at.head_dim,
         mlp=at.intermediate_size,
         others=len(at.target_layers),
-        keys_are_bfloat16=layout.dtype == torch.bfloat16,
+        keys_are_bfloat16=layout.dtype == BFLOAT16,
         norm_epsilon=at.rms_norm_eps,
         attention_scale=at.head_dim**-0.5,
     )
 
 
-def _blocks(layer: GlideLayer) -> Iterable[BlockWeights]:
-    own, mlp = layer.self_attn, layer.mlp
-    yield _attention(layer.self_norm, own, [own.q_proj, own.k_proj, own.v_proj])
-    for cross in layer.cross:
-        yield _attention(cross.norm, cross, [cross.q_proj])
+def _blocks(weights: GlideWeights, layer: str) -> Iterable[BlockWeights]:
+    tensors = weights.tensors
+    yield _attention(tensors, f"{layer}.self_norm", f"{layer}.self_attn", "qkv")
+    for at in range(len(weights.config.target_layers)):
+        yield _attention(tensors, f"{layer}.cross.{at}.norm", f"{layer}.cross.{at}", "q")
     # Gate and up projection are one matrix, a tile of each in turn: they are computed together.
-    both = in_turn(mlp.gate_proj.weight.detach(), mlp.up_proj.weight.detach())
-    down = _small(mlp.down_proj.weight.detach(), None)
-    yield BlockWeights(_norm(layer.mlp_norm), _small(both, None), down)
+    gate, up, down = (tensors[f"{layer}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
+    norm = as_float32(tensors[f"{layer}.mlp_norm.weight"])
+    yield BlockWeights(norm, _small(in_turn(gate, up)), _small(down))
 
 
-def _attention(norm: RmsNorm, attention: Any, linears: Sequence[nn.Linear]) -> BlockWeights:
-    matrix = torch.cat([linear.weight.detach() for linear in linears])
-    out = _small(attention.o_proj.weight.detach(), None)
-    norms = (getattr(attention, name, None) for name in ("q_norm", "k_norm"))
-    query_norm, key_norm = (None if own is None else _norm(own) for own in norms)
-    into = _small(matrix, stacked_bias(linears))
-    return BlockWeights(_norm(norm), into, out, query_norm, key_norm)
+def _attention(
+    tensors: Mapping[str, Array], norm: str, attention: str, projections: str
+) -> BlockWeights:
+    matrix = stacked([tensors[f"{attention}.{at}_proj.weight"] for at in projections])
+    biases = [tensors.get(f"{attention}.{at}_proj.bias") for at in projections]
+    bias = None if biases[0] is None else stacked([at for at in biases if at is not None])
+    norms = (tensors.get(f"{attention}.{at}_norm.weight") for at in "qk")
+    query_norm, key_norm = (None if own is None else as_float32(own) for own in norms)
+    return BlockWeights(
+        as_float32(tensors[f"{norm}.weight"]),
+        _small(matrix, bias),
+        _small(tensors[f"{attention}.o_proj.weight"]),
+        query_norm,
+        key_norm,
+    )
 
 
-def _norm(norm: RmsNorm) -> Tensor:
-    return norm.weight.detach().float().contiguous()
-
-
-def _small(matrix: Tensor, bias: Tensor | None) -> Weights:
+def _small(matrix: Array, bias: Array | None = None) -> Weights:
     """Large weights in 8 bits, those that gain nothing by it exactly."""
-    return exact(matrix, bias) if matrix.numel() <= SMALL else eight_bits(matrix, bias)
+    return exact(matrix, bias) if matrix.size <= SMALL else eight_bits(matrix, bias)

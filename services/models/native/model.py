@@ -7,9 +7,9 @@ from ctypes import byref, c_float, c_void_p
 from typing import Any
 from weakref import finalize
 
-import torch
-from torch import Tensor
+import numpy as np
 
+from slipstream.models.dtypes import Array
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.native.library import (
     Batch,
@@ -20,7 +20,8 @@ from slipstream.models.native.library import (
     library,
     team,
 )
-from slipstream.models.native.weights import BlockWeights, Weights
+from slipstream.models.native.weights import BlockWeights, Weights, as_float32
+from slipstream.models.threads import num_threads
 
 _LAST = -1
 _NO_MEMORY = "there is no memory for the native weights"
@@ -35,14 +36,14 @@ class NativeModel:
         self.kernels = kernels()
         self._library = library()
         self._shape = shape
-        self._embedding = embedding.matrix.contiguous()
+        self._embedding = np.ascontiguousarray(embedding.matrix)
         self._num_outputs = 0
         self.weight_bytes = self._embedding.nbytes
         handle: int | None = self._library.slipstream_model(
             byref(shape),
             self.kernels.encode(),
-            team(torch.get_num_threads()),
-            self._embedding.data_ptr(),
+            team(num_threads()),
+            _address(self._embedding),
             embedding.kind,
         )
         if handle is None:
@@ -50,10 +51,10 @@ class NativeModel:
         self._handle = handle
         self._free = finalize(self, self._library.slipstream_free_model, handle)
 
-    def set_rotary(self, cos: Tensor, sin: Tensor) -> None:
+    def set_rotary(self, cos: Array, sin: Array) -> None:
         """Rotary factors [positions, head_dim / 2], float32, of all positions."""
-        cos, sin = cos.contiguous(), sin.contiguous()
-        self._do("set_rotary", len(cos), cos.data_ptr(), sin.data_ptr())
+        cos, sin = as_float32(cos), as_float32(sin)
+        self._do("set_rotary", len(cos), _address(cos), _address(sin))
 
     def set_layer(self, index: int, blocks: Iterable[BlockWeights]) -> None:
         """Copy a layer's blocks: self-attention, attentions over others' keys, MLP."""
@@ -64,37 +65,37 @@ class NativeModel:
             norms = (block.norm, block.query_norm, block.key_norm)
             self._do("set_norms", index, at, *map(_address, norms))
 
-    def set_head(self, norm: Tensor, head: Weights) -> None:
+    def set_head(self, norm: Array, head: Weights) -> None:
         """Copy the last norm's weight [d], float32, and the head."""
         self._num_outputs = len(head.matrix)
         self._set_matrix(_LAST, 0, 0, head)
-        self._do("set_norms", _LAST, 0, norm.data_ptr(), None, None)
+        self._do("set_norms", _LAST, 0, _address(norm), None, None)
 
-    def forward(self, pool: KvPool, batch: Batch) -> Tensor:
+    def forward(self, pool: KvPool, batch: Batch) -> Array:
         """Hidden states [kept, d], float32, behind the last norm; writes keys and values."""
-        hidden = torch.empty(batch.kept, self._shape.hidden)
-        buffers = [pool.layer(at).data_ptr() for at in range(pool.layout.num_layers)]
+        hidden = np.empty((batch.kept, self._shape.hidden), np.float32)
+        buffers = [_address(pool.layer(at)) for at in range(pool.layout.num_layers)]
         pointers = (c_void_p * len(buffers))(*buffers)
         cache = Cache(ctypes.cast(pointers, c_void_p), pool.scratch.stop)
-        self._do("forward", byref(cache), byref(batch), hidden.data_ptr())
+        self._do("forward", byref(cache), byref(batch), _address(hidden))
         return hidden
 
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Array) -> Array:
         """Outputs of the head [rows, outputs], float32, for hidden states [rows, d]."""
-        hidden = hidden.float().contiguous()
-        out = torch.empty(len(hidden), self._num_outputs)
-        self._do("logits", hidden.data_ptr(), len(hidden), out.data_ptr())
+        hidden = as_float32(hidden)
+        out = np.empty((len(hidden), self._num_outputs), np.float32)
+        self._do("logits", _address(hidden), len(hidden), _address(out))
         return out
 
     def contenders(
-        self, logits: Tensor, temperature: float, keys: tuple[int, int]
-    ) -> tuple[Tensor, float] | None:
+        self, logits: Array, temperature: float, keys: tuple[int, int]
+    ) -> tuple[Array, float] | None:
         """See `core.verify.draws.FindContenders`."""
-        tokens = torch.empty(len(logits), dtype=torch.int32)
+        tokens = np.empty(len(logits), np.int32)
         best = c_float()
-        addresses = (byref(best), tokens.data_ptr())
+        addresses = (byref(best), _address(tokens))
         count = self._library.slipstream_contenders(
-            self._handle, logits.data_ptr(), len(logits), temperature, *keys, *addresses
+            self._handle, _address(logits), len(logits), temperature, *keys, *addresses
         )
         return (tokens[:count], best.value) if count else None
 
@@ -143,5 +144,5 @@ class NativeTokens:
         return Batch(len(self.tokens), kept, *pointers)
 
 
-def _address(tensor: Tensor | None) -> int | None:
-    return None if tensor is None else tensor.data_ptr()
+def _address(values: Array | None) -> int | None:
+    return None if values is None else values.ctypes.data

@@ -2,13 +2,12 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.dtypes import dtype_name
+from slipstream.models.dtypes import CPU, Array
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.weights import (
     BFLOAT16,
@@ -16,9 +15,11 @@ from slipstream.models.native.weights import (
     BlockWeights,
     Scratch,
     Weights,
+    as_float32,
     bias_in_turn,
     in_turn,
     plain,
+    stacked,
 )
 from slipstream.models.target.architecture import EMBEDDING, HEAD, NORM, Architecture, ModelSizes
 from slipstream.models.target.rope import Rotary
@@ -38,7 +39,7 @@ class WeightSource(ABC):
 
     name: str
     architecture: Architecture
-    dtype: torch.dtype
+    dtype: np.dtype[Any]
     rotary: Rotary
     is_tied: bool
 
@@ -51,7 +52,7 @@ class WeightSource(ABC):
         """Return a matrix in the kind that native code multiplies. Raises `NotNative`."""
 
     @abstractmethod
-    def dense(self, name: str) -> Tensor:
+    def dense(self, name: str) -> Array:
         """Return a tensor in `dtype`, whatever it is kept in; in place where that is possible."""
 
     @abstractmethod
@@ -64,31 +65,34 @@ class WeightSource(ABC):
 
     def weights_type(self) -> str:
         """Return the name of the weights' element type, as results show it."""
-        return dtype_name(self.dtype)
+        return self.dtype.name
 
     def embedding(self) -> Weights:
         """Return the embedding [vocab, d]."""
         return plain(self.dense(EMBEDDING))
 
+    def head_rows(self, ids: Array) -> Array:
+        """Return rows [n, d] of the head for the tokens `ids` [n], float32."""
+        return as_float32(self.dense(EMBEDDING if self.is_tied else HEAD)[ids])
+
     def release(self, layer: int) -> None:  # noqa: B027
         """Give the memory back that a layer's tensors took here; they are not read again soon."""
 
-    def vector(self, name: str) -> Tensor:
+    def vector(self, name: str) -> Array:
         """Return a norm or a bias, rounded to `dtype`, as float32."""
-        return self.dense(name).float().contiguous()
+        return as_float32(self.dense(name))
 
     def outline(self) -> ModelSizes:
         """Return the sizes of the model, as everything that serves it needs them."""
         at = self.architecture
-        cpu = torch.device("cpu")
         return ModelSizes(
             self.name,
             at.hidden,
             at.mlp,
             at.vocab_size,
             at.context_length,
-            KvLayout(at.num_layers, at.num_kv_heads, at.head_dim, self.dtype, cpu),
-            self.dense(EMBEDDING),
+            KvLayout(at.num_layers, at.num_kv_heads, at.head_dim, self.dtype, CPU),
+            at.vocab_size,
             self.weights_type(),
         )
 
@@ -123,7 +127,7 @@ def head(source: WeightSource) -> Weights:
     return source.matrix(EMBEDDING if source.is_tied else HEAD)
 
 
-def last_norm(source: WeightSource) -> Tensor:
+def last_norm(source: WeightSource) -> Array:
     """Return the weight of the norm before the head, float32."""
     return source.vector(NORM)
 
@@ -176,26 +180,21 @@ def _stacked(
 ) -> Weights:
     """Matrices of one input as one, with their biases."""
     parts = _alike(parts)
-    own = [part.matrix for part in parts]
-    matrix = own[0].contiguous()
-    if len(own) > 1:
-        rows = sum(map(len, own))
-        goal = None if scratch is None else scratch.like("stacked", rows, own[0])
-        matrix = torch.cat(own, out=goal)
+    matrix = stacked([part.matrix for part in parts], scratch)
     return Weights(parts[0].kind, matrix, _bias(source, names))
 
 
-def _bias(source: WeightSource, names: Sequence[str]) -> Tensor | None:
+def _bias(source: WeightSource, names: Sequence[str]) -> Array | None:
     """Biases one after the other, zeros where some have none; None where no linear has one."""
     if not any(source.has(f"{name}.bias") for name in names):
         return None
-    return torch.cat([_own_bias(source, name) for name in names])
+    return np.concatenate([_own_bias(source, name) for name in names])
 
 
-def _own_bias(source: WeightSource, name: str) -> Tensor:
+def _own_bias(source: WeightSource, name: str) -> Array:
     if source.has(f"{name}.bias"):
         return source.vector(f"{name}.bias")
-    return torch.zeros((source.shape(f"{name}.weight") or (0,))[0])
+    return np.zeros((source.shape(f"{name}.weight") or (0,))[0], np.float32)
 
 
 def _alike(parts: Sequence[Weights]) -> Sequence[Weights]:
@@ -203,7 +202,7 @@ def _alike(parts: Sequence[Weights]) -> Sequence[Weights]:
     if len({part.kind for part in parts}) == 1:
         return parts
     assert _are_plain(parts), "a source refuses blocks of different types"
-    return [Weights(FLOAT32, part.matrix.float()) for part in parts]
+    return [Weights(FLOAT32, as_float32(part.matrix)) for part in parts]
 
 
 def _are_plain(parts: Sequence[Weights]) -> bool:

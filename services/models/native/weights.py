@@ -1,11 +1,13 @@
-"""Weights as the native forward takes them, of modules and of tensors."""
+"""Weights as the native forward takes them: arrays by kind."""
 
+from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import Any
 
-import torch
-from torch import Tensor
-from torch.nn import functional as F
+import numpy as np
 
+from slipstream.models import dtypes
+from slipstream.models.dtypes import Array
 from slipstream.models.store.gguf_file import TYPES
 
 BFLOAT16, FLOAT32, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = range(7)
@@ -22,53 +24,62 @@ class Weights:
     [outputs] is float32."""
 
     kind: int
-    matrix: Tensor
-    bias: Tensor | None = None
+    matrix: Array
+    bias: Array | None = None
 
     @property
     def num_inputs(self) -> int:
         """Elements of a row."""
         size, block = self.matrix.shape[1], _BLOCKS.get(self.kind)
-        return size if block is None else size // block.num_bytes * block.elements
+        return int(size if block is None else size // block.num_bytes * block.elements)
 
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
     """An attention or an MLP behind its norm: see `Block` in `src/model.h`. Norms are float32."""
 
-    norm: Tensor
+    norm: Array
     into: Weights
     out: Weights
-    query_norm: Tensor | None = None
-    key_norm: Tensor | None = None
+    query_norm: Array | None = None
+    key_norm: Array | None = None
     values: Weights | None = None
 
 
-def plain(matrix: Tensor) -> Weights:
+def plain(matrix: Array) -> Weights:
     """A matrix in bfloat16 or float32 as it is."""
-    return Weights(BFLOAT16 if matrix.dtype == torch.bfloat16 else FLOAT32, matrix)
+    return Weights(BFLOAT16 if matrix.dtype == dtypes.BFLOAT16 else FLOAT32, matrix)
 
 
-def exact(matrix: Tensor, bias: Tensor | None) -> Weights:
+def exact(matrix: Array, bias: Array | None = None) -> Weights:
     """Weights in bfloat16 where that loses nothing: half the memory to read for every token."""
-    narrow = matrix.to(torch.bfloat16)
-    bias = None if bias is None else bias.float().contiguous()
-    if matrix.dtype == torch.bfloat16 or torch.equal(narrow.float(), matrix):
-        return Weights(BFLOAT16, narrow.contiguous(), bias)
-    return Weights(FLOAT32, matrix.contiguous(), bias)
+    bias = None if bias is None else as_float32(bias)
+    if matrix.dtype == dtypes.BFLOAT16:
+        return Weights(BFLOAT16, np.ascontiguousarray(matrix), bias)
+    with np.errstate(over="ignore"):
+        narrow = matrix.astype(dtypes.BFLOAT16)
+    if np.array_equal(narrow.astype(dtypes.FLOAT32), matrix):
+        return Weights(BFLOAT16, narrow, bias)
+    return Weights(FLOAT32, np.ascontiguousarray(matrix), bias)
 
 
-def eight_bits(matrix: Tensor, bias: Tensor | None) -> Weights:
+def eight_bits(matrix: Array, bias: Array | None = None) -> Weights:
     """Weights in blocks of 32 8-bit numbers with a scale (Q8_0), the nearest to what they are;
     exactly where rows are no whole blocks."""
     elements = _BLOCKS[Q8_0].elements
     if matrix.shape[1] % elements:
         return exact(matrix, bias)
-    blocks = matrix.float().unflatten(1, (-1, elements))
-    scales = blocks.abs().amax(2, keepdim=True) / _LARGEST
-    codes = torch.where(scales > 0, blocks / scales, 0.0).round().to(torch.int8)
-    rows = torch.cat([scales.half().view(torch.int8), codes], 2).view(torch.uint8)
-    return Weights(Q8_0, rows.flatten(1), None if bias is None else bias.float().contiguous())
+    blocks = as_float32(matrix).reshape(len(matrix), -1, elements)
+    scales = np.abs(blocks).max(2, keepdims=True) / np.float32(_LARGEST)
+    codes = np.divide(blocks, scales, out=np.zeros_like(blocks), where=scales > 0)
+    parts = [scales.astype(np.float16).view(np.int8), np.rint(codes).astype(np.int8)]
+    rows = np.concatenate(parts, 2).view(np.uint8).reshape(len(matrix), -1)
+    return Weights(Q8_0, rows, None if bias is None else as_float32(bias))
+
+
+def as_float32(values: Array) -> Array:
+    """Return values in float32, side by side in memory; a copy only where they are not."""
+    return np.ascontiguousarray(values, np.float32)
 
 
 class Scratch:
@@ -76,32 +87,43 @@ class Scratch:
     before the next ones are. Memory that is taken anew takes longer than what is put there."""
 
     def __init__(self) -> None:
-        self._kept: dict[tuple[str, torch.Size, torch.dtype], Tensor] = {}
+        self._kept: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Array] = {}
 
-    def like(self, role: str, rows: int, part: Tensor) -> Tensor:
+    def like(self, role: str, rows: int, part: Array) -> Array:
         """Return memory for so many rows of the form and type of those of `part`."""
-        size = torch.Size((rows, *part.shape[1:]))
-        key = (role, size, part.dtype)
+        key = (role, (rows, *part.shape[1:]), part.dtype)
         if key not in self._kept:
-            self._kept[key] = part.new_empty(size)
+            self._kept[key] = np.empty(key[1], part.dtype)
         return self._kept[key]
 
 
-def in_turn(first: Tensor, second: Tensor, scratch: Scratch | None = None) -> Tensor:
+def stacked(parts: Sequence[Array], scratch: Scratch | None = None) -> Array:
+    """Rows of several matrices one after the other; in `scratch` if there is one."""
+    if len(parts) == 1:
+        return np.ascontiguousarray(parts[0])
+    goal = None if scratch is None else scratch.like("stacked", sum(map(len, parts)), parts[0])
+    return np.concatenate(parts, out=goal)
+
+
+def in_turn(first: Array, second: Array, scratch: Scratch | None = None) -> Array:
     """Rows of two matrices, a tile of each in turn; in `scratch` if there is one."""
     padding = -len(first) % _TILE
-    parts = [F.pad(at, (0, 0, 0, padding)) if padding else at for at in (first, second)]
-    tiles = [part.unflatten(0, (-1, _TILE)) for part in parts]
-    if scratch is None:
-        return torch.stack(tiles, 1).flatten(0, 2)
-    goal = scratch.like("in turn", 2 * len(parts[0]), first)
-    torch.stack(tiles, 1, out=goal.view(-1, 2, *tiles[0].shape[1:]))
+    parts = [first, second]
+    if padding:
+        parts = [np.pad(at, ((0, padding), (0, 0))) for at in parts]
+    shape = (-1, 2, _TILE, first.shape[1])
+    rows = 2 * len(parts[0])
+    goal = np.empty((rows, first.shape[1]), first.dtype)
+    if scratch is not None:
+        goal = scratch.like("in turn", rows, first)
+    for place, part in enumerate(parts):
+        goal.reshape(shape)[:, place] = part.reshape(-1, _TILE, first.shape[1])
     return goal
 
 
-def bias_in_turn(bias: Tensor | None) -> Tensor | None:
+def bias_in_turn(bias: Array | None) -> Array | None:
     """A bias of two matrices of like size, one after the other, in the order of their `in_turn`."""
     if bias is None:
         return None
-    first, second = bias[:, None].chunk(2)
-    return in_turn(first, second)[:, 0].contiguous()
+    first, second = np.split(bias[:, None], 2)
+    return np.ascontiguousarray(in_turn(first, second)[:, 0])

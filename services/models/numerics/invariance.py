@@ -9,7 +9,7 @@ their number likewise: where no count is safe, every query is computed on its ow
 from bisect import bisect_left
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from typing import Any, Literal, NamedTuple
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -18,9 +18,8 @@ from slipstream.core.errors import ModelError
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout
 from slipstream.models.machine import this_machine
 from slipstream.models.numerics.operators import apart, together
-
-Numerics = Literal["invariant", "fast"]
-"""Whether a row's bits may depend on the other rows of a forward."""
+from slipstream.models.numerics.rules import RowRule
+from slipstream.models.torch_arrays import torch_dtype
 
 _PROBED = (1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96, 128)
 _FALLBACK = 16
@@ -35,21 +34,6 @@ Attention = Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]
 """Outputs and log masses of queries [r, kv_heads, group, d] under a mask of the rule's shape."""
 _CASES = ((MAX_ROWS, BLOCK_SIZE), (32, 5 * BLOCK_SIZE))
 """Rows and keys of what is tried: keys within one block of the kernel's, and beyond."""
-
-
-@dataclass(frozen=True, slots=True)
-class RowRule:
-    """Products of `min_rows` to `max_rows` rows give a row the same bits."""
-
-    min_rows: int
-    max_rows: int
-
-    def meet(self, other: "RowRule") -> "RowRule":
-        """The row counts that both rules allow."""
-        return RowRule(max(self.min_rows, other.min_rows), min(self.max_rows, other.max_rows))
-
-
-ANY_ROWS = RowRule(1, 1 << 30)
 
 
 def probe_rows(product: Callable[[Tensor], Tensor], example: Tensor) -> RowRule:
@@ -211,9 +195,9 @@ def query_rule(layout: KvLayout, group: int, *, is_invariant: bool) -> QueryRule
     `group` is the number of query heads per key head. Raises `ModelError` where invariant numerics
     are asked for and not even tokens on their own keep their bits.
     """
-    if not is_invariant or layout.device.type != "cpu":
+    if not is_invariant or layout.device != "cpu":
         return ANY_QUERIES
-    shape = _Shape(layout.dtype, layout.num_kv_heads, group, layout.head_dim)
+    shape = _Shape(torch_dtype(layout.dtype), layout.num_kv_heads, group, layout.head_dim)
     name = "steady query rows " + " ".join(map(str, shape))
     rule = _read(this_machine().recall(name, lambda: _told(_found(shape)), is_valid=_is_rule))
     if rule is None:

@@ -9,7 +9,7 @@ from torch import Tensor
 
 from slipstream.core.errors import ModelError
 from slipstream.models.machine import best_seconds, this_machine
-from slipstream.models.numerics.invariance import ANY_ROWS, RowRule, cancelling, probe_rows, tiled
+from slipstream.models.numerics.invariance import cancelling, probe_rows, tiled
 from slipstream.models.numerics.operators import (
     has_int8_linear,
     has_packed_linear,
@@ -17,14 +17,13 @@ from slipstream.models.numerics.operators import (
     pack_weight,
     packed_linear,
 )
+from slipstream.models.numerics.rules import ANY_ROWS, SMALL, RowRule
 
 Join = Callable[[Tensor], Tensor]
 """Makes a layer's output of the products of all ranks."""
 _LARGEST = 127
 _FEW = 2
 """Rows up to which 8-bit weights may be faster: they are unpacked anew for every few rows."""
-SMALL = 1 << 16
-"""Elements of a weight up to which 8 bits gain nothing: converting the row costs as much."""
 _WHOLE = 16
 """Inputs that torch's product takes at a time; it reads past the end of any that are left over."""
 _SHAPE = (1024, 1024)

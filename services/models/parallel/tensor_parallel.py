@@ -17,8 +17,9 @@ from slipstream.core.tree import TokenTree
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.parallel.ranks import Ranks
-from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
+from slipstream.models.torch_arrays import torch_dtype
 
 T = TypeVar("T")
 
@@ -202,7 +203,8 @@ class TensorParallelWorker:
                 self._model.forward(parts)
             case RunLogits():
                 shape = (step.num_tokens, self._model.hidden_size)
-                hidden = torch.empty(shape, dtype=self._model.dtype, device=self._model.device)
+                dtype = torch_dtype(self._model.dtype)
+                hidden = torch.empty(shape, dtype=dtype, device=self._model.device)
                 self._model.logits(self._ranks.broadcast(hidden))
             case GatherHeads():
                 cache = self._cache(step.pool, step.table)

@@ -6,9 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from safetensors import SafetensorError, safe_open
-from torch import Tensor
 
 from slipstream.core.errors import WeightsError
+from slipstream.models.dtypes import Array
 from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS, brief
 
 _PLAIN = {"F32", "F16", "BF16"}
@@ -35,7 +35,7 @@ class Safetensors:
         self._open: dict[Path, Any] = {}
         try:
             for path in _paths(folder):
-                file: Any = safe_open(path, framework="pt")
+                file: Any = safe_open(path, framework="np")
                 self._open[path] = file
                 for name in file.keys():  # noqa: SIM118 - it is no mapping
                     at = file.get_slice(name)
@@ -54,18 +54,18 @@ class Safetensors:
         return self._kinds[name][1] if name in self._kinds else None
 
     def is_plain(self, name: str) -> bool:
-        """Return whether a tensor is of a type that torch multiplies."""
+        """Return whether a tensor is of a type that is multiplied."""
         return self._kinds[name][0] in _PLAIN
 
-    def tensor(self, name: str) -> Tensor:
+    def tensor(self, name: str) -> Array:
         """Return a tensor in place. Raises `WeightsError` for a type that is no plain one."""
         path = self._paths[name]
         if not self.is_plain(name):
             raise WeightsError(f"{name} in {path} has the type {self._kinds[name][0]}")
         try:
             if path not in self._open:
-                self._open[path] = safe_open(path, framework="pt")
-            found: Tensor = self._open[path].get_tensor(name)
+                self._open[path] = safe_open(path, framework="np")
+            found: Array = self._open[path].get_tensor(name)
         except _BROKEN as error:
             raise WeightsError(f"{name} in {path} can't be read ({brief(error)})") from error
         return found

@@ -6,20 +6,13 @@ loads the model, and torch computes it.
 
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Any
-
-from torch import Tensor, nn
+from typing import Any
 
 from slipstream.core.errors import ModelError
-from slipstream.models.dtypes import dtype_name
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.library import NotNative
-from slipstream.models.parallel.ranks import Ranks
 from slipstream.models.store.gguf_file import MAX_LAYERS
 from slipstream.models.target.rope import STATIC, Rotary, is_number, lacking, rotary
-
-if TYPE_CHECKING:
-    from transformers import PreTrainedModel
 
 FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -91,7 +84,7 @@ class Architecture:
 
 @dataclass(frozen=True, slots=True)
 class ModelSizes:
-    """Sizes of any model that is served; `embedding` [V, d] has its tokens' embeddings,
+    """Sizes of any model that is served; `num_embeddings` counts the tokens that it knows,
     `weights_type` is the weights' element type as results show it."""
 
     name: str
@@ -100,27 +93,8 @@ class ModelSizes:
     vocab_size: int
     context_length: int
     layout: KvLayout
-    embedding: Tensor
+    num_embeddings: int
     weights_type: str
-
-
-def outline_of(model: "PreTrainedModel", ranks: Ranks) -> ModelSizes:
-    """Return the outline of a model. Raises `ModelError` for attention that can't be cached."""
-    config, head = model.config.get_text_config(), model.get_output_embeddings()
-    if not isinstance(head, nn.Linear):
-        raise ModelError(f"{type(model).__name__} has no language-model head")
-    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
-    num_kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
-    return ModelSizes(
-        type(model).__name__,
-        config.hidden_size,
-        getattr(config, "intermediate_size", 0),
-        head.weight.shape[0],
-        context_length(config),
-        KvLayout(config.num_hidden_layers, num_kv, dim, model.dtype, model.device, ranks.size),
-        model.get_input_embeddings().weight,  # type: ignore[arg-type]
-        dtype_name(model.dtype),
-    )
 
 
 def context_length(config: Any) -> int:

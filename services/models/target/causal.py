@@ -6,30 +6,30 @@ The forward is native code where there are kernels for model and processor (`nat
 
 import logging
 from collections.abc import Sequence
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from slipstream.core.errors import ModelError
 from slipstream.core.request.options import MAX_NODES
 from slipstream.core.verify.draws import FindContenders
+from slipstream.models.dtypes import CPU, Array
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, SCRATCH_ROWS, KvPool, round_up
 from slipstream.models.native.decoder import NativeDecoder
 from slipstream.models.native.library import NoLibrary, NotNative
 from slipstream.models.native.source import WeightSource
-from slipstream.models.numerics.invariance import Numerics, RowRule
-from slipstream.models.parallel.ranks import ALONE, Ranks
-from slipstream.models.target.architecture import outline_of
-from slipstream.models.target.batched_tokens import Draw, DrawnTokens, Part
+from slipstream.models.numerics.rules import Numerics, RowRule
+from slipstream.models.target.architecture import ModelSizes
 from slipstream.models.target.reference import SAMPLE_TOKENS, ReferenceCheck, sample_tokens
+from slipstream.models.target.token_layout import Draw, DrawnTokens, Part
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
     from slipstream.models.cuda.bucketed import BucketedForward
     from slipstream.models.cuda.graphs import Replay
+    from slipstream.models.parallel.ranks import Ranks
     from slipstream.models.parallel.tensor_parallel import Workers
     from slipstream.models.target.torch_decoder import TorchDecoder
 
@@ -56,23 +56,24 @@ class CausalModel:
         model: "WeightSource | PreTrainedModel",
         *,
         numerics: Numerics = "invariant",
-        ranks: Ranks = ALONE,
+        ranks: "Ranks | None" = None,
         engine: Engine | None = None,
     ) -> None:
-        """Take the model over: its modules are swapped in place. All `ranks` do so together.
+        """Take the model over: its modules are swapped in place. All `ranks` do so together; None
+        is one alone.
 
         `engine` None is the fastest that there is; a source of weights has native code only.
         Raises `ModelError` for one that can't be used, and when the architecture has parts that
         this cache can't serve.
         """
         self.numerics = numerics
-        at = model.outline() if isinstance(model, WeightSource) else outline_of(model, ranks)
-        self.layout, self.embedding = at.layout, at.embedding
+        at = _sizes(model, 1 if ranks is None else ranks.size)
+        self.layout, self.num_embeddings = at.layout, at.num_embeddings
         self.hidden_size, self._mlp_size = at.hidden_size, at.mlp_size
         self.vocab_size, self.context_length = at.vocab_size, at.context_length
         self.device, self.dtype = at.layout.device, at.layout.dtype
         self.weights_type = at.weights_type
-        known = ReferenceCheck(model)
+        known = ReferenceCheck(model, at.vocab_size)
         self._decoder = self._chosen(model, ranks, engine)
         self.contenders: FindContenders | None = self._decoder.contenders
         self._shaped = self._with_shapes(engine, ranks)
@@ -151,10 +152,9 @@ class CausalModel:
             _, (slots,) = self.forward([Part(cache, tokens[start : start + _CHUNK_ROWS])])
             cache.keep(slots)
 
-    @torch.inference_mode()
-    def forward(self, parts: Sequence[Part]) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
+    def forward(self, parts: Sequence[Part]) -> tuple[Any, tuple[tuple[int, ...], ...]]:
         """Return final hidden states [n, d] part by part, pending tokens before nodes, and the
-        tokens' slots by part.
+        tokens' slots by part. States are an array of native code, or a tensor of torch's.
 
         The parts' caches are different ones of one pool. Nothing becomes final: the caller sets
         each cache which slots to `keep`. Raises `ModelError` for a position past the context,
@@ -168,7 +168,6 @@ class CausalModel:
             return drawn.hidden.clone(), drawn.places  # the next forward writes over it
         return self._decoder.forward(pool, parts)
 
-    @torch.inference_mode()
     def draw(self, parts: Sequence[Part], draws: Sequence[Draw]) -> DrawnTokens | None:
         """Return what `forward` does, with tokens drawn on the device; one transfer brings them.
 
@@ -178,17 +177,15 @@ class CausalModel:
             self._make_room(part)
         return self._drawn(parts[0].cache.pool, parts, draws)
 
-    @torch.inference_mode()
-    def logits(self, hidden: Tensor) -> Tensor:
+    def logits(self, hidden: Any) -> Any:
         """Logits [rows, vocab] for hidden states [rows, d]: both are in the model's dtype, or in
         float32 where native code computes."""
         return self._decoder.logits(hidden)
 
     def _new_pool(self, num_pages: int, scratch_rows: int) -> KvPool:
-        pool = KvPool(self.layout, num_pages, scratch_rows=scratch_rows)
-        if not isinstance(self._decoder, NativeDecoder):
-            self._decoder.open(pool)
-        return pool
+        if isinstance(self._decoder, NativeDecoder):
+            return KvPool(self.layout, num_pages, scratch_rows=scratch_rows)
+        return self._decoder.pool(num_pages, scratch_rows)
 
     def _make_room(self, part: Part) -> None:
         end = part.end + max(part.tree.depths(), default=0)
@@ -211,33 +208,37 @@ class CausalModel:
         return DrawnTokens(hidden, packed.places, tokens.tolist() if draws else [])
 
     def _chosen(
-        self, model: "WeightSource | PreTrainedModel", ranks: Ranks, engine: Engine | None
+        self, model: "WeightSource | PreTrainedModel", ranks: "Ranks | None", engine: Engine | None
     ) -> "NativeDecoder | TorchDecoder":
         if isinstance(model, WeightSource):
             return NativeDecoder(model, self.layout)
-        if engine in (None, "native") and ranks.size == 1:
-            from slipstream.models.native.checkpoint import InMemory
+        if engine in (None, "native") and ranks is None:
+            from slipstream.models.native.in_memory import InMemory
 
             try:
                 return NativeDecoder(InMemory(model), self.layout)
             except NotNative as reason:
                 if engine is not None:
                     raise ModelError(f"the engine is {engine}, but {reason}") from None
-                if self.device.type == "cpu":
+                if self.device == CPU:
                     level = logging.WARNING if isinstance(reason, NoLibrary) else logging.INFO
                     _LOG.log(level, "torch computes %s: %s", type(model).__name__, reason)
         from slipstream.models.target.torch_decoder import TorchDecoder
 
         return TorchDecoder(model, self.layout, numerics=self.numerics, ranks=ranks)
 
-    def _with_shapes(self, engine: Engine | None, ranks: Ranks) -> "BucketedForward | None":
-        decoder, is_alone = self._decoder, ranks.size == 1
-        if engine is None and is_alone and self.device.type == "cuda":
+    def _with_shapes(
+        self, engine: Engine | None, ranks: "Ranks | None"
+    ) -> "BucketedForward | None":
+        decoder, is_alone = self._decoder, ranks is None
+        if engine is None and is_alone and self.device != CPU:
             engine = "shaped"
         if engine != "shaped":
             return None
         if not is_alone:
             raise ModelError("a model that is split among processes has no forwards of fixed shape")
+        import torch
+
         from slipstream.models.cuda.attention_kernels import choose_kernel
         from slipstream.models.cuda.bucketed import BucketedForward, buckets_for
         from slipstream.models.cuda.graphs import Replay
@@ -248,10 +249,22 @@ class CausalModel:
         )
         is_invariant = self.numerics == "invariant"
         kernel = choose_kernel(self.layout, decoder.group, is_invariant=is_invariant)
-        return BucketedForward(decoder, kernel, buckets, Replay(self.device))
+        return BucketedForward(decoder, kernel, buckets, Replay(torch.device(self.device)))
 
-    def _sample(self) -> Tensor:
+    def _sample(self) -> Array:
         """Hidden states of the tokens that models are compared by."""
         cache = self.open(SAMPLE_TOKENS)
         hidden, _ = self.forward([Part(cache, sample_tokens(self.vocab_size))])
-        return hidden
+        if isinstance(hidden, np.ndarray):
+            return hidden
+        from slipstream.models.torch_arrays import as_array
+
+        return as_array(hidden)
+
+
+def _sizes(model: "WeightSource | PreTrainedModel", num_ranks: int) -> ModelSizes:
+    if isinstance(model, WeightSource):
+        return model.outline()
+    from slipstream.models.target.transformers_model import outline_of
+
+    return outline_of(model, num_ranks)

@@ -12,8 +12,8 @@ from slipstream.core.tree import TokenTree
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.scorer import Ask, Grow, Scores, Sync, check_nodes
-from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
 
 
 @dataclass(slots=True)
@@ -96,7 +96,7 @@ class CausalScorer:
 
         A target that numbers its tokens alike may have more of them, which no text has.
         """
-        last, tree = len(self._model.embedding) - 1, part.tree
+        last, tree = self._model.num_embeddings - 1, part.tree
         if max((*part.pending, *tree.tokens)) <= last:
             return part
         pending = [min(token, last) for token in part.pending]

@@ -18,7 +18,7 @@ from slipstream.models.kv.pool import KvPool
 from slipstream.models.numerics.linears import Linears
 from slipstream.models.target.attention import attend
 from slipstream.models.target.batched_tokens import BatchedTokens
-from slipstream.models.target.rope import RotaryFactors
+from slipstream.models.target.rotary_factors import RotaryFactors
 
 Tables = tuple[Tensor, Tensor]
 _MLP = ("gate_proj", "up_proj", "down_proj")

@@ -1,6 +1,7 @@
 """Rotary embeddings whose frequencies depend on the position alone: parameters and factors.
 
-The frequencies are those of transformers, bit for bit.
+The frequencies are those of transformers up to the last place. Powers and angles are computed in
+float64, so that rounding hides how a processor computes them.
 """
 
 import math
@@ -8,8 +9,9 @@ from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import torch
-from torch import Tensor
+import numpy as np
+
+from slipstream.models.dtypes import Array
 
 STATIC = {"default", "linear", "llama3", "yarn"}
 """Kinds of rotary embeddings that depend on the position alone."""
@@ -25,46 +27,16 @@ _NEEDED = {
 class Rotary:
     """Inverse frequencies [head_dim / 2], float32, and the factor of cos and sin."""
 
-    inv_freq: Tensor
+    inv_freq: Array
     attention_scaling: float = 1.0
 
-    def __call__(self, like: Tensor, positions: Tensor) -> tuple[Tensor, Tensor]:
-        """Return cos and sin [..., T, head_dim] of positions [..., T], in the dtype of `like`."""
-        angles = positions[..., None].float() * self.inv_freq.to(like.device)
-        both = torch.cat((angles, angles), dim=-1)
-        cos, sin = (part * self.attention_scaling for part in (both.cos(), both.sin()))
-        return cos.to(like.dtype), sin.to(like.dtype)
 
-
-@dataclass(frozen=True, slots=True)
-class RotaryFactors:
-    """cos of R tokens [R, 1, rotary_dim], and sin with its first half negated, so that rotating is
-    two products and a roll."""
-
-    cos: Tensor
-    sin: Tensor
-
-    @classmethod
-    def of(cls, cos: Tensor, sin: Tensor) -> "RotaryFactors":
-        """Return the factors of tokens, by cos and sin [R, rotary_dim]."""
-        half = sin.shape[-1] // 2
-        signed = torch.cat((sin[:, :half].neg(), sin[:, half:]), -1)
-        return cls(cos.unsqueeze(1), signed.unsqueeze(1))
-
-    def at(self, chosen: slice | Tensor | None) -> "RotaryFactors":
-        """Return the factors of some tokens; None is all."""
-        return self if chosen is None else RotaryFactors(self.cos[chosen], self.sin[chosen])
-
-    def rotate_(self, x: Tensor) -> None:
-        """Rotate x [R, heads, rotary_dim] in place."""
-        torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin, out=x)
-
-    def rotate(self, x: Tensor) -> Tensor:
-        """Return x [R, heads, head_dim] rotated; dimensions beyond rotary_dim pass unchanged."""
-        width = self.cos.shape[-1]
-        part = x if width == x.shape[-1] else x[..., :width]
-        turned = torch.addcmul(part * self.cos, part.roll(width // 2, -1), self.sin)
-        return turned if width == x.shape[-1] else torch.cat((turned, x[..., width:]), dim=-1)
+def rotary_tables(rotary: Rotary, length: int) -> tuple[Array, Array]:
+    """Return cos and sin [length, head_dim / 2], float32, of positions below `length`."""
+    positions = np.arange(length, dtype=np.float32)[:, None]
+    angles = (positions * rotary.inv_freq).astype(np.float64)
+    cos, sin = (part * rotary.attention_scaling for part in (np.cos(angles), np.sin(angles)))
+    return cos.astype(np.float32), sin.astype(np.float32)
 
 
 def lacking(parameters: Mapping[str, Any]) -> str | None:
@@ -88,9 +60,10 @@ def rotary(parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     )
 
 
-def _bases(parameters: Mapping[str, Any], head_dim: int) -> Tensor:
-    bases: Tensor = parameters["rope_theta"] ** (torch.arange(0, head_dim, 2).float() / head_dim)
-    return bases
+def _bases(parameters: Mapping[str, Any], head_dim: int) -> Array:
+    shares = np.arange(0, head_dim, 2, dtype=np.float32) / np.float32(head_dim)
+    powers = float(parameters["rope_theta"]) ** shares.astype(np.float64)
+    return powers.astype(np.float32)
 
 
 def _linear(parameters: Mapping[str, Any], head_dim: int) -> Rotary:
@@ -103,19 +76,19 @@ def _llama3(parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     low, high = parameters["low_freq_factor"], parameters["high_freq_factor"]
     plain = 1.0 / _bases(parameters, head_dim)
     wavelength = 2 * math.pi / plain
-    scaled = torch.where(wavelength > length / low, plain / factor, plain)
+    scaled = np.where(wavelength > length / low, plain / factor, plain)
     smooth = (length / wavelength - low) / (high - low)
     mixed = (1 - smooth) * scaled / factor + smooth * scaled
     is_medium = ~(wavelength < length / high) * ~(wavelength > length / low)
-    return Rotary(torch.where(is_medium, mixed, scaled))
+    return Rotary(np.where(is_medium, mixed, scaled))
 
 
 def _yarn(parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     """Frequencies between interpolation and extrapolation, by the number of rotations."""
     factor, bases = parameters["factor"], _bases(parameters, head_dim)
     first, last = _yarn_range(parameters, head_dim)
-    places = torch.arange(head_dim // 2, dtype=torch.float32)
-    kept = 1 - torch.clamp((places - first) / (last - first), 0, 1)
+    places = np.arange(head_dim // 2, dtype=np.float32)
+    kept = 1 - np.clip((places - first) / (last - first), 0, 1)
     frequencies = 1.0 / (factor * bases) * (1 - kept) + 1.0 / bases * kept
     return Rotary(frequencies, _yarn_scaling(parameters))
 

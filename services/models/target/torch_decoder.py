@@ -15,14 +15,17 @@ from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
 from slipstream.models.kv.paged import PagedTokens
 from slipstream.models.kv.pool import KvLayout, KvPool
-from slipstream.models.numerics.invariance import Numerics, query_rule
+from slipstream.models.kv.torch_pool import TorchKvPool
+from slipstream.models.numerics.invariance import query_rule
 from slipstream.models.numerics.linears import Linears
-from slipstream.models.parallel.ranks import Ranks
+from slipstream.models.numerics.rules import Numerics
+from slipstream.models.parallel.ranks import ALONE, Ranks
 from slipstream.models.parallel.shards import localise, own_bytes
 from slipstream.models.parallel.tensor_parallel import TensorParallelDriver, Workers
 from slipstream.models.target.attention import attend
-from slipstream.models.target.batched_tokens import BatchedTokens, BatchPlanner, Part
+from slipstream.models.target.batched_tokens import BatchedTokens, BatchPlanner
 from slipstream.models.target.fast_modules import FastAttention, RotaryTables, patch_modules, write
+from slipstream.models.target.token_layout import Part
 
 _ATTENTION = "slipstream"
 
@@ -53,10 +56,10 @@ class TorchDecoder:
     contenders = None  # native code has a way to these
 
     def __init__(
-        self, model: PreTrainedModel, layout: KvLayout, *, numerics: Numerics, ranks: Ranks
+        self, model: PreTrainedModel, layout: KvLayout, *, numerics: Numerics, ranks: Ranks | None
     ) -> None:
         """Take the model over: its modules are swapped in place. All `ranks` do so together."""
-        is_invariant = numerics == "invariant"
+        is_invariant, ranks = numerics == "invariant", ranks or ALONE
         self.weight_bytes, self.layout = own_bytes(model), layout
         if ranks.size > 1:
             localise(model, ranks, in_order=is_invariant)
@@ -77,11 +80,14 @@ class TorchDecoder:
         """Have the other ranks compute with this one, rank 0, from now on."""
         self._driver = TensorParallelDriver(self._ranks, workers)
 
-    def open(self, pool: KvPool) -> None:
-        """Have the other ranks make the same pool."""
+    def pool(self, num_pages: int, scratch_rows: int) -> KvPool:
+        """Memory for caches; the other ranks make the same."""
+        pool = TorchKvPool(self.layout, num_pages, scratch_rows=scratch_rows)
         if self._driver is not None:
             self._driver.open(pool)
+        return pool
 
+    @torch.inference_mode()
     def forward(
         self, pool: KvPool, parts: Sequence[Part]
     ) -> tuple[Tensor, tuple[tuple[int, ...], ...]]:
@@ -95,6 +101,7 @@ class TorchDecoder:
             hidden = hidden[list(rows.order)]
         return hidden, rows.places
 
+    @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
         """Logits [rows, vocab] in the model's dtype for hidden states [rows, d]."""
         if self._driver is not None:

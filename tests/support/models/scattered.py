@@ -3,7 +3,7 @@
 import random
 
 from slipstream.core.tree import TokenTree
-from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.token_layout import Part
 from slipstream.models.target.causal import CausalModel
 from support.models import tiny
 

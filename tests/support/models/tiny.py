@@ -20,7 +20,7 @@ from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_init import init_from_target
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.target_parts import target_parts
-from slipstream.models.numerics.invariance import Numerics
+from slipstream.models.numerics.rules import Numerics
 from slipstream.models.target.causal import CausalModel, Engine
 from slipstream.target.engine import LocalTarget
 from slipstream.target.memory import KvMemory

@@ -17,7 +17,8 @@ from slipstream.models.glide.glide import GlideModel, Rope
 from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.target_parts import rotary_tables, target_parts
+from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.glide.torch_parts import rotary_tables
 from slipstream.models.scorer import KvView
 
 VOCAB = 61

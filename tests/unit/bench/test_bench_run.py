@@ -10,7 +10,7 @@ from slipstream.bench.speed import margin
 from slipstream.cli.main import exit_code
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.verify import choose
-from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.token_layout import Part
 from support.models.bench_files import FIGURES, save_pair, save_prompts
 from support.models.tiny import causal, tokens
 

@@ -12,14 +12,15 @@ from transformers import AutoModelForCausalLM
 
 from slipstream.core.errors import ModelError, ModelMismatch, WeightsError
 from slipstream.models import loading, tokenizer
-from slipstream.models.glide.target_parts import rotary_tables, target_parts
+from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.glide.torch_parts import rotary_tables
 from slipstream.models.loading import load_model, load_target_parts
 from slipstream.models.machine import Measurements
 from slipstream.models.native import library
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.store.safetensors_file import Safetensors
 from slipstream.models.target import reference
-from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.token_layout import Part
 from slipstream.models.target.causal import CausalModel
 from support.models import tiny
 from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer, save_checkpoint

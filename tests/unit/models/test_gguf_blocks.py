@@ -10,7 +10,7 @@ from slipstream.core.tree import TokenTree
 from slipstream.models.loading import load_model
 from slipstream.models.native import library
 from slipstream.models.native.gguf_weights import GgufSource
-from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.token_layout import Part
 from slipstream.models.target.causal import CausalModel
 from support.models import tiny_gguf
 

@@ -16,7 +16,7 @@ from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.tree import TokenTree
 from slipstream.models.native import library
 from slipstream.models.native.library import NotNative, kernels
-from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.token_layout import Part
 from slipstream.models.target.causal import CausalModel
 from support.models import tiny
 from support.models.instruction_sets import available

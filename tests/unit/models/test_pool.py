@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slipstream.core.errors import CapacityError, NoRoom
 from slipstream.core.tree import TokenTree
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, PageList
-from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.token_layout import Part
 from support.models import tiny
 
 LAYOUT = KvLayout(2, 2, 4, torch.float32, torch.device("cpu"))

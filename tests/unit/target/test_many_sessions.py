@@ -10,7 +10,7 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
-from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.token_layout import Part
 from slipstream.target.engine import MAX_CHUNK
 from slipstream.target.request import TargetRequest
 from slipstream.target.schedule import ScheduledRequest

@@ -6,7 +6,7 @@ from transformers import GPT2Config, LlamaConfig, MixtralConfig, Phi3Config
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.models.loading import check_ranks
-from slipstream.models.numerics.invariance import RowRule
+from slipstream.models.numerics.rules import RowRule
 from slipstream.models.parallel.ranks import ALONE
 from slipstream.options import build
 from slipstream.target.config import TargetConfig

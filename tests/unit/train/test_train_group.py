@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.glide.glide_weights import read_tensors
+from slipstream.models.glide.glide_files import read_tensors
 from slipstream.train.config import Precision
 from slipstream.train.group import run_group
 from support.models import tiny_training as tiny

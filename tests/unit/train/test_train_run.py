@@ -9,7 +9,8 @@ import torch
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import ModelMismatch, TrainingError
 from slipstream.models.glide.glide_config import read_config
-from slipstream.models.glide.glide_weights import load_glide, load_weights, read_tensors
+from slipstream.models.glide.glide_files import load_weights, read_tensors
+from slipstream.models.glide.glide_scorer import load_glide
 from slipstream.models.loading import load_target_parts
 from slipstream.models.scorer import Sync
 from slipstream.train.config import TrainSchedule, TrainSettings

@@ -14,8 +14,8 @@ from slipstream.core.verify.verify import verify
 from slipstream.models.cuda.bucketed import Draw, buckets_for
 from slipstream.models.cuda.buckets import Buckets, pack
 from slipstream.models.memory import temporary_bytes
-from slipstream.models.numerics.invariance import RowRule
-from slipstream.models.target.batched_tokens import Part
+from slipstream.models.numerics.rules import RowRule
+from slipstream.models.target.token_layout import Part
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.fast_modules import FastNorm
 from support.models import tiny

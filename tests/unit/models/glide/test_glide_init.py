@@ -15,7 +15,8 @@ from slipstream.models.glide.glide_init import (
     init_from_target,
     trimmed_vocab,
 )
-from slipstream.models.glide.target_parts import rotary_tables, rotate, target_parts
+from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.glide.torch_parts import rotary_tables, rotate
 from slipstream.models.numerics.linears import DraftLinear, quantize
 from slipstream.text.tokenizer import vocab_hash
 from support.models import tiny_glide as tiny

@@ -8,7 +8,9 @@ import torch
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import CapacityError, InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
-from slipstream.models.glide.glide_weights import check_target, load_glide, save_glide
+from slipstream.models.glide.glide_files import save_glide
+from slipstream.models.glide.glide_scorer import load_glide
+from slipstream.models.glide.glide_weights import check_target
 from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.scorer import Grow, Sync
 from support.models import tiny_glide as tiny

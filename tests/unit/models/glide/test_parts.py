@@ -9,7 +9,8 @@ from transformers import AutoModelForCausalLM
 
 from slipstream.core.errors import ModelMismatch, WeightsError
 from slipstream.models.glide import target_parts as module
-from slipstream.models.glide.target_parts import load_parts, rotary_tables, target_parts
+from slipstream.models.glide.target_parts import load_parts, target_parts
+from slipstream.models.glide.torch_parts import rotary_tables
 from slipstream.models.loading import load_target_parts
 from support.models import tiny, tiny_checkpoint
 

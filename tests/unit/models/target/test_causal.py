@@ -7,7 +7,7 @@ import torch
 
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.models.target.batched_tokens import Part
+from slipstream.models.target.token_layout import Part
 from support.models import tiny
 
 CASES = [("llama", torch.bfloat16), ("qwen2", torch.bfloat16), ("qwen3", torch.float32)]

@@ -1,0 +1,66 @@
+"""GliDe weights as modules of torch: written and read for training, and made of what was read."""
+
+import os
+from collections.abc import Mapping
+from pathlib import Path
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save
+from torch import Tensor
+
+from slipstream.core.errors import WeightsError
+from slipstream.models.glide.glide import GlideModel
+from slipstream.models.glide.glide_config import WEIGHTS_NAME, write_config
+from slipstream.models.glide.glide_weights import VOCAB, GlideWeights, read_glide
+from slipstream.models.torch_arrays import TORCH_DTYPES, as_array, as_tensor
+
+
+def save_glide(model: GlideModel, vocab: Tensor, directory: Path) -> None:
+    """Write config and weights; vocab [V_d] int64 holds the target id of each head column."""
+    directory.mkdir(parents=True, exist_ok=True)
+    dtype = TORCH_DTYPES[model.config.dtype]
+    tensors = {name: value.detach().to(dtype) for name, value in model.state_dict().items()}
+    write_tensors({**tensors, VOCAB: vocab.to(torch.int64)}, directory / WEIGHTS_NAME)
+    write_config(model.config, directory)
+
+
+def load_weights(directory: Path) -> tuple[GlideModel, Tensor]:
+    """The model, in the dtype of its file, and its vocab [V_d]; WeightsError when broken."""
+    weights = read_glide(directory)
+    return glide_model(weights), as_tensor(weights.vocab)
+
+
+def glide_model(weights: GlideWeights) -> GlideModel:
+    """Return the modules of weights."""
+    with torch.device("meta"):
+        model = GlideModel(weights.config)
+    tensors = {name: as_tensor(values) for name, values in weights.tensors.items()}
+    model.load_state_dict(tensors, assign=True)
+    return model.requires_grad_(False).eval()
+
+
+def weights_of(model: GlideModel, vocab: Tensor) -> GlideWeights:
+    """Return the weights of modules; vocab [V_d] int64."""
+    tensors = {name: as_array(value) for name, value in model.state_dict().items()}
+    return GlideWeights(model.config, tensors, as_array(vocab.to(torch.int64)))
+
+
+def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
+    """Write a safetensors file, whole or not at all."""
+    part = path.with_name(path.name + ".part")
+    # Not `save_file`, whose files only their owner may read. Some readers ask for the format.
+    whole = {name: value.contiguous() for name, value in tensors.items()}
+    part.write_bytes(save(whole, metadata={"format": "pt"}))
+    os.replace(part, path)
+
+
+def read_tensors(path: Path) -> dict[str, Tensor]:
+    """Read a safetensors file; WeightsError when it is missing or broken."""
+    try:
+        tensors: dict[str, Tensor] = load_file(path)
+    except FileNotFoundError:
+        raise WeightsError(f"{path} does not exist") from None
+    except (SafetensorError, OSError, ValueError) as error:
+        raise WeightsError(f"{path} is no readable safetensors file: {error}") from None
+    return tensors

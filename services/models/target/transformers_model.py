@@ -1,0 +1,87 @@
+"""Models of transformers: sizes, hidden states, and a model over the weights of a source."""
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.core.errors import ModelError, WeightsError
+from slipstream.models.dtypes import Array
+from slipstream.models.kv.pool import KvLayout
+from slipstream.models.native.source import WeightSource
+from slipstream.models.store.folder import brief
+from slipstream.models.target.architecture import HEAD, ModelSizes, context_length
+from slipstream.models.torch_arrays import as_array, as_tensor, numpy_dtype, torch_dtype
+
+if TYPE_CHECKING:
+    from transformers import PretrainedConfig, PreTrainedModel
+
+
+def outline_of(model: "PreTrainedModel", num_ranks: int) -> ModelSizes:
+    """Return the outline of a model. Raises `ModelError` for attention that can't be cached."""
+    config, head = model.config.get_text_config(), model.get_output_embeddings()
+    if not isinstance(head, nn.Linear):
+        raise ModelError(f"{type(model).__name__} has no language-model head")
+    dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
+    num_kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
+    dtype = numpy_dtype(model.dtype)
+    return ModelSizes(
+        type(model).__name__,
+        config.hidden_size,
+        getattr(config, "intermediate_size", 0),
+        head.weight.shape[0],
+        context_length(config),
+        KvLayout(config.num_hidden_layers, num_kv, dim, dtype, str(model.device), num_ranks),
+        len(model.get_input_embeddings().weight),  # type: ignore[arg-type]
+        dtype.name,
+    )
+
+
+@torch.inference_mode()
+def hidden_states(model: "PreTrainedModel", tokens: list[int]) -> Array:
+    """Return transformers' final hidden states [tokens, d] of a text."""
+    embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
+    ids = torch.tensor([tokens], device=embedding.device)
+    hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
+    return as_array(hidden)
+
+
+def lent_model(source: "WeightSource", config: "PretrainedConfig") -> Any:
+    """Return a model of a configuration over the weights of a source.
+
+    Raises `WeightsError` for a configuration that describes no model.
+    """
+    from transformers import AutoModelForCausalLM
+
+    config.tie_word_embeddings = source.is_tied
+    try:
+        with torch.device("meta"):
+            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch_dtype(source.dtype))
+    except Exception as error:  # a configuration may break anything
+        raise WeightsError(f"{source.name} does not describe a model ({brief(error)})") from error
+    body: Any = model.base_model
+    body.rotary_emb = type(body.rotary_emb)(config=config)
+    for name in ("embed_tokens", "norm"):
+        _fill(body.get_submodule(name), f"model.{name}", source)
+    model.tie_weights()
+    if not source.is_tied:
+        _fill(model.get_output_embeddings(), HEAD.removesuffix(".weight"), source)
+    for at, layer in enumerate(body.layers):
+        _lend(layer, at, source)
+    return model.eval().requires_grad_(False)
+
+
+def _lend(layer: nn.Module, index: int, source: "WeightSource") -> None:
+    """Give a layer its weights whenever it runs, and take them back."""
+
+    def take_back(*_: Any) -> None:
+        layer.to("meta")
+        source.release(index)
+
+    layer.register_forward_pre_hook(lambda *_: _fill(layer, f"model.layers.{index}", source))
+    layer.register_forward_hook(take_back)
+
+
+def _fill(module: nn.Module, name: str, source: "WeightSource") -> None:
+    own = {at: as_tensor(source.dense(f"{name}.{at}")) for at, _ in module.named_parameters()}
+    module.load_state_dict(own, assign=True)

@@ -1,0 +1,43 @@
+"""Arrays of numpy and tensors of torch over the same memory, and the names both have for dtypes."""
+
+from collections.abc import Mapping
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.models.dtypes import DTYPES, Array
+
+TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+
+
+def torch_dtype(dtype: "np.dtype[Any] | torch.dtype") -> torch.dtype:
+    """Return torch's dtype of numpy's."""
+    return dtype if isinstance(dtype, torch.dtype) else TORCH_DTYPES[dtype.name]
+
+
+def numpy_dtype(dtype: torch.dtype) -> "np.dtype[Any]":
+    """Return numpy's dtype of torch's."""
+    return DTYPES[str(dtype).removeprefix("torch.")]
+
+
+def as_tensor(values: "Array | Tensor") -> Tensor:
+    """Return a tensor over the memory of an array on the host; a tensor as it is."""
+    if isinstance(values, Tensor):
+        return values
+    if values.dtype.name == "bfloat16":  # which torch's conversion does not know
+        return torch.from_numpy(values.view(np.int16)).view(torch.bfloat16)
+    return torch.from_numpy(values)
+
+
+def as_array(values: "Array | Tensor") -> Array:
+    """Return an array over the memory of a tensor on the host, or a copy of one elsewhere; an array
+    as it is."""
+    if isinstance(values, np.ndarray):
+        return values
+    values = values.detach().cpu()
+    if values.dtype == torch.bfloat16:
+        return values.view(torch.int16).numpy().view(DTYPES["bfloat16"])
+    found: Array = values.numpy()
+    return found
