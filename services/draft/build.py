@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipstream.core.draft.ngram_draft import NGRAM, NgramDraft
 from slipstream.core.draft.ngram_sources import NgramSources
@@ -17,10 +18,8 @@ from slipstream.draft.memory import DraftMemory, DraftNeeds
 from slipstream.draft.profile_file import PROFILE_NAME, ModelPair, read_profile
 from slipstream.draft.reader import Score
 from slipstream.draft.trial import step_seconds
-from slipstream.models.cuda.graphs import Replay
-from slipstream.models.decision import DECISION_NAME, load_decision
+from slipstream.models.decision import DECISION_NAME, DecisionModel, load_decision
 from slipstream.models.dtypes import dtype_name
-from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.glide_weights import load_glide
@@ -33,6 +32,9 @@ from slipstream.models.store.digests import kept_digest
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.causal_scorer import CausalScorer
 from slipstream.ngrams.store_file import NgramStores
+
+if TYPE_CHECKING:
+    from slipstream.models.glide.glide_chains import GlideChains
 
 SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
@@ -105,7 +107,7 @@ class DraftModel:
     scorer: Scorer
     pair: ModelPair
     source: KvSource
-    decision: Score | None = None
+    decision: DecisionModel | None = None
     layers: tuple[int, ...] = ()
     folder: Path | None = None
     tokenizer_hash: str | None = None
@@ -113,6 +115,11 @@ class DraftModel:
     context_length: int | None = None
     memory: MemoryPlan | None = None
     engine: str = "torch"
+
+    @property
+    def score(self) -> Score | None:
+        """Return what scores positions, if there is a decision model."""
+        return None if self.decision is None else self.decision.score
 
     def default_profile(self) -> Profile:
         """Return the profile beside the weights, or else the untuned one.
@@ -137,21 +144,24 @@ class DraftModel:
         return LocalDraft(
             self.scorer,
             target_kv,
-            decision=self.decision,
+            decision=self.score,
             profile=profile,
             pool=pool,
             chains=self._chains(),
         )
 
-    def _chains(self) -> GlideChains | None:
+    def _chains(self) -> "GlideChains | None":
         """Return the chains of a device, which computes them at once; None on a CPU."""
         scorer = self.scorer
         if not isinstance(scorer, GlideScorer) or scorer.layout.device.type != "cuda":
             return None
+        from slipstream.models.cuda.graphs import Replay
+        from slipstream.models.glide.glide_chains import GlideChains
+
         num_pages = NUM_PAGES if self.memory is None else self.memory.num_pages
         length = min(self.context_length or MAX_TOKENS, num_pages * BLOCK_SIZE)
         replay = Replay(scorer.layout.device)
-        return GlideChains(scorer, replay, context_length=length, score=self.decision)
+        return GlideChains(scorer, replay, context_length=length, decision=self.decision)
 
     def drafter(self, profile: Profile | None = None) -> Drafter:
         """Return a drafter with a profile, by default its own.
@@ -248,7 +258,7 @@ def _glide(folder: Path, target: DraftTarget) -> DraftModel:
         scorer=scorer,
         pair=ModelPair(target.model_id, "glide", config.tokenizer_hash, digests),
         source=target.source,
-        decision=None if decision is None else decision.to(scorer.layout.device).score,
+        decision=decision,
         layers=tuple(config.target_layers),
         folder=folder,
         tokenizer_hash=config.tokenizer_hash,

@@ -46,7 +46,7 @@ class GlideScorer:
     ) -> None:
         """`native` False leaves all to torch, which alone has `parts`."""
         at = self.config = model.config
-        self.vocab = vocab
+        self.vocab = vocab.cpu().numpy()
         self.hidden_size = at.hidden_size
         self.max_lag = at.max_lag or None
         self.context_length: int | None = None

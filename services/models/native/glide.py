@@ -25,7 +25,7 @@ from slipstream.models.native.weights import (
     plain,
 )
 from slipstream.models.numerics.linears import SMALL, stacked_bias
-from slipstream.models.scorer import Scores
+from slipstream.models.scorer import Scores, on_host
 
 _DTYPES = (torch.bfloat16, torch.float32)
 
@@ -68,7 +68,7 @@ class NativeGlide:
         for step, split, own in zip(steps, splits, others, strict=True):
             _add(rows, step, range(split), own)
         hidden = self._model.forward(steps[0].state.cache.pool, rows.batch(kept))
-        return Scores(logits=self._model.logits(hidden), hidden=hidden)
+        return Scores(on_host(self._model.logits(hidden)), on_host(hidden))
 
 
 def _add(rows: NativeTokens, step: SessionStep, chosen: range, others: Sequence[int]) -> None:

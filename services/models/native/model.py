@@ -7,9 +7,12 @@ from ctypes import byref, c_float, c_void_p
 from typing import Any
 from weakref import finalize
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
+from slipstream.core.verify.noise import Floats
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.native.library import (
     Batch,
@@ -87,14 +90,14 @@ class NativeModel:
         return out
 
     def contenders(
-        self, logits: Tensor, temperature: float, keys: tuple[int, int]
-    ) -> tuple[Tensor, float] | None:
+        self, logits: Floats, temperature: float, keys: tuple[int, int]
+    ) -> tuple[NDArray[np.int32], float] | None:
         """See `core.verify.draws.FindContenders`."""
-        tokens = torch.empty(len(logits), dtype=torch.int32)
+        tokens = np.empty(len(logits), np.int32)
         best = c_float()
-        addresses = (byref(best), tokens.data_ptr())
+        addresses = (byref(best), tokens.ctypes.data)
         count = self._library.slipstream_contenders(
-            self._handle, logits.data_ptr(), len(logits), temperature, *keys, *addresses
+            self._handle, logits.ctypes.data, len(logits), temperature, *keys, *addresses
         )
         return (tokens[:count], best.value) if count else None
 

@@ -11,7 +11,7 @@ from slipstream.core.sequence import common_prefix
 from slipstream.core.tree import TokenTree
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
-from slipstream.models.scorer import Ask, Grow, Scores, Sync, check_nodes
+from slipstream.models.scorer import Ask, Grow, Scores, Sync, check_nodes, on_host
 from slipstream.models.target.batched_tokens import Part
 from slipstream.models.target.causal import CausalModel
 
@@ -33,7 +33,7 @@ class CausalScorer:
     numerics a token may differ in the last bit from the same token alone.
     """
 
-    vocab: Tensor | None = None
+    vocab: None = None
     max_lag: int | None = None
 
     def __init__(self, model: CausalModel, *, vocab_size: int | None = None) -> None:
@@ -83,7 +83,7 @@ class CausalScorer:
         pairs = zip(asks, rows, strict=True)
         hidden = torch.cat([own[len(own) - ask.num_scores :] for ask, own in pairs])
         logits = self._model.logits(hidden)[:, : self._vocab_size]
-        return Scores(logits.float(), hidden.float())
+        return Scores(on_host(logits), on_host(hidden))
 
     def num_bytes(self, state: CausalState) -> int:
         return state.cache.num_bytes
