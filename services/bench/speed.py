@@ -5,7 +5,7 @@ from contextlib import closing
 from dataclasses import dataclass, replace
 from typing import Any
 
-import torch
+import numpy as np
 
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.harness import (
@@ -28,6 +28,7 @@ from slipstream.core.types import SamplingParams
 from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel
+from slipstream.models.scorer import on_host
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from slipstream.text.prompts import encode_prompt
@@ -156,11 +157,9 @@ def margin(model: CausalModel, prefix: Sequence[int], sampling: SamplingParams) 
     cache = model.open(len(prefix))
     model.prefill(cache, prefix[:-1])
     hidden, _ = model.forward([Part(cache, prefix[-1:])])
-    logits = model.logits(hidden)[0].float()
+    logits = on_host(model.logits(hidden))[0]
     scores = SamplingDistribution(sampling, len(prefix)).scores(logits, prefix)
     if not sampling.is_greedy:
-        ids = torch.arange(scores.shape[0], dtype=torch.int32, device=scores.device)
-        noise = gumbel(sampling.seed, len(prefix), ids, purpose=Purpose.DRAW)
-        scores = scores + noise
-    best = scores.topk(2).values
-    return float(best[0] - best[1])
+        scores = scores + gumbel(sampling.seed, len(prefix), len(scores), purpose=Purpose.DRAW)
+    second, best = np.partition(scores, -2)[-2:]
+    return float(best - second)

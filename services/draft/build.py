@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 from slipstream.core.draft.ngram_draft import NGRAM, NgramDraft
 from slipstream.core.draft.ngram_sources import NgramSources
@@ -17,7 +18,7 @@ from slipstream.draft.memory import DraftMemory, DraftNeeds
 from slipstream.draft.profile_file import PROFILE_NAME, ModelPair, read_profile
 from slipstream.draft.reader import Score
 from slipstream.draft.trial import step_seconds
-from slipstream.models.decision import DECISION_NAME, load_decision
+from slipstream.models.decision import DECISION_NAME, DecisionModel, load_decision
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.glide.glide_scorer import GlideScorer, load_glide
 from slipstream.models.glide.target_parts import TargetParts
@@ -29,6 +30,9 @@ from slipstream.models.store.digests import kept_digest
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.causal_scorer import CausalScorer
 from slipstream.ngrams.store_file import NgramStores
+
+if TYPE_CHECKING:
+    pass
 
 SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
@@ -101,7 +105,7 @@ class DraftModel:
     scorer: Scorer
     pair: ModelPair
     source: KvSource
-    decision: Score | None = None
+    decision: DecisionModel | None = None
     layers: tuple[int, ...] = ()
     folder: Path | None = None
     tokenizer_hash: str | None = None
@@ -109,6 +113,11 @@ class DraftModel:
     context_length: int | None = None
     memory: MemoryPlan | None = None
     engine: str = "torch"
+
+    @property
+    def score(self) -> Score | None:
+        """Return what scores positions, if there is a decision model."""
+        return None if self.decision is None else self.decision.score
 
     def default_profile(self) -> Profile:
         """Return the profile beside the weights, or else the untuned one.
@@ -138,7 +147,7 @@ class DraftModel:
         return LocalDraft(
             self.scorer,
             target_kv,
-            decision=self.decision,
+            decision=self.score,
             profile=profile,
             pool=pool,
             chains=chains,
@@ -239,7 +248,7 @@ def _glide(folder: Path, target: DraftTarget) -> DraftModel:
         scorer=scorer,
         pair=ModelPair(target.model_id, "glide", config.tokenizer_hash, digests),
         source=target.source,
-        decision=None if decision is None else decision.to(scorer.layout.device).score,
+        decision=decision,
         layers=tuple(config.target_layers),
         folder=folder,
         tokenizer_hash=config.tokenizer_hash,

@@ -5,7 +5,7 @@ Requests of many sessions go forward together, a step of each at a time; the cal
 
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 from slipstream.core import errors
 from slipstream.core.policy.prices import DEFAULT_STEP_COST
@@ -19,9 +19,11 @@ from slipstream.draft.growth import DepthLimit, Growth
 from slipstream.draft.reader import CandidateReader, Candidates, Score, chain_candidates, read_each
 from slipstream.draft.request import DraftRequest, DraftSession, DraftStep, ProposalSteps
 from slipstream.engine.thread import internal_errors
-from slipstream.models.glide.glide_chains import ChainRequest, GlideChains
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.scorer import KvView, Scorer
+from slipstream.models.scorer import ChainRequest, KvView, Scorer
+
+if TYPE_CHECKING:
+    from slipstream.models.glide.glide_chains import GlideChains
 
 _GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], ProposalSteps]] = {
     Shape.CHAIN: grow_chain,
@@ -65,7 +67,7 @@ class LocalDraft:
         decision: Score | None = None,
         profile: Profile | None = None,
         pool: KvPool | None = None,
-        chains: GlideChains | None = None,
+        chains: "GlideChains | None" = None,
     ) -> None:
         """`decision` is the decision model's; `profile` holds what was calibrated; `pool`, which is
         the scorer's, is the memory of all sessions, by default a small one; `chains` computes whole

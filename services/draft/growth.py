@@ -6,6 +6,7 @@ the steps of many sessions together.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
+from typing import TYPE_CHECKING
 
 from slipstream.core.policy.stop import Calibration, Stop, StopSignal
 from slipstream.core.request.profile import Profile
@@ -13,8 +14,10 @@ from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Plan, Session, SparseDistribution, Verification
 from slipstream.draft.reader import CandidateReader, CandidateRows, Candidates
 from slipstream.draft.request import DraftSession, DraftStep, Steps
-from slipstream.models.glide.glide_chains import MAX_NEW_TOKENS, ChainRequest, GlideChains
-from slipstream.models.scorer import Grow, KvView, Sync
+from slipstream.models.scorer import MAX_NEW_TOKENS, ChainRequest, Grow, KvView, Sync
+
+if TYPE_CHECKING:
+    from slipstream.models.glide.glide_chains import GlideChains
 
 CHUNK = 256
 """Most tokens of a prefix that one step computes: other sessions wait for no more."""
@@ -42,7 +45,7 @@ class Growth:
     num_same: int
     view: KvView | None
     lag: int
-    chains: GlideChains | None
+    chains: "GlideChains | None"
     reader: CandidateReader
     profile: Profile
     depth_limit: DepthLimit

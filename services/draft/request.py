@@ -9,8 +9,7 @@ from slipstream.core.sequence import SyncedTokens, TokenSequence
 from slipstream.core.types import Plan, Proposal
 from slipstream.draft.reader import CandidateRows, Candidates
 from slipstream.engine.thread import Done
-from slipstream.models.glide.glide_chains import ChainRequest
-from slipstream.models.scorer import Ask
+from slipstream.models.scorer import Ask, ChainRequest
 
 T = TypeVar("T")
 

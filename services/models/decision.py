@@ -2,74 +2,77 @@
 
 After DynaSD's "soft" model ("Improving Multi-Candidate Speculative Decoding"), which reads the
 state behind the draft's final norm. This one starts from the draft's confidence and learns what
-to correct. It reads a position's distribution, never which token was taken.
+to correct. It reads a position's distribution, never which token was taken. `train/decision.py`
+trains it.
 """
 
 import hashlib
 import math
-from collections.abc import Sequence
+import os
+from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Any
 
-import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+import numpy as np
+from numpy.typing import NDArray
+from safetensors import SafetensorError
+from safetensors.numpy import load_file, save
 
 from slipstream.core.errors import WeightsError
+from slipstream.core.verify.noise import Floats
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
-from slipstream.models.glide.glide_files import read_tensors, write_tensors
 
 DECISION_NAME = "decision.safetensors"
 NUM_STATS = 4
 GREEDY, SAMPLED = 0, 1
 """Columns of the probabilities: at temperature 0, and above."""
-LEAST = torch.finfo(torch.float32).min
+LEAST = float(np.finfo(np.float32).min)
 """Stands for the logarithm of 0 in an entropy, where 0 times -inf would be no number."""
 
-_EPS = 1e-6
-_MOST = -math.log(_EPS)
+EPS = 1e-6
+MOST = -math.log(EPS)
 _DRAFT_KEY = "draft"
 
 
-class DecisionModel(nn.Module):
+class DecisionModel:
     """A logistic model of statistics and hidden state, corrected by a layer of `width` units.
 
-    Untrained, it takes the draft's top-1 probability at its word. The first layer's last two rows
-    are the logistic model's, so that a draft step pays for three small products only.
+    The first layer's last two rows are the logistic model's, so that a draft step pays for three
+    small products only.
     """
 
-    def __init__(self, hidden_size: int, width: int = 32) -> None:
-        super().__init__()
-        if min(hidden_size, width) < 1:
-            raise WeightsError(f"hidden_size {hidden_size} and width {width} must be 1 or more")
-        self.width = width
-        self.hidden = nn.Linear(hidden_size, width + 2)
-        self.stats = nn.Linear(NUM_STATS, width + 2, bias=False)
-        self.out = nn.Linear(width, 2, bias=False)
-        nn.init.zeros_(self.out.weight)
-        with torch.no_grad():
-            self.hidden.weight[width:] = 0
-        self.set_base(torch.tensor([[1.0, 0.0, 0.0, 0.0]] * 2), torch.zeros(2))
+    def __init__(self, hidden_size: int, weights: Mapping[str, NDArray[Any]]) -> None:
+        """`weights` by their names in a file: hidden.weight [width + 2, d], hidden.bias
+        [width + 2], stats.weight [width + 2, 4], out.weight [2, width].
 
-    @torch.no_grad()
-    def set_base(self, weight: Tensor, bias: Tensor) -> None:
-        """Set the logistic model's weights [2, 4] of the statistics, and its bias [2]."""
-        self.stats.weight[self.width :] = weight
-        self.hidden.bias[self.width :] = bias
+        Raises `WeightsError` for others.
+        """
+        width = max(len(weights.get("hidden.bias", ())) - 2, 1)
+        shapes = {
+            "hidden.weight": (width + 2, hidden_size),
+            "hidden.bias": (width + 2,),
+            "stats.weight": (width + 2, NUM_STATS),
+            "out.weight": (2, width),
+        }
+        odd = sorted(set(weights) ^ set(shapes))
+        odd += [name for name in shapes.keys() & weights if weights[name].shape != shapes[name]]
+        if odd:
+            raise WeightsError(f"does not fit a draft of width {hidden_size}: {', '.join(odd)}")
+        self.weights = {name: np.asarray(weights[name], np.float32) for name in shapes}
 
-    def forward(self, hidden: Tensor, stats: Tensor) -> Tensor:
-        """Hidden states [R, d], statistics [R, 4] as in `score` -> logits [R, 2]."""
-        first = F.linear(hidden.to(self.hidden.weight.dtype), self.hidden.weight, self.hidden.bias)
-        first = torch.addmm(first, stats, self.stats.weight.t())
-        units, base = first.split((self.width, 2), -1)
-        return torch.addmm(base, units.relu(), self.out.weight.t())
-
-    @torch.inference_mode()
-    def score(self, hidden: Tensor, stats: Tensor) -> Tensor:
+    def score(self, hidden: Floats, stats: Floats) -> Floats:
         """Chances of acceptance [R, 2], float32 within 0..1, at temperature 0 and above it.
 
         hidden [R, d]; stats [R, 4] float32, each row as `slot_stats` makes it.
         """
-        return self.forward(hidden, stats).sigmoid()
+        into, bias, of_stats, out = self.weights.values()
+        with np.errstate(all="ignore"):  # what is no number gives none
+            # `vecdot` and not `@`, for which some libraries of linear algebra start threads.
+            first = np.vecdot(hidden[:, None], into) + bias + np.vecdot(stats[:, None], of_stats)
+            units = np.maximum(first[:, :-2], 0)
+            logits = first[:, -2:] + np.vecdot(units[:, None], out)
+            chances: Floats = 1 / (1 + np.exp(-logits))
+        return chances
 
 
 def slot_stats(log_probs: Sequence[float], entropy: float, lag: int) -> tuple[float, ...]:
@@ -80,35 +83,25 @@ def slot_stats(log_probs: Sequence[float], entropy: float, lag: int) -> tuple[fl
     all odds are the same.
     """
     best, second = log_probs
-    odds = best - math.log(max(-math.expm1(best), _EPS))
-    return min(odds, _MOST), entropy, min(best - second, _MOST), float(lag)
+    odds = best - math.log(max(-math.expm1(best), EPS))
+    return min(odds, MOST), entropy, min(best - second, MOST), float(lag)
 
 
-def device_stats(log_probs: Tensor, entropies: Tensor, lags: Tensor) -> Tensor:
-    """`slot_stats` of R slots [R, 4] on their device: of the two likeliest [R, 2], entropies [R]
-    and lags [R]."""
-    best, second = log_probs.double().unbind(1)
-    odds = best - torch.log((-torch.expm1(best)).clamp(min=_EPS))
-    ratio = (best - second).clamp(max=_MOST)
-    columns = [odds.clamp(max=_MOST), entropies.double(), ratio, lags.double()]
-    return torch.stack(columns, 1).float()
-
-
-def draft_digest(directory: Path) -> Tensor:
-    """SHA-256 of the draft's weights in `directory`, uint8 [32]; WeightsError when missing."""
+def draft_digest(directory: Path) -> bytes:
+    """SHA-256 of the draft's weights in `directory`; WeightsError when missing."""
     try:
         with (directory / WEIGHTS_NAME).open("rb") as file:
-            digest = hashlib.file_digest(file, "sha256").digest()
+            return hashlib.file_digest(file, "sha256").digest()
     except OSError as error:
         raise WeightsError(f"{directory} holds no draft to read: {error}") from None
-    return torch.tensor(list(digest), dtype=torch.uint8)
 
 
 def save_decision(model: DecisionModel, directory: Path) -> None:
-    """Write the weights beside the draft's in `directory`, in float32, whole or not at all."""
-    tensors = {name: value.detach().float() for name, value in model.state_dict().items()}
-    tensors[_DRAFT_KEY] = draft_digest(directory)
-    write_tensors(tensors, directory / DECISION_NAME)
+    """Write the weights beside the draft's in `directory`, whole or not at all."""
+    digest = np.frombuffer(draft_digest(directory), np.uint8)
+    part = directory / (DECISION_NAME + ".part")
+    part.write_bytes(save({**model.weights, _DRAFT_KEY: digest}, metadata={"format": "pt"}))
+    os.replace(part, directory / DECISION_NAME)
 
 
 def load_decision(directory: Path, *, hidden_size: int) -> DecisionModel | None:
@@ -119,22 +112,22 @@ def load_decision(directory: Path, *, hidden_size: int) -> DecisionModel | None:
     path = directory / DECISION_NAME
     if not path.exists():
         return None
-    tensors = read_tensors(path)
-    digest = tensors.pop(_DRAFT_KEY, None)
-    bias = tensors.get("hidden.bias")
+    try:
+        weights = load_file(path)
+    except (SafetensorError, OSError, ValueError, KeyError) as error:
+        raise WeightsError(f"{path} is no readable safetensors file: {error}") from None
+    digest = weights.pop(_DRAFT_KEY, None)
+    bias = weights.get("hidden.bias")
     if digest is None or bias is None or bias.ndim != 1:
-        names = ", ".join(sorted(tensors)) or "empty"
+        names = ", ".join(sorted(weights)) or "empty"
         raise WeightsError(f"{path} holds no decision model: {names}")
-    model = DecisionModel(hidden_size, max(len(bias) - 2, 1))
-    wanted = model.state_dict()
-    odd = sorted(set(tensors) ^ set(wanted))
-    odd += [name for name in wanted.keys() & tensors if wanted[name].shape != tensors[name].shape]
-    if odd:
-        raise WeightsError(f"{path} does not fit a draft of width {hidden_size}: {', '.join(odd)}")
-    if not torch.equal(digest, draft_digest(directory)):
+    try:
+        model = DecisionModel(hidden_size, weights)
+    except WeightsError as error:
+        raise WeightsError(f"{path} {error}") from None
+    if digest.tobytes() != draft_digest(directory):
         raise WeightsError(
             f"{path} was trained for other weights of this draft: run `slipstream train decision`"
             " again, or delete it"
         )
-    model.load_state_dict(tensors)
-    return model.requires_grad_(False).eval()
+    return model

@@ -1,21 +1,30 @@
-"""The interface of draft models: scores after a prefix, then after tree nodes."""
+"""The interface of draft models: scores after a prefix, then after tree nodes, or whole chains."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
-from typing import Any, Protocol
+from dataclasses import dataclass, field
+from typing import TYPE_CHECKING, Any, Protocol
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.models.kv.pool import KvLayout, KvPool
+from slipstream.core.policy.stop import Calibration, Stop
+from slipstream.core.types import SamplingParams
+from slipstream.core.verify.noise import Floats
+
+if TYPE_CHECKING:
+    from slipstream.models.kv.pool import KvLayout, KvPool
+
+MAX_NEW_TOKENS = 32
+"""Tokens of a prefix that a chain takes in; the caller syncs more before."""
 
 
 @dataclass(slots=True)
 class Scores:
-    """Raw scores of R slots: `logits` [R, V_d] float32, `hidden` [R, d] after the final norm."""
+    """Raw scores of R slots: `logits` [R, V_d], `hidden` [R, d] after the final norm; float32."""
 
-    logits: Tensor
-    hidden: Tensor
+    logits: Floats
+    hidden: Floats
 
 
 @dataclass(frozen=True, slots=True)
@@ -62,6 +71,45 @@ class Grow:
         return len(self.tokens)
 
 
+@dataclass(frozen=True, slots=True)
+class ChainRequest:
+    """Request to hold exactly `tokens` and to follow the best candidates behind them.
+
+    Up to `limit` positions of `num_candidates` each; a chain ends behind one of the tokens `ends`,
+    and where `stop` ends it. `lag` is the number of tokens by which the view lags behind.
+    """
+
+    state: Any
+    tokens: Sequence[int]
+    view: KvView | None
+    sampling: SamplingParams
+    stop: Stop
+    limit: int
+    num_candidates: int
+    ends: frozenset[int] = frozenset()
+    calibration: Calibration = field(default_factory=Calibration)
+    lag: int = 0
+    is_scored: bool = False
+    min_path_prob: float | None = None
+    """Least probability of the whole path for one more token on it."""
+
+    @property
+    def sync(self) -> Sync:
+        """The part that any draft model takes."""
+        return Sync(self.state, self.tokens, self.view)
+
+
+@dataclass(frozen=True, slots=True)
+class ChainPosition:
+    """One position of a chain: candidates, best first, and numbers of its distribution."""
+
+    tokens: tuple[int, ...]
+    probs: tuple[float, ...]
+    top_prob: float
+    entropy: float
+    score: float | None
+
+
 Ask = Sync | Grow
 
 
@@ -69,7 +117,7 @@ class Scorer(Protocol):
     """A draft model that scores prefixes and grows token trees behind them, of many sessions."""
 
     @property
-    def vocab(self) -> Tensor | None:
+    def vocab(self) -> NDArray[np.int64] | None:
         """[V_d] int64, target id of each column, ascending; None for the target's vocabulary."""
         ...
 
@@ -89,15 +137,15 @@ class Scorer(Protocol):
         ...
 
     @property
-    def layout(self) -> KvLayout:
+    def layout(self) -> "KvLayout":
         """Shape of its own keys and values."""
         ...
 
-    def pool(self, num_pages: int) -> KvPool:
+    def pool(self, num_pages: int) -> "KvPool":
         """Memory for the states of an engine's sessions."""
         ...
 
-    def open(self, capacity: int, pool: KvPool | None = None) -> Any:
+    def open(self, capacity: int, pool: "KvPool | None" = None) -> Any:
         """State of one session with room for `capacity` tokens, tree nodes included.
 
         In `pool`, or in memory of its own. Raises `CapacityError` for more than there is room for.
@@ -143,3 +191,10 @@ def check_nodes(ask: Grow, parents: Sequence[int], num_synced: int) -> None:
     old = len(parents)
     if min(ask.parents) < -1 or max(ask.parents) >= old:
         raise InvalidRequest(f"parents {list(ask.parents)} must lie within -1..{old - 1}")
+
+
+def on_host(values: Any) -> Floats:
+    """Return values [...] as an array of float32 on the host."""
+    is_array = isinstance(values, np.ndarray)
+    array: Floats = values if is_array else values.detach().float().cpu().numpy()
+    return array

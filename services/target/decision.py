@@ -7,14 +7,15 @@ their logits. The rows of a request that is decided are its last pending token a
 from collections.abc import Callable, Sequence
 from functools import partial
 from itertools import accumulate
-
-from torch import Tensor
+from typing import Any
 
 from slipstream.core.tree import EMPTY, ROOT
 from slipstream.core.verify.draws import FindContenders, draw_keys, fits_device, walk_drawn
 from slipstream.core.verify.likelihood import token_logprob
+from slipstream.core.verify.noise import Floats
 from slipstream.core.verify.verify import verify
 from slipstream.core.verify.walk import Walk
+from slipstream.models.scorer import on_host
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Draw, Part
 from slipstream.target.request import TargetRequest
@@ -60,7 +61,7 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
     return drawn.places, decisions
 
 
-def _add_prompt_logprobs(model: CausalModel, hidden: Tensor, batch: Batch) -> None:
+def _add_prompt_logprobs(model: CausalModel, hidden: Any, batch: Batch) -> None:
     """Add log-probabilities of prompts to the requests that return them, by rows of `hidden`."""
     first = 0
     for at in batch:
@@ -70,7 +71,7 @@ def _add_prompt_logprobs(model: CausalModel, hidden: Tensor, batch: Batch) -> No
             rows = range(begin, min(begin + at.num_pending, end))
             for start in range(rows.start, rows.stop, _LOGIT_ROWS):
                 block = rows[start - begin : start - begin + _LOGIT_ROWS]
-                logits = model.logits(hidden[[first + row - begin for row in block]]).float()
+                logits = on_host(model.logits(hidden[[first + row - begin for row in block]]))
                 request.prompt_logprobs += [
                     token_logprob(logits[at], request.tokens[row + 1], session.num_logprobs)
                     for at, row in enumerate(block)
@@ -79,13 +80,13 @@ def _add_prompt_logprobs(model: CausalModel, hidden: Tensor, batch: Batch) -> No
 
 
 def _by_logits(
-    model: CausalModel, hidden: Tensor, decided: Sequence[tuple[TargetRequest, int]]
+    model: CausalModel, hidden: Any, decided: Sequence[tuple[TargetRequest, int]]
 ) -> list[Decision]:
     """Return decisions by the logits of each request's rows, which end at `end` of `hidden`."""
     rows = [at for request, end in decided for at in range(end - 1 - request.num_nodes, end)]
     if not rows:
         return []
-    logits = model.logits(hidden if len(rows) == len(hidden) else hidden[rows])
+    logits = on_host(model.logits(hidden if len(rows) == len(hidden) else hidden[rows]))
     stops = accumulate(1 + request.num_nodes for request, _ in decided)
     return [
         partial(_verify, request, logits[stop - 1 - request.num_nodes : stop], model.contenders)
@@ -93,13 +94,13 @@ def _by_logits(
     ]
 
 
-def _verify(request: TargetRequest, logits: Tensor, find: FindContenders | None) -> Walk:
+def _verify(request: TargetRequest, logits: Floats, find: FindContenders | None) -> Walk:
     """Verify by logits [1 + nodes, vocab] after the last final token and after every node."""
     return verify(
         request.session,
         request.tokens,
         request.proposal,
-        lambda node: logits[node + 1].float(),
+        lambda node: logits[node + 1],
         constraint=request.held.constraint,
         find=find,
     )

@@ -4,8 +4,7 @@ from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
-import torch
-from torch import Tensor
+from numpy.typing import NDArray
 
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.request.options import MAX_NODES
@@ -77,12 +76,12 @@ class GrammarConstraint:
         self._matcher = compiled.matcher()
         self._size = tokenizer.vocab_size
         self._ends = sorted(stop_token_ids | set(tokenizer.eos_tokens))
-        self._stops = torch.tensor(sorted(stop_token_ids))
+        self._stops = np.array(sorted(stop_token_ids), np.int64)
         self._read: list[int] = []
         """Tokens that the matcher has read."""
-        self._last: tuple[list[int], Tensor] | None = None
+        self._last: tuple[list[int], NDArray[np.int64]] | None = None
 
-    def allowed(self, output: Sequence[int]) -> Tensor:
+    def allowed(self, output: Sequence[int]) -> NDArray[np.int64]:
         """See `core.verify.constraint.Constraint.allowed`. Only stop tokens follow a stop token."""
         if self._last is not None and self._last[0] == output:
             return self._last[1]
@@ -125,7 +124,7 @@ class GrammarConstraint:
         self._matcher = matcher
         self._read, self._last = [], None
 
-    def _allowed(self, output: Sequence[int]) -> Tensor:
+    def _allowed(self, output: Sequence[int]) -> NDArray[np.int64]:
         if not self.stop_token_ids.isdisjoint(output):
             return self._stops
         self._follow(output)
@@ -135,8 +134,8 @@ class GrammarConstraint:
         self._require_sound(output)
         is_allowed[self._ends] = 0
         if is_done:
-            is_allowed[self._stops.numpy()] = 1
-        ids = torch.from_numpy(np.flatnonzero(is_allowed))
+            is_allowed[self._stops] = 1
+        ids = np.flatnonzero(is_allowed)
         if not len(ids):
             raise self._limit_reached(output, "nothing may follow")
         return ids

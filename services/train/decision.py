@@ -6,7 +6,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.core.errors import TrainingError
+from slipstream.core.errors import TrainingError, WeightsError
 from slipstream.models.decision import NUM_STATS, DecisionModel
 from slipstream.train.records import Records
 
@@ -35,6 +35,42 @@ class DecisionSettings:
                 raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
 
 
+class DecisionNetwork(nn.Module):
+    """The network of a `DecisionModel`, to be trained.
+
+    Untrained, it takes the draft's top-1 probability at its word.
+    """
+
+    def __init__(self, hidden_size: int, width: int = 32) -> None:
+        super().__init__()
+        if min(hidden_size, width) < 1:
+            raise WeightsError(f"hidden_size {hidden_size} and width {width} must be 1 or more")
+        self.width = width
+        self.hidden = nn.Linear(hidden_size, width + 2)
+        self.stats = nn.Linear(NUM_STATS, width + 2, bias=False)
+        self.out = nn.Linear(width, 2, bias=False)
+        nn.init.zeros_(self.out.weight)
+        with torch.no_grad():
+            self.hidden.weight[width:] = 0
+        self.set_base(torch.tensor([[1.0, 0.0, 0.0, 0.0]] * 2), torch.zeros(2))
+
+    @torch.no_grad()
+    def set_base(self, weight: Tensor, bias: Tensor) -> None:
+        """Set the logistic model's weights [2, 4] of the statistics, and its bias [2]."""
+        self.stats.weight[self.width :] = weight
+        self.hidden.bias[self.width :] = bias
+
+    def forward(self, hidden: Tensor, stats: Tensor) -> Tensor:
+        """Hidden states [R, d], statistics [R, 4] as in `slot_stats` -> logits [R, 2]."""
+        units, base = (self.hidden(hidden) + self.stats(stats)).split((self.width, 2), -1)
+        return torch.addmm(base, units.relu(), self.out.weight.t())
+
+    def model(self) -> DecisionModel:
+        """Return a model with these weights."""
+        weights = {name: value.numpy(force=True) for name, value in self.state_dict().items()}
+        return DecisionModel(self.hidden.in_features, weights)
+
+
 def train_decision(
     train: Records, validation: Records, settings: DecisionSettings
 ) -> DecisionModel:
@@ -44,33 +80,35 @@ def train_decision(
     is never worse on `validation` than the confidence. Both columns learn from every position.
     """
     torch.manual_seed(settings.seed)
-    model = DecisionModel(train.hidden.shape[1], settings.width)
+    network = DecisionNetwork(train.hidden.shape[1], settings.width)
     mean, scale = _spread(train.hidden)
-    best = _Best(model, validation, (mean, scale))
+    best = _Best(network, validation, (mean, scale))
     best.offer()
-    _fit_base(model, train)
+    _fit_base(network, train)
     best.offer()
     hidden = (train.hidden.float() - mean) / scale
-    optimizer = _optimizer(model, settings)
+    optimizer = _optimizer(network, settings)
     waited = 0
     for _ in range(settings.max_epochs):
         for rows in torch.randperm(len(train)).split(settings.batch_rows):
             optimizer.zero_grad(set_to_none=True)
-            _loss(model(hidden[rows], train.stats[rows]), train, rows).backward()
+            _loss(network(hidden[rows], train.stats[rows]), train, rows).backward()
             optimizer.step()
         waited = 0 if best.offer() else waited + 1
         if waited == settings.patience:
             break
-    model.load_state_dict(best.state)
-    _fold(model, mean, scale)
-    return model.requires_grad_(False).eval()
+    network.load_state_dict(best.state)
+    _fold(network, mean, scale)
+    return network.model()
 
 
 class _Best:
     """Weights of the lowest loss on the validation rows."""
 
-    def __init__(self, model: DecisionModel, held: Records, spread: tuple[Tensor, Tensor]) -> None:
-        self._model, self._held = model, held
+    def __init__(
+        self, network: DecisionNetwork, held: Records, spread: tuple[Tensor, Tensor]
+    ) -> None:
+        self._network, self._held = network, held
         self._hidden = (held.hidden.float() - spread[0]) / spread[1]
         self._loss = float("inf")
         self.state: dict[str, Tensor] = {}
@@ -78,12 +116,12 @@ class _Best:
     @torch.no_grad()
     def offer(self) -> bool:
         """Keep the model as it is now if it is the best so far; return whether it is."""
-        logits = self._model(self._hidden, self._held.stats)
+        logits = self._network(self._hidden, self._held.stats)
         loss = float(_loss(logits, self._held, torch.arange(len(self._held))))
         if not loss < self._loss:
             return False
         self._loss = loss
-        self.state = {name: value.clone() for name, value in self._model.state_dict().items()}
+        self.state = {name: value.clone() for name, value in self._network.state_dict().items()}
         return True
 
 
@@ -96,11 +134,11 @@ def _loss(logits: Tensor, records: Records, rows: Tensor) -> Tensor:
     return F.binary_cross_entropy_with_logits(logits, labels)
 
 
-def _fit_base(model: DecisionModel, train: Records) -> None:
+def _fit_base(network: DecisionNetwork, train: Records) -> None:
     """Fit the logistic regression on the statistics alone, to its only optimum."""
     base = nn.Linear(NUM_STATS, 2)
     with torch.no_grad():
-        base.weight.copy_(model.stats.weight[model.width :])
+        base.weight.copy_(network.stats.weight[network.width :])
         base.bias.zero_()
     solver = torch.optim.LBFGS(base.parameters(), max_iter=100, line_search_fn="strong_wolfe")
     rows = torch.arange(len(train))
@@ -112,14 +150,17 @@ def _fit_base(model: DecisionModel, train: Records) -> None:
         return value
 
     solver.step(loss)
-    model.set_base(base.weight.detach(), base.bias.detach())
+    network.set_base(base.weight.detach(), base.bias.detach())
 
 
-def _optimizer(model: DecisionModel, settings: DecisionSettings) -> torch.optim.Optimizer:
+def _optimizer(network: DecisionNetwork, settings: DecisionSettings) -> torch.optim.Optimizer:
     """Return AdamW with weight decay on what reads the hidden state, not on the statistics."""
     groups = [
-        {"params": [model.hidden.weight, model.out.weight], "weight_decay": settings.weight_decay},
-        {"params": [model.stats.weight, model.hidden.bias], "weight_decay": 0.0},
+        {
+            "params": [network.hidden.weight, network.out.weight],
+            "weight_decay": settings.weight_decay,
+        },
+        {"params": [network.stats.weight, network.hidden.bias], "weight_decay": 0.0},
     ]
     return torch.optim.AdamW(groups, lr=settings.lr)
 
@@ -131,7 +172,7 @@ def _spread(hidden: Tensor) -> tuple[Tensor, Tensor]:
 
 
 @torch.no_grad()
-def _fold(model: DecisionModel, mean: Tensor, scale: Tensor) -> None:
+def _fold(network: DecisionNetwork, mean: Tensor, scale: Tensor) -> None:
     """Make the first layer read raw states instead of standardised ones."""
-    model.hidden.weight.div_(scale)
-    model.hidden.bias.sub_(model.hidden.weight @ mean)
+    network.hidden.weight.div_(scale)
+    network.hidden.bias.sub_(network.hidden.weight @ mean)

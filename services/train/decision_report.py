@@ -193,8 +193,9 @@ def _estimates(
     model: DecisionModel, column: int, seen: Records, rows: Records
 ) -> dict[str, Tensor]:
     confidence = rows.confidence
+    scores = model.score(rows.hidden.float().numpy(), rows.stats.numpy())
     return {
-        DECISION: model.score(rows.hidden, rows.stats)[:, column],
+        DECISION: torch.from_numpy(scores[:, column]),
         CONFIDENCE: confidence,
         CALIBRATED: isotonic(seen.confidence, seen.accepted)(confidence),
         SVIP: svip_bound(rows.stats[:, 1]),

@@ -167,7 +167,7 @@ def _key(
     recording = run.recording
     return {
         "target": model_id,
-        "draft": bytes(draft_digest(folder).tolist()).hex(),
+        "draft": draft_digest(folder).hex(),
         "data": sorted(data.sha256 for data in files),
         "max_tokens": recording.max_tokens,
         "depth": recording.depth,

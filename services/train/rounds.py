@@ -8,11 +8,12 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
+import numpy as np
 import torch
+from numpy.typing import NDArray
 from torch import Tensor
 
 from slipstream.client.engine import Engine
-from slipstream.core.draft.candidates import ordered_top
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
 from slipstream.core.policy.planner import Planner
@@ -22,8 +23,9 @@ from slipstream.core.request.request import Ask, DraftFacts, make_request
 from slipstream.core.round import Round
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
+from slipstream.core.verify.noise import Floats
 from slipstream.draft.engine import LocalDraft, TargetKv
-from slipstream.draft.reader import row_entropies
+from slipstream.draft.reader import RowSoftmax
 from slipstream.models.decision import slot_stats
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.kv.cache import KvCache
@@ -41,8 +43,8 @@ _SESSION = "records"
 class _Position:
     """A drafted position with an accepted path: logits [V_d], hidden [d], place in the answer."""
 
-    logits: Tensor
-    hidden: Tensor
+    logits: Floats
+    hidden: Floats
     lag: int
     place: int
     accepted: bool
@@ -100,13 +102,14 @@ class RoundRecorder:
         target = self._engine.target
         cache = self._engine.model.open(len(prompt) + max_tokens)
         self._engine.model.prefill(cache, prompt[:-1])
-        vocab = None if self._scorer.vocab is None else as_tensor(self._scorer.vocab)
         parts: list[Records] = []
         for sampling in samplings:
             positions, tokens = self._decoded(prompt, sampling, max_tokens)
             if positions:
                 logits = self._logits(cache, tokens, len(prompt))
-                parts.append(_records(positions, logits, vocab, sampling.is_greedy, number))
+                parts.append(
+                    _records(positions, logits, self._scorer.vocab, sampling.is_greedy, number)
+                )
         for port in (self._draft, target):
             finished(port.release(_SESSION))
         return joined(parts) if parts else no_records(self._scorer.hidden_size)
@@ -149,27 +152,31 @@ class RoundRecorder:
 
 
 def _records(
-    positions: Sequence[_Position], logits: Tensor, vocab: Tensor, is_greedy: bool, number: int
+    positions: Sequence[_Position],
+    logits: Tensor,
+    vocab: NDArray[np.int64],
+    is_greedy: bool,
+    number: int,
 ) -> Records:
     """Return records from the target's logits [answer, V] and the draft's ids `vocab` [V_d]."""
     accepted = torch.tensor([at.accepted for at in positions])
     target = logits[[at.place for at in positions]]
-    draft = torch.stack([at.logits for at in positions])
+    draft = torch.from_numpy(np.stack([at.logits for at in positions]))
+    ids = torch.from_numpy(vocab)
     return Records(
-        hidden=torch.stack([at.hidden for at in positions]).to("cpu", torch.bfloat16),
+        hidden=torch.from_numpy(np.stack([at.hidden for at in positions])).bfloat16(),
         stats=torch.tensor([_stats(at) for at in positions]),
         accepted=accepted,
-        agrees=(target.argmax(-1) == vocab[draft.argmax(-1)]).cpu(),
-        overlap=overlap(target, draft, vocab).cpu(),
+        agrees=target.argmax(-1) == ids[draft.argmax(-1)],
+        overlap=overlap(target, draft, ids),
         is_greedy=torch.full_like(accepted, is_greedy),
         prompt=torch.full(accepted.shape, number),
     )
 
 
 def _stats(at: _Position) -> tuple[float, ...]:
-    log_probs = at.logits.log_softmax(-1)
-    best = ordered_top(log_probs, 2)[0].tolist()
-    return slot_stats(best, float(row_entropies(log_probs[None])), at.lag)
+    softmax = RowSoftmax(at.logits[None])
+    return slot_stats(softmax.best_two(0), float(softmax.entropies[0]), at.lag)
 
 
 def overlap(target: Tensor, draft: Tensor, vocab: Tensor) -> Tensor:

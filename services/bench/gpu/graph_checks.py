@@ -122,7 +122,7 @@ def _chains(model: DraftModel, target: CausalModel) -> dict[str, Any] | None:
     target.prefill(cache, tokens[:-1])
     source = CacheSource(cache)
     led = LocalDraft(
-        model.scorer, TargetKv(source, model.layers), decision=model.decision, profile=Profile()
+        model.scorer, TargetKv(source, model.layers), decision=model.score, profile=Profile()
     )
     drafts = (model.draft(Profile(), source=source), led)
     ours, theirs = ([_proposal(draft, tokens, seed) for seed in range(8)] for draft in drafts)

@@ -7,13 +7,14 @@ of a tree has its own, and a replica that goes on with a request needs no state 
 from collections.abc import Sequence
 from typing import Protocol
 
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 
 class Constraint(Protocol):
     """The tokens that a request's output may go on with."""
 
-    def allowed(self, output: Sequence[int]) -> Tensor:
+    def allowed(self, output: Sequence[int]) -> NDArray[np.int64]:
         """Ids [n] int64, ascending, at least one, of what may follow `output`, which is all of
         the request's own tokens before the position.
 

@@ -9,13 +9,13 @@ import math
 from collections import Counter
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from slipstream.core.draft.candidates import argmax_first, ordered_top, places
+from slipstream.core.draft.candidates import argmax_first, ordered_top, softmax
 from slipstream.core.errors import ModelError
 from slipstream.core.types import SamplingParams
 from slipstream.core.verify.constraint import Constraint
+from slipstream.core.verify.noise import Floats, Ids
 
 _FIRST_NUCLEUS = 64
 _NUCLEUS_GROWTH = 4
@@ -40,7 +40,7 @@ class SamplingDistribution:
         self._num_prompt_tokens = num_prompt_tokens
         self._constraint = constraint
 
-    def scores(self, logits: Tensor, prefix: Sequence[int]) -> Tensor:
+    def scores(self, logits: Floats, prefix: Sequence[int]) -> Floats:
         """Unnormalised log-probabilities [V] fp32, -inf outside the distribution's support.
 
         `logits` [V] are left as they are, and returned as they are when nothing applies.
@@ -49,26 +49,29 @@ class SamplingDistribution:
         values, ids = self.support(logits, prefix)
         if ids is None:
             return values
-        dense = torch.full_like(logits, -math.inf)
-        return dense.scatter_(0, ids, values)
+        dense = np.full_like(logits, -math.inf)
+        dense[ids] = values
+        return dense
 
-    def probs(self, logits: Tensor, prefix: Sequence[int]) -> Tensor:
+    def probs(self, logits: Floats, prefix: Sequence[int]) -> Floats:
         """The distribution as probabilities [V]; one-hot when greedy."""
         values, ids = self.support(logits, prefix)
         if self._sampling.is_greedy:
             best = argmax_first(values)
-            one_hot = torch.zeros_like(logits)
-            one_hot[best if ids is None else ids[best]] = 1
-            return one_hot
-        if ids is None:
-            return torch.softmax(values, -1)
-        return torch.zeros_like(logits).scatter_(0, ids, torch.softmax(values, -1))
+            probs = np.zeros_like(logits)
+            probs[best if ids is None else ids[best]] = 1
+        elif ids is None:
+            probs = softmax(values)
+        else:
+            probs = np.zeros_like(logits)
+            probs[ids] = softmax(values)
+        return probs
 
-    def support(self, logits: Tensor, prefix: Sequence[int]) -> tuple[Tensor, Tensor | None]:
+    def support(self, logits: Floats, prefix: Sequence[int]) -> tuple[Floats, Ids | None]:
         """Scores [n] of the distribution's support and its ids [n], ascending; None is all of V."""
         scores, allowed = self._penalised(logits, prefix), None
         if self._constraint is not None:
-            allowed = self._constraint.allowed(prefix[self._num_prompt_tokens :]).to(scores.device)
+            allowed = self._constraint.allowed(prefix[self._num_prompt_tokens :])
             scores = scores[allowed]
         if self._sampling.is_greedy:
             return scores, allowed
@@ -77,83 +80,76 @@ class SamplingDistribution:
             ids = allowed if ids is None else allowed[ids]
         return values, ids
 
-    def _heated(self, scores: Tensor) -> tuple[Tensor, Tensor | None]:
+    def _heated(self, scores: Floats) -> tuple[Floats, Ids | None]:
         """Temperature and truncation of scores [n]; what is left, and its places in them."""
         best = float(scores.max())
         if not math.isfinite(best):
             raise ModelError(f"the best score of a position is {best}, so its distribution is none")
         if self._sampling.temperature != 1:
             # Relative to the best, so that no temperature, however low, overflows.
-            scores, best = (scores - best).div_(self._sampling.temperature), 0.0
+            scores = scores - best
+            scores /= self._sampling.temperature
+            best = 0.0
         return self._truncated(scores, best)
 
-    def _penalised(self, logits: Tensor, prefix: Sequence[int]) -> Tensor:
+    def _penalised(self, logits: Floats, prefix: Sequence[int]) -> Floats:
         sampling = self._sampling
         if not (sampling.logit_bias or sampling.depends_on_prefix):
             return logits
-        scores = logits.clone()
+        scores = logits.copy()
         if sampling.logit_bias:
             tokens, biases = zip(*sampling.logit_bias, strict=True)
-            scores.index_add_(0, _ids(tokens, logits), _values(biases, logits))
+            scores[list(tokens)] += np.array(biases, np.float32)
         if sampling.repetition_penalty != 1:
-            _penalise_repetition_(scores, _ids(set(prefix), logits), sampling.repetition_penalty)
+            _penalise_repetition_(scores, list(set(prefix)), sampling.repetition_penalty)
         if (sampling.presence_penalty, sampling.frequency_penalty) != (0, 0):
             self._penalise_output_(scores, prefix[self._num_prompt_tokens :])
         return scores
 
-    def _penalise_output_(self, scores: Tensor, output: Sequence[int]) -> None:
+    def _penalise_output_(self, scores: Floats, output: Sequence[int]) -> None:
         counts = Counter(output)
         penalties = [
             -self._sampling.presence_penalty - self._sampling.frequency_penalty * count
             for count in counts.values()
         ]
-        scores.index_add_(0, _ids(counts, scores), _values(penalties, scores))
+        scores[list(counts)] += np.array(penalties, np.float32)
 
-    def _truncated(self, scores: Tensor, best: float) -> tuple[Tensor, Tensor | None]:
+    def _truncated(self, scores: Floats, best: float) -> tuple[Floats, Ids | None]:
         sampling = self._sampling
-        values, ids = scores, None
-        if sampling.top_k is not None and sampling.top_k < scores.shape[0]:
+        values = scores
+        ids: Ids | None = None
+        if sampling.top_k is not None and sampling.top_k < len(scores):
             values, ids = ordered_top(scores, sampling.top_k)
         if sampling.top_p < 1:
             values, ids = _nucleus(values, ids, best=best, top_p=sampling.top_p)
         if sampling.min_p > 0:
-            kept = places(values >= best + math.log(sampling.min_p))
+            kept = np.flatnonzero(values >= best + math.log(sampling.min_p))
             values, ids = values[kept], kept if ids is None else ids[kept]
         if ids is None:
             return values, None
-        ids, order = ids.sort()
-        return values[order], ids
+        order = np.argsort(ids)
+        return values[order], ids[order]
 
 
-def _nucleus(
-    scores: Tensor, ids: Tensor | None, *, best: float, top_p: float
-) -> tuple[Tensor, Tensor]:
+def _nucleus(scores: Floats, ids: Ids | None, *, best: float, top_p: float) -> tuple[Floats, Ids]:
     """The fewest best tokens whose mass reaches `top_p`; at least one.
 
     `scores` are in order already when `ids` are given. Else the best are selected, more and
     more of them until the mass is reached; peaked distributions need one small selection.
     """
-    limit = top_p * (scores - best).exp_().sum(dtype=torch.float64)
-    size = scores.shape[0]
+    limit = top_p * np.exp(scores - best).sum(dtype=np.float64)
+    size = len(scores)
     k = size if ids is not None else min(size, _FIRST_NUCLEUS)
     while True:
         values, order = (scores, ids) if ids is not None else ordered_top(scores, k)
-        mass = (values - best).exp_().to(torch.float64).cumsum(0)
+        mass = np.exp(values - best).cumsum(dtype=np.float64)
         if k == size or mass[-1] >= limit:
-            kept = 1 + int((mass[:-1] < limit).sum())
+            kept = 1 + np.count_nonzero(mass[:-1] < limit)
             return values[:kept], order[:kept]
         k = min(size, k * _NUCLEUS_GROWTH)
 
 
-def _penalise_repetition_(scores: Tensor, ids: Tensor, penalty: float) -> None:
+def _penalise_repetition_(scores: Floats, ids: list[int], penalty: float) -> None:
     """Divide positive scores and multiply negative ones, once per token (Keskar et al. 2019)."""
     seen = scores[ids]
-    scores[ids] = torch.where(seen < 0, seen * penalty, seen / penalty)
-
-
-def _ids(tokens: "Sequence[int] | set[int] | Counter[int]", like: Tensor) -> Tensor:
-    return torch.tensor(list(tokens), dtype=torch.int64, device=like.device)
-
-
-def _values(values: Sequence[float], like: Tensor) -> Tensor:
-    return torch.tensor(values, dtype=like.dtype, device=like.device)
+    scores[ids] = np.where(seen < 0, seen * penalty, seen / penalty)

@@ -1,26 +1,26 @@
-"""Draws from a softmax: where the logits are, for all rows at once, or among few tokens.
+"""Draws from a softmax: by a device for all rows at once, or among few tokens.
 
-The token of a position then depends on its row alone: a device draws for all rows, and the walk
-follows one vector of tokens; native code finds the few tokens whose noise decides. These are the
-very tokens of `core.verify.verify`, in mode `exact` only.
+The token of a position then depends on its row alone: a device draws for all rows
+(`models/cuda/draws.py`), and the walk follows one vector of tokens; native code finds the few
+tokens whose noise decides. These are the very tokens of `core.verify.verify`, in mode `exact` only.
 """
 
 from collections.abc import Callable, Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
+from numpy.typing import NDArray
 
 from slipstream.core.draft.candidates import argmax_first
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import SamplingParams, Session, Verification
-from slipstream.core.verify.keyed_noise import Purpose
-from slipstream.core.verify.noise import gumbel, gumbel_rows, signed_keys
+from slipstream.core.verify.keyed_noise import Purpose, signed_keys
+from slipstream.core.verify.noise import Floats, Ids, gumbel
 from slipstream.core.verify.walk import Walk
 
 NO_TOKEN = -1
 """Stands for the token of a row whose scores are no distribution."""
-FindContenders = Callable[[Tensor, float, tuple[int, int]], tuple[Tensor, float] | None]
+FindContenders = Callable[[Floats, float, tuple[int, int]], tuple[NDArray[np.int32], float] | None]
 """Logits [V] fp32, a temperature above 0 and `draw_keys` to the ids [n] int32, ascending, of tokens
 among which is the draw, and the largest logit; None for logits that are no distribution."""
 
@@ -54,7 +54,7 @@ def draw_keys(sampling: SamplingParams, position: int) -> tuple[int, int]:
 
 
 def draw_among(
-    logits: Tensor, sampling: SamplingParams, position: int, find: FindContenders
+    logits: Floats, sampling: SamplingParams, position: int, find: FindContenders
 ) -> int | None:
     """Return the draw of a sampled request out of few tokens; None where `find` has none."""
     found = find(logits, sampling.temperature, draw_keys(sampling, position))
@@ -63,40 +63,16 @@ def draw_among(
     ids, best = found
     scores = logits[ids]
     if sampling.temperature != 1:
-        scores = (scores - best).div_(sampling.temperature)
+        scores -= best
+        scores /= sampling.temperature
     return best_with_noise(scores, ids, seed=sampling.seed, position=position)
 
 
-def best_with_noise(scores: Tensor, ids: Tensor, *, seed: int, position: int) -> int:
+def best_with_noise(scores: Floats, ids: Ids, *, seed: int, position: int) -> int:
     """Return the id whose score [n] is the largest with its noise: the draw at `position`."""
-    noise = gumbel(seed, position, ids, purpose=Purpose.DRAW)
-    return int(ids[argmax_first(noise.add_(scores))])
-
-
-def perturbed(logits: Tensor, temperatures: Tensor, keys: Tensor, ids: Tensor) -> Tensor:
-    """Scores [R, n] whose best is each row's draw: `logits` [R, n] fp32 themselves where the
-    temperature [R] is 0, else divided by it, with the noise of the row's `keys` [R, 2] for `ids`
-    [n] added."""
-    heat = temperatures.unsqueeze(1)
-    relative = (logits - logits.amax(-1, keepdim=True)) / torch.where(heat == 0, 1.0, heat)
-    warm = torch.where(heat == 1, logits, relative)
-    return torch.where(heat == 0, logits, gumbel_rows(keys, ids).add_(warm))
-
-
-def draw_rows(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
-    """Return each row's token [R] int64; `NO_TOKEN` where `verify` would raise `ModelError`.
-
-    `logits` [R, V] fp32, `temperatures` [R] fp32 with 0 for greedy, `keys` [R, 2] int32.
-    """
-    best = logits.amax(-1)
-    ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
-    tokens = perturbed(logits, temperatures, keys, ids).argmax(-1)
-    return torch.where(best.isfinite(), tokens, NO_TOKEN)
-
-
-def draw_greedy_rows(logits: Tensor) -> Tensor:
-    """`draw_rows` where every temperature is 0."""
-    return torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), NO_TOKEN)
+    noisy = gumbel(seed, position, ids, purpose=Purpose.DRAW)
+    noisy += scores
+    return int(ids[argmax_first(noisy)])
 
 
 def walk_drawn(tree: TokenTree, tokens: Sequence[int]) -> Walk:

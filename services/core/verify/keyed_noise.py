@@ -2,7 +2,7 @@
 
 An elementwise integer hash gives 32 bits, in wrap-around 32-bit arithmetic, so every device and
 host has the same bits, and noise can be had for a few candidate tokens without the rest of the
-vocabulary. There is no generator and no state. `core.verify.noise` has the same numbers as tensors.
+vocabulary. There is no generator and no state. `core.verify.noise` has the same numbers as arrays.
 """
 
 import math
@@ -34,7 +34,7 @@ class Purpose(IntEnum):
 
 
 def uniform(seed: int, position: int, purpose: Purpose, index: int) -> float:
-    """Return one number of `core.verify.noise.uniforms`, bit for bit, without a tensor."""
+    """Return one number of `core.verify.noise.uniforms`, bit for bit, without an array."""
     return _uniform(noise_keys(seed, position, purpose), index)
 
 
@@ -59,6 +59,17 @@ def noise_keys(seed: int, position: int, purpose: Purpose) -> tuple[int, int]:
     """Two 32-bit keys out of 64 bits of seed, a position and a purpose."""
     key = _mix64(seed ^ _mix64((position << 8 | purpose) & _MASK64))
     return key & MASK32, key >> 32
+
+
+def signed_keys(seed: int, position: int, *, purpose: Purpose) -> tuple[int, int]:
+    """Return the keys of a position's noise, as two signed 32-bit numbers."""
+    first, second = noise_keys(seed, position, purpose)
+    return signed(first), signed(second)
+
+
+def signed(value: int) -> int:
+    """Return the signed number of the same 32 bits."""
+    return value - 2**32 if value >= 2**31 else value
 
 
 def _mix64(value: int) -> int:

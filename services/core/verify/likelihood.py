@@ -8,17 +8,16 @@ import math
 from collections.abc import Sequence
 
 import numpy as np
-import torch
-from torch import Tensor
 
 from slipstream.core.draft.candidates import ordered_top
 from slipstream.core.errors import ModelError
 from slipstream.core.text.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.tree import TokenTree
+from slipstream.core.verify.noise import Floats
 from slipstream.core.verify.walk import PositionRule, WalkStep
 
 
-def token_logprob(logits: Tensor, token: int, num_top: int) -> TokenLogprob:
+def token_logprob(logits: Floats, token: int, num_top: int) -> TokenLogprob:
     """Log-softmax of `logits` [V] fp32 at `token`, and at the `num_top` best tokens in order.
 
     Raises `ModelError` where the logits are no distribution.
@@ -26,13 +25,13 @@ def token_logprob(logits: Tensor, token: int, num_top: int) -> TokenLogprob:
     best = float(logits.max())
     if not math.isfinite(best):
         raise ModelError(f"the best logit of a position is {best}, so nothing is likely there")
-    ids = torch.tensor([token], device=logits.device)
+    ids = [token]
     if num_top:
-        ids = torch.cat([ids, ordered_top(logits, num_top)[1]])
+        ids += ordered_top(logits, num_top)[1].tolist()
+    log_mass = math.log(np.exp(logits - best).sum(dtype=np.float64))
     # In fp64, where different logits stay different: the order is that of the logits.
-    relative = logits[ids].double() - best
-    values = (relative - math.log(_mass(logits, best))).clamp_(max=0.0).tolist()
-    top = zip(ids[1:].tolist(), values[1:], strict=True)
+    values = np.minimum(logits[ids].astype(np.float64) - best - log_mass, 0.0).tolist()
+    top = zip(ids[1:], values[1:], strict=True)
     return TokenLogprob(values[0], tuple(TopLogprob(*item) for item in top))
 
 
@@ -41,7 +40,7 @@ def recording(
 ) -> PositionRule:
     """Return the same rule, which appends the log-probability of each token that it decides."""
 
-    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
+    def step(node: int, logits: Floats, tokens: Sequence[int]) -> WalkStep:
         decided = rule(node, logits, tokens)
         token = decided.token if decided.child is None else tree.tokens[decided.child]
         assert token is not None, "a lossless mode ends every walk with a token"
@@ -49,11 +48,3 @@ def recording(
         return decided
 
     return step
-
-
-def _mass(logits: Tensor, best: float) -> float:
-    """Sum of the exponentials of `logits` [V] relative to the best."""
-    mass = (logits - best).exp_()
-    if mass.device.type == "cpu":  # numpy adds in the same order, however many threads there are
-        return float(mass.numpy().sum(dtype=np.float64))
-    return float(mass.sum(dtype=torch.float64))

@@ -7,10 +7,10 @@ the target's distribution at the position, `q` (or `proposed`) the draft's. No t
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from slipstream.core.types import SparseDistribution
+from slipstream.core.verify.noise import Floats, Ids
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,11 +21,11 @@ class Outcome:
     """
 
     accepted: int | None
-    left: Tensor
+    left: Floats
 
 
 def multi_candidate(
-    p: Tensor,
+    p: Floats,
     proposed: SparseDistribution,
     candidates: Sequence[int],
     *,
@@ -42,9 +42,7 @@ def multi_candidate(
     `p` [V] sums to 1 and is left as it is. Tokens outside `proposed` have q = 0. Where p - q has
     no positive part, which only rounding can bring about, p stays.
     """
-    ids = torch.tensor(proposed.tokens, dtype=torch.int64, device=p.device)
-    q = torch.tensor(proposed.probs, dtype=p.dtype, device=p.device)
-    q = q / q.sum()
+    ids, q = _proposed(proposed)
     place = {token: index for index, token in enumerate(proposed.tokens)}
     mass = 1.0
     for index, token in enumerate(candidates):
@@ -56,38 +54,42 @@ def multi_candidate(
     return Outcome(None, p)
 
 
-def branch_test(p: Tensor, proposed: SparseDistribution, token: int, u: float) -> bool:
+def branch_test(p: Floats, proposed: SparseDistribution, token: int, u: float) -> bool:
     """Return whether `token`, drawn from `proposed`, passes u < p / q on its own."""
     q = proposed.probs[proposed.tokens.index(token)] / sum(proposed.probs)
     return u * q < float(p[token])
 
 
-def residual(p: Tensor, proposed: SparseDistribution) -> Tensor:
+def residual(p: Floats, proposed: SparseDistribution) -> Floats:
     """The positive part of p - q [V], not normalised; p where there is none."""
-    ids = torch.tensor(proposed.tokens, dtype=torch.int64, device=p.device)
-    q = torch.tensor(proposed.probs, dtype=p.dtype, device=p.device)
-    return _rejected(p, 1.0, ids, q / q.sum())[0]
+    return _rejected(p, 1.0, *_proposed(proposed))[0]
 
 
-def draw(weights: Tensor, u: float) -> int:
+def draw(weights: Floats, u: float) -> int:
     """The token at which the cumulative mass of `weights` [V] exceeds `u` of the whole.
 
     A token of weight 0 is never drawn: in float64 `u` below 1 leaves less than the whole.
     """
-    mass = weights.to(torch.float64).cumsum(0)
-    return int(torch.searchsorted(mass, u * mass[-1:], right=True))
+    mass = weights.cumsum(dtype=np.float64)
+    return int(np.searchsorted(mass, u * mass[-1], side="right"))
 
 
-def _rejected(p: Tensor, mass: float, ids: Tensor, q: Tensor) -> tuple[Tensor, float]:
+def _proposed(proposed: SparseDistribution) -> tuple[Ids, Floats]:
+    """Return the tokens [n] of a distribution and their probabilities [n], which sum to 1."""
+    q = np.array(proposed.probs, np.float32)
+    return np.array(proposed.tokens, np.int64), q / q.sum()
+
+
+def _rejected(p: Floats, mass: float, ids: Ids, q: Floats) -> tuple[Floats, float]:
     """p of the given mass less q, and its new mass. Only the tokens of q change."""
-    left = p.clone()
-    left[ids] = (p[ids] - mass * q).clamp_(min=0)
+    left = p.copy()
+    left[ids] = np.maximum(p[ids] - mass * q, 0)
     remaining = float(left.sum())
     return (left, remaining) if remaining > 0 else (p, mass)
 
 
-def _without(q: Tensor, index: int) -> Tensor:
-    q = q.clone()
+def _without(q: Floats, index: int) -> Floats:
+    q = q.copy()
     q[index] = 0
     total = q.sum()
     return q / total if total > 0 else q

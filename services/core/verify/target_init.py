@@ -9,8 +9,7 @@ Faithful to the released algorithm, that bias included.
 import math
 from collections.abc import Sequence
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from slipstream.core.draft.candidates import argmax_first, ordered_top
 from slipstream.core.errors import ModelError
@@ -19,7 +18,7 @@ from slipstream.core.types import Proposal, Session, SparseDistribution
 from slipstream.core.verify.constraint import Constraint
 from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.keyed_noise import Purpose, uniform
-from slipstream.core.verify.noise import gumbel
+from slipstream.core.verify.noise import Floats, Ids, gumbel
 from slipstream.core.verify.rejection import branch_test, residual
 from slipstream.core.verify.walk import PositionRule, Row, Walk, WalkStep, descend
 
@@ -53,7 +52,7 @@ def verify_forest(
 def draw_roots(
     session: Session,
     distribution: SamplingDistribution,
-    logits: Tensor,
+    logits: Floats,
     prefix: Sequence[int],
     *,
     rejected: SparseDistribution | None = None,
@@ -69,9 +68,10 @@ def draw_roots(
         return _supported(values, ids)
     p = distribution.probs(logits, prefix)
     weights = p if rejected is None else residual(p, rejected)
-    vocabulary = torch.arange(p.shape[0], device=p.device)
-    noise = gumbel(sampling.seed, len(prefix), vocabulary, purpose=Purpose.ROOT)
-    return _supported(*ordered_top(weights.log().add_(noise), session.num_roots))
+    noisy = gumbel(sampling.seed, len(prefix), len(p), purpose=Purpose.ROOT)
+    with np.errstate(divide="ignore"):
+        noisy += np.log(weights)
+    return _supported(*ordered_top(noisy, session.num_roots))
 
 
 def _branch_rule(
@@ -80,7 +80,7 @@ def _branch_rule(
     """Each node of a branch is tested on its own; nothing is drawn where a test fails."""
     tree, sampling = proposal.tree, session.sampling
 
-    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
+    def step(node: int, logits: Floats, tokens: Sequence[int]) -> WalkStep:
         for child in tree.children(node):
             token, proposed = tree.tokens[child], _proposed(proposal, node)
             if proposed is None:
@@ -100,10 +100,8 @@ def _proposed(proposal: Proposal, node: int) -> SparseDistribution | None:
     return proposal.distributions[node + 1] if proposal.distributions else None
 
 
-def _supported(values: Tensor, ids: Tensor) -> tuple[int, ...]:
+def _supported(values: Floats, ids: Ids) -> tuple[int, ...]:
     """The ids whose values are above -inf. Raises `ModelError` unless the best is finite."""
-    # A float64 holds every id, so one transfer brings both.
-    best, tokens = torch.stack([values.double(), ids.double()]).tolist()
-    if not math.isfinite(best[0]):
-        raise ModelError(f"the best score of a position is {best[0]}, so no root can be drawn")
-    return tuple(int(token) for value, token in zip(best, tokens, strict=True) if value > -math.inf)
+    if not math.isfinite(best := float(values[0])):
+        raise ModelError(f"the best score of a position is {best}, so no root can be drawn")
+    return tuple(ids[values > -math.inf].tolist())

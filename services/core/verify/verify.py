@@ -9,10 +9,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import cache
 
-import torch
-from torch import Tensor
+import numpy as np
 
-from slipstream.core.draft.candidates import argmax_first, places
+from slipstream.core.draft.candidates import argmax_first
 from slipstream.core.text.logprobs import TokenLogprob
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, SamplingParams, Session, Verification
@@ -21,7 +20,7 @@ from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.draws import FindContenders, best_with_noise, draw_among, is_softmax
 from slipstream.core.verify.keyed_noise import Purpose, gumbel_of, uniform
 from slipstream.core.verify.likelihood import recording
-from slipstream.core.verify.noise import MAX_GUMBEL, gumbel
+from slipstream.core.verify.noise import MAX_GUMBEL, Floats, Ids, gumbel
 from slipstream.core.verify.rejection import draw, multi_candidate
 from slipstream.core.verify.target_init import verify_forest
 from slipstream.core.verify.walk import PositionRule, Row, Walk, WalkStep, descend
@@ -73,7 +72,7 @@ def verify(
 def _margins(
     session: Session,
     distribution: SamplingDistribution,
-    logits: Tensor,
+    logits: Floats,
     prefix: Sequence[int],
     tokens: Sequence[int],
 ) -> tuple[float, ...]:
@@ -81,17 +80,16 @@ def _margins(
 
     In the processed distribution, noise included; infinite for a token outside its support.
     """
-    ids = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+    ids = np.array(tokens)
     scores = distribution.scores(logits, prefix)[ids]
     if not session.sampling.is_greedy:
-        noise = gumbel(session.sampling.seed, len(prefix), ids, purpose=Purpose.DRAW)
-        scores = noise.add_(scores)
+        scores += gumbel(session.sampling.seed, len(prefix), ids, purpose=Purpose.DRAW)
     return tuple((scores[0] - scores[1:]).tolist())
 
 
 def choose(
     session: Session,
-    logits: Tensor,
+    logits: Floats,
     prefix: Sequence[int],
     *,
     constraint: Constraint | None = None,
@@ -108,7 +106,7 @@ def choose(
 def _choose(
     sampling: SamplingParams,
     distribution: SamplingDistribution,
-    logits: Tensor,
+    logits: Floats,
     prefix: Sequence[int],
 ) -> int:
     scores, ids = distribution.support(logits, prefix)
@@ -116,24 +114,24 @@ def _choose(
     if sampling.is_greedy:
         return best if ids is None else int(ids[best])
     if ids is None:
-        ids = torch.arange(scores.shape[0], dtype=torch.int32, device=scores.device)
-    if ids.shape[0] > _MANY:
+        ids = np.arange(len(scores), dtype=np.int32)
+    if len(ids) > _MANY:
         scores, ids = _contenders(scores, ids, best, seed=sampling.seed, position=len(prefix))
     return best_with_noise(scores, ids, seed=sampling.seed, position=len(prefix))
 
 
 def _contenders(
-    scores: Tensor, ids: Tensor, best: int, *, seed: int, position: int
-) -> tuple[Tensor, Tensor]:
+    scores: Floats, ids: Ids, best: int, *, seed: int, position: int
+) -> tuple[Floats, Ids]:
     """The scores [n] and ids [n], ascending, of tokens that some noise could make the draw.
 
     Below temperature 1 they are a small part of the vocabulary, and noise is what costs.
     """
     reached = float(scores[best]) + gumbel_of(seed, position, int(ids[best]), purpose=Purpose.DRAW)
     near = scores >= reached - MAX_GUMBEL
-    if 2 * int(near.sum()) > scores.shape[0]:  # gathering that many costs more than their noise
+    if 2 * np.count_nonzero(near) > len(scores):  # gathering that many costs more than their noise
         return scores, ids
-    kept = places(near)
+    kept = np.flatnonzero(near)
     return scores[kept], ids[kept]
 
 
@@ -146,7 +144,7 @@ def _exact(
     """Draw the position's token as without a proposal; go on if a child carries it."""
     tree = proposal.tree
 
-    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
+    def step(node: int, logits: Floats, tokens: Sequence[int]) -> WalkStep:
         token = None if find is None else draw_among(logits, sampling, len(tokens), find)
         if token is None:
             token = _choose(sampling, distribution, logits, tokens)
@@ -163,7 +161,7 @@ def _mcsd(session: Session, distribution: SamplingDistribution, proposal: Propos
     tree, seed = proposal.tree, session.sampling.seed
     replacement = session.verification is Verification.MCSD_REPLACEMENT
 
-    def step(node: int, logits: Tensor, tokens: Sequence[int]) -> WalkStep:
+    def step(node: int, logits: Floats, tokens: Sequence[int]) -> WalkStep:
         left, position = distribution.probs(logits, tokens), len(tokens)
         children = tree.children(node)
         proposed = proposal.distributions[node + 1] if children else None

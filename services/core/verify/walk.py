@@ -7,12 +7,11 @@ because evaluating a distribution costs more than a node.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from torch import Tensor
-
 from slipstream.core.text.logprobs import TokenLogprob
 from slipstream.core.tree import TokenTree
+from slipstream.core.verify.noise import Floats
 
-Row = Callable[[int], Tensor]
+Row = Callable[[int], Floats]
 """fp32 logits [V] of the position after a node; `ROOT` stands for the last final token."""
 
 
@@ -41,7 +40,7 @@ class WalkStep:
     token: int | None = None
 
 
-PositionRule = Callable[[int, Tensor, Sequence[int]], WalkStep]
+PositionRule = Callable[[int, Floats, Sequence[int]], WalkStep]
 """A mode's rule: (node, logits [V] of the position after it, every token before it) -> step."""
 
 

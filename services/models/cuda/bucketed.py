@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import CapacityError
-from slipstream.core.verify.draws import draw_greedy_rows, draw_rows
 from slipstream.models.cuda.buckets import (
     Buckets,
     ForwardShape,
@@ -23,6 +22,7 @@ from slipstream.models.cuda.buckets import (
     powers,
     row_steps,
 )
+from slipstream.models.cuda.draws import draw_greedy_rows, draw_rows
 from slipstream.models.cuda.graphs import MAX_GRAPHS, Replay
 from slipstream.models.kv.paged import Kernel, PagedAttention, unpack
 from slipstream.models.kv.pool import KvPool

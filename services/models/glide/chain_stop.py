@@ -1,4 +1,5 @@
-"""Ends of chains, decided where their numbers are: the policies of `core.policy.stop` as tensors.
+"""Ends of chains, decided where their numbers are: the policies of `core.policy.stop` and the
+decision model as tensors.
 
 The same double arithmetic in the same order, so that a device stops where the host would.
 """
@@ -7,6 +8,7 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.core.policy.stop import (
@@ -17,6 +19,7 @@ from slipstream.core.policy.stop import (
     Stop,
     SvipStop,
 )
+from slipstream.models.decision import EPS, MOST, DecisionModel
 
 FIXED, SVIP, DECISION, COST = range(4)
 
@@ -103,6 +106,30 @@ def should_stop(rules: Rules, signals: Signals, *, depth: int) -> Tensor:
     by_policy |= (policies == COST) & cost
     by_policy |= signals.path_probs < rules.min_path_probs
     return by_policy | (rules.max_depths <= depth)
+
+
+class DeviceDecision:
+    """A decision model's weights on a device."""
+
+    def __init__(self, model: DecisionModel, device: torch.device) -> None:
+        self._weights = [torch.tensor(values, device=device) for values in model.weights.values()]
+
+    def score(self, hidden: Tensor, stats: Tensor) -> Tensor:
+        """See `DecisionModel.score`."""
+        into, bias, of_stats, out = self._weights
+        first = torch.addmm(F.linear(hidden.to(into.dtype), into, bias), stats, of_stats.t())
+        units, base = first.split((len(into) - 2, 2), -1)
+        return torch.addmm(base, units.relu(), out.t()).sigmoid()
+
+
+def device_stats(log_probs: Tensor, entropies: Tensor, lags: Tensor) -> Tensor:
+    """`slot_stats` of R slots [R, 4] on their device: of the two likeliest [R, 2], entropies [R]
+    and lags [R]."""
+    best, second = log_probs.double().unbind(1)
+    odds = best - torch.log((-torch.expm1(best)).clamp(min=EPS))
+    ratio = (best - second).clamp(max=MOST)
+    columns = [odds.clamp(max=MOST), entropies.double(), ratio, lags.double()]
+    return torch.stack(columns, 1).float()
 
 
 @dataclass(frozen=True, slots=True)

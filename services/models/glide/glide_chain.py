@@ -6,16 +6,22 @@ not counted. No value is read on the host, so that the function can be captured 
 needs and gives are single vectors.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
 from torch import Tensor
 
-from slipstream.core.draft.candidates import top_by_key
-from slipstream.core.verify.draws import perturbed
-from slipstream.models.decision import GREEDY, LEAST, SAMPLED, device_stats
-from slipstream.models.glide.chain_stop import ChainEnds, ChainScores, Confidence, Rules
+from slipstream.models.cuda.draws import perturbed, top_by_key
+from slipstream.models.decision import GREEDY, LEAST, SAMPLED
+from slipstream.models.glide.chain_stop import (
+    ChainEnds,
+    ChainScores,
+    Confidence,
+    DeviceDecision,
+    Rules,
+    device_stats,
+)
 from slipstream.models.glide.glide_packed import GlideParts
 from slipstream.models.kv.paged import additive, attend_each, gather, page_slots
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool
@@ -116,12 +122,12 @@ class DenseAttention:
 @dataclass(frozen=True, slots=True)
 class ChainModel:
     """The draft's `parts`; `vocab` [V_d] are its columns' tokens, `group` query heads share a key
-    head, `score` is the decision model's."""
+    head."""
 
     parts: GlideParts
     vocab: Tensor
     group: int
-    score: Callable[[Tensor, Tensor], Tensor] | None = None
+    decision: DeviceDecision | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -243,9 +249,9 @@ class ChainBody:
             ranking = perturbed(logits, heat.float(), keys, model.vocab)
         columns = top_by_key(ranking, shape.candidates)[1]
         scores = torch.full_like(heat, float("nan"))
-        if shape.is_scored and model.score is not None:
+        if shape.is_scored and model.decision is not None:
             stats = device_stats(tops, entropies, given.lags + (depth - 1))
-            probs = model.score(hidden, stats).double()
+            probs = model.decision.score(hidden, stats).double()
             own = torch.where(heat == 0, probs[:, GREEDY], probs[:, SAMPLED])
             scores = torch.where(given.asks_score > 0, own, scores)
         return ChainScores(

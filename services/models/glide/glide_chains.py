@@ -2,28 +2,24 @@
 `glide_chain.py`, and one vector comes back."""
 
 import math
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 
 import torch
 from torch import Tensor
 
-from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, Calibration, Stop
+from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, Stop
 from slipstream.core.types import SamplingParams
 from slipstream.core.verify.draws import draw_keys, is_plain_softmax
 from slipstream.models.cuda.buckets import fit, key_widths, powers
 from slipstream.models.cuda.graphs import Replay
-from slipstream.models.glide.chain_stop import Rule, rule_of
+from slipstream.models.decision import DecisionModel
+from slipstream.models.glide.chain_stop import DeviceDecision, Rule, rule_of
 from slipstream.models.glide.glide_chain import MAX_ENDS, ChainBody, ChainModel, ChainShape
 from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.glide_state import GlideState
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.memory import temporary_bytes
-from slipstream.models.scorer import KvView, Sync
+from slipstream.models.scorer import MAX_NEW_TOKENS, ChainPosition, ChainRequest
 from slipstream.models.torch_arrays import as_tensor
-
-MAX_NEW_TOKENS = 32
-"""Tokens of a prefix that a chain takes in; the caller syncs more before."""
 
 _DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, MAX_DRAFT_TOKENS)
 _MAX_SESSIONS = 256
@@ -32,45 +28,6 @@ Extents = tuple[int, int, int]
 _SPARE = 4
 """Memory for staged keys comes in powers of two, and smaller ones stay: at most so many times the
 need."""
-
-
-@dataclass(frozen=True, slots=True)
-class ChainRequest:
-    """Request to hold exactly `tokens` and to follow the best candidates behind them.
-
-    Up to `limit` positions of `num_candidates` each; a chain ends behind one of the tokens `ends`,
-    and where `stop` ends it. `lag` is the number of tokens by which the view lags behind.
-    """
-
-    state: GlideState
-    tokens: Sequence[int]
-    view: KvView | None
-    sampling: SamplingParams
-    stop: Stop
-    limit: int
-    num_candidates: int
-    ends: frozenset[int] = frozenset()
-    calibration: Calibration = field(default_factory=Calibration)
-    lag: int = 0
-    is_scored: bool = False
-    min_path_prob: float | None = None
-    """Least probability of the whole path for one more token on it."""
-
-    @property
-    def sync(self) -> Sync:
-        """The part that any draft model takes."""
-        return Sync(self.state, self.tokens, self.view)
-
-
-@dataclass(frozen=True, slots=True)
-class ChainPosition:
-    """One position of a chain: candidates, best first, and numbers of its distribution."""
-
-    tokens: tuple[int, ...]
-    probs: tuple[float, ...]
-    top_prob: float
-    entropy: float
-    score: float | None
 
 
 class GlideChains:
@@ -82,15 +39,17 @@ class GlideChains:
         replay: Replay,
         *,
         context_length: int,
-        score: Callable[[Tensor, Tensor], Tensor] | None = None,
+        decision: DecisionModel | None = None,
     ) -> None:
-        """`score` is the decision model's; positions are below `context_length`."""
+        """Positions are below `context_length`."""
         length = context_length + MAX_DRAFT_TOKENS + BLOCK_SIZE
         config = scorer.config
         group = config.num_heads // config.num_kv_heads
         self._check = scorer.check
-        vocab = as_tensor(scorer.vocab).to(scorer.layout.device)
-        self._model = ChainModel(scorer.parts(length), vocab, group, score)
+        device = torch.device(scorer.layout.device)
+        vocab = as_tensor(scorer.vocab).to(device)
+        own = None if decision is None else DeviceDecision(decision, device)
+        self._model = ChainModel(scorer.parts(length), vocab, group, own)
         self._layers = config.target_layers
         self._kv_shape = (2 * config.num_kv_heads, config.head_dim)
         self._widths = key_widths(length)
@@ -160,7 +119,7 @@ class GlideChains:
             candidates=min(most, len(self._model.vocab)),
             points=fit(points, powers(1024), what="points of a calibration"),
             is_sampled=not all(ask.sampling.is_greedy for ask in asks),
-            is_scored=self._model.score is not None and any(ask.is_scored for ask in asks),
+            is_scored=self._model.decision is not None and any(ask.is_scored for ask in asks),
         )
 
     def _extents(self, asks: Sequence[ChainRequest]) -> Extents:

@@ -25,6 +25,7 @@ from slipstream.models.native.library import NotNative
 from slipstream.models.scorer import Ask, Grow, KvView, Scores, Sync
 
 if TYPE_CHECKING:
+    from slipstream.models.decision import DecisionModel
     from slipstream.models.glide.glide_chains import GlideChains
     from slipstream.models.glide.glide_packed import GlideParts
     from slipstream.models.glide.glide_torch import TorchGlide
@@ -98,10 +99,10 @@ class GlideScorer:
         assert not isinstance(self._pass, NativeGlide), "native code has no such parts"
         return self._pass.parts(length)
 
-    def chains(self, context_length: int, score: Any) -> "GlideChains | None":
+    def chains(self, context_length: int, decision: "DecisionModel | None") -> "GlideChains | None":
         """Return the chains of a device, which computes them at once; None on a CPU.
 
-        `score` is the decision model's; positions are below `context_length`.
+        Positions are below `context_length`.
         """
         if self.layout.device == CPU:
             return None
@@ -111,7 +112,7 @@ class GlideScorer:
         from slipstream.models.glide.glide_chains import GlideChains
 
         replay = Replay(torch.device(self.layout.device))
-        return GlideChains(self, replay, context_length=context_length, score=score)
+        return GlideChains(self, replay, context_length=context_length, decision=decision)
 
     def num_same(self, state: GlideState, tokens: Sequence[int]) -> int:
         return common_prefix(state.tokens, list(tokens))

@@ -1,5 +1,6 @@
 """A GliDe draft's pass in torch, over packed layers: what tokens see, as slots and masks."""
 
+from collections import deque
 from collections.abc import Iterator, Sequence
 from itertools import chain
 from typing import Any
@@ -7,7 +8,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from slipstream.core.draft.mask import SlicedMasks
+from slipstream.core.tree import ROOT
 from slipstream.models.glide.glide_files import glide_model
 from slipstream.models.glide.glide_packed import (
     DraftTokens,
@@ -25,9 +26,12 @@ from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.kv.torch_pool import TorchKvPool
 from slipstream.models.numerics.linears import DraftLinear
-from slipstream.models.scorer import Scores
+from slipstream.models.scorer import Scores, on_host
 from slipstream.models.target.rotary_factors import RotaryFactors
 from slipstream.models.torch_arrays import as_tensor, torch_dtype
+
+Topology = tuple[int, ...]
+"""Parents of a tree's nodes, parents first."""
 
 
 class TorchGlide:
@@ -109,10 +113,9 @@ class TorchGlide:
         return DraftTokens(last.slots, last.seen, last.count, last.count, own, kv, cross)
 
     def _scores(self, x: Tensor) -> Scores:
-        if not x.size(0):
-            return Scores(logits=x.new_empty(0, self._head_size, dtype=torch.float32), hidden=x)
-        hidden = self._norm(x)
-        return Scores(logits=self._head(hidden).float(), hidden=hidden)
+        hidden = self._norm(x) if x.size(0) else x
+        logits = self._head(hidden) if x.size(0) else x.new_empty(0, self._head_size)
+        return Scores(on_host(logits), on_host(hidden))
 
     def _embed(self, tokens: Sequence[int]) -> Tensor:
         if len(tokens) == 1:
@@ -185,3 +188,45 @@ def _tree_mask(seen: Tensor, base: int, like: Tensor) -> Tensor:
 
 def _additive(allowed: Tensor, like: Tensor) -> Tensor:
     return like.new_zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
+
+
+def ancestor_mask(parents: Sequence[int]) -> Tensor:
+    """Bool [n, n]: row i is true at i and at the ancestors of node i. Parents come first."""
+    mask = torch.eye(len(parents), dtype=torch.bool)
+    for node, parent in enumerate(parents):
+        if not ROOT <= parent < node:
+            raise ValueError(f"node {node} has parent {parent}; parents come first")
+        if parent != ROOT:
+            mask[node] |= mask[parent]
+    return mask
+
+
+class SlicedMasks:
+    """Masks of the topologies met last, each of them the largest of its kind.
+
+    A tree that grows level by level asks for a little more each time; when the same topology
+    comes again, all of its levels are slices of the mask that its last one left here: a known
+    topology costs nothing per round. (Improving Multi-Candidate Speculative Decoding, 2024, section
+    on dynamic sliced masks.)
+    """
+
+    def __init__(self, capacity: int = 32) -> None:
+        if capacity < 1:
+            raise ValueError(f"capacity is {capacity}, but must be at least 1")
+        self._masks: deque[tuple[Topology, Tensor]] = deque(maxlen=capacity)
+
+    def __len__(self) -> int:
+        return len(self._masks)
+
+    def rows(self, parents: Topology, start: int) -> Tensor:
+        """Rows of the nodes from `start` on over all nodes: a view [n - start, n]."""
+        size = len(parents)
+        for topology, mask in self._masks:
+            if topology[:size] == parents:
+                return mask[start:size, :size]
+        mask = ancestor_mask(parents)
+        outgrown = [entry for entry in self._masks if entry[0] == parents[: len(entry[0])]]
+        for entry in outgrown:
+            self._masks.remove(entry)
+        self._masks.appendleft((parents, mask))
+        return mask[start:]

@@ -77,7 +77,7 @@ class NativeGlide:
         for step, split, own in zip(steps, splits, others, strict=True):
             _add(rows, step, range(split), own)
         hidden = self._model.forward(steps[0].state.cache.pool, rows.batch(kept))
-        return Scores(logits=self._model.logits(hidden), hidden=hidden)
+        return Scores(self._model.logits(hidden), hidden)
 
 
 def _add(rows: NativeTokens, step: SessionStep, chosen: range, others: Sequence[int]) -> None:

@@ -2,16 +2,17 @@
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
+from itertools import accumulate, islice
 
-import torch
-from torch import Tensor
+import numpy as np
 
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.sequence import common_prefix
 from slipstream.core.tree import TokenTree
+from slipstream.core.verify.noise import Floats
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
-from slipstream.models.scorer import Ask, Grow, Scores, Sync, check_nodes
+from slipstream.models.scorer import Ask, Grow, Scores, Sync, check_nodes, on_host
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 
@@ -33,7 +34,7 @@ class CausalScorer:
     numerics a token may differ in the last bit from the same token alone.
     """
 
-    vocab: Tensor | None = None
+    vocab: None = None
     max_lag: int | None = None
 
     def __init__(self, model: CausalModel, *, vocab_size: int | None = None) -> None:
@@ -77,13 +78,13 @@ class CausalScorer:
         for ask in asks:
             self.check(ask)
         parts = [self._known(_part(ask)) for ask in asks]
-        rows: list[Tensor] = []
-        for group in _groups(parts, len(asks[0].state.cache.pool.scratch)):
-            rows += self._forward(group)
-        pairs = zip(asks, rows, strict=True)
-        hidden = torch.cat([own[len(own) - ask.num_scores :] for ask, own in pairs])
-        logits = self._model.logits(hidden)[:, : self._vocab_size]
-        return Scores(logits.float(), hidden.float())
+        counts = iter([ask.num_scores for ask in asks])
+        room = len(asks[0].state.cache.pool.scratch)
+        found = [
+            self._forward(group, list(islice(counts, len(group)))) for group in _groups(parts, room)
+        ]
+        logits, hidden = (np.concatenate(rows) for rows in zip(*found, strict=True))
+        return Scores(logits, hidden)
 
     def num_bytes(self, state: CausalState) -> int:
         return state.cache.num_bytes
@@ -103,14 +104,18 @@ class CausalScorer:
         nodes = tuple(min(token, last) for token in tree.tokens)
         return Part(part.cache, pending, TokenTree(nodes, tree.parents))
 
-    def _forward(self, parts: Sequence[Part]) -> Sequence[Tensor]:
-        """Hidden states of each part's rows; what is no tree is kept."""
+    def _forward(self, parts: Sequence[Part], counts: Sequence[int]) -> tuple[Floats, Floats]:
+        """Logits and hidden states of the last rows of each part, as many as `counts` has; what is
+        no tree is kept."""
         hidden, places = self._model.forward(parts)
         for part, slots in zip(parts, places, strict=True):
             if not part.tree:
                 part.cache.keep(slots)
-        own: tuple[Tensor, ...] = hidden.split([len(slots) for slots in places])
-        return own
+        ends = accumulate(len(slots) for slots in places)
+        spans = (range(end - count, end) for end, count in zip(ends, counts, strict=True))
+        wanted = [row for span in spans for row in span]
+        kept = hidden[wanted]
+        return on_host(self._model.logits(kept)[:, : self._vocab_size]), on_host(kept)
 
 
 def _part(ask: Ask) -> Part:

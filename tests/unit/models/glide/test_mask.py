@@ -5,8 +5,8 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.draft.mask import SlicedMasks, ancestor_mask
 from slipstream.core.tree import ROOT, TokenTree
+from slipstream.models.glide.glide_torch import SlicedMasks, ancestor_mask
 
 
 @st.composite

@@ -1,0 +1,84 @@
+"""Draws on a device, for all rows at once: the noise of `core.verify.noise` and the order of
+`core.draft.candidates` as tensors, without a look at the host.
+"""
+
+import torch
+from torch import Tensor
+
+from slipstream.core.verify.draws import NO_TOKEN
+from slipstream.core.verify.keyed_noise import BELOW_ONE, ROUNDS, signed
+
+_LOW = 2**32 - 1
+
+
+def perturbed(logits: Tensor, temperatures: Tensor, keys: Tensor, ids: Tensor) -> Tensor:
+    """Scores [R, n] whose best is each row's draw: `logits` [R, n] fp32 themselves where the
+    temperature [R] is 0, else divided by it, with the noise of the row's `keys` [R, 2] for `ids`
+    [n] added."""
+    heat = temperatures.unsqueeze(1)
+    relative = (logits - logits.amax(-1, keepdim=True)) / torch.where(heat == 0, 1.0, heat)
+    warm = torch.where(heat == 1, logits, relative)
+    return torch.where(heat == 0, logits, gumbel_rows(keys, ids).add_(warm))
+
+
+def draw_rows(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
+    """Return each row's token [R] int64; `NO_TOKEN` where `verify` would raise `ModelError`.
+
+    `logits` [R, V] fp32, `temperatures` [R] fp32 with 0 for greedy, `keys` [R, 2] int32.
+    """
+    best = logits.amax(-1)
+    ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
+    tokens = perturbed(logits, temperatures, keys, ids).argmax(-1)
+    return torch.where(best.isfinite(), tokens, NO_TOKEN)
+
+
+def draw_greedy_rows(logits: Tensor) -> Tensor:
+    """`draw_rows` where every temperature is 0."""
+    return torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), NO_TOKEN)
+
+
+def gumbel_rows(keys: Tensor, ids: Tensor) -> Tensor:
+    """The Gumbel noise [R, n] of many positions at once, up to rounding that of
+    `core.verify.noise.gumbel` for each.
+
+    `keys` [R, 2] int32 hold the `signed_keys` of each row, `ids` [n] the tokens.
+    """
+    return uniform_rows(keys, ids).neg_().log1p_().neg_().log_().neg_()
+
+
+def uniform_rows(keys: Tensor, ids: Tensor) -> Tensor:
+    """The numbers [R, n] of `core.verify.noise.uniforms` under each row's keys, bit for bit."""
+    bits = ids.to(torch.int32) ^ keys[:, :1]
+    scratch = torch.empty_like(bits)
+    _mix_(bits, scratch)
+    bits.add_(keys[:, 1:])
+    _mix_(bits, scratch)
+    # In float64 the 32 bits and the half are exact; one rounding remains.
+    numbers = bits.to(torch.float64).add_(2.0**31 + 0.5).mul_(2.0**-32)
+    return numbers.to(torch.float32).clamp_(max=BELOW_ONE)
+
+
+def _mix_(bits: Tensor, scratch: Tensor) -> None:
+    """Mix the bits of each element, in place. Torch shifts signed numbers arithmetically: hence
+    masks."""
+    for shift, factor in ROUNDS:
+        torch.bitwise_right_shift(bits, shift, out=scratch)
+        bits.bitwise_xor_(scratch.bitwise_and_((1 << (32 - shift)) - 1))
+        if factor is not None:
+            bits.mul_(signed(factor))
+
+
+def top_by_key(scores: Tensor, k: int) -> tuple[Tensor, Tensor]:
+    """The `k` best of `scores` [..., V] fp32 with their ids, both [..., k]; `k` is at most V.
+
+    Value descending, id ascending: value and reversed id make one 64-bit key, so that no two keys
+    are equal. Scores that are no number come first.
+    """
+    size = scores.shape[-1]
+    # Adding zero turns -0.0, whose bits differ, into the 0.0 that it equals.
+    bits = (scores + 0.0).view(torch.int32)
+    order = bits ^ (bits >> 31 & 0x7FFFFFFF)
+    reversed_ids = torch.arange(size - 1, -1, -1, device=scores.device)
+    keys = order.to(torch.int64).mul_(2**32).add_(reversed_ids)
+    ids = size - 1 - (keys.topk(k).values & _LOW)
+    return scores.gather(-1, ids), ids
