@@ -3,6 +3,7 @@
 import logging
 from dataclasses import dataclass
 from importlib.metadata import version
+from typing import TYPE_CHECKING
 
 from slipstream.core.errors import ModelMismatch
 from slipstream.core.request.request import ModelFacts
@@ -12,7 +13,6 @@ from slipstream.models.loading import LoadedModel
 from slipstream.models.machine import this_machine
 from slipstream.models.memory import AUTO, MemoryPlan, num_pages
 from slipstream.models.numerics.rules import Numerics
-from slipstream.models.parallel.tensor_parallel import TensorParallelGroup
 from slipstream.models.store.digests import bytes_digest
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.tokenizer import text_tokenizer
@@ -23,6 +23,9 @@ from slipstream.target.meter import FixedMeter, LoadMeter, Meter
 from slipstream.target.schedule import StepBudget
 from slipstream.target.trial import learn_cost
 from slipstream.text.tool_prompt import AUTO_FORMAT, format_of
+
+if TYPE_CHECKING:
+    from slipstream.models.parallel.tensor_parallel import TensorParallelGroup
 
 _LOG = logging.getLogger("slipstream.target")
 
@@ -68,7 +71,7 @@ def build_target(
     *,
     numerics: Numerics = "invariant",
     limits: TargetLimits | None = None,
-    team: TensorParallelGroup | None = None,
+    team: "TensorParallelGroup | None" = None,
     tool_format: str = AUTO_FORMAT,
 ) -> BuiltTarget:
     """Build an engine that takes the loaded model over.

@@ -17,8 +17,8 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session, Shape
 from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.models.loading import load_target_parts
-from slipstream.models.target.token_layout import Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
 from slipstream.target.tensor_parallel import TensorParallelPlan, WorkerProcesses
 from support.models import tiny
 from support.models.rounds import plain, speculate

@@ -1,5 +1,7 @@
 """Keys and values of an engine: pages of one preallocated buffer a layer, counted by user."""
 
+import math
+import mmap
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -16,9 +18,18 @@ SCRATCH_ROWS = 512
 
 
 def new_buffer(shape: Sequence[int], dtype: "np.dtype[Any]", device: str) -> Any:
-    """Return memory for keys and values: an array on the host, a tensor on another device."""
+    """Return memory for keys and values: an array on the host, a tensor on another device.
+
+    The host's is mapped, not allocated by numpy, which asks for huge pages: with heads far apart a
+    short text would touch hundreds of MB of them. What is never touched takes no memory.
+    """
     if device == CPU:
-        return np.empty(shape, dtype)
+        count = math.prod(shape)
+        if not count:
+            return np.empty(shape, dtype)
+        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
+        memory = mmap.mmap(-1, count * dtype.itemsize, flags=flags)
+        return np.frombuffer(memory, dtype).reshape(shape)
     from slipstream.models.kv.torch_pool import new_tensor
 
     return new_tensor(shape, dtype, device)
@@ -246,7 +257,7 @@ class KvPool:
         self._copy(source, into)
 
     def _new_buffer(self, shape: tuple[int, ...]) -> Any:
-        return np.empty(shape, self.layout.dtype)
+        return new_buffer(shape, self.layout.dtype, CPU)
 
     def _copy(self, source: Sequence[int], into: Sequence[int]) -> None:
         for buffer in self._layers:

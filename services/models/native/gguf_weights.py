@@ -117,6 +117,9 @@ class GgufSource(WeightSource):
         found: PreTrainedModel = model
         return found
 
+    def release(self, layer: int) -> None:
+        self._file.release()
+
     def identity(self) -> str:
         from slipstream.models.store.digests import weights_digest
 

@@ -94,6 +94,10 @@ class GgufFile:
         self.fields = reader.fields(num_fields)
         self.tensors = reader.tensors(num_tensors, self.fields.get("general.alignment", 32))
 
+    def release(self) -> None:
+        """Let go of the pages that tensors were read from; they are read again when needed."""
+        self._bytes.madvise(mmap.MADV_DONTNEED)
+
     def view(self, tensor: GgufTensor) -> memoryview:
         """The bytes of a tensor, in place."""
         return memoryview(self._bytes)[tensor.offset : tensor.offset + tensor.num_bytes]

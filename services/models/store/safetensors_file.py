@@ -1,17 +1,20 @@
 """Safetensors of a model directory, read in place: one file, or the shards that an index names."""
 
 import json
+import math
+import mmap
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
+import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.dtypes import Array
+from slipstream.models.dtypes import DTYPES, Array
 from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS, brief
 
-_PLAIN = {"F32", "F16", "BF16"}
+_PLAIN = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
 _BROKEN = (
     SafetensorError,
     OSError,
@@ -24,56 +27,62 @@ _BROKEN = (
 """Errors of files that come from anywhere."""
 
 
+class _Place(NamedTuple):
+    """A tensor's file, its first byte there, its type as the file names it, and its shape."""
+
+    path: Path
+    start: int
+    type: str
+    shape: tuple[int, ...]
+
+
 class Safetensors:
     """The tensors of a model directory by name, mapped into memory when they are read."""
 
     def __init__(self, folder: Path) -> None:
         """Raise `WeightsError` for a file that is missing or broken."""
         self.folder = folder
-        self._paths: dict[str, Path] = {}
-        self._kinds: dict[str, tuple[str, tuple[int, ...]]] = {}
-        self._open: dict[Path, Any] = {}
+        self._places: dict[str, _Place] = {}
+        self._maps: dict[Path, mmap.mmap] = {}
         try:
             for path in _paths(folder):
-                file: Any = safe_open(path, framework="np")
-                self._open[path] = file
-                for name in file.keys():  # noqa: SIM118 - it is no mapping
-                    at = file.get_slice(name)
-                    self._paths[name] = path
-                    self._kinds[name] = at.get_dtype(), tuple(at.get_shape())
+                self._places |= _places(path)
         except _BROKEN as error:
             raise WeightsError(
                 f"the weights in {folder} can't be loaded ({brief(error)})"
             ) from error
 
     def __contains__(self, name: object) -> bool:
-        return name in self._paths
+        return name in self._places
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor; None where there is none of the name."""
-        return self._kinds[name][1] if name in self._kinds else None
+        return self._places[name].shape if name in self._places else None
 
     def is_plain(self, name: str) -> bool:
         """Return whether a tensor is of a type that is multiplied."""
-        return self._kinds[name][0] in _PLAIN
+        return self._places[name].type in _PLAIN
 
     def tensor(self, name: str) -> Array:
         """Return a tensor in place. Raises `WeightsError` for a type that is no plain one."""
-        path = self._paths[name]
+        at = self._places[name]
         if not self.is_plain(name):
-            raise WeightsError(f"{name} in {path} has the type {self._kinds[name][0]}")
+            raise WeightsError(f"{name} in {at.path} has the type {at.type}")
         try:
-            if path not in self._open:
-                self._open[path] = safe_open(path, framework="np")
-            found: Array = self._open[path].get_tensor(name)
+            if at.path not in self._maps:
+                self._maps[at.path] = _mapped(at.path)
+            values = np.frombuffer(
+                self._maps[at.path], _PLAIN[at.type], math.prod(at.shape), at.start
+            )
         except _BROKEN as error:
-            raise WeightsError(f"{name} in {path} can't be read ({brief(error)})") from error
-        return found
+            raise WeightsError(f"{name} in {at.path} can't be read ({brief(error)})") from error
+        return values.reshape(at.shape)
 
     def release(self, names: Iterable[str]) -> None:
-        """Close the files of these tensors; their memory is free once no tensor is in use."""
-        for name in names:
-            self._open.pop(self._paths[name], None)
+        """Let go of the pages that tensors were read from; they are read again when needed."""
+        for path in {self._places[name].path for name in names}:
+            if path in self._maps:
+                self._maps[path].madvise(mmap.MADV_DONTNEED)
 
 
 def _paths(folder: Path) -> list[Path]:
@@ -81,3 +90,21 @@ def _paths(folder: Path) -> list[Path]:
         return [folder / WEIGHTS]
     index = json.loads((folder / SHARD_INDEX).read_text(encoding="utf-8"))
     return [folder / str(name) for name in sorted(set(index["weight_map"].values()))]
+
+
+def _places(path: Path) -> dict[str, _Place]:
+    with safe_open(path, framework="np"):  # checks the header, sizes and offsets
+        pass
+    with path.open("rb") as file:
+        size = int.from_bytes(file.read(8), "little")
+        header: dict[str, Any] = json.loads(file.read(size))
+    header.pop("__metadata__", None)
+    return {
+        name: _Place(path, 8 + size + at["data_offsets"][0], at["dtype"], tuple(at["shape"]))
+        for name, at in header.items()
+    }
+
+
+def _mapped(path: Path) -> mmap.mmap:
+    with path.open("rb") as file:  # private memory may be written to, which torch asks for
+        return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import torch
 
-from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide.glide_files import save_glide
+from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.loading import load_target_parts
 from support.models.tiny_checkpoint import save_checkpoint
 

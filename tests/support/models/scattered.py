@@ -3,8 +3,8 @@
 import random
 
 from slipstream.core.tree import TokenTree
-from slipstream.models.target.token_layout import Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
 from support.models import tiny
 
 LENGTHS = (130, 5, 260, 127, 1)

@@ -14,8 +14,8 @@ from slipstream.draft.config import DraftConfig
 from slipstream.draft.servicer import SERVICE as DRAFT
 from slipstream.draft.servicer import register as register_draft
 from slipstream.engine.thread import EngineThread
-from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide.glide_files import save_glide
+from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.loading import load_target_parts
 from slipstream.options import build
 from slipstream.router.app import Router

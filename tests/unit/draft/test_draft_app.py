@@ -14,8 +14,8 @@ from slipstream.draft.app import load_draft
 from slipstream.draft.config import DraftConfig
 from slipstream.draft.kv_sources import MAX_IDLE, Channels
 from slipstream.draft.profile_file import ModelPair, profile_file
-from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide.glide_files import save_glide
+from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.loading import load_target_parts
 from slipstream.models.store.digests import file_digest
 from slipstream.options import build

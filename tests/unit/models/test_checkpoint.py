@@ -20,8 +20,8 @@ from slipstream.models.native import library
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.store.safetensors_file import Safetensors
 from slipstream.models.target import reference
-from slipstream.models.target.token_layout import Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
 from support.models import tiny
 from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer, save_checkpoint
 

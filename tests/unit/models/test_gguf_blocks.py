@@ -10,8 +10,8 @@ from slipstream.core.tree import TokenTree
 from slipstream.models.loading import load_model
 from slipstream.models.native import library
 from slipstream.models.native.gguf_weights import GgufSource
-from slipstream.models.target.token_layout import Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
 from support.models import tiny_gguf
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")

@@ -3,8 +3,8 @@
 import torch
 
 from slipstream.models.numerics.invariance import probe_rows, tiled
-from slipstream.models.numerics.rules import RowRule
 from slipstream.models.numerics.linears import PackedLinear
+from slipstream.models.numerics.rules import RowRule
 
 EXAMPLE = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
 

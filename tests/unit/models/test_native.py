@@ -16,8 +16,8 @@ from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.tree import TokenTree
 from slipstream.models.native import library
 from slipstream.models.native.library import NotNative, kernels
-from slipstream.models.target.token_layout import Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
 from support.models import tiny
 from support.models.instruction_sets import available
 

@@ -13,8 +13,8 @@ from slipstream.core.draft.candidates import argmax_first, coupled
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.core.types import SamplingParams
 from slipstream.models.decision import DECISION_NAME, load_decision
-from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide.glide_files import save_glide
+from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.glide.glide_scorer import load_glide
 from slipstream.models.loading import load_target_parts
 from slipstream.train.decision import DecisionSettings

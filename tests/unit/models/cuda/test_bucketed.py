@@ -15,9 +15,9 @@ from slipstream.models.cuda.bucketed import Draw, buckets_for
 from slipstream.models.cuda.buckets import Buckets, pack
 from slipstream.models.memory import temporary_bytes
 from slipstream.models.numerics.rules import RowRule
-from slipstream.models.target.token_layout import Part
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.fast_modules import FastNorm
+from slipstream.models.target.token_layout import Part
 from support.models import tiny
 from support.models.scattered import LENGTHS, parts_on_scattered_pages, shaped, tree_of
 

@@ -8,8 +8,8 @@ from slipstream.models.cuda import attention_kernels
 from slipstream.models.cuda.attention_kernels import Trial, choose_kernel
 from slipstream.models.kv.paged import attend_paged
 from slipstream.models.kv.pool import KvLayout
-from slipstream.models.target.token_layout import Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
 from support.models import tiny
 
 LAYOUT = KvLayout(1, 2, 16, torch.float32, torch.device("cpu"))

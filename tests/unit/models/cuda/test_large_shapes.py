@@ -34,8 +34,8 @@ from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.parallel.ranks import Ranks
-from slipstream.models.target.token_layout import Draw, Part
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Draw, Part
 from support.cuda.gpu import simulated_gpu
 from support.models import tiny
 from support.models.rounds import speculate

@@ -20,8 +20,8 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Session, Shape, StopPolicy
 from slipstream.draft.build import DraftTarget, build_drafter
 from slipstream.models.glide.glide_export import export_hf
-from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_files import save_glide
+from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_scorer import load_glide
 from slipstream.models.glide.target_parts import load_parts
 from slipstream.models.loading import load_target_parts
