@@ -1,6 +1,5 @@
 """What every test shares: the real model when it is there, and a skip for missing hardware."""
 
-import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import module_from_spec, spec_from_file_location
@@ -8,6 +7,8 @@ from itertools import chain
 from pathlib import Path
 
 import pytest
+
+from slipstream.models.threads import num_threads, set_num_threads
 
 REAL_MODEL = "smollm2-135m"
 UNIT = Path(__file__).parent / "unit"
@@ -57,16 +58,15 @@ def cuda_device(request: pytest.FixtureRequest) -> Iterator[None]:
 
 
 @pytest.fixture(autouse=True)
-def num_threads(request: pytest.FixtureRequest) -> Iterator[None]:
+def one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tiny models run on one thread: more only wait for each other. The real one takes all."""
-    torch = sys.modules.get("torch")
-    if torch is None or request.node.get_closest_marker("real"):
+    if request.node.get_closest_marker("real"):
         yield
         return
-    before = torch.get_num_threads()
-    torch.set_num_threads(1)
+    before = num_threads()
+    set_num_threads(1)
     yield
-    torch.set_num_threads(before)
+    set_num_threads(before)
 
 
 def _spread(items: list[pytest.Item]) -> None:

@@ -14,6 +14,7 @@ from slipstream.config import set_default_variables
 if TYPE_CHECKING:
     from slipstream.client import AsyncClient, Client
 
+_ENGINES = "slipstream.client.embedded"
 VANILLA = "vanilla:"
 """Beginning of the names of drafts that are models by themselves."""
 # A thread that waits for the others of a product soon sleeps. Where two of them meet on one core,
@@ -73,22 +74,22 @@ def fetch(target: str, draft: str, progress: Bars) -> None:
 def _import_engines() -> None:
     """Import all that computes, without the garbage collector.
 
-    It would walk some 100,000 objects again and again, here and in every later collection. They
-    stay until the process ends, so it is made to leave them alone.
+    It would walk all their objects again and again, here and in every later collection. They stay
+    until the process ends, so it is made to leave them alone.
     """
-    if "torch" in sys.modules:
+    if _ENGINES in sys.modules:
         return
     shorten_spins()
     gc.disable()
     try:
-        import_module("slipstream.client.embedded")
+        import_module(_ENGINES)
     finally:
         gc.freeze()
         gc.enable()
 
 
 def shorten_spins() -> None:
-    """Make idle threads sleep soon. For a command that is about to import torch."""
+    """Make idle threads of torch sleep soon, where a command imports it."""
     set_default_variables(_SHORT_SPINS)
 
 

@@ -205,6 +205,7 @@ class KvReceiver:
     def _take(self, message: target_pb2.StreamKvResponse, source: KvStreamSource) -> None:
         """Keep a slice. Raises `InvalidRequest` or `CapacityError` for one that can't be right."""
         frame = frame_from_pb(message, source, self.form)
+        self.mirror.truncate(frame.start)  # gone in the target, whatever the slice is worth
         self.mirror.write(frame.start, unpack(frame, self.form))
         self.num_received_bytes += len(frame.payload)
         self._changed.set()

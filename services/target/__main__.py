@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import cast
+from typing import TYPE_CHECKING, cast
 
 from slipstream import __version__
 from slipstream.core.request.server_info import ReplicaRole
@@ -25,9 +25,11 @@ from slipstream.target.build import BuiltTarget, build_target
 from slipstream.target.config import TargetConfig
 from slipstream.target.description import describe
 from slipstream.target.servicer import SERVICE, TargetServicer, register
-from slipstream.target.tensor_parallel import WorkerProcesses, rank_threads, start_workers
 from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry
+
+if TYPE_CHECKING:
+    from slipstream.target.tensor_parallel import WorkerProcesses
 
 _LOG = logging.getLogger("slipstream.target")
 
@@ -38,15 +40,20 @@ def main(argv: Sequence[str]) -> int:
 
 
 async def _serve(config: TargetConfig, telemetry: Telemetry) -> None:
-    if config.tensor_parallel > 1:  # decided once, so that all ranks agree on it
-        dtype = choose_dtype(config.compute.dtype, parse_device(config.compute.device)).name
-        config = replace(config, compute=replace(config.compute, dtype=dtype))
+    if config.tensor_parallel == 1:
+        await _serve_with(None, config, telemetry)
+        return
+    from slipstream.target.tensor_parallel import start_workers
+
+    # The dtype is decided once, so that all ranks agree on it.
+    dtype = choose_dtype(config.compute.dtype, parse_device(config.compute.device)).name
+    config = replace(config, compute=replace(config.compute, dtype=dtype))
     with start_workers(config, _lost) as driver:
         await _serve_with(driver, config, telemetry)
 
 
 async def _serve_with(
-    driver: WorkerProcesses | None, config: TargetConfig, telemetry: Telemetry
+    driver: "WorkerProcesses | None", config: TargetConfig, telemetry: Telemetry
 ) -> None:
     servicer = _load(config, driver, telemetry)
     try:
@@ -88,7 +95,7 @@ def _lost(reason: str, is_input: bool) -> None:
 
 
 def _load(
-    config: TargetConfig, driver: WorkerProcesses | None, telemetry: Telemetry
+    config: TargetConfig, driver: "WorkerProcesses | None", telemetry: Telemetry
 ) -> TargetServicer:
     def load() -> tuple[BuiltTarget, target_pb2.DescribeTargetResponse]:
         team = driver.join() if driver else None
@@ -110,7 +117,7 @@ def _load(
 
     thread = EngineThread("target")
     built, about = load_on(
-        thread.call, load, Cores(rank_threads(config), config.compute.pin_threads)
+        thread.call, load, Cores(config.rank_threads(), config.compute.pin_threads)
     )
     _LOG.info("model %s, incarnation %s", about.identity.model_id, about.identity.incarnation)
     _LOG.info("memory: %s", built.memory)

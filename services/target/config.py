@@ -7,6 +7,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.options import MAX_NODES
 from slipstream.models.compute_options import ComputeOptions
 from slipstream.models.numerics.rules import Numerics
+from slipstream.models.threads import num_threads
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.protocol import check_advertised
 from slipstream.rpc.server import ServerOptions
@@ -82,6 +83,12 @@ class TargetConfig:
         advertised = self.replica.advertised_address
         check_advertised(self.listen.address, advertised, reader="draft")
         self.server_options()
+
+    def rank_threads(self) -> int | None:
+        """Return the threads of each rank; None is the choice for a process that is alone."""
+        if self.compute.threads is not None or self.tensor_parallel == 1:
+            return self.compute.threads
+        return max(1, num_threads() // self.tensor_parallel)
 
     def server_options(self) -> ServerOptions:
         """Return where and how to serve."""

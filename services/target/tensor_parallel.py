@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -175,21 +175,17 @@ class WorkerProcesses:
         self._on_lost(reason, is_input)
 
 
-def start_workers(
-    config: TargetConfig, on_lost: OnLost
-) -> AbstractContextManager[WorkerProcesses | None]:
-    """Start the workers that a configuration asks for, if any.
+def start_workers(config: TargetConfig, on_lost: OnLost) -> WorkerProcesses:
+    """Start the workers that a configuration asks for.
 
     Raises `InvalidRequest` for a model that can't be split so, or a machine without the GPUs, and
     what finding a model raises.
     """
     size = config.tensor_parallel
-    if size == 1:
-        return nullcontext()
     check_devices(config.compute.device, size)
     path = resolve(config.model)
     check_ranks(path, size)
-    threads = rank_threads(config)
+    threads = config.rank_threads()
     assert threads is not None
     plan = TensorParallelPlan(
         size,
@@ -201,13 +197,6 @@ def start_workers(
         pin_threads=config.compute.pin_threads,
     )
     return WorkerProcesses(plan, on_lost)
-
-
-def rank_threads(config: TargetConfig) -> int | None:
-    """Return the threads of each rank; None is torch's choice for a process that is alone."""
-    if config.compute.threads is not None or config.tensor_parallel == 1:
-        return config.compute.threads
-    return max(1, torch.get_num_threads() // config.tensor_parallel)
 
 
 def check_devices(device: str, size: int) -> None:

@@ -17,11 +17,13 @@ from transformers import (
 )
 
 from slipstream.models.glide.glide_config import GlideConfig
+from slipstream.models.glide.glide_files import weights_of
 from slipstream.models.glide.glide_init import init_from_target
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.numerics.rules import Numerics
 from slipstream.models.target.causal import CausalModel, Engine
+from slipstream.models.torch_arrays import numpy_dtype
 from slipstream.target.engine import LocalTarget
 from slipstream.target.memory import KvMemory
 from slipstream.target.meter import FixedMeter
@@ -105,7 +107,8 @@ def glide(
     )
     vocab = torch.tensor([token for token in range(VOCAB) if token % 8 != 5])
     draft = init_from_target(model, config).to(device)
-    return GlideScorer(draft, vocab.to(device), parts, dtype=dtype, native=native)
+    weights = weights_of(draft, vocab)
+    return GlideScorer(weights, parts, dtype=numpy_dtype(dtype), native=native)
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

@@ -13,8 +13,10 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
+from slipstream.models.dtypes import FLOAT32
 from slipstream.models.glide.glide import GlideModel, Rope
 from slipstream.models.glide.glide_config import GlideConfig
+from slipstream.models.glide.glide_files import weights_of
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.target_parts import target_parts
@@ -73,9 +75,8 @@ def vocab(config: GlideConfig) -> Tensor:
 
 
 def scorer(target: Any, model: GlideModel, *, native: bool = True) -> GlideScorer:
-    parts = target_parts(target)
-    tokens = vocab(model.config).to(parts.embeddings.device)
-    return GlideScorer(model, tokens, parts, dtype=torch.float32, native=native)
+    weights, parts = weights_of(model, vocab(model.config)), target_parts(target)
+    return GlideScorer(weights, parts, dtype=FLOAT32, native=native)
 
 
 @torch.no_grad()

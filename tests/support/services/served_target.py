@@ -7,12 +7,13 @@ from dataclasses import dataclass, field
 from typing import Any
 
 import grpc
+import numpy as np
 import torch
-from torch import Tensor
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import EngineThread
+from slipstream.models.dtypes import Array
 from slipstream.models.target.causal import CausalModel
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert import delta_to_pb, proposal_to_pb, session_to_pb
@@ -20,7 +21,7 @@ from slipstream.rpc.delta import Delta
 from slipstream.rpc.kv import DTYPE, ENCODING, KvEncoding, KvFormat, KvStreamSource, frame_from_pb
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import PROTOCOL_VERSION
-from slipstream.rpc.tensors import torch_dtype, unpack
+from slipstream.rpc.tensors import element_type, unpack
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.target.batcher import BatchedTarget
@@ -114,7 +115,7 @@ class Mirror:
     form: KvFormat
     source: KvStreamSource
     call: Any
-    layers: list[Tensor]
+    layers: list[Array]
     count: int = 0
     frames: list[tuple[int, int]] = field(default_factory=list)
     """Start and count of every slice."""
@@ -126,8 +127,9 @@ class Mirror:
             return False
         frame = frame_from_pb(message, self.source, self.form)
         assert frame.start <= self.count, "a gap"
-        unpack(frame, self.form, self.layers)
         self.count = frame.start + frame.count
+        for layer, values in zip(self.layers, unpack(frame, self.form), strict=True):
+            layer[:, frame.start : self.count] = values
         self.frames.append((frame.start, frame.count))
         return True
 
@@ -195,17 +197,17 @@ class Served:
         assert dtype is not None
         form = KvFormat(layers, layout.num_kv_heads, layout.head_dim, dtype, encoding)
         shape = (2 * form.num_kv_heads, 1024, form.head_dim)
-        buffers = [torch.zeros(shape, dtype=torch_dtype(dtype)) for _ in layers]
+        buffers = [np.zeros(shape, element_type(dtype)) for _ in layers]
         source = KvStreamSource(stream.session_id, IDENTITY.incarnation)
         said = {"encoding": ENCODING.to_pb(encoding), "trace": trace_to_pb(trace)}
         call = self.stub.StreamKv(self.request(stream, layers, start, **said))
         return Mirror(form, source, call, buffers, count=start)
 
-    def cached(self, stream: Stream, mirror: Mirror) -> list[Tensor]:
+    def cached(self, stream: Stream, mirror: Mirror) -> list[Array]:
         """What the engine's cache has where the mirror has it."""
         view = self.engine.view(stream.session_id, mirror.form.layers)
         assert view.count == mirror.count
-        return [torch.cat(view.layers[at])[:, : view.count] for at in mirror.form.layers]
+        return [np.concatenate(view.layers[at])[:, : view.count] for at in mirror.form.layers]
 
     async def load(self) -> common_pb2.Load:
         """What it holds."""

@@ -6,7 +6,6 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field, replace
 
 import grpc.aio
-import torch
 
 from slipstream.core.draft.ngram_draft import NGRAM, NgramDraft
 from slipstream.core.request.profile import Profile
@@ -23,6 +22,7 @@ from slipstream.draft.servicer import SERVICE as DRAFT_SERVICE
 from slipstream.draft.servicer import DraftServicer
 from slipstream.draft.servicer import register as draft_register
 from slipstream.engine.thread import EngineThread
+from slipstream.models.dtypes import CPU
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.target.causal import CausalModel
@@ -176,7 +176,7 @@ async def draft_place(
 ) -> AsyncIterator[DraftPlace]:
     """A served draft. It waits long for keys, so that tests do not depend on how fast they are."""
     settings = settings or DraftSettings(kv_wait_s=5.0)
-    receivers = KvReceivers(ChannelOptions(), torch.device("cpu"), sources)
+    receivers = KvReceivers(ChannelOptions(), CPU, sources)
     drafter = models.drafter(kind, receivers)
     made_for = PairedTarget("tiny", target_parts(tiny.hf_model())) if drafter.layers else None
     about = describe(drafter, kind, target=made_for, incarnation="a-draft", max_sessions=64)

@@ -3,8 +3,8 @@
 import asyncio
 import random
 
+import numpy as np
 import pytest
-import torch
 
 from slipstream.core.errors import CapacityError, InvalidRequest, NoRoom
 from slipstream.core.inline import finished
@@ -14,12 +14,13 @@ from slipstream.draft.config import DraftConfig
 from slipstream.draft.engine import NO_ROOM
 from slipstream.draft.kv_mirror import ByteBudget, KvMirror
 from slipstream.draft.memory import DraftMemory, DraftNeeds
+from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32
 from slipstream.models.kv.pool import KvLayout
 from slipstream.options import build
 from support.models import tiny
 from support.services.draft_crowd import SHAPES, alone, asked, batched, both_scorers, engine, same
 
-LAYOUT = KvLayout(1, 3, 64, torch.bfloat16, torch.device("cpu"))
+LAYOUT = KvLayout(1, 3, 64, BFLOAT16, CPU)
 NEEDS = DraftNeeds(1 << 20, 1 << 20, max_tokens=1000)
 KINDS = pytest.mark.parametrize("kind", ["glide", "vanilla"])
 
@@ -126,17 +127,22 @@ def test_a_budget_that_is_none_is_refused_at_the_start(budget):
         build(DraftConfig, kv_memory=budget)
 
 
+def filled(count, value):
+    """Keys and values of so many positions, all of one value."""
+    return np.full((1, 2, count, 4), value, np.float32)
+
+
 def test_mirrors_share_a_budget_and_keep_what_they_have():
-    layout = KvLayout(1, 1, 4, torch.float32, torch.device("cpu"))
+    layout = KvLayout(1, 1, 4, FLOAT32, CPU)
     budget = ByteBudget(3 * layout.bytes_per_page)
     one, other = (KvMirror((0,), layout, limit=1000, budget=budget) for _ in range(2))
-    one.write(0, 200, lambda buffers: buffers[0].fill_(1))
-    other.write(0, 100, lambda buffers: buffers[0].fill_(2))
+    one.write(0, filled(200, 1))
+    other.write(0, filled(100, 2))
     assert budget.num_bytes == one.num_bytes + other.num_bytes == budget.limit
     with pytest.raises(NoRoom, match="more for the target's keys"):
-        other.write(100, 100, lambda buffers: None)
+        other.write(100, filled(100, 3))
     assert other.count == 100 and bool((other.view().layers[0][0][:, :100] == 2).all())
     one.free()
     assert (one.count, one.num_bytes) == (0, 0)
-    other.write(100, 100, lambda buffers: buffers[0][:, 100:].fill_(3))
+    other.write(100, filled(100, 3))
     assert other.count == 200 and budget.num_bytes == other.num_bytes

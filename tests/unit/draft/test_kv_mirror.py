@@ -1,36 +1,32 @@
 """A mirror holds what it was sent, and what a reader was shown stays as it was."""
 
+import numpy as np
 import pytest
-import torch
 
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.draft.kv_mirror import KvMirror
+from slipstream.models.dtypes import CPU, FLOAT32
 from slipstream.models.kv.pool import KvLayout
 
 LAYERS = (5, 2)
-LAYOUT = KvLayout(2, 3, 4, torch.float32, torch.device("cpu"))
+LAYOUT = KvLayout(2, 3, 4, FLOAT32, CPU)
 
 
 def truth(count, seed=0):
-    """Two layers of [2 * heads, count, head_dim]."""
-    noise = torch.Generator().manual_seed(seed)
-    return [torch.randn(6, count, 4, generator=noise) for _ in LAYERS]
+    """Two layers [2, 2 * heads, count, head_dim]."""
+    return np.random.default_rng(seed).normal(size=(2, 6, count, 4)).astype(np.float32)
 
 
 def send(mirror, whole, start, end):
-    def fill(buffers):
-        for buffer, layer in zip(buffers, whole, strict=True):
-            buffer[:, start:end] = layer[:, start:end]
-
-    mirror.write(start, end - start, fill)
+    mirror.write(start, whole[:, :, start:end])
 
 
 def assert_shows(view, whole, count):
     assert view.count == count
     for layer, values in zip(LAYERS, whole, strict=True):
         keys, vals = view.layers[layer]
-        assert torch.equal(keys[:, :count], values[:3, :count])
-        assert torch.equal(vals[:, :count], values[3:, :count])
+        assert np.array_equal(keys[:, :count], values[:3, :count])
+        assert np.array_equal(vals[:, :count], values[3:, :count])
 
 
 @pytest.fixture
@@ -54,13 +50,13 @@ def test_slices_of_any_size_add_up_to_the_whole(mirror):
 def test_a_gap_is_refused(mirror):
     send(mirror, truth(10), 0, 10)
     with pytest.raises(InvalidRequest, match=r"position 11 .* 10 are held"):
-        mirror.write(11, 1, lambda buffers: None)
+        mirror.write(11, truth(1))
     assert mirror.count == 10
 
 
 def test_positions_past_the_limit_are_refused(mirror):
     with pytest.raises(CapacityError, match=r"1001 .* limit is 1000"):
-        mirror.write(0, 1001, lambda buffers: None)
+        mirror.write(0, truth(1001))
     assert mirror.num_bytes == 0
 
 
@@ -68,7 +64,7 @@ def test_a_lower_start_replaces_what_follows(mirror):
     first, second = truth(20), truth(20, seed=1)
     send(mirror, first, 0, 20)
     send(mirror, second, 8, 12)
-    mixed = [torch.cat((a[:, :8], b[:, 8:]), 1) for a, b in zip(first, second, strict=True)]
+    mixed = np.concatenate((first[:, :, :8], second[:, :, 8:]), 2)
     assert_shows(mirror.view(), mixed, 12)
 
 
@@ -87,24 +83,11 @@ def test_what_a_reader_was_shown_stays_as_it_was(mirror, forget_first):
 def test_what_is_appended_needs_no_new_buffers(mirror):
     mirror.reserve(400)
     size, whole = mirror.num_bytes, truth(400)
-    before = mirror.view().layers[5][0].data_ptr()
+    before = mirror.view().layers[5][0].ctypes.data
     for at in range(0, 400, 50):
         send(mirror, whole, at, at + 50)
-    assert mirror.view().layers[5][0].data_ptr() == before
+    assert mirror.view().layers[5][0].ctypes.data == before
     assert mirror.num_bytes == size
-
-
-def test_a_slice_that_can_not_be_read_leaves_what_was_before_it(mirror):
-    whole = truth(30)
-    send(mirror, whole, 0, 30)
-
-    def fail(buffers):
-        raise InvalidRequest("broken")
-
-    for start in (30, 10):
-        with pytest.raises(InvalidRequest, match="broken"):
-            mirror.write(start, 5, fail)
-        assert_shows(mirror.view(), whole, start)
 
 
 def test_room_is_never_made_past_the_limit():

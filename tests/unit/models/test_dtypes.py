@@ -3,14 +3,14 @@
 import logging
 
 import pytest
-import torch
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.models import dtypes
-from slipstream.models.dtypes import DTYPES, choose_dtype, dtype_name
+from slipstream.models.dtypes import CPU, DTYPES, FLOAT32, choose_dtype
 from slipstream.models.machine import Measurements
+from slipstream.models.numerics import dtype_times
+from slipstream.models.torch_arrays import numpy_dtype, torch_dtype
 
-CPU = torch.device("cpu")
 KEPT = "dtype_seconds"
 
 
@@ -54,7 +54,7 @@ def test_the_choice_is_logged_with_the_times_it_follows_from(caplog):
 
 
 def test_a_slow_dtype_works_with_one_warning_that_names_the_faster_one(caplog):
-    assert choose_dtype("float16", CPU, machine=modern()) is torch.float16
+    assert choose_dtype("float16", CPU, machine=modern()) is DTYPES["float16"]
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING
     assert warning.getMessage() == (
@@ -68,7 +68,7 @@ def test_what_only_torch_multiplies_slowly_is_warned_of_where_torch_computes(
 ):
     monkeypatch.setattr(dtypes, "has_kernels", lambda: has_kernels)
     dtypes._warn.cache_clear()
-    assert choose_dtype("float32", CPU, machine=modern(float32=0.01)) is torch.float32
+    assert choose_dtype("float32", CPU, machine=modern(float32=0.01)) is FLOAT32
     assert len(caplog.records) == (not has_kernels)
 
 
@@ -108,15 +108,15 @@ BROKEN = [
 @pytest.mark.parametrize("kept", BROKEN)
 def test_what_is_kept_and_no_table_of_times_is_measured_again(kept, monkeypatch):
     again = {"bfloat16": 0.009, "float16": 0.009, "float32": 0.001}
-    monkeypatch.setattr(dtypes, "_measure", lambda: again)
+    monkeypatch.setattr(dtype_times, "_measure", lambda: again)
     measured = Measurements(None)
     measured.keep(KEPT, kept)
-    assert choose_dtype("auto", CPU, machine=measured) is torch.float32
+    assert choose_dtype("auto", CPU, machine=measured) is FLOAT32
     assert measured.get(KEPT) == again
 
 
 def test_times_that_are_kept_are_not_measured_again(monkeypatch):
-    monkeypatch.setattr(dtypes, "_measure", lambda: pytest.fail("measured again"))
+    monkeypatch.setattr(dtype_times, "_measure", lambda: pytest.fail("measured again"))
     for name in ("auto", "bfloat16", "float32"):
         choose_dtype(name, CPU, machine=modern())
 
@@ -124,10 +124,18 @@ def test_times_that_are_kept_are_not_measured_again(monkeypatch):
 def test_what_is_measured_here_is_a_table_of_times():
     measured = Measurements(None)
     chosen = choose_dtype("auto", CPU, machine=measured)
-    assert dtype_name(chosen) in ("bfloat16", "float32")
-    assert dtypes._are_times(measured.get(KEPT))
+    assert chosen.name in ("bfloat16", "float32")
+    assert dtype_times._are_times(measured.get(KEPT))
 
 
 @pytest.mark.parametrize("name", DTYPES)
 def test_a_dtype_has_the_name_that_it_is_chosen_by(name):
-    assert dtype_name(DTYPES[name]) == name
+    assert DTYPES[name].name == name
+
+
+@pytest.mark.parametrize("name", DTYPES)
+def test_torch_has_a_dtype_of_the_same_name_and_size(name):
+    theirs = torch_dtype(DTYPES[name])
+    assert str(theirs) == f"torch.{name}"
+    assert theirs.itemsize == DTYPES[name].itemsize
+    assert numpy_dtype(theirs) is DTYPES[name]

@@ -131,7 +131,7 @@ def test_another_limit_on_instructions_is_another_machine(fresh, monkeypatch, va
 
 def test_another_number_of_threads_is_another_machine(fresh, monkeypatch):
     this_machine().keep("speed", 1)
-    monkeypatch.setattr(machine.torch, "get_num_threads", lambda: 3)
+    monkeypatch.setattr(machine, "num_threads", lambda: 3)
     assert this_machine().get("speed") is None
     assert describe_machine(3)["threads"] == 3
 

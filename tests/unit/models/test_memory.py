@@ -1,10 +1,10 @@
 """Budgets of memory: sizes, shares and what does not fit, in one sentence each."""
 
 import pytest
-import torch
 
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.models import memory
+from slipstream.models.dtypes import CPU, FLOAT32
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.memory import (
     MemoryPlan,
@@ -17,8 +17,7 @@ from slipstream.models.memory import (
 from slipstream.target.build import TargetLimits, plan_memory
 from support.models import tiny
 
-CPU = torch.device("cpu")
-LAYOUT = KvLayout(2, 2, 4, torch.float32, CPU)
+LAYOUT = KvLayout(2, 2, 4, FLOAT32, CPU)
 
 
 @pytest.mark.parametrize(
@@ -98,15 +97,15 @@ def test_an_account_is_readable():
 def test_a_limit_of_the_control_group_bounds_what_is_free(files, left, tmp_path, monkeypatch):
     """Both versions of control groups have such a limit."""
     monkeypatch.setattr(memory, "_GROUPS", tmp_path)
-    assert free_bytes(torch.device("cpu")) > 5000
+    assert free_bytes(CPU) > 5000
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert free_bytes(torch.device("cpu")) == left
+    assert free_bytes(CPU) == left
 
 
 def test_a_group_without_a_limit_bounds_nothing(tmp_path, monkeypatch):
     monkeypatch.setattr(memory, "_GROUPS", tmp_path)
     (tmp_path / "memory.max").write_text("max\n")
     (tmp_path / "memory.current").write_text("5000\n")
-    assert free_bytes(torch.device("cpu")) > 5000
+    assert free_bytes(CPU) > 5000

@@ -2,14 +2,14 @@
 
 from itertools import accumulate, pairwise
 
-import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from slipstream.models.dtypes import CPU, FLOAT32
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.target.memory import PrefixCache
 
-LAYOUT = KvLayout(1, 1, 2, torch.float32, torch.device("cpu"))
+LAYOUT = KvLayout(1, 1, 2, FLOAT32, CPU)
 FIRST = tuple(range(BLOCK_SIZE))
 
 

@@ -10,7 +10,7 @@ from slipstream.models.numerics.rules import RowRule
 from slipstream.models.parallel.ranks import ALONE
 from slipstream.options import build
 from slipstream.target.config import TargetConfig
-from slipstream.target.tensor_parallel import check_devices, rank_threads
+from slipstream.target.tensor_parallel import check_devices
 
 SHAPE = {"num_attention_heads": 8, "num_key_value_heads": 4}
 
@@ -72,9 +72,9 @@ def test_ranks_take_the_first_gpus_or_a_machine_without_any():
 
 def test_ranks_share_the_threads_of_the_machine():
     all_threads = torch.get_num_threads()
-    assert rank_threads(TargetConfig()) is None
-    assert rank_threads(build(TargetConfig, tensor_parallel=2)) == max(1, all_threads // 2)
-    assert rank_threads(build(TargetConfig, tensor_parallel=2, threads=3)) == 3
+    assert TargetConfig().rank_threads() is None
+    assert build(TargetConfig, tensor_parallel=2).rank_threads() == max(1, all_threads // 2)
+    assert build(TargetConfig, tensor_parallel=2, threads=3).rank_threads() == 3
     with pytest.raises(InvalidRequest, match="tensor_parallel is 0, but must be above 0"):
         build(TargetConfig, tensor_parallel=0)
 
