@@ -236,6 +236,33 @@ def test_the_public_surface_is_what_is_written_here():
     assert all(hasattr(slipstream.client, name) for name in slipstream.client.__all__)
 
 
+def test_exact_verification_and_candidates_load_no_torch():
+    code = """
+import sys
+import numpy as np
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Proposal, SamplingParams, Session, Verification
+from slipstream.core.verify.verify import verify
+from slipstream.draft.reader import CandidateReader, CandidateRows, read_candidates
+from slipstream.models.decision import DecisionModel
+from slipstream.models.scorer import Scores
+
+sizes = {'hidden.weight': (3, 8), 'hidden.bias': 3, 'stats.weight': (3, 4), 'out.weight': (2, 1)}
+score = DecisionModel(8, {name: np.zeros(size) for name, size in sizes.items()}).score
+logits = np.random.default_rng(0).standard_normal((3, 500), np.float32)
+for sampling in (SamplingParams(), SamplingParams(temperature=0.8, top_p=0.9, seed=3)):
+    session = Session("s", 1, 9, sampling)
+    rows = CandidateRows(CandidateReader(session, None, score), [1, 2], [0, 1], 4)
+    [found] = read_candidates(Scores(logits[:2], logits[:2, :8]), [rows])
+    tree = TokenTree.chain([at.tokens[0] for at in found])
+    walk = verify(session, [5], Proposal(tree), lambda node: logits[node + 1])
+    assert walk.nodes == (0, 1) and found[0].score == 0.5, walk
+sys.exit("torch" in sys.modules)
+"""
+    loaded = run("-c", code)
+    assert loaded.returncode == 0, loaded.stderr
+
+
 def test_the_sdk_and_the_command_line_load_without_torch():
     for module in ("slipstream.client", "slipstream.cli.main", "slipstream.config"):
         whole = "; slipstream.cli.main.app" if module == "slipstream.cli.main" else ""

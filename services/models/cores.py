@@ -12,6 +12,8 @@ from slipstream.models.threads import num_threads, set_num_threads
 T = TypeVar("T")
 _PARALLEL = 1 << 20
 """Numbers that torch adds up with all of its threads."""
+_stays: list[int] = []
+"""The first core of the threads that stay, if they do."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,20 +48,32 @@ def load_on(call: Callable[[Callable[[], T]], T], load: Callable[[], T], cores: 
     return call(loaded)
 
 
-def _stay(first: int) -> None:
-    """Give this thread and those of its pool, of native code where it computes and else of torch,
-    one of the cores each that the process may use."""
-    free = sorted(os.sched_getaffinity(0))
-    before = _threads()
-    if has_kernels():
-        team(num_threads())
-    else:
-        import torch
+def start_torch() -> None:
+    """Have torch compute with as many threads as native code, on the same cores where they stay.
 
-        torch.ones(_PARALLEL).sum()
+    Before it computes on this thread: its threads begin where the one that starts them stays.
+    """
+    import torch
+
+    torch.set_num_threads(num_threads())
+    for first in _stays:
+        _place(lambda: torch.ones(_PARALLEL).sum(), first)
+
+
+def _stay(first: int) -> None:
+    """Give this thread and those of the pools that it starts, native code's and, as soon as it is
+    loaded, torch's, one of the cores each that the process may use."""
+    _stays[:] = [first]
+    _place(lambda: team(num_threads()) if has_kernels() else None, first)
+
+
+def _place(start: Callable[[], object], first: int) -> None:
+    """Give this thread and those that `start` starts a core each."""
+    before = _threads()
+    start()
     pool = [threading.get_native_id(), *sorted(_threads() - before)]
     for place, thread in enumerate(pool, start=first):
-        os.sched_setaffinity(thread, {free[place % len(free)]})
+        os.sched_setaffinity(thread, {_FREE[place % len(_FREE)]})
 
 
 def _threads() -> set[int]:

@@ -14,8 +14,8 @@ from slipstream.core.request.options import DRAFTERS, Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
 from slipstream.draft.engine import LocalDraft, TargetKv
-from slipstream.models.decision import DecisionModel
 from slipstream.models.target.causal_scorer import CausalScorer
+from slipstream.train.decision import DecisionNetwork
 from support.models import tiny
 from support.models.rounds import DEFAULTS, plain, speculate
 
@@ -49,11 +49,11 @@ class World:
         self.target = tiny.local_target(tiny.causal(dtype=dtype), free_rows=24)
         scorer = tiny.glide(dtype=dtype)
         torch.manual_seed(1)
-        decision = DecisionModel(scorer.hidden_size, 8)
+        decision = DecisionNetwork(scorer.hidden_size, 8).model()
         feed = TargetKv(self.target, scorer.config.target_layers)
         # The target itself with fast numerics: a draft that is nearly always right.
         twin = CausalScorer(tiny.causal(dtype=dtype, numerics="fast"))
-        twin_decision = DecisionModel(twin.hidden_size, 8)
+        twin_decision = DecisionNetwork(twin.hidden_size, 8).model()
         self.drafts = {
             "glide": LocalDraft(scorer, feed, decision=decision.score),
             "vanilla": LocalDraft(twin, decision=twin_decision.score),

@@ -7,7 +7,8 @@ import torch
 
 from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOptions, StopPolicy
 from slipstream.core.types import Shape
-from slipstream.models.decision import DecisionModel, save_decision
+from slipstream.models.decision import save_decision
+from slipstream.train.decision import DecisionNetwork
 from support.models import tiny_checkpoint
 
 pytestmark = pytest.mark.gpu
@@ -28,7 +29,7 @@ def folders(tmp_path):
     target = tiny_checkpoint.save_checkpoint(tmp_path / "target")
     draft = tiny_checkpoint.save_draft(target, tmp_path / "draft")
     torch.manual_seed(0)
-    save_decision(DecisionModel(32), draft)
+    save_decision(DecisionNetwork(32).model(), draft)
     return str(target), str(draft)
 
 

@@ -42,7 +42,7 @@ def multi_candidate(
     `p` [V] sums to 1 and is left as it is. Tokens outside `proposed` have q = 0. Where p - q has
     no positive part, which only rounding can bring about, p stays.
     """
-    ids, q = _proposed(proposed)
+    ids, q = _proposed(proposed, p)
     place = {token: index for index, token in enumerate(proposed.tokens)}
     mass = 1.0
     for index, token in enumerate(candidates):
@@ -62,7 +62,7 @@ def branch_test(p: Floats, proposed: SparseDistribution, token: int, u: float) -
 
 def residual(p: Floats, proposed: SparseDistribution) -> Floats:
     """The positive part of p - q [V], not normalised; p where there is none."""
-    return _rejected(p, 1.0, *_proposed(proposed))[0]
+    return _rejected(p, 1.0, *_proposed(proposed, p))[0]
 
 
 def draw(weights: Floats, u: float) -> int:
@@ -74,9 +74,10 @@ def draw(weights: Floats, u: float) -> int:
     return int(np.searchsorted(mass, u * mass[-1], side="right"))
 
 
-def _proposed(proposed: SparseDistribution) -> tuple[Ids, Floats]:
-    """Return the tokens [n] of a distribution and their probabilities [n], which sum to 1."""
-    q = np.array(proposed.probs, np.float32)
+def _proposed(proposed: SparseDistribution, p: Floats) -> tuple[Ids, Floats]:
+    """Return the tokens [n] of a distribution and their probabilities [n], which sum to 1, in the
+    dtype of `p`."""
+    q = np.array(proposed.probs, p.dtype)
     return np.array(proposed.tokens, np.int64), q / q.sum()
 
 

@@ -7,6 +7,8 @@ import itertools
 from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
+import numpy as np
+
 Distribution = tuple[Fraction, ...]
 
 
@@ -100,3 +102,9 @@ def top_p(weights: Sequence[Fraction], limit: Fraction) -> set[int]:
         kept.add(token)
         mass += weights[token]
     return kept
+
+
+def logs(weights):
+    """Logarithms of weights, float32, -inf for 0."""
+    with np.errstate(divide="ignore"):
+        return np.log(np.float32([float(weight) for weight in weights]))

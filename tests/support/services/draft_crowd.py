@@ -19,9 +19,9 @@ from slipstream.core.types import (
 from slipstream.draft.batcher import BatchedDraft
 from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.engine.thread import EngineThread
-from slipstream.models.decision import DecisionModel
 from slipstream.models.scorer import KvView
 from slipstream.models.target.causal_scorer import CausalScorer
+from slipstream.train.decision import DecisionNetwork
 from support.models import tiny
 
 PROFILE = Profile(threshold_sampled=0.35, step_cost=0.1)
@@ -55,7 +55,7 @@ def engine(scorers, kind="glide", *, keys=None, num_pages=64):
     scorer = scorers[kind]
     feed = TargetKv(keys or Keys(), (0, 2)) if kind == "glide" else None
     torch.manual_seed(0)
-    decision = DecisionModel(scorer.hidden_size).score
+    decision = DecisionNetwork(scorer.hidden_size).model().score
     return LocalDraft(scorer, feed, decision=decision, profile=PROFILE, pool=scorer.pool(num_pages))
 
 

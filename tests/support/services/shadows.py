@@ -103,4 +103,4 @@ def scores(tokens, sampling: SamplingParams, *, seed: int = 0):
     if sampling.is_greedy:
         return logits
     noise = gumbel(sampling.seed, len(tokens), 259, purpose=Purpose.DRAW)
-    return logits / sampling.temperature + noise
+    return logits / sampling.temperature + torch.from_numpy(noise)

@@ -10,6 +10,7 @@ from slipstream.bench.speed import margin
 from slipstream.cli.main import exit_code
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.verify import choose
+from slipstream.models.scorer import on_host
 from slipstream.models.target.token_layout import Part
 from support.models.bench_files import FIGURES, save_pair, save_prompts
 from support.models.tiny import causal, tokens
@@ -139,13 +140,13 @@ def test_the_margin_is_that_of_the_token_that_plain_decoding_chose(temperature):
     sampling = SamplingParams(temperature=temperature, seed=5)
     cache = model.open(len(prefix))
     hidden, _ = model.forward([Part(cache, prefix)])
-    logits = model.logits(hidden)[-1].float()
+    logits = on_host(model.logits(hidden))[-1]
     gap = margin(model, prefix, sampling)
     chosen = choose(Session("s", len(prefix), 1, sampling), logits, prefix)
     # Taking a little less than the margin (in the law's own scale) keeps the choice, more turns it.
     scale = temperature or 1.0
     for share, is_kept in ((0.99, True), (1.01, False)):
-        less = logits.clone()
+        less = logits.copy()
         less[chosen] -= share * gap * scale
         again = choose(Session("s", len(prefix), 1, sampling), less, prefix)
         assert (again == chosen) is is_kept

@@ -2,8 +2,8 @@
 
 import math
 
+import numpy as np
 import pytest
-import torch
 
 from slipstream.core.errors import ModelError
 from slipstream.core.inline import finished
@@ -34,8 +34,7 @@ def reading(count=1, *, sampling=SAMPLINGS[0], mode=Verification.EXACT, score=No
 
 
 def scores_of(*rows):
-    logits = torch.tensor(rows, dtype=torch.float32)
-    return Scores(logits, torch.zeros(len(rows), 4))
+    return Scores(np.float32(rows), np.zeros((len(rows), 4), np.float32))
 
 
 @pytest.mark.parametrize("count", [1, 3])
@@ -91,7 +90,7 @@ def test_one_sessions_broken_scores_are_not_those_of_another(count):
 
 def test_a_decision_that_is_no_number_is_none():
     def score(hidden, stats):
-        return torch.full((len(hidden), 2), NAN)
+        return np.full((len(hidden), 2), NAN)
 
     [[slot]] = read_candidates(scores_of(spoilt(9, {})), [reading(2, score=score)])
     assert slot.score is None
@@ -126,7 +125,7 @@ def test_the_lag_of_a_slot_below_a_root_counts_from_the_newest_key_of_the_target
 
     def score(hidden, stats):
         lags.append(stats[:, -1].tolist())
-        return torch.ones(len(hidden), 2)
+        return np.ones((len(hidden), 2))
 
     feed = TargetKv(Keys(target, tokens, num_keys), tuple(config.target_layers))
     scorer = tiny_glide.scorer(target, tiny_glide.draft(config))

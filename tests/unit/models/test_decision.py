@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
@@ -14,7 +15,6 @@ from slipstream.draft.engine import LocalDraft
 from slipstream.draft.reader import CandidateReader, CandidateRows, read_candidates
 from slipstream.models.decision import (
     DECISION_NAME,
-    DecisionModel,
     load_decision,
     save_decision,
     slot_stats,
@@ -22,10 +22,11 @@ from slipstream.models.decision import (
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.scorer import Scores
 from slipstream.models.target.causal_scorer import CausalScorer
+from slipstream.train.decision import DecisionNetwork
 from support.models import tiny
 
 LAWS = [(0.9, 0.05, 0.4, 0), (0.3, 0.2, 3.0, 7), (1.0, 1e-30, 0.0, 2)]
-STATS = torch.tensor(
+STATS = np.float32(
     [
         slot_stats((math.log(top), math.log(second)), entropy, lag)
         for top, second, entropy, lag in LAWS
@@ -36,11 +37,15 @@ STATS = torch.tensor(
 def model(width=4):
     """A decision model whose weights matter everywhere."""
     torch.manual_seed(0)
-    decision = DecisionModel(6, width)
+    network = DecisionNetwork(6, width)
     with torch.no_grad():
-        for value in decision.parameters():
+        for value in network.parameters():
             value.copy_(torch.randn_like(value) * 0.5)
-    return decision
+    return network.model()
+
+
+def random(*size):
+    return torch.randn(size).numpy()
 
 
 @pytest.fixture
@@ -51,28 +56,28 @@ def folder(tmp_path):
 
 
 def test_untrained_it_takes_the_draft_at_its_word():
-    chances = DecisionModel(6).score(torch.randn(3, 6), STATS)
-    expected = torch.tensor([[top, top] for top, *_ in LAWS])
-    torch.testing.assert_close(chances, expected, atol=2e-6, rtol=0)
+    chances = DecisionNetwork(6).model().score(random(3, 6), STATS)
+    expected = [[top, top] for top, *_ in LAWS]
+    np.testing.assert_allclose(chances, expected, atol=2e-6, rtol=0)
 
 
 def test_chances_are_those_of_the_formula_written_out():
-    decision, hidden = model(), torch.randn(2, 6)
-    w = decision.state_dict()
-    known = torch.tensor(
+    decision, hidden = model(), random(2, 6)
+    w = decision.weights
+    known = np.array(
         [
             [math.log(top / (1 - top)), entropy, math.log(top / second), lag]
             for top, second, entropy, lag in LAWS[:2]
         ]
     )
     first = hidden @ w["hidden.weight"].T + w["hidden.bias"] + known @ w["stats.weight"].T
-    logits = first[:, 4:] + first[:, :4].clamp_min(0) @ w["out.weight"].T
-    torch.testing.assert_close(decision.score(hidden, STATS[:2]), 1 / (1 + (-logits).exp()))
+    logits = first[:, 4:] + first[:, :4].clip(0) @ w["out.weight"].T
+    np.testing.assert_allclose(decision.score(hidden, STATS[:2]), 1 / (1 + np.exp(-logits)), 1e-5)
 
 
-def test_bfloat16_states_give_float32_chances_even_of_a_certain_law():
-    chances = model().score(torch.randn(3, 6, dtype=torch.bfloat16), STATS)
-    assert chances.dtype == torch.float32 and chances.shape == (3, 2)
+def test_chances_are_float32_even_of_a_certain_law():
+    chances = model().score(random(3, 6), STATS)
+    assert chances.dtype == np.float32 and chances.shape == (3, 2)
     assert ((chances >= 0) & (chances <= 1)).all()
 
 
@@ -85,21 +90,21 @@ def test_odds_of_a_law_that_leaves_nothing_are_finite():
 def test_which_token_carries_which_probability_has_no_say(temperature):
     session = Session("s", 1, 1, SamplingParams(temperature=temperature))
     reader = CandidateReader(session, None, model().score)
-    logits, hidden = torch.randn(40) * 3, torch.randn(6)
-    rows = torch.stack([logits, logits[torch.randperm(40)]])
+    logits, hidden = random(40) * 3, random(6)
+    rows = np.stack([logits, logits[torch.randperm(40)]])
     readings = [CandidateRows(reader, [5], [2], 1), CandidateRows(reader, [9], [2], 4)]
-    [[first], [second]] = read_candidates(Scores(rows, hidden.expand(2, -1)), readings)
+    [[first], [second]] = read_candidates(Scores(rows, np.stack([hidden, hidden])), readings)
     slots = [first, second]
     assert slots[0].tokens[0] != slots[1].tokens[0]
     assert slots[0].score == pytest.approx(slots[1].score, abs=1e-5)
 
 
 def test_greedy_requests_and_sampled_ones_have_a_chance_each():
-    logits, hidden, decision = torch.randn(40) * 3, torch.randn(6), model()
-    log_probs = logits.log_softmax(-1)
+    logits, hidden, decision = random(40) * 3, random(6), model()
+    log_probs = torch.from_numpy(logits).log_softmax(-1)
     best = log_probs.sort(descending=True).values[:2].tolist()
     stats = slot_stats(best, float(-(log_probs.exp() * log_probs).sum()), 3)
-    greedy, sampled = decision.score(hidden[None], torch.tensor([stats]))[0].tolist()
+    greedy, sampled = decision.score(hidden[None], np.float32([stats]))[0].tolist()
     assert greedy != pytest.approx(sampled)
     for temperature, chance in ((0.0, greedy), (0.7, sampled)):
         session = Session("s", 1, 1, SamplingParams(temperature=temperature))
@@ -110,10 +115,10 @@ def test_greedy_requests_and_sampled_ones_have_a_chance_each():
 
 
 def test_saved_and_loaded_it_scores_the_same(folder):
-    decision, hidden = model(), torch.randn(3, 6)
+    decision, hidden = model(), random(3, 6)
     save_decision(decision, folder)
     loaded = load_decision(folder, hidden_size=6)
-    assert torch.equal(loaded.score(hidden, STATS), decision.score(hidden, STATS))
+    assert np.array_equal(loaded.score(hidden, STATS), decision.score(hidden, STATS))
     assert (folder / DECISION_NAME).stat().st_size < 2**20
 
 
@@ -163,7 +168,7 @@ def test_a_file_that_is_broken_is_refused(folder):
 
 def test_a_network_without_width_is_refused():
     with pytest.raises(WeightsError, match="width 0"):
-        DecisionModel(6, 0)
+        DecisionNetwork(6, 0)
 
 
 @pytest.mark.parametrize(
@@ -179,7 +184,7 @@ def test_a_network_without_width_is_refused():
 )
 def test_slots_are_scored_where_the_score_decides(stop, shape, is_scored):
     scorer = CausalScorer(tiny.causal(numerics="fast"))
-    draft = LocalDraft(scorer, decision=DecisionModel(scorer.hidden_size).score)
+    draft = LocalDraft(scorer, decision=DecisionNetwork(scorer.hidden_size).model().score)
     prompt = tuple(tiny.tokens(9))
     plan = Plan(3, 12, shape=shape, stop=stop, threshold=1e-9 if stop is StopPolicy.COST else None)
     proposal = finished(draft.propose(TokenSequence(Session("s", 9, 20), prompt), plan))

@@ -35,7 +35,7 @@ def records(seed, count=1500):
 
 
 def chances(model, made):
-    both = model.score(made.hidden, made.stats)
+    both = torch.from_numpy(model.score(made.hidden.float().numpy(), made.stats.numpy()))
     return torch.where(made.is_greedy, both[:, GREEDY], both[:, SAMPLED])
 
 

@@ -3,6 +3,7 @@
 import json
 from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 
@@ -49,7 +50,7 @@ def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_
     target = load_target_parts(str(place / "target"))
     scorer = load_glide(tmp_path / "weights", target.model, tokenizer_hash=target.tokenizer_hash)
     scores = scorer.score([Sync(scorer.open(8), [1, 2, 3], None)])
-    assert torch.isfinite(scores.logits).all()
+    assert np.isfinite(scores.logits).all()
     assert 60 in scorer.vocab.tolist(), "the end of text is always in the head"
     assert scorer.max_lag == SETTINGS.loss.block_max
     record = provenance(tmp_path)

@@ -8,8 +8,8 @@ import dataclasses
 import itertools
 import math
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
@@ -52,14 +52,14 @@ class Words:
     def allowed(self, output):
         output = tuple(output)
         if STOP in output:
-            return torch.tensor([STOP])
+            return np.array([STOP])
         size = len(output)
         found = {word[size] for word in WORDS if len(word) > size and word[:size] == output}
         if output in WORDS:
             found.add(STOP)
         if not found:
             raise InvalidRequest(f"{output} is no part of a word")
-        return torch.tensor(sorted(found))
+        return np.array(sorted(found))
 
     def forced(self, output):
         return ()
@@ -69,14 +69,14 @@ class ToyModel:
     """Logits [VOCAB] as a function of the last two tokens, coarse enough for ties."""
 
     def __init__(self, seed):
-        generator = torch.Generator().manual_seed(seed)
-        self._table = (torch.randn(VOCAB, VOCAB, VOCAB, generator=generator) * 4).round() / 2
+        table = np.random.default_rng(seed).standard_normal((VOCAB, VOCAB, VOCAB), np.float32)
+        self._table = (table * 4).round() / 2
 
     def logits(self, tokens):
         return self._table[tokens[-2], tokens[-1]]
 
     def masked(self, tokens):
-        dense = torch.full((VOCAB,), -math.inf)
+        dense = np.full(VOCAB, -math.inf, np.float32)
         ids = Words().allowed(tokens[len(PROMPT) :])
         dense[ids] = self.logits(tokens)[ids]
         return dense
@@ -126,11 +126,11 @@ def test_the_law_after_every_part_of_a_word_is_the_masked_one_renormalised(sampl
 
 
 def test_top_k_counts_allowed_tokens_only_and_nothing_else_is_in_the_support():
-    logits = torch.tensor([9.0, 8.0, 7.0, 1.0, 0.5, 0.25])
+    logits = np.float32([9.0, 8.0, 7.0, 1.0, 0.5, 0.25])
 
     class Low:
         def allowed(self, output):
-            return torch.tensor([3, 4, 5])
+            return np.array([3, 4, 5])
 
         def forced(self, output):
             return ()

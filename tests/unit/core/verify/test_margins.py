@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import pytest
 import torch
 
@@ -45,7 +46,7 @@ def obvious(logits, sampling):
     if sampling.is_greedy:
         return scores
     noise = gumbel(sampling.seed, len(PROMPT), tiny.VOCAB, purpose=Purpose.DRAW)
-    return scores / sampling.temperature + noise
+    return scores / sampling.temperature + torch.from_numpy(noise)
 
 
 @pytest.fixture(scope="module")
@@ -84,7 +85,7 @@ def test_asking_for_margins_changes_no_token(model, sampling):
 
 
 def test_margins_are_of_the_first_slot_also_where_the_proposal_goes_on():
-    logits = torch.tensor([[0.0, 3.0, 1.0], [5.0, 0.0, 0.0]])
+    logits = np.array([[0.0, 3.0, 1.0], [5.0, 0.0, 0.0]], np.float32)
     proposal = Proposal(TokenTree.chain([1]), rivals=(2, 1))
     walk = verify(Session("s", 1, 9), [0], proposal, lambda node: logits[node + 1])
     assert (walk.nodes, walk.token, walk.margins) == ((0,), 0, (2.0, 0.0))
@@ -93,7 +94,7 @@ def test_margins_are_of_the_first_slot_also_where_the_proposal_goes_on():
 def test_a_rival_that_the_law_excludes_is_infinitely_far():
     sampling = SamplingParams(temperature=1.0, top_k=1)
     session = Session("s", 1, 9, sampling)
-    walk = verify(session, [0], Proposal(rivals=(0,)), lambda _: torch.tensor([0.0, 3.0, 1.0]))
+    walk = verify(session, [0], Proposal(rivals=(0,)), lambda _: np.float32([0, 3, 1]))
     assert (walk.token, walk.margins) == (1, (math.inf,))
 
 

@@ -4,12 +4,16 @@ import dataclasses
 import random
 from collections import Counter
 
+import numpy as np
 import pytest
-import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.draft.candidates import draw_with_replacement, draw_without_replacement
+from slipstream.core.draft.candidates import (
+    draw_with_replacement,
+    draw_without_replacement,
+    softmax,
+)
 from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
@@ -47,8 +51,7 @@ class ToyModel:
     """Logits [VOCAB] as a function of the last two tokens, coarse enough for ties."""
 
     def __init__(self, seed=0):
-        generator = torch.Generator().manual_seed(seed)
-        table = torch.randn(VOCAB, VOCAB, VOCAB, generator=generator)
+        table = np.random.default_rng(seed).standard_normal((VOCAB, VOCAB, VOCAB), np.float32)
         self._table = (table * 4).round() / 2
 
     def logits(self, tokens):
@@ -122,7 +125,7 @@ def test_rounds_put_together_are_plain_decoding():
 
 def test_plain_draws_have_the_law_of_the_logits():
     p, count = oracle.distribution(8, 4, 2, 1, 1), 4000
-    logits = torch.tensor([float(x) for x in p]).log() + 3
+    logits = oracle.logs(p) + 3
     seen = Counter(
         choose(session_of(SamplingParams(temperature=1, seed=seed)), logits, PROMPT)
         for seed in range(count)
@@ -134,7 +137,7 @@ def test_plain_draws_have_the_law_of_the_logits():
 
 def test_draws_at_one_seed_and_different_positions_have_the_law_too():
     p, count = oracle.distribution(8, 4, 2, 1, 1), 4000
-    logits = torch.tensor([float(x) for x in p]).log()
+    logits = oracle.logs(p)
     session = session_of(SamplingParams(temperature=1, seed=77))
     seen = Counter(choose(session, logits, range(3, 3 + at)) for at in range(1, count + 1))
     observed = [seen[token] / count for token in range(5)]
@@ -151,7 +154,7 @@ def mcsd_proposal(model, session, widths, *, seed):
         for node in above:
             tree = TokenTree(tuple(tokens), tuple(parents))
             prefix = [*PROMPT, *tree.path_tokens(node)]
-            q = torch.softmax(model.logits(prefix), -1).tolist()
+            q = softmax(model.logits(prefix)).tolist()
             distributions[node] = SparseDistribution(tuple(range(VOCAB)), tuple(q))
             for token in pick(distributions[node], width, seed=seed, position=len(prefix)):
                 level.append(len(tokens))
@@ -183,8 +186,8 @@ def test_candidates_and_tests_of_one_seed_are_independent_enough_to_keep_the_law
             tokens.append(rest.token)
         seen[tuple(tokens[:2])] += 1
     expected = {}
-    for first, p in enumerate(torch.softmax(target.logits(PROMPT), -1).tolist()):
-        after = torch.softmax(target.logits([*PROMPT, first]), -1).tolist()
+    for first, p in enumerate(softmax(target.logits(PROMPT)).tolist()):
+        after = softmax(target.logits([*PROMPT, first])).tolist()
         expected |= {(first, second): p * p2 for second, p2 in enumerate(after)}
     observed = [seen[pair] / count for pair in expected]
     assert oracle.total_variation(observed, list(expected.values())) < 0.06
@@ -200,7 +203,7 @@ def test_candidates_and_tests_of_one_seed_are_independent_enough_to_keep_the_law
 )
 def test_tests_and_the_draw_after_them_use_different_numbers(p, q, width):
     count = 2500
-    logits = torch.tensor([float(x) for x in p]).log()
+    logits = oracle.logs(p)
     distribution = SparseDistribution(tuple(range(VOCAB)), tuple(float(x) for x in q))
     seen = Counter()
     for seed in range(count):
@@ -278,7 +281,7 @@ def test_statistics_of_the_wrong_number_are_refused():
 
 @pytest.mark.parametrize("temperature", [0.05, 0.4, 1.0, 3.0])
 def test_leaving_out_tokens_that_no_noise_could_lift_changes_no_draw(temperature):
-    logits = torch.randn(3000, generator=torch.Generator().manual_seed(1)) * 4
+    logits = np.random.default_rng(1).standard_normal(3000, np.float32) * 4
     for seed in range(60):
         session = session_of(SamplingParams(temperature=temperature, seed=seed))
         noise = gumbel(seed, len(PROMPT), 3000, purpose=Purpose.DRAW)
@@ -290,6 +293,6 @@ def test_leaving_out_tokens_that_no_noise_could_lift_changes_no_draw(temperature
 @pytest.mark.parametrize("sampling", SAMPLINGS[:3])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_logits_without_a_distribution_are_an_error_and_not_a_token(bad, sampling, mode):
-    broken = torch.full((VOCAB,), bad)
+    broken = np.full(VOCAB, bad, np.float32)
     with pytest.raises(ModelError):
         verify(session_of(sampling, mode), PROMPT, Proposal(), lambda _: broken)

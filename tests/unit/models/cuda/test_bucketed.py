@@ -69,7 +69,7 @@ def test_drawn_tokens_walk_as_verification_does(temperature):
     trees = [tree_of(seed, 12) for seed in range(len(LENGTHS))]
     parts = parts_on_scattered_pages(plain, trees)
     hidden, _ = plain.forward(parts)
-    logits = plain.logits(hidden).float()
+    logits = plain.logits(hidden).float().numpy()
     draws, expected, end = [], [], 0
     sampling = SamplingParams(temperature=temperature, seed=11)
     for part in parts:

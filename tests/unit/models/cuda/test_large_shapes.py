@@ -27,7 +27,6 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.models.cuda.graphs import Replay
-from slipstream.models.decision import DecisionModel
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
@@ -36,6 +35,7 @@ from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.parallel.ranks import Ranks
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Draw, Part
+from slipstream.train.decision import DecisionNetwork
 from support.cuda.gpu import simulated_gpu
 from support.models import tiny
 from support.models.rounds import speculate
@@ -149,11 +149,11 @@ def test_rounds_of_a_draft_run_on_the_device_alone(name, sampling):
     )
     with torch.device("meta"):
         draft = GlideModel(config).to(torch.bfloat16).eval().requires_grad_(False).cuda()
-        decision = DecisionModel(config.hidden_size).eval().requires_grad_(False).cuda()
+    decision = DecisionNetwork(config.hidden_size).model()
     vocab = torch.arange(16384, device="cuda")
     scorer = GlideScorer(draft, vocab, target_parts(hf), dtype=torch.bfloat16)
     chains = GlideChains(
-        scorer, Replay(torch.device("cuda")), context_length=2048, score=decision.score
+        scorer, Replay(torch.device("cuda")), context_length=2048, decision=decision
     )
     target = tiny.local_target(CausalModel(hf, numerics="fast"), num_pages=16)
     engine = LocalDraft(

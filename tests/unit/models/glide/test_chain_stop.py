@@ -2,6 +2,7 @@
 
 import math
 
+import numpy as np
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -14,7 +15,17 @@ from slipstream.core.policy.stop import (
     StopSignal,
     SvipStop,
 )
-from slipstream.models.glide.chain_stop import Confidence, Rules, Signals, rule_of, should_stop
+from slipstream.models.decision import slot_stats
+from slipstream.models.glide.chain_stop import (
+    Confidence,
+    DeviceDecision,
+    Rules,
+    Signals,
+    device_stats,
+    rule_of,
+    should_stop,
+)
+from slipstream.train.decision import DecisionNetwork
 
 chance = st.floats(0, 1)
 limits = st.integers(1, 6).map(FixedStop)
@@ -76,6 +87,22 @@ def test_a_path_that_is_not_worth_another_row_ends():
     nothing = torch.zeros(3, dtype=torch.float64)
     signals = Signals(nothing, nothing, nothing, nothing + 0.25)
     assert should_stop(rules, signals, depth=2).tolist() == [False, True, False]
+
+
+def test_a_device_scores_as_the_decision_model_does_also_states_in_bfloat16():
+    torch.manual_seed(0)
+    network = DecisionNetwork(6, 4)
+    for value in network.parameters():
+        torch.nn.init.normal_(value, std=0.4)
+    rows = [(math.log(0.9), math.log(0.05)), (math.log(0.3), math.log(0.2)), (0.0, -math.inf)]
+    entropies, lags, hidden = (0.4, 3.0, 0.0), (0, 7, 2), torch.randn(3, 6).bfloat16()
+    stats = device_stats(doubles(rows), doubles(entropies), torch.tensor(lags))
+    expected = np.float32(list(map(slot_stats, rows, entropies, lags)))
+    np.testing.assert_allclose(stats, expected, rtol=1e-6)
+    chances = DeviceDecision(network.model(), torch.device("cpu")).score(hidden, stats)
+    assert chances.dtype == torch.float32
+    theirs = network.model().score(hidden.float().numpy(), expected)
+    np.testing.assert_allclose(chances, theirs, rtol=1e-5)
 
 
 def test_an_unknown_policy_has_no_rule():

@@ -67,7 +67,7 @@ def test_the_checkpoint_scores_the_trimmed_vocabulary_as_the_draft(name, num_lay
     export_hf(weights, str(target), tmp_path / "hf")
     written = AutoModelForCausalLM.from_pretrained(tmp_path / "hf", dtype=torch.float32)
     scorer = load_glide(weights, load_parts(str(target), dtype="float32").parts)
-    ours = scorer.score([Sync(scorer.open(16), PROMPT, None)]).logits[0]
+    ours = torch.from_numpy(scorer.score([Sync(scorer.open(16), PROMPT, None)]).logits[0])
     with torch.inference_mode():
         theirs = written(input_ids=torch.tensor([PROMPT])).logits[0, -1]
     torch.testing.assert_close(theirs[list(FEW)], ours, rtol=1e-4, atol=1e-4)

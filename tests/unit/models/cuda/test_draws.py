@@ -1,0 +1,129 @@
+"""Rows that draw on their own draw the tokens of `core.verify.verify`."""
+
+import math
+import random
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.core.errors import ModelError
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session
+from slipstream.core.verify.draws import NO_TOKEN, draw_keys, walk_drawn
+from slipstream.core.verify.keyed_noise import Purpose, signed_keys
+from slipstream.core.verify.noise import gumbel, uniforms
+from slipstream.core.verify.verify import verify
+from slipstream.models.cuda.draws import draw_greedy_rows, draw_rows, gumbel_rows, uniform_rows
+from slipstream.models.cuda.graphs import Replay
+
+VOCAB = 300
+TEMPERATURES = [0.0, 0.05, 0.7, 1.0, 1.9]
+
+
+def tree_of(rng, size):
+    tokens, parents, taken = [], [], set()
+    for node in range(size):
+        parent = rng.randrange(-1, node)
+        token = rng.randrange(VOCAB)
+        while (parent, token) in taken:
+            token = rng.randrange(VOCAB)
+        taken.add((parent, token))
+        tokens.append(token)
+        parents.append(parent)
+    return TokenTree(tuple(tokens), tuple(parents))
+
+
+def planted(tree, rng, logits):
+    """Logits that like what the tree proposes, so that walks go somewhere; ties included."""
+    logits = (logits * 2).round() / 2
+    for node in range(-1, len(tree)):
+        for child in tree.children(node):
+            if rng.random() < 0.7:
+                logits[node + 1, tree.tokens[child]] += 8
+    return logits
+
+
+@pytest.mark.parametrize("temperature", TEMPERATURES)
+def test_the_walk_over_drawn_tokens_is_that_of_verify(temperature):
+    rng, lengths = random.Random(7), set()
+    for round_id in range(25):
+        sampling = SamplingParams(temperature=temperature, seed=rng.randrange(2**64))
+        prefix = [rng.randrange(VOCAB) for _ in range(1 + rng.randrange(40))]
+        session = Session("s", len(prefix), 100, sampling)
+        tree = tree_of(rng, rng.randrange(12))
+        noise = torch.Generator().manual_seed(round_id)
+        logits = planted(tree, rng, torch.randn(len(tree) + 1, VOCAB, generator=noise))
+        stats = (NodeStats(0.5, 0.5, 1.0),) * len(tree)
+        expected = verify(session, prefix, Proposal(tree, stats), lambda at: logits[at + 1].numpy())  # noqa: B023
+        depths = (0, *tree.depths())
+        keys = [draw_keys(sampling, len(prefix) + depth) for depth in depths]
+        heat = torch.full((len(keys),), temperature)
+        tokens = draw_rows(logits, heat, torch.tensor(keys, dtype=torch.int32))
+        assert walk_drawn(tree, tokens.tolist()) == expected
+        if temperature == 0:
+            assert torch.equal(draw_greedy_rows(logits), tokens)
+        lengths.add(len(expected.nodes))
+    assert len(lengths) > 2
+
+
+def test_noise_of_many_slots_is_that_of_each():
+    slots = [(0, 0), (2**64 - 1, 5), (77, 100_000)]
+    keys = [signed_keys(seed, at, purpose=Purpose.DRAW) for seed, at in slots]
+    keys, ids = torch.tensor(keys, dtype=torch.int32), torch.arange(0, 4096, 3)
+    numbers, noise = uniform_rows(keys, ids).numpy(), gumbel_rows(keys, ids).numpy()
+    for row, (seed, at) in enumerate(slots):
+        own = seed, at, ids.numpy()
+        assert np.array_equal(numbers[row], uniforms(*own, purpose=Purpose.DRAW))
+        assert noise[row] == pytest.approx(gumbel(*own, purpose=Purpose.DRAW), abs=2e-6)
+
+
+@pytest.mark.parametrize("bad", [[-math.inf] * 9, [math.nan] * 9, [math.inf] + [0.0] * 8])
+def test_a_greedy_row_that_is_no_law_has_no_token(bad):
+    logits = torch.tensor([bad, [0.0] * 9])
+    drawn = draw_rows(logits, torch.zeros(2), torch.zeros(2, 2, dtype=torch.int32))
+    assert drawn.tolist() == draw_greedy_rows(logits).tolist() == [NO_TOKEN, 0]
+
+
+@pytest.mark.parametrize("bad", [float("nan"), float("inf")])
+def test_a_row_that_is_no_law_has_no_token_and_ends_its_walk_with_an_error(bad):
+    logits = torch.zeros(2, 9)
+    logits[1, 4] = bad
+    tokens = draw_rows(logits, torch.ones(2), torch.zeros(2, 2, dtype=torch.int32)).tolist()
+    assert tokens[0] >= 0
+    assert tokens[1] == NO_TOKEN
+    assert walk_drawn(TokenTree.chain([tokens[0] ^ 1]), tokens).token == tokens[0]
+    with pytest.raises(ModelError, match="no distribution"):
+        walk_drawn(TokenTree.chain([tokens[0]]), tokens)
+
+
+@pytest.mark.gpu
+def test_rows_draw_in_a_graph_as_they_do_on_the_host():
+    replay, body = Replay(torch.device("cuda")), lambda *given: (draw_rows(*given),)
+    for seed in range(2):
+        noise = torch.Generator().manual_seed(seed)
+        logits, heat = torch.randn(3, VOCAB, generator=noise), torch.tensor([0.0, 0.7, 1.0])
+        keys = torch.randint(9, (3, 2), generator=noise, dtype=torch.int32)
+        (tokens,) = replay.run("sampled", body, (logits, heat, keys))
+        assert tokens.tolist() == draw_rows(logits, heat, keys).tolist()
+        (tokens,) = replay.run("greedy", lambda given: (draw_greedy_rows(given),), (logits,))
+        assert tokens.tolist() == logits.argmax(-1).tolist()
+
+
+@pytest.mark.gpu
+def test_a_device_draws_what_verify_draws_there():
+    logits = torch.randn(6, 50_000, generator=torch.Generator().manual_seed(1)).cuda()
+    keys = [draw_keys(SamplingParams(temperature=1.0, seed=3), at) for at in range(6)]
+    tokens = draw_rows(logits, torch.ones(6).cuda(), torch.tensor(keys, dtype=torch.int32).cuda())
+    for at, token in enumerate(tokens.tolist()):
+        session = Session("s", 1, 9, SamplingParams(temperature=1.0, seed=3))
+        walk = verify(session, [0] * at, Proposal(), lambda _: logits[at].cpu().numpy())  # noqa: B023
+        assert walk.token == token
+
+
+@pytest.mark.gpu
+def test_a_device_has_the_same_bits_as_the_host():
+    keys = torch.tensor([signed_keys(3, 17, purpose=Purpose.DRAW)], dtype=torch.int32)
+    on_device = uniform_rows(keys.cuda(), torch.arange(50_000).cuda())
+    on_host = uniforms(3, 17, 50_000, purpose=Purpose.DRAW)
+    assert np.array_equal(on_device[0].cpu().numpy(), on_host)
