@@ -4,6 +4,7 @@ import os
 import threading
 from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import cycle
 from typing import TypeVar
 
 from slipstream.models.native.library import has_kernels, team
@@ -12,8 +13,8 @@ from slipstream.models.threads import num_threads, set_num_threads
 T = TypeVar("T")
 _PARALLEL = 1 << 20
 """Numbers that torch adds up with all of its threads."""
-_stays: list[int] = []
-"""The first core of the threads that stay, if they do."""
+_own: list[int] = []
+"""Cores of the threads that stay, in order; none where they may go anywhere."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,29 +52,31 @@ def load_on(call: Callable[[Callable[[], T]], T], load: Callable[[], T], cores: 
 def start_torch() -> None:
     """Have torch compute with as many threads as native code, on the same cores where they stay.
 
-    Before it computes on this thread: its threads begin where the one that starts them stays.
+    Before it computes on this thread: what it starts later would share the core of this one.
     """
     import torch
 
     torch.set_num_threads(num_threads())
-    for first in _stays:
-        _place(lambda: torch.ones(_PARALLEL).sum(), first)
+    if _own:
+        _place(lambda: torch.ones(_PARALLEL).sum())
 
 
 def _stay(first: int) -> None:
-    """Give this thread and those of the pools that it starts, native code's and, as soon as it is
-    loaded, torch's, one of the cores each that the process may use."""
-    _stays[:] = [first]
-    _place(lambda: team(num_threads()) if has_kernels() else None, first)
+    """Give this thread and those of each pool that it starts, native code's here and torch's in
+    `start_torch`, one of the cores each that the process may use."""
+    free = sorted(os.sched_getaffinity(0))
+    _own[:] = [free[at % len(free)] for at in range(first, first + len(free))]
+    count = num_threads()  # which asks for the cores of this thread, too
+    _place(lambda: team(count) if has_kernels() else None)
 
 
-def _place(start: Callable[[], object], first: int) -> None:
+def _place(start: Callable[[], object]) -> None:
     """Give this thread and those that `start` starts a core each."""
     before = _threads()
     start()
     pool = [threading.get_native_id(), *sorted(_threads() - before)]
-    for place, thread in enumerate(pool, start=first):
-        os.sched_setaffinity(thread, {_FREE[place % len(_FREE)]})
+    for thread, core in zip(pool, cycle(_own), strict=False):
+        os.sched_setaffinity(thread, {core})
 
 
 def _threads() -> set[int]:

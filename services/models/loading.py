@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Protocol
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
+from slipstream.models.cores import start_torch
 from slipstream.models.dtypes import AUTO, BFLOAT16, CPU, FLOAT32, choose_dtype
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.gguf_weights import GgufSource
@@ -22,7 +23,6 @@ from slipstream.models.store.gguf_file import MAX_LAYERS, GgufFile
 from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.store.wheel import Progress
 from slipstream.models.target.architecture import eos_ids
-from slipstream.models.threads import num_threads
 from slipstream.models.tokenizer import NumberedTokenizer, keep, read_kept
 
 _LOG = logging.getLogger("slipstream.models")
@@ -87,11 +87,9 @@ def load_target_parts(
     Raises `ModelNotFound`, `WeightsError` for files that are broken or not of the model's
     shape, `ModelMismatch` for another kind of model, `InvalidRequest` for dtype or device.
     """
-    import torch
-
     from slipstream.models.torch_arrays import torch_dtype
 
-    torch.set_num_threads(num_threads())
+    start_torch()
     chosen = torch_dtype(choose_dtype(dtype, parse_device(device)))
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)

@@ -11,7 +11,7 @@ from slipstream.models.kv.pool import KvLayout
 
 AUTO = "auto"
 _AUTO_SHARES = 0.25, 0.85
-"""Of what is free on a CPU, whose memory belongs to others, too, and on a GPU."""
+"""Of what is free: on a CPU, whose memory belongs to others, too, and on a GPU."""
 _PARTS = 16
 """Of a device's memory, one is for what a captured forward gathers; on a CPU it is a constant."""
 _HOST_BYTES = 1 << 30

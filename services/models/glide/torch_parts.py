@@ -11,6 +11,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.errors import ModelMismatch
+from slipstream.models.cores import start_torch
 from slipstream.models.dtypes import AUTO, CPU, Array, choose_dtype
 from slipstream.models.glide.target_parts import LoadedParts, NativeParts, TargetParts
 from slipstream.models.loading import (
@@ -120,6 +121,7 @@ def load_torch_parts(
     name: str, *, dtype: str = AUTO, device: str = CPU, progress: Progress | None = None
 ) -> LoadedParts:
     """Return the parts of a target that native code does not compute; see `load_parts`."""
+    start_torch()
     chosen = choose_dtype(dtype, parse_device(device))
     folder, gguf = find_sources(resolve(name, progress=progress))
     if gguf is None and (found := _read(folder, torch_dtype(chosen), device, name)):

@@ -7,6 +7,7 @@ from typing import Any
 import torch
 import torch.nn.functional as F
 
+from slipstream.models.cores import start_torch
 from slipstream.models.machine import Measurements, best_seconds
 from slipstream.models.numerics.linears import PackedLinear
 from slipstream.models.torch_arrays import TORCH_DTYPES
@@ -25,6 +26,7 @@ def dtype_times(machine: Measurements) -> dict[str, Any]:
 
 
 def _measure() -> dict[str, float | None]:
+    start_torch()
     times: dict[str, float | None] = dict.fromkeys(TORCH_DTYPES)
     products = {}
     for name, dtype in TORCH_DTYPES.items():

@@ -14,8 +14,8 @@ from support.models.tiny_checkpoint import save_checkpoint
 ROOT = Path(__file__).resolve().parents[3]
 SLOW_FLOAT16 = """
 import sys
-from slipstream.models import dtypes
-dtypes._measure = lambda: {"bfloat16": 0.001, "float16": 0.004, "float32": 0.003}
+from slipstream.models.numerics import dtype_times
+dtype_times._measure = lambda: {"bfloat16": 0.001, "float16": 0.004, "float32": 0.003}
 from slipstream.cli.main import run
 run()
 """

@@ -99,7 +99,7 @@ def test_a_decision_that_is_no_number_is_none():
 @pytest.mark.parametrize("shape", [Shape.CHAIN, Shape.CAPE, Shape.DYNAMIC])
 def test_a_draft_whose_weights_are_broken_raises_an_error_of_the_model(shape):
     model = tiny.causal(numerics="fast")
-    model.embedding.fill_(NAN)
+    model._decoder._model._embedding.fill(NAN)
     draft, prompt = LocalDraft(CausalScorer(model)), tuple(tiny.tokens(9))
     with pytest.raises(ModelError):
         finished(

@@ -11,11 +11,13 @@ import pytest
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
 import json, os, threading
+import torch
 from slipstream.models import cores
 from slipstream.models.native.library import NotNative, kernels
 
+torch.set_num_threads(1)  # has torch make a pool besides, for phones, which nothing uses
 before = cores._threads()
-cores.load_on(lambda load: load(), lambda: None, cores.Cores(2, stay=True))
+cores.load_on(lambda load: load(), cores.start_torch, cores.Cores(2, stay=True))
 own = threading.get_native_id()
 others = sorted(cores._threads() - before)
 try:

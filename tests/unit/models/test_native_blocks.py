@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 from gguf import GGMLQuantizationType, quants
 
 from slipstream.config import NATIVE_VARIABLE
@@ -10,6 +9,7 @@ from slipstream.models.native import library, weights
 from slipstream.models.native.library import NativeShape
 from slipstream.models.native.model import NativeModel
 from slipstream.models.native.weights import Weights
+from slipstream.models.threads import num_threads, set_num_threads
 from support.models.instruction_sets import available
 
 OUTPUTS, INPUTS, ROWS = 53, 768, 21
@@ -36,7 +36,7 @@ def random_blocks(name):
 
 
 BLOCKS = {name: np.ascontiguousarray(random_blocks(name)) for name in NAMES}
-TOKENS = torch.from_numpy(RNG.standard_normal((ROWS, INPUTS), dtype=np.float32))
+TOKENS = RNG.standard_normal((ROWS, INPUTS), dtype=np.float32)
 TOKENS[:, 32:64] = 0.0
 TOKENS[3] *= 1e-35  # too small to be divided by
 TOKENS[4] *= 1e20
@@ -45,49 +45,51 @@ TOKENS[4] *= 1e20
 def product_with(name):
     """The head of a model that consists of nothing else."""
     shape = NativeShape(0, INPUTS, 1, 1, 64, 64, 0, 0, 1e-5, 1.0)
-    model = NativeModel(shape, weights.plain(torch.zeros(1, INPUTS)))
-    head = Weights(getattr(weights, name), torch.from_numpy(BLOCKS[name]))
-    model.set_head(torch.ones(INPUTS), head)
+    model = NativeModel(shape, weights.plain(np.zeros((1, INPUTS), np.float32)))
+    head = Weights(getattr(weights, name), BLOCKS[name])
+    model.set_head(np.ones(INPUTS, np.float32), head)
     return model
 
 
 def dense(name):
     values = quants.dequantize(BLOCKS[name], GGMLQuantizationType[name])
-    return torch.from_numpy(values.astype(np.float32)).view(OUTPUTS, INPUTS)
+    return values.astype(np.float32).reshape(OUTPUTS, INPUTS)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_stand_for_the_weights_that_gguf_says(name):
-    found = torch.empty(OUTPUTS, INPUTS)
-    raw = torch.from_numpy(BLOCKS[name])
+    found = np.empty((OUTPUTS, INPUTS), np.float32)
+    raw = BLOCKS[name]
     library.library().slipstream_dequantise(
-        getattr(weights, name), raw.data_ptr(), found.numel(), found.data_ptr()
+        getattr(weights, name), raw.ctypes.data, found.size, found.ctypes.data
     )
-    assert torch.equal(found, dense(name))
+    assert np.array_equal(found, dense(name))
 
 
 def encoded(tokens):
     """Tokens as 8-bit codes stand for them, each 32 elements with a scale of their own."""
-    groups = tokens.unflatten(1, (-1, 32))
-    most = groups.abs().amax(2, keepdim=True)
-    most = torch.where(most < 1e-30, 0.0, most)
-    codes = torch.where(most > 0, groups * (127 / most), 0.0).round()
-    return (codes.double() * (most / 127).double()).flatten(1)
+    groups = tokens.reshape(len(tokens), -1, 32)
+    most = np.abs(groups).max(2, keepdims=True)
+    most = np.where(most < 1e-30, np.float32(0), most)
+    factors = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
+    codes = np.rint(groups * factors).astype(np.float64)
+    return (codes * (most / np.float32(127)).astype(np.float64)).reshape(tokens.shape)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_a_product_is_that_of_the_encoded_tokens_and_the_weights(name):
-    expected = encoded(TOKENS) @ dense(name).double().T
-    found = product_with(name).logits(TOKENS).double()
-    size = (encoded(TOKENS).abs() @ dense(name).double().abs().T).clamp(min=1e-30)
-    assert ((found - expected).abs() / size).max() < 1e-6
+    matrix = dense(name).astype(np.float64)
+    expected = encoded(TOKENS) @ matrix.T
+    found = product_with(name).logits(TOKENS).astype(np.float64)
+    size = np.maximum(np.abs(encoded(TOKENS)) @ np.abs(matrix).T, 1e-30)
+    assert (np.abs(found - expected) / size).max() < 1e-6
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_rounding_of_tokens_to_eight_bits_changes_little(name):
-    exact = TOKENS[:3].double() @ dense(name).double().T
-    found = product_with(name).logits(TOKENS[:3]).double()
-    assert (found - exact).norm() / exact.norm() < 0.01
+    exact = TOKENS[:3].astype(np.float64) @ dense(name).astype(np.float64).T
+    found = product_with(name).logits(TOKENS[:3]).astype(np.float64)
+    assert np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.01
 
 
 @pytest.mark.parametrize("name", NAMES)
@@ -95,20 +97,21 @@ def test_a_token_has_the_same_bits_in_any_company(name):
     model = product_with(name)
     together = model.logits(TOKENS)
     for size in range(1, ROWS):
-        assert torch.equal(torch.cat([model.logits(part) for part in TOKENS.split(size)]), together)
+        parts = [model.logits(TOKENS[at : at + size]) for at in range(0, ROWS, size)]
+        assert np.array_equal(np.concatenate(parts), together)
 
 
 @pytest.mark.parametrize("name", NAMES)
 def test_all_kernels_and_any_number_of_threads_give_the_same_bits(name, monkeypatch):
-    seen, before = {}, torch.get_num_threads()
+    seen, before = {}, num_threads()
     try:
         for kernel in available():
             for threads in (1, 2, 4):
                 monkeypatch.setenv(NATIVE_VARIABLE, kernel)
-                torch.set_num_threads(threads)
+                set_num_threads(threads)
                 seen[kernel, threads] = product_with(name).logits(TOKENS)
     finally:
-        torch.set_num_threads(before)
+        set_num_threads(before)
     first = next(iter(seen.values()))
     for key, values in seen.items():
-        assert torch.equal(values, first), key
+        assert np.array_equal(values, first), key

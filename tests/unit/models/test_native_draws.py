@@ -2,7 +2,6 @@
 
 import numpy as np
 import pytest
-import torch
 
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.types import SamplingParams, Session
@@ -22,7 +21,7 @@ def model(request, monkeypatch):
     monkeypatch.setenv(NATIVE_VARIABLE, request.param)
     sizes = dict.fromkeys(("hidden", "head_dim", "mlp"), 32)
     counts = dict.fromkeys(("layers", "heads", "key_heads"), 1)
-    return NativeModel(NativeShape(**sizes, **counts), plain(torch.zeros(16, 32)))
+    return NativeModel(NativeShape(**sizes, **counts), plain(np.zeros((16, 32), np.float32)))
 
 
 def logits_of(count, seed):

@@ -9,12 +9,16 @@ import pytest
 import torch
 
 from slipstream.config import NATIVE_VARIABLE
+from slipstream.models.dtypes import BFLOAT16
+from slipstream.models.glide.glide_files import weights_of
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.native import library
 from slipstream.models.native.library import kernels
 from slipstream.models.scorer import Grow, KvView, Sync
+from slipstream.models.threads import num_threads, set_num_threads
+from slipstream.models.torch_arrays import numpy_dtype
 from support.models import tiny, tiny_glide
 from support.models.instruction_sets import available
 
@@ -110,9 +114,9 @@ def test_scores_of_small_weights_are_nearer_to_the_module_than_torchs():
     target = FAMILIES["plain"]()
     target, model = target.bfloat16(), draft(target).bfloat16()
     view = tiny_glide.view(target, TOKENS, 5)
-    vocab = tiny_glide.vocab(model.config)
+    weights = weights_of(model, tiny_glide.vocab(model.config))
     scorers = [
-        GlideScorer(model, vocab, target_parts(target), dtype=torch.bfloat16, native=is_native)
+        GlideScorer(weights, target_parts(target), dtype=BFLOAT16, native=is_native)
         for is_native in (True, False)
     ]
     ours, theirs = (chain_scores(scorer, view) for scorer in scorers)
@@ -199,20 +203,21 @@ def test_keys_of_the_target_may_lie_anyhow_in_memory():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_kernels_and_any_number_of_threads_give_the_same_bits(dtype, monkeypatch):
     target, model = large(2)
-    target, seen, before = target.to(dtype), {}, torch.get_num_threads()
-    view, vocab = tiny_glide.view(target, TOKENS, 5), tiny_glide.vocab(model.config)
+    target, seen, before = target.to(dtype), {}, num_threads()
+    view = tiny_glide.view(target, TOKENS, 5)
+    weights = weights_of(model, tiny_glide.vocab(model.config))
     try:
         for key in product(available(), (1, 2, 4)):
             monkeypatch.setenv(NATIVE_VARIABLE, key[0])
-            torch.set_num_threads(key[1])
-            scorer = GlideScorer(model, vocab, target_parts(target), dtype=dtype)
+            set_num_threads(key[1])
+            scorer = GlideScorer(weights, target_parts(target), dtype=numpy_dtype(dtype))
             state = scorer.open(64)
             rows = chain_scores(scorer, view, state=state)
             scorer.score([Sync(state, TOKENS, view)])
             tree = [scorer.score([Grow(state, *nodes)]) for nodes in TREE]
             seen[key] = (rows, *(part.hidden for part in tree), tree[-1].logits)
     finally:
-        torch.set_num_threads(before)
+        set_num_threads(before)
     first = next(iter(seen.values()))
     for key, values in seen.items():
         assert all(map(np.array_equal, values, first)), key
@@ -223,7 +228,7 @@ def test_switched_off_or_in_another_dtype_torch_computes(monkeypatch, caplog):
     assert tiny.glide().engine == f"native {kernels()}"
     assert tiny.glide(native=False).engine == "torch"
     assert tiny.glide(dtype=torch.float16).engine == "torch"
-    assert "torch computes the draft: torch.float16 on cpu has no native kernels" in caplog.text
+    assert "torch computes the draft: float16 on cpu has no native kernels" in caplog.text
     monkeypatch.setenv(NATIVE_VARIABLE, "off")
     assert tiny.glide().engine == "torch"
 
