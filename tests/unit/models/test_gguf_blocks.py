@@ -2,6 +2,7 @@
 
 import struct
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,13 +59,13 @@ def logits(model, tokens):
 def dense_logits(file):
     model = load_model(str(file), dtype="float32").model
     assert not isinstance(model, GgufSource)
-    return model(torch.tensor([TOKENS])).logits[0]
+    return model(torch.tensor([TOKENS])).logits[0].numpy()
 
 
 def test_the_model_is_the_one_that_transformers_reads(file):
     expected, found = dense_logits(file), logits(in_blocks(file), TOKENS)
-    assert (found - expected).norm() / expected.norm() < 0.06
-    assert (found.argmax(1) == expected.argmax(1)).float().mean() > 0.9
+    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.06
+    assert (found.argmax(1) == expected.argmax(1)).mean() > 0.9
 
 
 def test_a_tree_and_chunks_have_the_bits_of_plain_decoding(file):
@@ -74,16 +75,16 @@ def test_a_tree_and_chunks_have_the_bits_of_plain_decoding(file):
     hidden, _ = model.forward([Part(cache, TOKENS[-1:], TREE)])
     found = model.logits(hidden)
     for node, path in enumerate(PATHS):
-        assert torch.equal(found[1 + node], logits(model, [*TOKENS, *path])[-1]), path
+        assert np.array_equal(found[1 + node], logits(model, [*TOKENS, *path])[-1]), path
 
 
 def test_layers_lend_their_weights_to_transformers_and_take_them_back(file):
     """So that a reference needs memory for one layer, not for all."""
     model = load_model(str(file)).model.reference()
     with torch.inference_mode():
-        found = model(torch.tensor([TOKENS])).logits[0].float()
+        found = model(torch.tensor([TOKENS])).logits[0].float().numpy()
     expected = dense_logits(file)
-    assert (found - expected).norm() / expected.norm() < 0.05  # it is bfloat16
+    assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.05  # it is bfloat16
     assert {weight.device.type for weight in model.base_model.layers.parameters()} == {"meta"}
 
 

@@ -1,7 +1,9 @@
 """Pages of keys and values: neighbours where possible, counted by user, copied before a write."""
 
 import random
+from dataclasses import replace
 
+import numpy as np
 import pytest
 import torch
 from hypothesis import given
@@ -9,11 +11,15 @@ from hypothesis import strategies as st
 
 from slipstream.core.errors import CapacityError, NoRoom
 from slipstream.core.tree import TokenTree
-from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, PageList
+from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, PageList, write_slots
+from slipstream.models.kv.torch_pool import TorchKvPool
 from slipstream.models.target.token_layout import Part
+from slipstream.models.torch_arrays import as_array
 from support.models import tiny
 
-LAYOUT = KvLayout(2, 2, 4, torch.float32, torch.device("cpu"))
+LAYOUT = KvLayout(2, 2, 4, FLOAT32, CPU)
+KINDS = (KvPool, TorchKvPool)
 
 
 def test_pages_are_neighbours_while_that_is_possible():
@@ -78,11 +84,37 @@ def test_a_page_is_free_when_its_last_user_goes():
     assert pool.num_free == 2
 
 
-def test_a_page_is_clear_when_it_is_handed_out_first():
-    pool = KvPool(LAYOUT, 3)
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_page_is_clear_when_it_is_handed_out_first(kind):
+    pool = kind(LAYOUT, 3)
+    for at in range(2):
+        pool.layer(at)[:] = 7  # as memory that was somebody's before
     for page in pool.take(3):
         slots = slice(page * BLOCK_SIZE, (page + 1) * BLOCK_SIZE)
-        assert all(pool.layer(at)[:, slots].eq(0).all() for at in range(2))
+        assert all((pool.layer(at)[:, slots] == 0).all() for at in range(2))
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
+def test_slots_are_copied_as_they_were_before_any_was_written(kind, dtype):
+    pool = kind(replace(LAYOUT, dtype=dtype), 2)
+    for at in range(2):
+        values = np.arange(4 * pool.scratch.stop * 4).reshape(4, -1, 4)
+        write_slots(pool.layer(at), slice(None), values.astype(dtype))
+    before = [np.array(pool.on_host(pool.layer(at))) for at in range(2)]
+    source, into = [3, 4, 5, 200], [4, 5, 3, 0]
+    pool.copy(source, into)
+    for at in range(2):
+        expected = before[at].copy()
+        expected[:, into] = before[at][:, source]
+        assert np.array_equal(pool.on_host(pool.layer(at)), expected)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_slots_of_pages_are_named_in_order(kind):
+    slots = as_array(kind(LAYOUT, 3).slots([2, 0]))
+    assert slots.dtype == np.int64
+    assert slots.tolist() == [*range(256, 384), *range(128)]
 
 
 def scattered(model, capacity, *, seed=0):
@@ -98,9 +130,10 @@ def scattered(model, capacity, *, seed=0):
     return cache
 
 
+@pytest.mark.parametrize("engine", [None, "torch"])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_where_pages_lie_makes_no_difference_to_a_bit(dtype):
-    model = tiny.causal(dtype=dtype)
+def test_where_pages_lie_makes_no_difference_to_a_bit(dtype, engine):
+    model = tiny.causal(dtype=dtype, engine=engine)
     tokens = tiny.tokens(300)
     tree = TokenTree((5, 6, 7, 8, 9), (-1, -1, 0, 1, 2))
     states = []
@@ -111,7 +144,7 @@ def test_where_pages_lie_makes_no_difference_to_a_bit(dtype):
         after, _ = model.forward([Part(cache, [9])])
         states.append((hidden, after, cache.gather(1, 0, 302)))
     for ours, theirs in zip(*states, strict=True):
-        assert torch.equal(ours, theirs)
+        assert np.array_equal(as_array(ours), as_array(theirs))
 
 
 def test_who_writes_to_a_shared_page_gets_a_copy():
@@ -119,13 +152,13 @@ def test_who_writes_to_a_shared_page_gets_a_copy():
     pool = model.pool(6)
     one = model.open_in(pool)
     model.prefill(one, tiny.tokens(200))
-    before = one.gather(0, 0, 200).clone()
+    before = one.gather(0, 0, 200).copy()
     two = type(one)(pool, limit=512, pages=one.pages, count=150)
     model.prefill(two, tiny.tokens(30, seed=5))
     assert two.pages[0] == one.pages[0]
     assert two.pages[1] != one.pages[1]
-    assert torch.equal(one.gather(0, 0, 200), before)
-    assert torch.equal(two.gather(0, 0, 150), before[:, :150])
+    assert np.array_equal(one.gather(0, 0, 200), before)
+    assert np.array_equal(two.gather(0, 0, 150), before[:, :150])
     one.close()
     two.close()
     assert pool.num_free == 6
@@ -141,7 +174,7 @@ def test_a_tree_needs_no_pages_of_its_session():
         model.prefill(cache, tokens[:-1])
         states.append(model.forward([Part(cache, tokens[-1:], tree)])[0])
     assert full.num_slots == BLOCK_SIZE
-    assert torch.equal(*states)
+    assert np.array_equal(*states)
 
 
 def test_trees_without_scratch_room_are_refused():

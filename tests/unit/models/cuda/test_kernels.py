@@ -6,13 +6,14 @@ import torch
 from slipstream.core.errors import ModelError
 from slipstream.models.cuda import attention_kernels
 from slipstream.models.cuda.attention_kernels import Trial, choose_kernel
+from slipstream.models.dtypes import CPU, FLOAT32
 from slipstream.models.kv.paged import attend_paged
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from support.models import tiny
 
-LAYOUT = KvLayout(1, 2, 16, torch.float32, torch.device("cpu"))
+LAYOUT = KvLayout(1, 2, 16, FLOAT32, CPU)
 
 
 def constant(query, layer, segments, scale):
@@ -36,7 +37,7 @@ def test_a_kernel_whose_bits_depend_on_the_shape_is_not_steady():
 
 @pytest.mark.gpu
 def test_the_first_steady_kernel_computes_for_invariant_numerics(monkeypatch):
-    layout = KvLayout(1, 2, 16, torch.float32, torch.device("cuda"))
+    layout = KvLayout(1, 2, 16, FLOAT32, "cuda")
     monkeypatch.setattr(attention_kernels, "_STEADY", (broken, drifting, constant, constant))
     assert choose_kernel(layout, 2, is_invariant=True) is constant
     assert choose_kernel(layout, 2, is_invariant=False) is attend_paged

@@ -7,6 +7,7 @@ import re
 from copy import deepcopy
 from unittest import mock
 
+import numpy as np
 import pytest
 import torch
 import torch.distributed as dist
@@ -27,12 +28,14 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.models.cuda.graphs import Replay
-from slipstream.models.glide.glide import GlideModel
+from slipstream.models.dtypes import BFLOAT16
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.glide.glide_weights import GlideWeights, glide_shapes
 from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.parallel.ranks import Ranks
+from slipstream.models.target import transformers_model
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Draw, Part
 from slipstream.train.decision import DecisionNetwork
@@ -97,7 +100,7 @@ def gpu():
     """Sizes alone: what is compared with transformers has no values."""
     with (
         simulated_gpu(has_values=False) as device,
-        mock.patch("slipstream.models.target.reference.sample_hidden", return_value=None),
+        mock.patch(f"{transformers_model.__name__}.hidden_states", return_value=None),
     ):
         yield device
 
@@ -109,6 +112,11 @@ def large(name):
     family, config = MODELS[name]
     with torch.device("meta"):
         return family(deepcopy(config)).to(torch.bfloat16).eval().requires_grad_(False).cuda()
+
+
+def without_memory(shape):
+    """An array of one number, over and over."""
+    return np.lib.stride_tricks.as_strided(np.zeros(1, BFLOAT16), shape, [0] * len(shape))
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -147,11 +155,10 @@ def test_rounds_of_a_draft_run_on_the_device_alone(name, sampling):
         name=name,
         tokenizer_hash="t",
     )
-    with torch.device("meta"):
-        draft = GlideModel(config).to(torch.bfloat16).eval().requires_grad_(False).cuda()
+    tensors = {at: without_memory(shape) for at, shape in glide_shapes(config)}
+    weights = GlideWeights(config, tensors, np.arange(16384))
     decision = DecisionNetwork(config.hidden_size).model()
-    vocab = torch.arange(16384, device="cuda")
-    scorer = GlideScorer(draft, vocab, target_parts(hf), dtype=torch.bfloat16)
+    scorer = GlideScorer(weights, target_parts(hf), dtype=BFLOAT16)
     chains = GlideChains(
         scorer, Replay(torch.device("cuda")), context_length=2048, decision=decision
     )

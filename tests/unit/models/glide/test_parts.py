@@ -2,21 +2,27 @@
 
 import json
 
+import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from slipstream.core.errors import ModelMismatch, WeightsError
-from slipstream.models.glide import target_parts as module
-from slipstream.models.glide.target_parts import load_parts, target_parts
-from slipstream.models.glide.torch_parts import rotary_tables
-from slipstream.models.loading import load_target_parts
+from slipstream.models.glide import torch_parts as module
+from slipstream.models.glide.target_parts import NativeParts, load_parts, target_parts
+from slipstream.models.glide.torch_parts import as_native, load_torch_parts, rotary_tables
+from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.native import library
+from slipstream.models.native.weights import as_float32
+from slipstream.models.target.architecture import EMBEDDING
 from support.models import tiny, tiny_checkpoint
 
 RENAMED = "gpt-neox"
 """Its files name the head otherwise than the model does."""
 PIECEWISE = [family for family in tiny.FAMILIES if family != RENAMED]
+LOADERS = [load_parts, load_torch_parts]
+"""Of native code where it computes, and of torch."""
 SCALED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}
 
 
@@ -38,8 +44,11 @@ def whole_parts(name, dtype="float32"):
 
 def assert_same(found, whole):
     numbers = ("num_layers", "num_heads", "num_kv_heads", "head_dim", "tokenizer_hash")
-    for name in numbers:
+    for name in (*numbers, "dtype", "device", "vocab_size", "hidden_size"):
         assert getattr(found, name) == getattr(whole, name)
+    if isinstance(found, NativeParts):
+        assert_same_native(found, as_native(whole))
+        return
     assert torch.equal(found.embeddings, whole.embeddings)
     assert torch.equal(found.head, whole.head)
     assert found.head.dtype == whole.head.dtype
@@ -47,7 +56,22 @@ def assert_same(found, whole):
         assert torch.equal(ours, theirs)
 
 
+def assert_same_native(found, whole):
+    assert found.embedding.kind == whole.embedding.kind
+    assert np.array_equal(found.embedding.matrix, whole.embedding.matrix)
+    assert found.embedding.matrix.dtype == whole.embedding.matrix.dtype
+    assert np.array_equal(every_row(found), every_row(whole))
+    for ours, theirs in zip(found.rotary(100), whole.rotary(100), strict=True):
+        np.testing.assert_array_max_ulp(ours, theirs)  # torch's own cosines are no nearer
+
+
+def every_row(parts):
+    return parts.head_rows(np.arange(parts.vocab_size))
+
+
 def tables(parts):
+    if isinstance(parts, NativeParts):
+        return parts.rotary(100)
     return rotary_tables(parts, 100, dtype=torch.float32)
 
 
@@ -58,15 +82,18 @@ def forbid_whole(monkeypatch):
     monkeypatch.setattr(module, "load_target_parts", refused)
 
 
+@pytest.mark.parametrize("load", LOADERS)
 @pytest.mark.parametrize("family", PIECEWISE)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-def test_the_parts_are_those_of_the_whole_model(tmp_path, monkeypatch, family, dtype):
+def test_the_parts_are_those_of_the_whole_model(tmp_path, monkeypatch, family, dtype, load):
     model = tiny.hf_model(family)
     model.resize_token_embeddings(264)
     save(tmp_path, model)
     whole = whole_parts(tmp_path, dtype)
     forbid_whole(monkeypatch)
-    found = load_parts(str(tmp_path), dtype=dtype)
+    found = load(str(tmp_path), dtype=dtype)
+    is_native = load is load_parts and family != "phi3" and library.PATH.is_file()
+    assert isinstance(found.parts, NativeParts) == is_native
     assert_same(found.parts, whole)
     assert (found.model_id, found.context_length) == (tmp_path.name, 512)
     assert found.tokenizer_hash == whole.tokenizer_hash
@@ -75,24 +102,36 @@ def test_the_parts_are_those_of_the_whole_model(tmp_path, monkeypatch, family, d
 def test_a_tied_head_is_the_embeddings_themselves(checkpoint, monkeypatch):
     whole = whole_parts(checkpoint)
     forbid_whole(monkeypatch)
-    found = load_parts(str(checkpoint), dtype="float32").parts
+    found = load_torch_parts(str(checkpoint), dtype="float32").parts
     assert_same(found, whole)
     assert found.head.data_ptr() == found.embeddings.data_ptr()
 
 
-def test_scaled_rotary_positions_stay_scaled(tmp_path, monkeypatch):
+@pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_tied_head_is_in_memory_once_in_native_code_too(checkpoint, dtype):
+    source = load_model(str(checkpoint), dtype=dtype).model
+    found = target_parts(source)
+    assert source.is_tied
+    assert np.shares_memory(found.embedding.matrix, source.dense(EMBEDDING))
+    assert np.array_equal(every_row(found), as_float32(found.embedding.matrix))
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_scaled_rotary_positions_stay_scaled(tmp_path, monkeypatch, load):
     config = tiny_checkpoint.tiny_llama().config
     config.rope_parameters = SCALED
     save(tmp_path, AutoModelForCausalLM.from_config(config))
     whole = whole_parts(tmp_path)
     forbid_whole(monkeypatch)
-    found = load_parts(str(tmp_path), dtype="float32").parts
+    found = load(str(tmp_path), dtype="float32").parts
     assert_same(found, whole)
-    cos = tables(found)[0]
-    assert not torch.equal(cos, tables(target_parts(tiny_checkpoint.tiny_llama()))[0])
+    plain = tables(target_parts(tiny_checkpoint.tiny_llama()))[0]
+    assert not np.allclose(tables(found)[0], plain[:, : tables(found)[0].shape[1]], atol=1e-2)
 
 
-def test_parts_are_found_in_whichever_shard_holds_them(tmp_path, monkeypatch):
+@pytest.mark.parametrize("load", LOADERS)
+def test_parts_are_found_in_whichever_shard_holds_them(tmp_path, monkeypatch, load):
     model = tiny.hf_model("qwen2")
     model.resize_token_embeddings(264)
     model.save_pretrained(tmp_path, max_shard_size="80KB")
@@ -100,25 +139,27 @@ def test_parts_are_found_in_whichever_shard_holds_them(tmp_path, monkeypatch):
     assert len(list(tmp_path.glob("model-*.safetensors"))) > 2
     whole = whole_parts(tmp_path)
     forbid_whole(monkeypatch)
-    assert_same(load_parts(str(tmp_path), dtype="float32").parts, whole)
+    assert_same(load(str(tmp_path), dtype="float32").parts, whole)
 
 
-def test_layers_are_not_read(checkpoint, monkeypatch):
+@pytest.mark.parametrize("load", LOADERS)
+def test_layers_are_not_read(checkpoint, monkeypatch, load):
     path = checkpoint / "model.safetensors"
     tensors = load_file(path)
     kept = {name: value for name, value in tensors.items() if ".layers." not in name}
     assert len(kept) < len(tensors)
     whole = whole_parts(checkpoint)
     save_file(kept, path, metadata={"format": "pt"})
-    assert_same(load_parts(str(checkpoint), dtype="float32").parts, whole)
+    assert_same(load(str(checkpoint), dtype="float32").parts, whole)
 
 
-def test_weights_under_other_names_are_loaded_whole(checkpoint):
+@pytest.mark.parametrize("load", LOADERS)
+def test_weights_under_other_names_are_loaded_whole(checkpoint, load):
     path = checkpoint / "model.safetensors"
     whole = whole_parts(checkpoint)
     bare = {name.removeprefix("model."): value for name, value in load_file(path).items()}
     save_file(bare, path, metadata={"format": "pt"})
-    assert_same(load_parts(str(checkpoint), dtype="float32").parts, whole)
+    assert_same(load(str(checkpoint), dtype="float32").parts, whole)
 
 
 def test_a_family_whose_files_name_tensors_otherwise_is_loaded_whole(tmp_path):
@@ -130,25 +171,28 @@ def test_a_family_whose_files_name_tensors_otherwise_is_loaded_whole(tmp_path):
     assert found.context_length == 512
 
 
-def test_a_broken_file_is_refused(checkpoint):
+@pytest.mark.parametrize("load", LOADERS)
+def test_a_broken_file_is_refused(checkpoint, load):
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
     with pytest.raises(WeightsError, match="can't be loaded"):
-        load_parts(str(checkpoint))
+        load(str(checkpoint))
 
 
-def test_a_tokenizer_of_another_model_is_refused(tmp_path):
+@pytest.mark.parametrize("load", LOADERS)
+def test_a_tokenizer_of_another_model_is_refused(tmp_path, load):
     save(tmp_path, tiny_checkpoint.tiny_llama(vocab_size=100))
     with pytest.raises(ModelMismatch, match="up to id 258"):
-        load_parts(str(tmp_path))
+        load(str(tmp_path))
 
 
-def test_embeddings_of_another_size_than_the_config_says_are_refused(checkpoint):
+@pytest.mark.parametrize("load", LOADERS)
+def test_embeddings_of_another_size_than_the_config_says_are_refused(checkpoint, load):
     config = json.loads((checkpoint / "config.json").read_text())
     config["vocab_size"] = 300
     (checkpoint / "config.json").write_text(json.dumps(config))
     with pytest.raises(WeightsError):
-        load_parts(str(checkpoint))
+        load(str(checkpoint))
 
 
 @pytest.mark.real
