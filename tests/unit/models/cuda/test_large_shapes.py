@@ -27,6 +27,7 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.models.cuda.graphs import Replay
+from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
@@ -35,7 +36,6 @@ from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.parallel.ranks import Ranks
 from slipstream.models.target.batched_tokens import Draw, Part
 from slipstream.models.target.causal import CausalModel
-from slipstream.train.decision import DecisionNetwork
 from support.cuda.gpu import simulated_gpu
 from support.models import tiny
 from support.models.rounds import speculate
