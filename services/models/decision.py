@@ -10,11 +10,10 @@ import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import numpy as np
-from numpy.typing import NDArray
 from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
@@ -32,8 +31,10 @@ LEAST = float(np.finfo(np.float32).min)
 EPS = 1e-6
 MOST = -math.log(EPS)
 _DRAFT_KEY = "draft"
+_DIGEST_SIZE = 32
 
 
+@dataclass(frozen=True, slots=True, eq=False)
 class DecisionModel:
     """A logistic model of statistics and hidden state, corrected by a layer of `width` units.
 
@@ -41,34 +42,22 @@ class DecisionModel:
     small products only.
     """
 
-    def __init__(self, hidden_size: int, weights: Mapping[str, NDArray[Any]]) -> None:
-        """`weights` by their names in a file: hidden.weight [width + 2, d], hidden.bias
-        [width + 2], stats.weight [width + 2, 4], out.weight [2, width].
-
-        Raises `WeightsError` for others.
-        """
-        width = max(len(weights.get("hidden.bias", ())) - 2, 1)
-        shapes = {
-            "hidden.weight": (width + 2, hidden_size),
-            "hidden.bias": (width + 2,),
-            "stats.weight": (width + 2, NUM_STATS),
-            "out.weight": (2, width),
-        }
-        odd = sorted(set(weights) ^ set(shapes))
-        odd += [name for name in shapes.keys() & weights if weights[name].shape != shapes[name]]
-        if odd:
-            raise WeightsError(f"does not fit a draft of width {hidden_size}: {', '.join(odd)}")
-        self.weights = {name: np.asarray(weights[name], np.float32) for name in shapes}
+    weights: Mapping[str, Floats]
+    """hidden.weight [width + 2, d], hidden.bias [width + 2], stats.weight [width + 2, 4],
+    out.weight [2, width]."""
 
     def score(self, hidden: Floats, stats: Floats) -> Floats:
         """Chances of acceptance [R, 2], float32 within 0..1, at temperature 0 and above it.
 
         hidden [R, d]; stats [R, 4] float32, each row as `slot_stats` makes it.
         """
-        into, bias, of_stats, out = self.weights.values()
+        into, of_stats, out = (
+            self.weights[f"{name}.weight"] for name in ("hidden", "stats", "out")
+        )
         with np.errstate(all="ignore"):  # what is no number gives none
             # `vecdot` and not `@`, for which some libraries of linear algebra start threads.
-            first = np.vecdot(hidden[:, None], into) + bias + np.vecdot(stats[:, None], of_stats)
+            first = np.vecdot(hidden[:, None], into) + self.weights["hidden.bias"]
+            first += np.vecdot(stats[:, None], of_stats)
             units = np.maximum(first[:, :-2], 0)
             logits = first[:, -2:] + np.vecdot(units[:, None], out)
             chances: Floats = 1 / (1 + np.exp(-logits))
@@ -116,18 +105,21 @@ def load_decision(directory: Path, *, hidden_size: int) -> DecisionModel | None:
         weights = load_file(path)
     except (SafetensorError, OSError, ValueError, KeyError) as error:
         raise WeightsError(f"{path} is no readable safetensors file: {error}") from None
-    digest = weights.pop(_DRAFT_KEY, None)
-    bias = weights.get("hidden.bias")
-    if digest is None or bias is None or bias.ndim != 1:
-        names = ", ".join(sorted(weights)) or "empty"
-        raise WeightsError(f"{path} holds no decision model: {names}")
-    try:
-        model = DecisionModel(hidden_size, weights)
-    except WeightsError as error:
-        raise WeightsError(f"{path} {error}") from None
-    if digest.tobytes() != draft_digest(directory):
+    width = max(weights["hidden.bias"].size - 2, 1) if "hidden.bias" in weights else 1
+    shapes = {
+        "hidden.weight": (width + 2, hidden_size),
+        "hidden.bias": (width + 2,),
+        "stats.weight": (width + 2, NUM_STATS),
+        "out.weight": (2, width),
+        _DRAFT_KEY: (_DIGEST_SIZE,),
+    }
+    odd = sorted(set(weights) ^ set(shapes))
+    odd += [name for name in shapes.keys() & weights if weights[name].shape != shapes[name]]
+    if odd:
+        raise WeightsError(f"{path} does not fit a draft of width {hidden_size}: {', '.join(odd)}")
+    if weights.pop(_DRAFT_KEY).tobytes() != draft_digest(directory):
         raise WeightsError(
             f"{path} was trained for other weights of this draft: run `slipstream train decision`"
             " again, or delete it"
         )
-    return model
+    return DecisionModel({name: own.astype(np.float32) for name, own in weights.items()})

@@ -195,6 +195,4 @@ def check_nodes(ask: Grow, parents: Sequence[int], num_synced: int) -> None:
 
 def on_host(values: Any) -> Floats:
     """Return values [...] as an array of float32 on the host."""
-    is_array = isinstance(values, np.ndarray)
-    array: Floats = values if is_array else values.detach().float().cpu().numpy()
-    return array
+    return values if isinstance(values, np.ndarray) else np.asarray(values.detach().float().cpu())

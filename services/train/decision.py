@@ -6,8 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.core.errors import TrainingError, WeightsError
+from slipstream.core.errors import TrainingError
 from slipstream.models.decision import NUM_STATS, DecisionModel
+from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.train.records import Records
 
 
@@ -33,42 +34,6 @@ class DecisionSettings:
         for name in ("width", "batch_rows", "max_epochs", "patience"):
             if getattr(self, name) < 1:
                 raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
-
-
-class DecisionNetwork(nn.Module):
-    """The network of a `DecisionModel`, to be trained.
-
-    Untrained, it takes the draft's top-1 probability at its word.
-    """
-
-    def __init__(self, hidden_size: int, width: int = 32) -> None:
-        super().__init__()
-        if min(hidden_size, width) < 1:
-            raise WeightsError(f"hidden_size {hidden_size} and width {width} must be 1 or more")
-        self.width = width
-        self.hidden = nn.Linear(hidden_size, width + 2)
-        self.stats = nn.Linear(NUM_STATS, width + 2, bias=False)
-        self.out = nn.Linear(width, 2, bias=False)
-        nn.init.zeros_(self.out.weight)
-        with torch.no_grad():
-            self.hidden.weight[width:] = 0
-        self.set_base(torch.tensor([[1.0, 0.0, 0.0, 0.0]] * 2), torch.zeros(2))
-
-    @torch.no_grad()
-    def set_base(self, weight: Tensor, bias: Tensor) -> None:
-        """Set the logistic model's weights [2, 4] of the statistics, and its bias [2]."""
-        self.stats.weight[self.width :] = weight
-        self.hidden.bias[self.width :] = bias
-
-    def forward(self, hidden: Tensor, stats: Tensor) -> Tensor:
-        """Hidden states [R, d], statistics [R, 4] as in `slot_stats` -> logits [R, 2]."""
-        units, base = (self.hidden(hidden) + self.stats(stats)).split((self.width, 2), -1)
-        return torch.addmm(base, units.relu(), self.out.weight.t())
-
-    def model(self) -> DecisionModel:
-        """Return a model with these weights."""
-        weights = {name: value.numpy(force=True) for name, value in self.state_dict().items()}
-        return DecisionModel(self.hidden.in_features, weights)
 
 
 def train_decision(

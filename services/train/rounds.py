@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 
 from slipstream.client.engine import Engine
@@ -107,9 +106,8 @@ class RoundRecorder:
             positions, tokens = self._decoded(prompt, sampling, max_tokens)
             if positions:
                 logits = self._logits(cache, tokens, len(prompt))
-                parts.append(
-                    _records(positions, logits, self._scorer.vocab, sampling.is_greedy, number)
-                )
+                vocab = torch.from_numpy(self._scorer.vocab)
+                parts.append(_records(positions, logits, vocab, sampling.is_greedy, number))
         for port in (self._draft, target):
             finished(port.release(_SESSION))
         return joined(parts) if parts else no_records(self._scorer.hidden_size)
@@ -152,23 +150,18 @@ class RoundRecorder:
 
 
 def _records(
-    positions: Sequence[_Position],
-    logits: Tensor,
-    vocab: NDArray[np.int64],
-    is_greedy: bool,
-    number: int,
+    positions: Sequence[_Position], logits: Tensor, vocab: Tensor, is_greedy: bool, number: int
 ) -> Records:
     """Return records from the target's logits [answer, V] and the draft's ids `vocab` [V_d]."""
     accepted = torch.tensor([at.accepted for at in positions])
     target = logits[[at.place for at in positions]]
     draft = torch.from_numpy(np.stack([at.logits for at in positions]))
-    ids = torch.from_numpy(vocab)
     return Records(
         hidden=torch.from_numpy(np.stack([at.hidden for at in positions])).bfloat16(),
         stats=torch.tensor([_stats(at) for at in positions]),
         accepted=accepted,
-        agrees=target.argmax(-1) == ids[draft.argmax(-1)],
-        overlap=overlap(target, draft, ids),
+        agrees=target.argmax(-1) == vocab[draft.argmax(-1)],
+        overlap=overlap(target, draft, vocab),
         is_greedy=torch.full_like(accepted, is_greedy),
         prompt=torch.full(accepted.shape, number),
     )

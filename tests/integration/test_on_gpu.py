@@ -8,7 +8,7 @@ import torch
 from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOptions, StopPolicy
 from slipstream.core.types import Shape
 from slipstream.models.decision import save_decision
-from slipstream.train.decision import DecisionNetwork
+from slipstream.models.glide.chain_stop import DecisionNetwork
 from support.models import tiny_checkpoint
 
 pytestmark = pytest.mark.gpu

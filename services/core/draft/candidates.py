@@ -14,6 +14,7 @@ from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.types import SparseDistribution
 from slipstream.core.verify.keyed_noise import Purpose, uniform
 from slipstream.core.verify.noise import Floats, Ids, gumbel
+from slipstream.core.verify.rejection import draw
 
 _BLOCK = 32
 
@@ -102,22 +103,8 @@ def draw_with_replacement(
     distribution: SparseDistribution, k: int, *, seed: int, position: int
 ) -> tuple[int, ...]:
     """`k` independent draws from `distribution`, repeats included."""
-    return tuple(
-        _inverse(distribution, uniform(seed, position, Purpose.CANDIDATE, index))
-        for index in range(k)
-    )
-
-
-def _inverse(distribution: SparseDistribution, u: float) -> int:
-    """The token at which the cumulative mass of `distribution` exceeds `u` of its total."""
-    remaining = u * sum(distribution.probs)
-    last = None
-    for token, prob in zip(distribution.tokens, distribution.probs, strict=True):
-        if prob > 0:
-            last = token
-            remaining -= prob
-            if remaining < 0:
-                return token
-    if last is None:
+    probs = np.array(distribution.probs)
+    if not probs.any():
         raise InvalidRequest("a distribution without any probability has no token to draw")
-    return last
+    numbers = (uniform(seed, position, Purpose.CANDIDATE, index) for index in range(k))
+    return tuple(distribution.tokens[draw(probs, u)] for u in numbers)

@@ -46,26 +46,17 @@ class SamplingDistribution:
         `logits` [V] are left as they are, and returned as they are when nothing applies.
         Greedy requests have no temperature and no truncation: only the order counts there.
         """
-        values, ids = self.support(logits, prefix)
-        if ids is None:
-            return values
-        dense = np.full_like(logits, -math.inf)
-        dense[ids] = values
-        return dense
+        return _dense(*self.support(logits, prefix), len(logits), -math.inf)
 
     def probs(self, logits: Floats, prefix: Sequence[int]) -> Floats:
         """The distribution as probabilities [V]; one-hot when greedy."""
         values, ids = self.support(logits, prefix)
         if self._sampling.is_greedy:
-            best = argmax_first(values)
-            probs = np.zeros_like(logits)
-            probs[best if ids is None else ids[best]] = 1
-        elif ids is None:
-            probs = softmax(values)
+            probs = np.zeros_like(values)
+            probs[argmax_first(values)] = 1
         else:
-            probs = np.zeros_like(logits)
-            probs[ids] = softmax(values)
-        return probs
+            probs = softmax(values)
+        return _dense(probs, ids, len(logits), 0)
 
     def support(self, logits: Floats, prefix: Sequence[int]) -> tuple[Floats, Ids | None]:
         """Scores [n] of the distribution's support and its ids [n], ascending; None is all of V."""
@@ -129,6 +120,15 @@ class SamplingDistribution:
             return values, None
         order = np.argsort(ids)
         return values[order], ids[order]
+
+
+def _dense(values: Floats, ids: Ids | None, size: int, filler: float) -> Floats:
+    """Return `values` [n] at their `ids` [n] among `size` ones; None stands for all."""
+    if ids is None:
+        return values
+    dense = np.full(size, filler, values.dtype)
+    dense[ids] = values
+    return dense
 
 
 def _nucleus(scores: Floats, ids: Ids | None, *, best: float, top_p: float) -> tuple[Floats, Ids]:

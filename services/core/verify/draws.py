@@ -14,7 +14,7 @@ from slipstream.core.draft.candidates import argmax_first
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import SamplingParams, Session, Verification
-from slipstream.core.verify.keyed_noise import Purpose, signed_keys
+from slipstream.core.verify.keyed_noise import Purpose, noise_keys, signed
 from slipstream.core.verify.noise import Floats, Ids, gumbel
 from slipstream.core.verify.walk import Walk
 
@@ -47,10 +47,11 @@ def fits_device(session: Session) -> bool:
 
 
 def draw_keys(sampling: SamplingParams, position: int) -> tuple[int, int]:
-    """Keys of a row's noise, at `position`; a greedy request needs none."""
+    """Keys of a row's noise, at `position`, as signed numbers; a greedy request needs none."""
     if sampling.is_greedy:
         return 0, 0
-    return signed_keys(sampling.seed, position, purpose=Purpose.DRAW)
+    first, second = noise_keys(sampling.seed, position, Purpose.DRAW)
+    return signed(first), signed(second)
 
 
 def draw_among(

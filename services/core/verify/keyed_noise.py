@@ -61,12 +61,6 @@ def noise_keys(seed: int, position: int, purpose: Purpose) -> tuple[int, int]:
     return key & MASK32, key >> 32
 
 
-def signed_keys(seed: int, position: int, *, purpose: Purpose) -> tuple[int, int]:
-    """Return the keys of a position's noise, as two signed 32-bit numbers."""
-    first, second = noise_keys(seed, position, purpose)
-    return signed(first), signed(second)
-
-
 def signed(value: int) -> int:
     """Return the signed number of the same 32 bits."""
     return value - 2**32 if value >= 2**31 else value

@@ -41,7 +41,7 @@ def gumbel_rows(keys: Tensor, ids: Tensor) -> Tensor:
     """The Gumbel noise [R, n] of many positions at once, up to rounding that of
     `core.verify.noise.gumbel` for each.
 
-    `keys` [R, 2] int32 hold the `signed_keys` of each row, `ids` [n] the tokens.
+    `keys` [R, 2] int32 hold the `draw_keys` of each row, `ids` [n] the tokens.
     """
     return uniform_rows(keys, ids).neg_().log1p_().neg_().log_().neg_()
 

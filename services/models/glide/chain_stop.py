@@ -8,9 +8,9 @@ from dataclasses import dataclass
 from typing import NamedTuple
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
+from slipstream.core.errors import WeightsError
 from slipstream.core.policy.stop import (
     SVIP_SLOPE,
     CostStop,
@@ -19,7 +19,7 @@ from slipstream.core.policy.stop import (
     Stop,
     SvipStop,
 )
-from slipstream.models.decision import EPS, MOST, DecisionModel
+from slipstream.models.decision import EPS, MOST, NUM_STATS, DecisionModel
 
 FIXED, SVIP, DECISION, COST = range(4)
 
@@ -108,18 +108,47 @@ def should_stop(rules: Rules, signals: Signals, *, depth: int) -> Tensor:
     return by_policy | (rules.max_depths <= depth)
 
 
-class DeviceDecision:
-    """A decision model's weights on a device."""
+class DecisionNetwork(nn.Module):
+    """The network of a `DecisionModel`. Untrained, it takes the draft's top-1 probability at its
+    word."""
 
-    def __init__(self, model: DecisionModel, device: torch.device) -> None:
-        self._weights = [torch.tensor(values, device=device) for values in model.weights.values()]
+    def __init__(self, hidden_size: int, width: int = 32) -> None:
+        super().__init__()
+        if min(hidden_size, width) < 1:
+            raise WeightsError(f"hidden_size {hidden_size} and width {width} must be 1 or more")
+        self.width = width
+        self.hidden = nn.Linear(hidden_size, width + 2)
+        self.stats = nn.Linear(NUM_STATS, width + 2, bias=False)
+        self.out = nn.Linear(width, 2, bias=False)
+        nn.init.zeros_(self.out.weight)
+        with torch.no_grad():
+            self.hidden.weight[width:] = 0
+        self.set_base(torch.tensor([[1.0, 0.0, 0.0, 0.0]] * 2), torch.zeros(2))
 
-    def score(self, hidden: Tensor, stats: Tensor) -> Tensor:
-        """See `DecisionModel.score`."""
-        into, bias, of_stats, out = self._weights
-        first = torch.addmm(F.linear(hidden.to(into.dtype), into, bias), stats, of_stats.t())
-        units, base = first.split((len(into) - 2, 2), -1)
-        return torch.addmm(base, units.relu(), out.t()).sigmoid()
+    @torch.no_grad()
+    def set_base(self, weight: Tensor, bias: Tensor) -> None:
+        """Set the logistic model's weights [2, 4] of the statistics, and its bias [2]."""
+        self.stats.weight[self.width :] = weight
+        self.hidden.bias[self.width :] = bias
+
+    def forward(self, hidden: Tensor, stats: Tensor) -> Tensor:
+        """Hidden states [R, d], statistics [R, 4] as in `slot_stats` -> logits [R, 2]."""
+        first = self.hidden(hidden.to(self.hidden.weight.dtype))
+        units, base = (first + self.stats(stats)).split((self.width, 2), -1)
+        return torch.addmm(base, units.relu(), self.out.weight.t())
+
+    def model(self) -> DecisionModel:
+        """Return the model with these weights."""
+        weights = {name: value.numpy(force=True) for name, value in self.state_dict().items()}
+        return DecisionModel(weights)
+
+
+def network_of(model: DecisionModel, device: torch.device) -> DecisionNetwork:
+    """Return the network with a model's weights, on a device."""
+    width, hidden_size = model.weights["hidden.weight"].shape
+    network = DecisionNetwork(hidden_size, width - 2)
+    network.load_state_dict({name: torch.tensor(own) for name, own in model.weights.items()})
+    return network.requires_grad_(False).to(device)
 
 
 def device_stats(log_probs: Tensor, entropies: Tensor, lags: Tensor) -> Tensor:

@@ -18,7 +18,7 @@ from slipstream.models.glide.chain_stop import (
     ChainEnds,
     ChainScores,
     Confidence,
-    DeviceDecision,
+    DecisionNetwork,
     Rules,
     device_stats,
 )
@@ -127,7 +127,7 @@ class ChainModel:
     parts: GlideParts
     vocab: Tensor
     group: int
-    decision: DeviceDecision | None = None
+    decision: DecisionNetwork | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -251,7 +251,7 @@ class ChainBody:
         scores = torch.full_like(heat, float("nan"))
         if shape.is_scored and model.decision is not None:
             stats = device_stats(tops, entropies, given.lags + (depth - 1))
-            probs = model.decision.score(hidden, stats).double()
+            probs = model.decision(hidden, stats).sigmoid().double()
             own = torch.where(heat == 0, probs[:, GREEDY], probs[:, SAMPLED])
             scores = torch.where(given.asks_score > 0, own, scores)
         return ChainScores(

@@ -13,7 +13,7 @@ from slipstream.core.verify.draws import draw_keys, is_plain_softmax
 from slipstream.models.cuda.buckets import fit, key_widths, powers
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.decision import DecisionModel
-from slipstream.models.glide.chain_stop import DeviceDecision, Rule, rule_of
+from slipstream.models.glide.chain_stop import Rule, network_of, rule_of
 from slipstream.models.glide.glide_chain import MAX_ENDS, ChainBody, ChainModel, ChainShape
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
@@ -48,7 +48,7 @@ class GlideChains:
         self._check = scorer.check
         device = torch.device(scorer.layout.device)
         vocab = as_tensor(scorer.vocab).to(device)
-        own = None if decision is None else DeviceDecision(decision, device)
+        own = None if decision is None else network_of(decision, device)
         self._model = ChainModel(scorer.parts(length), vocab, group, own)
         self._layers = config.target_layers
         self._kv_shape = (2 * config.num_kv_heads, config.head_dim)

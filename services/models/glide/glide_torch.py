@@ -204,10 +204,9 @@ def ancestor_mask(parents: Sequence[int]) -> Tensor:
 class SlicedMasks:
     """Masks of the topologies met last, each of them the largest of its kind.
 
-    A tree that grows level by level asks for a little more each time; when the same topology
-    comes again, all of its levels are slices of the mask that its last one left here: a known
-    topology costs nothing per round. (Improving Multi-Candidate Speculative Decoding, 2024, section
-    on dynamic sliced masks.)
+    A tree that grows level by level asks for a little more each time; when the same topology comes
+    again, all of its levels are slices of the mask that its last one left here. (Improving
+    Multi-Candidate Speculative Decoding, 2024, section on dynamic sliced masks.)
     """
 
     def __init__(self, capacity: int = 32) -> None:

@@ -104,7 +104,7 @@ def top_p(weights: Sequence[Fraction], limit: Fraction) -> set[int]:
     return kept
 
 
-def logs(weights):
+def logs(*weights):
     """Logarithms of weights, float32, -inf for 0."""
     with np.errstate(divide="ignore"):
         return np.log(np.float32([float(weight) for weight in weights]))

@@ -19,9 +19,9 @@ from slipstream.core.types import (
 from slipstream.draft.batcher import BatchedDraft
 from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.engine.thread import EngineThread
+from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.scorer import KvView
 from slipstream.models.target.causal_scorer import CausalScorer
-from slipstream.train.decision import DecisionNetwork
 from support.models import tiny
 
 PROFILE = Profile(threshold_sampled=0.35, step_cost=0.1)

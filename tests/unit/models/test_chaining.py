@@ -21,9 +21,9 @@ from slipstream.core.types import (
 from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.draft.request import DraftRequest
 from slipstream.models.cuda.graphs import Replay
+from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import _SPARE, GlideChains
 from slipstream.models.scorer import ChainRequest, Grow, KvView, Sync
-from slipstream.train.decision import DecisionNetwork
 from support.models import tiny, tiny_glide
 
 pytestmark = pytest.mark.gpu

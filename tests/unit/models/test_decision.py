@@ -19,10 +19,10 @@ from slipstream.models.decision import (
     save_decision,
     slot_stats,
 )
+from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.scorer import Scores
 from slipstream.models.target.causal_scorer import CausalScorer
-from slipstream.train.decision import DecisionNetwork
 from support.models import tiny
 
 LAWS = [(0.9, 0.05, 0.4, 0), (0.3, 0.2, 3.0, 7), (1.0, 1e-30, 0.0, 2)]

@@ -14,22 +14,20 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
     Proposal,
     SamplingParams,
-    Session,
     SparseDistribution,
     Verification,
 )
 from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.draws import fits_device
 from slipstream.core.verify.grammar import Grammar, GrammarKind
-from slipstream.core.verify.verify import choose, verify
+from slipstream.core.verify.verify import verify
+from support.models.toy import PROMPT, VOCAB, ToyModel, forest, plain, session_of, trees
 
-VOCAB = 6
 STOP = 0
-PROMPT = (1, 4, 2)
 WORDS = {
     word
     for size in (2, 3, 4, 5)
@@ -65,50 +63,16 @@ class Words:
         return ()
 
 
-class ToyModel:
-    """Logits [VOCAB] as a function of the last two tokens, coarse enough for ties."""
-
-    def __init__(self, seed):
-        table = np.random.default_rng(seed).standard_normal((VOCAB, VOCAB, VOCAB), np.float32)
-        self._table = (table * 4).round() / 2
-
-    def logits(self, tokens):
-        return self._table[tokens[-2], tokens[-1]]
-
-    def masked(self, tokens):
-        dense = np.full(VOCAB, -math.inf, np.float32)
-        ids = Words().allowed(tokens[len(PROMPT) :])
-        dense[ids] = self.logits(tokens)[ids]
-        return dense
-
-
-def session_of(sampling, verification=Verification.EXACT, **fields):
-    return Session("s", len(PROMPT), 100, sampling, verification=verification, **fields)
-
-
-def plain(session, model, count):
-    tokens = list(PROMPT)
-    for _ in range(count):
-        tokens.append(choose(session, model.logits(tokens), tokens, constraint=Words()))
-    return tokens[len(PROMPT) :]
+def masked(model, tokens):
+    dense = np.full(VOCAB, -math.inf, np.float32)
+    ids = Words().allowed(tokens[len(PROMPT) :])
+    dense[ids] = model.logits(tokens)[ids]
+    return dense
 
 
 def parts():
     """Every output that a word may begin with, whole words included."""
     return sorted({word[:size] for word in WORDS for size in range(4)})
-
-
-@st.composite
-def trees(draw, *, chain=False):
-    tokens, parents = [], []
-    for node in range(draw(st.integers(0, 12))):
-        parent = node - 1 if chain else draw(st.integers(ROOT, node - 1))
-        parent = min(parent, len(tokens) - 1)
-        token = draw(st.integers(0, VOCAB - 1))
-        if (parent, token) not in zip(parents, tokens, strict=True):
-            tokens.append(token)
-            parents.append(parent)
-    return TokenTree(tuple(tokens), tuple(parents))
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
@@ -118,11 +82,11 @@ def test_the_law_after_every_part_of_a_word_is_the_masked_one_renormalised(sampl
     free = SamplingDistribution(sampling, len(PROMPT))
     for part in parts():
         prefix = [*PROMPT, *part]
-        expected = free.probs(model.masked(prefix), prefix)
+        expected = free.probs(masked(model, prefix), prefix)
         found = distributions.probs(model.logits(prefix), prefix)
         assert found.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
         scores = distributions.scores(model.logits(prefix), prefix)
-        assert scores.tolist() == pytest.approx(free.scores(model.masked(prefix), prefix).tolist())
+        assert scores.tolist() == pytest.approx(free.scores(masked(model, prefix), prefix).tolist())
 
 
 def test_top_k_counts_allowed_tokens_only_and_nothing_else_is_in_the_support():
@@ -145,13 +109,9 @@ def test_top_k_counts_allowed_tokens_only_and_nothing_else_is_in_the_support():
 @given(trees(), st.sampled_from(SAMPLINGS), st.integers(0, 2**64 - 1), st.integers(0, 3))
 def test_whatever_is_proposed_exact_gives_the_words_of_plain_decoding(tree, sampling, seed, toy):
     session, model = session_of(dataclasses.replace(sampling, seed=seed)), ToyModel(toy)
-
-    def row(node):
-        return model.logits([*PROMPT, *tree.path_tokens(node)])
-
-    walk = verify(session, PROMPT, Proposal(tree), row, constraint=Words())
+    walk = verify(session, PROMPT, Proposal(tree), model.rows(PROMPT, tree), constraint=Words())
     tokens = [*(tree.tokens[node] for node in walk.nodes), walk.token]
-    assert tokens == plain(session, model, len(tokens))
+    assert tokens == plain(session, model, len(tokens), Words())
 
 
 def candidates(tree):
@@ -171,13 +131,10 @@ def test_rejection_sampling_walks_as_over_masked_logits(tree, sampling, seed, mo
     session, model = session_of(dataclasses.replace(sampling, seed=seed), mode), ToyModel(2)
     proposal = Proposal(tree, distributions=candidates(tree))
 
-    def row(node):
-        return model.logits([*PROMPT, *tree.path_tokens(node)])
-
     def masked_row(node):
-        return model.masked([*PROMPT, *tree.path_tokens(node)])
+        return masked(model, [*PROMPT, *tree.path_tokens(node)])
 
-    walk = verify(session, PROMPT, proposal, row, constraint=Words())
+    walk = verify(session, PROMPT, proposal, model.rows(PROMPT, tree), constraint=Words())
     assert walk == verify(session, PROMPT, proposal, masked_row)
     output = [*(tree.tokens[node] for node in walk.nodes), walk.token]
     for count, token in enumerate(output):
@@ -190,27 +147,13 @@ def test_target_initialised_roots_and_branches_follow_it_too(sampling, seed, dat
     sampling = dataclasses.replace(sampling, seed=seed)
     session = session_of(sampling, Verification.TARGET_INIT, num_roots=3)
     model = ToyModel(3)
-
-    def first(node):
-        return model.logits(PROMPT)
-
+    first = model.rows(PROMPT, TokenTree())
     roots = verify(session, PROMPT, Proposal(), first, constraint=Words()).roots
     assert set(roots) <= set(Words().allowed([]).tolist())
     tails = [data.draw(st.lists(st.integers(0, VOCAB - 1), max_size=3)) for _ in roots]
-    tokens, parents = list(roots), [ROOT] * len(roots)
-    for root, tail in enumerate(tails):
-        above = root
-        for token in tail:
-            tokens.append(token)
-            parents.append(above)
-            above = len(tokens) - 1
-    tree = TokenTree(tuple(tokens), tuple(parents))
-
-    def row(node):
-        return model.logits([*PROMPT, *tree.path_tokens(node)])
-
+    tree = forest(*((root, *tail) for root, tail in zip(roots, tails, strict=True)))
     proposal = Proposal(tree, distributions=candidates(tree))
-    walk = verify(session, PROMPT, proposal, row, constraint=Words())
+    walk = verify(session, PROMPT, proposal, model.rows(PROMPT, tree), constraint=Words())
     output = [tree.tokens[node] for node in walk.nodes]
     for count, token in enumerate(output):
         assert token in Words().allowed(output[:count])

@@ -7,7 +7,7 @@ import numpy as np
 import pytest
 
 from slipstream.core.errors import InvalidRequest, ModelError
-from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.tree import ROOT
 from slipstream.core.types import (
     Proposal,
     SamplingParams,
@@ -18,6 +18,7 @@ from slipstream.core.types import (
 from slipstream.core.verify.port_checks import check_proposal
 from slipstream.core.verify.verify import verify
 from support.models import oracle
+from support.models.toy import forest
 
 PROMPT = (0, 1)
 GREEDY = SamplingParams()
@@ -51,16 +52,6 @@ def test_logits_without_a_distribution_are_an_error_and_no_roots(sampling, bad):
     row, _ = rows_of({ROOT: [bad] * 4})
     with pytest.raises(ModelError):
         verify(session_of(sampling, 3), PROMPT, Proposal(), row)
-
-
-def forest(*branches):
-    """Chains under roots; tokens and, as row tables, logits that name each node's successor."""
-    tokens, parents = [], []
-    for branch in branches:
-        for depth, token in enumerate(branch):
-            parents.append(ROOT if depth == 0 else len(tokens) - 1)
-            tokens.append(token)
-    return TokenTree(tuple(tokens), tuple(parents))
 
 
 def naming(token, size=8):
@@ -106,7 +97,7 @@ def test_sampled_roots_are_drawn_without_replacement_and_capped_by_the_support()
 
 def test_sampled_roots_have_the_law_of_draws_without_replacement():
     p, count = oracle.distribution(7, 2, 1), 3000
-    row, _ = rows_of({ROOT: oracle.logs(p)})
+    row, _ = rows_of({ROOT: oracle.logs(*p)})
     seen = Counter(
         verify(session_of(SamplingParams(temperature=1, seed=seed)), PROMPT, Proposal(), row).roots
         for seed in range(count)
@@ -120,22 +111,18 @@ def law_of(*weights):
     return SparseDistribution(tuple(range(len(weights))), tuple(w / sum(weights) for w in weights))
 
 
-def logs(*weights):
-    return oracle.logs(weights)
-
-
 def test_the_next_roots_come_from_the_residual_only_after_something_was_accepted():
     """Faithful to the released code, which continues from plain p when nothing was accepted."""
     q = law_of(0, 1, 1)
-    even = logs(1, 1, 0)  # p - q leaves token 0 only
+    even = oracle.logs(1, 1, 0)  # p - q leaves token 0 only
     for seed in range(20):
         session = session_of(SamplingParams(temperature=1, seed=seed))
         # Token 1 is sure to be accepted where p names it, token 2 (p = 0) sure to be rejected.
-        row, _ = rows_of({ROOT: logs(1, 1, 1), 0: logs(0, 1, 0), 1: even})
+        row, _ = rows_of({ROOT: oracle.logs(1, 1, 1), 0: oracle.logs(0, 1, 0), 1: even})
         proposal = Proposal(forest((0, 1, 2)), distributions=(None, q, q, None))
         walk = verify(session, PROMPT, proposal, row)
         assert (walk.nodes, walk.roots) == ((0, 1), (0,))
-        row, _ = rows_of({ROOT: logs(1, 1, 1), 0: even})
+        row, _ = rows_of({ROOT: oracle.logs(1, 1, 1), 0: even})
         walk = verify(session, PROMPT, Proposal(forest((0, 2)), distributions=(None, q, None)), row)
         assert (walk.nodes, sorted(walk.roots)) == ((0,), [0, 1])
 
@@ -159,7 +146,7 @@ def test_the_published_example_is_far_from_lossless():
 def test_the_code_has_the_bias_that_the_enumeration_predicts():
     """p = (.7, .2, .1), and the draft's one token passes with chance .1, .9 and .9."""
     p, count = oracle.distribution(7, 2, 1), 1200
-    first = oracle.logs(p)
+    first = oracle.logs(*p)
     sure = SparseDistribution((0,), (1.0,))
     emitted = Counter()
     for seed in range(count):
@@ -170,7 +157,10 @@ def test_the_code_has_the_bias_that_the_enumeration_predicts():
         table = {ROOT: first}
         for index, root in enumerate(roots):
             chance = float(ACCEPTANCE[root])
-            table |= {2 * index: logs(chance, 1 - chance, 0), 2 * index + 1: logs(1, 1, 1)}
+            table |= {
+                2 * index: oracle.logs(chance, 1 - chance, 0),
+                2 * index + 1: oracle.logs(1, 1, 1),
+            }
         row, _ = rows_of(table)
         distributions = (None, sure, None, sure, None)
         walk = verify(session, PROMPT, Proposal(tree, distributions=distributions), row)

@@ -20,7 +20,6 @@ from slipstream.core.types import (
     NodeStats,
     Proposal,
     SamplingParams,
-    Session,
     SparseDistribution,
     Verification,
 )
@@ -29,9 +28,7 @@ from slipstream.core.verify.noise import gumbel
 from slipstream.core.verify.port_checks import check_proposal
 from slipstream.core.verify.verify import choose, verify
 from support.models import oracle
-
-VOCAB = 6
-PROMPT = (1, 4, 2)
+from support.models.toy import PROMPT, VOCAB, ToyModel, plain, session_of, trees
 
 SAMPLINGS = [
     SamplingParams(),
@@ -41,49 +38,6 @@ SAMPLINGS = [
     SamplingParams(repetition_penalty=1.8, frequency_penalty=0.5),
     SamplingParams(temperature=0.9, presence_penalty=1.0, logit_bias=((2, 1.5),)),
 ]
-
-
-def session_of(sampling, verification=Verification.EXACT, **fields):
-    return Session("s", len(PROMPT), 100, sampling, verification=verification, **fields)
-
-
-class ToyModel:
-    """Logits [VOCAB] as a function of the last two tokens, coarse enough for ties."""
-
-    def __init__(self, seed=0):
-        table = np.random.default_rng(seed).standard_normal((VOCAB, VOCAB, VOCAB), np.float32)
-        self._table = (table * 4).round() / 2
-
-    def logits(self, tokens):
-        return self._table[tokens[-2], tokens[-1]]
-
-    def rows(self, prefix, tree, visited=None):
-        def row(node):
-            if visited is not None:
-                visited.append(node)
-            return self.logits([*prefix, *tree.path_tokens(node)])
-
-        return row
-
-
-@st.composite
-def trees(draw):
-    """Trees whose siblings carry different tokens."""
-    tokens, parents = [], []
-    for _ in range(draw(st.integers(0, 14))):
-        parent = draw(st.integers(ROOT, len(tokens) - 1))
-        token = draw(st.integers(0, VOCAB - 1))
-        if (parent, token) not in zip(parents, tokens, strict=True):
-            tokens.append(token)
-            parents.append(parent)
-    return TokenTree(tuple(tokens), tuple(parents))
-
-
-def plain(session, model, count):
-    tokens = list(PROMPT)
-    for _ in range(count):
-        tokens.append(choose(session, model.logits(tokens), tokens))
-    return tokens[len(PROMPT) :]
 
 
 @settings(max_examples=150, deadline=None)
@@ -125,7 +79,7 @@ def test_rounds_put_together_are_plain_decoding():
 
 def test_plain_draws_have_the_law_of_the_logits():
     p, count = oracle.distribution(8, 4, 2, 1, 1), 4000
-    logits = oracle.logs(p) + 3
+    logits = oracle.logs(*p) + 3
     seen = Counter(
         choose(session_of(SamplingParams(temperature=1, seed=seed)), logits, PROMPT)
         for seed in range(count)
@@ -137,7 +91,7 @@ def test_plain_draws_have_the_law_of_the_logits():
 
 def test_draws_at_one_seed_and_different_positions_have_the_law_too():
     p, count = oracle.distribution(8, 4, 2, 1, 1), 4000
-    logits = oracle.logs(p)
+    logits = oracle.logs(*p)
     session = session_of(SamplingParams(temperature=1, seed=77))
     seen = Counter(choose(session, logits, range(3, 3 + at)) for at in range(1, count + 1))
     observed = [seen[token] / count for token in range(5)]
@@ -203,7 +157,7 @@ def test_candidates_and_tests_of_one_seed_are_independent_enough_to_keep_the_law
 )
 def test_tests_and_the_draw_after_them_use_different_numbers(p, q, width):
     count = 2500
-    logits = oracle.logs(p)
+    logits = oracle.logs(*p)
     distribution = SparseDistribution(tuple(range(VOCAB)), tuple(float(x) for x in q))
     seen = Counter()
     for seed in range(count):

@@ -9,9 +9,9 @@ import torch
 
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session
-from slipstream.core.verify.draws import NO_TOKEN, draw_keys, walk_drawn
-from slipstream.core.verify.keyed_noise import Purpose, signed_keys
+from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Verification
+from slipstream.core.verify.draws import NO_TOKEN, draw_keys, fits_device, walk_drawn
+from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel, uniforms
 from slipstream.core.verify.verify import verify
 from slipstream.models.cuda.draws import draw_greedy_rows, draw_rows, gumbel_rows, uniform_rows
@@ -67,11 +67,13 @@ def test_the_walk_over_drawn_tokens_is_that_of_verify(temperature):
     assert len(lengths) > 2
 
 
-def test_noise_of_many_slots_is_that_of_each():
+@pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
+def test_noise_of_many_slots_is_that_of_each_on_the_host(device):
     slots = [(0, 0), (2**64 - 1, 5), (77, 100_000)]
-    keys = [signed_keys(seed, at, purpose=Purpose.DRAW) for seed, at in slots]
-    keys, ids = torch.tensor(keys, dtype=torch.int32), torch.arange(0, 4096, 3)
-    numbers, noise = uniform_rows(keys, ids).numpy(), gumbel_rows(keys, ids).numpy()
+    keys = [draw_keys(SamplingParams(temperature=1, seed=seed), at) for seed, at in slots]
+    ids = torch.arange(0, 50_000, 3)
+    given = torch.tensor(keys, dtype=torch.int32, device=device), ids.to(device)
+    numbers, noise = (make(*given).cpu().numpy() for make in (uniform_rows, gumbel_rows))
     for row, (seed, at) in enumerate(slots):
         own = seed, at, ids.numpy()
         assert np.array_equal(numbers[row], uniforms(*own, purpose=Purpose.DRAW))
@@ -97,6 +99,32 @@ def test_a_row_that_is_no_law_has_no_token_and_ends_its_walk_with_an_error(bad):
         walk_drawn(TokenTree.chain([tokens[0]]), tokens)
 
 
+@pytest.mark.parametrize(
+    ("changes", "fits"),
+    [
+        ({}, True),
+        ({"temperature": 0.8}, True),
+        ({"top_k": 5, "top_p": 0.5}, True),  # greedy: nothing is truncated
+        ({"temperature": 0.8, "top_k": 5}, False),
+        ({"temperature": 0.8, "top_p": 0.9}, False),
+        ({"temperature": 0.8, "min_p": 0.1}, False),
+        ({"repetition_penalty": 1.1}, False),
+        ({"presence_penalty": 0.1}, False),
+        ({"frequency_penalty": 0.1}, False),
+        ({"logit_bias": ((1, 1.0),)}, False),
+    ],
+)
+def test_only_laws_of_logits_and_temperature_fit(changes, fits):
+    assert fits_device(Session("s", 1, 1, SamplingParams(**changes))) is fits
+
+
+@pytest.mark.parametrize(
+    "verification", [mode for mode in Verification if mode is not Verification.EXACT]
+)
+def test_only_exact_verification_fits(verification):
+    assert not fits_device(Session("s", 1, 1, verification=verification))
+
+
 @pytest.mark.gpu
 def test_rows_draw_in_a_graph_as_they_do_on_the_host():
     replay, body = Replay(torch.device("cuda")), lambda *given: (draw_rows(*given),)
@@ -119,11 +147,3 @@ def test_a_device_draws_what_verify_draws_there():
         session = Session("s", 1, 9, SamplingParams(temperature=1.0, seed=3))
         walk = verify(session, [0] * at, Proposal(), lambda _: logits[at].cpu().numpy())  # noqa: B023
         assert walk.token == token
-
-
-@pytest.mark.gpu
-def test_a_device_has_the_same_bits_as_the_host():
-    keys = torch.tensor([signed_keys(3, 17, purpose=Purpose.DRAW)], dtype=torch.int32)
-    on_device = uniform_rows(keys.cuda(), torch.arange(50_000).cuda())
-    on_host = uniforms(3, 17, 50_000, purpose=Purpose.DRAW)
-    assert np.array_equal(on_device[0].cpu().numpy(), on_host)

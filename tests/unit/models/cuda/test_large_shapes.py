@@ -29,6 +29,7 @@ from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.dtypes import BFLOAT16
+from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_scorer import GlideScorer
@@ -38,7 +39,6 @@ from slipstream.models.parallel.ranks import Ranks
 from slipstream.models.target import transformers_model
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Draw, Part
-from slipstream.train.decision import DecisionNetwork
 from support.cuda.gpu import simulated_gpu
 from support.models import tiny
 from support.models.rounds import speculate

@@ -18,14 +18,14 @@ from slipstream.core.policy.stop import (
 from slipstream.models.decision import slot_stats
 from slipstream.models.glide.chain_stop import (
     Confidence,
-    DeviceDecision,
+    DecisionNetwork,
     Rules,
     Signals,
     device_stats,
+    network_of,
     rule_of,
     should_stop,
 )
-from slipstream.train.decision import DecisionNetwork
 
 chance = st.floats(0, 1)
 limits = st.integers(1, 6).map(FixedStop)
@@ -99,7 +99,7 @@ def test_a_device_scores_as_the_decision_model_does_also_states_in_bfloat16():
     stats = device_stats(doubles(rows), doubles(entropies), torch.tensor(lags))
     expected = np.float32(list(map(slot_stats, rows, entropies, lags)))
     np.testing.assert_allclose(stats, expected, rtol=1e-6)
-    chances = DeviceDecision(network.model(), torch.device("cpu")).score(hidden, stats)
+    chances = network_of(network.model(), torch.device("cpu"))(hidden, stats).sigmoid()
     assert chances.dtype == torch.float32
     theirs = network.model().score(hidden.float().numpy(), expected)
     np.testing.assert_allclose(chances, theirs, rtol=1e-5)
