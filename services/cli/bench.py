@@ -96,7 +96,10 @@ class QualityFlags:
     """Target and reference of a comparison."""
 
     target: str = option("smollm2-135m-q4_1", "Target: an alias, a path or OWNER/NAME of the hub.")
-    dtype: str = option("auto", "Type of the target: auto, bfloat16, float16 or float32.")
+    dtype: str = option(
+        "auto",
+        "Type of the target: auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).",
+    )
     reference: str | None = option(None, "Model to compare with; default: the target itself.")
     reference_dtype: str = option("float32", "Type of the reference.")
     num_tokens: int = option(2000, "Tokens of the prompts to compare at.")

@@ -37,7 +37,7 @@ class PairFlags:
 
     target: str = option("smollm2-135m", "Target: an alias, a path or OWNER/NAME of the hub.")
     draft: str = option("glide", "glide, a directory of GliDe weights, or vanilla:MODEL.")
-    dtype: str = option("auto", "auto, bfloat16, float16 or float32.")
+    dtype: str = option("auto", "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).")
     numerics: Numerics = option(Numerics.INVARIANT, "invariant, as is served by default, or fast.")
     threads: int | None = option(None, "CPU threads; default: torch's choice.")
     device: str = option("cpu", "cpu, cuda or cuda:N.")

@@ -29,7 +29,11 @@ class EngineFlags:
         "glide, ngram, none, vanilla:MODEL or a directory of GliDe weights.",
         show_default="glide",
     )
-    dtype: str | None = option(None, "auto, bfloat16, float16 or float32.", show_default="auto")
+    dtype: str | None = option(
+        None,
+        "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).",
+        show_default="auto",
+    )
     numerics: str | None = option(
         None,
         "invariant: the same bits whatever is drafted; fast: near-ties may differ.",

@@ -51,7 +51,9 @@ class StackFlags:
     draft: str = option(
         "glide", "glide, ngram, none, vanilla:MODEL or a directory of GliDe weights."
     )
-    dtype: str | None = option(None, "auto, bfloat16, float16 or float32.")
+    dtype: str | None = option(
+        None, "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs)."
+    )
     numerics: str | None = option(None, "invariant or fast.")
     threads: int | None = option(None, "CPU threads of target and draft, each.")
     device: str | None = option(None, "cpu, cuda or cuda:N.")

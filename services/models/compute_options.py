@@ -10,7 +10,11 @@ from slipstream.options import check_bounds, option
 class ComputeOptions:
     """Element type, device, threads and memory of an engine."""
 
-    dtype: str = option("auto", "Element type of the weights: auto, bfloat16, float16 or float32.")
+    dtype: str = option(
+        "auto",
+        "Element type of the weights: auto, bfloat16, float16, float32, or q8 (8-bit weights, on"
+        " CPUs).",
+    )
     device: str = option("cpu", "Device of the model: cpu, cuda or cuda:N.")
     threads: int | None = option(
         None, "CPU threads to compute with; unset, one for each core.", least=1

@@ -15,6 +15,9 @@ from slipstream.models.native.library import has_kernels
 _LOG = logging.getLogger("slipstream.models")
 
 AUTO = "auto"
+Q8 = "q8"
+"""Matrices in blocks of 32 8-bit numbers with a scale (Q8_0), by native code alone; embeddings,
+keys and values are bfloat16."""
 CPU = "cpu"
 Array = np.ndarray[Any, np.dtype[Any]]
 BFLOAT16: np.dtype[Any] = np.dtype(ml_dtypes.bfloat16)
@@ -44,11 +47,14 @@ def choose_dtype(
     machines are alike. Logs a choice by timing, and warns of a dtype that is slow here. Raises
     `InvalidRequest` for an unknown one, or one that the device can't multiply.
     """
-    if name != AUTO and name not in DTYPES:
-        raise InvalidRequest(f"the dtype is {name!r}, but must be one of auto, {', '.join(DTYPES)}")
+    if name not in (AUTO, Q8, *DTYPES):
+        known = ", ".join((AUTO, *DTYPES, Q8))
+        raise InvalidRequest(f"the dtype is {name!r}, but must be one of {known}")
+    if name == Q8 and not (native and device == CPU):
+        raise InvalidRequest("the dtype is q8, which only native code on a CPU computes; use auto")
     if device != CPU:
         return _on_device(name, device)
-    if native and name in (AUTO, *_CANDIDATES):
+    if native and name in (AUTO, Q8, *_CANDIDATES):
         return DTYPES.get(name, BFLOAT16)
     from slipstream.models.numerics.dtype_times import dtype_times
 

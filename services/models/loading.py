@@ -12,7 +12,7 @@ from typing import Any, Protocol
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.cores import start_torch
-from slipstream.models.dtypes import AUTO, BFLOAT16, CPU, FLOAT32, choose_dtype
+from slipstream.models.dtypes import AUTO, BFLOAT16, CPU, FLOAT32, Q8, choose_dtype
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative, has_kernels, kernels
@@ -139,7 +139,12 @@ def find_source(
         chosen = choose_dtype(dtype, CPU, native=True)
         if chosen not in (FLOAT32, BFLOAT16):
             raise NotNative(f"{dtype} has no native kernels")
-        return Checkpoint(folder, chosen, has_layers=has_layers)
+        return Checkpoint(folder, chosen, is_coded=dtype == Q8, has_layers=has_layers)
+    if dtype == Q8:
+        raise InvalidRequest(
+            f"the dtype is q8, but {gguf.name} is a GGUF file, whose blocks are computed as they"
+            " are: use auto"
+        )
     if dtype != AUTO:
         raise NotNative(f"in {dtype} its blocks are dequantised")
     return GgufSource(gguf, BFLOAT16)

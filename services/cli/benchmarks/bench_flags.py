@@ -27,7 +27,7 @@ class ModelFlags:
 
     target: str = option("smollm2-135m", "Target: an alias, a path or OWNER/NAME of the hub.")
     draft: str = option("glide", "Draft of glide and best: glide, or a directory of GliDe weights.")
-    dtype: str = option("auto", "auto, bfloat16, float16 or float32.")
+    dtype: str = option("auto", "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).")
     threads: int | None = option(None, "CPU threads; default: torch's choice.")
     device: str = option("cpu", "cpu, cuda or cuda:N.")
     profile: Path | None = option(

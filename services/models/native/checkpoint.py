@@ -11,10 +11,10 @@ from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipstream.models.dtypes import BFLOAT16, Array
+from slipstream.models.dtypes import BFLOAT16, Q8, Array
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource, check_tensors
-from slipstream.models.native.weights import Weights, exact
+from slipstream.models.native.weights import Weights, eight_bits, exact
 from slipstream.models.store.digests import bytes_digest
 from slipstream.models.store.safetensors_file import Safetensors
 from slipstream.models.target.architecture import EMBEDDING, HEAD, parse
@@ -29,13 +29,16 @@ CONFIG = "config.json"
 class Checkpoint(WeightSource):
     """A directory with config.json and safetensors in the names of transformers."""
 
-    def __init__(self, folder: Path, dtype: np.dtype[Any], *, has_layers: bool = True) -> None:
-        """Check that all is there; `has_layers` False leaves the layers out.
+    def __init__(
+        self, folder: Path, dtype: np.dtype[Any], *, is_coded: bool = False, has_layers: bool = True
+    ) -> None:
+        """Check that all is there; `is_coded` gives matrices as `eight_bits`, `has_layers` False
+        leaves the layers out.
 
         Raises `NotNative` for a model of another form, `WeightsError` for files that are broken
         or not of the model's shape.
         """
-        self.folder, self.dtype = folder, dtype
+        self.folder, self.dtype, self._is_coded = folder, dtype, is_coded
         self.name = str(folder)
         self.config = read_config(folder)
         self.architecture = parse(self.config)
@@ -53,7 +56,7 @@ class Checkpoint(WeightSource):
         stored = self._files.tensor(self._stored(name))
         if stored.dtype != BFLOAT16:  # which loses nothing in float32 either
             stored = stored.astype(self.dtype, copy=False)
-        return exact(stored)
+        return eight_bits(stored) if self._is_coded else exact(stored)
 
     def dense(self, name: str) -> Array:
         return self._table if self._stored(name) == self._embedding else self._dense(name)
@@ -67,6 +70,9 @@ class Checkpoint(WeightSource):
             self, AutoConfig.from_pretrained(self.folder, local_files_only=True)
         )
         return model
+
+    def weights_type(self) -> str:
+        return Q8 if self._is_coded else super().weights_type()
 
     def identity(self) -> str:
         from slipstream.models.store.digests import weights_digest

@@ -73,7 +73,7 @@ def _mark(model: "WeightSource | PreTrainedModel") -> str | None:
     """The name under which it is kept that a forward was compared; None for weights in memory."""
     if not isinstance(model, WeightSource) or (identity := model.identity()) is None:
         return None
-    return f"forward of {identity} {model.dtype.name} {library.kernels()} {_library_digest()}"
+    return f"forward of {identity} {model.weights_type()} {library.kernels()} {_library_digest()}"
 
 
 @cache
