@@ -54,7 +54,7 @@ async def test_the_stream_of_keys_is_a_child_of_the_proposal_that_began_it(model
         "rpc.response.status_code": "CANCELLED",
         "server.address": host,
         "server.port": int(port),
-        "slipstream.kv.bytes": keys.numel() * keys.element_size(),
+        "slipstream.kv.bytes": keys.nbytes,
         "slipstream.kv.snapshots": 1,
     }
 
