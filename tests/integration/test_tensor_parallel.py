@@ -16,9 +16,11 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session, Shape
 from slipstream.draft.engine import LocalDraft, TargetKv
+from slipstream.models.dtypes import FLOAT32
 from slipstream.models.loading import load_target_parts
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
+from slipstream.models.torch_arrays import as_tensor
 from slipstream.target.tensor_parallel import TensorParallelPlan, WorkerProcesses
 from support.models import tiny
 from support.models.rounds import plain, speculate
@@ -79,7 +81,7 @@ def run(model, cache, pending, tree=TREE):
 
 
 def test_two_processes_compute_what_one_does_and_keep_the_same_keys(world):
-    tolerance = 1e-4 if world.shared.dtype is torch.float32 else 0.15
+    tolerance = 1e-4 if world.shared.dtype == FLOAT32 else 0.15
     caches = {model: model.open(256) for model in (world.shared, world.whole)}
     for pending in (tiny.tokens(126), [4], [9, 2]):
         ours, theirs = (run(model, cache, pending) for model, cache in caches.items())
@@ -113,7 +115,7 @@ def test_speculation_changes_no_token(world, sampling):
         out = speculate(world.target, world.draft, "glide", prompt, options=options, **asked)
         assert out.tokens == expected.tokens
         assert out.num_drafted > 0, "inconclusive: nothing was drafted"
-        if world.shared.dtype is torch.float32:
+        if world.shared.dtype == FLOAT32:
             whole = tiny.local_target(world.whole)
             assert plain(whole, prompt, **asked).tokens == expected.tokens
 
@@ -127,9 +129,10 @@ async def test_a_reader_of_keys_gets_all_heads(world):
         pieces.append(target.kv_sender("reader", (2, 0), 0).take(1000))
         await target.release("reader")
     assert targets[0].layout.num_kv_heads == targets[1].layout.num_kv_heads
-    tolerance = 1e-4 if world.shared.dtype is torch.float32 else 0.15
+    tolerance = 1e-4 if world.shared.dtype == FLOAT32 else 0.15
     assert pieces[0].count == pieces[1].count == 140
-    torch.testing.assert_close(pieces[0].values, pieces[1].values, atol=tolerance, rtol=tolerance)
+    ours, theirs = (as_tensor(piece.values) for piece in pieces)
+    torch.testing.assert_close(ours, theirs, atol=tolerance, rtol=tolerance)
 
 
 @contextmanager
