@@ -162,7 +162,7 @@ async def test_what_a_draft_holds_is_told_as_it_is(models, keys, heard):
         catalog.KV_USED: load.kv_bytes,
         catalog.KV_STREAMS: 1,
         catalog.WAITING: 0,
-        catalog.KV_RECEIVED: keys.numel() * keys.element_size(),
+        catalog.KV_RECEIVED: keys.nbytes,
     }
     assert {metric: heard.point(metric).value for metric in expected} == expected
     assert heard.point(catalog.SESSIONS, state="active").value == 1
@@ -174,7 +174,7 @@ async def test_a_total_that_is_told_twice_has_grown_but_once(models, keys, heard
         await asking.propose(FIRST)
         for _ in range(2):
             asking.drafts.servicer.sample(heard.telemetry.instruments)
-    num_bytes = keys.numel() * keys.element_size()
+    num_bytes = keys.nbytes
     assert heard.point(catalog.KV_RECEIVED).value == num_bytes
 
 
