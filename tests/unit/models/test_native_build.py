@@ -1,6 +1,8 @@
 """A wheel has the native kernels of its platform; without a compiler it is for every platform."""
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -53,6 +55,32 @@ def test_a_wheel_made_without_a_compiler_is_for_every_platform(hatch_build, monk
     assert data == {"artifacts": []}, "the defaults are a pure wheel's"
     assert warning.startswith("no native CPU kernels, torch will compute: no-such-compiler")
     assert not stale.exists()
+
+
+OLD_COMPILER = """#!/bin/sh
+for each; do [ "$each" = {flag} ] && exit 1; done
+exec g++ "$@"
+"""
+HAS_NO_NAME = """
+#include "model.h"
+int main() { return slipstream::kAvx2Vnni.name != nullptr; }
+"""
+
+
+@pytest.mark.skipif(
+    shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ on x86-64"
+)
+def test_a_compiler_that_is_too_old_for_a_set_of_kernels_compiles_the_rest(hatch_build, tmp_path):
+    compiler, program = tmp_path / "old", tmp_path / "program"
+    compiler.write_text(OLD_COMPILER.format(flag=hatch_build.NEWER["avx2_vnni.cpp"]))
+    compiler.chmod(0o755)
+    (tmp_path / "main.cpp").write_text(HAS_NO_NAME)
+    folder = ROOT / hatch_build.NATIVE / "src"
+    include = (f"-I{folder}",)
+    sources = (folder / "avx2_vnni.cpp", tmp_path / "main.cpp")
+    objects = [hatch_build.compile_source(str(compiler), at, tmp_path, include) for at in sources]
+    subprocess.run(["g++", *objects, "-o", program], check=True)
+    subprocess.run([program], check=True)
 
 
 def test_a_wheel_with_kernels_is_for_their_platform_and_any_python_3(

@@ -8,6 +8,12 @@
 #include "model.h"
 #include "packing.h"
 
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
+
 #define SLIPSTREAM_API extern "C" __attribute__((visibility("default")))
 
 namespace slipstream {
@@ -22,6 +28,21 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+// Compilers that have the instructions may have no name for them here.
+bool has_avx2_vnni() {
+  unsigned a = 0, b, c, d;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1) &&
+         kAvx2Vnni.name != nullptr;
+}
+#elif defined(__aarch64__)
+bool has_neon_dot() {
+#if defined(__linux__)
+  constexpr unsigned long kDotProducts = 1 << 20;  // HWCAP_ASIMDDP, which old headers lack
+  return getauxval(AT_HWCAP) & kDotProducts;
+#else
+  return true;  // of Apple's processors each has it
+#endif
+}
 #endif
 
 // The kernels of this processor, or those of a name; null where it has not got them.
@@ -30,7 +51,10 @@ const Kernels* kernels(const char* name) {
 #if defined(__x86_64__)
       has_avx512() && __builtin_cpu_supports("avx512vnni") ? &kAvx512Vnni : nullptr,
       has_avx512() ? &kAvx512 : nullptr,
+      has_avx2_vnni() ? &kAvx2Vnni : nullptr,
       has_avx2() ? &kAvx2 : nullptr,
+#elif defined(__aarch64__)
+      has_neon_dot() ? &kNeonDot : nullptr,
 #endif
       &kPortable,
   };

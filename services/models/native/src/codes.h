@@ -84,7 +84,6 @@ inline Codes load_codes(const uint8_t* p) {
   const __m256i* halves = reinterpret_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
 }
-inline Codes load_signed(const uint8_t* p) { return load_codes(p); }
 inline Codes low_nibbles(Codes a) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(a.low, mask), _mm256_and_si256(a.high, mask)};
@@ -92,6 +91,35 @@ inline Codes low_nibbles(Codes a) {
 inline Codes high_nibbles(Codes a) {
   return low_nibbles({_mm256_srli_epi16(a.low, 4), _mm256_srli_epi16(a.high, 4)});
 }
+
+#if defined(__AVXVNNI__)
+
+// The sum of unsigned codes times signed ones.
+struct NibbleSum {
+  __m256i low = _mm256_setzero_si256(), high = low;
+  void add(Codes w, int32_t four) {
+    const __m256i x = _mm256_set1_epi32(four);
+    low = _mm256_dpbusd_avx_epi32(low, w.low, x);
+    high = _mm256_dpbusd_avx_epi32(high, w.high, x);
+  }
+  Lanes value(int32_t) const { return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)}; }
+};
+
+// Signed codes: 128 is added to each, and taken off the sum with the sum of the token's codes.
+inline Codes load_signed(const uint8_t* p) {
+  const Codes a = load_codes(p);
+  const __m256i sign = _mm256_set1_epi8(-128);
+  return {_mm256_xor_si256(a.low, sign), _mm256_xor_si256(a.high, sign)};
+}
+struct ByteSum : NibbleSum {
+  Lanes value(int32_t of_codes) const {
+    const __m256i added = _mm256_set1_epi32(128 * of_codes);
+    return {_mm256_cvtepi32_ps(_mm256_sub_epi32(low, added)),
+            _mm256_cvtepi32_ps(_mm256_sub_epi32(high, added))};
+  }
+};
+
+#else
 
 struct NibbleSum {
   __m256i low = _mm256_setzero_si256(), high = low;  // of 16 bits
@@ -107,6 +135,7 @@ struct NibbleSum {
   }
 };
 
+inline Codes load_signed(const uint8_t* p) { return load_codes(p); }
 struct ByteSum {
   __m256i low = _mm256_setzero_si256(), high = low;
   // The signs of the weights go to the token's codes: one factor has to be unsigned.
@@ -121,6 +150,41 @@ struct ByteSum {
   }
   Lanes value(int32_t) const { return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)}; }
 };
+
+#endif
+
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+struct Codes {
+  int8x16_t v[4];  // of four outputs each
+};
+inline Codes load_signed(const uint8_t* p) {
+  const int8_t* codes = reinterpret_cast<const int8_t*>(p);
+  return {{vld1q_s8(codes), vld1q_s8(codes + 16), vld1q_s8(codes + 32), vld1q_s8(codes + 48)}};
+}
+inline Codes load_codes(const uint8_t* p) { return load_signed(p); }
+inline Codes low_nibbles(Codes a) {
+  for (int8x16_t& codes : a.v) codes = vandq_s8(codes, vdupq_n_s8(15));
+  return a;
+}
+inline Codes high_nibbles(Codes a) {
+  for (int8x16_t& codes : a.v) {
+    codes = vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(codes), 4));
+  }
+  return a;
+}
+
+struct ByteSum {
+  int32x4_t sum[4] = {};
+  void add(const Codes& w, int32_t four) {
+    const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
+    for (int i = 0; i < 4; ++i) sum[i] = vdotq_s32(sum[i], w.v[i], x);
+  }
+  Lanes value(int32_t) const {
+    return each([&](int i) { return vcvtq_f32_s32(sum[i]); });
+  }
+};
+using NibbleSum = ByteSum;
 
 #else
 
@@ -150,7 +214,9 @@ struct ByteSum {
     for (int i = 0; i < kQuadBytes; ++i) sum[i / kQuad] += w.v[i] * x[i % kQuad];
   }
   Lanes value(int32_t) const {
-    return each([&](int i) { return static_cast<float>(sum[i]); });
+    float out[kLanes];
+    for (int i = 0; i < kLanes; ++i) out[i] = static_cast<float>(sum[i]);
+    return load(out);
   }
 };
 using NibbleSum = ByteSum;

@@ -154,6 +154,9 @@ struct Kernels {
 extern const Kernels kPortable;
 #if defined(__x86_64__)
 extern const Kernels kAvx2, kAvx512, kAvx512Vnni;
+extern const Kernels kAvx2Vnni;  // without a name where the compiler was too old
+#elif defined(__aarch64__)
+extern const Kernels kNeonDot;
 #endif
 
 }  // namespace slipstream
