@@ -140,10 +140,10 @@ SLIPSTREAM_API int32_t slipstream_set_matrix(void* handle, int32_t layer, int32_
   Model& model = static_cast<Handle*>(handle)->model;
   try {
     if (layer < 0) {
-      model.head = packed(*weights);
+      model.head = packed(*weights, model.weights);
     } else {
       Block& own = model.layers[layer][block];
-      (place == 0 ? own.into : place == 1 ? own.out : own.values) = packed(*weights);
+      (place == 0 ? own.into : place == 1 ? own.out : own.values) = packed(*weights, model.weights);
     }
     return 0;
   } catch (const std::exception&) {

@@ -4,7 +4,7 @@
 #pragma once
 
 #include "codes.h"
-#include "model.h"
+#include "work.h"
 
 namespace SLIPSTREAM_ISA {
 
@@ -14,6 +14,7 @@ using slipstream::kPart;
 using slipstream::kSuper;
 using slipstream::Kind;
 using slipstream::Matrix;
+using slipstream::Work;
 
 // A token's codes: nearest multiples of a scale, of which the largest element is 127.
 inline void encode(const float* x, int64_t row, Coded& out) {
@@ -28,8 +29,10 @@ inline void encode(const float* x, int64_t row, Coded& out) {
     store(codes, first);
     store(codes + kPart, second);
     const float sums[] = {sum(first), sum(second)};
-    int32_t* counts = out.counts.data() + (row * groups + g) * 2;
-    counts[0] = static_cast<int32_t>(sums[0]), counts[1] = static_cast<int32_t>(sums[1]);
+    int32_t* offsets = out.offsets.data() + (row * groups + g) * 3;
+    offsets[0] = static_cast<int32_t>(-128.0f * sums[0]);
+    offsets[1] = static_cast<int32_t>(-128.0f * sums[1]);
+    offsets[2] = offsets[0] + offsets[1];
     const float scale = is_zero ? 0.0f : most / 127.0f;
     out.scales[row * groups + g] = scale;
     out.sums[row * groups + g] = scale * (sums[0] + sums[1]);
@@ -102,53 +105,81 @@ struct SuperBytes {
   Lanes minimum(int) const { return zero(); }
 };
 
-// The codes of 32 inputs, or of 16, of one tile, from `p` on: each quad once.
-template <class Format, class Add>
-inline void each_quad(const uint8_t* p, const Add& add) {
+// The codes of 32 inputs, or of 16, of some tiles, from `p` on: each quad once.
+template <class Format, int TILES, class Add>
+inline void each_quad(const uint8_t* p, size_t stride, const Add& add) {
   constexpr int quads = kGroup / kQuad / Format::kParts;
+  Codes w[TILES];
   if constexpr (Format::kIsNibbles) {
     for (int q = 0; q < quads / 2; ++q) {  // a byte has the codes of inputs 16 apart
-      const Codes both = load_codes(p + q * kQuadBytes);
-      add(q, low_nibbles(both));
-      add(q + quads / 2, high_nibbles(both));
+      Codes both[TILES];
+      for (int t = 0; t < TILES; ++t) {
+        both[t] = load_codes(p + t * stride + q * kQuadBytes);
+        w[t] = low_nibbles(both[t]);
+      }
+      add(q, w);
+      for (int t = 0; t < TILES; ++t) w[t] = high_nibbles(both[t]);
+      add(q + quads / 2, w);
     }
   } else {
-    for (int q = 0; q < quads; ++q) add(q, load_signed(p + q * kQuadBytes));
+    for (int q = 0; q < quads; ++q) {
+      for (int t = 0; t < TILES; ++t) w[t] = load_signed(p + t * stride + q * kQuadBytes);
+      add(q, w);
+    }
   }
 }
 
-template <class Format, int ROWS>
-void multiply_codes(const Matrix& m, int tile, const Coded& x, int64_t row, float* out) {
+// Outputs [ROWS, TILES * 16], without the bias.
+template <class Format, int ROWS, int TILES>
+void multiply_codes(const Work& work, float* out) {
   constexpr int inputs_each = kGroup / Format::kParts;
   constexpr size_t bytes = inputs_each * kLanes / (Format::kIsNibbles ? 2 : 1);
-  const int inputs = m.inputs, groups = inputs / kGroup;
-  const uint8_t* codes = m.data.get() + tile * m.tile_bytes();
+  const Coded& x = *work.tokens.coded;
+  const int inputs = x.inputs, groups = inputs / kGroup;
+  const size_t stride = work.matrix.tile_bytes();
+  const uint8_t* codes = work.matrix.data + work.tile * stride;
   const uint8_t* scales = codes + inputs / inputs_each * bytes;
-  const Format format(scales), next(scales + m.tile_bytes());  // of a tile to be looked at later
-  Lanes sums[ROWS];
-  for (Lanes& sum : sums) sum = zero();
+  Lanes sums[ROWS][TILES];
+  for (auto& row : sums) {
+    for (Lanes& sum : row) sum = zero();
+  }
+  int turn = work.turn;
   for (int at = 0; at < groups * Format::kParts; ++at, codes += bytes) {
-    const int group = at / Format::kParts;
-    const int8_t* own = x.codes.data() + row * inputs + at * inputs_each;
-    typename Format::Sum products[ROWS];
-    for (size_t ahead = 0; ahead < bytes; ahead += 64) __builtin_prefetch(codes + kAhead + ahead);
-    __builtin_prefetch(next.place(at));
-    each_quad<Format>(codes, [&](int quad, Codes w) {
+    const int64_t of_token = work.row * groups + at / Format::kParts;
+    const int8_t* own = x.codes.data() + work.row * inputs + at * inputs_each;
+    typename Format::Sum products[ROWS][TILES];
+    if (--turn < 0) {
+      turn = work.turns - 1;
+      for (int t = 0; t < TILES; ++t) {
+        fetch<bytes>(codes + t * stride + work.ahead);
+        __builtin_prefetch(Format(scales + t * stride + work.ahead).place(at));
+      }
+    }
+    for (int r = 0; r < ROWS; ++r) {
+      const int32_t* offsets = x.offsets.data() + (of_token + r * groups) * 3;
+      const int32_t offset = offsets[Format::kParts == 1 ? 2 : at % 2];
+      for (int t = 0; t < TILES; ++t) products[r][t].begin(offset);
+    }
+    each_quad<Format, TILES>(codes, stride, [&](int quad, const Codes* w) {
       for (int r = 0; r < ROWS; ++r) {
-        products[r].add(w, four_codes(own + r * inputs + quad * kQuad));
+        const int32_t four = four_codes(own + r * inputs + quad * kQuad);
+        for (int t = 0; t < TILES; ++t) products[r][t].add(w[t], four);
       }
     });
-    const Lanes scale = format.scale(at), minimum = format.minimum(at);
-    for (int r = 0; r < ROWS; ++r) {
-      const int64_t of_token = (row + r) * groups + group;
-      const int32_t* counts = x.counts.data() + of_token * 2;
-      const int32_t count = Format::kParts == 1 ? counts[0] + counts[1] : counts[at % 2];
-      const Lanes factor = mul(scale, all(x.scales[of_token]));
-      sums[r] = fma(products[r].value(count), factor, sums[r]);
-      if (Format::kHasMinimum) sums[r] = fma(minimum, all(x.sums[of_token]), sums[r]);
+    for (int t = 0; t < TILES; ++t) {
+      const Format format(scales + t * stride);
+      const Lanes scale = format.scale(at), minimum = format.minimum(at);
+      for (int r = 0; r < ROWS; ++r) {
+        const int64_t group = of_token + r * groups;
+        const Lanes factor = mul(scale, all(x.scales[group]));
+        sums[r][t] = fma(products[r][t].value(), factor, sums[r][t]);
+        if (Format::kHasMinimum) sums[r][t] = fma(minimum, all(x.sums[group]), sums[r][t]);
+      }
     }
   }
-  for (int r = 0; r < ROWS; ++r) store(out + r * kLanes, sums[r]);
+  for (int r = 0; r < ROWS; ++r) {
+    for (int t = 0; t < TILES; ++t) store(out + (r * TILES + t) * kLanes, sums[r][t]);
+  }
 }
 
 }  // namespace SLIPSTREAM_ISA

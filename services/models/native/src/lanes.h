@@ -9,9 +9,6 @@ namespace SLIPSTREAM_ISA {
 
 constexpr int kLanes = 16;
 
-// How far ahead weights are fetched, in bytes: they come from memory, as a rule.
-constexpr int kAhead = 2048;
-
 using slipstream::BFloat16;
 using slipstream::Float16;
 using slipstream::to_bfloat16;
@@ -47,6 +44,12 @@ inline Lanes load_first(const T* p) {
 template <class T>
 inline Lanes load_second(const T* p) {
   return load(p + kLanes);
+}
+
+// Brings so many bytes nearer.
+template <size_t BYTES>
+inline void fetch(const uint8_t* p) {
+  for (size_t line = 0; line < BYTES; line += 64) __builtin_prefetch(p + line);
 }
 
 // The first `count` lanes from memory, zeros behind them; and back.

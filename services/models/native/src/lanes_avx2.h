@@ -5,7 +5,8 @@
 
 namespace SLIPSTREAM_ISA {
 
-constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxCodedRows = 4;
+constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxCodedRows = 4, kGoodCodedRows = 4,
+              kMaxCodedTiles = 1;
 
 struct Lanes {
   __m256 low, high;
