@@ -61,26 +61,37 @@ OLD_COMPILER = """#!/bin/sh
 for each; do [ "$each" = {flag} ] && exit 1; done
 exec g++ "$@"
 """
-HAS_NO_NAME = """
+PRINT_NAME = """
+#include <cstdio>
 #include "model.h"
-int main() { return slipstream::kAvx2Vnni.name != nullptr; }
+int main() { std::puts(slipstream::kAvx2Vnni.name ? slipstream::kAvx2Vnni.name : "none"); }
 """
+
+
+def kernels_compiled(hatch_build, compiler, folder):
+    """The name of the newest instruction set's kernels, of a program that has no others."""
+    (folder / "main.cpp").write_text(PRINT_NAME)
+    src = ROOT / hatch_build.NATIVE / "src"
+    sources = [folder / "main.cpp", *(src / f"{at}.cpp" for at in ("avx2_vnni", "threads"))]
+    sources += [src / f"{at}.cpp" for at in ("arena", "blocks", "packing")]
+    objects = [hatch_build.compile_source(compiler, at, folder, (f"-I{src}",)) for at in sources]
+    subprocess.run(["g++", "-pthread", *objects, "-o", folder / "program"], check=True)
+    return subprocess.run([folder / "program"], check=True, capture_output=True, text=True).stdout
 
 
 @pytest.mark.skipif(
     shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ on x86-64"
 )
 def test_a_compiler_that_is_too_old_for_a_set_of_kernels_compiles_the_rest(hatch_build, tmp_path):
-    compiler, program = tmp_path / "old", tmp_path / "program"
-    compiler.write_text(OLD_COMPILER.format(flag=hatch_build.NEWER["avx2_vnni.cpp"]))
+    flag = hatch_build.NEWER["avx2_vnni.cpp"]
+    compiler = tmp_path / "old"
+    compiler.write_text(OLD_COMPILER.format(flag=flag))
     compiler.chmod(0o755)
-    (tmp_path / "main.cpp").write_text(HAS_NO_NAME)
-    folder = ROOT / hatch_build.NATIVE / "src"
-    include = (f"-I{folder}",)
-    sources = (folder / "avx2_vnni.cpp", tmp_path / "main.cpp")
-    objects = [hatch_build.compile_source(str(compiler), at, tmp_path, include) for at in sources]
-    subprocess.run(["g++", *objects, "-o", program], check=True)
-    subprocess.run([program], check=True)
+    assert kernels_compiled(hatch_build, str(compiler), tmp_path) == "none\n"
+    probe = ["g++", flag, "-E", "-x", "c++", os.devnull]
+    is_old = subprocess.run(probe, check=False, capture_output=True).returncode != 0
+    expected = "none\n" if is_old else "avx2_vnni\n"
+    assert kernels_compiled(hatch_build, "g++", tmp_path) == expected
 
 
 def test_a_wheel_with_kernels_is_for_their_platform_and_any_python_3(

@@ -7,6 +7,7 @@
 #include "blocks.h"
 #include "model.h"
 #include "packing.h"
+#include "quantise.h"
 
 #if defined(__x86_64__)
 #include <cpuid.h>
@@ -188,6 +189,15 @@ SLIPSTREAM_API int32_t slipstream_forward(void* handle, const Cache* cache, cons
 SLIPSTREAM_API void slipstream_dequantise(Kind kind, const void* blocks, int64_t count,
                                           float* out) {
   dequantise(kind, static_cast<const uint8_t*>(blocks), count, out);
+}
+
+// `count` floats, whole blocks of 32, rounded to blocks of a kind, Q8_0 or Q4_1. Returns 0, -1 for
+// other kinds and counts.
+SLIPSTREAM_API int32_t slipstream_quantise(Kind kind, const float* values, int64_t count,
+                                           void* blocks) {
+  if (!can_quantise(kind) || count < 0 || count % kGroup != 0) return -1;
+  quantise(kind, values, count, static_cast<uint8_t*>(blocks));
+  return 0;
 }
 
 // Logits [rows, vocabulary] of hidden states [rows, hidden].

@@ -129,57 +129,93 @@ inline void each_quad(const uint8_t* p, size_t stride, const Add& add) {
   }
 }
 
-// Outputs [ROWS, TILES * 16], without the bias.
+// The products of some tokens and tiles, block by block.
 template <class Format, int ROWS, int TILES>
-void multiply_codes(const Work& work, float* out) {
-  constexpr int inputs_each = kGroup / Format::kParts;
-  constexpr size_t bytes = inputs_each * kLanes / (Format::kIsNibbles ? 2 : 1);
-  const Coded& x = *work.tokens.coded;
-  const int inputs = x.inputs, groups = inputs / kGroup;
-  const size_t stride = work.matrix.tile_bytes();
-  const uint8_t* codes = work.matrix.data + work.tile * stride;
-  const uint8_t* scales = codes + inputs / inputs_each * bytes;
-  Lanes sums[ROWS][TILES];
-  for (auto& row : sums) {
-    for (Lanes& sum : row) sum = zero();
-  }
-  int turn = work.turn;
-  for (int at = 0; at < groups * Format::kParts; ++at, codes += bytes) {
-    const int64_t of_token = work.row * groups + at / Format::kParts;
-    const int8_t* own = x.codes.data() + work.row * inputs + at * inputs_each;
-    typename Format::Sum products[ROWS][TILES];
-    if (--turn < 0) {
-      turn = work.turns - 1;
-      for (int t = 0; t < TILES; ++t) {
-        fetch<bytes>(codes + t * stride + work.ahead);
-        __builtin_prefetch(Format(scales + t * stride + work.ahead).place(at));
+class CodedProducts {
+ public:
+  explicit CodedProducts(const Work& work)
+      : work_(work),
+        x_(*work.tokens.coded),
+        groups_(x_.inputs / kGroup),
+        stride_(work.matrix.tile_bytes()),
+        codes_(work.matrix.data + work.tile * stride_),
+        scales_(codes_ + groups_ * Format::kParts * kBytes) {}
+
+  // Outputs [ROWS, TILES * 16], without the bias.
+  void run(float* out) {
+    for (auto& row : sums_) {
+      for (Lanes& sum : row) sum = zero();
+    }
+    int turn = work_.turn;
+    for (int at = 0; at < groups_ * Format::kParts; ++at) {
+      if (--turn < 0) {
+        fetch_next(at);
+        turn = work_.turns - 1;
       }
+      multiply(at);
+      add_scaled(at);
     }
     for (int r = 0; r < ROWS; ++r) {
-      const int32_t* offsets = x.offsets.data() + (of_token + r * groups) * 3;
-      const int32_t offset = offsets[Format::kParts == 1 ? 2 : at % 2];
-      for (int t = 0; t < TILES; ++t) products[r][t].begin(offset);
+      for (int t = 0; t < TILES; ++t) store(out + (r * TILES + t) * kLanes, sums_[r][t]);
     }
-    each_quad<Format, TILES>(codes, stride, [&](int quad, const Codes* w) {
+  }
+
+ private:
+  static constexpr int kInputs = kGroup / Format::kParts;
+  static constexpr size_t kBytes = kInputs * kLanes / (Format::kIsNibbles ? 2 : 1);
+
+  int64_t group(int row, int at) const {
+    return (work_.row + row) * groups_ + at / Format::kParts;
+  }
+
+  void fetch_next(int at) const {
+    for (int t = 0; t < TILES; ++t) {
+      const size_t ahead = t * stride_ + work_.ahead;
+      fetch<kBytes>(codes_ + at * kBytes + ahead);
+      __builtin_prefetch(Format(scales_ + ahead).place(at));
+    }
+  }
+
+  void multiply(int at) {
+    const int8_t* tokens = x_.codes.data() + work_.row * x_.inputs + at * kInputs;
+    for (int r = 0; r < ROWS; ++r) {
+      const int32_t* offsets = x_.offsets.data() + group(r, at) * 3;
+      const int32_t offset = offsets[Format::kParts == 1 ? 2 : at % 2];
+      for (int t = 0; t < TILES; ++t) products_[r][t].begin(offset);
+    }
+    each_quad<Format, TILES>(codes_ + at * kBytes, stride_, [&](int quad, const Codes* w) {
       for (int r = 0; r < ROWS; ++r) {
-        const int32_t four = four_codes(own + r * inputs + quad * kQuad);
-        for (int t = 0; t < TILES; ++t) products[r][t].add(w[t], four);
+        const int32_t four = four_codes(tokens + r * x_.inputs + quad * kQuad);
+        for (int t = 0; t < TILES; ++t) products_[r][t].add(w[t], four);
       }
     });
+  }
+
+  void add_scaled(int at) {
     for (int t = 0; t < TILES; ++t) {
-      const Format format(scales + t * stride);
+      const Format format(scales_ + t * stride_);
       const Lanes scale = format.scale(at), minimum = format.minimum(at);
       for (int r = 0; r < ROWS; ++r) {
-        const int64_t group = of_token + r * groups;
-        const Lanes factor = mul(scale, all(x.scales[group]));
-        sums[r][t] = fma(products[r][t].value(), factor, sums[r][t]);
-        if (Format::kHasMinimum) sums[r][t] = fma(minimum, all(x.sums[group]), sums[r][t]);
+        const Lanes factor = mul(scale, all(x_.scales[group(r, at)]));
+        Lanes sum = fma(products_[r][t].value(), factor, sums_[r][t]);
+        if (Format::kHasMinimum) sum = fma(minimum, all(x_.sums[group(r, at)]), sum);
+        sums_[r][t] = sum;
       }
     }
   }
-  for (int r = 0; r < ROWS; ++r) {
-    for (int t = 0; t < TILES; ++t) store(out + (r * TILES + t) * kLanes, sums[r][t]);
-  }
+
+  const Work& work_;
+  const Coded& x_;
+  const int groups_;
+  const size_t stride_;
+  const uint8_t *codes_, *scales_;
+  typename Format::Sum products_[ROWS][TILES];
+  Lanes sums_[ROWS][TILES];
+};
+
+template <class Format, int ROWS, int TILES>
+void multiply_codes(const Work& work, float* out) {
+  CodedProducts<Format, ROWS, TILES>(work).run(out);
 }
 
 }  // namespace SLIPSTREAM_ISA

@@ -1,5 +1,5 @@
-// The lanes of plain C++: an array. Everything is one IEEE operation for each lane, of which only the
-// fused one has to be named.
+// The lanes of plain C++: an array. Everything is one IEEE operation for each lane, of which only
+// the fused one has to be named.
 #pragma once
 
 #include <cmath>

@@ -11,8 +11,8 @@ struct Tokens {
   const Coded* coded;
 };
 
-// From `tile` and `row` on. Meanwhile the weights `ahead` bytes further on are fetched. Where the same
-// tiles are gone through in turns, for other tokens each time, each turn fetches its share of them.
+// From `tile` and `row` on. Meanwhile the weights `ahead` bytes further on are fetched. Where the
+// same tiles are gone through in turns, for other tokens each time, each turn fetches its share.
 struct Work {
   const Matrix& matrix;
   const Tokens& tokens;
