@@ -168,7 +168,7 @@ class CodedProducts {
     return (work_.row + row) * groups_ + at / Format::kParts;
   }
 
-  void fetch_next(int at) const {
+  SLIPSTREAM_FETCHES void fetch_next(int at) const {
     for (int t = 0; t < TILES; ++t) {
       const size_t ahead = t * stride_ + work_.ahead;
       fetch<kBytes>(codes_ + at * kBytes + ahead);
