@@ -12,6 +12,8 @@ import sys
 import sysconfig
 import tempfile
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -24,12 +26,16 @@ COMPILERS = ("c++", "g++", "clang++")
 FLAGS = ("-std=c++17", "-O3", "-fPIC", "-fvisibility=hidden", "-ffp-contract=off", "-pthread")
 _AVX2 = ("-mavx2", "-mfma", "-mf16c")
 _AVX512 = (*_AVX2, "-mavx512f", "-mavx512bw", "-mavx512dq", "-mavx512vl")
-X86_64 = {
-    "avx2.cpp": _AVX2,
-    "avx512.cpp": _AVX512,
-    "avx512_vnni.cpp": (*_AVX512, "-mavx512vnni"),
+INSTRUCTION_SETS = {
+    "avx2.cpp": ("x86_64", *_AVX2),
+    "avx2_vnni.cpp": ("x86_64", *_AVX2),
+    "avx512.cpp": ("x86_64", *_AVX512),
+    "avx512_vnni.cpp": ("x86_64", *_AVX512, "-mavx512vnni"),
+    "neon_dot.cpp": ("arm64", "-march=armv8.2-a+dotprod"),
 }
-"""What is for this architecture alone, and how it is compiled."""
+"""What is for one architecture alone, and how it is compiled."""
+NEWER = {"avx2_vnni.cpp": "-mavxvnni"}
+"""Flags that older compilers or assemblers lack: a file that is compiled without has no kernels."""
 
 
 class NotCompiled(Exception):
@@ -57,23 +63,34 @@ class NativeKernels(BuildHookInterface[Any]):
 def compile_into(root: Path, extra: tuple[str, ...] = ()) -> None:
     """Compile the library of a checkout, with `extra` flags. Raises `NotCompiled`."""
     compiler = _compiler()
-    is_x86_64 = platform_tag().endswith(("x86_64", "amd64"))
     extra = (*_macos_flags(), *extra)
     with tempfile.TemporaryDirectory() as folder, ThreadPoolExecutor(os.cpu_count()) as pool:
-
-        def made(source: Path) -> str:
-            goal = str(Path(folder) / f"{source.stem}.o")
-            flags = (*FLAGS, *X86_64.get(source.name, ()), *extra)
-            _run(compiler, *flags, "-c", str(source), "-o", goal)
-            return goal
-
-        sources = sorted((root / NATIVE / "src").glob("*.cpp"))
-        objects = pool.map(made, [at for at in sources if is_x86_64 or at.name not in X86_64])
+        made = partial(compile_source, compiler, folder=Path(folder), extra=extra)
+        objects = pool.map(made, sources(root, _architecture()))
         shared = Path(folder) / LIBRARY.name
         _run(compiler, "-shared", "-pthread", *extra, *objects, "-o", str(shared))
         (root / LIBRARY).parent.mkdir(exist_ok=True)
         (root / LIBRARY).unlink(missing_ok=True)  # a process may have it open
         shutil.copy(shared, root / LIBRARY)
+
+
+def sources(root: Path, architecture: str) -> list[Path]:
+    """Return the files to compile for an architecture."""
+    found = sorted((root / NATIVE / "src").glob("*.cpp"))
+    return [at for at in found if INSTRUCTION_SETS.get(at.name, (architecture,))[0] == architecture]
+
+
+def compile_source(compiler: str, source: Path, folder: Path, extra: tuple[str, ...] = ()) -> str:
+    """Compile one source, and return its object in `folder`. Raises `NotCompiled`."""
+    goal = str(folder / f"{source.stem}.o")
+    flags = (*FLAGS, *INSTRUCTION_SETS.get(source.name, ("",))[1:], *extra)
+    command = (compiler, *flags, "-c", str(source), "-o", goal)
+    if newer := NEWER.get(source.name):
+        with suppress(NotCompiled):
+            _run(*command, newer)
+            return goal
+    _run(*command)
+    return goal
 
 
 def platform_tag() -> str:
@@ -88,6 +105,12 @@ def platform_tag() -> str:
         version = os.environ.get("MACOSX_DEPLOYMENT_TARGET", version)
         rest = f"{version}-{platform.machine() if machine == 'universal2' else machine}"
     return f"{system}-{rest}".replace("-", "_").replace(".", "_")
+
+
+def _architecture() -> str:
+    tag = platform_tag()
+    names = {"x86_64": "x86_64", "amd64": "x86_64", "arm64": "arm64", "aarch64": "arm64"}
+    return next((name for ending, name in names.items() if tag.endswith(ending)), tag)
 
 
 def _macos_flags() -> tuple[str, ...]:

@@ -35,7 +35,7 @@ LIST_KERNELS = """
 from contextlib import suppress
 from slipstream.core.errors import InvalidRequest
 from slipstream.models.native.library import kernels
-for name in ("portable", "avx2"):
+for name in ("portable", "avx2", "avx2_vnni"):
     with suppress(InvalidRequest):
         print(kernels(name))
 """

@@ -1,7 +1,7 @@
 """The native kernels as a shared library: where it is, what it has, its functions' types.
 
-`SLIPSTREAM_NATIVE` names the kernels to use (portable, avx2, avx512, avx512_vnni) instead of the
-fastest that the processor has, or is `off`.
+`SLIPSTREAM_NATIVE` names the kernels to use (portable, avx2, avx2_vnni, avx512, avx512_vnni,
+neon_dot) instead of the fastest that the processor has, or is `off`.
 """
 
 import ctypes
@@ -76,6 +76,7 @@ _SIGNATURES = {
         [c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(Batch), c_void_p],
     ),
     "slipstream_dequantise": (None, [c_int32, c_void_p, c_int64, c_void_p]),
+    "slipstream_quantise": (c_int32, [c_int32, c_void_p, c_int64, c_void_p]),
     "slipstream_logits": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
     "slipstream_contenders": (
         c_int64,

@@ -211,7 +211,7 @@ def test_machines_can_be_compared_by_the_digest_of_an_output():
     assert digest_of_known_weights() == KNOWN_DIGEST
 
 
-@pytest.mark.parametrize("kernel", ["portable", "avx2"])
+@pytest.mark.parametrize("kernel", ["portable", "avx2", "avx2_vnni"])
 def test_a_lesser_processor_gives_the_same_digest(kernel):
     if kernel not in available():
         pytest.skip(f"no {kernel} here")
@@ -219,7 +219,7 @@ def test_a_lesser_processor_gives_the_same_digest(kernel):
     environment = {
         **os.environ,
         NATIVE_VARIABLE: kernel,
-        "ATEN_CPU_CAPABILITY": "avx2" if kernel == "avx2" else "default",
+        "ATEN_CPU_CAPABILITY": "default" if kernel == "portable" else "avx2",
         "PYTHONPATH": os.pathsep.join(
             map(str, (ROOT / ".dev", ROOT / "tests", ROOT, Path(__file__).parent))
         ),

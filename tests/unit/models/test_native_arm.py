@@ -8,8 +8,12 @@ from pathlib import Path
 import pytest
 
 ROOT = Path(__file__).parents[3]
-SOURCES = ROOT / "services" / "models" / "native" / "src"
-COMPILER, EMULATOR = "aarch64-linux-gnu-g++", "qemu-aarch64"
+COMPILER = "aarch64-linux-gnu-g++"
+EMULATOR = next(filter(shutil.which, ("qemu-aarch64", "qemu-aarch64-static")), "qemu-aarch64")
+KERNELS = {
+    "x86_64": ("portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni"),
+    "arm64": ("portable", "neon_dot"),
+}
 
 pytestmark = pytest.mark.skipif(
     not all(map(shutil.which, (COMPILER, EMULATOR, "g++"))) or platform.machine() != "x86_64",
@@ -17,19 +21,16 @@ pytestmark = pytest.mark.skipif(
 )
 
 
-def built(hatch_build, compiler, only, folder):
+def built(hatch_build, compiler, architecture, folder):
     """The program that prints digests, from the library's sources and for one architecture."""
-    objects = []
-    for source in [*sorted(SOURCES.glob("*.cpp")), ROOT / "tests" / "native_digest.cpp"]:
-        if source.name in hatch_build.X86_64 and not only:
-            continue
-        goal = folder / f"{compiler}-{source.stem}.o"
-        flags = [*hatch_build.FLAGS, *hatch_build.X86_64.get(source.name, ()), f"-I{SOURCES}"]
-        run(compiler, *flags, "-c", source, "-o", goal)
-        objects.append(goal)
-    program = folder / f"{compiler}-digest"
-    run(compiler, "-pthread", "-static", *objects, "-o", program)
-    return program
+    folder = folder / architecture
+    folder.mkdir()
+    sources = hatch_build.sources(ROOT, architecture)
+    sources.append(ROOT / "tests" / "native_digest.cpp")
+    include = (f"-I{ROOT / hatch_build.NATIVE / 'src'}",)
+    objects = [hatch_build.compile_source(compiler, at, folder, include) for at in sources]
+    run(compiler, "-pthread", "-static", *objects, "-o", folder / "digest")
+    return folder / "digest"
 
 
 def run(*command):
@@ -37,8 +38,12 @@ def run(*command):
 
 
 def test_arm64_gives_the_bits_of_all_kernels_of_x86_64(hatch_build, tmp_path):
-    here = built(hatch_build, "g++", True, tmp_path)
-    digests = {name: run(here, name) for name in ("portable", "avx2", "avx512", "avx512_vnni")}
-    there = run(EMULATOR, built(hatch_build, COMPILER, False, tmp_path), "")
-    assert len(there.split()) == 7, "a digest for each element type"
-    assert {name: each for name, each in digests.items() if each not in (there, "none\n")} == {}
+    here = built(hatch_build, "g++", "x86_64", tmp_path)
+    digests = {name: run(here, name) for name in KERNELS["x86_64"]}
+    there = built(hatch_build, COMPILER, "arm64", tmp_path)
+    for name in KERNELS["arm64"]:
+        found = run(EMULATOR, "-cpu", "max", there, name)
+        assert len(found.split()) == 7, "a digest for each element type"
+        assert {name: at for name, at in digests.items() if at not in (found, "none\n")} == {}
+    without = run(EMULATOR, "-cpu", "cortex-a57", there, "neon_dot")
+    assert without == "none\n", "the processor has no such instructions"

@@ -1,6 +1,8 @@
 """A wheel has the native kernels of its platform; without a compiler it is for every platform."""
 
 import os
+import platform
+import shutil
 import subprocess
 import sys
 import sysconfig
@@ -53,6 +55,43 @@ def test_a_wheel_made_without_a_compiler_is_for_every_platform(hatch_build, monk
     assert data == {"artifacts": []}, "the defaults are a pure wheel's"
     assert warning.startswith("no native CPU kernels, torch will compute: no-such-compiler")
     assert not stale.exists()
+
+
+OLD_COMPILER = """#!/bin/sh
+for each; do [ "$each" = {flag} ] && exit 1; done
+exec g++ "$@"
+"""
+PRINT_NAME = """
+#include <cstdio>
+#include "model.h"
+int main() { std::puts(slipstream::kAvx2Vnni.name ? slipstream::kAvx2Vnni.name : "none"); }
+"""
+
+
+def kernels_compiled(hatch_build, compiler, folder):
+    """The name of the newest instruction set's kernels, of a program that has no others."""
+    (folder / "main.cpp").write_text(PRINT_NAME)
+    src = ROOT / hatch_build.NATIVE / "src"
+    sources = [folder / "main.cpp", *(src / f"{at}.cpp" for at in ("avx2_vnni", "threads"))]
+    sources += [src / f"{at}.cpp" for at in ("arena", "blocks", "packing")]
+    objects = [hatch_build.compile_source(compiler, at, folder, (f"-I{src}",)) for at in sources]
+    subprocess.run(["g++", "-pthread", *objects, "-o", folder / "program"], check=True)
+    return subprocess.run([folder / "program"], check=True, capture_output=True, text=True).stdout
+
+
+@pytest.mark.skipif(
+    shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ on x86-64"
+)
+def test_a_compiler_that_is_too_old_for_a_set_of_kernels_compiles_the_rest(hatch_build, tmp_path):
+    flag = hatch_build.NEWER["avx2_vnni.cpp"]
+    compiler = tmp_path / "old"
+    compiler.write_text(OLD_COMPILER.format(flag=flag))
+    compiler.chmod(0o755)
+    assert kernels_compiled(hatch_build, str(compiler), tmp_path) == "none\n"
+    probe = ["g++", flag, "-E", "-x", "c++", os.devnull]
+    is_old = subprocess.run(probe, check=False, capture_output=True).returncode != 0
+    expected = "none\n" if is_old else "avx2_vnni\n"
+    assert kernels_compiled(hatch_build, "g++", tmp_path) == expected
 
 
 def test_a_wheel_with_kernels_is_for_their_platform_and_any_python_3(

@@ -7,6 +7,13 @@
 #include "blocks.h"
 #include "model.h"
 #include "packing.h"
+#include "quantise.h"
+
+#if defined(__x86_64__)
+#include <cpuid.h>
+#elif defined(__aarch64__) && defined(__linux__)
+#include <sys/auxv.h>
+#endif
 
 #define SLIPSTREAM_API extern "C" __attribute__((visibility("default")))
 
@@ -22,6 +29,21 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
+// Compilers that have the instructions may have no name for them here.
+bool has_avx2_vnni() {
+  unsigned a = 0, b, c, d;
+  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1) &&
+         kAvx2Vnni.name != nullptr;
+}
+#elif defined(__aarch64__)
+bool has_neon_dot() {
+#if defined(__linux__)
+  constexpr unsigned long kDotProducts = 1 << 20;  // HWCAP_ASIMDDP, which old headers lack
+  return getauxval(AT_HWCAP) & kDotProducts;
+#else
+  return true;  // of Apple's processors each has it
+#endif
+}
 #endif
 
 // The kernels of this processor, or those of a name; null where it has not got them.
@@ -30,7 +52,10 @@ const Kernels* kernels(const char* name) {
 #if defined(__x86_64__)
       has_avx512() && __builtin_cpu_supports("avx512vnni") ? &kAvx512Vnni : nullptr,
       has_avx512() ? &kAvx512 : nullptr,
+      has_avx2_vnni() ? &kAvx2Vnni : nullptr,
       has_avx2() ? &kAvx2 : nullptr,
+#elif defined(__aarch64__)
+      has_neon_dot() ? &kNeonDot : nullptr,
 #endif
       &kPortable,
   };
@@ -116,10 +141,10 @@ SLIPSTREAM_API int32_t slipstream_set_matrix(void* handle, int32_t layer, int32_
   Model& model = static_cast<Handle*>(handle)->model;
   try {
     if (layer < 0) {
-      model.head = packed(*weights);
+      model.head = packed(*weights, model.weights);
     } else {
       Block& own = model.layers[layer][block];
-      (place == 0 ? own.into : place == 1 ? own.out : own.values) = packed(*weights);
+      (place == 0 ? own.into : place == 1 ? own.out : own.values) = packed(*weights, model.weights);
     }
     return 0;
   } catch (const std::exception&) {
@@ -164,6 +189,15 @@ SLIPSTREAM_API int32_t slipstream_forward(void* handle, const Cache* cache, cons
 SLIPSTREAM_API void slipstream_dequantise(Kind kind, const void* blocks, int64_t count,
                                           float* out) {
   dequantise(kind, static_cast<const uint8_t*>(blocks), count, out);
+}
+
+// `count` floats, whole blocks of 32, rounded to blocks of a kind, Q8_0 or Q4_1. Returns 0, -1 for
+// other kinds and counts.
+SLIPSTREAM_API int32_t slipstream_quantise(Kind kind, const float* values, int64_t count,
+                                           void* blocks) {
+  if (!can_quantise(kind) || count < 0 || count % kGroup != 0) return -1;
+  quantise(kind, values, count, static_cast<uint8_t*>(blocks));
+  return 0;
 }
 
 // Logits [rows, vocabulary] of hidden states [rows, hidden].

@@ -69,8 +69,12 @@ class Attention {
     }
     for (int64_t first = 0; first < longest_; first += kBlock) {
       take_values(seen[0], seen[0].table, first, std::min<int64_t>(kBlock, longest_ - first));
-      for (int row = 0; row < rows; ++row) {
-        weigh(row, first, std::min<int64_t>(kBlock, seen[row].in_table - first));
+      const auto in_block = [&](int row) {
+        return std::min<int64_t>(kBlock, seen[row].in_table - first);
+      };
+      for (int row = 0, end; row < rows; row = end) {
+        for (end = row + 1; end < rows && in_block(end) == in_block(row);) ++end;
+        weigh(row, end, first, in_block(row));
       }
     }
     for (int row = 0; row < rows; ++row) {
@@ -78,7 +82,7 @@ class Attention {
       for (int64_t first = 0; first < own.in_line; first += kBlock) {
         const int64_t count = std::min<int64_t>(kBlock, own.in_line - first);
         take_values(own, own.line, first, count);
-        weigh(row, own.in_table + first, count);
+        weigh(row, row + 1, own.in_table + first, count);
       }
       finish(row, own.count(), out + row * out_stride);
     }
@@ -146,14 +150,8 @@ class Attention {
 
   void score_some(const float* const* queries, float* const* goals, int count) {
     const float* keys = scratch_.block.data();
-    switch (count) {
-      case 1: return dots<1>(queries, keys, dim_, scale_, goals);
-      case 2: return dots<2>(queries, keys, dim_, scale_, goals);
-      case 3: return dots<3>(queries, keys, dim_, scale_, goals);
-      case 4: return dots<4>(queries, keys, dim_, scale_, goals);
-      case 5: return dots<5>(queries, keys, dim_, scale_, goals);
-      default: return dots<6>(queries, keys, dim_, scale_, goals);
-    }
+    dots_for(count, std::make_integer_sequence<int, kMaxQueries>())(queries, keys, dim_, scale_,
+                                                                    goals);
   }
 
   // Turns scores into weights that are still to be divided by the number that it returns.
@@ -182,39 +180,37 @@ class Attention {
     }
   }
 
-  // Adds the block's values, weighted by the scores from `place` on, to the sums of a token.
-  void weigh(int row, int64_t place, int64_t count) {
-    for (int head = 0; count > 0 && head < heads_;) {
-      const int some = std::min(heads_ - head, kMaxHeads);
-      switch (some) {
-        case 1: weigh_some<1>(row, head, place, count); break;
-        case 2: weigh_some<2>(row, head, place, count); break;
-        default: weigh_some<3>(row, head, place, count);
-      }
+  // Adds the block's values, weighted by the scores from `place` on, to the sums of some tokens.
+  void weigh(int first, int last, int64_t place, int64_t count) {
+    constexpr auto counts = std::make_integer_sequence<int, kMaxHeads>();
+    for (int head = first * heads_; count > 0 && head < last * heads_;) {
+      const int some = std::min(last * heads_ - head, kMaxHeads);
+      weigh_some(some, head, place, count, counts);
       head += some;
     }
   }
 
-  template <int HEADS>
-  void weigh_some(int row, int head, int64_t place, int64_t count) {
-    for (int d = 0; d < width_; d += kParts * kLanes) {
-      if (d + kParts * kLanes <= width_) {
-        weigh_parts<HEADS, kParts>(row, head, place, count, d);
-      } else {
-        for (int rest = d; rest < width_; rest += kLanes) {
-          weigh_parts<HEADS, 1>(row, head, place, count, rest);
-        }
-      }
+  template <int... HEADS>
+  void weigh_some(int some, int head, int64_t place, int64_t count,
+                  std::integer_sequence<int, HEADS...>) {
+    using Function = void (Attention::*)(int, int64_t, int64_t, int);
+    static constexpr Function whole[] = {&Attention::weigh_parts<HEADS + 1, kParts>...};
+    static constexpr Function single[] = {&Attention::weigh_parts<HEADS + 1, 1>...};
+    int d = 0;
+    for (; d + kParts * kLanes <= width_; d += kParts * kLanes) {
+      (this->*whole[some - 1])(head, place, count, d);
     }
+    for (; d < width_; d += kLanes) (this->*single[some - 1])(head, place, count, d);
   }
 
+  // `head` counts the heads of all tokens.
   template <int HEADS, int PARTS>
-  void weigh_parts(int row, int head, int64_t place, int64_t count, int d) {
+  void weigh_parts(int head, int64_t place, int64_t count, int d) {
     Lanes own[HEADS][PARTS];
     for (int h = 0; h < HEADS; ++h) {
-      for (int c = 0; c < PARTS; ++c) own[h][c] = load(sums(row, head + h) + d + c * kLanes);
+      for (int c = 0; c < PARTS; ++c) own[h][c] = load(sums(0, head + h) + d + c * kLanes);
     }
-    const float* weights = scores(row, head) + place;
+    const float* weights = scores(0, head) + place;
     const float* values = scratch_.block.data() + d;
     for (int64_t p = 0; p < count; ++p, values += width_) {
       Lanes v[PARTS];
@@ -225,7 +221,7 @@ class Attention {
       }
     }
     for (int h = 0; h < HEADS; ++h) {
-      for (int c = 0; c < PARTS; ++c) store(sums(row, head + h) + d + c * kLanes, own[h][c]);
+      for (int c = 0; c < PARTS; ++c) store(sums(0, head + h) + d + c * kLanes, own[h][c]);
     }
   }
 

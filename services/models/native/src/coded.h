@@ -4,7 +4,7 @@
 #pragma once
 
 #include "codes.h"
-#include "model.h"
+#include "work.h"
 
 namespace SLIPSTREAM_ISA {
 
@@ -14,6 +14,7 @@ using slipstream::kPart;
 using slipstream::kSuper;
 using slipstream::Kind;
 using slipstream::Matrix;
+using slipstream::Work;
 
 // A token's codes: nearest multiples of a scale, of which the largest element is 127.
 inline void encode(const float* x, int64_t row, Coded& out) {
@@ -28,8 +29,10 @@ inline void encode(const float* x, int64_t row, Coded& out) {
     store(codes, first);
     store(codes + kPart, second);
     const float sums[] = {sum(first), sum(second)};
-    int32_t* counts = out.counts.data() + (row * groups + g) * 2;
-    counts[0] = static_cast<int32_t>(sums[0]), counts[1] = static_cast<int32_t>(sums[1]);
+    int32_t* offsets = out.offsets.data() + (row * groups + g) * 3;
+    offsets[0] = static_cast<int32_t>(-128.0f * sums[0]);
+    offsets[1] = static_cast<int32_t>(-128.0f * sums[1]);
+    offsets[2] = offsets[0] + offsets[1];
     const float scale = is_zero ? 0.0f : most / 127.0f;
     out.scales[row * groups + g] = scale;
     out.sums[row * groups + g] = scale * (sums[0] + sums[1]);
@@ -102,53 +105,117 @@ struct SuperBytes {
   Lanes minimum(int) const { return zero(); }
 };
 
-// The codes of 32 inputs, or of 16, of one tile, from `p` on: each quad once.
-template <class Format, class Add>
-inline void each_quad(const uint8_t* p, const Add& add) {
+// The codes of 32 inputs, or of 16, of some tiles, from `p` on: each quad once.
+template <class Format, int TILES, class Add>
+inline void each_quad(const uint8_t* p, size_t stride, const Add& add) {
   constexpr int quads = kGroup / kQuad / Format::kParts;
+  Codes w[TILES];
   if constexpr (Format::kIsNibbles) {
     for (int q = 0; q < quads / 2; ++q) {  // a byte has the codes of inputs 16 apart
-      const Codes both = load_codes(p + q * kQuadBytes);
-      add(q, low_nibbles(both));
-      add(q + quads / 2, high_nibbles(both));
+      Codes both[TILES];
+      for (int t = 0; t < TILES; ++t) {
+        both[t] = load_codes(p + t * stride + q * kQuadBytes);
+        w[t] = low_nibbles(both[t]);
+      }
+      add(q, w);
+      for (int t = 0; t < TILES; ++t) w[t] = high_nibbles(both[t]);
+      add(q + quads / 2, w);
     }
   } else {
-    for (int q = 0; q < quads; ++q) add(q, load_signed(p + q * kQuadBytes));
+    for (int q = 0; q < quads; ++q) {
+      for (int t = 0; t < TILES; ++t) w[t] = load_signed(p + t * stride + q * kQuadBytes);
+      add(q, w);
+    }
   }
 }
 
-template <class Format, int ROWS>
-void multiply_codes(const Matrix& m, int tile, const Coded& x, int64_t row, float* out) {
-  constexpr int inputs_each = kGroup / Format::kParts;
-  constexpr size_t bytes = inputs_each * kLanes / (Format::kIsNibbles ? 2 : 1);
-  const int inputs = m.inputs, groups = inputs / kGroup;
-  const uint8_t* codes = m.data.get() + tile * m.tile_bytes();
-  const uint8_t* scales = codes + inputs / inputs_each * bytes;
-  const Format format(scales), next(scales + m.tile_bytes());  // of a tile to be looked at later
-  Lanes sums[ROWS];
-  for (Lanes& sum : sums) sum = zero();
-  for (int at = 0; at < groups * Format::kParts; ++at, codes += bytes) {
-    const int group = at / Format::kParts;
-    const int8_t* own = x.codes.data() + row * inputs + at * inputs_each;
-    typename Format::Sum products[ROWS];
-    for (size_t ahead = 0; ahead < bytes; ahead += 64) __builtin_prefetch(codes + kAhead + ahead);
-    __builtin_prefetch(next.place(at));
-    each_quad<Format>(codes, [&](int quad, Codes w) {
-      for (int r = 0; r < ROWS; ++r) {
-        products[r].add(w, four_codes(own + r * inputs + quad * kQuad));
+// The products of some tokens and tiles, block by block.
+template <class Format, int ROWS, int TILES>
+class CodedProducts {
+ public:
+  explicit CodedProducts(const Work& work)
+      : work_(work),
+        x_(*work.tokens.coded),
+        groups_(x_.inputs / kGroup),
+        stride_(work.matrix.tile_bytes()),
+        codes_(work.matrix.data + work.tile * stride_),
+        scales_(codes_ + groups_ * Format::kParts * kBytes) {}
+
+  // Outputs [ROWS, TILES * 16], without the bias.
+  void run(float* out) {
+    for (auto& row : sums_) {
+      for (Lanes& sum : row) sum = zero();
+    }
+    int turn = work_.turn;
+    for (int at = 0; at < groups_ * Format::kParts; ++at) {
+      if (--turn < 0) {
+        fetch_next(at);
+        turn = work_.turns - 1;
       }
-    });
-    const Lanes scale = format.scale(at), minimum = format.minimum(at);
+      multiply(at);
+      add_scaled(at);
+    }
     for (int r = 0; r < ROWS; ++r) {
-      const int64_t of_token = (row + r) * groups + group;
-      const int32_t* counts = x.counts.data() + of_token * 2;
-      const int32_t count = Format::kParts == 1 ? counts[0] + counts[1] : counts[at % 2];
-      const Lanes factor = mul(scale, all(x.scales[of_token]));
-      sums[r] = fma(products[r].value(count), factor, sums[r]);
-      if (Format::kHasMinimum) sums[r] = fma(minimum, all(x.sums[of_token]), sums[r]);
+      for (int t = 0; t < TILES; ++t) store(out + (r * TILES + t) * kLanes, sums_[r][t]);
     }
   }
-  for (int r = 0; r < ROWS; ++r) store(out + r * kLanes, sums[r]);
+
+ private:
+  static constexpr int kInputs = kGroup / Format::kParts;
+  static constexpr size_t kBytes = kInputs * kLanes / (Format::kIsNibbles ? 2 : 1);
+
+  int64_t group(int row, int at) const {
+    return (work_.row + row) * groups_ + at / Format::kParts;
+  }
+
+  SLIPSTREAM_FETCHES void fetch_next(int at) const {
+    for (int t = 0; t < TILES; ++t) {
+      const size_t ahead = t * stride_ + work_.ahead;
+      fetch<kBytes>(codes_ + at * kBytes + ahead);
+      __builtin_prefetch(Format(scales_ + ahead).place(at));
+    }
+  }
+
+  void multiply(int at) {
+    const int8_t* tokens = x_.codes.data() + work_.row * x_.inputs + at * kInputs;
+    for (int r = 0; r < ROWS; ++r) {
+      const int32_t* offsets = x_.offsets.data() + group(r, at) * 3;
+      const int32_t offset = offsets[Format::kParts == 1 ? 2 : at % 2];
+      for (int t = 0; t < TILES; ++t) products_[r][t].begin(offset);
+    }
+    each_quad<Format, TILES>(codes_ + at * kBytes, stride_, [&](int quad, const Codes* w) {
+      for (int r = 0; r < ROWS; ++r) {
+        const int32_t four = four_codes(tokens + r * x_.inputs + quad * kQuad);
+        for (int t = 0; t < TILES; ++t) products_[r][t].add(w[t], four);
+      }
+    });
+  }
+
+  void add_scaled(int at) {
+    for (int t = 0; t < TILES; ++t) {
+      const Format format(scales_ + t * stride_);
+      const Lanes scale = format.scale(at), minimum = format.minimum(at);
+      for (int r = 0; r < ROWS; ++r) {
+        const Lanes factor = mul(scale, all(x_.scales[group(r, at)]));
+        Lanes sum = fma(products_[r][t].value(), factor, sums_[r][t]);
+        if (Format::kHasMinimum) sum = fma(minimum, all(x_.sums[group(r, at)]), sum);
+        sums_[r][t] = sum;
+      }
+    }
+  }
+
+  const Work& work_;
+  const Coded& x_;
+  const int groups_;
+  const size_t stride_;
+  const uint8_t *codes_, *scales_;
+  typename Format::Sum products_[ROWS][TILES];
+  Lanes sums_[ROWS][TILES];
+};
+
+template <class Format, int ROWS, int TILES>
+void multiply_codes(const Work& work, float* out) {
+  CodedProducts<Format, ROWS, TILES>(work).run(out);
 }
 
 }  // namespace SLIPSTREAM_ISA

@@ -30,38 +30,39 @@ inline Codes high_nibbles(Codes a) { return low_nibbles({_mm512_srli_epi16(a.v, 
 
 // The sum of unsigned codes times signed ones.
 struct NibbleSum {
-  __m512i sum = _mm512_setzero_si512();
+  __m512i sum;
+  void begin(int32_t) { sum = _mm512_setzero_si512(); }
   void add(Codes w, int32_t four) {
     sum = _mm512_dpbusd_epi32(sum, w.v, _mm512_set1_epi32(four));
   }
-  Lanes value(int32_t) const { return {_mm512_cvtepi32_ps(sum)}; }
+  Lanes value() const { return {_mm512_cvtepi32_ps(sum)}; }
 };
 
-// Signed codes: 128 is added to each, and taken off the sum with the sum of the token's codes.
+// Signed codes: 128 is added to each, and taken off beforehand, times the sum of the token's codes.
 inline Codes load_signed(const uint8_t* p) {
   return {_mm512_xor_si512(load_codes(p).v, _mm512_set1_epi8(-128))};
 }
 struct ByteSum : NibbleSum {
-  Lanes value(int32_t of_codes) const {
-    return {_mm512_cvtepi32_ps(_mm512_sub_epi32(sum, _mm512_set1_epi32(128 * of_codes)))};
-  }
+  void begin(int32_t offset) { sum = _mm512_set1_epi32(offset); }
 };
 
 #else
 
 struct NibbleSum {
-  __m512i sum = _mm512_setzero_si512();  // of 16 bits
+  __m512i sum;  // of 16 bits
+  void begin(int32_t) { sum = _mm512_setzero_si512(); }
   void add(Codes w, int32_t four) {
     sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(w.v, _mm512_set1_epi32(four)));
   }
-  Lanes value(int32_t) const {
+  Lanes value() const {
     return {_mm512_cvtepi32_ps(_mm512_madd_epi16(sum, _mm512_set1_epi16(1)))};
   }
 };
 
 inline Codes load_signed(const uint8_t* p) { return load_codes(p); }
 struct ByteSum {
-  __m512i sum = _mm512_setzero_si512();
+  __m512i sum;
+  void begin(int32_t) { sum = _mm512_setzero_si512(); }
   // The signs of the weights go to the token's codes: one factor has to be unsigned.
   void add(Codes w, int32_t four) {
     const __m512i x = _mm512_set1_epi32(four);
@@ -70,7 +71,7 @@ struct ByteSum {
     const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w.v), turned);
     sum = _mm512_add_epi32(sum, _mm512_madd_epi16(pairs, _mm512_set1_epi16(1)));
   }
-  Lanes value(int32_t) const { return {_mm512_cvtepi32_ps(sum)}; }
+  Lanes value() const { return {_mm512_cvtepi32_ps(sum)}; }
 };
 
 #endif
@@ -84,7 +85,6 @@ inline Codes load_codes(const uint8_t* p) {
   const __m256i* halves = reinterpret_cast<const __m256i*>(p);
   return {_mm256_loadu_si256(halves), _mm256_loadu_si256(halves + 1)};
 }
-inline Codes load_signed(const uint8_t* p) { return load_codes(p); }
 inline Codes low_nibbles(Codes a) {
   const __m256i mask = _mm256_set1_epi8(15);
   return {_mm256_and_si256(a.low, mask), _mm256_and_si256(a.high, mask)};
@@ -93,22 +93,51 @@ inline Codes high_nibbles(Codes a) {
   return low_nibbles({_mm256_srli_epi16(a.low, 4), _mm256_srli_epi16(a.high, 4)});
 }
 
+#if defined(__AVXVNNI__)
+
+// The sum of unsigned codes times signed ones.
 struct NibbleSum {
-  __m256i low = _mm256_setzero_si256(), high = low;  // of 16 bits
+  __m256i low, high;
+  void begin(int32_t) { low = high = _mm256_setzero_si256(); }
+  void add(Codes w, int32_t four) {
+    const __m256i x = _mm256_set1_epi32(four);
+    low = _mm256_dpbusd_avx_epi32(low, w.low, x);
+    high = _mm256_dpbusd_avx_epi32(high, w.high, x);
+  }
+  Lanes value() const { return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)}; }
+};
+
+// Signed codes: 128 is added to each, and taken off beforehand, times the sum of the token's codes.
+inline Codes load_signed(const uint8_t* p) {
+  const Codes a = load_codes(p);
+  const __m256i sign = _mm256_set1_epi8(-128);
+  return {_mm256_xor_si256(a.low, sign), _mm256_xor_si256(a.high, sign)};
+}
+struct ByteSum : NibbleSum {
+  void begin(int32_t offset) { low = high = _mm256_set1_epi32(offset); }
+};
+
+#else
+
+struct NibbleSum {
+  __m256i low, high;  // of 16 bits
+  void begin(int32_t) { low = high = _mm256_setzero_si256(); }
   void add(Codes w, int32_t four) {
     const __m256i x = _mm256_set1_epi32(four);
     low = _mm256_add_epi16(low, _mm256_maddubs_epi16(w.low, x));
     high = _mm256_add_epi16(high, _mm256_maddubs_epi16(w.high, x));
   }
-  Lanes value(int32_t) const {
+  Lanes value() const {
     const __m256i one = _mm256_set1_epi16(1);
     return {_mm256_cvtepi32_ps(_mm256_madd_epi16(low, one)),
             _mm256_cvtepi32_ps(_mm256_madd_epi16(high, one))};
   }
 };
 
+inline Codes load_signed(const uint8_t* p) { return load_codes(p); }
 struct ByteSum {
-  __m256i low = _mm256_setzero_si256(), high = low;
+  __m256i low, high;
+  void begin(int32_t) { low = high = _mm256_setzero_si256(); }
   // The signs of the weights go to the token's codes: one factor has to be unsigned.
   static __m256i added(__m256i sum, __m256i w, __m256i x) {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
@@ -119,8 +148,46 @@ struct ByteSum {
     low = added(low, w.low, x);
     high = added(high, w.high, x);
   }
-  Lanes value(int32_t) const { return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)}; }
+  Lanes value() const { return {_mm256_cvtepi32_ps(low), _mm256_cvtepi32_ps(high)}; }
 };
+
+#endif
+
+#elif defined(__ARM_FEATURE_DOTPROD)
+
+struct Codes {
+  int8x16_t v[4];  // of four outputs each
+};
+inline Codes load_signed(const uint8_t* p) {
+  const int8_t* codes = reinterpret_cast<const int8_t*>(p);
+  return {{vld1q_s8(codes), vld1q_s8(codes + 16), vld1q_s8(codes + 32), vld1q_s8(codes + 48)}};
+}
+inline Codes load_codes(const uint8_t* p) { return load_signed(p); }
+inline Codes low_nibbles(Codes a) {
+  for (int8x16_t& codes : a.v) codes = vandq_s8(codes, vdupq_n_s8(15));
+  return a;
+}
+inline Codes high_nibbles(Codes a) {
+  for (int8x16_t& codes : a.v) {
+    codes = vreinterpretq_s8_u8(vshrq_n_u8(vreinterpretq_u8_s8(codes), 4));
+  }
+  return a;
+}
+
+struct ByteSum {
+  int32x4_t sum[4];
+  void begin(int32_t) {
+    for (int32x4_t& each : sum) each = vdupq_n_s32(0);
+  }
+  void add(const Codes& w, int32_t four) {
+    const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
+    for (int i = 0; i < 4; ++i) sum[i] = vdotq_s32(sum[i], w.v[i], x);
+  }
+  Lanes value() const {
+    return each([&](int i) { return vcvtq_f32_s32(sum[i]); });
+  }
+};
+using NibbleSum = ByteSum;
 
 #else
 
@@ -143,14 +210,17 @@ inline Codes high_nibbles(Codes a) {
 }
 
 struct ByteSum {
-  int32_t sum[kLanes] = {};
+  int32_t sum[kLanes];
+  void begin(int32_t) { std::memset(sum, 0, sizeof sum); }
   void add(const Codes& w, int32_t four) {
     int8_t x[kQuad];
     std::memcpy(x, &four, sizeof x);
     for (int i = 0; i < kQuadBytes; ++i) sum[i / kQuad] += w.v[i] * x[i % kQuad];
   }
-  Lanes value(int32_t) const {
-    return each([&](int i) { return static_cast<float>(sum[i]); });
+  Lanes value() const {
+    float out[kLanes];
+    for (int i = 0; i < kLanes; ++i) out[i] = static_cast<float>(sum[i]);
+    return load(out);
   }
 };
 using NibbleSum = ByteSum;

@@ -124,7 +124,7 @@ class Forward {
                          first[1] - first[0]};
       return std::make_pair(seen, cache_.slots * shape_.head_dim);
     });
-    add_product(member, block.out, buffers_.attended, buffers_.attended_codes, kept);
+    add_attended(member, block.out, kept);
   }
 
   void read_other(int member, const Block& block, int at, int64_t kept) {
@@ -141,7 +141,7 @@ class Forward {
                          nullptr, batch_.in_others[row], nullptr, 0};
       return std::make_pair(seen, other.stride);
     });
-    add_product(member, block.out, buffers_.attended, buffers_.attended_codes, kept);
+    add_attended(member, block.out, kept);
   }
 
   // Norm and rotary embedding of one head.
@@ -215,17 +215,24 @@ class Forward {
     each(member, rows, [&](int64_t row) {
       float* out = buffers_.gated.data() + row * shape_.mlp;
       gate(buffers_.wide.data() + row * wide_width_, shape_.mlp, out);
+      if (is_coded(block.out.kind)) encode(out, row, buffers_.gated_codes);
     });
-    add_product(member, block.out, buffers_.gated, buffers_.gated_codes, rows);
+    add_product(member, block.out, {buffers_.gated.data(), &buffers_.gated_codes}, rows);
   }
 
-  // Adds a matrix times `values` [rows, inputs] to the residual stream; `codes` are its buffer.
-  void add_product(int member, const Matrix& m, const std::vector<float>& values, Coded& codes,
-                   int64_t rows) {
+  // Adds what was attended to, times a matrix, to the residual stream.
+  void add_attended(int member, const Matrix& m, int64_t rows) {
+    const float* values = buffers_.attended.data();
     if (is_coded(m.kind)) {
-      each(member, rows, [&](int64_t i) { encode(values.data() + i * m.inputs, i, codes); });
+      each(member, rows, [&](int64_t row) {
+        encode(values + row * m.inputs, row, buffers_.attended_codes);
+      });
     }
-    const Tokens tokens{values.data(), &codes};
+    add_product(member, m, {values, &buffers_.attended_codes}, rows);
+  }
+
+  // Adds a matrix times `tokens` [rows, inputs] to the residual stream.
+  void add_product(int member, const Matrix& m, const Tokens& tokens, int64_t rows) {
     product(*model_.team, member, m, tokens, rows, [&](int64_t row, int output, Lanes y, int count) {
       add_to(row, output, y, count);
     });

@@ -1,6 +1,8 @@
 // What is done to one token between products: norm, rotary embedding, the gate of the MLP.
 #pragma once
 
+#include <cmath>
+
 #include "lanes.h"
 
 namespace SLIPSTREAM_ISA {

@@ -1,15 +1,16 @@
 // Keys of sixteen positions brought into lanes, and their products with queries.
 #pragma once
 
+#include <utility>
+
 #include "lanes.h"
 
 namespace SLIPSTREAM_ISA {
 
-constexpr int kMaxQueries = 6, kMaxHeads = 3;
 
 #if defined(__AVX512F__)
 
-constexpr int kParts = 4;
+constexpr int kParts = 4, kMaxQueries = 6, kMaxHeads = 6;
 constexpr int kWords = 16;  // of 32 bits, in one register
 
 using Words = __m512i;
@@ -49,7 +50,7 @@ inline void transpose(__m512i* r) {
 
 #elif defined(__AVX2__)
 
-constexpr int kParts = 2;
+constexpr int kParts = 2, kMaxQueries = 6, kMaxHeads = 3;
 constexpr int kWords = 8;
 
 using Words = __m256i;
@@ -86,7 +87,7 @@ inline void transpose(__m256i* r) {
 
 #else
 
-constexpr int kParts = 2;
+constexpr int kParts = 2, kMaxQueries = 6, kMaxHeads = 3;
 
 #endif
 
@@ -159,6 +160,13 @@ inline void dots(const float* const* queries, const float* keys, int dim, float 
     for (int q = 0; q < QUERIES; ++q) sums[q] = fma(all(queries[q][d]), key, sums[q]);
   }
   for (int q = 0; q < QUERIES; ++q) store(goals[q], mul(sums[q], all(scale)));
+}
+
+// The function for 1 to kMaxQueries queries.
+template <int... QUERIES>
+inline auto dots_for(int count, std::integer_sequence<int, QUERIES...>) {
+  static constexpr decltype(&dots<1>) functions[] = {dots<QUERIES + 1>...};
+  return functions[count - 1];
 }
 
 }  // namespace SLIPSTREAM_ISA

@@ -7,6 +7,7 @@
 #include <memory>
 #include <vector>
 
+#include "arena.h"
 #include "threads.h"
 
 namespace slipstream {
@@ -30,12 +31,6 @@ enum class Kind : int32_t {
 };
 inline bool is_coded(Kind kind) { return kind >= Kind::kQ4_0; }
 
-struct FreeAligned {
-  void operator()(void* p) const;
-};
-using Bytes = std::unique_ptr<uint8_t[], FreeAligned>;
-Bytes aligned_bytes(size_t size);
-
 // Weights [outputs, inputs] in tiles of 16 outputs: within a tile two inputs after the other, for
 // all outputs. In bfloat16 an output's two weights are neighbours, otherwise the outputs are. Of
 // blocks a tile has the codes, four inputs of each output after the other, and then the scales; Q4_0
@@ -43,7 +38,7 @@ Bytes aligned_bytes(size_t size);
 struct Matrix {
   Kind kind = Kind::kFloat32;
   int outputs = 0, inputs = 0;
-  Bytes data;
+  uint8_t* data = nullptr;  // in the model's arena
   std::vector<float> bias;  // empty, or one for each output of the tiles
 
   int tiles() const { return (outputs + kTile - 1) / kTile; }
@@ -69,13 +64,13 @@ struct Shape {
   float norm_epsilon, attention_scale;
 };
 
-// Tokens [rows, inputs] in 8 bits: codes, and for every 32 of them the scale, the sum of codes of
-// the first 16 and of the others, and the scaled sum of all.
+// Tokens [rows, inputs] in 8 bits: codes, and for every 32 of them the scale, the scaled sum of all,
+// and -128 times the sum of the first 16 codes, of the others and of all.
 struct Coded {
   int inputs = 0;
   std::vector<int8_t> codes;
   std::vector<float> scales, sums;
-  std::vector<int32_t> counts;
+  std::vector<int32_t> offsets;
   void resize(int64_t rows, int inputs);
 };
 
@@ -92,6 +87,7 @@ struct Buffers {
 
 struct Model {
   Shape shape;
+  Arena weights;
   std::vector<Layer> layers;
   Matrix head;
   std::vector<float> norm;
@@ -154,6 +150,9 @@ struct Kernels {
 extern const Kernels kPortable;
 #if defined(__x86_64__)
 extern const Kernels kAvx2, kAvx512, kAvx512Vnni;
+extern const Kernels kAvx2Vnni;  // without a name where the compiler was too old
+#elif defined(__aarch64__)
+extern const Kernels kNeonDot;
 #endif
 
 }  // namespace slipstream

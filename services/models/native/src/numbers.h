@@ -44,4 +44,23 @@ inline BFloat16 to_bfloat16(float value) {
   return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
+// Likewise; what is too large becomes infinite.
+inline Float16 to_float16(float value) {
+  uint32_t bits;
+  std::memcpy(&bits, &value, sizeof bits);
+  const uint16_t sign = static_cast<uint16_t>(bits >> 16 & 0x8000);
+  bits &= 0x7fffffff;
+  if (bits > 0x7f800000) return {static_cast<uint16_t>(sign | 0x7e00)};  // not a number
+  if (bits >= 0x477ff000) return {static_cast<uint16_t>(sign | 0x7c00)};
+  if (bits < 0x38800000) {  // subnormal: the sum's last bits count units of 2 to the power of -24
+    float magnitude;
+    std::memcpy(&magnitude, &bits, sizeof magnitude);
+    magnitude += 0.5f;
+    std::memcpy(&bits, &magnitude, sizeof bits);
+    return {static_cast<uint16_t>(sign | (bits - 0x3f000000))};
+  }
+  const uint32_t rounded = bits + 0xfff + (bits >> 13 & 1);
+  return {static_cast<uint16_t>(sign | (rounded - 0x38000000) >> 13)};
+}
+
 }  // namespace slipstream

@@ -1,24 +1,11 @@
 // Weights as checkpoints have them, brought into the order in which products read them.
 #include <algorithm>
-#include <cstdlib>
 #include <cstring>
-#include <new>
 
 #include "blocks.h"
 #include "packing.h"
 
 namespace slipstream {
-
-void FreeAligned::operator()(void* p) const { std::free(p); }
-
-Bytes aligned_bytes(size_t size) {
-  constexpr size_t kAlignment = 64;
-  const size_t rounded = (size + kAlignment - 1) / kAlignment * kAlignment;
-  void* p = std::aligned_alloc(kAlignment, rounded + kAlignment);
-  if (p == nullptr) throw std::bad_alloc();
-  std::memset(p, 0, rounded + kAlignment);
-  return Bytes(static_cast<uint8_t*>(p));
-}
 
 namespace {
 
@@ -46,7 +33,7 @@ void Coded::resize(int64_t rows, int width) {
   codes.resize(rows * width);
   scales.resize(groups);
   sums.resize(groups);
-  counts.resize(2 * groups);
+  offsets.resize(3 * groups);
 }
 
 namespace {
@@ -59,7 +46,7 @@ template <class T>
 void pack(Matrix& m, const T* values) {
   const size_t inputs = m.inputs;
   for (int tile = 0; tile < m.tiles(); ++tile) {
-    T* goal = reinterpret_cast<T*>(m.data.get() + tile * m.tile_bytes());
+    T* goal = reinterpret_cast<T*>(m.data + tile * m.tile_bytes());
     const T* first = values + tile * kTile * inputs;
     const int count = std::min(kTile, m.outputs - tile * kTile);
     for (size_t k = 0; k < inputs; ++k) {
@@ -106,7 +93,7 @@ void pack_blocks(Matrix& m, Kind kind, const uint8_t* values) {
   const int blocks = m.inputs / size.elements;
   Unpacked block;
   for (int output = 0; output < m.outputs; ++output) {
-    uint8_t* codes = m.data.get() + output / kTile * m.tile_bytes();
+    uint8_t* codes = m.data + output / kTile * m.tile_bytes();
     uint8_t* scales = codes + blocks * code_bytes(m.kind);
     for (int at = 0; at < blocks; ++at, values += size.bytes) {
       unpack(kind, values, block);
@@ -126,11 +113,11 @@ std::vector<float> padded(const Matrix& m, const float* values) {
 
 }  // namespace
 
-Matrix packed(const Weights& weights) {
+Matrix packed(const Weights& weights, Arena& arena) {
   Matrix m;
   m.kind = weights.kind == Kind::kQ4_0 ? Kind::kQ4_1 : weights.kind;
   m.outputs = weights.outputs, m.inputs = weights.inputs;
-  m.data = aligned_bytes(m.tile_bytes() * m.tiles());
+  m.data = arena.take(m.tile_bytes() * m.tiles());
   switch (m.kind) {
     case Kind::kBFloat16: pack(m, static_cast<const uint16_t*>(weights.values)); break;
     case Kind::kFloat32: pack(m, static_cast<const float*>(weights.values)); break;

@@ -13,6 +13,6 @@ struct Weights {
   const float* bias;
 };
 
-Matrix packed(const Weights& weights);
+Matrix packed(const Weights& weights, Arena& arena);
 
 }  // namespace slipstream

@@ -1,0 +1,9 @@
+// The kernels for one instruction set; how it is compiled decides which.
+#define SLIPSTREAM_ISA neon_dot
+#include "decoder.h"
+#include "draws.h"
+
+namespace slipstream {
+extern const Kernels kNeonDot = {"neon_dot", neon_dot::forward, neon_dot::multiply,
+                                 neon_dot::contenders};
+}  // namespace slipstream
