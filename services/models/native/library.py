@@ -76,7 +76,7 @@ _SIGNATURES = {
         [c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(Batch), c_void_p],
     ),
     "slipstream_dequantise": (None, [c_int32, c_void_p, c_int64, c_void_p]),
-    "slipstream_quantise": (c_int32, [c_int32, c_void_p, c_int64, c_void_p]),
+    "slipstream_quantise": (None, [c_void_p, c_int64, c_void_p]),
     "slipstream_logits": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
     "slipstream_contenders": (
         c_int64,

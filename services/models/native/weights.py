@@ -8,6 +8,7 @@ import numpy as np
 
 from slipstream.models import dtypes
 from slipstream.models.dtypes import Array
+from slipstream.models.native.library import library
 from slipstream.models.store.gguf_file import TYPES
 
 BFLOAT16, FLOAT32, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = range(7)
@@ -15,7 +16,7 @@ BFLOAT16, FLOAT32, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = range(7)
 KINDS = {"Q4_0": Q4_0, "Q4_1": Q4_1, "Q8_0": Q8_0, "Q4_K": Q4_K, "Q6_K": Q6_K}
 """Those in blocks, by the names of GGUF files."""
 _BLOCKS = {KINDS[at.name]: at for at in TYPES.values() if at.name in KINDS}
-_TILE, _LARGEST = 16, 127
+_TILE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,14 +67,11 @@ def exact(matrix: Array, bias: Array | None = None) -> Weights:
 def eight_bits(matrix: Array, bias: Array | None = None) -> Weights:
     """Weights in blocks of 32 8-bit numbers with a scale (Q8_0), the nearest to what they are;
     exactly where rows are no whole blocks."""
-    elements = _BLOCKS[Q8_0].elements
-    if matrix.shape[1] % elements:
+    block, values = _BLOCKS[Q8_0], as_float32(matrix)
+    if matrix.shape[1] % block.elements:
         return exact(matrix, bias)
-    blocks = as_float32(matrix).reshape(len(matrix), -1, elements)
-    scales = np.abs(blocks).max(2, keepdims=True) / np.float32(_LARGEST)
-    codes = np.divide(blocks, scales, out=np.zeros_like(blocks), where=scales > 0)
-    parts = [scales.astype(np.float16).view(np.int8), np.rint(codes).astype(np.int8)]
-    rows = np.concatenate(parts, 2).view(np.uint8).reshape(len(matrix), -1)
+    rows = np.empty((len(matrix), matrix.shape[1] // block.elements * block.num_bytes), np.uint8)
+    library().slipstream_quantise(values.ctypes.data, values.size, rows.ctypes.data)
     return Weights(Q8_0, rows, None if bias is None else as_float32(bias))
 
 

@@ -191,13 +191,9 @@ SLIPSTREAM_API void slipstream_dequantise(Kind kind, const void* blocks, int64_t
   dequantise(kind, static_cast<const uint8_t*>(blocks), count, out);
 }
 
-// `count` floats, whole blocks of 32, rounded to blocks of a kind, Q8_0 or Q4_1. Returns 0, -1 for
-// other kinds and counts.
-SLIPSTREAM_API int32_t slipstream_quantise(Kind kind, const float* values, int64_t count,
-                                           void* blocks) {
-  if (!can_quantise(kind) || count < 0 || count % kGroup != 0) return -1;
-  quantise(kind, values, count, static_cast<uint8_t*>(blocks));
-  return 0;
+// `count` floats, whole blocks of 32, rounded to blocks of Q8_0.
+SLIPSTREAM_API void slipstream_quantise(const float* values, int64_t count, void* blocks) {
+  quantise(values, count, static_cast<uint8_t*>(blocks));
 }
 
 // Logits [rows, vocabulary] of hidden states [rows, hidden].
