@@ -196,11 +196,12 @@ class Attention {
     using Function = void (Attention::*)(int, int64_t, int64_t, int);
     static constexpr Function whole[] = {&Attention::weigh_parts<HEADS + 1, kParts>...};
     static constexpr Function single[] = {&Attention::weigh_parts<HEADS + 1, 1>...};
+    const Function weigh_whole = whole[some - 1], weigh_single = single[some - 1];
     int d = 0;
     for (; d + kParts * kLanes <= width_; d += kParts * kLanes) {
-      (this->*whole[some - 1])(head, place, count, d);
+      (this->*weigh_whole)(head, place, count, d);
     }
-    for (; d < width_; d += kLanes) (this->*single[some - 1])(head, place, count, d);
+    for (; d < width_; d += kLanes) (this->*weigh_single)(head, place, count, d);
   }
 
   // `head` counts the heads of all tokens.

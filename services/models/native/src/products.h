@@ -84,7 +84,8 @@ inline Kernel kernel_for(Kind kind, int rows, int tiles) {
   }
 }
 
-// How many times some tiles are gone through for so many tokens.
+// How many times some tiles are gone through for so many tokens: those that do not go together go in
+// parts for which there are registers enough.
 inline int num_turns(Kind kind, int64_t rows) {
   const int most = is_coded(kind) ? kMaxCodedRows : kMaxRows;
   const int good = is_coded(kind) ? kGoodCodedRows : kMaxRows;
