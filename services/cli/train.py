@@ -10,6 +10,7 @@ from slipstream.cli.progress import count_bar
 from slipstream.cli.training.train_data import data
 from slipstream.cli.training.train_decision import decision
 from slipstream.cli.training.train_glide import glide
+from slipstream.cli.training.train_quantise import quantise
 from slipstream.core.errors import TrainingError
 
 if TYPE_CHECKING:
@@ -20,6 +21,7 @@ app = typer.Typer(help="Train draft models.", no_args_is_help=True)
 app.command()(data)
 app.command()(decision)
 app.command()(glide)
+app.command()(quantise)
 
 Target = Annotated[str, typer.Option(help="Target model: an alias, a path or a hub id.")]
 Data = Annotated[

@@ -12,7 +12,17 @@ from torch import Tensor
 from slipstream.core.errors import WeightsError
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_config import WEIGHTS_NAME, write_config
-from slipstream.models.glide.glide_weights import VOCAB, GlideWeights, read_glide
+from slipstream.models.glide.glide_weights import (
+    BLOCKS_NAME,
+    DRAFT_SHA256,
+    HEAD,
+    HEAD_SHA256,
+    VOCAB,
+    GlideBlocks,
+    GlideWeights,
+    read_parameters,
+)
+from slipstream.models.store.digests import file_digest
 from slipstream.models.torch_arrays import TORCH_DTYPES, as_array, as_tensor
 
 
@@ -25,9 +35,21 @@ def save_glide(model: GlideModel, vocab: Tensor, directory: Path) -> None:
     write_config(model.config, directory)
 
 
+def save_blocks(blocks: GlideBlocks, directory: Path) -> Path:
+    """Write blocks beside the weights in `directory` that they were made of; return the file."""
+    digests = {
+        DRAFT_SHA256: bytes.fromhex(file_digest(directory / WEIGHTS_NAME)),
+        HEAD_SHA256: blocks.head_sha256,
+    }
+    tensors = {name: as_tensor(own) for name, own in {**blocks.linears, HEAD: blocks.head}.items()}
+    tensors |= {name: torch.tensor(list(own), dtype=torch.uint8) for name, own in digests.items()}
+    write_tensors(tensors, directory / BLOCKS_NAME)
+    return directory / BLOCKS_NAME
+
+
 def load_weights(directory: Path) -> tuple[GlideModel, Tensor]:
     """The model, in the dtype of its file, and its vocab [V_d]; WeightsError when broken."""
-    weights = read_glide(directory)
+    weights = read_parameters(directory)
     return glide_model(weights), as_tensor(weights.vocab)
 
 

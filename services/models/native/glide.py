@@ -1,22 +1,25 @@
 """A GliDe draft's pass in native code, over the same pool of keys and values as torch's.
 
-Large matrices are kept in 8 bits: a draft's scores only propose, and a step reads every weight.
+Matrices are kept in the 4-bit blocks of their file, or else the large ones in 8 bits: a draft's
+scores only propose, and a step reads every weight.
 What a token may see is given by positions and slots, without masks.
 """
 
-from collections.abc import Iterable, Mapping, Sequence
+import logging
+from collections.abc import Callable, Iterable, Sequence
 from typing import Any
 
 import numpy as np
 
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32, Array
 from slipstream.models.glide.glide_state import GlideState, SessionStep
-from slipstream.models.glide.glide_weights import GlideWeights
+from slipstream.models.glide.glide_weights import GlideWeights, rows_digest
 from slipstream.models.glide.target_parts import NativeParts
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native.library import NativeShape, NotNative
 from slipstream.models.native.model import NativeModel, NativeTokens
 from slipstream.models.native.weights import (
+    Q4_1,
     BlockWeights,
     Weights,
     as_float32,
@@ -28,10 +31,12 @@ from slipstream.models.native.weights import (
 from slipstream.models.numerics.rules import SMALL
 from slipstream.models.scorer import Scores
 
+_LOG = logging.getLogger("slipstream.models")
+
 
 class NativeGlide:
     """Layers and head of one draft. `weight_bytes` is what its weights take, `engine` names the
-    kernels.
+    kernels, and the blocks of weights that were rounded to 4 bits.
 
     A token's bits depend on what it sees and the weights alone, not on threads, the processor or
     the tokens beside it.
@@ -46,12 +51,14 @@ class NativeGlide:
         self._target, self._layout = target, layout
         self._num_others = len(weights.config.target_layers)
         self._model = NativeModel(_shape(weights, layout), target.embedding)
-        head = target.head_rows(weights.vocab)
-        self._model.set_head(as_float32(weights.tensors["norm.weight"]), _small(head))
+        head = _head(weights, target.head_rows(weights.vocab))
+        self._model.set_head(as_float32(weights.tensors["norm.weight"]), head)
         for index in range(weights.config.num_layers):
             self._model.set_layer(index, _blocks(weights, f"layers.{index}"))
         self.weight_bytes = self._model.weight_bytes
         self.engine = f"native {self._model.kernels}"
+        if weights.blocks is not None:
+            self.engine += " Q4_1" if head.kind == Q4_1 else " Q4_1+Q8_0"
 
     def reach(self, length: int) -> None:
         """Have rotary factors of positions 0..length-1."""
@@ -160,30 +167,56 @@ def _shape(weights: GlideWeights, layout: KvLayout) -> NativeShape:
 
 def _blocks(weights: GlideWeights, layer: str) -> Iterable[BlockWeights]:
     tensors = weights.tensors
-    yield _attention(tensors, f"{layer}.self_norm", f"{layer}.self_attn", "qkv")
+    yield _attention(weights, f"{layer}.self_norm", f"{layer}.self_attn", "qkv")
     for at in range(len(weights.config.target_layers)):
-        yield _attention(tensors, f"{layer}.cross.{at}.norm", f"{layer}.cross.{at}", "q")
+        yield _attention(weights, f"{layer}.cross.{at}.norm", f"{layer}.cross.{at}", "q")
     # Gate and up projection are one matrix, a tile of each in turn: they are computed together.
-    gate, up, down = (tensors[f"{layer}.mlp.{part}_proj.weight"] for part in ("gate", "up", "down"))
-    norm = as_float32(tensors[f"{layer}.mlp_norm.weight"])
-    yield BlockWeights(norm, _small(in_turn(gate, up)), _small(down))
+    both = [f"{layer}.mlp.{part}_proj" for part in ("gate", "up")]
+    yield BlockWeights(
+        as_float32(tensors[f"{layer}.mlp_norm.weight"]),
+        _linear(weights, both, lambda parts: in_turn(parts[0], parts[1])),
+        _linear(weights, [f"{layer}.mlp.down_proj"]),
+    )
 
 
-def _attention(
-    tensors: Mapping[str, Array], norm: str, attention: str, projections: str
-) -> BlockWeights:
-    matrix = stacked([tensors[f"{attention}.{at}_proj.weight"] for at in projections])
-    biases = [tensors.get(f"{attention}.{at}_proj.bias") for at in projections]
-    bias = None if biases[0] is None else stacked([at for at in biases if at is not None])
+def _attention(weights: GlideWeights, norm: str, attention: str, projections: str) -> BlockWeights:
+    tensors = weights.tensors
     norms = (tensors.get(f"{attention}.{at}_norm.weight") for at in "qk")
     query_norm, key_norm = (None if own is None else as_float32(own) for own in norms)
     return BlockWeights(
         as_float32(tensors[f"{norm}.weight"]),
-        _small(matrix, bias),
-        _small(tensors[f"{attention}.o_proj.weight"]),
+        _linear(weights, [f"{attention}.{at}_proj" for at in projections]),
+        _linear(weights, [f"{attention}.o_proj"]),
         query_norm,
         key_norm,
     )
+
+
+def _linear(
+    weights: GlideWeights,
+    names: Sequence[str],
+    join: Callable[[Sequence[Array]], Array] = stacked,
+) -> Weights:
+    """Return linears of one input as one matrix: their blocks where there are any."""
+    biases = [weights.tensors.get(f"{name}.bias") for name in names]
+    bias = None if biases[0] is None else stacked([at for at in biases if at is not None])
+    blocks = weights.blocks
+    own = weights.tensors if blocks is None else blocks.linears
+    matrix = join([own[f"{name}.weight"] for name in names])
+    if blocks is None:
+        return _small(matrix, bias)
+    return Weights(Q4_1, matrix, None if bias is None else as_float32(bias))
+
+
+def _head(weights: GlideWeights, rows: Array) -> Weights:
+    """Return the head, whose rows [V_d, d] are the target's: its blocks if they are of these."""
+    blocks = weights.blocks
+    if blocks is None:
+        return _small(rows)
+    if rows_digest(rows) == blocks.head_sha256:
+        return Weights(Q4_1, blocks.head)
+    _LOG.info("the draft's head is kept in 8 bits: its blocks are of another target's head")
+    return _small(rows)
 
 
 def _small(matrix: Array, bias: Array | None = None) -> Weights:

@@ -1,0 +1,218 @@
+"""A draft's weights in 4 bits: moments of its inputs, rounding, and acceptance before and after.
+
+The file lies beside the weights that it was made of; native drafts read it in their place.
+Progress goes out through a callback.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from copy import deepcopy
+from dataclasses import asdict, dataclass, replace
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import Tensor
+
+from slipstream.core.errors import TrainingError
+from slipstream.draft.build import glide_folder
+from slipstream.models.glide.glide import GlideModel
+from slipstream.models.glide.glide_files import load_weights, save_blocks
+from slipstream.models.glide.glide_weights import (
+    HEAD,
+    GlideBlocks,
+    block_shapes,
+    check_target,
+    rows_digest,
+)
+from slipstream.models.glide.torch_parts import model_parts
+from slipstream.models.loading import LoadedModel, load_target_parts
+from slipstream.models.tokenizer import text_tokenizer
+from slipstream.models.torch_arrays import as_array
+from slipstream.revision import code_revision
+from slipstream.text.prompts import encode_prompt
+from slipstream.train.data import DataFile, ReadLimits, padded_batches, read_data, split_heldout
+from slipstream.train.features import FeatureSet, FeatureSource, TrainBatch
+from slipstream.train.first_draft import borrowed
+from slipstream.train.glide import Frozen
+from slipstream.train.gptq import Q4Matrix, gptq
+from slipstream.train.heldout import CHAIN, Heldout, HeldoutCounts, generated_positions, lag_matches
+from slipstream.train.moments import InputMoments, input_moments, input_of
+from slipstream.train.run_files import data_facts, write_provenance
+
+PROVENANCE_NAME = "model.q4_1.provenance.json"
+_BATCH_TOKENS = 4096
+Progress = Callable[[str, int, int], None]
+"""Called with (name of the stage, steps done, steps in all)."""
+
+
+@dataclass(frozen=True, slots=True)
+class QuantiseRun:
+    """Models and data of a run. `draft` is glide or a directory of weights, where the file goes.
+
+    Of the conversations, `num_heldout` measure acceptance, and `num_conversations` of the others,
+    drawn by `seed`, are read for the moments.
+    """
+
+    target: str
+    draft: str
+    data: tuple[Path, ...]
+    num_conversations: int = 84
+    num_heldout: int = 60
+    seed: int = 0
+    device: str = "cpu"
+    command: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if not self.data:
+            raise TrainingError("no data file was given, at least one is needed")
+        for name in ("num_conversations", "num_heldout"):
+            if getattr(self, name) < 1:
+                raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
+
+
+@dataclass(frozen=True, slots=True)
+class QuantiseOutcome:
+    """The file, and acceptance on held-out conversations with the weights as they were (`before`)
+    and in blocks (`after`)."""
+
+    path: Path
+    before: Heldout
+    after: Heldout
+
+
+def quantise(run: QuantiseRun, *, progress: Progress) -> QuantiseOutcome:
+    """Write the weights of a draft in Q4_1 blocks, rounded by GPTQ.
+
+    Raises `ModelMismatch` for the draft of another target, `WeightsError` for inputs that are no
+    whole blocks, and `TrainingError` for too little data.
+    """
+    target = load_target_parts(run.target, device=run.device)
+    folder = glide_folder(run.draft, target.model_id)
+    model, vocab = load_weights(folder)
+    check_target(model.config, model_parts(target.model, tokenizer_hash=target.tokenizer_hash))
+    shapes = block_shapes(model.config)
+    text = _text(run, target, model.config.target_layers)
+    longest = max(len(document.ids) for document in text.features.documents)
+    draft = _Draft(
+        model.float().to(run.device),
+        borrowed(target, vocab, longest).to(torch.device(run.device), torch.float32),
+    )
+    moments = input_moments(draft.model, draft.frozen, text.batches(text.read, "reading", progress))
+    matrices = _rounded(draft.matrices(shapes), moments, progress)
+    drafts = (draft, draft.replaced({name: own.weights() for name, own in matrices.items()}))
+    before, after = _measured(drafts, text.batches(text.heldout, "measuring", progress))
+    blocks = {name: as_array(own.packed()) for name, own in matrices.items()}
+    head, digest = blocks.pop(HEAD), rows_digest(as_array(draft.frozen.head))
+    path = save_blocks(GlideBlocks(blocks, head, digest), folder)
+    outcome = QuantiseOutcome(path, before, after)
+    write_provenance(
+        folder / PROVENANCE_NAME, command=run.command, facts=_facts(run, text, outcome)
+    )
+    return outcome
+
+
+@dataclass(frozen=True, slots=True)
+class _Draft:
+    """A float32 draft, and the target's parts that it uses."""
+
+    model: GlideModel
+    frozen: Frozen
+
+    def matrices(self, names: Iterable[str]) -> dict[str, Tensor]:
+        """Return linears and head by name, on the CPU."""
+        own = {**self.model.state_dict(), HEAD: self.frozen.head}
+        return {name: own[name].cpu() for name in names}
+
+    def replaced(self, matrices: Mapping[str, Tensor]) -> "_Draft":
+        """Return the draft with other linears and another head."""
+        model, device = deepcopy(self.model), self.frozen.head.device
+        linears = {name: own for name, own in matrices.items() if name != HEAD}
+        model.load_state_dict(linears, strict=False)
+        return _Draft(model, replace(self.frozen, head=matrices[HEAD].to(device)))
+
+
+@dataclass(frozen=True, slots=True)
+class _Text:
+    """Conversations: their features, and indices of them in batches, to read and to measure by."""
+
+    files: tuple[DataFile, ...]
+    features: FeatureSet
+    read: list[list[int]]
+    heldout: list[list[int]]
+
+    def batches(
+        self, chosen: Sequence[Sequence[int]], stage: str, progress: Progress
+    ) -> Iterator[TrainBatch]:
+        """Yield batches with their features; progress is that of a stage of this name."""
+        for done, indices in enumerate(chosen, start=1):
+            yield self.features.batch(indices)
+            progress(stage, done, len(chosen))
+
+
+def _text(run: QuantiseRun, target: LoadedModel, layers: tuple[int, ...]) -> _Text:
+    limits = ReadLimits(model_parts(target.model).vocab_size)
+    encode = partial(encode_prompt, text_tokenizer(target.tokenizer))
+    files = tuple(read_data(path, limits, encode=encode) for path in run.data)
+    source = FeatureSource(target.model, target.model_id, target.tokenizer_hash, layers)
+    features = FeatureSet([(data, None) for data in files], source)
+    documents = features.documents
+    train, heldout = split_heldout(documents, run.num_heldout)
+    answered = [at for at in train if len(documents[at].ids) > documents[at].num_prompt]
+    if len(answered) < run.num_conversations:
+        raise TrainingError(
+            f"{len(answered)} answered conversations are too few to read {run.num_conversations},"
+            f" with {run.num_heldout} prompts held out"
+        )
+    order = np.random.default_rng(run.seed).permutation(len(answered))
+    chosen = [answered[at] for at in order[: run.num_conversations]]
+    lengths = [len(document.ids) for document in documents]
+    read, measured = (
+        padded_batches(sorted(part, key=lengths.__getitem__), lengths, _BATCH_TOKENS)
+        for part in (chosen, heldout)
+    )
+    return _Text(files, features, read, measured)
+
+
+def _rounded(
+    matrices: Mapping[str, Tensor], moments: InputMoments, progress: Progress
+) -> dict[str, Q4Matrix]:
+    """Return the matrices in blocks; those of one input are rounded together."""
+    groups: dict[str, list[str]] = {}
+    for name in matrices:
+        groups.setdefault(input_of(name), []).append(name)
+    rounded: dict[str, Q4Matrix] = {}
+    for done, names in enumerate(groups.values(), start=1):
+        found = gptq(torch.cat([matrices[name] for name in names]), moments.mean(names[0]))
+        start = 0
+        for name in names:
+            rounded[name] = found.rows(start, len(matrices[name]))
+            start += len(matrices[name])
+        progress("rounding", done, len(groups))
+    return rounded
+
+
+def _measured(drafts: Sequence[_Draft], batches: Iterable[TrainBatch]) -> list[Heldout]:
+    """Return what each draft reaches on the batches."""
+    counts = [HeldoutCounts(CHAIN) for _ in drafts]
+    for batch in batches:
+        generated = generated_positions(batch)
+        for draft, own in zip(drafts, counts, strict=True):
+            own.add(lag_matches(draft.model, draft.frozen, batch, CHAIN), generated)
+    return [own.result() for own in counts]
+
+
+def _facts(run: QuantiseRun, text: _Text, outcome: QuantiseOutcome) -> dict[str, Any]:
+    before, after = (
+        {**asdict(heldout), "length": heldout.length} for heldout in (outcome.before, outcome.after)
+    )
+    return {
+        "revision": code_revision(),
+        "data": [data_facts(data) for data in text.files],
+        "num_conversations": run.num_conversations,
+        "num_heldout": run.num_heldout,
+        "seed": run.seed,
+        "before": before,
+        "after": after,
+    }
