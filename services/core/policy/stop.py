@@ -16,8 +16,9 @@ from slipstream.core.types import StopPolicy
 class Calibration:
     """Measured acceptance by confidence, linear between evenly spaced points.
 
-    `points[i]` is the share of draft tokens that were kept among those whose top-1 probability
-    was i / (n - 1). It holds for one pair of models at one temperature. Without measurements the
+    `points[i]` is the share of draft tokens that were kept among those whose top-1 probability,
+    at temperature above 0 that of the perturbed scores, was i / (n - 1). It holds for one pair of
+    models at one temperature. Without measurements the
     draft is taken at its word.
     """
 
@@ -64,9 +65,9 @@ DECISION_THRESHOLD = 0.4
 class StopSignal:
     """Numbers about the draft token that was appended last.
 
-    `depth` counts the tokens on its path. `top_prob` and `entropy` (nats) are of the distribution
-    that produced it, at temperature 1. `score` is the decision model's. `path_prob` is the
-    estimated probability that the whole path, this token included, is accepted.
+    `depth` counts the tokens on its path. `top_prob` and `entropy` (nats) are of the softmax of
+    the row it was ranked by (`CandidateReader.ranked`). `score` is the decision model's.
+    `path_prob` is the estimated probability that the whole path, this token included, is accepted.
     """
 
     depth: int
