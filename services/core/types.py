@@ -197,10 +197,11 @@ class SparseDistribution:
 
 @dataclass(frozen=True, slots=True)
 class NodeStats:
-    """Numbers of a node from the draft's distribution at temperature 1.
+    """Numbers of a node from the softmax of the row that the draft ranked its candidates by.
 
-    `top_prob` is the probability of the most likely token of that position, `prob` that of the
-    node's own token, `entropy` is in nats, `score` is the decision model's.
+    That is its logits, for sampled requests in `exact` verification perturbed with the target's
+    noise. `top_prob` is the probability of the most likely token of that position, `prob` that of
+    the node's own token, `entropy` is in nats, `score` is the decision model's.
     """
 
     top_prob: float

@@ -13,7 +13,7 @@ from slipstream.core.policy.stop import CONTEXT, Stop, make_stop
 from slipstream.core.request.options import MAX_NODES
 from slipstream.core.request.profile import Profile
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy
+from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verification
 from slipstream.draft.growers import grow_cape, grow_chain, grow_dynamic, grow_fork, grow_product
 from slipstream.draft.growth import DepthLimit, Growth
 from slipstream.draft.reader import CandidateReader, Candidates, Score, chain_candidates, read_each
@@ -226,7 +226,7 @@ class LocalDraft:
                 profile=self._profile,
                 depth_limit=limit,
             )
-            stop = self._stop(plan, session.sampling.temperature)
+            stop = self._stop(plan, session)
             proposal = yield from _GROWERS[plan.shape](growth, plan, stop)
         return proposal if view is None else replace(proposal, staleness=max(lag, 0))
 
@@ -276,11 +276,13 @@ class LocalDraft:
         is_cost = plan.stop is StopPolicy.COST and plan.shape is not Shape.DYNAMIC
         return self._decision if is_cost or plan.stop is StopPolicy.DECISION else None
 
-    def _stop(self, plan: Plan, temperature: float) -> Stop:
+    def _stop(self, plan: Plan, session: Session) -> Stop:
+        sampling = session.sampling
         return make_stop(
             plan.stop,
             plan.threshold,
             max_depth=plan.draft_depth or plan.max_depth,
             cost_ratio=self._profile.step_cost or plan.worth or DEFAULT_STEP_COST,
-            calibration=self._profile.calibration_at(temperature),
+            calibration=self._profile.calibration_at(sampling.temperature),
+            is_sampled=session.verification is Verification.EXACT and not sampling.is_greedy,
         )

@@ -1,9 +1,9 @@
 """Candidates of a position out of the draft's logits, with probabilities, entropy, distribution.
 
-Candidates of `exact` verification are the best of the draft's distribution perturbed with the
-target's own noise, those of `mcsd` are draws. Probabilities and entropy are always those of the raw
-distribution at temperature 1, which the stop rules and CaPE were calibrated on. All positions
-of a step are read together.
+Candidates of `exact` verification are the best of a ranked row: the draft's logits, for a sampled
+request perturbed with the target's own noise. Probabilities, entropy and the decision model's
+statistics are of that row's softmax, which the stop rules and CaPE were calibrated on. Those of
+`mcsd` are draws, with the statistics of the logits. All positions of a step are read together.
 """
 
 import math
@@ -15,6 +15,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.draft.candidates import (
+    SHARPNESS,
     coupled,
     draw_with_replacement,
     draw_without_replacement,
@@ -89,30 +90,39 @@ class CandidateReader:
         )
         self._distribution = SamplingDistribution(distribution, session.num_prompt_tokens)
 
+    def ranked(self, logits: Floats, position: int) -> Floats:
+        """Return the scores [V_d] that a position's candidates are ranked by, best first.
+
+        Tokens that the request's truncation leaves out are behind all others, in raw order: the
+        target may keep them. Noise has no say where it leaves one token; the row is read as a
+        greedy one then.
+        """
+        sampling = self._session.sampling
+        if sampling.is_greedy or not self._takes_best:
+            return logits
+        scores, columns = self._distribution.support(logits, ())
+        if columns is None:
+            ids = len(logits) if self.vocab is None else self.vocab
+            return coupled(scores, sampling.seed, position=position, ids=ids)
+        if len(columns) == 1:
+            return logits
+        others = (logits - logits.max()) / np.float32(sampling.temperature)
+        inside = coupled(others[columns], sampling.seed, position=position, ids=self.ids(columns))
+        return _first(inside, columns, SHARPNESS * others)
+
     def candidates(
-        self, logits: Floats, position: int, count: int
+        self, ranked: Floats, position: int, count: int
     ) -> tuple[Ids, SparseDistribution | None]:
-        """Return columns [n <= count] of a position's logits [V_d], and their distribution."""
+        """Return columns [n <= count] of a position's ranked row [V_d], and their distribution."""
         if not self._takes_best:
-            return self._drawn(logits, position, count)
+            return self._drawn(ranked, position, count)
         # A greedy target accepts its own token whatever the distribution, but needs one.
         distribution = (
-            self._named(sparse_distribution(logits, max(DISTRIBUTION_SIZE, count)))
+            self._named(sparse_distribution(ranked, max(DISTRIBUTION_SIZE, count)))
             if self._needs_distribution
             else None
         )
-        return self._best(logits, position, count), distribution
-
-    def _best(self, logits: Floats, position: int, count: int) -> Ids:
-        sampling = self._session.sampling
-        if sampling.is_greedy:
-            return ordered_top(logits, count)[1]
-        scores, columns = self._distribution.support(logits, ())
-        vocab = len(logits) if self.vocab is None else self.vocab
-        ids = vocab if columns is None else self.ids(columns)
-        noisy = coupled(scores, sampling.seed, position=position, ids=ids)
-        best = ordered_top(noisy, count)[1]
-        return best if columns is None else columns[best]
+        return ordered_top(ranked, count)[1], distribution
 
     def _drawn(self, logits: Floats, position: int, count: int) -> tuple[Ids, SparseDistribution]:
         distribution = sparse_distribution(self._distribution.scores(logits, ()), DISTRIBUTION_SIZE)
@@ -134,13 +144,24 @@ class CandidateReader:
         return columns if self.vocab is None else self.vocab[columns]
 
 
-class RowSoftmax:
-    """Softmax of rows of logits [R, V], of which few probabilities are read."""
+def _first(inside: Floats, columns: Ids, others: Floats) -> Floats:
+    """Return scores [V]: `inside` [n] at their `columns`, and `others` [V] elsewhere, lowered by
+    one number if the best of them is not below all of `inside`."""
+    others[columns] = -math.inf
+    worst = max(inside.min(), np.float32(LEAST / 2))
+    others -= max(others.max() - worst, 0)
+    np.minimum(others, np.nextafter(worst, np.float32(-math.inf)), out=others)
+    others[columns] = inside
+    return others
 
-    def __init__(self, logits: Floats) -> None:
+
+class RowSoftmax:
+    """Softmax of ranked rows [R, V], of which few probabilities are read."""
+
+    def __init__(self, rows: Floats) -> None:
         """Raise `ModelError` where a row is no distribution. `entropies` [R] are in nats."""
         with np.errstate(all="ignore"):
-            relative = logits - logits.max(-1, keepdims=True)
+            relative = rows - rows.max(-1, keepdims=True)
             np.maximum(relative, LEAST, out=relative)
             weights = np.exp(relative)
             masses = weights.sum(-1)
@@ -148,7 +169,7 @@ class RowSoftmax:
             self.entropies: Floats = np.log(masses) - weights.sum(-1) / masses
         if np.isnan(self.entropies).any():
             raise ModelError(_NO_DISTRIBUTION)
-        self.logits, self._relative, self._masses = logits, relative, masses
+        self.rows, self._relative, self._masses = rows, relative, masses
 
     def probs(self, row: int, columns: Ids) -> list[float]:
         """Return the probabilities of some columns [n] of a row."""
@@ -193,7 +214,10 @@ def read_candidates(scores: Scores, parts: Sequence[CandidateRows]) -> list[list
 
     Raises `ModelError` for scores that are no numbers.
     """
-    softmax, rows = RowSoftmax(scores.logits), count()
+    positions = ((part.reader, position) for part in parts for position in part.positions)
+    pairs = zip(scores.logits, positions, strict=True)
+    ranked = np.stack([reader.ranked(row, position) for row, (reader, position) in pairs])
+    softmax, rows = RowSoftmax(ranked), count()
     decided = iter(_decision_scores(scores.hidden, softmax, parts))
     return [
         [_candidates(part, at, softmax, next(rows), next(decided)) for at in part.positions]
@@ -205,7 +229,7 @@ def _candidates(
     part: CandidateRows, position: int, softmax: RowSoftmax, row: int, score: float | None
 ) -> Candidates:
     """Return the candidates of one row, at a position."""
-    columns, distribution = part.reader.candidates(softmax.logits[row], position, part.count)
+    columns, distribution = part.reader.candidates(softmax.rows[row], position, part.count)
     return Candidates(
         tokens=tuple(part.reader.ids(columns).tolist()),
         probs=tuple(softmax.probs(row, columns)),

@@ -2,7 +2,8 @@
 
 After DynaSD's "soft" model ("Improving Multi-Candidate Speculative Decoding"), which reads the
 state behind the draft's final norm. This one starts from the draft's confidence and learns what
-to correct. It reads a position's distribution, never which token was taken. `train/decision.py`
+to correct. It reads a position's distribution, never which token was taken; for sampled requests in
+`exact` verification, the softmax of scores perturbed with the target's noise. `train/decision.py`
 trains it.
 """
 
@@ -68,8 +69,8 @@ def slot_stats(log_probs: Sequence[float], entropy: float, lag: int) -> tuple[fl
     """Return the statistics of a position: log-odds of the likeliest token, entropy in nats,
     the log-ratio of the two likeliest, and the distance to the newest target key.
 
-    `log_probs` are those of the two likeliest tokens, at temperature 1. Beyond one in a million
-    all odds are the same.
+    `log_probs` are those of the two likeliest tokens of the row that candidates are ranked by.
+    Beyond one in a million all odds are the same.
     """
     best, second = log_probs
     odds = best - math.log(max(-math.expm1(best), EPS))

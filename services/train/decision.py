@@ -7,7 +7,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.decision import NUM_STATS, DecisionModel
+from slipstream.models.decision import GREEDY, NUM_STATS, SAMPLED, DecisionModel
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.train.records import Records
 
@@ -42,7 +42,7 @@ def train_decision(
     """Return the model of the lowest negative log-likelihood on `validation` that was met.
 
     It starts as the draft's confidence; the logistic part is fitted first, then all of it. So it
-    is never worse on `validation` than the confidence. Both columns learn from every position.
+    is never worse on `validation` than the confidence.
     """
     torch.manual_seed(settings.seed)
     network = DecisionNetwork(train.hidden.shape[1], settings.width)
@@ -91,12 +91,11 @@ class _Best:
 
 
 def _loss(logits: Tensor, records: Records, rows: Tensor) -> Tensor:
-    """Return the cross-entropy of both columns, each with the outcome of the position that way.
-
-    For the sampled one that is the probability over the noise, which varies less than a sample.
-    """
-    labels = torch.stack((records.agrees[rows].float(), records.overlap[rows]), -1)
-    return F.binary_cross_entropy_with_logits(logits, labels)
+    """Return the cross-entropy of what became of each position, with the column that it was decoded
+    by: a sampled one's statistics and outcome both depend on its noise."""
+    is_greedy = records.is_greedy[rows]
+    own = torch.where(is_greedy, logits[:, GREEDY], logits[:, SAMPLED])
+    return F.binary_cross_entropy_with_logits(own, records.accepted[rows].float())
 
 
 def _fit_base(network: DecisionNetwork, train: Records) -> None:

@@ -21,17 +21,14 @@ _INDEX = "index.json"
 class Records:
     """N positions whose path from the round's start was accepted.
 
-    hidden [N, d] bfloat16: the draft's states; stats [N, 4] float32: see `slot_stats`;
-    accepted [N] bool: what the round made of the token; agrees [N] bool: whether target and draft
-    find the same token likeliest; overlap [N] float32: the probability that they draw the same one
-    at temperature 1; is_greedy [N] bool: how the round was decoded; prompt [N] int64: its prompt.
+    hidden [N, d] bfloat16: the draft's states; stats [N, 4] float32: see `slot_stats`, of the row
+    that candidates were ranked by; accepted [N] bool: what the round made of the token;
+    is_greedy [N] bool: how the round was decoded; prompt [N] int64: its prompt.
     """
 
     hidden: Tensor
     stats: Tensor
     accepted: Tensor
-    agrees: Tensor
-    overlap: Tensor
     is_greedy: Tensor
     prompt: Tensor
 
@@ -63,10 +60,9 @@ def names() -> tuple[str, ...]:
 
 def no_records(hidden_size: int) -> Records:
     """Return the records of no position."""
-    none = torch.empty(0)
     empty = torch.empty(0, hidden_size, dtype=torch.bfloat16)
-    truth = none.bool()
-    return Records(empty, torch.empty(0, NUM_STATS), truth, truth, none, truth, none.long())
+    truth = torch.empty(0, dtype=torch.bool)
+    return Records(empty, torch.empty(0, NUM_STATS), truth, truth, truth.long())
 
 
 def joined(parts: Sequence[Records]) -> Records:

@@ -10,7 +10,6 @@ from typing import Any, cast
 
 import numpy as np
 import torch
-from torch import Tensor
 
 from slipstream.client.engine import Engine
 from slipstream.core.inline import finished, iterated
@@ -24,15 +23,12 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.core.verify.noise import Floats
 from slipstream.draft.engine import LocalDraft, TargetKv
-from slipstream.draft.reader import RowSoftmax
+from slipstream.draft.reader import CandidateReader, RowSoftmax
 from slipstream.models.decision import slot_stats
 from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.scorer import Ask as ScorerAsk
 from slipstream.models.scorer import Scorer, Scores, Sync
-from slipstream.models.target.token_layout import Part
-from slipstream.models.torch_arrays import as_tensor
 from slipstream.train.records import Records, joined, no_records
 
 _SESSION = "records"
@@ -40,12 +36,10 @@ _SESSION = "records"
 
 @dataclass(frozen=True, slots=True)
 class _Position:
-    """A drafted position with an accepted path: logits [V_d], hidden [d], place in the answer."""
+    """A drafted position with an accepted path: hidden [d], and its statistics."""
 
-    logits: Floats
     hidden: Floats
-    lag: int
-    place: int
+    stats: tuple[float, ...]
     accepted: bool
 
 
@@ -98,93 +92,52 @@ class RoundRecorder:
         number: int,
     ) -> Records:
         """Return the positions of an answer per sampling to prompt `number`."""
-        target = self._engine.target
-        cache = self._engine.model.open(len(prompt) + max_tokens)
-        self._engine.model.prefill(cache, prompt[:-1])
         parts: list[Records] = []
         for sampling in samplings:
-            positions, tokens = self._decoded(prompt, sampling, max_tokens)
-            if positions:
-                logits = self._logits(cache, tokens, len(prompt))
-                vocab = torch.from_numpy(self._scorer.vocab)
-                parts.append(_records(positions, logits, vocab, sampling.is_greedy, number))
-        for port in (self._draft, target):
+            if positions := self._decoded(prompt, sampling, max_tokens):
+                parts.append(_records(positions, sampling.is_greedy, number))
+        for port in (self._draft, self._engine.target):
             finished(port.release(_SESSION))
         return joined(parts) if parts else no_records(self._scorer.hidden_size)
 
     def _decoded(
         self, prompt: Sequence[int], sampling: SamplingParams, max_tokens: int
-    ) -> tuple[list[_Position], list[int]]:
-        """Return the positions of one answer, and its tokens behind those of the prompt."""
+    ) -> list[_Position]:
+        """Return the positions of one answer."""
         ask = Ask(sampling, max_tokens, speculation=self._speculation)
         request = make_request(_SESSION, prompt, ask, self._engine.facts, self._facts)
-        tokens, positions = list(prompt), list[_Position]()
+        reader = CandidateReader(request.session, self._scorer.vocab)
+        num_tokens, positions = len(prompt), list[_Position]()
         sequence, planner = TokenSequence(request.session, prompt), Planner(request.settings)
         rounds = decode(
             self._draft, self._engine.target, planner, sequence, clock=time.perf_counter
         )
         for at in iterated(rounds):
-            positions += self._visited(at, len(tokens) - len(prompt))
-            tokens += at.verdict.tokens
-        return positions, tokens
+            positions += self._visited(at, reader, num_tokens)
+            num_tokens += len(at.verdict.tokens)
+        return positions
 
-    def _visited(self, at: Round, place: int) -> list[_Position]:
-        """Return the round's positions to the first rejection, from `place` in the answer on."""
+    def _visited(self, at: Round, reader: CandidateReader, num_tokens: int) -> list[_Position]:
+        """Return the positions to the first rejection of a round behind so many tokens."""
         positions: list[_Position] = []
         pairs = zip(at.proposal.tree.tokens, at.verdict.tokens, strict=False)
         for depth, (drafted, final) in enumerate(pairs):
             scores, same = self._recorded.scores[depth], drafted == final
+            softmax = RowSoftmax(reader.ranked(scores.logits[0], num_tokens + depth)[None])
             lag = depth + (at.proposal.staleness or 0)
-            positions.append(
-                _Position(scores.logits[0], scores.hidden[0], lag, place + depth, same)
-            )
+            stats = slot_stats(softmax.best_two(0), float(softmax.entropies[0]), lag)
+            positions.append(_Position(scores.hidden[0], stats, same))
             if not same:
                 break
         return positions
 
-    def _logits(self, cache: KvCache, tokens: Sequence[int], num_prompt: int) -> Tensor:
-        """Return the target's logits [answer, V] of an answer; the cache holds the prompt."""
-        model = self._engine.model
-        hidden, _ = model.forward([Part(cache, tokens[num_prompt - 1 : -1])])
-        return as_tensor(model.logits(hidden)).float()
 
-
-def _records(
-    positions: Sequence[_Position], logits: Tensor, vocab: Tensor, is_greedy: bool, number: int
-) -> Records:
-    """Return records from the target's logits [answer, V] and the draft's ids `vocab` [V_d]."""
+def _records(positions: Sequence[_Position], is_greedy: bool, number: int) -> Records:
     accepted = torch.tensor([at.accepted for at in positions])
-    target = logits[[at.place for at in positions]]
-    draft = torch.from_numpy(np.stack([at.logits for at in positions]))
     return Records(
         hidden=torch.from_numpy(np.stack([at.hidden for at in positions])).bfloat16(),
-        stats=torch.tensor([_stats(at) for at in positions]),
+        stats=torch.tensor([at.stats for at in positions]),
         accepted=accepted,
-        agrees=target.argmax(-1) == vocab[draft.argmax(-1)],
-        overlap=overlap(target, draft, vocab),
         is_greedy=torch.full_like(accepted, is_greedy),
         prompt=torch.full(accepted.shape, number),
     )
-
-
-def _stats(at: _Position) -> tuple[float, ...]:
-    softmax = RowSoftmax(at.logits[None])
-    return slot_stats(softmax.best_two(0), float(softmax.entropies[0]), at.lag)
-
-
-def overlap(target: Tensor, draft: Tensor, vocab: Tensor) -> Tensor:
-    """Return the probability that both draw one token when they share their Gumbel noise, [n].
-
-    target [n, V] and draft [n, V_d] are logits, vocab [V_d] the target's id of each column of the
-    draft. With distributions p and q it is the sum over x of 1 / sum_y max(p_y / p_x, q_y / q_x)
-    ("Maximally Consistent Sampling", Moulton and Jiang 2018), here by one sort of p / q.
-    """
-    p, q = target.double().softmax(-1), draft.double().softmax(-1)
-    p = p[:, vocab]
-    order = (p / q).argsort(dim=-1, descending=True)
-    p, q = p.gather(-1, order), q.gather(-1, order)
-    outside = (1 - p.sum(-1, keepdim=True)).clamp_min(0)  # infinitely likelier to the target
-    above = outside + p.cumsum(-1)
-    below = (q.sum(-1, keepdim=True) - q.cumsum(-1)).clamp_min(0)
-    shares = p * q / (above * q + below * p)
-    return shares.nan_to_num(0.0).sum(-1).clamp(0, 1).float()

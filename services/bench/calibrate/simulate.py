@@ -159,6 +159,7 @@ def drafted(profile: Profile, trace: DraftTrace, at: int) -> Sequence[TracePosit
         max_depth=profile.max_depth,
         cost_ratio=profile.step_cost or None,
         calibration=calibration,
+        is_sampled=trace.temperature > 0,
     )
     is_scored = profile.stop in SCORED
     chain, path_prob = trace.chains[at - 1], 1.0

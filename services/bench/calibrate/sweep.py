@@ -20,7 +20,7 @@ LOOKUPS = (1, 2, 3)
 """Shortest matches behind which text is copied."""
 _THRESHOLDS: Mapping[StopPolicy, tuple[float, ...]] = {
     StopPolicy.SVIP: (0.2, 0.3, 0.4, 0.5, 0.6, 0.8),
-    StopPolicy.DECISION: (0.1, 0.2, 0.3, 0.4, 0.5, 0.6),
+    StopPolicy.DECISION: (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
     StopPolicy.COST: (0.03, 0.06, 0.1, 0.15, 0.2, 0.3),
 }
 

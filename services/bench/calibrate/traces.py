@@ -40,8 +40,8 @@ _NEVER = 1e-300
 class TracePosition:
     """One position of a drafted chain: candidates, the best first, and the draft's statistics.
 
-    `probs` are the candidates' own, `top_prob` and `entropy` (nats) those of the draft's
-    distribution at temperature 1; `score` is the decision model's, None without one.
+    `probs` are the candidates' own, `top_prob` and `entropy` (nats) those of the row that they
+    were ranked by, as in `NodeStats`; `score` is the decision model's, None without one.
     """
 
     tokens: tuple[int, ...]

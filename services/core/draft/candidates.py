@@ -17,6 +17,9 @@ from slipstream.core.verify.noise import Floats, Ids, gumbel
 from slipstream.core.verify.rejection import draw
 
 _BLOCK = 32
+SHARPNESS = 1.12
+"""Factor of a draft's scores before noise is added: its distributions are flatter than a target's
+at the same temperature."""
 
 
 def ordered_top(scores: Floats, k: int) -> tuple[Floats, NDArray[np.int64]]:
@@ -63,14 +66,15 @@ def softmax(scores: NDArray[Any]) -> NDArray[Any]:
 
 
 def coupled(scores: Floats, seed: int, *, position: int, ids: Ids | int) -> Floats:
-    """Scores [n] perturbed with the noise the target will use at `position`.
+    """Sharpened scores [n] perturbed with the noise the target will use at `position`.
 
     `scores` are the draft's logits divided by the temperature, `ids` [n] their ids in the
     target's vocabulary (an int: all of it). The best of the result are the tokens the target
-    most likely draws there. For `exact` verification only: elsewhere it would bias the output.
+    most likely draws there, with the probabilities of its softmax. For `exact` verification only:
+    elsewhere it would bias the output.
     """
     noise = gumbel(seed, position, ids, purpose=Purpose.DRAW)
-    noise += scores
+    noise += SHARPNESS * scores
     return noise
 
 

@@ -1,7 +1,8 @@
 """Stop policies: when drafting ends within a round. Pure.
 
 Every policy is asked after a token was appended, never before: the uncertain token is still
-proposed, and which token it is has no say. So stopping never biases the output.
+proposed, and which token it is has no say. So stopping never biases the output; that of `exact`
+verification depends on no draft, and its policies may read the noise of a position.
 """
 
 import math
@@ -16,8 +17,9 @@ from slipstream.core.types import StopPolicy
 class Calibration:
     """Measured acceptance by confidence, linear between evenly spaced points.
 
-    `points[i]` is the share of draft tokens that were kept among those whose top-1 probability
-    was i / (n - 1). It holds for one pair of models at one temperature. Without measurements the
+    `points[i]` is the share of draft tokens that were kept among those whose top-1 probability,
+    at temperature above 0 that of the perturbed scores, was i / (n - 1). It holds for one pair of
+    models at one temperature. Without measurements the
     draft is taken at its word.
     """
 
@@ -58,15 +60,17 @@ SVIP_SLOPE = 0.15
 
 SVIP_THRESHOLD = 0.3
 DECISION_THRESHOLD = 0.4
+DECISION_THRESHOLD_SAMPLED = 0.6
+"""For sampled requests in `exact` verification, whose scores depend on the noise."""
 
 
 @dataclass(frozen=True, slots=True)
 class StopSignal:
     """Numbers about the draft token that was appended last.
 
-    `depth` counts the tokens on its path. `top_prob` and `entropy` (nats) are of the distribution
-    that produced it, at temperature 1. `score` is the decision model's. `path_prob` is the
-    estimated probability that the whole path, this token included, is accepted.
+    `depth` counts the tokens on its path. `top_prob` and `entropy` (nats) are of the softmax of
+    the row that it was ranked by. `score` is the decision model's.
+    `path_prob` is the estimated probability that the whole path, this token included, is accepted.
     """
 
     depth: int
@@ -198,8 +202,10 @@ def make_stop(
     max_depth: int = MAX_DRAFT_TOKENS,
     cost_ratio: float | None = None,
     calibration: Calibration | None = None,
+    is_sampled: bool = False,
 ) -> Stop:
-    """The policy of one round. `threshold` None takes the policy's default.
+    """The policy of one round. `threshold` None takes the policy's default; with `is_sampled` that
+    of sampled requests in `exact` verification.
 
     The threshold of `cost` is its cost ratio, by default the measured `cost_ratio`. `heuristic`
     adapts between rounds (`HeuristicLength`); within one it is the fixed `max_depth`. Raises
@@ -217,8 +223,8 @@ def make_stop(
         return CostStop(ratio, calibration or Calibration(), limit)
     if policy is StopPolicy.SVIP:
         return SvipStop(SVIP_THRESHOLD if threshold is None else threshold, limit)
-    decision = DECISION_THRESHOLD if threshold is None else threshold
-    return DecisionStop(decision, SvipStop(limit=limit))
+    default = DECISION_THRESHOLD_SAMPLED if is_sampled else DECISION_THRESHOLD
+    return DecisionStop(default if threshold is None else threshold, SvipStop(limit=limit))
 
 
 def _check(ok: bool, policy: str, threshold: float, limit: str) -> None:

@@ -11,14 +11,16 @@ from slipstream.core.verify.keyed_noise import BELOW_ONE, ROUNDS, signed
 _LOW = 2**32 - 1
 
 
-def perturbed(logits: Tensor, temperatures: Tensor, keys: Tensor, ids: Tensor) -> Tensor:
+def perturbed(
+    logits: Tensor, temperatures: Tensor, keys: Tensor, ids: Tensor, *, sharpness: float = 1.0
+) -> Tensor:
     """Scores [R, n] whose best is each row's draw: `logits` [R, n] fp32 themselves where the
-    temperature [R] is 0, else divided by it, with the noise of the row's `keys` [R, 2] for `ids`
-    [n] added."""
+    temperature [R] is 0, else divided by it, times `sharpness`, with the noise of the row's `keys`
+    [R, 2] for `ids` [n] added."""
     heat = temperatures.unsqueeze(1)
     relative = (logits - logits.amax(-1, keepdim=True)) / torch.where(heat == 0, 1.0, heat)
     warm = torch.where(heat == 1, logits, relative)
-    return torch.where(heat == 0, logits, gumbel_rows(keys, ids).add_(warm))
+    return torch.where(heat == 0, logits, gumbel_rows(keys, ids).add_(warm, alpha=sharpness))
 
 
 def draw_rows(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:

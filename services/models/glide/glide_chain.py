@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import torch
 from torch import Tensor
 
+from slipstream.core.draft.candidates import SHARPNESS
 from slipstream.models.cuda.draws import perturbed, top_by_key
 from slipstream.models.decision import GREEDY, LEAST, SAMPLED
 from slipstream.models.glide.chain_stop import (
@@ -239,15 +240,14 @@ class ChainBody:
     def _read(self, given: ChainInputs, heat: Tensor, hidden: Tensor, depth: int) -> ChainScores:
         """Return the slot behind states [B, d]."""
         shape, model = self._shape, self._model
-        logits = model.parts.head(hidden).float()
-        log_probs = torch.log_softmax(logits, -1)
-        entropies = -torch.linalg.vecdot(log_probs.exp(), log_probs.clamp(min=LEAST))
-        tops = log_probs.topk(2).values
-        ranking = logits
+        ranked = model.parts.head(hidden).float()
         if shape.is_sampled:
             keys = given.noise.view(shape.depth, -1, 2)[depth - 1].to(torch.int32)
-            ranking = perturbed(logits, heat.float(), keys, model.vocab)
-        columns = top_by_key(ranking, shape.candidates)[1]
+            ranked = perturbed(ranked, heat.float(), keys, model.vocab, sharpness=SHARPNESS)
+        log_probs = torch.log_softmax(ranked, -1)
+        entropies = -torch.linalg.vecdot(log_probs.exp(), log_probs.clamp(min=LEAST))
+        tops = log_probs.topk(2).values
+        columns = top_by_key(ranked, shape.candidates)[1]
         scores = torch.full_like(heat, float("nan"))
         if shape.is_scored and model.decision is not None:
             stats = device_stats(tops, entropies, given.lags + (depth - 1))

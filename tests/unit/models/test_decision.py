@@ -10,11 +10,20 @@ from safetensors.torch import load_file, save_file
 from slipstream.core.errors import WeightsError
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy
+from slipstream.core.types import (
+    Plan,
+    SamplingParams,
+    Session,
+    Shape,
+    StopPolicy,
+    Verification,
+)
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.reader import CandidateReader, CandidateRows, read_candidates
 from slipstream.models.decision import (
     DECISION_NAME,
+    GREEDY,
+    SAMPLED,
     load_decision,
     save_decision,
     slot_stats,
@@ -87,8 +96,9 @@ def test_odds_of_a_law_that_leaves_nothing_are_finite():
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_which_token_carries_which_probability_has_no_say(temperature):
-    session = Session("s", 1, 1, SamplingParams(temperature=temperature))
+def test_which_token_carries_which_probability_has_no_say_where_that_would_bias(temperature):
+    sampling, mode = SamplingParams(temperature=temperature), Verification.MCSD
+    session = Session("s", 1, 1, sampling, verification=mode)
     reader = CandidateReader(session, None, model().score)
     logits, hidden = random(40) * 3, random(6)
     rows = np.stack([logits, logits[torch.randperm(40)]])
@@ -101,14 +111,15 @@ def test_which_token_carries_which_probability_has_no_say(temperature):
 
 def test_greedy_requests_and_sampled_ones_have_a_chance_each():
     logits, hidden, decision = random(40) * 3, random(6), model()
-    log_probs = torch.from_numpy(logits).log_softmax(-1)
-    best = log_probs.sort(descending=True).values[:2].tolist()
-    stats = slot_stats(best, float(-(log_probs.exp() * log_probs).sum()), 3)
-    greedy, sampled = decision.score(hidden[None], np.float32([stats]))[0].tolist()
-    assert greedy != pytest.approx(sampled)
-    for temperature, chance in ((0.0, greedy), (0.7, sampled)):
+    for column, temperature in ((GREEDY, 0.0), (SAMPLED, 0.7)):
         session = Session("s", 1, 1, SamplingParams(temperature=temperature))
         reader = CandidateReader(session, None, decision.score)
+        log_probs = torch.from_numpy(reader.ranked(logits, 1)).log_softmax(-1)
+        best = log_probs.sort(descending=True).values[:2].tolist()
+        stats = slot_stats(best, float(-(log_probs.exp() * log_probs).sum()), 3)
+        chances = decision.score(hidden[None], np.float32([stats]))[0].tolist()
+        chance = chances[column]
+        assert chance != pytest.approx(chances[1 - column])
         rows = CandidateRows(reader, [1], [3], 2)
         [[slot]] = read_candidates(Scores(logits[None], hidden[None]), [rows])
         assert slot.score == pytest.approx(chance, abs=1e-5) and len(slot.probs) == 2

@@ -29,9 +29,9 @@ def records(seed, count=1500):
     stats = torch.stack([top.logit(), -top.log(), torch.full((count,), 3.0), lag.float()], 1)
     cold, warm = oracle(hidden, stats, 2.0), oracle(hidden, stats, -1.0)
     greedy, drawn = torch.rand(2, count, generator=noise)
-    is_greedy, agrees = greedy < 0.5, drawn < cold
-    accepted = torch.where(is_greedy, agrees, drawn < warm)
-    return Records(hidden, stats, accepted, agrees, warm, is_greedy, torch.arange(count) // 20)
+    is_greedy = greedy < 0.5
+    accepted = drawn < torch.where(is_greedy, cold, warm)
+    return Records(hidden, stats, accepted, is_greedy, torch.arange(count) // 20)
 
 
 def chances(model, made):
@@ -51,9 +51,9 @@ def test_it_comes_close_to_the_law_that_the_records_were_drawn_from():
 def test_on_the_validation_records_it_is_never_worse_than_confidence():
     made, held = records(0, 40), records(1, 300)
     # What there is to learn is the opposite of what is judged: the draft taken at its word.
-    wrong = replace(made, agrees=~made.agrees, overlap=1 - made.overlap)
+    wrong = replace(made, accepted=~made.accepted)
     honest = torch.rand(300, generator=torch.Generator().manual_seed(0)) < held.confidence
-    held = replace(held, accepted=honest, agrees=honest, overlap=honest.float())
+    held = replace(held, accepted=honest)
     model = train_decision(wrong, held, replace(SETTINGS, lr=1.0, max_epochs=2))
     own = losses(chances(model, held), honest).mean()
     assert own <= losses(held.confidence, honest).mean() + 1e-6
@@ -116,7 +116,7 @@ def test_records_come_back_from_disk_as_they_were(tmp_path):
     store.put(4, no_records(5))
     back = RecordStore(tmp_path, {"draft": "a"})
     assert torch.equal(back.get(3).hidden, made.hidden)
-    assert torch.equal(joined([back.get(3), back.get(4)]).overlap, made.overlap)
+    assert torch.equal(joined([back.get(3), back.get(4)]).stats, made.stats)
 
 
 def test_records_of_another_draft_are_not_mixed_in(tmp_path):

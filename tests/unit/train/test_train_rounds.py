@@ -9,9 +9,9 @@ from typer.testing import CliRunner
 
 from slipstream.cli.main import app
 from slipstream.client.engine import Engine, EngineOptions
-from slipstream.core.draft.candidates import argmax_first, coupled
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.core.types import SamplingParams
+from slipstream.draft.engine import LocalDraft
 from slipstream.models.decision import DECISION_NAME, load_decision
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
@@ -26,7 +26,7 @@ from slipstream.train.decision_run import (
     split,
 )
 from slipstream.train.records import joined
-from slipstream.train.rounds import RoundRecorder, overlap
+from slipstream.train.rounds import RoundRecorder
 from support.models import tiny_checkpoint
 
 DEPTH, TOKENS = 3, 12
@@ -95,48 +95,31 @@ def test_nothing_after_the_first_rejection_is_recorded(recorder, temperature):
     assert bool(made.is_greedy.all()) == (temperature == 0)
 
 
-def test_greedy_rounds_keep_what_target_and_draft_agree_on(recorder):
-    made = record(recorder, 0.0)
-    assert torch.equal(made.agrees, made.accepted)
-
-
 def test_an_answer_is_the_same_behind_another_one(recorder):
     alone, prompt = record(recorder, 1.0), list(range(5, 25))
     samplings = [SamplingParams(temperature=heat) for heat in (0.0, 1.0)]
     both = recorder.record(prompt, samplings, max_tokens=TOKENS, number=7)
     second = both.rows(~both.is_greedy)
     assert torch.equal(second.accepted, alone.accepted)
-    # The keys behind a shared prompt come from a pass of another size: equal up to rounding.
-    torch.testing.assert_close(second.overlap, alone.overlap, atol=1e-2, rtol=0)
+    assert torch.equal(second.stats, alone.stats)
 
 
-def test_overlap_is_the_sum_written_out():
-    vocab = torch.tensor([1, 2, 4, 7, 8])
-    target, draft = torch.randn(3, 9) * 2, torch.randn(3, 5) * 2
-    p, q = target.double().softmax(-1), torch.zeros(3, 9, dtype=torch.float64)
-    q[:, vocab] = draft.double().softmax(-1)
-    both = torch.maximum(p[:, None] / p[:, :, None], q[:, None] / q[:, :, None])
-    expected = (1 / both.sum(-1)).nan_to_num(0.0)[:, vocab].sum(-1)
-    torch.testing.assert_close(overlap(target, draft, vocab), expected.float())
+def test_a_sampled_position_has_the_statistics_that_its_candidates_were_ranked_by(
+    recorder, monkeypatch
+):
+    proposals, propose = [], LocalDraft.propose
 
+    async def watched(draft, sequence, plan):
+        proposals.append(await propose(draft, sequence, plan))
+        return proposals[-1]
 
-def test_overlap_of_a_law_with_itself_is_certain_and_of_strangers_none():
-    logits = torch.randn(2, 20) * 3
-    torch.testing.assert_close(overlap(logits, logits, torch.arange(20)), torch.ones(2))
-    apart = torch.tensor([[50.0, 0.0]]), torch.tensor([[0.0, 50.0]])
-    assert float(overlap(*apart, torch.arange(2))) < 1e-9
-
-
-def test_overlap_is_how_often_shared_noise_gives_both_one_token():
-    torch.manual_seed(0)
-    target, draft = torch.randn(2, 12) * 1.5
-    same = [
-        argmax_first(coupled(target.numpy(), 0, position=at, ids=12))
-        == argmax_first(coupled(draft.numpy(), 0, position=at, ids=12))
-        for at in range(1500)
-    ]
-    expected = float(overlap(target[None], draft[None], torch.arange(12)))
-    assert sum(same) / len(same) == pytest.approx(expected, abs=4 * 0.5 / 1500**0.5)
+    monkeypatch.setattr(LocalDraft, "propose", watched)
+    made = record(recorder, 1.0)
+    told = {(at.top_prob, at.entropy) for proposal in proposals for at in proposal.stats}
+    told = torch.tensor(sorted(told))
+    for confidence, entropy in zip(made.confidence, made.stats[:, 1], strict=True):
+        apart = (told - torch.stack([confidence, entropy])).abs().amax(-1)
+        assert apart.min() < 1e-4
 
 
 def test_a_run_writes_a_report_and_weights_only_if_they_are_better(place, tmp_path):
@@ -177,8 +160,6 @@ def _teach(shards):
         tensors["hidden"][:, 0] = torch.where(right, 5.0, -5.0)
         flipped = torch.arange(count) % 9 == 0
         tensors["accepted"] = right ^ flipped
-        tensors["agrees"] = tensors["accepted"].clone()
-        tensors["overlap"] = tensors["accepted"].float()
         save_file(tensors, path)
 
 

@@ -53,9 +53,12 @@ def test_svip_without_an_entropy_drafts_to_the_limit():
 
 
 def test_a_decision_stops_at_its_threshold_and_below():
-    stop = make_stop(StopPolicy.DECISION)
-    assert stop.should_stop(signal(score=0.4))
-    assert not stop.should_stop(signal(score=0.41))
+    for is_sampled, threshold in ((False, 0.4), (True, 0.6)):
+        stop = make_stop(StopPolicy.DECISION, is_sampled=is_sampled)
+        assert stop.should_stop(signal(score=threshold))
+        assert not stop.should_stop(signal(score=threshold + 0.01))
+        named = make_stop(StopPolicy.DECISION, 0.2, is_sampled=is_sampled)
+        assert not named.should_stop(signal(score=0.21))
 
 
 @pytest.mark.parametrize("score", [None, math.nan])

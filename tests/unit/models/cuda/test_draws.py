@@ -7,6 +7,7 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream.core.draft.candidates import SHARPNESS
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Verification
@@ -14,7 +15,14 @@ from slipstream.core.verify.draws import NO_TOKEN, draw_keys, fits_device, walk_
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel, uniforms
 from slipstream.core.verify.verify import verify
-from slipstream.models.cuda.draws import draw_greedy_rows, draw_rows, gumbel_rows, uniform_rows
+from slipstream.draft.reader import CandidateReader
+from slipstream.models.cuda.draws import (
+    draw_greedy_rows,
+    draw_rows,
+    gumbel_rows,
+    perturbed,
+    uniform_rows,
+)
 from slipstream.models.cuda.graphs import Replay
 
 VOCAB = 300
@@ -147,3 +155,15 @@ def test_a_device_draws_what_verify_draws_there():
         session = Session("s", 1, 9, SamplingParams(temperature=1.0, seed=3))
         walk = verify(session, [0] * at, Proposal(), lambda _: logits[at].cpu().numpy())  # noqa: B023
         assert walk.token == token
+
+
+def test_a_device_ranks_a_drafts_candidates_as_the_host_does():
+    ids = torch.randperm(1000)[:VOCAB]
+    logits = torch.randn(len(TEMPERATURES), VOCAB) * 3
+    asked = [SamplingParams(temperature=heat, seed=7) for heat in TEMPERATURES]
+    keys = torch.tensor([draw_keys(at, 5) for at in asked], dtype=torch.int32)
+    ranked = perturbed(logits, torch.tensor(TEMPERATURES), keys, ids, sharpness=SHARPNESS)
+    for own, sampling, row in zip(ranked, asked, logits.numpy(), strict=True):
+        reader = CandidateReader(Session("s", 1, 9, sampling), ids.numpy())
+        tolerance = 0 if sampling.is_greedy else 1e-5
+        np.testing.assert_allclose(own, reader.ranked(row, 5), rtol=tolerance, atol=tolerance)
