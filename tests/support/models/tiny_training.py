@@ -29,9 +29,10 @@ CHECKED = replace(SETTINGS, export_seconds=3.0)
 """With a held-out check every few steps, not only at the end."""
 
 
-def training_place(base: Path) -> Path:
-    """`base`, with a target model and a data file in it."""
-    tiny.llama(tie_word_embeddings=False).to(torch.bfloat16).save_pretrained(base / "target")
+def training_place(base: Path, **changes: Any) -> Path:
+    """`base`, with a target model, of these sizes, and a data file in it."""
+    target = tiny.llama(tie_word_embeddings=False, **changes)
+    target.to(torch.bfloat16).save_pretrained(base / "target")
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in range(tiny.VOCAB)}, unk_token="w0"))
     words.pre_tokenizer = pre_tokenizers.WhitespaceSplit()
     tokenizer = PreTrainedTokenizerFast(tokenizer_object=words, unk_token="w0", eos_token="w60")

@@ -1,0 +1,188 @@
+"""Weights in 4-bit blocks: native code computes with them, and only with those of its own draft."""
+
+import shutil
+
+import numpy as np
+import pytest
+import torch
+from safetensors.numpy import load_file, save_file
+
+from slipstream.core.errors import WeightsError
+from slipstream.models.glide.glide_config import WEIGHTS_NAME
+from slipstream.models.glide.glide_files import (
+    glide_model,
+    load_weights,
+    save_blocks,
+    save_glide,
+    weights_of,
+)
+from slipstream.models.glide.glide_scorer import GlideScorer, load_glide
+from slipstream.models.glide.glide_weights import (
+    BLOCKS_NAME,
+    HEAD,
+    GlideBlocks,
+    block_shapes,
+    read_glide,
+    rows_digest,
+)
+from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.native import library
+from slipstream.models.scorer import Sync
+from slipstream.models.torch_arrays import as_array
+from slipstream.train.gptq import gptq
+from support.models import tiny_glide as tiny
+
+TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]
+TARGETS = {
+    "plain": lambda: tiny.llama(intermediate_size=64),
+    "biases": lambda: _wide(tiny.Qwen2Config, tiny.Qwen2ForCausalLM),
+    "norms of heads": lambda: _wide(tiny.Qwen3Config, tiny.Qwen3ForCausalLM),
+}
+
+needs_native = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
+
+
+def _wide(config, model):
+    torch.manual_seed(0)
+    sizes = tiny.SIZES | {"intermediate_size": 64}
+    return model(config(**sizes)).eval()
+
+
+def rounded(target, model):
+    """Every linear and the head, each rounded as if all inputs were independent."""
+    head = target.get_output_embeddings().weight.detach()[tiny.vocab(model.config)]
+    own = {**model.state_dict(), HEAD: head}
+    return {
+        name: gptq(own[name], torch.eye(own[name].shape[1])) for name in block_shapes(model.config)
+    }, head
+
+
+def saved(folder, name="plain", num_layers=2):
+    """A target, the draft of the weights in blocks that `folder` has now, and their head."""
+    target = TARGETS[name]()
+    model = tiny.draft(tiny.config(target, num_layers))
+    for value in model.parameters():
+        if value.ndim > 1:
+            value.data *= 0.2
+    save_glide(model.bfloat16(), tiny.vocab(model.config), folder)
+    model = glide_model(read_glide(folder)).float()
+    matrices, head = rounded(target, model)
+    blocks = {at: as_array(own.packed()) for at, own in matrices.items()}
+    head_blocks = blocks.pop(HEAD)
+    save_blocks(GlideBlocks(blocks, head_blocks, rows_digest(as_array(head))), folder)
+    head_weights = matrices.pop(HEAD).weights()
+    for at, own in matrices.items():
+        model.get_parameter(at).data = own.weights()
+    return target, model, head_weights
+
+
+def scores(scorer, target):
+    view = tiny.view(target, TOKENS, len(TOKENS) - 1)
+    return scorer.score([Sync(scorer.open(32), TOKENS, view)])
+
+
+@needs_native
+@pytest.mark.parametrize("name", TARGETS)
+def test_native_scores_are_those_of_the_module_with_the_weights_in_blocks(tmp_path, name):
+    target, model, head = saved(tmp_path, name)
+    scorer = load_glide(tmp_path, target)
+    assert scorer.engine.startswith("native") and scorer.engine.endswith(" Q4_1")
+    vocab = tiny.vocab(model.config)
+    exact = GlideScorer(
+        weights_of(model, vocab), target_parts(target), dtype=scorer.layout.dtype, native=False
+    )
+    expected = scores(exact, target).hidden @ head.numpy().T
+    found = scores(scorer, target).logits
+    # Tokens are rounded to 8 bits for products with blocks.
+    assert np.linalg.norm(found - expected) < 0.03 * np.linalg.norm(expected)
+
+
+@needs_native
+def test_blocks_take_a_fraction_of_the_memory(tmp_path):
+    target, _, _ = saved(tmp_path)
+    coded = load_glide(tmp_path, target).weight_bytes
+    (tmp_path / BLOCKS_NAME).unlink()
+    assert coded < load_glide(tmp_path, target).weight_bytes
+
+
+@needs_native
+def test_the_head_of_another_target_is_rounded_to_8_bits_and_the_log_says_so(tmp_path, caplog):
+    caplog.set_level("INFO", "slipstream.models")
+    target, _, _ = saved(tmp_path)
+    coded = scores(load_glide(tmp_path, target), target)
+    assert not caplog.text
+    target.get_output_embeddings().weight.data *= 2
+    scorer = load_glide(tmp_path, target)
+    assert scorer.engine.endswith("Q4_1+Q8_0")
+    assert "blocks are of another target's head" in caplog.text
+    own = scores(scorer, target)
+    assert np.linalg.norm(own.logits - 2 * coded.logits) < 0.2 * np.linalg.norm(own.logits)
+
+
+def test_a_head_in_another_type_that_rounds_to_the_same_bfloat16_is_the_same():
+    rows = np.float32([[1.0, -3.0], [0.1, 2.5]])
+    near = rows * np.float32(1 + 2**-12)
+    assert rows_digest(rows) == rows_digest(near) != rows_digest(rows * 2)
+
+
+def test_torch_computes_with_the_weights_as_they_were_trained(tmp_path, monkeypatch):
+    target, _, _ = saved(tmp_path)
+    weights = read_glide(tmp_path)
+    parts = target_parts(target)
+    with_blocks, without = (
+        GlideScorer(at, parts, dtype=parts.dtype, native=False)
+        for at in (weights, weights_of(*load_weights(tmp_path)))
+    )
+    assert np.array_equal(scores(with_blocks, target).logits, scores(without, target).logits)
+
+
+def test_blocks_of_other_weights_are_refused(tmp_path):
+    target, model, _ = saved(tmp_path / "one")
+    shutil.copytree(tmp_path / "one", tmp_path / "two")
+    save_glide(
+        tiny.draft(model.config, seed=9).bfloat16(), tiny.vocab(model.config), tmp_path / "two"
+    )
+    with pytest.raises(WeightsError, match="made of other weights of this draft: run `slipstream"):
+        load_glide(tmp_path / "two", target)
+    load_weights(tmp_path / "two")  # as training does, which reads no blocks
+
+
+def test_a_truncated_file_is_refused(tmp_path):
+    target, _, _ = saved(tmp_path)
+    path = tmp_path / BLOCKS_NAME
+    path.write_bytes(path.read_bytes()[:-100])
+    with pytest.raises(WeightsError, match=r"q4_1.safetensors is no readable safetensors file"):
+        load_glide(tmp_path, target)
+
+
+@pytest.mark.parametrize("kind", ["missing", "more", "rows", "type"])
+def test_blocks_that_do_not_fit_the_config_are_refused(tmp_path, kind):
+    target, _, _ = saved(tmp_path)
+    tensors, name = load_file(tmp_path / BLOCKS_NAME), "layers.1.mlp.up_proj.weight"
+    if kind == "missing":
+        del tensors[name]
+    elif kind == "more":
+        tensors[f"{name}s"] = tensors[name]
+        name = f"{name}s"
+    else:
+        own = tensors[name]
+        tensors[name] = own[:-1] if kind == "rows" else own.astype(np.float32)
+    save_file(tensors, tmp_path / BLOCKS_NAME)
+    with pytest.raises(WeightsError, match=f"does not fit the draft's config: {name}"):
+        load_glide(tmp_path, target)
+
+
+def test_inputs_that_are_no_whole_blocks_are_refused():
+    config = tiny.config(tiny.llama())
+    with pytest.raises(WeightsError, match=r"down_proj.weight has 48 inputs, .* multiple of 32"):
+        block_shapes(config)
+
+
+def test_the_digest_is_that_of_the_whole_weights_file(tmp_path):
+    target, _, _ = saved(tmp_path)
+    path = tmp_path / WEIGHTS_NAME
+    raw = bytearray(path.read_bytes())
+    raw[-1] ^= 1
+    path.write_bytes(raw)
+    with pytest.raises(WeightsError, match="made of other weights"):
+        load_glide(tmp_path, target)
