@@ -14,8 +14,8 @@ from slipstream.cli.progress import progress_of
 from slipstream.options import option, required
 
 if TYPE_CHECKING:
+    from slipstream.train.four_bits.quantise import QuantiseOutcome, QuantiseRun
     from slipstream.train.heldout import Heldout
-    from slipstream.train.quantise import QuantiseOutcome, QuantiseRun
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -42,7 +42,7 @@ def quantise(
     """Write a draft's weights in blocks of 4 bits, rounded by GPTQ, for native code."""
     import torch
 
-    from slipstream.train.quantise import QuantiseRun
+    from slipstream.train.four_bits.quantise import QuantiseRun
 
     if threads is not None:
         torch.set_num_threads(threads)
@@ -53,7 +53,7 @@ def quantise(
 
 
 def _run(run: "QuantiseRun") -> "QuantiseOutcome":
-    from slipstream.train.quantise import quantise as compute
+    from slipstream.train.four_bits.quantise import quantise as compute
 
     with progress_of(Console(file=sys.stderr), MofNCompleteColumn()) as bar:
         stages: dict[str, TaskID] = {}

@@ -6,7 +6,7 @@ import torch
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.native import library, weights
-from slipstream.train.gptq import gptq
+from slipstream.train.four_bits.gptq import gptq
 
 CASES = {
     "correlated": lambda noise: noise(400, 96) @ noise(96, 96),

@@ -29,7 +29,7 @@ from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.native import library
 from slipstream.models.scorer import Sync
 from slipstream.models.torch_arrays import as_array
-from slipstream.train.gptq import gptq
+from slipstream.train.four_bits.gptq import gptq
 from support.models import tiny_glide as tiny
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]

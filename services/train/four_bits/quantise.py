@@ -35,10 +35,10 @@ from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import DataFile, ReadLimits, padded_batches, read_data, split_heldout
 from slipstream.train.features import FeatureSet, FeatureSource, TrainBatch
 from slipstream.train.first_draft import borrowed
+from slipstream.train.four_bits.gptq import Q4Matrix, gptq
+from slipstream.train.four_bits.moments import InputMoments, input_moments, input_of
 from slipstream.train.glide import Frozen
-from slipstream.train.gptq import Q4Matrix, gptq
 from slipstream.train.heldout import CHAIN, Heldout, HeldoutCounts, generated_positions, lag_matches
-from slipstream.train.moments import InputMoments, input_moments, input_of
 from slipstream.train.run_files import data_facts, write_provenance
 
 PROVENANCE_NAME = "model.q4_1.provenance.json"
