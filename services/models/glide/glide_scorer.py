@@ -153,7 +153,7 @@ class GlideScorer:
             positions = [base - 1 + depth for depth in state.depths[old:]]
             return SessionStep(state, ask.tokens, positions, base + old, count)
         start = state.begin(ask.tokens)
-        state.target_kv = self._visible(ask.view, count)
+        state.target_kv, state.addresses = self._visible(ask.view, count), None
         tokens = state.tokens[start:]
         return SessionStep(state, tokens, range(start, count), start, int(ask.is_scored))
 

@@ -15,7 +15,8 @@ class GlideState:
     """A session's tokens, the keys and values of each draft layer, and the tree behind them.
 
     parents and depths: of the tree's nodes; is_chain: each node hangs under the one before;
-    target_kv: per target layer the keys and values that a node may read.
+    target_kv: per target layer the keys and values that a node may read; addresses: where they are,
+    for native code.
     """
 
     cache: KvCache
@@ -25,6 +26,7 @@ class GlideState:
     depths: list[int] = field(default_factory=list)
     is_chain: bool = True
     target_kv: Sequence[tuple[Any, Any]] = ()
+    addresses: Sequence[int] | None = None
 
     def begin(self, tokens: Sequence[int]) -> int:
         """Hold `tokens` without a tree; how many of them are computed already, all but the last

@@ -31,6 +31,7 @@ class KvCache:
             pool.share(page)
         self._num_straight = 0
         self._table: Any = None
+        self._table_address: int | None = None
         self._measure()
 
     @classmethod
@@ -97,6 +98,12 @@ class KvCache:
             self._table = self.pool.slots(self.pages)
         return self._table
 
+    def table_address(self) -> int:
+        """Return the address of the table on the host."""
+        if self._table_address is None:
+            self._table_address = int(self.table().ctypes.data)
+        return self._table_address
+
     def gather(self, layer: int, start: int, stop: int) -> Any:
         """Positions start..stop-1 of a layer, [2 * kv_heads, n, head_dim]; copied if need be."""
         buffer, base = self.pool.layer(layer), self.base(stop)
@@ -153,7 +160,7 @@ class KvCache:
 
     def _measure(self) -> None:
         """Note what follows from the pages."""
-        self._table = None
+        self._table = self._table_address = None
         first = self.pages[0] if self.pages else 0
         straight = (at for at, page in enumerate(self.pages) if page != first + at)
         self._num_straight = next(straight, len(self.pages))

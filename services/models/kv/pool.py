@@ -5,6 +5,7 @@ import mmap
 from bisect import bisect_left
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import Any, Protocol
 
 import numpy as np
@@ -201,6 +202,11 @@ class KvPool:
     def layer(self, index: int) -> Any:
         """One layer's buffer, [2 * kv_heads, slots, head_dim]: keys, then values."""
         return self._layers[index]
+
+    @cached_property
+    def addresses(self) -> tuple[int, ...]:
+        """Addresses of the layers' buffers on the host, which take long to ask for."""
+        return tuple(layer.ctypes.data for layer in self._layers)
 
     def on_host(self, values: Any) -> Any:
         """Return keys and values of a buffer as an array on the host."""

@@ -50,7 +50,7 @@ class NativeDecoder:
         """
         rows, layouts = NativeTokens(), lay_out(parts)
         for part, layout in zip(parts, layouts, strict=True):
-            table = part.cache.table().ctypes.data
+            table = part.cache.table_address()
             for row in (layout.tokens[at] for at in layout.order):
                 # What is not at the slot of its position: nodes above the row, maybe, and itself.
                 above = () if row.path_slots is None else row.path_slots[: row.position - part.end]

@@ -76,8 +76,8 @@ class NativeGlide:
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
         """Scores of the rows of the steps that go on, step by step; `hidden` is float32."""
         rows, kept = NativeTokens(), sum(step.num_kept for step in steps)
-        dense = [_dense(step.state.target_kv) for step in steps]
-        others = [_others(kv, self._num_others) if any(dense) else [] for kv in dense]
+        is_reading = any(step.state.target_kv for step in steps)
+        others = [_others(step.state, self._num_others) if is_reading else () for step in steps]
         splits = [len(step.tokens) - step.num_kept for step in steps]
         for step, split, own in zip(steps, splits, others, strict=True):
             _add(rows, step, range(split, len(step.tokens)), own)
@@ -90,7 +90,7 @@ class NativeGlide:
 def _add(rows: NativeTokens, step: SessionStep, chosen: range, others: Sequence[int]) -> None:
     """Add some of a step's tokens."""
     state, cache = step.state, step.state.cache
-    table = cache.table().ctypes.data
+    table = cache.table_address()
     for at in chosen:
         place = step.start + at
         rows.tokens.append(step.tokens[at])
@@ -138,15 +138,19 @@ def _dense(pairs: Pairs) -> Pairs:
     ]
 
 
-def _others(pairs: Pairs, count: int) -> list[int]:
-    """Return what `NativeTokens.others` takes of one token; nothing may be read without pairs."""
-    if not pairs:
+def _others(state: GlideState, count: int) -> Sequence[int]:
+    """Return what `NativeTokens.others` takes of a session's token; nothing may be read without
+    keys. Addresses take long to ask for, and are kept with the keys."""
+    if not state.target_kv:
         return [0, 0, 0] * count
-    return [
-        number
-        for keys, values in pairs
-        for number in (keys.ctypes.data, values.ctypes.data, keys.strides[0] // keys.itemsize)
-    ]
+    if state.addresses is None:
+        state.target_kv = _dense(state.target_kv)
+        state.addresses = [
+            number
+            for keys, values in state.target_kv
+            for number in (keys.ctypes.data, values.ctypes.data, keys.strides[0] // keys.itemsize)
+        ]
+    return state.addresses
 
 
 def _shape(weights: GlideWeights, layout: KvLayout) -> NativeShape:

@@ -74,8 +74,7 @@ class NativeModel:
     def forward(self, pool: KvPool, batch: Batch) -> Array:
         """Hidden states [kept, d], float32, behind the last norm; writes keys and values."""
         hidden = np.empty((batch.kept, self._shape.hidden), np.float32)
-        buffers = [_address(pool.layer(at)) for at in range(pool.layout.num_layers)]
-        pointers = (c_void_p * len(buffers))(*buffers)
+        pointers = (c_void_p * len(pool.addresses))(*pool.addresses)
         cache = Cache(ctypes.cast(pointers, c_void_p), pool.scratch.stop)
         self._do("forward", byref(cache), byref(batch), _address(hidden))
         return hidden
