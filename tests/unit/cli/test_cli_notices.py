@@ -67,7 +67,7 @@ def test_a_dtype_that_cant_work_is_refused_with_a_sentence(generate):
     code, out, err = generate("--dtype", "float64", "--draft", "ngram", "--json")
     assert (code, out) == (2, "")
     assert err == (
-        "error: the dtype is 'float64', but must be one of auto, bfloat16, float16, float32\n"
+        "error: the dtype is 'float64', but must be one of auto, bfloat16, float16, float32, q8\n"
     )
 
 
