@@ -125,9 +125,9 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("lines of services/", 63_230, lambda: num_lines(SERVICES)),
-    Budget("lines of tests/", 62_322, lambda: num_lines(TESTS)),
-    Budget("files of services/", 448, lambda: len(python_files(SERVICES))),
+    Budget("lines of services/", 64_450, lambda: num_lines(SERVICES)),
+    Budget("lines of tests/", 63_004, lambda: num_lines(TESTS)),
+    Budget("files of services/", 464, lambda: len(python_files(SERVICES))),
     Budget("files of the largest folder", 24, largest_folder),
     Budget("files executed, embedded", 95, lambda: len(executed_files("embedded"))),
     Budget("files executed, distributed", 160, lambda: len(executed_files("distributed"))),
