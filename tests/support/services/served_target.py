@@ -149,7 +149,7 @@ class Served:
 
     @property
     def stub(self) -> Any:
-        """Of the service."""
+        """Return a stub of the service."""
         return target_pb2_grpc.TargetServiceStub(self.channel)
 
     async def open(
@@ -172,7 +172,7 @@ class Served:
     def request(
         self, stream: Stream, layers: tuple[int, ...] = (), start: int = 0, **fields: Any
     ) -> target_pb2.StreamKvRequest:
-        """For the keys and values of a session."""
+        """Return the request for the keys and values of a session."""
         values = {
             "protocol_version": PROTOCOL_VERSION,
             "session_id": stream.session_id,
