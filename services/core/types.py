@@ -176,6 +176,8 @@ class Plan:
     """Least probability of a path that makes another draft step pay; None: any."""
     row_prices: tuple[float, ...] = ()
     """What each of the round's nodes costs, in tokens, in turn; () where they are free."""
+    ahead: int = 0
+    """Nodes of the tree that the draft goes on with while the round is verified; 0: none."""
 
     @property
     def draft_depth(self) -> int:

@@ -84,6 +84,18 @@ class BatchedDraft:
         finally:
             request.is_dropped = True
 
+    async def ahead(self, sequence: TokenSequence, plan: Plan) -> Proposal:
+        """Return the tree of the last proposal, as the draft went on with it.
+
+        It waits while others wait for proposals. Raises what `run` does.
+        """
+        answer: asyncio.Future[Done[Proposal]] = asyncio.get_running_loop().create_future()
+        request = DraftRequest(sequence, plan, answer=answer, is_ahead=True)
+        try:
+            return (await self._submit(request, answer)).value
+        finally:
+            request.is_dropped = True
+
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`, and `run`."""
         return (await self.run(sequence, plan)).value
@@ -159,7 +171,10 @@ class BatchedDraft:
             return
         request.began = self._clock()
         request.check()
-        self._engine.begin(request)
+        if request.is_ahead:
+            self._engine.begin_ahead(request)
+        else:
+            self._engine.begin(request)
         self._running.append(request)
 
     def _drop(self) -> None:
@@ -181,10 +196,11 @@ def together(requests: Sequence[DraftRequest]) -> list[DraftRequest]:
     """Return the requests of the next step, in order of arrival.
 
     All that have little to compute, and as many long prefixes as a step has room for, so that no
-    session waits for more than that.
+    session waits for more than that. Trees go on only where nobody waits for a proposal.
     """
     room, chosen = CHUNK, []
-    for request in requests:
+    awaited = [request for request in requests if not request.is_ahead]
+    for request in awaited or requests:
         if request.num_tokens > FEW:
             if request.num_tokens > room and room < CHUNK:
                 continue

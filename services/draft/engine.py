@@ -16,6 +16,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verification
 from slipstream.draft.growers import grow_cape, grow_chain, grow_dynamic, grow_fork, grow_product
 from slipstream.draft.growth import DepthLimit, Growth
+from slipstream.draft.growth_ahead import NUM_CANDIDATES, grow_ahead
 from slipstream.draft.reader import CandidateReader, Candidates, Score, chain_candidates, read_each
 from slipstream.draft.request import DraftRequest, DraftSession, DraftStep, ProposalSteps
 from slipstream.engine.thread import internal_errors
@@ -99,10 +100,21 @@ class LocalDraft:
         held = self._sessions.setdefault(sequence.session_id, DraftSession())
         self._end(held)
         held.synced.take(sequence)
-        held.is_parked = False
+        held.is_parked, held.growth = False, None
         request.begin(self._grow(sequence.session, request.plan, held))
         held.request = request
         return request
+
+    def begin_ahead(self, request: DraftRequest) -> None:
+        """Begin to go on with the tree of its session's last proposal, which is of its sequence.
+
+        Nothing is added where that proposal did not allow for it.
+        """
+        held = self._sessions.get(request.session_id) or DraftSession()
+        self._end(held)
+        growth, held.growth = held.growth, None
+        request.begin(_nothing() if growth is None else grow_ahead(growth, request.plan.ahead))
+        held.request = request
 
     def step(self, requests: Sequence[DraftRequest]) -> bool:
         """Compute one step of each that is not done, in one pass; return whether that succeeded.
@@ -225,9 +237,11 @@ class LocalDraft:
                 reader=CandidateReader(session, self._scorer.vocab, self._score(plan)),
                 profile=self._profile,
                 depth_limit=limit,
+                least_candidates=NUM_CANDIDATES if plan.ahead else 1,
             )
             stop = self._stop(plan, session)
             proposal = yield from _GROWERS[plan.shape](growth, plan, stop)
+            held.growth = growth if plan.ahead else None
         return proposal if view is None else replace(proposal, staleness=max(lag, 0))
 
     def _make_room(self, held: DraftSession, needed: int) -> bool:
@@ -286,3 +300,9 @@ class LocalDraft:
             calibration=self._profile.calibration_at(sampling.temperature),
             is_sampled=session.verification is Verification.EXACT and not sampling.is_greedy,
         )
+
+
+def _nothing() -> ProposalSteps:
+    """Return an empty proposal without a step."""
+    yield from ()
+    return Proposal()

@@ -50,8 +50,14 @@ class Growth:
     profile: Profile
     depth_limit: DepthLimit
     calibration: Calibration = field(init=False)
+    least_candidates: int = 1
+    """Candidates that are read of every position, for whoever goes on with the tree."""
+    nodes: list[tuple[int, int]] = field(default_factory=list)
+    """Token and parent of each node so far."""
     depths: list[int] = field(default_factory=list)
-    """Depths of the nodes so far."""
+    """Their depths."""
+    read: dict[int, Candidates] = field(default_factory=dict)
+    """Candidates that were read below nodes, and below `ROOT`."""
 
     def __post_init__(self) -> None:
         self.calibration = self.profile.calibration_at(self.session.sampling.temperature)
@@ -116,20 +122,26 @@ class Growth:
     def first(self, count: int) -> Steps[Candidates]:
         """Return up to `count` candidates behind the prefix."""
         [candidates] = yield from self.hold(rows=self._rows([0], count))
-        return candidates
+        self.read[ROOT] = candidates
+        return candidates.first(count)
 
     def extend(
         self, tokens: Sequence[int], parents: Sequence[int], count: int
     ) -> Steps[list[Candidates]]:
         """Return the candidates below new nodes, whose indices continue those grown before."""
         depths = [1 if parent == ROOT else self.depths[parent] + 1 for parent in parents]
+        at = len(self.depths)
         self.depths += depths
+        self.nodes += zip(tokens, parents, strict=True)
         ask = Grow(self.held.state, tokens, parents)
-        return (yield DraftStep(ask, len(tokens), self._rows(depths, count)))
+        found = yield DraftStep(ask, len(tokens), self._rows(depths, count))
+        self.read.update(enumerate(found, at))
+        return [candidates.first(count) for candidates in found]
 
     def _rows(self, depths: Sequence[int], count: int) -> CandidateRows:
         num_tokens = len(self.held.tokens)
         positions = [num_tokens + depth for depth in depths]
+        count = max(count, self.least_candidates)
         return CandidateRows(self.reader, positions, [self.lag + depth for depth in depths], count)
 
     def ends_with(self, token: int) -> bool:

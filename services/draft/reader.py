@@ -49,6 +49,12 @@ class Candidates:
     score: float | None = None
     distribution: SparseDistribution | None = None
 
+    def first(self, count: int) -> "Candidates":
+        """Return the first `count` of them."""
+        if len(self.tokens) <= count:
+            return self
+        return replace(self, tokens=self.tokens[:count], probs=self.probs[:count])
+
     def stats(self, token: int) -> NodeStats:
         """Return the statistics of the node that carries `token` here."""
         prob = self.probs[self.tokens.index(token)]

@@ -3,13 +3,16 @@
 import asyncio
 from collections.abc import Callable, Generator
 from dataclasses import dataclass, field
-from typing import Any, TypeVar
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipstream.core.sequence import SyncedTokens, TokenSequence
 from slipstream.core.types import Plan, Proposal
 from slipstream.draft.reader import CandidateRows, Candidates
 from slipstream.engine.thread import Done
 from slipstream.models.scorer import Ask, ChainRequest
+
+if TYPE_CHECKING:
+    from slipstream.draft.growth import Growth
 
 T = TypeVar("T")
 
@@ -42,6 +45,8 @@ class DraftSession:
     request: "DraftRequest | None" = None
     """The latest request, which another one ends."""
     is_parked: bool = False
+    growth: "Growth | None" = None
+    """The tree of the last proposal, if it may be gone on with."""
 
     @property
     def tokens(self) -> list[int]:
@@ -64,6 +69,8 @@ class DraftRequest:
     answer: "asyncio.Future[Done[Proposal]] | None" = None
     arrived: float = 0.0
     began: float = 0.0
+    is_ahead: bool = False
+    """Whether the tree of the session's last proposal goes on, rather than a new one begins."""
     is_dropped: bool = False
     """No caller waits for it any more. Set on the event loop."""
     grower: ProposalSteps | None = None

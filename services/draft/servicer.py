@@ -5,16 +5,22 @@ for the session is freed, unless it was parked.
 """
 
 import asyncio
+import logging
 import time
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Coroutine
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypeVar
 
 import grpc
 
 from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.draft.ngram_sources import NgramSources
-from slipstream.core.errors import HandshakeError, InvalidRequest, SessionTaken
+from slipstream.core.errors import (
+    HandshakeError,
+    InvalidRequest,
+    SessionTaken,
+    SlipstreamError,
+)
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Session
@@ -41,6 +47,9 @@ from slipstream.telemetry.telemetry import Telemetry
 
 SERVICE = "slipstream.rpc.v1.DraftService"
 
+_LOG = logging.getLogger("slipstream.draft")
+
+T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 _clock = time.perf_counter  # that of the engine's thread, and of spans
 
@@ -119,10 +128,24 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         try:
             opened = draft_pb2.DraftOpened(incarnation=self.about.identity.incarnation)
             yield draft_pb2.SpeculateResponse(opened=opened)
-            while (message := await inbox.next()) is not None:
+            message = await inbox.next()
+            while message is not None:
                 yield await self._answer(message, at)
                 if message.HasField("park"):
                     return
+                if not message.propose.plan.ahead or self._batched is None:
+                    message = await inbox.next()
+                    continue
+                plan = convert.plan_from_pb(message.propose.plan)
+                upcoming = asyncio.ensure_future(inbox.next())
+                try:
+                    tree = await first_of(self._batched.ahead(at.sequence, plan), upcoming)
+                    if tree is not None:
+                        ahead = draft_pb2.DraftedAhead(tree=convert.proposal_to_pb(tree))
+                        yield draft_pb2.SpeculateResponse(ahead=ahead)
+                    message = await upcoming
+                finally:
+                    upcoming.cancel()
         finally:
             try:
                 await self._leases.close(at.lease)
@@ -262,6 +285,22 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             await self._batched.release(session_id)
         if reader is not None:
             await asyncio.wait({reader})
+
+
+async def first_of(work: Coroutine[Any, Any, T], other: asyncio.Future[Any]) -> T | None:
+    """Return what `work` returns; None where `other` is done first, or it fails.
+
+    It is cancelled then.
+    """
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    except SlipstreamError as error:
+        _LOG.warning("a tree does not go on: %s", error)
+        return None
+    finally:
+        task.cancel()
 
 
 def register(servicer: DraftServicer) -> Register:

@@ -123,6 +123,7 @@ class Speculation(StrictModel):
     num_roots: int | None = None
     drafter: str | None = None
     lookup: bool | None = None
+    overlap: bool | None = None
 
 
 class SharedRequest(StrictModel):

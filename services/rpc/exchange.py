@@ -23,6 +23,8 @@ _LOST_STATUS = "Internal error from Core"
 MAX_ANSWER_BYTES = 1 << 20
 """Of any answer but a tokenizer: a tree of 127 nodes with its distributions has 210,000 at most."""
 _TOO_LATE = "the request's deadline has passed"
+_MAX_UNREAD = 8
+"""Answers that are read before they are used; a peer that sends more waits."""
 
 M = TypeVar("M", bound=Message)
 R = TypeVar("R")
@@ -76,6 +78,9 @@ class Exchange:
         self._is_over = False
         self._timeout: asyncio.Timeout | None = None
         self._given_up = ""
+        self._reader: asyncio.Task[None] | None = None
+        self._answers: asyncio.Queue[Any] = asyncio.Queue(_MAX_UNREAD)
+        """What the reader has read: answers, and what ended the stream."""
 
     @property
     def is_open(self) -> bool:
@@ -91,6 +96,21 @@ class Exchange:
         if self._is_over:
             raise self._has_ended()
         return await self._within(self._options.limit_s(num_tokens), self._ask(message))
+
+    async def send(self, message: bytes) -> None:
+        """Send a message whose answer is read later, by `more` or `arrived`. Raises as `ask`."""
+        if self._is_over:
+            raise self._has_ended()
+        await self._within(self._options.limit_s(0), self._write(message))
+
+    def read_ahead(self) -> None:
+        """Read answers as they come from now on, so that `arrived` returns them. Again is fine."""
+        if self._reader is None:
+            self._reader = asyncio.get_running_loop().create_task(self._keep_reading())
+
+    async def arrived(self) -> bytes | None:
+        """Return the next answer if it has been read ahead. Raises as `ask` does."""
+        return None if self._answers.empty() else await self.more(self._options.limit_s(0))
 
     async def more(self, limit_s: float) -> bytes:
         """Wait for another answer to the last message, for so long. Raises as `ask` does."""
@@ -115,6 +135,8 @@ class Exchange:
         self._is_over = True
         if self._call is not None:
             self._call.cancel()
+        if self._reader is not None:
+            self._reader.cancel()
 
     async def _within(self, limit_s: float, work: Awaitable[R]) -> R:
         try:
@@ -142,14 +164,34 @@ class Exchange:
         return DeadlineExceeded(f"{self._peer.name} did not answer within {limit_s:g} s")
 
     async def _ask(self, message: bytes) -> bytes:
+        await self._write(message)
+        return await self._read()
+
+    async def _write(self, message: bytes) -> None:
         if self._call is None:
             self._call = self._opened()
         with suppress(asyncio.InvalidStateError):  # the stream has ended, and reading says why
             await self._call.write(message)
-        return await self._read()
+
+    async def _keep_reading(self) -> None:
+        """Read until the stream ends, no more than a few answers ahead of their user."""
+        answer: Any = None
+        while answer is not grpc.aio.EOF and not isinstance(answer, Exception):
+            try:
+                answer = await self._call.read()
+            except Exception as error:
+                answer = error
+            await self._answers.put(answer)
+
+    async def _next(self) -> Any:
+        """Return the next answer, or EOF."""
+        answer = await (self._call.read() if self._reader is None else self._answers.get())
+        if isinstance(answer, Exception):
+            raise answer
+        return answer
 
     async def _read(self) -> bytes:
-        answer = await self._call.read()
+        answer = await self._next()
         if answer is grpc.aio.EOF:
             self._is_over = True
             raise self._has_ended()
@@ -174,7 +216,8 @@ class Exchange:
 
     async def _end(self) -> None:
         await self._call.done_writing()
-        await self._call.read()
+        while await self._next() is not grpc.aio.EOF:
+            pass
 
     def _opened(self) -> Any:
         timeout = self._options.remaining()

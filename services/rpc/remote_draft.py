@@ -4,9 +4,12 @@ Its answers are untrusted: their form is checked here, and by `core.verify.port_
 proposal can be verified.
 """
 
+from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
+from slipstream.core.draft.ahead import AheadTrees
+from slipstream.core.errors import InternalError
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session
 from slipstream.rpc.conversion.convert import (
@@ -16,7 +19,7 @@ from slipstream.rpc.conversion.convert import (
     session_to_pb,
     timing_from_pb,
 )
-from slipstream.rpc.exchange import CallOptions, Peer
+from slipstream.rpc.exchange import CallOptions, Peer, parsed
 from slipstream.rpc.remote_engine import RemoteEngine
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2
@@ -37,38 +40,125 @@ class TargetSide:
     feed: Callable[[], draft_pb2.KvFeed | None] = lambda: None
 
 
+@dataclass(frozen=True, slots=True)
+class _Sent:
+    """A request for a proposal that was sent: the length of its sequence, how many nodes the draft
+    may go on with, whether it reads keys, and the seconds that packing it took."""
+
+    start: int
+    ahead: int
+    reads_keys: bool
+    packed_s: float
+
+
 class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
-    """`core.ports.Draft` over one stream, which the first call opens."""
+    """`core.ports.Draft` over one stream, which the first call opens.
+
+    Where a plan lets the draft go on while its proposal is verified, the rest of that tree below
+    what became final may be the next proposal, without a wait. The request for one is sent all the
+    same, so that the draft goes on from there.
+    """
 
     def __init__(self, peer: Peer, target: TargetSide, options: CallOptions) -> None:
         super().__init__(peer, SPECULATE, options, draft_pb2.SpeculateResponse)
         self._target = target
+        self._due: deque[_Sent] = deque()
+        """Requests whose proposals have not come, the oldest first."""
+        self._last: _Sent | None = None
+        """The request whose tree may still come."""
+        self._trees = AheadTrees()
+        self._proposed_s: float | None = None
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`; `timing` has the parts of the time that it took."""
         clock = self._options.clock
         began = clock()
-        feed, delta = self._target.feed(), self._news(sequence)
-        propose = draft_pb2.Propose(delta=delta_to_pb(delta), plan=plan_to_pb(plan, feed))
-        trace = trace_to_pb(carried())
-        message = draft_pb2.SpeculateRequest(propose=propose, trace=trace).SerializeToString()
-        packed_s = clock() - began
-        answer = await self._ask(sequence.session, message, num_tokens=len(delta.tokens))
-        self._num_sent = len(sequence)
-        began = clock()
-        proposed = self._part(answer, "proposed").proposed
-        proposal = proposal_from_pb(proposed.proposal)
-        serialisation_s = packed_s + clock() - began
-        return replace(
-            proposal,
-            staleness=None if feed is None else proposed.staleness,
-            timing=timing_from_pb(proposed.timing, serialisation_s=serialisation_s),
-        )
+        if self._proposed_s is not None:
+            self._trees.verified(began - self._proposed_s)
+        while (answer := await self._exchange.arrived()) is not None:
+            self._take(answer)
+        num_new = await self._send(sequence, plan)
+        proposal = self._trees.rest(sequence.tokens, plan) if plan.ahead else None
+        if proposal is None:
+            proposal = await self._awaited(sequence, plan, num_new)
+            self._trees.waited(proposal, clock() - began)
+        self._proposed_s = clock() if plan.ahead else None
+        return proposal
 
     async def open(self, session: Session) -> None:
         """See `RemoteEngine.open`."""
         opened = await self._exchange.ask(self._opening(session).SerializeToString())
-        self._part(opened, "opened")
+        if not self._parsed(opened).HasField("opened"):
+            raise self._unexpected("opened")
+
+    async def _send(self, sequence: TokenSequence, plan: Plan) -> int:
+        """Request a proposal; return the number of tokens that are sent."""
+        if not self._exchange.is_open:
+            await self.open(sequence.session)
+        if plan.ahead:
+            self._exchange.read_ahead()
+        if sequence is not self._sequence:
+            self._trees = AheadTrees()
+        began = self._options.clock()
+        feed, delta = self._target.feed(), self._news(sequence)
+        propose = draft_pb2.Propose(delta=delta_to_pb(delta), plan=plan_to_pb(plan, feed))
+        trace = trace_to_pb(carried())
+        message = draft_pb2.SpeculateRequest(propose=propose, trace=trace).SerializeToString()
+        packed_s = self._options.clock() - began
+        self._due.append(_Sent(len(sequence), plan.ahead, feed is not None, packed_s))
+        self._num_sent = len(sequence)
+        await self._exchange.send(message)
+        return len(delta.tokens)
+
+    async def _awaited(self, sequence: TokenSequence, plan: Plan, num_new: int) -> Proposal:
+        """Return the newest proposal, or the rest of a tree that comes before it and will do."""
+        limit_s = self._options.limit_s(num_new)
+        while True:
+            proposal = self._take(await self._exchange.more(limit_s))
+            if proposal is not None and not self._due:
+                return proposal
+            rest = self._trees.rest(sequence.tokens, plan)
+            if rest is not None:
+                return rest
+
+    def _take(self, answer: bytes) -> Proposal | None:
+        """Hold the tree of an answer; return it if it is a proposal."""
+        began = self._options.clock()
+        message = self._parsed(answer)
+        if message.HasField("ahead"):
+            self._hold(message.ahead)
+            return None
+        if not message.HasField("proposed") or not self._due:
+            raise self._unexpected("proposed")
+        sent = self._last = self._due.popleft()
+        proposed = message.proposed
+        proposal = proposal_from_pb(proposed.proposal)
+        if sent.ahead:
+            self._trees.hold(sent.start, proposal)
+        serialisation_s = sent.packed_s + self._options.clock() - began
+        return replace(
+            proposal,
+            staleness=proposed.staleness if sent.reads_keys else None,
+            timing=timing_from_pb(proposed.timing, serialisation_s=serialisation_s),
+        )
+
+    def _hold(self, message: draft_pb2.DraftedAhead) -> None:
+        """Hold a tree that the draft went on with. Raises `InternalError` for none that it may."""
+        sent, self._last = self._last, None
+        most = 0 if sent is None else sent.ahead
+        tree = proposal_from_pb(message.tree)
+        if sent is None or len(tree.tree) > most:
+            raise InternalError(
+                f"{self._peer.name} went on with {len(tree.tree)} nodes, but up to {most} were"
+                " allowed for"
+            )
+        self._trees.hold(sent.start, tree)
+
+    def _parsed(self, answer: bytes) -> draft_pb2.SpeculateResponse:
+        return parsed(draft_pb2.SpeculateResponse, answer, self._peer.name)
+
+    def _unexpected(self, due: str) -> InternalError:
+        return InternalError(f"{self._peer.name} gave another answer than {due}, which was due")
 
     def _parking(self, park: draft_pb2.Park) -> bytes:
         return draft_pb2.SpeculateRequest(park=park).SerializeToString()

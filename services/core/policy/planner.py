@@ -6,7 +6,7 @@ from slipstream.core.draft.ngram_sources import Copying
 from slipstream.core.policy.backoff import Backoff
 from slipstream.core.policy.pace import RequestPace
 from slipstream.core.policy.prices import Prices
-from slipstream.core.policy.stop import TOO_DEAR, HeuristicLength
+from slipstream.core.policy.stop import AHEAD, TOO_DEAR, HeuristicLength
 from slipstream.core.request.options import Mode, num_product_nodes
 from slipstream.core.request.settings import Settings
 from slipstream.core.round import NO_PLAN, Round
@@ -20,6 +20,8 @@ DRAFTED_TOKENS, DRAFTED_STEPS, DRAFTED_ROUNDS = 2.4, 4, 1.25
 """Tokens, draft steps and plain rounds to verify that are assumed of a round with a draft model."""
 _LONGEST_ROUND = 1e6
 """Plain rounds that a round may take, as far as it is believed."""
+AHEAD_NODES = 64
+"""Nodes of the tree that a draft goes on with while its proposal is verified."""
 MANY_FORCED = 4
 """Forced tokens with which the draft is not asked as well: they are all but certain."""
 
@@ -89,7 +91,9 @@ class Planner:
         if verdict.finish_reason is not None:  # a last round is cut short for reasons of its own
             return
         cost = self._prices.round(len(proposal.tree))
-        if is_drafted:
+        if proposal.stopped_by == AHEAD:
+            cost += self._prices.waited(at.proposing_s)
+        elif is_drafted:
             seconds = None if at.proposing is None else at.proposing_s
             cost += self._prices.drafted(max(depth, 1), seconds)
         num_tokens = len(verdict.tokens)
@@ -190,6 +194,7 @@ class Planner:
             roots=roots,
             worth=min(step, 1.0) if prices else None,
             row_prices=prices,
+            ahead=AHEAD_NODES if settings.overlap else 0,
         )
 
 

@@ -64,6 +64,10 @@ class Prices:
             self._round_s = offer.round_s or self._round_s
             self._costs = self._pinned or offer.costs or self._costs
 
+    def waited(self, seconds: float) -> float:
+        """Return the plain rounds that a wait takes."""
+        return seconds / self._round_s if self._round_s and 0 <= seconds < math.inf else 0.0
+
     def drafted(self, num_steps: int, waited_s: float | None) -> float:
         """Learn that a proposal of so many steps took so long; return its cost in plain rounds.
 

@@ -46,9 +46,11 @@ CONTEXT = "context"
 """What ends the drafting where the draft's own context does."""
 TOO_DEAR = "load"
 """What ends the drafting where no further token is worth its time."""
+AHEAD = "ahead"
+"""What ended the drafting of a tree that was there before its sequence was known: its verdict."""
 STOP_REASONS = (
     *("depth", "nodes", "policy", TOO_DEAR, "eos", "lag", CONTEXT, "memory"),
-    *("lookup", "grammar", "none"),
+    *("lookup", "grammar", AHEAD, "none"),
 )
 """What may end the drafting of a proposal: `Proposal.stopped_by`."""
 

@@ -35,7 +35,8 @@ class SpeculationOptions:
     `max_draft_tokens` bounds a path, `max_nodes` the tree. `threshold` is of `stop`; `widths`
     are the children per depth of shape `product`; `num_roots` is of `target-init`. `drafter` is
     a kind: glide, vanilla or ngram. `lookup` adds what the text repeats, and what n-gram stores
-    have, to what the draft proposes. Members of enumerations may be given by their values.
+    have, to what the draft proposes. With `overlap` a draft service goes on drafting while the
+    target verifies. Members of enumerations may be given by their values.
     """
 
     mode: Mode = Mode.AUTO
@@ -49,6 +50,7 @@ class SpeculationOptions:
     num_roots: int | None = None
     drafter: str | None = None
     lookup: bool | None = None
+    overlap: bool | None = None
 
     def __post_init__(self) -> None:
         for name, kind in _ENUMS.items():
@@ -134,6 +136,8 @@ class Capability:
     note: str = ""
     lookup: bool = False
     """Whether copies of the text may stand beside the draft's proposals."""
+    overlap: bool = False
+    """Whether a draft may go on while its proposal is verified."""
 
 
 _MODELS = frozenset({"glide", "vanilla"})
@@ -149,6 +153,7 @@ VERIFICATIONS: dict[Verification, Capability] = {
         _DRAFTERS,
         "the same tokens as plain",
         lookup=True,
+        overlap=True,
     ),
     Verification.MCSD: Capability(
         "mcsd", _DRAWN_SHAPES, _STOPS, _MODELS, "cape leaves are drawn, without replacement"
@@ -166,8 +171,12 @@ VERIFICATIONS: dict[Verification, Capability] = {
 }
 
 DRAFTERS: dict[str, Capability] = {
-    "glide": Capability("glide", frozenset(Shape), _STOPS, frozenset({"glide"}), lookup=True),
-    "vanilla": Capability("vanilla", frozenset(Shape), _STOPS, frozenset({"vanilla"}), lookup=True),
+    **{
+        name: Capability(
+            name, frozenset(Shape), _STOPS, frozenset({name}), lookup=True, overlap=True
+        )
+        for name in ("glide", "vanilla")
+    },
     "ngram": Capability(
         "ngram",
         frozenset({Shape.CHAIN, Shape.DYNAMIC}),
@@ -196,6 +205,11 @@ def check_combination(
         )
     if options.lookup:
         _check_lookup(mode, drafter)
+    if options.overlap and not fits_overlap(options, drafter):
+        raise UnsupportedCombination(
+            "overlap goes with verification exact and a draft that is a model, not with"
+            f" {mode.value} and {drafter}"
+        )
     if options.stop is StopPolicy.DECISION and not has_decision_model:
         raise UnsupportedCombination("stop decision needs a decision model, but none is loaded")
 
@@ -221,6 +235,12 @@ def fits_lookup(options: SpeculationOptions, drafter: str) -> bool:
     """Return whether copies may stand beside this drafter's proposals with these options."""
     mode = options.verification or Verification.EXACT
     return VERIFICATIONS[mode].lookup and DRAFTERS[drafter].lookup
+
+
+def fits_overlap(options: SpeculationOptions, drafter: str) -> bool:
+    """Return whether this drafter may go on while a proposal is verified with these options."""
+    mode = options.verification or Verification.EXACT
+    return VERIFICATIONS[mode].overlap and DRAFTERS[drafter].overlap
 
 
 def _check_lookup(mode: Verification, drafter: str) -> None:

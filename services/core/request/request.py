@@ -66,6 +66,8 @@ class DraftFacts:
     step_s: float | None = None
     experience: GainPrior = field(default_factory=GainPrior, compare=False)
     """What it gained in the requests so far."""
+    is_service: bool = False
+    """Whether it runs in a service of its own, beside the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -224,6 +226,10 @@ def draft_settings(
         options = SpeculationOptions(mode=Mode.OFF)
     kind = "ngram" if draft.kind == NO_DRAFTER else draft.kind
     _check_lag(options, draft)
+    if options.overlap and not draft.is_service:
+        raise UnsupportedCombination(
+            "overlap needs a draft service: in one process draft and target take turns"
+        )
     settings = resolve(
         options,
         draft.profile,

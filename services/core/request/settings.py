@@ -37,6 +37,8 @@ class Settings:
     step_cost: float | None
     row_cost: float | None
     lookup: Copying | None
+    overlap: bool = False
+    """Whether the draft goes on while a proposal is verified."""
     step_s: float | None = None
     experience: GainPrior | None = field(default=None, compare=False)
     """What earlier requests gained by the same draft."""
@@ -80,6 +82,7 @@ def resolve(
         step_cost=profile.step_cost,
         row_cost=profile.row_cost,
         lookup=_copying(options, profile, drafter=drafter),
+        overlap=bool(options.overlap),
         step_s=step_s,
     )
 

@@ -228,11 +228,11 @@ class Fleet:
         """Facts of a draft that never said anything; it may still come where drafts are listed."""
         expects = self._defaults.expects_drafts
         if kind is None:
-            return DraftFacts(KINDS[0]) if expects else NGRAM
+            return DraftFacts(KINDS[0], is_service=True) if expects else NGRAM
         if here or not expects:
             listing = ", ".join(sorted({*here, NGRAM.kind}))
             raise UnsupportedCombination(f"drafter {kind} is not here, but {listing}")
-        return DraftFacts(kind)
+        return DraftFacts(kind, is_service=True)
 
     def drafts_for(self, target: ChosenTarget) -> list[tuple[DescribedDraft, bool]]:
         """Drafts that fit the target, ready ones first, each with whether it is ready."""

@@ -110,6 +110,7 @@ def plan_to_pb(plan: Plan, feed: draft_pb2.KvFeed | None) -> draft_pb2.Plan:
         feed=feed,
         worth=plan.worth,
         row_prices=plan.row_prices,
+        ahead=plan.ahead,
     )
 
 
@@ -125,6 +126,7 @@ def plan_from_pb(message: draft_pb2.Plan) -> Plan:
         roots=tuple(message.roots),
         worth=message.worth if message.HasField("worth") else None,
         row_prices=tuple(message.row_prices),
+        ahead=message.ahead,
     )
 
 

@@ -89,7 +89,9 @@ def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
         raise HandshakeError(f"its profile can't be used: {error}") from None
     max_lag = message.max_lag if message.HasField("max_lag") else None
     step_s = message.step_s if 0 < message.step_s < math.inf else None
-    return DraftFacts(message.kind, profile, message.has_decision_model, max_lag, step_s)
+    return DraftFacts(
+        message.kind, profile, message.has_decision_model, max_lag, step_s, is_service=True
+    )
 
 
 def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:

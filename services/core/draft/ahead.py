@@ -1,0 +1,176 @@
+"""A tree that goes on growing while its round is verified, and what a verdict leaves of it.
+
+The draft and the target own different devices, so one may compute while the other does: what lies
+below the tokens that become final is the next proposal. (Speculative speculative decoding, T.
+Kumar et al. 2026, holds a proposal for each likely outcome; here outcomes share one tree.) Pure.
+"""
+
+from collections.abc import Collection, Sequence
+
+from slipstream.core.policy.pace import Average
+from slipstream.core.policy.row_costs import num_paying
+from slipstream.core.policy.stop import AHEAD
+from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.core.types import NodeStats, Plan, Proposal
+
+
+class BestFirstTree:
+    """Candidates of a draft, and which of them are to be scored next: the likeliest of all levels.
+
+    A node may be scored once the one above it was. Nodes are in the order of their creation.
+    """
+
+    def __init__(self) -> None:
+        self._tokens: list[int] = []
+        self._parents: list[int] = []
+        self._depths: list[int] = []
+        self._stats: list[NodeStats] = []
+        self._probs: list[float] = []
+        self._open: list[int] = []
+        """Nodes that were not scored."""
+
+    def add(
+        self, parent: int, tokens: Sequence[int], stats: Sequence[NodeStats], probs: Sequence[float]
+    ) -> None:
+        """Add the candidates below a node, or `ROOT`: a node is scored once only.
+
+        `probs` are their estimated probabilities to follow it.
+        """
+        above = 1.0 if parent == ROOT else self._probs[parent]
+        depth = 1 if parent == ROOT else self._depths[parent] + 1
+        if parent != ROOT:
+            self._open.remove(parent)
+        self._open += range(len(self._tokens), len(self._tokens) + len(tokens))
+        self._tokens += tokens
+        self._parents += [parent] * len(tokens)
+        self._depths += [depth] * len(tokens)
+        self._stats += stats
+        self._probs += [above * prob for prob in probs]
+
+    def child(self, parent: int, token: int) -> int:
+        """Return the node below `parent` that carries `token`."""
+        pairs = enumerate(zip(self._parents, self._tokens, strict=True))
+        return next(node for node, pair in pairs if pair == (parent, token))
+
+    def token(self, node: int) -> int:
+        """Return the token of a node."""
+        return self._tokens[node]
+
+    def parent(self, node: int) -> int:
+        """Return the node above, or `ROOT`."""
+        return self._parents[node]
+
+    def next(self, width: int, *, max_depth: int, ends: Collection[int]) -> list[int]:
+        """Return the likeliest nodes, up to `width`, that were not scored, in creation order.
+
+        None that is `max_depth` deep, or that carries one of the tokens `ends`.
+        """
+        fitting = [
+            node
+            for node in self._open
+            if self._depths[node] < max_depth and self._tokens[node] not in ends
+        ]
+        return sorted(sorted(fitting, key=lambda node: -self._probs[node])[:width])
+
+    def best(self, max_nodes: int) -> Proposal:
+        """Return the likeliest nodes as a proposal, with their statistics."""
+        ranked = sorted(range(len(self._tokens)), key=lambda node: -self._probs[node])
+        kept = sorted(ranked[:max_nodes])
+        place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
+        tokens = tuple(self._tokens[node] for node in kept)
+        parents = tuple(place[self._parents[node]] for node in kept)
+        stats = tuple(self._stats[node] for node in kept)
+        return Proposal(TokenTree(tokens, parents), stats, stopped_by=AHEAD)
+
+
+def rest_below(ahead: Proposal, tokens: Sequence[int], plan: Plan) -> Proposal | None:
+    """Return what a tree has below `tokens`, as a proposal that keeps to a plan.
+
+    None where it does not have all of them, or nothing below. Nodes are taken in the order of
+    their probability to become final, as long as they bring more than they cost.
+    """
+    path = ahead.tree.matching(tokens)
+    if len(path) < len(tokens):
+        return None
+    root = path[-1] if path else ROOT
+    probs, depths = {root: 1.0}, {root: 0}
+    for node, (parent, stats) in enumerate(zip(ahead.tree.parents, ahead.stats, strict=True)):
+        if parent in probs and depths[parent] < plan.max_depth:
+            # As a child never beats the node above it, the likeliest make a tree.
+            probs[node] = probs[parent] * stats.prob
+            depths[node] = depths[parent] + 1
+    del probs[root]
+    ranked = sorted(probs, key=lambda node: -probs[node])[: plan.max_nodes]
+    kept = sorted(ranked[: num_paying([probs[node] for node in ranked], plan.row_prices)])
+    return _cut(ahead, root, kept) if probs else None
+
+
+class AheadTrees:
+    """Trees that the draft of a request went on with, and whether what is left of one will do."""
+
+    WEIGHT = 0.1
+    """Of a round in the averages."""
+    MOST = 4
+    """Trees that are held: an answer that is late may still fit what came meanwhile."""
+
+    def __init__(self) -> None:
+        self._trees: dict[int, Proposal] = {}
+        """Trees by the number of tokens in front of them."""
+        self._wait_s, self._verify_s, self._fresh = (
+            Average(0.0, num_values=0, weight=self.WEIGHT) for _ in range(3)
+        )
+
+    def hold(self, start: int, tree: Proposal) -> None:
+        """Hold a tree behind `start` tokens, in the place of one that is there.
+
+        One whose nodes have no probabilities is of no use.
+        """
+        self._trees.pop(start, None)
+        if len(tree.stats) == len(tree.tree) and all(0 <= at.prob <= 1 for at in tree.stats):
+            self._trees[start] = tree
+        if len(self._trees) > self.MOST:
+            del self._trees[min(self._trees)]
+
+    def rest(self, tokens: Sequence[int], plan: Plan) -> Proposal | None:
+        """Return what the trees have below `tokens`, the likeliest of them; None where a proposal
+        that is waited for is worth more. Trees that don't go with the tokens are forgotten."""
+        self._trees = {
+            start: tree
+            for start, tree in self._trees.items()
+            if len(tree.tree.matching(tokens[start:])) == len(tokens) - start
+        }
+        found = [
+            rest_below(tree, tokens[start:], plan) for start, tree in self._trees.items()
+        ]
+        best = max((at for at in found if at), key=expected_tokens, default=None)
+        return best if best is not None and self._pays(expected_tokens(best)) else None
+
+    def waited(self, fresh: Proposal, seconds: float) -> None:
+        """Learn that a proposal was waited for."""
+        self._wait_s.record(seconds)
+        self._fresh.record(expected_tokens(fresh))
+
+    def verified(self, seconds: float) -> None:
+        """Learn the time from a proposal to the next."""
+        self._verify_s.record(seconds)
+
+    def _pays(self, expected: float) -> bool:
+        """Return whether a round with so many expected tokens is as fast as one that waits."""
+        wait_s, verify_s = self._wait_s.value, self._verify_s.value
+        return (1 + expected) * (verify_s + wait_s) >= (1 + self._fresh.value) * verify_s
+
+
+def _cut(ahead: Proposal, root: int, kept: Sequence[int]) -> Proposal:
+    place = {root: ROOT} | {node: index for index, node in enumerate(kept)}
+    tokens = tuple(ahead.tree.tokens[node] for node in kept)
+    parents = tuple(place[ahead.tree.parents[node]] for node in kept)
+    tree = TokenTree(tokens, parents) if kept else EMPTY
+    return Proposal(tree, tuple(ahead.stats[node] for node in kept), stopped_by=AHEAD)
+
+
+def expected_tokens(proposal: Proposal) -> float:
+    """Return how many of its nodes are estimated to become final."""
+    probs: list[float] = []
+    for parent, stats in zip(proposal.tree.parents, proposal.stats, strict=True):
+        probs.append(stats.prob * (1.0 if parent == ROOT else probs[parent]))
+    return sum(probs)
