@@ -56,3 +56,13 @@ async def ended(*tasks: asyncio.Task[Any]) -> None:
             task.exception()
     if cancelled is not None:
         raise cancelled
+
+
+async def before(other: asyncio.Future[Any], work: Coroutine[Any, Any, T]) -> T | None:
+    """Return what `work` returns; None where `other` is done first, which cancels it."""
+    task = asyncio.ensure_future(work)
+    try:
+        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
+        return task.result() if task.done() else None
+    finally:
+        task.cancel()

@@ -84,12 +84,13 @@ class BatchedDraft:
         finally:
             request.is_dropped = True
 
-    async def ahead(self, sequence: TokenSequence, plan: Plan) -> Proposal:
-        """Return the tree of the last proposal, as the draft went on with it.
+    async def ahead(self, sequence: TokenSequence, num_nodes: int) -> Proposal:
+        """Return the tree of the last proposal, as the draft went on with it, up to so many nodes.
 
-        It waits while others wait for proposals. Raises what `run` does.
+        Proposals of other sessions come first. Raises what `run` does.
         """
         answer: asyncio.Future[Done[Proposal]] = asyncio.get_running_loop().create_future()
+        plan = Plan(0, 0, ahead=num_nodes)
         request = DraftRequest(sequence, plan, answer=answer, is_ahead=True)
         try:
             return (await self._submit(request, answer)).value
@@ -171,10 +172,7 @@ class BatchedDraft:
             return
         request.began = self._clock()
         request.check()
-        if request.is_ahead:
-            self._engine.begin_ahead(request)
-        else:
-            self._engine.begin(request)
+        self._engine.begin(request)
         self._running.append(request)
 
     def _drop(self) -> None:

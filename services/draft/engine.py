@@ -100,21 +100,14 @@ class LocalDraft:
         held = self._sessions.setdefault(sequence.session_id, DraftSession())
         self._end(held)
         held.synced.take(sequence)
-        held.is_parked, held.growth = False, None
-        request.begin(self._grow(sequence.session, request.plan, held))
+        held.is_parked = False
+        growth, held.growth = held.growth, None
+        if request.is_ahead and growth is not None:
+            request.begin(grow_ahead(growth, request.plan.ahead))
+        else:
+            request.begin(self._grow(sequence.session, request.plan, held))
         held.request = request
         return request
-
-    def begin_ahead(self, request: DraftRequest) -> None:
-        """Begin to go on with the tree of its session's last proposal, which is of its sequence.
-
-        Nothing is added where that proposal did not allow for it.
-        """
-        held = self._sessions.get(request.session_id) or DraftSession()
-        self._end(held)
-        growth, held.growth = held.growth, None
-        request.begin(_nothing() if growth is None else grow_ahead(growth, request.plan.ahead))
-        held.request = request
 
     def step(self, requests: Sequence[DraftRequest]) -> bool:
         """Compute one step of each that is not done, in one pass; return whether that succeeded.
@@ -300,9 +293,3 @@ class LocalDraft:
             calibration=self._profile.calibration_at(sampling.temperature),
             is_sampled=session.verification is Verification.EXACT and not sampling.is_greedy,
         )
-
-
-def _nothing() -> ProposalSteps:
-    """Return an empty proposal without a step."""
-    yield from ()
-    return Proposal()

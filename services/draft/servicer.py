@@ -5,23 +5,18 @@ for the session is freed, unless it was parked.
 """
 
 import asyncio
-import logging
 import time
-from collections.abc import AsyncIterator, Coroutine
+from collections.abc import AsyncGenerator, AsyncIterator
+from contextlib import aclosing
 from dataclasses import dataclass
-from typing import Any, TypeVar
+from typing import Any
 
 import grpc
 
 from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.draft.ngram_sources import NgramSources
-from slipstream.core.errors import (
-    HandshakeError,
-    InvalidRequest,
-    SessionTaken,
-    SlipstreamError,
-)
-from slipstream.core.inline import finished
+from slipstream.core.errors import HandshakeError, InvalidRequest, SessionTaken, SlipstreamError
+from slipstream.core.inline import before, finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Session
 from slipstream.draft.batcher import BatchedDraft
@@ -47,9 +42,6 @@ from slipstream.telemetry.telemetry import Telemetry
 
 SERVICE = "slipstream.rpc.v1.DraftService"
 
-_LOG = logging.getLogger("slipstream.draft")
-
-T = TypeVar("T")
 Context = grpc.aio.ServicerContext[Any, Any]
 _clock = time.perf_counter  # that of the engine's thread, and of spans
 
@@ -128,24 +120,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         try:
             opened = draft_pb2.DraftOpened(incarnation=self.about.identity.incarnation)
             yield draft_pb2.SpeculateResponse(opened=opened)
-            message = await inbox.next()
-            while message is not None:
-                yield await self._answer(message, at)
-                if message.HasField("park"):
-                    return
-                if not message.propose.plan.ahead or self._batched is None:
-                    message = await inbox.next()
-                    continue
-                plan = convert.plan_from_pb(message.propose.plan)
-                upcoming = asyncio.ensure_future(inbox.next())
-                try:
-                    tree = await first_of(self._batched.ahead(at.sequence, plan), upcoming)
-                    if tree is not None:
-                        ahead = draft_pb2.DraftedAhead(tree=convert.proposal_to_pb(tree))
-                        yield draft_pb2.SpeculateResponse(ahead=ahead)
-                    message = await upcoming
-                finally:
-                    upcoming.cancel()
+            async with aclosing(self._answers(inbox, at)) as answers:
+                async for answer in answers:
+                    yield answer
         finally:
             try:
                 await self._leases.close(at.lease)
@@ -216,6 +193,35 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             self._drafter.draft.begin(session, NgramSources(store))
         return SpeculateStream(TokenSequence(session), lease, vocab_size, form)
 
+    async def _answers(
+        self, inbox: Inbox[draft_pb2.SpeculateRequest], at: SpeculateStream
+    ) -> AsyncGenerator[draft_pb2.SpeculateResponse, None]:
+        """Answer message after message, and go on with a tree until the next one comes."""
+        message = await inbox.next()
+        while message is not None:
+            yield await self._answer(message, at)
+            if message.HasField("park"):
+                return
+            if self._batched is None or not (num_nodes := message.propose.plan.ahead):
+                message = await inbox.next()
+                continue
+            upcoming = asyncio.ensure_future(inbox.next())
+            try:
+                tree = await before(upcoming, self._ahead(at, num_nodes))
+                if tree is not None:
+                    yield draft_pb2.SpeculateResponse(ahead=draft_pb2.DraftedAhead(tree=tree))
+                message = await upcoming
+            finally:
+                upcoming.cancel()
+
+    async def _ahead(self, at: SpeculateStream, num_nodes: int) -> common_pb2.Proposal | None:
+        """Return the tree of the last proposal once it has gone on; None where it can't."""
+        assert self._batched is not None
+        try:
+            return convert.proposal_to_pb(await self._batched.ahead(at.sequence, num_nodes))
+        except SlipstreamError:  # the session's next proposal raises it again
+            return None
+
     async def _answer(
         self, message: draft_pb2.SpeculateRequest, at: SpeculateStream
     ) -> draft_pb2.SpeculateResponse:
@@ -285,22 +291,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             await self._batched.release(session_id)
         if reader is not None:
             await asyncio.wait({reader})
-
-
-async def first_of(work: Coroutine[Any, Any, T], other: asyncio.Future[Any]) -> T | None:
-    """Return what `work` returns; None where `other` is done first, or it fails.
-
-    It is cancelled then.
-    """
-    task = asyncio.ensure_future(work)
-    try:
-        await asyncio.wait({task, other}, return_when=asyncio.FIRST_COMPLETED)
-        return task.result() if task.done() else None
-    except SlipstreamError as error:
-        _LOG.warning("a tree does not go on: %s", error)
-        return None
-    finally:
-        task.cancel()
 
 
 def register(servicer: DraftServicer) -> Register:

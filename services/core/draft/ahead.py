@@ -139,9 +139,7 @@ class AheadTrees:
             for start, tree in self._trees.items()
             if len(tree.tree.matching(tokens[start:])) == len(tokens) - start
         }
-        found = [
-            rest_below(tree, tokens[start:], plan) for start, tree in self._trees.items()
-        ]
+        found = [rest_below(tree, tokens[start:], plan) for start, tree in self._trees.items()]
         best = max((at for at in found if at), key=expected_tokens, default=None)
         return best if best is not None and self._pays(expected_tokens(best)) else None
 
@@ -169,8 +167,8 @@ def _cut(ahead: Proposal, root: int, kept: Sequence[int]) -> Proposal:
 
 
 def expected_tokens(proposal: Proposal) -> float:
-    """Return how many of its nodes are estimated to become final."""
+    """Return how many of its nodes are estimated to become final; 0 where it has no statistics."""
     probs: list[float] = []
-    for parent, stats in zip(proposal.tree.parents, proposal.stats, strict=True):
+    for parent, stats in zip(proposal.tree.parents, proposal.stats, strict=bool(proposal.stats)):
         probs.append(stats.prob * (1.0 if parent == ROOT else probs[parent]))
     return sum(probs)

@@ -20,7 +20,7 @@ DRAFTED_TOKENS, DRAFTED_STEPS, DRAFTED_ROUNDS = 2.4, 4, 1.25
 """Tokens, draft steps and plain rounds to verify that are assumed of a round with a draft model."""
 _LONGEST_ROUND = 1e6
 """Plain rounds that a round may take, as far as it is believed."""
-AHEAD_NODES = 64
+AHEAD_NODES = 120
 """Nodes of the tree that a draft goes on with while its proposal is verified."""
 MANY_FORCED = 4
 """Forced tokens with which the draft is not asked as well: they are all but certain."""
@@ -90,6 +90,7 @@ class Planner:
             self._length = self._length.after(all_accepted=num_drafted == depth)
         if verdict.finish_reason is not None:  # a last round is cut short for reasons of its own
             return
+        self._record_overlap(at)
         cost = self._prices.round(len(proposal.tree))
         if proposal.stopped_by == AHEAD:
             cost += self._prices.waited(at.proposing_s)
@@ -104,6 +105,12 @@ class Planner:
             self._backoff.record(gain)
             if self._settings.experience is not None:
                 self._settings.experience.record(gain)
+
+    def _record_overlap(self, at: Round) -> None:
+        """Learn what a round that asked the draft took, beside what its verification costs."""
+        gain, verify_s = self._settings.overlap_gain, self._prices.seconds(len(at.proposal.tree))
+        if gain is not None and at.proposing is not None and at.plan.max_depth and verify_s:
+            gain.record((at.proposing_s + at.verifying_s) / verify_s, is_on=at.plan.ahead > 0)
 
     def _begin(self) -> None:
         """Expect of the draft what it gained before; beside copies, which cost nothing to draft,
@@ -142,6 +149,14 @@ class Planner:
         if self._settings.mode is Mode.FORCED:
             return ()
         return tuple(self._speed * cost for cost in self._prices.nodes(nodes))
+
+    @property
+    def _overlaps(self) -> bool:
+        """Return whether the draft is to go on while a proposal is verified."""
+        settings = self._settings
+        if settings.overlap is None:
+            return settings.overlap_gain is not None and settings.overlap_gain.is_on
+        return settings.overlap
 
     @property
     def _speed(self) -> float:
@@ -194,7 +209,7 @@ class Planner:
             roots=roots,
             worth=min(step, 1.0) if prices else None,
             row_prices=prices,
-            ahead=AHEAD_NODES if settings.overlap else 0,
+            ahead=AHEAD_NODES if self._overlaps else 0,
         )
 
 

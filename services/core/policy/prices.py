@@ -64,6 +64,10 @@ class Prices:
             self._round_s = offer.round_s or self._round_s
             self._costs = self._pinned or offer.costs or self._costs
 
+    def seconds(self, num_nodes: int) -> float | None:
+        """Return the seconds that verifying so many nodes takes, if they are known."""
+        return self._round_s and self._round_s * self.round(num_nodes)
+
     def waited(self, seconds: float) -> float:
         """Return the plain rounds that a wait takes."""
         return seconds / self._round_s if self._round_s and 0 <= seconds < math.inf else 0.0

@@ -7,13 +7,9 @@ import re
 from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
-from slipstream.core.errors import (
-    InvalidRequest,
-    NotBuilt,
-    PromptTooLong,
-    UnsupportedCombination,
-)
+from slipstream.core.errors import InvalidRequest, NotBuilt, PromptTooLong, UnsupportedCombination
 from slipstream.core.policy.backoff import GainPrior
+from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.prompt import Prompt, PromptForm
@@ -66,8 +62,8 @@ class DraftFacts:
     step_s: float | None = None
     experience: GainPrior = field(default_factory=GainPrior, compare=False)
     """What it gained in the requests so far."""
-    is_service: bool = False
-    """Whether it runs in a service of its own, beside the target."""
+    overlap_gain: OverlapGain | None = field(default=None, compare=False)
+    """What drafting while its target verified gained; None for a draft in the target's process."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,11 +221,7 @@ def draft_settings(
             raise InvalidRequest("the engine has no draft, so nothing can be asked of one")
         options = SpeculationOptions(mode=Mode.OFF)
     kind = "ngram" if draft.kind == NO_DRAFTER else draft.kind
-    _check_lag(options, draft)
-    if options.overlap and not draft.is_service:
-        raise UnsupportedCombination(
-            "overlap needs a draft service: in one process draft and target take turns"
-        )
+    _check_draft(options, draft)
     settings = resolve(
         options,
         draft.profile,
@@ -238,10 +230,12 @@ def draft_settings(
         temperature=temperature,
         step_s=draft.step_s,
     )
-    return replace(settings, experience=draft.experience)
+    return replace(settings, experience=draft.experience, overlap_gain=draft.overlap_gain)
 
 
-def _check_lag(options: SpeculationOptions, draft: DraftFacts) -> None:
+def _check_draft(options: SpeculationOptions, draft: DraftFacts) -> None:
+    if options.overlap and draft.overlap_gain is None:
+        raise UnsupportedCombination("overlap needs a draft service: one process takes turns")
     asked = max(options.max_draft_tokens or 0, len(options.widths or ()))
     if draft.max_lag is not None and asked > draft.max_lag:
         raise InvalidRequest(

@@ -4,12 +4,14 @@ from dataclasses import dataclass, field
 
 from slipstream.core.draft.ngram_sources import Copying
 from slipstream.core.policy.backoff import GainPrior
+from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
 from slipstream.core.request.options import (
     Mode,
     SpeculationOptions,
     check_combination,
     fits_lookup,
+    fits_overlap,
     fitting_shape,
     fitting_stop,
 )
@@ -37,11 +39,13 @@ class Settings:
     step_cost: float | None
     row_cost: float | None
     lookup: Copying | None
-    overlap: bool = False
-    """Whether the draft goes on while a proposal is verified."""
+    overlap: bool | None = None
+    """Whether the draft goes on while a proposal is verified; None: where it is measured to pay."""
     step_s: float | None = None
     experience: GainPrior | None = field(default=None, compare=False)
     """What earlier requests gained by the same draft."""
+    overlap_gain: OverlapGain | None = field(default=None, compare=False)
+    """What its drafting during verifications gained; None where it can't do that."""
 
     @property
     def longest_path(self) -> int:
@@ -82,7 +86,7 @@ def resolve(
         step_cost=profile.step_cost,
         row_cost=profile.row_cost,
         lookup=_copying(options, profile, drafter=drafter),
-        overlap=bool(options.overlap),
+        overlap=options.overlap if fits_overlap(options, drafter) else False,
         step_s=step_s,
     )
 

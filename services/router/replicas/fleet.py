@@ -12,6 +12,7 @@ from slipstream.core.errors import (
     Unavailable,
     UnsupportedCombination,
 )
+from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.request.request import NO_DRAFTER, DraftFacts
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
 from slipstream.router.replicas.breaker import Breakers
@@ -228,11 +229,11 @@ class Fleet:
         """Facts of a draft that never said anything; it may still come where drafts are listed."""
         expects = self._defaults.expects_drafts
         if kind is None:
-            return DraftFacts(KINDS[0], is_service=True) if expects else NGRAM
+            return DraftFacts(KINDS[0], overlap_gain=OverlapGain()) if expects else NGRAM
         if here or not expects:
             listing = ", ".join(sorted({*here, NGRAM.kind}))
             raise UnsupportedCombination(f"drafter {kind} is not here, but {listing}")
-        return DraftFacts(kind, is_service=True)
+        return DraftFacts(kind, overlap_gain=OverlapGain())
 
     def drafts_for(self, target: ChosenTarget) -> list[tuple[DescribedDraft, bool]]:
         """Drafts that fit the target, ready ones first, each with whether it is ready."""

@@ -3,6 +3,7 @@
 import math
 
 from slipstream.core.errors import HandshakeError, InvalidRequest
+from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.request.options import DRAFTERS
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.request import DraftFacts, ModelFacts
@@ -90,7 +91,12 @@ def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
     max_lag = message.max_lag if message.HasField("max_lag") else None
     step_s = message.step_s if 0 < message.step_s < math.inf else None
     return DraftFacts(
-        message.kind, profile, message.has_decision_model, max_lag, step_s, is_service=True
+        message.kind,
+        profile,
+        message.has_decision_model,
+        max_lag,
+        step_s,
+        overlap_gain=OverlapGain(),
     )
 
 

@@ -31,7 +31,15 @@ from slipstream.rpc.v1 import generation_pb2 as pb
 _MAX_UINT32 = 2**32 - 1
 _GRAMMARS = {GrammarKind.JSON_SCHEMA: "json_schema", GrammarKind.REGEX: "regex"}
 """Fields of a request."""
-_OPTIONAL = ("max_draft_tokens", "max_nodes", "threshold", "num_roots", "drafter", "lookup", "overlap")
+_OPTIONAL = (
+    "max_draft_tokens",
+    "max_nodes",
+    "threshold",
+    "num_roots",
+    "drafter",
+    "lookup",
+    "overlap",
+)
 
 
 def generation_to_pb(generation: Generation) -> pb.Generation:
