@@ -9,7 +9,7 @@ import pytest
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Plan, Proposal, ReplyTiming, Session, Shape, Verdict
+from slipstream.core.types import NodeStats, Plan, Proposal, ReplyTiming, Session, Shape, Verdict
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert import proposal_to_pb, timing_to_pb, verdict_to_pb
 from slipstream.rpc.exchange import CallOptions, Peer
@@ -32,7 +32,7 @@ TIMING = ReplyTiming(service_s=0.004, queue_s=0.001, engine_s=0.002, kv_wait_s=0
 class Engine:
     """The other end of a stream: answers from a list, and remembers what it was sent.
 
-    An answer is bytes, a message, an exception, or None: say nothing, and wait.
+    An answer is bytes, a message, an exception, a tuple of answers, or None: say nothing, and wait.
     """
 
     def __init__(self, method, kind):
@@ -52,6 +52,10 @@ class Engine:
             self.ended.set()
 
     async def _answer(self, answer, context):
+        if isinstance(answer, tuple):  # one after the other
+            for each in answer:
+                await self._answer(each, context)
+            return
         if answer is None:
             self.waits.set()
             await asyncio.Event().wait()
@@ -104,6 +108,14 @@ def proposed(proposal, staleness=2):
         proposed=draft_pb2.Proposed(
             proposal=proposal_to_pb(proposal), staleness=staleness, timing=timing_to_pb(TIMING)
         )
+    )
+
+
+def ahead(tree, prob=0.5):
+    """The tree that a draft went on with; its nodes are all as likely."""
+    stats = (NodeStats(prob, prob, 1.0),) * len(tree)
+    return draft_pb2.SpeculateResponse(
+        ahead=draft_pb2.DraftedAhead(tree=proposal_to_pb(Proposal(tree, stats)))
     )
 
 

@@ -1,0 +1,178 @@
+"""What a verdict leaves of a tree that went on growing is a proposal for what came of it."""
+
+from itertools import pairwise
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from slipstream.core.draft.ahead import AheadTrees, BestFirstTree, expected_tokens, rest_below
+from slipstream.core.policy.stop import AHEAD
+from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.types import NodeStats, Plan, Proposal
+
+PLAN = Plan(max_depth=8, max_nodes=20)
+
+
+def grown(tokens, parents, probs):
+    stats = tuple(NodeStats(prob, prob, 0.0) for prob in probs)
+    return Proposal(TokenTree(tuple(tokens), tuple(parents)), stats, stopped_by=AHEAD)
+
+
+@st.composite
+def trees(draw):
+    """Trees of up to 24 nodes, whose siblings differ."""
+    size = draw(st.integers(1, 24))
+    parents = [draw(st.integers(ROOT, node - 1)) for node in range(size)]
+    tokens = [parents[:node].count(parent) for node, parent in enumerate(parents)]
+    probs = draw(st.lists(st.floats(0, 1), min_size=size, max_size=size))
+    return grown(tokens, parents, probs)
+
+
+def path_probs(tree):
+    """The probability of the path to each node."""
+    probs = []
+    for parent, stats in zip(tree.tree.parents, tree.stats, strict=True):
+        probs.append(stats.prob * (1.0 if parent == ROOT else probs[parent]))
+    return probs
+
+
+@given(trees(), st.data())
+def test_the_rest_below_a_path_is_the_tree_below_it(tree, data):
+    node = data.draw(st.integers(ROOT, len(tree.tree) - 1))
+    path = tree.tree.path_tokens(node)
+    rest = rest_below(tree, path, PLAN)
+    below = {
+        tree.tree.path_tokens(other)[len(path) :]
+        for other in range(len(tree.tree))
+        if node in (ROOT, *tree.tree.path(other)[:-1])
+        and len(tree.tree.path(other)) - len(path) <= PLAN.max_depth
+    }
+    if not below:
+        assert rest is None
+        return
+    assert len(below) <= PLAN.max_nodes or len(rest.tree) == PLAN.max_nodes
+    assert {rest.tree.path_tokens(other) for other in range(len(rest.tree))} <= below
+
+
+@given(trees(), st.integers(1, 6), st.integers(1, 4))
+def test_a_rest_keeps_to_the_plan_and_has_the_likeliest_nodes(tree, max_nodes, max_depth):
+    rest = rest_below(tree, (), Plan(max_depth=max_depth, max_nodes=max_nodes))
+    assert len(rest.tree) <= max_nodes
+    assert max(rest.tree.depths(), default=0) <= max_depth
+    fitting = sorted(
+        (
+            prob
+            for prob, depth in zip(path_probs(tree), tree.tree.depths(), strict=True)
+            if depth <= max_depth
+        ),
+        reverse=True,
+    )
+    assert sorted(path_probs(rest), reverse=True) == fitting[: len(rest.tree)]
+
+
+def test_nodes_that_cost_more_than_they_bring_are_left_out():
+    tree = grown([4, 5, 6], [-1, 0, 1], [0.9, 0.5, 0.1])
+    plan = Plan(max_depth=8, max_nodes=8, row_prices=(0.2, 0.2, 0.2))
+    assert rest_below(tree, (), plan).tree == TokenTree.chain([4, 5])
+
+
+def test_another_token_than_any_in_the_tree_leaves_nothing():
+    tree = grown([4, 5], [-1, 0], [0.9, 0.5])
+    assert rest_below(tree, (4, 6), PLAN) is None
+    assert rest_below(tree, (4, 5), PLAN) is None  # nothing below
+    assert rest_below(tree, (4,), PLAN).tree == TokenTree.chain([5])
+
+
+def test_the_likeliest_nodes_of_all_levels_are_scored_first():
+    tree = BestFirstTree()
+    tree.add(ROOT, [1, 2], stats(0.6, 0.3), [0.6, 0.3])
+    assert tree.next(1, max_depth=4, ends=()) == [0]
+    tree.add(0, [1, 2], stats(0.4, 0.2), [0.4, 0.2])
+    assert [tree.token(node) for node in tree.next(2, max_depth=4, ends=())] == [2, 1]
+    assert tree.next(9, max_depth=2, ends=()) == [1]
+    assert tree.next(9, max_depth=4, ends={2}) == [2]
+
+
+@given(trees(), st.integers(0, 24))
+def test_the_best_nodes_of_a_growing_tree_are_a_tree(tree, max_nodes):
+    growing = BestFirstTree()
+    nodes = {ROOT: ROOT}
+    for node in range(ROOT, len(tree.tree)):
+        children = tree.tree.children(node)
+        start = len(nodes) - 1
+        nodes.update({child: start + at for at, child in enumerate(children)})
+        growing.add(
+            nodes[node],
+            [tree.tree.tokens[child] for child in children],
+            [tree.stats[child] for child in children],
+            [tree.stats[child].prob for child in children],
+        )
+    best = growing.best(max_nodes)
+    assert len(best.tree) == min(max_nodes, len(tree.tree))
+    probs = sorted(path_probs(tree), reverse=True)
+    assert sorted(path_probs(best), reverse=True) == probs[: len(best.tree)]
+
+
+def stats(*probs):
+    return [NodeStats(probs[0], prob, 0.0) for prob in probs]
+
+
+def test_trees_that_do_not_go_with_the_tokens_are_forgotten():
+    trees = AheadTrees()
+    trees.hold(3, grown([4, 5, 6], [-1, 0, 1], [0.9, 0.8, 0.7]))
+    assert trees.rest([1, 2, 3, 9], PLAN) is None
+    assert trees.rest([1, 2, 3, 4], PLAN) is None
+
+
+def test_an_older_tree_serves_where_the_newer_one_has_not_come():
+    trees = AheadTrees()
+    trees.hold(3, grown([4, 5, 6, 7], [-1, 0, 1, 2], [0.9] * 4))
+    assert trees.rest([1, 2, 3, 4], PLAN).tree == TokenTree.chain([5, 6, 7])
+    assert trees.rest([1, 2, 3, 4, 5, 6], PLAN).tree == TokenTree.chain([7])
+
+
+def test_of_two_trees_the_likelier_rest_is_taken():
+    trees = AheadTrees()
+    trees.hold(3, grown([4, 5], [-1, 0], [0.9, 0.1]))
+    trees.hold(4, grown([8], [-1], [0.7]))
+    assert trees.rest([1, 2, 3, 4], PLAN).tree == TokenTree.chain([8])
+
+
+@pytest.mark.parametrize("prob", [-0.1, 1.5, float("nan"), float("inf")])
+def test_a_tree_without_usable_probabilities_is_not_held(prob):
+    trees = AheadTrees()
+    trees.hold(1, grown([4, 5], [-1, 0], [0.5, prob]))
+    trees.hold(2, Proposal(TokenTree.chain([4, 5])))
+    assert trees.rest([1, 4], PLAN) is None
+    assert trees.rest([1, 2, 4], PLAN) is None
+
+
+def test_no_more_trees_are_held_than_a_few():
+    trees = AheadTrees()
+    for start in range(20):
+        trees.hold(start, grown([7] * 30, range(-1, 29), [0.9] * 30))
+    held = [start for start in range(20) if trees.rest([7] * 20, PLAN) and start]
+    assert held
+    assert len(trees._trees) <= AheadTrees.MOST
+
+
+def test_a_poor_rest_gives_way_to_a_proposal_that_is_hardly_waited_for():
+    poor = grown([4, 5], [-1, 0], [0.9, 0.1])
+    rich = grown([4, 5, 6], [-1, 0, 1], [0.9] * 3)
+    found = []
+    for wait_s in (0.001, 1.0):
+        trees = AheadTrees()
+        trees.verified(0.1)
+        trees.waited(rich, wait_s)
+        trees.hold(1, poor)
+        found.append(trees.rest([1, 4], PLAN))
+    assert found[0] is None
+    assert found[1].tree == TokenTree.chain([5])
+
+
+def test_expected_tokens_are_the_probabilities_of_all_paths():
+    assert expected_tokens(grown([4, 5, 6], [-1, 0, -1], [0.5, 0.5, 0.25])) == 1.0
+    assert all(
+        expected_tokens(grown(range(n), range(-1, n - 1), [1.0] * n)) == n for n, _ in pairwise(range(4))
+    )
