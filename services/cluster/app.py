@@ -12,18 +12,15 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from slipstream.cluster.directory import Directory
 from slipstream.cluster.plan import ClusterPlan, PoolPlan, plan_from
-from slipstream.cluster.scaling import LOAD, TARGETS_WAIT, WAITING
-from slipstream.cluster.service import Gauges, Service, ServicePorts
+from slipstream.cluster.scaling import LOAD
+from slipstream.cluster.service import Service, ServicePorts
 
 DIRECTORY = "Directory"
 EVERY_S = 1.0
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 10.0
 _ANSWER_S = 5.0
-_POLICIES = {
-    "target": "slipstream.cluster.scaling:wanted_targets",
-    "draft": "slipstream.cluster.scaling:wanted_drafts",
-}
+_POLICY = AutoscalingPolicy(policy_function="slipstream.cluster.scaling:wanted_replicas")
 _NO_CALLS_S = 0.1
 """How long Serve waits for its own calls to a replica to end, again and again: there are none."""
 _PUSH_S = 10.0
@@ -55,7 +52,7 @@ def _pool(role: str, plan: ClusterPlan) -> Application:
             "num_gpus": pool.num_gpus,
             "resources": dict(pool.resources),
         },
-        autoscaling_config=_scaling(role, pool),
+        autoscaling_config=_scaling(pool),
         graceful_shutdown_timeout_s=plan.stopping_s,
         graceful_shutdown_wait_loop_s=_NO_CALLS_S,
         health_check_period_s=HEALTH_PERIOD_S,
@@ -64,7 +61,7 @@ def _pool(role: str, plan: ClusterPlan) -> Application:
     return app
 
 
-def _scaling(role: str, pool: PoolPlan) -> AutoscalingConfig:
+def _scaling(pool: PoolPlan) -> AutoscalingConfig:
     return AutoscalingConfig(
         min_replicas=pool.min_replicas,
         max_replicas=pool.max_replicas,
@@ -73,7 +70,7 @@ def _scaling(role: str, pool: PoolPlan) -> AutoscalingConfig:
         metrics_interval_s=min(_PUSH_S, pool.look_back_s / 3),
         upscale_delay_s=pool.upscale_delay_s,
         downscale_delay_s=pool.downscale_delay_s,
-        policy=AutoscalingPolicy(policy_function=_POLICIES[role]),
+        policy=_POLICY,
     )
 
 
@@ -92,8 +89,7 @@ class PoolReplica:
         host = f"[{host}]" if ":" in host else host
         ports = ServicePorts(host, pool.port, pool.metrics_port)
         self._service = Service(role, plan.flags(role), ports)
-        self._gauges = Gauges()
-        self._targets_wait = 0.0
+        self._load = 0.0
         self._announcing = asyncio.get_running_loop().create_task(self._announce())
 
     async def check_health(self) -> None:
@@ -102,11 +98,7 @@ class PoolReplica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return what the pool's policy goes by."""
-        return {
-            LOAD: self._gauges.load,
-            WAITING: self._gauges.num_waiting,
-            TARGETS_WAIT: self._targets_wait,
-        }
+        return {LOAD: self._load}
 
     def __del__(self) -> None:
         """Stop the service for Serve: what runs may finish, and nothing new comes."""
@@ -120,10 +112,8 @@ class PoolReplica:
         while True:
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    self._gauges = await asyncio.to_thread(self._service.gauges)
-                    self._targets_wait = await directory.announce.remote(
-                        self._role, self._service.address, self._gauges.draft_wait
-                    )
+                    self._load = await asyncio.to_thread(self._service.load)
+                    await directory.announce.remote(self._role, self._service.address)
                 problem = ""
             except Exception as error:  # whatever it is, it must not end this
                 if str(error) != problem:
