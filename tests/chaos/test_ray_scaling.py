@@ -17,7 +17,7 @@ FORCED = SpeculationOptions(mode=Mode.FORCED)
 CALLERS = 6
 SCALING = {
     "--max-drafts": "3",
-    "--draft-load": "2",
+    "--draft-load": "0.7",
     "--look-back-s": "3",
     "--upscale-delay-s": "1",
     "--downscale-delay-s": "3",
