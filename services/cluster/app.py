@@ -20,7 +20,10 @@ EVERY_S = 1.0
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 10.0
 _ANSWER_S = 5.0
-_POLICY = AutoscalingPolicy(policy_function="slipstream.cluster.scaling:wanted_replicas")
+_POLICIES = {
+    "target": "slipstream.cluster.scaling:wanted_targets",
+    "draft": "slipstream.cluster.scaling:wanted_drafts",
+}
 _NO_CALLS_S = 0.1
 """How long Serve waits for its own calls to a replica to end, again and again: there are none."""
 _PUSH_S = 10.0
@@ -52,7 +55,7 @@ def _pool(role: str, plan: ClusterPlan) -> Application:
             "num_gpus": pool.num_gpus,
             "resources": dict(pool.resources),
         },
-        autoscaling_config=_scaling(pool),
+        autoscaling_config=_scaling(role, pool),
         graceful_shutdown_timeout_s=plan.stopping_s,
         graceful_shutdown_wait_loop_s=_NO_CALLS_S,
         health_check_period_s=HEALTH_PERIOD_S,
@@ -61,7 +64,7 @@ def _pool(role: str, plan: ClusterPlan) -> Application:
     return app
 
 
-def _scaling(pool: PoolPlan) -> AutoscalingConfig:
+def _scaling(role: str, pool: PoolPlan) -> AutoscalingConfig:
     return AutoscalingConfig(
         min_replicas=pool.min_replicas,
         max_replicas=pool.max_replicas,
@@ -70,7 +73,7 @@ def _scaling(pool: PoolPlan) -> AutoscalingConfig:
         metrics_interval_s=min(_PUSH_S, pool.look_back_s / 3),
         upscale_delay_s=pool.upscale_delay_s,
         downscale_delay_s=pool.downscale_delay_s,
-        policy=_POLICY,
+        policy=AutoscalingPolicy(policy_function=_POLICIES[role]),
     )
 
 

@@ -48,8 +48,8 @@ class ServicePorts:
     metrics: int = 0
 
 
-class LoadMeter:
-    """Load of a service, by its pages of metrics.
+class ServiceLoad:
+    """Load of a service, by its pages of metrics, one after the other.
 
     The load of a target is its sessions and what waits there; that of a draft is the number of
     proposals that are there at once, on average since the page before.
@@ -60,7 +60,7 @@ class LoadMeter:
         self._before: tuple[float, float] | None = None
         """Seconds that all proposals had taken on the last page, and when it was read."""
 
-    def load(self, page: str, now_s: float) -> float:
+    def read(self, page: str, now_s: float) -> float:
         """Return the load by a page of Prometheus, read now; what is not on it counts as 0."""
         pairs = (line.rsplit(" ", 1) for line in page.splitlines() if line and line[0] != "#")
         values = {pair[0]: float(pair[1]) for pair in pairs if len(pair) == 2}
@@ -80,7 +80,7 @@ class Service:
         self._health = f"unix:{self._place}/health"
         metrics = f"{ports.host}:{ports.metrics}" if ports.metrics else f"{_LOCAL}:{_free_port()}"
         self._page = f"http://{metrics}/metrics"
-        self._meter = LoadMeter(role)
+        self._load = ServiceLoad(role)
         self._is_stopping = False
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -105,7 +105,7 @@ class Service:
         # The page is on this machine: no proxy leads there.
         with build_opener(ProxyHandler({})).open(self._page, timeout=_TIMEOUT_S) as page:
             body: bytes = page.read()
-        return self._meter.load(body.decode(errors="replace"), time.monotonic())
+        return self._load.read(body.decode(errors="replace"), time.monotonic())
 
     def stop(self, grace_s: float) -> None:
         """Let it finish what runs, at most for the grace, and end it. May be repeated."""

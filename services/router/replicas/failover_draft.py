@@ -40,7 +40,7 @@ _REASONS: tuple[tuple[type[SlipstreamError], str], ...] = (
 Choose = Callable[[Collection[str]], InUse[Draft] | None]
 """Return a draft that is not among the names given; None when there is none."""
 Leave = Callable[[str, Collection[str]], bool]
-"""Return whether the request had better leave the draft named first for one not among the others."""
+"""Return whether to leave the draft of this name for one that is not among the names given."""
 LEAVE_ROUNDS, LEAVE_TOKENS = 16, 64
 """Proposals between two checks of that: at least so many, and one for every so many tokens that the
 next draft would have to read."""

@@ -62,14 +62,13 @@ async def test_a_draft_of_another_model_is_used_by_no_target_of_this_one(
 ):
     large = fleet.save_models(tmp_path, "large", seed=1)
     stranger, other = draft_worker(str(glide_of(large)), large), target_worker(large)
-    async with running(target, other, stranger):
-        async with routed([target, other], [stranger]) as client:
-            asked = {"max_tokens": NUM_TOKENS, "sampling": SAMPLED}
-            result = await client.generate("hello", model="tiny", **asked)
-            assert (await stranger.load()).num_rounds == 0
-            asked["speculation"] = FORCED
-            await client.generate("hello", model="large", **asked)
-            assert (await stranger.load()).num_rounds > 0
+    async with running(target, other, stranger), routed([target, other], [stranger]) as client:
+        asked = {"max_tokens": NUM_TOKENS, "sampling": SAMPLED}
+        result = await client.generate("hello", model="tiny", **asked)
+        assert (await stranger.load()).num_rounds == 0
+        asked["speculation"] = FORCED
+        await client.generate("hello", model="large", **asked)
+        assert (await stranger.load()).num_rounds > 0
     assert [result.token_ids] == await plain(["hello"])
 
 

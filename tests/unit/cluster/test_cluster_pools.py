@@ -6,8 +6,8 @@ import pytest
 
 from slipstream.cluster.directory import TTL_S, AddressFiles, Directory, Listing
 from slipstream.cluster.plan import ClusterPlan, DraftPoolPlan, PoolPlan, plan_from
-from slipstream.cluster.scaling import LOAD, wanted_replicas
-from slipstream.cluster.service import LoadMeter
+from slipstream.cluster.scaling import LOAD, wanted_drafts, wanted_targets
+from slipstream.cluster.service import ServiceLoad
 from slipstream.core.errors import InvalidRequest
 from support.telemetry.prometheus_names import exported
 
@@ -68,19 +68,19 @@ def page_of(*metrics):
 def test_the_load_of_a_target_is_its_sessions_and_what_waits():
     from slipstream.telemetry.catalog import SESSIONS, WAITING
 
-    assert LoadMeter("target").load(page_of(SESSIONS, WAITING), 0.0) == 2.0
-    assert LoadMeter("target").load("# nothing\n", 0.0) == 0.0
+    assert ServiceLoad("target").read(page_of(SESSIONS, WAITING), 0.0) == 2.0
+    assert ServiceLoad("target").read("# nothing\n", 0.0) == 0.0
 
 
 def test_the_load_of_a_draft_is_the_proposals_that_were_there_at_once_not_its_sessions():
     """Seconds that proposals took, in every second."""
     from slipstream.telemetry.catalog import DRAFT_ENGINE, DRAFT_QUEUE, SESSIONS, WAITING
 
-    meter = LoadMeter("draft")
-    assert meter.load(page_of(SESSIONS, WAITING), 10.0) == 0.0
+    load = ServiceLoad("draft")
+    assert load.read(page_of(SESSIONS, WAITING), 10.0) == 0.0
     page = page_of(SESSIONS, WAITING, DRAFT_QUEUE, DRAFT_ENGINE)
-    assert meter.load(page, 10.5) == pytest.approx((1 + 1) / 0.5)
-    assert meter.load(page, 11.0) == 0.0
+    assert load.read(page, 10.5) == pytest.approx((1 + 1) / 0.5)
+    assert load.read(page, 11.0) == 0.0
 
 
 async def test_whoever_is_silent_is_listed_no_more():
@@ -124,7 +124,14 @@ def context(now, *loads):
     )
 
 
-def test_a_pool_has_as_many_replicas_as_the_load_of_all_of_them_wants():
-    assert wanted_replicas(context(1, 6.0))[0] == 3.0
-    assert wanted_replicas(context(3, 0.5, 0.5, 1.0))[0] == 1.0
-    assert wanted_replicas(context(2))[0] == 2.0
+@pytest.mark.parametrize("wanted", [wanted_targets, wanted_drafts])
+def test_a_pool_has_as_many_replicas_as_the_load_of_all_of_them_wants(wanted):
+    assert wanted(context(1, 6.0))[0] == 3.0
+    assert wanted(context(3, 0.1, 0.1, 0.2))[0] <= 1.0
+    assert wanted(context(2))[0] == 2.0
+
+
+def test_drafts_go_only_where_the_others_can_take_half_as_much_again():
+    assert wanted_targets(context(3, 1.0, 1.5, 1.5))[0] == 2.0
+    assert wanted_drafts(context(3, 1.0, 1.5, 1.5))[0] == 3.0
+    assert wanted_drafts(context(3, 0.5, 1.0, 1.0))[0] == 1.875
