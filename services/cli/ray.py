@@ -40,17 +40,17 @@ class PoolFlags:
     target_cpus: float = option(1.0, "Processors reserved for a target.")
     draft_cpus: float = option(1.0, "Processors reserved for a draft.")
     target_load: float = option(16.0, "Running sessions and waiting requests for each target.")
-    draft_load: float = option(16.0, "Running sessions and waiting proposals for each draft.")
+    draft_load: float = option(3.0, "Proposals at once, on average, for each draft.")
     look_back_s: float = option(30.0, "Seconds over which these loads are averaged.")
     upscale_delay_s: float = option(30.0, "Seconds of higher load before replicas are added.")
     downscale_delay_s: float = option(600.0, "Seconds of lower load before replicas are removed.")
 
     def pool(self, role: str, options: dict[str, Any]) -> "PoolPlan":
         """Return the pool of a role, whose services get `options` unless they are None."""
-        from slipstream.cluster.plan import PoolPlan
+        from slipstream.cluster.plan import POOL_PLANS
 
         least, most = getattr(self, f"min_{role}s"), getattr(self, f"max_{role}s")
-        return PoolPlan(
+        return POOL_PLANS[role](
             options={name: value for name, value in options.items() if value is not None},
             min_replicas=least,
             max_replicas=least if most is None else most,

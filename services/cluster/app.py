@@ -12,8 +12,8 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from slipstream.cluster.directory import Directory
 from slipstream.cluster.plan import ClusterPlan, PoolPlan, plan_from
-from slipstream.cluster.scaling import LOAD, TARGETS_WAIT, WAITING
-from slipstream.cluster.service import Gauges, Service, ServicePorts
+from slipstream.cluster.scaling import LOAD
+from slipstream.cluster.service import Service, ServicePorts
 
 DIRECTORY = "Directory"
 EVERY_S = 1.0
@@ -92,8 +92,7 @@ class PoolReplica:
         host = f"[{host}]" if ":" in host else host
         ports = ServicePorts(host, pool.port, pool.metrics_port)
         self._service = Service(role, plan.flags(role), ports)
-        self._gauges = Gauges()
-        self._targets_wait = 0.0
+        self._load = 0.0
         self._announcing = asyncio.get_running_loop().create_task(self._announce())
 
     async def check_health(self) -> None:
@@ -102,11 +101,7 @@ class PoolReplica:
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         """Return what the pool's policy goes by."""
-        return {
-            LOAD: self._gauges.load,
-            WAITING: self._gauges.num_waiting,
-            TARGETS_WAIT: self._targets_wait,
-        }
+        return {LOAD: self._load}
 
     def __del__(self) -> None:
         """Stop the service for Serve: what runs may finish, and nothing new comes."""
@@ -120,10 +115,8 @@ class PoolReplica:
         while True:
             try:
                 async with asyncio.timeout(_ANSWER_S):
-                    self._gauges = await asyncio.to_thread(self._service.gauges)
-                    self._targets_wait = await directory.announce.remote(
-                        self._role, self._service.address, self._gauges.draft_wait
-                    )
+                    self._load = await asyncio.to_thread(self._service.load)
+                    await directory.announce.remote(self._role, self._service.address)
                 problem = ""
             except Exception as error:  # whatever it is, it must not end this
                 if str(error) != problem:

@@ -1,4 +1,4 @@
-"""The replicas of both pools and their load, and the files in which a router reads where they are.
+"""The replicas of both pools, and the files in which a router reads where they are.
 
 A replica that is silent for a while is gone. No round passes here, and nothing is lost with it:
 replicas announce themselves again within a second. Needs no Ray.
@@ -29,7 +29,6 @@ class Listing:
 @dataclass(frozen=True, slots=True)
 class _ReplicaEntry:
     role: str
-    draft_wait: float
     at_s: float
 
 
@@ -43,11 +42,9 @@ class Directory:
         self._began_s = clock()
         self._known: dict[str, _ReplicaEntry] = {}
 
-    async def announce(self, role: str, address: str, draft_wait: float) -> float:
-        """List a replica; return the mean share of time in which targets wait for drafts."""
-        self._known[address] = _ReplicaEntry(role, draft_wait, self._clock())
-        waits = [at.draft_wait for at in self._live().values() if at.role == "target"]
-        return sum(waits) / len(waits) if waits else 0.0
+    async def announce(self, role: str, address: str) -> None:
+        """List a replica."""
+        self._known[address] = _ReplicaEntry(role, self._clock())
 
     async def listing(self) -> Listing:
         """Return the replicas that are there."""

@@ -50,7 +50,8 @@ class PoolPlan:
     metrics_port: int = 0
     """Port at which Prometheus reads its metrics there; 0 shows them to the pool alone."""
     load_per_replica: float = 16.0
-    """Sessions, and what waits, for one replica; with more of them another one starts."""
+    """Sessions, and what waits, for one replica; with more of them another one starts. For a draft
+    it is the proposals that are there at once."""
     look_back_s: float = 30.0
     """The time over which that is a mean."""
     upscale_delay_s: float = 30.0
@@ -80,11 +81,21 @@ class PoolPlan:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DraftPoolPlan(PoolPlan):
+    """Replicas of drafts."""
+
+    load_per_replica: float = 3.0
+
+
+POOL_PLANS = {"target": PoolPlan, "draft": DraftPoolPlan}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
     """Both pools, and what they share."""
 
     target: PoolPlan = field(default_factory=PoolPlan)
-    draft: PoolPlan | None = field(default_factory=PoolPlan)
+    draft: PoolPlan | None = field(default_factory=DraftPoolPlan)
     """None where only routers draft, by n-grams."""
     grace_s: float = 30.0
     """Time for requests to finish when a replica is to stop."""
@@ -123,9 +134,9 @@ class ClusterPlan:
     def arguments(self) -> dict[str, Any]:
         """Return what `plan_from` reads; defaults are left out."""
         values = _differences(self, ClusterPlan())
-        for role in ("target", "draft"):
+        for role, kind in POOL_PLANS.items():
             pool = getattr(self, role)
-            values[role] = None if pool is None else _differences(pool, PoolPlan())
+            values[role] = None if pool is None else _differences(pool, kind())
         return values
 
 
@@ -137,7 +148,7 @@ def plan_from(arguments: Mapping[str, Any]) -> ClusterPlan:
         pool = values.get(role, {})
         if not isinstance(pool, Mapping):
             raise InvalidRequest(f"{role} is {pool!r}, but must be a table")
-        values[role] = _made(PoolPlan, pool, role)
+        values[role] = _made(POOL_PLANS[role], pool, role)
     if not has_drafts:
         del values["draft"]
     plan: ClusterPlan = _made(ClusterPlan, values, "args")

@@ -1,4 +1,4 @@
-"""Scaling policies of Ray Serve: how many replicas a pool should have, by their metrics.
+"""Scaling policies of Ray Serve: how many replicas a pool should have, by their loads.
 
 Serve keeps to bounds and delays by itself. `aggregated_metrics` are means over the look-back time,
 by metric and replica. Imports nothing of ours: Serve carries these functions to its controller as
@@ -7,35 +7,23 @@ they are.
 
 from typing import Any
 
-LOAD, WAITING, TARGETS_WAIT = "load", "waiting", "targets_wait"
-MUCH_WAIT, LITTLE_WAIT = 0.3, 0.1
-"""Shares of their time that targets wait for drafts."""
-QUEUE, SHORT_QUEUE = 1.0, 0.25
-"""Proposals that wait in a draft."""
+LOAD = "load"
+SPARE = 1.5
+"""How much more load a draft may have to take once another one is gone."""
 
 
 def wanted_targets(context: Any) -> tuple[float, dict[str, Any]]:
-    """Return the number of targets over which sessions and waiting verifications are spread."""
+    """Return the number of targets over which their whole load is spread."""
     return _by_load(context), {}
 
 
 def wanted_drafts(context: Any) -> tuple[float, dict[str, Any]]:
-    """Return the same for drafts, corrected by how long targets wait for them.
+    """Return the same for drafts; fewer only where these have room to spare.
 
-    While they hardly wait for drafts, more of these change nothing. While they wait much and
-    proposals queue, there is one draft too few at this load.
+    The fewer drafts there are, the longer proposals take, and the more of them are there at once.
     """
-    wanted, now = _by_load(context), context.target_num_replicas
-    wait, queue = _mean(context, TARGETS_WAIT), _mean(context, WAITING)
-    if wait is None or queue is None:
-        return now, {}
-    if wanted > now and wait < LITTLE_WAIT:
-        return now, {}
-    if wait >= MUCH_WAIT and queue >= QUEUE and context.current_num_replicas == now:
-        return max(wanted, now + 1), {}
-    if wanted < now and wait >= LITTLE_WAIT and queue >= SHORT_QUEUE:
-        return now, {}
-    return wanted, {}
+    wanted = _by_load(context)
+    return max(wanted, min(float(context.target_num_replicas), SPARE * wanted)), {}
 
 
 def _by_load(context: Any) -> float:
@@ -44,8 +32,3 @@ def _by_load(context: Any) -> float:
         return float(context.target_num_replicas)
     # Replicas that have just begun have not reported yet, and have no load yet.
     return float(sum(loads) / context.config.get_target_ongoing_requests())
-
-
-def _mean(context: Any, name: str) -> float | None:
-    values = context.aggregated_metrics.get(name, {}).values()
-    return sum(values) / len(values) if values else None

@@ -10,6 +10,7 @@ import shutil
 import socket
 import tempfile
 import threading
+import time
 from collections.abc import Coroutine, Sequence
 from contextlib import closing
 from dataclasses import dataclass
@@ -29,10 +30,13 @@ _TIMEOUT_S = 5.0
 """Timeout of health checks, and of reading the page of metrics."""
 _SPARE_S = 5.0
 """How much longer than its own grace the service gets before it is killed."""
-# Gauges by their names on a page of Prometheus.
+# Metrics by their names on a page of Prometheus.
 _SESSIONS = 'slipstream_sessions{state="active"}'
 _WAITING = "slipstream_waiting"
-_DRAFT_WAIT = "slipstream_target_draft_wait"
+_PROPOSING = (
+    "slipstream_draft_queue_duration_seconds_sum",
+    "slipstream_draft_engine_duration_seconds_sum",
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,30 +48,27 @@ class ServicePorts:
     metrics: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Gauges:
-    """Load of one replica at the moment."""
+class ServiceLoad:
+    """Load of a service, by its pages of metrics, one after the other.
 
-    num_sessions: float = 0.0
-    num_waiting: float = 0.0
-    draft_wait: float = 0.0
-    """Share of the last half minute in which a target waited for drafts."""
+    The load of a target is its sessions and what waits there; that of a draft is the number of
+    proposals that are there at once, on average since the page before.
+    """
 
-    @property
-    def load(self) -> float:
-        """Sessions, and what waits."""
-        return self.num_sessions + self.num_waiting
+    def __init__(self, role: str) -> None:
+        self._is_draft = role == "draft"
+        self._before: tuple[float, float] | None = None
+        """Seconds that all proposals had taken on the last page, and when it was read."""
 
-
-def gauges_of(page: str) -> Gauges:
-    """Return the gauges on a page of Prometheus; 0 for what is not on it."""
-    pairs = (line.rsplit(" ", 1) for line in page.splitlines() if line and line[0] != "#")
-    values = {pair[0]: float(pair[1]) for pair in pairs if len(pair) == 2}
-    return Gauges(
-        num_sessions=values.get(_SESSIONS, 0.0),
-        num_waiting=values.get(_WAITING, 0.0),
-        draft_wait=values.get(_DRAFT_WAIT, 0.0),
-    )
+    def read(self, page: str, now_s: float) -> float:
+        """Return the load by a page of Prometheus, read now; what is not on it counts as 0."""
+        pairs = (line.rsplit(" ", 1) for line in page.splitlines() if line and line[0] != "#")
+        values = {pair[0]: float(pair[1]) for pair in pairs if len(pair) == 2}
+        if not self._is_draft:
+            return sum(values.get(name, 0.0) for name in (_SESSIONS, _WAITING))
+        taken_s = sum(values.get(name, 0.0) for name in _PROPOSING)
+        before, self._before = self._before, (taken_s, now_s)
+        return 0.0 if before is None else (taken_s - before[0]) / (now_s - before[1])
 
 
 class Service:
@@ -79,6 +80,7 @@ class Service:
         self._health = f"unix:{self._place}/health"
         metrics = f"{ports.host}:{ports.metrics}" if ports.metrics else f"{_LOCAL}:{_free_port()}"
         self._page = f"http://{metrics}/metrics"
+        self._load = ServiceLoad(role)
         self._is_stopping = False
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -98,12 +100,12 @@ class Service:
         if answer.status != health_pb2.HealthCheckResponse.SERVING:
             raise Unavailable(f"the {self._child.name} does not serve")
 
-    def gauges(self) -> Gauges:
-        """Return the gauges of its page. Raises `OSError` when that can't be read."""
+    def load(self) -> float:
+        """Return the load by its page. Raises `OSError` when that can't be read."""
         # The page is on this machine: no proxy leads there.
         with build_opener(ProxyHandler({})).open(self._page, timeout=_TIMEOUT_S) as page:
             body: bytes = page.read()
-        return gauges_of(body.decode(errors="replace"))
+        return self._load.read(body.decode(errors="replace"), time.monotonic())
 
     def stop(self, grace_s: float) -> None:
         """Let it finish what runs, at most for the grace, and end it. May be repeated."""

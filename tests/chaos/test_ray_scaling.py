@@ -14,10 +14,10 @@ pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
 PROMPT = "the quick brown fox"
 LENGTH = 200
 FORCED = SpeculationOptions(mode=Mode.FORCED)
-CALLERS = 6
+CALLERS = 16
 SCALING = {
     "--max-drafts": "3",
-    "--draft-load": "2",
+    "--draft-load": "0.6",
     "--look-back-s": "3",
     "--upscale-delay-s": "1",
     "--downscale-delay-s": "3",

@@ -105,20 +105,22 @@ def metrics(documents):
 @every_case()
 def test_metrics_of_autoscalers_are_offered_by_the_adapter_of_the_page(case):
     for role, kind, metric in metrics(rendered(case)):
-        rule = offered(metric["name"], "custom" if kind == "pods" else "external")
+        assert kind == "pods"
+        rule = offered(metric["name"], "custom")
         for at in spoken(filled(rule, metric["name"])).selectors:
             assert at.name in all_samples(), f"nobody exports {at.name}"
-            assert kind == "external" or role in ROLES_OF[at.name], at.name
+            assert role in ROLES_OF[at.name], at.name
 
 
-def test_the_wait_for_drafts_counts_where_targets_have_sessions_to_fill_it_with():
-    """Both queries count so: KEDA's, and the adapter's for an HPA."""
+def test_drafts_are_scaled_by_the_proposals_that_are_there_at_once_not_by_sessions():
+    """Seconds in queue and engine, of one second: KEDA's query and the adapter's for an HPA."""
     keda = [at["query"] for role, at in queries(rendered("keda")) if role == "draft"]
-    adapter = offered("slipstream_target_draft_wait", "external")["metricsQuery"]
-    for query in (adapter, *(at for at in keda if "slipstream_target_draft_wait" in at)):
-        assert re.search(
-            r'slipstream_sessions\{.*state="active".*> (bool )?2 \* count', query, re.S
-        )
+    drafting = [query for query in keda if "slipstream_sessions" not in query]  # but from zero
+    (pods,) = (at for role, _, at in metrics(rendered("large-cluster")) if role == "draft")
+    assert len(drafting) == 1
+    for query in (*drafting, offered(pods["name"], "custom")["metricsQuery"]):
+        rates = re.findall(r"rate\(slipstream_draft_(\w+)_duration_seconds_sum\{", query)
+        assert query.startswith("sum(") and rates == ["queue", "engine"]
 
 
 def test_the_front_is_scaled_by_the_processor_time_that_it_requests():
@@ -157,17 +159,6 @@ def filled(rule, name):
     for hole, text in told.items():
         query = query.replace(hole, text)
     return query
-
-
-def test_labels_that_an_external_metric_is_chosen_by_are_put_on_by_monitors():
-    documents = rendered("large-cluster")
-    put = {
-        re.sub(r"[^a-zA-Z0-9]", "_", label)
-        for at in of_kind(documents, "PodMonitor")
-        for label in at["spec"]["podTargetLabels"]
-    }
-    for _, _, metric in metrics(documents):
-        assert set(metric.get("selector", {}).get("matchLabels", {})) <= put
 
 
 @every_case()

@@ -59,17 +59,7 @@ scaleDown:
 {{ include "slipstream.scaling.pods" (dict "name" "slipstream_waiting" "value" (include "slipstream.scaling.milli" $limits.targetWaiting)) }}
 {{ include "slipstream.scaling.pods" (dict "name" "slipstream_kv_used_ratio" "value" (include "slipstream.scaling.milli" $limits.targetKvUse)) }}
 {{- else -}}
-{{ include "slipstream.scaling.pods" (dict "name" "slipstream_waiting" "value" (include "slipstream.scaling.milli" $limits.draftWaiting)) }}
-- type: External
-  external:
-    metric:
-      name: slipstream_target_draft_wait
-      selector:
-        matchLabels:
-          app_kubernetes_io_instance: {{ .root.Release.Name }}
-    target:
-      type: Value
-      value: {{ include "slipstream.scaling.milli" $limits.draftWait | quote }}
+{{ include "slipstream.scaling.pods" (dict "name" "slipstream_draft_proposals" "value" (include "slipstream.scaling.milli" $limits.draftProposals)) }}
 {{- end -}}
 {{- end -}}
 
@@ -98,8 +88,6 @@ scaleDown:
 {{- $limits := .root.Values.autoscaling.thresholds -}}
 {{- $own := (index .root.Values .part).autoscaling.keda.triggers -}}
 {{- $mine := include "slipstream.scaling.of" . -}}
-{{- $targets := include "slipstream.scaling.of" (dict "root" .root "part" "target") -}}
-{{- $waiting := printf "sum(avg_over_time(slipstream_waiting{%s}[1m]))" $mine -}}
 {{- if $own -}}
 {{- toYaml $own -}}
 {{- else if eq .part "http" -}}
@@ -111,18 +99,19 @@ scaleDown:
 {{- $use := printf "sum(slipstream_requests_running{%[1]s} / slipstream_requests_capacity{%[1]s})" $mine -}}
 {{ include "slipstream.scaling.trigger" (dict "root" .root "query" $use "value" $limits.routerUse) }}
 {{- else if eq .part "target" -}}
+{{- $waiting := printf "sum(avg_over_time(slipstream_waiting{%s}[1m]))" $mine -}}
 {{- $use := printf "sum(slipstream_kv_used_bytes{%[1]s} / (slipstream_kv_capacity_bytes{%[1]s} > 0))" $mine -}}
 {{ include "slipstream.scaling.trigger" (dict "root" .root "query" $waiting "value" $limits.targetWaiting) }}
 {{ include "slipstream.scaling.trigger" (dict "root" .root "query" $use "value" $limits.targetKvUse) }}
 {{- else -}}
-{{- /* Only where targets have sessions to fill the wait with: otherwise it is long by nature. */ -}}
-{{- $busy := printf "sum(slipstream_sessions{%[1]s,state=\"active\"}) > 2 * count(slipstream_waiting{%[1]s})" $targets -}}
-{{- $wait := printf "(avg(slipstream_target_draft_wait{%s}) * count(slipstream_waiting{%s})) and on() (%s)" $targets $mine $busy -}}
+{{- /* Seconds that proposals take in a second: as many are there at once. */ -}}
+{{- $seconds := "rate(slipstream_draft_%s_duration_seconds_sum{%s}[2m])" -}}
+{{- $proposals := printf "sum(%s + %s)" (printf $seconds "queue" $mine) (printf $seconds "engine" $mine) -}}
 {{- $hasNone := eq (int .root.Values.draft.autoscaling.minReplicas) 0 }}
-{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $waiting "value" $limits.draftWaiting "isQuiet" $hasNone) }}
-{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $wait "value" $limits.draftWait "isQuiet" true) }}
+{{ include "slipstream.scaling.trigger" (dict "root" .root "query" $proposals "value" $limits.draftProposals "isQuiet" $hasNone) }}
 {{- if $hasNone }}
-{{- /* Without drafts neither of the two has a value: one draft while any session is active. */}}
+{{- /* Without drafts it has no value: one draft while any session is active. */}}
+{{- $targets := include "slipstream.scaling.of" (dict "root" .root "part" "target") }}
 {{ include "slipstream.scaling.trigger" (dict "root" .root "query" (printf "clamp_max(sum(slipstream_sessions{%s,state=\"active\"}), 1)" $targets) "value" 1) }}
 {{- end }}
 {{- end -}}

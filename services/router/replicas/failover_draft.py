@@ -2,7 +2,8 @@
 
 A request never fails because of its draft. A failure makes the round a plain one that carries the
 reason, and the same draft or another one is used again soon. Drafts are untrusted: a proposal that
-can't be verified counts as a failure.
+can't be verified counts as a failure. Between two rounds a request leaves a crowded draft for
+another one, which reads the text and the target's keys and values anew.
 """
 
 import logging
@@ -38,6 +39,11 @@ _REASONS: tuple[tuple[type[SlipstreamError], str], ...] = (
 )
 Choose = Callable[[Collection[str]], InUse[Draft] | None]
 """Return a draft that is not among the names given; None when there is none."""
+Leave = Callable[[str, Collection[str]], bool]
+"""Return whether to leave the draft of this name for one that is not among the names given."""
+LEAVE_ROUNDS, LEAVE_TOKENS = 16, 64
+"""Proposals between two checks of that: at least so many, and one for every so many tokens that the
+next draft would have to read."""
 
 
 class FailoverDraft:
@@ -50,9 +56,11 @@ class FailoverDraft:
         *,
         vocab_size: int,
         remaining: Callable[[], float | None] = lambda: None,
+        leave: Leave = lambda name, excluded: False,
     ) -> None:
         """`remaining` returns the seconds that the request has left, None without a limit."""
         self._choose = choose
+        self._leave = leave
         self._remaining = remaining
         self._failures = failures
         self._vocab_size = vocab_size
@@ -60,6 +68,8 @@ class FailoverDraft:
         self._used: InUse[Draft] | None = None
         self._attempt: ReplicaAttempt | None = None
         self._reason = NO_DRAFT
+        self._num_proposals = 0
+        """Proposals since it was checked whether to leave the draft."""
         self._logged: set[tuple[str, type[Exception]]] = set()
         """Failures that were logged: a draft that keeps failing is tried again and again."""
 
@@ -71,7 +81,7 @@ class FailoverDraft:
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """Return a draft's proposal, or an empty one whose `fallback` is the reason."""
         session, self._session_id = sequence.session, sequence.session_id
-        used = self._used or (None if self._reason == CONTEXT else self._take())
+        used = await self._current(sequence)
         if used is None:
             return _without_draft(plan, Proposal(fallback=self._reason))
         try:
@@ -109,8 +119,22 @@ class FailoverDraft:
             await self._end(used)
         return used.name
 
-    def _take(self) -> InUse[Draft] | None:
-        used = self._used = self._choose(self._failures.resting())
+    async def _current(self, sequence: TokenSequence) -> InUse[Draft] | None:
+        """Return the draft of this round: the last one's, or another one."""
+        used = self._used
+        if used is None:
+            return None if self._reason == CONTEXT else self._take()
+        self._num_proposals += 1
+        if self._num_proposals < max(LEAVE_ROUNDS, len(sequence) / LEAVE_TOKENS):
+            return used
+        self._num_proposals = 0
+        if not self._leave(used.name, self._failures.resting()):
+            return used
+        await self._end(self._let_go())
+        return self._take(used.name)
+
+    def _take(self, *left: str) -> InUse[Draft] | None:
+        used = self._used = self._choose(self._failures.resting().union(left))
         self._attempt = None if used is None else self._failures.begin(used.name)
         return used
 

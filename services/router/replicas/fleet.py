@@ -207,6 +207,24 @@ class Fleet:
         )
         return None if chosen is None else known[chosen.address]
 
+    def relieve(
+        self, address: str, target: ChosenTarget, kind: str, *, excluded: Collection[str]
+    ) -> bool:
+        """Return whether a request is to leave the draft at the address, because it is crowded.
+
+        One request leaves between two reports of the draft's load, so that several routers see
+        what each of them moves, and the next draft reads one text after the other.
+        """
+        crowded = self.draft_at(address)
+        if crowded is None or crowded.load is crowded.relieved:
+            return False
+        others = [at for at in excluded if at != address]
+        better = self.draft(target, kind, sticky=address, excluded=others)
+        if better is None or better[0] is crowded:
+            return False
+        crowded.relieved = crowded.load
+        return True
+
     def draft_facts(self, target: ChosenTarget, asked: str | None) -> DraftFacts:
         """Return the facts of a target's draft for a request: one of the kind asked, or the best.
 

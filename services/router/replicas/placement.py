@@ -16,7 +16,8 @@ CROWD_FACTOR = 2
 """A replica is crowded that has so many requests more than so many times those of the idlest.
 
 Then reading a session's tokens anew elsewhere beats waiting for so many others at every round, and
-replicas that were added get sessions that go on, not only those that begin.
+replicas that were added get sessions that go on, not only those that begin. A request that runs
+leaves a crowded draft by the same rule.
 """
 
 

@@ -106,6 +106,8 @@ class Replica(Generic[D]):
         self.epoch.end(self.reason)
         self.load: common_pb2.Load | None = None
         """What it said last that it holds; None before that."""
+        self.relieved: common_pb2.Load | None = None
+        """The load that it had reported when a request last left it for a less crowded one."""
         self.num_requests = 0
         self.last_began = 0.0
         """When this router's last request began here, by the monotonic clock."""

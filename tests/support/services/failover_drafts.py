@@ -46,12 +46,22 @@ class World:
         self.waiting = list(guessers)
         at_once = BreakerLimits(failures=1)
         self.excluded = []
+        self.crowded = set()
+        self.checked = []
         self.shared = Breakers(lambda: self.now, at_once)
         failures = Failures(Breakers(lambda: self.now, at_once), self.shared)
         self.draft = FailoverDraft(
-            self.choose, failures, vocab_size=50, remaining=lambda: self.remaining
+            self.choose,
+            failures,
+            vocab_size=50,
+            remaining=lambda: self.remaining,
+            leave=self.leave,
         )
         self._caller = ByDeltas(self.draft)
+
+    def leave(self, name, excluded):
+        self.checked.append((name, set(excluded)))
+        return name in self.crowded
 
     def choose(self, excluded):
         self.excluded.append(set(excluded))

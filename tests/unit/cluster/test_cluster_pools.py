@@ -5,9 +5,9 @@ from types import SimpleNamespace
 import pytest
 
 from slipstream.cluster.directory import TTL_S, AddressFiles, Directory, Listing
-from slipstream.cluster.plan import ClusterPlan, PoolPlan, plan_from
-from slipstream.cluster.scaling import LOAD, TARGETS_WAIT, WAITING, wanted_drafts, wanted_targets
-from slipstream.cluster.service import Gauges, gauges_of
+from slipstream.cluster.plan import ClusterPlan, DraftPoolPlan, PoolPlan, plan_from
+from slipstream.cluster.scaling import LOAD, wanted_drafts, wanted_targets
+from slipstream.cluster.service import ServiceLoad
 from slipstream.core.errors import InvalidRequest
 from support.telemetry.prometheus_names import exported
 
@@ -16,7 +16,7 @@ PLANS = [
     ClusterPlan(draft=None, grace_s=5),
     ClusterPlan(
         target=PoolPlan(options={"model": "m", "pin_threads": True}, num_gpus=2, port=50061),
-        draft=PoolPlan(options={"draft": "vanilla:m"}, max_replicas=3, resources={"small": 1}),
+        draft=DraftPoolPlan(options={"draft": "vanilla:m"}, max_replicas=3, resources={"small": 1}),
         store_url="redis://here",
         config="/etc/slipstream.toml",
     ),
@@ -57,27 +57,42 @@ def test_a_plan_that_makes_no_sense_is_refused(arguments, reason):
         plan_from(arguments)
 
 
-def test_gauges_are_read_under_the_names_that_services_export():
+def page_of(*metrics):
+    """What Prometheus reads, with 1 of each."""
     from prometheus_client import generate_latest
 
-    from slipstream.telemetry.catalog import DRAFT_WAIT_SHARE, SESSIONS, WAITING
-
-    with exported(SESSIONS, WAITING, DRAFT_WAIT_SHARE) as registry:
-        page = generate_latest(registry).decode().replace('state="value"', 'state="active"')
-    assert gauges_of(page) == Gauges(num_sessions=1, num_waiting=1, draft_wait=1)
-    assert gauges_of("# nothing\n") == Gauges()
+    with exported(*metrics) as registry:
+        return generate_latest(registry).decode().replace('state="value"', 'state="active"')
 
 
-async def test_whoever_is_silent_is_listed_no_more_and_targets_wait_is_their_mean():
+def test_the_load_of_a_target_is_its_sessions_and_what_waits():
+    from slipstream.telemetry.catalog import SESSIONS, WAITING
+
+    assert ServiceLoad("target").read(page_of(SESSIONS, WAITING), 0.0) == 2.0
+    assert ServiceLoad("target").read("# nothing\n", 0.0) == 0.0
+
+
+def test_the_load_of_a_draft_is_the_proposals_that_were_there_at_once_not_its_sessions():
+    """Seconds that proposals took, in every second."""
+    from slipstream.telemetry.catalog import DRAFT_ENGINE, DRAFT_QUEUE, SESSIONS, WAITING
+
+    load = ServiceLoad("draft")
+    assert load.read(page_of(SESSIONS, WAITING), 10.0) == 0.0
+    page = page_of(SESSIONS, WAITING, DRAFT_QUEUE, DRAFT_ENGINE)
+    assert load.read(page, 10.5) == pytest.approx((1 + 1) / 0.5)
+    assert load.read(page, 11.0) == 0.0
+
+
+async def test_whoever_is_silent_is_listed_no_more():
     now = 0.0
     directory = Directory(clock=lambda: now)
-    assert await directory.announce("draft", "a:1", 0.0) == 0.0
-    assert await directory.announce("target", "t:1", 0.2) == 0.2
-    assert await directory.announce("target", "t:2", 0.6) == pytest.approx(0.4)
+    await directory.announce("draft", "a:1")
+    await directory.announce("target", "t:1")
+    await directory.announce("target", "t:2")
     listing = await directory.listing()
     assert listing == Listing({"target": ("t:1", "t:2"), "draft": ("a:1",)}, is_whole=False)
     now = TTL_S - 1
-    await directory.announce("target", "t:2", 0.6)
+    await directory.announce("target", "t:2")
     now = TTL_S
     assert await directory.listing() == Listing({"target": ("t:2",), "draft": ()}, is_whole=True)
     assert await directory() == {"targets": 1, "drafts": 0}
@@ -100,46 +115,23 @@ def test_a_directory_that_has_just_begun_strikes_nobody_out():
     assert not files.path("target").exists()
 
 
-def context(now, *, loads=(), waiting=0.0, targets_wait=0.0, running=None):
-    """What Serve shows a policy: two sessions each are enough for a replica."""
-    metrics = {
-        LOAD: dict(enumerate(loads)),
-        WAITING: dict.fromkeys(range(len(loads)), waiting),
-        TARGETS_WAIT: dict.fromkeys(range(len(loads)), targets_wait),
-    }
+def context(now, *loads):
+    """What Serve shows a policy: a load of two is enough for a replica."""
     return SimpleNamespace(
-        aggregated_metrics=metrics if loads else {},
+        aggregated_metrics={LOAD: dict(enumerate(loads))} if loads else {},
         config=SimpleNamespace(get_target_ongoing_requests=lambda: 2.0),
         target_num_replicas=now,
-        current_num_replicas=now if running is None else running,
     )
 
 
-def test_targets_are_as_many_as_their_load_wants():
-    assert wanted_targets(context(1, loads=[6.0]))[0] == 3.0
-    assert wanted_targets(context(3, loads=[0.5, 0.5, 1.0]))[0] == 1.0
-    assert wanted_targets(context(2))[0] == 2.0
+@pytest.mark.parametrize("wanted", [wanted_targets, wanted_drafts])
+def test_a_pool_has_as_many_replicas_as_the_load_of_all_of_them_wants(wanted):
+    assert wanted(context(1, 6.0))[0] == 3.0
+    assert wanted(context(3, 0.1, 0.1, 0.2))[0] <= 1.0
+    assert wanted(context(2))[0] == 2.0
 
 
-@pytest.mark.parametrize(
-    ("seen", "wanted"),
-    [
-        ({"loads": [6.0], "targets_wait": 0.2}, 3.0),
-        ({"loads": [6.0], "targets_wait": 0.05}, 1),
-        ({"loads": [2.0], "targets_wait": 0.4, "waiting": 1.5}, 2),
-        ({"loads": [2.0], "targets_wait": 0.4, "waiting": 0.0}, 1.0),
-        ({}, 1),
-    ],
-)
-def test_drafts_grow_only_where_targets_wait_for_them(seen, wanted):
-    assert wanted_drafts(context(1, **seen))[0] == wanted
-
-
-def test_a_draft_that_is_on_its_way_is_waited_for():
-    assert wanted_drafts(context(2, loads=[2.0], targets_wait=0.4, waiting=2.0, running=1))[0] == 2
-
-
-def test_drafts_shrink_when_nobody_queues_there():
-    assert wanted_drafts(context(3, loads=[1.0, 0.5, 0.5], targets_wait=0.2))[0] == 1.0
-    queue = context(3, loads=[1.0, 0.5, 0.5], targets_wait=0.2, waiting=0.5)
-    assert wanted_drafts(queue)[0] == 3
+def test_drafts_go_only_where_the_others_can_take_half_as_much_again():
+    assert wanted_targets(context(3, 1.0, 1.5, 1.5))[0] == 2.0
+    assert wanted_drafts(context(3, 1.0, 1.5, 1.5))[0] == 3.0
+    assert wanted_drafts(context(3, 0.5, 1.0, 1.0))[0] == 1.875

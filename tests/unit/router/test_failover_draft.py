@@ -20,7 +20,7 @@ from slipstream.core.types import (
     Verdict,
     Verification,
 )
-from slipstream.router.replicas.failover_draft import reason_of
+from slipstream.router.replicas.failover_draft import LEAVE_ROUNDS, LEAVE_TOKENS, reason_of
 from support.models.rounds import round_of
 from support.services.failover_drafts import Guesser, World
 
@@ -101,6 +101,36 @@ async def test_another_draft_takes_over_in_the_next_round():
     assert world.excluded[-1] == {"a"}
     assert world.draft.used == "b"
     assert second.texts == [[1, 2, 3, 4]]
+
+
+async def test_a_request_leaves_a_crowded_draft_between_two_rounds_without_a_plain_one():
+    first, second = Guesser("a"), Guesser("b")
+    world = World(first, second)
+    world.crowded = {"a"}
+    for at in range(LEAVE_ROUNDS + 2):
+        assert (await world.round(at, at)).fallback is None
+    assert first.is_released
+    assert (len(first.texts), world.draft.used) == (LEAVE_ROUNDS, "b")
+    assert second.texts == [[*range(LEAVE_ROUNDS + 1)], [*range(LEAVE_ROUNDS + 2)]]
+    assert world.excluded[-1] == {"a"}
+    assert world.shared.resting() == frozenset()
+
+
+async def test_a_request_that_finds_no_other_draft_than_the_crowded_one_takes_it_again():
+    world = World(Guesser("a"), Guesser("a"))
+    world.crowded = {"a"}
+    reasons = [(await world.round(at, at)).fallback for at in range(LEAVE_ROUNDS + 2)]
+    assert reasons == [None] * LEAVE_ROUNDS + ["no draft", None]
+
+
+@pytest.mark.parametrize("length", [1, LEAVE_ROUNDS * LEAVE_TOKENS, 40 * LEAVE_TOKENS])
+async def test_the_longer_a_text_is_the_less_often_its_draft_may_be_left(length):
+    world = World(Guesser("a"))
+    session = Session("s", num_prompt_tokens=length, max_tokens=20)
+    await world.round(0, *[1] * length, session=session)
+    for _ in range(80):
+        await world.round(length, session=session)
+    assert len(world.checked) == 80 // max(LEAVE_ROUNDS, length // LEAVE_TOKENS)
 
 
 async def test_others_hear_of_a_draft_that_does_not_answer_not_of_a_bad_proposal():

@@ -80,6 +80,22 @@ def test_the_drafts_needed_are_the_fewest_that_reach_the_share():
     assert 1 < needed < 16
 
 
+@pytest.mark.parametrize("seed", range(20))
+def test_targets_that_share_drafts_need_no_more_of_them_than_apart(seed):
+    pools, recording = random_system(seed)
+    times, average = recording.times, mean_round(recording)
+    apart = drafts_needed(times, average, targets=pools.targets, sessions=pools.sessions)
+    for num in (2, 3):
+        fleet = {"targets": num * pools.targets, "sessions": num * pools.sessions}
+        assert drafts_needed(times, average, **fleet) <= num * apart
+
+
+def test_a_part_of_a_draft_that_each_target_needs_is_rounded_up_once_for_all():
+    times = replace(TIMES, level_token_s=0.0002)
+    needed = [drafts_needed(times, ROUND, targets=n, sessions=8 * n) for n in (1, 2, 3, 4)]
+    assert needed == [2, 3, 4, 5]
+
+
 def test_drafting_pays_above_the_break_even():
     at = estimate(TIMES, ROUND, Pools(1, 1, 4))
     for final, pays in ((at.break_even_final * 1.01, True), (at.break_even_final * 0.99, False)):

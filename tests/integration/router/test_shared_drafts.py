@@ -1,0 +1,106 @@
+"""A model's drafts are one pool: all targets of the model share them, by need."""
+
+import asyncio
+
+import pytest
+
+from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOptions, StopPolicy
+from slipstream.router.replicas.placement import CROWD
+from support.services import fleet
+from support.services.fleet import draft_worker, glide_of, num_ready, routed, running, target_worker
+
+FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
+PLAIN = SpeculationOptions(mode=Mode.OFF)
+SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
+NUM_TOKENS = 200
+
+
+@pytest.fixture
+async def plain(folder):
+    """Plain decoding in one process: the tokens of prompts."""
+    async with AsyncClient.embedded(str(folder), "none", dtype="float32") as client:
+
+        async def tokens(prompts):
+            asked = {"max_tokens": NUM_TOKENS, "sampling": SAMPLED}
+            results = await asyncio.gather(*(client.generate(at, **asked) for at in prompts))
+            return [result.token_ids for result in results]
+
+        yield tokens
+
+
+def begin(client, prompts, speculation=FORCED):
+    """Tasks of the requests; each returns its result."""
+    asked = {"max_tokens": NUM_TOKENS, "sampling": SAMPLED, "speculation": speculation}
+    return [asyncio.create_task(client.generate(prompt, **asked)) for prompt in prompts]
+
+
+async def held(*workers):
+    """How many sessions with a running request each of the engines holds."""
+    return [(await worker.load()).num_sessions for worker in workers]
+
+
+async def test_one_draft_serves_two_targets_of_a_model_at_once(target, draft, folder, plain):
+    other = target.twin()
+    prompts = [f"prompt {number}" for number in range(4)]
+    async with running(target, other, draft), routed([target, other], [draft]) as client:
+        requests = begin(client, prompts)
+
+        async def feeds():
+            loads = [await at.load() for at in (target, other, draft)]
+            return [load.num_kv_streams for load in loads]
+
+        await fleet.eventually(feeds, lambda found: found == [2, 2, 4])
+        results = await asyncio.gather(*requests)
+        load = await draft.load()
+    assert [result.token_ids for result in results] == await plain(prompts)
+    assert all(result.stats.speculation.num_spec_steps > 0 for result in results)
+    assert load.num_steps < 3 * load.num_rounds  # steps are shared, of sessions of both
+
+
+async def test_a_draft_of_another_model_is_used_by_no_target_of_this_one(
+    target, folder, tmp_path, plain
+):
+    large = fleet.save_models(tmp_path, "large", seed=1)
+    stranger, other = draft_worker(str(glide_of(large)), large), target_worker(large)
+    async with running(target, other, stranger), routed([target, other], [stranger]) as client:
+        asked = {"max_tokens": NUM_TOKENS, "sampling": SAMPLED}
+        result = await client.generate("hello", model="tiny", **asked)
+        assert (await stranger.load()).num_rounds == 0
+        asked["speculation"] = FORCED
+        await client.generate("hello", model="large", **asked)
+        assert (await stranger.load()).num_rounds > 0
+    assert [result.token_ids] == await plain(["hello"])
+
+
+async def test_requests_of_three_targets_are_spread_evenly_over_two_drafts(target, folder, plain):
+    targets = [target, target.twin(), target.twin()]
+    drafts = [draft_worker(str(glide_of(folder)), folder) for _ in range(2)]
+    prompts = [f"prompt {number}" for number in range(6)]
+    async with running(*targets, *drafts), routed(targets, drafts) as client:
+        idle = begin(client, prompts[:3], PLAIN)  # a request that drafts nothing counts for none
+        await fleet.eventually(lambda: held(*targets), lambda found: found == [1, 1, 1])
+        requests = begin(client, prompts)
+        everyone = [*targets, *drafts]
+        await fleet.eventually(lambda: held(*everyone), lambda found: found[3:] == [3, 3])
+        results = await asyncio.gather(*requests, *idle)
+    expected = await plain(prompts)
+    assert [result.token_ids for result in results] == expected + expected[:3]
+
+
+async def test_requests_that_run_move_to_a_draft_that_is_added_until_none_is_crowded(
+    target, draft, folder, tmp_path, plain
+):
+    other, drafts = draft.twin(), tmp_path / "drafts"
+    prompts = [f"prompt {number}" for number in range(CROWD + 4)]
+    async with running(target, draft, other):
+        drafts.write_text(f"{draft.address}\n")
+        async with routed([target], [f"file:{drafts}"], heartbeat_s=0.05) as client:
+            await fleet.until(client, lambda info: num_ready(info, "draft") == 1)
+            requests = begin(client, prompts)
+            await fleet.eventually(lambda: held(draft), lambda found: found == [len(prompts)])
+            drafts.write_text(f"{draft.address}\n{other.address}\n")
+            shared = [CROWD + 2, 2]  # one on the other draft would leave this one crowded
+            await fleet.eventually(lambda: held(draft, other), lambda found: found == shared)
+            results = await asyncio.gather(*requests)
+    assert [result.token_ids for result in results] == await plain(prompts)
+    assert all(set(result.stats.speculation.fallbacks) <= {"no keys"} for result in results)
