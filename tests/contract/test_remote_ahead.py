@@ -1,4 +1,4 @@
-"""A draft that goes on while its proposal is verified, over a wire: what is used, what is refused."""
+"""A draft that goes on while its proposal is verified: what is used of it, and what is refused."""
 
 import asyncio
 from dataclasses import replace

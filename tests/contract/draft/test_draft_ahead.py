@@ -1,0 +1,121 @@
+"""A draft that goes on with its tree while that is verified changes no proposal and no token."""
+
+import asyncio
+from dataclasses import replace
+from functools import partial
+
+import pytest
+
+from slipstream.core.policy.stop import AHEAD
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape
+from slipstream.draft.batcher import together
+from slipstream.draft.growth_ahead import NUM_CANDIDATES
+from slipstream.draft.request import DraftRequest
+from support.models import tiny
+from support.services.tiny_services import draft_place, rounds, target_place
+
+PROMPT = tuple(tiny.tokens(7) * 3)
+SHAPES = {shape: () for shape in (Shape.CHAIN, Shape.CAPE, Shape.DYNAMIC)}
+SHAPES[Shape.PRODUCT] = (2, 2, 1)
+SAMPLINGS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=1.0, seed=5)}
+BOTH = pytest.mark.parametrize("sampling", list(SAMPLINGS))
+
+
+def plan(shape, ahead=0, max_depth=3):
+    return Plan(max_depth, 12, shape, widths=SHAPES[shape], ahead=ahead)
+
+
+async def local_draft(models, kind):
+    """A draft in this process, with a target that holds the keys of all tokens but the last."""
+    target = tiny.local_target(models.target, free_rows=16)
+    before = TokenSequence(Session("s", len(PROMPT) - 1, 40), PROMPT[:-1])
+    await target.verify(before, Proposal())
+    return models.drafter(kind, target).draft
+
+
+def gone_on(draft, sequence, num_nodes):
+    request = DraftRequest(sequence, Plan(0, 0, ahead=num_nodes), is_ahead=True)
+    draft.begin(request)
+    while not request.is_done:
+        draft.step([request])
+    return request.result()
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+@pytest.mark.parametrize("shape", list(SHAPES))
+async def test_a_tree_that_goes_on_begins_with_what_was_proposed(models, kind, shape, sampling):
+    draft = await local_draft(models, kind)
+    sequence = TokenSequence(Session("s", len(PROMPT), 40, SAMPLINGS[sampling]), PROMPT)
+    alone = await draft.propose(sequence, plan(shape))
+    proposal = await draft.propose(sequence, plan(shape, ahead=120))
+    assert replace(proposal, stats=()) == replace(alone, stats=())
+    tree = gone_on(draft, sequence, 120)
+    assert tree.stopped_by == AHEAD
+    assert len(proposal.tree) < len(tree.tree) <= 120
+    # Nodes of a tree that was proposed are in it, but those that the likelier ones push out.
+    likeliest = proposal.tree.path_tokens(0)
+    assert len(tree.tree.matching(likeliest)) == len(likeliest)
+    deepest = max(tree.tree.depths())
+    assert deepest > 1
+    assert kind == "vanilla" or deepest <= models.glide.max_lag
+    few = await draft.propose(sequence, plan(shape, ahead=5))
+    assert few.tree == proposal.tree
+    assert len(gone_on(draft, sequence, 5).tree) == 5
+
+
+async def test_only_the_last_proposal_is_gone_on_with_and_only_once(models):
+    draft = await local_draft(models, "glide")
+    sequence = TokenSequence(Session("s", len(PROMPT), 40), PROMPT)
+    await draft.propose(sequence, plan(Shape.CAPE, ahead=60))
+    assert len(gone_on(draft, sequence, 60).tree) > NUM_CANDIDATES
+    assert not len(gone_on(draft, sequence, 60).tree)
+    await draft.propose(sequence, plan(Shape.CAPE, ahead=60))
+    await draft.propose(sequence, plan(Shape.CAPE))
+    assert not len(gone_on(draft, sequence, 60).tree)
+
+
+def test_trees_go_on_only_where_no_caller_waits_for_a_proposal():
+    sequence = TokenSequence(Session("s", len(PROMPT), 40), PROMPT)
+    ahead, proposal = (DraftRequest(sequence, Plan(3, 3), is_ahead=at) for at in (True, False))
+    assert together([ahead]) == [ahead]
+    assert together([ahead, proposal]) == [proposal]
+
+
+async def everything(draft):
+    """Wait for the proposals that are due, and the tree behind the last: tiny rounds are short."""
+    async with asyncio.timeout(60):
+        while draft._exchange._answers.qsize() <= len(draft._due):
+            await asyncio.sleep(0)
+
+
+@BOTH
+@pytest.mark.parametrize("kind", ["glide", "vanilla"])
+async def test_tokens_are_those_of_plain_decoding_and_some_rounds_wait_for_no_draft(
+    models, kind, sampling
+):
+    session = Session("s", len(PROMPT), 60, SAMPLINGS[sampling])
+    async with target_place(models) as targets, draft_place(models, kind) as drafts:
+
+        async def answered(fence, nodes):
+            """The output, and the number of rounds that waited for no draft."""
+            target = targets.remote()
+            feed = partial(target.feed, targets.address) if kind == "glide" else lambda: None
+            draft = drafts.remote(feed, fence=fence)
+            output, num_ahead = [], 0
+            running = rounds(draft, target, session, PROMPT, plan(Shape.CAPE, ahead=nodes))
+            async for _, proposal, verdict in running:
+                output += verdict.tokens
+                num_ahead += proposal.stopped_by == AHEAD
+                if nodes:
+                    await everything(draft)
+            await draft.release("s")
+            await target.release("s")
+            return output, num_ahead
+
+        plainly, _ = await answered(0, 0)
+        output, num_ahead = await answered(1, 120)
+    assert output == plainly
+    # A tiny GliDe draft is nearly never right, and greedy paths of a tiny model are as likely as any.
+    assert num_ahead > 0 or (kind, sampling) != ("vanilla", "sampled")
