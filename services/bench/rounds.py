@@ -2,29 +2,23 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
-
-from rich.table import Table
 
 from slipstream.bench.harness import WARMUP_TOKENS, Advance, require_at_least, rotated
 from slipstream.bench.questions import Question
 from slipstream.bench.report import (
     Figures,
-    fallback_line,
-    fixed,
-    number,
-    position_text,
-    table,
-    table_of,
 )
 from slipstream.bench.statistics import SpeculationCounts, differences, positions, quotient
 from slipstream.client import Client
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.stop import AHEAD
 from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.results import Result, Timings
 from slipstream.core.timing import Clock
+from slipstream.core.types import SamplingParams
 
 EMBEDDED = "embedded"
 """Baseline: both engines in one process."""
@@ -62,11 +56,12 @@ class RoundsSample:
 
 @dataclass(frozen=True, slots=True)
 class RoundsPlan:
-    """Questions, answered greedily; every round drafts, so that all parts of a round are seen."""
+    """Questions; every round drafts, so that all parts of a round are seen."""
 
     questions: tuple[Question, ...]
     max_new_tokens: int = 128
     warmup: int = 1
+    sampling: SamplingParams = field(default_factory=SamplingParams)
 
     def __post_init__(self) -> None:
         require_at_least(self, max_new_tokens=2, warmup=0)
@@ -77,12 +72,14 @@ class RoundsEngine:
     """Client of an engine, or of services.
 
     `prepare` is called before each question; `others_cpu_s` is the processor time so far of those
-    that ought to be idle meanwhile, None where they can't be seen.
+    that ought to be idle meanwhile, None where they can't be seen. With `overlap` its draft goes on
+    while the target verifies.
     """
 
     client: Client
     prepare: Callable[[], None] = lambda: None
     others_cpu_s: Callable[[], float] | None = None
+    overlap: bool = False
 
 
 def check_same_model(embedded: ModelInfo, routed: ModelInfo) -> None:
@@ -106,24 +103,28 @@ def run_rounds(
     """
     for _ in range(plan.warmup):
         for name, engine in engines.items():
-            most = min(plan.max_new_tokens, WARMUP_TOKENS)
-            _ask(engine, plan.questions[0], most, clock)
+            short = replace(plan, max_new_tokens=min(plan.max_new_tokens, WARMUP_TOKENS))
+            _ask(engine, plan.questions[0], short, clock)
             advance(name)
     samples: dict[str, list[RoundsSample]] = {name: [] for name in engines}
     names = tuple(engines)
     for turn, question in enumerate(plan.questions):
         for name in rotated(names, turn):
-            samples[name].append(_ask(engines[name], question, plan.max_new_tokens, clock))
+            samples[name].append(_ask(engines[name], question, plan, clock))
             advance(name)
     return samples
 
 
-def _ask(engine: RoundsEngine, question: Question, max_tokens: int, clock: Clock) -> RoundsSample:
+def _ask(engine: RoundsEngine, question: Question, plan: RoundsPlan, clock: Clock) -> RoundsSample:
     engine.prepare()
     others = engine.others_cpu_s or (lambda: 0.0)
     cpu_s, start = others(), clock()
-    drafting = SpeculationOptions(mode=Mode.FORCED)
-    result = engine.client.generate(question.turns[0], max_tokens=max_tokens, speculation=drafting)
+    result = engine.client.generate(
+        question.turns[0],
+        max_tokens=plan.max_new_tokens,
+        sampling=plan.sampling,
+        speculation=SpeculationOptions(mode=Mode.FORCED, overlap=engine.overlap),
+    )
     wall_s = clock() - start
     seen_s = None if engine.others_cpu_s is None else others() - cpu_s
     return RoundsSample(question.question_id, result, wall_s, seen_s)
@@ -151,6 +152,7 @@ def _figures(
         "tokens": sum(len(sample.result.token_ids) for sample in of),
         "rounds": counts.rounds,
         "drafted_tokens": counts.drafted,
+        "ahead_share": _num_ahead(of) / max(counts.rounds, 1),
         "fallbacks": dict(counts.fallbacks),
         "identical": len(of) - len(different),
         "differences": different,
@@ -159,6 +161,11 @@ def _figures(
         "others_cpu_share": quotient(_sum_others(of), sum(at.wall_s for at in of)),
         "round_ms": {part: 1000 * s / max(counts.rounds, 1) for part, s in parts.items()},
     }
+
+
+def _num_ahead(of: Sequence[RoundsSample]) -> int:
+    """Return the rounds whose proposal was there before the draft was asked for it."""
+    return sum(sample.result.stats.speculation.stop_reasons.get(AHEAD, 0) for sample in of)
 
 
 def embedded_parts(timings: Sequence[Timings]) -> dict[str, float]:
@@ -231,63 +238,3 @@ def _decode_rate(of: Sequence[RoundsSample]) -> float | None:
 def _sum_others(of: Sequence[RoundsSample]) -> float | None:
     seen = [sample.others_cpu_s for sample in of if sample.others_cpu_s is not None]
     return sum(seen) if seen else None
-
-
-def answers_table(figures: ByName) -> Table:
-    """Return the speed of every engine, one row each."""
-    columns = {
-        "tokens/s": number("tokens_per_s", 1),
-        "ratio": number("ratio", 3, "x"),
-        "decode tokens/s": number("decode_tokens_per_s", 1),
-        "ratio decode": number("ratio_decode", 3, "x"),
-        "tokens per round": lambda of: fixed(quotient(of["tokens"], of["rounds"]), 2),
-        "prefill ms": number("prefill_ms", 1),
-        "outside ms": number("outside_ms", 1),
-        "identical": lambda of: (
-            "reference" if of is figures[EMBEDDED] else f"{of['identical']}/{of['requests']}"
-        ),
-        "idle others' CPU": lambda of: (
-            "-" if of["others_cpu_share"] is None else f"{of['others_cpu_share']:.1%}"
-        ),
-    }
-    return table_of([""], columns, (([name], of) for name, of in figures.items()))
-
-
-def parts_table(figures: ByName) -> Table:
-    """Return what a mean round's milliseconds go to, one column for each engine."""
-    rows = table("ms per round", *figures)
-    for part, label in PARTS.items():
-        rows.add_row(label, *(fixed(of["round_ms"][part], 3) for of in figures.values()))
-    rows.add_row("all", *(fixed(total_ms(of), 3) for of in figures.values()))
-    return rows
-
-
-def total_ms(of: Figures) -> float:
-    """Return the milliseconds of a mean round."""
-    return float(sum(of["round_ms"].values()))
-
-
-def delay_line(without: Figures, with_delay: Figures, *, ms: float) -> str:
-    """Return what a delay between draft and target adds to a round."""
-    before, after = total_ms(without), total_ms(with_delay)
-    return (
-        f"{ms:g} ms between draft and target, each way: {after:.3f} ms per round instead of"
-        f" {before:.3f}, {after - before:+.3f} ms; {_acceptance(with_delay):.3f} tokens per round"
-        f" instead of {_acceptance(without):.3f}"
-    )
-
-
-def remarks(figures: ByName) -> list[str]:
-    """Return what went wrong: other tokens, rounds without a draft."""
-    lines = []
-    for name, of in figures.items():
-        if places := of["differences"]:
-            where = position_text(places)
-            lines.append(f"{name}: other tokens than {EMBEDDED} in question {where}")
-        if of["fallbacks"]:
-            lines.append(fallback_line(name, of["fallbacks"]))
-    return lines
-
-
-def _acceptance(of: Figures) -> float:
-    return quotient(of["tokens"], of["rounds"]) or 0.0

@@ -1,6 +1,7 @@
 """The three services as processes beside the benchmark, and a wire between them that is slow."""
 
 import asyncio
+import os
 import selectors
 import threading
 from collections.abc import Coroutine
@@ -22,15 +23,18 @@ _MOST_PIECES = 1024
 class LocalServices:
     """Target, draft and router on this machine, while the context lasts.
 
-    With `has_delay_line`, drafts read keys and values over a wire whose delay can be set. What
-    holds the services together runs in a thread, which must live as long as they do.
+    With `is_apart`, the wires between the draft and the others have a delay that can be set. With
+    `is_pinned`, the target has the first core of this process for itself. What holds the services
+    together runs in a thread, which must live as long as they do.
     """
 
-    def __init__(self, plan: StackPlan, *, has_delay_line: bool = False) -> None:
+    def __init__(self, plan: StackPlan, *, is_apart: bool = False, is_pinned: bool = False) -> None:
         # Timeouts of epoll are whole milliseconds, of select not; a delay is to be exact.
         self._loop = asyncio.SelectorEventLoop(selectors.SelectSelector())
         self._thread = threading.Thread(target=self._loop.run_forever, name="services")
-        self._line = DelayLine() if has_delay_line else None
+        self._lines = {role: DelayLine() for role in ("target", "draft") if is_apart}
+        """Wires to the keys of the target, and to the draft."""
+        self._is_pinned = is_pinned
         self._stack = Stack(plan, on_line=_drop)
         self.address = ""
         """The router's, once it serves."""
@@ -48,9 +52,9 @@ class LocalServices:
         self._end()
 
     def set_delay(self, delay_s: float) -> None:
-        """Set how long keys and values are under way from now on."""
-        if self._line is not None:
-            self._line.set_delay(delay_s)
+        """Set how long everything from and to the draft is under way from now on."""
+        for line in self._lines.values():
+            line.set_delay(delay_s)
 
     @property
     def pids(self) -> tuple[int, ...]:
@@ -62,19 +66,22 @@ class LocalServices:
         return sum(map(processor_s, self.pids))
 
     async def _start(self) -> str:
-        if self._line is None:
-            return await self._stack.start()
-        await self._line.start()
-        address = await self._stack.start("--advertised-address", self._line.address)
-        self._line.lead_to(self._stack.engines["target"])
+        for line in self._lines.values():
+            await line.start()
+        address = await self._stack.start({role: at.address for role, at in self._lines.items()})
+        for role, line in self._lines.items():
+            line.lead_to(self._stack.engines[role])
+        if self._is_pinned:
+            for role, pid in self._stack.pids.items():
+                pin(pid, is_target=role == "target")
         return address
 
     async def _stop(self) -> None:
         try:
             await self._stack.stop(hurry=True)
         finally:
-            if self._line is not None:
-                await self._line.close()
+            for line in self._lines.values():
+                await line.close()
 
     def _end(self) -> None:
         try:
@@ -91,6 +98,18 @@ class LocalServices:
         except BaseException:
             future.cancel()
             raise
+
+
+def pin(pid: int, *, is_target: bool) -> None:
+    """Keep a process on the first core of this one if it is the target, else on the others.
+
+    Raises `InvalidRequest` where there is one core only.
+    """
+    first, *others = sorted(os.sched_getaffinity(0))
+    if not others:
+        raise InvalidRequest("a target of its own core needs 2 cores or more, but there is 1")
+    for thread in os.listdir(f"/proc/{pid}/task"):
+        os.sched_setaffinity(int(thread), [first] if is_target else others)
 
 
 def _drop(name: str, line: str) -> None:

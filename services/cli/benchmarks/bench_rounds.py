@@ -2,7 +2,7 @@
 
 import time
 from contextlib import ExitStack
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from typing import TYPE_CHECKING
 
@@ -12,40 +12,43 @@ from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console, show_lines
 from slipstream.config import load_settings
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.options import option
+from slipstream.core.types import SamplingParams
+from slipstream.options import items, option
 
 if TYPE_CHECKING:
     from slipstream.bench.rounds import RoundsEngine
 
-DISTRIBUTED = "distributed"
-
 
 @dataclass(frozen=True, slots=True)
 class ComparisonFlags:
-    """Length of replies, and the services that give them."""
+    """Replies, the services that give them, and the distance of the draft."""
 
     max_new_tokens: int = option(128, "Maximum number of tokens of a reply.")
+    temperature: float = option(0.0, "Sampling temperature; 0 is greedy.")
     warmup: int = option(1, "Short unmeasured replies of each engine first.")
     router: str | None = option(None, "HOST:PORT of a router; default: services are started.")
-    kv_delay_ms: float | None = option(
-        None, "Also measure with so long a wire, each way, between draft and target."
+    rtt_ms: str = option(
+        "0", "Round-trip times between the draft and the other services, separated by commas."
+    )
+    overlap: bool = option(False, "Also measure with the option overlap.")
+    pin: bool = option(
+        False, "The target has a core for itself, with one thread; so has the embedded engine."
     )
 
     def check(self) -> None:
-        """Raise `InvalidRequest` for a delay that can't be."""
-        if self.kv_delay_ms is None:
-            return
-        if self.router is not None:
-            raise UnsupportedCombination("--kv-delay-ms needs services of our own, not --router")
-        if not 0 < self.kv_delay_ms <= 1000:
-            raise InvalidRequest(
-                f"kv_delay_ms is {self.kv_delay_ms:g}, but must be above 0 and at most 1000"
-            )
+        """Raise `InvalidRequest` for times that can't be."""
+        for ms in self.delays_ms():
+            if not 0 <= ms <= 1000:
+                raise InvalidRequest(f"rtt_ms is {ms:g}, but must be 0 to 1000")
+        if self.router is not None and (self.pin or self.delays_ms() != [0.0]):
+            raise UnsupportedCombination("--rtt-ms and --pin go with own services, not --router")
 
-    @property
-    def delayed(self) -> str:
-        """Name of the services behind a longer wire."""
-        return f"{self.kv_delay_ms:g} ms away"
+    def delays_ms(self) -> list[float]:
+        """Return the round-trip times. Raises `InvalidRequest` for what is no number."""
+        try:
+            return [float(text) for text in items(self.rtt_ms)]
+        except ValueError:
+            raise InvalidRequest(f"rtt_ms is {self.rtt_ms!r}, but must be numbers") from None
 
 
 @with_flags
@@ -54,31 +57,31 @@ def rounds(
 ) -> None:
     """Cost of a round embedded and distributed, and where the time goes.
 
-    Both answer the same questions in this run, question by question in turn, greedily, drafting in
-    every round. ratio is tokens per second over those of the embedded engine, as the caller sees
+    Both answer the same questions in this run, question by question in turn, drafting in every
+    round. ratio is tokens per second over those of the embedded engine, as the caller sees
     them. The router's own part of a round is the rest beside engines, wires and serialisation.
     """
     models.check()
     output.check()
     run.check()
-    from slipstream.bench import rounds as report
+    from slipstream.bench import rounds as benchmark
+    from slipstream.bench import rounds_report as report
 
-    plan = report.RoundsPlan(prompts.questions(), run.max_new_tokens, run.warmup)
+    sampling = SamplingParams(temperature=run.temperature)
+    plan = benchmark.RoundsPlan(prompts.questions(), run.max_new_tokens, run.warmup, sampling)
+    models = replace(models, threads=1) if run.pin else models
     models.stack().fetch()
     with ExitStack() as stack:
         engines = _engines(stack, run, models)
         with step_bar(len(engines) * (plan.warmup + len(plan.questions))) as advance:
-            samples = report.run_rounds(plan, engines, advance=advance)
-    figures = report.rounds_figures(samples)
+            samples = benchmark.run_rounds(plan, engines, advance=advance)
+    figures = benchmark.rounds_figures(samples)
     console = figures_console()
     console.print(report.answers_table(figures))
     console.print()
     console.print(report.parts_table(figures))
-    lines = report.remarks(figures)
-    if (ms := run.kv_delay_ms) is not None:
-        lines.append(report.delay_line(figures[DISTRIBUTED], figures[run.delayed], ms=ms))
-    show_lines(lines)
-    facts = plan_facts(run, len(plan.questions), "max_new_tokens", "warmup", "kv_delay_ms")
+    show_lines(report.remarks(figures))
+    facts = plan_facts(run, len(plan.questions), *map(str, asdict(run)))
     environment = {**models.facts(), **prompts.facts(), **facts}
     output.write({"environment": environment, "rounds": figures})
 
@@ -94,19 +97,17 @@ def _engines(
     services, address = None, run.router
     if address is None:
         plan = models.stack().plan(port=0)
-        has_delay_line = run.kv_delay_ms is not None
-        services = stack.enter_context(LocalServices(plan, has_delay_line=has_delay_line))
-        address = services.address
+        services = LocalServices(plan, is_apart=run.delays_ms() != [0.0], is_pinned=run.pin)
+        address = stack.enter_context(services).address
     routed = stack.enter_context(Client(str(address), token=load_settings().token))
     embedded = stack.enter_context(Client.embedded(**asdict(models)))
     check_same_model(embedded.model_info(), routed.model_info())
-    if services is None:
-        return {EMBEDDED: RoundsEngine(embedded), DISTRIBUTED: RoundsEngine(routed)}
-    engines = {EMBEDDED: RoundsEngine(embedded, others_cpu_s=services.cpu_s)}
-    delays = {DISTRIBUTED: 0.0}
-    if run.kv_delay_ms is not None:
-        delays[run.delayed] = run.kv_delay_ms / 1000
-    for name, delay_s in delays.items():
-        prepare = partial(services.set_delay, delay_s)
-        engines[name] = RoundsEngine(routed, prepare, time.process_time)
+    others_cpu_s = None if services is None else services.cpu_s
+    engines = {EMBEDDED: RoundsEngine(embedded, others_cpu_s=others_cpu_s)}
+    for ms in run.delays_ms():
+        prepare = partial(services.set_delay, ms / 2000) if services else lambda: None
+        for overlap in (False, True)[: 1 + run.overlap]:
+            name = f"{ms:g} ms{' overlap' if overlap else ''}"
+            idle_s = None if services is None else time.process_time
+            engines[name] = RoundsEngine(routed, prepare, idle_s, overlap=overlap)
     return engines

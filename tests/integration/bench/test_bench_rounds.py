@@ -35,26 +35,35 @@ def test_embedded_and_distributed_say_the_same_and_the_parts_of_a_round_are_prin
     pair, prompts, tmp_path, capsys
 ):
     file = tmp_path / "rounds.json"
-    flags = ["--kv-delay-ms", "2", "--max-new-tokens", "24", "--json", str(file)]
+    flags = ["--rtt-ms", "0,4", "--overlap", "--max-new-tokens", "24", "--json", str(file)]
     assert exit_code(["bench", "rounds", *pair, *prompts, *flags]) == 0
     said = capsys.readouterr().out
     assert "draft waits for keys and values" in said
-    assert "2 ms between draft and target, each way: " in said
+    assert "without a wait" in said
     written = json.loads(file.read_text())
-    assert set(written["rounds"]) == {"embedded", "distributed", "2 ms away"}
+    assert set(written["rounds"]) == {
+        "embedded",
+        "0 ms",
+        "0 ms overlap",
+        "4 ms",
+        "4 ms overlap",
+    }
     for figures in written["rounds"].values():
         assert figures["identical"] == len(PROMPTS)
         assert figures["drafted_tokens"] > 0
         assert figures["fallbacks"] == {}
         assert figures["tokens"] == 24 * len(PROMPTS)
-    distributed = written["rounds"]["distributed"]["round_ms"]
+    distributed = written["rounds"]["0 ms"]["round_ms"]
     assert all(distributed[part] > 0 for part in ("draft_engine", "draft_wire", "target_wire"))
-    assert written["environment"]["kv_delay_ms"] == 2
+    assert written["rounds"]["0 ms"]["ahead_share"] == 0
+    assert written["environment"]["rtt_ms"] == "0,4"
 
 
 BAD = [
-    (["--kv-delay-ms", "0"], "kv_delay_ms is 0"),
-    (["--kv-delay-ms", "1", "--router", "127.0.0.1:1"], "--kv-delay-ms needs services of our own"),
+    (["--rtt-ms", "-1"], "rtt_ms is -1"),
+    (["--rtt-ms", "5,far"], "rtt_ms is '5,far'"),
+    (["--rtt-ms", "1", "--router", "127.0.0.1:1"], "--rtt-ms and --pin go with own services"),
+    (["--pin", "--router", "127.0.0.1:1"], "--rtt-ms and --pin go with own services"),
     (["--max-new-tokens", "1"], "max_new_tokens is 1"),
     (["--limit", "0"], "limit is 0"),
     (["--draft", "ngram"], "a directory of GliDe weights"),
