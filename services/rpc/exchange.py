@@ -78,6 +78,7 @@ class Exchange:
         self._is_over = False
         self._timeout: asyncio.Timeout | None = None
         self._given_up = ""
+        self._posting: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._answers: asyncio.Queue[Any] = asyncio.Queue(_MAX_UNREAD)
         """What the reader has read: answers, and what ended the stream."""
@@ -97,11 +98,13 @@ class Exchange:
             raise self._has_ended()
         return await self._within(self._options.limit_s(num_tokens), self._ask(message))
 
-    async def send(self, message: bytes) -> None:
-        """Send a message whose answer is read later, by `more` or `arrived`. Raises as `ask`."""
+    def post(self, message: bytes) -> None:
+        """Send a message whose answer is read later, by `more` or `arrived`, and wait for nothing:
+        gRPC says late that a message is on its way. What is wrong with the stream, reading says.
+        """
         if self._is_over:
             raise self._has_ended()
-        await self._within(self._options.limit_s(0), self._write(message))
+        self._posting = asyncio.get_running_loop().create_task(self._write(message, self._posting))
 
     def read_ahead(self) -> None:
         """Read answers as they come from now on, so that `arrived` returns them. Again is fine."""
@@ -135,8 +138,9 @@ class Exchange:
         self._is_over = True
         if self._call is not None:
             self._call.cancel()
-        if self._reader is not None:
-            self._reader.cancel()
+        for task in (self._posting, self._reader):
+            if task is not None:
+                task.cancel()
 
     async def _within(self, limit_s: float, work: Awaitable[R]) -> R:
         try:
@@ -164,13 +168,17 @@ class Exchange:
         return DeadlineExceeded(f"{self._peer.name} did not answer within {limit_s:g} s")
 
     async def _ask(self, message: bytes) -> bytes:
-        await self._write(message)
+        await self._write(message, self._posting)
         return await self._read()
 
-    async def _write(self, message: bytes) -> None:
+    async def _write(self, message: bytes, before: asyncio.Task[None] | None = None) -> None:
+        """Write a message, behind one that is being posted."""
+        if before is not None:
+            await asyncio.wait({before})
         if self._call is None:
             self._call = self._opened()
-        with suppress(asyncio.InvalidStateError):  # the stream has ended, and reading says why
+        # Where the stream has ended, reading says why.
+        with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await self._call.write(message)
 
     async def _keep_reading(self) -> None:

@@ -8,11 +8,12 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from slipstream.core.draft.ahead import AheadTrees
+from slipstream.core.draft.ahead import AheadTree, AheadTrees
 from slipstream.core.errors import InternalError
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session
 from slipstream.rpc.conversion.convert import (
+    ahead_from_pb,
     delta_to_pb,
     plan_to_pb,
     proposal_from_pb,
@@ -107,7 +108,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         packed_s = self._options.clock() - began
         self._due.append(_Sent(len(sequence), plan.ahead, feed is not None, packed_s))
         self._num_sent = len(sequence)
-        await self._exchange.send(message)
+        self._exchange.post(message)
         return len(delta.tokens)
 
     async def _awaited(self, sequence: TokenSequence, plan: Plan, num_new: int) -> Proposal:
@@ -133,8 +134,8 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         sent = self._last = self._due.popleft()
         proposed = message.proposed
         proposal = proposal_from_pb(proposed.proposal)
-        if sent.ahead:
-            self._trees.hold(sent.start, proposal)
+        if sent.ahead and proposal.stats:
+            self._trees.hold(sent.start, AheadTree.of(proposal))
         serialisation_s = sent.packed_s + self._options.clock() - began
         return replace(
             proposal,
@@ -146,13 +147,13 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         """Hold a tree that the draft went on with. Raises `InternalError` for none that it may."""
         sent, self._last = self._last, None
         most = 0 if sent is None else sent.ahead
-        tree = proposal_from_pb(message.tree)
-        if sent is None or len(tree.tree) > most:
+        if sent is None or (num_nodes := len(message.tree.tree.tokens)) > most:
             raise InternalError(
-                f"{self._peer.name} went on with {len(tree.tree)} nodes, but up to {most} were"
-                " allowed for"
+                f"{self._peer.name} went on with {len(message.tree.tree.tokens)} nodes, but up to"
+                f" {most} were allowed for"
             )
-        self._trees.hold(sent.start, tree)
+        if num_nodes:
+            self._trees.hold(sent.start, ahead_from_pb(message.tree))
 
     def _parsed(self, answer: bytes) -> draft_pb2.SpeculateResponse:
         return parsed(draft_pb2.SpeculateResponse, answer, self._peer.name)

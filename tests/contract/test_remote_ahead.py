@@ -104,10 +104,9 @@ async def test_a_tree_that_was_never_allowed_for_is_refused():
 
 
 @pytest.mark.parametrize("prob", [-1.0, 2.0, float("nan"), float("inf")])
-async def test_probabilities_that_are_none_make_a_tree_useless_and_nothing_else(prob):
-    second = proposed(Proposal(TokenTree.chain([8])))
-    found, _ = await rounds([(FIRST, ahead(LINE, prob)), second], [(), (4, 5)])
-    assert found[1].tree == TokenTree.chain([8])
+async def test_a_tree_with_probabilities_that_are_none_is_refused(prob):
+    with pytest.raises(errors.InvalidRequest, match="not one from 0 to 1"):
+        await rounds([(FIRST, ahead(LINE, prob)), FIRST], [(), (4, 5)])
 
 
 async def test_a_stream_with_unread_trees_parks_well():

@@ -6,11 +6,13 @@ Kumar et al. 2026, holds a proposal for each likely outcome; here outcomes share
 """
 
 from collections.abc import Collection, Sequence
+from dataclasses import dataclass
 
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.pace import Average
 from slipstream.core.policy.row_costs import num_paying
 from slipstream.core.policy.stop import AHEAD
-from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal
 
 
@@ -83,26 +85,65 @@ class BestFirstTree:
         return Proposal(TokenTree(tokens, parents), stats, stopped_by=AHEAD)
 
 
-def rest_below(ahead: Proposal, tokens: Sequence[int], plan: Plan) -> Proposal | None:
-    """Return what a tree has below `tokens`, as a proposal that keeps to a plan.
+@dataclass(frozen=True, slots=True)
+class AheadTree:
+    """A tree that a draft went on with, and per node the numbers of its `NodeStats`.
 
-    None where it does not have all of them, or nothing below. Nodes are taken in the order of
-    their probability to become final, as long as they bring more than they cost.
+    `top_probs`, `probs` and `entropies` are as long as the tree. Raises `InvalidRequest` otherwise,
+    and for a probability that is none.
     """
-    path = ahead.tree.matching(tokens)
-    if len(path) < len(tokens):
-        return None
-    root = path[-1] if path else ROOT
-    probs, depths = {root: 1.0}, {root: 0}
-    for node, (parent, stats) in enumerate(zip(ahead.tree.parents, ahead.stats, strict=True)):
-        if parent in probs and depths[parent] < plan.max_depth:
-            # As a child never beats the node above it, the likeliest make a tree.
-            probs[node] = probs[parent] * stats.prob
-            depths[node] = depths[parent] + 1
-    del probs[root]
-    ranked = sorted(probs, key=lambda node: -probs[node])[: plan.max_nodes]
-    kept = sorted(ranked[: num_paying([probs[node] for node in ranked], plan.row_prices)])
-    return _cut(ahead, root, kept) if probs else None
+
+    tree: TokenTree
+    top_probs: Sequence[float]
+    probs: Sequence[float]
+    entropies: Sequence[float]
+
+    def __post_init__(self) -> None:
+        sizes = {len(self.top_probs), len(self.probs), len(self.entropies)}
+        if sizes != {len(self.tree)} or not all(0 <= prob <= 1 for prob in self.probs):
+            raise InvalidRequest(
+                f"a tree of {len(self.tree)} nodes has {len(self.probs)} probabilities, not one"
+                " from 0 to 1 for each node"
+            )
+
+    @classmethod
+    def of(cls, proposal: Proposal) -> "AheadTree":
+        """Return the tree of a proposal."""
+        stats = proposal.stats
+        top_probs, probs = [at.top_prob for at in stats], [at.prob for at in stats]
+        return cls(proposal.tree, top_probs, probs, [at.entropy for at in stats])
+
+    def below(self, tokens: Sequence[int], plan: Plan) -> Proposal | None:
+        """Return what is below `tokens`, as a proposal that keeps to a plan.
+
+        None where the tree does not have all of them, or nothing below. Nodes are taken in the
+        order of their probability to become final, as long as they bring more than they cost.
+        """
+        path = self.tree.matching(tokens)
+        root = path[-1] if path else ROOT
+        if len(path) < len(tokens) or not self.tree.children(root):
+            return None
+        probs, level = dict[int, float](), [root]
+        for _ in range(plan.max_depth):
+            level = [node for parent in level for node in self.tree.children(parent)]
+            for node in level:
+                # As a child never beats the node above it, the likeliest make a tree.
+                probs[node] = probs.get(self.tree.parents[node], 1.0) * self.probs[node]
+        ranked = sorted(sorted(probs), key=lambda node: -probs[node])[: plan.max_nodes]
+        count = num_paying([probs[node] for node in ranked], plan.row_prices)
+        return self._cut(root, sorted(ranked[:count]))
+
+    def _cut(self, root: int, kept: Sequence[int]) -> Proposal:
+        """Return the nodes `kept`, parents first, as a proposal below `root`."""
+        place = {root: ROOT} | {node: index for index, node in enumerate(kept)}
+        tree = TokenTree(
+            tuple(self.tree.tokens[node] for node in kept),
+            tuple(place[self.tree.parents[node]] for node in kept),
+        )
+        stats = tuple(
+            NodeStats(self.top_probs[node], self.probs[node], self.entropies[node]) for node in kept
+        )
+        return Proposal(tree, stats, stopped_by=AHEAD)
 
 
 class AheadTrees:
@@ -114,33 +155,27 @@ class AheadTrees:
     """Trees that are held: an answer that is late may still fit what came meanwhile."""
 
     def __init__(self) -> None:
-        self._trees: dict[int, Proposal] = {}
+        self._trees: dict[int, AheadTree] = {}
         """Trees by the number of tokens in front of them."""
         self._wait_s, self._verify_s, self._fresh = (
             Average(0.0, num_values=0, weight=self.WEIGHT) for _ in range(3)
         )
 
-    def hold(self, start: int, tree: Proposal) -> None:
-        """Hold a tree behind `start` tokens, in the place of one that is there.
+    def __len__(self) -> int:
+        return len(self._trees)
 
-        One whose nodes have no probabilities is of no use.
-        """
-        self._trees.pop(start, None)
-        if len(tree.stats) == len(tree.tree) and all(0 <= at.prob <= 1 for at in tree.stats):
-            self._trees[start] = tree
+    def hold(self, start: int, tree: AheadTree) -> None:
+        """Hold a tree behind `start` tokens, in the place of one that is there."""
+        self._trees[start] = tree
         if len(self._trees) > self.MOST:
             del self._trees[min(self._trees)]
 
     def rest(self, tokens: Sequence[int], plan: Plan) -> Proposal | None:
         """Return what the trees have below `tokens`, the likeliest of them; None where a proposal
         that is waited for is worth more. Trees that don't go with the tokens are forgotten."""
-        self._trees = {
-            start: tree
-            for start, tree in self._trees.items()
-            if len(tree.tree.matching(tokens[start:])) == len(tokens) - start
-        }
-        found = [rest_below(tree, tokens[start:], plan) for start, tree in self._trees.items()]
-        best = max((at for at in found if at), key=expected_tokens, default=None)
+        found = {start: tree.below(tokens[start:], plan) for start, tree in self._trees.items()}
+        self._trees = {start: self._trees[start] for start, rest in found.items() if rest}
+        best = max(filter(None, found.values()), key=expected_tokens, default=None)
         return best if best is not None and self._pays(expected_tokens(best)) else None
 
     def waited(self, fresh: Proposal, seconds: float) -> None:
@@ -156,14 +191,6 @@ class AheadTrees:
         """Return whether a round with so many expected tokens is as fast as one that waits."""
         wait_s, verify_s = self._wait_s.value, self._verify_s.value
         return (1 + expected) * (verify_s + wait_s) >= (1 + self._fresh.value) * verify_s
-
-
-def _cut(ahead: Proposal, root: int, kept: Sequence[int]) -> Proposal:
-    place = {root: ROOT} | {node: index for index, node in enumerate(kept)}
-    tokens = tuple(ahead.tree.tokens[node] for node in kept)
-    parents = tuple(place[ahead.tree.parents[node]] for node in kept)
-    tree = TokenTree(tokens, parents) if kept else EMPTY
-    return Proposal(tree, tuple(ahead.stats[node] for node in kept), stopped_by=AHEAD)
 
 
 def expected_tokens(proposal: Proposal) -> float:

@@ -7,6 +7,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 
+from slipstream.core.draft.ahead import AheadTree
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.row_costs import MAX_POINTS, Offer, RowCosts
 from slipstream.core.tree import ROOT, TokenTree
@@ -165,12 +166,23 @@ def _proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
 def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
     """Convert a proposal. Raises `InvalidRequest` for its form; see `check_proposal`."""
     check_proposal_counts(message)
-    try:
-        tree = TokenTree(tuple(message.tree.tokens), tuple(message.tree.parents))
-    except ValueError as error:
-        raise InvalidRequest(f"the proposal's tree is broken: {error}") from None
+    tree = _tree_from_pb(message.tree)
     distributions = _distributions_from_pb(message.laws, len(tree))
     return Proposal(tree, _stats_from_pb(message), distributions, message.stopped_by)
+
+
+def ahead_from_pb(message: common_pb2.Proposal) -> AheadTree:
+    """Convert a tree that a draft went on with. Raises `InvalidRequest` for its form."""
+    check_proposal_counts(message)
+    columns = (message.top_probs, message.probs, message.entropies)
+    return AheadTree(_tree_from_pb(message.tree), *map(tuple, columns))
+
+
+def _tree_from_pb(message: common_pb2.TokenTree) -> TokenTree:
+    try:
+        return TokenTree(tuple(message.tokens), tuple(message.parents))
+    except ValueError as error:
+        raise InvalidRequest(f"the proposal's tree is broken: {error}") from None
 
 
 def _stats_from_pb(message: common_pb2.Proposal) -> tuple[NodeStats, ...]:

@@ -95,14 +95,14 @@ async def everything(draft):
 async def test_tokens_are_those_of_plain_decoding_and_some_rounds_wait_for_no_draft(
     models, kind, sampling
 ):
-    session = Session("s", len(PROMPT), 60, SAMPLINGS[sampling])
     async with target_place(models) as targets, draft_place(models, kind) as drafts:
 
-        async def answered(fence, nodes):
+        async def answered(name, nodes):
             """The output, and the number of rounds that waited for no draft."""
+            session = Session(name, len(PROMPT), 60, SAMPLINGS[sampling])
             target = targets.remote()
             feed = partial(target.feed, targets.address) if kind == "glide" else lambda: None
-            draft = drafts.remote(feed, fence=fence)
+            draft = drafts.remote(feed)
             output, num_ahead = [], 0
             running = rounds(draft, target, session, PROMPT, plan(Shape.CAPE, ahead=nodes))
             async for _, proposal, verdict in running:
@@ -110,12 +110,12 @@ async def test_tokens_are_those_of_plain_decoding_and_some_rounds_wait_for_no_dr
                 num_ahead += proposal.stopped_by == AHEAD
                 if nodes:
                     await everything(draft)
-            await draft.release("s")
-            await target.release("s")
+            await draft.release(name)
+            await target.release(name)
             return output, num_ahead
 
-        plainly, _ = await answered(0, 0)
-        output, num_ahead = await answered(1, 120)
+        plainly, _ = await answered("plain", 0)
+        output, num_ahead = await answered("ahead", 120)
     assert output == plainly
     # A tiny GliDe draft is nearly never right, and no path of a tiny greedy model is likely.
     assert num_ahead > 0 or (kind, sampling) != ("vanilla", "sampled")

@@ -4,8 +4,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.draft.ahead import AheadTrees, BestFirstTree, expected_tokens, rest_below
-from slipstream.core.policy.stop import AHEAD
+from slipstream.core.draft.ahead import AheadTree, AheadTrees, BestFirstTree, expected_tokens
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal
 
@@ -13,8 +13,13 @@ PLAN = Plan(max_depth=8, max_nodes=20)
 
 
 def grown(tokens, parents, probs):
-    stats = tuple(NodeStats(prob, prob, 0.0) for prob in probs)
-    return Proposal(TokenTree(tuple(tokens), tuple(parents)), stats, stopped_by=AHEAD)
+    tree = TokenTree(tuple(tokens), tuple(parents))
+    return AheadTree(tree, tuple(probs), tuple(probs), (0.0,) * len(tree))
+
+
+def proposal_of(tree):
+    """All of a tree as a proposal, whatever its nodes cost."""
+    return tree.below((), Plan(max_depth=99, max_nodes=99))
 
 
 @st.composite
@@ -30,8 +35,9 @@ def trees(draw):
 def path_probs(tree):
     """The probability of the path to each node."""
     probs = []
-    for parent, stats in zip(tree.tree.parents, tree.stats, strict=True):
-        probs.append(stats.prob * (1.0 if parent == ROOT else probs[parent]))
+    own = tree.probs if isinstance(tree, AheadTree) else [at.prob for at in tree.stats]
+    for parent, prob in zip(tree.tree.parents, own, strict=True):
+        probs.append(prob * (1.0 if parent == ROOT else probs[parent]))
     return probs
 
 
@@ -39,7 +45,7 @@ def path_probs(tree):
 def test_the_rest_below_a_path_is_the_tree_below_it(tree, data):
     node = data.draw(st.integers(ROOT, len(tree.tree) - 1))
     path = tree.tree.path_tokens(node)
-    rest = rest_below(tree, path, PLAN)
+    rest = tree.below(path, PLAN)
     below = {
         tree.tree.path_tokens(other)[len(path) :]
         for other in range(len(tree.tree))
@@ -55,7 +61,7 @@ def test_the_rest_below_a_path_is_the_tree_below_it(tree, data):
 
 @given(trees(), st.integers(1, 6), st.integers(1, 4))
 def test_a_rest_keeps_to_the_plan_and_has_the_likeliest_nodes(tree, max_nodes, max_depth):
-    rest = rest_below(tree, (), Plan(max_depth=max_depth, max_nodes=max_nodes))
+    rest = tree.below((), Plan(max_depth=max_depth, max_nodes=max_nodes))
     assert len(rest.tree) <= max_nodes
     assert max(rest.tree.depths(), default=0) <= max_depth
     fitting = sorted(
@@ -72,14 +78,14 @@ def test_a_rest_keeps_to_the_plan_and_has_the_likeliest_nodes(tree, max_nodes, m
 def test_nodes_that_cost_more_than_they_bring_are_left_out():
     tree = grown([4, 5, 6], [-1, 0, 1], [0.9, 0.5, 0.1])
     plan = Plan(max_depth=8, max_nodes=8, row_prices=(0.2, 0.2, 0.2))
-    assert rest_below(tree, (), plan).tree == TokenTree.chain([4, 5])
+    assert tree.below((), plan).tree == TokenTree.chain([4, 5])
 
 
 def test_another_token_than_any_in_the_tree_leaves_nothing():
     tree = grown([4, 5], [-1, 0], [0.9, 0.5])
-    assert rest_below(tree, (4, 6), PLAN) is None
-    assert rest_below(tree, (4, 5), PLAN) is None  # nothing below
-    assert rest_below(tree, (4,), PLAN).tree == TokenTree.chain([5])
+    assert tree.below((4, 6), PLAN) is None
+    assert tree.below((4, 5), PLAN) is None  # nothing below
+    assert tree.below((4,), PLAN).tree == TokenTree.chain([5])
 
 
 def test_the_likeliest_nodes_of_all_levels_are_scored_first():
@@ -103,8 +109,8 @@ def test_the_best_nodes_of_a_growing_tree_are_a_tree(tree, max_nodes):
         growing.add(
             nodes[node],
             [tree.tree.tokens[child] for child in children],
-            [tree.stats[child] for child in children],
-            [tree.stats[child].prob for child in children],
+            stats(*(tree.probs[child] for child in children)),
+            [tree.probs[child] for child in children],
         )
     best = growing.best(max_nodes)
     assert len(best.tree) == min(max_nodes, len(tree.tree))
@@ -113,7 +119,7 @@ def test_the_best_nodes_of_a_growing_tree_are_a_tree(tree, max_nodes):
 
 
 def stats(*probs):
-    return [NodeStats(probs[0], prob, 0.0) for prob in probs]
+    return [NodeStats(prob, prob, 0.0) for prob in probs]
 
 
 def test_trees_that_do_not_go_with_the_tokens_are_forgotten():
@@ -138,12 +144,11 @@ def test_of_two_trees_the_likelier_rest_is_taken():
 
 
 @pytest.mark.parametrize("prob", [-0.1, 1.5, float("nan"), float("inf")])
-def test_a_tree_without_usable_probabilities_is_not_held(prob):
-    trees = AheadTrees()
-    trees.hold(1, grown([4, 5], [-1, 0], [0.5, prob]))
-    trees.hold(2, Proposal(TokenTree.chain([4, 5])))
-    assert trees.rest([1, 4], PLAN) is None
-    assert trees.rest([1, 2, 4], PLAN) is None
+def test_a_tree_without_usable_probabilities_is_refused(prob):
+    with pytest.raises(InvalidRequest, match="not one from 0 to 1 for each node"):
+        grown([4, 5], [-1, 0], [0.5, prob])
+    with pytest.raises(InvalidRequest, match="a tree of 2 nodes has 0 probabilities"):
+        AheadTree.of(Proposal(TokenTree.chain([4, 5])))
 
 
 def test_no_more_trees_are_held_than_a_few():
@@ -152,7 +157,7 @@ def test_no_more_trees_are_held_than_a_few():
         trees.hold(start, grown([7] * 30, range(-1, 29), [0.9] * 30))
     held = [start for start in range(20) if trees.rest([7] * 20, PLAN) and start]
     assert held
-    assert len(trees._trees) <= AheadTrees.MOST
+    assert len(trees) <= AheadTrees.MOST
 
 
 def test_a_poor_rest_gives_way_to_a_proposal_that_is_hardly_waited_for():
@@ -162,7 +167,7 @@ def test_a_poor_rest_gives_way_to_a_proposal_that_is_hardly_waited_for():
     for wait_s in (0.001, 1.0):
         trees = AheadTrees()
         trees.verified(0.1)
-        trees.waited(rich, wait_s)
+        trees.waited(proposal_of(rich), wait_s)
         trees.hold(1, poor)
         found.append(trees.rest([1, 4], PLAN))
     assert found[0] is None
@@ -170,6 +175,6 @@ def test_a_poor_rest_gives_way_to_a_proposal_that_is_hardly_waited_for():
 
 
 def test_expected_tokens_are_the_probabilities_of_all_paths():
-    assert expected_tokens(grown([4, 5, 6], [-1, 0, -1], [0.5, 0.5, 0.25])) == 1.0
-    assert expected_tokens(grown([4, 5], [-1, 0], [1.0, 1.0])) == 2
+    assert expected_tokens(proposal_of(grown([4, 5, 6], [-1, 0, -1], [0.5, 0.5, 0.25]))) == 1.0
+    assert expected_tokens(proposal_of(grown([4, 5], [-1, 0], [1.0, 1.0]))) == 2
     assert expected_tokens(Proposal(TokenTree.chain([4]))) == 0
