@@ -1,16 +1,19 @@
 """The next round runs while what the last one said is kept and sent. One round ahead, no more.
 
-Knows journals and chunks; nothing of engines or the wire.
+Knows journals, and nothing of engines or the wire.
 """
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
+from typing import TypeVar
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.inline import ended
 from slipstream.core.journal import Ending, Journal
-from slipstream.core.request.results import Chunk, Continuity
+from slipstream.core.request.results import Continuity
+
+T = TypeVar("T")
 
 
 class WriteBehind:
@@ -62,21 +65,22 @@ class WriteBehind:
             raise self._error
 
 
-async def one_ahead(chunks: AsyncGenerator[Chunk, None]) -> AsyncGenerator[Chunk, None]:
-    """The chunks; while one is given out, the next one is made."""
+async def one_ahead(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
+    """The items; the next one is begun before one is given out, and made meanwhile."""
 
-    async def make() -> Chunk | None:
-        return await anext(chunks, None)
+    async def make() -> T | None:
+        return await anext(items, None)
 
     loop = asyncio.get_running_loop()
-    async with aclosing(chunks):
+    async with aclosing(items):
         making = loop.create_task(make())
         try:
             # To await the task itself would hand every cancellation on to it.
             await asyncio.wait({making})
-            while (chunk := making.result()) is not None:
+            while (item := making.result()) is not None:
                 making = loop.create_task(make())
-                yield chunk
+                await asyncio.sleep(0)  # the task sends its first message
+                yield item
                 await asyncio.wait({making})
         finally:
             making.cancel()

@@ -157,7 +157,8 @@ class RequestRunner:
             written = WriteBehind(journal)
             stack.push_async_callback(written.finish)
             run = await self._prepared(request, replicas, placed, written, recorder)
-            chunks = one_ahead(run.chunks())
+            # A stop string is found in the text, and must end the request before the next round.
+            chunks = one_ahead(run.chunks()) if request.stop else run.chunks(one_ahead)
             async for chunk in await stack.enter_async_context(aclosing(chunks)):
                 await written.settled()
                 yield chunk

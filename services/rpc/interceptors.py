@@ -72,7 +72,7 @@ class Calls:
         self._num_running += 1
         self._idle.clear()
         try:
-            async with _limited(self.limits.call_s, _too_long):
+            async with _Limit(self.limits.call_s, _too_long):
                 yield
         finally:
             self._num_running -= 1
@@ -83,7 +83,7 @@ class Calls:
         """Send the messages of a stream. Raises `Unavailable` when the caller does not take one."""
         is_first = True
         async for message in messages:
-            async with _limited(self.limits.send_s, _not_taken):
+            async with _Limit(self.limits.send_s, _not_taken):
                 if is_first:  # by itself: otherwise no status could follow a message that is stuck
                     await context.send_initial_metadata(())
                 await context.write(message)
@@ -133,28 +133,33 @@ class ErrorsToStatuses(grpc.aio.ServerInterceptor):
         requests = "stream" if handler.request_streaming else "unary"
         answers = "stream" if handler.response_streaming else "unary"
         inner = getattr(handler, f"{requests}_{answers}")
-        if handler.request_streaming:
-            inner = _checking_each(inner)
+        check = _CheckedMessages if handler.request_streaming else _checked
         # A stream is a generator, or a coroutine that writes to its context.
         guard = _streaming if inspect.isasyncgenfunction(inner) else _awaited
         return getattr(grpc, f"{requests}_{answers}_rpc_method_handler")(
-            guard(inner, method, self._calls),
+            guard(inner, method, self._calls, check),
             request_deserializer=_lenient(handler.request_deserializer, self._calls.limits),
             response_serializer=handler.response_serializer,
         )
 
 
-@asynccontextmanager
-async def _limited(
-    limit_s: float | None, error: Callable[[float], SlipstreamError]
-) -> AsyncIterator[None]:
-    try:
-        async with asyncio.timeout(limit_s) as limit:
-            yield
-    except TimeoutError:
-        if limit_s is None or not limit.expired():
-            raise
-        raise error(limit_s) from None
+class _Limit:
+    """Context of work that may take so many seconds, None for no limit; `error` is that of more."""
+
+    def __init__(self, limit_s: float | None, error: Callable[[float], SlipstreamError]) -> None:
+        self._limit_s = limit_s
+        self._error = error
+        self._timeout = asyncio.timeout(limit_s)
+
+    async def __aenter__(self) -> None:
+        await self._timeout.__aenter__()
+
+    async def __aexit__(self, *raised: Any) -> None:
+        try:
+            await self._timeout.__aexit__(*raised)
+        except TimeoutError:
+            assert self._limit_s is not None, "a limit has passed"
+            raise self._error(self._limit_s) from None
 
 
 def _too_long(limit_s: float) -> SlipstreamError:
@@ -191,43 +196,36 @@ def _checked(message: Any) -> Any:
     return message
 
 
-async def _each_checked(messages: AsyncIterator[Any]) -> AsyncIterator[Any]:
-    async for message in messages:
-        yield _checked(message)
+class _CheckedMessages:
+    """Iterator of a caller's messages, which raises the error of a broken one."""
+
+    def __init__(self, messages: AsyncIterator[Any]) -> None:
+        self._messages = aiter(messages)
+
+    def __aiter__(self) -> "_CheckedMessages":
+        return self
+
+    async def __anext__(self) -> Any:
+        return _checked(await anext(self._messages))
 
 
-def _checking_each(handler: Any) -> Any:
-    if not inspect.isasyncgenfunction(handler):
-        return handler
-
-    async def answer(messages: AsyncIterator[Any], context: Any) -> AsyncIterator[Any]:
-        async with (
-            aclosing(_each_checked(messages)) as checked,  # type: ignore[type-var]
-            aclosing(handler(checked, context)) as answers,
-        ):
-            async for message in answers:
-                yield message
-
-    return answer
-
-
-def _awaited(handler: Any, method: str, calls: Calls) -> Any:
+def _awaited(handler: Any, method: str, calls: Calls, check: Callable[[Any], Any]) -> Any:
     async def answer(request: Any, context: Any) -> Any:
         try:
             async with calls.one(method, context):
-                return await handler(_checked(request), context)
+                return await handler(check(request), context)
         except Exception as error:
             await _abort(context, error, method)
 
     return answer
 
 
-def _streaming(handler: Any, method: str, calls: Calls) -> Any:
+def _streaming(handler: Any, method: str, calls: Calls, check: Callable[[Any], Any]) -> Any:
     async def answer(request: Any, context: Any) -> None:
         try:
             async with (
                 calls.one(method, context),
-                aclosing(handler(_checked(request), context)) as answers,
+                aclosing(handler(check(request), context)) as answers,
             ):
                 await calls.send(answers, context)
         except Exception as error:

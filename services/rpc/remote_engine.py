@@ -66,7 +66,12 @@ class RemoteEngine(Generic[R]):
         return await self._exchange.ask(message, num_tokens=num_tokens)
 
     def _part(self, answer: bytes, part: str) -> R:
-        message = parsed(self._response, answer, self._peer.name)
+        return self._require(self._parsed(answer), part)
+
+    def _parsed(self, answer: bytes) -> R:
+        return parsed(self._response, answer, self._peer.name)
+
+    def _require(self, message: R, part: str) -> R:
         got = message.WhichOneof("message")
         if got != part:
             raise InternalError(f"{self._peer.name} answered {got}, but {part} was due")

@@ -14,7 +14,7 @@ from slipstream.rpc.conversion.convert import (
     verdict_from_pb,
     verify_to_pb,
 )
-from slipstream.rpc.exchange import CallOptions, Peer, parsed
+from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
@@ -53,11 +53,14 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         packed_s = clock() - began
         num_tokens = len(delta.tokens)
         answer = await self._ask(sequence.session, message, num_tokens=num_tokens)
-        if parsed(target_pb2.VerifyResponse, answer, self._peer.name).HasField("queued"):
+        began = clock()
+        response = self._parsed(answer)
+        if response.HasField("queued"):
             limit_s = self._options.queue_s + self._options.limit_s(num_tokens)
             answer = await self._exchange.more(limit_s)
-        began = clock()
-        verdict, timing = self._verdict(answer)
+            began = clock()
+            response = self._parsed(answer)
+        verdict, timing = self._verdict(response)
         self._check(sequence, proposal, verdict)
         self._num_sent = len(sequence) + len(verdict.tokens)
         serialisation_s = packed_s + clock() - began
@@ -102,8 +105,10 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
             )
         )
 
-    def _verdict(self, answer: bytes) -> tuple[Verdict, common_pb2.ReplyTiming]:
-        message = self._part(answer, "verdict").verdict
+    def _verdict(
+        self, response: target_pb2.VerifyResponse
+    ) -> tuple[Verdict, common_pb2.ReplyTiming]:
+        message = self._require(response, "verdict").verdict
         try:
             return verdict_from_pb(message, ReplyTiming()), message.timing
         except InvalidRequest as error:

@@ -197,6 +197,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                     timing = ReplyTiming(service_s, done.queue_s, done.engine_s)
                     verdict = verdict_to_pb(done.result(), timing)
                     yield target_pb2.VerifyResponse(verdict=verdict)
+                    stream.notify(reply)  # once it is on its way: nothing waits for the readers
                 case "park":
                     yield await self._park(message.park, stream)
                     return
@@ -231,7 +232,6 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             self._num_cached_tokens += done.num_cached
         self._num_rounds += 1
         self._telemetry.record_verdict(reply, done, is_first=is_first)
-        stream.notify(reply)
 
 
 def register(servicer: TargetServicer) -> Register:

@@ -131,19 +131,18 @@ def plan_from_pb(message: draft_pb2.Plan) -> Plan:
     )
 
 
-def proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
-    """Statistics column by column; scores and distributions only where there are any.
+def proposal_to_pb(proposal: Proposal, *, with_stats: bool = True) -> common_pb2.Proposal:
+    """Statistics column by column, if at all; scores and distributions only where there are any.
 
     Raises `InvalidRequest` for ids that are no token's, such as negative ones.
     """
     try:
-        return _proposal_to_pb(proposal)
+        return _proposal_to_pb(proposal, proposal.stats if with_stats else ())
     except ValueError as error:  # out of the range of a field
         raise InvalidRequest(f"the proposal can't be told: {error}") from None
 
 
-def _proposal_to_pb(proposal: Proposal) -> common_pb2.Proposal:
-    stats = proposal.stats
+def _proposal_to_pb(proposal: Proposal, stats: Sequence[NodeStats]) -> common_pb2.Proposal:
     scores = [stat.score for stat in stats if stat.score is not None]
     laws = [
         common_pb2.NodeLaw(
@@ -209,9 +208,11 @@ def _distributions_from_pb(
 
 
 def verify_to_pb(delta: Delta, proposal: Proposal) -> target_pb2.VerifyProposal:
-    """A round that is asked for. Raises what `proposal_to_pb` does."""
+    """A round that is asked for; targets need no statistics. Raises what `proposal_to_pb` does."""
     return target_pb2.VerifyProposal(
-        delta=delta_to_pb(delta), proposal=proposal_to_pb(proposal), rivals=proposal.rivals
+        delta=delta_to_pb(delta),
+        proposal=proposal_to_pb(proposal, with_stats=False),
+        rivals=proposal.rivals,
     )
 
 

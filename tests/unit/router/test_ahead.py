@@ -107,6 +107,14 @@ async def test_one_round_is_made_ahead_and_no_more():
     assert made[-1] == "closed"
 
 
+async def test_the_next_round_is_begun_before_one_is_given_out():
+    made = []
+    chunks = one_ahead(rounds(made))
+    assert (await anext(chunks)).token_ids == (0,)
+    assert made == [0, 1]
+    await chunks.aclose()
+
+
 @pytest.mark.parametrize("num_read", range(5))
 async def test_whoever_leaves_ends_the_rounds(num_read):
     made = []
