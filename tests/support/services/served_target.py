@@ -146,6 +146,7 @@ class Served:
     engine: LocalTarget
     channel: grpc.aio.Channel
     servicer: TargetServicer
+    address: str = ""
 
     @property
     def stub(self) -> Any:
@@ -255,7 +256,7 @@ async def served_target(
             serving({SERVICE: register(servicer)}) as address,
             connect(address, ChannelOptions()) as channel,
         ):
-            yield Served(engine, channel, servicer)
+            yield Served(engine, channel, servicer, address)
     finally:
         await servicer.close()
         assert engine.memory.pool.num_used_bytes == engine.memory.num_cached_bytes
