@@ -28,7 +28,7 @@ from support.services.served_target import IDENTITY, Served, served_target
 
 PROMPT = tuple(tiny.tokens(4096))
 FORM = KvFormat((0, 1, 2, 3), num_kv_heads=8, head_dim=128, dtype=KvDtype.BFLOAT16)
-SECONDS = 6.0
+SECONDS = 4.0
 NUM_ROUNDS = 200
 
 

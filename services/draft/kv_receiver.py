@@ -8,6 +8,7 @@ import logging
 from collections.abc import Callable
 from contextlib import AbstractContextManager, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import grpc.aio
 
@@ -15,12 +16,12 @@ from slipstream.core import errors
 from slipstream.core.errors import NoRoom, SessionOutOfSync, SlipstreamError
 from slipstream.draft.kv_mirror import KvMirror
 from slipstream.draft.kv_sources import Channels
-from slipstream.rpc.kv import ENCODING, KvFormat, KvStreamSource, frame_from_pb
+from slipstream.rpc.kv import ENCODING, KvFormat, KvStreamSource, frame_from_bytes
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.status import error_from
 from slipstream.rpc.tensors import unpack
 from slipstream.rpc.tracing import status_name, trace_to_pb
-from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
+from slipstream.rpc.v1 import target_pb2
 from slipstream.telemetry.spans import ClientSpan, Reply, rpc_attributes
 
 STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
@@ -177,7 +178,9 @@ class KvReceiver:
         # reader, and keepalive finds a lost target.
         num_before, num_snapshots = self.num_received_bytes, 0
         async with self._channels.to(at.address) as channel:
-            call = target_pb2_grpc.TargetServiceStub(channel).StreamKv(self._request(at, span))
+            # Bytes come in: parsing a message would copy its payload twice.
+            method: Any = channel.unary_stream(f"/{STREAM_KV}")
+            call = method(self._request(at, span).SerializeToString())
             try:
                 async for message in call:
                     self._take(message, at.source)
@@ -202,9 +205,9 @@ class KvReceiver:
             trace=trace_to_pb(span.carrier if span else None),
         )
 
-    def _take(self, message: target_pb2.StreamKvResponse, source: KvStreamSource) -> None:
+    def _take(self, message: bytes, source: KvStreamSource) -> None:
         """Keep a slice. Raises `InvalidRequest` or `CapacityError` for one that can't be right."""
-        frame = frame_from_pb(message, source, self.form)
+        frame = frame_from_bytes(message, source, self.form)
         self.mirror.truncate(frame.start)  # gone in the target, whatever the slice is worth
         self.mirror.write(frame.start, unpack(frame, self.form))
         self.num_received_bytes += len(frame.payload)

@@ -6,7 +6,7 @@ its reader has room: whatever became final meanwhile goes out as one.
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from slipstream.core.errors import (
@@ -17,7 +17,14 @@ from slipstream.core.errors import (
 )
 from slipstream.core.timing import Clock
 from slipstream.engine.thread import EngineThread
-from slipstream.rpc.kv import ENCODING, KvEncoding, KvFormat, KvFrame, KvStreamSource, frame_to_pb
+from slipstream.rpc.kv import (
+    ENCODING,
+    KvEncoding,
+    KvFormat,
+    KvFrame,
+    KvStreamSource,
+    frame_to_bytes,
+)
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, require_agreement
 from slipstream.rpc.tensors import dtype_of, pack
 from slipstream.rpc.v1 import target_pb2
@@ -32,7 +39,7 @@ SLICE_BYTES = 4 << 20
 Beside a busy engine one slice goes out per round, so this bounds the speed, too.
 """
 
-Write = Callable[[target_pb2.StreamKvResponse], Awaitable[None]]
+Write = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -172,38 +179,42 @@ class KvStreams:
 
     async def _send_snapshot(self, stream: _KvStream, sender: KvSender, snapshot: Snapshot) -> bool:
         """Send slices until one takes all that is left; return whether there was anything."""
-        most = _slice_positions(stream.form)
-        piece = await self._take(sender, most)
-        if piece is None:
+        num_pieces = _slice_pieces(stream.form)
+        pieces = await self._take(stream, sender)
+        if not pieces:
             return False
-        snapshot.start = piece.start
+        snapshot.start = pieces[0].start
         snapshot.reply = stream.reader.take_reply()
-        while piece is not None:
-            for frame in _frames(piece, stream.form):
-                await stream.write(frame_to_pb(stream.source, stream.form, frame))
-                self.num_bytes += len(frame.payload)
-                snapshot.num_bytes += len(frame.payload)
-                snapshot.count += frame.count
-                snapshot.ended = self._clock()
-            is_last = piece.count < most or stream.session.is_ended
-            piece = None if is_last else await self._take(sender, most)
+        while pieces:
+            for piece in pieces:
+                await self._write(stream, piece, snapshot)
+            is_last = len(pieces) < num_pieces or stream.session.is_ended
+            pieces = [] if is_last else await self._take(stream, sender)
         if snapshot.reply is None:  # the step was over, but its verdict not yet recorded
             snapshot.reply = stream.reader.take_reply()
         return True
 
-    async def _take(self, sender: KvSender, count: int) -> KvSlice | None:
+    async def _write(self, stream: _KvStream, piece: KvSlice, snapshot: Snapshot) -> None:
+        payload = pack(piece.values, stream.form.encoding)
+        frame = KvFrame(piece.start, piece.count, payload)
+        await stream.write(frame_to_bytes(stream.source, stream.form, frame))
+        self.num_bytes += len(payload)
+        snapshot.num_bytes += len(payload)
+        snapshot.count += piece.count
+        snapshot.ended = self._clock()
+
+    async def _take(self, stream: _KvStream, sender: KvSender) -> list[KvSlice]:
+        """Return what comes next, a payload each, as much as one copy may take."""
+        num_pieces, count = _slice_pieces(stream.form), stream.form.max_positions
+
+        def take() -> list[KvSlice]:
+            return list(filter(None, (sender.take(count) for _ in range(num_pieces))))
+
         async with self._lock:
-            return (await self._thread.run(lambda: sender.take(count))).value
+            return (await self._thread.run(take)).value
 
 
-def _frames(piece: KvSlice, form: KvFormat) -> Iterator[KvFrame]:
-    step = form.max_positions
-    for at in range(0, piece.count, step):
-        values = piece.values[:, :, at : at + step]
-        yield KvFrame(piece.start + at, values.shape[2], pack(values, form.encoding))
-
-
-def _slice_positions(form: KvFormat) -> int:
-    """Return the positions of about `SLICE_BYTES` in the cache, in whole payloads."""
+def _slice_pieces(form: KvFormat) -> int:
+    """Return the payloads of about `SLICE_BYTES` in the cache."""
     frame_bytes = form.max_positions * form.num_heads * form.head_dim * form.dtype.num_bytes
-    return form.max_positions * max(1, SLICE_BYTES // frame_bytes)
+    return max(1, SLICE_BYTES // frame_bytes)
