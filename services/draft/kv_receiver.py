@@ -5,8 +5,8 @@ All on the event loop but `mirror.view`.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -177,16 +177,15 @@ class KvReceiver:
         # Each attempt uses the certificates of its time. No deadline: the session's lease ends the
         # reader, and keepalive finds a lost target.
         num_before, num_snapshots = self.num_received_bytes, 0
-        async with self._channels.to(at.address) as channel:
-            # Bytes come in: parsing a message would copy its payload twice.
-            method: Any = channel.unary_stream(f"/{STREAM_KV}")
-            call = method(self._request(at, span).SerializeToString())
+        async with (
+            self._channels.to(at.address) as channel,
+            aclosing(_messages(channel, self._request(at, span))) as messages,
+        ):
             try:
-                async for message in call:
+                async for message in messages:
                     self._take(message, at.source)
                     num_snapshots += 1
             finally:
-                call.cancel()
                 if span is not None:
                     num_bytes = self.num_received_bytes - num_before
                     span.set(
@@ -212,6 +211,23 @@ class KvReceiver:
         self.mirror.write(frame.start, unpack(frame, self.form))
         self.num_received_bytes += len(frame.payload)
         self._changed.set()
+
+
+async def _messages(
+    channel: grpc.aio.Channel, request: target_pb2.StreamKvRequest
+) -> AsyncGenerator[bytes, None]:
+    """Yield the messages of a stream, not parsed; the next one comes in while one is used."""
+    method: Any = channel.unary_stream(f"/{STREAM_KV}")
+    call = method(request.SerializeToString())
+    upcoming = asyncio.ensure_future(call.read())
+    try:
+        while (message := await upcoming) is not grpc.aio.EOF:
+            upcoming = asyncio.ensure_future(call.read())
+            await asyncio.sleep(0)  # so that it begins
+            yield message
+    finally:
+        upcoming.cancel()
+        call.cancel()
 
 
 def _names(at: KvAddress) -> tuple[str, str]:

@@ -19,6 +19,7 @@ MAX_PAYLOAD_BYTES = 1 << 20
 MAX_HEAD_BYTES = 16 << 10
 """Bound on a message beside its payload."""
 
+_KEPT_BYTES = 30 << 20
 _SCALE_BYTES = 4
 _PAYLOAD = target_pb2.StreamKvResponse.PAYLOAD_FIELD_NUMBER
 _CRC32C = target_pb2.StreamKvResponse.CRC32C_FIELD_NUMBER
@@ -102,6 +103,16 @@ class KvFrame:
     start: int
     count: int
     payload: bytes
+
+
+def keep_freed_memory() -> None:
+    """Have large messages take memory that others gave back, as far as the C library does that.
+
+    glibc keeps as much as twice the largest block that was freed, up to 32 MB. By itself each
+    message of 128 KiB or more is mapped anew, page by page, and takes twice the time. This block is
+    never touched.
+    """
+    bytearray(_KEPT_BYTES)
 
 
 def frame_to_bytes(source: KvStreamSource, form: KvFormat, frame: KvFrame) -> bytes:

@@ -1,7 +1,8 @@
 """Streams of keys and values, from the engine's cache to drafts. Verification waits for none.
 
-A slice is copied out on the engine's thread, one at a time for all streams together, and only when
-its reader has room: whatever became final meanwhile goes out as one.
+A slice is copied out on the engine's thread, one at a time for all streams together, and at most
+one ahead of what its reader takes: whatever became final meanwhile goes out as one. It is
+serialised on another thread.
 """
 
 import asyncio
@@ -24,6 +25,7 @@ from slipstream.rpc.kv import (
     KvFrame,
     KvStreamSource,
     frame_to_bytes,
+    keep_freed_memory,
 )
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, require_agreement
 from slipstream.rpc.tensors import dtype_of, pack
@@ -38,6 +40,9 @@ SLICE_BYTES = 4 << 20
 
 Beside a busy engine one slice goes out per round, so this bounds the speed, too.
 """
+
+SHORT_BYTES = 64 << 10
+"""Slices up to here are serialised on the event loop: a thread takes longer to start."""
 
 Write = Callable[[bytes], Awaitable[None]]
 
@@ -71,6 +76,25 @@ class _KvStream:
     on_sent: OnSent
 
 
+@dataclass(frozen=True, slots=True)
+class _WireFrame:
+    """A slice as it is sent."""
+
+    start: int
+    count: int
+    num_bytes: int
+    """Bytes of the payload."""
+    message: bytes
+
+    @classmethod
+    def of(cls, piece: KvSlice, stream: _KvStream) -> "_WireFrame":
+        payload = pack(piece.values, stream.form.encoding)
+        message = frame_to_bytes(
+            stream.source, stream.form, KvFrame(piece.start, piece.count, payload)
+        )
+        return cls(piece.start, piece.count, len(payload), message)
+
+
 class KvStreams:
     """Serves `StreamKv` of one target."""
 
@@ -84,6 +108,7 @@ class KvStreams:
         clock: Clock = time.perf_counter,
     ) -> None:
         """`sessions` are those with a running request."""
+        keep_freed_memory()
         self._target = target
         self._clock = clock
         self._thread = thread
@@ -179,42 +204,56 @@ class KvStreams:
 
     async def _send_snapshot(self, stream: _KvStream, sender: KvSender, snapshot: Snapshot) -> bool:
         """Send slices until one takes all that is left; return whether there was anything."""
-        num_pieces = _slice_pieces(stream.form)
-        pieces = await self._take(stream, sender)
-        if not pieces:
+        frames = await self._next(stream, sender)
+        if not frames:
             return False
-        snapshot.start = pieces[0].start
+        snapshot.start = frames[0].start
         snapshot.reply = stream.reader.take_reply()
-        while pieces:
-            for piece in pieces:
-                await self._write(stream, piece, snapshot)
-            is_last = len(pieces) < num_pieces or stream.session.is_ended
-            pieces = [] if is_last else await self._take(stream, sender)
+        while frames:
+            is_last = len(frames) < _slice_frames(stream.form) or stream.session.is_ended
+            if is_last:
+                await self._write(stream, frames, snapshot)
+                break
+            # The next slice is made while this one is sent.
+            written, following = await asyncio.gather(
+                self._write(stream, frames, snapshot),
+                self._next(stream, sender),
+                return_exceptions=True,
+            )
+            if written is not None:
+                raise written
+            if isinstance(following, BaseException):
+                raise following
+            frames = following
         if snapshot.reply is None:  # the step was over, but its verdict not yet recorded
             snapshot.reply = stream.reader.take_reply()
         return True
 
-    async def _write(self, stream: _KvStream, piece: KvSlice, snapshot: Snapshot) -> None:
-        payload = pack(piece.values, stream.form.encoding)
-        frame = KvFrame(piece.start, piece.count, payload)
-        await stream.write(frame_to_bytes(stream.source, stream.form, frame))
-        self.num_bytes += len(payload)
-        snapshot.num_bytes += len(payload)
-        snapshot.count += piece.count
-        snapshot.ended = self._clock()
+    async def _write(self, stream: _KvStream, frames: list[_WireFrame], snapshot: Snapshot) -> None:
+        for frame in frames:
+            await stream.write(frame.message)
+            self.num_bytes += frame.num_bytes
+            snapshot.num_bytes += frame.num_bytes
+            snapshot.count += frame.count
+            snapshot.ended = self._clock()
 
-    async def _take(self, stream: _KvStream, sender: KvSender) -> list[KvSlice]:
-        """Return what comes next, a payload each, as much as one copy may take."""
-        num_pieces, count = _slice_pieces(stream.form), stream.form.max_positions
+    async def _next(self, stream: _KvStream, sender: KvSender) -> list[_WireFrame]:
+        """Return what comes next, as much as one copy may take, serialised."""
+        num_frames, count = _slice_frames(stream.form), stream.form.max_positions
 
         def take() -> list[KvSlice]:
-            return list(filter(None, (sender.take(count) for _ in range(num_pieces))))
+            return list(filter(None, (sender.take(count) for _ in range(num_frames))))
+
+        def make() -> list[_WireFrame]:
+            return [_WireFrame.of(piece, stream) for piece in pieces]
 
         async with self._lock:
-            return (await self._thread.run(take)).value
+            pieces = (await self._thread.run(take)).value
+        is_short = sum(piece.values.nbytes for piece in pieces) <= SHORT_BYTES
+        return make() if is_short else await asyncio.to_thread(make)
 
 
-def _slice_pieces(form: KvFormat) -> int:
+def _slice_frames(form: KvFormat) -> int:
     """Return the payloads of about `SLICE_BYTES` in the cache."""
     frame_bytes = form.max_positions * form.num_heads * form.head_dim * form.dtype.num_bytes
     return max(1, SLICE_BYTES // frame_bytes)

@@ -239,7 +239,7 @@ def register(servicer: TargetServicer) -> Register:
 
     def add(server: Any) -> None:
         target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
-        stream_kv = grpc.unary_stream_rpc_method_handler(
+        stream_kv: Any = grpc.unary_stream_rpc_method_handler(
             servicer.StreamKv, request_deserializer=target_pb2.StreamKvRequest.FromString
         )  # writes bytes: a message of keys and values would be copied twice more
         server.add_registered_method_handlers(SERVICE, {"StreamKv": stream_kv})

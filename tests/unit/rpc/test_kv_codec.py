@@ -97,7 +97,7 @@ def test_the_largest_payload_is_as_large_as_the_bound_allows(encoding):
 
 
 def test_a_position_that_is_larger_than_the_bound_travels_alone():
-    form = KvFormat(tuple(range(80)), num_kv_heads=8, head_dim=128, dtype=KvDtype.FLOAT32)
+    form = KvFormat(tuple(range(160)), num_kv_heads=8, head_dim=128, dtype=KvDtype.FLOAT32)
     assert form.bytes_per_position > MAX_PAYLOAD_BYTES
     assert form.max_positions == 1
 
