@@ -12,7 +12,7 @@ from google.protobuf.message import DecodeError
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.conversion.enums import WireEnum
 from slipstream.rpc.v1 import common_pb2, target_pb2
-from slipstream.rpc.wire import bytes_field, cut_out, fixed32_field
+from slipstream.rpc.wire import bytes_field, cut_out
 
 MAX_PAYLOAD_BYTES = 1 << 20
 """Bound on a payload. Fewer messages take less time; one holds an event loop for some 0.3 ms."""
@@ -22,7 +22,6 @@ MAX_HEAD_BYTES = 16 << 10
 _KEPT_BYTES = 30 << 20
 _SCALE_BYTES = 4
 _PAYLOAD = target_pb2.StreamKvResponse.PAYLOAD_FIELD_NUMBER
-_CRC32C = target_pb2.StreamKvResponse.CRC32C_FIELD_NUMBER
 
 
 class KvDtype(StrEnum):
@@ -128,9 +127,9 @@ def frame_to_bytes(source: KvStreamSource, form: KvFormat, frame: KvFrame) -> by
         head_dim=form.head_dim,
         encoding=ENCODING.to_pb(form.encoding),  # type: ignore[arg-type]
     )
-    before = bytes_field(_PAYLOAD, len(frame.payload))
-    checksum = fixed32_field(_CRC32C, google_crc32c.value(frame.payload))
-    return b"".join((head.SerializeToString(), before, frame.payload, checksum))
+    tail = target_pb2.StreamKvResponse(crc32c=google_crc32c.value(frame.payload))
+    payload = bytes_field(_PAYLOAD, frame.payload)
+    return b"".join((head.SerializeToString(), *payload, tail.SerializeToString()))
 
 
 def frame_from_bytes(data: bytes, source: KvStreamSource, form: KvFormat) -> KvFrame:

@@ -57,14 +57,13 @@ def cut_out(data: bytes, number: int, limit: int) -> tuple[bytes, bytes]:
     return data, b""
 
 
-def bytes_field(number: int, size: int) -> bytes:
-    """Return what stands before the value of a bytes field that has so many bytes."""
-    return _varint_bytes(number << 3 | _BYTES) + _varint_bytes(size)
-
-
-def fixed32_field(number: int, value: int) -> bytes:
-    """Return a field of 32 bits."""
-    return _varint_bytes(number << 3 | _FIXED32) + value.to_bytes(4, "little")
+def bytes_field(number: int, value: bytes) -> tuple[bytes, bytes]:
+    """Return what stands before a field of bytes, and its value; `number` is below 16."""
+    head, size = bytearray(((number << 3) | _BYTES,)), len(value)
+    while size >= 128:
+        head.append((size & 127) | 128)
+        size >>= 7
+    return bytes((*head, size)), value
 
 
 class _Count:
@@ -127,14 +126,6 @@ def _varint(data: bytes, at: int) -> tuple[int, int]:
         if byte < 128:
             return value, at + number + 1
     raise DecodeError("the message has a number of more than 64 bits")
-
-
-def _varint_bytes(value: int) -> bytes:
-    made = bytearray()
-    while value >= 128:
-        made.append(value & 127 | 128)
-        value >>= 7
-    return bytes((*made, value))
 
 
 @cache

@@ -77,22 +77,18 @@ class _KvStream:
 
 
 @dataclass(frozen=True, slots=True)
-class _WireFrame:
-    """A slice as it is sent."""
+class _Message:
+    """Positions start..start+count-1 as they are sent."""
 
     start: int
     count: int
-    num_bytes: int
-    """Bytes of the payload."""
-    message: bytes
+    data: bytes
 
     @classmethod
-    def of(cls, piece: KvSlice, stream: _KvStream) -> "_WireFrame":
-        payload = pack(piece.values, stream.form.encoding)
-        message = frame_to_bytes(
-            stream.source, stream.form, KvFrame(piece.start, piece.count, payload)
-        )
-        return cls(piece.start, piece.count, len(payload), message)
+    def of(cls, piece: KvSlice, stream: _KvStream) -> "_Message":
+        frame = KvFrame(piece.start, piece.count, pack(piece.values, stream.form.encoding))
+        data = frame_to_bytes(stream.source, stream.form, frame)
+        return cls(piece.start, piece.count, data)
 
 
 class KvStreams:
@@ -204,19 +200,19 @@ class KvStreams:
 
     async def _send_snapshot(self, stream: _KvStream, sender: KvSender, snapshot: Snapshot) -> bool:
         """Send slices until one takes all that is left; return whether there was anything."""
-        frames = await self._next(stream, sender)
-        if not frames:
+        messages = await self._next(stream, sender)
+        if not messages:
             return False
-        snapshot.start = frames[0].start
+        snapshot.start = messages[0].start
         snapshot.reply = stream.reader.take_reply()
-        while frames:
-            is_last = len(frames) < _slice_frames(stream.form) or stream.session.is_ended
+        while messages:
+            is_last = len(messages) < _slice_frames(stream.form) or stream.session.is_ended
             if is_last:
-                await self._write(stream, frames, snapshot)
+                await self._write(stream, messages, snapshot)
                 break
             # The next slice is made while this one is sent.
             written, following = await asyncio.gather(
-                self._write(stream, frames, snapshot),
+                self._write(stream, messages, snapshot),
                 self._next(stream, sender),
                 return_exceptions=True,
             )
@@ -224,28 +220,29 @@ class KvStreams:
                 raise written
             if isinstance(following, BaseException):
                 raise following
-            frames = following
+            messages = following
         if snapshot.reply is None:  # the step was over, but its verdict not yet recorded
             snapshot.reply = stream.reader.take_reply()
         return True
 
-    async def _write(self, stream: _KvStream, frames: list[_WireFrame], snapshot: Snapshot) -> None:
-        for frame in frames:
-            await stream.write(frame.message)
-            self.num_bytes += frame.num_bytes
-            snapshot.num_bytes += frame.num_bytes
-            snapshot.count += frame.count
+    async def _write(self, stream: _KvStream, messages: list[_Message], snapshot: Snapshot) -> None:
+        for message in messages:
+            await stream.write(message.data)
+            num_bytes = message.count * stream.form.bytes_per_position
+            self.num_bytes += num_bytes
+            snapshot.num_bytes += num_bytes
+            snapshot.count += message.count
             snapshot.ended = self._clock()
 
-    async def _next(self, stream: _KvStream, sender: KvSender) -> list[_WireFrame]:
+    async def _next(self, stream: _KvStream, sender: KvSender) -> list[_Message]:
         """Return what comes next, as much as one copy may take, serialised."""
         num_frames, count = _slice_frames(stream.form), stream.form.max_positions
 
         def take() -> list[KvSlice]:
             return list(filter(None, (sender.take(count) for _ in range(num_frames))))
 
-        def make() -> list[_WireFrame]:
-            return [_WireFrame.of(piece, stream) for piece in pieces]
+        def make() -> list[_Message]:
+            return [_Message.of(piece, stream) for piece in pieces]
 
         async with self._lock:
             pieces = (await self._thread.run(take)).value
