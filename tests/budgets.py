@@ -125,8 +125,8 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("lines of services/", 64_450, lambda: num_lines(SERVICES)),
-    Budget("lines of tests/", 63_004, lambda: num_lines(TESTS)),
+    Budget("lines of services/", 64_599, lambda: num_lines(SERVICES)),
+    Budget("lines of tests/", 63_208, lambda: num_lines(TESTS)),
     Budget("files of services/", 464, lambda: len(python_files(SERVICES))),
     Budget("files of the largest folder", 24, largest_folder),
     Budget("files executed, embedded", 95, lambda: len(executed_files("embedded"))),
