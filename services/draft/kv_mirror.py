@@ -144,7 +144,7 @@ class KvMirror:
     def _new_buffers(self, num_slots: int) -> list[Any]:
         at = self._layout
         shape = (2 * at.num_kv_heads, num_slots, at.head_dim)
-        return [new_buffer(shape, at.dtype, at.device) for _ in self._layers]
+        return [new_buffer(shape, at.dtype, at.device, is_filled=True) for _ in self._layers]
 
     def _replace_buffers(self, num_slots: int) -> None:
         count, old = self._held

@@ -5,9 +5,10 @@ All on the event loop but `mirror.view`.
 
 import asyncio
 import logging
-from collections.abc import Callable
-from contextlib import AbstractContextManager, nullcontext, suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
 from dataclasses import dataclass, field, replace
+from typing import Any
 
 import grpc.aio
 
@@ -15,12 +16,12 @@ from slipstream.core import errors
 from slipstream.core.errors import NoRoom, SessionOutOfSync, SlipstreamError
 from slipstream.draft.kv_mirror import KvMirror
 from slipstream.draft.kv_sources import Channels
-from slipstream.rpc.kv import ENCODING, KvFormat, KvStreamSource, frame_from_pb
+from slipstream.rpc.kv import ENCODING, KvFormat, KvStreamSource, frame_from_bytes
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.status import error_from
 from slipstream.rpc.tensors import unpack
 from slipstream.rpc.tracing import status_name, trace_to_pb
-from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
+from slipstream.rpc.v1 import target_pb2
 from slipstream.telemetry.spans import ClientSpan, Reply, rpc_attributes
 
 STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
@@ -176,14 +177,15 @@ class KvReceiver:
         # Each attempt uses the certificates of its time. No deadline: the session's lease ends the
         # reader, and keepalive finds a lost target.
         num_before, num_snapshots = self.num_received_bytes, 0
-        async with self._channels.to(at.address) as channel:
-            call = target_pb2_grpc.TargetServiceStub(channel).StreamKv(self._request(at, span))
+        async with (
+            self._channels.to(at.address) as channel,
+            aclosing(_messages(channel, self._request(at, span))) as messages,
+        ):
             try:
-                async for message in call:
+                async for message in messages:
                     self._take(message, at.source)
                     num_snapshots += 1
             finally:
-                call.cancel()
                 if span is not None:
                     num_bytes = self.num_received_bytes - num_before
                     span.set(
@@ -202,13 +204,30 @@ class KvReceiver:
             trace=trace_to_pb(span.carrier if span else None),
         )
 
-    def _take(self, message: target_pb2.StreamKvResponse, source: KvStreamSource) -> None:
+    def _take(self, message: bytes, source: KvStreamSource) -> None:
         """Keep a slice. Raises `InvalidRequest` or `CapacityError` for one that can't be right."""
-        frame = frame_from_pb(message, source, self.form)
+        frame = frame_from_bytes(message, source, self.form)
         self.mirror.truncate(frame.start)  # gone in the target, whatever the slice is worth
         self.mirror.write(frame.start, unpack(frame, self.form))
         self.num_received_bytes += len(frame.payload)
         self._changed.set()
+
+
+async def _messages(
+    channel: grpc.aio.Channel, request: target_pb2.StreamKvRequest
+) -> AsyncGenerator[bytes, None]:
+    """Yield the messages of a stream, not parsed; the next one comes in while one is used."""
+    method: Any = channel.unary_stream(f"/{STREAM_KV}")
+    call = method(request.SerializeToString())
+    upcoming = asyncio.ensure_future(call.read())
+    try:
+        while (message := await upcoming) is not grpc.aio.EOF:
+            upcoming = asyncio.ensure_future(call.read())
+            await asyncio.sleep(0)  # so that it begins
+            yield message
+    finally:
+        upcoming.cancel()
+        call.cancel()
 
 
 def _names(at: KvAddress) -> tuple[str, str]:

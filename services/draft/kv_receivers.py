@@ -19,7 +19,7 @@ from slipstream.draft.kv_sources import Channels, KvSources
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.rpc.channel import ChannelOptions
-from slipstream.rpc.kv import DTYPE, KvFormat, KvStreamSource
+from slipstream.rpc.kv import DTYPE, KvFormat, KvStreamSource, keep_freed_memory
 from slipstream.rpc.tensors import element_type
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry.spans import Reply
@@ -33,6 +33,7 @@ class KvReceivers:
     ) -> None:
         """`options` are those of channels to targets; `device` is that of the draft; `sources` are
         the allowed targets, by default those of this machine."""
+        keep_freed_memory()
         self._channels = Channels(options)
         self._sources = sources or KvSources()
         self._device = device

@@ -7,15 +7,21 @@ from dataclasses import dataclass
 from enum import StrEnum
 
 import google_crc32c
+from google.protobuf.message import DecodeError
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.conversion.enums import WireEnum
 from slipstream.rpc.v1 import common_pb2, target_pb2
+from slipstream.rpc.wire import bytes_field, cut_out
 
-MAX_PAYLOAD_BYTES = 120 * 1024
-"""Bound on a payload. A gRPC message of 128 KiB or more takes about twice the time per byte."""
+MAX_PAYLOAD_BYTES = 1 << 20
+"""Bound on a payload. Fewer messages take less time; one holds an event loop for some 0.3 ms."""
+MAX_HEAD_BYTES = 16 << 10
+"""Bound on a message beside its payload."""
 
+_KEPT_BYTES = 30 << 20
 _SCALE_BYTES = 4
+_PAYLOAD = target_pb2.StreamKvResponse.PAYLOAD_FIELD_NUMBER
 
 
 class KvDtype(StrEnum):
@@ -98,11 +104,19 @@ class KvFrame:
     payload: bytes
 
 
-def frame_to_pb(
-    source: KvStreamSource, form: KvFormat, frame: KvFrame
-) -> target_pb2.StreamKvResponse:
-    """The message, with its checksum."""
-    return target_pb2.StreamKvResponse(
+def keep_freed_memory() -> None:
+    """Have large messages take memory that others gave back, as far as the C library does that.
+
+    glibc keeps as much as twice the largest block that was freed, up to 32 MB. By itself each
+    message of 128 KiB or more is mapped anew, page by page, and takes twice the time. This block is
+    never touched.
+    """
+    bytearray(_KEPT_BYTES)
+
+
+def frame_to_bytes(source: KvStreamSource, form: KvFormat, frame: KvFrame) -> bytes:
+    """Return the `StreamKvResponse` with its checksum, serialised with one copy of the payload."""
+    head = target_pb2.StreamKvResponse(
         session_id=source.session_id,
         incarnation=source.incarnation,
         start=frame.start,
@@ -112,18 +126,18 @@ def frame_to_pb(
         num_kv_heads=form.num_kv_heads,
         head_dim=form.head_dim,
         encoding=ENCODING.to_pb(form.encoding),  # type: ignore[arg-type]
-        payload=frame.payload,
-        crc32c=google_crc32c.value(frame.payload),
     )
+    tail = target_pb2.StreamKvResponse(crc32c=google_crc32c.value(frame.payload))
+    payload = bytes_field(_PAYLOAD, frame.payload)
+    return b"".join((head.SerializeToString(), *payload, tail.SerializeToString()))
 
 
-def frame_from_pb(
-    message: target_pb2.StreamKvResponse, source: KvStreamSource, form: KvFormat
-) -> KvFrame:
-    """The slice, once everything about it is as it was agreed on.
+def frame_from_bytes(data: bytes, source: KvStreamSource, form: KvFormat) -> KvFrame:
+    """Return the slice of a `StreamKvResponse`, once everything about it is as it was agreed on.
 
     Raises `InvalidRequest` naming what was expected and what came.
     """
+    message, payload = _parsed(data)
     _check("session", source.session_id, message.session_id)
     _check("incarnation", source.incarnation, message.incarnation)
     _check("layers", form.layers, tuple(message.layers))
@@ -133,10 +147,28 @@ def frame_from_pb(
     _check("encoding", form.encoding, ENCODING.from_pb(message.encoding))
     if message.count == 0:
         raise InvalidRequest("a slice of keys and values has 0 positions, but must have 1 or more")
-    payload = message.payload  # every access copies
     _check("payload bytes", message.count * form.bytes_per_position, len(payload))
     _check("CRC-32C", google_crc32c.value(payload), message.crc32c)
     return KvFrame(message.start, message.count, payload)
+
+
+def _parsed(data: bytes) -> tuple[target_pb2.StreamKvResponse, bytes]:
+    """Return the message without its payload, and that."""
+    try:
+        head, payload = cut_out(data, _PAYLOAD, MAX_HEAD_BYTES)
+        if len(head) > MAX_HEAD_BYTES:
+            raise InvalidRequest(
+                f"a slice of keys and values has {len(head)} bytes beside its payload, but may"
+                f" have up to {MAX_HEAD_BYTES}"
+            )
+        message = target_pb2.StreamKvResponse.FromString(head)
+    except DecodeError:
+        raise InvalidRequest(
+            f"a slice of keys and values of {len(data)} bytes can't be parsed"
+        ) from None
+    if message.payload:
+        raise InvalidRequest("a slice of keys and values has two payloads, but must have one")
+    return message, payload
 
 
 def _check(name: str, expected: object, got: object) -> None:

@@ -58,9 +58,9 @@ def unpack(frame: KvFrame, form: KvFormat) -> Array:
 def _pack_int8(values: Array) -> bytes:
     """Symmetric, rounded to nearest; a vector of zeros has scale 0."""
     exact = values.astype(np.float32)
-    scales = np.abs(exact).max(-1) / np.float32(_LARGEST)
-    steps = exact / np.where(scales == 0, np.float32(1), scales)[..., None]
-    whole = np.rint(steps).astype(np.int8)
+    scales = np.abs(np.maximum(exact.max(-1), -exact.min(-1))) / np.float32(_LARGEST)
+    exact /= np.where(scales == 0, np.float32(1), scales)[..., None]
+    whole = np.rint(exact, out=exact).astype(np.int8)
     return b"".join((scales.astype("<f4", copy=False).tobytes(), whole.tobytes()))
 
 

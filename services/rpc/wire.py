@@ -32,6 +32,40 @@ def check_num_fields(data: bytes, descriptor: Descriptor, limit: int) -> None:
         raise DecodeError("the message is cut off") from None
 
 
+def cut_out(data: bytes, number: int, limit: int) -> tuple[bytes, bytes]:
+    """Return a message without its first bytes field of that number, and the value of that field.
+
+    Parsing copies a large field twice. The field begins within the first `limit` bytes; where none
+    does, nothing is cut out. Raises `DecodeError` for bytes that are no message, or have groups.
+    """
+    at = 0
+    try:
+        while at < min(len(data), limit):
+            start = at
+            tag, at = _varint(data, at)
+            kind = tag & 7
+            if kind in (_START_GROUP, _END_GROUP):
+                raise DecodeError("the message has a group")
+            size, at = _size(data, kind, at)
+            if at + size > len(data):
+                raise DecodeError("the message is cut off")
+            if tag >> 3 == number and kind == _BYTES:
+                return data[:start] + data[at + size :], data[at : at + size]
+            at += size
+    except IndexError:
+        raise DecodeError("the message is cut off") from None
+    return data, b""
+
+
+def bytes_field(number: int, value: bytes) -> tuple[bytes, bytes]:
+    """Return what stands before a field of bytes, and its value; `number` is below 16."""
+    head, size = bytearray(((number << 3) | _BYTES,)), len(value)
+    while size >= 128:
+        head.append((size & 127) | 128)
+        size >>= 7
+    return bytes((*head, size)), value
+
+
 class _Count:
     """Fields that may still come."""
 
@@ -44,10 +78,10 @@ class _Count:
         inner, depth = _inner(descriptor), 0
         while at < end:
             self._take(1)
-            tag, at = self._varint(at)
+            tag, at = _varint(self._data, at)
             kind = tag & 7
             depth += (kind == _START_GROUP) - (kind == _END_GROUP)
-            size, at = self._size(kind, at)
+            size, at = _size(self._data, kind, at)
             if at + size > end:
                 raise DecodeError("the message is cut off")
             if kind == _BYTES and not depth and tag >> 3 in inner:
@@ -69,28 +103,29 @@ class _Count:
             )
         self._num_left -= num_fields
 
-    def _size(self, kind: int, at: int) -> tuple[int, int]:
-        """The bytes of a field's value, and where they begin."""
-        if kind == _BYTES:
-            return self._varint(at)
-        if kind == _VARINT:
-            return 0, self._varint(at)[1]
-        if kind not in _SIZES:
-            raise DecodeError(f"the message has a field of wire type {kind}")
-        return _SIZES[kind], at
 
-    def _varint(self, at: int) -> tuple[int, int]:
-        data = self._data
-        value = data[at]
-        if value < 128:
-            return value, at + 1
-        value &= 127
-        for number in range(1, _MAX_VARINT_BYTES):
-            byte = data[at + number]
-            value |= (byte & 127) << 7 * number
-            if byte < 128:
-                return value, at + number + 1
-        raise DecodeError("the message has a number of more than 64 bits")
+def _size(data: bytes, kind: int, at: int) -> tuple[int, int]:
+    """The bytes of a field's value, and where they begin."""
+    if kind == _BYTES:
+        return _varint(data, at)
+    if kind == _VARINT:
+        return 0, _varint(data, at)[1]
+    if kind not in _SIZES:
+        raise DecodeError(f"the message has a field of wire type {kind}")
+    return _SIZES[kind], at
+
+
+def _varint(data: bytes, at: int) -> tuple[int, int]:
+    value = data[at]
+    if value < 128:
+        return value, at + 1
+    value &= 127
+    for number in range(1, _MAX_VARINT_BYTES):
+        byte = data[at + number]
+        value |= (byte & 127) << 7 * number
+        if byte < 128:
+            return value, at + number + 1
+    raise DecodeError("the message has a number of more than 64 bits")
 
 
 @cache

@@ -1,12 +1,13 @@
 """Streams of keys and values, from the engine's cache to drafts. Verification waits for none.
 
-A slice is copied out on the engine's thread, one at a time for all streams together, and only when
-its reader has room: whatever became final meanwhile goes out as one.
+A slice is copied out on the engine's thread, one at a time for all streams together, and at most
+one ahead of what its reader takes: whatever became final meanwhile goes out as one. It is
+serialised on another thread.
 """
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Mapping
+from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from slipstream.core.errors import (
@@ -17,7 +18,15 @@ from slipstream.core.errors import (
 )
 from slipstream.core.timing import Clock
 from slipstream.engine.thread import EngineThread
-from slipstream.rpc.kv import ENCODING, KvEncoding, KvFormat, KvFrame, KvStreamSource, frame_to_pb
+from slipstream.rpc.kv import (
+    ENCODING,
+    KvEncoding,
+    KvFormat,
+    KvFrame,
+    KvStreamSource,
+    frame_to_bytes,
+    keep_freed_memory,
+)
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, require_agreement
 from slipstream.rpc.tensors import dtype_of, pack
 from slipstream.rpc.v1 import target_pb2
@@ -32,7 +41,10 @@ SLICE_BYTES = 4 << 20
 Beside a busy engine one slice goes out per round, so this bounds the speed, too.
 """
 
-Write = Callable[[target_pb2.StreamKvResponse], Awaitable[None]]
+SHORT_BYTES = 64 << 10
+"""Slices up to here are serialised on the event loop: a thread takes longer to start."""
+
+Write = Callable[[bytes], Awaitable[None]]
 
 
 @dataclass(slots=True)
@@ -64,6 +76,21 @@ class _KvStream:
     on_sent: OnSent
 
 
+@dataclass(frozen=True, slots=True)
+class _Message:
+    """Positions start..start+count-1 as they are sent."""
+
+    start: int
+    count: int
+    data: bytes
+
+    @classmethod
+    def of(cls, piece: KvSlice, stream: _KvStream) -> "_Message":
+        frame = KvFrame(piece.start, piece.count, pack(piece.values, stream.form.encoding))
+        data = frame_to_bytes(stream.source, stream.form, frame)
+        return cls(piece.start, piece.count, data)
+
+
 class KvStreams:
     """Serves `StreamKv` of one target."""
 
@@ -77,6 +104,7 @@ class KvStreams:
         clock: Clock = time.perf_counter,
     ) -> None:
         """`sessions` are those with a running request."""
+        keep_freed_memory()
         self._target = target
         self._clock = clock
         self._thread = thread
@@ -172,38 +200,57 @@ class KvStreams:
 
     async def _send_snapshot(self, stream: _KvStream, sender: KvSender, snapshot: Snapshot) -> bool:
         """Send slices until one takes all that is left; return whether there was anything."""
-        most = _slice_positions(stream.form)
-        piece = await self._take(sender, most)
-        if piece is None:
+        messages = await self._next(stream, sender)
+        if not messages:
             return False
-        snapshot.start = piece.start
+        snapshot.start = messages[0].start
         snapshot.reply = stream.reader.take_reply()
-        while piece is not None:
-            for frame in _frames(piece, stream.form):
-                await stream.write(frame_to_pb(stream.source, stream.form, frame))
-                self.num_bytes += len(frame.payload)
-                snapshot.num_bytes += len(frame.payload)
-                snapshot.count += frame.count
-                snapshot.ended = self._clock()
-            is_last = piece.count < most or stream.session.is_ended
-            piece = None if is_last else await self._take(sender, most)
+        while messages:
+            is_last = len(messages) < _slice_frames(stream.form) or stream.session.is_ended
+            if is_last:
+                await self._write(stream, messages, snapshot)
+                break
+            # The next slice is made while this one is sent.
+            written, following = await asyncio.gather(
+                self._write(stream, messages, snapshot),
+                self._next(stream, sender),
+                return_exceptions=True,
+            )
+            if written is not None:
+                raise written
+            if isinstance(following, BaseException):
+                raise following
+            messages = following
         if snapshot.reply is None:  # the step was over, but its verdict not yet recorded
             snapshot.reply = stream.reader.take_reply()
         return True
 
-    async def _take(self, sender: KvSender, count: int) -> KvSlice | None:
+    async def _write(self, stream: _KvStream, messages: list[_Message], snapshot: Snapshot) -> None:
+        for message in messages:
+            await stream.write(message.data)
+            num_bytes = message.count * stream.form.bytes_per_position
+            self.num_bytes += num_bytes
+            snapshot.num_bytes += num_bytes
+            snapshot.count += message.count
+            snapshot.ended = self._clock()
+
+    async def _next(self, stream: _KvStream, sender: KvSender) -> list[_Message]:
+        """Return what comes next, as much as one copy may take, serialised."""
+        num_frames, count = _slice_frames(stream.form), stream.form.max_positions
+
+        def take() -> list[KvSlice]:
+            return list(filter(None, (sender.take(count) for _ in range(num_frames))))
+
+        def make() -> list[_Message]:
+            return [_Message.of(piece, stream) for piece in pieces]
+
         async with self._lock:
-            return (await self._thread.run(lambda: sender.take(count))).value
+            pieces = (await self._thread.run(take)).value
+        is_short = sum(piece.values.nbytes for piece in pieces) <= SHORT_BYTES
+        return make() if is_short else await asyncio.to_thread(make)
 
 
-def _frames(piece: KvSlice, form: KvFormat) -> Iterator[KvFrame]:
-    step = form.max_positions
-    for at in range(0, piece.count, step):
-        values = piece.values[:, :, at : at + step]
-        yield KvFrame(piece.start + at, values.shape[2], pack(values, form.encoding))
-
-
-def _slice_positions(form: KvFormat) -> int:
-    """Return the positions of about `SLICE_BYTES` in the cache, in whole payloads."""
+def _slice_frames(form: KvFormat) -> int:
+    """Return the payloads of about `SLICE_BYTES` in the cache."""
     frame_bytes = form.max_positions * form.num_heads * form.head_dim * form.dtype.num_bytes
-    return form.max_positions * max(1, SLICE_BYTES // frame_bytes)
+    return max(1, SLICE_BYTES // frame_bytes)

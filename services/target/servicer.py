@@ -98,7 +98,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     async def StreamKv(  # type: ignore[override]  # a coroutine that writes, rather than yields
         self,
         request: target_pb2.StreamKvRequest,
-        context: grpc.aio.ServicerContext[target_pb2.StreamKvRequest, target_pb2.StreamKvResponse],
+        context: grpc.aio.ServicerContext[target_pb2.StreamKvRequest, bytes],
     ) -> None:
         """See target.proto."""
         bind(session_id=request.session_id)
@@ -236,7 +236,15 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
 def register(servicer: TargetServicer) -> Register:
     """Return what adds the service to a server."""
-    return lambda server: target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
+
+    def add(server: Any) -> None:
+        target_pb2_grpc.add_TargetServiceServicer_to_server(servicer, server)
+        stream_kv: Any = grpc.unary_stream_rpc_method_handler(
+            servicer.StreamKv, request_deserializer=target_pb2.StreamKvRequest.FromString
+        )  # writes bytes: a message of keys and values would be copied twice more
+        server.add_registered_method_handlers(SERVICE, {"StreamKv": stream_kv})
+
+    return add
 
 
 def _kind(message: target_pb2.VerifyRequest) -> str:

@@ -4,6 +4,7 @@ import math
 import mmap
 from bisect import bisect_left
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -18,11 +19,14 @@ BLOCK_SIZE = 128
 SCRATCH_ROWS = 512
 
 
-def new_buffer(shape: Sequence[int], dtype: "np.dtype[Any]", device: str) -> Any:
+def new_buffer(
+    shape: Sequence[int], dtype: "np.dtype[Any]", device: str, *, is_filled: bool = False
+) -> Any:
     """Return memory for keys and values: an array on the host, a tensor on another device.
 
     The host's is mapped, not allocated by numpy, which asks for huge pages: with heads far apart a
-    short text would touch hundreds of MB of them. What is never touched takes no memory.
+    short text would touch hundreds of MB of them. What is never touched takes no memory. One that
+    `is_filled` soon has huge pages, where there are any: they are there in a fifth of the time.
     """
     if device == CPU:
         count = math.prod(shape)
@@ -30,6 +34,9 @@ def new_buffer(shape: Sequence[int], dtype: "np.dtype[Any]", device: str) -> Any
             return np.empty(shape, dtype)
         flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
         memory = mmap.mmap(-1, count * dtype.itemsize, flags=flags)
+        if is_filled and hasattr(mmap, "MADV_HUGEPAGE"):
+            with suppress(OSError):  # a kernel without them
+                memory.madvise(mmap.MADV_HUGEPAGE)
         return np.frombuffer(memory, dtype).reshape(shape)
     from slipstream.models.kv.torch_pool import new_tensor
 

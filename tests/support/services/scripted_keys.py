@@ -10,9 +10,9 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session
 from slipstream.draft.config import DraftSettings
-from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvStreamSource, frame_to_pb
+from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvStreamSource, frame_to_bytes
 from slipstream.rpc.tensors import pack
-from slipstream.rpc.v1 import draft_pb2, target_pb2_grpc
+from slipstream.rpc.v1 import draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.target.servicer import SERVICE
 from support.models import tiny
 from support.services.tiny_services import MAX_LAG, draft_place, serving
@@ -45,7 +45,7 @@ def message(keys, start, end, /, **changes):
     """A slice of the truth, some fields changed."""
     source = KvStreamSource("s", "one")
     frame = KvFrame(start, end - start, pack(keys[:, :, start:end], FORM.encoding))
-    made = frame_to_pb(source, FORM, frame)
+    made = target_pb2.StreamKvResponse.FromString(frame_to_bytes(source, FORM, frame))
     for name, value in changes.items():
         made.ClearField(name)
         if name == "layers":

@@ -18,7 +18,14 @@ from slipstream.models.target.causal import CausalModel
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert import delta_to_pb, proposal_to_pb, session_to_pb
 from slipstream.rpc.delta import Delta
-from slipstream.rpc.kv import DTYPE, ENCODING, KvEncoding, KvFormat, KvStreamSource, frame_from_pb
+from slipstream.rpc.kv import (
+    DTYPE,
+    ENCODING,
+    KvEncoding,
+    KvFormat,
+    KvStreamSource,
+    frame_from_bytes,
+)
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.tensors import element_type, unpack
@@ -125,7 +132,7 @@ class Mirror:
         message = await asyncio.wait_for(self.call.read(), LIMIT_S)
         if not isinstance(message, target_pb2.StreamKvResponse):
             return False
-        frame = frame_from_pb(message, self.source, self.form)
+        frame = frame_from_bytes(message.SerializeToString(), self.source, self.form)
         assert frame.start <= self.count, "a gap"
         self.count = frame.start + frame.count
         for layer, values in zip(self.layers, unpack(frame, self.form), strict=True):
@@ -146,6 +153,7 @@ class Served:
     engine: LocalTarget
     channel: grpc.aio.Channel
     servicer: TargetServicer
+    address: str = ""
 
     @property
     def stub(self) -> Any:
@@ -255,7 +263,7 @@ async def served_target(
             serving({SERVICE: register(servicer)}) as address,
             connect(address, ChannelOptions()) as channel,
         ):
-            yield Served(engine, channel, servicer)
+            yield Served(engine, channel, servicer, address)
     finally:
         await servicer.close()
         assert engine.memory.pool.num_used_bytes == engine.memory.num_cached_bytes

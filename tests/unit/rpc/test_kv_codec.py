@@ -7,16 +7,18 @@ import pytest
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.kv import (
+    MAX_HEAD_BYTES,
     MAX_PAYLOAD_BYTES,
     KvDtype,
     KvEncoding,
     KvFormat,
     KvFrame,
     KvStreamSource,
-    frame_from_pb,
-    frame_to_pb,
+    frame_from_bytes,
+    frame_to_bytes,
 )
 from slipstream.rpc.tensors import dtype_of, element_type, pack, unpack
+from slipstream.rpc.v1.target_pb2 import StreamKvResponse
 
 SOURCE = KvStreamSource("a session", "a process")
 FORM = KvFormat((7, 2), num_kv_heads=3, head_dim=16, dtype=KvDtype.BFLOAT16)
@@ -95,7 +97,7 @@ def test_the_largest_payload_is_as_large_as_the_bound_allows(encoding):
 
 
 def test_a_position_that_is_larger_than_the_bound_travels_alone():
-    form = KvFormat(tuple(range(80)), num_kv_heads=8, head_dim=128, dtype=KvDtype.FLOAT32)
+    form = KvFormat(tuple(range(160)), num_kv_heads=8, head_dim=128, dtype=KvDtype.FLOAT32)
     assert form.bytes_per_position > MAX_PAYLOAD_BYTES
     assert form.max_positions == 1
 
@@ -103,9 +105,15 @@ def test_a_position_that_is_larger_than_the_bound_travels_alone():
 def test_a_message_carries_a_frame_there_and_back():
     for encoding in KvEncoding:
         form = replace(FORM, encoding=encoding)
-        wire = frame_to_pb(SOURCE, form, frame(form)).SerializeToString()
-        message = type(frame_to_pb(SOURCE, form, frame(form))).FromString(wire)
-        assert frame_from_pb(message, SOURCE, form) == frame(form)
+        wire = frame_to_bytes(SOURCE, form, frame(form))
+        assert frame_from_bytes(wire, SOURCE, form) == frame(form)
+
+
+def test_a_frame_is_serialised_as_its_message_is():
+    wire = frame_to_bytes(SOURCE, FORM, frame())
+    message = StreamKvResponse.FromString(wire)
+    assert message.payload == frame().payload
+    assert message.SerializeToString() == wire
 
 
 @pytest.mark.parametrize(
@@ -129,16 +137,46 @@ def test_a_message_carries_a_frame_there_and_back():
     ],
 )
 def test_a_message_that_is_not_as_agreed_is_refused_naming_both_values(field, value, sentence):
-    message = frame_to_pb(SOURCE, FORM, frame())
+    message = StreamKvResponse.FromString(frame_to_bytes(SOURCE, FORM, frame()))
     setattr(message, field, value)
     with pytest.raises(InvalidRequest, match=sentence):
-        frame_from_pb(message, SOURCE, FORM)
+        frame_from_bytes(message.SerializeToString(), SOURCE, FORM)
 
 
 def test_layers_in_another_order_are_refused():
-    message = frame_to_pb(SOURCE, replace(FORM, layers=(2, 7)), frame())
+    message = frame_to_bytes(SOURCE, replace(FORM, layers=(2, 7)), frame())
     with pytest.raises(InvalidRequest, match=r"layers \(2, 7\), but \(7, 2\) was expected"):
-        frame_from_pb(message, SOURCE, FORM)
+        frame_from_bytes(message, SOURCE, FORM)
+
+
+WIRE = frame_to_bytes(SOURCE, FORM, frame())
+
+
+@pytest.mark.parametrize(
+    ("wire", "sentence"),
+    [
+        (b"", "session , but a session was expected"),
+        (b"no message", "10 bytes can't be parsed"),
+        (WIRE[:-1], "can't be parsed"),
+        (WIRE[:-900], "can't be parsed"),
+        (WIRE[:9], "can't be parsed"),
+        (b"\x0b" + WIRE, "can't be parsed"),  # a group
+        (b"\x80" * 11 + WIRE, "can't be parsed"),  # a number of more than 64 bits
+        (WIRE + WIRE, "two payloads"),
+        (WIRE + bytes(MAX_HEAD_BYTES), "bytes beside its payload, but may have up to 16384"),
+        (b"\x20\x05" * MAX_HEAD_BYTES + WIRE, "bytes beside its payload, but may have up to"),
+    ],
+)
+def test_bytes_that_are_no_slice_are_refused(wire, sentence):
+    with pytest.raises(InvalidRequest, match=sentence):
+        frame_from_bytes(wire, SOURCE, FORM)
+
+
+def test_the_order_of_the_fields_does_not_matter():
+    head = StreamKvResponse.FromString(WIRE)
+    payload, head.payload = head.payload, b""
+    last = StreamKvResponse(payload=payload).SerializeToString()
+    assert frame_from_bytes(head.SerializeToString() + last, SOURCE, FORM) == frame()
 
 
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1.0, 3e38])
