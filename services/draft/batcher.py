@@ -14,7 +14,7 @@ from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
-from slipstream.core.errors import Unavailable
+from slipstream.core.errors import SlipstreamError, Unavailable
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
@@ -87,13 +87,16 @@ class BatchedDraft:
     async def ahead(self, sequence: TokenSequence, num_nodes: int) -> Proposal:
         """Return the tree of the last proposal, as the draft went on with it, up to so many nodes.
 
-        Proposals of other sessions come first. Raises what `run` does.
+        Proposals of other sessions come first. Empty where it fails: the session's next proposal
+        raises the reason.
         """
         answer: asyncio.Future[Done[Proposal]] = asyncio.get_running_loop().create_future()
         plan = Plan(0, 0, ahead=num_nodes)
         request = DraftRequest(sequence, plan, answer=answer, is_ahead=True)
         try:
             return (await self._submit(request, answer)).value
+        except SlipstreamError:
+            return Proposal()
         finally:
             request.is_dropped = True
 

@@ -15,7 +15,7 @@ import grpc
 
 from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.draft.ngram_sources import NgramSources
-from slipstream.core.errors import HandshakeError, InvalidRequest, SessionTaken, SlipstreamError
+from slipstream.core.errors import HandshakeError, InvalidRequest, SessionTaken
 from slipstream.core.inline import before, finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Session
@@ -29,6 +29,7 @@ from slipstream.draft.kv_receivers import KvCatchUp, KvReceivers
 from slipstream.draft.telemetry import DraftTelemetry, record_load
 from slipstream.engine.thread import Done, EngineThread
 from slipstream.rpc.conversion import convert
+from slipstream.rpc.conversion.convert_proposal import proposal_to_pb
 from slipstream.rpc.inbox import Inbox
 from slipstream.rpc.kv import KvFormat
 from slipstream.rpc.leases import Lease, Leases
@@ -207,20 +208,13 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 continue
             upcoming = asyncio.ensure_future(inbox.next())
             try:
-                tree = await before(upcoming, self._ahead(at, num_nodes))
+                tree = await before(upcoming, self._batched.ahead(at.sequence, num_nodes))
                 if tree is not None:
-                    yield draft_pb2.SpeculateResponse(ahead=draft_pb2.DraftedAhead(tree=tree))
+                    ahead = draft_pb2.DraftedAhead(tree=proposal_to_pb(tree))
+                    yield draft_pb2.SpeculateResponse(ahead=ahead)
                 message = await upcoming
             finally:
                 upcoming.cancel()
-
-    async def _ahead(self, at: SpeculateStream, num_nodes: int) -> common_pb2.Proposal | None:
-        """Return the tree of the last proposal once it has gone on; None where it can't."""
-        assert self._batched is not None
-        try:
-            return convert.proposal_to_pb(await self._batched.ahead(at.sequence, num_nodes))
-        except SlipstreamError:  # the session's next proposal raises it again
-            return None
 
     async def _answer(
         self, message: draft_pb2.SpeculateRequest, at: SpeculateStream
@@ -258,7 +252,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         proposal = done.value
         timing = ReplyTiming(_clock() - arrived, done.queue_s, done.engine_s, asked - began)
         return draft_pb2.Proposed(
-            proposal=convert.proposal_to_pb(proposal),
+            proposal=proposal_to_pb(proposal),
             staleness=proposal.staleness or 0,
             timing=convert.timing_to_pb(timing),
         )

@@ -13,13 +13,12 @@ from slipstream.core.errors import InternalError
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session
 from slipstream.rpc.conversion.convert import (
-    ahead_from_pb,
     delta_to_pb,
     plan_to_pb,
-    proposal_from_pb,
     session_to_pb,
     timing_from_pb,
 )
+from slipstream.rpc.conversion.convert_proposal import ahead_from_pb, proposal_from_pb
 from slipstream.rpc.exchange import CallOptions, Peer, parsed
 from slipstream.rpc.remote_engine import RemoteEngine
 from slipstream.rpc.tracing import trace_to_pb

@@ -9,7 +9,8 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from slipstream.core.types import Plan, Shape
 from slipstream.models.memory import MemoryPlan
-from slipstream.rpc.conversion.convert import proposal_from_pb, timing_from_pb
+from slipstream.rpc.conversion.convert import timing_from_pb
+from slipstream.rpc.conversion.convert_proposal import proposal_from_pb
 from slipstream.rpc.delta import Delta
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier

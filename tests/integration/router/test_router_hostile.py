@@ -9,7 +9,7 @@ from slipstream.client import Mode, SpeculationOptions, StopPolicy
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.conversion.convert import proposal_to_pb
+from slipstream.rpc.conversion.convert_proposal import proposal_to_pb
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.target.servicer import SERVICE as TARGET

@@ -11,7 +11,8 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, ReplyTiming, Session, Shape, Verdict
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.conversion.convert import proposal_to_pb, timing_to_pb, verdict_to_pb
+from slipstream.rpc.conversion.convert import timing_to_pb, verdict_to_pb
+from slipstream.rpc.conversion.convert_proposal import proposal_to_pb
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_draft import SPECULATE, RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import VERIFY, RemoteTarget

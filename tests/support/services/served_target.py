@@ -16,7 +16,8 @@ from slipstream.engine.thread import EngineThread
 from slipstream.models.dtypes import Array
 from slipstream.models.target.causal import CausalModel
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.conversion.convert import delta_to_pb, proposal_to_pb, session_to_pb
+from slipstream.rpc.conversion.convert import delta_to_pb, session_to_pb
+from slipstream.rpc.conversion.convert_proposal import proposal_to_pb
 from slipstream.rpc.delta import Delta
 from slipstream.rpc.kv import (
     DTYPE,
