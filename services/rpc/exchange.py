@@ -82,6 +82,7 @@ class Exchange:
         self._reader: asyncio.Task[None] | None = None
         self._answers: asyncio.Queue[Any] = asyncio.Queue(_MAX_UNREAD)
         """What the reader has read: answers, and what ended the stream."""
+        self._has_answers = asyncio.Event()
 
     @property
     def is_open(self) -> bool:
@@ -111,9 +112,18 @@ class Exchange:
         if self._reader is None:
             self._reader = asyncio.get_running_loop().create_task(self._keep_reading())
 
-    async def arrived(self) -> bytes | None:
-        """Return the next answer if it has been read ahead. Raises as `ask` does."""
+    async def arrived(self, wait_s: float = 0.0) -> bytes | None:
+        """Return the next answer if it is read ahead within so many seconds. Raises as `ask`."""
+        if self._answers.empty() and wait_s > 0:
+            with suppress(TimeoutError):
+                async with asyncio.timeout(wait_s):
+                    await self._has_answers.wait()
         return None if self._answers.empty() else await self.more(self._options.limit_s(0))
+
+    def expired(self, limit_s: float) -> SlipstreamError:
+        """End the stream, which did not answer within so many seconds; return the error of that."""
+        self.cancel()
+        return self._too_late(limit_s)
 
     async def more(self, limit_s: float) -> bytes:
         """Wait for another answer to the last message, for so long. Raises as `ask` does."""
@@ -190,10 +200,15 @@ class Exchange:
             except Exception as error:
                 answer = error
             await self._answers.put(answer)
+            self._has_answers.set()
 
     async def _next(self) -> Any:
         """Return the next answer, or EOF."""
-        answer = await (self._call.read() if self._reader is None else self._answers.get())
+        if self._reader is None:
+            return await self._call.read()
+        answer = await self._answers.get()
+        if self._answers.empty():
+            self._has_answers.clear()
         if isinstance(answer, Exception):
             raise answer
         return answer

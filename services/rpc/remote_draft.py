@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from slipstream.core.draft.ahead import AheadTree, AheadTrees
 from slipstream.core.errors import InternalError
+from slipstream.core.policy.stop import LATE
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session
 from slipstream.rpc.conversion.convert import (
@@ -51,6 +52,14 @@ class _Sent:
     packed_s: float
 
 
+@dataclass(frozen=True, slots=True)
+class _Wait:
+    """A wait for a proposal: when it began, and how long it may take, in seconds."""
+
+    began: float
+    limit_s: float
+
+
 class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
     """`core.ports.Draft` over one stream, which the first call opens.
 
@@ -68,20 +77,27 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         """The request whose tree may still come."""
         self._trees = AheadTrees()
         self._proposed_s: float | None = None
+        self._late: _Wait | None = None
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
-        """See `core.ports.Draft.propose`; `timing` has the parts of the time that it took."""
+        """See `core.ports.Draft.propose`; `timing` has the parts of the time that it took.
+
+        Where the draft takes longer than `plan.worth_s`, its `fallback` is `LATE`, and so it is
+        until the draft has answered. What it answers serves as far as it fits what came meanwhile.
+        """
         clock = self._options.clock
         began = clock()
         if self._proposed_s is not None:
             self._trees.verified(began - self._proposed_s)
         while (answer := await self._exchange.arrived()) is not None:
             self._take(answer)
-        num_new = await self._send(sequence, plan)
-        proposal = self._trees.rest(sequence.tokens, plan) if plan.ahead else None
+        if self._late is not None and self._due:
+            return self._still_late(began)
+        self._late = None
+        limit_s = await self._send(sequence, plan)
+        proposal = self._trees.rest(sequence.tokens, plan)
         if proposal is None:
-            proposal = await self._awaited(sequence, plan, num_new)
-            self._trees.waited(proposal, clock() - began)
+            proposal = await self._awaited(sequence, plan, _Wait(began, limit_s))
         self._proposed_s = clock() if plan.ahead else None
         return proposal
 
@@ -91,11 +107,11 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         if not self._parsed(opened).HasField("opened"):
             raise self._unexpected("opened")
 
-    async def _send(self, sequence: TokenSequence, plan: Plan) -> int:
-        """Request a proposal; return the number of tokens that are sent."""
+    async def _send(self, sequence: TokenSequence, plan: Plan) -> float:
+        """Request a proposal; return how long that may take, in seconds."""
         if not self._exchange.is_open:
             await self.open(sequence.session)
-        if plan.ahead:
+        if plan.ahead or plan.worth_s is not None:
             self._exchange.read_ahead()
         if sequence is not self._sequence:
             self._trees = AheadTrees()
@@ -108,18 +124,34 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         self._due.append(_Sent(len(sequence), plan.ahead, feed is not None, packed_s))
         self._num_sent = len(sequence)
         self._exchange.post(message)
-        return len(delta.tokens)
+        return self._options.limit_s(len(delta.tokens))
 
-    async def _awaited(self, sequence: TokenSequence, plan: Plan, num_new: int) -> Proposal:
+    async def _awaited(self, sequence: TokenSequence, plan: Plan, wait: _Wait) -> Proposal:
         """Return the newest proposal, or the rest of a tree that comes before it and will do."""
-        limit_s = self._options.limit_s(num_new)
+        clock = self._options.clock
         while True:
-            proposal = self._take(await self._exchange.more(limit_s))
+            if plan.worth_s is None:
+                answer = await self._exchange.more(wait.limit_s)
+            else:
+                left_s = wait.began + min(plan.worth_s, wait.limit_s) - clock()
+                found = await self._exchange.arrived(left_s)
+                if found is None:
+                    self._late = wait
+                    return self._still_late(clock())
+                answer = found
+            proposal = self._take(answer)
             if proposal is not None and not self._due:
+                self._trees.waited(proposal, clock() - wait.began)
                 return proposal
             rest = self._trees.rest(sequence.tokens, plan)
             if rest is not None:
                 return rest
+
+    def _still_late(self, now: float) -> Proposal:
+        """Return an empty proposal. Raises `DeadlineExceeded` once the limit is over."""
+        if self._late is not None and now - self._late.began > self._late.limit_s:
+            raise self._exchange.expired(self._late.limit_s)
+        return Proposal(fallback=LATE)
 
     def _take(self, answer: bytes) -> Proposal | None:
         """Hold the tree of an answer; return it if it is a proposal."""
@@ -133,7 +165,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         sent = self._last = self._due.popleft()
         proposed = message.proposed
         proposal = proposal_from_pb(proposed.proposal)
-        if sent.ahead and proposal.stats:
+        if proposal.stats and (sent.ahead or self._late is not None):
             self._trees.hold(sent.start, AheadTree.of(proposal))
         serialisation_s = sent.packed_s + self._options.clock() - began
         return replace(

@@ -4,9 +4,9 @@ from dataclasses import replace
 
 from slipstream.core.draft.ngram_sources import Copying
 from slipstream.core.policy.backoff import Backoff
-from slipstream.core.policy.pace import RequestPace
+from slipstream.core.policy.pace import Average, RequestPace
 from slipstream.core.policy.prices import Prices
-from slipstream.core.policy.stop import AHEAD, TOO_DEAR, HeuristicLength
+from slipstream.core.policy.stop import AHEAD, LATE, TOO_DEAR, HeuristicLength
 from slipstream.core.request.options import Mode, num_product_nodes
 from slipstream.core.request.settings import Settings
 from slipstream.core.round import NO_PLAN, Round
@@ -22,6 +22,8 @@ _LONGEST_ROUND = 1e6
 """Plain rounds that a round may take, as far as it is believed."""
 AHEAD_NODES = 120
 """Nodes of the tree that a draft goes on with while its proposal is verified."""
+SHORTEST_WAIT_S = 0.1
+"""Least time to wait for a proposal: the scheduler of a busy machine may take as long."""
 MANY_FORCED = 4
 """Forced tokens with which the draft is not asked as well: they are all but certain."""
 
@@ -36,6 +38,7 @@ class Planner:
         self._backoff = Backoff()
         self._pace = RequestPace(FIRST_PACE)
         self._instead = RequestPace(1.0 if settings.lookup is None else COPIED_PACE)
+        self._drafted = Average(DRAFTED_TOKENS, num_values=3, weight=RequestPace.WEIGHT)
         self._has_begun = False
         self._prices = Prices(
             step_cost=settings.step_cost, row_cost=settings.row_cost, step_s=settings.step_s
@@ -81,10 +84,10 @@ class Planner:
         that, else than plain decoding.
         """
         proposal, verdict = at.proposal, at.verdict
-        if proposal.fallback is not None:
+        if proposal.fallback not in (None, LATE):
             return
         depth = max(proposal.drafted.depths(), default=0)
-        is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR
+        is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR or proposal.fallback == LATE
         if depth:
             num_drafted = verdict.num_accepted - len(at.accepted_sources)
             self._length = self._length.after(all_accepted=num_drafted == depth)
@@ -92,19 +95,26 @@ class Planner:
             return
         self._record_overlap(at)
         cost = self._prices.round(len(proposal.tree))
-        if proposal.stopped_by == AHEAD:
-            cost += self._prices.waited(at.proposing_s)
-        elif is_drafted:
-            seconds = None if at.proposing is None else at.proposing_s
-            cost += self._prices.drafted(max(depth, 1), seconds)
+        if is_drafted:
+            cost += self._drafting_cost(at, max(depth, 1))
         num_tokens = len(verdict.tokens)
         cost = min(cost, _LONGEST_ROUND)
         self._pace.record(num_tokens, cost)
+        if depth:
+            self._drafted.record(num_tokens)
         if is_drafted:
             gain = num_tokens / cost / self._pace_instead(proposal, verdict)
             self._backoff.record(gain)
             if self._settings.experience is not None:
                 self._settings.experience.record(gain)
+
+    def _drafting_cost(self, at: Round, depth: int) -> float:
+        """Return the plain rounds that a proposal took; only one that was drafted and waited for
+        says what a draft step takes."""
+        if at.proposal.stopped_by == AHEAD or at.proposal.fallback == LATE:
+            return self._prices.waited(at.proposing_s)
+        seconds = None if at.proposing is None else at.proposing_s
+        return self._prices.drafted(depth, seconds)
 
     def _record_overlap(self, at: Round) -> None:
         """Learn what a round that asked the draft took, beside what its verification costs."""
@@ -149,6 +159,19 @@ class Planner:
         if self._settings.mode is Mode.FORCED:
             return ()
         return tuple(self._speed * cost for cost in self._prices.nodes(nodes))
+
+    @property
+    def _worth_s(self) -> float | None:
+        """Seconds in which plain rounds bring what is expected of a proposal; None: unknown.
+
+        Speculation that is forced waits, and target-initialised roots can't do without.
+        """
+        settings, round_s = self._settings, self._prices.round_s
+        if settings.mode is Mode.FORCED or round_s is None:
+            return None
+        if settings.verification is Verification.TARGET_INIT:
+            return None
+        return max(self._drafted.value / self._speed * round_s, SHORTEST_WAIT_S)
 
     @property
     def _overlaps(self) -> bool:
@@ -210,6 +233,7 @@ class Planner:
             worth=min(step, 1.0) if prices else None,
             row_prices=prices,
             ahead=AHEAD_NODES if self._overlaps else 0,
+            worth_s=self._worth_s,
         )
 
 

@@ -64,6 +64,11 @@ class Prices:
             self._round_s = offer.round_s or self._round_s
             self._costs = self._pinned or offer.costs or self._costs
 
+    @property
+    def round_s(self) -> float | None:
+        """Seconds of a plain round, if known."""
+        return self._round_s or None
+
     def seconds(self, num_nodes: int) -> float | None:
         """Return the seconds that verifying so many nodes takes, if they are known."""
         return self._round_s and self._round_s * self.round(num_nodes)

@@ -48,6 +48,8 @@ TOO_DEAR = "load"
 """What ends the drafting where no further token is worth its time."""
 AHEAD = "ahead"
 """What ended the drafting of a tree that was there before its sequence was known: its verdict."""
+LATE = "late"
+"""`Proposal.fallback` where a proposal takes longer than it is worth, and may still come."""
 STOP_REASONS = (
     *("depth", "nodes", "policy", TOO_DEAR, "eos", "lag", CONTEXT, "memory"),
     *("lookup", "grammar", AHEAD, "none"),

@@ -98,7 +98,7 @@ class FailoverDraft:
             if lacking == CONTEXT:  # of no more use to the request, whose tokens only grow
                 self._reason = CONTEXT
                 await self._end(self._let_go())
-            return _without_draft(plan, replace(proposal, fallback=lacking))
+            return _without_draft(plan, replace(proposal, fallback=proposal.fallback or lacking))
         return proposal
 
     async def release(self, session_id: str) -> None:

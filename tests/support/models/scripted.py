@@ -57,6 +57,9 @@ class Engine:
             for each in answer:
                 await self._answer(each, context)
             return
+        if hasattr(answer, "released"):  # held back
+            await answer.released.wait()
+            answer = answer.answer
         if answer is None:
             self.waits.set()
             await asyncio.Event().wait()

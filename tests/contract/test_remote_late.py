@@ -1,0 +1,108 @@
+"""A proposal is waited for as long as it is worth, and still serves when it comes after that."""
+
+import asyncio
+from dataclasses import replace
+
+import pytest
+
+from slipstream.core import errors
+from slipstream.core.policy.stop import LATE
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import NodeStats, Proposal
+from support.models.scripted import (
+    PLAN,
+    SESSION,
+    draft_engine,
+    proposed,
+    reached,
+    remote_draft,
+)
+
+HASTY = replace(PLAN, worth_s=0.01)
+LINE = TokenTree.chain([4, 5, 6])
+
+
+class Held:
+    """An answer that comes when it is let go."""
+
+    def __init__(self, answer):
+        self.answer = answer
+        self.released = asyncio.Event()
+
+
+def line(tokens=(4, 5, 6)):
+    tree = TokenTree.chain(tokens)
+    stats = (NodeStats(0.5, 0.5, 1.0),) * len(tree)
+    return proposed(Proposal(tree, stats, stopped_by="depth"))
+
+
+async def arrived(remote, count=1):
+    async with asyncio.timeout(10):
+        while remote._exchange._answers.qsize() < count:
+            await asyncio.sleep(0.001)
+
+
+@pytest.fixture
+async def late():
+    """A draft that holds its first answer back, dialled, and that answer."""
+    engine = draft_engine()
+    held = Held(line())
+    engine.answers += [held, line((9,))]
+    async with reached(engine) as peer:
+        remote = remote_draft(peer)
+        yield engine, remote, held
+        await remote.release("s")
+
+
+async def test_a_late_proposal_is_not_waited_for_and_nothing_more_is_sent_until_it_comes(late):
+    engine, remote, held = late
+    sequence = TokenSequence(SESSION, (1, 2, 3))
+    for token in (4, 7):
+        proposal = await remote.propose(sequence, HASTY)
+        assert (proposal.fallback, len(proposal.tree)) == (LATE, 0)
+        sequence.append((token,))
+    assert engine.kinds == ["open", "propose"]
+    held.released.set()
+    await arrived(remote)
+    proposal = await remote.propose(sequence, PLAN)  # 4, 7 is not what was drafted
+    assert (proposal.fallback, proposal.tree) == (None, TokenTree.chain([9]))
+    assert list(engine.got[-1].propose.delta.tokens) == [4, 7]
+
+
+async def test_a_late_proposal_serves_as_far_as_it_fits_what_came_meanwhile(late):
+    engine, remote, held = late
+    sequence = TokenSequence(SESSION, (1, 2, 3))
+    assert (await remote.propose(sequence, HASTY)).fallback == LATE
+    sequence.append((4,))
+    held.released.set()
+    await arrived(remote)
+    proposal = await remote.propose(sequence, HASTY)
+    assert (proposal.fallback, proposal.tree) == (None, TokenTree.chain([5, 6]))
+    assert engine.kinds[-1] == "propose"  # the next one is under way
+
+
+async def test_a_draft_that_does_not_answer_at_all_is_lost_once_its_limit_is_over():
+    engine = draft_engine()
+    engine.answers += [None]
+    ticks = [0.0]
+    async with reached(engine) as peer:
+        remote = remote_draft(peer, clock=lambda: ticks[0], round_s=5.0, token_s=0.0)
+        sequence = TokenSequence(SESSION, (1, 2, 3))
+        for seconds in (0.0, 1.0, 4.9):
+            ticks[0] = seconds
+            assert (await remote.propose(sequence, HASTY)).fallback == LATE
+        ticks[0] = 5.1
+        with pytest.raises(errors.DeadlineExceeded, match="did not answer within 5 s"):
+            await remote.propose(sequence, HASTY)
+
+
+async def test_an_answer_in_time_is_what_it_was():
+    engine = draft_engine()
+    engine.answers += [line()]
+    async with reached(engine) as peer:
+        remote = remote_draft(peer)
+        sequence = TokenSequence(SESSION, (1, 2, 3))
+        proposal = await remote.propose(sequence, replace(PLAN, worth_s=60.0))
+        assert (proposal.fallback, proposal.tree) == (None, LINE)
+        await remote.release("s")
