@@ -197,7 +197,7 @@ def together(requests: Sequence[DraftRequest]) -> list[DraftRequest]:
     """Return the requests of the next step, in order of arrival.
 
     All that have little to compute, and as many long prefixes as a step has room for, so that no
-    session waits for more than that. Trees go on only where nobody waits for a proposal.
+    session waits for more than that. Trees go on only while no session waits for a proposal.
     """
     room, chosen = CHUNK, []
     awaited = [request for request in requests if not request.is_ahead]

@@ -51,7 +51,7 @@ class Growth:
     depth_limit: DepthLimit
     calibration: Calibration = field(init=False)
     least_candidates: int = 1
-    """Candidates that are read of every position, for whoever goes on with the tree."""
+    """Least number of candidates that are read of a position: overlap goes on with them."""
     nodes: list[tuple[int, int]] = field(default_factory=list)
     """Token and parent of each node so far."""
     depths: list[int] = field(default_factory=list)

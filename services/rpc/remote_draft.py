@@ -175,7 +175,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         )
 
     def _hold(self, message: draft_pb2.DraftedAhead) -> None:
-        """Hold a tree that the draft went on with. Raises `InternalError` for none that it may."""
+        """Hold a tree that the draft went on with. Raises `InternalError` for more nodes."""
         sent, self._last = self._last, None
         most = 0 if sent is None else sent.ahead
         if sent is None or (num_nodes := len(message.tree.tree.tokens)) > most:

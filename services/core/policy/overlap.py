@@ -1,4 +1,4 @@
-"""Whether drafting while the target verifies pays, by measurement. Knows no clock."""
+"""Measures whether drafting while the target verifies pays. Knows no clock."""
 
 from slipstream.core.policy.pace import Average
 

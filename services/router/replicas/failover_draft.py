@@ -90,6 +90,8 @@ class FailoverDraft:
         except Exception as error:  # whatever comes of reading its answer
             await self._lose(used, error)
             return _without_draft(plan, Proposal(fallback=self._reason))
+        if proposal.fallback is not None:  # neither a success nor a failure so far
+            return _without_draft(plan, proposal)
         if self._attempt is not None:
             self._attempt.succeeded()
         self._reason = NO_DRAFT
@@ -98,7 +100,7 @@ class FailoverDraft:
             if lacking == CONTEXT:  # of no more use to the request, whose tokens only grow
                 self._reason = CONTEXT
                 await self._end(self._let_go())
-            return _without_draft(plan, replace(proposal, fallback=proposal.fallback or lacking))
+            return _without_draft(plan, replace(proposal, fallback=lacking))
         return proposal
 
     async def release(self, session_id: str) -> None:

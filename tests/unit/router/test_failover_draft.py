@@ -231,3 +231,14 @@ def test_a_round_without_a_draft_teaches_the_planner_nothing():
     for _ in range(4):
         planner.record(round_of(roots_alone, verdict))
     assert planner.plan(50, verdict) == before
+
+
+async def test_a_late_proposal_is_neither_a_success_nor_a_failure_of_its_draft():
+    guesser = Guesser("a", *(Proposal(fallback="late"),) * 3, errors.Unavailable("it is gone"))
+    world = World(guesser, Guesser("b"))
+    for start in range(3):
+        proposal = await world.round(start, start + 1)
+        assert (proposal.fallback, len(proposal.tree)) == ("late", 0)
+    assert (await world.round(3, 4)).fallback == "unavailable"
+    assert (await world.round(4, 5)).fallback is None
+    assert world.draft.used == "b"

@@ -1,14 +1,16 @@
 """Plans follow what rounds and drafts are measured to cost, whether a request is alone or not."""
 
 import math
+from dataclasses import replace
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.policy.planner import Planner
+from slipstream.core.policy.overlap import OverlapGain
+from slipstream.core.policy.planner import AHEAD_NODES, SHORTEST_WAIT_S, Planner
 from slipstream.core.policy.row_costs import Offer, RowCosts
-from slipstream.core.policy.stop import TOO_DEAR
+from slipstream.core.policy.stop import AHEAD, LATE, TOO_DEAR
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.settings import resolve
@@ -177,3 +179,64 @@ def test_whatever_a_target_offers_and_drafts_take_the_next_round_is_planned(roun
         if plan.max_depth:
             planner.record(round_of(chain(depth), verdict, waited_s))
         assert not math.isnan(planner._backoff.gain)
+
+
+def test_a_proposal_is_worth_the_plain_rounds_that_bring_as_much():
+    waits = [
+        planner_of().plan(99, verdict_of(0, offer_of(0.1, round_s=round_s))).worth_s
+        for round_s in (0.001, 0.2, 2.0)
+    ]
+    assert waits[0] == SHORTEST_WAIT_S
+    assert 0.2 < waits[1] < 0.6
+    assert waits[2] == pytest.approx(10 * waits[1])
+    assert planner_of(mode=Mode.FORCED).plan(99, verdict_of(0, DEAR)).worth_s is None
+    assert planner_of().plan(99, verdict_of(0, Offer(8))).worth_s is None
+
+
+def test_drafts_that_are_always_late_are_given_up():
+    planner, asked = planner_of(), 0
+    for _ in range(100):
+        plan = planner.plan(999, verdict_of(0, FREE))
+        at = replace(round_of(Proposal(), verdict_of(0, FREE)), plan=plan)
+        if plan.max_depth:
+            asked += 1
+            at = replace(at, proposal=Proposal(fallback=LATE), proposing=(0.0, plan.worth_s))
+        planner.record(at)
+    assert 0 < asked < 20
+
+
+def test_a_proposal_that_was_there_already_says_nothing_of_what_a_draft_step_takes():
+    planner, other = planner_of(step_s=0.004), planner_of(step_s=0.004)
+    for _ in range(20):
+        plan = planner.plan(999, verdict_of(3, FREE))
+        at = round_of(replace(chain(4), stopped_by=AHEAD), verdict_of(3, FREE))
+        planner.record(replace(at, plan=plan, proposing=(0.0, 0.0001)))
+    plans = [each.plan(999, verdict_of(3, DEAR)) for each in (planner, other)]
+    # What a step costs beside a round is as at first; the request is only faster.
+    assert plans[0].worth > plans[1].worth
+
+
+@pytest.mark.parametrize("overlap", [True, False])
+def test_a_request_overlaps_as_it_says(overlap):
+    planner = Planner(replace(planner_of().settings, overlap=overlap))
+    plan = planner.plan(99, verdict_of(0, FREE))
+    assert plan.ahead == (AHEAD_NODES if overlap else 0)
+
+
+@pytest.mark.parametrize(("wait_s", "pays"), [(0.03, True), (0.0, False)])
+def test_a_request_that_leaves_it_open_overlaps_where_that_spares_waits(wait_s, pays):
+    gain = OverlapGain()
+    planner = Planner(replace(planner_of().settings, overlap_gain=gain, mode=Mode.FORCED))
+    num_on = 0
+    for _ in range(20 * gain.PHASE):
+        plan = planner.plan(999, verdict_of(3, FREE))
+        num_on += plan.ahead > 0
+        waited_s = 0.0 if plan.ahead else wait_s
+        at = round_of(chain(4), verdict_of(3, FREE))
+        planner.record(replace(at, plan=plan, proposing=(0.0, waited_s), verifying=(0.0, 0.02)))
+    assert (num_on > 10 * gain.PHASE) is pays
+    assert num_on > 0
+
+
+def test_a_draft_in_the_target_s_process_never_overlaps():
+    assert planner_of().plan(99, verdict_of(0, FREE)).ahead == 0
