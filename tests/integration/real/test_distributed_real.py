@@ -7,7 +7,6 @@ import pytest
 
 from slipstream.bench.questions import read_questions, select
 from slipstream.client import AsyncClient, Client, Mode, SamplingParams, SpeculationOptions
-from slipstream.core.policy.stop import AHEAD
 from support.services.processes import Process
 
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
@@ -73,5 +72,3 @@ async def test_three_processes_say_what_one_says_alone_and_in_a_crowd(prompts, e
                 assert {why for at in stats for why in at.fallbacks} <= {"no keys"}
             results = await generated(address, prompts, sampling, at_once=2, speculation=OVERLAPPED)
             assert [at.token_ids for at in results] == expected[law], law
-            # Some of what was verified was drafted before it was known what it would follow.
-            assert sum(at.stats.speculation.stop_reasons.get(AHEAD, 0) for at in results) > 0
