@@ -14,7 +14,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from slipstream.client.engine import Engine, EngineOptions
-from slipstream.core.draft.ahead import AheadTree
+from slipstream.core.draft.ahead import MAX_TREES, AheadTree
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
 from slipstream.core.policy.planner import Planner
@@ -28,8 +28,8 @@ from slipstream.draft import growth_ahead
 from slipstream.draft.request import DraftRequest
 from slipstream.text.prompts import encode_prompt
 
-SIZES = [(5, 4, 6, 32), (5, 8, 6, 64), (5, 10, 10, 120), (5, 20, 10, 120), (10, 6, 10, 120)]
-"""Steps, nodes that each of them scores, candidates of a node, nodes that are held."""
+SIZES = [(1, 4, 4, 24), (2, 4, 6, 48), (2, 10, 6, 64), (2, 10, 10, 120), (2, 20, 10, 120)]
+"""Steps at a time, nodes that each of them scores, candidates of a node, nodes that are held."""
 NUM_TOKENS = 48
 
 
@@ -49,10 +49,11 @@ class Overlapped:
         if self._held is not None and self._held[0] is sequence:
             rest = self._held[2].below(sequence.tokens[self._held[1] :], plan)
             self.kind, proposal = ("rest", rest) if rest else ("new", proposal)
-        request = DraftRequest(sequence, Plan(0, 0, ahead=self._num_nodes), is_ahead=True)
-        self._draft.begin(request)
-        while not request.is_done:
-            self._draft.step([request])
+        for _ in range(MAX_TREES):
+            request = DraftRequest(sequence, Plan(0, 0, ahead=self._num_nodes), is_ahead=True)
+            self._draft.begin(request)
+            while not request.is_done:
+                self._draft.step([request])
         self._held = (sequence, len(sequence), AheadTree.of(request.result()))
         return proposal
 

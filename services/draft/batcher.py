@@ -8,14 +8,15 @@ import asyncio
 import logging
 import time
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import suppress
 from contextvars import Context
 from dataclasses import dataclass
 from typing import Any, TypeVar
 
+from slipstream.core.draft.ahead import MAX_TREES
 from slipstream.core.errors import SlipstreamError, Unavailable
-from slipstream.core.inline import finished
+from slipstream.core.inline import before, finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
 from slipstream.core.types import Plan, Proposal
@@ -85,7 +86,7 @@ class BatchedDraft:
             request.is_dropped = True
 
     async def ahead(self, sequence: TokenSequence, num_nodes: int) -> Proposal:
-        """Return the tree of the last proposal, as the draft went on with it, up to so many nodes.
+        """Return the tree of the last proposal, gone on with by a few steps, up to so many nodes.
 
         Proposals of other sessions come first. Empty where it fails: the session's next proposal
         raises the reason.
@@ -191,6 +192,18 @@ class BatchedDraft:
             if request.is_done:
                 _resolve(request.answer, request.done(self._clock()))
         self._running = [request for request in self._running if not request.is_done]
+
+
+async def gone_on(
+    draft: BatchedDraft, sequence: TokenSequence, num_nodes: int, *, until: asyncio.Future[Any]
+) -> AsyncGenerator[Proposal, None]:
+    """Yield the tree of the last proposal again and again as it goes on, until something is done,
+    but no more often than a stream may send it."""
+    for _ in range(MAX_TREES):
+        tree = await before(until, draft.ahead(sequence, num_nodes))
+        if tree is None or not len(tree.tree):
+            return
+        yield tree
 
 
 def together(requests: Sequence[DraftRequest]) -> list[DraftRequest]:

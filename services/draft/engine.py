@@ -101,10 +101,10 @@ class LocalDraft:
         self._end(held)
         held.synced.take(sequence)
         held.is_parked = False
-        growth, held.growth = held.growth, None
-        if request.is_ahead and growth is not None:
-            request.begin(grow_ahead(growth, request.plan.ahead))
+        if request.is_ahead and held.growth is not None:
+            request.begin(grow_ahead(held.growth, request.plan.ahead))
         else:
+            held.growth = None
             request.begin(self._grow(sequence.session, request.plan, held))
         held.request = request
         return request

@@ -6,8 +6,8 @@ from slipstream.draft.growth import Growth
 from slipstream.draft.reader import Candidates
 from slipstream.draft.request import ProposalSteps
 
-NUM_STEPS, WIDTH = 5, 10
-"""Steps that a tree goes on for, and nodes that are scored in each."""
+NUM_STEPS, WIDTH = 2, 10
+"""Steps that a tree goes on for at a time, and nodes that are scored in each."""
 NUM_CANDIDATES = 10
 """Candidates that are kept below each node: the token that a verification adds of its own is none
 of those that were proposed."""
@@ -16,7 +16,8 @@ of those that were proposed."""
 def grow_ahead(growth: Growth, max_nodes: int) -> ProposalSteps:
     """Go on with a tree that was proposed; return the likeliest nodes of all, from the root on.
 
-    A chain that a device has computed at once is scored again: its nodes are not in the state.
+    Again, it goes on from where it was. A chain that a device has computed at once is scored again:
+    its nodes are not in the state.
     """
     if ROOT not in growth.read:
         yield from growth.first(NUM_CANDIDATES)

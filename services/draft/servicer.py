@@ -16,10 +16,10 @@ import grpc
 from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import HandshakeError, InvalidRequest, SessionTaken
-from slipstream.core.inline import before, finished
+from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Session
-from slipstream.draft.batcher import BatchedDraft
+from slipstream.draft.batcher import BatchedDraft, gone_on
 from slipstream.draft.build import Drafter
 from slipstream.draft.checks import check_delta, check_plan, check_session
 from slipstream.draft.config import DraftSettings
@@ -29,7 +29,7 @@ from slipstream.draft.kv_receivers import KvCatchUp, KvReceivers
 from slipstream.draft.telemetry import DraftTelemetry, record_load
 from slipstream.engine.thread import Done, EngineThread
 from slipstream.rpc.conversion import convert
-from slipstream.rpc.conversion.convert_proposal import proposal_to_pb
+from slipstream.rpc.conversion.convert_proposal import ahead_to_pb, proposal_to_pb
 from slipstream.rpc.inbox import Inbox
 from slipstream.rpc.kv import KvFormat
 from slipstream.rpc.leases import Lease, Leases
@@ -197,7 +197,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def _answers(
         self, inbox: Inbox[draft_pb2.SpeculateRequest], at: SpeculateStream
     ) -> AsyncGenerator[draft_pb2.SpeculateResponse, None]:
-        """Answer message after message, and go on with a tree until the next one comes."""
+        """Answer message after message; what was proposed goes on until the next one comes."""
         message = await inbox.next()
         while message is not None:
             yield await self._answer(message, at)
@@ -208,10 +208,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 continue
             upcoming = asyncio.ensure_future(inbox.next())
             try:
-                tree = await before(upcoming, self._batched.ahead(at.sequence, num_nodes))
-                if tree is not None:
-                    ahead = draft_pb2.DraftedAhead(tree=proposal_to_pb(tree))
-                    yield draft_pb2.SpeculateResponse(ahead=ahead)
+                trees = gone_on(self._batched, at.sequence, num_nodes, until=upcoming)
+                async for tree in trees:
+                    yield ahead_to_pb(tree)
                 message = await upcoming
             finally:
                 upcoming.cancel()

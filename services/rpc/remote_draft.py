@@ -8,7 +8,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 
-from slipstream.core.draft.ahead import AheadTree, AheadTrees
+from slipstream.core.draft.ahead import MAX_TREES, AheadTree, AheadTrees
 from slipstream.core.errors import InternalError
 from slipstream.core.policy.stop import LATE
 from slipstream.core.sequence import TokenSequence
@@ -74,7 +74,8 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         self._due: deque[_Sent] = deque()
         """Requests whose proposals have not come, the oldest first."""
         self._last: _Sent | None = None
-        """The request whose tree may still come."""
+        """The request whose trees may still come, and how many."""
+        self._num_trees = 0
         self._trees = AheadTrees()
         self._proposed_s: float | None = None
         self._late: _Wait | None = None
@@ -163,6 +164,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         if not message.HasField("proposed") or not self._due:
             raise self._unexpected("proposed")
         sent = self._last = self._due.popleft()
+        self._num_trees = MAX_TREES if sent.ahead else 0
         proposed = message.proposed
         proposal = proposal_from_pb(proposed.proposal)
         if proposal.stats and (sent.ahead or self._late is not None):
@@ -176,15 +178,15 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
 
     def _hold(self, message: draft_pb2.DraftedAhead) -> None:
         """Hold a tree that the draft went on with. Raises `InternalError` for more nodes."""
-        sent, self._last = self._last, None
-        most = 0 if sent is None else sent.ahead
-        if sent is None or (num_nodes := len(message.tree.tree.tokens)) > most:
+        num_nodes, sent = len(message.tree.tree.tokens), self._last
+        most = sent.ahead if sent is not None and self._num_trees else 0
+        if sent is None or num_nodes > most:
             raise InternalError(
-                f"{self._peer.name} went on with {len(message.tree.tree.tokens)} nodes, but up to"
-                f" {most} were allowed for"
+                f"{self._peer.name} went on with {num_nodes} nodes, but up to {most} were allowed"
+                " for"
             )
-        if num_nodes:
-            self._trees.hold(sent.start, ahead_from_pb(message.tree))
+        self._num_trees -= 1
+        self._trees.hold(sent.start, ahead_from_pb(message.tree))
 
     def _parsed(self, answer: bytes) -> draft_pb2.SpeculateResponse:
         return parsed(draft_pb2.SpeculateResponse, answer, self._peer.name)

@@ -85,15 +85,15 @@ async def test_a_draft_is_only_asked_to_go_on_where_the_plan_says_so():
     "push",
     [
         ahead(TokenTree.chain(range(17))),
-        draft_pb2.SpeculateResponse(ahead=draft_pb2.DraftedAhead(), opened=None),
+        ahead(LINE),
         FIRST,
         b"\xff\xff",
         draft_pb2.SpeculateResponse(parked=draft_pb2.Parked()),
     ],
-    ids=["more nodes", "twice", "a proposal", "no message", "another answer"],
+    ids=["more nodes", "a fourth tree", "a proposal", "no message", "another answer"],
 )
 async def test_what_was_not_allowed_for_is_refused(push):
-    extra = (ahead(LINE), push) if push != FIRST else (push,)
+    extra = (*(ahead(LINE),) * 3, push) if push != FIRST else (push,)
     with pytest.raises(errors.InternalError):
         await rounds([(FIRST, *extra), FIRST], [(), (4,)])
 

@@ -15,6 +15,9 @@ from slipstream.core.policy.stop import AHEAD
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal
 
+MAX_TREES = 3
+"""Trees behind one proposal, each gone on with from the one before."""
+
 
 class BestFirstTree:
     """Candidates of a draft, and which of them are to be scored next: the likeliest of all levels.

@@ -7,7 +7,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Proposal, SparseDistribution
 from slipstream.rpc.counts import check_proposal_counts
-from slipstream.rpc.v1 import common_pb2
+from slipstream.rpc.v1 import common_pb2, draft_pb2
 
 
 def proposal_to_pb(proposal: Proposal, *, with_stats: bool = True) -> common_pb2.Proposal:
@@ -47,6 +47,11 @@ def proposal_from_pb(message: common_pb2.Proposal) -> Proposal:
     tree = _tree_from_pb(message.tree)
     distributions = _distributions_from_pb(message.laws, len(tree))
     return Proposal(tree, _stats_from_pb(message), distributions, message.stopped_by)
+
+
+def ahead_to_pb(tree: Proposal) -> draft_pb2.SpeculateResponse:
+    """Convert a tree that a draft went on with into a message of its stream."""
+    return draft_pb2.SpeculateResponse(ahead=draft_pb2.DraftedAhead(tree=proposal_to_pb(tree)))
 
 
 def ahead_from_pb(message: common_pb2.Proposal) -> AheadTree:

@@ -286,7 +286,7 @@ class SpeculateResponse(_message.Message):
 
     @_builtins.property
     def ahead(self) -> Global___DraftedAhead:
-        """Behind a proposal whose plan allows for it, unless another message comes first."""
+        """Up to 3 behind a proposal whose plan allows for it, until another message comes."""
 
     def __init__(
         self,
