@@ -4,7 +4,7 @@ import asyncio
 import os
 import selectors
 import threading
-from collections.abc import Coroutine
+from collections.abc import Coroutine, Mapping
 from contextlib import closing
 from typing import Any, Self, TypeAlias, TypeVar
 
@@ -68,13 +68,17 @@ class LocalServices:
     async def _start(self) -> str:
         for line in self._lines.values():
             await line.start()
-        address = await self._stack.start({role: at.address for role, at in self._lines.items()})
-        for role, line in self._lines.items():
-            line.lead_to(self._stack.engines[role])
+        advertised = {role: line.address for role, line in self._lines.items()}
+        address = await self._stack.start(advertised, on_engines=self._lead)
         if self._is_pinned:
             for role, pid in self._stack.pids.items():
                 pin(pid, is_target=role == "target")
         return address
+
+    def _lead(self, engines: Mapping[str, str]) -> None:
+        """Have the wires lead to the engines, before the router uses them."""
+        for role, line in self._lines.items():
+            line.lead_to(engines[role])
 
     async def _stop(self) -> None:
         try:

@@ -6,7 +6,7 @@ end of another process ends all.
 
 import asyncio
 import socket
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -81,10 +81,15 @@ class Stack:
         """The processes, by role."""
         return {role: child.pid for role, child in self._children.items()}
 
-    async def start(self, advertised: Mapping[str, str] = NOWHERE) -> str:
+    async def start(
+        self,
+        advertised: Mapping[str, str] = NOWHERE,
+        on_engines: Callable[[Mapping[str, str]], None] = lambda engines: None,
+    ) -> str:
         """Start all; return the router's address once it serves.
 
         An engine is reached at the address that it is `advertised` at, by role, if there is one.
+        `on_engines` is called with their own addresses before the router starts.
 
         Raises what `Child.ready` does for the first service that fails, whatever the others still
         load, and `ServiceError` for a port that is in use, before anything loads.
@@ -93,6 +98,7 @@ class Stack:
         if self._plan.http is not None:
             _require_free(HTTP, self._plan.http_port)
         self.engines = await self._start_engines(advertised)
+        on_engines(self.engines)
         reached = self.engines | {"draft": advertised.get("draft", self.engines.get("draft", ""))}
         flags = [part for role in self.engines for part in (f"--{role}s", reached[role])]
         at = f"127.0.0.1:{self._plan.port}"

@@ -119,7 +119,8 @@ class Planner:
     def _record_overlap(self, at: Round) -> None:
         """Learn what a round that asked the draft took, beside what its verification costs."""
         gain, verify_s = self._settings.overlap_gain, self._prices.seconds(len(at.proposal.tree))
-        if gain is not None and at.proposing is not None and at.plan.max_depth and verify_s:
+        is_measured = gain is not None and self._settings.mode is Mode.AUTO
+        if gain is not None and is_measured and at.proposing and at.plan.max_depth and verify_s:
             gain.record((at.proposing_s + at.verifying_s) / verify_s, is_on=at.plan.ahead > 0)
 
     def _begin(self) -> None:
@@ -175,11 +176,15 @@ class Planner:
 
     @property
     def _overlaps(self) -> bool:
-        """Return whether the draft is to go on while a proposal is verified."""
+        """Return whether the draft is to go on while a proposal is verified.
+
+        What is measured decides in mode `auto`: speculation that is forced is the same every time.
+        """
         settings = self._settings
-        if settings.overlap is None:
-            return settings.overlap_gain is not None and settings.overlap_gain.is_on
-        return settings.overlap
+        if settings.overlap is not None:
+            return settings.overlap
+        gain = settings.overlap_gain
+        return gain is not None and gain.is_on and settings.mode is Mode.AUTO
 
     @property
     def _speed(self) -> float:

@@ -62,7 +62,8 @@ def test_a_batch_holds_what_the_target_computes_for_each_document(target, tmp_pa
         cache = tiny.target_kv(target, tokens)
         for layer, pair in zip(LAYERS, found.kvs, strict=True):
             for part, expected in zip(pair, cache[layer], strict=True):
-                torch.testing.assert_close(part[row, :, :size], expected[0])
+                # Products of several rows may round otherwise than those of one.
+                torch.testing.assert_close(part[row, :, :size], expected[0], atol=1e-3, rtol=0.02)
                 assert not part[row, :, size:].any()
         with torch.inference_mode():
             scores = target(torch.tensor([tokens])).logits[0]

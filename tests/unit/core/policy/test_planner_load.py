@@ -226,7 +226,7 @@ def test_a_request_overlaps_as_it_says(overlap):
 @pytest.mark.parametrize(("wait_s", "pays"), [(0.03, True), (0.0, False)])
 def test_a_request_that_leaves_it_open_overlaps_where_that_spares_waits(wait_s, pays):
     gain = OverlapGain()
-    planner = Planner(replace(planner_of().settings, overlap_gain=gain, mode=Mode.FORCED))
+    planner = Planner(replace(planner_of().settings, overlap_gain=gain))
     num_on = 0
     for _ in range(20 * gain.PHASE):
         plan = planner.plan(999, verdict_of(3, FREE))
@@ -236,6 +236,15 @@ def test_a_request_that_leaves_it_open_overlaps_where_that_spares_waits(wait_s, 
         planner.record(replace(at, plan=plan, proposing=(0.0, waited_s), verifying=(0.0, 0.02)))
     assert (num_on > 10 * gain.PHASE) is pays
     assert num_on > 0
+
+
+def test_speculation_that_is_forced_overlaps_only_where_it_says_so():
+    gain = OverlapGain()
+    gain.is_on = True
+    for mode in (Mode.AUTO, Mode.FORCED):
+        planner = Planner(replace(planner_of().settings, overlap_gain=gain, mode=mode))
+        plan = planner.plan(99, verdict_of(0, FREE))
+        assert (plan.ahead > 0) is (mode is Mode.AUTO)
 
 
 def test_a_draft_in_the_target_s_process_never_overlaps():
