@@ -7,15 +7,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.policy.planner import AHEAD_NODES, SHORTEST_WAIT_S, Planner
 from slipstream.core.policy.row_costs import Offer, RowCosts
 from slipstream.core.policy.stop import AHEAD, LATE, TOO_DEAR
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
+from slipstream.core.request.request import DraftFacts, draft_settings
 from slipstream.core.request.settings import resolve
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Proposal, ReplyTiming, Verdict
+from slipstream.core.types import Proposal, ReplyTiming, Verdict, Verification
 from slipstream.rpc.conversion.convert import verdict_from_pb
 from slipstream.rpc.v1 import target_pb2
 from support.models.rounds import round_of
@@ -249,3 +251,19 @@ def test_speculation_that_is_forced_overlaps_only_where_it_says_so():
 
 def test_a_draft_in_the_target_s_process_never_overlaps():
     assert planner_of().plan(99, verdict_of(0, FREE)).ahead == 0
+
+
+def test_a_draft_in_the_target_s_process_refuses_overlap():
+    with pytest.raises(UnsupportedCombination, match="needs a draft service"):
+        draft_settings(SpeculationOptions(overlap=True), DraftFacts("glide"))
+
+
+@pytest.mark.parametrize(
+    ("drafter", "verification"),
+    [("glide", Verification.MCSD), ("glide", Verification.TARGET_INIT), ("ngram", None)],
+)
+def test_overlap_goes_with_exact_verification_and_a_model(drafter, verification):
+    facts = DraftFacts(drafter, overlap_gain=OverlapGain())
+    options = SpeculationOptions(overlap=True, verification=verification)
+    with pytest.raises(UnsupportedCombination, match="overlap goes with verification exact"):
+        draft_settings(options, facts)
