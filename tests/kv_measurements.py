@@ -12,19 +12,15 @@ import time
 from dataclasses import replace
 from statistics import median
 
-import torch
-from transformers import LlamaConfig, LlamaForCausalLM
-
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
 from slipstream.draft.kv_receiver import KvAddress
 from slipstream.draft.kv_receivers import KvReceivers
 from slipstream.models.dtypes import CPU
-from slipstream.models.target.causal import CausalModel
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.kv import KvDtype, KvEncoding, KvFormat, KvStreamSource
 from support.models import tiny
-from support.services.served_target import IDENTITY, Served, served_target
+from support.services.served_target import IDENTITY, Served, served_target, wide_model
 
 PROMPT = tuple(tiny.tokens(4096))
 FORM = KvFormat((0, 1, 2, 3), num_kv_heads=8, head_dim=128, dtype=KvDtype.BFLOAT16)
@@ -34,17 +30,7 @@ NUM_ROUNDS = 200
 
 def target(pipe):
     """Serve four layers with the keys and values of Llama-3-8B until the pipe is closed."""
-    config = LlamaConfig(
-        vocab_size=tiny.VOCAB,
-        hidden_size=768,
-        intermediate_size=2048,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=8192,
-    )
-    model = CausalModel(LlamaForCausalLM(config).to(torch.bfloat16).eval())
+    model = wide_model(hidden_size=768, intermediate_size=2048, max_positions=8192)
 
     async def serve():
         async with served_target(model, num_pages=128) as served:

@@ -7,9 +7,7 @@ from typing import Any
 
 from slipstream.bench.harness import WARMUP_TOKENS, Advance, require_at_least, rotated
 from slipstream.bench.questions import Question
-from slipstream.bench.report import (
-    Figures,
-)
+from slipstream.bench.report import Figures
 from slipstream.bench.statistics import SpeculationCounts, differences, positions, quotient
 from slipstream.client import Client
 from slipstream.core.errors import InvalidRequest

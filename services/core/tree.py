@@ -33,6 +33,16 @@ class TokenTree:
         return len(self.tokens)
 
     @classmethod
+    def of_nodes(
+        cls, tokens: Sequence[int], parents: Sequence[int], kept: Sequence[int], root: int = ROOT
+    ) -> "TokenTree":
+        """The tree of the nodes `kept`, ascending, out of others; those below `root` come first."""
+        place = {root: ROOT} | {node: index for index, node in enumerate(kept)}
+        return cls(
+            tuple(tokens[node] for node in kept), tuple(place[parents[node]] for node in kept)
+        )
+
+    @classmethod
     def chain(cls, tokens: Sequence[int]) -> "TokenTree":
         """The tree that is a single path."""
         return cls(tuple(tokens), tuple(range(-1, len(tokens) - 1)))

@@ -1,6 +1,7 @@
 """A proposal's tree goes on growing while the target verifies it: the likeliest nodes first."""
 
 from slipstream.core.draft.ahead import BestFirstTree
+from slipstream.core.draft.cape import shares_of
 from slipstream.core.tree import ROOT
 from slipstream.draft.growth import Growth
 from slipstream.draft.reader import Candidates
@@ -47,6 +48,6 @@ def _add(growth: Growth, tree: BestFirstTree, node: int, found: Candidates) -> N
     """Add the candidates below a node. What the first one's estimated acceptance leaves is shared
     among the others as the draft has it."""
     first = growth.acceptance(found)
-    share = (1 - first) / max(1 - found.top_prob, 1e-6)
-    probs = [first, *(min(prob * share, 1.0) for prob in found.probs[1:])]
+    shares = shares_of(found.top_prob, found.probs[1:])
+    probs = [first, *((1 - first) * share for share in shares)]
     tree.add(node, found.tokens, [found.stats(token) for token in found.tokens], probs)

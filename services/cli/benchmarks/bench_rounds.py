@@ -81,7 +81,7 @@ def rounds(
     console.print()
     console.print(report.parts_table(figures))
     show_lines(report.remarks(figures))
-    facts = plan_facts(run, len(plan.questions), *map(str, asdict(run)))
+    facts = plan_facts(run, len(plan.questions), *asdict(run))
     environment = {**models.facts(), **prompts.facts(), **facts}
     output.write({"environment": environment, "rounds": figures})
 

@@ -81,11 +81,9 @@ class BestFirstTree:
         """Return the likeliest nodes as a proposal, with their statistics."""
         ranked = sorted(range(len(self._tokens)), key=lambda node: -self._probs[node])
         kept = sorted(ranked[:max_nodes])
-        place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
-        tokens = tuple(self._tokens[node] for node in kept)
-        parents = tuple(place[self._parents[node]] for node in kept)
         stats = tuple(self._stats[node] for node in kept)
-        return Proposal(TokenTree(tokens, parents), stats, stopped_by=AHEAD)
+        tree = TokenTree.of_nodes(self._tokens, self._parents, kept)
+        return Proposal(tree, stats, stopped_by=AHEAD)
 
 
 @dataclass(frozen=True, slots=True)
@@ -134,15 +132,8 @@ class AheadTree:
                 probs[node] = probs.get(self.tree.parents[node], 1.0) * self.probs[node]
         ranked = sorted(sorted(probs), key=lambda node: -probs[node])[: plan.max_nodes]
         count = num_paying([probs[node] for node in ranked], plan.row_prices)
-        return self._cut(root, sorted(ranked[:count]))
-
-    def _cut(self, root: int, kept: Sequence[int]) -> Proposal:
-        """Return the nodes `kept`, parents first, as a proposal below `root`."""
-        place = {root: ROOT} | {node: index for index, node in enumerate(kept)}
-        tree = TokenTree(
-            tuple(self.tree.tokens[node] for node in kept),
-            tuple(place[self.tree.parents[node]] for node in kept),
-        )
+        kept = sorted(ranked[:count])
+        tree = TokenTree.of_nodes(self.tree.tokens, self.tree.parents, kept, root)
         stats = tuple(
             NodeStats(self.top_probs[node], self.probs[node], self.entropies[node]) for node in kept
         )

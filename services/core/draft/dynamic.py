@@ -65,10 +65,7 @@ class DynamicTree:
         because it scores no less and was created before.
         """
         kept = sorted(self._best(range(len(self)), max_nodes))
-        place = {ROOT: ROOT} | {node: index for index, node in enumerate(kept)}
-        tokens = tuple(self._tokens[node] for node in kept)
-        parents = tuple(place[self._parents[node]] for node in kept)
-        return TokenTree(tokens, parents), tuple(kept)
+        return TokenTree.of_nodes(self._tokens, self._parents, kept), tuple(kept)
 
     def _best(self, nodes: range, count: int) -> list[int]:
         # Creation goes level by level, so that earlier is also shallower; sorting is stable.

@@ -32,13 +32,8 @@ _MAX_UINT32 = 2**32 - 1
 _GRAMMARS = {GrammarKind.JSON_SCHEMA: "json_schema", GrammarKind.REGEX: "regex"}
 """Fields of a request."""
 _OPTIONAL = (
-    "max_draft_tokens",
-    "max_nodes",
-    "threshold",
-    "num_roots",
-    "drafter",
-    "lookup",
-    "overlap",
+    *("max_draft_tokens", "max_nodes", "threshold"),
+    *("num_roots", "drafter", "lookup", "overlap"),
 )
 
 

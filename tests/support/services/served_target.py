@@ -51,18 +51,20 @@ IDENTITY = common_pb2.ModelIdentity(
 )
 
 
-def wide_model() -> CausalModel:
+def wide_model(
+    hidden_size: int = 64, intermediate_size: int = 64, max_positions: int = 1024
+) -> CausalModel:
     """Four layers with the keys and values of a large model: 16 KiB a position."""
     torch.manual_seed(0)
     config = LlamaConfig(
         vocab_size=tiny.VOCAB,
-        hidden_size=64,
-        intermediate_size=64,
+        hidden_size=hidden_size,
+        intermediate_size=intermediate_size,
         num_hidden_layers=4,
         num_attention_heads=8,
         num_key_value_heads=8,
         head_dim=128,
-        max_position_embeddings=1024,
+        max_position_embeddings=max_positions,
     )
     return CausalModel(LlamaForCausalLM(config).to(torch.bfloat16).eval())
 
