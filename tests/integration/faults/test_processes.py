@@ -183,11 +183,12 @@ def test_without_its_target_up_stops_everything_and_says_so(model):
 
 def test_a_draft_that_can_not_start_ends_up_while_the_target_still_loads(model, tmp_path):
     profile = tmp_path / "profile.json"
-    profile.write_text("{")
+    os.mkfifo(profile)  # the draft reads it no sooner than it is written here
     with up(model, f"vanilla:{model}", "--profile", str(profile)) as process:
         process.until_logged("slipstream.target configuration")
         target, draft = process.child("target"), os.pidfd_open(process.child("draft"))
         freeze(target)
+        profile.write_text("{")
         select.select([draft], [], [])  # until it has ended
         os.close(draft)
         thaw(target)
