@@ -81,8 +81,10 @@ class Exchange:
         self._posting: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._answers: asyncio.Queue[Any] = asyncio.Queue(_MAX_UNREAD)
-        """What the reader has read: answers, and what ended the stream."""
+        """What the reader has read, and when: answers, and what ended the stream."""
         self._has_answers = asyncio.Event()
+        self.read_s = 0.0
+        """Time of the clock at which the last answer came."""
 
     @property
     def is_open(self) -> bool:
@@ -199,14 +201,16 @@ class Exchange:
                 answer = await self._call.read()
             except Exception as error:
                 answer = error
-            await self._answers.put(answer)
+            await self._answers.put((answer, self._options.clock()))
             self._has_answers.set()
 
     async def _next(self) -> Any:
         """Return the next answer, or EOF."""
         if self._reader is None:
-            return await self._call.read()
-        answer = await self._answers.get()
+            answer = await self._call.read()
+            self.read_s = self._options.clock()
+            return answer
+        answer, self.read_s = await self._answers.get()
         if self._answers.empty():
             self._has_answers.clear()
         if isinstance(answer, Exception):

@@ -43,9 +43,10 @@ class TargetSide:
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A request for a proposal that was sent: the length of its sequence, how many nodes the draft
-    may go on with, whether it reads keys, and the seconds that packing it took."""
+    """A request for a proposal that was sent: when, the length of its sequence, how many nodes the
+    draft may go on with, whether it reads keys, and the seconds that packing it took."""
 
+    sent_s: float
     start: int
     ahead: int
     reads_keys: bool
@@ -84,7 +85,8 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         """See `core.ports.Draft.propose`; `timing` has the parts of the time that it took.
 
         Where the draft takes longer than `plan.worth_s`, its `fallback` is `LATE`, and so it is
-        until the draft has answered. What it answers serves as far as it fits what came meanwhile.
+        until the draft has answered; one whose last answer took longer is not waited for at all.
+        What it answers serves as far as it fits what came meanwhile.
         """
         clock = self._options.clock
         began = clock()
@@ -122,7 +124,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         trace = trace_to_pb(carried())
         message = draft_pb2.SpeculateRequest(propose=propose, trace=trace).SerializeToString()
         packed_s = self._options.clock() - began
-        self._due.append(_Sent(len(sequence), plan.ahead, feed is not None, packed_s))
+        self._due.append(_Sent(began, len(sequence), plan.ahead, feed is not None, packed_s))
         self._num_sent = len(sequence)
         self._exchange.post(message)
         return self._options.limit_s(len(delta.tokens))
@@ -134,15 +136,14 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
             if plan.worth_s is None:
                 answer = await self._exchange.more(wait.limit_s)
             else:
-                left_s = wait.began + min(plan.worth_s, wait.limit_s) - clock()
-                found = await self._exchange.arrived(left_s)
+                worth_s = 0.0 if self._trees.is_far(plan) else min(plan.worth_s, wait.limit_s)
+                found = await self._exchange.arrived(wait.began + worth_s - clock())
                 if found is None:
                     self._late = wait
                     return self._still_late(clock())
                 answer = found
             proposal = self._take(answer)
             if proposal is not None and not self._due:
-                self._trees.waited(proposal, clock() - wait.began)
                 return proposal
             rest = self._trees.rest(sequence.tokens, plan)
             if rest is not None:
@@ -167,6 +168,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         self._num_trees = MAX_TREES if sent.ahead else 0
         proposed = message.proposed
         proposal = proposal_from_pb(proposed.proposal)
+        self._trees.answered(proposal, self._exchange.read_s - sent.sent_s)
         if proposal.stats and (sent.ahead or self._late is not None):
             self._trees.hold(sent.start, AheadTree.of(proposal))
         serialisation_s = sent.packed_s + self._options.clock() - began

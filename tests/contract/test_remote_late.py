@@ -1,6 +1,7 @@
 """A proposal is waited for as long as it is worth, and still serves when it comes after that."""
 
 import asyncio
+import itertools
 from dataclasses import replace
 
 import pytest
@@ -80,6 +81,23 @@ async def test_a_late_proposal_serves_as_far_as_it_fits_what_came_meanwhile(late
     proposal = await remote.propose(sequence, HASTY)
     assert (proposal.fallback, proposal.tree) == (None, TokenTree.chain([5, 6]))
     assert engine.kinds[-1] == "propose"  # the next one is under way
+
+
+async def test_a_draft_is_not_waited_for_where_its_last_answer_took_longer_than_that_is_worth():
+    engine = draft_engine()
+    engine.answers += [line(), line((9, 8)), line((6,))]
+    seconds = itertools.count()  # each reading of the clock is a second later
+    async with reached(engine) as peer:
+        remote = remote_draft(peer, clock=lambda: float(next(seconds)), round_s=1e6, token_s=0.0)
+        sequence = TokenSequence(SESSION, (1, 2, 3))
+        assert (await remote.propose(sequence, PLAN)).tree == LINE
+        sequence.append((7,))
+        hasty = replace(PLAN, worth_s=0.5)
+        assert (await remote.propose(sequence, hasty)).fallback == LATE
+        await arrived(remote)
+        sequence.append((9,))
+        assert (await remote.propose(sequence, hasty)).tree == TokenTree.chain([8])
+        await remote.release("s")
 
 
 async def test_a_draft_that_does_not_answer_at_all_is_lost_once_its_limit_is_over():

@@ -154,6 +154,7 @@ class AheadTrees:
         self._wait_s, self._verify_s, self._fresh = (
             Average(0.0, num_values=0, weight=self.WEIGHT) for _ in range(3)
         )
+        self._last_s = 0.0
 
     def __len__(self) -> int:
         return len(self._trees)
@@ -166,14 +167,22 @@ class AheadTrees:
 
     def rest(self, tokens: Sequence[int], plan: Plan) -> Proposal | None:
         """Return what the trees have below `tokens`, the likeliest of them; None where a proposal
-        that is waited for is worth more. Trees that don't go with the tokens are forgotten."""
+        that would be waited for is worth more. Trees that don't go with the tokens are forgotten.
+        """
         found = {start: tree.below(tokens[start:], plan) for start, tree in self._trees.items()}
         self._trees = {start: self._trees[start] for start, rest in found.items() if rest}
         best = max(filter(None, found.values()), key=expected_tokens, default=None)
-        return best if best is not None and self._pays(expected_tokens(best)) else None
+        if best is None or self.is_far(plan):
+            return best
+        return best if self._pays(expected_tokens(best)) else None
 
-    def waited(self, fresh: Proposal, seconds: float) -> None:
-        """Learn that a proposal was waited for."""
+    def is_far(self, plan: Plan) -> bool:
+        """Return whether a proposal took longer, the last time, than waiting for one is worth."""
+        return plan.worth_s is not None and self._last_s > plan.worth_s
+
+    def answered(self, fresh: Proposal, seconds: float) -> None:
+        """Learn that a proposal came so long after the request for it."""
+        self._last_s = seconds
         self._wait_s.record(seconds)
         self._fresh.record(expected_tokens(fresh))
 

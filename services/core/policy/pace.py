@@ -26,10 +26,11 @@ class RequestPace:
     WEIGHT = 0.08
     """Of a round in the long run."""
 
-    def __init__(self, first: float, *, num_rounds: int = 3) -> None:
-        """`first` is what is assumed before any round, and counts for so many of them."""
-        self._tokens = Average(first, num_values=num_rounds, weight=self.WEIGHT)
-        self._cost = Average(1.0, num_values=num_rounds, weight=self.WEIGHT)
+    def __init__(self, first: float, *, num_rounds: int = 3, weight: float = WEIGHT) -> None:
+        """`first` is what is assumed before any round, and counts for so many of them; `weight` is
+        that of a round in the long run."""
+        self._tokens = Average(first, num_values=num_rounds, weight=weight)
+        self._cost = Average(1.0, num_values=num_rounds, weight=weight)
 
     @property
     def value(self) -> float:

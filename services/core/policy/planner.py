@@ -22,6 +22,8 @@ _LONGEST_ROUND = 1e6
 """Plain rounds that a round may take, as far as it is believed."""
 AHEAD_NODES = 120
 """Nodes of the tree that a draft goes on with while its proposal is verified."""
+OVERLAPPED_WAIT = 0.6
+"""Plain rounds that a proposal is waited for with overlap."""
 SHORTEST_WAIT_S = 0.1
 """Least time to wait for a proposal: the scheduler of a busy machine may take as long."""
 MANY_FORCED = 4
@@ -117,11 +119,11 @@ class Planner:
         return self._prices.drafted(depth, seconds)
 
     def _record_overlap(self, at: Round) -> None:
-        """Learn what a round that asked the draft took, beside what its verification costs."""
-        gain, verify_s = self._settings.overlap_gain, self._prices.seconds(len(at.proposal.tree))
-        is_measured = gain is not None and self._settings.mode is Mode.AUTO
-        if gain is not None and is_measured and at.proposing and at.plan.max_depth and verify_s:
-            gain.record((at.proposing_s + at.verifying_s) / verify_s, is_on=at.plan.ahead > 0)
+        """Learn how fast a round that asked the draft was, with overlap or without."""
+        gain, is_measured = self._settings.overlap_gain, self._settings.mode is Mode.AUTO
+        cost = self._prices.waited(at.proposing_s + at.verifying_s)
+        if gain is not None and is_measured and at.proposing and at.plan.max_depth and cost:
+            gain.record(len(at.verdict.tokens), cost, is_on=at.plan.ahead > 0)
 
     def _begin(self) -> None:
         """Expect of the draft what it gained before; beside copies, which cost nothing to draft,
@@ -165,12 +167,16 @@ class Planner:
     def _worth_s(self) -> float | None:
         """Seconds in which plain rounds bring what is expected of a proposal; None: unknown.
 
-        Speculation that is forced waits, and target-initialised roots can't do without.
+        With overlap a plain round takes nothing from a proposal that is on its way: what remains
+        of it is verified next. Else speculation that is forced waits, and target-initialised roots
+        can't do without.
         """
         settings, round_s = self._settings, self._prices.round_s
-        if settings.mode is Mode.FORCED or round_s is None:
+        if round_s is None or settings.verification is Verification.TARGET_INIT:
             return None
-        if settings.verification is Verification.TARGET_INIT:
+        if self._overlaps:
+            return OVERLAPPED_WAIT * round_s
+        if settings.mode is Mode.FORCED:
             return None
         return max(self._drafted.value / self._speed * round_s, SHORTEST_WAIT_S)
 

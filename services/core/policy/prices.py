@@ -69,10 +69,6 @@ class Prices:
         """Seconds of a plain round, if known."""
         return self._round_s or None
 
-    def seconds(self, num_nodes: int) -> float | None:
-        """Return the seconds that verifying so many nodes takes, if they are known."""
-        return self._round_s and self._round_s * self.round(num_nodes)
-
     def waited(self, seconds: float) -> float:
         """Return the plain rounds that a wait takes."""
         return seconds / self._round_s if self._round_s and 0 <= seconds < math.inf else 0.0

@@ -1,4 +1,4 @@
-"""Overlap is on where rounds with it are measured to be shorter, and is tried again elsewhere."""
+"""Overlap is on where it is measured to be faster, and is tried again elsewhere."""
 
 import pytest
 
@@ -11,7 +11,7 @@ def share_on(gain, cost_on, rounds):
     for _ in range(rounds):
         is_on = gain.is_on
         num_on += is_on
-        gain.record(cost_on if is_on else 1.0, is_on=is_on)
+        gain.record(2, cost_on if is_on else 1.0, is_on=is_on)
     return num_on / rounds
 
 
@@ -37,6 +37,13 @@ def test_a_change_is_noticed(before, after):
     share_on(gain, before, 50 * gain.PHASE)
     share_on(gain, after, 50 * gain.PHASE)
     assert (share_on(gain, after, 40 * gain.PHASE) > 0.8) is (after < 1)
+
+
+def test_rounds_that_are_shorter_and_bring_fewer_tokens_do_not_pay():
+    gain = OverlapGain()
+    for _ in range(20 * gain.PHASE):
+        gain.record(1 if gain.is_on else 2, 0.6 if gain.is_on else 1.0, is_on=gain.is_on)
+    assert not gain.is_on
 
 
 def test_it_begins_without():
