@@ -10,7 +10,7 @@ from dataclasses import dataclass, replace
 
 from slipstream.core.draft.ahead import MAX_TREES, AheadTree, AheadTrees
 from slipstream.core.errors import InternalError
-from slipstream.core.policy.stop import LATE
+from slipstream.core.policy.stop import LATE, PENDING
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session
 from slipstream.rpc.conversion.convert import (
@@ -84,9 +84,9 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`; `timing` has the parts of the time that it took.
 
-        Where the draft takes longer than `plan.worth_s`, its `fallback` is `LATE`, and so it is
-        until the draft has answered; one whose last answer took longer is not waited for at all.
-        What it answers serves as far as it fits what came meanwhile.
+        Where the draft takes longer than `plan.worth_s`, its `fallback` is `LATE`, or `PENDING`
+        with overlap, and so it is until the draft has answered; one whose last answer took longer
+        is not waited for at all. What it answers serves as far as it fits what came meanwhile.
         """
         clock = self._options.clock
         began = clock()
@@ -95,7 +95,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         while (answer := await self._exchange.arrived()) is not None:
             self._take(answer)
         if self._late is not None and self._due:
-            return self._still_late(began)
+            return self._still_late(began, plan)
         self._late = None
         limit_s = await self._send(sequence, plan)
         proposal = self._trees.rest(sequence.tokens, plan)
@@ -140,7 +140,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
                 found = await self._exchange.arrived(wait.began + worth_s - clock())
                 if found is None:
                     self._late = wait
-                    return self._still_late(clock())
+                    return self._still_late(clock(), plan)
                 answer = found
             proposal = self._take(answer)
             if proposal is not None and not self._due:
@@ -149,11 +149,11 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
             if rest is not None:
                 return rest
 
-    def _still_late(self, now: float) -> Proposal:
+    def _still_late(self, now: float, plan: Plan) -> Proposal:
         """Return an empty proposal. Raises `DeadlineExceeded` once the limit is over."""
         if self._late is not None and now - self._late.began > self._late.limit_s:
             raise self._exchange.expired(self._late.limit_s)
-        return Proposal(fallback=LATE)
+        return Proposal(fallback=PENDING if plan.ahead else LATE)
 
     def _take(self, answer: bytes) -> Proposal | None:
         """Hold the tree of an answer; return it if it is a proposal."""

@@ -7,7 +7,7 @@ from dataclasses import replace
 import pytest
 
 from slipstream.core import errors
-from slipstream.core.policy.stop import LATE
+from slipstream.core.policy.stop import LATE, PENDING
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal
@@ -98,6 +98,17 @@ async def test_a_draft_is_not_waited_for_where_its_last_answer_took_longer_than_
         sequence.append((9,))
         assert (await remote.propose(sequence, hasty)).tree == TokenTree.chain([8])
         await remote.release("s")
+
+
+async def test_with_overlap_such_a_round_is_one_whose_proposal_is_pending():
+    engine = draft_engine()
+    engine.answers += [None]
+    async with reached(engine) as peer:
+        remote = remote_draft(peer)
+        sequence = TokenSequence(SESSION, (1, 2, 3))
+        overlapping = replace(HASTY, ahead=8)
+        proposals = [await remote.propose(sequence, overlapping) for _ in range(2)]
+        assert [at.fallback for at in proposals] == [PENDING] * 2
 
 
 async def test_a_draft_that_does_not_answer_at_all_is_lost_once_its_limit_is_over():

@@ -12,7 +12,7 @@ from slipstream.core.draft.guesses import Guesses
 from slipstream.core.draft.ngram_sources import Copying, CopySource, NgramSources
 from slipstream.core.draft.ngram_tree import Grown, TreeLimits, grow
 from slipstream.core.errors import UnsupportedCombination
-from slipstream.core.policy.stop import TOO_DEAR
+from slipstream.core.policy.stop import LATE, PENDING, TOO_DEAR
 from slipstream.core.ports import Draft
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.request import DraftFacts
@@ -109,6 +109,8 @@ class LookupDraft:
         if sum(copies.reaches) >= copying.alone:
             return _with_copies(Proposal(), copies)
         proposal = await self._draft.propose(sequence, replace(plan, lookup=None))
+        if proposal.fallback in (LATE, PENDING) and not plan.row_prices:
+            return proposal  # a plain round; copies without a price may take far longer
         proposal = replace(proposal, instead=copies.tree)
         return _with_copies(proposal, _grown(guesses, session, plan, copying, proposal))
 

@@ -6,7 +6,7 @@ from slipstream.core.draft.ngram_sources import Copying
 from slipstream.core.policy.backoff import Backoff
 from slipstream.core.policy.pace import Average, RequestPace
 from slipstream.core.policy.prices import Prices
-from slipstream.core.policy.stop import AHEAD, LATE, TOO_DEAR, HeuristicLength
+from slipstream.core.policy.stop import AHEAD, LATE, PENDING, TOO_DEAR, HeuristicLength
 from slipstream.core.request.options import Mode, num_product_nodes
 from slipstream.core.request.settings import Settings
 from slipstream.core.round import NO_PLAN, Round
@@ -22,8 +22,8 @@ _LONGEST_ROUND = 1e6
 """Plain rounds that a round may take, as far as it is believed."""
 AHEAD_NODES = 120
 """Nodes of the tree that a draft goes on with while its proposal is verified."""
-OVERLAPPED_WAIT = 0.6
-"""Plain rounds that a proposal is waited for with overlap."""
+FITTING = 0.6
+"""Share of proposals that are assumed to have the token of a plain round before them."""
 SHORTEST_WAIT_S = 0.1
 """Least time to wait for a proposal: the scheduler of a busy machine may take as long."""
 MANY_FORCED = 4
@@ -40,7 +40,10 @@ class Planner:
         self._backoff = Backoff()
         self._pace = RequestPace(FIRST_PACE)
         self._instead = RequestPace(1.0 if settings.lookup is None else COPIED_PACE)
-        self._drafted = Average(DRAFTED_TOKENS, num_values=3, weight=RequestPace.WEIGHT)
+        self._drafted, self._drafted_cost = (
+            Average(first, num_values=3, weight=RequestPace.WEIGHT)
+            for first in (DRAFTED_TOKENS, DRAFTED_ROUNDS)
+        )
         self._has_begun = False
         self._prices = Prices(
             step_cost=settings.step_cost, row_cost=settings.row_cost, step_s=settings.step_s
@@ -86,7 +89,7 @@ class Planner:
         that, else than plain decoding.
         """
         proposal, verdict = at.proposal, at.verdict
-        if proposal.fallback not in (None, LATE):
+        if proposal.fallback not in (None, LATE, PENDING):
             return
         depth = max(proposal.drafted.depths(), default=0)
         is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR or proposal.fallback == LATE
@@ -96,14 +99,14 @@ class Planner:
         if verdict.finish_reason is not None:  # a last round is cut short for reasons of its own
             return
         self._record_overlap(at)
-        cost = self._prices.round(len(proposal.tree))
-        if is_drafted:
-            cost += self._drafting_cost(at, max(depth, 1))
-        num_tokens = len(verdict.tokens)
-        cost = min(cost, _LONGEST_ROUND)
-        self._pace.record(num_tokens, cost)
+        cost, num_tokens = self._prices.round(len(proposal.tree)), len(verdict.tokens)
         if depth:
             self._drafted.record(num_tokens)
+            self._drafted_cost.record(cost)
+        if is_drafted:
+            cost += self._drafting_cost(at, max(depth, 1))
+        cost = min(cost, _LONGEST_ROUND)
+        self._pace.record(num_tokens, cost)
         if is_drafted:
             gain = num_tokens / cost / self._pace_instead(proposal, verdict)
             self._backoff.record(gain)
@@ -167,15 +170,17 @@ class Planner:
     def _worth_s(self) -> float | None:
         """Seconds in which plain rounds bring what is expected of a proposal; None: unknown.
 
-        With overlap a plain round takes nothing from a proposal that is on its way: what remains
-        of it is verified next. Else speculation that is forced waits, and target-initialised roots
-        can't do without.
+        With overlap a plain round takes nothing from a proposal that is on its way: where it fits,
+        the half that is left is verified next, which brings the same tokens as waiting for all of
+        it does. Else speculation that is forced waits, and target-initialised roots can't do
+        without.
         """
         settings, round_s = self._settings, self._prices.round_s
         if round_s is None or settings.verification is Verification.TARGET_INIT:
             return None
         if self._overlaps:
-            return OVERLAPPED_WAIT * round_s
+            whole = self._drafted_cost.value
+            return max(1 + FITTING * (1 + whole) / 2 - whole, 0.0) * round_s
         if settings.mode is Mode.FORCED:
             return None
         return max(self._drafted.value / self._speed * round_s, SHORTEST_WAIT_S)

@@ -9,6 +9,7 @@ from hypothesis import strategies as st
 from slipstream.core.draft.ngram_draft import GRAMMAR, LOOKUP, LookupDraft, with_forced
 from slipstream.core.draft.ngram_sources import Copying, NgramSources
 from slipstream.core.errors import SessionOutOfSync
+from slipstream.core.policy.stop import LATE, PENDING
 from slipstream.core.round import Round
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
@@ -72,6 +73,16 @@ async def test_a_copy_that_makes_a_second_path_has_to_be_worth_that_as_well():
     agreeing = Guesser(Proposal(TokenTree.chain([3]), stopped_by="policy"))
     behind = await ByDeltas(LookupDraft(agreeing)).propose(session_of(), told, dear)
     assert behind.tree == TokenTree.chain([3, 1, 2, 3])
+
+
+@pytest.mark.parametrize("reason", [LATE, PENDING])
+async def test_without_the_draft_s_answer_a_round_has_copies_only_where_each_has_a_price(reason):
+    told, waiting = Delta(0, (1, 2, 3, 1, 2)), Proposal(fallback=reason)
+    free = await ByDeltas(LookupDraft(Guesser(waiting))).propose(session_of(), told, BESIDE)
+    assert free == waiting
+    priced = replace(BESIDE, row_prices=(0.01,) * 15)
+    copied = await ByDeltas(LookupDraft(Guesser(waiting))).propose(session_of(), told, priced)
+    assert (copied.fallback, copied.tree) == (reason, TokenTree.chain([3, 1, 2, 3]))
 
 
 async def test_a_sure_copy_spares_the_draft():

@@ -9,9 +9,9 @@ from hypothesis import strategies as st
 
 from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.policy.overlap import OverlapGain
-from slipstream.core.policy.planner import AHEAD_NODES, SHORTEST_WAIT_S, Planner
+from slipstream.core.policy.planner import AHEAD_NODES, FITTING, SHORTEST_WAIT_S, Planner
 from slipstream.core.policy.row_costs import Offer, RowCosts
-from slipstream.core.policy.stop import AHEAD, LATE, TOO_DEAR
+from slipstream.core.policy.stop import AHEAD, LATE, PENDING, TOO_DEAR
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.request import DraftFacts, draft_settings
@@ -205,6 +205,28 @@ def test_drafts_that_are_always_late_are_given_up():
             at = replace(at, proposal=Proposal(fallback=LATE), proposing=(0.0, plan.worth_s))
         planner.record(at)
     assert 0 < asked < 20
+
+
+def test_rounds_whose_proposal_is_pending_are_not_held_against_the_draft():
+    planner = Planner(replace(planner_of().settings, overlap=True))
+    for _ in range(100):
+        plan = planner.plan(999, verdict_of(0, FREE))
+        assert plan.max_depth > 0
+        at = replace(round_of(Proposal(fallback=PENDING), verdict_of(0, FREE)), plan=plan)
+        planner.record(replace(at, proposing=(0.0, 0.0001)))
+
+
+def test_with_overlap_a_proposal_is_waited_for_less_the_more_a_round_with_it_costs():
+    waits = []
+    for offer in (FREE, DEAR, offer_of(1.0)):
+        planner = Planner(replace(planner_of().settings, overlap=True, mode=Mode.FORCED))
+        for _ in range(30):
+            planner.plan(999, verdict_of(4, offer))
+            planner.record(round_of(chain(4), verdict_of(4, offer)))
+        waits.append(planner.plan(999, verdict_of(4, offer)).worth_s / offer.round_s)
+    assert waits[0] == pytest.approx(FITTING, rel=0.05)
+    assert 0 < waits[1] < waits[0]
+    assert waits[2] == 0
 
 
 def test_a_proposal_that_was_there_already_says_nothing_of_what_a_draft_step_takes():
