@@ -187,6 +187,11 @@ class Plan:
         """Levels that the draft is to add; that of the roots is the target's."""
         return max(self.max_depth - 1, 0) if self.shape is Shape.FORK else self.max_depth
 
+    @property
+    def may_ask(self) -> bool:
+        """Return whether a draft may be asked: copies alone need none."""
+        return self.max_depth > 0 and (self.lookup is None or self.lookup.alone > 0)
+
     def __post_init__(self) -> None:
         _check(self.max_depth >= 0, "max_depth", self.max_depth, "0 or more")
         _check(self.max_nodes >= 0, "max_nodes", self.max_nodes, "0 or more")

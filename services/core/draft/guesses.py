@@ -61,7 +61,9 @@ class Guesses:
         self._own, self._learned = MatchAcceptance(), MatchAcceptance(LEARNED_DOUBT)
         self._store, self._draft = Acceptance(STORE_PRIOR), Acceptance(DRAFT_PRIOR)
         self._found: dict[_Path, _Found] = {}
-        """What was found behind the text that ends at `_start`."""
+        """What was found behind the text that ends at `_start`, by path."""
+        self._weighed: dict[tuple[_Path, int], Sequence[Guess]] = {}
+        """What that was made of, by path and shortest match: a round may grow two trees."""
         self._drafted: tuple[TokenTree, Sequence[float]] = (EMPTY, ())
         """What the draft proposed there."""
         self._start = 0
@@ -80,6 +82,7 @@ class Guesses:
                 self._learn(final)
                 self._learn_of_draft(final)
             self._found.clear()
+            self._weighed.clear()
             self._drafted = (EMPTY, ())
             self._start = len(sequence)
 
@@ -88,6 +91,12 @@ class Guesses:
 
         Copies of the text count behind matches of at least `shortest` tokens.
         """
+        guesses = self._weighed.get((path, shortest))
+        if guesses is None:
+            guesses = self._weighed[path, shortest] = self._weigh(path, shortest)
+        return guesses
+
+    def _weigh(self, path: _Path, shortest: int) -> Sequence[Guess]:
         found = self._found.get(path)
         if found is None:
             found = self._found[path] = self._find(path)

@@ -112,7 +112,9 @@ class LookupDraft:
         if proposal.fallback in (LATE, PENDING) and not plan.row_prices:
             return proposal  # a plain round; copies without a price may take far longer
         proposal = replace(proposal, instead=copies.tree)
-        return _with_copies(proposal, _grown(guesses, session, plan, copying, proposal))
+        if len(proposal.tree):
+            copies = _grown(guesses, session, plan, copying, proposal)
+        return _with_copies(proposal, copies)
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`."""

@@ -122,10 +122,10 @@ class Planner:
         return self._prices.drafted(depth, seconds)
 
     def _record_overlap(self, at: Round) -> None:
-        """Learn how fast a round that asked the draft was, with overlap or without."""
+        """Learn how fast a round that could ask the draft was, with overlap or without."""
         gain, is_measured = self._settings.overlap_gain, self._settings.mode is Mode.AUTO
         cost = self._prices.waited(at.proposing_s + at.verifying_s)
-        if gain is not None and is_measured and at.proposing and at.plan.max_depth and cost:
+        if gain is not None and is_measured and at.plan.may_ask and at.proposing and cost:
             gain.record(len(at.verdict.tokens), cost, is_on=at.plan.ahead > 0)
 
     def _begin(self) -> None:

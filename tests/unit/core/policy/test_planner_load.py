@@ -262,6 +262,21 @@ def test_a_request_that_leaves_it_open_overlaps_where_that_spares_waits(wait_s, 
     assert num_on > 0
 
 
+def test_rounds_of_copies_alone_say_nothing_of_overlap():
+    gain = OverlapGain()
+    planner = planner_of(Profile(lookup=1))
+    planner = Planner(replace(planner.settings, overlap_gain=gain))
+    plans = set()
+    for _ in range(40 * gain.PHASE):  # what the draft proposes is never accepted
+        plan = planner.plan(999, verdict_of(0, FREE))
+        seconds = 0.05 if plan.may_ask else 0.0
+        at = round_of(chain(4) if plan.may_ask else Proposal(), verdict_of(0, FREE))
+        planner.record(replace(at, plan=plan, proposing=(0.0, seconds), verifying=(0.0, 0.02)))
+        plans.add((plan.may_ask, plan.ahead > 0))
+    assert (False, False) in plans
+    assert gain._off.value < 0.5
+
+
 def test_speculation_that_is_forced_overlaps_only_where_it_says_so():
     gain = OverlapGain()
     gain.is_on = True
