@@ -48,11 +48,12 @@ def test_embedded_and_distributed_say_the_same_and_the_parts_of_a_round_are_prin
         "4 ms",
         "4 ms overlap",
     }
-    for figures in written["rounds"].values():
+    for engine, figures in written["rounds"].items():
         assert figures["identical"] == len(PROMPTS)
-        assert figures["drafted_tokens"] > 0
-        assert figures["fallbacks"] == {}
         assert figures["tokens"] == 24 * len(PROMPTS)
+        if "overlap" not in engine:  # its rounds may go on without a proposal
+            assert figures["drafted_tokens"] > 0
+            assert figures["fallbacks"] == {}
     distributed = written["rounds"]["0 ms"]["round_ms"]
     assert all(distributed[part] > 0 for part in ("draft_engine", "draft_wire", "target_wire"))
     assert written["rounds"]["0 ms"]["ahead_share"] == 0

@@ -6,7 +6,7 @@ import httpx2
 import openai
 import pytest
 
-from slipstream.client import SamplingParams
+from slipstream.client import SamplingParams, SpeculationOptions
 from support.services.http_front import (
     HELLO,
     async_client_of,
@@ -77,8 +77,9 @@ def test_usage_comes_last_where_a_stream_is_asked_for_it(client):
 
 
 def test_usage_and_metrics_are_the_statistics_of_the_sdk(client, sdk):
-    answer = chat(client, temperature=0)
-    stats = sdk.generate("hello", max_tokens=12).stats
+    answer = chat(client, temperature=0, extra_body={"speculation": ALWAYS})
+    always = SpeculationOptions(**ALWAYS)
+    stats = sdk.generate("hello", max_tokens=12, speculation=always).stats
     told = stats.speculation
     assert told.num_accepted_draft_tokens > 0
     usage = answer.usage

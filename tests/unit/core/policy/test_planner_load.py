@@ -35,11 +35,7 @@ DEAR, FREE = offer_of(0.1), offer_of(0.0)
 def planner_of(profile=None, *, mode=Mode.AUTO, step_s=None):
     options = SpeculationOptions(mode=mode)
     settings = resolve(
-        options,
-        profile or Profile(),
-        drafter="glide",
-        has_decision_model=True,
-        step_s=step_s,
+        options, profile or Profile(), drafter="glide", has_decision_model=True, step_s=step_s
     )
     return Planner(settings)
 
@@ -264,8 +260,7 @@ def test_a_request_that_leaves_it_open_overlaps_where_that_spares_waits(wait_s, 
 
 def test_rounds_of_copies_alone_say_nothing_of_overlap():
     gain = OverlapGain()
-    planner = planner_of(Profile(lookup=1))
-    planner = Planner(replace(planner.settings, overlap_gain=gain))
+    planner = Planner(replace(planner_of(Profile(lookup=1)).settings, overlap_gain=gain))
     plans = set()
     for _ in range(40 * gain.PHASE):  # what the draft proposes is never accepted
         plan = planner.plan(999, verdict_of(0, FREE))
@@ -286,11 +281,8 @@ def test_speculation_that_is_forced_overlaps_only_where_it_says_so():
         assert (plan.ahead > 0) is (mode is Mode.AUTO)
 
 
-def test_a_draft_in_the_target_s_process_never_overlaps():
+def test_a_draft_in_the_target_s_process_does_not_overlap_and_refuses_to():
     assert planner_of().plan(99, verdict_of(0, FREE)).ahead == 0
-
-
-def test_a_draft_in_the_target_s_process_refuses_overlap():
     with pytest.raises(UnsupportedCombination, match="needs a draft service"):
         draft_settings(SpeculationOptions(overlap=True), DraftFacts("glide"))
 
