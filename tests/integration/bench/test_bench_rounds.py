@@ -51,7 +51,9 @@ def test_embedded_and_distributed_say_the_same_and_the_parts_of_a_round_are_prin
     for engine, figures in written["rounds"].items():
         assert figures["identical"] == len(PROMPTS)
         assert figures["tokens"] == 24 * len(PROMPTS)
-        if "overlap" not in engine:  # its rounds may go on without a proposal
+        if "overlap" in engine:  # its rounds may go on without a proposal that is on its way
+            assert set(figures["fallbacks"]) <= {"pending"}
+        else:
             assert figures["drafted_tokens"] > 0
             assert figures["fallbacks"] == {}
     distributed = written["rounds"]["0 ms"]["round_ms"]
