@@ -7,6 +7,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.draft.kv_sources import KvSources, usual_sources
 from slipstream.draft.memory import DraftMemory
 from slipstream.models.compute_options import ComputeOptions
+from slipstream.models.scorer import NUM_SINKS
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvEncoding
@@ -33,6 +34,8 @@ class DraftSettings:
     kv_catch_up_s: float = 0.05
     """Longest wait at the start of a request for those without which nothing can be drafted."""
     kv_encoding: KvEncoding = KvEncoding.RAW
+    window: int = 0
+    """Newest tokens of a long text that are read, behind the first ones; 0: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,6 +77,12 @@ class DraftConfig:
         least=0,
     )
     kv_encoding: str = option("raw", "Encoding of keys and values on the wire: raw or int8.")
+    window: int = option(
+        1024,
+        "Newest tokens of a long text that a GliDe draft reads, with the keys and values of these"
+        " and of the first 128 alone; 0: all. Other drafts do not use it.",
+        least=0,
+    )
     kv_sources: tuple[str, ...] = option(
         (),
         "Targets that it may dial for keys and values: HOST:PORT, where HOST may be a network such"
@@ -121,7 +130,10 @@ class DraftConfig:
         return DraftMemory(self.compute.kv_memory, self.sessions.max_sessions, is_mirroring)
 
     def settings(self) -> DraftSettings:
-        """Return how to serve sessions. Raises `InvalidRequest` for an unknown encoding."""
+        """Return how to serve sessions. Raises `InvalidRequest` for an unknown encoding and a
+        window of less than a page."""
+        if 0 < self.window < NUM_SINKS:
+            raise InvalidRequest(f"window is {self.window}, but must be 0 or at least {NUM_SINKS}")
         if self.kv_encoding not in set(KvEncoding):
             known = " or ".join(KvEncoding)
             raise InvalidRequest(f"kv_encoding is {self.kv_encoding!r}, but must be {known}")
@@ -130,4 +142,5 @@ class DraftConfig:
             kv_wait_s=self.kv_wait_ms / 1000,
             kv_catch_up_s=self.kv_catch_up_ms / 1000,
             kv_encoding=KvEncoding(self.kv_encoding),
+            window=self.window,
         )

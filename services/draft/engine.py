@@ -212,18 +212,20 @@ class LocalDraft:
         view = None
         if self._target_kv is not None:
             view = self._target_kv.source.view(session.session_id, self._target_kv.layers)
-        lag = 0 if view is None else len(held.tokens) - 1 - view.count
+        lag = 0 if view is None else view.lag(len(held.tokens))
         limit = self._depth_limit(len(held.tokens), lag)
         if limit.max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
             proposal = Proposal(stopped_by=limit.reason if limit.max_depth < 1 else "none")
-        elif not self._make_room(held, self._num_slots(session)):
+        elif not self._make_room(held, self._num_slots(session, view)):
             proposal = Proposal(stopped_by=NO_ROOM)
         else:
-            num_same = self._scorer.num_same(held.state, held.tokens)
+            tokens = held.tokens if view is None else view.read(held.tokens)
+            self._scorer.skip(held.state, 0 if view is None else view.skipped)
             growth = Growth(
                 session,
                 held,
-                num_same,
+                tokens,
+                self._scorer.num_same(held.state, tokens),
                 view=view,
                 lag=lag,
                 chains=self.chains,
@@ -254,9 +256,10 @@ class LocalDraft:
                 return False
         return True
 
-    def _num_slots(self, session: Session) -> int:
+    def _num_slots(self, session: Session, view: KvView | None) -> int:
         """Return how many KV slots a request may need: for its tokens and a tree behind them."""
-        num_tokens = session.num_prompt_tokens + session.max_tokens
+        skipped = 0 if view is None else view.skipped
+        num_tokens = session.num_prompt_tokens + session.max_tokens - skipped
         return min(num_tokens, self._scorer.context_length or num_tokens) + MAX_NODES
 
     def _empty(self, held: DraftSession) -> None:

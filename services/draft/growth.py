@@ -35,6 +35,8 @@ class DepthLimit:
 class Growth:
     """A tree that grows behind a session's tokens, the first `num_same` of which its state has.
 
+    `tokens` are those that are read.
+
     `view` is what is read of the target. `lag` is how many tokens before the last one it lacks: -1
     where it has the last one's keys as well, as behind target-initialised roots. `chains` computes
     whole chains on a device.
@@ -42,6 +44,7 @@ class Growth:
 
     session: Session
     held: DraftSession
+    tokens: Sequence[int]
     num_same: int
     view: KvView | None
     lag: int
@@ -88,7 +91,7 @@ class Growth:
         done = yield from self._catch_up(MAX_NEW_TOKENS)
         ask = ChainRequest(
             at.state,
-            at.tokens,
+            self.tokens,
             self.view,
             self.session.sampling,
             stop,
@@ -100,24 +103,23 @@ class Growth:
             self.reader.score is not None,
             plan.worth,
         )
-        return (yield DraftStep(ask, max(len(at.tokens) - done, 1) + limit - 1, None))
+        return (yield DraftStep(ask, max(len(self.tokens) - done, 1) + limit - 1, None))
 
     def _catch_up(self, rest: int) -> Steps[int]:
         """Have all but up to `rest` tokens of the prefix computed; return how many are then."""
-        at, done = self.held, self.num_same
-        while len(at.tokens) - done > rest:
-            count = min(CHUNK, len(at.tokens) - 1 - done)
+        tokens, done = self.tokens, self.num_same
+        while len(tokens) - done > rest:
+            count = min(CHUNK, len(tokens) - 1 - done)
             done += count
-            part = Sync(at.state, at.tokens[:done], self.view, is_scored=False)
+            part = Sync(self.held.state, tokens[:done], self.view, is_scored=False)
             yield DraftStep(part, count, None)
         return done
 
     def hold(self, *, rows: CandidateRows | None = None) -> Steps[list[Candidates]]:
         """Have the prefix computed, and return the candidates behind it if `rows` reads them."""
-        at = self.held
         done = yield from self._catch_up(CHUNK)
-        last = Sync(at.state, at.tokens, self.view, is_scored=rows is not None)
-        return (yield DraftStep(last, max(len(at.tokens) - done, 1), rows))
+        last = Sync(self.held.state, self.tokens, self.view, is_scored=rows is not None)
+        return (yield DraftStep(last, max(len(self.tokens) - done, 1), rows))
 
     def first(self, count: int) -> Steps[Candidates]:
         """Return up to `count` candidates behind the prefix."""

@@ -10,7 +10,7 @@ from slipstream.core.errors import CapacityError, InvalidRequest, NoRoom
 from slipstream.models.dtypes import Array
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, new_buffer, round_up, write_slots
 from slipstream.models.memory import shown
-from slipstream.models.scorer import KvView
+from slipstream.models.scorer import NUM_SINKS, KvView
 
 
 class ByteBudget:
@@ -48,6 +48,7 @@ class ByteBudget:
 class KvMirror:
     """Positions 0..count-1 of some layers of a target's cache.
 
+    Behind the first `NUM_SINKS`, `skipped` positions are left out: they count as if they were here.
     A view never changes under its reader: positions are only added behind it, and where some are
     replaced, so are the buffers.
     """
@@ -60,7 +61,7 @@ class KvMirror:
         limit: int,
         budget: ByteBudget | None = None,
     ) -> None:
-        """Empty at first, for up to `limit` positions; `layout` is that of all `layers`.
+        """Empty at first, for positions below `limit`; `layout` is that of all `layers`.
 
         Its buffers count against `budget`, which it shares with others.
         """
@@ -70,13 +71,18 @@ class KvMirror:
         self._layers = tuple(layers)
         self._layout = layout
         self._budget = budget or ByteBudget()
-        # Count and buffers change together, so that a reader never sees one without the other.
-        self._held: tuple[int, list[Any]] = (0, self._new_buffers(0))
+        # All change together, so that a reader never sees one without the others.
+        self._held: tuple[int, int, list[Any]] = (0, 0, self._new_buffers(0))
         self._num_written = 0
 
     @property
     def count(self) -> int:
         """Number of positions."""
+        return self._held[1]
+
+    @property
+    def skipped(self) -> int:
+        """Positions that are left out."""
         return self._held[0]
 
     @property
@@ -86,17 +92,23 @@ class KvMirror:
 
     def reserve(self, count: int) -> None:
         """Make room for `count` positions, as far as the limit goes. Raises `NoRoom`."""
-        if min(count, self.limit) > self._num_slots:
-            self._replace_buffers(min(count, self.limit))
+        needed = min(count, self.limit) - self.skipped
+        if needed > self._num_slots:
+            self._replace_buffers(needed)
 
     def write(self, start: int, values: Array) -> None:
         """Keep `values` [layers, 2 * kv_heads, count, head_dim] from position `start` on, and none
         behind them.
 
-        Raises `InvalidRequest` for a gap before them, `CapacityError` above the limit or the
-        budget.
+        Raises `InvalidRequest` for a gap before them, and for positions that are left out,
+        `CapacityError` above the limit or the budget.
         """
         end = start + values.shape[2]
+        if self.skipped and start < NUM_SINKS + self.skipped and end > NUM_SINKS:
+            raise InvalidRequest(
+                f"keys and values of positions {start} to {end - 1} were sent, but"
+                f" {self.skipped} from {NUM_SINKS} on are left out"
+            )
         if not 0 <= start <= self.count:
             raise InvalidRequest(
                 f"keys and values from position {start} on were sent, but {self.count} are held"
@@ -106,40 +118,51 @@ class KvMirror:
                 f"{end} positions of keys and values were sent, but the limit is {self.limit}"
             )
         self.truncate(start)
-        if end > self._num_slots:
-            self._replace_buffers(min(max(end, self._num_slots * 3 // 2), self.limit))
-        elif start < self._num_written:
+        places = slice(self._place(start), self._place(end))
+        if places.stop > self._num_slots:
+            most = self.limit - self.skipped
+            self._replace_buffers(min(max(places.stop, self._num_slots * 3 // 2), most))
+        elif places.start < self._num_written:
             self._replace_buffers(self._num_slots)
-        buffers = self._held[1]
-        self._num_written = end
+        buffers = self._held[2]
+        self._num_written = places.stop
         for buffer, layer in zip(buffers, values, strict=True):
-            write_slots(buffer, slice(start, end), layer)
-        self._held = (end, buffers)
+            write_slots(buffer, places, layer)
+        self._held = (self.skipped, self._counted(end), buffers)
 
     def truncate(self, count: int) -> None:
         """Forget every position from `count` on."""
         if count < self.count:
-            self._held = (count, self._held[1])
+            self._held = (self.skipped, self._counted(count), self._held[2])
 
-    def free(self) -> None:
-        """Forget everything and give the memory back. It may be written again."""
+    def free(self, *, skipped: int = 0) -> None:
+        """Forget everything and give the memory back. It may be written again, without `skipped`
+        positions."""
         self._budget.give(self.num_bytes)
         self._num_written = 0
-        self._held = (0, self._new_buffers(0))
+        self._held = (skipped, 0, self._new_buffers(0))
+
+    def _counted(self, count: int) -> int:
+        """Return the count of positions below `count`, those that are left out included."""
+        return count if count < NUM_SINKS else max(count, NUM_SINKS + self.skipped)
+
+    def _place(self, position: int) -> int:
+        """Return where a position is in the buffers."""
+        return position if position <= NUM_SINKS else position - self.skipped
 
     def view(self) -> KvView:
         """Return the present positions, without a copy. Any thread."""
-        count, buffers = self._held
+        skipped, count, buffers = self._held
         half = self._layout.num_kv_heads
         pairs = {
             layer: (buffer[:half], buffer[half:])
             for layer, buffer in zip(self._layers, buffers, strict=True)
         }
-        return KvView(count, pairs)
+        return KvView(count, pairs, skipped)
 
     @property
     def _num_slots(self) -> int:
-        return int(self._held[1][0].shape[1])
+        return int(self._held[2][0].shape[1])
 
     def _new_buffers(self, num_slots: int) -> list[Any]:
         at = self._layout
@@ -147,11 +170,11 @@ class KvMirror:
         return [new_buffer(shape, at.dtype, at.device, is_filled=True) for _ in self._layers]
 
     def _replace_buffers(self, num_slots: int) -> None:
-        count, old = self._held
+        skipped, count, old = self._held
         num_slots = round_up(num_slots, BLOCK_SIZE)
         self._budget.take((num_slots - self._num_slots) * self._layout.bytes_per_token)
-        new = self._new_buffers(num_slots)
+        new, held = self._new_buffers(num_slots), self._place(count)
         for source, into in zip(old, new, strict=True):
-            into[:, :count] = source[:, :count]
-        self._num_written = count
-        self._held = (count, new)
+            into[:, :held] = source[:, :held]
+        self._num_written = held
+        self._held = (skipped, count, new)

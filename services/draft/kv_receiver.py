@@ -16,6 +16,7 @@ from slipstream.core import errors
 from slipstream.core.errors import NoRoom, SessionOutOfSync, SlipstreamError
 from slipstream.draft.kv_mirror import KvMirror
 from slipstream.draft.kv_sources import Channels
+from slipstream.models.scorer import NUM_SINKS
 from slipstream.rpc.kv import ENCODING, KvFormat, KvStreamSource, frame_from_bytes
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.status import error_from
@@ -85,12 +86,15 @@ class KvReceiver:
         """Return whether this is what is read."""
         return at == self._at and self.is_reading
 
-    def follow(self, at: KvAddress, *, num_same: int, parent: Reply | None = None) -> bool:
+    def follow(
+        self, at: KvAddress, *, num_same: int, skipped: range, parent: Reply | None = None
+    ) -> bool:
         """Read from there, unless that has ended already; return whether a reader starts.
 
         `parent` is the span of all its calls. The same session of the same process goes on where
         the mirror ends. While it is not read, replaced tokens are not known, so only what belongs
-        to the `num_same` leading tokens stays.
+        to the `num_same` leading tokens stays. `skipped` are the numbers of positions that may be
+        left out, the last one by a mirror that begins.
         """
         self.mirror.truncate(num_same)
         if at == self._at:
@@ -100,6 +104,9 @@ class KvReceiver:
             limit = self.mirror.limit
             self.mirror.free()
             self.mirror = self._new_mirror(limit)
+        goal = skipped[-1]
+        if self.mirror.skipped not in skipped or (goal and self.mirror.count <= NUM_SINKS):
+            self.mirror.free(skipped=goal)
         self._at = at
         self._reader = asyncio.get_running_loop().create_task(self._read(at, before, parent))
         self._readers.add(self._reader)
@@ -193,12 +200,16 @@ class KvReceiver:
                     )
 
     def _request(self, at: KvAddress, span: ClientSpan | None) -> target_pb2.StreamKvRequest:
+        num_skipped = self.mirror.skipped
+        skipped = range(NUM_SINKS, NUM_SINKS + num_skipped) if num_skipped else range(0)
         return target_pb2.StreamKvRequest(
             protocol_version=PROTOCOL_VERSION,
             session_id=at.source.session_id,
             incarnation=at.source.incarnation,
             credential=at.credential,
             layers=self.form.layers,
+            skip_from=skipped.start,
+            skip_to=skipped.stop,
             start=self.mirror.count,
             encoding=ENCODING.to_pb(self.form.encoding),  # type: ignore[arg-type]
             trace=trace_to_pb(span.carrier if span else None),

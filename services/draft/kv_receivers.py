@@ -17,7 +17,7 @@ from slipstream.draft.kv_mirror import ByteBudget, KvMirror
 from slipstream.draft.kv_receiver import KvAddress, KvReceiver
 from slipstream.draft.kv_sources import Channels, KvSources
 from slipstream.models.kv.pool import KvLayout
-from slipstream.models.scorer import KvView
+from slipstream.models.scorer import KvView, num_skipped
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import DTYPE, KvFormat, KvStreamSource, keep_freed_memory
 from slipstream.rpc.tensors import element_type
@@ -81,12 +81,14 @@ class KvReceivers:
         form: KvFormat,
         *,
         num_same: Callable[[], int],
+        skipped: range = range(1),
         parent: Reply | None,
     ) -> bool:
         """Keep a session up to date from there; return whether a stream starts for it.
 
         `num_same` returns how many leading tokens of the sequence the engine has already; `parent`
-        is the span of a stream that starts. Raises what `KvSources.check` does.
+        is the span of a stream that starts; `skipped` is as in `KvReceiver.follow`. Raises what
+        `KvSources.check` does.
         """
         session = sequence.session
         receiver = self._receivers.get(session.session_id)
@@ -97,7 +99,7 @@ class KvReceivers:
             self.close(session.session_id)
             receiver = self._receivers[session.session_id] = self._receiver(form)
         receiver.mirror.limit = session.num_prompt_tokens + session.max_tokens
-        if not receiver.follow(at, num_same=num_same(), parent=parent):
+        if not receiver.follow(at, num_same=num_same(), skipped=skipped, parent=parent):
             return False
         with suppress(NoRoom):  # the reader raises it again, and tries again
             receiver.mirror.reserve(len(sequence))
@@ -215,7 +217,18 @@ class KvCatchUp:
             raise InvalidRequest(f"the draft reads target layers {layers}: the plan needs a feed")
         num_same = partial(self._local.num_same, sequence)
         at = _address_from_pb(plan.feed)
-        return self._receivers.follow(sequence, at, form, num_same=num_same, parent=parent)
+        skipped = self._skipped(len(sequence))
+        return self._receivers.follow(
+            sequence, at, form, num_same=num_same, skipped=skipped, parent=parent
+        )
+
+    def _skipped(self, count: int) -> range:
+        """Return how many of `count` positions may be left out: at most twice the window is
+        read."""
+        window = self._settings.window
+        if not window:
+            return range(1)
+        return range(num_skipped(count, 2 * window), num_skipped(count, window) + 1)
 
 
 def _address_from_pb(message: draft_pb2.KvFeed) -> KvAddress:

@@ -15,8 +15,22 @@ from slipstream.core.verify.noise import Floats
 if TYPE_CHECKING:
     from slipstream.models.kv.pool import KvLayout, KvPool
 
+NUM_SINKS = 128
+"""First positions of a text that are always read, a page of keys and values: attention that finds
+nothing of use goes there (Xiao et al. 2023, "Efficient Streaming Language Models with Attention
+Sinks")."""
 MAX_NEW_TOKENS = 32
 """Tokens of a prefix that a chain takes in; the caller syncs more before."""
+
+
+def num_skipped(count: int, window: int) -> int:
+    """Return how many positions behind the sinks are not read of `count`, in whole pages: all but
+    the newest `window` and less than a page more.
+
+    >>> num_skipped(1000, 256), num_skipped(300, 256)
+    (512, 0)
+    """
+    return max(count - window - NUM_SINKS, 0) // NUM_SINKS * NUM_SINKS
 
 
 @dataclass(slots=True)
@@ -32,17 +46,37 @@ class KvView:
     """The target's keys and values as a draft may read them: positions 0..count-1, no further.
 
     `layers` maps a target layer to (keys, values), each [kv_heads, capacity, head_dim], keys
-    after rotary embedding.
+    after rotary embedding. Behind the first `NUM_SINKS` positions `skipped` ones are left out.
     """
 
     count: int
     layers: Mapping[int, tuple[Any, Any]]
+    skipped: int = 0
+
+    @property
+    def num_held(self) -> int:
+        """Positions that are there."""
+        return self.count if self.count < NUM_SINKS else self.count - self.skipped
+
+    def read(self, tokens: Sequence[int]) -> Sequence[int]:
+        """Return those of a text's tokens that are not left out."""
+        if not self.skipped:
+            return tokens
+        return [*tokens[:NUM_SINKS], *tokens[NUM_SINKS + self.skipped :]]
+
+    def lag(self, num_tokens: int) -> int:
+        """Return how many positions before the last of so many tokens are not there yet: all where
+        the text ends among those that are left out."""
+        if self.skipped and num_tokens <= NUM_SINKS + self.skipped:
+            return num_tokens
+        return num_tokens - 1 - self.count
 
 
 @dataclass(frozen=True, slots=True)
 class Sync:
     """Request to hold exactly `tokens`, any tree dropped; scores [1] behind the last.
 
+    Tokens are those that are read: without the positions that the state skips.
     Where `is_scored` is False nothing is scored: a part of a long prefix, with more to come.
     """
 
@@ -150,6 +184,10 @@ class Scorer(Protocol):
 
         In `pool`, or in memory of its own. Raises `CapacityError` for more than there is room for.
         """
+        ...
+
+    def skip(self, state: Any, skipped: int) -> None:
+        """Have the state leave out so many positions behind the first `NUM_SINKS`."""
         ...
 
     def num_same(self, state: Any, tokens: Sequence[int]) -> int:

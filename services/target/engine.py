@@ -131,13 +131,15 @@ class LocalTarget:
         """Shape of a session's keys and values."""
         return self._model.layout
 
-    def kv_sender(self, session_id: str, layers: Sequence[int], start: int) -> KvSender:
+    def kv_sender(
+        self, session_id: str, layers: Sequence[int], start: int, skipped: range = range(0)
+    ) -> KvSender:
         """Return what reads a session's keys and values slice by slice, from a position on.
 
         Raises `SessionNotFound`, and whatever `KvSender` refuses. It ends with the session, and
         the engine forgets it when no reader holds it any more.
         """
-        sender = KvSender(self._cache(session_id), layers, start)
+        sender = KvSender(self._cache(session_id), layers, start, skipped)
         self._sessions[session_id].kv_senders.add(sender)
         return sender
 

@@ -30,24 +30,31 @@ class KvSlice:
 
 
 class KvSender:
-    """A reader's position in a cache: everything below `position` was taken for it."""
+    """A reader's position in a cache: everything below `position` was taken for it, but for the
+    positions `skipped`."""
 
-    def __init__(self, cache: KvCache, layers: Sequence[int], start: int) -> None:
+    def __init__(
+        self, cache: KvCache, layers: Sequence[int], start: int, skipped: range = range(0)
+    ) -> None:
         """Raises `InvalidRequest` for layers that are not there, `SessionOutOfSync` for a start
-        above what is held."""
+        above what is held and skipped."""
         check_layers(layers, cache.pool.layout.num_layers)
-        if not 0 <= start <= cache.count:
+        if start > cache.count and start != skipped.stop:
             raise SessionOutOfSync(
                 f"keys and values from position {start} on were asked for, but {cache.count}"
                 " positions are held"
             )
         self._cache: KvCache | None = cache
         self._layers = tuple(layers)
+        self._skipped = skipped
         self.position = start
 
     def truncate(self, count: int) -> None:
         """Go back to position `count`: what was held from there on is replaced."""
-        self.position = min(self.position, count)
+        self._move(min(self.position, count))
+
+    def _move(self, position: int) -> None:
+        self.position = self._skipped.stop if position in self._skipped else position
 
     def close(self) -> None:
         """Let go of the cache: the session is gone."""
@@ -62,6 +69,8 @@ class KvSender:
         if cache is None:
             raise SessionClosed("the session whose keys and values were read is gone")
         count = min(cache.count - self.position, max_positions)
+        if self.position < self._skipped.start:
+            count = min(count, self._skipped.start - self.position)
         if count <= 0:
             return None
         start, end = self.position, self.position + count
@@ -69,7 +78,7 @@ class KvSender:
         values = np.empty((len(layers), *layers[0].shape), cache.pool.layout.dtype)
         for place, layer in zip(values, layers, strict=True):
             place[...] = cache.pool.on_host(layer)
-        self.position = end
+        self._move(end)
         return KvSlice(start, values)
 
 

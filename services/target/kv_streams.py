@@ -11,6 +11,7 @@ from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
 from slipstream.core.errors import (
+    InvalidRequest,
     PermissionDenied,
     SessionClosed,
     SessionNotFound,
@@ -132,7 +133,8 @@ class KvStreams:
         try:
             async with session.reader() as reader:
                 stream = _KvStream(source, form, session, reader, write, on_sent)
-                sender = await self._sender(stream, request.start)
+                skipped = range(request.skip_from, request.skip_to)
+                sender = await self._sender(stream, request.start, skipped)
                 if sender is not None:
                     await self._send(stream, sender)
         finally:
@@ -144,6 +146,11 @@ class KvStreams:
             Expectation("incarnation", self._incarnation, request.incarnation),
         ]
         require_agreement("this target", expected)
+        if request.start in range(request.skip_from, request.skip_to):
+            raise InvalidRequest(
+                f"start is {request.start}, but positions {request.skip_from} to"
+                f" {request.skip_to - 1} are not read"
+            )
         session = self._sessions.get(request.session_id)
         if session is None:
             raise SessionNotFound(f"no request of session {request.session_id} is running here")
@@ -162,17 +169,18 @@ class KvStreams:
             ENCODING.from_pb(request.encoding) or KvEncoding.RAW,
         )
 
-    async def _sender(self, stream: _KvStream, start: int) -> KvSender | None:
+    async def _sender(self, stream: _KvStream, start: int, skipped: range) -> KvSender | None:
         """Return a sender of the session's cache once that is there; None if it ends before."""
         session, news = stream.session, stream.reader.news
+        session_id, layers = session.session_id, stream.form.layers
         while not session.is_ended:
             news.clear()
             try:
                 done = await self._thread.run(
-                    lambda: self._target.kv_sender(session.session_id, stream.form.layers, start)
+                    lambda: self._target.kv_sender(session_id, layers, start, skipped)
                 )
             except SessionNotFound:
-                if start > 0:
+                if start not in (0, skipped.stop):
                     raise SessionOutOfSync(
                         f"keys and values from position {start} on were asked for, but none are"
                         " held yet"

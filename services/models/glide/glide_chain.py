@@ -26,6 +26,7 @@ from slipstream.models.glide.chain_stop import (
 from slipstream.models.glide.glide_packed import GlideParts
 from slipstream.models.kv.paged import additive, attend_each, gather, page_slots
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool
+from slipstream.models.scorer import NUM_SINKS
 from slipstream.models.target.rotary_factors import RotaryFactors
 
 MAX_ENDS = 8
@@ -52,7 +53,7 @@ class ChainShape:
         num = self.sessions
         noise = 2 * self.depth * num if self.is_sampled else 0
         pages = num * (self.width // BLOCK_SIZE)
-        return [num * self.rows, *[num] * 9, num * MAX_ENDS, pages, noise]
+        return [num * self.rows, *[num] * 10, num * MAX_ENDS, pages, noise]
 
     @property
     def num_outputs(self) -> int:
@@ -66,6 +67,7 @@ class ChainInputs:
     """Integers of B sessions before their chains, in parts of the sizes of `input_sizes`."""
 
     tokens: Tensor
+    skipped: Tensor
     starts: Tensor
     counts: Tensor
     num_seen: Tensor
@@ -225,6 +227,7 @@ class ChainBody:
         device, dtype = columns.device, model.parts.embeddings.dtype
         visible = torch.arange(shape.width, device=device) <= kept_columns.unsqueeze(2)
         read = torch.arange(shape.seen, device=device) < limits.unsqueeze(2)
+        skipped = torch.where(columns < NUM_SINKS, 0, given.skipped.unsqueeze(1))
         return DenseAttention(
             own=own,
             columns=columns,
@@ -233,7 +236,7 @@ class ChainBody:
             others=self._others,
             others_mask=additive(read, model.group, dtype),
             reading=limits.view(-1, 1) > 0,
-            rotation=model.parts.rotation.at(columns.flatten()),
+            rotation=model.parts.rotation.at((columns + skipped).flatten()),
             kept=at.kept,
         )
 

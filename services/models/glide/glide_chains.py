@@ -92,7 +92,8 @@ class GlideChains:
         shape = self._shape(asks, starts, extents)
         pool = asks[0].state.cache.pool
         stage = self._stage(shape)
-        for row, ask in enumerate(asks):
+        # Padding writes the first session's keys once more: it has to read what that one reads.
+        for row, ask in enumerate([*asks, *[asks[0]] * (shape.sessions - len(asks))]):
             self._fill(stage, row, ask)
         inputs = (
             torch.tensor(_integers(asks, starts, shape)),
@@ -159,7 +160,7 @@ def _depth(asks: Sequence[ChainRequest]) -> int:
 
 
 def _num_seen(ask: ChainRequest) -> int:
-    return 0 if ask.view is None else min(ask.view.count, len(ask.tokens))
+    return 0 if ask.view is None else min(ask.view.num_held, len(ask.tokens))
 
 
 def _rule(ask: ChainRequest) -> Rule:
@@ -176,6 +177,7 @@ def _integers(asks: Sequence[ChainRequest], starts: Sequence[int], shape: ChainS
     values: list[int] = []
     for ask, start in every:
         values += _padded(ask.tokens[start:], shape.rows, 0)
+    values += [ask.state.skipped for ask, _ in every]
     values += [start for _, start in every]
     values += [len(ask.tokens) - start for ask, start in every]
     values += [_num_seen(ask) for ask, _ in every]
@@ -194,7 +196,7 @@ def _integers(asks: Sequence[ChainRequest], starts: Sequence[int], shape: ChainS
     if shape.is_sampled:
         for depth in range(shape.depth):
             for ask, _ in every:
-                values += draw_keys(ask.sampling, len(ask.tokens) + depth)
+                values += draw_keys(ask.sampling, len(ask.tokens) + ask.state.skipped + depth)
     return values
 
 

@@ -89,9 +89,7 @@ class GlideScorer:
             pool = self.pool(round_up(capacity, BLOCK_SIZE) // BLOCK_SIZE)
         cache = KvCache(pool, limit=capacity)
         cache.reserve(capacity)
-        if capacity > self._length:
-            self._pass.reach(capacity)
-            self._length = capacity
+        self._reach(capacity)
         return GlideState(cache, capacity)
 
     def parts(self, length: int) -> "GlideParts":
@@ -113,6 +111,10 @@ class GlideScorer:
 
         replay = Replay(torch.device(self.layout.device))
         return GlideChains(self, replay, context_length=context_length, decision=decision)
+
+    def skip(self, state: GlideState, skipped: int) -> None:
+        state.skip(skipped)
+        self._reach(skipped + state.capacity)
 
     def num_same(self, state: GlideState, tokens: Sequence[int]) -> int:
         return common_prefix(state.tokens, list(tokens))
@@ -146,20 +148,28 @@ class GlideScorer:
         state.cache.close()
         state.tokens, state.target_kv, state.capacity = [], (), 0
 
+    def _reach(self, length: int) -> None:
+        """Have what positions below `length` need."""
+        if length > self._length:
+            self._pass.reach(length)
+            self._length = length
+
     def _step(self, ask: Ask) -> SessionStep:
         state, count = ask.state, len(ask.tokens)
         if isinstance(ask, Grow):
             base, old = len(state.tokens), state.append(ask.parents)
-            positions = [base - 1 + depth for depth in state.depths[old:]]
-            return SessionStep(state, ask.tokens, positions, base + old, count)
+            last = base - 1 + state.skipped
+            below = [last + depth for depth in state.depths[old:]]
+            return SessionStep(state, ask.tokens, below, base + old, count)
         start = state.begin(ask.tokens)
         state.target_kv, state.addresses = self._visible(ask.view, count), None
         tokens = state.tokens[start:]
-        return SessionStep(state, tokens, range(start, count), start, int(ask.is_scored))
+        positions = state.positions(start, count)
+        return SessionStep(state, tokens, positions, start, int(ask.is_scored))
 
     def _visible(self, view: KvView | None, count: int) -> list[tuple[Any, Any]]:
         """The view's positions before `count`, per target layer in the config's order."""
-        seen = 0 if view is None else min(view.count, count)
+        seen = 0 if view is None else min(view.num_held, count)
         if view is None or seen == 0:
             return []
         pairs = [view.layers[layer] for layer in self.config.target_layers]

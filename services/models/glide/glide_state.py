@@ -7,13 +7,15 @@ from typing import Any
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.sequence import common_prefix
 from slipstream.models.kv.cache import KvCache
-from slipstream.models.scorer import Ask, Grow, check_nodes
+from slipstream.models.kv.pool import BLOCK_SIZE
+from slipstream.models.scorer import NUM_SINKS, Ask, Grow, check_nodes
 
 
 @dataclass(slots=True)
 class GlideState:
     """A session's tokens, the keys and values of each draft layer, and the tree behind them.
 
+    skipped: positions behind the first `NUM_SINKS` that are not read; tokens and cache lack them.
     parents and depths: of the tree's nodes; is_chain: each node hangs under the one before;
     target_kv: per target layer the keys and values that a node may read; addresses: where they are,
     for native code.
@@ -22,11 +24,29 @@ class GlideState:
     cache: KvCache
     capacity: int
     tokens: list[int] = field(default_factory=list)
+    skipped: int = 0
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     is_chain: bool = True
     target_kv: Sequence[tuple[Any, Any]] = ()
     addresses: Sequence[int] | None = None
+
+    def skip(self, skipped: int) -> None:
+        """Leave out so many positions; what is held of others stays where it can."""
+        num_more = skipped - self.skipped
+        self.skipped = skipped
+        if num_more > 0 and num_more % BLOCK_SIZE == 0:
+            del self.tokens[NUM_SINKS : NUM_SINKS + num_more]
+            self.cache.turn(num_more // BLOCK_SIZE)
+        elif num_more:
+            del self.tokens[NUM_SINKS:]
+
+    def positions(self, start: int, stop: int) -> Sequence[int]:
+        """Return the positions of places start..stop-1."""
+        if start >= NUM_SINKS or not self.skipped:
+            return range(start + self.skipped, stop + self.skipped)
+        sinks = range(start, min(stop, NUM_SINKS))
+        return [*sinks, *range(sinks.stop + self.skipped, stop + self.skipped)]
 
     def begin(self, tokens: Sequence[int]) -> int:
         """Hold `tokens` without a tree; how many of them are computed already, all but the last

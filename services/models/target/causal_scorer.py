@@ -55,6 +55,9 @@ class CausalScorer:
         cache.reserve(capacity)
         return CausalState(cache)
 
+    def skip(self, state: CausalState, skipped: int) -> None:
+        assert not skipped, "a plain draft reads whole texts"
+
     def num_same(self, state: CausalState, tokens: Sequence[int]) -> int:
         return common_prefix(state.tokens, tokens)
 

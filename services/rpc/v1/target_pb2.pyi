@@ -390,6 +390,8 @@ class StreamKvRequest(_message.Message):
     START_FIELD_NUMBER: _builtins.int
     ENCODING_FIELD_NUMBER: _builtins.int
     TRACE_FIELD_NUMBER: _builtins.int
+    SKIP_FROM_FIELD_NUMBER: _builtins.int
+    SKIP_TO_FIELD_NUMBER: _builtins.int
     protocol_version: _builtins.int
     """Protocol version of the reader."""
     session_id: _builtins.str
@@ -399,9 +401,13 @@ class StreamKvRequest(_message.Message):
     credential: _builtins.str
     """Credential of the session."""
     start: _builtins.int
-    """First requested position: the number of positions that the reader holds."""
+    """First requested position: the reader holds those before it, or does not read them."""
     encoding: Global___KvEncoding.ValueType
     """Requested encoding."""
+    skip_from: _builtins.int
+    """First of the positions that are not read; `start` is none of them."""
+    skip_to: _builtins.int
+    """First position behind them; equal to `skip_from`: all are read."""
     @_builtins.property
     def layers(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Layers in the requested order; each once."""
@@ -421,10 +427,12 @@ class StreamKvRequest(_message.Message):
         start: _builtins.int = ...,
         encoding: Global___KvEncoding.ValueType = ...,
         trace: _common_pb2.TraceContext | None = ...,
+        skip_from: _builtins.int = ...,
+        skip_to: _builtins.int = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["trace", b"trace"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "encoding", b"encoding", "incarnation", b"incarnation", "layers", b"layers", "protocol_version", b"protocol_version", "session_id", b"session_id", "start", b"start", "trace", b"trace"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["credential", b"credential", "encoding", b"encoding", "incarnation", b"incarnation", "layers", b"layers", "protocol_version", b"protocol_version", "session_id", b"session_id", "skip_from", b"skip_from", "skip_to", b"skip_to", "start", b"start", "trace", b"trace"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 

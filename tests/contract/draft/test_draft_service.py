@@ -121,6 +121,28 @@ async def test_eight_bit_keys_change_no_final_token(models):
     assert load.kv_streamed_bytes <= num_keys * 2 * 4 * (16 + 4)
 
 
+async def test_a_draft_with_a_window_streams_the_first_keys_and_the_newest(models):
+    prompt = tuple(tiny.tokens(450))
+    session = Session("s", len(prompt), 30)
+    settings = DraftSettings(kv_wait_s=5.0, window=128)
+    async with pair(models, settings=settings) as (targets, drafts):
+        seen = await played_there(targets, drafts, session, prompt)
+        load = await drafts.load()
+    assert [tokens[:450] for tokens, *_ in seen] == [prompt] * len(seen)
+    assert all(len(tree) > 1 and staleness == 0 for _, tree, _, staleness in seen)
+    num_keys = len(seen[-1][0]) + PLAN.max_depth - 128  # a page is skipped
+    assert load.kv_streamed_bytes <= num_keys * 2 * 4 * 64
+
+
+async def test_a_window_as_long_as_the_text_changes_no_proposal(models):
+    prompt = tuple(tiny.tokens(450))
+    session = Session("s", len(prompt), 30)
+    expected = await played_here(models, "glide", session, prompt)
+    settings = DraftSettings(kv_wait_s=5.0, window=450)
+    async with pair(models, settings=settings) as (targets, drafts):
+        assert await played_there(targets, drafts, session, prompt) == expected
+
+
 async def test_cancelling_frees_everything(models):
     async with pair(models) as (targets, drafts):
         target = await targets.prefilled(SESSION, PROMPT)

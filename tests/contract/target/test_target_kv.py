@@ -116,6 +116,35 @@ async def test_a_reader_that_holds_everything_waits_for_more(served):
     await stream.end()
 
 
+async def test_positions_that_a_reader_skips_are_not_sent(served):
+    stream = await served.open(SESSION)
+    mirror = served.mirror(stream, (0, 2), skipped=range(4, 16))
+    await served.until(lambda load: load.num_kv_streams == 1)
+    verdict = await stream.verify(0, PROMPT)
+    await mirror.read_to(len(PROMPT))
+    await stream.verify(len(PROMPT), tuple(verdict.tokens))
+    await mirror.read_to(len(PROMPT) + 1)
+    assert mirror.frames == [(0, 4), (16, 4), (20, 1)]
+    for ours, theirs in zip(mirror.layers, served.cached(stream, mirror), strict=True):
+        assert np.array_equal(ours[:, :4], theirs[:, :4])
+        assert np.array_equal(ours[:, 16 : mirror.count], theirs[:, 16:])
+    await stream.end()
+
+
+@pytest.mark.parametrize(("count", "frames"), [(9, [(16, 5)]), (3, [(3, 1), (16, 5)])])
+async def test_after_tokens_are_taken_back_what_is_skipped_stays_so(served, count, frames):
+    stream = await served.open(SESSION)
+    tokens = await stream.rounds(PROMPT, 6)
+    mirror = served.mirror(stream, (0,), skipped=range(4, 16))
+    await mirror.read_to(len(tokens) - 1)
+    other = (tokens[count] + 1) % tiny.VOCAB or 1
+    await stream.verify(count, (other, *tokens[count + 1 : 21]))
+    for _ in frames:
+        await mirror.read()
+    assert mirror.frames == [(0, 4), (16, 9), *frames]
+    await stream.end()
+
+
 @pytest.mark.parametrize(
     ("fields", "code", "sentence"),
     [
@@ -134,6 +163,11 @@ async def test_a_reader_that_holds_everything_waits_for_more(served):
         ),
         ({"layers": (2**32 - 1,)}, StatusCode.INVALID_ARGUMENT, "layer 4294967295"),
         ({"encoding": 9}, StatusCode.INVALID_ARGUMENT, "encoding"),
+        (
+            {"start": 5, "skip_from": 4, "skip_to": 9},
+            StatusCode.INVALID_ARGUMENT,
+            "start is 5, but positions 4 to 8 are not read",
+        ),
         ({"start": 21}, StatusCode.OUT_OF_RANGE, "position 21 on were asked for, but 20"),
         ({"start": 2**32 - 1}, StatusCode.OUT_OF_RANGE, "but 20 positions are held"),
     ],

@@ -21,7 +21,7 @@ from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.glide.torch_parts import rotary_tables
-from slipstream.models.scorer import KvView
+from slipstream.models.scorer import NUM_SINKS, KvView
 
 VOCAB = 61
 SIZES: dict[str, Any] = {
@@ -87,29 +87,43 @@ def target_kv(target: Any, tokens: list[int]) -> list[tuple[Tensor, Tensor]]:
     return [(layer.keys, layer.values) for layer in cache.layers]
 
 
-def view(target: Any, tokens: list[int], count: int, capacity: int = 64) -> KvView:
-    """The target's cache after `tokens`; slots from `count` on hold nonsense."""
-    layers = {}
+def view(
+    target: Any, tokens: list[int], count: int, capacity: int = 64, skipped: int = 0
+) -> KvView:
+    """The target's cache after `tokens`, without those that are skipped; slots from `count` on hold
+    nonsense."""
+    layers, capacity = {}, max(capacity, len(tokens))
     for index, (keys, values) in enumerate(target_kv(target, tokens)):
         padded = [
             part.new_full((part.shape[1], capacity, part.shape[3]), 1e4) for part in (keys, values)
         ]
         padded[0][:, :count], padded[1][:, :count] = keys[0, :, :count], values[0, :, :count]
-        layers[index] = (padded[0], padded[1])
-    return KvView(count, layers)
+        layers[index] = (_read(padded[0], skipped), _read(padded[1], skipped))
+    return KvView(count, layers, skipped)
+
+
+def _read(values: Tensor, skipped: int) -> Tensor:
+    """What is left of [..., T, width] without the positions that are skipped."""
+    return torch.cat([values[..., :NUM_SINKS, :], values[..., NUM_SINKS + skipped :, :]], -2)
 
 
 @torch.no_grad()
-def reference(target: Any, model: GlideModel, tokens: list[int], count: int) -> Tensor:
-    """Scores [T, V_d] of the module that is trained: row j reads the target positions before both
-    `count` and its own (row 0 reads position 0)."""
-    length = len(tokens)
-    kvs = target_kv(target, tokens)
-    rope = Rope(*rotary_tables(target_parts(target), length, dtype=torch.float32))
-    keys, rows = torch.arange(length)[None], torch.arange(length)[:, None]
-    allowed = (keys < rows) & (keys < count)
+def reference(
+    target: Any, model: GlideModel, tokens: list[int], count: int, skipped: int = 0
+) -> Tensor:
+    """Scores [T - skipped, V_d] of the module that is trained, with positions behind the first
+    `NUM_SINKS` left out: row j reads the target positions before both `count` and its own (row 0
+    reads position 0)."""
+    every = torch.arange(len(tokens))[:, None]
+    at = _read(every, skipped)[:, 0]
+    kvs = [
+        (_read(keys, skipped), _read(values, skipped)) for keys, values in target_kv(target, tokens)
+    ]
+    tables = rotary_tables(target_parts(target), len(tokens), dtype=torch.float32)
+    rope = Rope(*(table[at] for table in tables))
+    allowed = (at[None] < at[:, None]) & (at[None] < count)
     allowed[0, 0] = True
-    mask = torch.zeros(length, length).masked_fill(~allowed, float("-inf"))[None, None]
-    x = target.get_input_embeddings()(torch.tensor([tokens]))
+    mask = torch.zeros(len(at), len(at)).masked_fill(~allowed, float("-inf"))[None, None]
+    x = target.get_input_embeddings()(torch.tensor([tokens])[:, at])
     states = model(x, [kvs[layer] for layer in model.config.target_layers], rope, mask)
     return states[0] @ target.get_output_embeddings().weight[vocab(model.config)].T

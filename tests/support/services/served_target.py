@@ -127,6 +127,7 @@ class Mirror:
     call: Any
     layers: list[Array]
     count: int = 0
+    skipped: range = range(0)
     frames: list[tuple[int, int]] = field(default_factory=list)
     """Start and count of every slice."""
 
@@ -136,7 +137,7 @@ class Mirror:
         if not isinstance(message, target_pb2.StreamKvResponse):
             return False
         frame = frame_from_bytes(message.SerializeToString(), self.source, self.form)
-        assert frame.start <= self.count, "a gap"
+        assert {*range(self.count, frame.start)} <= {*self.skipped}, "a gap"
         self.count = frame.start + frame.count
         for layer, values in zip(self.layers, unpack(frame, self.form), strict=True):
             layer[:, frame.start : self.count] = values
@@ -201,8 +202,9 @@ class Served:
         start: int = 0,
         encoding: KvEncoding = KvEncoding.RAW,
         trace: Carrier | None = None,
+        skipped: range = range(0),
     ) -> Mirror:
-        """A reader from `start` on."""
+        """A reader from `start` on, of all but what is skipped."""
         layout = layout_to_pb(self.engine.layout)
         dtype = DTYPE.from_pb(layout.dtype)
         assert dtype is not None
@@ -210,9 +212,14 @@ class Served:
         shape = (2 * form.num_kv_heads, 1024, form.head_dim)
         buffers = [np.zeros(shape, element_type(dtype)) for _ in layers]
         source = KvStreamSource(stream.session_id, IDENTITY.incarnation)
-        said = {"encoding": ENCODING.to_pb(encoding), "trace": trace_to_pb(trace)}
+        said = {
+            "encoding": ENCODING.to_pb(encoding),
+            "trace": trace_to_pb(trace),
+            "skip_from": skipped.start,
+            "skip_to": skipped.stop,
+        }
         call = self.stub.StreamKv(self.request(stream, layers, start, **said))
-        return Mirror(form, source, call, buffers, count=start)
+        return Mirror(form, source, call, buffers, count=start, skipped=skipped)
 
     def cached(self, stream: Stream, mirror: Mirror) -> list[Array]:
         """What the engine's cache has where the mirror has it."""

@@ -32,6 +32,7 @@ REFUSED = [
     {"threads": 0},
     {"max_park_ttl_s": 0.0},
     {"kv_encoding": "int4"},
+    {"window": 127},
     {"tls_client_ca": Path("c")},
     {"peer_cert": Path("c"), "peer_key": Path("k")},
     {"grace_s": -1.0},

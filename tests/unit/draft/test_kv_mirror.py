@@ -96,6 +96,41 @@ def test_room_is_never_made_past_the_limit():
     assert mirror.num_bytes == 128 * LAYOUT.bytes_per_token
 
 
+def test_a_mirror_may_leave_out_positions_behind_the_first_ones(mirror):
+    whole = truth(900)
+    mirror.free(skipped=512)
+    mirror.reserve(900)
+    assert mirror.num_bytes == 512 * LAYOUT.bytes_per_token, "no room for what is left out"
+    for start, end in ((0, 100), (100, 128), (640, 700), (700, 900)):
+        send(mirror, whole, start, end)
+    view = mirror.view()
+    assert (view.count, view.num_held, view.skipped) == (900, 388, 512)
+    expected = np.concatenate((whole[:, :, :128], whole[:, :, 640:]), 2)
+    for layer, values in zip(LAYERS, expected, strict=True):
+        assert np.array_equal(np.concatenate(view.layers[layer])[:, :388], values)
+
+
+def test_positions_that_are_left_out_count_as_if_they_were_there(mirror):
+    whole = truth(900)
+    mirror.free(skipped=512)
+    send(mirror, whole, 0, 128)
+    assert mirror.count == 640
+    send(mirror, whole, 640, 900)
+    mirror.truncate(300)
+    assert (mirror.count, mirror.view().num_held) == (640, 128)
+    mirror.truncate(50)
+    assert mirror.count == mirror.view().num_held == 50
+
+
+@pytest.mark.parametrize(("start", "end"), [(100, 200), (300, 310), (639, 641)])
+def test_positions_that_are_left_out_are_refused(mirror, start, end):
+    mirror.free(skipped=512)
+    send(mirror, truth(900), 0, 128)
+    with pytest.raises(InvalidRequest, match="512 from 128 on are left out"):
+        send(mirror, truth(900), start, end)
+    assert mirror.count == 640
+
+
 def test_a_layout_of_other_layers_is_refused():
     with pytest.raises(InvalidRequest, match="1 layers"):
         KvMirror((3,), LAYOUT, limit=10)

@@ -23,7 +23,7 @@ from slipstream.draft.request import DraftRequest
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import _SPARE, GlideChains
-from slipstream.models.scorer import ChainRequest, Grow, KvView, Sync
+from slipstream.models.scorer import ChainRequest, Grow, KvView, Sync, num_skipped
 from support.models import tiny, tiny_glide
 
 pytestmark = pytest.mark.gpu
@@ -46,13 +46,17 @@ POLICIES = [
 class Source:
     """A target's keys and values, with so many positions missing."""
 
-    def __init__(self, target, texts, missing):
+    def __init__(self, target, texts, missing, window=None):
         self._target, self._texts, self._missing = target, texts, missing
+        self._window = window
 
     def view(self, session_id, layers):
         text = self._texts[int(session_id)]
         count = max(len(text) - 1 - self._missing, 0)
-        return tiny_glide.view(self._target, text, count) if count else KvView(0, {})
+        if not count:
+            return KvView(0, {})
+        skipped = 0 if self._window is None else num_skipped(len(text), self._window)
+        return tiny_glide.view(self._target, text, count, skipped=skipped)
 
 
 def decision():
@@ -63,18 +67,20 @@ def decision():
     return network.model()
 
 
-def drafts(num_layers=1, missing=0, texts=None):
+def drafts(num_layers=1, missing=0, texts=None, window=None):
     """The same draft twice: led by the host, and in fixed shapes."""
     texts = texts or [tiny.tokens(length, seed=length) for length in LENGTHS]
+    large = {"max_position_embeddings": 512}
     config = tiny_glide.config(tiny_glide.llama(), num_layers)
     made = []
     for device in (torch.device("cpu"), DEVICE):
-        target, model = tiny_glide.llama().to(device), decision()
-        scorer = tiny_glide.scorer(target, tiny_glide.draft(config).to(device), native=False)
+        target, model = tiny_glide.llama(**large).to(device), decision()
+        draft = tiny_glide.draft(config).to(device)
+        scorer = tiny_glide.scorer(target, draft, native=False)
         chains = None
         if device is DEVICE:
-            chains = GlideChains(scorer, Replay(device), context_length=200, decision=model)
-        feed = TargetKv(Source(target, texts, missing), tuple(config.target_layers))
+            chains = GlideChains(scorer, Replay(device), context_length=500, decision=model)
+        feed = TargetKv(Source(target, texts, missing, window), tuple(config.target_layers))
         made.append(LocalDraft(scorer, feed, decision=model.score, profile=PROFILE, chains=chains))
     return made, texts
 
@@ -144,6 +150,22 @@ def test_rounds_go_on_from_what_became_final():
         for text, proposal in zip(texts, found, strict=True):
             kept = proposal.tree.tokens[:round_id]  # then one that was not proposed
             text += [*kept, 1 + round_id]
+
+
+@pytest.mark.parametrize("num_layers", [1, 2])
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_long_texts_are_read_without_what_is_skipped(num_layers, temperature):
+    texts = [tiny.tokens(length, seed=5) for length in (420, 382, 30, 385)]
+    texts = [[token % tiny_glide.VOCAB for token in text] for text in texts]
+    (host, device), texts = drafts(num_layers, texts=texts, window=128)
+    plan = Plan(5, 15, Shape.CAPE, StopPolicy.FIXED)
+    sampling = SamplingParams(temperature=temperature, seed=1)
+    for _ in range(3):
+        expected, _ = propose(host, texts, [plan] * 4, [sampling])
+        assert_same(propose(device, texts, [plan] * 4, [sampling])[0], expected)
+        for text in texts:
+            text += [9, 8, 7]
+    assert [device._sessions[str(at)].state.skipped for at in range(4)] == [128, 128, 0, 128]
 
 
 def test_what_a_device_cannot_follow_is_grown_by_the_host():
