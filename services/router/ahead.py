@@ -71,15 +71,15 @@ async def one_ahead(items: AsyncGenerator[T, None]) -> AsyncGenerator[T, None]:
     async def make() -> T | None:
         return await anext(items, None)
 
-    loop = asyncio.get_running_loop()
     async with aclosing(items):
-        making = loop.create_task(make())
+        making = asyncio.create_task(make())
         try:
             # To await the task itself would hand every cancellation on to it.
             await asyncio.wait({making})
             while (item := making.result()) is not None:
-                making = loop.create_task(make())
-                await asyncio.sleep(0)  # the task sends its first message
+                making = asyncio.create_task(make())
+                await asyncio.sleep(0)  # in this turn of the loop the round is planned,
+                await asyncio.sleep(0)  # and in this one a task sends its first message
                 yield item
                 await asyncio.wait({making})
         finally:

@@ -39,10 +39,10 @@ class Slow:
 
 
 async def rounds(made, num_rounds=5, error=None):
-    """Chunks that say which one they are, and write down that they were made."""
+    """Chunks that say which one they are; a call of its own writes down that they were made."""
     try:
         for index in range(num_rounds):
-            made.append(index)
+            asyncio.get_running_loop().call_soon(made.append, index)
             yield Chunk(str(index), (index,))
         if error is not None:
             raise error
@@ -107,7 +107,7 @@ async def test_one_round_is_made_ahead_and_no_more():
     assert made[-1] == "closed"
 
 
-async def test_the_next_round_is_begun_before_one_is_given_out():
+async def test_what_a_round_sends_by_a_call_of_its_own_is_sent_before_the_last_one_is_given_out():
     made = []
     chunks = one_ahead(rounds(made))
     assert (await anext(chunks)).token_ids == (0,)
