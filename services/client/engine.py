@@ -1,5 +1,7 @@
 """A target and a draft in this process, built from names."""
 
+import sys
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -7,17 +9,56 @@ from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import ModelFacts
 from slipstream.draft.build import Drafter, DraftModel, DraftTarget, build_drafter, load_draft_model
+from slipstream.draft.kv_mirror import KvMirror
 from slipstream.draft.memory import DraftMemory
+from slipstream.models.dtypes import CPU
 from slipstream.models.glide.target_parts import TargetParts, has_rotary, target_parts
+from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loading import LoadedModel, load_model
 from slipstream.models.memory import AUTO, check_budget
 from slipstream.models.numerics.rules import Numerics
+from slipstream.models.scorer import NUM_SINKS, WINDOW, KvView, skippable
 from slipstream.models.threads import set_num_threads
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.ngrams.store_file import AUTO as AUTO_NGRAMS
 from slipstream.ngrams.store_file import store_named
 from slipstream.target.build import TargetLimits, build_target
+from slipstream.target.engine import LocalTarget
+from slipstream.target.kv_sender import KvSender
 from slipstream.text.tokenizer import TextTokenizer
+
+
+class WindowedKv:
+    """`draft.engine.KvSource` of a target in this process: its own cache, and of a long text a copy
+    of the first and the newest positions."""
+
+    def __init__(self, target: LocalTarget, *, window: int = WINDOW) -> None:
+        self._target = target
+        self._window = window
+        self._copies: dict[str, tuple[KvSender, KvMirror]] = {}
+
+    def view(self, session_id: str, layers: Sequence[int]) -> KvView:
+        skipped = skippable(self._target.kv_count(session_id), self._window)
+        sender, mirror = self._copies.get(session_id, (None, None))
+        if sender is None or mirror is None or sender.is_closed or mirror.skipped not in skipped:
+            if not skipped[-1]:
+                return self._target.view(session_id, layers)
+            sender, mirror = self._begin(session_id, layers, skipped[-1])
+        while piece := sender.take(self._window):
+            mirror.write(piece.start, piece.values)
+        return mirror.view()
+
+    def _begin(
+        self, session_id: str, layers: Sequence[int], num_skipped: int
+    ) -> tuple[KvSender, KvMirror]:
+        at, skipped = self._target.layout, range(NUM_SINKS, NUM_SINKS + num_skipped)
+        sender = self._target.kv_sender(session_id, layers, 0, skipped)
+        layout = KvLayout(len(layers), at.num_kv_heads, at.head_dim, at.dtype, CPU)
+        mirror = KvMirror(layers, layout, limit=sys.maxsize)
+        mirror.free(skipped=num_skipped)
+        self._copies = {key: own for key, own in self._copies.items() if not own[0].is_closed}
+        self._copies[session_id] = sender, mirror
+        return sender, mirror
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,7 +127,7 @@ class Engine:
             self.model_id,
             self.tokenizer_hash,
             self.parts,
-            self.target,
+            WindowedKv(self.target) if options.device == CPU else self.target,
             self.dtype,
             options.device,
             self.facts.context_length,

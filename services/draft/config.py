@@ -7,7 +7,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.draft.kv_sources import KvSources, usual_sources
 from slipstream.draft.memory import DraftMemory
 from slipstream.models.compute_options import ComputeOptions
-from slipstream.models.scorer import NUM_SINKS
+from slipstream.models.scorer import NUM_SINKS, WINDOW
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvEncoding
@@ -78,7 +78,7 @@ class DraftConfig:
     )
     kv_encoding: str = option("raw", "Encoding of keys and values on the wire: raw or int8.")
     window: int = option(
-        1024,
+        WINDOW,
         "Newest tokens of a long text that a GliDe draft reads, with the keys and values of these"
         " and of the first 128 alone; 0: all. Other drafts do not use it.",
         least=0,

@@ -17,7 +17,7 @@ from slipstream.draft.kv_mirror import ByteBudget, KvMirror
 from slipstream.draft.kv_receiver import KvAddress, KvReceiver
 from slipstream.draft.kv_sources import Channels, KvSources
 from slipstream.models.kv.pool import KvLayout
-from slipstream.models.scorer import KvView, num_skipped
+from slipstream.models.scorer import KvView, skippable
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import DTYPE, KvFormat, KvStreamSource, keep_freed_memory
 from slipstream.rpc.tensors import element_type
@@ -217,18 +217,10 @@ class KvCatchUp:
             raise InvalidRequest(f"the draft reads target layers {layers}: the plan needs a feed")
         num_same = partial(self._local.num_same, sequence)
         at = _address_from_pb(plan.feed)
-        skipped = self._skipped(len(sequence))
+        skipped = skippable(len(sequence), self._settings.window)
         return self._receivers.follow(
             sequence, at, form, num_same=num_same, skipped=skipped, parent=parent
         )
-
-    def _skipped(self, count: int) -> range:
-        """Return how many of `count` positions may be left out: at most twice the window is
-        read."""
-        window = self._settings.window
-        if not window:
-            return range(1)
-        return range(num_skipped(count, 2 * window), num_skipped(count, window) + 1)
 
 
 def _address_from_pb(message: draft_pb2.KvFeed) -> KvAddress:

@@ -19,6 +19,8 @@ NUM_SINKS = 128
 """First positions of a text that are always read, a page of keys and values: attention that finds
 nothing of use goes there (Xiao et al. 2023, "Efficient Streaming Language Models with Attention
 Sinks")."""
+WINDOW = 1024
+"""Newest tokens that are read of a longer text, unless a draft's option says otherwise."""
 MAX_NEW_TOKENS = 32
 """Tokens of a prefix that a chain takes in; the caller syncs more before."""
 
@@ -31,6 +33,14 @@ def num_skipped(count: int, window: int) -> int:
     (512, 0)
     """
     return max(count - window - NUM_SINKS, 0) // NUM_SINKS * NUM_SINKS
+
+
+def skippable(count: int, window: int) -> range:
+    """Return how many of `count` positions may be left out: none, if the window is 0; else at most
+    twice the window is read, and the last number leaves just the window."""
+    if not window:
+        return range(1)
+    return range(num_skipped(count, 2 * window), num_skipped(count, window) + 1)
 
 
 @dataclass(slots=True)

@@ -126,6 +126,10 @@ class LocalTarget:
         """Return the keys and values of a session's final tokens, without a copy if possible."""
         return self._cache(session_id).view(layers)
 
+    def kv_count(self, session_id: str) -> int:
+        """Return how many positions of a session are final. Raises `SessionNotFound`."""
+        return self._cache(session_id).count
+
     @property
     def layout(self) -> KvLayout:
         """Shape of a session's keys and values."""

@@ -56,6 +56,11 @@ class KvSender:
     def _move(self, position: int) -> None:
         self.position = self._skipped.stop if position in self._skipped else position
 
+    @property
+    def is_closed(self) -> bool:
+        """True once the session is gone."""
+        return self._cache is None
+
     def close(self) -> None:
         """Let go of the cache: the session is gone."""
         self._cache = None

@@ -7,6 +7,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
+from slipstream.client.engine import WindowedKv
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape, StopPolicy
@@ -56,9 +57,9 @@ async def played(draft, target, session, prompt, plan=PLAN, count=6):
     return seen
 
 
-async def played_here(models, kind, session, prompt, plan=PLAN):
+async def played_here(models, kind, session, prompt, plan=PLAN, window=0):
     target = tiny.local_target(models.target, free_rows=16)
-    draft = models.drafter(kind, target).draft
+    draft = models.drafter(kind, WindowedKv(target, window=window)).draft
     return await played(draft, target, session, prompt, plan)
 
 
@@ -125,10 +126,11 @@ async def test_a_draft_with_a_window_streams_the_first_keys_and_the_newest(model
     prompt = tuple(tiny.tokens(450))
     session = Session("s", len(prompt), 30)
     settings = DraftSettings(kv_wait_s=5.0, window=128)
+    expected = await played_here(models, "glide", session, prompt, window=128)
     async with pair(models, settings=settings) as (targets, drafts):
         seen = await played_there(targets, drafts, session, prompt)
         load = await drafts.load()
-    assert [tokens[:450] for tokens, *_ in seen] == [prompt] * len(seen)
+    assert seen == expected
     assert all(len(tree) > 1 and staleness == 0 for _, tree, _, staleness in seen)
     num_keys = len(seen[-1][0]) + PLAN.max_depth - 128  # a page is skipped
     assert load.kv_streamed_bytes <= num_keys * 2 * 4 * 64
