@@ -38,6 +38,7 @@ class WindowedKv:
         self._copies: dict[str, tuple[KvSender, KvMirror]] = {}
 
     def view(self, session_id: str, layers: Sequence[int]) -> KvView:
+        """See `draft.engine.KvSource.view`. On the engines' thread."""
         skipped = skippable(self._target.kv_count(session_id), self._window)
         sender, mirror = self._copies.get(session_id, (None, None))
         if sender is None or mirror is None or sender.is_closed or mirror.skipped not in skipped:

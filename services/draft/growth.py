@@ -35,11 +35,9 @@ class DepthLimit:
 class Growth:
     """A tree that grows behind a session's tokens, the first `num_same` of which its state has.
 
-    `tokens` are those that are read.
-
-    `view` is what is read of the target. `lag` is how many tokens before the last one it lacks: -1
-    where it has the last one's keys as well, as behind target-initialised roots. `chains` computes
-    whole chains on a device.
+    `tokens` are those of the session that are read. `view` is what is read of the target. `lag` is
+    how many tokens before the last one it lacks: -1 where it has the last one's keys as well, as
+    behind target-initialised roots. `chains` computes whole chains on a device.
     """
 
     session: Session
