@@ -39,7 +39,7 @@ class KvSender:
         """Raises `InvalidRequest` for layers that are not there, `SessionOutOfSync` for a start
         above what is held and skipped."""
         check_layers(layers, cache.pool.layout.num_layers)
-        if start > cache.count and start != skipped.stop:
+        if not 0 <= start <= cache.count and start != skipped.stop:
             raise SessionOutOfSync(
                 f"keys and values from position {start} on were asked for, but {cache.count}"
                 " positions are held"
