@@ -10,14 +10,7 @@ from slipstream.core.errors import ModelError
 from slipstream.core.policy.stop import Calibration, FixedStop
 from slipstream.core.request.profile import Profile
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import (
-    Plan,
-    SamplingParams,
-    Session,
-    Shape,
-    StopPolicy,
-    Verification,
-)
+from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.draft.request import DraftRequest
 from slipstream.models.cuda.graphs import Replay
@@ -166,6 +159,18 @@ def test_long_texts_are_read_without_what_is_skipped(num_layers, temperature):
         for text in texts:
             text += [9, 8, 7]
     assert [device._sessions[str(at)].state.skipped for at in range(4)] == [128, 128, 0, 128]
+
+
+def test_padding_leaves_the_keys_of_sessions_as_they_are():
+    texts = [tiny.tokens(length, seed=length) for length in (60, 50, 40)]
+    (host, device), texts = drafts(num_layers=2, texts=texts)
+    for draft in (host, device):
+        propose(draft, texts, [PLAN] * 3, [SamplingParams()])
+    for at, text in enumerate(texts):
+        caches = [draft._sessions[f"{at}"].state.cache for draft in (host, device)]
+        for layer in range(2):
+            ours, theirs = (cache.gather(layer, 0, len(text)).cpu() for cache in caches)
+            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
 
 
 def test_what_a_device_cannot_follow_is_grown_by_the_host():
