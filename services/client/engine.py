@@ -17,7 +17,7 @@ from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loading import LoadedModel, load_model
 from slipstream.models.memory import AUTO, check_budget
 from slipstream.models.numerics.rules import Numerics
-from slipstream.models.scorer import NUM_SINKS, WINDOW, KvView, skippable
+from slipstream.models.scorer import WINDOW, KvView, skippable
 from slipstream.models.threads import set_num_threads
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.ngrams.store_file import AUTO as AUTO_NGRAMS
@@ -52,11 +52,11 @@ class WindowedKv:
     def _begin(
         self, session_id: str, layers: Sequence[int], num_skipped: int
     ) -> tuple[KvSender, KvMirror]:
-        at, skipped = self._target.layout, range(NUM_SINKS, NUM_SINKS + num_skipped)
-        sender = self._target.kv_sender(session_id, layers, 0, skipped)
+        at = self._target.layout
         layout = KvLayout(len(layers), at.num_kv_heads, at.head_dim, at.dtype, CPU)
         mirror = KvMirror(layers, layout, limit=sys.maxsize)
         mirror.free(skipped=num_skipped)
+        sender = self._target.kv_sender(session_id, layers, 0, mirror.gap)
         self._copies = {key: own for key, own in self._copies.items() if not own[0].is_closed}
         self._copies[session_id] = sender, mirror
         return sender, mirror

@@ -213,14 +213,15 @@ class LocalDraft:
         if self._target_kv is not None:
             view = self._target_kv.source.view(session.session_id, self._target_kv.layers)
         lag = 0 if view is None else view.lag(len(held.tokens))
+        skipped = 0 if view is None else view.skipped
         limit = self._depth_limit(len(held.tokens), lag)
         if limit.max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
             proposal = Proposal(stopped_by=limit.reason if limit.max_depth < 1 else "none")
-        elif not self._make_room(held, self._num_slots(session, view)):
+        elif not self._make_room(held, self._num_slots(session) - skipped):
             proposal = Proposal(stopped_by=NO_ROOM)
         else:
             tokens = held.tokens if view is None else view.read(held.tokens)
-            self._scorer.skip(held.state, 0 if view is None else view.skipped)
+            self._scorer.skip(held.state, skipped)
             growth = Growth(
                 session,
                 held,
@@ -256,10 +257,9 @@ class LocalDraft:
                 return False
         return True
 
-    def _num_slots(self, session: Session, view: KvView | None) -> int:
+    def _num_slots(self, session: Session) -> int:
         """Return how many KV slots a request may need: for its tokens and a tree behind them."""
-        skipped = 0 if view is None else view.skipped
-        num_tokens = session.num_prompt_tokens + session.max_tokens - skipped
+        num_tokens = session.num_prompt_tokens + session.max_tokens
         return min(num_tokens, self._scorer.context_length or num_tokens) + MAX_NODES
 
     def _empty(self, held: DraftSession) -> None:

@@ -82,8 +82,13 @@ class KvMirror:
 
     @property
     def skipped(self) -> int:
-        """Positions that are left out."""
+        """Number of positions that are left out."""
         return self._held[0]
+
+    @property
+    def gap(self) -> range:
+        """The positions that are left out."""
+        return range(NUM_SINKS, NUM_SINKS + self.skipped)
 
     @property
     def num_bytes(self) -> int:
@@ -104,7 +109,7 @@ class KvMirror:
         `CapacityError` above the limit or the budget.
         """
         end = start + values.shape[2]
-        if self.skipped and start < NUM_SINKS + self.skipped and end > NUM_SINKS:
+        if self.skipped and start < self.gap.stop and end > self.gap.start:
             raise InvalidRequest(
                 f"keys and values of positions {start} to {end - 1} were sent, but"
                 f" {self.skipped} from {NUM_SINKS} on are left out"
@@ -144,7 +149,7 @@ class KvMirror:
 
     def _counted(self, count: int) -> int:
         """Return the count of positions below `count`, those that are left out included."""
-        return count if count < NUM_SINKS else max(count, NUM_SINKS + self.skipped)
+        return self.gap.stop if count in self.gap else count
 
     def _place(self, position: int) -> int:
         """Return where a position is in the buffers."""

@@ -200,16 +200,14 @@ class KvReceiver:
                     )
 
     def _request(self, at: KvAddress, span: ClientSpan | None) -> target_pb2.StreamKvRequest:
-        num_skipped = self.mirror.skipped
-        skipped = range(NUM_SINKS, NUM_SINKS + num_skipped) if num_skipped else range(0)
         return target_pb2.StreamKvRequest(
             protocol_version=PROTOCOL_VERSION,
             session_id=at.source.session_id,
             incarnation=at.source.incarnation,
             credential=at.credential,
             layers=self.form.layers,
-            skip_from=skipped.start,
-            skip_to=skipped.stop,
+            skip_from=self.mirror.gap.start,
+            skip_to=self.mirror.gap.stop,
             start=self.mirror.count,
             encoding=ENCODING.to_pb(self.form.encoding),  # type: ignore[arg-type]
             trace=trace_to_pb(span.carrier if span else None),

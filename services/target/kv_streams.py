@@ -133,7 +133,7 @@ class KvStreams:
         try:
             async with session.reader() as reader:
                 stream = _KvStream(source, form, session, reader, write, on_sent)
-                skipped = range(request.skip_from, request.skip_to)
+                skipped = range(request.skip_from, request.skip_to) or range(0)
                 sender = await self._sender(stream, request.start, skipped)
                 if sender is not None:
                     await self._send(stream, sender)

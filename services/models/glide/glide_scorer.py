@@ -158,14 +158,12 @@ class GlideScorer:
         state, count = ask.state, len(ask.tokens)
         if isinstance(ask, Grow):
             base, old = len(state.tokens), state.append(ask.parents)
-            last = base - 1 + state.skipped
-            below = [last + depth for depth in state.depths[old:]]
-            return SessionStep(state, ask.tokens, below, base + old, count)
+            positions = [base - 1 + state.skipped + depth for depth in state.depths[old:]]
+            return SessionStep(state, ask.tokens, positions, base + old, count)
         start = state.begin(ask.tokens)
         state.target_kv, state.addresses = self._visible(ask.view, count), None
         tokens = state.tokens[start:]
-        positions = state.positions(start, count)
-        return SessionStep(state, tokens, positions, start, int(ask.is_scored))
+        return SessionStep(state, tokens, state.positions(start, count), start, int(ask.is_scored))
 
     def _visible(self, view: KvView | None, count: int) -> list[tuple[Any, Any]]:
         """The view's positions before `count`, per target layer in the config's order."""

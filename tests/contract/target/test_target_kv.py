@@ -168,6 +168,7 @@ async def test_after_tokens_are_taken_back_what_is_skipped_stays_so(served, coun
             StatusCode.INVALID_ARGUMENT,
             "start is 5, but positions 4 to 8 are not read",
         ),
+        ({"start": 128, "skip_from": 128, "skip_to": 128}, StatusCode.OUT_OF_RANGE, "but 20"),
         ({"start": 21}, StatusCode.OUT_OF_RANGE, "position 21 on were asked for, but 20"),
         ({"start": 2**32 - 1}, StatusCode.OUT_OF_RANGE, "but 20 positions are held"),
     ],

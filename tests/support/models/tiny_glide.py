@@ -114,8 +114,7 @@ def reference(
     """Scores [T - skipped, V_d] of the module that is trained, with positions behind the first
     `NUM_SINKS` left out: row j reads the target positions before both `count` and its own (row 0
     reads position 0)."""
-    every = torch.arange(len(tokens))[:, None]
-    at = _read(every, skipped)[:, 0]
+    at = _read(torch.arange(len(tokens))[:, None], skipped)[:, 0]
     kvs = [
         (_read(keys, skipped), _read(values, skipped)) for keys, values in target_kv(target, tokens)
     ]

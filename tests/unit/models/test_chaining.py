@@ -16,7 +16,7 @@ from slipstream.draft.request import DraftRequest
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import _SPARE, GlideChains
-from slipstream.models.scorer import ChainRequest, Grow, KvView, Sync, num_skipped
+from slipstream.models.scorer import ChainRequest, Grow, KvView, Sync, skippable
 from support.models import tiny, tiny_glide
 
 pytestmark = pytest.mark.gpu
@@ -39,7 +39,7 @@ POLICIES = [
 class Source:
     """A target's keys and values, with so many positions missing."""
 
-    def __init__(self, target, texts, missing, window=None):
+    def __init__(self, target, texts, missing, window=0):
         self._target, self._texts, self._missing = target, texts, missing
         self._window = window
 
@@ -48,7 +48,7 @@ class Source:
         count = max(len(text) - 1 - self._missing, 0)
         if not count:
             return KvView(0, {})
-        skipped = 0 if self._window is None else num_skipped(len(text), self._window)
+        skipped = skippable(len(text), self._window)[-1]
         return tiny_glide.view(self._target, text, count, skipped=skipped)
 
 
@@ -60,14 +60,13 @@ def decision():
     return network.model()
 
 
-def drafts(num_layers=1, missing=0, texts=None, window=None):
+def drafts(num_layers=1, missing=0, texts=None, window=0):
     """The same draft twice: led by the host, and in fixed shapes."""
     texts = texts or [tiny.tokens(length, seed=length) for length in LENGTHS]
-    large = {"max_position_embeddings": 512}
     config = tiny_glide.config(tiny_glide.llama(), num_layers)
     made = []
     for device in (torch.device("cpu"), DEVICE):
-        target, model = tiny_glide.llama(**large).to(device), decision()
+        target, model = tiny_glide.llama(max_position_embeddings=512).to(device), decision()
         draft = tiny_glide.draft(config).to(device)
         scorer = tiny_glide.scorer(target, draft, native=False)
         chains = None

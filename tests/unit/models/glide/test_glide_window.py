@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 
 from slipstream.config import NATIVE_VARIABLE
+from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.scorer import NUM_SINKS, Grow, Sync, num_skipped
 from support.models import tiny, tiny_glide
 
 TEXT = [token % tiny_glide.VOCAB for token in tiny.tokens(500, seed=3)]
-CAPACITY = 400
 
 
 @pytest.fixture(autouse=True, params=["", "off"], ids=["native", "torch"])
@@ -40,6 +40,7 @@ def scored(scorer, state, text, view):
 def test_as_many_of_the_newest_tokens_are_read_as_the_window_has(window):
     skipped = num_skipped(len(TEXT), window)
     assert skipped % NUM_SINKS == 0
+    assert NUM_SINKS == BLOCK_SIZE, "pages move as wholes, and the first one stays"
     num_newest = len(TEXT) - NUM_SINKS - skipped
     assert window <= num_newest < window + 128 or skipped == 0
 
@@ -54,7 +55,7 @@ def test_what_is_skipped_is_as_if_it_were_not_there(case, skipped):
 
 def test_a_tree_behind_a_text_with_a_gap_is_scored_as_in_training(case):
     target, model, scorer = case
-    state, view = scorer.open(CAPACITY), tiny_glide.view(target, TEXT, 490, skipped=256)
+    state, view = scorer.open(400), tiny_glide.view(target, TEXT, 490, skipped=256)
     rows = [scored(scorer, state, TEXT[:492], view)]
     for parent, token in enumerate(TEXT[492:], start=-1):
         rows.append(scorer.score([Grow(state, [token], [parent])]).logits[0])
