@@ -6,13 +6,12 @@ The lines are a function of the target, the settings and the shard.
 import random
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, Protocol
 
 import torch
 from torch import Tensor, nn
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.target.batch import BatchModel
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.train.features import best_columns
@@ -26,9 +25,21 @@ _BLOCK = 64
 _PLACEHOLDER = "SLIPSTREAMUSER"
 """Placeholder of the user's text. No template trims or rewrites it."""
 _MIN_CHARS = 8
-_MAX_SELF_PROMPT_TOKENS = 256
+MAX_SELF_PROMPT_TOKENS = 256
 Line = dict[str, Any]
 """A document as it is written: ids "p" and "g", and the temperature "t" if one was drawn at."""
+
+
+class BatchDecoder(Protocol):
+    """`BatchModel`, or `NativeBatchModel`, each with a kind of cache of its own."""
+
+    def open(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Tensor]:
+        """Return caches of the prompts and the logits [B, V] behind each one's last token."""
+        ...
+
+    def step(self, cache: Any, tokens: Tensor) -> Tensor:
+        """Append a token to every row, [B]; return the logits [B, V] behind it."""
+        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,7 +69,7 @@ class EndRules:
 
 
 def answers(
-    model: BatchModel,
+    model: BatchDecoder,
     requests: Sequence[AnswerRequest],
     rules: EndRules,
     generator: torch.Generator,
@@ -197,7 +208,7 @@ class Vocabulary:
 class Author:
     """Writer of the contents of shards, by a target."""
 
-    def __init__(self, model: BatchModel, vocabulary: Vocabulary, settings: DataSettings) -> None:
+    def __init__(self, model: BatchDecoder, vocabulary: Vocabulary, settings: DataSettings) -> None:
         """The settings must be those that the shards were made with."""
         self._model = model
         self._vocabulary = vocabulary
@@ -242,7 +253,7 @@ class Author:
         """Let the target write `count` user turns at temperature 1; return those fit to answer."""
         words, longest = self._vocabulary, self._settings.sources.max_prompt_tokens
         opening = user_opening(words.tokenizer, ends=words.ends, special=words.special)
-        rules = EndRules(opening.ends, min(longest, _MAX_SELF_PROMPT_TOKENS))
+        rules = EndRules(opening.ends, min(longest, MAX_SELF_PROMPT_TOKENS))
         turns = answers(self._model, [AnswerRequest(opening.prompt, 1.0)] * count, rules, generator)
         texts = usable_prompts(turns, words.tokenizer, ends=opening.ends, special=words.special)
         prompts = [encode_prompt(words.tokenizer, text) for text in texts]

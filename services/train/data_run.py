@@ -9,16 +9,18 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from slipstream.core.errors import InvalidRequest, TrainingError
-from slipstream.models.loading import find_sources, load_target_parts, load_tokenizer
+from slipstream.models.dtypes import AUTO, CPU
+from slipstream.models.loading import LoadedModel, find_sources, load_model, load_tokenizer
+from slipstream.models.native.source import WeightSource
 from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.target.architecture import context_length
 from slipstream.models.target.batch import BatchModel
+from slipstream.models.target.native_batch import NativeBatchModel
+from slipstream.models.threads import set_num_threads
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.tokenizer import TextTokenizer
-from slipstream.train.author import Author, Vocabulary
+from slipstream.train.author import MAX_SELF_PROMPT_TOKENS, Author, BatchDecoder, Vocabulary
 from slipstream.train.shards import DataSettings, Shard, ShardStore, make_shards
 from slipstream.train.sources import TextSources, read_sources
 
@@ -101,14 +103,15 @@ class DataRun:
     """Answers of `target` to the prompts in `files`, which go into the directory `out`.
 
     max_tokens: no further shard is begun once so many tokens are generated, those of earlier
-    runs included. num_threads: CPU threads of each process; None leaves torch's own number.
+    runs included. num_threads: CPU threads of each process; None: one a core.
     """
 
     target: str
     files: tuple[Path, ...]
     out: Path
     settings: DataSettings
-    device: str = "cpu"
+    device: str = CPU
+    dtype: str = AUTO
     max_tokens: int | None = None
     num_threads: int | None = None
 
@@ -160,19 +163,18 @@ class Worker:
     def __init__(self, run: DataRun, shards: tuple[Shard, ...]) -> None:
         """Load the target. `InvalidRequest` when its context is too short for the settings."""
         if run.num_threads is not None:
-            torch.set_num_threads(run.num_threads)
-        target = load_target_parts(run.target, device=run.device)
-        limit = context_length(target.model.config.get_text_config())
+            set_num_threads(run.num_threads)
+        target = load_model(run.target, dtype=run.dtype, device=run.device)
         needed = run.settings.sources.max_prompt_tokens + run.settings.max_new_tokens
-        if needed > limit:
+        if needed > (limit := _context_length(target)):
             raise InvalidRequest(
                 f"prompts and answers may have {needed} tokens together, but the context of "
                 f"{target.model_id} has {limit}"
             )
-        ends, tokenizer = target.stop_token_ids, target.tokenizer
+        ends, tokenizer = target.stop_token_ids, load_tokenizer(*find_sources(target.path))
         special = ends.union(tokenizer.all_special_ids, tokenizer.added_tokens_decoder)
         words = Vocabulary(text_tokenizer(tokenizer), ends, special)
-        self._author = Author(BatchModel(target.model), words, run.settings)
+        self._author = Author(_decoder(target.model, run.settings), words, run.settings)
         self._shards = shards
         self._store = ShardStore(run.out)
 
@@ -184,6 +186,19 @@ class Worker:
             lines = self._author.lines(self._shards[number])
             self._store.write(number, lines)
         return Written(number, sum(len(line["g"]) for line in lines))
+
+
+def _context_length(target: LoadedModel) -> int:
+    if isinstance(target.model, WeightSource):
+        return target.model.architecture.context_length
+    return context_length(target.model.config.get_text_config())
+
+
+def _decoder(model: Any, settings: DataSettings) -> BatchDecoder:
+    if not isinstance(model, WeightSource):
+        return BatchModel(model)
+    longest = max(settings.max_new_tokens, MAX_SELF_PROMPT_TOKENS)
+    return NativeBatchModel(model, max_new_tokens=longest)
 
 
 Spread = Callable[[DataRun, ShardPlan, Sequence[int]], Iterator[Written | None]]
@@ -224,6 +239,7 @@ def _manifest(
     return {
         "format": _FORMAT,
         "target": short_name(run.target),
+        "dtype": run.dtype,
         "weights": _weights_mark(path),
         "tokenizer": tokenizer.vocab_hash,
         "chat_template": hashlib.sha256(tokenizer.chat_template.encode()).hexdigest(),

@@ -28,6 +28,7 @@ class DataFlags:
     )
     out: Path = required("Directory of the shards; an earlier run is continued there.")
     device: str = option("cpu", "cpu, cuda or cuda:N.")
+    dtype: str = option("auto", "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).")
     threads: int | None = option(None, "CPU threads of each process.", min=1)
     max_tokens: int | None = option(
         None, "Begin no shard after so many generated tokens in all.", min=1
@@ -76,6 +77,7 @@ def data(flags: DataFlags, shards: ShardFlags) -> None:
         out=flags.out,
         settings=_settings(shards),
         device=flags.device,
+        dtype=flags.dtype,
         max_tokens=flags.max_tokens,
         num_threads=flags.threads,
     )

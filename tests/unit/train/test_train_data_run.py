@@ -161,6 +161,7 @@ def test_a_shard_that_another_process_writes_is_left_to_it(place, tmp_path):
         ({"settings": replace(SETTINGS, seed=5)}, "seed"),
         ({"settings": replace(SETTINGS, max_new_tokens=13)}, "max_new_tokens"),
         ({"files": ("in.txt",)}, "files"),
+        ({"dtype": "float32"}, "dtype"),
     ],
 )
 def test_a_directory_of_another_run_is_refused_by_what_differs(place, tmp_path, changes, name):
@@ -211,6 +212,7 @@ def test_the_command_says_what_it_reads_and_how_far_it_is(place, tmp_path, capsy
         (["--self-prompts", "2", "--temperatures", "1:0"], "the weight of temperature 1.0 is 0.0"),
         (["--self-prompts", "2", "--ray-workers", "2"], "--ray-workers needs --ray"),
         (["--self-prompts", "2", "--device", "tpu"], "the device is 'tpu'"),
+        (["--self-prompts", "2", "--dtype", "int3"], "the dtype is 'int3'"),
         (["--self-prompts", "2", "--target", "no-such-model"], "no-such-model"),
         (["--self-prompts", "-1"], "--self-prompts"),
         (["--self-prompts", "2", "--passage-tokens", "90"], "longer than the longest prompt"),

@@ -4,15 +4,32 @@ import pytest
 import torch
 
 from slipstream.core.errors import TrainingError
+from slipstream.models.native.in_memory import InMemory
+from slipstream.models.native.library import has_kernels
 from slipstream.models.target import batch
 from slipstream.models.target.batch import BatchModel
+from slipstream.models.target.native_batch import NativeBatchModel
 from slipstream.train import author
 from slipstream.train.author import AnswerRequest, EndRules, answers, draw
 from support.models import tiny
 
 PROMPTS = [tuple(tiny.tokens(count, seed=count)) for count in (3, 70, 1, 24)]
 LENGTH = 45  # prompts and answers cross borders of the cache's blocks
+NATIVE_FAMILIES = ("llama", "qwen2", "qwen3") if has_kernels() else ()
 NO_END = EndRules(frozenset(), LENGTH)
+
+
+def decoder(engine, family="llama"):
+    if engine == "torch":
+        return BatchModel(tiny.hf_model(family))
+    return NativeBatchModel(InMemory(tiny.hf_model(family)), max_new_tokens=LENGTH)
+
+
+@pytest.fixture(params=["torch", "native"])
+def model(request):
+    if request.param == "native" and not has_kernels():
+        pytest.skip("there are no native kernels here")
+    return decoder(request.param)
 
 
 def noise(seed=0):
@@ -26,20 +43,22 @@ def asks(*temperatures):
     ]
 
 
-@pytest.mark.parametrize("family", tiny.FAMILIES)
-def test_greedy_answers_are_those_of_transformers(family):
+@pytest.mark.parametrize(
+    ("engine", "family"),
+    [*(("torch", family) for family in tiny.FAMILIES), *(("native", at) for at in NATIVE_FAMILIES)],
+)
+def test_greedy_answers_are_those_of_transformers(engine, family):
     expected = [
         tiny.hf_model(family)
         .generate(torch.tensor([prompt]), max_new_tokens=LENGTH, do_sample=False, eos_token_id=None)
         .tolist()[0][len(prompt) :]
         for prompt in PROMPTS
     ]
-    assert answers(BatchModel(tiny.hf_model(family)), asks(0.0), NO_END, noise()) == expected
+    assert answers(decoder(engine, family), asks(0.0), NO_END, noise()) == expected
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
-def test_an_answer_depends_on_its_own_prompt_only(temperature):
-    model = BatchModel(tiny.hf_model())
+def test_an_answer_depends_on_its_own_prompt_only(model, temperature):
     whole = answers(model, asks(temperature), NO_END, noise())
     first = answers(model, asks(temperature)[:1], NO_END, noise())
     assert whole[:1] == first
@@ -70,8 +89,7 @@ def test_query_heads_beside_each_other_attend_as_heads_of_their_own(length):
     torch.testing.assert_close(beside, apart)
 
 
-def test_dropping_ended_rows_changes_nothing(monkeypatch):
-    model = BatchModel(tiny.hf_model())
+def test_dropping_ended_rows_changes_nothing(model, monkeypatch):
     rules = EndRules(frozenset(range(6)), LENGTH)
     dropped = answers(model, asks(0.0, 1.0), rules, noise())
     monkeypatch.setattr(author, "_COMPACT_BELOW", 0.0)
@@ -79,15 +97,14 @@ def test_dropping_ended_rows_changes_nothing(monkeypatch):
     assert len({len(answer) for answer in dropped}) > 2
 
 
-def test_an_answer_holds_one_end_at_most_and_that_last():
+def test_an_answer_holds_one_end_at_most_and_that_last(model):
     rules = EndRules(frozenset(range(6)), LENGTH)
-    for answer in answers(BatchModel(tiny.hf_model()), asks(0.0, 1.0), rules, noise()):
+    for answer in answers(model, asks(0.0, 1.0), rules, noise()):
         assert not rules.ends.intersection(answer[:-1])
         assert len(answer) == LENGTH or answer[-1] in rules.ends
 
 
-def test_the_same_seed_draws_the_same_answers_and_another_seed_others():
-    model = BatchModel(tiny.hf_model())
+def test_the_same_seed_draws_the_same_answers_and_another_seed_others(model):
     first, again, other = (answers(model, asks(1.0), NO_END, noise(seed)) for seed in (1, 1, 2))
     assert first == again != other
 
