@@ -26,6 +26,7 @@ class LossSettings:
     block_max: int = option(8, "Longest block: the largest lag.")
     prompt_weight: float = option(0.5, "Weight of prompt positions beside generated ones.")
     kl_weight: float = option(1.0, "Weight of the divergence from the target's distribution.")
+    acceptance_weight: float = option(0.0, "Weight of -log of the chance of acceptance (LK loss).")
     hard_weight: float = option(0.0, "Weight of the next generated token's cross-entropy.")
     hidden_weight: float = option(3.0, "Weight of the distance to the target's hidden state.")
     unroll: int = option(0, "Weigh positions by the reach of chains of this many tokens; 0: alike.")
@@ -40,10 +41,11 @@ class LossSettings:
         for name in ("prompt_weight", "unroll_floor"):
             if not 0 <= getattr(self, name) <= 1:
                 raise TrainingError(f"{name} is {getattr(self, name)}, not within 0..1")
-        for name in ("kl_weight", "hard_weight", "hidden_weight"):
+        terms = ("kl_weight", "acceptance_weight", "hard_weight", "hidden_weight")
+        for name in terms:
             if not 0 <= getattr(self, name) < math.inf:
                 raise TrainingError(f"{name} is {getattr(self, name)}, not a number from 0 up")
-        if self.kl_weight == self.hard_weight == self.hidden_weight == 0:
+        if not any(getattr(self, name) for name in terms):
             raise TrainingError("every loss term has weight 0, there is nothing to learn")
         if not 0 <= self.unroll <= self.block_max:
             raise TrainingError(

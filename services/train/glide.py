@@ -15,6 +15,8 @@ from slipstream.train.masks import Blocks, block_mask, survival_weights
 _ROWS = {"cpu": 256}
 """Rows whose scores are alive at once: on a CPU the [rows, V_d] block then stays in cache."""
 _MANY_ROWS = 4096
+_LEAST_CHANCE = 1e-6
+"""Of acceptance, as the loss takes it: what is less likely has a bounded slope."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -99,12 +101,14 @@ def glide_loss(
 
 
 class TrimmedLoss(torch.autograd.Function):
-    """Per row, kl_weight * KL(target || draft) on the trimmed vocabulary, up to the
-    target's entropy, which the draft cannot change, plus hard_weight * cross-entropy of a label.
+    """Per row, on the trimmed vocabulary: kl_weight * KL(target || draft), up to the target's
+    entropy, which the draft cannot change, plus hard_weight * cross-entropy of a label, plus
+    acceptance_weight * -log of the chance that a draw of the draft's is accepted, which is
+    sum(min(target, draft)) (LK losses, arXiv 2602.23881).
 
-    Both are one cross-entropy from a mixture of the target's distribution and the label. Scores
-    are computed a block of rows at a time and their gradient at once, so that no [rows, V_d] tensor
-    outlives its block.
+    The first two are one cross-entropy from a mixture of the target's distribution and the label.
+    Scores are computed a block of rows at a time and their gradient at once, so that no
+    [rows, V_d] tensor outlives its block.
     """
 
     @staticmethod
@@ -120,22 +124,37 @@ class TrimmedLoss(torch.autograd.Function):
         picks = torch.empty_like(labels) if weights.unroll else labels[:0]
         for rows in row_blocks(draft):
             probs = F.softmax((target[rows].to(head.dtype) @ head.T).float(), -1)
-            if shares is not None:
-                _mix(probs, labels[rows], shares[rows])
             logs = F.log_softmax((draft[rows].to(head.dtype) @ head.T).float(), -1)
-            losses[rows] = -torch.linalg.vecdot(probs, logs)
             if weights.unroll:
                 picks[rows] = best_columns(logs)
-            gradient[rows] = (logs.exp_().sub_(probs).to(head.dtype) @ head).to(draft.dtype)
-        ctx.save_for_backward(gradient, mass)
+            slopes, chances = torch.zeros_like(logs), logs.exp()
+            if weights.acceptance_weight:
+                refused, slopes = _refusal(probs, chances)
+                losses[rows] = weights.acceptance_weight * refused
+                slopes.mul_(weights.acceptance_weight)
+            if shares is not None:
+                _mix(probs, labels[rows], shares[rows])
+            losses[rows] -= mass[rows] * torch.linalg.vecdot(probs, logs)
+            slopes.addcmul_(chances.sub_(probs), mass[rows, None])
+            gradient[rows] = (slopes.to(head.dtype) @ head).to(draft.dtype)
+        ctx.save_for_backward(gradient)
         ctx.mark_non_differentiable(picks)
-        return losses * mass, picks
+        return losses, picks
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         """Gradient of `draft` only."""
-        gradient, mass = ctx.saved_tensors
-        return gradient * (slopes[0] * mass)[:, None].to(gradient.dtype), None, None, None, None
+        (gradient,) = ctx.saved_tensors
+        return gradient * slopes[0][:, None].to(gradient.dtype), None, None, None, None
+
+
+def _refusal(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
+    """Return -log(sum(min(target, draft))) [R] of distributions [R, V_d], and its gradient by the
+    draft's scores [R, V_d]."""
+    accepted = torch.minimum(target, draft).sum(-1, keepdim=True).clamp_min(_LEAST_CHANCE)
+    short = draft.where(draft < target, 0.0)
+    slopes = torch.addcmul(-short, draft, short.sum(-1, keepdim=True)).div_(accepted)
+    return -accepted.log()[:, 0], slopes
 
 
 def greedy_matches(draft: Tensor, argmax: Tensor, frozen: Frozen) -> Tensor:

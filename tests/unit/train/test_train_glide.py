@@ -92,14 +92,21 @@ def loss_case(rows=600):
     return draft, target, head, labels, torch.rand(rows, generator=generator)
 
 
-@pytest.mark.parametrize(("kl", "hard"), [(1.0, 0.0), (1.0, 0.5), (0.3, 2.0), (0.0, 1.0)])
-def test_the_blockwise_loss_and_its_gradient_are_those_of_the_formula(kl, hard):
+@pytest.mark.parametrize(
+    ("kl", "accepted", "hard"),
+    [
+        *((1.0, 0.0, 0.0), (1.0, 0.0, 0.5), (0.3, 0.0, 2.0), (0.0, 0.0, 1.0)),
+        *((0.0, 1.0, 0.0), (0.5, 2.0, 0.0), (0.3, 0.7, 2.0)),
+    ],
+)
+def test_the_blockwise_loss_and_its_gradient_are_those_of_the_formula(kl, accepted, hard):
     draft, target, head, labels, weights = loss_case()
-    settings = LossSettings(kl_weight=kl, hard_weight=hard, unroll=5)
+    settings = LossSettings(kl_weight=kl, acceptance_weight=accepted, hard_weight=hard, unroll=5)
     logs = F.log_softmax(draft @ head.T, -1)
     distribution = F.softmax(target @ head.T, -1)
     entropy = F.cross_entropy(draft @ head.T, labels, ignore_index=-1, reduction="none")
-    expected = kl * -(distribution * logs).sum(-1) + hard * entropy
+    chance = torch.minimum(distribution, logs.exp()).sum(-1)
+    expected = kl * -(distribution * logs).sum(-1) - accepted * chance.log() + hard * entropy
     (wanted,) = torch.autograd.grad(expected @ weights, draft)
     losses, picks = TrimmedLoss.apply(draft, target, head, labels, settings)
     (gradient,) = torch.autograd.grad(losses @ weights, draft)
@@ -244,6 +251,7 @@ def test_a_block_range_upside_down_is_refused():
         ({"unroll_floor": 1.5}, "unroll_floor is 1.5"),
         ({"hard_weight": -1.0}, "hard_weight is -1.0"),
         ({"kl_weight": float("nan")}, "kl_weight is nan"),
+        ({"acceptance_weight": -1.0}, "acceptance_weight is -1.0"),
         ({"kl_weight": 0.0, "hidden_weight": 0.0}, "nothing to learn"),
     ],
 )
