@@ -16,8 +16,7 @@ LENGTH = "Length and speed"
 class LossSettings:
     """Weights of the loss terms (0 switches one off), and block lengths of the cross mask.
 
-    The distance to the target's final hidden state is smooth L1; `masks.survival_weights` has
-    the weights of positions by chains.
+    The distance to the target's final hidden state is smooth L1.
     """
 
     PANEL: ClassVar[str] = "Loss"
@@ -27,10 +26,7 @@ class LossSettings:
     prompt_weight: float = option(0.5, "Weight of prompt positions beside generated ones.")
     kl_weight: float = option(1.0, "Weight of the divergence from the target's distribution.")
     acceptance_weight: float = option(0.0, "Weight of -log of the chance of acceptance (LK loss).")
-    hard_weight: float = option(0.0, "Weight of the next generated token's cross-entropy.")
     hidden_weight: float = option(3.0, "Weight of the distance to the target's hidden state.")
-    unroll: int = option(0, "Weigh positions by the reach of chains of this many tokens; 0: alike.")
-    unroll_floor: float = option(0.1, "Weight of positions that no chain reaches.")
 
     def __post_init__(self) -> None:
         if not 1 <= self.block_min <= self.block_max:
@@ -38,20 +34,14 @@ class LossSettings:
                 f"block lengths must satisfy 1 <= min <= max, got "
                 f"{self.block_min} and {self.block_max}"
             )
-        for name in ("prompt_weight", "unroll_floor"):
-            if not 0 <= getattr(self, name) <= 1:
-                raise TrainingError(f"{name} is {getattr(self, name)}, not within 0..1")
-        terms = ("kl_weight", "acceptance_weight", "hard_weight", "hidden_weight")
+        if not 0 <= self.prompt_weight <= 1:
+            raise TrainingError(f"prompt_weight is {self.prompt_weight}, not within 0..1")
+        terms = ("kl_weight", "acceptance_weight", "hidden_weight")
         for name in terms:
             if not 0 <= getattr(self, name) < math.inf:
                 raise TrainingError(f"{name} is {getattr(self, name)}, not a number from 0 up")
         if not any(getattr(self, name) for name in terms):
             raise TrainingError("every loss term has weight 0, there is nothing to learn")
-        if not 0 <= self.unroll <= self.block_max:
-            raise TrainingError(
-                f"unroll is {self.unroll}, but chains fit into blocks, which are at most "
-                f"{self.block_max} long"
-            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 from slipstream.models.glide.glide import Rope
 from slipstream.train.config import LossSettings
 from slipstream.train.features import TrainBatch, best_columns
-from slipstream.train.masks import Blocks, block_mask, survival_weights
+from slipstream.train.masks import Blocks, block_mask
 
 _ROWS = {"cpu": 256}
 """Rows whose scores are alive at once: on a CPU the [rows, V_d] block then stays in cache."""
@@ -58,13 +58,6 @@ def position_weights(batch: TrainBatch, prompt_weight: float) -> Tensor:
     return torch.where(generated, 1.0, prompt_weight) * inside
 
 
-def next_generated(batch: TrainBatch) -> Tensor:
-    """Return the id that follows each position where it was generated, else -1; [B, T]."""
-    positions = torch.arange(batch.ids.shape[1], device=batch.ids.device)[None]
-    here = (positions >= batch.num_prompts[:, None] - 1) & (positions < batch.lengths[:, None] - 1)
-    return torch.where(here, batch.ids.roll(-1, 1), -1)
-
-
 class LossSum(NamedTuple):
     """Weighted sum of losses and the sum of its weights, both []; the loss is their ratio."""
 
@@ -75,7 +68,7 @@ class LossSum(NamedTuple):
 def glide_loss(
     model: nn.Module, frozen: Frozen, batch: TrainBatch, blocks: Blocks, settings: LossSettings
 ) -> LossSum:
-    """Return forward KL on the trimmed, renormalised vocabulary, hard labels and hidden states.
+    """Return the loss of draws on the trimmed, renormalised vocabulary, and of hidden states.
 
     Positions whose likeliest target token lies outside the vocabulary count nothing (EAGLE-3).
     """
@@ -85,67 +78,47 @@ def glide_loss(
     keep = weights.flatten().nonzero()[:, 0]
     draft = states(model, frozen, batch, mask).flatten(0, 1)[keep]
     target = batch.hidden.flatten(0, 1)[keep]
-    labels = frozen.columns(next_generated(batch).flatten()[keep])
-    losses, picks = TrimmedLoss.apply(  # type: ignore[no-untyped-call]
-        draft, target, frozen.head, labels, settings
-    )
+    losses: Tensor = TrimmedLoss.apply(draft, target, frozen.head, settings)  # type: ignore[no-untyped-call]
     if settings.hidden_weight:
         distance = F.smooth_l1_loss(draft.float(), target.float(), reduction="none").mean(-1)
         losses = losses + settings.hidden_weight * distance
-    if settings.unroll:
-        agrees = torch.zeros_like(best, dtype=torch.bool)
-        agrees.view(-1)[keep] = picks == best.flatten()[keep]
-        chain, floor = settings.unroll, settings.unroll_floor
-        weights = weights * survival_weights(agrees, blocks, chain=chain, floor=floor)
     return LossSum(losses @ weights.flatten()[keep], weights.sum())
 
 
 class TrimmedLoss(torch.autograd.Function):
     """Per row, on the trimmed vocabulary: kl_weight * KL(target || draft), up to the target's
-    entropy, which the draft cannot change, plus hard_weight * cross-entropy of a label, plus
-    acceptance_weight * -log of the chance that a draw of the draft's is accepted, which is
-    sum(min(target, draft)) (LK losses, arXiv 2602.23881).
+    entropy, which the draft cannot change, plus acceptance_weight * -log of the chance that a
+    draw of the draft is accepted, which is sum(min(target, draft)) (LK losses, arXiv 2602.23881).
 
-    The first two are one cross-entropy from a mixture of the target's distribution and the label.
     Scores are computed a block of rows at a time and their gradient at once, so that no
     [rows, V_d] tensor outlives its block.
     """
 
     @staticmethod
     def forward(
-        ctx: Any, draft: Tensor, target: Tensor, head: Tensor, labels: Tensor, weights: LossSettings
-    ) -> tuple[Tensor, Tensor]:
-        """draft, target [N, d]; head [V_d, d]; labels [N], -1 for none -> losses [N] float32 and
-        the draft's likeliest columns [N], empty unless unrolling needs them."""
-        hard = weights.hard_weight * (labels >= 0)
-        mass = weights.kl_weight + hard
-        shares = hard / mass.clamp_min(1e-9) if weights.hard_weight else None
-        gradient, losses = torch.empty_like(draft), torch.zeros_like(mass)
-        picks = torch.empty_like(labels) if weights.unroll else labels[:0]
+        ctx: Any, draft: Tensor, target: Tensor, head: Tensor, weights: LossSettings
+    ) -> Tensor:
+        """draft, target [N, d]; head [V_d, d] -> losses [N] float32."""
+        gradient, losses = torch.empty_like(draft), draft.new_zeros(len(draft), dtype=torch.float32)
         for rows in row_blocks(draft):
             probs = F.softmax((target[rows].to(head.dtype) @ head.T).float(), -1)
             logs = F.log_softmax((draft[rows].to(head.dtype) @ head.T).float(), -1)
-            if weights.unroll:
-                picks[rows] = best_columns(logs)
-            slopes, chances = torch.zeros_like(logs), logs.exp()
+            losses[rows] = -weights.kl_weight * torch.linalg.vecdot(probs, logs)
+            chances = logs.exp_()
+            slopes = weights.kl_weight * (chances - probs)
             if weights.acceptance_weight:
-                refused, slopes = _refusal(probs, chances)
-                losses[rows] = weights.acceptance_weight * refused
-                slopes.mul_(weights.acceptance_weight)
-            if shares is not None:
-                _mix(probs, labels[rows], shares[rows])
-            losses[rows] -= mass[rows] * torch.linalg.vecdot(probs, logs)
-            slopes.addcmul_(chances.sub_(probs), mass[rows, None])
+                refused, steepness = _refusal(probs, chances)
+                losses[rows] += weights.acceptance_weight * refused
+                slopes.add_(steepness, alpha=weights.acceptance_weight)
             gradient[rows] = (slopes.to(head.dtype) @ head).to(draft.dtype)
         ctx.save_for_backward(gradient)
-        ctx.mark_non_differentiable(picks)
-        return losses, picks
+        return losses
 
     @staticmethod
     def backward(ctx: Any, *slopes: Tensor) -> tuple[Tensor | None, ...]:
         """Gradient of `draft` only."""
         (gradient,) = ctx.saved_tensors
-        return gradient * slopes[0][:, None].to(gradient.dtype), None, None, None, None
+        return gradient * slopes[0][:, None].to(gradient.dtype), None, None, None
 
 
 def _refusal(target: Tensor, draft: Tensor) -> tuple[Tensor, Tensor]:
@@ -169,9 +142,3 @@ def row_blocks(rows: Tensor) -> list[slice]:
     """Return slices that cover the first dimension, each small enough for its device."""
     size = _ROWS.get(rows.device.type, _MANY_ROWS)
     return [slice(start, start + size) for start in range(0, len(rows), size)]
-
-
-def _mix(probs: Tensor, labels: Tensor, shares: Tensor) -> None:
-    """Make probs [R, V_d] (1 - share) * probs + share * label, in place; no label has share 0."""
-    probs.mul_(1 - shares[:, None])
-    probs.scatter_add_(1, labels.clamp_min(0)[:, None], shares[:, None].to(probs.dtype))

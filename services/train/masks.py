@@ -27,16 +27,10 @@ class Blocks:
         """Return the same on `device`."""
         return Blocks(self.lengths.to(device), self.offsets.to(device))
 
-    def places(self, length: int) -> Tensor:
-        """Return the place of each of `length` positions within its block, [B, T], from 0."""
-        return self._shifted(length) % self.lengths[:, None]
-
     def numbers(self, length: int) -> Tensor:
         """Return the number of the block that each of `length` positions lies in, [B, T]."""
-        return self._shifted(length) // self.lengths[:, None]
-
-    def _shifted(self, length: int) -> Tensor:
-        return torch.arange(length, device=self.offsets.device)[None] + self.offsets[:, None]
+        positions = torch.arange(length, device=self.offsets.device)
+        return (positions + self.offsets[:, None]) // self.lengths[:, None]
 
 
 def draw_blocks(count: int, settings: LossSettings, generator: torch.Generator) -> Blocks:
@@ -79,26 +73,3 @@ def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
     allowed = torch.where(allowed.any(-1, keepdim=True), allowed, before)
     zeros = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
     return zeros.masked_fill_(~allowed, float("-inf"))
-
-
-def survival_weights(agrees: Tensor, blocks: Blocks, *, chain: int, floor: float) -> Tensor:
-    """Return the weight of each position [B, T]: 1 where a chain reaches it, else `floor`.
-
-    EAGLE-3 (training-time test) feeds a draft its own outputs, since its deeper steps read hidden
-    states that the draft made. GliDe's deeper steps read a token, its position, and the target's
-    keys up to the chain's start, all of which the block mask has already. A deeper step counts only
-    if every token drafted before it was the target's, so unrolling comes down to which positions
-    are reached. The agreement is that of greedy drafting and verification; where the text was
-    sampled, survival is an estimate.
-
-    agrees: [B, T] bool, whether the draft's token after a position is the target's. The chain of
-    a block is its last `chain` positions; those before it in a longer block, whose text is known
-    while their keys are not, are never drafted, so each weighs 1 like the chain's first.
-    """
-    depths = blocks.places(agrees.shape[1]) - (blocks.lengths - chain).clamp_min(0)[:, None]
-    alive = torch.ones_like(agrees)
-    for _ in range(chain - 1):
-        reached = torch.ones_like(agrees)
-        reached[:, 1:] = (alive & agrees)[:, :-1]
-        alive = (depths <= 0) | reached
-    return torch.where(alive, 1.0, floor)

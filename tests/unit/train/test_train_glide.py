@@ -16,11 +16,10 @@ from slipstream.train.glide import (
     TrimmedLoss,
     glide_loss,
     greedy_matches,
-    next_generated,
     position_weights,
 )
 from slipstream.train.heldout import HeldoutCounts
-from slipstream.train.masks import Blocks, block_mask, draw_blocks, lag_mask, survival_weights
+from slipstream.train.masks import Blocks, block_mask, draw_blocks, lag_mask
 from slipstream.train.trainer import learning_rate
 
 
@@ -81,89 +80,27 @@ def test_the_prediction_of_the_first_generated_token_counts_in_full():
     assert weights.tolist() == [[0.5, 1, 1, 1, 0, 0], [0.5, 0.5, 0.5, 0.5, 1, 1]]
 
 
-def loss_case(rows=600):
+@pytest.mark.parametrize(("kl", "accepted"), [(1.0, 0.0), (0.0, 1.0), (0.5, 2.0)])
+def test_the_blockwise_loss_and_its_gradient_are_those_of_the_formula(kl, accepted):
     generator = torch.Generator().manual_seed(0)
-    draft = torch.randn(rows, 8, generator=generator, requires_grad=True)
-    target, head = (
-        torch.randn(rows, 8, generator=generator),
-        torch.randn(20, 8, generator=generator),
-    )
-    labels = torch.randint(-1, 20, (rows,), generator=generator)
-    return draft, target, head, labels, torch.rand(rows, generator=generator)
-
-
-@pytest.mark.parametrize(
-    ("kl", "accepted", "hard"),
-    [
-        *((1.0, 0.0, 0.0), (1.0, 0.0, 0.5), (0.3, 0.0, 2.0), (0.0, 0.0, 1.0)),
-        *((0.0, 1.0, 0.0), (0.5, 2.0, 0.0), (0.3, 0.7, 2.0)),
-    ],
-)
-def test_the_blockwise_loss_and_its_gradient_are_those_of_the_formula(kl, accepted, hard):
-    draft, target, head, labels, weights = loss_case()
-    settings = LossSettings(kl_weight=kl, acceptance_weight=accepted, hard_weight=hard, unroll=5)
+    draft, target = (torch.randn(600, 8, generator=generator) for _ in range(2))
+    head, weights = torch.randn(20, 8, generator=generator), torch.rand(600, generator=generator)
+    draft.requires_grad_()
     logs = F.log_softmax(draft @ head.T, -1)
     distribution = F.softmax(target @ head.T, -1)
-    entropy = F.cross_entropy(draft @ head.T, labels, ignore_index=-1, reduction="none")
     chance = torch.minimum(distribution, logs.exp()).sum(-1)
-    expected = kl * -(distribution * logs).sum(-1) - accepted * chance.log() + hard * entropy
+    expected = kl * -(distribution * logs).sum(-1) - accepted * chance.log()
     (wanted,) = torch.autograd.grad(expected @ weights, draft)
-    losses, picks = TrimmedLoss.apply(draft, target, head, labels, settings)
+    settings = LossSettings(kl_weight=kl, acceptance_weight=accepted)
+    losses = TrimmedLoss.apply(draft, target, head, settings)
     (gradient,) = torch.autograd.grad(losses @ weights, draft)
     torch.testing.assert_close(losses, expected)
     torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
-    assert torch.equal(picks, logs.argmax(-1))
-
-
-def test_only_generated_tokens_are_labels():
-    ids = torch.tensor([[3, 4, 5, 6, 0, 0], [9, 8, 7, 6, 5, 4]])
-    labels = next_generated(replace(batch(), ids=ids))
-    assert labels.tolist() == [[-1, 5, 6, -1, -1, -1], [-1, -1, -1, -1, 4, -1]]
 
 
 def test_ids_without_a_column_have_none():
     frozen = Frozen(torch.eye(3), torch.eye(3), torch.tensor([4, 7, 9]), Rope(*torch.eye(2)))
     assert frozen.columns(torch.tensor([[9, 0], [4, 60]])).tolist() == [[2, -1], [0, -1]]
-
-
-def test_a_chain_weighs_a_position_by_whether_its_tokens_were_right_before_it():
-    agrees = torch.tensor([[0, 1, 0, 1, 1, 1, 1, 0, 1, 1]], dtype=torch.bool)
-    weights = survival_weights(agrees, blocks([4], [3]), chain=4, floor=0.1)
-    # Blocks: 0 | 1 2 3 4 | 5 6 7 8 | 9.
-    assert [round(weight, 2) for weight in weights[0].tolist()] == [
-        *(1.0,),
-        *(1.0, 1.0, 0.1, 0.1),
-        *(1.0, 1.0, 1.0, 0.1),
-        *(1.0,),
-    ]
-
-
-def test_a_block_longer_than_the_chain_begins_with_keys_that_are_late():
-    agrees = torch.zeros(1, 10, dtype=torch.bool)
-    weights = survival_weights(agrees, blocks([5], [0]), chain=2, floor=0.0)
-    assert weights.tolist() == [[1, 1, 1, 1, 0, 1, 1, 1, 1, 0]]
-
-
-def survival_oracle(agrees, lengths, offsets, chain, floor):
-    """Walks each chain from its start."""
-    weights = torch.ones(agrees.shape)
-    for row, (length, offset) in enumerate(zip(lengths, offsets, strict=True)):
-        for start in range(-offset, agrees.shape[1], length):
-            alive, first = True, start + max(0, length - chain)
-            for position in range(max(0, first), min(start + length, agrees.shape[1])):
-                weights[row, position] = 1.0 if alive else floor
-                alive = alive and bool(agrees[row, position])
-    return weights
-
-
-def test_survival_is_that_of_chains_walked_one_by_one():
-    generator = torch.Generator().manual_seed(2)
-    agrees = torch.rand(6, 50, generator=generator) < 0.6
-    drawn = draw_blocks(6, LossSettings(), generator)
-    for chain in range(1, 9):
-        lists = (drawn.lengths.tolist(), drawn.offsets.tolist())
-        expected = survival_oracle(agrees, *lists, chain, 0.25)
-        assert torch.equal(survival_weights(agrees, drawn, chain=chain, floor=0.25), expected)
 
 
 class Echo(torch.nn.Module):
@@ -173,24 +110,18 @@ class Echo(torch.nn.Module):
         return x
 
 
-def test_unrolling_weighs_the_loss_by_what_the_same_forward_agreed_on():
+def test_every_position_of_the_text_weighs_the_loss():
     # Token i points at column i: after `ids` the draft says the same token again.
     frozen = Frozen(
         torch.eye(6), torch.eye(6), torch.arange(6), Rope(torch.ones(6, 2), torch.ones(6, 2))
     )
     ids = torch.tensor([[1, 2, 3, 4, 5, 1]])
-    argmax = torch.tensor([[1, 0, 3, 4, 0, 1]])  # right, wrong, right, right, wrong, right
+    argmax = torch.tensor([[1, 0, 3, 4, 0, 1]])
     data = TrainBatch(ids, (), torch.eye(6)[argmax], argmax, torch.tensor([6]), torch.tensor([1]))
-    plain = LossSettings(hidden_weight=0.0)
-    unrolled = replace(plain, unroll=3, unroll_floor=0.0)
-    losses, _ = TrimmedLoss.apply(
-        torch.eye(6)[ids[0]], torch.eye(6)[argmax[0]], frozen.head, ids[0], plain
-    )
-    grid = blocks([3], [0])
-    everywhere = glide_loss(Echo(), frozen, data, grid, plain)
-    reached = glide_loss(Echo(), frozen, data, grid, unrolled)
-    torch.testing.assert_close(everywhere, LossSum(losses.sum(), torch.tensor(6.0)))
-    torch.testing.assert_close(reached, LossSum(losses[[0, 1, 3, 4]].sum(), torch.tensor(4.0)))
+    settings = LossSettings(hidden_weight=0.0)
+    losses = TrimmedLoss.apply(torch.eye(6)[ids[0]], torch.eye(6)[argmax[0]], frozen.head, settings)
+    found = glide_loss(Echo(), frozen, data, blocks([3], [0]), settings)
+    torch.testing.assert_close(found, LossSum(losses.sum(), torch.tensor(6.0)))
 
 
 def test_a_chain_is_one_query_a_lag_longer_each_step():
@@ -247,9 +178,7 @@ def test_a_block_range_upside_down_is_refused():
 @pytest.mark.parametrize(
     ("changes", "reason"),
     [
-        ({"unroll": 9}, "at most 8 long"),
-        ({"unroll_floor": 1.5}, "unroll_floor is 1.5"),
-        ({"hard_weight": -1.0}, "hard_weight is -1.0"),
+        ({"prompt_weight": 1.5}, "prompt_weight is 1.5"),
         ({"kl_weight": float("nan")}, "kl_weight is nan"),
         ({"acceptance_weight": -1.0}, "acceptance_weight is -1.0"),
         ({"kl_weight": 0.0, "hidden_weight": 0.0}, "nothing to learn"),

@@ -17,7 +17,7 @@ from support.services.members import train_and_refuse
 SETTINGS = replace(
     tiny.SETTINGS,
     schedule=replace(tiny.SETTINGS.schedule, steps=1),
-    loss=replace(tiny.SETTINGS.loss, unroll=3, hard_weight=0.5),
+    loss=replace(tiny.SETTINGS.loss, acceptance_weight=0.5),
     batch_tokens=36,
     precision=Precision.FLOAT32,
 )

@@ -67,7 +67,7 @@ def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_
 
 
 def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path):
-    loss = replace(SETTINGS.loss, hard_weight=0.5, unroll=3)
+    loss = replace(SETTINGS.loss, acceptance_weight=0.5)
     settings = replace(CHECKED, loss=loss, ema=0.9, patience=50)
     train(glide_run(place, tmp_path / "whole", settings=settings))
     with pytest.raises(Interrupted):
@@ -198,7 +198,7 @@ def command(place, out, *more):
         (["--steps", "2", "--ray-workers", "2"], "--ray-workers needs --ray"),
         (["--steps", "2", "--ray", "--nproc", "2"], "drop --nproc"),
         (["--steps", "2", "--nproc", "2", "--device", "cuda:0"], "can't share cuda:0"),
-        (["--steps", "2", "--unroll", "9"], "at most 8 long"),
+        (["--steps", "2", "--acceptance-weight", "-1"], "acceptance_weight is -1.0"),
         (["--steps", "2", "--feature-gb", "-1"], "must not be negative"),
         (["--steps", "2", "--num-layers", "0"], "num_layers is 0"),
         (["--steps", "2", "--block-min", "5", "--block-max", "2"], "min <= max"),
