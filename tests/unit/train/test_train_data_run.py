@@ -13,6 +13,7 @@ from transformers import LlamaConfig, LlamaForCausalLM
 
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import InvalidRequest, TrainingError
+from slipstream.models.native.library import has_kernels
 from slipstream.train.data import finished_shards, read_lines
 from slipstream.train.data_run import DataHooks, DataRun, write_data
 from slipstream.train.shards import DataSettings, ShardStore
@@ -118,6 +119,14 @@ def test_the_target_writes_prompts_and_answers_each_once(place, tmp_path):
     prompt = f"<|user|>{SELF_PROMPT}<|end|>\n<|bot|>"
     found = [(text(line["p"]), text(line["g"])) for line in documents(tmp_path)]
     assert found == [(prompt, f"{ANSWER}<|end|>")] * 2, "one in each of two shards"
+
+
+@pytest.mark.skipif(not has_kernels(), reason="8 bits need native kernels")
+def test_a_target_in_8_bits_writes_the_answers_it_is_sure_of(place, tmp_path):
+    exact, coded = (tmp_path / dtype for dtype in ("float32", "q8"))
+    for out in (exact, coded):
+        write(data_run(place, out, dtype=out.name, settings=replace(SETTINGS, batch=8)))
+    assert shards(coded) == shards(exact)
 
 
 def test_text_is_continued_or_taken_as_it_is(place, tmp_path):
