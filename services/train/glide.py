@@ -104,12 +104,13 @@ class TrimmedLoss(torch.autograd.Function):
             probs = F.softmax((target[rows].to(head.dtype) @ head.T).float(), -1)
             logs = F.log_softmax((draft[rows].to(head.dtype) @ head.T).float(), -1)
             losses[rows] = -weights.kl_weight * torch.linalg.vecdot(probs, logs)
-            chances = logs.exp_()
-            slopes = weights.kl_weight * (chances - probs)
+            chances, steeper = logs.exp_(), None
             if weights.acceptance_weight:
-                refused, steepness = _refusal(probs, chances)
+                refused, steeper = _refusal(probs, chances)
                 losses[rows] += weights.acceptance_weight * refused
-                slopes.add_(steepness, alpha=weights.acceptance_weight)
+            slopes = chances.sub_(probs).mul_(weights.kl_weight)
+            if steeper is not None:
+                slopes.add_(steeper, alpha=weights.acceptance_weight)
             gradient[rows] = (slopes.to(head.dtype) @ head).to(draft.dtype)
         ctx.save_for_backward(gradient)
         return losses
