@@ -2,7 +2,6 @@
 
 from collections.abc import Sequence
 
-import numpy as np
 import torch
 from torch import Tensor
 
@@ -11,6 +10,7 @@ from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.native.source import WeightSource
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
+from slipstream.models.torch_arrays import as_tensor
 
 
 class NativeBatchCache:
@@ -51,5 +51,4 @@ class NativeBatchModel:
         hidden, places = self._model.forward([Part(own, [token]) for own, token in pairs])
         for own, slots in zip(cache.caches, places, strict=True):
             own.keep(slots)
-        logits: np.ndarray[tuple[int, ...], np.dtype[np.float32]] = self._model.logits(hidden)
-        return torch.from_numpy(logits)
+        return as_tensor(self._model.logits(hidden))
