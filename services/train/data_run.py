@@ -11,11 +11,11 @@ from typing import Any
 
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.models.dtypes import AUTO, CPU
-from slipstream.models.loading import LoadedModel, find_sources, load_model, load_tokenizer
+from slipstream.models.loading import find_sources, load_model, load_tokenizer
 from slipstream.models.native.source import WeightSource
 from slipstream.models.store.resolve import resolve, short_name
-from slipstream.models.target.architecture import context_length
 from slipstream.models.target.batch import BatchModel
+from slipstream.models.target.causal import sizes_of
 from slipstream.models.target.native_batch import NativeBatchModel
 from slipstream.models.threads import set_num_threads
 from slipstream.models.tokenizer import text_tokenizer
@@ -166,14 +166,13 @@ class Worker:
             set_num_threads(run.num_threads)
         target = load_model(run.target, dtype=run.dtype, device=run.device)
         needed = run.settings.sources.max_prompt_tokens + run.settings.max_new_tokens
-        if needed > (limit := _context_length(target)):
+        if needed > (limit := sizes_of(target.model).context_length):
             raise InvalidRequest(
                 f"prompts and answers may have {needed} tokens together, but the context of "
                 f"{target.model_id} has {limit}"
             )
-        ends, tokenizer = target.stop_token_ids, load_tokenizer(*find_sources(target.path))
-        special = ends.union(tokenizer.all_special_ids, tokenizer.added_tokens_decoder)
-        words = Vocabulary(text_tokenizer(tokenizer), ends, special)
+        ends, tokenizer = target.stop_token_ids, text_tokenizer(target.tokenizer)
+        words = Vocabulary(tokenizer, ends, ends | tokenizer.added_ids)
         self._author = Author(_decoder(target.model, run.settings), words, run.settings)
         self._shards = shards
         self._store = ShardStore(run.out)
@@ -186,12 +185,6 @@ class Worker:
             lines = self._author.lines(self._shards[number])
             self._store.write(number, lines)
         return Written(number, sum(len(line["g"]) for line in lines))
-
-
-def _context_length(target: LoadedModel) -> int:
-    if isinstance(target.model, WeightSource):
-        return target.model.architecture.context_length
-    return context_length(target.model.config.get_text_config())
 
 
 def _decoder(model: Any, settings: DataSettings) -> BatchDecoder:

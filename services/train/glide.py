@@ -104,12 +104,11 @@ class TrimmedLoss(torch.autograd.Function):
             probs = F.softmax((target[rows].to(head.dtype) @ head.T).float(), -1)
             logs = F.log_softmax((draft[rows].to(head.dtype) @ head.T).float(), -1)
             losses[rows] = -weights.kl_weight * torch.linalg.vecdot(probs, logs)
-            chances, steeper = logs.exp_(), None
+            chances = logs.exp_()
+            slopes = (chances - probs).mul_(weights.kl_weight)
             if weights.acceptance_weight:
                 refused, steeper = _refusal(probs, chances)
                 losses[rows] += weights.acceptance_weight * refused
-            slopes = chances.sub_(probs).mul_(weights.kl_weight)
-            if steeper is not None:
                 slopes.add_(steeper, alpha=weights.acceptance_weight)
             gradient[rows] = (slopes.to(head.dtype) @ head).to(draft.dtype)
         ctx.save_for_backward(gradient)

@@ -67,7 +67,7 @@ class CausalModel:
         this cache can't serve.
         """
         self.numerics = numerics
-        at = _sizes(model, 1 if ranks is None else ranks.size)
+        at = sizes_of(model, 1 if ranks is None else ranks.size)
         self.layout, self.num_embeddings = at.layout, at.num_embeddings
         self.hidden_size, self._mlp_size = at.hidden_size, at.mlp_size
         self.vocab_size, self.context_length = at.vocab_size, at.context_length
@@ -262,7 +262,8 @@ class CausalModel:
         return as_array(hidden)
 
 
-def _sizes(model: "WeightSource | PreTrainedModel", num_ranks: int) -> ModelSizes:
+def sizes_of(model: "WeightSource | PreTrainedModel", num_ranks: int = 1) -> ModelSizes:
+    """Return the sizes of a model. Raises `ModelError` for one that this cache can't serve."""
     if isinstance(model, WeightSource):
         return model.outline()
     from slipstream.models.target.transformers_model import outline_of
