@@ -79,5 +79,4 @@ def _profile(profile: Profile) -> draft_pb2.DraftProfile:
         step_cost=profile.step_cost or 0.0,
         row_cost=profile.row_cost or 0.0,
         lookup=profile.lookup,
-        lookup_alone=profile.lookup_alone,
     )

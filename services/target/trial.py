@@ -3,16 +3,13 @@
 import math
 import time
 from collections.abc import Callable, Mapping
-from dataclasses import replace
-from functools import partial
 from typing import Any
 
 from slipstream.core.policy.cost_curve import CROWD, Budget, CostCurve, Costs, learn
 from slipstream.core.timing import Clock
-from slipstream.core.tree import ROOT, TokenTree
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
-from slipstream.models.machine import best_seconds, this_machine, wait_for
+from slipstream.models.machine import this_machine, wait_for
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 
@@ -55,10 +52,9 @@ def learn_cost(
     if costs is None:
         costs = learn(forwards.compute, clock, tile=tile, budget=Budget(seconds, max_tokens))
         if is_cpu:
-            costs = replace(costs, branch_s=_branch_s(model, forwards.alone, clock))
             _keep(name, costs, is_confirmed=this_machine().get(name) is not None)
     forwards.close()
-    return CostCurve(costs.points, tile=tile, session_s=costs.session_s, branch_s=costs.branch_s)
+    return CostCurve(costs.points, tile=tile, session_s=costs.session_s)
 
 
 class _Forwards:
@@ -95,7 +91,7 @@ class _Forwards:
 
 def _keep(name: str, costs: Costs, *, is_confirmed: bool) -> None:
     points = [list(point) for point in costs.points]
-    this_machine().keep(name, [points, costs.session_s, costs.branch_s, is_confirmed])
+    this_machine().keep(name, [points, costs.session_s, is_confirmed])
 
 
 def _confirmed(name: str, forward: Forward, clock: Clock, max_tokens: int) -> Costs | None:
@@ -107,14 +103,14 @@ def _confirmed(name: str, forward: Forward, clock: Clock, max_tokens: int) -> Co
     seconds = dict(costs.points)
     if not seconds.keys() >= set(_CHECKED):
         return None
-    is_confirmed = bool(value[3:] and value[3])
+    is_confirmed = bool(value[2:] and value[2])
     factor, is_alike = _compared(forward, seconds, clock)
     is_faster = factor <= _FASTER
     if not is_alike and (is_faster or not is_confirmed):
         return None
     if is_faster:
         points = tuple((count, factor * at) for count, at in costs.points)
-        costs = Costs(points, factor * costs.session_s, factor * costs.branch_s)
+        costs = Costs(points, factor * costs.session_s)
     if is_faster or not is_confirmed:
         _keep(name, costs, is_confirmed=True)
     return costs
@@ -137,27 +133,16 @@ def _compared(forward: Forward, kept: Mapping[int, float], clock: Clock) -> tupl
     return one, is_alike
 
 
-def _branch_s(model: CausalModel, cache: KvCache, clock: Clock) -> float:
-    """Return what a second path adds to a tree of as many nodes."""
-    chain, forked = TokenTree.chain([_TOKEN] * 4), TokenTree((1, 1, 2, 2), (ROOT, 0, ROOT, 2))
-
-    def run(tree: TokenTree) -> None:
-        model.logits(model.forward([Part(cache, [_TOKEN], tree)])[0])
-
-    one, two = best_seconds([partial(run, chain), partial(run, forked)], clock=clock)
-    return max(two - one, 0.0)
-
-
 def _read(value: Any) -> Costs | None:
     """Return costs as they were kept; None for anything else."""
     try:
-        points, session_s, branch_s, *_ = value
+        points, session_s, *_ = value
         points = tuple((int(count), float(seconds)) for count, seconds in points)
-        costs = Costs(points, float(session_s), float(branch_s))
+        costs = Costs(points, float(session_s))
     except (TypeError, ValueError, OverflowError):
         return None
     counts = [count for count, _ in costs.points]
     is_sound = len(counts) > 1 and counts[0] == 1 and counts == sorted(set(counts))
     is_sound &= all(0 < seconds < math.inf for _, seconds in costs.points)
-    is_sound &= all(0 <= more < math.inf for more in (costs.session_s, costs.branch_s))
+    is_sound &= 0 <= costs.session_s < math.inf
     return costs if is_sound else None

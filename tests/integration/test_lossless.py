@@ -4,6 +4,7 @@ On tiny models with random weights, in float32 and, with invariant numerics, in 
 """
 
 import itertools
+from dataclasses import replace
 
 import pytest
 import torch
@@ -121,14 +122,13 @@ def test_the_output_is_that_of_plain_decoding(world, kind, shape, stop, sampling
 )
 def test_copies_beside_a_draft_change_no_token_either(world, kind, shape, sampling):
     copied = 0
-    for alone in (0.0, 1.0):  # the draft is asked never, and where no copy is sure
-        profile = Profile(lookup=1, lookup_alone=alone)
-        out = world.speculate(
-            kind, 0, SAMPLINGS[sampling], options(shape, StopPolicy.FIXED), profile=profile
-        )
+    asked = replace(options(shape, StopPolicy.FIXED), mode=Mode.AUTO)
+    for step_cost in (0.0, 9.0):  # the draft is asked where no copy is sure, and never
+        profile = Profile(lookup=1, step_cost=step_cost)
+        out = world.speculate(kind, 0, SAMPLINGS[sampling], asked, profile=profile)
         assert out.tokens == world.plain(0, sampling)
         copied += sum(at.proposal.num_copied for at in out.rounds)
-        assert (out.num_drafted_by_the_draft > 0) == (alone > 0)
+        assert (out.num_drafted_by_the_draft > 0) == (step_cost == 0)
     assert copied > 0, "inconclusive: nothing was copied"
 
 

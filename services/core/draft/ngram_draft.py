@@ -106,7 +106,7 @@ class LookupDraft:
             self._guesses[session.session_id] = guesses
         guesses.take(sequence)
         copies = _grown(guesses, session, plan, copying)
-        if sum(copies.reaches) >= copying.alone:
+        if copies.covered >= copying.alone:
             return _with_copies(Proposal(), copies)
         proposal = await self._draft.propose(sequence, replace(plan, lookup=None))
         if proposal.fallback in (LATE, PENDING) and not plan.row_prices:
@@ -135,7 +135,6 @@ def _grown(
         copying.max_depth,
         plan.max_nodes,
         plan.row_prices,
-        copying.branch_price,
         session.stop_token_ids,
     )
 

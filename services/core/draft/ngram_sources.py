@@ -70,14 +70,13 @@ class Copying:
     """Limits of the copies in a round.
 
     Matches of at least `shortest` tokens count, and a copied path has up to `max_depth` tokens.
-    With copies of which `alone` tokens or more are expected to become final, the draft is not
-    asked. A copy that makes a second path beside the draft's costs `branch_price` tokens more.
+    Where copies have the next token with a probability of `alone` or more, the draft is not
+    asked.
     """
 
     shortest: int
     max_depth: int
     alone: float = math.inf
-    branch_price: float = 0.0
 
     def __post_init__(self) -> None:
         if self.shortest < 1 or self.max_depth < 1:

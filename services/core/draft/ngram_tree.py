@@ -27,15 +27,13 @@ GuessesAfter = Callable[[tuple[int, ...]], Sequence[Guess]]
 class TreeLimits:
     """Limits of a tree's size.
 
-    `prices` are what the first, second … node costs, in tokens; () where nodes are free.
-    `branch_price` is what a second path adds, beside its nodes. Nothing follows `stop_token_ids`.
-    A chain has one guess of every position.
+    `prices` are what the first, second … node costs, in tokens; () where nodes are free. Nothing
+    follows `stop_token_ids`. A chain has one guess of every position.
     """
 
     max_depth: int
     max_nodes: int
     prices: Sequence[float] = ()
-    branch_price: float = 0.0
     stop_token_ids: Collection[int] = ()
     is_chain: bool = False
 
@@ -47,6 +45,13 @@ class Grown:
     tree: TokenTree
     reaches: tuple[float, ...] = ()
     sources: tuple[CopySource, ...] = ()
+
+    @property
+    def covered(self) -> float:
+        """Return the probability that the next token is among the added nodes."""
+        added = self.tree.parents[len(self.tree) - len(self.reaches) :]
+        pairs = zip(self.reaches, added, strict=True)
+        return sum(reach for reach, parent in pairs if parent == ROOT)
 
 
 class _Candidate(NamedTuple):
@@ -122,7 +127,12 @@ def grow(
         known = {base.tokens[child]: probabilities[child] for child in base.children(node)}
         growing.open(node, path, here, known)
     growing.grow()
-    return _worth(base, growing.added, limits)
+    gains = [one.reach for one in growing.added]
+    added = growing.added[: num_paying(gains, limits.prices[len(base) :])]
+    tokens = (*base.tokens, *(one.path[-1] for one in added))
+    parents = (*base.parents, *(one.parent for one in added))
+    sources = tuple(one.source for one in added)
+    return Grown(TokenTree(tokens, parents), tuple(gains[: len(added)]), sources)
 
 
 def _cheapest(prices: Sequence[float]) -> list[float]:
@@ -137,60 +147,3 @@ def _rest(guesses: Sequence[Guess], known: Mapping[int, float]) -> float:
     theirs = min(sum(known.values()), 1.0)
     shared = sum(guess.probability for guess in guesses if guess.token in known)
     return min((1.0 - theirs) / max(1.0 - shared, 1e-6), 1.0)
-
-
-def _worth(base: TokenTree, added: Sequence[_Candidate], limits: TreeLimits) -> Grown:
-    """Return the tree with as many of the added nodes as pay; a second path must pay as well."""
-    prices = limits.prices[len(base) :]
-    whole = added[: num_paying([one.reach for one in added], prices)]
-    if limits.branch_price and not _has_second_path(base) and _has_second_path(_tree(base, whole)):
-        single = _without_second_path(base, added)
-        single = single[: num_paying([one.reach for one in single], prices)]
-        if _gain(single, prices) >= _gain(whole, prices) - limits.branch_price:
-            whole = single
-    tree = _tree(base, whole)
-    return Grown(tree, tuple(one.reach for one in whole), tuple(one.source for one in whole))
-
-
-def _gain(added: Sequence[_Candidate], prices: Sequence[float]) -> float:
-    return sum(one.reach for one in added) - sum(prices[: len(added)])
-
-
-def _tree(base: TokenTree, added: Sequence[_Candidate]) -> TokenTree:
-    """Return `base` with these nodes; those whose parents were left out are renumbered."""
-    tokens, parents = list(base.tokens), list(base.parents)
-    places = {one.path: len(base) + at for at, one in enumerate(added)}
-    for one in added:
-        tokens.append(one.path[-1])
-        parents.append(places.get(one.path[:-1], one.parent))
-    return TokenTree(tuple(tokens), tuple(parents))
-
-
-def _first_path(tree: TokenTree) -> list[int]:
-    """Return the nodes of the path along first children."""
-    path: list[int] = []
-    while children := tree.children(path[-1] if path else ROOT):
-        path.append(children[0])
-    return path
-
-
-def _has_second_path(tree: TokenTree) -> bool:
-    """Return whether nodes beside the first path continue each other."""
-    first = {ROOT, *_first_path(tree)}
-    return any(node not in first and tree.parents[node] not in first for node in range(len(tree)))
-
-
-def _without_second_path(base: TokenTree, added: Sequence[_Candidate]) -> list[_Candidate]:
-    """Return the nodes that continue the first path, or are leaves beside it."""
-    tip = tuple(base.tokens[node] for node in _first_path(base))
-    first = {tip[:length] for length in range(len(tip) + 1)}
-    kept: list[_Candidate] = []
-    for one in added:
-        above = one.path[:-1]
-        if above not in first:
-            continue
-        kept.append(one)
-        if above == tip:
-            tip = one.path
-            first.add(tip)
-    return kept

@@ -59,10 +59,8 @@ class CostCurve:
         *,
         tile: int | None = None,
         session_s: float = 0,
-        branch_s: float = 0,
     ) -> None:
-        """`points` are (rows, seconds) of one session, ascending; `session_s` adds every other, and
-        `branch_s` the second path of a tree."""
+        """`points` are (rows, seconds) of one session, ascending; `session_s` adds every other."""
         rows = [at for at, _ in points]
         if len(points) < 2 or rows[0] != 1 or rows != sorted(set(rows)):
             raise InvalidRequest(f"forwards of {rows} rows were timed, but must ascend from 1")
@@ -75,7 +73,6 @@ class CostCurve:
         self._scale = 1.0
         # A forward of several sessions never takes longer than one for each of them.
         self._session_s = min(float(session_s), self._own[0])
-        self._branch_s = min(max(float(branch_s), 0.0), self._own[0])
         self._key_s = 0.0
         self._level()
 
@@ -83,11 +80,6 @@ class CostCurve:
     def tile(self) -> int | None:
         """Rows of one product, where larger ones are cut."""
         return self._tile
-
-    @property
-    def branch_s(self) -> float:
-        """Seconds that a second path of a tree adds to a forward, beside its rows."""
-        return self._scale * self._branch_s
 
     def seconds(self, rows: int, sessions: int = 1, keys: int = 0) -> float:
         """Return the time of a forward of `rows` rows; `keys` are those read, summed over rows."""
@@ -189,8 +181,6 @@ class Costs:
 
     points: tuple[tuple[int, float], ...]
     session_s: float = 0.0
-    branch_s: float = 0.0
-    """What the second path of a session's tree adds, beside its rows."""
 
 
 def learn(

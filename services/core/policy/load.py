@@ -192,9 +192,7 @@ class TokenBudget:
             if 1 < at <= rows:
                 most = max(most, cost(at))
                 points.append((at, most))
-        plain_s = _plain_s(curve, sessions, keys)
-        branch = curve.branch_s * sessions / plain_s
-        return Offer(rows, plain_s, RowCosts(tuple(points), branch))
+        return Offer(rows, _plain_s(curve, sessions, keys), RowCosts(tuple(points)))
 
 
 def _cost(curve: CostCurve, sessions: int, keys: float) -> Callable[[int], float]:

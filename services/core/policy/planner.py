@@ -1,8 +1,10 @@
 """Plans of rounds: how much to draft, and of what shape. Pure."""
 
+import math
 from dataclasses import replace
 
 from slipstream.core.draft.ngram_sources import Copying
+from slipstream.core.draft.ngram_tree import LEAST
 from slipstream.core.policy.backoff import Backoff
 from slipstream.core.policy.pace import Average, RequestPace
 from slipstream.core.policy.prices import Prices
@@ -14,8 +16,6 @@ from slipstream.core.types import Plan, Proposal, StopPolicy, Verdict, Verificat
 
 FIRST_PACE = 1.3
 """Tokens in the time of a plain round that are assumed before a request has had any."""
-COPIED_PACE = 1.4
-"""The same of rounds that only copy. (SmolLM2-135M, Spec-Bench: 1.7 tokens in 1.2 plain rounds.)"""
 DRAFTED_TOKENS, DRAFTED_STEPS, DRAFTED_ROUNDS = 2.4, 4, 1.25
 """Tokens, draft steps and plain rounds to verify that are assumed of a round with a draft model."""
 _LONGEST_ROUND = 1e6
@@ -26,6 +26,9 @@ FITTING = 0.6
 """Share of proposals that are assumed to have the token of a plain round before them."""
 SHORTEST_WAIT_S = 0.1
 """Least time to wait for a proposal: the scheduler of a busy machine may take as long."""
+DRAFT_GAIN = 0.5
+"""Tokens that the draft is assumed to bring where copies have none. (Rounds of SmolLM2-135M on
+Spec-Bench, replayed: about the fastest, greedy and at temperature 1.)"""
 MANY_FORCED = 4
 """Forced tokens with which the draft is not asked as well: they are all but certain."""
 
@@ -39,7 +42,7 @@ class Planner:
         self._length = HeuristicLength(min(HeuristicLength().length, cap), cap)
         self._backoff = Backoff()
         self._pace = RequestPace(FIRST_PACE)
-        self._instead = RequestPace(1.0 if settings.lookup is None else COPIED_PACE)
+        self._instead = RequestPace(1.0)
         self._drafted, self._drafted_cost = (
             Average(first, num_values=3, weight=RequestPace.WEIGHT)
             for first in (DRAFTED_TOKENS, DRAFTED_ROUNDS)
@@ -135,7 +138,7 @@ class Planner:
         if self._has_begun or settings.lookup is None:
             return
         self._has_begun = True
-        first = DRAFTED_TOKENS / (DRAFTED_ROUNDS + DRAFTED_STEPS * self._prices.step) / COPIED_PACE
+        first = DRAFTED_TOKENS / (DRAFTED_ROUNDS + DRAFTED_STEPS * self._prices.step)
         experience = settings.experience
         self._backoff.expect(first if experience is None else experience.gain(first))
 
@@ -153,9 +156,15 @@ class Planner:
         copying = self._settings.lookup
         if copying is None or limit < 1:
             return None
-        is_free = self._settings.mode is Mode.FORCED
-        branch_price = 0.0 if is_free else self._speed * self._prices.branch
-        return replace(copying, max_depth=min(copying.max_depth, limit), branch_price=branch_price)
+        return replace(copying, max_depth=min(copying.max_depth, limit), alone=self._alone)
+
+    @property
+    def _alone(self) -> float:
+        """Return how likely copies must have the next token for the draft to be spared: for what
+        they leave over it has to bring more tokens than the time of one of its steps does."""
+        if self._settings.mode is Mode.FORCED:
+            return math.inf
+        return max(1.0 - self._speed * self._prices.step / DRAFT_GAIN, LEAST)
 
     def _row_prices(self, nodes: int) -> tuple[float, ...]:
         """Return the price of each node of a round, in tokens that its time would bring otherwise.

@@ -53,11 +53,6 @@ class Prices:
         """Return what the first, second … of `count` nodes adds to that."""
         return self._costs.nodes(count)
 
-    @property
-    def branch(self) -> float:
-        """Return what the second path of a tree adds, in plain rounds."""
-        return self._costs.branch
-
     def take(self, offer: Offer | None) -> None:
         """Go by another offer from now on."""
         if offer is not None:

@@ -16,13 +16,10 @@ class RowCosts:
     """The time of a round by its batched tokens, in plain rounds: 1 for one token, then rising.
 
     `points` are (batched tokens, plain rounds), ascending; linear between them, and behind the last
-    one as steep as on average. `branch` is what a tree's second path adds, beside its tokens: one
-    whose nodes continue each other, and not the first path. Raises `InvalidRequest` for points that
-    are no such curve.
+    one as steep as on average. Raises `InvalidRequest` for points that are no such curve.
     """
 
     points: tuple[tuple[int, float], ...] = ((1, 1.0),)
-    branch: float = 0.0
 
     def __post_init__(self) -> None:
         points = self.points
@@ -31,8 +28,6 @@ class RowCosts:
                 f"{len(points)} costs of rounds start with {points[:1]}, but must be 1 to"
                 f" {MAX_POINTS} and start with a plain round's"
             )
-        if not 0 <= self.branch < math.inf:
-            raise InvalidRequest(f"a second path costs {self.branch} plain rounds, not 0 or more")
         for (low, below), (high, above) in pairwise(points):
             if not (low < high and below <= above < math.inf):
                 raise InvalidRequest(

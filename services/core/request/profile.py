@@ -20,8 +20,7 @@ class Profile:
 
     `calibration` maps the draft's confidence to the probability of acceptance. Greedy requests and
     sampled ones agree with a draft differently, hence a threshold and a calibration for each. What
-    followed an earlier match of `lookup` tokens or more is copied (0: nothing is), and the draft is
-    not asked where `lookup_alone` copied tokens are expected to be kept.
+    followed an earlier match of `lookup` tokens or more is copied (0: nothing is).
 
     The time of a draft step, `step_cost`, and that of one more token to verify, `row_cost`, both
     over that of a plain round, belong to a machine: None is what is measured there.
@@ -36,7 +35,6 @@ class Profile:
     step_cost: float | None = None
     row_cost: float | None = None
     lookup: int = 0
-    lookup_alone: float = 4.0
     cape_table: tuple[int, ...] = PAPER_TABLE
     calibration: Calibration = field(default_factory=Calibration)
     calibration_sampled: Calibration = field(default_factory=Calibration)
@@ -46,7 +44,7 @@ class Profile:
             raise InvalidRequest(f"a profile's max_depth is {self.max_depth}, not 1 to 40")
         if not 1 <= self.max_nodes <= MAX_NODES:
             raise InvalidRequest(f"a profile's max_nodes is {self.max_nodes}, not 1 to 127")
-        for name in ("step_cost", "row_cost", "lookup", "lookup_alone"):
+        for name in ("step_cost", "row_cost", "lookup"):
             value = getattr(self, name)
             if value is not None and not 0 <= value < math.inf:
                 raise InvalidRequest(f"a profile's {name} is {value}, not 0 or more")

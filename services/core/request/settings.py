@@ -99,4 +99,4 @@ def _copying(options: SpeculationOptions, profile: Profile, *, drafter: str) -> 
     nodes = options.max_nodes or profile.max_nodes
     depth = options.max_draft_tokens or min(nodes, MAX_DRAFT_TOKENS)
     shortest = profile.lookup or DEFAULT_LOOKUP
-    return Copying(shortest, depth, alone=profile.lookup_alone)
+    return Copying(shortest, depth)

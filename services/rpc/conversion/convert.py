@@ -169,7 +169,6 @@ def _offer_to_pb(offer: Offer | None) -> dict[str, Any]:
     if offer.costs is not None:
         given["cost_tokens"] = [at for at, _ in offer.costs.points[1:]]
         given["costs"] = [cost for _, cost in offer.costs.points[1:]]
-        given["branch_cost"] = offer.costs.branch
     return given
 
 
@@ -207,7 +206,7 @@ def _offer_from_pb(message: target_pb2.Verdict) -> Offer | None:
 
 def _costs_from_pb(message: target_pb2.Verdict) -> RowCosts | None:
     points = [*zip(message.cost_tokens[:MAX_POINTS], message.costs[:MAX_POINTS], strict=False)]
-    return RowCosts(((1, 1.0), *points), message.branch_cost) if points else None
+    return RowCosts(((1, 1.0), *points)) if points else None
 
 
 def timing_to_pb(timing: ReplyTiming) -> common_pb2.ReplyTiming:

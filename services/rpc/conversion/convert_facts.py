@@ -114,5 +114,4 @@ def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:
         step_cost=message.step_cost or None,
         row_cost=message.row_cost or None,
         lookup=message.lookup,
-        lookup_alone=message.lookup_alone,
     )

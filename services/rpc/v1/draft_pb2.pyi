@@ -435,7 +435,6 @@ class DraftProfile(_message.Message):
     ROW_COST_FIELD_NUMBER: _builtins.int
     THRESHOLD_SAMPLED_FIELD_NUMBER: _builtins.int
     LOOKUP_FIELD_NUMBER: _builtins.int
-    LOOKUP_ALONE_FIELD_NUMBER: _builtins.int
     shape: _common_pb2.Shape.ValueType
     """Shape of the tree."""
     stop: _common_pb2.StopPolicy.ValueType
@@ -454,8 +453,6 @@ class DraftProfile(_message.Message):
     """Threshold of the stop policy for sampled requests; unset: the policy's default."""
     lookup: _builtins.int
     """Shortest match for prompt lookup beside the draft; 0 for no lookup."""
-    lookup_alone: _builtins.float
-    """Number of copied tokens expected to be accepted above which the draft is skipped."""
     def __init__(
         self,
         *,
@@ -468,11 +465,10 @@ class DraftProfile(_message.Message):
         row_cost: _builtins.float = ...,
         threshold_sampled: _builtins.float | None = ...,
         lookup: _builtins.int = ...,
-        lookup_alone: _builtins.float = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_threshold_sampled", b"_threshold_sampled", "threshold", b"threshold", "threshold_sampled", b"threshold_sampled"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_threshold_sampled", b"_threshold_sampled", "lookup", b"lookup", "lookup_alone", b"lookup_alone", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "row_cost", b"row_cost", "shape", b"shape", "step_cost", b"step_cost", "stop", b"stop", "threshold", b"threshold", "threshold_sampled", b"threshold_sampled"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_threshold", b"_threshold", "_threshold_sampled", b"_threshold_sampled", "lookup", b"lookup", "max_depth", b"max_depth", "max_nodes", b"max_nodes", "row_cost", b"row_cost", "shape", b"shape", "step_cost", b"step_cost", "stop", b"stop", "threshold", b"threshold", "threshold_sampled", b"threshold_sampled"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__threshold: _TypeAlias = _typing.Literal["threshold"]  # noqa: Y015
     _WhichOneofArgType__threshold: _TypeAlias = _typing.Literal["_threshold", b"_threshold"]  # noqa: Y015

@@ -275,7 +275,6 @@ class Verdict(_message.Message):
     FORCED_FIELD_NUMBER: _builtins.int
     COST_TOKENS_FIELD_NUMBER: _builtins.int
     COSTS_FIELD_NUMBER: _builtins.int
-    BRANCH_COST_FIELD_NUMBER: _builtins.int
     PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
     num_accepted: _builtins.int
     """Number of them that came from the proposal."""
@@ -297,8 +296,6 @@ class Verdict(_message.Message):
 
     round_s: _builtins.float
     """Seconds of a plain round at the present load; unset: unknown."""
-    branch_cost: _builtins.float
-    """Additional cost of the second path of a tree, in plain rounds."""
     @_builtins.property
     def tokens(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted draft tokens, then the target's own."""
@@ -354,12 +351,11 @@ class Verdict(_message.Message):
         forced: _abc.Iterable[_builtins.int] | None = ...,
         cost_tokens: _abc.Iterable[_builtins.int] | None = ...,
         costs: _abc.Iterable[_builtins.float] | None = ...,
-        branch_cost: _builtins.float = ...,
         prompt_logprobs: _abc.Iterable[_common_pb2.TokenLogprob] | None = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "free_rows", b"free_rows", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "branch_cost", b"branch_cost", "cost_tokens", b"cost_tokens", "costs", b"costs", "finish_reason", b"finish_reason", "forced", b"forced", "free_rows", b"free_rows", "logprobs", b"logprobs", "margins", b"margins", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "prompt_logprobs", b"prompt_logprobs", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows", "_round_s", b"_round_s", "_row_cost", b"_row_cost", "cost_tokens", b"cost_tokens", "costs", b"costs", "finish_reason", b"finish_reason", "forced", b"forced", "free_rows", b"free_rows", "logprobs", b"logprobs", "margins", b"margins", "num_accepted", b"num_accepted", "num_cached", b"num_cached", "prompt_logprobs", b"prompt_logprobs", "roots", b"roots", "round_s", b"round_s", "row_cost", b"row_cost", "timing", b"timing", "tokens", b"tokens"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__free_rows: _TypeAlias = _typing.Literal["free_rows"]  # noqa: Y015
     _WhichOneofArgType__free_rows: _TypeAlias = _typing.Literal["_free_rows", b"_free_rows"]  # noqa: Y015

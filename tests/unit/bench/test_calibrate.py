@@ -147,7 +147,7 @@ def test_replayed_rounds_are_the_simulated_ones_when_nothing_is_copied(traces, n
 @pytest.mark.parametrize("lookup", [1, 2])
 def test_replayed_rounds_with_copies_are_those_of_a_real_run(pair, repeating, lookup):
     target, model = pair
-    profile = replace(PROFILES["cost"], lookup=lookup, lookup_alone=1.0)
+    profile = replace(PROFILES["cost"], lookup=lookup)
     num_copied = 0
     for trace in repeating:
         real = run(target, LookupDraft(model.draft(profile)), profile, trace)

@@ -120,7 +120,6 @@ async def test_a_load_that_is_refused_in_any_way_is_an_answer(attack):
         {"profile": {"threshold": NAN}},
         {"profile": {"step_cost": INF}},
         {"profile": {"row_cost": -1.0}},
-        {"profile": {"lookup_alone": NAN}},
         {"profile": {"max_depth": 2**32 - 1}},
         {"profile": {"shape": 99}},
         {"protocol_version": 2**32 - 1},

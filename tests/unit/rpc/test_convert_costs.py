@@ -16,7 +16,7 @@ OFFERS = [
     None,
     Offer(4),
     Offer(1, 0.02, RowCosts()),
-    Offer(32, 0.02, RowCosts(((1, 1.0), (2, 1.0), (8, 1.25), (32, 2.5)), 0.125)),
+    Offer(32, 0.02, RowCosts(((1, 1.0), (2, 1.0), (8, 1.25), (32, 2.5)))),
 ]
 
 
@@ -41,7 +41,6 @@ def test_an_offer_comes_as_it_was_sent(offer):
         {"costs": [0.5, 1.0, 1.0]},
         {"costs": [2.0, 1.5, 3.0]},
         {"cost_tokens": [8, 2, 32]},
-        {"branch_cost": -1.0},
     ],
 )
 def test_an_offer_that_can_not_be_is_none_and_the_verdict_counts(change):

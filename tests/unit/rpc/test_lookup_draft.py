@@ -23,7 +23,7 @@ from slipstream.rpc.delta import Delta
 from support.models.deltas import ByDeltas
 
 BESIDE = Plan(8, 15, lookup=Copying(1, 4))
-ALONE = Plan(8, 15, lookup=Copying(1, 4, alone=0.5))
+ALONE = Plan(8, 15, lookup=Copying(1, 4, alone=0.3))
 NEVER = Plan(8, 15, lookup=Copying(1, 4, alone=0.0))
 GUESS = Proposal(TokenTree.chain([70, 71]), stats=(NodeStats(1, 1, 0),) * 2, stopped_by="policy")
 
@@ -60,21 +60,6 @@ async def test_a_copy_stands_beside_what_the_draft_proposes():
     assert proposal.drafted == GUESS.tree
 
 
-async def test_a_copy_that_makes_a_second_path_has_to_be_worth_that_as_well():
-    told = Delta(0, (1, 2, 3, 1, 2))
-    prices = (0.01,) * 15
-    free = await ByDeltas(LookupDraft(Guesser())).propose(
-        session_of(), told, replace(BESIDE, row_prices=prices)
-    )
-    dear = replace(BESIDE, lookup=Copying(1, 4, branch_price=9.0), row_prices=prices)
-    beside = await ByDeltas(LookupDraft(Guesser())).propose(session_of(), told, dear)
-    assert (free.num_copied, beside.num_copied) == (4, 1)
-    assert beside.tree.tokens == (70, 71, 3)
-    agreeing = Guesser(Proposal(TokenTree.chain([3]), stopped_by="policy"))
-    behind = await ByDeltas(LookupDraft(agreeing)).propose(session_of(), told, dear)
-    assert behind.tree == TokenTree.chain([3, 1, 2, 3])
-
-
 @pytest.mark.parametrize("reason", [LATE, PENDING])
 async def test_without_the_draft_s_answer_a_round_has_copies_only_where_each_has_a_price(reason):
     told, waiting = Delta(0, (1, 2, 3, 1, 2)), Proposal(fallback=reason)
@@ -93,6 +78,17 @@ async def test_a_sure_copy_spares_the_draft():
     assert proposal.tree == TokenTree.chain([3, 1, 2, 3])
     assert (proposal.num_copied, proposal.stopped_by) == (4, LOOKUP)
     assert guesser.texts == []
+
+
+async def test_a_long_copy_whose_first_token_is_unsure_does_not_spare_the_draft():
+    """Its nodes add up to more tokens than it takes to spare the draft for one that is sure."""
+    guesser = Guesser()
+    plan = replace(BESIDE, lookup=Copying(1, 8, alone=0.6))
+    proposal = await ByDeltas(LookupDraft(guesser)).propose(
+        session_of(), Delta(0, (1, 2, 3, 4, 5, 6, 7, 8, 1, 2)), plan
+    )
+    assert len(guesser.texts) == 1
+    assert proposal.num_copied > 1
 
 
 async def test_a_draft_that_was_spared_is_told_what_it_missed():

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slipstream.core.draft.guesses import Guess
 from slipstream.core.draft.ngram_sources import CopySource
 from slipstream.core.draft.ngram_tree import LEAST, TreeLimits, grow
-from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.core.tree import EMPTY, TokenTree
 
 STORE = CopySource.STORE
 SHARES = st.lists(st.floats(0.03, 0.9), min_size=1, max_size=3).filter(lambda at: sum(at) <= 1)
@@ -90,10 +90,10 @@ def drafted(draw):
 
 
 @settings(deadline=None)
-@given(tables(), drafted(), st.integers(0, 12), st.floats(0, 0.3))
-def test_what_a_draft_proposed_stays_and_is_shared(table, draft, max_nodes, branch_price):
+@given(tables(), drafted(), st.integers(0, 12))
+def test_what_a_draft_proposed_stays_and_is_shared(table, draft, max_nodes):
     tree, probabilities = draft
-    limits = TreeLimits(4, max_nodes, (0.05,) * 12, branch_price)
+    limits = TreeLimits(4, max_nodes, (0.05,) * 12)
     grown = grow(tree, probabilities, after(table), limits)
     assert grown.tree.tokens[: len(tree)] == tree.tokens
     assert grown.tree.parents[: len(tree)] == tree.parents
@@ -114,13 +114,3 @@ def test_nothing_follows_a_stop_token():
     table = {(): [0.5, 0.4], (0,): [0.9], (1,): [0.9]}
     limits = TreeLimits(4, 9, stop_token_ids=frozenset({1}))
     assert set(paths_of(grow(EMPTY, (), after(table), limits).tree)) == {(0,), (1,), (0, 0)}
-
-
-def test_a_second_path_has_to_pay_for_itself_and_leaves_beside_the_first_need_not():
-    table = {(): [0.6, 0.35], (0,): [0.9], (1,): [0.9]}
-    prices = (0.1,) * 9
-    both = grow(EMPTY, (), after(table), TreeLimits(2, 9, prices))
-    assert set(paths_of(both.tree)) == {(0,), (1,), (0, 0), (1, 0)}
-    one = grow(EMPTY, (), after(table), TreeLimits(2, 9, prices, branch_price=1.0))
-    assert set(paths_of(one.tree)) == {(0,), (1,), (0, 0)}
-    assert one.tree.children(ROOT)

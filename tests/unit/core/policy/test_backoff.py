@@ -1,11 +1,12 @@
-"""Pauses of a speculation that does not pay grow, and are short again once it has paid."""
+"""Speculation that does not pay pauses; beside copies a draft is asked where it is worth a step."""
 
 from dataclasses import replace
 
 import pytest
 
+from slipstream.core.draft.ngram_tree import LEAST
 from slipstream.core.policy.backoff import Backoff, GainPrior
-from slipstream.core.policy.planner import Planner
+from slipstream.core.policy.planner import DRAFT_GAIN, Planner
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.settings import resolve
@@ -34,14 +35,14 @@ def test_pauses_are_short_again_once_speculation_has_paid():
 
 def planner_of(*, step_cost, experience=None):
     """The planner of a request that copies beside a draft whose steps cost so much."""
-    profile = Profile(step_cost=step_cost, row_cost=0.02, lookup=2, lookup_alone=3.0)
+    profile = Profile(step_cost=step_cost, row_cost=0.02, lookup=2)
     options = SpeculationOptions(mode=Mode.AUTO)
     settings = resolve(options, profile, drafter="glide", has_decision_model=False)
     return Planner(replace(settings, experience=experience))
 
 
 @pytest.mark.parametrize(
-    ("step_cost", "pause"), [(0.02, 0), (0.16, Backoff.LATE), (0.3, Backoff.LONGEST_PAUSE)]
+    ("step_cost", "pause"), [(0.02, 0), (0.35, Backoff.LATE), (0.5, Backoff.LONGEST_PAUSE)]
 )
 def test_the_dearer_draft_steps_are_the_later_the_draft_is_tried_beside_copies(step_cost, pause):
     planner = planner_of(step_cost=step_cost)
@@ -54,6 +55,17 @@ def test_the_dearer_draft_steps_are_the_later_the_draft_is_tried_beside_copies(s
             )
         )
     assert asked.index(True) == pause
+
+
+@pytest.mark.parametrize("pace", [1, 3])
+@pytest.mark.parametrize("step_cost", [0.0, 0.05, 0.1, 0.3])
+def test_the_draft_is_spared_where_what_copies_leave_over_is_not_worth_a_step(step_cost, pace):
+    """The time of a step brings as many tokens as the request's pace says."""
+    planner, brought = planner_of(step_cost=step_cost), Verdict(tuple(range(pace)), pace - 1)
+    for _ in range(400):
+        planner.record(round_of(Proposal(), brought))
+    limit = planner.plan(1000, brought).lookup.alone
+    assert limit == pytest.approx(max(1 - pace * step_cost / DRAFT_GAIN, LEAST))
 
 
 @pytest.mark.parametrize("num_accepted", [0, 7])

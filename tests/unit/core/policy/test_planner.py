@@ -134,13 +134,13 @@ def test_speculation_that_pays_again_is_taken_up_again():
     assert all(planner.plan(1000, PREFILL).max_depth > 0 for _ in range(20))
 
 
-COPIES = Profile(step_cost=0.02, row_cost=0.02, lookup=2, lookup_alone=3.0, max_nodes=20)
+COPIES = Profile(step_cost=0.02, row_cost=0.02, lookup=2, max_nodes=20)
 
 
 def test_copies_have_the_nodes_and_the_draft_has_its_own_depth():
-    plan = planner_of(COPIES).plan(99, PREFILL)
+    plan = planner_of(COPIES, mode=Mode.FORCED).plan(99, PREFILL)
     assert plan.max_depth == COPIES.max_depth
-    assert plan.lookup == Copying(shortest=2, max_depth=20, alone=3.0)
+    assert plan.lookup == Copying(shortest=2, max_depth=20)
     assert planner_of(COPIES).plan(6, PREFILL).lookup.max_depth == 5
     assert planner_of(COPIES).plan(99, verdict_of(0, offer=Offer(4))).lookup.max_depth == 3
 
@@ -179,7 +179,7 @@ def test_while_a_draft_does_not_pay_copies_go_on_without_it():
         plans.append(planner.plan(1000, PREFILL))
         is_asked = plans[-1].lookup.alone > 0
         planner.record(round_of(chain(plans[-1].max_depth if is_asked else 0), verdict_of(0)))
-    assert {plan.lookup.alone for plan in plans} == {0.0, COPIES.lookup_alone}
+    assert {plan.lookup.alone > 0 for plan in plans} == {True, False}
     assert all(plan.max_depth > 0 for plan in plans)
 
 
@@ -210,7 +210,7 @@ def test_rounds_of_copies_alone_teach_nothing_about_the_draft():
     for _ in range(50):
         planner.record(round_of(copied, verdict_of(0)))
     after = planner.plan(1000, PREFILL)
-    assert (after.max_depth, after.lookup) == (before.max_depth, before.lookup)
+    assert (after.max_depth, after.may_ask) == (before.max_depth, before.may_ask)
 
 
 def test_rounds_that_pay_just_enough_go_on():
@@ -279,7 +279,6 @@ def test_roots_are_always_proposed_even_when_nothing_may_be_drafted():
         {"step_cost": float("nan")},
         {"row_cost": -0.1},
         {"lookup": -1},
-        {"lookup_alone": float("inf")},
         {"shape": Shape.PRODUCT},
         {"shape": Shape.FORK},
     ],

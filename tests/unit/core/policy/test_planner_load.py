@@ -156,7 +156,6 @@ OFFERS = st.fixed_dictionaries(
         "round_s": st.one_of(st.floats(), st.floats(0, 1e-300), st.floats(0, 1)),
         "cost_tokens": st.lists(COUNTS, max_size=6).map(sorted),
         "costs": st.lists(COSTS, max_size=6).map(sorted),
-        "branch_cost": COSTS,
     }
 )
 

@@ -65,9 +65,3 @@ def test_without_prices_everything_is_taken_and_behind_a_dear_node_cheap_ones_ma
     assert num_paying([0.0, 0.0], ()) == 2
     assert num_paying([0.5, 0.5, 0.5], [0.6, 0.0, 0.0]) == 3
     assert num_paying([0.5, 0.01], [0.6, 0.0]) == 0
-
-
-def test_a_second_path_costs_something_or_nothing():
-    assert RowCosts(branch=0.1).branch == 0.1
-    with pytest.raises(InvalidRequest, match="second path"):
-        RowCosts(branch=-0.1)
