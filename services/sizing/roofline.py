@@ -30,6 +30,8 @@ KV_SHARE, RESERVED = 0.85, 1.5e9
 WORKSPACE_ROWS = 256
 GRAPHS_SHARE = 1 / 16
 """Share of a device that captures may gather in."""
+MOST_READ = 1152
+"""Positions of a context that a draft reads: the first ones and its window of the newest."""
 _BYTES = 2
 _NUM_READ, _HEAD = 3, 8192
 """Target layers that a draft reads, and tokens of its head."""
@@ -134,10 +136,10 @@ class GpuTarget:
     def draft_step(self, sessions: int) -> Work:
         """Return the work of one token of a GliDe draft for each session, on a GPU of its own; a
         chain is one graph, so that a step launches nothing."""
-        at, sizes = self.model, self.sizes()
-        kv = sessions * self.context * sizes.draft_kv_per_token
-        attention = 4 * (1 + _NUM_READ) * at.num_heads * at.head_dim * self.context * sessions
-        return Work(sizes.draft_weights + kv, sessions * sizes.draft_weights + attention, 0.0)
+        at, sizes, keys = self.model, self.sizes(), sessions * min(self.context, MOST_READ)
+        read = sizes.draft_weights + keys * sizes.draft_kv_per_token
+        attention = 4 * (1 + _NUM_READ) * at.num_heads * at.head_dim * keys
+        return Work(read, sessions * sizes.draft_weights + attention, 0.0)
 
     def bound_rows(self, sessions: int) -> int:
         """Return the fewest rows of each session at which computing takes longer than reading."""

@@ -70,8 +70,7 @@ class Copying:
     """Limits of the copies in a round.
 
     Matches of at least `shortest` tokens count, and a copied path has up to `max_depth` tokens.
-    Where copies have the next token with a probability of `alone` or more, the draft is not
-    asked.
+    The draft is spared where the next token is a copy with a probability of `alone` or more.
     """
 
     shortest: int

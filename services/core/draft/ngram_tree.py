@@ -49,9 +49,8 @@ class Grown:
     @property
     def covered(self) -> float:
         """Return the probability that the next token is among the added nodes."""
-        added = self.tree.parents[len(self.tree) - len(self.reaches) :]
-        pairs = zip(self.reaches, added, strict=True)
-        return sum(reach for reach, parent in pairs if parent == ROOT)
+        added = zip(self.reaches[::-1], self.tree.parents[::-1], strict=False)
+        return sum(reach for reach, parent in added if parent == ROOT)
 
 
 class _Candidate(NamedTuple):

@@ -25,6 +25,7 @@ from support.models.deltas import ByDeltas
 BESIDE = Plan(8, 15, lookup=Copying(1, 4))
 ALONE = Plan(8, 15, lookup=Copying(1, 4, alone=0.3))
 NEVER = Plan(8, 15, lookup=Copying(1, 4, alone=0.0))
+AGAIN = Delta(0, (1, 2, 3, 1, 2))
 GUESS = Proposal(TokenTree.chain([70, 71]), stats=(NodeStats(1, 1, 0),) * 2, stopped_by="policy")
 
 
@@ -54,7 +55,7 @@ def session_of(*stop_ids, name="s"):
 
 async def test_a_copy_stands_beside_what_the_draft_proposes():
     draft = ByDeltas(LookupDraft(Guesser()))
-    proposal = await draft.propose(session_of(), Delta(0, (1, 2, 3, 1, 2)), BESIDE)
+    proposal = await draft.propose(session_of(), AGAIN, BESIDE)
     assert proposal.tree == TokenTree((70, 71, 3, 1, 2, 3), (-1, 0, -1, 2, 3, 4))
     assert (proposal.num_copied, proposal.stopped_by) == (4, "policy")
     assert proposal.drafted == GUESS.tree
@@ -62,19 +63,17 @@ async def test_a_copy_stands_beside_what_the_draft_proposes():
 
 @pytest.mark.parametrize("reason", [LATE, PENDING])
 async def test_without_the_draft_s_answer_a_round_has_copies_only_where_each_has_a_price(reason):
-    told, waiting = Delta(0, (1, 2, 3, 1, 2)), Proposal(fallback=reason)
-    free = await ByDeltas(LookupDraft(Guesser(waiting))).propose(session_of(), told, BESIDE)
+    waiting = Proposal(fallback=reason)
+    free = await ByDeltas(LookupDraft(Guesser(waiting))).propose(session_of(), AGAIN, BESIDE)
     assert free == waiting
     priced = replace(BESIDE, row_prices=(0.01,) * 15)
-    copied = await ByDeltas(LookupDraft(Guesser(waiting))).propose(session_of(), told, priced)
+    copied = await ByDeltas(LookupDraft(Guesser(waiting))).propose(session_of(), AGAIN, priced)
     assert (copied.fallback, copied.tree) == (reason, TokenTree.chain([3, 1, 2, 3]))
 
 
 async def test_a_sure_copy_spares_the_draft():
     guesser = Guesser()
-    proposal = await ByDeltas(LookupDraft(guesser)).propose(
-        session_of(), Delta(0, (1, 2, 3, 1, 2)), ALONE
-    )
+    proposal = await ByDeltas(LookupDraft(guesser)).propose(session_of(), AGAIN, ALONE)
     assert proposal.tree == TokenTree.chain([3, 1, 2, 3])
     assert (proposal.num_copied, proposal.stopped_by) == (4, LOOKUP)
     assert guesser.texts == []
@@ -82,11 +81,9 @@ async def test_a_sure_copy_spares_the_draft():
 
 async def test_a_long_copy_whose_first_token_is_unsure_does_not_spare_the_draft():
     """Its nodes add up to more tokens than it takes to spare the draft for one that is sure."""
-    guesser = Guesser()
+    guesser, told = Guesser(), Delta(0, (*range(1, 9), 1, 2))
     plan = replace(BESIDE, lookup=Copying(1, 8, alone=0.6))
-    proposal = await ByDeltas(LookupDraft(guesser)).propose(
-        session_of(), Delta(0, (1, 2, 3, 4, 5, 6, 7, 8, 1, 2)), plan
-    )
+    proposal = await ByDeltas(LookupDraft(guesser)).propose(session_of(), told, plan)
     assert len(guesser.texts) == 1
     assert proposal.num_copied > 1
 
@@ -165,17 +162,14 @@ async def test_copies_that_keep_failing_give_the_draft_its_turn_back():
 
 
 async def test_a_copy_ends_with_a_stop_token():
-    proposal = await ByDeltas(LookupDraft(Guesser())).propose(
-        session_of(3), Delta(0, (1, 2, 3, 1, 2)), ALONE
-    )
+    proposal = await ByDeltas(LookupDraft(Guesser())).propose(session_of(3), AGAIN, ALONE)
     assert proposal.tree == TokenTree.chain([3])
 
 
 async def test_a_fallback_is_told_though_something_was_copied():
     lost = Proposal(fallback="timeout")
-    proposal = await ByDeltas(LookupDraft(Guesser(lost))).propose(
-        session_of(), Delta(0, (1, 2, 1)), BESIDE
-    )
+    draft = ByDeltas(LookupDraft(Guesser(lost)))
+    proposal = await draft.propose(session_of(), Delta(0, (1, 2, 1)), BESIDE)
     assert proposal.fallback == "timeout"
     assert (proposal.tree.tokens, proposal.stopped_by) == ((2, 1, 2, 1), LOOKUP)
 
@@ -265,6 +259,6 @@ async def test_the_store_goes_on_where_the_draft_ends_and_beside_it_where_it_is_
 
 async def test_a_proposal_says_what_it_would_have_been_without_the_draft():
     draft = ByDeltas(LookupDraft(Guesser()))
-    proposal = await draft.propose(session_of(), Delta(0, (1, 2, 3, 1, 2)), BESIDE)
+    proposal = await draft.propose(session_of(), AGAIN, BESIDE)
     assert proposal.instead == TokenTree.chain([3, 1, 2, 3])
     assert len(proposal.tree) == 6

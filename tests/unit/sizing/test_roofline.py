@@ -7,7 +7,9 @@ import pytest
 
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.models import memory
+from slipstream.models.scorer import NUM_SINKS, WINDOW
 from slipstream.models.target.architecture import parse
+from slipstream.sizing import roofline
 from slipstream.sizing.gpus import GPUS, MODELS
 from slipstream.sizing.roofline import FLOPS_SHARE, GATHERED, GRAPHS_SHARE, KV_SHARE, GpuTarget
 
@@ -79,6 +81,13 @@ def test_expected_times_are_above_both_floors():
         assert work.expected_s(H100) > work.floor_s(H100)
         assert work.expected_s(H100) > work.flops / (H100.flops * FLOPS_SHARE)
     assert LLAMA.draft_step(1).expected_s(H100) < 0.1 * LLAMA.step(1, 1).expected_s(H100)
+
+
+def test_a_draft_reads_its_window_of_a_long_context_and_all_of_a_short_one():
+    assert roofline.MOST_READ == NUM_SINKS + WINDOW
+    short, full, long = (replace(LLAMA, context=count).draft_step(8) for count in (576, 1152, 8192))
+    assert full == long
+    assert full.read - short.read == 8 * 576 * LLAMA.sizes().draft_kv_per_token
 
 
 def test_times_for_the_formula_are_those_of_the_steps():

@@ -49,11 +49,8 @@ def test_the_dearer_draft_steps_are_the_later_the_draft_is_tried_beside_copies(s
     asked = []
     for _ in range(70):
         asked.append(planner.plan(1000, Verdict((0,), 0)).lookup.alone > 0)
-        planner.record(
-            round_of(
-                Proposal(TokenTree.chain(range(3))) if asked[-1] else Proposal(), Verdict((0,), 0)
-            )
-        )
+        proposal = Proposal(TokenTree.chain(range(3))) if asked[-1] else Proposal()
+        planner.record(round_of(proposal, Verdict((0,), 0)))
     assert asked.index(True) == pause
 
 
