@@ -1,6 +1,5 @@
 """Plans of rounds: how much to draft, and of what shape. Pure."""
 
-import math
 from dataclasses import replace
 
 from slipstream.core.draft.ngram_sources import Copying
@@ -26,9 +25,10 @@ FITTING = 0.6
 """Share of proposals that are assumed to have the token of a plain round before them."""
 SHORTEST_WAIT_S = 0.1
 """Least time to wait for a proposal: the scheduler of a busy machine may take as long."""
-DRAFT_GAIN = 0.5
-"""Tokens that the draft is assumed to bring where copies have none. (Rounds of SmolLM2-135M on
-Spec-Bench, replayed: about the fastest, greedy and at temperature 1.)"""
+DRAFT_GAIN, SURE = 0.5, 0.75
+"""Tokens that the draft is assumed to bring where copies have none (replayed rounds of SmolLM2-135M
+on Spec-Bench: about the fastest), and the probability of copies that spares it where speculation is
+forced: three of them are kept in a row."""
 MANY_FORCED = 4
 """Forced tokens with which the draft is not asked as well: they are all but certain."""
 
@@ -163,7 +163,7 @@ class Planner:
         """Return how likely copies must have the next token for the draft to be spared: for what
         they leave over it has to bring more tokens than the time of one of its steps does."""
         if self._settings.mode is Mode.FORCED:
-            return math.inf
+            return SURE
         return max(1.0 - self._speed * self._prices.step / DRAFT_GAIN, LEAST)
 
     def _row_prices(self, nodes: int) -> tuple[float, ...]:

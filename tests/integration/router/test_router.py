@@ -72,7 +72,7 @@ async def test_tokens_are_those_of_plain_embedded_decoding(
 
 async def test_a_draft_that_copies_spare_keeps_up_with_text_and_keys(target, draft, embedded):
     """One token nearly always, so that the draft is asked only now and then."""
-    sampling = SamplingParams(temperature=0.9, seed=5, logit_bias=((0, -100.0), (7, 7.0)))
+    sampling = SamplingParams(temperature=0.5, seed=5, logit_bias=((0, -100.0), (7, 4.0)))
     asked = {"max_tokens": 120, "sampling": sampling}
     async with running(target, draft), routed([target], [draft]) as client:
         expected = await embedded.generate("hello", **asked)

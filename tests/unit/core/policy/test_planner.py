@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 from slipstream.core.draft.ngram_sources import Copying, CopySource
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.policy.backoff import Backoff
-from slipstream.core.policy.planner import Planner
+from slipstream.core.policy.planner import SURE, Planner
 from slipstream.core.policy.row_costs import Offer
 from slipstream.core.request.options import Mode, SpeculationOptions, num_product_nodes
 from slipstream.core.request.profile import Profile
@@ -140,7 +140,7 @@ COPIES = Profile(step_cost=0.02, row_cost=0.02, lookup=2, max_nodes=20)
 def test_copies_have_the_nodes_and_the_draft_has_its_own_depth():
     plan = planner_of(COPIES, mode=Mode.FORCED).plan(99, PREFILL)
     assert plan.max_depth == COPIES.max_depth
-    assert plan.lookup == Copying(shortest=2, max_depth=20)
+    assert plan.lookup == Copying(shortest=2, max_depth=20, alone=SURE)
     assert planner_of(COPIES).plan(6, PREFILL).lookup.max_depth == 5
     assert planner_of(COPIES).plan(99, verdict_of(0, offer=Offer(4))).lookup.max_depth == 3
 
