@@ -25,10 +25,10 @@ FITTING = 0.6
 """Share of proposals that are assumed to have the token of a plain round before them."""
 SHORTEST_WAIT_S = 0.1
 """Least time to wait for a proposal: the scheduler of a busy machine may take as long."""
-DRAFT_GAIN, SURE = 0.5, 0.75
+DRAFT_GAIN, SURE = 0.5, 0.8
 """Tokens that the draft is assumed to bring where copies have none (replayed rounds of SmolLM2-135M
 on Spec-Bench: about the fastest), and the probability of copies that spares it where speculation is
-forced: three of them are kept in a row."""
+forced: four of them are kept in a row."""
 MANY_FORCED = 4
 """Forced tokens with which the draft is not asked as well: they are all but certain."""
 

@@ -9,7 +9,7 @@ from slipstream.core.errors import Unavailable
 from support.services import fleet
 from support.services.fleet import draft_worker, glide_of, routed, running, target_worker
 
-FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
+FORCED = SpeculationOptions(Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3, lookup=False)
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11)
 GREEDY = SamplingParams()
 NUM_TOKENS = 120
