@@ -19,7 +19,6 @@ from typing import Any
 
 from slipstream import __version__
 from slipstream.config import instruction_limits, measurements_dir
-from slipstream.core.timing import Clock
 from slipstream.models.threads import num_threads
 
 _LOG = logging.getLogger("slipstream.models")
@@ -132,7 +131,6 @@ def best_seconds(
     alternatives: Sequence[Callable[[], object]],
     *,
     passes: int = _PASSES,
-    clock: Clock = time.perf_counter,
 ) -> list[float]:
     """Return the shortest time of each alternative, in seconds.
 
@@ -142,8 +140,8 @@ def best_seconds(
     best = [float("inf")] * len(alternatives)
     for number in range(passes + 1):
         for index, run in enumerate(alternatives):
-            start = clock()
+            start = time.perf_counter()
             run()
             if number:
-                best[index] = min(best[index], clock() - start)
+                best[index] = min(best[index], time.perf_counter() - start)
     return best

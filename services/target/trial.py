@@ -65,14 +65,14 @@ class _Forwards:
         if not model.has_shapes or pool.num_free < CROWD + own_pages:
             pool = model.pool(CROWD + own_pages, scratch_rows=BLOCK_SIZE)
         self._model, self._pool = model, pool
-        self.alone = self._opened(max_tokens)
+        self._alone = self._opened(max_tokens)
         self._several: list[KvCache] = []
 
     def compute(self, num_tokens: int, num_sessions: int) -> None:
         """Compute a forward of so many tokens in all, logits included, and wait for its end."""
         while num_sessions > 1 and len(self._several) < num_sessions:
             self._several.append(self._opened(1))
-        used = [self.alone] if num_sessions == 1 else self._several[:num_sessions]
+        used = [self._alone] if num_sessions == 1 else self._several[:num_sessions]
         tokens = [_TOKEN] * (num_tokens // num_sessions)
         hidden, _ = self._model.forward([Part(cache, tokens) for cache in used])
         self._model.logits(hidden)
@@ -80,7 +80,7 @@ class _Forwards:
 
     def close(self) -> None:
         """Free the sessions' pages."""
-        for cache in (self.alone, *self._several):
+        for cache in (self._alone, *self._several):
             cache.close()
 
     def _opened(self, num_slots: int) -> KvCache:

@@ -80,7 +80,7 @@ async def test_a_sure_copy_spares_the_draft():
 
 
 async def test_a_long_copy_whose_first_token_is_unsure_does_not_spare_the_draft():
-    """Its nodes add up to more tokens than it takes to spare the draft for one that is sure."""
+    """Copied nodes add up to more than one sure token, which is what spares the draft."""
     guesser, told = Guesser(), Delta(0, (*range(1, 9), 1, 2))
     plan = replace(BESIDE, lookup=Copying(1, 8, alone=0.6))
     proposal = await ByDeltas(LookupDraft(guesser)).propose(session_of(), told, plan)

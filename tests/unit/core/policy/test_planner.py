@@ -173,13 +173,13 @@ def test_copying_is_as_asked_or_else_as_the_profile_says_where_it_fits(
 
 
 def test_while_a_draft_does_not_pay_copies_go_on_without_it():
-    planner = planner_of(COPIES, mode=Mode.AUTO)
+    planner = planner_of(replace(COPIES, step_cost=0.0), mode=Mode.AUTO)
     plans = []
     for _ in range(60):
         plans.append(planner.plan(1000, PREFILL))
         is_asked = plans[-1].lookup.alone > 0
         planner.record(round_of(chain(plans[-1].max_depth if is_asked else 0), verdict_of(0)))
-    assert {plan.lookup.alone > 0 for plan in plans} == {True, False}
+    assert {plan.lookup.alone for plan in plans} == {0.0, 1.0}
     assert all(plan.max_depth > 0 for plan in plans)
 
 
@@ -204,13 +204,13 @@ def test_a_draft_that_pays_against_plain_decoding_is_spared_where_copies_bring_a
 
 
 def test_rounds_of_copies_alone_teach_nothing_about_the_draft():
-    planner = planner_of(COPIES, mode=Mode.AUTO, stop=StopPolicy.HEURISTIC)
+    planner = planner_of(replace(COPIES, step_cost=0), mode=Mode.AUTO, stop=StopPolicy.HEURISTIC)
     before = planner.plan(1000, PREFILL)
     copied = Proposal(TokenTree.chain((1, 2, 3)), num_copied=3, sources=(CopySource.LOOKUP,) * 3)
     for _ in range(50):
         planner.record(round_of(copied, verdict_of(0)))
     after = planner.plan(1000, PREFILL)
-    assert (after.max_depth, after.may_ask) == (before.max_depth, before.may_ask)
+    assert (after.max_depth, after.lookup) == (before.max_depth, before.lookup)
 
 
 def test_rounds_that_pay_just_enough_go_on():
