@@ -10,7 +10,7 @@ import google_crc32c
 from google.protobuf.message import DecodeError
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.rpc.conversion.enums import WireEnum
+from slipstream.rpc.conversion.enums import paired
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.rpc.wire import bytes_field, cut_out
 
@@ -45,18 +45,8 @@ class KvEncoding(StrEnum):
     """8-bit integers with one float32 scale per head and position."""
 
 
-DTYPE = WireEnum(
-    "the element type of keys and values",
-    {
-        common_pb2.KV_DTYPE_BFLOAT16: KvDtype.BFLOAT16,
-        common_pb2.KV_DTYPE_FLOAT16: KvDtype.FLOAT16,
-        common_pb2.KV_DTYPE_FLOAT32: KvDtype.FLOAT32,
-    },
-)
-ENCODING = WireEnum(
-    "the encoding of keys and values",
-    {target_pb2.KV_ENCODING_RAW: KvEncoding.RAW, target_pb2.KV_ENCODING_INT8: KvEncoding.INT8},
-)
+DTYPE = paired("the element type of keys and values", common_pb2.KvDtype, KvDtype)
+ENCODING = paired("the encoding of keys and values", target_pb2.KvEncoding, KvEncoding)
 
 
 @dataclass(frozen=True, slots=True)

@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slipstream.core.errors import ModelMismatch, TrainingError
 from slipstream.models.glide.glide import GlideModel, Rope
+from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_files import load_weights
 from slipstream.models.glide.glide_init import (
     GlideShape,
@@ -39,22 +40,27 @@ def first_draft(
 ) -> tuple[GlideModel, Tensor]:
     """Return a float32 draft, from the target's own layers or `init_from`, and its vocabulary.
 
-    The trimmed head's vocabulary is counted on the data at hand. ModelMismatch for weights of
-    another shape.
+    The trimmed head's vocabulary is that of `init_from`, where it has the wanted size, or counted
+    on the data at hand. ModelMismatch for weights of another target or shape.
     """
     name, digest = target.model_id, target.tokenizer_hash
     config = config_for_target(target.model, shape, name=name, tokenizer_hash=digest)
-    documents = [document for data in files for document in data.documents]
-    counts = torch.from_numpy(token_counts(documents, config.vocab_size))
-    vocab = trimmed_vocab(counts, config.head_size, forced=forced_ids(target))
-    config = replace(config, head_size=len(vocab))
     if init_from is None:
-        return init_from_target(target.model, config).train(), vocab
-    model, _ = load_weights(init_from)
+        vocab = _counted_vocab(target, config, files)
+        return init_from_target(target.model, replace(config, head_size=len(vocab))).train(), vocab
+    model, vocab = load_weights(init_from)
     if replace(model.config, head_size=config.head_size, max_lag=config.max_lag) != config:
         raise ModelMismatch(f"the weights in {init_from} are of another target or shape")
-    model.config = config
+    if len(vocab) != config.head_size:
+        vocab = _counted_vocab(target, config, files)
+    model.config = replace(config, head_size=len(vocab))
     return model.float().requires_grad_(True).train(), vocab
+
+
+def _counted_vocab(target: LoadedModel, config: GlideConfig, files: Sequence[DataFile]) -> Tensor:
+    documents = [document for data in files for document in data.documents]
+    counts = torch.from_numpy(token_counts(documents, config.vocab_size))
+    return trimmed_vocab(counts, config.head_size, forced=forced_ids(target))
 
 
 def borrowed(target: LoadedModel, vocab: Tensor, longest: int) -> Frozen:

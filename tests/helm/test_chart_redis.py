@@ -18,12 +18,11 @@ from slipstream.router.app import fences
 from slipstream.state.factory import open_quotas, open_registry, open_store, open_texts
 from slipstream.state.options import StoreOptions
 from slipstream.state.quotas import QuotaLimits, Ticket
-from slipstream.state.record import SessionUpdate
 from slipstream.state.registry import Announcement
 from support.deployment.charts import NAMESPACE, RELEASE, named, rendered, settings, with_values
 from support.deployment.kube_schemas import NEWEST, faults
 from support.state.redis_server import RedisServer, redis_server
-from support.state.session_stores import BOUNDS, begins, held, opened, told
+from support.state.session_stores import BOUNDS, begins, keeps_a_session
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "a \"password\" with 'quotes', \\ and $HOME"
@@ -112,12 +111,7 @@ def operator(pod):
 
 async def test_the_services_user_keeps_sessions(options):
     store = open_store(options, BOUNDS, time.time, next_fence=fences(time.time))
-    await told(store, begins(), opened(5, 6, 7), target="target:1")
-    lease = await held(store, begins())
-    await store.append(lease, SessionUpdate(2, (7, 8), ending="done"))
-    await store.renew(lease)
-    await store.release(lease, target=None, draft="draft:1")
-    assert (await store.delete("chat", "ann")).tokens == (5, 6, 7, 8)
+    await keeps_a_session(store)
     await store.aclose()
 
 

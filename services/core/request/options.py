@@ -84,6 +84,11 @@ class SpeculationOptions:
         if self.widths is None:
             return
         check_num_depths(len(self.widths))
+        if len(self.widths) > (self.max_draft_tokens or MAX_DRAFT_TOKENS):
+            raise UnsupportedCombination(
+                f"widths {self.widths} have {len(self.widths)} depths, but max_draft_tokens is"
+                f" {self.max_draft_tokens}"
+            )
         for width in self.widths:
             _check_range("a width", width, MAX_NODES)
         nodes, limit = num_product_nodes(self.widths), self.max_nodes or MAX_NODES

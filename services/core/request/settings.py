@@ -7,6 +7,7 @@ from slipstream.core.policy.backoff import GainPrior
 from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
 from slipstream.core.request.options import (
+    MAX_NODES,
     Mode,
     SpeculationOptions,
     check_combination,
@@ -14,6 +15,7 @@ from slipstream.core.request.options import (
     fits_overlap,
     fitting_shape,
     fitting_stop,
+    num_product_nodes,
 )
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import Shape, StopPolicy, Verification
@@ -64,39 +66,52 @@ def resolve(
 ) -> Settings:
     """Fill `options` from `profile`; a draft step takes `step_s` seconds, if known.
 
-    Raises `UnsupportedCombination` where they do not fit.
+    What is asked for by name is not cut to the profile's number of nodes. Raises
+    `UnsupportedCombination` where they do not fit.
     """
     check_combination(options, drafter, has_decision_model=has_decision_model)
     verification = options.verification or Verification.EXACT
     stop = fitting_stop(options, profile.stop, drafter=drafter)
     inherits = options.threshold is None and stop is profile.stop
-    max_draft_tokens = options.max_draft_tokens or profile.max_depth
-    widths = (options.widths or ())[:max_draft_tokens]
-    roots = options.num_roots or DEFAULT_NUM_ROOTS
+    widths = options.widths or ()
+    is_rooted = verification is Verification.TARGET_INIT
+    roots = (options.num_roots or DEFAULT_NUM_ROOTS) if is_rooted else 1
+    max_nodes = options.max_nodes or max(profile.max_nodes, _nodes_asked(options, roots))
     return Settings(
         mode=options.mode,
         shape=fitting_shape(options, profile.shape, drafter=drafter),
         stop=stop,
         threshold=profile.threshold_at(temperature) if inherits else options.threshold,
-        max_draft_tokens=len(widths) or max_draft_tokens,
-        max_nodes=options.max_nodes or profile.max_nodes,
+        max_draft_tokens=len(widths) or options.max_draft_tokens or profile.max_depth,
+        max_nodes=max_nodes,
         widths=widths,
         verification=verification,
-        num_roots=roots if verification is Verification.TARGET_INIT else 1,
+        num_roots=roots,
         step_cost=profile.step_cost,
         row_cost=profile.row_cost,
-        lookup=_copying(options, profile, drafter=drafter),
+        lookup=_copying(options, profile, max_nodes, drafter=drafter),
         overlap=options.overlap if fits_overlap(options, drafter) else False,
         step_s=step_s,
     )
 
 
-def _copying(options: SpeculationOptions, profile: Profile, *, drafter: str) -> Copying | None:
+def _nodes_asked(options: SpeculationOptions, num_roots: int) -> int:
+    """Return the nodes that a request's widths, or paths of its length, make."""
+    if options.widths:
+        return num_product_nodes(options.widths)
+    if options.max_draft_tokens is None:
+        return 0
+    is_rooted = options.verification is Verification.TARGET_INIT
+    return min(num_roots * (options.max_draft_tokens + is_rooted), MAX_NODES)
+
+
+def _copying(
+    options: SpeculationOptions, profile: Profile, max_nodes: int, *, drafter: str
+) -> Copying | None:
     """Return the copies beside the draft; a default that does not fit gives way."""
     is_on = profile.lookup > 0 if options.lookup is None else options.lookup
     if not is_on or options.mode is Mode.OFF or not fits_lookup(options, drafter):
         return None
-    nodes = options.max_nodes or profile.max_nodes
-    depth = options.max_draft_tokens or min(nodes, MAX_DRAFT_TOKENS)
+    depth = options.max_draft_tokens or min(max_nodes, MAX_DRAFT_TOKENS)
     shortest = profile.lookup or DEFAULT_LOOKUP
     return Copying(shortest, depth)

@@ -2,7 +2,7 @@
 
 from collections.abc import Mapping
 from enum import StrEnum
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.options import Mode
@@ -38,41 +38,20 @@ class WireEnum(Generic[E]):
         return self._members[number]
 
 
-def _numbers(wire: Mapping[str, int], kind: type[E], prefix: str) -> dict[int, E]:
-    """Pairs by name: MCSD_REPLACEMENT on the wire is mcsd-replacement in the core."""
-    return {
-        number: kind(name.removeprefix(prefix).lower().replace("_", "-"))
-        for name, number in wire.items()
-        if number
-    }
+def paired(name: str, wire: Any, kind: type[E]) -> WireEnum[E]:
+    """Pair by name: VERIFICATION_MCSD_REPLACEMENT on the wire is mcsd-replacement in the core."""
+    prefix = wire.Name(0).removesuffix("UNSPECIFIED")
+    named = {number: key.removeprefix(prefix).lower() for key, number in wire.items() if number}
+    return WireEnum(name, {at: kind(value.replace("_", "-")) for at, value in named.items()})
 
 
-VERIFICATION = WireEnum(
-    "verification", _numbers(dict(common_pb2.Verification.items()), Verification, "VERIFICATION_")
-)
-SHAPE = WireEnum("shape", _numbers(dict(common_pb2.Shape.items()), Shape, "SHAPE_"))
-STOP = WireEnum(
-    "stop policy", _numbers(dict(common_pb2.StopPolicy.items()), StopPolicy, "STOP_POLICY_")
-)
-TOOL_FORMAT = WireEnum(
-    "tool format", _numbers(dict(common_pb2.ToolFormat.items()), ToolFormat, "TOOL_FORMAT_")
-)
-GRAMMAR = WireEnum(
-    "kind of grammar", _numbers(dict(common_pb2.GrammarKind.items()), GrammarKind, "GRAMMAR_KIND_")
-)
-FINISH = WireEnum(
-    "finish reason", _numbers(dict(common_pb2.FinishReason.items()), FinishReason, "FINISH_REASON_")
-)
-MODE = WireEnum(
-    "mode", _numbers(dict(generation_pb2.SpeculationMode.items()), Mode, "SPECULATION_MODE_")
-)
-ORIGIN = WireEnum(
-    "token origin", _numbers(dict(generation_pb2.TokenOrigin.items()), TokenOrigin, "TOKEN_ORIGIN_")
-)
-ROLE = WireEnum(
-    "replica role", _numbers(dict(generation_pb2.ReplicaRole.items()), ReplicaRole, "REPLICA_ROLE_")
-)
-STATE = WireEnum(
-    "replica state",
-    _numbers(dict(generation_pb2.ReplicaState.items()), ReplicaState, "REPLICA_STATE_"),
-)
+VERIFICATION = paired("verification", common_pb2.Verification, Verification)
+SHAPE = paired("shape", common_pb2.Shape, Shape)
+STOP = paired("stop policy", common_pb2.StopPolicy, StopPolicy)
+TOOL_FORMAT = paired("tool format", common_pb2.ToolFormat, ToolFormat)
+GRAMMAR = paired("kind of grammar", common_pb2.GrammarKind, GrammarKind)
+FINISH = paired("finish reason", common_pb2.FinishReason, FinishReason)
+MODE = paired("mode", generation_pb2.SpeculationMode, Mode)
+ORIGIN = paired("token origin", generation_pb2.TokenOrigin, TokenOrigin)
+ROLE = paired("replica role", generation_pb2.ReplicaRole, ReplicaRole)
+STATE = paired("replica state", generation_pb2.ReplicaState, ReplicaState)

@@ -11,10 +11,9 @@ import pytest
 from slipstream.core.errors import Unavailable
 from slipstream.state.factory import open_store
 from slipstream.state.options import StoreOptions
-from slipstream.state.record import SessionUpdate
 from support.network.certificates import certificates
 from support.state.redis_server import debian_binary, free_port, redis_server
-from support.state.session_stores import BOUNDS, begins, held, opened, told
+from support.state.session_stores import BOUNDS, begins, keeps_a_session, opened, told
 
 ROOT = Path(__file__).parents[3]
 PASSWORD = "nobody must see this"
@@ -84,12 +83,7 @@ def test_the_documented_user_may_do_what_scripts_do_and_nothing_else():
 
 async def test_a_user_with_the_documented_rights_can_keep_sessions(options):
     store = open_store(options, BOUNDS, time.monotonic, next_fence=int)
-    await told(store, begins(), opened(5, 6, 7), target="target:1")
-    lease = await held(store, begins())
-    await store.append(lease, SessionUpdate(2, (7, 8), ending="done"))
-    await store.renew(lease)
-    await store.release(lease, target=None, draft="draft:1")
-    assert (await store.delete("chat", "ann")).tokens == (5, 6, 7, 8)
+    await keeps_a_session(store)
     await store.aclose()
 
 

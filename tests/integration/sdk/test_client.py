@@ -16,7 +16,6 @@ from slipstream.core.errors import (
     InvalidRequest,
     ModelMismatch,
     PromptTooLong,
-    SessionBusy,
     SessionClosed,
     UnsupportedCombination,
     WeightsError,
@@ -43,15 +42,6 @@ def ngram(folder):
 def vanilla(folder):
     with Client.embedded(str(folder), f"vanilla:{folder}", dtype="float32") as client:
         yield client
-
-
-def test_a_stream_adds_up_to_the_result(vanilla):
-    result = vanilla.generate("hello", max_tokens=20)
-    chunks = list(vanilla.stream("hello", max_tokens=20))
-    assert "".join(chunk.text for chunk in chunks) == result.text
-    assert tuple(token for chunk in chunks for token in chunk.token_ids) == result.token_ids
-    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    assert chunks[-1].stats.num_output_tokens == len(result.token_ids)
 
 
 def test_speculation_changes_the_rounds_and_not_the_tokens(vanilla):
@@ -133,16 +123,6 @@ def test_a_stop_string_in_one_turn_does_not_spoil_the_next(vanilla):
     assert again.stats.num_cached_tokens > cut.stats.num_prompt_tokens
 
 
-def test_a_stream_that_is_left_frees_its_session(vanilla):
-    with vanilla.session() as session:
-        stream = session.stream("hello", max_tokens=40)
-        next(stream)
-        with pytest.raises(SessionBusy):
-            session.generate("at once")
-        stream.close()
-        assert session.generate("later", max_tokens=3).token_ids
-
-
 def test_a_turn_that_was_never_answered_was_never_said(vanilla):
     with vanilla.session() as session:
         with pytest.raises(InvalidRequest):
@@ -157,13 +137,6 @@ def test_a_closed_session_is_refused(vanilla):
     session.close()
     with pytest.raises(SessionClosed):
         session.generate("hello")
-
-
-def test_a_closed_client_is_refused(folder):
-    client = Client.embedded(str(folder), "none", dtype="float32")
-    client.close()
-    with pytest.raises(SessionClosed):
-        client.generate("hello")
 
 
 def test_an_engine_without_a_draft_decodes_plainly_and_says_no_to_more(folder, ngram):

@@ -130,3 +130,13 @@ async def told(store: SessionStore, asked: Claim, update: SessionUpdate, **place
     lease = await held(store, asked)
     await store.append(lease, update)
     await store.release(lease, **{"target": None, "draft": None, **placed})
+
+
+async def keeps_a_session(store: SessionStore) -> None:
+    """Do once with a session what a router does with one, from its first turn to its end."""
+    await told(store, begins(), opened(5, 6, 7), target="target:1")
+    lease = await held(store, begins())
+    await store.append(lease, SessionUpdate(2, (7, 8), ending="done"))
+    await store.renew(lease)
+    await store.release(lease, target=None, draft="draft:1")
+    assert (await store.delete("chat", "ann")).tokens == (5, 6, 7, 8)

@@ -146,6 +146,13 @@ def test_training_can_start_from_earlier_weights_with_other_text(place, first, t
     assert records[1]["started_from"] == records[0]
 
 
+def test_weights_to_start_from_keep_their_vocabulary_on_other_text(place, first, tmp_path):
+    other, start = tmp_path / "other.jsonl", first / "weights"
+    other.write_text("".join(f'{{"p": [{n}], "g": [{n}, 55]}}\n' for n in range(42, 52)))
+    train(glide_run(place, tmp_path, data=(other,), features=tmp_path, init_from=start))
+    assert torch.equal(load_weights(tmp_path / "weights")[1], load_weights(start)[1])
+
+
 def test_weights_of_another_shape_are_no_start(place, first, tmp_path):
     run = glide_run(place, tmp_path, init_from=first / "weights", layers=(2,))
     with pytest.raises(ModelMismatch, match="another target or shape"):

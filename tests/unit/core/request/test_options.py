@@ -146,6 +146,7 @@ def test_members_may_be_given_by_their_values_and_what_is_none_is_refused():
         {"shape": S.PRODUCT, "widths": (2, 0)},
         {"shape": S.PRODUCT, "widths": (8, 8, 8)},
         {"shape": S.PRODUCT, "widths": (4, 2), "max_nodes": 11},
+        {"shape": S.PRODUCT, "widths": (4, 2), "max_draft_tokens": 1},
     ],
 )
 def test_options_out_of_range_or_without_their_other_half_are_refused_at_birth(fields):

@@ -45,6 +45,22 @@ def test_sampled_requests_have_a_threshold_and_a_calibration_of_their_own():
         assert profile.calibration_at(temperature) == curve
 
 
+@pytest.mark.parametrize(
+    ("options", "nodes"),
+    [
+        ({}, 11),
+        ({"max_draft_tokens": 40}, 40),
+        ({"max_draft_tokens": 40, "max_nodes": 7}, 7),
+        ({"shape": "product", "widths": (2, 2, 1, 1, 1, 1, 1)}, 26),
+        ({"verification": "target-init", "num_roots": 3, "max_draft_tokens": 4}, 15),
+    ],
+)
+def test_a_tree_that_a_request_names_is_not_cut_to_the_profiles_size(options, nodes):
+    asked, profile = SpeculationOptions(**options), Profile(max_depth=6, max_nodes=11)
+    settings = resolve(asked, profile, drafter="vanilla", has_decision_model=False)
+    assert (settings.max_nodes, settings.widths) == (nodes, asked.widths or ())
+
+
 def test_a_profile_survives_its_values():
     values = json.loads(json.dumps(profile_values(PROFILE)))
     assert profile_from_values(values, place="here") == PROFILE
