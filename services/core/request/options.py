@@ -32,11 +32,12 @@ class Mode(StrEnum):
 class SpeculationOptions:
     """Speculation options of a request; `None` takes the engine's calibrated default.
 
-    `max_draft_tokens` bounds a path, `max_nodes` the tree. `threshold` is of `stop`; `widths`
-    are the children per depth of shape `product`; `num_roots` is of `target-init`. `drafter` is
-    a kind: glide, vanilla or ngram. `lookup` adds what the text repeats, and what n-gram stores
-    have, to what the draft proposes. With `overlap` a draft service goes on drafting while the
-    target verifies. Members of enumerations may be given by their values.
+    `max_draft_tokens` bounds a path, `max_nodes` the tree: by default at the calibrated number, or
+    at what `widths`, roots or `max_draft_tokens` make if that is more. `threshold` is of `stop`;
+    `widths` are the children per depth of shape `product`; `num_roots` is of `target-init`.
+    `drafter` is a kind: glide, vanilla or ngram. `lookup` adds what the text repeats, and what
+    n-gram stores have, to what the draft proposes. With `overlap` a draft service goes on drafting
+    while the target verifies. Members of enumerations may be given by their values.
     """
 
     mode: Mode = Mode.AUTO
