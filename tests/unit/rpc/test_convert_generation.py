@@ -66,7 +66,7 @@ def speculating(draw):
     stop, threshold = draw(STOPS)
     return SpeculationOptions(
         mode=draw(ACTIVE),
-        max_draft_tokens=draw(DEPTH),
+        max_draft_tokens=draw(DEPTH.filter(lambda most: not is_product or (most or 5) >= 5)),
         max_nodes=MAX_NODES if is_product else draw(NODES),
         shape=Shape.PRODUCT if is_product else draw(shapes),
         stop=stop,
