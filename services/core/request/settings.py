@@ -74,8 +74,8 @@ def resolve(
     stop = fitting_stop(options, profile.stop, drafter=drafter)
     inherits = options.threshold is None and stop is profile.stop
     widths = options.widths or ()
-    is_rooted = verification is Verification.TARGET_INIT
-    roots = (options.num_roots or DEFAULT_NUM_ROOTS) if is_rooted else 1
+    usual_roots = DEFAULT_NUM_ROOTS if verification is Verification.TARGET_INIT else 1
+    roots = options.num_roots or usual_roots
     max_nodes = options.max_nodes or max(profile.max_nodes, _nodes_asked(options, roots))
     return Settings(
         mode=options.mode,
