@@ -192,18 +192,13 @@ def _fill(name: str, base: Base, values: dict[str, Any]) -> None:
     """Add what the base means where no modifier differs."""
     if values.get("verification") is Verification.TARGET_INIT:
         values.setdefault("shape", Shape.FORK)
-    if "widths" in values and "max_draft_tokens" in values:
-        raise UnsupportedCombination(
-            f"method {name!r}: product has a depth already, so depth can't be set"
-        )
     if base == "best":
         return
     values.setdefault("mode", Mode.FORCED)
     values.setdefault("shape", Shape.CHAIN)
     values.setdefault("stop", StopPolicy.FIXED)
     values.setdefault("lookup", False)
-    is_classic = values["stop"] is StopPolicy.FIXED and "widths" not in values
-    if is_classic and base != "ngram":
+    if values["stop"] is StopPolicy.FIXED and "widths" not in values and base != "ngram":
         values.setdefault("max_draft_tokens", CLASSIC_DEPTH)
 
 

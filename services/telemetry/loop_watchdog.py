@@ -97,6 +97,8 @@ class LoopWatchdog:
         self._places: Counter[str] = Counter()
         """Where samples found the callback that runs."""
         self._collecting_ns = self._collecting_since = 0
+        self._began_at, self._longest_step_s = time.monotonic(), 0.0
+        """Start of the newest callback; the longest time between two starts since a sample."""
         self._stopping = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name="watchdog", daemon=True)
 
@@ -121,7 +123,9 @@ class LoopWatchdog:
             if handle._loop is not loop:
                 return unwatched(handle)  # type: ignore[no-any-return]
             self._collecting_ns, self._handle, self._is_armed = 0, handle, True
-            began = cpu_ns()
+            now = time.monotonic()
+            self._longest_step_s = max(self._longest_step_s, now - self._began_at)
+            self._began_at, began = now, cpu_ns()
             try:
                 unwatched(handle)
             finally:
@@ -162,22 +166,21 @@ class LoopWatchdog:
             before = handle
             now, wakes_now, used_now = time.monotonic(), _num_wakes(), _used_s()
             late_s = now - at - pause_s
-            if late_s >= self._limit_s and wakes_now - wakes > _WAKES and self._is_armed:
+            # This thread alone may wait for the lock while the loop's gets it again and again.
+            held_s = min(late_s, max(self._longest_step_s, now - self._began_at))
+            if held_s >= self._limit_s and wakes_now - wakes > _WAKES and self._is_armed:
                 grown = {ident: cpu_s - used.get(ident, 0.0) for ident, cpu_s in used_now.items()}
-                self._name_holder(late_s, grown, frames)
-            at, wakes, used = now, wakes_now, used_now
+                ident = max(grown, key=grown.__getitem__)
+                self._name_holder(min(held_s, grown[ident]), ident, frames.get(ident))
+            at, wakes, used, self._longest_step_s = now, wakes_now, used_now, 0.0
 
-    def _name_holder(
-        self, late_s: float, grown: dict[int, float], frames: dict[int, FrameType]
-    ) -> None:
+    def _name_holder(self, held_s: float, ident: int, frame: FrameType | None) -> None:
         """Report the thread that kept the interpreter's lock, unless it is the loop's own."""
-        ident = max(grown, key=lambda at: grown[at])
-        held_s = min(late_s, grown[ident])
         if ident == self._ident or held_s < self._limit_s:
             return
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        place = _place(frames[ident]) if ident in frames else None
-        stall = Stall(held_s, place or "code of another package", names.get(ident) or "unknown")
+        place = _place(frame) or "code of another package"
+        stall = Stall(held_s, place, names.get(ident) or "unknown")
         self._report(stall)
 
 

@@ -101,7 +101,7 @@ def test_transformers_noise_is_its_own():
         ("glide+depth=3+depth=4", "max draft tokens twice"),
         ("glide+forced+auto", "mode twice"),
         ("glide+fast+invariant", "numerics twice"),
-        ("glide+product=2x2+depth=2", "product has a depth already"),
+        ("glide+product=2x2+depth=1", "have 2 depths, but max_draft_tokens is 1"),
         ("plain+svip", "drafts nothing"),
         ("hf+fast", "drafts nothing"),
         ("ngram+svip", "does not go with ngram"),
