@@ -25,7 +25,7 @@ def save_plot(path: Path, draw: Callable[[Any], None], *, title: str, x: str, y:
     axes.set(title=title, xlabel=x, ylabel=y)
     axes.grid(visible=True, alpha=0.3)
     if axes.get_legend_handles_labels()[0]:
-        axes.legend(fontsize="small")
+        figure.legend(fontsize="small", loc="outside right upper")  # covers no data
     part = path.with_name(path.name + ".part")
     path.parent.mkdir(parents=True, exist_ok=True)
     figure.savefig(part, format=kind, dpi=_DOTS_PER_INCH)
