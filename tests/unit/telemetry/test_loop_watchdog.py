@@ -86,12 +86,12 @@ def test_a_thread_that_keeps_the_interpreters_lock_is_a_stall_of_the_loop():
 
 def test_a_thread_that_lets_others_run_is_no_stall():
     async def wait(_):
-        thread = threading.Thread(target=burn, args=(0.5,))
+        thread = threading.Thread(target=burn, args=(0.3,))
         thread.start()
         while thread.is_alive():
             await asyncio.sleep(0.001)
 
-    assert stalls_of(wait, limit_ms=60.0) == []
+    assert stalls_of(wait) == []
 
 
 def test_a_loop_without_a_watchdog_runs_callbacks_as_ever():
