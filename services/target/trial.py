@@ -5,6 +5,7 @@ import time
 from collections.abc import Callable, Mapping
 from typing import Any
 
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.cost_curve import CROWD, Budget, CostCurve, Costs, learn
 from slipstream.core.timing import Clock
 from slipstream.models.kv.cache import KvCache
@@ -139,10 +140,7 @@ def _read(value: Any) -> Costs | None:
         points, session_s, *_ = value
         points = tuple((int(count), float(seconds)) for count, seconds in points)
         costs = Costs(points, float(session_s))
-    except (TypeError, ValueError, OverflowError):
+        CostCurve(costs.points, session_s=costs.session_s)
+    except (TypeError, ValueError, OverflowError, InvalidRequest):
         return None
-    counts = [count for count, _ in costs.points]
-    is_sound = len(counts) > 1 and counts[0] == 1 and counts == sorted(set(counts))
-    is_sound &= all(0 < seconds < math.inf for _, seconds in costs.points)
-    is_sound &= 0 <= costs.session_s < math.inf
-    return costs if is_sound else None
+    return costs

@@ -12,9 +12,9 @@ from dataclasses import dataclass
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.timing import Clock
 
-_LADDER = (1, 2, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
-_FIRST = (1, 8, 16, 32, 64, 4, 2)
-"""What to time first: trees are mostly small."""
+_LADDER = (*range(1, 9), 12, 16, 24, 32, 48, 64, 96, 128)
+_FIRST = (1, 8, 16, 64, 4)
+"""What to time first: trees are mostly small. Behind them all of the ladder, from its lower end."""
 CROWD = 8
 """Sessions of the one forward at the start that tells what a session adds."""
 _PASSES = 5
@@ -64,22 +64,17 @@ class CostCurve:
         rows = [at for at, _ in points]
         if len(points) < 2 or rows[0] != 1 or rows != sorted(set(rows)):
             raise InvalidRequest(f"forwards of {rows} rows were timed, but must ascend from 1")
-        if not all(0 < seconds < math.inf for _, seconds in points) or not session_s >= 0:
+        own = [seconds for _, seconds in points]
+        if not all(0 < seconds < math.inf for seconds in own) or not 0 <= session_s < math.inf:
             raise InvalidRequest("the time of a forward is not above 0, or no number")
-        self._rows = rows
-        self._own = [seconds for _, seconds in points]
+        self._rows, self._own = rows, own
         self._bounds = [(at / _LARGEST_DRIFT, at * _LARGEST_DRIFT) for at in self._own]
-        self._tile = tile
+        self.tile = tile
         self._scale = 1.0
         # A forward of several sessions never takes longer than one for each of them.
         self._session_s = min(float(session_s), self._own[0])
         self._key_s = 0.0
         self._level()
-
-    @property
-    def tile(self) -> int | None:
-        """Rows of one product, where larger ones are cut."""
-        return self._tile
 
     def seconds(self, rows: int, sessions: int = 1, keys: int = 0) -> float:
         """Return the time of a forward of `rows` rows; `keys` are those read, summed over rows."""
@@ -157,7 +152,7 @@ class CostCurve:
     def _period(self) -> int:
         """Rows behind the last point after which cost rises alike again."""
         last = self._rows[-1]
-        return self._tile if self._tile and last >= 2 * self._tile else last // 2
+        return self.tile if self.tile and last >= 2 * self.tile else last // 2
 
     def _level(self) -> None:
         """Neighbours out of order share their mean: more rows never cost less."""

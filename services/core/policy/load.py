@@ -15,7 +15,7 @@ MAX_ROWS = 128
 _ALONE = 4.0
 """Plain rounds that a round of a session may cost which has the target to itself. It weighs costs
 against the probabilities of its own nodes, which are known here only."""
-_POINTS = (2, 3, 4, 6, 8, 12, 16, 24, 32, 48, 64, 96, 128)
+_POINTS = (*range(2, 9), 12, 16, 24, 32, 48, 64, 96, 128)
 """Batched tokens whose costs are told, beside both sides of a staircase's steps."""
 _SHORT_STEP = 8
 """A staircase with shorter steps counts as a slope."""

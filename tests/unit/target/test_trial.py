@@ -34,9 +34,10 @@ class Clock:
         return self._now
 
 
-def learnt(clock):
-    model = tiny.causal()
-    return learn_cost(model, model.pool(64), max_tokens=16, seconds=1e9, name=NAME, clock=clock)
+def learnt(clock, model=None, pool=None):
+    model = model or tiny.causal()
+    pool = pool or model.pool(64)
+    return learn_cost(model, pool, max_tokens=16, seconds=1e9, name=NAME, clock=clock)
 
 
 def test_what_an_earlier_start_has_found_is_kept_while_forwards_confirm_it(machine):
@@ -83,15 +84,13 @@ def test_what_is_no_record_of_costs_is_measured_again(machine, kept):
 def test_the_engines_memory_is_as_it_was(make, num_pages):
     model = make()
     pool = model.pool(num_pages)
-    ticks = itertools.count()
-    learn_cost(model, pool, max_tokens=16, seconds=1e9, name=NAME, clock=lambda: float(next(ticks)))
+    learnt(Clock(1.0), model, pool)
     assert pool.num_free == num_pages
 
 
 def test_forwards_are_captured_over_the_engines_own_pool():
     model = shaped()
     pool = model.pool(64)
-    ticks = itertools.count()
-    learn_cost(model, pool, max_tokens=16, seconds=1e9, name=NAME, clock=lambda: float(next(ticks)))
+    learnt(Clock(1.0), model, pool)
     assert {key[0] for key in model._shaped.replay._entries} == {id(pool)}
     assert {key[1].rows for key in model._shaped.replay._entries} >= {1, 16}

@@ -17,10 +17,7 @@ from support.models.rounds import round_of
 
 def pause_after_failing(backoff):
     backoff.record(0.0)
-    pause = 0
-    while not backoff.allows():
-        pause += 1
-    return pause
+    return sum(1 for _ in iter(backoff.allows, True))
 
 
 def test_pauses_are_short_again_once_speculation_has_paid():

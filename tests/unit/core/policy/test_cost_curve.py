@@ -1,6 +1,7 @@
 """What steps cost is learnt from few forwards, never falls with rows, and outlives outliers."""
 
 import math
+from random import Random
 
 import pytest
 from hypothesis import given, settings
@@ -36,15 +37,17 @@ def learnt(law=staircase, *, tile=TILE, seconds=60.0):
     return Bench(law).learn(tile=tile, budget=Budget(seconds))
 
 
-@pytest.mark.parametrize("rows", [1, 3, 16, 31, 32, 33, 50, 64, 65, 100, 128, 129, 160, 161, 500])
-def test_a_staircase_is_learnt_with_its_edges_and_goes_on_beyond_what_was_timed(rows):
-    assert learnt().seconds(rows) == pytest.approx(staircase(rows))
-
-
-@pytest.mark.parametrize("rows", [1, 5, 32, 33, 65, 128, 256, 1000])
-def test_a_line_is_learnt_and_goes_on(rows):
-    curve = learnt(lambda rows, sessions: 0.01 + 0.001 * rows, tile=None)
-    assert curve.seconds(rows) == pytest.approx(0.01 + 0.001 * rows)
+@pytest.mark.parametrize(
+    ("law", "tile"),
+    [
+        (staircase, TILE),
+        (lambda rows, sessions: 0.01 + 0.001 * rows, None),
+        (lambda rows, sessions: 0.012 if rows <= 6 else 0.008 + 0.0015 * rows, None),  # two passes
+    ],
+)
+@pytest.mark.parametrize("rows", [1, 5, 6, 7, 8, 16, 31, 32, 33, 50, 64, 65, 128, 129, 160, 1000])
+def test_what_was_timed_is_learnt_with_its_edges_and_goes_on_beyond(rows, law, tile):
+    assert learnt(law, tile=tile).seconds(rows) == pytest.approx(law(rows, 1))
 
 
 def test_what_another_session_adds_is_learnt():
@@ -70,13 +73,12 @@ def test_what_was_timed_once_is_left_out_where_others_were_timed_twice():
 def test_fast_machines_run_everything_several_times_but_not_for_ever():
     bench = Bench(lambda rows, sessions: 1e-6)
     bench.learn(tile=TILE)
-    sizes = ladder(TILE, 128)
-    assert 2 * len(sizes) < len(bench.ran) < 10 * len(sizes)
+    assert 2 < len(bench.ran) / len(ladder(TILE, 128)) < 10
 
 
 def test_the_fastest_of_several_forwards_counts():
-    stolen = iter([0.5, 0.0] * 100)
-    bench = Bench(lambda rows, sessions: staircase(rows, sessions) + next(stolen))
+    stolen = Random(0)
+    bench = Bench(lambda rows, sessions: staircase(rows, sessions) + stolen.choice((0.5, 0.0)))
     curve = bench.learn(tile=TILE, budget=Budget(1000.0))
     for rows in (1, 16, 33, 64):
         assert curve.seconds(rows) == pytest.approx(staircase(rows), rel=0.15)

@@ -26,8 +26,8 @@ def staircase(rows):
     return 0.02 * -(-rows // TILE) + 0.0002 * rows
 
 
-def curve_of(law=staircase, *, tile=TILE):
-    return CostCurve([(rows, law(rows)) for rows in (1, 16, 32, 33, 64, 65, 96)], tile=tile)
+def curve_of(law=staircase, *, tile=TILE, rows=(1, 16, 32, 33, 64, 65, 96)):
+    return CostCurve([(at, law(at)) for at in rows], tile=tile)
 
 
 def acceptance_of(kept, *, rounds=500):
@@ -42,8 +42,9 @@ def offers(sessions, *, kept=0.6, curve=None, budget=None):
     return budget.decide(curve or curve_of(), acceptance_of(kept), sessions=sessions, keys=0.0)
 
 
-def test_a_session_alone_has_the_first_tile_and_what_its_rows_cost():
-    offer, curve = offers(1), curve_of()
+@pytest.mark.parametrize("curve", [curve_of(), curve_of(lambda n: 1 + (n > 6), rows=range(1, 33))])
+def test_a_session_alone_has_the_first_tile_and_what_its_rows_cost(curve):
+    offer = offers(1, curve=curve)
     assert offer.rows == TILE
     assert offer.round_s == curve.seconds(1)
     for rows in range(1, TILE + 1):
@@ -82,7 +83,7 @@ def test_prices_rise_with_the_crowd():
 
 @pytest.mark.parametrize("sessions", [1, 2, 3, 8, 16, 30])
 def test_an_offer_tells_the_cost_of_every_step_of_the_staircase(sessions):
-    curve = CostCurve([(at, staircase(at)) for at in (1, 32, 33, 64, 65, 96)], tile=TILE)
+    curve = curve_of(rows=(1, 32, 33, 64, 65, 96))
     offer = offers(sessions, curve=curve, kept=0.95)
     for rows in range(1, offer.rows + 1):
         expected = curve.seconds(rows * sessions, sessions) / curve.seconds(sessions, sessions)
