@@ -7,7 +7,7 @@ taken from the others, so that none may count on their frugality.
 import math
 from collections.abc import Callable
 
-from slipstream.core.policy.cost_curve import CostCurve
+from slipstream.core.policy.cost_curve import CostCurve, ladder
 from slipstream.core.policy.row_costs import Offer, RowCosts
 
 MAX_ROWS = 128
@@ -15,8 +15,6 @@ MAX_ROWS = 128
 _ALONE = 4.0
 """Plain rounds that a round of a session may cost which has the target to itself. It weighs costs
 against the probabilities of its own nodes, which are known here only."""
-_POINTS = (*range(2, 9), 12, 16, 24, 32, 48, 64, 96, 128)
-"""Batched tokens whose costs are told, beside both sides of a staircase's steps."""
 _SHORT_STEP = 8
 """A staircase with shorter steps counts as a slope."""
 _PLAIN = 1.01
@@ -186,9 +184,8 @@ class TokenBudget:
         """Return the offer with its rows' costs, at each step of the staircase if there is one."""
         rows = self._rows if rows is None else rows
         step = (curve.tile or 0) // sessions
-        steps = range(step, rows, step) if step >= _SHORT_STEP else ()
         points, most = [(1, 1.0)], 1.0
-        for at in sorted({*_POINTS, *steps, *(at + 1 for at in steps), rows}):
+        for at in sorted({*ladder(step if step >= _SHORT_STEP else None, rows), rows}):
             if 1 < at <= rows:
                 most = max(most, cost(at))
                 points.append((at, most))
