@@ -4,6 +4,8 @@
 #pragma once
 
 #include <algorithm>
+#include <cstdint>
+#include <type_traits>
 #include <utility>
 #include <vector>
 
@@ -14,6 +16,7 @@ namespace SLIPSTREAM_ISA {
 
 using slipstream::Scratch;
 using slipstream::Shape;
+using slipstream::Span;
 
 // What a token sees of one key head: the first `in_table` slots of a table, or of all where there
 // is none, and then those of a line.
@@ -32,63 +35,98 @@ struct Seen {
   }
 };
 
-constexpr int kBlock = kLanes;   // positions that are looked at together
-constexpr int kMaxTogether = 8;  // tokens of one task
-constexpr int kAheadKeys = 32;   // positions whose keys are fetched ahead
+constexpr int kBlock = kLanes;      // positions whose keys are brought into lanes together
+constexpr int kValues = 64;         // positions whose values are weighed together
+constexpr int kChunk = 2 * kLanes;  // elements of values that are weighed together
+constexpr int kMaxTogether = 8;     // tokens that are looked at together
+constexpr int kAheadKeys = 32;      // positions whose keys are fetched ahead
 
-// Tokens that share a table, and their neighbouring query heads of one key head.
+inline int64_t num_chunks(const Shape& shape) { return (shape.head_dim + kChunk - 1) / kChunk; }
+
+// Tokens that share a table, and their neighbouring query heads of one key head. Scores, weights and
+// means follow each other; members of a team may share each of the three.
 template <class T>
 class Attention {
  public:
-  // `heads` query heads for the key head.
-  Attention(const Shape& shape, int heads, Scratch& scratch)
+  // `heads` query heads for the key head. `block` is the member's own, `scratch` everybody's.
+  Attention(const Shape& shape, int heads, const Seen<T>* seen, int rows,
+            std::vector<float>& block, Scratch& scratch)
       : dim_(shape.head_dim),
         width_((dim_ + kLanes - 1) / kLanes * kLanes),
         heads_(heads),
+        rows_(rows),
         scale_(shape.attention_scale),
-        scratch_(scratch) {}
-
-  // Queries and outputs of a token are [heads, head_dim], `..._stride` floats behind those of the
-  // token before.
-  void run(const Seen<T>* seen, int rows, const float* queries, size_t query_stride, float* out,
-           size_t out_stride) {
-    prepare(seen, rows);
-    for (int64_t first = 0; first < longest_; first += kBlock) {
-      take_keys(seen[0], seen[0].table, first, longest_);
-      score(queries, query_stride, 0, rows, first);
-    }
+        seen_(seen),
+        scratch_(scratch) {
+    int64_t most = 0;
     for (int row = 0; row < rows; ++row) {
-      const Seen<T>& own = seen[row];
+      longest_ = std::max(longest_, seen[row].in_table);
+      most = std::max(most, seen[row].count());
+    }
+    stride_ = stride_for(most);
+    block.resize(static_cast<size_t>(dim_) * kBlock + kLanes);
+    const size_t off = reinterpret_cast<uintptr_t>(block.data()) / sizeof(float) % kLanes;
+    block_ = block.data() + (kLanes - off) % kLanes;  // no load crosses a cache line
+  }
+
+  // Makes room for tokens that see up to `most` positions.
+  static void reserve(const Shape& shape, int heads, int rows, int64_t most, Scratch& scratch) {
+    const size_t width = (shape.head_dim + kLanes - 1) / kLanes * kLanes;
+    grow(scratch.scores, rows * heads * stride_for(most));
+    grow(scratch.totals, rows * heads);
+    grow(scratch.sums, rows * heads * width);
+  }
+
+  int64_t num_blocks() const { return (longest_ + kBlock - 1) / kBlock; }
+
+  // Scores of some blocks of the table's positions. The queries of a token are [heads, head_dim],
+  // `stride` floats behind those of the token before.
+  void score(Span blocks, const float* queries, size_t stride) {
+    for (int64_t block = blocks.first; block < blocks.last; ++block) {
+      const int64_t first = block * kBlock;
+      take_keys(seen_[0], seen_[0].table, first, longest_);
+      score_block(queries, stride, 0, rows_, first);
+    }
+  }
+
+  // Weights of some tokens, out of these scores and those of their own lines. A block's scores end
+  // behind the table, so lines come after all blocks.
+  void soften(Span rows, const float* queries, size_t stride) {
+    for (int row = static_cast<int>(rows.first); row < rows.last; ++row) {
+      const Seen<T>& own = seen_[row];
       for (int64_t first = 0; first < own.in_line; first += kBlock) {
         take_keys(own, own.line, first, own.in_line);
-        score(queries, query_stride, row, row + 1, own.in_table + first);
+        score_block(queries, stride, row, row + 1, own.in_table + first);
       }
       for (int head = 0; own.count() > 0 && head < heads_; ++head) {
         totals(row)[head] = soften(scores(row, head), static_cast<int>(own.count()));
       }
     }
-    for (int64_t first = 0; first < longest_; first += kBlock) {
-      take_values(seen[0], seen[0].table, first, std::min<int64_t>(kBlock, longest_ - first));
-      const auto in_block = [&](int row) {
-        return std::min<int64_t>(kBlock, seen[row].in_table - first);
-      };
-      for (int row = 0, end; row < rows; row = end) {
-        for (end = row + 1; end < rows && in_block(end) == in_block(row);) ++end;
-        weigh(row, end, first, in_block(row));
+  }
+
+  // Weighted means of some chunks of the values' elements; zeros where nothing is seen. Outputs lie
+  // as queries do.
+  void weigh(Span chunks, float* out, size_t stride) {
+    for (int64_t chunk = chunks.first; chunk < chunks.last; ++chunk) {
+      const int d = static_cast<int>(chunk) * kChunk, end = std::min(d + kChunk, width_);
+      for (int head = 0; head < rows_ * heads_; ++head) {
+        std::fill(sums(0, head) + d, sums(0, head) + end, 0.0f);
       }
-    }
-    for (int row = 0; row < rows; ++row) {
-      const Seen<T>& own = seen[row];
-      for (int64_t first = 0; first < own.in_line; first += kBlock) {
-        const int64_t count = std::min<int64_t>(kBlock, own.in_line - first);
-        take_values(own, own.line, first, count);
-        weigh(row, row + 1, own.in_table + first, count);
+      weigh_table(d);
+      for (int row = 0; row < rows_; ++row) {
+        weigh_line(row, d);
+        finish(row, d, end, out + row * stride);
       }
-      finish(row, own.count(), out + row * out_stride);
     }
   }
 
  private:
+  static size_t stride_for(int64_t most) {
+    return most + 3 * kBlock;  // what lies behind the last position is written, too
+  }
+  static void grow(std::vector<float>& values, size_t size) {
+    if (values.size() < size) values.resize(size);
+  }
   float* scores(int row, int head) {
     return scratch_.scores.data() + (row * heads_ + head) * stride_;
   }
@@ -97,40 +135,25 @@ class Attention {
   }
   float* totals(int row) { return scratch_.totals.data() + row * heads_; }
 
-  void prepare(const Seen<T>* seen, int rows) {
-    longest_ = 0;
-    int64_t most = 0;
-    for (int row = 0; row < rows; ++row) {
-      longest_ = std::max(longest_, seen[row].in_table);
-      most = std::max(most, seen[row].count());
-    }
-    stride_ = most + 3 * kBlock;  // what lies behind the last position is written, too
-    scratch_.block.resize(static_cast<size_t>(width_) * kBlock);
-    scratch_.scores.resize(rows * heads_ * stride_);
-    scratch_.totals.resize(rows * heads_);
-    scratch_.sums.assign(rows * heads_ * width_, 0.0f);
-  }
-
   // Brings the keys of up to `kBlock` positions into lanes; behind the last one comes the last one.
-  // Later keys, and the values that will be needed, are on their way meanwhile.
+  // Later keys are on their way meanwhile.
   void take_keys(const Seen<T>& seen, const int64_t* table, int64_t first, int64_t last) {
     const auto slot = [&](int64_t at) { return table == nullptr ? at : table[at]; };
     const T* keys[kBlock];
     for (int i = 0; i < kBlock; ++i) {
       const int64_t at = std::min(first + i, last - 1), later = std::min(at + kAheadKeys, last - 1);
       keys[i] = seen.keys + slot(at) * dim_;
-      fetch(seen.keys + slot(later) * dim_);
-      fetch(seen.values + slot(at) * dim_);
+      fetch(seen.keys + slot(later) * dim_, dim_);
     }
-    transpose(keys, dim_, scratch_.block.data());
+    transpose(keys, dim_, block_);
   }
 
-  void fetch(const T* head) {
-    for (int d = 0; d < dim_; d += 64 / sizeof(T)) __builtin_prefetch(head + d);
+  static void fetch(const T* elements, int count) {
+    for (int d = 0; d < count; d += 64 / sizeof(T)) __builtin_prefetch(elements + d);
   }
 
   // Scores of the block's positions, which go to `place` on, for some tokens.
-  void score(const float* queries, size_t stride, int first, int last, int64_t place) {
+  void score_block(const float* queries, size_t stride, int first, int last, int64_t place) {
     const float* query[kMaxQueries];
     float* goal[kMaxQueries];
     int waiting = 0;
@@ -149,7 +172,7 @@ class Attention {
   }
 
   void score_some(const float* const* queries, float* const* goals, int count) {
-    const float* keys = scratch_.block.data();
+    const float* keys = block_;
     dots_for(count, std::make_integer_sequence<int, kMaxQueries>())(queries, keys, dim_, scale_,
                                                                     goals);
   }
@@ -171,76 +194,124 @@ class Attention {
     return sum(total);
   }
 
-  // Brings the values of up to `kBlock` positions into floats [kBlock, width].
-  void take_values(const Seen<T>& seen, const int64_t* table, int64_t first, int64_t count) {
-    for (int64_t i = 0; i < count; ++i) {
-      const T* value = seen.values + (table == nullptr ? first + i : table[first + i]) * dim_;
-      float* goal = scratch_.block.data() + i * width_;
-      for (int d = 0; d < dim_; d += kLanes) store(goal + d, load_some(value + d, dim_ - d));
+  void weigh_table(int d) {
+    for (int64_t first = 0; first < longest_; first += kValues) {
+      find_values(seen_[0], seen_[0].table, first, longest_, d);
+      const auto in_block = [&](int row) {
+        return std::min<int64_t>(kValues, seen_[row].in_table - first);
+      };
+      for (int row = 0, end; row < rows_; row = end) {
+        for (end = row + 1; end < rows_ && in_block(end) == in_block(row);) ++end;
+        weigh_rows(row, end, first, in_block(row), d);
+      }
     }
   }
 
-  // Adds the block's values, weighted by the scores from `place` on, to the sums of some tokens.
-  void weigh(int first, int last, int64_t place, int64_t count) {
+  void weigh_line(int row, int d) {
+    const Seen<T>& own = seen_[row];
+    for (int64_t first = 0; first < own.in_line; first += kValues) {
+      const int64_t count = std::min<int64_t>(kValues, own.in_line - first);
+      find_values(own, own.line, first, own.in_line, d);
+      weigh_rows(row, row + 1, own.in_table + first, count, d);
+    }
+  }
+
+  // Finds the values of up to `kValues` positions; those of the next ones are on their way.
+  void find_values(const Seen<T>& seen, const int64_t* table, int64_t first, int64_t last, int d) {
+    const auto value = [&](int64_t at) {
+      return seen.values + (table == nullptr ? at : table[at]) * dim_ + d;
+    };
+    for (int64_t at = first; at < std::min(first + kValues, last); ++at) {
+      values_[at - first] = value(at);
+      fetch(value(std::min(at + kValues, last - 1)), kChunk);
+    }
+  }
+
+  // Adds these values, weighted by the scores from `place` on, to the sums of some tokens.
+  void weigh_rows(int first, int last, int64_t place, int64_t count, int d) {
     constexpr auto counts = std::make_integer_sequence<int, kMaxHeads>();
     for (int head = first * heads_; count > 0 && head < last * heads_;) {
       const int some = std::min(last * heads_ - head, kMaxHeads);
-      weigh_some(some, head, place, count, counts);
+      weigh_some(some, head, place, count, d, counts);
       head += some;
     }
   }
 
+  // `head` counts the heads of all tokens.
   template <int... HEADS>
-  void weigh_some(int some, int head, int64_t place, int64_t count,
+  void weigh_some(int some, int head, int64_t place, int64_t count, int d,
                   std::integer_sequence<int, HEADS...>) {
     using Function = void (Attention::*)(int, int64_t, int64_t, int);
-    static constexpr Function whole[] = {&Attention::weigh_parts<HEADS + 1, kParts>...};
-    static constexpr Function single[] = {&Attention::weigh_parts<HEADS + 1, 1>...};
-    const Function weigh_whole = whole[some - 1], weigh_single = single[some - 1];
-    int d = 0;
-    for (; d + kParts * kLanes <= width_; d += kParts * kLanes) {
-      (this->*weigh_whole)(head, place, count, d);
-    }
-    for (; d < width_; d += kLanes) (this->*weigh_single)(head, place, count, d);
+    static constexpr Function pairs[] = {&Attention::weigh_pair<HEADS + 1>...};
+    static constexpr Function rests[] = {&Attention::weigh_rest<HEADS + 1>...};
+    const Function weigh = d + kChunk <= dim_ ? pairs[some - 1] : rests[some - 1];
+    (this->*weigh)(head, place, count, d);
   }
 
-  // `head` counts the heads of all tokens.
-  template <int HEADS, int PARTS>
-  void weigh_parts(int head, int64_t place, int64_t count, int d) {
-    Lanes own[HEADS][PARTS];
+  template <int HEADS>
+  void weigh_pair(int head, int64_t place, int64_t count, int d) {
+    const auto first = [&](int64_t p) { return load_first(values_[p]); };
+    const auto second = [&](int64_t p) { return load_second(values_[p]); };
+    if constexpr (kParts == 2) {
+      weigh_parts<HEADS>(head, place, count, d, first, second);
+    } else {
+      weigh_parts<HEADS>(head, place, count, d, first);
+      weigh_parts<HEADS>(head, place, count, d + kLanes, second);
+    }
+  }
+
+  template <int HEADS>
+  void weigh_rest(int head, int64_t place, int64_t count, int d) {
+    for (int at = 0; at < dim_ - d; at += kLanes) {
+      const auto rest = [&](int64_t p) { return load_some(values_[p] + at, dim_ - d - at); };
+      weigh_parts<HEADS>(head, place, count, d + at, rest);
+    }
+  }
+
+  // Each of `parts` gives the lanes of a position.
+  template <int HEADS, class... Parts>
+  void weigh_parts(int head, int64_t place, int64_t count, int d, const Parts&... parts) {
+    constexpr int num_parts = sizeof...(Parts);
+    Lanes own[HEADS][num_parts];
     for (int h = 0; h < HEADS; ++h) {
-      for (int c = 0; c < PARTS; ++c) own[h][c] = load(sums(0, head + h) + d + c * kLanes);
+      for (int c = 0; c < num_parts; ++c) own[h][c] = load(sums(0, head + h) + d + c * kLanes);
     }
     const float* weights = scores(0, head) + place;
-    const float* values = scratch_.block.data() + d;
-    for (int64_t p = 0; p < count; ++p, values += width_) {
-      Lanes v[PARTS];
-      for (int c = 0; c < PARTS; ++c) v[c] = load(values + c * kLanes);
+    for (int64_t p = 0; p < count; ++p) {
+      const Lanes v[] = {parts(p)...};
       for (int h = 0; h < HEADS; ++h) {
         const Lanes weight = all(weights[h * stride_ + p]);
-        for (int c = 0; c < PARTS; ++c) own[h][c] = fma(weight, v[c], own[h][c]);
+        for (int c = 0; c < num_parts; ++c) own[h][c] = fma(weight, v[c], own[h][c]);
       }
     }
     for (int h = 0; h < HEADS; ++h) {
-      for (int c = 0; c < PARTS; ++c) store(sums(0, head + h) + d + c * kLanes, own[h][c]);
+      for (int c = 0; c < num_parts; ++c) store(sums(0, head + h) + d + c * kLanes, own[h][c]);
     }
   }
 
-  // Means out of sums; zeros where nothing is seen.
-  void finish(int row, int64_t count, float* out) {
+  // Means out of sums. Of the two lanes of a chunk in bfloat16 each holds every second element.
+  void finish(int row, int d, int end, float* out) {
     for (int head = 0; head < heads_; ++head) {
-      const Lanes total = all(count == 0 ? 1.0f : totals(row)[head]);
-      for (int d = 0; d < dim_; d += kLanes) {
-        store_some(out + head * dim_ + d, div(load(sums(row, head) + d), total), dim_ - d);
+      const Lanes total = all(seen_[row].count() == 0 ? 1.0f : totals(row)[head]);
+      float* const own = sums(row, head) + d;
+      for (int i = 0; i < end - d; i += kLanes) store(own + i, div(load(own + i), total));
+      float* const goal = out + head * dim_ + d;
+      if (std::is_same_v<T, BFloat16> && d + kChunk <= dim_) {
+        for (int i = 0; i < kChunk; ++i) goal[i] = own[i % 2 * kLanes + i / 2];
+      } else {
+        std::copy(own, own + std::min(kChunk, dim_ - d), goal);
       }
     }
   }
 
-  const int dim_, width_, heads_;
+  const int dim_, width_, heads_, rows_;
   const float scale_;
+  const Seen<T>* const seen_;
   Scratch& scratch_;
   int64_t longest_ = 0;
   size_t stride_ = 0;
+  float* block_ = nullptr;
+  const T* values_[kValues];
 };
 
 }  // namespace SLIPSTREAM_ISA

@@ -37,7 +37,9 @@ class Forward {
     buffers_.normed_codes.resize(batch.count, shape_.hidden);
     buffers_.attended_codes.resize(batch.count, shape_.heads * shape_.head_dim);
     buffers_.gated_codes.resize(batch.count, shape_.mlp);
-    buffers_.scratch.resize(model.team->size());
+    buffers_.blocks.resize(model.team->size());
+    buffers_.scratch.resize(std::max(model.team->size(), shape_.key_heads));
+    reserve();
   }
 
   void run(int member) {
@@ -175,15 +177,21 @@ class Forward {
   }
 
   // Attention of `rows` tokens; `find(row)` gives what each sees of the first key head, and how many
-  // elements further on it is for the next one. Tokens that share a table go together, but not so
-  // many that a member has nothing to do.
+  // elements further on it is for the next one. Tokens that share a table go together; a few that
+  // all do are shared by the members, else each member has some for itself.
   template <class Find>
   void look(int member, int64_t rows, const Find& find) {
-    const int group = shape_.heads / shape_.key_heads, dim = shape_.head_dim;
+    if (rows <= kMaxTogether && model_.team->size() > 1) {
+      Seen<T> seen[kMaxTogether];
+      int count = 0;
+      while (count < rows && (count == 0 || find(count).first.shares_table(seen[0]))) {
+        seen[count] = find(count).first, ++count;
+      }
+      if (count == rows) return look_together(member, count, seen, find(0).second);
+    }
     const int64_t size = model_.team->size();
     const int most = static_cast<int>(std::min<int64_t>(kMaxTogether, (rows + size - 1) / size));
     const int64_t tasks = (rows + most - 1) / most * shape_.key_heads;
-    Attention<T> attention(shape_, group, buffers_.scratch[member]);
     each(member, tasks, [&](int64_t i) {
       const int64_t head = i % shape_.key_heads, first = i / shape_.key_heads * most;
       const int64_t last = std::min(rows, first + most);
@@ -191,18 +199,69 @@ class Forward {
       for (int64_t row = first; row < last;) {
         int count = 0;
         for (; row < last; ++row, ++count) {
-          auto [own, stride] = find(row);
-          if (own.keys != nullptr) own.keys += head * stride, own.values += head * stride;
+          const Seen<T> own = of_head(find(row), head);
           if (count > 0 && !own.shares_table(seen[0])) break;
           seen[count] = own;
         }
-        const int64_t at = row - count;
-        float* out = buffers_.attended.data() + (at * shape_.heads + head * group) * dim;
-        attention.run(seen, count, qkv(at) + head * group * dim, qkv_width_, out,
-                      shape_.heads * dim);
+        look_alone(member, row - count, count, seen, head);
       }
     });
   }
+
+  static Seen<T> of_head(std::pair<Seen<T>, int64_t> first, int64_t head) {
+    auto [seen, stride] = first;
+    if (seen.keys != nullptr) seen.keys += head * stride, seen.values += head * stride;
+    return seen;
+  }
+
+  void look_alone(int member, int64_t row, int count, const Seen<T>* seen, int64_t head) {
+    Attention<T> attention(shape_, group(), seen, count, buffers_.blocks[member],
+                           buffers_.scratch[member]);
+    attention.score({0, attention.num_blocks()}, query(row, head), qkv_width_);
+    attention.soften({0, count}, query(row, head), qkv_width_);
+    attention.weigh({0, num_chunks(shape_)}, attended(row, head), attended_width());
+  }
+
+  void look_together(int member, int rows, const Seen<T>* seen, int64_t stride) {
+    const auto at = [&](int64_t head, const auto& work) {
+      Seen<T> own[kMaxTogether];
+      for (int row = 0; row < rows; ++row) own[row] = of_head({seen[row], stride}, head);
+      Attention<T> attention(shape_, group(), own, rows, buffers_.blocks[member],
+                             buffers_.scratch[head]);
+      work(attention);
+    };
+    const auto part = [&](int64_t count) {
+      return slipstream::part(count, member, model_.team->size());
+    };
+    for (int head = 0; head < shape_.key_heads; ++head) {
+      at(head, [&](Attention<T>& attention) {
+        attention.score(part(attention.num_blocks()), query(0, head), qkv_width_);
+      });
+    }
+    model_.team->barrier();
+    each(member, shape_.key_heads * rows, [&](int64_t i) {
+      const int64_t head = i / rows, row = i % rows;
+      at(head, [&](Attention<T>& attention) {
+        attention.soften({row, row + 1}, query(0, head), qkv_width_);
+      });
+    });
+    const int64_t chunks = num_chunks(shape_);
+    each(member, shape_.key_heads * chunks, [&](int64_t i) {
+      const int64_t head = i / chunks, chunk = i % chunks;
+      at(head, [&](Attention<T>& attention) {
+        attention.weigh({chunk, chunk + 1}, attended(0, head), attended_width());
+      });
+    });
+  }
+
+  int group() const { return shape_.heads / shape_.key_heads; }
+  const float* query(int64_t row, int64_t head) {
+    return qkv(row) + head * group() * shape_.head_dim;
+  }
+  float* attended(int64_t row, int64_t head) {
+    return buffers_.attended.data() + row * attended_width() + head * group() * shape_.head_dim;
+  }
+  int attended_width() const { return shape_.heads * shape_.head_dim; }
 
   void mlp(int member, const Block& block, int64_t rows) {
     prepare(member, block, rows);
@@ -237,6 +296,20 @@ class Forward {
       add_to(row, output, y, count);
     });
     model_.team->barrier();
+  }
+
+  // Makes room for all attentions: members that share one find it.
+  void reserve() {
+    int64_t most = 0;
+    for (int64_t row = 0; row < batch_.count; ++row) {
+      const int64_t in_line = batch_.line_first[row + 1] - batch_.line_first[row];
+      most = std::max(most, batch_.in_table[row] + in_line);
+      if (shape_.others > 0) most = std::max(most, batch_.in_others[row]);
+    }
+    const int rows = static_cast<int>(std::min<int64_t>(batch_.count, kMaxTogether));
+    for (Scratch& scratch : buffers_.scratch) {
+      Attention<T>::reserve(shape_, group(), rows, most, scratch);
+    }
   }
 
   void add_to(int64_t row, int output, Lanes y, int count) {

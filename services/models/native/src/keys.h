@@ -7,14 +7,14 @@
 
 namespace SLIPSTREAM_ISA {
 
-
 #if defined(__AVX512F__)
 
-constexpr int kParts = 4, kMaxQueries = 6, kMaxHeads = 6;
-constexpr int kWords = 16;  // of 32 bits, in one register
+// Lanes of values that are weighed at once, and queries and heads of one call.
+constexpr int kParts = 2, kMaxQueries = 6, kMaxHeads = 6;
+constexpr int kWords = 16;    // of 32 bits, in one register
+constexpr int kColumns = 16;  // words of a key that are brought into lanes together
 
 using Words = __m512i;
-inline Words load_words(const void* p) { return _mm512_loadu_si512(p); }
 inline void store_words(float* p, Words a) { _mm512_storeu_si512(p, a); }
 inline Words lower(Words a) { return _mm512_slli_epi32(a, 16); }
 inline Words upper(Words a) {
@@ -48,15 +48,19 @@ inline void transpose(__m512i* r) {
   }
 }
 
+// words[c][i]: word c of key i, from element `d` on.
+template <class T>
+inline void columns(const T* const* keys, int d, Words* words) {
+  for (int i = 0; i < kWords; ++i) words[i] = _mm512_loadu_si512(keys[i] + d);
+  transpose(words);
+}
+
 #elif defined(__AVX2__)
 
-constexpr int kParts = 2, kMaxQueries = 6, kMaxHeads = 3;
-constexpr int kWords = 8;
+constexpr int kParts = 1, kMaxQueries = 6, kMaxHeads = 6;
+constexpr int kWords = 8, kColumns = 4;
 
 using Words = __m256i;
-inline Words load_words(const void* p) {
-  return _mm256_loadu_si256(static_cast<const __m256i*>(p));
-}
 inline void store_words(float* p, Words a) {
   _mm256_storeu_si256(reinterpret_cast<__m256i*>(p), a);
 }
@@ -65,48 +69,41 @@ inline Words upper(Words a) {
   return _mm256_and_si256(a, _mm256_set1_epi32(static_cast<int>(0xffff0000)));
 }
 
-// Rows of 8 words become columns.
-inline void transpose(__m256i* r) {
-  __m256i t[8];
-  for (int i = 0; i < 8; i += 2) {
+// The same; keys 0 to 3 are in the lower halves of registers.
+template <class T>
+inline void columns(const T* const* keys, int d, Words* words) {
+  const auto half = [&](int key) {
+    return _mm_loadu_si128(reinterpret_cast<const __m128i*>(keys[key] + d));
+  };
+  Words r[4], t[4];
+  for (int i = 0; i < 4; ++i) {
+    r[i] = _mm256_inserti128_si256(_mm256_castsi128_si256(half(i)), half(i + 4), 1);
+  }
+  for (int i = 0; i < 4; i += 2) {
     t[i] = _mm256_unpacklo_epi32(r[i], r[i + 1]);
     t[i + 1] = _mm256_unpackhi_epi32(r[i], r[i + 1]);
   }
-  __m256i u[8];
-  for (int i = 0; i < 8; i += 4) {
-    u[i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
-    u[i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
-    u[i + 2] = _mm256_unpacklo_epi64(t[i + 1], t[i + 3]);
-    u[i + 3] = _mm256_unpackhi_epi64(t[i + 1], t[i + 3]);
-  }
-  for (int i = 0; i < 4; ++i) {
-    r[i] = _mm256_permute2x128_si256(u[i], u[i + 4], 0x20);
-    r[i + 4] = _mm256_permute2x128_si256(u[i], u[i + 4], 0x31);
+  for (int i = 0; i < 2; ++i) {
+    words[2 * i] = _mm256_unpacklo_epi64(t[i], t[i + 2]);
+    words[2 * i + 1] = _mm256_unpackhi_epi64(t[i], t[i + 2]);
   }
 }
 
 #else
 
-constexpr int kParts = 2, kMaxQueries = 6, kMaxHeads = 3;
+constexpr int kParts = 1, kMaxQueries = 6, kMaxHeads = 6;
 
 #endif
 
 #if defined(__AVX2__)
 
-// Columns of as many keys as a register has words, from element `d` on.
-template <class T>
-inline void columns(const T* const* keys, int d, Words* rows) {
-  for (int i = 0; i < kWords; ++i) rows[i] = load_words(keys[i] + d);
-  transpose(rows);
-}
-
 inline int transpose_whole(const float* const* keys, int dim, float* out) {
   int d = 0;
-  for (; d + kWords <= dim; d += kWords) {
+  for (; d + kColumns <= dim; d += kColumns) {
     for (int first = 0; first < kLanes; first += kWords) {
-      Words rows[kWords];
-      columns(keys + first, d, rows);
-      for (int i = 0; i < kWords; ++i) store_words(out + (d + i) * kLanes + first, rows[i]);
+      Words words[kColumns];
+      columns(keys + first, d, words);
+      for (int i = 0; i < kColumns; ++i) store_words(out + (d + i) * kLanes + first, words[i]);
     }
   }
   return d;
@@ -115,14 +112,14 @@ inline int transpose_whole(const float* const* keys, int dim, float* out) {
 // Two neighbours are one word.
 inline int transpose_whole(const BFloat16* const* keys, int dim, float* out) {
   int d = 0;
-  for (; d + 2 * kWords <= dim; d += 2 * kWords) {
+  for (; d + 2 * kColumns <= dim; d += 2 * kColumns) {
     for (int first = 0; first < kLanes; first += kWords) {
-      Words rows[kWords];
-      columns(keys + first, d, rows);
-      for (int i = 0; i < kWords; ++i) {
+      Words words[kColumns];
+      columns(keys + first, d, words);
+      for (int i = 0; i < kColumns; ++i) {
         float* goal = out + (d + 2 * i) * kLanes + first;
-        store_words(goal, lower(rows[i]));
-        store_words(goal + kLanes, upper(rows[i]));
+        store_words(goal, lower(words[i]));
+        store_words(goal + kLanes, upper(words[i]));
       }
     }
   }

@@ -76,13 +76,14 @@ struct Coded {
 
 // What an attention needs while it runs.
 struct Scratch {
-  std::vector<float> block, scores, sums, totals;
+  std::vector<float> scores, sums, totals;
 };
 
 struct Buffers {
   Coded normed_codes, attended_codes, gated_codes;
   std::vector<float> x, normed, qkv, attended, wide, gated;
-  std::vector<Scratch> scratch;  // by member
+  std::vector<std::vector<float>> blocks;  // by member
+  std::vector<Scratch> scratch;            // by member, or by key head where members share it
 };
 
 struct Model {
