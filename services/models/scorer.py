@@ -19,7 +19,7 @@ NUM_SINKS = 128
 """First positions of a text that are always read, a page of keys and values: attention that finds
 nothing of use goes there (Xiao et al. 2023, "Efficient Streaming Language Models with Attention
 Sinks")."""
-WINDOW = 1024
+WINDOW = 512
 """Newest tokens that are read of a longer text, unless a draft's option says otherwise."""
 MAX_NEW_TOKENS = 32
 """Tokens of a prefix that a chain takes in; the caller syncs more before."""

@@ -30,7 +30,7 @@ KV_SHARE, RESERVED = 0.85, 1.5e9
 WORKSPACE_ROWS = 256
 GRAPHS_SHARE = 1 / 16
 """Share of a device that captures may gather in."""
-MOST_READ = 1152
+MOST_READ = 640
 """Positions of a context that a draft reads: the first ones and its window of the newest."""
 _BYTES = 2
 _NUM_READ, _HEAD = 3, 8192

@@ -85,9 +85,9 @@ def test_expected_times_are_above_both_floors():
 
 def test_a_draft_reads_its_window_of_a_long_context_and_all_of_a_short_one():
     assert roofline.MOST_READ == NUM_SINKS + WINDOW
-    short, full, long = (replace(LLAMA, context=count).draft_step(8) for count in (576, 1152, 8192))
+    short, full, long = (replace(LLAMA, context=count).draft_step(8) for count in (320, 640, 8192))
     assert full == long
-    assert full.read - short.read == 8 * 576 * LLAMA.sizes().draft_kv_per_token
+    assert full.read - short.read == 8 * 320 * LLAMA.sizes().draft_kv_per_token
 
 
 def test_times_for_the_formula_are_those_of_the_steps():
