@@ -11,6 +11,7 @@
 
 #include "keys.h"
 #include "model.h"
+#include "seen.h"
 
 namespace SLIPSTREAM_ISA {
 
@@ -18,27 +19,9 @@ using slipstream::Scratch;
 using slipstream::Shape;
 using slipstream::Span;
 
-// What a token sees of one key head: the first `in_table` slots of a table, or of all where there
-// is none, and then those of a line.
-template <class T>
-struct Seen {
-  const T* keys;
-  const T* values;
-  const int64_t* table;
-  int64_t in_table;
-  const int64_t* line;
-  int64_t in_line;
-
-  int64_t count() const { return in_table + in_line; }
-  bool shares_table(const Seen& other) const {
-    return keys == other.keys && values == other.values && table == other.table;
-  }
-};
-
 constexpr int kBlock = kLanes;      // positions whose keys are brought into lanes together
 constexpr int kValues = 64;         // positions whose values are weighed together
 constexpr int kChunk = 2 * kLanes;  // elements of values that are weighed together
-constexpr int kMaxTogether = 8;     // tokens that are looked at together
 constexpr int kAheadKeys = 32;      // positions whose keys are fetched ahead
 
 inline int64_t num_chunks(const Shape& shape) { return (shape.head_dim + kChunk - 1) / kChunk; }

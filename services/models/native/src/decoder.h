@@ -2,14 +2,13 @@
 // may have attentions over others' keys besides, as drafts have over their target's.
 #pragma once
 
-#include "attention.h"
 #include "blocks.h"
 #include "elementwise.h"
+#include "look.h"
 #include "products.h"
 
 namespace SLIPSTREAM_ISA {
 
-using slipstream::Batch;
 using slipstream::Block;
 using slipstream::Cache;
 using slipstream::Layer;
@@ -27,19 +26,16 @@ class Forward {
         hidden_(hidden),
         qkv_width_((shape_.heads + 2 * shape_.key_heads) * shape_.head_dim),
         wide_width_((shape_.mlp + kTile - 1) / kTile * kTile * 2),
-        buffers_(model.buffers) {
+        buffers_(model.buffers),
+        look_(shape_, batch, *model.team, qkv_width_, buffers_) {
     buffers_.x.resize(batch.count * shape_.hidden);
     buffers_.normed.resize(batch.count * shape_.hidden);
     buffers_.qkv.resize(batch.count * qkv_width_);
-    buffers_.attended.resize(batch.count * shape_.heads * shape_.head_dim);
     buffers_.wide.resize(batch.count * wide_width_);
     buffers_.gated.resize(batch.count * shape_.mlp);
     buffers_.normed_codes.resize(batch.count, shape_.hidden);
     buffers_.attended_codes.resize(batch.count, shape_.heads * shape_.head_dim);
     buffers_.gated_codes.resize(batch.count, shape_.mlp);
-    buffers_.blocks.resize(model.team->size());
-    buffers_.scratch.resize(std::max(model.team->size(), shape_.key_heads));
-    reserve();
   }
 
   void run(int member) {
@@ -48,7 +44,7 @@ class Forward {
       const int64_t kept = at + 1 < shape_.layers ? batch_.count : batch_.kept;
       layer(member, model_.layers[at], static_cast<T*>(cache_.layers[at]), kept);
     }
-    each(member, batch_.kept, [&](int64_t row) {
+    model_.team->each(member, batch_.kept, [&](int64_t row) {
       norm(x(row), model_.norm.data(), shape_.hidden, shape_.norm_epsilon,
            hidden_ + row * shape_.hidden);
     });
@@ -58,16 +54,10 @@ class Forward {
   float* x(int64_t row) { return buffers_.x.data() + row * shape_.hidden; }
   float* qkv(int64_t row) { return buffers_.qkv.data() + row * qkv_width_; }
 
-  template <class F>
-  void each(int member, int64_t count, const F& work) {
-    const Span own = slipstream::part(count, member, model_.team->size());
-    for (int64_t i = own.first; i < own.last; ++i) work(i);
-    model_.team->barrier();
-  }
   void embed(int member) {
     const slipstream::BlockSize size = slipstream::block_size(model_.embedding_kind);
     const size_t bytes = shape_.hidden / size.elements * size.bytes;
-    each(member, batch_.count, [&](int64_t row) {
+    model_.team->each(member, batch_.count, [&](int64_t row) {
       const uint8_t* own = model_.embedding + batch_.tokens[row] * bytes;
       slipstream::dequantise(model_.embedding_kind, own, shape_.hidden, x(row));
     });
@@ -84,7 +74,7 @@ class Forward {
   }
 
   void prepare(int member, const Block& block, int64_t rows) {
-    each(member, rows, [&](int64_t row) {
+    model_.team->each(member, rows, [&](int64_t row) {
       float* out = buffers_.normed.data() + row * shape_.hidden;
       norm(x(row), block.norm.data(), shape_.hidden, shape_.norm_epsilon, out);
       if (needs_codes(block)) encode(out, row, buffers_.normed_codes);
@@ -113,14 +103,14 @@ class Forward {
     project(member, m, {apart, m.tiles()}, batch_.count);
     project(member, block.values, {0, block.values.tiles()}, batch_.count, m.outputs);
     model_.team->barrier();
-    each(member, batch_.count * heads, [&](int64_t i) {
+    model_.team->each(member, batch_.count * heads, [&](int64_t i) {
       const int64_t row = i / heads;
       const int head = static_cast<int>(i % heads);
       if (row < kept || head >= shape_.heads) place(block, cache, row, head);
     });
     if (kept == 0) return;
     const T* values = cache + shape_.key_heads * cache_.slots * shape_.head_dim;
-    look(member, kept, [&](int64_t row) {
+    look_.run(member, kept, [&](int64_t row) {
       const int64_t *line = batch_.lines + batch_.line_first[row], *first = batch_.line_first + row;
       const Seen<T> seen{cache, values, batch_.tables[row], batch_.in_table[row], line,
                          first[1] - first[0]};
@@ -133,11 +123,11 @@ class Forward {
     prepare(member, block, kept);
     project(member, block.into, {0, block.into.tiles()}, kept);
     model_.team->barrier();
-    each(member, kept * shape_.heads, [&](int64_t i) {
+    model_.team->each(member, kept * shape_.heads, [&](int64_t i) {
       const int64_t row = i / shape_.heads;
       turn(block.query_norm, row, qkv(row) + i % shape_.heads * shape_.head_dim);
     });
-    look(member, kept, [&](int64_t row) {
+    look_.run(member, kept, [&](int64_t row) {
       const Other& other = batch_.others[row * shape_.others + at];
       const Seen<T> seen{static_cast<const T*>(other.keys), static_cast<const T*>(other.values),
                          nullptr, batch_.in_others[row], nullptr, 0};
@@ -176,93 +166,6 @@ class Forward {
     }
   }
 
-  // Attention of `rows` tokens; `find(row)` gives what each sees of the first key head, and how many
-  // elements further on it is for the next one. Tokens that share a table go together; a few that
-  // all do are shared by the members, else each member has some for itself.
-  template <class Find>
-  void look(int member, int64_t rows, const Find& find) {
-    if (rows <= kMaxTogether && model_.team->size() > 1) {
-      Seen<T> seen[kMaxTogether];
-      int count = 0;
-      while (count < rows && (count == 0 || find(count).first.shares_table(seen[0]))) {
-        seen[count] = find(count).first, ++count;
-      }
-      if (count == rows) return look_together(member, count, seen, find(0).second);
-    }
-    const int64_t size = model_.team->size();
-    const int most = static_cast<int>(std::min<int64_t>(kMaxTogether, (rows + size - 1) / size));
-    const int64_t tasks = (rows + most - 1) / most * shape_.key_heads;
-    each(member, tasks, [&](int64_t i) {
-      const int64_t head = i % shape_.key_heads, first = i / shape_.key_heads * most;
-      const int64_t last = std::min(rows, first + most);
-      Seen<T> seen[kMaxTogether];
-      for (int64_t row = first; row < last;) {
-        int count = 0;
-        for (; row < last; ++row, ++count) {
-          const Seen<T> own = of_head(find(row), head);
-          if (count > 0 && !own.shares_table(seen[0])) break;
-          seen[count] = own;
-        }
-        look_alone(member, row - count, count, seen, head);
-      }
-    });
-  }
-
-  static Seen<T> of_head(std::pair<Seen<T>, int64_t> first, int64_t head) {
-    auto [seen, stride] = first;
-    if (seen.keys != nullptr) seen.keys += head * stride, seen.values += head * stride;
-    return seen;
-  }
-
-  void look_alone(int member, int64_t row, int count, const Seen<T>* seen, int64_t head) {
-    Attention<T> attention(shape_, group(), seen, count, buffers_.blocks[member],
-                           buffers_.scratch[member]);
-    attention.score({0, attention.num_blocks()}, query(row, head), qkv_width_);
-    attention.soften({0, count}, query(row, head), qkv_width_);
-    attention.weigh({0, num_chunks(shape_)}, attended(row, head), attended_width());
-  }
-
-  void look_together(int member, int rows, const Seen<T>* seen, int64_t stride) {
-    const auto at = [&](int64_t head, const auto& work) {
-      Seen<T> own[kMaxTogether];
-      for (int row = 0; row < rows; ++row) own[row] = of_head({seen[row], stride}, head);
-      Attention<T> attention(shape_, group(), own, rows, buffers_.blocks[member],
-                             buffers_.scratch[head]);
-      work(attention);
-    };
-    const auto part = [&](int64_t count) {
-      return slipstream::part(count, member, model_.team->size());
-    };
-    for (int head = 0; head < shape_.key_heads; ++head) {
-      at(head, [&](Attention<T>& attention) {
-        attention.score(part(attention.num_blocks()), query(0, head), qkv_width_);
-      });
-    }
-    model_.team->barrier();
-    each(member, shape_.key_heads * rows, [&](int64_t i) {
-      const int64_t head = i / rows, row = i % rows;
-      at(head, [&](Attention<T>& attention) {
-        attention.soften({row, row + 1}, query(0, head), qkv_width_);
-      });
-    });
-    const int64_t chunks = num_chunks(shape_);
-    each(member, shape_.key_heads * chunks, [&](int64_t i) {
-      const int64_t head = i / chunks, chunk = i % chunks;
-      at(head, [&](Attention<T>& attention) {
-        attention.weigh({chunk, chunk + 1}, attended(0, head), attended_width());
-      });
-    });
-  }
-
-  int group() const { return shape_.heads / shape_.key_heads; }
-  const float* query(int64_t row, int64_t head) {
-    return qkv(row) + head * group() * shape_.head_dim;
-  }
-  float* attended(int64_t row, int64_t head) {
-    return buffers_.attended.data() + row * attended_width() + head * group() * shape_.head_dim;
-  }
-  int attended_width() const { return shape_.heads * shape_.head_dim; }
-
   void mlp(int member, const Block& block, int64_t rows) {
     prepare(member, block, rows);
     const auto write = [&](int64_t row, int output, Lanes y, int) {
@@ -271,7 +174,7 @@ class Forward {
     const Tokens normed{buffers_.normed.data(), &buffers_.normed_codes};
     product(*model_.team, member, block.into, normed, rows, write);
     model_.team->barrier();
-    each(member, rows, [&](int64_t row) {
+    model_.team->each(member, rows, [&](int64_t row) {
       float* out = buffers_.gated.data() + row * shape_.mlp;
       gate(buffers_.wide.data() + row * wide_width_, shape_.mlp, out);
       if (is_coded(block.out.kind)) encode(out, row, buffers_.gated_codes);
@@ -283,7 +186,7 @@ class Forward {
   void add_attended(int member, const Matrix& m, int64_t rows) {
     const float* values = buffers_.attended.data();
     if (is_coded(m.kind)) {
-      each(member, rows, [&](int64_t row) {
+      model_.team->each(member, rows, [&](int64_t row) {
         encode(values + row * m.inputs, row, buffers_.attended_codes);
       });
     }
@@ -298,20 +201,6 @@ class Forward {
     model_.team->barrier();
   }
 
-  // Makes room for all attentions: members that share one find it.
-  void reserve() {
-    int64_t most = 0;
-    for (int64_t row = 0; row < batch_.count; ++row) {
-      const int64_t in_line = batch_.line_first[row + 1] - batch_.line_first[row];
-      most = std::max(most, batch_.in_table[row] + in_line);
-      if (shape_.others > 0) most = std::max(most, batch_.in_others[row]);
-    }
-    const int rows = static_cast<int>(std::min<int64_t>(batch_.count, kMaxTogether));
-    for (Scratch& scratch : buffers_.scratch) {
-      Attention<T>::reserve(shape_, group(), rows, most, scratch);
-    }
-  }
-
   void add_to(int64_t row, int output, Lanes y, int count) {
     float* own = x(row) + output;
     store_some(own, add(load_some(own, count), y), count);
@@ -324,6 +213,7 @@ class Forward {
   float* const hidden_;
   const int qkv_width_, wide_width_;
   slipstream::Buffers& buffers_;
+  Look<T> look_;
 };
 
 inline void forward(Model& model, const Cache& cache, const Batch& batch, float* hidden) {
@@ -340,9 +230,7 @@ inline void multiply(Team& team, const Matrix& m, const float* x, int64_t rows, 
   if (is_coded(m.kind)) coded.resize(rows, m.inputs);
   team.run([&](int member) {
     if (is_coded(m.kind)) {
-      const Span own = slipstream::part(rows, member, team.size());
-      for (int64_t i = own.first; i < own.last; ++i) encode(x + i * m.inputs, i, coded);
-      team.barrier();
+      team.each(member, rows, [&](int64_t i) { encode(x + i * m.inputs, i, coded); });
     }
     product(team, member, m, {x, &coded}, rows, [&](int64_t row, int output, Lanes out, int count) {
       store_some(y + row * m.outputs + output, out, count);

@@ -12,6 +12,14 @@
 
 namespace slipstream {
 
+// The part of `count` items that a member does: [first, last).
+struct Span {
+  int64_t first, last;
+};
+inline Span part(int64_t count, int member, int size) {
+  return {count * member / size, count * (member + 1) / size};
+}
+
 class Team {
  public:
   // `size` counts the caller.
@@ -29,6 +37,14 @@ class Team {
   // Waits for all members; only within `run`.
   void barrier();
 
+  // Does a member's part of `count` items, then waits for the other members; only within `run`.
+  template <class F>
+  void each(int member, int64_t count, const F& work) {
+    const Span own = part(count, member, size_);
+    for (int64_t i = own.first; i < own.last; ++i) work(i);
+    barrier();
+  }
+
  private:
   void serve(int member);
 
@@ -44,13 +60,5 @@ class Team {
   std::condition_variable wake_;
   bool ended_ = false;
 };
-
-// The part of `count` items that a member does: [first, last).
-struct Span {
-  int64_t first, last;
-};
-inline Span part(int64_t count, int member, int size) {
-  return {count * member / size, count * (member + 1) / size};
-}
 
 }  // namespace slipstream
