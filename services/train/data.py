@@ -189,16 +189,16 @@ def batches(
 ) -> Iterator[list[int]]:
     """Yield one pass over all documents in batches of similar length, in an order of its own.
 
-    Each batch padded to its longest document holds at most `batch_tokens` (or one document).
+    Each batch padded to its longest document holds at most `batch_tokens` (or one document). Every
+    pass has the same batches, so that what was computed for one serves in the next.
     """
-    rng = np.random.default_rng((seed, epoch))
-    order = rng.permutation(len(lengths))
+    order = np.random.default_rng(seed).permutation(len(lengths))
     pool = max(1, 16 * batch_tokens // max(1, int(np.mean(lengths))))
     out: list[list[int]] = []
     for start in range(0, len(order), pool):
         part = sorted(order[start : start + pool].tolist(), key=lambda i: lengths[i])
         out.extend(padded_batches(part, lengths, batch_tokens))
-    for index in rng.permutation(len(out)).tolist():
+    for index in np.random.default_rng((seed, epoch)).permutation(len(out)).tolist():
         yield out[index]
 
 

@@ -4,11 +4,12 @@ Per token: keys (after rotary) and values of the layers the draft reads, the fin
 state, all bfloat16, and the likeliest next token.
 """
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
@@ -16,6 +17,8 @@ from slipstream.train.data import DataFile, Document
 
 _HEAD_ROWS = {"cpu": 512}
 _MANY_HEAD_ROWS = 8192
+LENGTHS_ON_GPU = 32
+"""Multiple of tokens that batches are padded to on a GPU: its kernels of attention are aligned."""
 
 
 def best_columns(scores: Tensor) -> Tensor:
@@ -84,18 +87,31 @@ class TrainBatch:
     num_prompts: Tensor
 
 
+def has_room(device: torch.device) -> bool:
+    """Return whether features may stay on a device: on a GPU with half of its memory free."""
+    if device.type != "cuda":
+        return False
+    free, total = torch.cuda.mem_get_info(device)
+    return free >= total / 2
+
+
 class FeatureSet:
     """Documents of several files with their stores, indexed as one sequence.
 
-    What a store does not hold is computed by `source`, in the batch that needs it.
+    What a store does not hold is computed by `source`, in the batch that needs it. A batch stays
+    for its next use where `has_room` says so of its device.
     """
 
     def __init__(
         self,
         parts: Sequence[tuple[DataFile, FeatureStore | None]],
         source: FeatureSource | None = None,
+        *,
+        has_room: Callable[[torch.device], bool] = has_room,
     ) -> None:
         self._source = source
+        self._has_room = has_room
+        self._staying: dict[tuple[int, ...], TrainBatch] = {}
         self._where = [
             (document, store if store and number < len(store.starts) else None, number)
             for data, store in parts
@@ -109,6 +125,13 @@ class FeatureSet:
 
         Where none of them has stored features, the batch is on the target's device.
         """
+        key = tuple(indices)
+        batch = self._staying.get(key) or self._made(indices)
+        if self._has_room(batch.ids.device):
+            self._staying[key] = batch
+        return batch
+
+    def _made(self, indices: Sequence[int]) -> TrainBatch:
         picked = [self._where[index] for index in indices]
         if not any(store for _, store, _ in picked):
             return _read(self._required(len(picked)), [document for document, _, _ in picked])
@@ -190,6 +213,8 @@ def _read(source: FeatureSource, documents: Sequence[Document]) -> TrainBatch:
     """Return the documents as a batch on the target's device, by one forward."""
     model = source.model
     ids = padded_ids(documents).to(model.device)
+    if ids.is_cuda:
+        ids = F.pad(ids, (0, -ids.shape[1] % LENGTHS_ON_GPU))
     result = model.get_decoder()(input_ids=ids, use_cache=True)
     cache, hidden = result.past_key_values.layers, result.last_hidden_state
     head = model.get_output_embeddings()

@@ -156,7 +156,8 @@ def test_a_padded_batch_fits_the_budget_or_holds_one_document():
         assert len(batch) == 1 or len(batch) * max(LENGTHS[i] for i in batch) <= 20
 
 
-def test_epochs_differ_and_repeat_themselves():
-    first, again = (list(batches(LENGTHS, 20, seed=3, epoch=0)) for _ in range(2))
+def test_epochs_have_the_same_batches_in_another_order_and_repeat_themselves():
+    first, again, later = (list(batches(LENGTHS, 20, seed=3, epoch=n)) for n in (0, 0, 1))
     assert first == again
-    assert first != list(batches(LENGTHS, 20, seed=3, epoch=1))
+    assert first != later
+    assert sorted(first) == sorted(later) != sorted(batches(LENGTHS, 20, seed=4, epoch=0))

@@ -82,6 +82,22 @@ def test_within_any_budget_a_batch_is_the_same(target, tmp_path, tokens):
     assert used - sum(path.stat().st_size for path in indices) <= tokens * ROW_BYTES
 
 
+@pytest.mark.parametrize("room", [0, 1, 2])
+def test_a_batch_for_which_there_is_room_stays_and_the_others_are_computed_again(target, room):
+    asked = []
+    features = FeatureSet(
+        [(data_file(), None)],
+        source(target),
+        has_room=lambda device: asked.append(device.type) or len(asked) <= room,
+    )
+    first = [features.batch(part) for part in ([0, 2], [1])]
+    again = [features.batch(part) for part in ([0, 2], [1])]
+    assert [one is other for one, other in zip(first, again, strict=True)] == [room > 0, room > 1]
+    for one, other in zip(first, again, strict=True):
+        assert_same(one, other)
+    assert set(asked) == {"cpu"}
+
+
 def test_a_store_of_more_layers_serves_those_who_read_fewer(target, tmp_path):
     files, computed = [data_file()], []
     stores(target, files, tmp_path)
