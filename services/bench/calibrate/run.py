@@ -31,6 +31,8 @@ FIGURES = ("tokens_per_s", "ratio", "ratio_decode", "mean_acceptance_length", "t
 RECORDING_SHARE = 0.45
 """Share of the time in which prompts are recorded; the sweep is short, timing has the rest."""
 _CONTEXT = 200
+_ROWS = (*range(1, 9), 12, 16, 24, 32)
+"""Forwards that are timed: kernels that take so many rows at once make steps of any number."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,6 +89,7 @@ def measure(plan: CalibrationPlan, engines: MethodEngines) -> tuple[RoundCosts, 
     limit = engines.engine("fast").model.context_length
     timing = CostPlan(
         context=min(_CONTEXT, limit // 2),
+        rows=_ROWS,
         rounds=plan.num_timings,
         plain_tokens=min(32, limit // 4, plan.max_new_tokens),
         plain_rounds=-(-plan.num_timings // 4),

@@ -9,6 +9,7 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
+from itertools import pairwise
 
 from slipstream.bench.calibrate.traces import DraftTrace, TracePosition
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
@@ -83,6 +84,11 @@ class RoundCosts:
         """Return a draft step over a token of plain decoding."""
         return self.step_ms / self.plain_ms
 
+    def prices(self, count: int) -> tuple[float, ...]:
+        """Return what each of the first `count` nodes adds to a round, in plain rounds."""
+        times = [self.forward_ms(1 + nodes) for nodes in range(count + 1)]
+        return tuple(max(more - less, 0.0) / self.plain_ms for less, more in pairwise(times))
+
     def row_cost(self, rows: int = 16) -> float:
         """Return one more token to verify over one of plain decoding, up to so many tokens."""
         added = self.forward_ms(rows) - self.forward_ms(1)
@@ -118,17 +124,20 @@ class Simulated:
         return self.num_tokens * self.plain_ms / self.ms
 
 
-Rounds = Callable[[Profile, DraftTrace], Iterator[RoundOutcome]]
-"""Function that yields the rounds of one reply."""
+Rounds = Callable[[Profile, DraftTrace, tuple[float, ...]], Iterator[RoundOutcome]]
+"""Function that yields the rounds of a reply, given the price of each node of a tree, in tokens."""
 
 
-def rounds_of(profile: Profile, trace: DraftTrace) -> Iterator[RoundOutcome]:
+def rounds_of(
+    profile: Profile, trace: DraftTrace, prices: tuple[float, ...] = ()
+) -> Iterator[RoundOutcome]:
     """Yield the rounds of one reply after the first, which is the prompt's."""
     at = 1
     while at < len(trace.tokens):
         depth = min(profile.max_depth, profile.max_nodes, trace.session.max_tokens - at - 1)
         chain = drafted(profile, trace, at)[: max(depth, 0)]
-        tree, wanted = tree_of(profile, chain, trace.temperature), trace.tokens[at:]
+        tree = tree_of(profile, chain, trace.temperature, prices)
+        wanted = trace.tokens[at:]
         num_tokens = min(_num_accepted(tree, wanted) + 1, len(wanted))
         yield RoundOutcome(num_tokens, len(chain), len(tree))
         at += num_tokens
@@ -137,8 +146,23 @@ def rounds_of(profile: Profile, trace: DraftTrace) -> Iterator[RoundOutcome]:
 def simulate(
     profile: Profile, traces: Sequence[DraftTrace], costs: RoundCosts, *, rounds: Rounds = rounds_of
 ) -> Simulated:
-    """Run a profile over the replies. Raises `InvalidRequest` where they hold no round."""
-    outcomes = [outcome for trace in traces for outcome in rounds(profile, trace)]
+    """Run a profile over the replies; a node's price is what the time of it brings otherwise.
+
+    Raises `InvalidRequest` where they hold no round.
+    """
+    speed = _simulated(profile, traces, costs, rounds, 1.0).speed
+    return _simulated(profile, traces, costs, rounds, speed)
+
+
+def _simulated(
+    profile: Profile,
+    traces: Sequence[DraftTrace],
+    costs: RoundCosts,
+    rounds: Rounds,
+    speed: float,
+) -> Simulated:
+    prices = tuple(speed * cost for cost in costs.prices(profile.max_nodes))
+    outcomes = [outcome for trace in traces for outcome in rounds(profile, trace, prices)]
     if not outcomes:
         raise InvalidRequest("the replies are too short: each has but one token")
     is_scored = profile.stop in SCORED
@@ -182,7 +206,12 @@ def _num_accepted(tree: TokenTree, wanted: Sequence[int]) -> int:
     return accepted
 
 
-def tree_of(profile: Profile, chain: Sequence[TracePosition], temperature: float) -> TokenTree:
+def tree_of(
+    profile: Profile,
+    chain: Sequence[TracePosition],
+    temperature: float,
+    prices: tuple[float, ...],
+) -> TokenTree:
     """Return the tree that is proposed of a drafted chain: itself, or with its candidates."""
     if profile.shape is not Shape.CAPE:
         return TokenTree.chain([guess.tokens[0] for guess in chain])
@@ -194,7 +223,6 @@ def tree_of(profile: Profile, chain: Sequence[TracePosition], temperature: float
         [acceptance(profile, guess, temperature) for guess in chain],
         [guess.probs[1 : 1 + width] for guess in chain],
     )
-    prices = (profile.row_cost or 0.0,) * profile.max_nodes
     return cape_tree(drafted, NodeBudget(profile.max_nodes, profile.cape_table, prices))
 
 
@@ -205,13 +233,15 @@ def acceptance(profile: Profile, guess: TracePosition, temperature: float) -> fl
     return profile.calibration_at(temperature).probability(guess.top_prob)
 
 
-def replayed(profile: Profile, trace: DraftTrace) -> Iterator[RoundOutcome]:
+def replayed(
+    profile: Profile, trace: DraftTrace, prices: tuple[float, ...] = ()
+) -> Iterator[RoundOutcome]:
     """Yield the rounds of one reply after the first, copies and all."""
     options = SpeculationOptions(mode=Mode.FORCED)
     settings = resolve(
         options, profile, drafter=_DRAFTER, has_decision_model=True, temperature=trace.temperature
     )
-    draft, target = LookupDraft(_Draft(profile, trace)), _Target(trace)
+    draft, target = LookupDraft(_Draft(profile, trace, prices)), _Target(trace)
     sequence = TokenSequence(trace.session, trace.prompt)
     rounds = iterated(decode(draft, target, Planner(settings), sequence, clock=lambda: 0.0))
     next(rounds)  # the prompt's own
@@ -223,16 +253,17 @@ def replayed(profile: Profile, trace: DraftTrace) -> Iterator[RoundOutcome]:
 class _Draft:
     """Proposes what was recorded."""
 
-    def __init__(self, profile: Profile, trace: DraftTrace) -> None:
+    def __init__(self, profile: Profile, trace: DraftTrace, prices: tuple[float, ...]) -> None:
         self._profile = profile
         self._trace = trace
+        self._prices = prices
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`."""
         at = len(sequence) - len(self._trace.prompt)
         chain = drafted(self._profile, self._trace, at)[: min(plan.max_depth, plan.max_nodes)]
         shaped = replace(self._profile, shape=plan.shape)
-        tree = tree_of(shaped, chain, self._trace.temperature)
+        tree = tree_of(shaped, chain, self._trace.temperature, self._prices)
         return Proposal(tree, stats=_stats(tree, chain))
 
     async def release(self, session_id: str) -> None:

@@ -218,8 +218,18 @@ def test_a_round_costs_its_steps_its_rows_and_what_is_around_them():
     assert COSTS.forward_ms(4) == pytest.approx(10.2)
     assert simulated.speed == pytest.approx(2 * 10 / simulated.ms)
     assert COSTS.row_cost() == pytest.approx(1 / 15 / 10)
+    assert COSTS.prices(3) == pytest.approx(3 * [1 / 15 / 10])
     with pytest.raises(InvalidRequest, match="step_ms is 0, but must be above 0"):
         replace(COSTS, step_ms=0)
+
+
+def test_leaves_go_up_to_the_step_behind_which_a_node_costs_more_than_it_brings(traces):
+    profile = Profile(shape=Shape.CAPE, stop=StopPolicy.FIXED, max_depth=2, max_nodes=15)
+    most = [
+        max(at.num_nodes for trace in traces[GREEDY] for at in rounds_of(profile, trace, prices))
+        for prices in ((), (0.0,) * 5 + (9.0,) * 10)
+    ]
+    assert most == [15, 5]
 
 
 @pytest.fixture(scope="module")
