@@ -126,9 +126,10 @@ class FeatureSet:
         Where none of them has stored features, the batch is on the target's device.
         """
         key = tuple(indices)
-        batch = self._staying.get(key) or self._made(indices)
-        if self._has_room(batch.ids.device):
-            self._staying[key] = batch
+        if (batch := self._staying.get(key)) is None:
+            batch = self._made(indices)
+            if self._has_room(batch.ids.device):
+                self._staying[key] = batch
         return batch
 
     def _made(self, indices: Sequence[int]) -> TrainBatch:

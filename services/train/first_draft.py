@@ -24,6 +24,7 @@ from slipstream.models.glide.glide_init import (
 from slipstream.models.glide.torch_parts import model_parts, rotary_tables
 from slipstream.models.loading import LoadedModel
 from slipstream.train.data import DataFile, Document, split_heldout, token_counts
+from slipstream.train.features import LENGTHS_ON_GPU
 from slipstream.train.glide import Frozen
 
 
@@ -64,9 +65,9 @@ def _counted_vocab(target: LoadedModel, config: GlideConfig, files: Sequence[Dat
 
 
 def borrowed(target: LoadedModel, vocab: Tensor, longest: int) -> Frozen:
-    """Return the target's frozen parts, for texts of up to `longest` tokens."""
+    """Return the target's frozen parts, for texts of up to `longest` tokens and their padding."""
     parts = model_parts(target.model)
-    rope = Rope(*rotary_tables(parts, longest, dtype=torch.float32))
+    rope = Rope(*rotary_tables(parts, longest + LENGTHS_ON_GPU, dtype=torch.float32))
     vocab = vocab.to(parts.head.device)
     return Frozen(parts.embeddings, parts.head[vocab], vocab, rope)
 

@@ -26,7 +26,7 @@ from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.config import TrainSettings
 from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout
-from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet, FeatureSource
+from slipstream.train.features import FeatureSet, FeatureSource
 from slipstream.train.first_draft import borrowed, first_draft
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
 from slipstream.train.run_files import (
@@ -235,7 +235,7 @@ class _Export:
 def _inputs(
     run: GlideRun, target: LoadedModel, features: FeatureSet, vocab: Tensor, group: TrainGroup
 ) -> Inputs:
-    longest = max(len(document.ids) for document in features.documents) + LENGTHS_ON_GPU
+    longest = max(len(document.ids) for document in features.documents)
     train, heldout = split_heldout(features.documents, run.settings.num_heldout)
     dtype = getattr(torch, run.settings.precision.value)
     frozen = borrowed(target, vocab, longest).to(group.device, dtype)

@@ -136,8 +136,7 @@ def rounds_of(
     while at < len(trace.tokens):
         depth = min(profile.max_depth, profile.max_nodes, trace.session.max_tokens - at - 1)
         chain = drafted(profile, trace, at)[: max(depth, 0)]
-        tree = tree_of(profile, chain, trace.temperature, prices)
-        wanted = trace.tokens[at:]
+        tree, wanted = tree_of(profile, chain, trace.temperature, prices), trace.tokens[at:]
         num_tokens = min(_num_accepted(tree, wanted) + 1, len(wanted))
         yield RoundOutcome(num_tokens, len(chain), len(tree))
         at += num_tokens
@@ -146,10 +145,8 @@ def rounds_of(
 def simulate(
     profile: Profile, traces: Sequence[DraftTrace], costs: RoundCosts, *, rounds: Rounds = rounds_of
 ) -> Simulated:
-    """Run a profile over the replies; a node's price is what the time of it brings otherwise.
-
-    Raises `InvalidRequest` where they hold no round.
-    """
+    """Run a profile over the replies. Raises `InvalidRequest` where they hold no round."""
+    # A node's price is what its time brings otherwise: tokens at the profile's own speed.
     speed = _simulated(profile, traces, costs, rounds, 1.0).speed
     return _simulated(profile, traces, costs, rounds, speed)
 

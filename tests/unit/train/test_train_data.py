@@ -158,6 +158,5 @@ def test_a_padded_batch_fits_the_budget_or_holds_one_document():
 
 def test_epochs_have_the_same_batches_in_another_order_and_repeat_themselves():
     first, again, later = (list(batches(LENGTHS, 20, seed=3, epoch=n)) for n in (0, 0, 1))
-    assert first == again
-    assert first != later
+    assert first == again != later
     assert sorted(first) == sorted(later) != sorted(batches(LENGTHS, 20, seed=4, epoch=0))

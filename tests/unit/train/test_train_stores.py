@@ -85,13 +85,11 @@ def test_within_any_budget_a_batch_is_the_same(target, tmp_path, tokens):
 @pytest.mark.parametrize("room", [0, 1, 2])
 def test_a_batch_for_which_there_is_room_stays_and_the_others_are_computed_again(target, room):
     asked = []
+    parts = [(data_file(), None)]
     features = FeatureSet(
-        [(data_file(), None)],
-        source(target),
-        has_room=lambda device: asked.append(device.type) or len(asked) <= room,
+        parts, source(target), has_room=lambda at: asked.append(at.type) or len(asked) <= room
     )
-    first = [features.batch(part) for part in ([0, 2], [1])]
-    again = [features.batch(part) for part in ([0, 2], [1])]
+    first, again = ([features.batch(part) for part in ([0, 2], [1])] for _ in range(2))
     assert [one is other for one, other in zip(first, again, strict=True)] == [room > 0, room > 1]
     for one, other in zip(first, again, strict=True):
         assert_same(one, other)
