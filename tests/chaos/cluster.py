@@ -4,8 +4,6 @@ Knows the flags that connect them. Whatever ends is started again at its address
 """
 
 import asyncio
-import random
-import socket
 from collections.abc import AsyncIterator, Iterable, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -17,6 +15,7 @@ from chaos.pair import Pair
 from chaos.proxy import Proxy, Weather
 from slipstream.client import AsyncClient
 from slipstream.core.errors import SlipstreamError
+from support.network.ports import free_ports
 from support.services import fleet
 from support.services.stalls import LoggedStall, stalls_in
 
@@ -25,8 +24,6 @@ TWO = {"router": 2, "target": 2, "draft": 2}
 SETTLE_LIMIT_S = 90.0
 GRACE_S = 60
 """What a process that is asked to end gives its streams."""
-_LOWEST_PORT, _HIGHEST_PORT = 20_000, 32_000
-"""Below those that the system gives to whoever dials: nobody takes a dead member's port."""
 
 
 class Cluster:
@@ -37,7 +34,7 @@ class Cluster:
     ) -> None:
         self._pair, self._folder, self._sizes = pair, folder, sizes
         names = [name for role in sizes for name in self.names(role)]
-        self.ports = dict(zip([*names, "redis-0"], _free_ports(len(names) + 1), strict=True))
+        self.ports = dict(zip([*names, "redis-0"], free_ports(len(names) + 1), strict=True))
         self.members: dict[str, Member] = {}
         self.links: dict[tuple[str, str], Proxy] = {}
         self._proxied = proxied
@@ -167,15 +164,3 @@ async def running(pair: Pair, folder: Path, **how: Any) -> AsyncIterator[Cluster
         yield cluster
     finally:
         await cluster.stop()
-
-
-def _free_ports(count: int) -> list[int]:
-    ports: list[int] = []
-    for port in random.SystemRandom().sample(range(_LOWEST_PORT, _HIGHEST_PORT), 100):
-        with socket.socket() as probe:
-            try:
-                probe.bind(("127.0.0.1", port))
-            except OSError:
-                continue
-        ports.append(port)
-    return ports[:count]

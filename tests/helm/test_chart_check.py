@@ -18,10 +18,10 @@ from support.deployment.charts import (
     rendered,
     service_pods,
 )
+from support.network.ports import free_port
 from support.services import cluster
 from support.services.http_front import fronted
 from support.services.processes import LIMIT_S, ROOT, Process, save_long_checkpoint
-from support.state.redis_server import free_port
 from test_docs_commands import command
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")

@@ -12,7 +12,8 @@ from slipstream.core.errors import Unavailable
 from slipstream.state.factory import open_store
 from slipstream.state.options import StoreOptions
 from support.network.certificates import certificates
-from support.state.redis_server import debian_binary, free_port, redis_server
+from support.network.ports import free_port
+from support.state.redis_server import debian_binary, redis_server
 from support.state.session_stores import BOUNDS, begins, keeps_a_session, opened, told
 
 ROOT = Path(__file__).parents[3]

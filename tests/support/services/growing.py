@@ -17,8 +17,9 @@ from slipstream.local.child import READY
 from slipstream.state.factory import open_registry
 from slipstream.state.options import StoreOptions
 from support.network.dns_server import NameServer, name_server
+from support.network.ports import free_port
 from support.services import fleet
-from support.state.redis_server import free_port, running_redis
+from support.state.redis_server import running_redis
 
 LIMIT_S = 60.0
 GRACE_S = 60

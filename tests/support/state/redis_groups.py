@@ -6,7 +6,8 @@ from contextlib import ExitStack, contextmanager
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
-from support.state.redis_server import LIMIT_S, RedisServer, free_port
+from support.network.ports import free_port, free_ports
+from support.state.redis_server import LIMIT_S, RedisServer
 
 MASTER = "main"
 NUM_SLOTS = 16384
@@ -38,7 +39,7 @@ def watched_master(*flags: str) -> Iterator[tuple[str, RedisServer, RedisServer]
 def cluster(num_nodes: int) -> Iterator[tuple[str, list[RedisServer]]]:
     """A URL of a cluster's first node, and all of its nodes; each has its part of the slots."""
     with ExitStack() as running:
-        buses = [str(free_port()) for _ in range(num_nodes)]
+        buses = [str(port) for port in free_ports(num_nodes)]
         flags = ("--cluster-enabled", "yes", "--cluster-port")
         nodes = [running.enter_context(_server(*flags, bus)) for bus in buses]
         for number, node in enumerate(nodes):

