@@ -3,6 +3,7 @@
 import math
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate
 from typing import Any
 
 from slipstream.bench.calibrate.simulate import RoundCosts, simulate
@@ -17,6 +18,7 @@ from slipstream.bench.speed import SpeedPlan, run_speed
 from slipstream.bench.speed_figures import MethodComparison, figures
 from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.row_costs import RowCosts
 from slipstream.core.request.options import SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams, Session
@@ -158,9 +160,12 @@ def _costs(measured: dict[str, Any], numerics: str) -> RoundCosts:
     forwards, draft = measured["forward_ms"], measured["draft"]
     one = forwards["fast"]["1"]
     plain = max(measured["plain_ms_per_token"]["plain"] or one, one)
+    own = forwards[numerics]
+    slowest = accumulate(own.values(), max)  # more tokens never take less, but by chance
     return RoundCosts(
         plain_ms=plain,
-        verify_ms=tuple((int(rows), ms) for rows, ms in forwards[numerics].items()),
+        one_ms=own["1"],
+        rows=RowCosts(tuple((int(at), ms / own["1"]) for at, ms in zip(own, slowest, strict=True))),
         overhead_ms=plain - one,
         first_ms=draft["first_ms"],
         step_ms=max(draft["more_ms"], 1e-6),

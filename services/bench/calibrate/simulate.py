@@ -6,10 +6,8 @@ runs the real loop, planner and lookup as well: slower, but with copies.
 """
 
 import math
-from bisect import bisect_left
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
-from itertools import pairwise
 
 from slipstream.bench.calibrate.traces import DraftTrace, TracePosition
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
@@ -18,6 +16,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import iterated
 from slipstream.core.loop import decode
 from slipstream.core.policy.planner import Planner
+from slipstream.core.policy.row_costs import RowCosts, step_worth
 from slipstream.core.policy.stop import StopSignal, make_stop
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
@@ -44,32 +43,28 @@ _DRAFTER = "glide"
 class RoundCosts:
     """Milliseconds on one machine: of a token of plain decoding, and of the parts of a round.
 
-    `verify_ms` maps ascending numbers of tokens to the target's forward; `overhead_ms` is what a
-    round takes beside its forwards. `first_ms` is a proposal of one token, `step_ms` what every
-    further one adds, `score_ms` what the decision model adds to each.
+    `one_ms` is the target's forward of one token, `rows` that of more, over it; `overhead_ms` is
+    what a round takes beside its forwards. `first_ms` is a proposal of one token, `step_ms` what
+    every further one adds, `score_ms` what the decision model adds to each.
     """
 
     plain_ms: float
-    verify_ms: tuple[tuple[int, float], ...]
+    one_ms: float
+    rows: RowCosts
     overhead_ms: float
     first_ms: float
     step_ms: float
     score_ms: float = 0.0
 
     def __post_init__(self) -> None:
-        rows = [rows for rows, _ in self.verify_ms]
-        if len(rows) < 2 or rows[0] != 1 or rows != sorted(set(rows)):
-            raise InvalidRequest(f"forwards of {rows} rows were timed, but must ascend from 1")
-        for name in ("plain_ms", "first_ms", "step_ms"):
+        for name in ("plain_ms", "one_ms", "first_ms", "step_ms"):
             value = getattr(self, name)
             if not 0 < value < math.inf:
                 raise InvalidRequest(f"{name} is {value}, but must be above 0")
 
     def forward_ms(self, rows: int) -> float:
-        """Return the time to verify so many tokens; linear between those that were timed."""
-        at = min(max(bisect_left(self.verify_ms, (rows,)), 1), len(self.verify_ms) - 1)
-        (low, low_ms), (high, high_ms) = self.verify_ms[at - 1 : at + 1]
-        return low_ms + (rows - low) * (high_ms - low_ms) / (high - low)
+        """Return the time to verify so many tokens."""
+        return self.one_ms * self.rows.of(rows)
 
     def round_ms(self, outcome: "RoundOutcome", *, is_scored: bool) -> float:
         """Return the time of a round in which so much was drafted."""
@@ -84,15 +79,28 @@ class RoundCosts:
         """Return a draft step over a token of plain decoding."""
         return self.step_ms / self.plain_ms
 
-    def prices(self, count: int) -> tuple[float, ...]:
-        """Return what each of the first `count` nodes adds to a round, in plain rounds."""
-        times = [self.forward_ms(1 + nodes) for nodes in range(count + 1)]
-        return tuple(max(more - less, 0.0) / self.plain_ms for less, more in pairwise(times))
-
     def row_cost(self, rows: int = 16) -> float:
         """Return one more token to verify over one of plain decoding, up to so many tokens."""
-        added = self.forward_ms(rows) - self.forward_ms(1)
-        return max(added / (rows - 1) / self.plain_ms, 0.0)
+        return (self.forward_ms(rows) - self.one_ms) / (rows - 1) / self.plain_ms
+
+    def stakes(self, count: int, speed: float) -> "Stakes":
+        """Return those of rounds of up to `count` nodes, where so many tokens come about in the
+        time of a plain one."""
+        scale = speed * self.one_ms / self.plain_ms
+        prices = tuple(scale * cost for cost in self.rows.nodes(count))
+        return Stakes(prices, step_worth(speed * self.step_cost, prices))
+
+
+@dataclass(frozen=True, slots=True)
+class Stakes:
+    """What mode `auto` has a proposal bring, in tokens: `row_prices` and `worth` of a `Plan`."""
+
+    prices: tuple[float, ...] = ()
+    worth: float = 0.0
+
+
+FREE = Stakes()
+"""Those of speculation that is forced."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,19 +132,17 @@ class Simulated:
         return self.num_tokens * self.plain_ms / self.ms
 
 
-Rounds = Callable[[Profile, DraftTrace, tuple[float, ...]], Iterator[RoundOutcome]]
-"""Function that yields the rounds of a reply, given the price of each node of a tree, in tokens."""
+Rounds = Callable[[Profile, DraftTrace, Stakes], Iterator[RoundOutcome]]
+"""Function that yields the rounds of a reply."""
 
 
-def rounds_of(
-    profile: Profile, trace: DraftTrace, prices: tuple[float, ...] = ()
-) -> Iterator[RoundOutcome]:
+def rounds_of(profile: Profile, trace: DraftTrace, stakes: Stakes = FREE) -> Iterator[RoundOutcome]:
     """Yield the rounds of one reply after the first, which is the prompt's."""
     at = 1
     while at < len(trace.tokens):
         depth = min(profile.max_depth, profile.max_nodes, trace.session.max_tokens - at - 1)
-        chain = drafted(profile, trace, at)[: max(depth, 0)]
-        tree, wanted = tree_of(profile, chain, trace.temperature, prices), trace.tokens[at:]
+        chain = drafted(profile, trace, at, stakes.worth)[: max(depth, 0)]
+        tree, wanted = tree_of(profile, chain, trace.temperature, stakes.prices), trace.tokens[at:]
         num_tokens = min(_num_accepted(tree, wanted) + 1, len(wanted))
         yield RoundOutcome(num_tokens, len(chain), len(tree))
         at += num_tokens
@@ -146,8 +152,8 @@ def simulate(
     profile: Profile, traces: Sequence[DraftTrace], costs: RoundCosts, *, rounds: Rounds = rounds_of
 ) -> Simulated:
     """Run a profile over the replies. Raises `InvalidRequest` where they hold no round."""
-    # A node's price is what its time brings otherwise: tokens at the profile's own speed.
-    speed = _simulated(profile, traces, costs, rounds, 1.0).speed
+    # What time is worth is what it brings otherwise: tokens at the profile's own speed.
+    speed = max(_simulated(profile, traces, costs, rounds, 1.0).speed, 1.0)
     return _simulated(profile, traces, costs, rounds, speed)
 
 
@@ -158,8 +164,8 @@ def _simulated(
     rounds: Rounds,
     speed: float,
 ) -> Simulated:
-    prices = tuple(speed * cost for cost in costs.prices(profile.max_nodes))
-    outcomes = [outcome for trace in traces for outcome in rounds(profile, trace, prices)]
+    stakes = costs.stakes(profile.max_nodes, speed)
+    outcomes = [outcome for trace in traces for outcome in rounds(profile, trace, stakes)]
     if not outcomes:
         raise InvalidRequest("the replies are too short: each has but one token")
     is_scored = profile.stop in SCORED
@@ -171,8 +177,9 @@ def _simulated(
     )
 
 
-def drafted(profile: Profile, trace: DraftTrace, at: int) -> Sequence[TracePosition]:
-    """Return the chain behind `at` tokens of the reply, up to where the policy stops."""
+def drafted(profile: Profile, trace: DraftTrace, at: int, worth: float) -> Sequence[TracePosition]:
+    """Return the chain behind `at` tokens of the reply, up to where the policy stops, or a path
+    that is less likely than `worth`."""
     calibration = profile.calibration_at(trace.temperature)
     stop = make_stop(
         profile.stop,
@@ -187,7 +194,8 @@ def drafted(profile: Profile, trace: DraftTrace, at: int) -> Sequence[TracePosit
     for depth, guess in enumerate(chain, 1):
         score = guess.score if is_scored else None
         path_prob *= calibration.probability(guess.top_prob) if score is None else score
-        if stop.should_stop(StopSignal(depth, guess.top_prob, guess.entropy, score, path_prob)):
+        signal = StopSignal(depth, guess.top_prob, guess.entropy, score, path_prob)
+        if stop.should_stop(signal) or path_prob < worth:
             return chain[:depth]
     return chain
 
@@ -230,15 +238,13 @@ def acceptance(profile: Profile, guess: TracePosition, temperature: float) -> fl
     return profile.calibration_at(temperature).probability(guess.top_prob)
 
 
-def replayed(
-    profile: Profile, trace: DraftTrace, prices: tuple[float, ...] = ()
-) -> Iterator[RoundOutcome]:
+def replayed(profile: Profile, trace: DraftTrace, stakes: Stakes = FREE) -> Iterator[RoundOutcome]:
     """Yield the rounds of one reply after the first, copies and all."""
     options = SpeculationOptions(mode=Mode.FORCED)
     settings = resolve(
         options, profile, drafter=_DRAFTER, has_decision_model=True, temperature=trace.temperature
     )
-    draft, target = LookupDraft(_Draft(profile, trace, prices)), _Target(trace)
+    draft, target = LookupDraft(_Draft(profile, trace, stakes)), _Target(trace)
     sequence = TokenSequence(trace.session, trace.prompt)
     rounds = iterated(decode(draft, target, Planner(settings), sequence, clock=lambda: 0.0))
     next(rounds)  # the prompt's own
@@ -250,17 +256,16 @@ def replayed(
 class _Draft:
     """Proposes what was recorded."""
 
-    def __init__(self, profile: Profile, trace: DraftTrace, prices: tuple[float, ...]) -> None:
-        self._profile = profile
-        self._trace = trace
-        self._prices = prices
+    def __init__(self, profile: Profile, trace: DraftTrace, stakes: Stakes) -> None:
+        self._profile, self._trace, self._stakes = profile, trace, stakes
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`."""
         at = len(sequence) - len(self._trace.prompt)
-        chain = drafted(self._profile, self._trace, at)[: min(plan.max_depth, plan.max_nodes)]
+        chain = drafted(self._profile, self._trace, at, self._stakes.worth)
+        chain = chain[: min(plan.max_depth, plan.max_nodes)]
         shaped = replace(self._profile, shape=plan.shape)
-        tree = tree_of(shaped, chain, self._trace.temperature, self._prices)
+        tree = tree_of(shaped, chain, self._trace.temperature, self._stakes.prices)
         return Proposal(tree, stats=_stats(tree, chain))
 
     async def release(self, session_id: str) -> None:

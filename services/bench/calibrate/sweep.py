@@ -6,6 +6,7 @@ Greedy requests and sampled ones share the form of a proposal; each has its best
 import math
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
+from typing import TypeVar
 
 from slipstream.bench.calibrate.simulate import RoundCosts, Simulated, replayed, simulate
 from slipstream.bench.calibrate.traces import DraftTrace
@@ -13,6 +14,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
 
+T = TypeVar("T")
 NO_LEAVES = "chain"
 NODE_BUDGETS = (7, 11, 15, 23, 31)
 """Node limits of trees with leaves. A chain needs no other bound than its depth."""
@@ -23,6 +25,8 @@ _THRESHOLDS: Mapping[StopPolicy, tuple[float, ...]] = {
     StopPolicy.DECISION: (0.1, 0.2, 0.3, 0.4, 0.5, 0.6, 0.7, 0.8),
     StopPolicy.COST: (0.03, 0.06, 0.1, 0.15, 0.2, 0.3),
 }
+_ALIKE = 0.99
+"""Speed, over the fastest, from which settings count as equally fast."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,6 +65,11 @@ class Tried:
     def speed(self) -> float:
         """Return the speed of both kinds of requests; neither may be bought with the other."""
         return math.sqrt(self.greedy.speed * self.sampled.speed)
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Return the final tokens of a round of both kinds of requests."""
+        return math.sqrt(self.greedy.tokens_per_round * self.sampled.tokens_per_round)
 
     @property
     def name(self) -> str:
@@ -102,26 +111,40 @@ def sweep(
                 yield _best_thresholds(formed, table, evidence)
 
 
+def leading(found: Mapping[T, Simulated] | Mapping[T, Tried]) -> T:
+    """Return the key of the fastest; of those that are about as fast, that of most tokens a round.
+
+    Where tokens to verify cost less than here, that one is the faster.
+    """
+    least = _ALIKE * max(item.speed for item in found.values())
+    return max(
+        (at for at in found if found[at].speed >= least), key=lambda at: found[at].tokens_per_round
+    )
+
+
 def finalists(tried: Sequence[Tried], count: int) -> list[Tried]:
     """Return the `count` fastest, the best of every policy before the second best of any."""
     ranked = sorted(tried, key=lambda item: -item.speed)  # stable: the earlier of equals
     policies = dict.fromkeys(item.profile.stop for item in ranked)
-    best = [next(item for item in ranked if item.profile.stop is stop) for stop in policies]
+    best = [
+        tried[leading({at: item for at, item in enumerate(tried) if item.profile.stop is stop})]
+        for stop in policies
+    ]
     best.sort(key=lambda item: -item.speed)
     return [*best, *(item for item in ranked if item not in best)][:count]
 
 
 def with_copies(tried: Tried, evidence: Evidence) -> Tried:
     """Return the same with the fastest lookup, none included."""
-    found = [tried]
+    found = {0: tried}
     for shortest in LOOKUPS:
         profile = replace(tried.profile, lookup=shortest)
         greedy, sampled = (
             simulate(profile, traces, evidence.costs, rounds=replayed)
             for traces in (evidence.greedy, evidence.sampled)
         )
-        found.append(replace(tried, profile=profile, greedy=greedy, sampled=sampled))
-    return max(found, key=lambda item: item.speed)
+        found[shortest] = replace(tried, profile=profile, greedy=greedy, sampled=sampled)
+    return found[leading(found)]
 
 
 def _forms(base: Profile, tables: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[Profile, str]]:
@@ -143,7 +166,6 @@ def _best_thresholds(profile: Profile, table: str, evidence: Evidence) -> Tried:
         greedy[value] = simulate(replace(profile, threshold=value), evidence.greedy, costs)
         with_sampled = replace(profile, threshold_sampled=value)
         sampled[value] = simulate(with_sampled, evidence.sampled, costs)
-    best = max(greedy, key=lambda value: greedy[value].speed)
-    best_sampled = max(sampled, key=lambda value: sampled[value].speed)
+    best, best_sampled = leading(greedy), leading(sampled)
     chosen = replace(profile, threshold=best, threshold_sampled=best_sampled)
     return Tried(chosen, table, greedy[best], sampled[best_sampled])

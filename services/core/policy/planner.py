@@ -7,6 +7,7 @@ from slipstream.core.draft.ngram_tree import LEAST
 from slipstream.core.policy.backoff import Backoff
 from slipstream.core.policy.pace import Average, RequestPace
 from slipstream.core.policy.prices import Prices
+from slipstream.core.policy.row_costs import step_worth
 from slipstream.core.policy.stop import AHEAD, LATE, PENDING, TOO_DEAR, HeuristicLength
 from slipstream.core.request.options import Mode, num_product_nodes
 from slipstream.core.request.settings import Settings
@@ -246,7 +247,6 @@ class Planner:
 
     def _shaped(self, depth: int, nodes: int, roots: tuple[int, ...] = ()) -> Plan:
         settings, prices = self._settings, self._row_prices(nodes)
-        step = self._speed * self._prices.step + sum(prices) / max(nodes, 1)
         return Plan(
             max_depth=depth,
             max_nodes=nodes,
@@ -255,7 +255,7 @@ class Planner:
             threshold=settings.threshold,
             widths=settings.widths[:depth],
             roots=roots,
-            worth=min(step, 1.0) if prices else None,
+            worth=step_worth(self._speed * self._prices.step, prices) if prices else None,
             row_prices=prices,
             ahead=AHEAD_NODES if self._overlaps else 0,
             worth_s=self._worth_s,

@@ -70,6 +70,12 @@ def num_paying(values: Sequence[float], prices: Sequence[float]) -> int:
     return count
 
 
+def step_worth(step: float, prices: Sequence[float]) -> float:
+    """Return the least probability of a path that makes another draft step pay: at `prices` of
+    nodes, it and an average one take the time in which so many tokens come about otherwise."""
+    return min(step + sum(prices) / max(len(prices), 1), 1.0)
+
+
 @dataclass(frozen=True, slots=True)
 class Offer:
     """Budget of a session's next round: up to `rows` tokens, the pending one included.

@@ -8,11 +8,13 @@ import torch
 from slipstream.bench.calibrate.simulate import (
     RoundCosts,
     RoundOutcome,
+    Simulated,
+    Stakes,
     replayed,
     rounds_of,
     simulate,
 )
-from slipstream.bench.calibrate.sweep import Evidence, finalists, sweep
+from slipstream.bench.calibrate.sweep import Evidence, finalists, leading, sweep
 from slipstream.bench.calibrate.traces import (
     DraftTrace,
     TracePosition,
@@ -24,6 +26,7 @@ from slipstream.bench.calibrate.traces import (
 from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.draft.ngram_draft import LookupDraft
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.row_costs import RowCosts
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy
@@ -35,7 +38,7 @@ from support.models import tiny
 from support.models.rounds import speculate
 
 DEPTH, MAX_TOKENS, PROMPTS = 5, 18, 2
-COSTS = RoundCosts(10.0, ((1, 10.0), (16, 11.0), (32, 14.0)), 1.0, 0.9, 0.5)
+COSTS = RoundCosts(10.0, 10.0, RowCosts(((1, 1.0), (16, 1.1), (32, 1.4))), 1.0, 0.9, 0.5)
 SESSION = Session("trace", 1, 16)
 GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=3)
 PROFILES = {
@@ -107,6 +110,35 @@ def test_simulated_rounds_are_those_of_a_real_run(pair, traces, name, sampling):
         assert real.tokens == trace.tokens
         assert list(rounds_of(profile, trace)) == outcomes(real)
         assert real.num_accepted > 0
+
+
+class Priced:
+    """A draft whose plans have prices, as those of mode `auto`."""
+
+    def __init__(self, draft, stakes):
+        self._draft, self._stakes = draft, stakes
+        self.release = draft.release
+
+    async def propose(self, sequence, plan):
+        priced = replace(plan, row_prices=self._stakes.prices, worth=self._stakes.worth)
+        return await self._draft.propose(sequence, priced)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+@pytest.mark.parametrize("name", PROFILES)
+def test_what_is_too_dear_is_left_out_of_simulated_rounds_as_it_is_of_real_ones(
+    pair, traces, name, sampling
+):
+    target, model = pair
+    profile = PROFILES[name]
+    stakes, num_nodes = Stakes((0.02, 0.02, 0.1) + 28 * (0.3,), 0.35), 0
+    for trace in traces[sampling]:
+        real = run(target, Priced(model.draft(profile), stakes), profile, trace)
+        found = list(rounds_of(profile, trace, stakes))
+        assert [at.num_tokens for at in found] == [at.num_tokens for at in outcomes(real)]
+        assert [at.num_nodes for at in found] == [at.num_nodes for at in outcomes(real)]
+        num_nodes += real.num_drafted - sum(at.num_nodes for at in rounds_of(profile, trace))
+    assert num_nodes < 0
 
 
 def run(target, draft, profile, trace):
@@ -218,7 +250,8 @@ def test_a_round_costs_its_steps_its_rows_and_what_is_around_them():
     assert COSTS.forward_ms(4) == pytest.approx(10.2)
     assert simulated.speed == pytest.approx(2 * 10 / simulated.ms)
     assert COSTS.row_cost() == pytest.approx(1 / 15 / 10)
-    assert COSTS.prices(3) == pytest.approx(3 * [1 / 15 / 10])
+    assert COSTS.stakes(3, 2.0).prices == pytest.approx(3 * [2 / 15 / 10])
+    assert COSTS.stakes(3, 2.0).worth == pytest.approx(2 * 0.5 / 10 + 2 / 15 / 10)
     with pytest.raises(InvalidRequest, match="step_ms is 0, but must be above 0"):
         replace(COSTS, step_ms=0)
 
@@ -226,7 +259,8 @@ def test_a_round_costs_its_steps_its_rows_and_what_is_around_them():
 def test_leaves_go_up_to_the_step_behind_which_a_node_costs_more_than_it_brings(traces):
     profile = Profile(shape=Shape.CAPE, stop=StopPolicy.FIXED, max_depth=2, max_nodes=15)
     for prices, most in (((), 15), ((0.0,) * 5 + (9.0,) * 10, 5)):
-        rounds = [at for trace in traces[GREEDY] for at in rounds_of(profile, trace, prices)]
+        stakes = Stakes(prices)
+        rounds = [at for trace in traces[GREEDY] for at in rounds_of(profile, trace, stakes)]
         assert max(at.num_nodes for at in rounds) == most
 
 
@@ -249,12 +283,21 @@ def test_a_sweep_tries_every_policy_with_every_kind_of_leaves(tried):
 
 
 def test_finalists_hold_the_best_of_every_policy_the_fastest_first(tried):
-    best = finalists(tried, 5)
-    fastest = max(tried, key=lambda item: item.speed)
-    assert best[0] == fastest
-    assert {item.profile.stop for item in best} == {item.profile.stop for item in tried}
+    best, by_policy = finalists(tried, 5), {}
+    for item in tried:
+        by_policy.setdefault(item.profile.stop, {})[item.name] = item
+    firsts = [items[leading(items)] for items in by_policy.values()]
+    firsts.sort(key=lambda item: -item.speed)
+    assert best[: len(firsts)] == firsts
     assert len(best) == len({item.name for item in best}) == 5
-    assert finalists(tried, 1) == [fastest]
+    assert finalists(tried, 1) == firsts[:1]
+
+
+def test_of_settings_that_are_about_as_fast_the_one_of_most_tokens_a_round_leads():
+    kinds = {"fast": (50, 50.0), "alike": (40, 50.4), "slow": (20, 51.0)}
+    found = {at: Simulated(100, rounds, ms, 1.0) for at, (rounds, ms) in kinds.items()}
+    assert leading(found) == "alike"
+    assert leading({at: found[at] for at in ("fast", "slow")}) == "fast"
 
 
 def test_a_sweep_needs_replies_of_both_kinds(traces):
