@@ -125,7 +125,7 @@ def calibrate(
     """Find the fastest way to draft for a pair of models on this machine.
 
     Measures what steps and tokens cost, records drafts at every position of greedy and sampled
-    replies, tries stop policies, thresholds, CaPE tables and node budgets on the records, and runs
+    replies, tries stop policies, thresholds and node budgets on the records, and runs
     the best against the clock. The fastest becomes the profile. Only the first turn of each prompt
     is sent; use prompts like those that will be served.
     """
@@ -157,7 +157,7 @@ class _Stages:
     def run(self) -> "Calibrated":
         from slipstream.bench.calibrate import run
         from slipstream.bench.calibrate.report import Calibrated
-        from slipstream.bench.calibrate.sweep import Evidence
+        from slipstream.bench.calibrate.sweep import Evidence, sweep
 
         plan, engines, model = self._plan, self._engines, self._model
         before = self._before()
@@ -169,7 +169,7 @@ class _Stages:
         fitted = run.fitted(before or model.untuned_profile(), evidence)
         num_replies = len(evidence.both)
         self._say(f"trying settings on {evidence.num_tokens} tokens of {num_replies} replies")
-        tried = list(run.swept(fitted, evidence, depth=plan.depth_of(model)))
+        tried = list(sweep(fitted, evidence, depth=plan.depth_of(model)))
         best = run.best_of(tried, evidence, plan.num_finalists)
         race = run.Race(plan, run.race_entries(before, best), plan.questions)
         race = race.within(self._left_s(), evidence)

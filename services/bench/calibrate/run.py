@@ -1,14 +1,14 @@
 """A calibration from prompts to a profile, in stages: measure, record, sweep, race."""
 
 import math
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from itertools import accumulate
 from typing import Any
 
-from slipstream.bench.calibrate.simulate import RoundCosts, simulate
-from slipstream.bench.calibrate.sweep import Evidence, Tried, finalists, sweep, with_copies
-from slipstream.bench.calibrate.traces import DraftTrace, TraceRecorder, fit_calibration, fit_cape
+from slipstream.bench.calibrate.simulate import RoundCosts
+from slipstream.bench.calibrate.sweep import Evidence, Tried, finalists, with_copies
+from slipstream.bench.calibrate.traces import DraftTrace, TraceRecorder, fit_calibration
 from slipstream.bench.cost import CostPlan, measure_cost
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.harness import Advance
@@ -16,7 +16,6 @@ from slipstream.bench.methods import PLAIN, Method, Numerics, parse_method
 from slipstream.bench.questions import Question, in_turn
 from slipstream.bench.speed import SpeedPlan, run_speed
 from slipstream.bench.speed_figures import MethodComparison, figures
-from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.row_costs import RowCosts
 from slipstream.core.request.options import SpeculationOptions
@@ -131,24 +130,17 @@ def record(
 
 
 def fitted(base: Profile, evidence: Evidence) -> Profile:
-    """Return `base` with measured costs, calibrations and CaPE table."""
-    costs = evidence.costs
-    known = replace(
+    """Return `base` with fitted calibrations, and costs as measured where it runs.
+
+    A machine's measured curve tells more than any two numbers here, which would stand in its place.
+    """
+    return replace(
         base,
-        step_cost=round(costs.step_cost, 5),
-        row_cost=round(costs.row_cost(), 5),
+        step_cost=None,
+        row_cost=None,
         calibration=fit_calibration(evidence.greedy),
         calibration_sampled=fit_calibration(evidence.sampled),
     )
-    speed = max(simulate(known, evidence.both, costs).speed, 1.0)
-    table = fit_cape(evidence.both, row_cost=known.row_cost or 0.0, speed=speed)
-    return replace(known, cape_table=table)
-
-
-def swept(profile: Profile, evidence: Evidence, *, depth: int) -> Iterator[Tried]:
-    """Simulate every setting; `profile` is a fitted one."""
-    tables = {"paper": PAPER_TABLE, "measured": profile.cape_table}
-    return sweep(profile, tables, evidence, depth=depth)
 
 
 def best_of(tried: Sequence[Tried], evidence: Evidence, count: int) -> list[Tried]:

@@ -79,10 +79,6 @@ class RoundCosts:
         """Return a draft step over a token of plain decoding."""
         return self.step_ms / self.plain_ms
 
-    def row_cost(self, rows: int = 16) -> float:
-        """Return one more token to verify over one of plain decoding, up to so many tokens."""
-        return (self.forward_ms(rows) - self.one_ms) / (rows - 1) / self.plain_ms
-
     def stakes(self, count: int, speed: float) -> "Stakes":
         """Return those of rounds of up to `count` nodes, where so many tokens come about in the
         time of a plain one."""

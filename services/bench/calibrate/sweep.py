@@ -15,7 +15,6 @@ from slipstream.core.request.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
 
 T = TypeVar("T")
-NO_LEAVES = "chain"
 NODE_BUDGETS = (7, 11, 15, 23, 31)
 """Node limits of trees with leaves. A chain needs no other bound than its depth."""
 LOOKUPS = (1, 2, 3)
@@ -54,10 +53,9 @@ class Evidence:
 
 @dataclass(frozen=True, slots=True)
 class Tried:
-    """A profile and its simulation. `table` names its leaves."""
+    """A profile and its simulation."""
 
     profile: Profile
-    table: str
     greedy: Simulated
     sampled: Simulated
 
@@ -79,18 +77,14 @@ class Tried:
         stop = "=".join([at.stop.value, *(["/".join(thresholds)] if thresholds else [])])
         leaves = "" if at.shape is Shape.CHAIN else f" nodes={at.max_nodes}"
         copies = f" lookup={at.lookup}" if at.lookup else ""
-        return f"{stop} depth={at.max_depth} {self.table}{leaves}{copies}"
+        return f"{stop} depth={at.max_depth} {at.shape.value}{leaves}{copies}"
 
 
-def sweep(
-    base: Profile, tables: Mapping[str, tuple[int, ...]], evidence: Evidence, *, depth: int
-) -> Iterator[Tried]:
-    """Try every policy with every kind of leaves and budget; thresholds are the best for each.
+def sweep(base: Profile, evidence: Evidence, *, depth: int) -> Iterator[Tried]:
+    """Try every policy as a chain and with leaves; thresholds are the best for each.
 
-    Nothing is copied yet: see `with_copies`.
-
-    `base` has what is not swept. `tables` are CaPE's, by name; a chain is tried as well. `depth`
-    is the deepest that was recorded.
+    Nothing is copied yet: see `with_copies`. `base` has what is not swept, `depth` is the deepest
+    that was recorded.
     """
     guesses = (guess for trace in evidence.greedy for chain in trace.chains for guess in chain)
     has_scores = any(guess.score is not None for guess in guesses)
@@ -107,8 +101,8 @@ def sweep(
                 threshold_sampled=None,
                 lookup=0,
             )
-            for formed, table in _forms(at, tables):
-                yield _best_thresholds(formed, table, evidence)
+            for formed in _forms(at):
+                yield _best_thresholds(formed, evidence)
 
 
 def leading(found: Mapping[T, Simulated] | Mapping[T, Tried]) -> T:
@@ -147,19 +141,14 @@ def with_copies(tried: Tried, evidence: Evidence) -> Tried:
     return found[leading(found)]
 
 
-def _forms(base: Profile, tables: Mapping[str, tuple[int, ...]]) -> Iterator[tuple[Profile, str]]:
-    yield replace(base, shape=Shape.CHAIN, max_nodes=NODE_BUDGETS[-1]), NO_LEAVES
-    distinct: dict[tuple[int, ...], str] = {}
-    for name, table in tables.items():
-        distinct.setdefault(table, name)
-    for table, name in distinct.items():
-        for nodes in NODE_BUDGETS:
-            if nodes > base.max_depth and max(table) > 0:
-                formed = replace(base, shape=Shape.CAPE, cape_table=table, max_nodes=nodes)
-                yield formed, name
+def _forms(base: Profile) -> Iterator[Profile]:
+    yield replace(base, shape=Shape.CHAIN, max_nodes=NODE_BUDGETS[-1])
+    for nodes in NODE_BUDGETS:
+        if nodes > base.max_depth and max(base.cape_table) > 0:
+            yield replace(base, shape=Shape.CAPE, max_nodes=nodes)
 
 
-def _best_thresholds(profile: Profile, table: str, evidence: Evidence) -> Tried:
+def _best_thresholds(profile: Profile, evidence: Evidence) -> Tried:
     costs = evidence.costs
     greedy, sampled = {}, {}
     for value in _THRESHOLDS.get(profile.stop, (None,)):
@@ -168,4 +157,4 @@ def _best_thresholds(profile: Profile, table: str, evidence: Evidence) -> Tried:
         sampled[value] = simulate(with_sampled, evidence.sampled, costs)
     best, best_sampled = leading(greedy), leading(sampled)
     chosen = replace(profile, threshold=best, threshold_sampled=best_sampled)
-    return Tried(chosen, table, greedy[best], sampled[best_sampled])
+    return Tried(chosen, greedy[best], sampled[best_sampled])

@@ -1,4 +1,4 @@
-"""Chains that a draft proposes after every token of a reply: recording them, and fits to them.
+"""Chains that a draft proposes after every token of a reply: recording them, and a fit to them.
 
 The target answers; then, with its keys and values still there, the draft proposes behind each token
 of the answer as if the round had begun there.
@@ -8,7 +8,6 @@ import time
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
@@ -28,8 +27,6 @@ NUM_POINTS = 11
 """Points of a calibration: by tenths, which some hundred tokens suffice for."""
 _PRIOR = 2.0
 """Tokens that each point is given beforehand, accepted as often as the draft is confident."""
-_LEAST = 25
-"""Positions in a band of confidence below which the paper's number of candidates stays."""
 WIDTH = 8
 """Candidates recorded for each position, beside the best."""
 _NEVER = 1e-300
@@ -98,7 +95,7 @@ def fit_calibration(traces: Sequence[DraftTrace]) -> Calibration:
     """Return acceptance by confidence: bins around evenly spaced points, then made monotone."""
     hits = [_PRIOR * point / (NUM_POINTS - 1) for point in range(NUM_POINTS)]
     counts = [_PRIOR] * NUM_POINTS
-    for guess, token in _reached(traces):
+    for guess, token in (reached for trace in traces for reached in trace.reached()):
         point = round(min(guess.top_prob, 1.0) * (NUM_POINTS - 1))
         counts[point] += 1
         hits[point] += guess.tokens[0] == token
@@ -117,41 +114,6 @@ def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
             mean = (low * low_weight + high * high_weight) / total
             pools[-2:] = [(mean, total, low_size + high_size)]
     return [value for value, _, size in pools for _ in range(size)]
-
-
-def fit_cape(traces: Sequence[DraftTrace], *, row_cost: float, speed: float) -> tuple[int, ...]:
-    """Return candidates by tenths of confidence: as many as bring more tokens than they cost.
-
-    A leaf that is right brings one more token, the target's own behind it. To verify it takes the
-    time in which `row_cost` * `speed` tokens come about, `speed` being tokens per token of plain
-    decoding. Where there are too few positions, the paper's number stays.
-    """
-    num_bands = len(PAPER_TABLE)
-    bands: list[list[tuple[TracePosition, int]]] = [[] for _ in range(num_bands)]
-    for guess, token in _reached(traces):
-        bands[min(int(guess.top_prob * num_bands), num_bands - 1)].append((guess, token))
-    return tuple(
-        _num_paying(band, row_cost * speed) if len(band) >= _LEAST else default
-        for band, default in zip(bands, PAPER_TABLE, strict=True)
-    )
-
-
-def _num_paying(band: Sequence[tuple[TracePosition, int]], price: float) -> int:
-    """Return the most candidates of which even the last brings more than `price` tokens.
-
-    Shares are made to fall with the rank, as they do but for noise.
-    """
-    width = min(len(guess.tokens) for guess, _ in band)
-    shares = [
-        sum(guess.tokens[rank] == token for guess, token in band) / len(band)
-        for rank in range(1, width)
-    ]
-    falling = [-value for value in monotone([-share for share in shares], [1.0] * len(shares))]
-    return sum(share > price for share in falling)
-
-
-def _reached(traces: Sequence[DraftTrace]) -> Iterator[tuple[TracePosition, int]]:
-    return (reached for trace in traces for reached in trace.reached())
 
 
 @dataclass(slots=True)

@@ -20,10 +20,8 @@ from slipstream.bench.calibrate.traces import (
     TracePosition,
     TraceRecorder,
     fit_calibration,
-    fit_cape,
     monotone,
 )
-from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.draft.ngram_draft import LookupDraft
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.row_costs import RowCosts
@@ -207,10 +205,10 @@ def guess(token, *others, top_prob=0.5, entropy=1.0):
     return TracePosition(tokens, (top_prob, *(0.1,) * len(others)), top_prob, entropy)
 
 
-def coin(hits, misses, *, top_prob, runner_up=False):
-    """A reply of one slot each: the draft is right so often, its runner-up else or never."""
+def coin(hits, misses, *, top_prob):
+    """A reply of one slot each: the draft is right so often."""
     right = DraftTrace((1, 2), ((guess(2, 3, 4, top_prob=top_prob),),), SESSION)
-    wrong = DraftTrace((1, 3 if runner_up else 9), right.chains, SESSION)
+    wrong = DraftTrace((1, 9), right.chains, SESSION)
     return [right] * hits + [wrong] * misses
 
 
@@ -231,15 +229,6 @@ def test_violations_of_order_are_pooled_by_weight():
     assert monotone([0.3, 0.2, 0.1], [1, 1, 1]) == pytest.approx([0.2] * 3)
 
 
-def test_runner_ups_are_offered_as_long_as_they_bring_more_than_their_rows_cost():
-    traces = coin(60, 40, top_prob=0.55, runner_up=True)
-    cheap = fit_cape(traces, row_cost=0.02, speed=2.0)
-    dear = fit_cape(traces, row_cost=0.3, speed=2.0)
-    assert (cheap[5], dear[5]) == (1, 0)  # right in 40 of 100, for 0.04 and for 0.6 tokens
-    others = [at for at in range(10) if at != 5]
-    assert [cheap[at] for at in others] == [PAPER_TABLE[at] for at in others]
-
-
 def test_a_round_costs_its_steps_its_rows_and_what_is_around_them():
     chain = (guess(2), guess(5), guess(6))
     trace = DraftTrace((1, 2, 3), (chain, (guess(3),)), SESSION)
@@ -249,7 +238,6 @@ def test_a_round_costs_its_steps_its_rows_and_what_is_around_them():
     assert simulated.ms == pytest.approx(0.9 + 2 * 0.5 + COSTS.forward_ms(4) + 1.0)
     assert COSTS.forward_ms(4) == pytest.approx(10.2)
     assert simulated.speed == pytest.approx(2 * 10 / simulated.ms)
-    assert COSTS.row_cost() == pytest.approx(1 / 15 / 10)
     assert COSTS.stakes(3, 2.0).prices == pytest.approx(3 * [2 / 15 / 10])
     assert COSTS.stakes(3, 2.0).worth == pytest.approx(2 * 0.5 / 10 + 2 / 15 / 10)
     with pytest.raises(InvalidRequest, match="step_ms is 0, but must be above 0"):
@@ -267,8 +255,7 @@ def test_leaves_go_up_to_the_step_behind_which_a_node_costs_more_than_it_brings(
 @pytest.fixture(scope="module")
 def tried(traces):
     evidence = Evidence(tuple(traces[GREEDY]), tuple(traces[SAMPLED]), COSTS)
-    tables = {"paper": PAPER_TABLE, "measured": (3, 3, 3, 2, 2, 2, 1, 1, 0, 0)}
-    return list(sweep(Profile(), tables, evidence, depth=DEPTH))
+    return list(sweep(Profile(), evidence, depth=DEPTH))
 
 
 def test_a_sweep_tries_every_policy_with_every_kind_of_leaves(tried):
@@ -277,7 +264,7 @@ def test_a_sweep_tries_every_policy_with_every_kind_of_leaves(tried):
         StopPolicy.SVIP,
         StopPolicy.COST,
     }
-    assert {item.table for item in tried} == {"chain", "paper", "measured"}
+    assert {item.profile.shape for item in tried} == {Shape.CHAIN, Shape.CAPE}
     assert len({item.name for item in tried}) == len(tried)
     assert min(item.profile.max_depth for item in tried) == 1
 

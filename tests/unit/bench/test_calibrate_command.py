@@ -46,6 +46,7 @@ def test_a_calibration_leaves_a_profile_a_sweep_and_a_plot(out):
     assert written["format_version"] == 1
     assert set(written["models"]["weights_sha256"]) == {"model.safetensors"}
     assert written["profile"]["max_depth"] <= 4
+    assert written["profile"]["step_cost"] is written["profile"]["row_cost"] is None
     assert written["measured"]["num_replies"] >= 2
     sweep = json.loads((out.parent / "mine.sweep.json").read_text())
     speeds = [item["speed"] for item in sweep["simulated"]]
