@@ -5,6 +5,7 @@ from contextlib import ExitStack
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import chain
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -109,3 +110,19 @@ def hatch_build():
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="module")
+def origin(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Certificates of one authority."""
+    from support.network.certificates import certificates
+
+    return certificates(tmp_path_factory.mktemp("origin"))
+
+
+@pytest.fixture(scope="module")
+def other(tmp_path_factory: pytest.TempPathFactory) -> Any:
+    """Those of another one."""
+    from support.network.certificates import certificates
+
+    return certificates(tmp_path_factory.mktemp("other"))

@@ -13,7 +13,7 @@ from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.security import ClientTls
 from slipstream.rpc.v1 import generation_pb2, generation_pb2_grpc
-from support.network.certificates import Certificates, certificates
+from support.network.certificates import Certificates
 from support.network.key_files import key, write_keys
 from support.network.relay import captured
 from support.services import fleet
@@ -40,17 +40,6 @@ LOAD = {
 @pytest.fixture(scope="module")
 def model(tmp_path_factory):
     return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
-@pytest.fixture(scope="module")
-def origin(tmp_path_factory):
-    return certificates(tmp_path_factory.mktemp("origin"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory):
-    """Certificates of another authority."""
-    return certificates(tmp_path_factory.mktemp("other"))
 
 
 @pytest.fixture

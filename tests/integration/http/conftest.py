@@ -1,4 +1,7 @@
-"""A router with its services, the HTTP front before it, and a client of each."""
+"""A router with its services, the HTTP front before it, and a client of each.
+
+A module may have its own `DRAFT`, and options of its front, `FRONT`.
+"""
 
 import pytest
 
@@ -14,14 +17,15 @@ def checkpoint(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def router(checkpoint):
-    with running(checkpoint, f"vanilla:{checkpoint}") as cluster:
+def router(checkpoint, request):
+    draft = getattr(request.module, "DRAFT", f"vanilla:{checkpoint}")
+    with running(checkpoint, draft) as cluster:
         yield cluster
 
 
 @pytest.fixture(scope="module")
-def url(router):
-    with fronted(router.address) as url:
+def url(router, request):
+    with fronted(router.address, **getattr(request.module, "FRONT", {})) as url:
         yield url
 
 

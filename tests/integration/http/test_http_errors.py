@@ -8,10 +8,10 @@ from slipstream.client import errors
 from slipstream.gateway.body import HARMLESS, NO_EFFECT
 from support.network.bad_routers import Failing, register
 from support.services.background import served
-from support.services.cluster import running
 from support.services.http_front import HELLO, chat, client_of, error_in, fronted, post
 
 NOBODY = "127.0.0.1:1"
+DRAFT, FRONT = "ngram", {"max_body_bytes": 1 << 16, "default_max_tokens": 2}
 FAILURES = [
     (errors.InvalidRequest, openai.BadRequestError, 400, "invalid_value"),
     (errors.UnsupportedCombination, openai.BadRequestError, 400, "unsupported_combination"),
@@ -69,18 +69,6 @@ REFUSED = [
     ("messages[0].name", [{"role": "user", "content": "x", "name": "ada"}]),
     ("messages", None),
 ]
-
-
-@pytest.fixture(scope="module")
-def router(checkpoint):
-    with running(checkpoint, "ngram") as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def url(router):
-    with fronted(router.address, max_body_bytes=1 << 16, default_max_tokens=2) as url:
-        yield url
 
 
 @pytest.fixture(scope="module")

@@ -17,17 +17,7 @@ from support.services.background import served
 from support.services.cluster import running
 from support.services.http_front import HELLO, chat, client_of, error_in, fronted, post
 
-
-@pytest.fixture(scope="module")
-def router(checkpoint):
-    with running(checkpoint, "ngram") as cluster:
-        yield cluster
-
-
-@pytest.fixture(scope="module")
-def url(router):
-    with fronted(router.address, max_body_bytes=1 << 16, default_max_tokens=2) as url:
-        yield url
+DRAFT, FRONT = "ngram", {"max_body_bytes": 1 << 16, "default_max_tokens": 2}
 
 
 @pytest.mark.parametrize(

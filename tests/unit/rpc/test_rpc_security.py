@@ -16,7 +16,6 @@ from slipstream.rpc.security import ClientTls, ServerTls, named_callers
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
-from support.network.certificates import certificates
 
 NAME = "slipstream.rpc.v1.TargetService"
 
@@ -33,17 +32,6 @@ class Answering(target_pb2_grpc.TargetServiceServicer):
     async def Verify(self, requests, context):
         async for _ in requests:
             yield target_pb2.VerifyResponse()
-
-
-@pytest.fixture(scope="module")
-def origin(tmp_path_factory):
-    return certificates(tmp_path_factory.mktemp("origin"))
-
-
-@pytest.fixture(scope="module")
-def other(tmp_path_factory):
-    """Certificates of another authority."""
-    return certificates(tmp_path_factory.mktemp("other"))
 
 
 @pytest.fixture
