@@ -52,7 +52,8 @@ class _Found(NamedTuple):
 
     own: tuple[int, int] | None
     learned: tuple[int, int] | None
-    stored: Sequence[tuple[int, float]]
+    stored: Sequence[tuple[int, float]] | None
+    """None: not looked up."""
 
 
 class Guesses:
@@ -66,8 +67,8 @@ class Guesses:
         self._store, self._draft = Acceptance(STORE_PRIOR), Acceptance(DRAFT_PRIOR)
         self._found: dict[_Path, _Found] = {}
         """What was found behind the text that ends at `_start`, by path."""
-        self._weighed: dict[tuple[_Path, int], Sequence[Guess]] = {}
-        """What that was made of, by path and shortest match: a round may grow two trees."""
+        self._weighed: dict[tuple[_Path, int, bool], Sequence[Guess]] = {}
+        """What that was made of: a round may grow two trees."""
         self._drafted: tuple[TokenTree, Sequence[float]] = (EMPTY, ())
         """What the draft proposed there."""
         self._start = 0
@@ -90,20 +91,21 @@ class Guesses:
             self._drafted = (EMPTY, ())
             self._start = len(sequence)
 
-    def after(self, path: _Path, *, shortest: int = 1) -> Sequence[Guess]:
+    def after(self, path: _Path, *, shortest: int = 1, with_store: bool = True) -> Sequence[Guess]:
         """Return what may follow the text and `path`, each token once.
 
         Copies of the text count behind matches of at least `shortest` tokens.
         """
-        guesses = self._weighed.get((path, shortest))
+        key = path, shortest, with_store
+        guesses = self._weighed.get(key)
         if guesses is None:
-            guesses = self._weighed[path, shortest] = self._weigh(path, shortest)
+            guesses = self._weighed[key] = self._weigh(*key)
         return guesses
 
-    def _weigh(self, path: _Path, shortest: int) -> Sequence[Guess]:
+    def _weigh(self, path: _Path, shortest: int, with_store: bool) -> Sequence[Guess]:
         found = self._found.get(path)
-        if found is None:
-            found = self._found[path] = self._find(path)
+        if found is None or (with_store and found.stored is None):
+            found = self._found[path] = self._find(path, with_store)
         shares: dict[int, float] = {}
         origins: dict[int, CopySource] = {}
         rest = 1.0
@@ -118,7 +120,7 @@ class Guesses:
             shares[token] = shares.get(token, 0.0) + share
             origins.setdefault(token, CopySource.LEARNED)
             rest -= share
-        if found.stored:
+        if with_store and found.stored:
             scale = rest * self._store.share
             for token, probability in found.stored:
                 shares[token] = shares.get(token, 0.0) + scale * probability
@@ -149,15 +151,16 @@ class Guesses:
         kept = 1.0 - DRAWN_DOUBT * min(self._sampling.temperature, 1.0)
         return {token: kept * weight / total for token, weight in weights.items()}
 
-    def _find(self, path: _Path) -> _Found:
-        own, store, memory = self._text.after(path), self._sources.store, self._sources.memory
+    def _find(self, path: _Path, with_store: bool) -> _Found:
+        own, memory = self._text.after(path), self._sources.memory
+        store = self._sources.store if with_store else None
         if store is None and memory is None:
-            return _Found(own, None, ())
+            return _Found(own, None, () if with_store else None)
         latest = (*reversed(path), *self._text.tokens[: -LATEST - 1 : -1])[:LATEST]
         return _Found(
             own,
             None if memory is None else memory.after(latest),
-            () if store is None else store.after(latest),
+            store.after(latest) if store is not None else () if with_store else None,
         )
 
     def _learn(self, final: Sequence[int]) -> None:
