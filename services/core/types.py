@@ -255,7 +255,7 @@ class Proposal:
     sources: tuple[CopySource, ...] = ()
     """Where the last nodes were found, which no model proposed."""
     instead: TokenTree | None = field(default=None, compare=False)
-    """Proposed without the draft, where that is known."""
+    """Copies proposed without the draft, where they are known; none that a store has."""
     rivals: tuple[int, ...] = ()
     """Not of a draft: tokens that the one of the round's first position is to be compared with."""
 

@@ -7,18 +7,12 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.draft.ngram_draft import GRAMMAR, LOOKUP, LookupDraft, with_forced
-from slipstream.core.draft.ngram_sources import Copying, NgramSources
+from slipstream.core.draft.ngram_sources import Copying, CopySource, NgramSources
 from slipstream.core.errors import SessionOutOfSync
 from slipstream.core.policy.stop import LATE, PENDING
 from slipstream.core.round import Round
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import (
-    NodeStats,
-    Plan,
-    Proposal,
-    Session,
-    Verdict,
-)
+from slipstream.core.types import NodeStats, Plan, Proposal, Session, Verdict
 from slipstream.rpc.delta import Delta
 from support.models.deltas import ByDeltas
 
@@ -255,6 +249,16 @@ async def test_the_store_goes_on_where_the_draft_ends_and_beside_it_where_it_is_
     paths = {proposal.tree.path_tokens(node) for node in range(len(proposal.tree))}
     assert (70, 71, 73) in paths
     assert (70, 72) not in paths
+
+
+async def test_what_a_store_knows_spares_the_draft_nothing_and_is_proposed_where_it_is_not_asked():
+    guesser = Guesser()
+    draft = ByDeltas(LookupDraft(guesser, NgramSources(Store())))
+    asked = await draft.propose(session_of(), Delta(0, (1, 71)), ALONE)
+    assert (len(guesser.texts), len(asked.instead)) == (1, 0)
+    assert CopySource.STORE in asked.sources
+    alone = await draft.propose(session_of(), Delta(2, (71,)), NEVER)
+    assert (len(guesser.texts), alone.tree.tokens[0]) == (1, 73)
 
 
 async def test_a_proposal_says_what_it_would_have_been_without_the_draft():
