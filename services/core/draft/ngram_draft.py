@@ -89,7 +89,7 @@ _UNKNOWN = 0.6
 class LookupDraft:
     """A `Draft` that adds copies to another draft's proposals, and spares it the sure ones.
 
-    What a store knows is added as well, but spares a draft nothing: the draft knows better.
+    What a store knows is proposed where the draft proposes nothing: else the draft knows better.
     """
 
     def __init__(self, draft: Draft, sources: NgramSources | None = None) -> None:
@@ -115,7 +115,10 @@ class LookupDraft:
         if proposal.fallback in (LATE, PENDING) and not plan.row_prices:
             return proposal  # a plain round; copies without a price may take far longer
         proposal = replace(proposal, instead=copies.tree)
-        return _with_copies(proposal, _grown(guesses, session, plan, proposal))
+        with_store = not len(proposal.tree)
+        return _with_copies(
+            proposal, _grown(guesses, session, plan, proposal, with_store=with_store)
+        )
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`."""
@@ -129,7 +132,7 @@ def _grown(
     plan: Plan,
     proposal: Proposal | None = None,
     *,
-    with_store: bool = True,
+    with_store: bool,
 ) -> Grown:
     """Return the tree of copies, beside what a draft proposed where it did."""
     copying = plan.lookup

@@ -9,7 +9,7 @@ from hypothesis import strategies as st
 from slipstream.core.draft.ngram_draft import GRAMMAR, LOOKUP, LookupDraft, with_forced
 from slipstream.core.draft.ngram_sources import Copying, CopySource, NgramSources
 from slipstream.core.errors import SessionOutOfSync
-from slipstream.core.policy.stop import LATE, PENDING
+from slipstream.core.policy.stop import LATE, PENDING, TOO_DEAR
 from slipstream.core.round import Round
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, Session, Verdict
@@ -230,35 +230,24 @@ def test_a_forced_path_shares_what_the_draft_has_and_comes_last(tree, forced):
 
 
 class Store:
-    """An n-gram store that knows what follows 70 and 71, the guess of the draft."""
+    """An n-gram store that knows what follows 70 and 71."""
 
     def after(self, latest):
         return {70: [(71, 0.5), (72, 0.4)], 71: [(73, 0.9)]}.get(latest[0], [])
 
 
-async def test_the_store_goes_on_where_the_draft_ends_and_beside_it_where_it_is_unsure():
-    sources, plan = NgramSources(Store()), replace(BESIDE, row_prices=(0.1,) * 15)
-    unsure = (NodeStats(0.9, 0.9, 0.1), NodeStats(0.4, 0.4, 2.0))
-    draft = ByDeltas(LookupDraft(Guesser(replace(GUESS, stats=unsure)), sources))
-    proposal = await draft.propose(session_of(), Delta(0, (1, 2)), plan)
-    paths = {proposal.tree.path_tokens(node) for node in range(len(proposal.tree))}
-    assert paths >= {(70,), (70, 71), (70, 72), (70, 71, 73)}
-    sure = (NodeStats(0.9, 0.9, 0.1), NodeStats(1.0, 1.0, 0.0))
-    draft = ByDeltas(LookupDraft(Guesser(replace(GUESS, stats=sure)), sources))
-    proposal = await draft.propose(session_of(), Delta(0, (1, 2)), plan)
-    paths = {proposal.tree.path_tokens(node) for node in range(len(proposal.tree))}
-    assert (70, 71, 73) in paths
-    assert (70, 72) not in paths
-
-
-async def test_what_a_store_knows_spares_the_draft_nothing_and_is_proposed_where_it_is_not_asked():
+async def test_what_a_store_knows_is_proposed_where_the_draft_is_not_asked_or_proposes_nothing():
     guesser = Guesser()
     draft = ByDeltas(LookupDraft(guesser, NgramSources(Store())))
     asked = await draft.propose(session_of(), Delta(0, (1, 71)), ALONE)
-    assert (len(guesser.texts), len(asked.instead)) == (1, 0)
-    assert CopySource.STORE in asked.sources
-    alone = await draft.propose(session_of(), Delta(2, (71,)), NEVER)
-    assert (len(guesser.texts), alone.tree.tokens[0]) == (1, 73)
+    assert (len(guesser.texts), asked.drafted) == (1, GUESS.tree)
+    assert CopySource.STORE not in asked.sources
+    alone = await draft.propose(session_of(), Delta(2, (70,)), NEVER)
+    assert (len(guesser.texts), CopySource.STORE in alone.sources) == (1, True)
+    assert {71, 72} <= {*alone.tree.tokens}
+    guesser.proposal = Proposal(stopped_by=TOO_DEAR)
+    empty = await draft.propose(session_of(), Delta(2, (70,)), ALONE)
+    assert (len(guesser.texts), empty.tree) == (2, alone.tree)
 
 
 async def test_a_proposal_says_what_it_would_have_been_without_the_draft():
