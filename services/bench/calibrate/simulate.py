@@ -89,7 +89,7 @@ class RoundCosts:
 
 @dataclass(frozen=True, slots=True)
 class Stakes:
-    """What mode `auto` has a proposal bring, in tokens: `row_prices` and `worth` of a `Plan`."""
+    """Demands of mode `auto` on a proposal, in tokens: `row_prices` and `worth` of a `Plan`."""
 
     prices: tuple[float, ...] = ()
     worth: float = 0.0

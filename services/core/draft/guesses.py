@@ -94,7 +94,7 @@ class Guesses:
     def after(self, path: _Path, *, shortest: int = 1, with_store: bool = True) -> Sequence[Guess]:
         """Return what may follow the text and `path`, each token once.
 
-        Copies of the text count behind matches of at least `shortest` tokens.
+        Copies of the text count behind matches of at least `shortest` tokens, a store `with_store`.
         """
         key = path, shortest, with_store
         guesses = self._weighed.get(key)
