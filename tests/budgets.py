@@ -125,7 +125,7 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("lines of services/", 65_738, lambda: num_lines(SERVICES)),
+    Budget("lines of services/", 65_735, lambda: num_lines(SERVICES)),
     Budget("lines of tests/", 64_460, lambda: num_lines(TESTS)),
     Budget("files of services/", 470, lambda: len(python_files(SERVICES))),
     Budget("files of the largest folder", 24, largest_folder),

@@ -47,7 +47,7 @@ class Cluster:
 
     @property
     def address(self) -> str:
-        """Of all routers, for a client that takes turns."""
+        """Addresses of all routers, for a client that takes turns."""
         return ",".join(map(self._at, self.names("router")))
 
     def names(self, role: str) -> list[str]:

@@ -3,7 +3,6 @@
 import math
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate
 from typing import Any
 
 from slipstream.bench.calibrate.simulate import RoundCosts
@@ -152,12 +151,11 @@ def _costs(measured: dict[str, Any], numerics: str) -> RoundCosts:
     forwards, draft = measured["forward_ms"], measured["draft"]
     one = forwards["fast"]["1"]
     plain = max(measured["plain_ms_per_token"]["plain"] or one, one)
-    own = forwards[numerics]
-    slowest = accumulate(own.values(), max)  # more tokens never take less, but by chance
+    own = [(int(rows), ms) for rows, ms in forwards[numerics].items()]
     return RoundCosts(
         plain_ms=plain,
-        one_ms=own["1"],
-        rows=RowCosts(tuple((int(at), ms / own["1"]) for at, ms in zip(own, slowest, strict=True))),
+        one_ms=own[0][1],
+        rows=RowCosts.rising(own),
         overhead_ms=plain - one,
         first_ms=draft["first_ms"],
         step_ms=max(draft["more_ms"], 1e-6),

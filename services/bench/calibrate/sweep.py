@@ -121,8 +121,7 @@ def finalists(tried: Sequence[Tried], count: int) -> list[Tried]:
     ranked = sorted(tried, key=lambda item: -item.speed)  # stable: the earlier of equals
     policies = dict.fromkeys(item.profile.stop for item in ranked)
     best = [
-        tried[leading({at: item for at, item in enumerate(tried) if item.profile.stop is stop})]
-        for stop in policies
+        leading({item: item for item in tried if item.profile.stop is stop}) for stop in policies
     ]
     best.sort(key=lambda item: -item.speed)
     return [*best, *(item for item in ranked if item not in best)][:count]

@@ -48,12 +48,10 @@ class Guess(NamedTuple):
 
 
 class _Found(NamedTuple):
-    """Continuations that every source has behind one path."""
+    """Continuations behind one path, in the text of the session and in learned ones."""
 
     own: tuple[int, int] | None
     learned: tuple[int, int] | None
-    stored: Sequence[tuple[int, float]] | None
-    """None: not looked up."""
 
 
 class Guesses:
@@ -67,6 +65,8 @@ class Guesses:
         self._store, self._draft = Acceptance(STORE_PRIOR), Acceptance(DRAFT_PRIOR)
         self._found: dict[_Path, _Found] = {}
         """What was found behind the text that ends at `_start`, by path."""
+        self._stored: dict[_Path, Sequence[tuple[int, float]]] = {}
+        """What the store has there, where it was asked."""
         self._weighed: dict[tuple[_Path, int, bool], Sequence[Guess]] = {}
         """What that was made of: a round may grow two trees."""
         self._drafted: tuple[TokenTree, Sequence[float]] = (EMPTY, ())
@@ -87,6 +87,7 @@ class Guesses:
                 self._learn(final)
                 self._learn_of_draft(final)
             self._found.clear()
+            self._stored.clear()
             self._weighed.clear()
             self._drafted = (EMPTY, ())
             self._start = len(sequence)
@@ -104,8 +105,8 @@ class Guesses:
 
     def _weigh(self, path: _Path, shortest: int, with_store: bool) -> Sequence[Guess]:
         found = self._found.get(path)
-        if found is None or (with_store and found.stored is None):
-            found = self._found[path] = self._find(path, with_store)
+        if found is None:
+            found = self._found[path] = self._find(path)
         shares: dict[int, float] = {}
         origins: dict[int, CopySource] = {}
         rest = 1.0
@@ -120,9 +121,9 @@ class Guesses:
             shares[token] = shares.get(token, 0.0) + share
             origins.setdefault(token, CopySource.LEARNED)
             rest -= share
-        if with_store and found.stored:
+        if with_store and (stored := self._stored_after(path)):
             scale = rest * self._store.share
-            for token, probability in found.stored:
+            for token, probability in stored:
                 shares[token] = shares.get(token, 0.0) + scale * probability
                 origins.setdefault(token, CopySource.STORE)
         if shares and self._sampling.temperature:
@@ -151,17 +152,18 @@ class Guesses:
         kept = 1.0 - DRAWN_DOUBT * min(self._sampling.temperature, 1.0)
         return {token: kept * weight / total for token, weight in weights.items()}
 
-    def _find(self, path: _Path, with_store: bool) -> _Found:
+    def _find(self, path: _Path) -> _Found:
         own, memory = self._text.after(path), self._sources.memory
-        store = self._sources.store if with_store else None
-        if store is None and memory is None:
-            return _Found(own, None, () if with_store else None)
-        latest = (*reversed(path), *self._text.tokens[: -LATEST - 1 : -1])[:LATEST]
-        return _Found(
-            own,
-            None if memory is None else memory.after(latest),
-            store.after(latest) if store is not None else () if with_store else None,
-        )
+        return _Found(own, None if memory is None else memory.after(self._latest(path)))
+
+    def _stored_after(self, path: _Path) -> Sequence[tuple[int, float]]:
+        store = self._sources.store
+        if store is not None and path not in self._stored:
+            self._stored[path] = store.after(self._latest(path))
+        return self._stored.get(path, ())
+
+    def _latest(self, path: _Path) -> tuple[int, ...]:
+        return (*reversed(path), *self._text.tokens[: -LATEST - 1 : -1])[:LATEST]
 
     def _learn(self, final: Sequence[int]) -> None:
         """Learn from every place of the final text that was looked at, proposed or not."""
@@ -173,9 +175,9 @@ class Guesses:
             for match, acceptance in ((found.own, self._own), (found.learned, self._learned)):
                 if match is not None:
                     acceptance.learn(match[1], is_right=match[0] == token)
-            if found.stored:
-                expected = sum(probability for _, probability in found.stored)
-                is_right = any(one == token for one, _ in found.stored)
+            if stored := self._stored.get(path):
+                expected = sum(probability for _, probability in stored)
+                is_right = any(one == token for one, _ in stored)
                 self._store.learn(expected, is_right=is_right)
             path = (*path, token)
 

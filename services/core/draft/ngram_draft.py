@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from slipstream.core.draft.guesses import Guesses
-from slipstream.core.draft.ngram_sources import CopySource, NgramSources
+from slipstream.core.draft.ngram_sources import Copying, CopySource, NgramSources
 from slipstream.core.draft.ngram_tree import Grown, TreeLimits, grow
 from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.policy.stop import LATE, PENDING, TOO_DEAR
@@ -108,17 +108,14 @@ class LookupDraft:
             guesses = Guesses(self._sources, session.sampling)
             self._guesses[session.session_id] = guesses
         guesses.take(sequence)
-        copies = _grown(guesses, session, plan, with_store=not plan.may_ask)
+        copies = _grown(guesses, session, plan, copying)
         if copies.covered >= copying.alone:
             return _with_copies(Proposal(), copies)
         proposal = await self._draft.propose(sequence, replace(plan, lookup=None))
         if proposal.fallback in (LATE, PENDING) and not plan.row_prices:
             return proposal  # a plain round; copies without a price may take far longer
         proposal = replace(proposal, instead=copies.tree)
-        with_store = not len(proposal.tree)
-        return _with_copies(
-            proposal, _grown(guesses, session, plan, proposal, with_store=with_store)
-        )
+        return _with_copies(proposal, _grown(guesses, session, plan, copying, proposal))
 
     async def release(self, session_id: str) -> None:
         """See `core.ports.Draft.release`."""
@@ -130,21 +127,14 @@ def _grown(
     guesses: Guesses,
     session: Session,
     plan: Plan,
+    copying: Copying,
     proposal: Proposal | None = None,
-    *,
-    with_store: bool,
 ) -> Grown:
-    """Return the tree of copies, beside what a draft proposed where it did."""
-    copying = plan.lookup
-    assert copying is not None, "nothing may be copied"
+    """Return the tree of copies, beside what a draft proposed where it did; else with a store's,
+    unless a draft may still propose."""
     base = EMPTY if proposal is None else proposal.tree
-    limits = TreeLimits(
-        copying.max_depth,
-        plan.max_nodes,
-        plan.row_prices,
-        session.stop_token_ids,
-    )
-
+    with_store = not len(base) if proposal is not None else not plan.may_ask
+    limits = TreeLimits(copying.max_depth, plan.max_nodes, plan.row_prices, session.stop_token_ids)
     after = partial(guesses.after, shortest=copying.shortest, with_store=with_store)
     probabilities = guesses.of_draft(base, _probabilities(proposal)) if len(base) else ()
     return grow(base, probabilities, after, limits)

@@ -184,12 +184,9 @@ class TokenBudget:
         """Return the offer with its rows' costs, at each step of the staircase if there is one."""
         rows = self._rows if rows is None else rows
         step = (curve.tile or 0) // sessions
-        points, most = [(1, 1.0)], 1.0
-        for at in sorted({*ladder(step if step >= _SHORT_STEP else None, rows), rows}):
-            if 1 < at <= rows:
-                most = max(most, cost(at))
-                points.append((at, most))
-        return Offer(rows, _plain_s(curve, sessions, keys), RowCosts(tuple(points)))
+        steps = sorted({*ladder(step if step >= _SHORT_STEP else None, rows), rows})
+        points = [(1, 1.0), *((at, cost(at)) for at in steps if 1 < at <= rows)]
+        return Offer(rows, _plain_s(curve, sessions, keys), RowCosts.rising(points))
 
 
 def _cost(curve: CostCurve, sessions: int, keys: float) -> Callable[[int], float]:

@@ -39,6 +39,17 @@ class RowCosts:
         """Return the costs where every token but the first adds `row_cost` plain rounds."""
         return cls(((1, 1.0), (2, 1.0 + row_cost)))
 
+    @classmethod
+    def rising(cls, points: Sequence[tuple[int, float]]) -> "RowCosts":
+        """Return the costs of (batched tokens, time), over the first's time.
+
+        More tokens never take less, but by chance: then they cost what those before do.
+        """
+        slowest = accumulate((time for _, time in points), max)
+        return cls(
+            tuple((at, time / points[0][1]) for (at, _), time in zip(points, slowest, strict=True))
+        )
+
     def of(self, num_tokens: int) -> float:
         """Return the plain rounds that a round of so many tokens takes."""
         last, most = self.points[-1]

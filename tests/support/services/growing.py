@@ -28,7 +28,7 @@ _SERVICES = {"target": fleet.TARGET, "draft": fleet.DRAFT}
 
 
 class Growing:
-    """Its members by name, such as target-0. `add` and `drain` them in any order; then `stop`.
+    """Members by name, such as target-0. `add` and `drain` them in any order; then `stop`.
 
     Routers have a loopback address each and one port, so that one name of the DNS stands for all.
     """
@@ -43,7 +43,7 @@ class Growing:
 
     @property
     def address(self) -> str:
-        """Of all routers that the name server tells of, now and later."""
+        """Address of all routers that the name server tells of, now and later."""
         return self._names.target(self._router_port)
 
     async def add(self, role: str) -> str:
