@@ -11,7 +11,7 @@ from support.state.redis_server import valkey_binary
 def command(folder: Path, port: int) -> Command:
     """A server at a port. What it answers is written to its file before: a kill loses nothing."""
     words = [str(valkey_binary()), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
-    words += ["--appendonly", "yes", "--appendfsync", "everysec", "--save", ""]
+    words += ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
 
     async def serves(_: Forked) -> bool:
         return await _answers(port)

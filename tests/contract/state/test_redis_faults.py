@@ -17,7 +17,7 @@ HASH, TOKENS = "slipstream:session:{chat}", "slipstream:session:{chat}:tokens"
 
 @pytest.fixture(scope="module")
 def shared():
-    with redis_server("--appendonly", "yes", "--appendfsync", "everysec") as server:
+    with redis_server("--appendonly", "yes", "--appendfsync", "always") as server:
         yield server
 
 

@@ -33,7 +33,7 @@ def plain(folder):
 
 @pytest.fixture
 def server(tmp_path):
-    with RedisServer(tmp_path, "--appendonly", "yes") as server:
+    with RedisServer(tmp_path, "--appendonly", "yes", "--appendfsync", "always") as server:
         yield server
 
 
