@@ -31,10 +31,11 @@ INSTRUCTION_SETS = {
     "avx2_vnni.cpp": ("x86_64", *_AVX2),
     "avx512.cpp": ("x86_64", *_AVX512),
     "avx512_vnni.cpp": ("x86_64", *_AVX512, "-mavx512vnni"),
+    "avx512_bf16.cpp": ("x86_64", *_AVX512, "-mavx512vnni"),
     "neon_dot.cpp": ("arm64", "-march=armv8.2-a+dotprod"),
 }
 """What is for one architecture alone, and how it is compiled."""
-NEWER = {"avx2_vnni.cpp": "-mavxvnni"}
+NEWER = {"avx2_vnni.cpp": "-mavxvnni", "avx512_bf16.cpp": "-mavx512bf16"}
 """Flags that older compilers or assemblers lack: a file that is compiled without has no kernels."""
 
 

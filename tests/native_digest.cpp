@@ -75,7 +75,7 @@ void set(void* model, int layer, int block, int place, Kind kind, int outputs, i
   for (float each : wide) halves.push_back(upper_half(each));
   std::vector<uint8_t> coded;
   const void* values = wide.data();
-  if (kind == Kind::kBFloat16) values = halves.data();
+  if (kind == Kind::kBFloat16 || kind == Kind::kNarrowFloat32) values = halves.data();
   if (is_coded(kind)) values = (coded = blocks(kind, wide.size())).data();
   const Weights weights{kind, outputs, inputs, values, bias.data()};
   slipstream_set_matrix(model, layer, block, place, &weights);
@@ -151,7 +151,7 @@ int main(int, char** arguments) {
   const char* name = slipstream_kernels(arguments[1]);
   if (name == nullptr) return std::printf("none\n"), 0;
   for (Kind kind : {Kind::kFloat32, Kind::kBFloat16, Kind::kQ4_0, Kind::kQ4_1, Kind::kQ8_0,
-                    Kind::kQ4_K, Kind::kQ6_K}) {
+                    Kind::kQ4_K, Kind::kQ6_K, Kind::kNarrowFloat32}) {
     for (int threads : {1, 3}) {
       state = 1;
       // Odd sizes, but for blocks, of which a row has whole ones.

@@ -14,7 +14,7 @@ import numpy as np
 from slipstream.models.dtypes import BFLOAT16, Q8, Array
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource, check_tensors
-from slipstream.models.native.weights import Weights, eight_bits, exact
+from slipstream.models.native.weights import Weights, eight_bits, of_type
 from slipstream.models.store.digests import bytes_digest
 from slipstream.models.store.safetensors_file import Safetensors
 from slipstream.models.target.architecture import EMBEDDING, HEAD, parse
@@ -56,7 +56,7 @@ class Checkpoint(WeightSource):
         stored = self._files.tensor(self._stored(name))
         if stored.dtype != BFLOAT16:  # which loses nothing in float32 either
             stored = stored.astype(self.dtype, copy=False)
-        return eight_bits(stored) if self._is_coded else exact(stored)
+        return eight_bits(stored) if self._is_coded else of_type(stored, self.dtype)
 
     def dense(self, name: str) -> Array:
         return self._table if self._stored(name) == self._embedding else self._dense(name)

@@ -17,7 +17,7 @@ from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import DTYPES, FLOAT32, Array
 from slipstream.models.native.library import NotNative, library
 from slipstream.models.native.source import WeightSource, check_tensors
-from slipstream.models.native.weights import KINDS, Weights, as_float32, exact
+from slipstream.models.native.weights import KINDS, Weights, as_float32, of_type
 from slipstream.models.store.gguf_file import GgufFile, GgufTensor
 from slipstream.models.target.architecture import EMBEDDING, HEAD, parse
 from slipstream.models.target.rope import Rotary
@@ -85,7 +85,7 @@ class GgufSource(WeightSource):
         return self._tensor(name).type
 
     def matrix(self, name: str) -> Weights:
-        return _packed(self._rows(name))
+        return _packed(self._rows(name), self.dtype)
 
     def vector(self, name: str) -> Array:
         """See `WeightSource.vector`; norms and biases stay as exact as the file has them."""
@@ -251,16 +251,16 @@ def _dense(rows: _GgufRows, dtype: "np.dtype[Any]") -> Array:
     """Return a tensor's weights one by one."""
     if rows.type in PLAIN:
         return rows.values.astype(dtype, copy=False)
-    packed = _packed(rows)
+    packed = _packed(rows, dtype)
     matrix = np.ascontiguousarray(packed.matrix)
     out = np.empty((len(matrix), packed.num_inputs), np.float32)
     library().slipstream_dequantise(packed.kind, matrix.ctypes.data, out.size, out.ctypes.data)
     return out.astype(dtype, copy=False)
 
 
-def _packed(rows: _GgufRows) -> Weights:
+def _packed(rows: _GgufRows, dtype: "np.dtype[Any]") -> Weights:
     if rows.type in PLAIN:
-        return exact(rows.values if rows.type == "BF16" else as_float32(rows.values))
+        return of_type(rows.values if rows.type == "BF16" else as_float32(rows.values), dtype)
     return Weights(KINDS[rows.type], rows.values)
 
 

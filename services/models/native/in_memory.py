@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from slipstream.models.dtypes import Array
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
-from slipstream.models.native.weights import Weights, exact
+from slipstream.models.native.weights import Weights, of_type
 from slipstream.models.target.architecture import parse
 from slipstream.models.target.fast_modules import is_usual_norm
 from slipstream.models.target.rope import Rotary
@@ -42,7 +42,7 @@ class InMemory(WeightSource):
         return None if found is None else tuple(found.shape)
 
     def matrix(self, name: str) -> Weights:
-        return exact(self.dense(name))
+        return of_type(self.dense(name), self.dtype)
 
     def dense(self, name: str) -> Array:
         weight = self._find(name)

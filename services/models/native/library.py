@@ -1,7 +1,7 @@
 """The native kernels as a shared library: where it is, what it has, its functions' types.
 
 `SLIPSTREAM_NATIVE` names the kernels to use (portable, avx2, avx2_vnni, avx512, avx512_vnni,
-neon_dot) instead of the fastest that the processor has, or is `off`.
+avx512_bf16, neon_dot) instead of the fastest that the processor has, or is `off`.
 """
 
 import ctypes

@@ -12,6 +12,7 @@ from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.weights import (
     BFLOAT16,
     FLOAT32,
+    NARROW_FLOAT32,
     BlockWeights,
     Scratch,
     Weights,
@@ -27,7 +28,7 @@ from slipstream.models.target.rope import Rotary
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-_PLAIN = {BFLOAT16, FLOAT32}
+_PLAIN = {BFLOAT16, FLOAT32, NARROW_FLOAT32}
 
 
 class WeightSource(ABC):

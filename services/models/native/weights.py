@@ -11,7 +11,7 @@ from slipstream.models.dtypes import Array
 from slipstream.models.native.library import library
 from slipstream.models.store.gguf_file import TYPES
 
-BFLOAT16, FLOAT32, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K = range(7)
+BFLOAT16, FLOAT32, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, NARROW_FLOAT32 = range(8)
 """Element types: see `Kind` in `src/model.h`."""
 KINDS = {"Q4_0": Q4_0, "Q4_1": Q4_1, "Q8_0": Q8_0, "Q4_K": Q4_K, "Q6_K": Q6_K}
 """Those in blocks, by the names of GGUF files."""
@@ -52,15 +52,24 @@ def plain(matrix: Array) -> Weights:
     return Weights(BFLOAT16 if matrix.dtype == dtypes.BFLOAT16 else FLOAT32, matrix)
 
 
+def of_type(matrix: Array, dtype: np.dtype[Any]) -> Weights:
+    """Weights for products in a type: those in bfloat16 are for products of bfloat16 with
+    bfloat16 there, else for products in float32."""
+    if matrix.dtype == dtype == dtypes.BFLOAT16:
+        return plain(np.ascontiguousarray(matrix))
+    return exact(matrix)
+
+
 def exact(matrix: Array, bias: Array | None = None) -> Weights:
-    """Weights in bfloat16 where that loses nothing: half the memory to read for every token."""
+    """Weights for products in float32, kept in bfloat16 where that loses nothing: half the memory
+    to read for every token."""
     bias = None if bias is None else as_float32(bias)
     if matrix.dtype == dtypes.BFLOAT16:
-        return Weights(BFLOAT16, np.ascontiguousarray(matrix), bias)
+        return Weights(NARROW_FLOAT32, np.ascontiguousarray(matrix), bias)
     with np.errstate(over="ignore"):
         narrow = matrix.astype(dtypes.BFLOAT16)
     if np.array_equal(narrow.astype(dtypes.FLOAT32), matrix):
-        return Weights(BFLOAT16, narrow, bias)
+        return Weights(NARROW_FLOAT32, narrow, bias)
     return Weights(FLOAT32, np.ascontiguousarray(matrix), bias)
 
 

@@ -7,7 +7,7 @@ from slipstream.models.native.library import kernels
 def available():
     """Names of kernels, the portable ones first."""
     names = []
-    for name in ("portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "neon_dot"):
+    for name in ("portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "neon_dot"):
         try:
             names.append(kernels(name))
         except InvalidRequest:

@@ -11,7 +11,7 @@ ROOT = Path(__file__).parents[3]
 COMPILER = "aarch64-linux-gnu-g++"
 EMULATOR = next(filter(shutil.which, ("qemu-aarch64", "qemu-aarch64-static")), "qemu-aarch64")
 KERNELS = {
-    "x86_64": ("portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni"),
+    "x86_64": ("portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16"),
     "arm64": ("portable", "neon_dot"),
 }
 
@@ -43,7 +43,7 @@ def test_arm64_gives_the_bits_of_all_kernels_of_x86_64(hatch_build, tmp_path):
     there = built(hatch_build, COMPILER, "arm64", tmp_path)
     for name in KERNELS["arm64"]:
         found = run(EMULATOR, "-cpu", "max", there, name)
-        assert len(found.split()) == 7, "a digest for each element type"
+        assert len(found.split()) == 8, "a digest for each element type"
         assert {name: at for name, at in digests.items() if at not in (found, "none\n")} == {}
     without = run(EMULATOR, "-cpu", "cortex-a57", there, "neon_dot")
     assert without == "none\n", "the processor has no such instructions"

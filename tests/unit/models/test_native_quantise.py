@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream.models.native import library
-from slipstream.models.native.weights import BFLOAT16, FLOAT32, Q8_0, eight_bits
+from slipstream.models.native.weights import FLOAT32, NARROW_FLOAT32, Q8_0, eight_bits
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no kernels were built")
 
@@ -59,7 +59,7 @@ def test_what_is_no_number_makes_its_block_none():
 def test_rows_of_no_whole_blocks_stay_as_they_are():
     values = np.full((2, 33), 1.1, np.float32)
     assert eight_bits(values).kind == FLOAT32
-    assert eight_bits(np.ones((2, 33), np.float32)).kind == BFLOAT16
+    assert eight_bits(np.ones((2, 33), np.float32)).kind == NARROW_FLOAT32
 
 
 # Recorded on an AMD EPYC; other processors have to give the same.

@@ -35,6 +35,11 @@ bool has_avx2_vnni() {
   return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1) &&
          kAvx2Vnni.name != nullptr;
 }
+bool has_avx512_bf16() {
+  unsigned a = 0, b, c, d;
+  return has_avx512() && __builtin_cpu_supports("avx512vnni") &&
+         __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1) && kAvx512BFloat16.name != nullptr;
+}
 #elif defined(__aarch64__)
 bool has_neon_dot() {
 #if defined(__linux__)
@@ -50,6 +55,7 @@ bool has_neon_dot() {
 const Kernels* kernels(const char* name) {
   const Kernels* known[] = {
 #if defined(__x86_64__)
+      has_avx512_bf16() ? &kAvx512BFloat16 : nullptr,
       has_avx512() && __builtin_cpu_supports("avx512vnni") ? &kAvx512Vnni : nullptr,
       has_avx512() ? &kAvx512 : nullptr,
       has_avx2_vnni() ? &kAvx2Vnni : nullptr,

@@ -76,7 +76,8 @@ float weight(Kind kind, const Unpacked& block, int i) {
 
 BlockSize block_size(Kind kind) {
   switch (kind) {
-    case Kind::kBFloat16: return {1, 2};
+    case Kind::kBFloat16:
+    case Kind::kNarrowFloat32: return {1, 2};
     case Kind::kFloat32: return {1, 4};
     case Kind::kQ4_0: return {32, 18};
     case Kind::kQ4_1: return {32, 20};
@@ -109,7 +110,7 @@ void unpack(Kind kind, const uint8_t* block, Unpacked& out) {
 
 void dequantise(Kind kind, const uint8_t* from, int64_t count, float* out) {
   if (kind == Kind::kFloat32) return static_cast<void>(std::memcpy(out, from, count * sizeof *out));
-  if (kind == Kind::kBFloat16) {
+  if (kind == Kind::kBFloat16 || kind == Kind::kNarrowFloat32) {
     const BFloat16* narrow = reinterpret_cast<const BFloat16*>(from);
     std::transform(narrow, narrow + count, out, [](BFloat16 value) { return to_float(value); });
     return;

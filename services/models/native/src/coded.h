@@ -9,12 +9,34 @@
 namespace SLIPSTREAM_ISA {
 
 using slipstream::Coded;
+using slipstream::is_coded;
 using slipstream::kGroup;
 using slipstream::kPart;
 using slipstream::kSuper;
 using slipstream::Kind;
 using slipstream::Matrix;
+using slipstream::token_factor;
 using slipstream::Work;
+
+// The forms in which products with weights of a kind take tokens.
+enum Form { kAsTheyAre = 0, kRounded = 1, kCodes = 2 };
+inline int form(Kind kind) {
+  return is_coded(kind) ? kCodes : kind == Kind::kBFloat16 ? kRounded : kAsTheyAre;
+}
+
+// A token's numbers rounded to bfloat16, as factors of products.
+inline void narrow(const float* x, int64_t row, Coded& out) {
+  const int inputs = out.inputs;
+  uint32_t* words = out.words.data() + row * inputs;
+#if defined(SLIPSTREAM_HAS_PAIRS)
+  for (int i = 0; i < inputs / 2; ++i) {
+    words[i] = token_factor(x[2 * i]) | token_factor(x[2 * i + 1]) >> 16;
+  }
+  if (inputs % 2) words[inputs / 2] = token_factor(x[inputs - 1]);
+#else
+  for (int i = 0; i < inputs; ++i) words[i] = token_factor(x[i]);
+#endif
+}
 
 // A token's codes: nearest multiples of a scale, of which the largest element is 127.
 inline void encode(const float* x, int64_t row, Coded& out) {
@@ -37,6 +59,12 @@ inline void encode(const float* x, int64_t row, Coded& out) {
     out.scales[row * groups + g] = scale;
     out.sums[row * groups + g] = scale * (sums[0] + sums[1]);
   }
+}
+
+// A token in some of the forms.
+inline void encode(int forms, const float* x, int64_t row, Coded& out) {
+  if (forms & kRounded) narrow(x, row, out);
+  if (forms & kCodes) encode(x, row, out);
 }
 
 // Formats of weights: how wide codes are, how many scales 32 inputs have, and where scales are.

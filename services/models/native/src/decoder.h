@@ -77,12 +77,8 @@ class Forward {
     model_.team->each(member, rows, [&](int64_t row) {
       float* out = buffers_.normed.data() + row * shape_.hidden;
       norm(x(row), block.norm.data(), shape_.hidden, shape_.norm_epsilon, out);
-      if (needs_codes(block)) encode(out, row, buffers_.normed_codes);
+      encode(form(block.into.kind) | form(block.values.kind), out, row, buffers_.normed_codes);
     });
-  }
-
-  static bool needs_codes(const Block& block) {
-    return is_coded(block.into.kind) || is_coded(block.values.kind);
   }
 
   // Heads of `rows` tokens: the outputs of the tiles in `share`, behind the first `skipped` ones.
@@ -177,7 +173,7 @@ class Forward {
     model_.team->each(member, rows, [&](int64_t row) {
       float* out = buffers_.gated.data() + row * shape_.mlp;
       gate(buffers_.wide.data() + row * wide_width_, shape_.mlp, out);
-      if (is_coded(block.out.kind)) encode(out, row, buffers_.gated_codes);
+      encode(form(block.out.kind), out, row, buffers_.gated_codes);
     });
     add_product(member, block.out, {buffers_.gated.data(), &buffers_.gated_codes}, rows);
   }
@@ -185,9 +181,9 @@ class Forward {
   // Adds what was attended to, times a matrix, to the residual stream.
   void add_attended(int member, const Matrix& m, int64_t rows) {
     const float* values = buffers_.attended.data();
-    if (is_coded(m.kind)) {
+    if (form(m.kind) != kAsTheyAre) {
       model_.team->each(member, rows, [&](int64_t row) {
-        encode(values + row * m.inputs, row, buffers_.attended_codes);
+        encode(form(m.kind), values + row * m.inputs, row, buffers_.attended_codes);
       });
     }
     add_product(member, m, {values, &buffers_.attended_codes}, rows);
@@ -227,10 +223,10 @@ inline void forward(Model& model, const Cache& cache, const Batch& batch, float*
 
 inline void multiply(Team& team, const Matrix& m, const float* x, int64_t rows, float* y) {
   Coded coded;
-  if (is_coded(m.kind)) coded.resize(rows, m.inputs);
+  if (form(m.kind) != kAsTheyAre) coded.resize(rows, m.inputs);
   team.run([&](int member) {
-    if (is_coded(m.kind)) {
-      team.each(member, rows, [&](int64_t i) { encode(x + i * m.inputs, i, coded); });
+    if (form(m.kind) != kAsTheyAre) {
+      team.each(member, rows, [&](int64_t i) { encode(form(m.kind), x + i * m.inputs, i, coded); });
     }
     product(team, member, m, {x, &coded}, rows, [&](int64_t row, int output, Lanes out, int count) {
       store_some(y + row * m.outputs + output, out, count);

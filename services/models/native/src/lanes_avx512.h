@@ -38,6 +38,21 @@ inline Lanes load_second(const BFloat16* p) {
   const __m512i mask = _mm512_set1_epi32(static_cast<int>(0xffff0000));
   return {_mm512_castsi512_ps(_mm512_and_si512(_mm512_loadu_si512(p), mask))};
 }
+#if defined(__AVX512BF16__)
+#define SLIPSTREAM_HAS_PAIRS
+// Pairs of bfloat16 as they are. Their products are added to a sum one after the other, that of the
+// second before that of the first, like fused multiply-adds but for subnormal numbers.
+struct Pairs {
+  __m512bh v;
+};
+inline Pairs load_pairs(const BFloat16* p) { return {(__m512bh)_mm512_loadu_si512(p)}; }
+inline Pairs all_pairs(uint32_t pair) {
+  return {(__m512bh)_mm512_set1_epi32(static_cast<int>(pair))};
+}
+inline Lanes add_products(Lanes sum, Pairs a, Pairs b) {
+  return {_mm512_dpbf16_ps(sum.v, a.v, b.v)};
+}
+#endif
 inline void store(float* p, Lanes a) { _mm512_storeu_ps(p, a.v); }
 inline Lanes fma(Lanes a, Lanes b, Lanes c) { return {_mm512_fmadd_ps(a.v, b.v, c.v)}; }
 inline Lanes add(Lanes a, Lanes b) { return {_mm512_add_ps(a.v, b.v)}; }

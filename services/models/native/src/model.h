@@ -18,8 +18,9 @@ constexpr int kTile = 16;  // outputs of a product that are computed side by sid
 // as many; elements of such a block and of Q4_K.
 constexpr int kGroup = 32, kPart = 16, kSuper = 256;
 
-// Element types of weights. From kQ4_0 on they are those of GGUF files, in blocks of small integers
-// with scales; tokens are encoded likewise for a product with them.
+// Element types of weights. Tokens are rounded to bfloat16 for a product with kBFloat16, and left as
+// they are for kFloat32 and for kNarrowFloat32, whose float32 weights bfloat16 holds exactly. Those
+// between are of GGUF files, in blocks of small integers with scales; tokens are encoded likewise.
 enum class Kind : int32_t {
   kBFloat16 = 0,
   kFloat32 = 1,
@@ -28,13 +29,14 @@ enum class Kind : int32_t {
   kQ8_0 = 4,
   kQ4_K = 5,
   kQ6_K = 6,
+  kNarrowFloat32 = 7,
 };
-inline bool is_coded(Kind kind) { return kind >= Kind::kQ4_0; }
+inline bool is_coded(Kind kind) { return kind >= Kind::kQ4_0 && kind <= Kind::kQ6_K; }
 
 // Weights [outputs, inputs] in tiles of 16 outputs: within a tile two inputs after the other, for
-// all outputs. In bfloat16 an output's two weights are neighbours, otherwise the outputs are. Of
-// blocks a tile has the codes, four inputs of each output after the other, and then the scales; Q4_0
-// is kept as Q4_1.
+// all outputs. In 16 bits an output's two weights are neighbours, the second input's before the
+// first's, otherwise the outputs are. Of blocks a tile has the codes, four inputs of each output after
+// the other, and then the scales; Q4_0 is kept as Q4_1.
 struct Matrix {
   Kind kind = Kind::kFloat32;
   int outputs = 0, inputs = 0;
@@ -64,13 +66,15 @@ struct Shape {
   float norm_epsilon, attention_scale;
 };
 
-// Tokens [rows, inputs] in 8 bits: codes, and for every 32 of them the scale, the scaled sum of all,
-// and -128 times the sum of the first 16 codes, of the others and of all.
+// Tokens [rows, inputs] as products take them. In 8 bits: codes, and for every 32 of them the scale,
+// the scaled sum of all, and -128 times the sum of the first 16 codes, of the others and of all.
+// Rounded to bfloat16: words with a number each or, where an instruction takes two, with a pair.
 struct Coded {
   int inputs = 0;
   std::vector<int8_t> codes;
   std::vector<float> scales, sums;
   std::vector<int32_t> offsets;
+  std::vector<uint32_t> words;
   void resize(int64_t rows, int inputs);
 };
 
@@ -151,7 +155,7 @@ struct Kernels {
 extern const Kernels kPortable;
 #if defined(__x86_64__)
 extern const Kernels kAvx2, kAvx512, kAvx512Vnni;
-extern const Kernels kAvx2Vnni;  // without a name where the compiler was too old
+extern const Kernels kAvx2Vnni, kAvx512BFloat16;  // no name where the compiler was too old
 #elif defined(__aarch64__)
 extern const Kernels kNeonDot;
 #endif

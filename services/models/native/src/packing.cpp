@@ -34,25 +34,34 @@ void Coded::resize(int64_t rows, int width) {
   scales.resize(groups);
   sums.resize(groups);
   offsets.resize(3 * groups);
+  words.resize(rows * width);
 }
 
 namespace {
 
 // The place in a tile of output n's weight for input k.
-size_t place(uint16_t, size_t k, size_t n) { return k / 2 * 2 * kTile + 2 * n + k % 2; }
+size_t place(uint16_t, size_t k, size_t n) { return k / 2 * 2 * kTile + 2 * n + 1 - k % 2; }
 size_t place(float, size_t k, size_t n) { return k * kTile + n; }
 
-template <class T>
-void pack(Matrix& m, const T* values) {
+template <class T, class Change>
+void pack(Matrix& m, const T* values, const Change& change) {
   const size_t inputs = m.inputs;
   for (int tile = 0; tile < m.tiles(); ++tile) {
     T* goal = reinterpret_cast<T*>(m.data + tile * m.tile_bytes());
     const T* first = values + tile * kTile * inputs;
     const int count = std::min(kTile, m.outputs - tile * kTile);
     for (size_t k = 0; k < inputs; ++k) {
-      for (int n = 0; n < count; ++n) goal[place(T(), k, n)] = first[n * inputs + k];
+      for (int n = 0; n < count; ++n) goal[place(T(), k, n)] = change(first[n * inputs + k]);
     }
   }
+}
+
+uint16_t as_factor(uint16_t bits) {
+  return static_cast<uint16_t>(weight_factor(to_float(BFloat16{bits})) >> 16);
+}
+template <class T>
+T as_it_is(T value) {
+  return value;
 }
 
 // The place of an input's code among those of 32, for output n; nibbles share a byte with the input
@@ -119,8 +128,15 @@ Matrix packed(const Weights& weights, Arena& arena) {
   m.outputs = weights.outputs, m.inputs = weights.inputs;
   m.data = arena.take(m.tile_bytes() * m.tiles());
   switch (m.kind) {
-    case Kind::kBFloat16: pack(m, static_cast<const uint16_t*>(weights.values)); break;
-    case Kind::kFloat32: pack(m, static_cast<const float*>(weights.values)); break;
+    case Kind::kBFloat16:
+      pack(m, static_cast<const uint16_t*>(weights.values), as_factor);
+      break;
+    case Kind::kNarrowFloat32:
+      pack(m, static_cast<const uint16_t*>(weights.values), as_it_is<uint16_t>);
+      break;
+    case Kind::kFloat32:
+      pack(m, static_cast<const float*>(weights.values), as_it_is<float>);
+      break;
     default: pack_blocks(m, weights.kind, static_cast<const uint8_t*>(weights.values));
   }
   m.bias = padded(m, weights.bias);

@@ -22,31 +22,79 @@ static_assert(kTile == kLanes);
 template <int ROWS, int TILES>
 using Sums = Lanes[ROWS][TILES];
 
+// How products read weights that are in no blocks.
+struct Numbers {};
+// Weights of type T; tokens as they are.
+template <class T>
+struct AsTheyAre : Numbers {
+  using Weight = T;
+  static const float* tokens(const Tokens& x) { return x.values; }
+};
+// Weights in bfloat16; tokens rounded to it.
+struct Rounded : Numbers {
+  using Weight = BFloat16;
+  static const uint32_t* tokens(const Tokens& x) { return x.coded->words.data(); }
+};
+
+inline Lanes all_of(float number) { return all(number); }
+inline Lanes all_of(uint32_t word) {
+  float number;
+  std::memcpy(&number, &word, sizeof number);
+  return all(number);
+}
+
+// Two inputs in bfloat16 lie as the instruction for pairs takes them: the later one comes first.
+inline Lanes first_input(const float* p) { return load_first(p); }
+inline Lanes second_input(const float* p) { return load_second(p); }
+inline Lanes first_input(const BFloat16* p) { return load_second(p); }
+inline Lanes second_input(const BFloat16* p) { return load_first(p); }
+
+// Adds products of the inputs `k` and, if there is one, `k + 1`. `x` are tokens [ROWS, inputs].
+template <int ROWS, int TILES, class T, class X>
+inline void add_pair(const T* weights, size_t stride, const X* x, size_t k, size_t inputs,
+                     Sums<ROWS, TILES>& sums) {
+  const auto add_input = [&](size_t at, auto load_weights) {
+    Lanes w[TILES];
+    for (int t = 0; t < TILES; ++t) w[t] = load_weights(weights + t * stride + k * kTile);
+    for (int r = 0; r < ROWS; ++r) {
+      const Lanes value = all_of(x[r * inputs + at]);
+      for (int t = 0; t < TILES; ++t) sums[r][t] = fma(w[t], value, sums[r][t]);
+    }
+  };
+  add_input(k, [](const T* p) { return first_input(p); });
+  if (k + 1 < inputs) add_input(k + 1, [](const T* p) { return second_input(p); });
+}
+
+#if defined(SLIPSTREAM_HAS_PAIRS)
+template <int ROWS, int TILES>
+inline void add_pair(const BFloat16* weights, size_t stride, const uint32_t* x, size_t k,
+                     size_t inputs, Sums<ROWS, TILES>& sums) {
+  Pairs w[TILES];
+  for (int t = 0; t < TILES; ++t) w[t] = load_pairs(weights + t * stride + k * kTile);
+  for (int r = 0; r < ROWS; ++r) {
+    const Pairs pair = all_pairs(x[r * inputs + k / 2]);
+    for (int t = 0; t < TILES; ++t) sums[r][t] = add_products(sums[r][t], w[t], pair);
+  }
+}
+#endif
+
 // Outputs [ROWS, TILES * 16], without the bias.
-template <class T, int ROWS, int TILES>
+template <class Way, int ROWS, int TILES>
 void multiply_tiles(const Work& work, float* out) {
+  using T = typename Way::Weight;
   const size_t inputs = work.matrix.inputs, stride = work.matrix.tile_bytes() / sizeof(T);
   const T* weights = reinterpret_cast<const T*>(work.matrix.data) + work.tile * stride;
-  const float* x = work.tokens.values + work.row * inputs;
+  const auto* x = Way::tokens(work.tokens) + work.row * inputs;
   Sums<ROWS, TILES> sums;
   for (auto& row : sums) {
     for (Lanes& sum : row) sum = zero();
   }
-  const auto add_input = [&](size_t k, auto load_weights) {
-    Lanes w[TILES];
-    for (int t = 0; t < TILES; ++t) w[t] = load_weights(weights + t * stride + k / 2 * 2 * kTile);
-    for (int r = 0; r < ROWS; ++r) {
-      const Lanes value = all(x[r * inputs + k]);
-      for (int t = 0; t < TILES; ++t) sums[r][t] = fma(w[t], value, sums[r][t]);
-    }
-  };
-  for (size_t k = 0; k < inputs; ++k) {
+  for (size_t k = 0; k < inputs; k += 2) {
     for (int t = 0; work.turn == 0 && t < TILES; ++t) {
       const T* now = weights + t * stride + k * kTile;
       fetch<sizeof(T) * 2 * kTile>(reinterpret_cast<const uint8_t*>(now) + work.ahead);
     }
-    add_input(k, [](const T* p) { return load_first(p); });
-    if (++k < inputs) add_input(k, [](const T* p) { return load_second(p); });
+    add_pair<ROWS, TILES>(weights, stride, x, k, inputs, sums);
   }
   for (int r = 0; r < ROWS; ++r) {
     for (int t = 0; t < TILES; ++t) store(out + (r * TILES + t) * kTile, sums[r][t]);
@@ -58,7 +106,7 @@ using Kernel = void (*)(const Work&, float* out);
 // The kernels for 1 token, 2 and so on.
 template <class T, int TILES, int... ROWS>
 inline Kernel kernel_for(int rows, std::integer_sequence<int, ROWS...>) {
-  if constexpr (std::is_same_v<T, BFloat16> || std::is_same_v<T, float>) {
+  if constexpr (std::is_base_of_v<Numbers, T>) {
     static constexpr Kernel kernels[] = {multiply_tiles<T, ROWS + 1, TILES>...};
     return kernels[rows - 1];
   } else {
@@ -75,8 +123,10 @@ inline Kernel kernel_for(int rows, int tiles) {
 
 inline Kernel kernel_for(Kind kind, int rows, int tiles) {
   switch (kind) {
-    case Kind::kBFloat16: return kernel_for<BFloat16, kMaxRows, kMaxTiles>(rows, tiles);
-    case Kind::kFloat32: return kernel_for<float, kMaxRows, kMaxTiles>(rows, tiles);
+    case Kind::kBFloat16: return kernel_for<Rounded, kMaxRows, kMaxTiles>(rows, tiles);
+    case Kind::kFloat32: return kernel_for<AsTheyAre<float>, kMaxRows, kMaxTiles>(rows, tiles);
+    case Kind::kNarrowFloat32:
+      return kernel_for<AsTheyAre<BFloat16>, kMaxRows, kMaxTiles>(rows, tiles);
     case Kind::kQ8_0: return kernel_for<Bytes, kMaxCodedRows, kMaxCodedTiles>(rows, tiles);
     case Kind::kQ4_K: return kernel_for<SuperNibbles, kMaxCodedRows, kMaxCodedTiles>(rows, tiles);
     case Kind::kQ6_K: return kernel_for<SuperBytes, kMaxCodedRows, kMaxCodedTiles>(rows, tiles);
