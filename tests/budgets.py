@@ -125,8 +125,8 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("lines of services/", 65_735, lambda: num_lines(SERVICES)),
-    Budget("lines of tests/", 64_460, lambda: num_lines(TESTS)),
+    Budget("lines of services/", 65_745, lambda: num_lines(SERVICES)),
+    Budget("lines of tests/", 64_508, lambda: num_lines(TESTS)),
     Budget("files of services/", 470, lambda: len(python_files(SERVICES))),
     Budget("files of the largest folder", 24, largest_folder),
     Budget("files executed, embedded", 95, lambda: len(executed_files("embedded"))),

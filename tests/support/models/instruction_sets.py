@@ -3,11 +3,14 @@
 from slipstream.core.errors import InvalidRequest
 from slipstream.models.native.library import kernels
 
+X86_64 = ("portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16")
+KNOWN = (*X86_64, "neon_dot")
+
 
 def available():
     """Names of kernels, the portable ones first."""
     names = []
-    for name in ("portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16", "neon_dot"):
+    for name in KNOWN:
         try:
             names.append(kernels(name))
         except InvalidRequest:

@@ -64,15 +64,18 @@ exec g++ "$@"
 PRINT_NAME = """
 #include <cstdio>
 #include "model.h"
-int main() { std::puts(slipstream::kAvx2Vnni.name ? slipstream::kAvx2Vnni.name : "none"); }
+int main() {{ std::puts(slipstream::{kernels}.name ? slipstream::{kernels}.name : "none"); }}
 """
 
 
-def kernels_compiled(hatch_build, compiler, folder):
-    """The name of the newest instruction set's kernels, of a program that has no others."""
-    (folder / "main.cpp").write_text(PRINT_NAME)
+NEWER_KERNELS = {"avx2_vnni": "kAvx2Vnni", "avx512_bf16": "kAvx512BFloat16"}
+
+
+def kernels_compiled(hatch_build, compiler, name, folder):
+    """The name of an instruction set's kernels, of a program that has no others."""
+    (folder / "main.cpp").write_text(PRINT_NAME.format(kernels=NEWER_KERNELS[name]))
     src = ROOT / hatch_build.NATIVE / "src"
-    sources = [folder / "main.cpp", *(src / f"{at}.cpp" for at in ("avx2_vnni", "threads"))]
+    sources = [folder / "main.cpp", *(src / f"{at}.cpp" for at in (name, "threads"))]
     sources += [src / f"{at}.cpp" for at in ("arena", "blocks", "packing")]
     objects = [hatch_build.compile_source(compiler, at, folder, (f"-I{src}",)) for at in sources]
     subprocess.run(["g++", "-pthread", *objects, "-o", folder / "program"], check=True)
@@ -82,16 +85,19 @@ def kernels_compiled(hatch_build, compiler, folder):
 @pytest.mark.skipif(
     shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ on x86-64"
 )
-def test_a_compiler_that_is_too_old_for_a_set_of_kernels_compiles_the_rest(hatch_build, tmp_path):
-    flag = hatch_build.NEWER["avx2_vnni.cpp"]
+@pytest.mark.parametrize("name", NEWER_KERNELS)
+def test_a_compiler_that_is_too_old_for_a_set_of_kernels_compiles_the_rest(
+    name, hatch_build, tmp_path
+):
+    flag = hatch_build.NEWER[f"{name}.cpp"]
     compiler = tmp_path / "old"
     compiler.write_text(OLD_COMPILER.format(flag=flag))
     compiler.chmod(0o755)
-    assert kernels_compiled(hatch_build, str(compiler), tmp_path) == "none\n"
+    assert kernels_compiled(hatch_build, str(compiler), name, tmp_path) == "none\n"
     probe = ["g++", flag, "-E", "-x", "c++", os.devnull]
     is_old = subprocess.run(probe, check=False, capture_output=True).returncode != 0
-    expected = "none\n" if is_old else "avx2_vnni\n"
-    assert kernels_compiled(hatch_build, "g++", tmp_path) == expected
+    expected = "none\n" if is_old else f"{name}\n"
+    assert kernels_compiled(hatch_build, "g++", name, tmp_path) == expected
 
 
 def test_a_wheel_with_kernels_is_for_their_platform_and_any_python_3(

@@ -40,6 +40,8 @@ bool has_avx512_bf16() {
   return has_avx512() && __builtin_cpu_supports("avx512vnni") &&
          __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1) && kAvx512BFloat16.name != nullptr;
 }
+// Intel's processors take longer for a product of pairs than for two others.
+bool is_fast_in_pairs() { return !__builtin_cpu_is("intel"); }
 #elif defined(__aarch64__)
 bool has_neon_dot() {
 #if defined(__linux__)
@@ -55,7 +57,7 @@ bool has_neon_dot() {
 const Kernels* kernels(const char* name) {
   const Kernels* known[] = {
 #if defined(__x86_64__)
-      has_avx512_bf16() ? &kAvx512BFloat16 : nullptr,
+      has_avx512_bf16() && (*name != 0 || is_fast_in_pairs()) ? &kAvx512BFloat16 : nullptr,
       has_avx512() && __builtin_cpu_supports("avx512vnni") ? &kAvx512Vnni : nullptr,
       has_avx512() ? &kAvx512 : nullptr,
       has_avx2_vnni() ? &kAvx2Vnni : nullptr,

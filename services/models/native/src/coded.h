@@ -24,7 +24,7 @@ inline int form(Kind kind) {
   return is_coded(kind) ? kCodes : kind == Kind::kBFloat16 ? kRounded : kAsTheyAre;
 }
 
-// A token's numbers rounded to bfloat16, as factors of products.
+// A token rounded to bfloat16.
 inline void narrow(const float* x, int64_t row, Coded& out) {
   const int inputs = out.inputs;
   uint32_t* words = out.words.data() + row * inputs;

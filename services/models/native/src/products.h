@@ -89,10 +89,14 @@ void multiply_tiles(const Work& work, float* out) {
   for (auto& row : sums) {
     for (Lanes& sum : row) sum = zero();
   }
+  int turn = work.turn;
   for (size_t k = 0; k < inputs; k += 2) {
-    for (int t = 0; work.turn == 0 && t < TILES; ++t) {
-      const T* now = weights + t * stride + k * kTile;
-      fetch<sizeof(T) * 2 * kTile>(reinterpret_cast<const uint8_t*>(now) + work.ahead);
+    if (--turn < 0) {
+      for (int t = 0; t < TILES; ++t) {
+        const T* now = weights + t * stride + k * kTile;
+        fetch<sizeof(T) * 2 * kTile>(reinterpret_cast<const uint8_t*>(now) + work.ahead);
+      }
+      turn = work.turns - 1;
     }
     add_pair<ROWS, TILES>(weights, stride, x, k, inputs, sums);
   }
@@ -149,8 +153,8 @@ inline void product(const Team& team, int member, const Matrix& m, Span share, c
                     int64_t rows, const Write& write) {
   // One token waits for memory, which is fastest where there is one stream.
   const int most_tiles = is_coded(m.kind) ? kMaxCodedTiles : rows == 1 ? 1 : kMaxTiles;
-  static_assert(kMaxCodedRows * kMaxCodedTiles <= kMaxRows * kMaxTiles);
-  float out[kMaxRows * kMaxTiles * kTile];
+  constexpr int most_sums = std::max(kMaxRows * kMaxTiles, kMaxCodedRows * kMaxCodedTiles);
+  float out[most_sums * kTile];
   const Span own = slipstream::part(share.last - share.first, member, team.size());
   const int last = static_cast<int>(share.first + own.last), turns = num_turns(m.kind, rows);
   for (int tile = static_cast<int>(share.first + own.first), tiles; tile < last; tile += tiles) {
