@@ -4,13 +4,12 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.models.native.library import kernels
 
 X86_64 = ("portable", "avx2", "avx2_vnni", "avx512", "avx512_vnni", "avx512_bf16")
-KNOWN = (*X86_64, "neon_dot")
 
 
 def available():
     """Names of kernels, the portable ones first."""
     names = []
-    for name in KNOWN:
+    for name in (*X86_64, "neon_dot"):
         try:
             names.append(kernels(name))
         except InvalidRequest:

@@ -10,13 +10,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 import torch
-from transformers import (
-    DynamicCache,
-    LlamaConfig,
-    LlamaForCausalLM,
-    MistralConfig,
-    MistralForCausalLM,
-)
+from transformers import DynamicCache
 
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import InvalidRequest, ModelError
@@ -29,6 +23,7 @@ from slipstream.models.target.token_layout import Part
 from slipstream.models.threads import num_threads, set_num_threads
 from support.models import tiny
 from support.models.instruction_sets import available
+from support.models.unusual import faint_model, grouped_model, odd_model
 
 ROOT = Path(__file__).parents[3]
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -39,55 +34,6 @@ pytestmark = pytest.mark.skipif(
     not library.PATH.is_file(),
     reason="no native kernels were built",
 )
-
-
-def odd_model(dtype=torch.float32):
-    """Sizes that are no multiples of anything, biases everywhere, as many key heads as others."""
-    torch.manual_seed(3)
-    config = LlamaConfig(
-        vocab_size=83,
-        hidden_size=60,
-        intermediate_size=75,
-        num_hidden_layers=2,
-        num_attention_heads=5,
-        num_key_value_heads=5,
-        head_dim=12,
-        max_position_embeddings=256,
-        attention_bias=True,
-        mlp_bias=True,
-        initializer_range=0.2,
-    )
-    return LlamaForCausalLM(config).to(dtype).eval()
-
-
-def grouped_model(dtype=torch.float32):
-    """Six query heads for each key head, heads of 80, frequencies that are scaled."""
-    torch.manual_seed(4)
-    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
-    config = MistralConfig(
-        vocab_size=96,
-        hidden_size=96,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=6,
-        num_key_value_heads=1,
-        head_dim=80,
-        max_position_embeddings=512,
-        rope_parameters=rope,
-        sliding_window=None,
-        initializer_range=0.15,
-    )
-    return MistralForCausalLM(config).to(dtype).eval()
-
-
-def faint_model(dtype=torch.float32):
-    """Some outputs' weights are so small that products with them are subnormal."""
-    model = tiny.hf_model(dtype=dtype)
-    with torch.no_grad():
-        for name, weight in model.named_parameters():
-            if "proj" in name or "head" in name:
-                weight[::3] *= 2.0**-118
-    return model
 
 
 MAKERS = {

@@ -5,7 +5,7 @@
 
 namespace SLIPSTREAM_ISA {
 
-constexpr int kMaxRows = 5, kMaxTiles = 1, kMaxCodedRows = 6, kGoodCodedRows = 6,
+constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxCodedRows = 6, kGoodCodedRows = 6,
               kMaxCodedTiles = 1;
 
 struct Lanes {

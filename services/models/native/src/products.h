@@ -49,20 +49,21 @@ inline Lanes second_input(const float* p) { return load_second(p); }
 inline Lanes first_input(const BFloat16* p) { return load_second(p); }
 inline Lanes second_input(const BFloat16* p) { return load_first(p); }
 
-// Adds products of the inputs `k` and, if there is one, `k + 1`. `x` are tokens [ROWS, inputs].
+// Adds products of the inputs `k` and, if there is one, `k + 1`. `x` are tokens [ROWS, inputs]. GCC
+// keeps all sums of AVX2 in registers only as long as `k` itself is counted up.
 template <int ROWS, int TILES, class T, class X>
 inline void add_pair(const T* weights, size_t stride, const X* x, size_t k, size_t inputs,
                      Sums<ROWS, TILES>& sums) {
   const auto add_input = [&](size_t at, auto load_weights) {
     Lanes w[TILES];
-    for (int t = 0; t < TILES; ++t) w[t] = load_weights(weights + t * stride + k * kTile);
+    for (int t = 0; t < TILES; ++t) w[t] = load_weights(weights + t * stride + at / 2 * 2 * kTile);
     for (int r = 0; r < ROWS; ++r) {
       const Lanes value = all_of(x[r * inputs + at]);
       for (int t = 0; t < TILES; ++t) sums[r][t] = fma(w[t], value, sums[r][t]);
     }
   };
   add_input(k, [](const T* p) { return first_input(p); });
-  if (k + 1 < inputs) add_input(k + 1, [](const T* p) { return second_input(p); });
+  if (++k < inputs) add_input(k, [](const T* p) { return second_input(p); });
 }
 
 #if defined(SLIPSTREAM_HAS_PAIRS)
@@ -153,8 +154,8 @@ inline void product(const Team& team, int member, const Matrix& m, Span share, c
                     int64_t rows, const Write& write) {
   // One token waits for memory, which is fastest where there is one stream.
   const int most_tiles = is_coded(m.kind) ? kMaxCodedTiles : rows == 1 ? 1 : kMaxTiles;
-  constexpr int most_sums = std::max(kMaxRows * kMaxTiles, kMaxCodedRows * kMaxCodedTiles);
-  float out[most_sums * kTile];
+  static_assert(kMaxCodedRows * kMaxCodedTiles <= kMaxRows * kMaxTiles);
+  float out[kMaxRows * kMaxTiles * kTile];
   const Span own = slipstream::part(share.last - share.first, member, team.size());
   const int last = static_cast<int>(share.first + own.last), turns = num_turns(m.kind, rows);
   for (int tile = static_cast<int>(share.first + own.first), tiles; tile < last; tile += tiles) {
