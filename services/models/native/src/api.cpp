@@ -29,18 +29,20 @@ bool has_avx512() {
   return has_avx2() && __builtin_cpu_supports("avx512f") && __builtin_cpu_supports("avx512bw") &&
          __builtin_cpu_supports("avx512dq") && __builtin_cpu_supports("avx512vl");
 }
-// Compilers that have the instructions may have no name for them here.
-bool has_avx2_vnni() {
+bool has_avx512_vnni() { return has_avx512() && __builtin_cpu_supports("avx512vnni"); }
+// A bit of CPUID's second page of extensions: compilers that have the instructions may have no name
+// for them here.
+bool has_newer(int bit) {
   unsigned a = 0, b, c, d;
-  return has_avx2() && __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 4 & 1) &&
-         kAvx2Vnni.name != nullptr;
+  return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
+}
+bool has_avx2_vnni() {
+  return has_avx2() && has_newer(4) && kAvx2Vnni.name != nullptr;
 }
 bool has_avx512_bf16() {
-  unsigned a = 0, b, c, d;
-  return has_avx512() && __builtin_cpu_supports("avx512vnni") &&
-         __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> 5 & 1) && kAvx512BFloat16.name != nullptr;
+  return has_avx512_vnni() && has_newer(5) && kAvx512BFloat16.name != nullptr;
 }
-// Intel's processors take longer for a product of pairs than for two others.
+// Intel's processors are reported to take longer for a product of pairs than for two others.
 bool is_fast_in_pairs() { return !__builtin_cpu_is("intel"); }
 #elif defined(__aarch64__)
 bool has_neon_dot() {
@@ -58,7 +60,7 @@ const Kernels* kernels(const char* name) {
   const Kernels* known[] = {
 #if defined(__x86_64__)
       has_avx512_bf16() && (*name != 0 || is_fast_in_pairs()) ? &kAvx512BFloat16 : nullptr,
-      has_avx512() && __builtin_cpu_supports("avx512vnni") ? &kAvx512Vnni : nullptr,
+      has_avx512_vnni() ? &kAvx512Vnni : nullptr,
       has_avx512() ? &kAvx512 : nullptr,
       has_avx2_vnni() ? &kAvx2Vnni : nullptr,
       has_avx2() ? &kAvx2 : nullptr,

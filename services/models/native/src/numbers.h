@@ -1,6 +1,7 @@
 // Narrow floating-point numbers, as weights and caches hold them.
 #pragma once
 
+#include <cmath>
 #include <cstdint>
 #include <cstring>
 
@@ -17,20 +18,6 @@ inline float to_float(BFloat16 value) {
   std::memcpy(&out, &bits, sizeof out);
   return out;
 }
-
-// Factors of products in bfloat16, as a float's bits. Tokens below 2^-40 are taken for zero, and
-// weights below 2^-60: so every sum of products is a multiple of 2^-114, and none is subnormal, where
-// processors differ.
-inline uint32_t factor_bits(float value, uint32_t least) {
-  uint32_t bits;
-  std::memcpy(&bits, &value, sizeof bits);
-  const uint32_t magnitude = bits & 0x7fffffff;
-  const uint32_t rounded = bits + 0x7fff + ((bits >> 16) & 1);
-  const uint32_t number = magnitude < least ? 0 : rounded;
-  return (magnitude > 0x7f800000 ? bits | 0x400000 : number) & 0xffff0000;
-}
-inline uint32_t token_factor(float value) { return factor_bits(value, (127 - 40) << 23); }
-inline uint32_t weight_factor(float value) { return factor_bits(value, (127 - 60) << 23); }
 
 // IEEE half precision.
 struct Float16 {
@@ -58,7 +45,17 @@ inline BFloat16 to_bfloat16(float value) {
   return {static_cast<uint16_t>((bits + 0x7fff + ((bits >> 16) & 1)) >> 16)};
 }
 
-// Likewise; what is too large becomes infinite.
+// Factors of products in bfloat16, as a float's bits. Tokens below 2^-40 are taken for zero, and
+// weights below 2^-60: so every sum of products is a multiple of 2^-114, and none is subnormal, where
+// processors differ.
+inline uint32_t factor_bits(float value, float least) {
+  const uint32_t rounded = to_bfloat16(value).bits;
+  return std::fabs(value) < least ? 0 : rounded << 16;
+}
+inline uint32_t token_factor(float value) { return factor_bits(value, 0x1p-40f); }
+inline uint32_t weight_factor(float value) { return factor_bits(value, 0x1p-60f); }
+
+// Rounds likewise; what is too large becomes infinite.
 inline Float16 to_float16(float value) {
   uint32_t bits;
   std::memcpy(&bits, &value, sizeof bits);
