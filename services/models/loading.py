@@ -10,6 +10,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
+import numpy as np
+
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.cores import start_torch
 from slipstream.models.dtypes import AUTO, BFLOAT16, CPU, FLOAT32, Q8, choose_dtype
@@ -18,12 +20,13 @@ from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative, has_kernels, kernels
 from slipstream.models.native.source import WeightSource
 from slipstream.models.store.folder import brief, gguf_in
-from slipstream.models.store.gguf import gguf_options, quiet_transformers, read_gguf_tokenizer
+from slipstream.models.store.gguf import quiet_transformers
 from slipstream.models.store.gguf_file import MAX_LAYERS, GgufFile
+from slipstream.models.store.gguf_tokenizer import read_gguf_tokenizer
 from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.store.wheel import Progress
 from slipstream.models.target.architecture import eos_ids
-from slipstream.models.tokenizer import NumberedTokenizer, keep, read_kept
+from slipstream.models.tokenizer import NumberedTokenizer, fitted, keep, read_kept
 
 _LOG = logging.getLogger("slipstream.models")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -67,9 +70,8 @@ def load_model(
         _LOG.info("%s is loaded by transformers: %s", path.name, reason)
         options: Any = {"progress": progress, "num_ranks": num_ranks}
         return load_target_parts(name, dtype=dtype, device=device, **options)
-    tokenizer = find_tokenizer(folder, gguf)
     at = source.architecture
-    require_same_vocabulary(path, tokenizer.num_ids, at.vocab_size)
+    tokenizer = fitted(find_tokenizer(folder, gguf), path, at.vocab_size)
     return _loaded(name, path, source, tokenizer, at.eos_ids | _generation_eos(folder))
 
 
@@ -87,20 +89,19 @@ def load_target_parts(
     Raises `ModelNotFound`, `WeightsError` for files that are broken or not of the model's
     shape, `ModelMismatch` for another kind of model, `InvalidRequest` for dtype or device.
     """
-    from slipstream.models.torch_arrays import torch_dtype
-
     start_torch()
-    chosen = torch_dtype(choose_dtype(dtype, parse_device(device)))
+    chosen = choose_dtype(dtype, parse_device(device))
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
-    with quiet_transformers(reads_gguf=gguf is not None):
+    with quiet_transformers():
         model = _load_model(folder, gguf, chosen, num_ranks)
         if num_ranks == 1:  # else parts are where they belong
             model = model.to(device)
         tokenizer = NumberedTokenizer.of(load_tokenizer(folder, gguf))
-    require_same_vocabulary(path, tokenizer.num_ids, model.config.vocab_size)
+    text = model.config.get_text_config()
+    tokenizer = fitted(tokenizer, path, text.vocab_size)
     named = getattr(model.generation_config, "eos_token_id", None)
-    ends = eos_ids(named) | eos_ids(model.config.get_text_config().eos_token_id)
+    ends = eos_ids(named) | eos_ids(text.eos_token_id)
     return _loaded(name, path, model.eval().requires_grad_(False), tokenizer, ends)
 
 
@@ -145,9 +146,10 @@ def find_source(
             f"the dtype is q8, but {gguf.name} is a GGUF file, whose blocks are computed as they"
             " are: use auto"
         )
-    if dtype != AUTO:
-        raise NotNative(f"in {dtype} its blocks are dequantised")
-    return GgufSource(gguf, BFLOAT16)
+    chosen = choose_dtype(dtype, CPU, native=True)
+    if chosen not in (FLOAT32, BFLOAT16):
+        raise NotNative(f"{dtype} has no native kernels")
+    return GgufSource(gguf, chosen, is_dense=dtype != AUTO)
 
 
 def find_tokenizer(folder: Path, gguf: Path | None) -> NumberedTokenizer:
@@ -155,7 +157,7 @@ def find_tokenizer(folder: Path, gguf: Path | None) -> NumberedTokenizer:
     `WeightsError`."""
     if kept := read_kept(folder, gguf):
         return kept
-    with quiet_transformers(reads_gguf=gguf is not None):
+    with quiet_transformers():
         return keep(load_tokenizer(folder, gguf), folder, gguf)
 
 
@@ -210,29 +212,30 @@ def find_sources(path: Path) -> tuple[Path, Path | None]:
     return (gguf.parent, gguf) if gguf else (path, None)
 
 
-def _load_model(folder: Path, gguf: Path | None, dtype: Any, num_ranks: int) -> Any:
+def _load_model(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", num_ranks: int) -> Any:
+    if gguf is not None:
+        try:
+            return GgufSource(gguf, dtype, is_dense=True).whole_model()
+        except NotNative as reason:
+            raise WeightsError(f"{gguf.name} can't be read: {reason}") from None
     from transformers import AutoModelForCausalLM
     from transformers.distributed.configuration_utils import DistributedConfig
 
-    path = gguf or folder
-    options: dict[str, Any] = gguf_options(gguf) if gguf else {"use_safetensors": True}
+    from slipstream.models.torch_arrays import torch_dtype
+
+    options: dict[str, Any] = {"use_safetensors": True, "dtype": torch_dtype(dtype)}
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
-    if gguf is None:
-        require_causal(folder)
+    require_causal(folder)
     try:
-        if gguf:
-            GgufFile(gguf)  # checks all sizes, which other readers believe
         loaded: Any = AutoModelForCausalLM.from_pretrained(
-            folder, dtype=dtype, local_files_only=True, output_loading_info=True, **options
+            folder, local_files_only=True, output_loading_info=True, **options
         )
-    except WeightsError:
-        raise
     except Exception as error:  # parsers of broken files raise anything
-        raise WeightsError(f"the weights in {path} can't be loaded ({brief(error)})") from error
+        raise WeightsError(f"the weights in {folder} can't be loaded ({brief(error)})") from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
-        raise WeightsError(f"the weights in {path} lack {missing[0]} ({len(missing)} in all)")
+        raise WeightsError(f"the weights in {folder} lack {missing[0]} ({len(missing)} in all)")
     return model
 
 
@@ -278,16 +281,9 @@ def load_tokenizer(folder: Path, gguf: Path | None) -> Any:
 
     try:
         if gguf:
-            return read_gguf_tokenizer(gguf)
+            return read_gguf_tokenizer(GgufFile(gguf))
         return AutoTokenizer.from_pretrained(folder, local_files_only=True)
+    except WeightsError:
+        raise
     except Exception as error:
         raise WeightsError(f"the tokenizer in {folder} can't be read ({brief(error)})") from error
-
-
-def require_same_vocabulary(path: Path, num_ids: int, vocab_size: int) -> None:
-    """Raise `ModelMismatch` for a tokenizer with ids past the model's."""
-    if not 0 < num_ids <= vocab_size:
-        raise ModelMismatch(
-            f"the tokenizer in {path} goes up to id {num_ids - 1}, "
-            f"but the model knows {vocab_size} tokens"
-        )

@@ -25,6 +25,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("slipstream.models")
 _SUFFIXES = {".json", ".jinja", ".txt", ".model"}
 _INDEX = ".safetensors.index.json"
+_READING = 2
+"""Number of our own way to read tokenizers: what an older one kept is read anew."""
 
 
 def text_tokenizer(tokenizer: Any) -> TextTokenizer:
@@ -59,9 +61,13 @@ def _json(tokenizer: "PreTrainedTokenizerFast") -> bytes:
 
 
 def _chat_template(template: str | dict[str, str] | None) -> str:
-    if isinstance(template, dict):
-        template = template.get("default")
-    return template or ""
+    """Return the default template; one for tools stands in it where they are given."""
+    if not isinstance(template, dict):
+        return template or ""
+    plain, with_tools = template.get("default") or "", template.get("tool_use")
+    if not (plain and with_tools):
+        return plain
+    return f"{{% if tools %}}{with_tools}{{% else %}}{plain}{{% endif %}}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,6 +86,35 @@ class NumberedTokenizer:
         vocab = tokenizer.get_vocab()
         num_ids = 1 + max(vocab.values(), default=-1)
         return cls(tokenizer, vocab_hash(vocab), num_ids, tokenizer.eos_token_id)
+
+
+def fitted(tokenizer: NumberedTokenizer, path: Path, vocab_size: int) -> NumberedTokenizer:
+    """Return a tokenizer for a model with so many embeddings: tokens that were added past them,
+    which it can't read, are left out, so that their names are plain text.
+
+    Raises `ModelMismatch` where others are past them.
+    """
+    if tokenizer.num_ids > vocab_size:
+        tokenizer = _trimmed(tokenizer, vocab_size)
+    if not 0 < tokenizer.num_ids <= vocab_size:
+        raise ModelMismatch(
+            f"the tokenizer in {path} goes up to id {tokenizer.num_ids - 1}, "
+            f"but the model knows {vocab_size} tokens"
+        )
+    return tokenizer
+
+
+def _trimmed(tokenizer: NumberedTokenizer, vocab_size: int) -> NumberedTokenizer:
+    text: TextTokenizer = text_tokenizer(tokenizer.text)
+    parts = text.parts()
+    content = json.loads(parts.json)
+    content["added_tokens"] = [at for at in content["added_tokens"] if at["id"] < vocab_size]
+    text = TextTokenizer.from_parts(json.dumps(content).encode(), *parts[1:])
+    # What begins every text may be past the embeddings, too.
+    ids = (*text.ids(), *text.encode("", add_special_tokens=True))
+    end = tokenizer.eos_token_id
+    ends = None if end is None or end >= vocab_size else end
+    return NumberedTokenizer(text, text.vocab_hash, 1 + max(ids), ends)
 
 
 def read_kept(folder: Path, gguf: Path | None) -> NumberedTokenizer | None:
@@ -130,7 +165,8 @@ def _write(path: Path, text: str) -> None:
 
 def _path(folder: Path, gguf: Path | None) -> Path:
     """The file that a tokenizer is kept in: its name is a digest of all that it depends on."""
-    digest = hashlib.sha256(f"{version('transformers')} {version('tokenizers')}".encode())
+    releases = f"{version('transformers')} {version('tokenizers')} {_READING}"
+    digest = hashlib.sha256(releases.encode())
     if gguf is not None:
         digest.update(weights_digest(gguf).encode())
     else:

@@ -6,7 +6,7 @@ they are and what they write is bounded in size. The time and memory that they t
 
 import json
 import re
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence, Set
 from datetime import datetime
 from functools import cached_property
 from typing import Any
@@ -28,6 +28,9 @@ MAX_RENDERED_CHARS = 16 << 20
 _MAX_REASON_CHARS = 200
 _RESERVED = frozenset({"messages", "tools", "documents", "add_generation_prompt"})
 
+_SAMPLE = "lorem"
+_AROUND = {"user": (0, 0), "system": (0, 1), "assistant": (1, 1), "tool": (1, 1)}
+"""Messages of the user before and after one of a role, in samples."""
 _TOOLS = re.compile(r"\btools\b")
 
 Json = dict[str, Any]
@@ -67,9 +70,9 @@ class ChatTemplate:
         """
         if not messages:
             raise InvalidRequest("there are no messages for the chat template")
-        program = self._program
+        program, in_parts = self._program, self._roles_in_parts
         try:
-            return self._text(program, [dict(message) for message in messages], tools)
+            return self._text(program, [_in_form(at, in_parts) for at in messages], tools)
         except InvalidRequest:
             raise
         except Exception as error:  # a stranger's program fails as it likes
@@ -90,6 +93,27 @@ class ChatTemplate:
         except Exception as error:  # deep nesting, literals that are none
             raise InvalidRequest(f"the chat template is broken ({_brief(error)})") from None
 
+    @cached_property
+    def _roles_in_parts(self) -> frozenset[str]:
+        """Roles of the messages whose content is walked over in parts: as a text it is lost."""
+        user = {"role": "user", "content": _SAMPLE}
+        found: set[str] = set()
+        for role in ("user", "system", "assistant", "tool"):
+            own = {"role": role, "content": _SAMPLE, "tool_call_id": "0", "name": "sample"}
+            before, after = _AROUND[role]
+            sample = [*[user] * before, own, *[user] * after]
+            if not self._shows(sample, found) and self._shows(sample, found | {role}):
+                found.add(role)
+        return frozenset(found)
+
+    def _shows(self, messages: Sequence[Message], in_parts: Set[str]) -> bool:
+        """Return whether messages are taken, and the content of all of them is in the text."""
+        try:
+            text = self._text(self._program, [_in_form(it, in_parts) for it in messages], ())
+        except Exception:  # a stranger's program fails as it likes
+            return False
+        return text.count(_SAMPLE) >= len(messages)
+
     def _text(self, program: Template, messages: list[Json], tools: Sequence[Json]) -> str:
         parts, num_chars = [], 0
         pieces = program.generate(
@@ -108,6 +132,14 @@ class ChatTemplate:
                 )
             parts.append(piece)
         return "".join(parts)
+
+
+def _in_form(message: Message, in_parts: Set[str]) -> Json:
+    """Return a message with the content in parts where that is its role's form."""
+    content = message["content"]
+    if message["role"] in in_parts and isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    return {**message, "content": content}
 
 
 def _environment(now: Now) -> ImmutableSandboxedEnvironment:

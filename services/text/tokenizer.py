@@ -86,6 +86,11 @@ class TextTokenizer:
         del vocab[BREAK]
         return vocab_hash(vocab)
 
+    def ids(self) -> frozenset[int]:
+        """Return the ids of all tokens, those added to the model's vocabulary included."""
+        vocab = self._backend.get_vocab(with_added_tokens=True)
+        return frozenset(vocab.values()) - {self._control.break_id}
+
     @property
     def added_ids(self) -> frozenset[int]:
         """Return the ids of tokens that were added to the model's vocabulary, special ones too."""

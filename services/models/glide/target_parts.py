@@ -17,7 +17,6 @@ from slipstream.models.loading import (
     find_source,
     find_sources,
     find_tokenizer,
-    require_same_vocabulary,
 )
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
@@ -25,6 +24,7 @@ from slipstream.models.native.weights import Weights
 from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.store.wheel import Progress
 from slipstream.models.target.rope import rotary_tables
+from slipstream.models.tokenizer import fitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -122,7 +122,7 @@ def load_parts(
 
 
 def _of_source(source: WeightSource, name: str, folder: Path, gguf: Path | None) -> LoadedParts:
-    at, tokenizer = source.architecture, find_tokenizer(folder, gguf)
-    require_same_vocabulary(folder, tokenizer.num_ids, at.vocab_size)
+    at = source.architecture
+    tokenizer = fitted(find_tokenizer(folder, gguf), folder, at.vocab_size)
     parts = source_parts(source, tokenizer_hash=tokenizer.vocab_hash)
     return LoadedParts(parts, short_name(name), tokenizer.vocab_hash, at.context_length)

@@ -20,7 +20,6 @@ from slipstream.models.loading import (
     load_tokenizer,
     parse_device,
     require_causal,
-    require_same_vocabulary,
 )
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.weights import as_float32, plain
@@ -29,7 +28,7 @@ from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.store.safetensors_file import Safetensors
 from slipstream.models.store.wheel import Progress
 from slipstream.models.target.architecture import context_length
-from slipstream.models.tokenizer import NumberedTokenizer
+from slipstream.models.tokenizer import NumberedTokenizer, fitted
 from slipstream.models.torch_arrays import as_array, as_tensor, numpy_dtype, torch_dtype
 
 
@@ -137,7 +136,7 @@ def _read(folder: Path, dtype: torch.dtype, device: str, name: str) -> LoadedPar
     config = require_causal(folder)
     if getattr(config, "quantization_config", None) is not None:
         return None
-    with quiet_transformers(reads_gguf=False):
+    with quiet_transformers():
         skeleton = _skeleton(config, dtype)
         tokenizer = NumberedTokenizer.of(load_tokenizer(folder, None))
     tables = _tables(folder, skeleton, config, device)
@@ -145,7 +144,7 @@ def _read(folder: Path, dtype: torch.dtype, device: str, name: str) -> LoadedPar
     if tables is None or not hasattr(rotary, "config"):
         return None
     text = config.get_text_config()
-    require_same_vocabulary(folder, tokenizer.num_ids, text.vocab_size)
+    tokenizer = fitted(tokenizer, folder, text.vocab_size)
     skeleton.get_decoder().rotary_emb = type(rotary)(config=text).to(device)
     for module, table in zip(_ends(skeleton), tables, strict=True):
         module.weight = table

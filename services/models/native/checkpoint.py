@@ -64,10 +64,10 @@ class Checkpoint(WeightSource):
     def reference(self) -> "PreTrainedModel":
         from transformers import AutoConfig
 
-        from slipstream.models.target.transformers_model import lent_model
+        from slipstream.models.target.transformers_model import model_of
 
-        model: PreTrainedModel = lent_model(
-            self, AutoConfig.from_pretrained(self.folder, local_files_only=True)
+        model: PreTrainedModel = model_of(
+            self, AutoConfig.from_pretrained(self.folder, local_files_only=True), is_lent=True
         )
         return model
 

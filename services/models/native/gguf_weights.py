@@ -1,7 +1,7 @@
-"""Weights in the blocks of a GGUF file, as the native forward takes them: none is dequantised.
+"""Weights of a GGUF file: in the file's own blocks, as the native forward takes them, or dense.
 
 The file is read in the terms of transformers' checkpoints: configuration, names, order of rows.
-Families that native code does not serve are left to transformers' own reader.
+Every tensor is read, or the file is refused.
 """
 
 import math
@@ -15,9 +15,10 @@ import numpy as np
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import DTYPES, FLOAT32, Array
-from slipstream.models.native.library import NotNative, library
+from slipstream.models.native.library import PATH, NotNative, library
 from slipstream.models.native.source import WeightSource, check_tensors
 from slipstream.models.native.weights import KINDS, Weights, as_float32, of_type
+from slipstream.models.store.gguf_config import FAMILIES, read_config
 from slipstream.models.store.gguf_file import GgufFile, GgufTensor
 from slipstream.models.target.architecture import EMBEDDING, HEAD, parse
 from slipstream.models.target.rope import Rotary
@@ -25,26 +26,12 @@ from slipstream.models.target.rope import Rotary
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-FAMILIES = ("llama", "qwen2", "qwen3")
-_ROTARY_IN_PAIRS = "llama"
-"""The family whose queries and keys lie in pairs of rows that are rotated together."""
-_NAMES = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
-_LAYER_NAMES = {
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
-    "self_attn.o_proj": "attn_output",
-    "self_attn.q_norm": "attn_q_norm",
-    "self_attn.k_norm": "attn_k_norm",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-}
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
+_ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _ROPE_FACTORS = "rope_freqs.weight"
-_ROPE_SCALING = {"none", "linear", "yarn"}
+_WITHOUT_EFFECT = {"rope_factors_short.weight", "rope_factors_long.weight"}
+"""Tensors that the configuration has."""
+_NORM = "norm.weight"
 PLAIN = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
 """The types that are no blocks."""
 
@@ -59,25 +46,30 @@ class _GgufRows(NamedTuple):
 class GgufSource(WeightSource):
     """The weights of a GGUF file, by transformers' names."""
 
-    def __init__(self, path: Path, dtype: np.dtype[Any]) -> None:
-        """Check that all is there. Raises `WeightsError` for a broken file, `NotNative` for one
-        that native code can't read."""
+    def __init__(self, path: Path, dtype: np.dtype[Any], *, is_dense: bool = False) -> None:
+        """Check that all is there, and nothing else; `is_dense` gives matrices in `dtype`, for
+        which no native code is needed.
+
+        Raises `WeightsError` for a file that is broken or has what can't be read, `NotNative` for
+        one that native code can't compute.
+        """
         self._file = GgufFile(path)
         self.path, self.name, self.dtype = path, path.name, dtype
-        self._family = str(self._file.fields.get("general.architecture", ""))
-        if self._family not in FAMILIES:
-            raise NotNative(f"GGUF files of {self._family or 'no family'} have no native reader")
-        self._config = self._read_config()
+        self._is_dense = is_dense
+        self._config = read_config(self._file)
+        self._family = FAMILIES[self._file.fields["general.architecture"]]
         self.architecture = parse(self._config)
         self.is_tied = self.architecture.is_tied
         check_tensors(self)
-        check_types(self)
+        self._check_nothing_left()
+        if not is_dense:
+            check_types(self)
         own, factors = self.architecture.rotary(), self._rope_factors
         frequencies = own.inv_freq if factors is None else own.inv_freq / factors
         self.rotary = Rotary(frequencies, own.attention_scaling)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
-        found = self._file.tensors.get(_gguf_name(name))
+        found = self._file.tensors.get(self._stored_name(name))
         return None if found is None else found.shape
 
     def type_of(self, name: str) -> str:
@@ -85,14 +77,20 @@ class GgufSource(WeightSource):
         return self._tensor(name).type
 
     def matrix(self, name: str) -> Weights:
+        if self._is_dense:
+            return of_type(self.dense(name), self.dtype)
         return _packed(self._rows(name), self.dtype)
 
     def vector(self, name: str) -> Array:
         """See `WeightSource.vector`; norms and biases stay as exact as the file has them."""
-        return as_float32(self._rows(name).values)
+        return self._less_one(name, as_float32(self._rows(name).values))
 
     def dense(self, name: str) -> Array:
-        return self._table if name == EMBEDDING else _dense(self._rows(name), self.dtype)
+        if name == EMBEDDING:
+            return self._table
+        if name.endswith(_NORM) and self._family.adds_one:
+            return self.vector(name).astype(self.dtype)
+        return _dense(self._rows(name), self.dtype)
 
     def embedding(self) -> Weights:
         return self.matrix(EMBEDDING)
@@ -102,15 +100,22 @@ class GgufSource(WeightSource):
         return _dense(_GgufRows(rows.type, rows.values[ids]), FLOAT32)
 
     def reference(self) -> "PreTrainedModel":
+        return self._model(is_lent=True)
+
+    def whole_model(self) -> "PreTrainedModel":
+        """Return a transformers model of these weights in `dtype`."""
+        return self._model(is_lent=False)
+
+    def _model(self, *, is_lent: bool) -> "PreTrainedModel":
         from transformers import AutoConfig
 
-        from slipstream.models.target.transformers_model import lent_model
+        from slipstream.models.target.transformers_model import model_of
 
         try:
             config = AutoConfig.for_model(**self._config)
         except (ValueError, TypeError, ZeroDivisionError) as error:
             raise WeightsError(f"{self.name} does not describe a model ({error})") from error
-        model = lent_model(self, config)
+        model = model_of(self, config, is_lent=is_lent)
         if self._rope_factors is not None:
             rotary = model.base_model.rotary_emb
             rotary.inv_freq /= rotary.inv_freq.new_tensor(self._rope_factors)
@@ -127,6 +132,8 @@ class GgufSource(WeightSource):
 
     def weights_type(self) -> str:
         """See `WeightSource.weights_type`; all types, that of the most weights first."""
+        if self._is_dense:
+            return super().weights_type()
         sizes: Counter[str] = Counter()
         for tensor in self._file.tensors.values():
             if len(tensor.shape) > 1:
@@ -142,89 +149,63 @@ class GgufSource(WeightSource):
     def _rope_factors(self) -> Array | None:
         """Divisors of the rotary frequencies [head_dim / 2]; None without any."""
         tensor = self._file.tensors.get(_ROPE_FACTORS)
-        return None if tensor is None else self._stored(_ROPE_FACTORS, tensor).values
+        if tensor is None:
+            return None
+        half = self.architecture.head_dim // 2
+        if (tensor.type, tensor.shape) != ("F32", (half,)):
+            raise WeightsError(
+                f"{_ROPE_FACTORS} in {self.name} is {tensor.type} {list(tensor.shape)}, but must be"
+                f" F32 [{half}]"
+            )
+        return self._stored(_ROPE_FACTORS, tensor).values
 
     def _rows(self, name: str) -> _GgufRows:
         """Return a tensor with rows in transformers' order."""
-        rows = self._stored(_gguf_name(name), self._tensor(name))
-        heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
-        which = heads.get(name.split(".")[-2])
-        if self._family != _ROTARY_IN_PAIRS or which is None:
+        rows = self._stored(self._stored_name(name), self._tensor(name))
+        heads = {"q_proj": self.architecture.num_heads, "k_proj": self.architecture.num_kv_heads}
+        count = heads.get(name.split(".")[-2])
+        if not self._family.in_pairs or count is None:
             return rows
         shape = rows.values.shape
-        pairs = rows.values.reshape(self._config[which], -1, 2, *shape[1:])
+        pairs = rows.values.reshape(count, -1, 2, *shape[1:])
         return _GgufRows(rows.type, np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(shape))
+
+    def _less_one(self, name: str, values: Array) -> Array:
+        """Return a vector of the file as checkpoints have it."""
+        return values - 1 if name.endswith(_NORM) and self._family.adds_one else values
 
     def _stored(self, name: str, tensor: GgufTensor) -> _GgufRows:
         if len(tensor.shape) > 2:
             raise WeightsError(f"{name} in {self.name} has {len(tensor.shape)} dimensions")
         if not tensor.num_bytes:
             raise WeightsError(f"{name} in {self.name} is empty")
-        values = np.frombuffer(self._file.view(tensor), np.uint8)
+        values = np.frombuffer(self._file.view(name), np.uint8)
         if dtype := PLAIN.get(tensor.type):
             return _GgufRows(tensor.type, values.view(dtype).reshape(tensor.shape))
         return _GgufRows(tensor.type, values.reshape(*tensor.shape[:-1], -1))
 
     def _tensor(self, name: str) -> GgufTensor:
-        found = self._file.tensors.get(_gguf_name(name))
+        stored = self._stored_name(name)
+        found = self._file.tensors.get(stored)
         if found is None:
-            raise WeightsError(f"the weights in {self.name} lack {_gguf_name(name)}")
+            raise WeightsError(f"the weights in {self.name} lack {stored}")
         return found
 
-    def _read_config(self) -> dict[str, Any]:
-        """Return what config.json has for such a model. Raises `WeightsError` for a field that is
-        missing or no number."""
-        heads = self._number("attention.head_count")
-        hidden = self._number("embedding_length")
-        found = {
-            "model_type": self._family,
-            "hidden_size": hidden,
-            "intermediate_size": self._number("feed_forward_length"),
-            "num_hidden_layers": self._number("block_count"),
-            "num_attention_heads": heads,
-            "num_key_value_heads": self._number("attention.head_count_kv", heads),
-            "head_dim": self._number("attention.key_length", hidden // max(heads, 1)),
-            "max_position_embeddings": self._number("context_length"),
-            "rms_norm_eps": self._field("attention.layer_norm_rms_epsilon", float),
-            "vocab_size": self._tensor(EMBEDDING).shape[0],
-            "tie_word_embeddings": "output.weight" not in self._file.tensors,
-            "attention_bias": "blk.0.attn_q.bias" in self._file.tensors,
-            "hidden_act": "silu",
-            "rope_parameters": self._rope(),
-        }
-        for role in ("bos", "eos", "pad"):
-            number = self._file.fields.get(f"tokenizer.ggml.{role}_token_id")
-            if isinstance(number, int):
-                found[f"{role}_token_id"] = number
-        return found
+    def _stored_name(self, name: str) -> str:
+        stem, _, kind = name.rpartition(".")
+        if layer := _IN_LAYER.fullmatch(stem):
+            return f"blk.{layer[1]}.{self._family.layer_tensors.get(layer[2], layer[2])}.{kind}"
+        return f"{_ENDS.get(stem, stem)}.{kind}"
 
-    def _rope(self) -> dict[str, Any]:
-        rope: dict[str, Any] = {
-            "rope_type": "default",
-            "rope_theta": self._field("rope.freq_base", float, 10000.0),
-        }
-        kind = self._file.fields.get(f"{self._family}.rope.scaling.type", "none")
-        if kind not in _ROPE_SCALING:
-            raise WeightsError(f"{self.name} has rotary scaling of the kind {kind!r}")
-        if kind == "none":
-            return rope
-        rope |= {"rope_type": kind, "factor": self._field("rope.scaling.factor", float, 1.0)}
-        if kind == "yarn":
-            length = self._number("rope.scaling.original_context_length")
-            rope["original_max_position_embeddings"] = length
-        return rope
-
-    def _number(self, name: str, default: int | None = None) -> int:
-        value: int = self._field(name, int, default)
-        if value < 1:
-            raise WeightsError(f"{self.name} has a field {name} of {value}")
-        return value
-
-    def _field(self, name: str, kind: type, default: Any = None) -> Any:
-        value = self._file.fields.get(f"{self._family}.{name}", default)
-        if not isinstance(value, kind):
-            raise WeightsError(f"{self.name} has a field {name} of {value!r}")
-        return value
+    def _check_nothing_left(self) -> None:
+        at = self.architecture
+        known = {HEAD, *(name for name, _ in at.tensors())}
+        read = {_ROPE_FACTORS, *_WITHOUT_EFFECT, *map(self._stored_name, known)}
+        if left := sorted(self._file.tensors.keys() - read):
+            raise WeightsError(
+                f"{self.name} has a tensor {left[0]}, which is not supported for"
+                f" {self._file.fields['general.architecture']} ({len(left)} such tensors)"
+            )
 
 
 def check_types(source: GgufSource) -> None:
@@ -251,6 +232,10 @@ def _dense(rows: _GgufRows, dtype: "np.dtype[Any]") -> Array:
     """Return a tensor's weights one by one."""
     if rows.type in PLAIN:
         return rows.values.astype(dtype, copy=False)
+    if not PATH.is_file() or rows.type not in KINDS:
+        from gguf import GGMLQuantizationType, quants
+
+        return quants.dequantize(rows.values, GGMLQuantizationType[rows.type]).astype(dtype)
     packed = _packed(rows, dtype)
     matrix = np.ascontiguousarray(packed.matrix)
     out = np.empty((len(matrix), packed.num_inputs), np.float32)
@@ -262,10 +247,3 @@ def _packed(rows: _GgufRows, dtype: "np.dtype[Any]") -> Weights:
     if rows.type in PLAIN:
         return of_type(rows.values if rows.type == "BF16" else as_float32(rows.values), dtype)
     return Weights(KINDS[rows.type], rows.values)
-
-
-def _gguf_name(name: str) -> str:
-    stem, _, kind = name.rpartition(".")
-    if layer := _IN_LAYER.fullmatch(stem):
-        return f"blk.{layer[1]}.{_LAYER_NAMES.get(layer[2], layer[2])}.{kind}"
-    return f"{_NAMES.get(stem, stem)}.{kind}"

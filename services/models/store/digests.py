@@ -7,6 +7,7 @@ from pathlib import Path
 
 from slipstream.config import measurements_dir
 from slipstream.models.machine import Measurements
+from slipstream.models.store.gguf_file import gguf_parts
 
 _WEIGHTS = ("*.safetensors", "*.gguf")
 _LEAST_KEPT = 16 << 20
@@ -21,8 +22,10 @@ def weights_digests(path: Path) -> dict[str, str]:
 
 
 def weights_files(path: Path) -> list[Path]:
-    """The weights files of a model directory, or the GGUF file itself."""
-    return [path] if path.is_file() else sorted(f for kind in _WEIGHTS for f in path.glob(kind))
+    """Return the weights files of a model directory, or the parts of a GGUF file."""
+    if path.is_file():
+        return gguf_parts(path)
+    return sorted(file for kind in _WEIGHTS for file in path.glob(kind))
 
 
 def file_digest(path: Path) -> str:

@@ -12,6 +12,7 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
+from slipstream.models.store.gguf_file import gguf_parts
 
 WEIGHTS = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
@@ -36,10 +37,11 @@ def missing_part(folder: Path) -> str | None:
 
 
 def gguf_in(folder: Path) -> Path | None:
-    """The GGUF file of a directory that holds exactly one and no safetensors."""
-    files = sorted(folder.glob("*.gguf"))
+    """Return the GGUF file, or the first part of a split one, of a directory that holds exactly
+    one and no safetensors."""
+    files = {gguf_parts(file)[0] for file in folder.glob("*.gguf")}
     has_safetensors = any(folder.glob("*.safetensors"))
-    return files[0] if len(files) == 1 and not has_safetensors else None
+    return files.pop() if len(files) == 1 and not has_safetensors else None
 
 
 def _missing_weights(folder: Path) -> str | None:

@@ -3,8 +3,10 @@
 Everything is checked against the file's length before it is read: files come from anywhere.
 """
 
+import glob
 import math
 import mmap
+import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
@@ -78,29 +80,77 @@ class GgufTensor:
 
 
 class GgufFile:
-    """A GGUF file: `fields` is its metadata, `tensors` says where weights are."""
+    """A GGUF file, or all parts of a split one by any of them: `fields` is the metadata of the
+    first part, `tensors` says where weights are."""
 
     def __init__(self, path: Path) -> None:
         """Read all but the weights. Raises `WeightsError` for what is no whole GGUF file."""
+        self.path, self.name = path, path.name
+        parts = gguf_parts(path)
+        first = _Part(parts[0])
+        count = first.count
+        if count not in (0, 1, len(parts)):
+            raise WeightsError(
+                f"{path.name} is part {first.number + 1} of {count} of a split model, but the other"
+                f" parts are not beside it as NAME-00001-of-{count:05}.gguf and so on"
+            )
+        self._parts = [first, *map(_Part, parts[1:count])]
+        self.fields = first.fields
+        self.tensors: dict[str, GgufTensor] = {}
+        self._places: dict[str, _Part] = {}
+        for number, part in enumerate(self._parts):
+            if (part.number, part.count) != (number, count):
+                raise WeightsError(f"{part.path.name} is not part {number + 1} of {count}")
+            self.tensors |= part.tensors
+            self._places |= dict.fromkeys(part.tensors, part)
+
+    def release(self) -> None:
+        """Let go of the pages that tensors were read from; they are read again when needed."""
+        for part in self._parts:
+            part.data.madvise(mmap.MADV_DONTNEED)
+
+    def view(self, name: str) -> memoryview:
+        """Return the bytes of a tensor, in place."""
+        tensor = self.tensors[name]
+        data = memoryview(self._places[name].data)
+        return data[tensor.offset : tensor.offset + tensor.num_bytes]
+
+
+_PART = re.compile(r"(.+)-[0-9]{5}-of-([0-9]{5})\.gguf")
+
+
+def gguf_parts(path: Path) -> list[Path]:
+    """Return the files that a model is split into, by one of their names, the first one first;
+    of a model in one file that file."""
+    found = _PART.fullmatch(path.name)
+    if found is None:
+        return [path]
+    pattern = f"{glob.escape(found[1])}-[0-9][0-9][0-9][0-9][0-9]-of-{found[2]}.gguf"
+    return sorted(path.parent.glob(pattern)) or [path]
+
+
+class _Part:
+    """One file: its metadata, its tensors, its bytes, and its number among the parts."""
+
+    def __init__(self, path: Path) -> None:
         self.path = path
         try:
             with path.open("rb") as file:
                 # What is private may be written to, which torch asks for.
-                self._bytes = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
+                self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:  # an empty file can't be mapped
             raise WeightsError(f"{path.name} can't be read ({error})") from None
-        reader = _Reader(self._bytes, path.name)
+        reader = _Reader(self.data, path.name)
         num_tensors, num_fields = reader.head()
         self.fields = reader.fields(num_fields)
         self.tensors = reader.tensors(num_tensors, self.fields.get("general.alignment", 32))
+        self.number, self.count = self._whole("split.no", 0), self._whole("split.count", 1)
 
-    def release(self) -> None:
-        """Let go of the pages that tensors were read from; they are read again when needed."""
-        self._bytes.madvise(mmap.MADV_DONTNEED)
-
-    def view(self, tensor: GgufTensor) -> memoryview:
-        """The bytes of a tensor, in place."""
-        return memoryview(self._bytes)[tensor.offset : tensor.offset + tensor.num_bytes]
+    def _whole(self, name: str, default: int) -> int:
+        value = self.fields.get(name, default)
+        if not isinstance(value, int):
+            raise WeightsError(f"{self.path.name} has a {name} of {value!r}, which is no number")
+        return value
 
 
 class _Reader:

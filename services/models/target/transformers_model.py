@@ -46,8 +46,9 @@ def hidden_states(model: "PreTrainedModel", tokens: list[int]) -> Array:
     return as_array(hidden)
 
 
-def lent_model(source: "WeightSource", config: "PretrainedConfig") -> Any:
-    """Return a model of a configuration over the weights of a source.
+def model_of(source: "WeightSource", config: "PretrainedConfig", *, is_lent: bool) -> Any:
+    """Return a model of a configuration over the weights of a source: with `is_lent` a layer has
+    its weights only while it runs.
 
     Raises `WeightsError` for a configuration that describes no model.
     """
@@ -67,7 +68,10 @@ def lent_model(source: "WeightSource", config: "PretrainedConfig") -> Any:
     if not source.is_tied:
         _fill(model.get_output_embeddings(), HEAD.removesuffix(".weight"), source)
     for at, layer in enumerate(body.layers):
-        _lend(layer, at, source)
+        if is_lent:
+            _lend(layer, at, source)
+        else:
+            _fill(layer, f"model.layers.{at}", source)
     return model.eval().requires_grad_(False)
 
 
@@ -83,5 +87,12 @@ def _lend(layer: nn.Module, index: int, source: "WeightSource") -> None:
 
 
 def _fill(module: nn.Module, name: str, source: "WeightSource") -> None:
-    own = {at: as_tensor(source.dense(f"{name}.{at}")) for at, _ in module.named_parameters()}
+    own = {at: _weight(source, f"{name}.{at}", weight) for at, weight in module.named_parameters()}
     module.load_state_dict(own, assign=True)
+
+
+def _weight(source: "WeightSource", name: str, like: Tensor) -> Tensor:
+    """Return a tensor of a source; a bias that is not there is zero."""
+    if name.endswith(".bias") and not source.has(name):
+        return torch.zeros(like.shape, dtype=like.dtype)
+    return as_tensor(source.dense(name))

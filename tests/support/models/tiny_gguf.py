@@ -1,7 +1,8 @@
 """Small GGUF files of random weights, in any mixture of types."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 from gguf import GGMLQuantizationType, GGUFWriter, quants
@@ -62,6 +63,12 @@ def random_blocks(kind: str, rows: int, columns: int, noise: np.random.Generator
     return blocks.reshape(rows, -1)
 
 
+def add_field(writer: GGUFWriter, name: str, value: Any) -> None:
+    """Add a field in the type of its value."""
+    kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
+    getattr(writer, f"add_{kinds[type(value)]}")(name, value)
+
+
 def write_tokenizer(writer: GGUFWriter, pre: str = "smollm") -> None:
     """A token for every byte."""
     vocab = byte_tokenizer().get_vocab()
@@ -75,13 +82,27 @@ def write_tokenizer(writer: GGUFWriter, pre: str = "smollm") -> None:
     writer.add_chat_template("{{ messages }}")
 
 
-def write(path: Path, type_of: TypeOf, family: str = "llama", seed: int = 0) -> Path:
-    """A file of a family. The embedding, which is the head too, is `token_embd`."""
+def write(
+    path: Path,
+    type_of: TypeOf,
+    family: str = "llama",
+    seed: int = 0,
+    *,
+    fields: Mapping[str, Any] | None = None,
+    more: Mapping[str, np.ndarray] | None = None,
+) -> Path:
+    """A file of a family, with further fields and tensors. The embedding, which is the head too, is
+    `token_embd`."""
     noise = np.random.default_rng(seed)
     writer = GGUFWriter(path, family)
     dim = _HEAD_DIM.get(family, HIDDEN // HEADS)
     _write_facts(writer, dim)
     write_tokenizer(writer)
+    for name, value in (fields or {}).items():
+        writer.kv_data[0].pop(name, None)
+        add_field(writer, name, value)
+    for name, values in (more or {}).items():
+        writer.add_tensor(name, values.astype(np.float32))
     for name, (rows, columns) in _matrices(dim).items():
         kind = type_of(name.split(".")[-1])
         values = random_blocks(kind, rows, columns, noise)

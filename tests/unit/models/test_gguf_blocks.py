@@ -8,7 +8,7 @@ import torch
 
 from slipstream.core.errors import WeightsError
 from slipstream.core.tree import TokenTree
-from slipstream.models.loading import load_model
+from slipstream.models.loading import load_model, load_target_parts
 from slipstream.models.native import library
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.target.causal import CausalModel
@@ -57,8 +57,7 @@ def logits(model, tokens):
 
 @torch.inference_mode()
 def dense_logits(file):
-    model = load_model(str(file), dtype="float32").model
-    assert not isinstance(model, GgufSource)
+    model = load_target_parts(str(file), dtype="float32").model
     return model(torch.tensor([TOKENS])).logits[0].numpy()
 
 
@@ -86,24 +85,6 @@ def test_layers_lend_their_weights_to_transformers_and_take_them_back(file):
     expected = dense_logits(file)
     assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.05  # it is bfloat16
     assert {weight.device.type for weight in model.base_model.layers.parameters()} == {"meta"}
-
-
-def test_a_type_without_kernels_is_dequantised_and_the_log_says_so(tmp_path, caplog):
-    caplog.set_level("INFO", "slipstream.models")
-    types = {"ffn_down": "Q5_K"}
-    file = tiny_gguf.write(tmp_path / "q5.gguf", lambda name: types.get(name, "Q4_0"))
-    model = load_model(str(file)).model
-    assert not isinstance(model, GgufSource)
-    assert "q5.gguf is loaded by transformers: " in caplog.text
-    assert "type Q5_K, which have no native kernels" in caplog.text
-
-
-def test_another_family_is_left_to_transformers(tmp_path, caplog):
-    caplog.set_level("INFO", "slipstream.models")
-    file = tiny_gguf.write(tmp_path / "other.gguf", MIXTURES["Q8_0"], "phi2")
-    with pytest.raises(WeightsError):
-        load_model(str(file))
-    assert "GGUF files of phi2 have no native reader" in caplog.text
 
 
 def changed(file, into, old, new):

@@ -3,14 +3,13 @@
 import pytest
 import torch
 from safetensors.torch import load_file
-from tokenizers import pre_tokenizers
-from transformers import AutoTokenizer, Qwen2Tokenizer
+from transformers import AutoTokenizer
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.loading import load_model, load_target_parts
 from slipstream.models.native import library
 from slipstream.models.native.gguf_weights import GgufSource
-from slipstream.models.store.gguf import convert, read_tokenizer
+from slipstream.models.store.gguf import convert
 from slipstream.models.target.causal import CausalModel
 from support.models.tiny_checkpoint import SPECIAL, tiny_llama
 from support.models.tiny_gguf import write_gguf
@@ -72,24 +71,3 @@ def test_native_code_reads_a_gguf_file_itself_and_agrees_with_transformers(gguf)
     assert loaded.tokenizer_hash == theirs.tokenizer_hash
     assert loaded.stop_token_ids == theirs.stop_token_ids
     assert load_model(str(gguf)).tokenizer.parts() == loaded.tokenizer.parts()
-
-
-def test_a_qwen2_tokenizer_is_the_one_that_transformers_has():
-    alphabet = sorted(pre_tokenizers.ByteLevel.alphabet())
-    merges = [("Ġ", "Ġ"), ("1", "2"), ("a", "b"), ("'", "s"), ("Ġ", "a"), ("!", "?")]
-    tokens = ["<|endoftext|>", *alphabet, *map("".join, merges)]
-    fields = {
-        "general.architecture": "qwen2",
-        "qwen2.context_length": 128,
-        "tokenizer.ggml.model": "gpt2",
-        "tokenizer.ggml.pre": "qwen2",
-        "tokenizer.ggml.tokens": tokens,
-        "tokenizer.ggml.merges": list(map(" ".join, merges)),
-        "tokenizer.ggml.token_type": [3] + [1] * (len(tokens) - 1),
-        "tokenizer.ggml.eos_token_id": 0,
-    }
-    vocab = {token: number for number, token in enumerate(tokens)}
-    ours, theirs = read_tokenizer(fields), Qwen2Tokenizer(vocab=vocab, merges=merges)
-    for text in ("it's 1212", "  ab AB\n\n!?  a", "e\u0301 caf\u00e9 <|endoftext|>x"):
-        assert ours.encode(text) == theirs.encode(text)
-    assert ours.encode("12") == theirs.encode("12") == [vocab["1"], vocab["2"]]

@@ -1,0 +1,299 @@
+"""Configuration of the model in a GGUF file, in the terms of transformers' config.json.
+
+Every field under the architecture's name is read, at a value that changes nothing, or refused by
+its name. The tables of this module say what is read of which architecture.
+"""
+
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any
+
+from slipstream.core.errors import WeightsError
+from slipstream.models.store.gguf_file import GgufFile
+from slipstream.models.store.gguf_tokenizer import turn_ends
+
+_LAYER_TENSORS: Mapping[str, str] = {
+    "input_layernorm": "attn_norm",
+    "post_attention_layernorm": "ffn_norm",
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
+    "self_attn.o_proj": "attn_output",
+    "self_attn.q_norm": "attn_q_norm",
+    "self_attn.k_norm": "attn_k_norm",
+    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
+}
+_POST_NORMS = {
+    "post_attention_layernorm": "post_attention_norm",
+    "pre_feedforward_layernorm": "ffn_norm",
+    "post_feedforward_layernorm": "post_ffw_norm",
+}
+_FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
+
+
+@dataclass(frozen=True, slots=True)
+class GgufFamily:
+    """What files of an architecture hold. `model_type` is transformers' name, `numbers` names
+    further fields and what config.json calls them, `layer_tensors` the names of a layer's tensors.
+
+    `in_pairs`: rows of queries and keys that are rotated together are neighbours; `adds_one`:
+    norms are stored with the 1 that the model adds; `biases`: parts of a layer that may have some.
+    """
+
+    model_type: str
+    numbers: Mapping[str, str] = field(default_factory=dict)
+    layer_tensors: Mapping[str, str] = field(default_factory=lambda: _LAYER_TENSORS)
+    in_pairs: bool = False
+    adds_one: bool = False
+    biases: tuple[str, ...] = ()
+
+
+_SCALES = {
+    "embedding_scale": "embedding_multiplier",
+    "residual_scale": "residual_multiplier",
+    "attention.scale": "attention_multiplier",
+    "logit_scale": "logits_scaling",
+}
+FAMILIES: Mapping[str, GgufFamily] = {
+    "llama": GgufFamily("llama", in_pairs=True, biases=("attention", "mlp")),
+    "qwen2": GgufFamily("qwen2"),
+    "qwen3": GgufFamily("qwen3", biases=("attention",)),
+    "granite": GgufFamily("granite", _SCALES, in_pairs=True, biases=("attention", "mlp")),
+    "olmo2": GgufFamily(
+        "olmo2", layer_tensors={**_LAYER_TENSORS, **_POST_NORMS}, biases=("attention",)
+    ),
+    "gemma3": GgufFamily(
+        "gemma3_text", layer_tensors={**_LAYER_TENSORS, **_POST_NORMS}, adds_one=True
+    ),
+    "phi3": GgufFamily("phi3", layer_tensors={**_LAYER_TENSORS, **_FUSED}),
+}
+"""The architectures of files that can be read, by the names that files give them."""
+
+_PERIOD, _LARGEST = 6, 62
+"""Of Gemma 3: each so many layers one has no window; the layers of the largest model, the one whose
+queries are scaled by other than the size of a head."""
+_SCALING_KINDS = ("none", "linear", "yarn", "longrope")
+_ATTENTION_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias")
+_MLP_BIASES = ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
+_WITHOUT_EFFECT = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    **dict.fromkeys(_SCALES, (1.0,)),
+    "rope.scaling.attn_factor": (1.0,),
+    "rope.scaling.yarn_ext_factor": (-1.0, 1.0),
+    "rope.scaling.yarn_attn_factor": (1.0,),
+}
+"""Values at which fields that are not read change nothing, beside 0, false and nothing."""
+_UNSET: tuple[object, ...] = (0, False, "", [])
+
+
+def read_config(file: GgufFile) -> dict[str, Any]:
+    """Return what config.json has for the model in a file.
+
+    Raises `WeightsError` for a field that is missing, of another type, or not to be honoured.
+    """
+    kind = file.fields.get("general.type", "model")
+    if kind != "model":
+        raise WeightsError(f"{file.name} is a GGUF file of the type {kind}, not of a model")
+    name = str(file.fields.get("general.architecture", "none"))
+    if name not in FAMILIES:
+        raise WeightsError(
+            f"{file.name} is a GGUF file of the architecture {name[:40]}, but those that can be"
+            f" read are {', '.join(FAMILIES)}"
+        )
+    fields = _Fields(file, name)
+    found = _sizes(fields) | _attention(fields) | _tokens(fields)
+    for theirs, ours in FAMILIES[name].numbers.items():
+        value = fields.read(theirs, float, 0.0)
+        if value:
+            found[ours] = value
+    if name == "gemma3":
+        found |= _alternating(fields, found)
+    else:
+        found["rope_parameters"] = _rope(fields, found)
+    fields.check_all_read()
+    return found
+
+
+class _Fields:
+    """The fields under the architecture's name, and which of them were read."""
+
+    def __init__(self, file: GgufFile, name: str) -> None:
+        self.file, self.name, self.family = file, name, FAMILIES[name]
+        self._prefix = f"{name}."
+        self._left = {
+            key.removeprefix(self._prefix): value
+            for key, value in file.fields.items()
+            if key.startswith(self._prefix)
+            and key.removeprefix(self._prefix) not in _WITHOUT_EFFECT
+        }
+
+    def read(self, name: str, kind: type, *default: Any) -> Any:
+        """Return a field of a type, or the default; of a list by layers the number that all have.
+
+        Raises `WeightsError` for a field without either, of another type, or not the same for all
+        layers.
+        """
+        value = self._left.pop(name, *default) if default else self._left.pop(name, None)
+        if (
+            isinstance(value, list)
+            and kind is not list
+            and value
+            and value == value[:1] * len(value)
+        ):
+            value = value[0]
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.refused(name, value, f"but must be of the type {kind.__name__}")
+        return value
+
+    def count(self, name: str, *default: int) -> int:
+        """Return a number above 0. Raises `WeightsError` as `read` does."""
+        value: int = self.read(name, int, *default)
+        if value < 1:
+            raise self.refused(name, value, "but must be above 0")
+        return value
+
+    def has(self, tensors: Iterable[str]) -> bool:
+        """Return whether a layer has one of these tensors."""
+        ends = tuple(f".{name}" for name in tensors)
+        return any(name.startswith("blk.") and name.endswith(ends) for name in self.file.tensors)
+
+    def factors(self, name: str) -> list[float] | None:
+        """Return the numbers of a tensor of float32, None where there is none."""
+        found = self.file.tensors.get(name)
+        if found is None:
+            return None
+        if found.type != "F32" or len(found.shape) != 1:
+            raise WeightsError(f"{name} in {self.file.name} is of the type {found.type}")
+        return list(map(float, self.file.view(name).cast("f").tolist()))
+
+    def check_all_read(self) -> None:
+        """Raise `WeightsError` for a field that was not read and may change an answer."""
+        for name, value in self._left.items():
+            if not any(value == it for it in (*_UNSET, *_NEUTRAL.get(name, ()))):
+                raise self.refused(name, value, f"which is not supported for {self.name}")
+
+    def refused(self, name: str, value: object, reason: str) -> WeightsError:
+        """Return the error for a field."""
+        shown = "none" if value is None else str(value)[:40]
+        return WeightsError(f"{self.file.name} has {self._prefix}{name} of {shown}, {reason}")
+
+
+def _sizes(fields: _Fields) -> dict[str, Any]:
+    embedding = fields.file.tensors.get("token_embd.weight")
+    if embedding is None:
+        raise WeightsError(f"the weights in {fields.file.name} lack token_embd.weight")
+    found: dict[str, Any] = {
+        "model_type": fields.family.model_type,
+        "hidden_size": fields.count("embedding_length"),
+        "intermediate_size": fields.count("feed_forward_length"),
+        "num_hidden_layers": fields.count("block_count"),
+        "max_position_embeddings": fields.count("context_length"),
+        "rms_norm_eps": fields.read("attention.layer_norm_rms_epsilon", float),
+        "vocab_size": embedding.shape[0],
+        "tie_word_embeddings": "output.weight" not in fields.file.tensors,
+    }
+    if fields.name != "gemma3":
+        found["hidden_act"] = "silu"
+    return found
+
+
+def _attention(fields: _Fields) -> dict[str, Any]:
+    heads = fields.count("attention.head_count")
+    hidden: int = fields.file.fields[f"{fields.name}.embedding_length"]
+    dim = fields.count("attention.key_length", max(hidden // heads, 1))
+    if (value := fields.count("attention.value_length", dim)) != dim:
+        raise fields.refused("attention.value_length", value, f"but keys have {dim}")
+    if not fields.read("attention.causal", bool, True):
+        raise fields.refused("attention.causal", False, "but only causal attention is supported")
+    found: dict[str, Any] = {
+        "num_attention_heads": heads,
+        "num_key_value_heads": fields.count("attention.head_count_kv", heads),
+        "head_dim": dim,
+    }
+    for part, names in (("attention", _ATTENTION_BIASES), ("mlp", _MLP_BIASES)):
+        if part in fields.family.biases:
+            found[f"{part}_bias"] = fields.has(names)
+    window = fields.read("attention.sliding_window", int, 0)
+    if window and fields.name == "llama":
+        found |= {"model_type": "mistral", "sliding_window": window}
+    elif window:
+        found["sliding_window"] = window
+    return found
+
+
+def _tokens(fields: _Fields) -> dict[str, Any]:
+    found: dict[str, Any] = {"eos_token_id": turn_ends(fields.file)}
+    for config, role in (("bos", "bos"), ("pad", "padding")):
+        number = fields.file.fields.get(f"tokenizer.ggml.{role}_token_id")
+        if isinstance(number, int):
+            found[f"{config}_token_id"] = number
+    return found
+
+
+def _rope(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the rotary parameters of all layers, in the style of transformers 5."""
+    rope: dict[str, Any] = {
+        "rope_type": "default",
+        "rope_theta": fields.read("rope.freq_base", float, 10000.0),
+    }
+    dim = config["head_dim"]
+    if (width := fields.count("rope.dimension_count", dim)) != dim:
+        if fields.name != "phi3":
+            raise fields.refused("rope.dimension_count", width, f"but heads have {dim}")
+        rope["partial_rotary_factor"] = width / dim
+    length = fields.read("rope.scaling.original_context_length", int, 0)
+    rope |= _scaling(fields)
+    if length and rope["rope_type"] != "default":
+        rope["original_max_position_embeddings"] = length
+    if fields.name == "phi3":
+        rope |= _long_factors(fields, config, length)
+    return rope
+
+
+def _scaling(fields: _Fields) -> dict[str, Any]:
+    older = fields.read("rope.scale_linear", float, 0.0)
+    factor = fields.read("rope.scaling.factor", float, older)
+    kind = fields.read("rope.scaling.type", str, "linear" if factor else "none")
+    if kind not in _SCALING_KINDS:
+        known = ", ".join(_SCALING_KINDS)
+        raise fields.refused("rope.scaling.type", kind, f"but must be one of {known}")
+    if kind in ("none", "longrope") or factor in (0.0, 1.0):
+        return {}
+    scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
+    if kind == "yarn":
+        for name in ("beta_fast", "beta_slow"):
+            if value := fields.read(f"rope.scaling.yarn_{name}", float, 0.0):
+                scaling[name] = value
+    return scaling
+
+
+def _long_factors(fields: _Fields, config: Mapping[str, Any], length: int) -> dict[str, Any]:
+    scale = fields.read("rope.scaling.attn_factor", float, 0.0)
+    factors = [fields.factors(f"rope_factors_{kind}.weight") for kind in ("short", "long")]
+    if factors == [None, None]:
+        return {}
+    return {
+        "rope_type": "longrope",
+        "short_factor": factors[0],
+        "long_factor": factors[1],
+        "original_max_position_embeddings": length or config["max_position_embeddings"],
+        **({"attention_factor": scale} if scale else {}),
+    }
+
+
+def _alternating(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
+    """Return the fields of Gemma 3: windows and rotary embeddings of two kinds of layers."""
+    layers, heads = config["num_hidden_layers"], config["num_attention_heads"]
+    period = fields.read("attention.sliding_window_pattern", int, _PERIOD)
+    theta = fields.read("rope.freq_base_swa", float, 10000.0)
+    kinds = ("sliding_attention", "full_attention")
+    is_largest = layers == _LARGEST
+    return {
+        "hidden_activation": "gelu_pytorch_tanh",
+        "query_pre_attn_scalar": config["hidden_size"] // heads
+        if is_largest
+        else config["head_dim"],
+        "layer_types": [kinds[(at + 1) % period == 0] for at in range(layers)],
+        "rope_parameters": {
+            kinds[0]: {"rope_type": "default", "rope_theta": theta},
+            kinds[1]: _rope(fields, config),
+        },
+    }

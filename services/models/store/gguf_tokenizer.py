@@ -1,0 +1,275 @@
+"""Tokenizers in the metadata of GGUF files, as transformers' objects.
+
+Every field under `tokenizer.` is read, known to change no token, or refused by its name. Names of
+pre-tokenizers are llama.cpp's; their patterns are those of the models' own tokenizer.json.
+"""
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from slipstream.core.errors import WeightsError
+from slipstream.models.store.gguf_file import GgufFile
+
+_NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
+"""Token types. Control tokens are special; those that users define are found before merging."""
+_ROLES = {"bos": "bos", "eos": "eos", "unk": "unknown", "pad": "padding"}
+_READ = {
+    *("model", "pre", "tokens", "token_type", "scores", "merges", "add_bos_token"),
+    *("add_space_prefix", "bos_token_id", "eos_token_id", "eot_token_id", "eom_token_id"),
+    *("unknown_token_id", "padding_token_id"),
+}
+_WITHOUT_EFFECT = {
+    *("seperator_token_id", "cls_token_id", "mask_token_id", "token_type_count"),
+    *(f"fim_{part}_token_id" for part in ("pre", "suf", "mid", "pad", "rep", "sep")),
+    *("prefix_token_id", "suffix_token_id", "middle_token_id", "add_sep_token"),
+}
+"""Fields for tasks other than going on from a text."""
+_NEUTRAL: Mapping[str, tuple[object, ...]] = {
+    "add_eos_token": (False,),
+    "remove_extra_whitespaces": (False,),
+    "precompiled_charsmap": ([],),
+}
+"""Fields that can't be honoured, and the values at which they change nothing."""
+_TURN_ENDS = {"<|eot_id|>", "<|eom_id|>", "<|im_end|>", "<|end|>", "<end_of_turn>"}
+"""Control tokens that end a turn in files that name no such token: older ones have no field."""
+
+_WORDS = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|"
+_OTHERS = r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+_UPPER, _LOWER = r"[\p{Lu}\p{Lt}\p{Lm}\p{Lo}\p{M}]", r"[\p{Ll}\p{Lm}\p{Lo}\p{M}]"
+_ENDING = r"(?i:'s|'t|'re|'ve|'m|'ll|'d)?"
+_SLASHES = r"| ?[^\s\p{L}\p{N}]+[\r\n/]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+
+
+def _cased(ending: str) -> str:
+    before = r"[^\r\n\p{L}\p{N}]?"
+    return f"{before}{_UPPER}*{_LOWER}+{ending}|{before}{_UPPER}+{_LOWER}*{ending}|"
+
+
+@dataclass(frozen=True, slots=True)
+class _Split:
+    """Splitting of texts before merging: `pattern` None is GPT-2's, `digits` come one by one;
+    `whole_words`: words that are tokens as they are are not merged; `bos`: the default of
+    `add_bos_token`."""
+
+    pattern: str | None = None
+    digits: bool = False
+    whole_words: bool = False
+    bos: bool = False
+    is_nfc: bool = False
+
+
+_GPT2, _DIGITS = _Split(), _Split(digits=True)
+_LLAMA3 = _Split(_WORDS + r"\p{N}{1,3}" + _OTHERS, whole_words=True, bos=True)
+_CL100K = _Split(_WORDS + r"\p{N}{1,3}" + _OTHERS)
+_ONE_DIGIT = _WORDS + r"\p{N}" + _OTHERS
+_O200K = _Split(_cased(_ENDING) + r"\p{N}{1,3}" + _SLASHES)
+_SPLITS: Mapping[str, _Split] = {
+    **dict.fromkeys(("gpt-2", "phi-2", "mpt", "olmo", "exaone4", "a.x-4.0", "mellum"), _GPT2),
+    **dict.fromkeys(("smollm", "starcoder", "refact", "command-r", "codeshell"), _DIGITS),
+    **dict.fromkeys(("llama3", "llama-v3", "llama-bpe", "falcon3", "pixtral"), _LLAMA3),
+    **dict.fromkeys(("dbrx", "smaug-bpe", "glm4", "chatglm-bpe"), _CL100K),
+    "qwen2": _Split(_ONE_DIGIT, is_nfc=True),
+    **dict.fromkeys(("deepseek-r1-qwen", "stablelm2", "megrez", "hunyuan"), _Split(_ONE_DIGIT)),
+    **dict.fromkeys(("gpt-4o", "llama4", "kanana2"), _O200K),
+    "tekken": _Split(_cased("") + r"\p{N}" + _SLASHES, whole_words=True, bos=True),
+}
+
+
+def read_gguf_tokenizer(file: GgufFile) -> Any:
+    """Return the tokenizer in a GGUF file. Raises `WeightsError` for one that can't be read."""
+    fields = TokenizerFields(file)
+    kinds = {"gpt2": _byte_level, "llama": _sentence_pieces}
+    kind = fields.get("model", str)
+    if kind not in kinds:
+        raise fields.refused("model", f"but only {' and '.join(kinds)} can be read")
+    backend = kinds[kind](fields)
+    types = fields.types
+    special = [
+        it for it, at in zip(fields.tokens, types, strict=True) if at in (_CONTROL, _UNKNOWN)
+    ]
+    named = [it for it, at in zip(fields.tokens, types, strict=True) if at == _USER_DEFINED]
+    return _assembled(file, fields, backend, special, named)
+
+
+def turn_ends(file: GgufFile) -> list[int]:
+    """Return the ids that end a turn: those of the fields for ends of text, turn and message; of
+    files without the latter two, control tokens with the usual names besides."""
+    fields = TokenizerFields(file)
+    ids = [fields.get(f"{role}_token_id", int, None) for role in ("eos", "eot", "eom")]
+    ends = {it for it in ids if it is not None}
+    if ids[1:] == [None, None]:
+        types = dict(enumerate(fields.types))
+        ends |= {
+            number
+            for number, token in enumerate(fields.tokens)
+            if token in _TURN_ENDS and types[number] == _CONTROL
+        }
+    return sorted(ends)
+
+
+class TokenizerFields:
+    """The fields under `tokenizer.` of a GGUF file."""
+
+    def __init__(self, file: GgufFile) -> None:
+        """Raise `WeightsError` for a field that is not read and may change a token."""
+        self._file = file
+        self._given = {
+            name.removeprefix("tokenizer.ggml."): value
+            for name, value in file.fields.items()
+            if name.startswith("tokenizer.ggml.")
+        }
+        for name, value in self._given.items():
+            is_known = name in _READ or name in _WITHOUT_EFFECT
+            if not is_known and value not in _NEUTRAL.get(name, ()):
+                raise self.refused(name, "which is not supported")
+        if "tokenizer.rwkv.world" in file.fields:
+            raise WeightsError(f"{file.name} has a tokenizer.rwkv.world, which is not supported")
+        self.tokens: list[str] = self._strings("tokens")
+        self.types: list[int] = self.get("token_type", list, [_NORMAL] * len(self.tokens))
+        if len(self.types) != len(self.tokens):
+            raise WeightsError(
+                f"{file.name} has {len(self.tokens)} tokens, but {len(self.types)} token types"
+            )
+
+    def get(self, name: str, kind: type, *default: Any) -> Any:
+        """Return a field of a type, or the default. Raises `WeightsError` without either."""
+        if name not in self._given and default:
+            return default[0]
+        value = self._given.get(name)
+        if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
+            raise self.refused(name, f"but must be of the type {kind.__name__}")
+        return value
+
+    def merges(self) -> list[tuple[str, str]]:
+        """Return the pairs that are merged, the first ones first."""
+        pairs = [merge.partition(" ")[::2] for merge in self._strings("merges")]
+        if odd := [one + other for one, other in pairs if not (one and other)]:
+            raise WeightsError(f"{self._file.name} has a merge {odd[0]!r}, which is no pair")
+        return pairs
+
+    def refused(self, name: str, reason: str) -> WeightsError:
+        """Return the error for a field."""
+        value = str(self._given.get(name))
+        shown = value if len(value) <= 40 else value[:40] + "..."
+        return WeightsError(f"{self._file.name} has tokenizer.ggml.{name} of {shown}, {reason}")
+
+    def _strings(self, name: str) -> list[str]:
+        value: list[str] = self.get(name, list)
+        if not all(isinstance(it, str) for it in value):
+            raise self.refused(name, "but must have texts")
+        return value
+
+
+def _byte_level(fields: TokenizerFields) -> Any:
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    split = _split(fields)
+    vocab = {token: number for number, token in enumerate(fields.tokens)}
+    model = models.BPE(vocab=vocab, merges=fields.merges(), ignore_merges=split.whole_words)
+    backend = Tokenizer(model)
+    if split.is_nfc:
+        backend.normalizer = normalizers.NFC()
+    backend.pre_tokenizer = _pre_tokenizer(split)
+    backend.decoder = decoders.ByteLevel()
+    return backend
+
+
+def _split(fields: TokenizerFields) -> _Split:
+    name = fields.get("pre", str)
+    if name not in _SPLITS:
+        raise fields.refused("pre", f"but only {', '.join(_SPLITS)} can be read")
+    return _SPLITS[name]
+
+
+def _pre_tokenizer(split: _Split) -> Any:
+    from tokenizers import Regex, pre_tokenizers
+
+    parts: list[Any] = []
+    if split.digits:
+        parts.append(pre_tokenizers.Digits(individual_digits=True))
+    if split.pattern is not None:
+        parts.append(pre_tokenizers.Split(Regex(split.pattern), behavior="isolated"))
+    is_gpt2 = split.pattern is None
+    parts.append(pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=is_gpt2))
+    return pre_tokenizers.Sequence(parts)
+
+
+def _sentence_pieces(fields: TokenizerFields) -> Any:
+    """Return a SentencePiece model of the kind BPE: pieces are merged by their scores."""
+    from tokenizers import Tokenizer, decoders, models, normalizers
+
+    vocab = {token: number for number, token in enumerate(fields.tokens)}
+    unknown = fields.get("unknown_token_id", int, 0)
+    if not 0 <= unknown < len(fields.tokens):
+        raise fields.refused("unknown_token_id", f"but there are {len(fields.tokens)} tokens")
+    merges = _merges_by_score(vocab, fields.get("scores", list))
+    backend = Tokenizer(
+        models.BPE(
+            vocab, merges, unk_token=fields.tokens[unknown], fuse_unk=True, byte_fallback=True
+        )
+    )
+    has_prefix = fields.get("add_space_prefix", bool, True)
+    before: list[Any] = [normalizers.Prepend("▁")] if has_prefix else []
+    after: list[Any] = [decoders.Strip(" ", 1, 0)] if has_prefix else []
+    backend.normalizer = normalizers.Sequence([*before, normalizers.Replace(" ", "▁")])
+    backend.decoder = decoders.Sequence(
+        [decoders.Replace("▁", " "), decoders.ByteFallback(), decoders.Fuse(), *after]
+    )
+    return backend
+
+
+def _merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[tuple[str, str]]:
+    """Return the pairs of pieces that make others, the likeliest first."""
+    if len(scores) < len(vocab):
+        raise WeightsError(f"the tokenizer has {len(vocab)} pieces, but {len(scores)} scores")
+    found = [
+        (-scores[number], vocab[piece[:at]], vocab[piece[at:]], piece[:at], piece[at:])
+        for piece, number in vocab.items()
+        for at in range(1, len(piece))
+        if piece[:at] in vocab and piece[at:] in vocab
+    ]
+    return [(one, other) for *_, one, other in sorted(found)]
+
+
+def _assembled(
+    file: GgufFile, fields: TokenizerFields, backend: Any, special: list[str], named: list[str]
+) -> Any:
+    from tokenizers import AddedToken, processors
+    from transformers import PreTrainedTokenizerFast
+
+    backend.add_special_tokens([AddedToken(token, special=True) for token in special])
+    backend.add_tokens([AddedToken(token, normalized=False) for token in named])
+    roles = {role: fields.get(f"{key}_token_id", int, None) for role, key in _ROLES.items()}
+    names = {
+        f"{role}_token": fields.tokens[number]
+        for role, number in roles.items()
+        if number is not None and 0 <= number < len(fields.tokens)
+    }
+    if _adds_bos(fields):
+        if "bos_token" not in names:
+            raise fields.refused("add_bos_token", "but there is no bos_token_id")
+        bos = names["bos_token"]
+        backend.post_processor = processors.TemplateProcessing(
+            single=[bos, "$A"], special_tokens=[(bos, roles["bos"])]
+        )
+    tokenizer = PreTrainedTokenizerFast(
+        tokenizer_object=backend, clean_up_tokenization_spaces=False
+    )
+    tokenizer.add_special_tokens(names)
+    named_templates = {
+        name.removeprefix("tokenizer.chat_template."): value
+        for name, value in file.fields.items()
+        if name.startswith("tokenizer.chat_template.")
+    }
+    default = file.fields.get("tokenizer.chat_template")
+    tokenizer.chat_template = (
+        {"default": default, **named_templates} if named_templates else default
+    )
+    return tokenizer
+
+
+def _adds_bos(fields: TokenizerFields) -> bool:
+    is_bpe = fields.get("model", str) == "gpt2"
+    adds: bool = fields.get("add_bos_token", bool, _split(fields).bos if is_bpe else True)
+    return adds

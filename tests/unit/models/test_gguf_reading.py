@@ -1,0 +1,281 @@
+"""All that a GGUF file has is read, changes nothing, or is refused by its name."""
+
+import numpy as np
+import pytest
+import torch
+
+from slipstream.core.errors import WeightsError
+from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.store.gguf_file import GgufFile
+from slipstream.models.store.gguf_tokenizer import read_gguf_tokenizer, turn_ends
+from slipstream.models.target.causal import CausalModel
+from support.models import tiny_gguf
+
+TOKENS = [(at * 37 + 5) % 259 for at in range(24)]
+VALUES = {
+    "logit_scale": 0.5,
+    "residual_scale": 0.2,
+    "embedding_scale": 12.0,
+    "attention.scale": 0.015,
+    "attn_logit_softcapping": 50.0,
+    "final_logit_softcapping": 30.0,
+    "attention.clamp_kqv": 8.0,
+    "attention.max_alibi_bias": 8.0,
+    "rope.scaling.yarn_log_multiplier": 0.1,
+    "expert_count": 8,
+    "nextn_predict_layers": 1,
+    "use_parallel_residual": True,
+    "a_field_of_the_future": 3,
+    "another": "text",
+}
+"""Fields that would change an answer, with values that do."""
+NEUTRAL = {
+    "logit_scale": 1.0,
+    "residual_scale": 0.0,
+    "attn_logit_softcapping": 0.0,
+    "expert_count": 0,
+    "attention.causal": True,
+    "rope.scaling.type": "none",
+    "rope.scaling.factor": 1.0,
+    "use_parallel_residual": False,
+    "tensor_data_layout": "Meta AI original pth",
+    "a_field_of_the_future": 0,
+}
+
+
+def f32(name):
+    return "F32"
+
+
+def model_of(path, **options):
+    return CausalModel(load_model(str(path), **options).model)
+
+
+def hidden(model, tokens=TOKENS):
+    from slipstream.models.target.token_layout import Part
+
+    found, _ = model.forward([Part(model.open(len(tokens)), tokens)])
+    return np.asarray(found, np.float32)
+
+
+@torch.inference_mode()
+def theirs(path, tokens=TOKENS):
+    """Hidden states by transformers' modules."""
+    model = load_target_parts(str(path), dtype="float32").model
+    return model.base_model(torch.tensor([tokens])).last_hidden_state[0].float().numpy()
+
+
+@pytest.fixture(scope="module")
+def plain(tmp_path_factory):
+    path = tiny_gguf.write(tmp_path_factory.mktemp("gguf") / "plain.gguf", f32)
+    return path, hidden(model_of(path))
+
+
+@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
+@pytest.mark.parametrize("name", VALUES)
+def test_a_field_that_changes_answers_is_refused_by_its_name(name, family, tmp_path):
+    fields = {f"{family}.{name}": VALUES[name]}
+    path = tiny_gguf.write(tmp_path / "odd.gguf", f32, family, fields=fields)
+    for dtype in ("auto", "float32"):
+        with pytest.raises(WeightsError, match=rf"odd\.gguf has {family}\.{name} of"):
+            load_model(str(path), dtype=dtype)
+
+
+@pytest.mark.parametrize("name", [*NEUTRAL, "general.note"])
+def test_a_field_at_a_neutral_value_changes_nothing(name, plain, tmp_path):
+    fields = {"general.note": "x"} if name not in NEUTRAL else {f"llama.{name}": NEUTRAL[name]}
+    path = tiny_gguf.write(tmp_path / "same.gguf", f32, fields=fields)
+    assert np.array_equal(hidden(model_of(path)), plain[1])
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["blk.0.post_attention_norm.weight", "blk.1.ffn_gate_exps.weight", "blk.0.attn_sinks", "cls"],
+)
+def test_a_tensor_that_is_not_read_is_refused_by_its_name(name, tmp_path):
+    path = tiny_gguf.write(tmp_path / "odd.gguf", f32, more={name: np.ones(tiny_gguf.HIDDEN)})
+    with pytest.raises(WeightsError, match=f"has a tensor {name}, which is not supported"):
+        load_model(str(path))
+
+
+SIZES = {"attn_q": 256, "attn_k": 128, "attn_v": 128, "attn_output": 256}
+SIZES |= {"ffn_gate": 512, "ffn_up": 512, "ffn_down": 256}
+
+
+@pytest.mark.parametrize("part", SIZES)
+@pytest.mark.parametrize("layer", [0, 1])
+def test_a_bias_of_any_linear_is_added_wherever_it_is(part, layer, plain, tmp_path):
+    bias = np.random.default_rng(1).normal(0, 0.5, SIZES[part])
+    path = tiny_gguf.write(
+        tmp_path / "bias.gguf", f32, more={f"blk.{layer}.{part}.bias": bias.astype(np.float32)}
+    )
+    found = hidden(model_of(path, dtype="float32"))
+    assert np.abs(found - plain[1]).max() > 0.01 or part == "attn_k"
+    np.testing.assert_allclose(found, theirs(path), rtol=0, atol=2e-3)
+
+
+@pytest.mark.parametrize(
+    ("fields", "expected"),
+    [
+        ({"rope.scaling.type": "linear", "rope.scaling.factor": 4.0}, [0.25] * 32),
+        ({"rope.scaling.factor": 4.0}, [0.25] * 32),
+        ({"rope.scale_linear": 2.0}, [0.5] * 32),
+        ({"rope.scaling.type": "none", "rope.scaling.factor": 4.0}, [1.0] * 32),
+    ],
+)
+def test_rotary_frequencies_are_scaled_as_the_file_says(fields, expected, tmp_path):
+    named = {f"llama.{name}": value for name, value in fields.items()}
+    path = tiny_gguf.write(tmp_path / "rope.gguf", f32, fields=named)
+    for dtype in ("auto", "float32"):
+        found = load_model(str(path), dtype=dtype).model.rotary.inv_freq
+        plain = 10000.0 ** (-np.arange(0, 64, 2) / 64)
+        np.testing.assert_allclose(found / plain, expected, rtol=1e-5)
+
+
+@pytest.mark.parametrize("dtype", ["auto", "float32", "bfloat16"])
+def test_factors_of_rotary_frequencies_divide_them_in_every_dtype(dtype, tmp_path):
+    factors = np.geomspace(1, 8, 32, dtype=np.float32)
+    path = tiny_gguf.write(tmp_path / "rope.gguf", f32, more={"rope_freqs.weight": factors})
+    found = load_model(str(path), dtype=dtype).model.rotary.inv_freq
+    np.testing.assert_allclose(found, 10000.0 ** (-np.arange(0, 64, 2) / 64) / factors, rtol=1e-5)
+    torch_model = load_target_parts(str(path), dtype="float32").model
+    np.testing.assert_allclose(torch_model.model.rotary_emb.inv_freq.numpy(), found, rtol=1e-5)
+
+
+@pytest.mark.parametrize("count", [16, 33])
+def test_rotary_factors_of_another_number_are_refused(count, tmp_path):
+    more = {"rope_freqs.weight": np.ones(count, np.float32)}
+    path = tiny_gguf.write(tmp_path / "rope.gguf", f32, more=more)
+    with pytest.raises(WeightsError, match=r"rope_freqs\.weight .* must be F32 \[32\]"):
+        load_model(str(path))
+
+
+def test_other_kinds_of_files_and_architectures_are_named(tmp_path):
+    path = tiny_gguf.write(tmp_path / "a.gguf", f32, fields={"general.type": "adapter"})
+    with pytest.raises(WeightsError, match="of the type adapter, not of a model"):
+        load_model(str(path))
+    path = tiny_gguf.write(tmp_path / "b.gguf", f32, "mamba")
+    with pytest.raises(WeightsError, match="of the architecture mamba, but those that can be read"):
+        load_model(str(path))
+
+
+ENDS = {"eos": 0, "eot": 7, "eom": 9}
+
+
+@pytest.mark.parametrize("roles", [("eos",), ("eos", "eot"), ("eos", "eom"), ("eos", "eot", "eom")])
+def test_ends_of_text_turn_and_message_all_end_an_answer(roles, tmp_path):
+    fields = {f"tokenizer.ggml.{role}_token_id": ENDS[role] for role in roles}
+    path = tiny_gguf.write(tmp_path / "ends.gguf", f32, fields=fields)
+    for dtype in ("auto", "float32"):
+        loaded = load_model(str(path), dtype=dtype)
+        assert loaded.stop_token_ids == {ENDS[role] for role in roles}
+
+
+def tokenizer_of(path, **fields):
+    named = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
+    return read_gguf_tokenizer(GgufFile(tiny_gguf.write(path, f32, fields=named)))
+
+
+def test_a_control_token_with_a_usual_name_ends_a_turn_where_no_field_names_one(tmp_path):
+    words = GgufFile(tiny_gguf.write(tmp_path / "a.gguf", f32)).fields["tokenizer.ggml.tokens"]
+    words = [*words[:5], "<|im_end|>", *words[6:]]
+    for types, expected in (([3] * len(words), [0, 5]), ([1] * len(words), [0])):
+        fields = {"tokenizer.ggml.tokens": words, "tokenizer.ggml.token_type": types}
+        path = tiny_gguf.write(tmp_path / "b.gguf", f32, fields=fields)
+        assert turn_ends(GgufFile(path)) == expected
+
+
+@pytest.mark.parametrize(
+    ("pre", "adds", "expected"),
+    [("smollm", None, 0), ("smollm", True, 1), ("llama-bpe", None, 1), ("llama-bpe", False, 0)],
+)
+def test_a_text_begins_with_one_bos_where_the_file_says_so(pre, adds, expected, tmp_path):
+    fields = {"pre": pre, "bos_token_id": 1, "merges": ["Ġ Ġ"]}
+    if adds is not None:
+        fields["add_bos_token"] = adds
+    ids = tokenizer_of(tmp_path / "bos.gguf", **fields).encode("a b")
+    assert ids.count(1) == expected == (ids[0] == 1)
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"),
+    [
+        ({"model": "t5"}, "model of t5, but only gpt2 and llama can be read"),
+        ({"pre": "klingon"}, "pre of klingon, but only gpt-2,"),
+        ({"add_eos_token": True}, "add_eos_token of True, which is not supported"),
+        ({"precompiled_charsmap": [1, 2]}, "precompiled_charsmap of"),
+        ({"a_new_rule": 1}, "a_new_rule of 1, which is not supported"),
+        ({"merges": ["ab"]}, "a merge 'ab', which is no pair"),
+        ({"token_type": [1, 1]}, "260 tokens, but 2 token types"),
+        ({"add_bos_token": True}, "add_bos_token of True, but there is no bos_token_id"),
+    ],
+)
+def test_what_a_tokenizer_can_not_follow_is_refused_by_its_name(fields, words, tmp_path):
+    with pytest.raises(WeightsError, match=words):
+        tokenizer_of(tmp_path / "odd.gguf", **fields)
+
+
+PIECES = ["<unk>", "<s>", "</s>", *(f"<0x{at:02X}>" for at in range(256))]
+WORDS = ["▁", "a", "b", "▁a", "ab", "▁ab", "▁▁"]
+
+
+@pytest.mark.parametrize(
+    ("prefix", "text", "expected"),
+    [
+        (True, "ab", ["<s>", "▁ab"]),
+        (False, "ab", ["<s>", "ab"]),
+        (True, "a  ab", ["<s>", "▁a", "▁", "▁ab"]),
+        (False, "b\n", ["<s>", "b", "<0x0A>"]),
+    ],
+)
+def test_pieces_are_merged_by_score_with_bytes_for_the_rest(prefix, text, expected, tmp_path):
+    scores = [0.0] * len(PIECES) + [-10.0, -10.0, -10.0, -2.0, -3.0, -1.0, -5.0]
+    tokenizer = tokenizer_of(
+        tmp_path / "spm.gguf",
+        model="llama",
+        tokens=[*PIECES, *WORDS],
+        token_type=[2, 3, 3] + [6] * 256 + [1] * len(WORDS),
+        scores=scores,
+        bos_token_id=1,
+        eos_token_id=2,
+        unknown_token_id=0,
+        add_space_prefix=prefix,
+    )
+    assert tokenizer.convert_ids_to_tokens(tokenizer.encode(text)) == expected
+    assert tokenizer.decode(tokenizer.encode(text), skip_special_tokens=True) == text
+
+
+@pytest.mark.parametrize("given", [1, 2])
+def test_a_split_model_loads_by_any_of_its_parts(given, plain, tmp_path):
+    one, other = split(plain[0], tmp_path)
+    path = (one, other)[given - 1]
+    assert np.array_equal(hidden(model_of(path)), plain[1])
+    assert np.array_equal(hidden(model_of(tmp_path)), plain[1])
+    other.unlink()
+    with pytest.raises(WeightsError, match=r"part 1 of 2 of a split model"):
+        load_model(str(one))
+
+
+def split(path, folder):
+    """The two parts of a file, each with half of its tensors."""
+    from gguf import GGUFReader, GGUFWriter
+
+    whole = GGUFReader(path)
+    parts = [folder / f"m-0000{number}-of-00002.gguf" for number in (1, 2)]
+    half = len(whole.tensors) // 2
+    for number, (part, own) in enumerate(
+        zip(parts, (whole.tensors[:half], whole.tensors[half:]), strict=True)
+    ):
+        writer = GGUFWriter(part, "llama")
+        for field in whole.fields.values() if number == 0 else ():
+            if not field.name.startswith(("GGUF.", "general.architecture")):
+                writer.add_key_value(field.name, field.contents(), field.types[0], *field.types[1:])
+        for name, value in (("no", number), ("count", 2)):
+            writer.add_uint16(f"split.{name}", value)
+        for tensor in own:
+            writer.add_tensor(tensor.name, tensor.data)
+        writer.write_header_to_file()
+        writer.write_kv_data_to_file()
+        writer.write_tensors_to_file()
+        writer.close()
+    return parts
