@@ -220,7 +220,8 @@ def _attention(fields: _Fields) -> dict[str, Any]:
 
 
 def _tokens(fields: _Fields) -> dict[str, Any]:
-    found: dict[str, Any] = {"eos_token_id": turn_ends(fields.file)}
+    ends = turn_ends(fields.file)
+    found: dict[str, Any] = {"eos_token_id": ends[0] if len(ends) == 1 else ends or None}
     for config, role in (("bos", "bos"), ("pad", "padding")):
         number = fields.file.fields.get(f"tokenizer.ggml.{role}_token_id")
         if isinstance(number, int):

@@ -5,9 +5,12 @@ import json
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import processors
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
-from slipstream.models.loading import load_target_parts, require_same_tokenizer
+from slipstream.models.loading import load_model, load_target_parts, require_same_tokenizer
+from slipstream.models.tokenizer import text_tokenizer
+from slipstream.text.prompts import encode_prompt
 from support.models.tiny_checkpoint import byte_tokenizer, save_checkpoint, tiny_llama
 
 
@@ -102,6 +105,36 @@ def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
     folder = save_checkpoint(tmp_path / "small", vocab_size=200)
     with pytest.raises(ModelMismatch, match="up to id 258, but the model knows 200 tokens"):
         load_target_parts(str(folder))
+
+
+@pytest.mark.parametrize("names", [["[PAD]"], ["[PAD]", "[MORE]"]])
+@pytest.mark.parametrize("load", [load_model, load_target_parts])
+def test_tokens_added_past_the_embedding_are_left_out(names, load, checkpoint, tmp_path):
+    plain = load(str(checkpoint))
+    folder = save_checkpoint(tmp_path / "padded")
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": names, "pad_token": names[-1]})
+    tokenizer.save_pretrained(folder)
+    loaded = load(str(folder))
+    assert loaded.num_token_ids == plain.num_token_ids == 259
+    assert loaded.tokenizer_hash == plain.tokenizer_hash
+    text = text_tokenizer(loaded.tokenizer)
+    assert max(text.encode(names[0], add_special_tokens=False)) < 259
+    with pytest.raises(InvalidRequest, match="token id 259, not 0 to 258"):
+        encode_prompt(text, [1, 259])
+
+
+@pytest.mark.parametrize("load", [load_model, load_target_parts])
+def test_a_tokenizer_that_begins_texts_with_a_token_past_the_embedding_is_refused(load, tmp_path):
+    folder = save_checkpoint(tmp_path / "bos")
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "[BOS]"})
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[BOS] $A", special_tokens=[("[BOS]", 259)]
+    )
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ModelMismatch, match="goes up to id 259, but the model knows 259"):
+        load(str(folder))
 
 
 def test_a_draft_that_numbers_its_tokens_differently_is_refused(tmp_path):

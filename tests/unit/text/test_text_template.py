@@ -167,3 +167,51 @@ def test_what_it_makes_has_a_largest_size():
 def test_special_tokens_do_not_take_the_names_of_others(name):
     with pytest.raises(InvalidRequest, match="no special token"):
         ChatTemplate(TEMPLATE, {name: "<s>"}, noon)
+
+
+WALKED = {
+    "loop": "{% for p in m.content %}{{ p.text }}{% endfor %}",
+    "loop over texts": "{% for p in m.content if p['type'] == 'text' %}{{ p['text'] }}{% endfor %}",
+    "first part": "{{ m.content[0].text }}",
+    "first part, joined": "{{ m.content[0]['text'] + '!' }}",
+    "filter": "{{ m.content | selectattr('type', 'equalto', 'text') | join(attribute='text') }}",
+    "macro": """{% macro show(c) %}{% for p in c %}{{ p.text }}{% endfor %}{% endmacro %}
+{{- show(m.content) }}""",
+}
+AS_TEXT = {
+    "text": "{{ m.content }}",
+    "trimmed": "{{ m['content'] | trim }}",
+    "either": """{% if m.content is string %}{{ m.content }}
+{%- else %}{{ m.content[0].text }}{% endif %}""",
+    "letters": "{% for c in m.content %}{{ c }}{% endfor %}",
+}
+
+
+@pytest.mark.parametrize("form", [*WALKED, *AS_TEXT])
+@pytest.mark.parametrize("role", ["system", "user", "assistant", "tool"])
+def test_the_text_of_every_role_is_shown_as_a_text_or_in_parts(form, role):
+    """Parts are for the roles whose content the template walks over, and for no others."""
+    own, other = (WALKED | AS_TEXT)[form], AS_TEXT["text"]
+    source = (
+        "{% for m in messages %}<{{ m.role }}>"
+        f"{{% if m.role == '{role}' %}}{own}{{% else %}}{other}{{% endif %}}"
+        "{% endfor %}"
+    )
+    template = ChatTemplate(source, {}, datetime.now)
+    messages = [
+        {"role": "system", "content": "be kind"},
+        {"role": "user", "content": "one"},
+        {"role": "assistant", "content": "two"},
+        {"role": "tool", "content": "three", "tool_call_id": "0"},
+        {"role": "user", "content": "four"},
+    ]
+    found = template.render(messages).replace("!", "")
+    assert found == "<system>be kind<user>one<assistant>two<tool>three<user>four"
+
+
+def test_a_role_that_a_template_refuses_is_refused_as_before():
+    source = "{% if messages[0].role == 'system' %}{{ raise_exception('no system') }}{% endif %}"
+    template = ChatTemplate(source + "{{ messages[0].content }}", {}, datetime.now)
+    assert template.render([{"role": "user", "content": "a"}]) == "a"
+    with pytest.raises(InvalidRequest, match="no system"):
+        template.render([{"role": "system", "content": "a"}])
