@@ -57,8 +57,8 @@ async def test_ready_replicas_are_counted_by_what_they_are_and_their_dtype(check
         code, said = await check("--router", client.address)
     assert code == 0, said
     assert said.splitlines()[1:] == [
-        "target tiny in bfloat16, 1 ready",
-        "target tiny in float32, 2 ready",
+        "target tiny in bfloat16 by native, 1 ready",
+        "target tiny in float32 by native, 2 ready",
         "draft vanilla in float32, 1 ready",
     ]
 
@@ -72,7 +72,7 @@ async def test_a_router_without_any_draft_passes_where_none_is_asked_for(check, 
     assert code == 0
     answer, target = said.splitlines()
     assert answer.endswith("decoded plainly")
-    assert target == "target tiny in float32, 1 ready"
+    assert target == "target tiny in float32 by native, 1 ready"
 
 
 async def test_a_router_that_asks_for_a_token_is_shown_the_one_of_the_environment(

@@ -42,6 +42,8 @@ class ReplicaInfo:
     """Element type of its weights; empty while unknown, and for a draft that is no model."""
     weights_digest: str = ""
     """SHA-256 of its weights; empty while unknown, and for a draft."""
+    engine: str = ""
+    """What computes a target: native or torch; empty while unknown, and for a draft."""
 
 
 @dataclass(frozen=True, slots=True)

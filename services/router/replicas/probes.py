@@ -70,11 +70,16 @@ class DescribedTarget(SelfDescription[target_pb2.DescribeTargetResponse]):
         return self.description.identity.weights_digest
 
     @property
+    def engine(self) -> str:
+        """What computes it."""
+        return self.description.engine
+
+    @property
     def arithmetic(self) -> str:
         """Equal where the same text gives the same tokens: weights, element type, numerics, and
         what computes."""
         about = self.description
-        return f"{self.weights_digest[:16]} {self.dtype} {about.numerics} {about.engine}"
+        return f"{self.weights_digest[:16]} {self.dtype} {about.numerics} {self.engine}"
 
     @property
     def tokenizer_hash(self) -> str:
@@ -93,7 +98,7 @@ class DescribedDraft(SelfDescription[draft_pb2.DescribeDraftResponse]):
         """The kind of drafter."""
         return self.facts.kind
 
-    weights_digest = ""  # what drafts compute changes no token
+    weights_digest = engine = ""  # what drafts compute changes no token
 
     @property
     def reads_keys(self) -> bool:

@@ -53,6 +53,11 @@ class ReplicaDescription(Protocol):
         """SHA-256 of its weights; empty for a draft."""
         ...
 
+    @property
+    def engine(self) -> str:
+        """What computes it, native or torch; empty for a draft."""
+        ...
+
 
 D = TypeVar("D", bound=ReplicaDescription)
 D_co = TypeVar("D_co", bound=ReplicaDescription, covariant=True)
@@ -153,6 +158,7 @@ class Replica(Generic[D]):
             incarnation="" if described is None else described.incarnation,
             dtype="" if described is None else described.dtype,
             weights_digest="" if described is None else described.weights_digest,
+            engine="" if described is None else described.engine,
         )
 
     @contextmanager

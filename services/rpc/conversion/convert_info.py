@@ -146,6 +146,7 @@ def _replica_to_pb(info: ReplicaInfo) -> pb.ReplicaInfo:
         incarnation=info.incarnation,
         dtype=info.dtype,
         weights_digest=info.weights_digest,
+        engine=info.engine,
     )
 
 
@@ -160,6 +161,7 @@ def _replica_from_pb(message: pb.ReplicaInfo) -> ReplicaInfo:
         incarnation=message.incarnation,
         dtype=message.dtype,
         weights_digest=message.weights_digest,
+        engine=message.engine,
     )
 
 

@@ -1637,6 +1637,7 @@ class ReplicaInfo(_message.Message):
     INCARNATION_FIELD_NUMBER: _builtins.int
     DTYPE_FIELD_NUMBER: _builtins.int
     WEIGHTS_DIGEST_FIELD_NUMBER: _builtins.int
+    ENGINE_FIELD_NUMBER: _builtins.int
     role: Global___ReplicaRole.ValueType
     """Its role."""
     address: _builtins.str
@@ -1657,6 +1658,8 @@ class ReplicaInfo(_message.Message):
     """
     weights_digest: _builtins.str
     """SHA-256 of its weights; empty while unknown, and for a draft."""
+    engine: _builtins.str
+    """What computes a target: native or torch; empty while unknown, and for a draft."""
     def __init__(
         self,
         *,
@@ -1669,10 +1672,11 @@ class ReplicaInfo(_message.Message):
         incarnation: _builtins.str = ...,
         dtype: _builtins.str = ...,
         weights_digest: _builtins.str = ...,
+        engine: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _Never  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "dtype", b"dtype", "incarnation", b"incarnation", "model", b"model", "num_requests", b"num_requests", "reason", b"reason", "role", b"role", "state", b"state", "weights_digest", b"weights_digest"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["address", b"address", "dtype", b"dtype", "engine", b"engine", "incarnation", b"incarnation", "model", b"model", "num_requests", b"num_requests", "reason", b"reason", "role", b"role", "state", b"state", "weights_digest", b"weights_digest"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     def WhichOneof(self, oneof_group: _Never) -> None: ...
 
