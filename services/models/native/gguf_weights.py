@@ -72,9 +72,9 @@ class GgufSource(WeightSource):
         self.is_tied = self.architecture.is_tied
         check_tensors(self)
         check_types(self)
-        own, factors = self.architecture.rotary(), self._rope_factors
+        [own], factors = self.architecture.rotaries(), self._rope_factors
         frequencies = own.inv_freq if factors is None else own.inv_freq / factors
-        self.rotary = Rotary(frequencies, own.attention_scaling)
+        self.rotaries = (Rotary(frequencies, own.attention_scaling),)
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         found = self._file.tensors.get(_gguf_name(name))
