@@ -16,9 +16,9 @@ void* slipstream_team(int32_t);
 void slipstream_free_team(void*);
 void* slipstream_model(const Shape*, const char*, const void*, const void*, Kind);
 void slipstream_free_model(void*);
-int32_t slipstream_set_rotary(void*, int32_t, const float*, const float*);
+int32_t slipstream_set_rotary(void*, int32_t, int32_t, int32_t, const float*, const float*);
 int32_t slipstream_set_matrix(void*, int32_t, int32_t, int32_t, const Weights*);
-int32_t slipstream_set_norms(void*, int32_t, int32_t, const float*, const float*, const float*);
+int32_t slipstream_set_norm(void*, int32_t, int32_t, int32_t, int32_t, const float*);
 int32_t slipstream_forward(void*, const Cache*, const Batch*, float*);
 int32_t slipstream_logits(void*, const float*, int64_t, float*);
 void slipstream_quantise(const float*, int64_t, void*);
@@ -86,7 +86,7 @@ void fill(void* model, const Shape& shape, Kind kind) {
   const size_t angles = kTokens * (dim / 2);
   // Named, for compilers differ in which argument they compute first.
   const std::vector<float> cos = floats(angles, 1), sin = floats(angles, 1);
-  slipstream_set_rotary(model, kTokens, cos.data(), sin.data());
+  slipstream_set_rotary(model, 0, kTokens, dim / 2, cos.data(), sin.data());
   for (int at = 0; at < kLayers; ++at) {
     set(model, at, 0, 0, kind, width, shape.hidden);
     set(model, at, 0, 1, kind, shape.hidden, shape.heads * dim);
@@ -94,13 +94,14 @@ void fill(void* model, const Shape& shape, Kind kind) {
     set(model, at, 1, 0, kind, (shape.mlp + kTile - 1) / kTile * kTile * 2, shape.hidden);
     set(model, at, 1, 1, kind, shape.hidden, shape.mlp);
     const std::vector<float> query = floats(dim, 0.2f, 1), key = floats(dim, 0.2f, 1);
+    slipstream_set_norm(model, at, 0, 1, dim, query.data());
+    slipstream_set_norm(model, at, 0, 2, dim, key.data());
     for (int block = 0; block < 2; ++block) {
       const std::vector<float> norm = floats(shape.hidden, 0.2f, 1);
-      slipstream_set_norms(model, at, block, norm.data(), block ? nullptr : query.data(),
-                           block ? nullptr : key.data());
+      slipstream_set_norm(model, at, block, 0, shape.hidden, norm.data());
     }
   }
-  slipstream_set_norms(model, -1, 0, floats(shape.hidden, 0.2f, 1).data(), nullptr, nullptr);
+  slipstream_set_norm(model, -1, 0, 0, shape.hidden, floats(shape.hidden, 0.2f, 1).data());
   set(model, -1, 0, 0, kind, kVocabulary, shape.hidden);
 }
 

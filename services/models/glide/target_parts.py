@@ -85,7 +85,7 @@ def source_parts(source: WeightSource, *, tokenizer_hash: str | None = None) -> 
         tokenizer_hash=tokenizer_hash,
         embedding=source.embedding(),
         head_rows=source.head_rows,
-        rotary=partial(rotary_tables, source.rotary),
+        rotary=partial(rotary_tables, source.rotaries[0]),
     )
 
 

@@ -4,6 +4,8 @@ What has another form than the native forward computes is refused with a reason.
 """
 
 import json
+import logging
+import re
 from collections.abc import Iterable, Mapping
 from functools import cached_property
 from pathlib import Path
@@ -18,12 +20,18 @@ from slipstream.models.native.weights import Weights, eight_bits, of_type
 from slipstream.models.store.digests import bytes_digest
 from slipstream.models.store.safetensors_file import Safetensors
 from slipstream.models.target.architecture import EMBEDDING, HEAD, parse
+from slipstream.models.target.families import account_fields, require_read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
 
+_LOG = logging.getLogger("slipstream.models")
 CONFIG = "config.json"
+_BODY = "model."
+_BODIES = (_BODY, "language_model.model.", "model.language_model.")
+"""How names begin in files of text alone, and of text and images in their older and newer style."""
+_IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 
 
 class Checkpoint(WeightSource):
@@ -42,12 +50,25 @@ class Checkpoint(WeightSource):
         self.name = str(folder)
         self.config = read_config(folder)
         self.architecture = parse(self.config)
+        account_fields(self.config)
         self._files = Safetensors(folder)
+        self._body = next((at for at in _BODIES if f"{at}norm.weight" in self._files), _BODY)
         self._embedding, self._head = self._tables()
         self.is_tied = self._embedding == self._head
         check_tensors(self, has_layers=has_layers)
-        self._check_types(name for name, _ in self.architecture.tensors() if name in self._files)
-        self.rotary = self.architecture.rotary()
+        own = {self._named(name) for name in (HEAD, *dict(self.architecture.tensors()))}
+        self._check_types(name for name in own if name in self._files)
+        others = (name for name in self._files.names() if name not in own)
+        if self._body != _BODY:
+            others = (name for name in others if not _IMAGES.fullmatch(name))
+        require_read(others, self.name, self.config["model_type"])
+        self.rotaries = self.architecture.rotaries()
+        if any(rope["rope_type"] == "longrope" for rope in self.architecture.ropes):
+            _LOG.info(
+                "%s is served for %d positions: longer texts have other rotary factors, also for"
+                " what has been cached",
+                *(self.name, self.architecture.context_length),
+            )
 
     def shape(self, name: str) -> tuple[int, ...] | None:
         return self._files.shape(self._stored(name))
@@ -66,9 +87,8 @@ class Checkpoint(WeightSource):
 
         from slipstream.models.target.transformers_model import model_of
 
-        model: PreTrainedModel = model_of(
-            self, AutoConfig.from_pretrained(self.folder, local_files_only=True), is_lent=True
-        )
+        config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
+        model: PreTrainedModel = model_of(self, config.get_text_config(), is_lent=True)
         return model
 
     def weights_type(self) -> str:
@@ -81,7 +101,7 @@ class Checkpoint(WeightSource):
         return f"{weights_digest(self.folder)} {bytes_digest(config)}"
 
     def release(self, layer: int) -> None:
-        self._files.release(name for name, _ in self.architecture.layer(layer))
+        self._files.release(self._named(name) for name, _ in self.architecture.layer(layer))
 
     @cached_property
     def _table(self) -> Array:
@@ -97,17 +117,24 @@ class Checkpoint(WeightSource):
             raise NotNative(f"{odd[0]} is quantised")
 
     def _stored(self, name: str) -> str:
-        return {EMBEDDING: self._embedding, HEAD: self._head}.get(name, name)
+        return {EMBEDDING: self._embedding, HEAD: self._head}.get(name) or self._named(name)
+
+    def _named(self, name: str) -> str:
+        """The name of a tensor in the files."""
+        if name == HEAD:
+            return self._body.removesuffix(_BODY) + HEAD if self._body == _BODIES[1] else HEAD
+        return self._body + name.removeprefix(_BODY)
 
     def _tables(self) -> tuple[str, str]:
         """The names of embedding and head, which are one where the model ties them."""
-        there = [name for name in (EMBEDDING, HEAD) if name in self._files]
+        both = self._named(EMBEDDING), self._named(HEAD)
+        there = [name for name in both if name in self._files]
         if not there:
             raise NotNative("its weights have other names")
         if not self.architecture.is_tied:
-            return EMBEDDING, HEAD
+            return both
         if len(there) == 2 and not self._are_equal(*there):
-            return EMBEDDING, HEAD
+            return both
         return there[0], there[0]
 
     def _are_equal(self, one: str, other: str) -> bool:

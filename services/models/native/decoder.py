@@ -6,6 +6,8 @@ forward, the form of a tree, threads or the processor.
 
 from collections.abc import Sequence
 
+import numpy as np
+
 from slipstream.models.dtypes import BFLOAT16, Array
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native.library import NativeShape
@@ -13,7 +15,6 @@ from slipstream.models.native.model import NativeModel, NativeTokens
 from slipstream.models.native.source import WeightSource, head, last_norm, layer
 from slipstream.models.native.weights import Scratch
 from slipstream.models.numerics.rules import ANY_ROWS
-from slipstream.models.target.architecture import Architecture
 from slipstream.models.target.rope import rotary_tables
 from slipstream.models.target.token_layout import Part, lay_out
 
@@ -30,12 +31,15 @@ class NativeDecoder:
         Raises `NotNative` for a machine that native code can't serve.
         """
         at = source.architecture
-        self._model = NativeModel(_shape(at, layout), source.embedding())
-        self._model.set_rotary(*rotary_tables(source.rotary, at.context_length))
+        self._model = NativeModel(_shape(source, layout), source.embedding())
+        for number, rotary in enumerate(source.rotaries):
+            self._model.set_rotary(*rotary_tables(rotary, at.context_length), number)
         self._model.set_head(last_norm(source), head(source))
+        self._logits_scaling = np.float32(at.logits_scaling)
         scratch = Scratch()
-        for index in range(at.num_layers):
-            self._model.set_layer(index, layer(source, index, scratch))
+        for index, places in enumerate(zip(at.windows, at.layer_ropes, strict=True)):
+            blocks = layer(source, index, scratch)
+            self._model.set_layer(index, blocks, window=places[0], rotary=places[1])
             source.release(index)
         self.kernels, self.weight_bytes = self._model.kernels, self._model.weight_bytes
         self.contenders = self._model.contenders
@@ -67,10 +71,14 @@ class NativeDecoder:
 
     def logits(self, hidden: Array) -> Array:
         """Logits [rows, vocab], float32, of hidden states [rows, d]."""
-        return self._model.logits(hidden)
+        logits = self._model.logits(hidden)
+        return logits if self._logits_scaling == 1 else logits / self._logits_scaling
 
 
-def _shape(at: Architecture, layout: KvLayout) -> NativeShape:
+def _shape(source: WeightSource, layout: KvLayout) -> NativeShape:
+    at, scale = source.architecture, source.architecture.embedding_scale
+    if at.form.has_root_scale:
+        scale = float(np.asarray(scale, np.float32).astype(source.dtype))
     return NativeShape(
         layers=at.num_layers,
         hidden=at.hidden,
@@ -81,5 +89,8 @@ def _shape(at: Architecture, layout: KvLayout) -> NativeShape:
         others=0,
         keys_are_bfloat16=layout.dtype == BFLOAT16,
         norm_epsilon=at.norm_eps,
-        attention_scale=at.head_dim**-0.5,
+        attention_scale=at.attention_scale,
+        embedding_scale=scale,
+        residual_scale=at.residual_scale,
+        is_gelu=at.is_gelu,
     )

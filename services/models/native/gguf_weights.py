@@ -7,6 +7,7 @@ Every tensor is read, or the file is refused.
 import math
 import re
 from collections import Counter
+from dataclasses import replace
 from functools import cached_property
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, NamedTuple
@@ -20,7 +21,7 @@ from slipstream.models.native.source import WeightSource, check_tensors
 from slipstream.models.native.weights import KINDS, Weights, as_float32, of_type
 from slipstream.models.store.gguf_config import FAMILIES, read_config
 from slipstream.models.store.gguf_file import GgufFile, GgufTensor
-from slipstream.models.target.architecture import EMBEDDING, HEAD, parse
+from slipstream.models.target.architecture import EMBEDDING, HEAD, Architecture, parse
 from slipstream.models.target.rope import Rotary
 
 if TYPE_CHECKING:
@@ -58,17 +59,21 @@ class GgufSource(WeightSource):
         self._is_dense = is_dense
         self._config = read_config(self._file)
         self._family = FAMILIES[self._file.fields["general.architecture"]]
-        self.architecture = parse(self._config)
+        self.architecture = self._with_biases(parse(self._config))
+        self._zeros = self._missing_biases()
         self.is_tied = self.architecture.is_tied
         check_tensors(self)
         self._check_nothing_left()
         if not is_dense:
             check_types(self)
-        own, factors = self.architecture.rotary(), self._rope_factors
-        frequencies = own.inv_freq if factors is None else own.inv_freq / factors
-        self.rotary = Rotary(frequencies, own.attention_scaling)
+        self.rotaries = tuple(
+            Rotary(own.inv_freq / self._rope_factors, own.attention_scaling)
+            for own in self.architecture.rotaries()
+        )
 
     def shape(self, name: str) -> tuple[int, ...] | None:
+        if name in self._zeros:
+            return self._zeros[name]
         found = self._file.tensors.get(self._stored_name(name))
         return None if found is None else found.shape
 
@@ -116,7 +121,7 @@ class GgufSource(WeightSource):
         except (ValueError, TypeError, ZeroDivisionError) as error:
             raise WeightsError(f"{self.name} does not describe a model ({error})") from error
         model = model_of(self, config, is_lent=is_lent)
-        if self._rope_factors is not None:
+        if _ROPE_FACTORS in self._file.tensors:
             rotary = model.base_model.rotary_emb
             rotary.inv_freq /= rotary.inv_freq.new_tensor(self._rope_factors)
         found: PreTrainedModel = model
@@ -146,11 +151,11 @@ class GgufSource(WeightSource):
         return _dense(self._rows(EMBEDDING), self.dtype)
 
     @cached_property
-    def _rope_factors(self) -> Array | None:
-        """Divisors of the rotary frequencies [head_dim / 2]; None without any."""
+    def _rope_factors(self) -> Array:
+        """Divisors of the rotary frequencies [head_dim / 2], or one of all."""
         tensor = self._file.tensors.get(_ROPE_FACTORS)
         if tensor is None:
-            return None
+            return np.ones(1, np.float32)
         half = self.architecture.head_dim // 2
         if (tensor.type, tensor.shape) != ("F32", (half,)):
             raise WeightsError(
@@ -161,6 +166,8 @@ class GgufSource(WeightSource):
 
     def _rows(self, name: str) -> _GgufRows:
         """Return a tensor with rows in transformers' order."""
+        if name in self._zeros:
+            return _GgufRows("F32", np.zeros(self._zeros[name], np.float32))
         rows = self._stored(self._stored_name(name), self._tensor(name))
         heads = {"q_proj": self.architecture.num_heads, "k_proj": self.architecture.num_kv_heads}
         count = heads.get(name.split(".")[-2])
@@ -169,6 +176,27 @@ class GgufSource(WeightSource):
         shape = rows.values.shape
         pairs = rows.values.reshape(count, -1, 2, *shape[1:])
         return _GgufRows(rows.type, np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(shape))
+
+    def _with_biases(self, at: Architecture) -> Architecture:
+        """Return an architecture with the biases that any layer has here."""
+        there = {
+            name
+            for name, _ in at.linears()
+            for layer in range(at.num_layers)
+            if self._stored_name(f"model.layers.{layer}.{name}.bias") in self._file.tensors
+        }
+        return replace(at, biases=at.form.biases | there)
+
+    def _missing_biases(self) -> dict[str, tuple[int, ...]]:
+        """Return the biases, by name with their shapes, that other layers alone have."""
+        own, always = self.architecture, self.architecture.form.biases
+        return {
+            f"model.layers.{layer}.{name}.bias": shape[:1]
+            for layer in range(own.num_layers)
+            for name, shape in own.linears()
+            if name in own.biases - always
+            and self._stored_name(f"model.layers.{layer}.{name}.bias") not in self._file.tensors
+        }
 
     def _less_one(self, name: str, values: Array) -> Array:
         """Return a vector of the file as checkpoints have it."""

@@ -3,6 +3,7 @@
 What has another form than the native forward computes is refused with a reason.
 """
 
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -12,13 +13,16 @@ from slipstream.models.dtypes import Array
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.native.weights import Weights, of_type
-from slipstream.models.target.architecture import parse
-from slipstream.models.target.fast_modules import is_usual_norm
+from slipstream.models.target.architecture import Architecture, parse
 from slipstream.models.target.rope import Rotary
 from slipstream.models.torch_arrays import as_array, numpy_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
+
+
+_SILUS = {"SiLU", "SiLUActivation"}
+_GELUS = {"GELUTanh", "NewGELUActivation"}
 
 
 class InMemory(WeightSource):
@@ -29,11 +33,19 @@ class InMemory(WeightSource):
         self._model: Any = model
         if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
             raise NotNative(f"{model.dtype} on {model.device.type} has no native kernels")
-        self.architecture = parse(model.config.get_text_config().to_dict())
-        _check_modules(model)
+        at = parse(model.config.get_text_config().to_dict())
+        there = {name for name, _ in self._model.base_model.named_parameters()}
+        biases = (name for name, _ in at.linears() if f"layers.0.{name}.bias" in there)
+        self.architecture = replace(at, biases=frozenset(biases))
+        _check_modules(model, self.architecture)
         self.name, self.dtype = type(model).__name__, numpy_dtype(model.dtype)
         own: Any = self._model.base_model.rotary_emb
-        self.rotary = Rotary(as_array(own.inv_freq.float()), own.attention_scaling)
+        kinds = [""] if len(at.ropes) == 1 else ["full_attention_", "sliding_attention_"]
+        self.rotaries = tuple(
+            _rotary(own, kind) for kind in kinds if hasattr(own, f"{kind}inv_freq")
+        )
+        if len(self.rotaries) < len(kinds):  # all layers are of one kind
+            self.rotaries *= len(kinds)
         ends = (self._model.get_input_embeddings(), self._model.get_output_embeddings())
         self.is_tied = ends[0].weight is ends[1].weight
 
@@ -64,40 +76,40 @@ class InMemory(WeightSource):
         return weight
 
 
-def _check_modules(model: Any) -> None:
+def _rotary(module: Any, kind: str) -> Rotary:
+    frequencies: Tensor = getattr(module, f"{kind}inv_freq")
+    return Rotary(as_array(frequencies.float()), getattr(module, f"{kind}attention_scaling"))
+
+
+def _check_modules(model: Any, at: Architecture) -> None:
     body = model.base_model
     parts = {"embed_tokens", "layers", "norm", "rotary_emb"}
     if {name for name, _ in body.named_children()} != parts:
         raise NotNative(f"{type(model).__name__} has parts besides layers and norms")
-    if not is_usual_norm(body.norm):
+    if not _is_norm(body.norm):
         raise NotNative(f"its norm is a {type(body.norm).__name__}")
     for layer in body.layers:
-        _check_layer(layer)
+        _check_layer(layer, at)
 
 
-def _check_layer(layer: nn.Module) -> None:
-    parts = {name for name, _ in layer.named_children()}
-    if parts != {"input_layernorm", "self_attn", "post_attention_layernorm", "mlp"}:
-        raise NotNative(f"its layers consist of {', '.join(sorted(parts))}")
-    block: Any = layer.self_attn
-    mlp: Any = layer.mlp
-    known = {"q_proj", "k_proj", "v_proj", "o_proj", "q_norm", "k_norm"}
-    names = {name for name, child in block.named_children() if child is not None}
-    if not names <= known or not {"q_proj", "o_proj"} <= names:
-        raise NotNative(f"its attention consists of {', '.join(sorted(names))}")
-    if not _is_silu(getattr(mlp, "act_fn", None)):
-        raise NotNative("its MLP is not gated by SiLU")
-    linears = [block.q_proj, block.k_proj, block.v_proj, block.o_proj]
-    linears += [mlp.gate_proj, mlp.up_proj, mlp.down_proj]
-    if not all(type(linear) is nn.Linear for linear in linears):
-        raise NotNative("its projections are no plain ones")
-    named = (getattr(block, name, None) for name in ("q_norm", "k_norm"))
-    norms = [norm for norm in named if norm is not None]
-    if not all(map(is_usual_norm, [layer.input_layernorm, *norms])):
-        raise NotNative("its norms are not RMS norms")
-    if any(norm.weight.numel() != block.head_dim for norm in norms):
-        raise NotNative("its norms of queries and keys reach over several heads")
+def _check_layer(layer: nn.Module, at: Architecture) -> None:
+    """Check that a layer has the tensors of the architecture, in modules of the usual kind."""
+    first = "model.layers.0."
+    expected = {(name.removeprefix(first), shape) for name, shape in at.layer(0)}
+    own = {(name, tuple(weight.shape)) for name, weight in layer.named_parameters()}
+    if odd := sorted(own ^ expected):
+        raise NotNative(f"its layers differ in {odd[0][0]}")
+    for name, module in layer.named_modules():
+        kind = type(module).__name__
+        if isinstance(module, nn.Dropout) or name in ("", "self_attn", "mlp"):
+            continue
+        if name in ("mlp.act_fn", "mlp.activation_fn"):
+            if kind not in (_GELUS if at.is_gelu else _SILUS):
+                raise NotNative(f"its MLP is gated by {kind}")
+        elif type(module) is not nn.Linear and not _is_norm(module):
+            raise NotNative(f"its {name} is a {kind}")
 
 
-def _is_silu(activation: object) -> bool:
-    return isinstance(activation, nn.SiLU) or type(activation).__name__ == "SiLUActivation"
+def _is_norm(module: object) -> bool:
+    is_named = type(module).__name__.endswith("RMSNorm")
+    return is_named and (hasattr(module, "variance_epsilon") or hasattr(module, "eps"))

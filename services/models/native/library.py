@@ -31,7 +31,12 @@ class NativeShape(ctypes.Structure):
         *((name, c_int32) for name in ("layers", "hidden", "heads", "key_heads", "head_dim")),
         *((name, c_int32) for name in ("mlp", "others", "keys_are_bfloat16")),
         *((name, c_float) for name in ("norm_epsilon", "attention_scale")),
+        *((name, c_float) for name in ("embedding_scale", "residual_scale")),
+        ("is_gelu", c_int32),
     )
+
+    def __init__(self, *sizes: float, **named: float) -> None:
+        super().__init__(*sizes, **{"embedding_scale": 1.0, "residual_scale": 1.0, **named})
 
 
 class Cache(ctypes.Structure):
@@ -68,9 +73,10 @@ _SIGNATURES = {
         [ctypes.POINTER(NativeShape), c_char_p, c_void_p, c_void_p, c_int32],
     ),
     "slipstream_free_model": (None, [c_void_p]),
-    "slipstream_set_rotary": (c_int32, [c_void_p, c_int32, c_void_p, c_void_p]),
+    "slipstream_set_rotary": (c_int32, [c_void_p, *[c_int32] * 3, *[c_void_p] * 2]),
+    "slipstream_set_layer": (c_int32, [c_void_p, c_int32, c_int64, c_int32]),
     "slipstream_set_matrix": (c_int32, [c_void_p, *[c_int32] * 3, ctypes.POINTER(Matrix)]),
-    "slipstream_set_norms": (c_int32, [c_void_p, c_int32, c_int32, *[c_void_p] * 3]),
+    "slipstream_set_norm": (c_int32, [c_void_p, *[c_int32] * 4, c_void_p]),
     "slipstream_forward": (
         c_int32,
         [c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(Batch), c_void_p],

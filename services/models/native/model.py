@@ -51,25 +51,31 @@ class NativeModel:
         self._handle = handle
         self._free = finalize(self, self._library.slipstream_free_model, handle)
 
-    def set_rotary(self, cos: Array, sin: Array) -> None:
-        """Rotary factors [positions, head_dim / 2], float32, of all positions."""
+    def set_rotary(self, cos: Array, sin: Array, number: int = 0) -> None:
+        """Rotary factors [positions, rotary_dim / 2], float32, of all positions."""
         cos, sin = as_float32(cos), as_float32(sin)
-        self._do("set_rotary", len(cos), _address(cos), _address(sin))
+        self._do("set_rotary", number, *cos.shape, _address(cos), _address(sin))
 
-    def set_layer(self, index: int, blocks: Iterable[BlockWeights]) -> None:
-        """Copy a layer's blocks: self-attention, attentions over others' keys, MLP."""
+    def set_layer(
+        self, index: int, blocks: Iterable[BlockWeights], *, window: int = 0, rotary: int = 0
+    ) -> None:
+        """Copy a layer's blocks: self-attention, attentions over others' keys, MLP. The first sees
+        the last `window` positions, 0 is all; `rotary` is the number of its factors, or -1."""
+        self._do("set_layer", index, window, rotary)
         for at, block in enumerate(blocks):
             for place, own in enumerate((block.into, block.out, block.values)):
                 if own is not None:
                     self._set_matrix(index, at, place, own)
-            norms = (block.norm, block.query_norm, block.key_norm)
-            self._do("set_norms", index, at, *map(_address, norms))
+            norms = (block.norm, block.query_norm, block.key_norm, block.norm_after)
+            for place, norm in enumerate(norms):
+                if norm is not None:
+                    self._do("set_norm", index, at, place, len(norm), _address(norm))
 
     def set_head(self, norm: Array, head: Weights) -> None:
         """Copy the last norm's weight [d], float32, and the head."""
         self._num_outputs = len(head.matrix)
         self._set_matrix(_LAST, 0, 0, head)
-        self._do("set_norms", _LAST, 0, _address(norm), None, None)
+        self._do("set_norm", _LAST, 0, 0, len(norm), _address(norm))
 
     def forward(self, pool: KvPool, batch: Batch) -> Array:
         """Hidden states [kept, d], float32, behind the last norm; writes keys and values."""

@@ -22,7 +22,14 @@ from slipstream.models.native.weights import (
     plain,
     stacked,
 )
-from slipstream.models.target.architecture import EMBEDDING, HEAD, NORM, Architecture, ModelSizes
+from slipstream.models.target.architecture import (
+    BLOCK_NORMS,
+    EMBEDDING,
+    HEAD,
+    NORM,
+    Architecture,
+    ModelSizes,
+)
 from slipstream.models.target.rope import Rotary
 
 if TYPE_CHECKING:
@@ -34,14 +41,14 @@ _PLAIN = {BFLOAT16, FLOAT32, NARROW_FLOAT32}
 class WeightSource(ABC):
     """The weights of one decoder.
 
-    `name` is what messages call it, `dtype` that of keys, values and dense tensors; `rotary` are
+    `name` is what messages call it, `dtype` that of keys, values and dense tensors; `rotaries` are
     the frequencies of positions; `is_tied`: the embedding is the head as well.
     """
 
     name: str
     architecture: Architecture
     dtype: np.dtype[Any]
-    rotary: Rotary
+    rotaries: tuple[Rotary, ...]
     is_tied: bool
 
     @abstractmethod
@@ -130,7 +137,7 @@ def head(source: WeightSource) -> Weights:
 
 def last_norm(source: WeightSource) -> Array:
     """Return the weight of the norm before the head, float32."""
-    return source.vector(NORM)
+    return _norm(source, NORM)
 
 
 def layer(source: WeightSource, index: int, scratch: Scratch) -> Sequence[BlockWeights]:
@@ -140,33 +147,58 @@ def layer(source: WeightSource, index: int, scratch: Scratch) -> Sequence[BlockW
 
 
 def _attention(source: WeightSource, layer: str, scratch: Scratch) -> BlockWeights:
-    own = f"{layer}.self_attn"
-    parts = [source.matrix(f"{own}.{part}_proj.weight") for part in "qkv"]
-    names = [f"{own}.{part}_proj" for part in "qkv"]
-    together, apart = 3, None
-    if parts[2].kind != parts[0].kind and not _are_plain(parts):
+    own, form = f"{layer}.self_attn", source.architecture.form
+    names = [f"{own}.{part}_proj" for part in (("qkv",) if form.is_fused else "qkv")]
+    parts = [source.matrix(f"{name}.weight") for name in names]
+    together, apart = len(parts), None
+    if parts[-1].kind != parts[0].kind and not _are_plain(parts):
         # Many files in blocks spend more bits on values.
         together, apart = 2, _stacked(source, parts[2:], names[2:])
     norms = (f"{own}.q_norm.weight", f"{own}.k_norm.weight")
-    query_norm, key_norm = (source.vector(at) if source.has(at) else None for at in norms)
+    has_norms = form.head_norms != "none"
+    query_norm, key_norm = (_norm(source, at) if has_norms else None for at in norms)
+    before, after = _block_norms(source, layer, 0)
     return BlockWeights(
-        source.vector(f"{layer}.input_layernorm.weight"),
+        before,
         _stacked(source, parts[:together], names[:together], scratch),
         _linear(source, f"{own}.o_proj"),
         query_norm,
         key_norm,
         apart,
+        after,
     )
 
 
 def _mlp(source: WeightSource, layer: str, scratch: Scratch) -> BlockWeights:
-    gate, up = _alike([source.matrix(f"{layer}.mlp.{part}_proj.weight") for part in ("gate", "up")])
-    bias = _bias(source, [f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"])
+    if source.architecture.form.is_fused:
+        names = [f"{layer}.mlp.gate_up_proj"]
+        both = source.matrix(f"{names[0]}.weight")
+        gate, up = (Weights(both.kind, half) for half in np.split(both.matrix, 2))
+    else:
+        names = [f"{layer}.mlp.{part}_proj" for part in ("gate", "up")]
+        gate, up = _alike([source.matrix(f"{name}.weight") for name in names])
+    bias = _bias(source, names)
+    before, after = _block_norms(source, layer, 1)
     return BlockWeights(
-        source.vector(f"{layer}.post_attention_layernorm.weight"),
+        before,
         Weights(gate.kind, in_turn(gate.matrix, up.matrix, scratch), bias_in_turn(bias)),
         _linear(source, f"{layer}.mlp.down_proj"),
+        norm_after=after,
     )
+
+
+def _block_norms(source: WeightSource, layer: str, block: int) -> tuple[Array | None, Array | None]:
+    """The norms before and after a block."""
+    names = BLOCK_NORMS[source.architecture.form.norms][block]
+    before, after = (
+        None if name is None else _norm(source, f"{layer}.{name}.weight") for name in names
+    )
+    return before, after
+
+
+def _norm(source: WeightSource, name: str) -> Array:
+    """What a norm multiplies by."""
+    return source.vector(name) + np.float32(source.architecture.form.has_unit_offset)
 
 
 def _linear(source: WeightSource, name: str) -> Weights:
@@ -187,13 +219,14 @@ def _stacked(
 
 def _bias(source: WeightSource, names: Sequence[str]) -> Array | None:
     """Biases one after the other, zeros where some have none; None where no linear has one."""
-    if not any(source.has(f"{name}.bias") for name in names):
+    there = [name.split(".", 3)[3] in source.architecture.biases for name in names]
+    if not any(there):
         return None
-    return np.concatenate([_own_bias(source, name) for name in names])
+    return np.concatenate([_own_bias(source, *pair) for pair in zip(names, there, strict=True)])
 
 
-def _own_bias(source: WeightSource, name: str) -> Array:
-    if source.has(f"{name}.bias"):
+def _own_bias(source: WeightSource, name: str, is_there: bool) -> Array:
+    if is_there:
         return source.vector(f"{name}.bias")
     return np.zeros((source.shape(f"{name}.weight") or (0,))[0], np.float32)
 

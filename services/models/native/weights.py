@@ -37,14 +37,15 @@ class Weights:
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
-    """An attention or an MLP behind its norm: see `Block` in `src/model.h`. Norms are float32."""
+    """An attention or an MLP and its norms: see `Block` in `src/model.h`. Norms are float32."""
 
-    norm: Array
+    norm: Array | None
     into: Weights
     out: Weights
     query_norm: Array | None = None
     key_norm: Array | None = None
     values: Weights | None = None
+    norm_after: Array | None = None
 
 
 def plain(matrix: Array) -> Weights:

@@ -4,7 +4,7 @@ Every field under the architecture's name is read, at a value that changes nothi
 its name. The tables of this module say what is read of which architecture.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -35,7 +35,7 @@ class GgufFamily:
     further fields and what config.json calls them, `layer_tensors` the names of a layer's tensors.
 
     `in_pairs`: rows of queries and keys that are rotated together are neighbours; `adds_one`:
-    norms are stored with the 1 that the model adds; `biases`: parts of a layer that may have some.
+    norms are stored with the 1 that the model adds.
     """
 
     model_type: str
@@ -43,7 +43,6 @@ class GgufFamily:
     layer_tensors: Mapping[str, str] = field(default_factory=lambda: _LAYER_TENSORS)
     in_pairs: bool = False
     adds_one: bool = False
-    biases: tuple[str, ...] = ()
 
 
 _SCALES = {
@@ -53,13 +52,11 @@ _SCALES = {
     "logit_scale": "logits_scaling",
 }
 FAMILIES: Mapping[str, GgufFamily] = {
-    "llama": GgufFamily("llama", in_pairs=True, biases=("attention", "mlp")),
+    "llama": GgufFamily("llama", in_pairs=True),
     "qwen2": GgufFamily("qwen2"),
-    "qwen3": GgufFamily("qwen3", biases=("attention",)),
-    "granite": GgufFamily("granite", _SCALES, in_pairs=True, biases=("attention", "mlp")),
-    "olmo2": GgufFamily(
-        "olmo2", layer_tensors={**_LAYER_TENSORS, **_POST_NORMS}, biases=("attention",)
-    ),
+    "qwen3": GgufFamily("qwen3"),
+    "granite": GgufFamily("granite", _SCALES, in_pairs=True),
+    "olmo2": GgufFamily("olmo2", layer_tensors={**_LAYER_TENSORS, **_POST_NORMS}),
     "gemma3": GgufFamily(
         "gemma3_text", layer_tensors={**_LAYER_TENSORS, **_POST_NORMS}, adds_one=True
     ),
@@ -71,8 +68,6 @@ _PERIOD, _LARGEST = 6, 62
 """Of Gemma 3: each so many layers one has no window; the layers of the largest model, the one whose
 queries are scaled by other than the size of a head."""
 _SCALING_KINDS = ("none", "linear", "yarn", "longrope")
-_ATTENTION_BIASES = ("attn_q.bias", "attn_k.bias", "attn_v.bias", "attn_output.bias")
-_MLP_BIASES = ("ffn_gate.bias", "ffn_up.bias", "ffn_down.bias")
 _WITHOUT_EFFECT = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}
 _NEUTRAL: Mapping[str, tuple[object, ...]] = {
     **dict.fromkeys(_SCALES, (1.0,)),
@@ -150,11 +145,6 @@ class _Fields:
             raise self.refused(name, value, "but must be above 0")
         return value
 
-    def has(self, tensors: Iterable[str]) -> bool:
-        """Return whether a layer has one of these tensors."""
-        ends = tuple(f".{name}" for name in tensors)
-        return any(name.startswith("blk.") and name.endswith(ends) for name in self.file.tensors)
-
     def factors(self, name: str) -> list[float] | None:
         """Return the numbers of a tensor of float32, None where there is none."""
         found = self.file.tensors.get(name)
@@ -208,9 +198,6 @@ def _attention(fields: _Fields) -> dict[str, Any]:
         "num_key_value_heads": fields.count("attention.head_count_kv", heads),
         "head_dim": dim,
     }
-    for part, names in (("attention", _ATTENTION_BIASES), ("mlp", _MLP_BIASES)):
-        if part in fields.family.biases:
-            found[f"{part}_bias"] = fields.has(names)
     window = fields.read("attention.sliding_window", int, 0)
     if window and fields.name == "llama":
         found |= {"model_type": "mistral", "sliding_window": window}

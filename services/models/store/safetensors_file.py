@@ -55,6 +55,10 @@ class Safetensors:
     def __contains__(self, name: object) -> bool:
         return name in self._places
 
+    def names(self) -> Iterable[str]:
+        """Return the names of all tensors."""
+        return self._places
+
     def shape(self, name: str) -> tuple[int, ...] | None:
         """Return the shape of a tensor; None where there is none of the name."""
         return self._places[name].shape if name in self._places else None

@@ -1,7 +1,7 @@
 """Sizes and parts of decoders: by config.json for families with a native forward, else by a model.
 
 What config.json has otherwise than these families is refused with a reason: transformers then
-loads the model, and torch computes it.
+loads the model, and torch computes it. What is of another type, or is not read, is refused by name.
 """
 
 from collections.abc import Iterable, Iterator, Mapping
@@ -12,21 +12,42 @@ from slipstream.core.errors import ModelError
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.library import NotNative
 from slipstream.models.store.gguf_file import MAX_LAYERS
-from slipstream.models.target.rope import STATIC, Rotary, is_number, lacking, rotary
+from slipstream.models.target.families import (
+    ATTENTION,
+    FAMILIES,
+    FORMS,
+    GELU,
+    MLP,
+    SILU,
+    Form,
+    fields_of,
+    text_config,
+)
+from slipstream.models.target.rope import ORIGINAL, Rotary, nested_ropes, rope_of, rotary
 
-FAMILIES = {"llama", "mistral", "qwen2", "qwen3", "smollm3"}
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
-_DEFAULT_THETA = {"smollm3": 2000000.0}
-_DEFAULT_EOS = {"llama": 2, "mistral": 2, "smollm3": 128001}
-_WINDOW_ON_REQUEST = {"qwen2", "qwen3", "smollm3"}
-"""Families whose sliding window counts only with `use_sliding_window`."""
-_SILU = {"silu", "swish"}
-_ORIGINAL = "original_max_position_embeddings"
+BLOCK_NORMS = {
+    "before": (("input_layernorm", None), ("post_attention_layernorm", None)),
+    "after": ((None, "post_attention_layernorm"), (None, "post_feedforward_layernorm")),
+    "both": (
+        ("input_layernorm", "post_attention_layernorm"),
+        ("pre_feedforward_layernorm", "post_feedforward_layernorm"),
+    ),
+}
+"""Names of the norms before and after an attention, and before and after an MLP."""
+_FULL, _SLIDING = "full_attention", "sliding_attention"
+_NESTED = {"gemma3_text", "olmo3"}
+"""Families with a rotary embedding for each kind of layer."""
 
 
 @dataclass(frozen=True, slots=True)
 class Architecture:
-    """Sizes and parts of a decoder. `rope` is as `rope.rotary` takes it, `eos_ids` as given."""
+    """Sizes and parts of a decoder. `ropes` are as `rope.rotary` takes them.
+
+    layer_ropes: the place in `ropes` of each layer's, -1 for none; windows: how many positions each
+    layer sees, 0 for all; biases: names of the linears in a layer that have one; logits are divided
+    by `logits_scaling`, what blocks add is multiplied by `residual_scale`.
+    """
 
     vocab_size: int
     hidden: int
@@ -37,17 +58,22 @@ class Architecture:
     mlp: int
     norm_eps: float
     context_length: int
-    rope: Mapping[str, Any]
+    ropes: tuple[Mapping[str, Any], ...]
+    layer_ropes: tuple[int, ...]
+    windows: tuple[int, ...]
     is_tied: bool
-    qkv_bias: bool
-    out_bias: bool
-    mlp_bias: bool
-    has_head_norms: bool
+    biases: frozenset[str]
+    form: Form
+    is_gelu: bool
+    embedding_scale: float
+    residual_scale: float
+    attention_scale: float
+    logits_scaling: float
     eos_ids: frozenset[int]
 
-    def rotary(self) -> Rotary:
+    def rotaries(self) -> tuple[Rotary, ...]:
         """Return the frequencies of positions."""
-        return rotary(self.rope, self.head_dim)
+        return tuple(rotary(rope, self.head_dim) for rope in self.ropes)
 
     def tensors(self) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield name and shape of every tensor but the head."""
@@ -61,25 +87,34 @@ class Architecture:
         for name, shape in self._parts():
             yield f"model.layers.{index}.{name}", shape
 
-    def _parts(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+    def linears(self) -> Iterator[tuple[str, tuple[int, int]]]:
+        """Yield name and shape of every linear in a layer."""
         queries, keys = self.num_heads * self.head_dim, self.num_kv_heads * self.head_dim
-        linears = (
-            ("self_attn.q_proj", queries, self.hidden, self.qkv_bias),
-            ("self_attn.k_proj", keys, self.hidden, self.qkv_bias),
-            ("self_attn.v_proj", keys, self.hidden, self.qkv_bias),
-            ("self_attn.o_proj", self.hidden, queries, self.out_bias),
-            ("mlp.gate_proj", self.mlp, self.hidden, self.mlp_bias),
-            ("mlp.up_proj", self.mlp, self.hidden, self.mlp_bias),
-            ("mlp.down_proj", self.hidden, self.mlp, self.mlp_bias),
-        )
-        for name, outputs, inputs, has_bias in linears:
-            yield f"{name}.weight", (outputs, inputs)
-            if has_bias:
-                yield f"{name}.bias", (outputs,)
-        for name in ("input_layernorm", "post_attention_layernorm"):
-            yield f"{name}.weight", (self.hidden,)
-        for name in ("q_norm", "k_norm") if self.has_head_norms else ():
-            yield f"self_attn.{name}.weight", (self.head_dim,)
+        if self.form.is_fused:
+            yield "self_attn.qkv_proj", (queries + 2 * keys, self.hidden)
+            yield "mlp.gate_up_proj", (2 * self.mlp, self.hidden)
+        else:
+            yield "self_attn.q_proj", (queries, self.hidden)
+            yield "self_attn.k_proj", (keys, self.hidden)
+            yield "self_attn.v_proj", (keys, self.hidden)
+            yield "mlp.gate_proj", (self.mlp, self.hidden)
+            yield "mlp.up_proj", (self.mlp, self.hidden)
+        yield "self_attn.o_proj", (self.hidden, queries)
+        yield "mlp.down_proj", (self.hidden, self.mlp)
+
+    def _parts(self) -> Iterator[tuple[str, tuple[int, ...]]]:
+        for name, shape in self.linears():
+            yield f"{name}.weight", shape
+            if name in self.biases:
+                yield f"{name}.bias", shape[:1]
+        for block in BLOCK_NORMS[self.form.norms]:
+            for norm in filter(None, block):
+                yield f"{norm}.weight", (self.hidden,)
+        if self.form.head_norms != "none":
+            heads = (self.num_heads, self.num_kv_heads)
+            for name, count in zip("qk", heads, strict=True):
+                width = self.head_dim * (count if self.form.head_norms == "all" else 1)
+                yield f"self_attn.{name}_norm.weight", (width,)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,40 +146,49 @@ def context_length(config: Any) -> int:
 def parse(config: Mapping[str, Any]) -> Architecture:
     """Return the architecture of a config.json.
 
-    Raises `NotNative` for one without a native forward, `ModelError` for attention that can't be
-    cached.
+    Raises `NotNative` for one without a native forward, `WeightsError` for a value of another type
+    or a rotary parameter that is not read, `ModelError` for attention that can't be cached.
     """
+    config = text_config(config)
     family = config.get("model_type")
     if family not in FAMILIES:
         raise NotNative(f"models of type {family} have no native forward")
     if config.get("quantization_config") is not None:
         raise NotNative("its weights are quantised")
-    if config.get("hidden_act", "silu") not in _SILU:
-        raise NotNative("its MLP is not gated by SiLU")
-    hidden, heads = _count(config, "hidden_size"), _count(config, "num_attention_heads")
-    kv_heads = _kv_heads(config, heads)
+    own, form = fields_of(config), FORMS[family]
+    hidden, heads = own["hidden_size"], own["num_attention_heads"]
+    kv_heads = own["num_key_value_heads"] or heads
     if hidden % heads or heads % kv_heads:
         raise NotNative(f"{hidden} elements, {heads} heads and {kv_heads} key heads do not divide")
-    attention_bias = bool(config.get("attention_bias")) and family not in ("mistral", "qwen2")
+    head_dim = own["head_dim"] or hidden // heads
+    ropes, limit = _ropes(family, own, head_dim)
+    windows = _windows(own, form)
     return Architecture(
-        vocab_size=_count(config, "vocab_size"),
+        vocab_size=own["vocab_size"],
         hidden=hidden,
-        num_layers=_num_layers(config),
+        num_layers=len(windows),
         num_heads=heads,
         num_kv_heads=kv_heads,
-        head_dim=_head_dim(config, hidden // heads),
-        mlp=_count(config, "intermediate_size"),
-        norm_eps=_number(config, "rms_norm_eps"),
-        context_length=served_positions(
-            _count(config, "max_position_embeddings"), _window(config), config.get("layer_types")
+        head_dim=head_dim,
+        mlp=own["intermediate_size"],
+        norm_eps=float(own["rms_norm_eps"]),
+        context_length=min(limit, own["max_position_embeddings"]),
+        ropes=ropes,
+        layer_ropes=_layer_ropes(own, windows, len(ropes)),
+        windows=windows,
+        is_tied=own["tie_word_embeddings"],
+        biases=_biases(own, form),
+        form=form,
+        is_gelu=_is_gelu(family, own),
+        embedding_scale=hidden**0.5
+        if form.has_root_scale
+        else float(own.get("embedding_multiplier", 1.0)),
+        residual_scale=float(own.get("residual_multiplier", 1.0)),
+        attention_scale=float(
+            own.get("attention_multiplier", own.get("query_pre_attn_scalar", head_dim) ** -0.5)
         ),
-        rope=_rope(config),
-        is_tied=bool(config.get("tie_word_embeddings", family == "smollm3")),
-        qkv_bias=attention_bias or family == "qwen2",
-        out_bias=attention_bias,
-        mlp_bias=bool(config.get("mlp_bias")) and family in ("llama", "smollm3"),
-        has_head_norms=family == "qwen3",
-        eos_ids=eos_ids(config.get("eos_token_id", _DEFAULT_EOS.get(family))),
+        logits_scaling=float(own.get("logits_scaling", 1.0)),
+        eos_ids=eos_ids(own["eos_token_id"]),
     )
 
 
@@ -167,70 +211,70 @@ def eos_ids(value: Any) -> frozenset[int]:
     return frozenset(token for token in ids if isinstance(token, int))
 
 
-def _window(config: Mapping[str, Any]) -> int | None:
-    if config["model_type"] == "mistral" and "sliding_window" not in config:
-        raise NotNative("its config.json has no sliding_window")
-    is_on = config.get("use_sliding_window", config["model_type"] not in _WINDOW_ON_REQUEST)
-    window: int | None = config.get("sliding_window") if is_on else None
-    return window
+def _is_gelu(family: str, own: Mapping[str, Any]) -> bool:
+    name = own.get("hidden_activation", own.get("hidden_act"))
+    if name in GELU or (family == "gemma" and name == "gelu"):  # which means the other there
+        return True
+    if name not in SILU:
+        raise NotNative(f"its MLP is gated by {name}, not by SiLU or GELU's form with tanh")
+    return False
 
 
-def _rope(config: Mapping[str, Any]) -> dict[str, Any]:
-    """The rotary parameters in the style of transformers 5, from either style."""
-    given = config.get("rope_scaling") or config.get("rope_parameters") or {}
-    theta = config.get("rope_theta", _DEFAULT_THETA.get(config["model_type"], 10000.0))
-    rope = {"rope_theta": theta, **given}
-    rope.setdefault("rope_type", given.get("type", "default"))
-    rope.setdefault(_ORIGINAL, config["max_position_embeddings"])
-    if config.get(_ORIGINAL):
-        rope[_ORIGINAL] = config[_ORIGINAL]
-    partial = rope.get("partial_rotary_factor", config.get("partial_rotary_factor"))
-    if rope["rope_type"] not in STATIC or partial not in (None, 1, 1.0):
-        raise NotNative(f"its rotary embedding is of the kind {rope['rope_type']}")
-    if name := lacking(rope):
-        raise NotNative(f"its rotary embedding has no {name}")
-    if not _has_rope_everywhere(config):
-        raise NotNative("some of its layers have no rotary embedding")
-    return rope
+def _biases(own: Mapping[str, Any], form: Form) -> frozenset[str]:
+    attention = ATTENTION if own.get("attention_bias") else form.biases
+    return frozenset(attention | (MLP if own.get("mlp_bias") else frozenset()))
 
 
-def _has_rope_everywhere(config: Mapping[str, Any]) -> bool:
-    marks = config.get("no_rope_layers")
-    return config["model_type"] != "smollm3" if marks is None else all(marks)
-
-
-def _kv_heads(config: Mapping[str, Any], heads: int) -> int:
-    if config["model_type"] == "llama" and "num_key_value_heads" not in config:
-        return heads
-    is_null = "num_key_value_heads" in config and config["num_key_value_heads"] is None
-    return heads if is_null else _count(config, "num_key_value_heads")
-
-
-def _head_dim(config: Mapping[str, Any], usual: int) -> int:
-    needs_one = config["model_type"] == "qwen3"
-    has_one = config.get("head_dim") is not None
-    dim = _count(config, "head_dim") if needs_one or has_one else usual
-    if dim % 2:
-        raise NotNative(f"its heads have {dim} elements, an odd number")
-    return dim
-
-
-def _count(config: Mapping[str, Any], name: str) -> int:
-    value = config.get(name)
-    if not isinstance(value, int) or isinstance(value, bool) or value < 1:
-        raise NotNative(f"its config.json has no {name}")
-    return value
-
-
-def _num_layers(config: Mapping[str, Any]) -> int:
-    count = _count(config, "num_hidden_layers")
+def _windows(own: Mapping[str, Any], form: Form) -> tuple[int, ...]:
+    count = own["num_hidden_layers"]
     if count > MAX_LAYERS:
         raise NotNative(f"it has {count} layers")
-    return count
+    window: int = (own.get("use_sliding_window", True) and own.get("sliding_window")) or 0
+    kinds = own.get("layer_types")
+    if kinds is None:
+        slides = [window and _slides(own, form, at) for at in range(count)]
+        kinds = [_SLIDING if at else _FULL for at in slides]
+    if len(kinds) != count or not set(kinds) <= ({_FULL, _SLIDING} if window else {_FULL}):
+        raise ModelError(
+            f"attention of the kind {sorted(set(map(str, kinds)))} in {count} layers, with a window"
+            f" of {window} positions, can't be cached"
+        )
+    return tuple(window if kind == _SLIDING else 0 for kind in kinds)
 
 
-def _number(config: Mapping[str, Any], name: str) -> float:
-    value: Any = config.get(name)
-    if not is_number(value):
-        raise NotNative(f"its config.json has no {name}")
-    return float(value)
+def _slides(own: Mapping[str, Any], form: Form, layer: int) -> bool:
+    """Whether a layer has a window where config.json names no kinds of layers."""
+    if every := own.get("sliding_window_pattern", form.window_every):
+        return bool((layer + 1) % every)
+    if "no_rope_layers" in own:
+        return not _has_rope(own, layer)
+    first: int = own.get("max_window_layers", 0)
+    return layer >= first
+
+
+def _ropes(
+    family: str, own: Mapping[str, Any], head_dim: int
+) -> tuple[tuple[Mapping[str, Any], ...], int]:
+    """The rotary embeddings of a family, and the positions up to which they are exact."""
+    if head_dim % 2:
+        raise NotNative(f"its heads have {head_dim} elements, an odd number")
+    if family in _NESTED:
+        return nested_ropes(own, family), own["max_position_embeddings"]
+    rope = rope_of(own, family)
+    is_long = rope["rope_type"] == "longrope"
+    return (rope,), (rope if is_long else own)[ORIGINAL if is_long else "max_position_embeddings"]
+
+
+def _layer_ropes(own: Mapping[str, Any], windows: Iterable[int], count: int) -> tuple[int, ...]:
+    if count > 1:
+        return tuple(1 if window else 0 for window in windows)
+    return tuple(0 if _has_rope(own, at) else -1 for at, _ in enumerate(windows))
+
+
+def _has_rope(own: Mapping[str, Any], layer: int) -> bool:
+    marks, every = own.get("no_rope_layers"), own.get("no_rope_layer_interval")
+    if marks is None:
+        return every is None or bool((layer + 1) % every)
+    if len(marks) != own["num_hidden_layers"]:
+        raise ModelError(f"config.json has no_rope_layers of {len(marks)} layers")
+    return bool(marks[layer])

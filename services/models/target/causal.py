@@ -216,7 +216,10 @@ class CausalModel:
             from slipstream.models.native.in_memory import InMemory
 
             try:
-                return NativeDecoder(InMemory(model), self.layout)
+                source = InMemory(model)
+                decoder = NativeDecoder(source, self.layout)
+                self.context_length = source.architecture.context_length
+                return decoder
             except NotNative as reason:
                 if engine is not None:
                     raise ModelError(f"the engine is {engine}, but {reason}") from None
@@ -251,15 +254,16 @@ class CausalModel:
         kernel = choose_kernel(self.layout, decoder.group, is_invariant=is_invariant)
         return BucketedForward(decoder, kernel, buckets, Replay(torch.device(self.device)))
 
-    def _sample(self) -> Array:
-        """Hidden states of the tokens that models are compared by."""
+    def _sample(self) -> tuple[Array, Array]:
+        """Hidden states of the tokens that models are compared by, and the last logits."""
         cache = self.open(SAMPLE_TOKENS)
         hidden, _ = self.forward([Part(cache, sample_tokens(self.vocab_size))])
+        found = hidden, self.logits(hidden[-1:])
         if isinstance(hidden, np.ndarray):
-            return hidden
+            return found
         from slipstream.models.torch_arrays import as_array
 
-        return as_array(hidden)
+        return as_array(found[0]), as_array(found[1])
 
 
 def sizes_of(model: "WeightSource | PreTrainedModel", num_ranks: int = 1) -> ModelSizes:

@@ -8,6 +8,7 @@ its launch, so their number counts. `causal.py` compares the model's output befo
 
 import math
 from collections.abc import Callable
+from typing import Any
 
 import torch
 from torch import Tensor, nn
@@ -210,18 +211,23 @@ def is_usual_norm(module: object) -> bool:
 
 
 def _is_usual_attention(module: nn.Module) -> bool:
-    norms = (getattr(module, "q_norm", None), getattr(module, "k_norm", None))
+    norms = [getattr(module, "q_norm", None), getattr(module, "k_norm", None)]
     return (
         _has_linears(module, _ATTENTION)
         and hasattr(module, "scaling")
-        and (norms == (None, None) or all(map(is_usual_norm, norms)))
+        and getattr(module, "use_rope", True)
+        and (norms == [None, None] or all(_is_norm_of_heads(norm, module) for norm in norms))
     )
+
+
+def _is_norm_of_heads(norm: Any, block: Any) -> bool:
+    return is_usual_norm(norm) and norm.weight.numel() == block.head_dim
 
 
 def _layer(module: nn.Module) -> FastLayer | None:
     """A layer out of exactly the four parts of a pre-norm one, each swapped already."""
     parts = dict(module.named_children())
-    if parts.keys() != set(_LAYER):
+    if parts.keys() != set(_LAYER) or hasattr(module, "residual_multiplier"):
         return None
     first, attention, second, mlp = (parts[name] for name in _LAYER)
     if not isinstance(first, FastNorm) or not isinstance(second, FastNorm):

@@ -34,19 +34,22 @@ class ReferenceCheck:
         """Compute transformers' hidden states, before anything of the model is changed; not where
         an earlier start has compared the same weights."""
         self._mark = _mark(model)
-        self._expected: Array | None = None
+        self._expected: tuple[Array, Array] | None = None
         if self._mark is None or this_machine().get(self._mark) != _AS_TRANSFORMERS:
-            from slipstream.models.target.transformers_model import hidden_states
+            from slipstream.models.target.transformers_model import computed_states
 
             own = model.reference() if isinstance(model, WeightSource) else model
             own.requires_grad_(False).eval()
-            self._expected = hidden_states(own, sample_tokens(vocab_size))
+            self._expected = computed_states(own, sample_tokens(vocab_size))
 
-    def check(self, sample: Callable[[], Array], name: str) -> None:
-        """Raise `ModelError` where `sample()`, our hidden states, are not those of transformers."""
+    def check(self, sample: Callable[[], tuple[Array, Array]], name: str) -> None:
+        """Raise `ModelError` where `sample()`, our hidden states and last logits, are not those of
+        transformers."""
         if self._expected is None:
             return
-        check_hidden(sample(), self._expected, name)
+        named = zip(("hidden states", "logits"), sample(), self._expected, strict=True)
+        for what, own, expected in named:
+            check_states(own, expected, f"{name} can't be served: {what}")
         if self._mark is not None:
             this_machine().keep(self._mark, _AS_TRANSFORMERS)
 
@@ -57,16 +60,13 @@ def sample_tokens(vocab_size: int) -> list[int]:
     return tokens
 
 
-def check_hidden(hidden: Array, expected: Array, name: str) -> None:
-    """Raise `ModelError` where our hidden states are not those of transformers."""
+def check_states(own: Array, expected: Array, subject: str) -> None:
+    """Raise `ModelError` where our numbers are not those of transformers."""
     exact = expected.astype(np.float32)
-    error = np.linalg.norm(hidden.astype(np.float32) - exact) / np.linalg.norm(exact)
+    error = np.linalg.norm(own.astype(np.float32) - exact) / np.linalg.norm(exact)
     limit = _TOLERANCE.get(expected.dtype.name, 0.02)
     if not error < limit:
-        raise ModelError(
-            f"{name} can't be served: hidden states differ from transformers' own by"
-            f" {error:.2g} (limit {limit})"
-        )
+        raise ModelError(f"{subject} differ from transformers' own by {error:.2g} (limit {limit})")
 
 
 def _mark(model: "WeightSource | PreTrainedModel") -> str | None:

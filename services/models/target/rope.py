@@ -11,53 +11,107 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import Array
+from slipstream.models.native.library import NotNative
+from slipstream.models.target.families import FAMILIES, is_number, require_harmless
 
-STATIC = {"default", "linear", "llama3", "yarn"}
-"""Kinds of rotary embeddings that depend on the position alone."""
 _NEEDED = {
     "default": (),
     "linear": ("factor",),
     "yarn": ("factor",),
     "llama3": ("factor", "low_freq_factor", "high_freq_factor"),
+    "longrope": ("factor",),
 }
+"""Kinds of rotary embeddings that depend on the position alone, and the numbers they need."""
+_NUMBERS = {
+    "yarn": ("attention_factor", "beta_fast", "beta_slow", "mscale", "mscale_all_dim"),
+    "longrope": ("attention_factor",),
+}
+_OTHERS = {"yarn": ("truncate",), "longrope": ("short_factor", "long_factor")}
+ORIGINAL, _PARTIAL = "original_max_position_embeddings", "partial_rotary_factor"
+_ALL = ("rope_type", "type", "rope_theta", ORIGINAL, "finetuned")
+_FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
 @dataclass(frozen=True, slots=True)
 class Rotary:
-    """Inverse frequencies [head_dim / 2], float32, and the factor of cos and sin."""
+    """Inverse frequencies [rotary_dim / 2], float32, and the factor of cos and sin."""
 
     inv_freq: Array
     attention_scaling: float = 1.0
 
 
 def rotary_tables(rotary: Rotary, length: int) -> tuple[Array, Array]:
-    """Return cos and sin [length, head_dim / 2], float32, of positions below `length`."""
+    """Return cos and sin [length, rotary_dim / 2], float32, of positions below `length`."""
     positions = np.arange(length, dtype=np.float32)[:, None]
     angles = (positions * rotary.inv_freq).astype(np.float64)
     cos, sin = (part * rotary.attention_scaling for part in (np.cos(angles), np.sin(angles)))
     return cos.astype(np.float32), sin.astype(np.float32)
 
 
-def lacking(parameters: Mapping[str, Any]) -> str | None:
-    """Return the name of a parameter that a static kind needs and that is no number."""
-    needed = ("rope_theta", *_NEEDED[parameters["rope_type"]])
-    return next((name for name in needed if not is_number(parameters.get(name))), None)
+def rope_of(own: Mapping[str, Any], family: str) -> Mapping[str, Any]:
+    """Return the rotary parameters of all layers, in the style of transformers 5, by the fields of
+    a config.json in either style. Raises what `_checked` raises."""
+    rope = {
+        "rope_theta": own["rope_theta"],
+        **(own["rope_scaling"] or own["rope_parameters"] or {}),
+    }
+    rope.setdefault("rope_type", rope.get("type", "default"))
+    if own[ORIGINAL] is not None:
+        rope[ORIGINAL] = own[ORIGINAL]
+    if _PARTIAL in own:
+        rope.setdefault(_PARTIAL, own[_PARTIAL])
+        if rope["rope_type"] in ("su", "yarn"):  # as older files of Phi-3 call it
+            rope["rope_type"] = "longrope"
+    return _checked(rope, own, family, has_part=_PARTIAL in own)
 
 
-def is_number(value: object) -> bool:
-    """Return whether a value is a positive number."""
-    return isinstance(value, int | float) and not isinstance(value, bool) and value > 0
+def nested_ropes(own: Mapping[str, Any], family: str) -> tuple[Mapping[str, Any], ...]:
+    """Return the rotary parameters of layers that see all positions, and of those with a window.
+    Raises what `_checked` raises."""
+    given = own["rope_parameters"] or {}
+    require_harmless({**given, "model_type": family}, (_FULL, _SLIDING, "model_type"), "rope.")
+    full = {"rope_theta": own["rope_theta"], **(given.get(_FULL) or {})}
+    full.update(own["rope_scaling"] or {})
+    local = own.get("rope_local_base_freq", FAMILIES[family]["rope_theta"])
+    sliding = {"rope_theta": local, **(given.get(_SLIDING) or {})}
+    for rope in (full, sliding):
+        rope.setdefault("rope_type", rope.get("type", "default"))
+    return tuple(_checked(rope, own, family, has_part=False) for rope in (full, sliding))
+
+
+def _checked(
+    rope: dict[str, Any], own: Mapping[str, Any], family: str, *, has_part: bool
+) -> Mapping[str, Any]:
+    """Raises `NotNative` for rotary embeddings of another kind, `WeightsError` for a parameter that
+    is of another type or not read."""
+    kind, longest = rope["rope_type"], own["max_position_embeddings"]
+    if kind not in _NEEDED:
+        raise NotNative(f"its rotary embedding is of the kind {kind}")
+    rope.setdefault(ORIGINAL, longest)
+    if kind == "longrope" and rope.get("factor") is None and is_number(rope[ORIGINAL]):
+        rope["factor"] = longest / rope[ORIGINAL]
+    numbers = ("rope_theta", ORIGINAL, *_NEEDED[kind], *([_PARTIAL] if has_part else []))
+    optional = _NUMBERS.get(kind, ())
+    known = {*_ALL, *numbers, *optional, *_OTHERS.get(kind, ()), "model_type"}
+    require_harmless({**rope, "model_type": family}, known, "rope.")
+    if missing := [name for name in numbers if name not in rope]:
+        raise NotNative(f"its rotary embedding has no {missing[0]}")
+    there = [*numbers, *(name for name in optional if rope.get(name))]
+    for name in there:
+        if not is_number(rope[name]):
+            raise WeightsError(f"config.json has rope.{name} of {rope[name]!r}, which is no number")
+    return rope
 
 
 def rotary(parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     """Return the rotary embedding of heads; `parameters` as in the field `rope_parameters` of a
     config.json, with the original context length."""
-    makers = {"linear": _linear, "llama3": _llama3, "yarn": _yarn}
+    makers = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
     make = makers.get(parameters["rope_type"])
-    return (
-        Rotary(1.0 / _bases(parameters, head_dim)) if make is None else make(parameters, head_dim)
-    )
+    dim = int(head_dim * parameters.get(_PARTIAL, 1.0))
+    return Rotary(1.0 / _bases(parameters, dim)) if make is None else make(parameters, dim)
 
 
 def _bases(parameters: Mapping[str, Any], head_dim: int) -> Array:
@@ -91,6 +145,19 @@ def _yarn(parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     kept = 1 - np.clip((places - first) / (last - first), 0, 1)
     frequencies = 1.0 / (factor * bases) * (1 - kept) + 1.0 / bases * kept
     return Rotary(frequencies, _yarn_scaling(parameters))
+
+
+def _longrope(parameters: Mapping[str, Any], dim: int) -> Rotary:
+    """Frequencies for texts within the original context, each with a factor of its own."""
+    bases, factor = _bases(parameters, dim), parameters["factor"]
+    given = parameters.get("short_factor")
+    if not isinstance(given, list) or len(given) != len(bases) or not all(map(is_number, given)):
+        raise WeightsError(f"config.json has a rope.short_factor that is not {len(bases)} numbers")
+    scaling = parameters.get("attention_factor")
+    if scaling is None:
+        growth = math.log(factor) / math.log(parameters[ORIGINAL])
+        scaling = 1.0 if factor <= 1 else math.sqrt(1 + growth)
+    return Rotary(1.0 / (np.asarray(given, np.float32) * bases), scaling)
 
 
 def _yarn_range(parameters: Mapping[str, Any], head_dim: int) -> tuple[float, float]:

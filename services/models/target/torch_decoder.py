@@ -5,7 +5,7 @@ kernel and the form of its linear layers (`fast_modules.py`) are ours. Any proce
 architecture.
 """
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
@@ -47,6 +47,24 @@ def _attention_interface(
 ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_interface)
 
 
+def _finished(
+    head: Callable[[Tensor], Tensor], model: PreTrainedModel
+) -> Callable[[Tensor], Tensor]:
+    """The head with what transformers does to its outputs: scales, then soft-capping."""
+    config = model.config.get_text_config()
+    divisor = getattr(config, "logits_scaling", None) or 1.0
+    factor = getattr(config, "logit_scale", None) or 1.0
+    cap = getattr(config, "final_logit_softcapping", None)
+    if (divisor, factor, cap) == (1.0, 1.0, None):
+        return head
+
+    def finished(hidden: Tensor) -> Tensor:
+        logits = head(hidden) / divisor * factor
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    return finished
+
+
 class TorchDecoder:
     """The forward and the head of one model, on this rank.
 
@@ -64,7 +82,7 @@ class TorchDecoder:
         if ranks.size > 1:
             localise(model, ranks, in_order=is_invariant)
         linears, self._body = Linears(is_invariant=is_invariant), model.base_model
-        self.head = linears.make([model.get_output_embeddings()])
+        self.head = _finished(linears.make([model.get_output_embeddings()]), model)
         patch_modules(self._body, linears, RotaryTables())
         count = sum(isinstance(module, FastAttention) for module in self._body.modules())
         assert count in (0, layout.num_layers), "attention blocks of one form"

@@ -38,12 +38,17 @@ def outline_of(model: "PreTrainedModel", num_ranks: int) -> ModelSizes:
 
 
 @torch.inference_mode()
-def hidden_states(model: "PreTrainedModel", tokens: list[int]) -> Array:
-    """Return transformers' final hidden states [tokens, d] of a text."""
+def computed_states(model: "PreTrainedModel", tokens: list[int]) -> tuple[Array, Array]:
+    """Return transformers' last hidden states [tokens, d] of a text and logits [1, V]."""
     embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
     ids = torch.tensor([tokens], device=embedding.device)
-    hidden: Tensor = model.base_model(input_ids=ids, use_cache=False).last_hidden_state[0]
-    return as_array(hidden)
+    kept: list[Tensor] = []
+    hook = model.base_model.register_forward_hook(
+        lambda _, __, out: kept.append(out.last_hidden_state[0])
+    )
+    logits: Tensor = model(input_ids=ids, use_cache=False).logits[0, -1:]
+    hook.remove()
+    return as_array(kept[0]), as_array(logits)
 
 
 def model_of(source: "WeightSource", config: "PretrainedConfig", *, is_lent: bool) -> Any:
@@ -62,17 +67,28 @@ def model_of(source: "WeightSource", config: "PretrainedConfig", *, is_lent: boo
         raise WeightsError(f"{source.name} does not describe a model ({brief(error)})") from error
     body: Any = model.base_model
     body.rotary_emb = type(body.rotary_emb)(config=config)
+    if source.architecture.form.has_root_scale:
+        body.embed_tokens.embed_scale = torch.tensor(body.embed_tokens.scalar_embed_scale)
     for name in ("embed_tokens", "norm"):
         _fill(body.get_submodule(name), f"model.{name}", source)
     model.tie_weights()
     if not source.is_tied:
         _fill(model.get_output_embeddings(), HEAD.removesuffix(".weight"), source)
     for at, layer in enumerate(body.layers):
+        _set_biases(layer, source)
         if is_lent:
             _lend(layer, at, source)
         else:
             _fill(layer, f"model.layers.{at}", source)
     return model.eval().requires_grad_(False)
+
+
+def _set_biases(layer: nn.Module, source: "WeightSource") -> None:
+    """Give the linears of a layer the biases that the source has, each on its own."""
+    for name, shape in source.architecture.linears():
+        bias = nn.Parameter(torch.empty(shape[0], device="meta"))
+        has_bias = name in source.architecture.biases
+        layer.get_submodule(name).register_parameter("bias", bias if has_bias else None)
 
 
 def _lend(layer: nn.Module, index: int, source: "WeightSource") -> None:
@@ -87,12 +103,5 @@ def _lend(layer: nn.Module, index: int, source: "WeightSource") -> None:
 
 
 def _fill(module: nn.Module, name: str, source: "WeightSource") -> None:
-    own = {at: _weight(source, f"{name}.{at}", weight) for at, weight in module.named_parameters()}
+    own = {at: as_tensor(source.dense(f"{name}.{at}")) for at, _ in module.named_parameters()}
     module.load_state_dict(own, assign=True)
-
-
-def _weight(source: "WeightSource", name: str, like: Tensor) -> Tensor:
-    """Return a tensor of a source; a bias that is not there is zero."""
-    if name.endswith(".bias") and not source.has(name):
-        return torch.zeros(like.shape, dtype=like.dtype)
-    return as_tensor(source.dense(name))

@@ -127,7 +127,7 @@ def test_rotary_frequencies_are_scaled_as_the_file_says(fields, expected, tmp_pa
     named = {f"llama.{name}": value for name, value in fields.items()}
     path = tiny_gguf.write(tmp_path / "rope.gguf", f32, fields=named)
     for dtype in ("auto", "float32"):
-        found = load_model(str(path), dtype=dtype).model.rotary.inv_freq
+        found = load_model(str(path), dtype=dtype).model.rotaries[0].inv_freq
         plain = 10000.0 ** (-np.arange(0, 64, 2) / 64)
         np.testing.assert_allclose(found / plain, expected, rtol=1e-5)
 
@@ -136,7 +136,7 @@ def test_rotary_frequencies_are_scaled_as_the_file_says(fields, expected, tmp_pa
 def test_factors_of_rotary_frequencies_divide_them_in_every_dtype(dtype, tmp_path):
     factors = np.geomspace(1, 8, 32, dtype=np.float32)
     path = tiny_gguf.write(tmp_path / "rope.gguf", f32, more={"rope_freqs.weight": factors})
-    found = load_model(str(path), dtype=dtype).model.rotary.inv_freq
+    found = load_model(str(path), dtype=dtype).model.rotaries[0].inv_freq
     np.testing.assert_allclose(found, 10000.0 ** (-np.arange(0, 64, 2) / 64) / factors, rtol=1e-5)
     torch_model = load_target_parts(str(path), dtype="float32").model
     np.testing.assert_allclose(torch_model.model.rotary_emb.inv_freq.numpy(), found, rtol=1e-5)

@@ -117,7 +117,7 @@ SLIPSTREAM_API void* slipstream_model(const Shape* shape, const char* name, cons
     model.shape = *shape;
     model.team = *static_cast<const std::shared_ptr<Team>*>(team);
     model.layers.resize(shape->layers);
-    for (Layer& layer : model.layers) layer.resize(2 + shape->others);
+    for (Layer& layer : model.layers) layer.blocks.resize(2 + shape->others);
     model.embedding = static_cast<const uint8_t*>(embedding);
     model.embedding_kind = embedding_kind;
     return handle.release();
@@ -128,21 +128,31 @@ SLIPSTREAM_API void* slipstream_model(const Shape* shape, const char* name, cons
 
 SLIPSTREAM_API void slipstream_free_model(void* handle) { delete static_cast<Handle*>(handle); }
 
-// cos and sin [positions, head_dim / 2]; again for more positions. Returns 0, -1 without memory, as
-// all that follow do.
-SLIPSTREAM_API int32_t slipstream_set_rotary(void* handle, int32_t positions, const float* cos,
-                                             const float* sin) {
+// The rotary embedding of a number, cos and sin [positions, half]; again for more positions. Returns
+// 0, -1 without memory, as all that follow do.
+SLIPSTREAM_API int32_t slipstream_set_rotary(void* handle, int32_t number, int32_t positions,
+                                             int32_t half, const float* cos, const float* sin) {
   Handle* own = static_cast<Handle*>(handle);
   try {
     std::lock_guard<std::mutex> lock(own->forward);
-    Model& model = own->model;
-    const size_t count = static_cast<size_t>(positions) * (model.shape.head_dim / 2);
-    model.cos.assign(cos, cos + count);
-    model.sin.assign(sin, sin + count);
+    std::vector<Rotary>& rotaries = own->model.rotaries;
+    const size_t count = static_cast<size_t>(positions) * half;
+    if (rotaries.size() <= static_cast<size_t>(number)) rotaries.resize(number + 1);
+    rotaries[number].half = half;
+    rotaries[number].cos.assign(cos, cos + count);
+    rotaries[number].sin.assign(sin, sin + count);
     return 0;
   } catch (const std::exception&) {
     return -1;
   }
+}
+
+// A layer's window and the number of its rotary embedding: see `Layer`.
+SLIPSTREAM_API int32_t slipstream_set_layer(void* handle, int32_t layer, int64_t window,
+                                            int32_t rotary) {
+  Layer& own = static_cast<Handle*>(handle)->model.layers[layer];
+  own.window = window, own.rotary = rotary;
+  return 0;
 }
 
 // A block's first matrix (`place` 0), its last (1) or that of values (2); the head for layer -1.
@@ -153,7 +163,7 @@ SLIPSTREAM_API int32_t slipstream_set_matrix(void* handle, int32_t layer, int32_
     if (layer < 0) {
       model.head = packed(*weights, model.weights);
     } else {
-      Block& own = model.layers[layer][block];
+      Block& own = model.layers[layer].blocks[block];
       (place == 0 ? own.into : place == 1 ? own.out : own.values) = packed(*weights, model.weights);
     }
     return 0;
@@ -162,21 +172,20 @@ SLIPSTREAM_API int32_t slipstream_set_matrix(void* handle, int32_t layer, int32_
   }
 }
 
-// A block's norm weights, or the last norm for layer -1; query and key norms may be null.
-SLIPSTREAM_API int32_t slipstream_set_norms(void* handle, int32_t layer, int32_t block,
-                                            const float* norm, const float* query,
-                                            const float* key) {
+// A block's norm [count], by place: before it (0), of queries (1), of keys (2), of what it adds (3);
+// the last norm for layer -1.
+SLIPSTREAM_API int32_t slipstream_set_norm(void* handle, int32_t layer, int32_t block,
+                                           int32_t place, int32_t count, const float* weight) {
   Model& model = static_cast<Handle*>(handle)->model;
-  const int hidden = model.shape.hidden, dim = model.shape.head_dim;
   try {
     if (layer < 0) {
-      model.norm.assign(norm, norm + hidden);
+      model.norm.assign(weight, weight + count);
       return 0;
     }
-    Block& own = model.layers[layer][block];
-    own.norm.assign(norm, norm + hidden);
-    if (query != nullptr) own.query_norm.assign(query, query + dim);
-    if (key != nullptr) own.key_norm.assign(key, key + dim);
+    Block& own = model.layers[layer].blocks[block];
+    std::vector<float>* const norms[] = {&own.norm, &own.query_norm, &own.key_norm,
+                                         &own.norm_after};
+    norms[place]->assign(weight, weight + count);
     return 0;
   } catch (const std::exception&) {
     return -1;

@@ -9,6 +9,7 @@
 #include <utility>
 #include <vector>
 
+#include "elementwise.h"
 #include "keys.h"
 #include "model.h"
 #include "seen.h"
@@ -42,10 +43,13 @@ class Attention {
         seen_(seen),
         scratch_(scratch) {
     int64_t most = 0;
+    first_ = seen[0].hidden;
     for (int row = 0; row < rows; ++row) {
       longest_ = std::max(longest_, seen[row].in_table);
       most = std::max(most, seen[row].count());
+      first_ = std::min(first_, seen[row].hidden);
     }
+    first_ = first_ / kValues * kValues;
     stride_ = stride_for(most);
     block.resize(static_cast<size_t>(dim_) * kBlock + kLanes);
     const size_t off = reinterpret_cast<uintptr_t>(block.data()) / sizeof(float) % kLanes;
@@ -60,13 +64,15 @@ class Attention {
     grow(scratch.sums, rows * heads * width);
   }
 
-  int64_t num_blocks() const { return (longest_ + kBlock - 1) / kBlock; }
+  int64_t num_blocks() const {
+    return std::max<int64_t>(0, (longest_ - first_ + kBlock - 1) / kBlock);
+  }
 
   // Scores of some blocks of the table's positions. The queries of a token are [heads, head_dim],
   // `stride` floats behind those of the token before.
   void score(Span blocks, const float* queries, size_t stride) {
     for (int64_t block = blocks.first; block < blocks.last; ++block) {
-      const int64_t first = block * kBlock;
+      const int64_t first = first_ + block * kBlock;
       take_keys(seen_[0], seen_[0].table, first, longest_);
       score_block(queries, stride, 0, rows_, first);
     }
@@ -77,12 +83,12 @@ class Attention {
   void soften(Span rows, const float* queries, size_t stride) {
     for (int row = static_cast<int>(rows.first); row < rows.last; ++row) {
       const Seen<T>& own = seen_[row];
-      for (int64_t first = 0; first < own.in_line; first += kBlock) {
+      for (int64_t first = hidden_in_line(own); first < own.in_line; first += kBlock) {
         take_keys(own, own.line, first, own.in_line);
         score_block(queries, stride, row, row + 1, own.in_table + first);
       }
       for (int head = 0; own.count() > 0 && head < heads_; ++head) {
-        totals(row)[head] = soften(scores(row, head), static_cast<int>(own.count()));
+        totals(row)[head] = as_weights(scores(row, head), first_, own.hidden, own.count());
       }
     }
   }
@@ -160,25 +166,12 @@ class Attention {
                                                                     goals);
   }
 
-  // Turns scores into weights that are still to be divided by the number that it returns.
-  static float soften(float* scores, int count) {
-    Lanes most = all(scores[0]);
-    for (int p = 0; p < count; p += kLanes) {
-      for (int i = count; i < p + kLanes; ++i) scores[i] = scores[0];
-      most = max(load(scores + p), most);
-    }
-    const Lanes top = all(largest(most));
-    Lanes total = zero();
-    for (int p = 0; p < count; p += kLanes) {
-      store(scores + p, exp(sub(load(scores + p), top)));
-      for (int i = count; i < p + kLanes; ++i) scores[i] = 0.0f;
-      total = add(total, load(scores + p));
-    }
-    return sum(total);
+  static int64_t hidden_in_line(const Seen<T>& own) {
+    return std::max<int64_t>(0, own.hidden - own.in_table);
   }
 
   void weigh_table(int d) {
-    for (int64_t first = 0; first < longest_; first += kValues) {
+    for (int64_t first = first_; first < longest_; first += kValues) {
       find_values(seen_[0], seen_[0].table, first, longest_, d);
       const auto in_block = [&](int row) {
         return std::min<int64_t>(kValues, seen_[row].in_table - first);
@@ -192,7 +185,7 @@ class Attention {
 
   void weigh_line(int row, int d) {
     const Seen<T>& own = seen_[row];
-    for (int64_t first = 0; first < own.in_line; first += kValues) {
+    for (int64_t first = hidden_in_line(own); first < own.in_line; first += kValues) {
       const int64_t count = std::min<int64_t>(kValues, own.in_line - first);
       find_values(own, own.line, first, own.in_line, d);
       weigh_rows(row, row + 1, own.in_table + first, count, d);
@@ -291,7 +284,7 @@ class Attention {
   const float scale_;
   const Seen<T>* const seen_;
   Scratch& scratch_;
-  int64_t longest_ = 0;
+  int64_t first_ = 0, longest_ = 0;  // positions of the table, from a multiple of kValues on
   size_t stride_ = 0;
   float* block_ = nullptr;
   const T* values_[kValues];

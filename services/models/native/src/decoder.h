@@ -52,6 +52,7 @@ class Forward {
 
  private:
   float* x(int64_t row) { return buffers_.x.data() + row * shape_.hidden; }
+  float* normed(int64_t row) { return buffers_.normed.data() + row * shape_.hidden; }
   float* qkv(int64_t row) { return buffers_.qkv.data() + row * qkv_width_; }
 
   void embed(int member) {
@@ -60,23 +61,28 @@ class Forward {
     model_.team->each(member, batch_.count, [&](int64_t row) {
       const uint8_t* own = model_.embedding + batch_.tokens[row] * bytes;
       slipstream::dequantise(model_.embedding_kind, own, shape_.hidden, x(row));
+      if (shape_.embedding_scale != 1.0f) {
+        multiply_by(shape_.embedding_scale, shape_.hidden, x(row));
+      }
     });
   }
 
   // Of the first `kept` rows; the others have keys and values alone.
   void layer(int member, const Layer& layer, T* cache, int64_t kept) {
-    attention(member, layer.front(), cache, kept);
+    attention(member, layer, cache, kept);
     if (kept == 0) return;
-    for (int at = 0; at < shape_.others && batch_.others; ++at) {
-      read_other(member, layer[1 + at], at, kept);
-    }
-    mlp(member, layer.back(), kept);
+    for (int at = 0; at < shape_.others && batch_.others; ++at) read_other(member, layer, at, kept);
+    mlp(member, layer.blocks.back(), kept);
   }
 
   void prepare(int member, const Block& block, int64_t rows) {
     model_.team->each(member, rows, [&](int64_t row) {
-      float* out = buffers_.normed.data() + row * shape_.hidden;
-      norm(x(row), block.norm.data(), shape_.hidden, shape_.norm_epsilon, out);
+      float* out = normed(row);
+      if (block.norm.empty()) {
+        std::copy_n(x(row), shape_.hidden, out);
+      } else {
+        norm(x(row), block.norm.data(), shape_.hidden, shape_.norm_epsilon, out);
+      }
       encode(form(block.into.kind) | form(block.values.kind), out, row, buffers_.normed_codes);
     });
   }
@@ -90,7 +96,8 @@ class Forward {
     product(*model_.team, member, m, share, normed, rows, write);
   }
 
-  void attention(int member, const Block& block, T* cache, int64_t kept) {
+  void attention(int member, const Layer& layer, T* cache, int64_t kept) {
+    const Block& block = layer.blocks.front();
     const Matrix& m = block.into;
     const int heads = shape_.heads + shape_.key_heads, queries = shape_.heads * shape_.head_dim;
     const int apart = kept < batch_.count ? queries / kTile : 0;
@@ -99,29 +106,37 @@ class Forward {
     project(member, m, {apart, m.tiles()}, batch_.count);
     project(member, block.values, {0, block.values.tiles()}, batch_.count, m.outputs);
     model_.team->barrier();
+    if (is_wide(block.query_norm) || is_wide(block.key_norm)) {
+      model_.team->each(member, batch_.count, [&](int64_t row) {
+        if (row < kept) norm_wide(block.query_norm, qkv(row));
+        norm_wide(block.key_norm, qkv(row) + queries);
+      });
+    }
     model_.team->each(member, batch_.count * heads, [&](int64_t i) {
       const int64_t row = i / heads;
       const int head = static_cast<int>(i % heads);
-      if (row < kept || head >= shape_.heads) place(block, cache, row, head);
+      if (row < kept || head >= shape_.heads) place(layer, cache, row, head);
     });
     if (kept == 0) return;
     const T* values = cache + shape_.key_heads * cache_.slots * shape_.head_dim;
     look_.run(member, kept, [&](int64_t row) {
       const int64_t *line = batch_.lines + batch_.line_first[row], *first = batch_.line_first + row;
-      const Seen<T> seen{cache, values, batch_.tables[row], batch_.in_table[row], line,
-                         first[1] - first[0]};
+      Seen<T> seen{cache, values, batch_.tables[row], batch_.in_table[row], line,
+                   first[1] - first[0]};
+      if (layer.window > 0) seen.hidden = std::max<int64_t>(0, seen.count() - layer.window);
       return std::make_pair(seen, cache_.slots * shape_.head_dim);
     });
-    add_attended(member, block.out, kept);
+    add_attended(member, block, kept);
   }
 
-  void read_other(int member, const Block& block, int at, int64_t kept) {
+  void read_other(int member, const Layer& layer, int at, int64_t kept) {
+    const Block& block = layer.blocks[1 + at];
     prepare(member, block, kept);
     project(member, block.into, {0, block.into.tiles()}, kept);
     model_.team->barrier();
     model_.team->each(member, kept * shape_.heads, [&](int64_t i) {
       const int64_t row = i / shape_.heads;
-      turn(block.query_norm, row, qkv(row) + i % shape_.heads * shape_.head_dim);
+      turn(block.query_norm, layer.rotary, row, qkv(row) + i % shape_.heads * shape_.head_dim);
     });
     look_.run(member, kept, [&](int64_t row) {
       const Other& other = batch_.others[row * shape_.others + at];
@@ -129,22 +144,34 @@ class Forward {
                          nullptr, batch_.in_others[row], nullptr, 0};
       return std::make_pair(seen, other.stride);
     });
-    add_attended(member, block.out, kept);
+    add_attended(member, block, kept);
+  }
+
+  // Whether a norm is of all heads together, which comes before heads are turned.
+  bool is_wide(const std::vector<float>& weight) const {
+    return weight.size() > static_cast<size_t>(shape_.head_dim);
+  }
+  void norm_wide(const std::vector<float>& weight, float* own) {
+    if (is_wide(weight)) norm(own, weight.data(), weight.size(), shape_.norm_epsilon, own);
   }
 
   // Norm and rotary embedding of one head.
-  void turn(const std::vector<float>& weight, int64_t row, float* own) {
-    const int dim = shape_.head_dim;
-    if (!weight.empty()) norm(own, weight.data(), dim, shape_.norm_epsilon, own);
-    const int64_t first = batch_.positions[row] * (dim / 2);
-    rotate(own, model_.cos.data() + first, model_.sin.data() + first, dim);
+  void turn(const std::vector<float>& weight, int rotary, int64_t row, float* own) {
+    if (!weight.empty() && !is_wide(weight)) {
+      norm(own, weight.data(), shape_.head_dim, shape_.norm_epsilon, own);
+    }
+    if (rotary < 0) return;
+    const slipstream::Rotary& by = model_.rotaries[rotary];
+    const int64_t first = batch_.positions[row] * by.half;
+    rotate(own, by.cos.data() + first, by.sin.data() + first, 2 * by.half);
   }
 
   // Turns one head of a token; a key goes into the cache, and the value beside it.
-  void place(const Block& block, T* cache, int64_t row, int head) {
+  void place(const Layer& layer, T* cache, int64_t row, int head) {
     const int dim = shape_.head_dim, at = head - shape_.heads;
     float* own = qkv(row) + head * dim;
-    turn(at < 0 ? block.query_norm : block.key_norm, row, own);
+    const Block& block = layer.blocks.front();
+    turn(at < 0 ? block.query_norm : block.key_norm, layer.rotary, row, own);
     if (at < 0) return;
     put(own, cache, at, batch_.slots[row]);
     put(own + shape_.key_heads * dim, cache, shape_.key_heads + at, batch_.slots[row]);
@@ -172,34 +199,46 @@ class Forward {
     model_.team->barrier();
     model_.team->each(member, rows, [&](int64_t row) {
       float* out = buffers_.gated.data() + row * shape_.mlp;
-      gate(buffers_.wide.data() + row * wide_width_, shape_.mlp, out);
+      gate(buffers_.wide.data() + row * wide_width_, shape_.mlp, shape_.is_gelu, out);
       encode(form(block.out.kind), out, row, buffers_.gated_codes);
     });
-    add_product(member, block.out, {buffers_.gated.data(), &buffers_.gated_codes}, rows);
+    add_product(member, block, {buffers_.gated.data(), &buffers_.gated_codes}, rows);
   }
 
-  // Adds what was attended to, times a matrix, to the residual stream.
-  void add_attended(int member, const Matrix& m, int64_t rows) {
+  // Adds what was attended to, times the block's last matrix, to the residual stream.
+  void add_attended(int member, const Block& block, int64_t rows) {
+    const Matrix& m = block.out;
     const float* values = buffers_.attended.data();
     if (form(m.kind) != kAsTheyAre) {
       model_.team->each(member, rows, [&](int64_t row) {
         encode(form(m.kind), values + row * m.inputs, row, buffers_.attended_codes);
       });
     }
-    add_product(member, m, {values, &buffers_.attended_codes}, rows);
+    add_product(member, block, {values, &buffers_.attended_codes}, rows);
   }
 
-  // Adds a matrix times `tokens` [rows, inputs] to the residual stream.
-  void add_product(int member, const Matrix& m, const Tokens& tokens, int64_t rows) {
-    product(*model_.team, member, m, tokens, rows, [&](int64_t row, int output, Lanes y, int count) {
-      add_to(row, output, y, count);
-    });
+  // Adds the block's last matrix times `tokens` [rows, inputs] to the residual stream.
+  void add_product(int member, const Block& block, const Tokens& tokens, int64_t rows) {
+    const bool is_sum = block.norm_after.empty();
+    const auto write = [&](int64_t row, int output, Lanes y, int count) {
+      if (is_sum) {
+        add_some(shape_.residual_scale, y, count, x(row) + output);
+      } else {
+        store_some(normed(row) + output, y, count);
+      }
+    };
+    product(*model_.team, member, block.out, tokens, rows, write);
     model_.team->barrier();
+    if (!is_sum) model_.team->each(member, rows, [&](int64_t row) { add_normed(block, row); });
   }
 
-  void add_to(int64_t row, int output, Lanes y, int count) {
-    float* own = x(row) + output;
-    store_some(own, add(load_some(own, count), y), count);
+  void add_normed(const Block& block, int64_t row) {
+    float* own = normed(row);
+    norm(own, block.norm_after.data(), shape_.hidden, shape_.norm_epsilon, own);
+    for (int i = 0; i < shape_.hidden; i += kLanes) {
+      const int count = std::min(kLanes, shape_.hidden - i);
+      add_some(shape_.residual_scale, load_some(own + i, count), count, x(row) + i);
+    }
   }
 
   Model& model_;

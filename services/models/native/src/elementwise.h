@@ -1,7 +1,10 @@
-// What is done to one token between products: norm, rotary embedding, the gate of the MLP.
+// What is done to one token between products: norm, rotary embedding, weights of an attention, the
+// gate of the MLP.
 #pragma once
 
+#include <algorithm>
 #include <cmath>
+#include <cstdint>
 
 #include "lanes.h"
 
@@ -33,14 +36,55 @@ inline void rotate(float* head, const float* cos, const float* sin, int dim) {
   }
 }
 
-// out = silu(gate) * up. Gate and up come as tiles in turn: 16 of the one, 16 of the other.
-inline void gate(const float* wide, int mlp, float* out) {
+// 2 * sqrt(2 / pi) * (x + 0.044715 * x^3): GELU, in its form with tanh, is x * sigmoid of that.
+inline Lanes gelu_exponent(Lanes x) {
+  constexpr float kLinear = 1.5957691216f, kCubic = 0.0713548162726f;
+  return mul(x, fma(mul(x, x), all(kCubic), all(kLinear)));
+}
+
+// out = silu(gate) * up, or gelu(gate) * up. Gate and up come as tiles in turn: 16 of the one, 16 of
+// the other.
+inline void gate(const float* wide, int mlp, bool is_gelu, float* out) {
   const Lanes one = all(1.0f);
   for (int i = 0; i < mlp; i += kLanes) {
     const Lanes g = load(wide + 2 * i), up = load(wide + 2 * i + kLanes);
-    const Lanes sigmoid_inverse = add(one, exp(sub(zero(), g)));
+    const Lanes sigmoid_inverse = add(one, exp(sub(zero(), is_gelu ? gelu_exponent(g) : g)));
     store_some(out + i, mul(div(g, sigmoid_inverse), up), mlp - i);
   }
+}
+
+// x *= factor.
+inline void multiply_by(float factor, int count, float* x) {
+  for (int i = 0; i < count; i += kLanes) {
+    store_some(x + i, mul(load_some(x + i, count - i), all(factor)), count - i);
+  }
+}
+
+// x += factor * y, of `count` elements up to 16.
+inline void add_some(float factor, Lanes y, int count, float* x) {
+  store_some(x, add(load_some(x, count), mul(y, all(factor))), count);
+}
+
+// Turns scores into weights that are still to be divided by the number that it returns. Positions
+// from `first` to `hidden` weigh nothing. A position's lane is the same whatever is hidden.
+inline float as_weights(float* scores, int64_t first, int64_t hidden, int64_t count) {
+  const int64_t begin = hidden / kLanes * kLanes;
+  std::fill(scores + first, scores + begin, 0.0f);
+  std::fill(scores + begin, scores + hidden, scores[hidden]);
+  Lanes most = all(scores[hidden]);
+  for (int64_t p = begin; p < count; p += kLanes) {
+    for (int64_t i = count; i < p + kLanes; ++i) scores[i] = scores[hidden];
+    most = max(load(scores + p), most);
+  }
+  const Lanes top = all(largest(most));
+  Lanes total = zero();
+  for (int64_t p = begin; p < count; p += kLanes) {
+    store(scores + p, exp(sub(load(scores + p), top)));
+    for (int64_t i = p; i < hidden; ++i) scores[i] = 0.0f;
+    for (int64_t i = count; i < p + kLanes; ++i) scores[i] = 0.0f;
+    total = add(total, load(scores + p));
+  }
+  return sum(total);
 }
 
 }  // namespace SLIPSTREAM_ISA

@@ -47,23 +47,37 @@ struct Matrix {
   size_t tile_bytes() const;
 };
 
-// What is added to the residual stream behind one norm [hidden]: an attention, whose first matrix
-// gives queries, and keys and values where they are its own, or an MLP, whose first gives gates.
+// What is added to the residual stream: an attention, whose first matrix gives queries, and keys and
+// values where they are its own, or an MLP, whose first gives gates. The norms before it and of what
+// it adds are [hidden], or empty where there is none.
 // Values have a matrix of their own where the queries' and keys' is of another kind.
 struct Block {
-  std::vector<float> norm;
+  std::vector<float> norm, norm_after;
   Matrix into, values, out;
-  std::vector<float> query_norm, key_norm;  // [head_dim], or empty
+  std::vector<float> query_norm, key_norm;  // [head_dim], [heads * head_dim] or empty
 };
 
-// The self-attention, attentions over others' keys, the MLP.
-using Layer = std::vector<Block>;
+// The self-attention, attentions over others' keys, the MLP. The first sees the last `window`
+// positions, all where it is 0; heads are turned by the rotary embedding of that number, or by none.
+struct Layer {
+  std::vector<Block> blocks;
+  int64_t window = 0;
+  int rotary = 0;
+};
+
+// cos and sin [positions, half] of the first 2 * half elements of heads.
+struct Rotary {
+  int half = 0;
+  std::vector<float> cos, sin;
+};
 
 struct Shape {
   int32_t layers, hidden, heads, key_heads, head_dim, mlp;
   int32_t others;             // attentions of a layer over others' keys
   int32_t keys_are_bfloat16;  // element type of the cache and of others' keys; else float32
   float norm_epsilon, attention_scale;
+  float embedding_scale = 1.0f, residual_scale = 1.0f;  // the latter of what blocks add
+  int32_t is_gelu = 0;  // MLPs are gated by GELU, in its form with tanh, else by SiLU
 };
 
 // Tokens [rows, inputs] as products take them. In 8 bits: codes, and for every 32 of them the scale,
@@ -96,7 +110,7 @@ struct Model {
   std::vector<Layer> layers;
   Matrix head;
   std::vector<float> norm;
-  std::vector<float> cos, sin;  // [positions, head_dim / 2]
+  std::vector<Rotary> rotaries;
   Kind embedding_kind = Kind::kFloat32;
   const uint8_t* embedding = nullptr;
   std::shared_ptr<Team> team;
