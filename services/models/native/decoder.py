@@ -11,7 +11,6 @@ from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native.library import NativeShape
 from slipstream.models.native.model import NativeModel, NativeTokens
 from slipstream.models.native.source import WeightSource, head, last_norm, layer
-from slipstream.models.native.weights import Scratch
 from slipstream.models.numerics.rules import ANY_ROWS
 from slipstream.models.target.architecture import Architecture
 from slipstream.models.target.rope import rotary_tables
@@ -32,10 +31,9 @@ class NativeDecoder:
         at = source.architecture
         self._model = NativeModel(_shape(at, layout), source.embedding())
         self._model.set_rotary(*rotary_tables(source.rotary, at.context_length))
-        self._model.set_head(last_norm(source), head(source))
-        scratch = Scratch()
+        self._model.set_head(last_norm(source), head(source), is_tied=source.is_tied)
         for index in range(at.num_layers):
-            self._model.set_layer(index, layer(source, index, scratch))
+            self._model.set_layer(index, layer(source, index))
             source.release(index)
         self.kernels, self.weight_bytes = self._model.kernels, self._model.weight_bytes
         self.contenders = self._model.contenders

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -10,25 +11,16 @@ from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import CPU, Array
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.weights import (
-    BFLOAT16,
-    FLOAT32,
-    NARROW_FLOAT32,
     BlockWeights,
-    Scratch,
     Weights,
     as_float32,
-    bias_in_turn,
-    in_turn,
     plain,
-    stacked,
 )
 from slipstream.models.target.architecture import EMBEDDING, HEAD, NORM, Architecture, ModelSizes
 from slipstream.models.target.rope import Rotary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_PLAIN = {BFLOAT16, FLOAT32, NARROW_FLOAT32}
 
 
 class WeightSource(ABC):
@@ -133,78 +125,34 @@ def last_norm(source: WeightSource) -> Array:
     return source.vector(NORM)
 
 
-def layer(source: WeightSource, index: int, scratch: Scratch) -> Sequence[BlockWeights]:
+def layer(source: WeightSource, index: int) -> Sequence[BlockWeights]:
     """Return the blocks of a layer: its attention and its MLP."""
     name = f"model.layers.{index}"
-    return _attention(source, name, scratch), _mlp(source, name, scratch)
+    return _attention(source, name), _mlp(source, name)
 
 
-def _attention(source: WeightSource, layer: str, scratch: Scratch) -> BlockWeights:
+def _attention(source: WeightSource, layer: str) -> BlockWeights:
     own = f"{layer}.self_attn"
-    parts = [source.matrix(f"{own}.{part}_proj.weight") for part in "qkv"]
-    names = [f"{own}.{part}_proj" for part in "qkv"]
-    together, apart = 3, None
-    if parts[2].kind != parts[0].kind and not _are_plain(parts):
-        # Many files in blocks spend more bits on values.
-        together, apart = 2, _stacked(source, parts[2:], names[2:])
     norms = (f"{own}.q_norm.weight", f"{own}.k_norm.weight")
     query_norm, key_norm = (source.vector(at) if source.has(at) else None for at in norms)
     return BlockWeights(
         source.vector(f"{layer}.input_layernorm.weight"),
-        _stacked(source, parts[:together], names[:together], scratch),
+        [_linear(source, f"{own}.{part}_proj") for part in "qkv"],
         _linear(source, f"{own}.o_proj"),
         query_norm,
         key_norm,
-        apart,
     )
 
 
-def _mlp(source: WeightSource, layer: str, scratch: Scratch) -> BlockWeights:
-    gate, up = _alike([source.matrix(f"{layer}.mlp.{part}_proj.weight") for part in ("gate", "up")])
-    bias = _bias(source, [f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"])
+def _mlp(source: WeightSource, layer: str) -> BlockWeights:
     return BlockWeights(
         source.vector(f"{layer}.post_attention_layernorm.weight"),
-        Weights(gate.kind, in_turn(gate.matrix, up.matrix, scratch), bias_in_turn(bias)),
+        [_linear(source, f"{layer}.mlp.{part}_proj") for part in ("gate", "up")],
         _linear(source, f"{layer}.mlp.down_proj"),
     )
 
 
 def _linear(source: WeightSource, name: str) -> Weights:
-    return _stacked(source, [source.matrix(f"{name}.weight")], [name])
-
-
-def _stacked(
-    source: WeightSource,
-    parts: Sequence[Weights],
-    names: Sequence[str],
-    scratch: Scratch | None = None,
-) -> Weights:
-    """Matrices of one input as one, with their biases."""
-    parts = _alike(parts)
-    matrix = stacked([part.matrix for part in parts], scratch)
-    return Weights(parts[0].kind, matrix, _bias(source, names))
-
-
-def _bias(source: WeightSource, names: Sequence[str]) -> Array | None:
-    """Biases one after the other, zeros where some have none; None where no linear has one."""
-    if not any(source.has(f"{name}.bias") for name in names):
-        return None
-    return np.concatenate([_own_bias(source, name) for name in names])
-
-
-def _own_bias(source: WeightSource, name: str) -> Array:
-    if source.has(f"{name}.bias"):
-        return source.vector(f"{name}.bias")
-    return np.zeros((source.shape(f"{name}.weight") or (0,))[0], np.float32)
-
-
-def _alike(parts: Sequence[Weights]) -> Sequence[Weights]:
-    """Matrices in one kind: those that are narrower than others are widened."""
-    if len({part.kind for part in parts}) == 1:
-        return parts
-    assert _are_plain(parts), "a source refuses blocks of different types"
-    return [Weights(FLOAT32, as_float32(part.matrix)) for part in parts]
-
-
-def _are_plain(parts: Sequence[Weights]) -> bool:
-    return {part.kind for part in parts} <= _PLAIN
+    """Return a matrix with its bias, if it has one."""
+    weights, bias = source.matrix(f"{name}.weight"), f"{name}.bias"
+    return replace(weights, bias=source.vector(bias)) if source.has(bias) else weights
