@@ -14,11 +14,12 @@ extern "C" {
 const char* slipstream_kernels(const char*);
 void* slipstream_team(int32_t);
 void slipstream_free_team(void*);
-void* slipstream_model(const Shape*, const char*, const void*, const void*, Kind);
+void* slipstream_model(const Shape*, const char*, const void*, const Weights*);
 void slipstream_free_model(void*);
 int32_t slipstream_set_rotary(void*, int32_t, int32_t, int32_t, const float*, const float*);
-int32_t slipstream_set_matrix(void*, int32_t, int32_t, int32_t, const Weights*);
-int32_t slipstream_set_norm(void*, int32_t, int32_t, int32_t, int32_t, const float*);
+int32_t slipstream_set_matrices(void*, int32_t, int32_t, int32_t, const Weights*, int32_t);
+int32_t slipstream_set_norm(void*, int32_t, int32_t, int32_t, const float*, int64_t);
+int32_t slipstream_tie(void*);
 int32_t slipstream_forward(void*, const Cache*, const Batch*, float*);
 int32_t slipstream_logits(void*, const float*, int64_t, float*);
 void slipstream_quantise(const float*, int64_t, void*);
@@ -57,52 +58,73 @@ uint16_t upper_half(float value) {
 // Blocks of random codes, whose scales are small and finite.
 std::vector<uint8_t> blocks(Kind kind, size_t count) {
   const BlockSize size = block_size(kind);
+  const bool is_super = size.elements == kSuper;
+  const size_t first = kind == Kind::kQ2_K   ? 80
+                       : kind == Kind::kQ3_K ? 108
+                       : kind == Kind::kQ6_K ? 208
+                                             : 0;
   std::vector<uint8_t> out(count / size.elements * size.bytes);
   for (uint8_t& each : out) each = static_cast<uint8_t>((state = state * 1664525u + 1013904223u) >> 24);
   for (size_t at = 0; at < out.size(); at += size.bytes) {
-    const bool is_super = kind == Kind::kQ4_K || kind == Kind::kQ6_K;
-    uint8_t* scales = out.data() + at + (kind == Kind::kQ6_K ? 208 : 0);
-    const bool has_minimum = kind == Kind::kQ4_1 || kind == Kind::kQ4_K;
+    uint8_t* scales = out.data() + at + first;
+    const bool has_minimum = kind != Kind::kQ4_0 && encoding_of(kind).has_minimum;
     for (int i = 0; i <= has_minimum; ++i) scales[2 * i + 1] = is_super ? 0x08 : 0x20;
+    if (kind == Kind::kMXFP4) *scales = 120;  // an exponent
   }
   return out;
 }
 
-void set(void* model, int layer, int block, int place, Kind kind, int outputs, int inputs) {
-  const std::vector<float> bias = floats(outputs, 0.1f);
-  const std::vector<float> wide = floats(outputs * inputs, 0.3f);
+// A matrix of random weights, and what it points to.
+struct Filled {
+  std::vector<float> bias, wide;
   std::vector<uint16_t> halves;
-  for (float each : wide) halves.push_back(upper_half(each));
   std::vector<uint8_t> coded;
-  const void* values = wide.data();
-  if (kind == Kind::kBFloat16 || kind == Kind::kNarrowFloat32) values = halves.data();
-  if (is_coded(kind)) values = (coded = blocks(kind, wide.size())).data();
-  const Weights weights{kind, outputs, inputs, values, bias.data()};
-  slipstream_set_matrix(model, layer, block, place, &weights);
+  Weights weights;
+
+  Filled(Kind kind, int outputs, int inputs)
+      : bias(floats(outputs, 0.1f)), wide(floats(outputs * inputs, 0.3f)) {
+    const void* values = wide.data();
+    for (float each : wide) {
+      halves.push_back(kind == Kind::kFloat16 ? to_float16(each).bits : upper_half(each));
+    }
+    if (!is_coded(kind) && kind != Kind::kFloat32) values = halves.data();
+    if (is_coded(kind)) values = (coded = blocks(kind, wide.size())).data();
+    const auto bytes = static_cast<int64_t>(outputs * row_bytes(kind, inputs));
+    weights = {kind, outputs, inputs, values, bytes, bias.data(), outputs};
+  }
+};
+
+void set(void* model, int layer, int block, int place, Kind kind, std::vector<int> outputs,
+         int inputs) {
+  std::vector<Filled> parts;
+  std::vector<Weights> all;
+  for (int each : outputs) parts.emplace_back(kind, each, inputs);
+  for (const Filled& each : parts) all.push_back(each.weights);
+  const int count = static_cast<int>(all.size());
+  if (slipstream_set_matrices(model, layer, block, place, all.data(), count) != 0) std::abort();
+}
+
+void set_norm(void* model, int layer, int block, int place, int size) {
+  const std::vector<float> norm = floats(size, 0.2f, 1);
+  if (slipstream_set_norm(model, layer, block, place, norm.data(), size) != 0) std::abort();
 }
 
 void fill(void* model, const Shape& shape, Kind kind) {
-  const int dim = shape.head_dim, width = (shape.heads + 2 * shape.key_heads) * dim;
+  const int dim = shape.head_dim, queries = shape.heads * dim, keys = shape.key_heads * dim;
   const size_t angles = kTokens * (dim / 2);
   // Named, for compilers differ in which argument they compute first.
   const std::vector<float> cos = floats(angles, 1), sin = floats(angles, 1);
   slipstream_set_rotary(model, 0, kTokens, dim / 2, cos.data(), sin.data());
   for (int at = 0; at < kLayers; ++at) {
-    set(model, at, 0, 0, kind, width, shape.hidden);
-    set(model, at, 0, 1, kind, shape.hidden, shape.heads * dim);
-    // Gates and their values, in turns of a tile, each filled up to whole tiles.
-    set(model, at, 1, 0, kind, (shape.mlp + kTile - 1) / kTile * kTile * 2, shape.hidden);
-    set(model, at, 1, 1, kind, shape.hidden, shape.mlp);
-    const std::vector<float> query = floats(dim, 0.2f, 1), key = floats(dim, 0.2f, 1);
-    slipstream_set_norm(model, at, 0, 1, dim, query.data());
-    slipstream_set_norm(model, at, 0, 2, dim, key.data());
-    for (int block = 0; block < 2; ++block) {
-      const std::vector<float> norm = floats(shape.hidden, 0.2f, 1);
-      slipstream_set_norm(model, at, block, 0, shape.hidden, norm.data());
-    }
+    set(model, at, 0, 0, kind, {queries, keys, keys}, shape.hidden);
+    set(model, at, 0, 1, kind, {shape.hidden}, queries);
+    set(model, at, 1, 0, kind, {shape.mlp, shape.mlp}, shape.hidden);
+    set(model, at, 1, 1, kind, {shape.hidden}, shape.mlp);
+    for (int place : {0, 1, 2}) set_norm(model, at, 0, place, place ? dim : shape.hidden);
+    set_norm(model, at, 1, 0, shape.hidden);
   }
-  slipstream_set_norm(model, -1, 0, 0, shape.hidden, floats(shape.hidden, 0.2f, 1).data());
-  set(model, -1, 0, 0, kind, kVocabulary, shape.hidden);
+  set_norm(model, -1, 0, 0, shape.hidden);
+  set(model, -1, 0, 0, kind, {kVocabulary}, shape.hidden);
 }
 
 // A forward of all tokens at once, and the logits, into the digest.
@@ -151,8 +173,8 @@ void quantise() {
 int main(int, char** arguments) {
   const char* name = slipstream_kernels(arguments[1]);
   if (name == nullptr) return std::printf("none\n"), 0;
-  for (Kind kind : {Kind::kFloat32, Kind::kBFloat16, Kind::kQ4_0, Kind::kQ4_1, Kind::kQ8_0,
-                    Kind::kQ4_K, Kind::kQ6_K, Kind::kNarrowFloat32}) {
+  for (int number = 0; number <= static_cast<int>(kLastKind); ++number) {
+    const Kind kind = static_cast<Kind>(number);
     for (int threads : {1, 3}) {
       state = 1;
       // Odd sizes, but for blocks, of which a row has whole ones.
@@ -161,9 +183,11 @@ int main(int, char** arguments) {
       const Shape whole{kLayers, 256, 8, 2, 32, 512, 0, is_bfloat16, 1e-6f, 0.18f};
       const Shape& shape = is_coded(kind) ? whole : odd;
       void* team = slipstream_team(threads);
-      const std::vector<float> embedding = floats(kVocabulary * shape.hidden, 1);
-      void* model = slipstream_model(&shape, name, team, embedding.data(), Kind::kFloat32);
+      const Filled embedding(Kind::kFloat32, kVocabulary, shape.hidden);
+      void* model = slipstream_model(&shape, name, team, &embedding.weights);
       fill(model, shape, kind);
+      run(model, shape);
+      slipstream_tie(model);  // embeddings are the head's rows
       run(model, shape);
       slipstream_free_model(model);
       slipstream_free_team(team);

@@ -119,7 +119,9 @@ def replica_lines(info: "ServerInfo") -> list[str]:
     kinds = Counter((at.role, at.model, at.dtype, at.engine) for at in ready)
     lines = []
     for role in (ReplicaRole.TARGET, ReplicaRole.DRAFT):
-        for (_, model, dtype, engine), count in sorted(at for at in kinds.items() if at[0][0] is role):
+        for (_, model, dtype, engine), count in sorted(
+            at for at in kinds.items() if at[0][0] is role
+        ):
             made = f"{model} in {dtype}" if dtype else model
             made += f" by {engine}" if engine else ""
             lines.append(f"{role.value} {made}, {count} ready")

@@ -13,7 +13,6 @@ from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native.library import NativeShape
 from slipstream.models.native.model import NativeModel, NativeTokens
 from slipstream.models.native.source import WeightSource, head, last_norm, layer
-from slipstream.models.native.weights import Scratch
 from slipstream.models.numerics.rules import ANY_ROWS
 from slipstream.models.target.rope import rotary_tables
 from slipstream.models.target.token_layout import Part, lay_out
@@ -34,11 +33,10 @@ class NativeDecoder:
         self._model = NativeModel(_shape(source, layout), source.embedding())
         for number, rotary in enumerate(source.rotaries):
             self._model.set_rotary(*rotary_tables(rotary, at.context_length), number)
-        self._model.set_head(last_norm(source), head(source))
+        self._model.set_head(last_norm(source), head(source), is_tied=source.is_tied)
         self._logits_scaling = np.float32(at.logits_scaling)
-        scratch = Scratch()
         for index, places in enumerate(zip(at.windows, at.layer_ropes, strict=True)):
-            blocks = layer(source, index, scratch)
+            blocks = layer(source, index)
             self._model.set_layer(index, blocks, window=places[0], rotary=places[1])
             source.release(index)
         self.kernels, self.weight_bytes = self._model.kernels, self._model.weight_bytes

@@ -16,9 +16,9 @@ import numpy as np
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import DTYPES, FLOAT32, Array
-from slipstream.models.native.library import PATH, NotNative, library
+from slipstream.models.native.library import PATH, library
 from slipstream.models.native.source import WeightSource, check_tensors
-from slipstream.models.native.weights import KINDS, Weights, as_float32, of_type
+from slipstream.models.native.weights import FLOAT16, KINDS, Weights, as_float32, of_type
 from slipstream.models.store.gguf_config import FAMILIES, read_config
 from slipstream.models.store.gguf_file import GgufFile, GgufTensor
 from slipstream.models.target.architecture import EMBEDDING, HEAD, Architecture, parse
@@ -237,23 +237,13 @@ class GgufSource(WeightSource):
 
 
 def check_types(source: GgufSource) -> None:
-    """Raise `NotNative` for weights of a type without kernels, or of several types where a
-    product needs one."""
-    stacks = [[EMBEDDING], *([] if source.is_tied else [[HEAD]])]
-    for at in range(source.architecture.num_layers):
-        attention, mlp = (f"model.layers.{at}.{part}" for part in ("self_attn", "mlp"))
-        stacks += [[f"{attention}.{part}_proj.weight" for part in "qk"]]
-        stacks += [[f"{attention}.{part}_proj.weight"] for part in "vo"]
-        stacks += [[f"{mlp}.{part}_proj.weight" for part in ("gate", "up")]]
-        stacks += [[f"{mlp}.down_proj.weight"]]
-    for stack in stacks:
-        types = {source.type_of(name) for name in stack}
-        if unknown := types - {*KINDS, *PLAIN}:
-            raise NotNative(
-                f"{stack[0]} has weights of type {unknown.pop()}, which have no native kernels"
+    """Raise `WeightsError` for a norm or a bias in blocks: native code reads them as numbers."""
+    for name, shape in source.architecture.tensors():
+        if len(shape) == 1 and (kind := source.type_of(name)) not in PLAIN:
+            raise WeightsError(
+                f"{name} in {source.name} is of type {kind}, but norms and biases must be of"
+                f" {', '.join(PLAIN)}"
             )
-        if len(types) > 1 and not types <= set(PLAIN):
-            raise NotNative(f"{' and '.join(stack)} are of the types {', '.join(sorted(types))}")
 
 
 def _dense(rows: _GgufRows, dtype: "np.dtype[Any]") -> Array:
@@ -272,6 +262,10 @@ def _dense(rows: _GgufRows, dtype: "np.dtype[Any]") -> Array:
 
 
 def _packed(rows: _GgufRows, dtype: "np.dtype[Any]") -> Weights:
-    if rows.type in PLAIN:
-        return of_type(rows.values if rows.type == "BF16" else as_float32(rows.values), dtype)
-    return Weights(KINDS[rows.type], rows.values)
+    if rows.type == "F16":
+        return Weights(FLOAT16, rows.values)
+    return (
+        of_type(rows.values, dtype)
+        if rows.type in PLAIN
+        else Weights(KINDS[rows.type], rows.values)
+    )

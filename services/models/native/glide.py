@@ -6,7 +6,7 @@ What a token may see is given by positions and slots, without masks.
 """
 
 import logging
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import numpy as np
@@ -25,8 +25,6 @@ from slipstream.models.native.weights import (
     as_float32,
     eight_bits,
     exact,
-    in_turn,
-    stacked,
 )
 from slipstream.models.numerics.rules import SMALL
 from slipstream.models.scorer import Scores
@@ -174,12 +172,10 @@ def _blocks(weights: GlideWeights, layer: str) -> Iterable[BlockWeights]:
     yield _attention(weights, f"{layer}.self_norm", f"{layer}.self_attn", "qkv")
     for at in range(len(weights.config.target_layers)):
         yield _attention(weights, f"{layer}.cross.{at}.norm", f"{layer}.cross.{at}", "q")
-    # Gate and up projection are one matrix, a tile of each in turn: they are computed together.
-    both = [f"{layer}.mlp.{part}_proj" for part in ("gate", "up")]
     yield BlockWeights(
         as_float32(tensors[f"{layer}.mlp_norm.weight"]),
-        _linear(weights, both, lambda parts: in_turn(parts[0], parts[1])),
-        _linear(weights, [f"{layer}.mlp.down_proj"]),
+        _linears(weights, f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"),
+        _linears(weights, f"{layer}.mlp.down_proj")[0],
     )
 
 
@@ -189,40 +185,37 @@ def _attention(weights: GlideWeights, norm: str, attention: str, projections: st
     query_norm, key_norm = (None if own is None else as_float32(own) for own in norms)
     return BlockWeights(
         as_float32(tensors[f"{norm}.weight"]),
-        _linear(weights, [f"{attention}.{at}_proj" for at in projections]),
-        _linear(weights, [f"{attention}.o_proj"]),
+        _linears(weights, *(f"{attention}.{at}_proj" for at in projections)),
+        _linears(weights, f"{attention}.o_proj")[0],
         query_norm,
         key_norm,
     )
 
 
-def _linear(
-    weights: GlideWeights,
-    names: Sequence[str],
-    join: Callable[[Sequence[Array]], Array] = stacked,
-) -> Weights:
-    """Return linears of one input as one matrix: their blocks where there are any."""
+def _linears(weights: GlideWeights, *names: str) -> list[Weights]:
+    """Return linears of one input: their blocks where there are any."""
     biases = [weights.tensors.get(f"{name}.bias") for name in names]
-    bias = None if biases[0] is None else stacked([at for at in biases if at is not None])
     blocks = weights.blocks
     own = weights.tensors if blocks is None else blocks.linears
-    matrix = join([own[f"{name}.weight"] for name in names])
+    matrices = [own[f"{name}.weight"] for name in names]
     if blocks is None:
-        return _small(matrix, bias)
-    return Weights(Q4_1, matrix, None if bias is None else as_float32(bias))
+        return _small(matrices, biases)
+    kept = (None if bias is None else as_float32(bias) for bias in biases)
+    return [Weights(Q4_1, *pair) for pair in zip(matrices, kept, strict=True)]
 
 
 def _head(weights: GlideWeights, rows: Array) -> Weights:
     """Return the head, whose rows [V_d, d] are the target's: its blocks if they are of these."""
     blocks = weights.blocks
     if blocks is None:
-        return _small(rows)
+        return _small([rows], [None])[0]
     if rows_digest(rows) == blocks.head_sha256:
         return Weights(Q4_1, blocks.head)
     _LOG.info("the draft's head is kept in 8 bits: its blocks are of another target's head")
-    return _small(rows)
+    return _small([rows], [None])[0]
 
 
-def _small(matrix: Array, bias: Array | None = None) -> Weights:
-    """Large weights in 8 bits, those that gain nothing by it exactly."""
-    return exact(matrix, bias) if matrix.size <= SMALL else eight_bits(matrix, bias)
+def _small(matrices: Sequence[Array], biases: Sequence[Array | None]) -> list[Weights]:
+    """Return weights that are large together in 8 bits, those that gain nothing by it exactly."""
+    is_small = sum(matrix.size for matrix in matrices) <= SMALL
+    return list(map(exact if is_small else eight_bits, matrices, biases))

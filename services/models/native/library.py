@@ -60,7 +60,7 @@ class Matrix(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("kind", "outputs", "inputs")),
-        *((name, c_void_p) for name in ("values", "bias")),
+        *(("values", c_void_p), ("bytes", c_int64), ("bias", c_void_p), ("bias_size", c_int64)),
     )
 
 
@@ -70,13 +70,17 @@ _SIGNATURES = {
     "slipstream_free_team": (None, [c_void_p]),
     "slipstream_model": (
         c_void_p,
-        [ctypes.POINTER(NativeShape), c_char_p, c_void_p, c_void_p, c_int32],
+        [ctypes.POINTER(NativeShape), c_char_p, c_void_p, ctypes.POINTER(Matrix)],
     ),
     "slipstream_free_model": (None, [c_void_p]),
     "slipstream_set_rotary": (c_int32, [c_void_p, *[c_int32] * 3, *[c_void_p] * 2]),
     "slipstream_set_layer": (c_int32, [c_void_p, c_int32, c_int64, c_int32]),
-    "slipstream_set_matrix": (c_int32, [c_void_p, *[c_int32] * 3, ctypes.POINTER(Matrix)]),
-    "slipstream_set_norm": (c_int32, [c_void_p, *[c_int32] * 4, c_void_p]),
+    "slipstream_set_matrices": (
+        c_int32,
+        [c_void_p, *[c_int32] * 3, ctypes.POINTER(Matrix), c_int32],
+    ),
+    "slipstream_set_norm": (c_int32, [c_void_p, *[c_int32] * 3, c_void_p, c_int64]),
+    "slipstream_tie": (c_int32, [c_void_p]),
     "slipstream_forward": (
         c_int32,
         [c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(Batch), c_void_p],

@@ -2,13 +2,14 @@
 
 import ctypes
 from array import array
-from collections.abc import Iterable
+from collections.abc import Iterable, Sequence
 from ctypes import byref, c_float, c_void_p
 from typing import Any
 from weakref import finalize
 
 import numpy as np
 
+from slipstream.core.errors import ModelError
 from slipstream.models.dtypes import Array
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.native.library import (
@@ -24,7 +25,9 @@ from slipstream.models.native.weights import BlockWeights, Weights, as_float32
 from slipstream.models.threads import num_threads
 
 _LAST = -1
+_INTO, _OUT = 0, 1
 _NO_MEMORY = "there is no memory for the native weights"
+_MISFIT = -2
 
 
 class NativeModel:
@@ -36,15 +39,14 @@ class NativeModel:
         self.kernels = kernels()
         self._library = library()
         self._shape = shape
-        self._embedding = np.ascontiguousarray(embedding.matrix)
+        self._embedding: Weights | None = _in_order(embedding)
         self._num_outputs = 0
-        self.weight_bytes = self._embedding.nbytes
+        self.weight_bytes = embedding.matrix.nbytes
         handle: int | None = self._library.slipstream_model(
             byref(shape),
             self.kernels.encode(),
             team(num_threads()),
-            _address(self._embedding),
-            embedding.kind,
+            byref(_matrix(self._embedding)),
         )
         if handle is None:
             raise MemoryError(_NO_MEMORY)
@@ -63,19 +65,25 @@ class NativeModel:
         the last `window` positions, 0 is all; `rotary` is the number of its factors, or -1."""
         self._do("set_layer", index, window, rotary)
         for at, block in enumerate(blocks):
-            for place, own in enumerate((block.into, block.out, block.values)):
-                if own is not None:
-                    self._set_matrix(index, at, place, own)
+            self._set_matrices(index, at, _INTO, block.into)
+            self._set_matrices(index, at, _OUT, [block.out])
             norms = (block.norm, block.query_norm, block.key_norm, block.norm_after)
             for place, norm in enumerate(norms):
                 if norm is not None:
-                    self._do("set_norm", index, at, place, len(norm), _address(norm))
+                    self._do("set_norm", index, at, place, _address(norm), len(norm))
 
-    def set_head(self, norm: Array, head: Weights) -> None:
-        """Copy the last norm's weight [d], float32, and the head."""
+    def set_head(self, norm: Array, head: Weights, *, is_tied: bool = False) -> None:
+        """Copy the last norm's weight [d], float32, and the head. One that `is_tied` has the rows
+        of the embedding, which is held no longer where the head gives them exactly."""
         self._num_outputs = len(head.matrix)
-        self._set_matrix(_LAST, 0, 0, head)
-        self._do("set_norm", _LAST, 0, 0, len(norm), _address(norm))
+        self._set_matrices(_LAST, 0, _INTO, [head])
+        self._do("set_norm", _LAST, 0, 0, _address(norm), len(norm))
+        embedding = self._embedding
+        if not is_tied or embedding is None or not head.has_all_of(embedding):
+            return
+        if self._do("tie"):
+            self.weight_bytes -= embedding.matrix.nbytes
+            self._embedding = None
 
     def forward(self, pool: KvPool, batch: Batch) -> Array:
         """Hidden states [kept, d], float32, behind the last norm; writes keys and values."""
@@ -104,15 +112,19 @@ class NativeModel:
         )
         return (tokens[:count], best.value) if count else None
 
-    def _set_matrix(self, layer: int, block: int, place: int, weights: Weights) -> None:
-        addresses = map(_address, (weights.matrix, weights.bias))
-        matrix = Matrix(weights.kind, len(weights.matrix), weights.num_inputs, *addresses)
-        self.weight_bytes += weights.matrix.nbytes
-        self._do("set_matrix", layer, block, place, byref(matrix))
+    def _set_matrices(self, layer: int, block: int, place: int, parts: Sequence[Weights]) -> None:
+        own = [_in_order(part) for part in parts]
+        self.weight_bytes += sum(part.matrix.nbytes for part in own)
+        matrices = (Matrix * len(own))(*map(_matrix, own))
+        self._do("set_matrices", layer, block, place, matrices, len(own))
 
-    def _do(self, name: str, *arguments: Any) -> None:
-        if getattr(self._library, f"slipstream_{name}")(self._handle, *arguments):
+    def _do(self, name: str, *arguments: Any) -> int:
+        result: int = getattr(self._library, f"slipstream_{name}")(self._handle, *arguments)
+        if result == _MISFIT:
+            raise ModelError(f"native code refuses {name}: types or lengths are not the model's")
+        if result < 0:
             raise MemoryError(_NO_MEMORY)
+        return result
 
 
 class NativeTokens:
@@ -147,6 +159,18 @@ class NativeTokens:
         self._arrays = [array("q", values) for values in (*lists, *more)]
         pointers = [values.buffer_info()[0] if values else None for values in self._arrays]
         return Batch(len(self.tokens), kept, *pointers)
+
+
+def _in_order(weights: Weights) -> Weights:
+    """Return weights whose rows lie one after the other; a copy only where they do not."""
+    bias = None if weights.bias is None else as_float32(weights.bias)
+    return Weights(weights.kind, np.ascontiguousarray(weights.matrix), bias)
+
+
+def _matrix(weights: Weights) -> Matrix:
+    matrix, bias = weights.matrix, weights.bias
+    place = (_address(matrix), matrix.nbytes, _address(bias), 0 if bias is None else len(bias))
+    return Matrix(weights.kind, len(matrix), weights.num_inputs, *place)
 
 
 def _address(values: Array | None) -> int | None:

@@ -2,6 +2,7 @@
 
 from abc import ABC, abstractmethod
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -9,19 +10,7 @@ import numpy as np
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import CPU, Array
 from slipstream.models.kv.pool import KvLayout
-from slipstream.models.native.weights import (
-    BFLOAT16,
-    FLOAT32,
-    NARROW_FLOAT32,
-    BlockWeights,
-    Scratch,
-    Weights,
-    as_float32,
-    bias_in_turn,
-    in_turn,
-    plain,
-    stacked,
-)
+from slipstream.models.native.weights import BlockWeights, Weights, as_float32, plain
 from slipstream.models.target.architecture import (
     BLOCK_NORMS,
     EMBEDDING,
@@ -34,8 +23,6 @@ from slipstream.models.target.rope import Rotary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
-
-_PLAIN = {BFLOAT16, FLOAT32, NARROW_FLOAT32}
 
 
 class WeightSource(ABC):
@@ -140,48 +127,37 @@ def last_norm(source: WeightSource) -> Array:
     return _norm(source, NORM)
 
 
-def layer(source: WeightSource, index: int, scratch: Scratch) -> Sequence[BlockWeights]:
+def layer(source: WeightSource, index: int) -> Sequence[BlockWeights]:
     """Return the blocks of a layer: its attention and its MLP."""
     name = f"model.layers.{index}"
-    return _attention(source, name, scratch), _mlp(source, name, scratch)
+    return _attention(source, name), _mlp(source, name)
 
 
-def _attention(source: WeightSource, layer: str, scratch: Scratch) -> BlockWeights:
+def _attention(source: WeightSource, layer: str) -> BlockWeights:
     own, form = f"{layer}.self_attn", source.architecture.form
-    names = [f"{own}.{part}_proj" for part in (("qkv",) if form.is_fused else "qkv")]
-    parts = [source.matrix(f"{name}.weight") for name in names]
-    together, apart = len(parts), None
-    if parts[-1].kind != parts[0].kind and not _are_plain(parts):
-        # Many files in blocks spend more bits on values.
-        together, apart = 2, _stacked(source, parts[2:], names[2:])
     norms = (f"{own}.q_norm.weight", f"{own}.k_norm.weight")
     has_norms = form.head_norms != "none"
     query_norm, key_norm = (_norm(source, at) if has_norms else None for at in norms)
     before, after = _block_norms(source, layer, 0)
     return BlockWeights(
         before,
-        _stacked(source, parts[:together], names[:together], scratch),
+        [_linear(source, f"{own}.{part}_proj") for part in (("qkv",) if form.is_fused else "qkv")],
         _linear(source, f"{own}.o_proj"),
         query_norm,
         key_norm,
-        apart,
         after,
     )
 
 
-def _mlp(source: WeightSource, layer: str, scratch: Scratch) -> BlockWeights:
+def _mlp(source: WeightSource, layer: str) -> BlockWeights:
     if source.architecture.form.is_fused:
-        names = [f"{layer}.mlp.gate_up_proj"]
-        both = source.matrix(f"{names[0]}.weight")
-        gate, up = (Weights(both.kind, half) for half in np.split(both.matrix, 2))
+        into = _halves(_linear(source, f"{layer}.mlp.gate_up_proj"))
     else:
-        names = [f"{layer}.mlp.{part}_proj" for part in ("gate", "up")]
-        gate, up = _alike([source.matrix(f"{name}.weight") for name in names])
-    bias = _bias(source, names)
+        into = [_linear(source, f"{layer}.mlp.{part}_proj") for part in ("gate", "up")]
     before, after = _block_norms(source, layer, 1)
     return BlockWeights(
         before,
-        Weights(gate.kind, in_turn(gate.matrix, up.matrix, scratch), bias_in_turn(bias)),
+        into,
         _linear(source, f"{layer}.mlp.down_proj"),
         norm_after=after,
     )
@@ -202,42 +178,13 @@ def _norm(source: WeightSource, name: str) -> Array:
 
 
 def _linear(source: WeightSource, name: str) -> Weights:
-    return _stacked(source, [source.matrix(f"{name}.weight")], [name])
+    """Return a matrix with its bias, if it has one."""
+    weights, bias = source.matrix(f"{name}.weight"), f"{name}.bias"
+    return replace(weights, bias=source.vector(bias)) if source.has(bias) else weights
 
 
-def _stacked(
-    source: WeightSource,
-    parts: Sequence[Weights],
-    names: Sequence[str],
-    scratch: Scratch | None = None,
-) -> Weights:
-    """Matrices of one input as one, with their biases."""
-    parts = _alike(parts)
-    matrix = stacked([part.matrix for part in parts], scratch)
-    return Weights(parts[0].kind, matrix, _bias(source, names))
-
-
-def _bias(source: WeightSource, names: Sequence[str]) -> Array | None:
-    """Biases one after the other, zeros where some have none; None where no linear has one."""
-    there = [name.split(".", 3)[3] in source.architecture.biases for name in names]
-    if not any(there):
-        return None
-    return np.concatenate([_own_bias(source, *pair) for pair in zip(names, there, strict=True)])
-
-
-def _own_bias(source: WeightSource, name: str, is_there: bool) -> Array:
-    if is_there:
-        return source.vector(f"{name}.bias")
-    return np.zeros((source.shape(f"{name}.weight") or (0,))[0], np.float32)
-
-
-def _alike(parts: Sequence[Weights]) -> Sequence[Weights]:
-    """Matrices in one kind: those that are narrower than others are widened."""
-    if len({part.kind for part in parts}) == 1:
-        return parts
-    assert _are_plain(parts), "a source refuses blocks of different types"
-    return [Weights(FLOAT32, as_float32(part.matrix)) for part in parts]
-
-
-def _are_plain(parts: Sequence[Weights]) -> bool:
-    return {part.kind for part in parts} <= _PLAIN
+def _halves(both: Weights) -> Sequence[Weights]:
+    """Return the two matrices that are one in a file."""
+    biases = (None, None) if both.bias is None else np.split(both.bias, 2)
+    matrices = np.split(both.matrix, 2)
+    return [Weights(both.kind, *parts) for parts in zip(matrices, biases, strict=True)]

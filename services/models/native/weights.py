@@ -11,12 +11,13 @@ from slipstream.models.dtypes import Array
 from slipstream.models.native.library import library
 from slipstream.models.store.gguf_file import TYPES
 
-BFLOAT16, FLOAT32, Q4_0, Q4_1, Q8_0, Q4_K, Q6_K, NARROW_FLOAT32 = range(8)
-"""Element types: see `Kind` in `src/model.h`."""
-KINDS = {"Q4_0": Q4_0, "Q4_1": Q4_1, "Q8_0": Q8_0, "Q4_K": Q4_K, "Q6_K": Q6_K}
-"""Those in blocks, by the names of GGUF files."""
+BFLOAT16, FLOAT32, NARROW_FLOAT32, FLOAT16 = range(4)
+"""Plain element types: see `Kind` in `src/model.h`."""
+_NAMES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
+KINDS = {name: at for at, name in enumerate((*_NAMES, "IQ4_NL", "IQ4_XS", "MXFP4"), FLOAT16 + 1)}
+"""Types in blocks, by the names of GGUF files."""
+Q4_1, Q8_0 = KINDS["Q4_1"], KINDS["Q8_0"]
 _BLOCKS = {KINDS[at.name]: at for at in TYPES.values() if at.name in KINDS}
-_TILE = 16
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,17 +35,21 @@ class Weights:
         size, block = self.matrix.shape[1], _BLOCKS.get(self.kind)
         return int(size if block is None else size // block.num_bytes * block.elements)
 
+    def has_all_of(self, rows: "Weights") -> bool:
+        """Return whether these weights, once packed, are those that `rows` stand for, where both
+        are one tensor: they are not where plain weights have been rounded to blocks."""
+        return self.kind == rows.kind or self.kind <= FLOAT16
+
 
 @dataclass(frozen=True, slots=True)
 class BlockWeights:
     """An attention or an MLP and its norms: see `Block` in `src/model.h`. Norms are float32."""
 
     norm: Array | None
-    into: Weights
+    into: Sequence[Weights]
     out: Weights
     query_norm: Array | None = None
     key_norm: Array | None = None
-    values: Weights | None = None
     norm_after: Array | None = None
 
 
@@ -88,50 +93,3 @@ def eight_bits(matrix: Array, bias: Array | None = None) -> Weights:
 def as_float32(values: Array) -> Array:
     """Return values in float32, side by side in memory; a copy only where they are not."""
     return np.ascontiguousarray(values, np.float32)
-
-
-class Scratch:
-    """Memory that matrices are put together in, the same for every layer: they are packed from it
-    before the next ones are. Memory that is taken anew takes longer than what is put there."""
-
-    def __init__(self) -> None:
-        self._kept: dict[tuple[str, tuple[int, ...], np.dtype[Any]], Array] = {}
-
-    def like(self, role: str, rows: int, part: Array) -> Array:
-        """Return memory for so many rows of the form and type of those of `part`."""
-        key = (role, (rows, *part.shape[1:]), part.dtype)
-        if key not in self._kept:
-            self._kept[key] = np.empty(key[1], part.dtype)
-        return self._kept[key]
-
-
-def stacked(parts: Sequence[Array], scratch: Scratch | None = None) -> Array:
-    """Rows of several matrices one after the other; in `scratch` if there is one."""
-    if len(parts) == 1:
-        return np.ascontiguousarray(parts[0])
-    goal = None if scratch is None else scratch.like("stacked", sum(map(len, parts)), parts[0])
-    return np.concatenate(parts, out=goal)
-
-
-def in_turn(first: Array, second: Array, scratch: Scratch | None = None) -> Array:
-    """Rows of two matrices, a tile of each in turn; in `scratch` if there is one."""
-    padding = -len(first) % _TILE
-    parts = [first, second]
-    if padding:
-        parts = [np.pad(at, ((0, padding), (0, 0))) for at in parts]
-    shape = (-1, 2, _TILE, first.shape[1])
-    rows = 2 * len(parts[0])
-    goal = np.empty((rows, first.shape[1]), first.dtype)
-    if scratch is not None:
-        goal = scratch.like("in turn", rows, first)
-    for place, part in enumerate(parts):
-        goal.reshape(shape)[:, place] = part.reshape(-1, _TILE, first.shape[1])
-    return goal
-
-
-def bias_in_turn(bias: Array | None) -> Array | None:
-    """A bias of two matrices of like size, one after the other, in the order of their `in_turn`."""
-    if bias is None:
-        return None
-    first, second = np.split(bias[:, None], 2)
-    return np.ascontiguousarray(in_turn(first, second)[:, 0])

@@ -64,9 +64,16 @@ TYPES: Mapping[int, BlockType] = {
         20: ("IQ4_NL", 32, 18),
         23: ("IQ4_XS", 256, 136),
         30: ("BF16", 1, 2),
+        39: ("MXFP4", 32, 17),
     }.items()
 }
-"""The types that any model of ours may have, by their numbers in files."""
+"""The types that can be read, by their numbers in files."""
+_OTHER_TYPES = {
+    **{9: "Q8_1", 15: "Q8_K", 16: "IQ2_XXS", 17: "IQ2_XS", 18: "IQ3_XXS", 19: "IQ1_S"},
+    **{21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
+    **{29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0"},
+}
+"""The other types of GGUF files."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +206,11 @@ class _Reader:
         shape = tuple(self._number("Q") for _ in range(dimensions))
         number, offset = self._number("I"), self._number("Q")
         if number not in TYPES:
-            raise self._broken(f"{name} has the type {number}, which can't be read here")
+            raise WeightsError(
+                f"{self._name} has weights of type {_OTHER_TYPES.get(number, number)} ({name}),"
+                " which can't be read here; types that can:"
+                f" {', '.join(kind.name for kind in TYPES.values())}"
+            )
         kind = TYPES[number]
         if shape[0] % kind.elements:
             raise self._broken(f"{name} has {shape[0]} columns, no multiple of {kind.elements}")

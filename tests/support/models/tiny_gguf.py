@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from gguf import GGMLQuantizationType, GGUFWriter, quants
+from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 
 from support.models.tiny_checkpoint import SPECIAL, byte_tokenizer, tiny_llama
 
@@ -41,9 +41,13 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 HIDDEN, MLP, HEADS, KEY_HEADS, LAYERS, VOCAB = 256, 512, 4, 2, 2, 260
 _HEAD_DIM = {"qwen3": 128}
 """Elements of a head where they are not those of the hidden state."""
-_SUPER = {"Q4_K": (144, slice(0, 4), 5e-4), "Q5_K": (176, slice(0, 4), 2e-4)}
-_SUPER["Q6_K"] = (210, slice(208, 210), 1e-4)
-"""Bytes of a block of 256, where its scales are, and how large they are here."""
+_SCALES = {
+    **{"Q2_K": (80, 5e-3, 1.5), "Q4_K": (0, 5e-4, 7.5), "Q5_K": (0, 2e-4, 15.5)},
+    **{"Q3_K": (108, 1e-3, None), "Q6_K": (208, 1e-4, None)},
+    **{"IQ4_NL": (0, 1e-3, None), "IQ4_XS": (0, 5e-5, None)},
+}
+"""Types that the gguf package does not round to: where a block's scale is, how large it is here,
+and how much larger a minimum is, so that weights are about zero."""
 
 TypeOf = Callable[[str], str]
 """The type of a matrix, by its name without the layer."""
@@ -51,15 +55,16 @@ TypeOf = Callable[[str], str]
 
 def random_blocks(kind: str, rows: int, columns: int, noise: np.random.Generator) -> np.ndarray:
     """Weights of a type [rows, bytes]; those of F32 are [rows, columns]."""
-    if kind not in _SUPER:
+    if kind not in _SCALES:
         values = noise.standard_normal((rows, columns), dtype=np.float32) * 0.08
         return values if kind == "F32" else quants.quantize(values, GGMLQuantizationType[kind])
-    size, where, scale = _SUPER[kind]
-    blocks = noise.integers(0, 256, (rows, columns // 256, size), dtype=np.uint8)
-    scales = (noise.random((rows, columns // 256, 2)) * scale).astype(np.float16)
-    if where.start == 0:
-        scales[..., 1] = scales[..., 0] * 7.5  # so that weights are about zero
-    blocks[..., where] = scales.view(np.uint8)[..., : where.stop - where.start]
+    elements, size = GGML_QUANT_SIZES[GGMLQuantizationType[kind]]
+    first, scale, ratio = _SCALES[kind]
+    blocks = noise.integers(0, 256, (rows, columns // elements, size), dtype=np.uint8)
+    scales = (noise.random((*blocks.shape[:2], 1)) * scale).astype(np.float16)
+    numbers = [scales] if ratio is None else [scales, scales * np.float16(ratio)]
+    for at, number in enumerate(numbers):
+        blocks[..., first + 2 * at : first + 2 * at + 2] = number.view(np.uint8)
     return blocks.reshape(rows, -1)
 
 
@@ -86,28 +91,32 @@ def write(
     path: Path,
     type_of: TypeOf,
     family: str = "llama",
-    seed: int = 0,
+    hidden: int = HIDDEN,
     *,
-    fields: Mapping[str, Any] | None = None,
-    more: Mapping[str, np.ndarray] | None = None,
+    is_tied: bool = True,
+    more: Mapping[str, Any] | None = None,
 ) -> Path:
-    """A file of a family, with further fields and tensors. The embedding, which is the head too, is
-    `token_embd`."""
-    noise = np.random.default_rng(seed)
+    """A file of a family, with further fields and tensors. The embedding is `token_embd`, of which
+    the head, where it is not the embedding itself, is a copy. Of what is `more`, arrays are
+    tensors, and all others fields."""
+    noise = np.random.default_rng(0)
     writer = GGUFWriter(path, family)
-    dim = _HEAD_DIM.get(family, HIDDEN // HEADS)
-    _write_facts(writer, dim)
+    dim = _HEAD_DIM.get(family, hidden // HEADS)
+    _write_facts(writer, dim, hidden)
     write_tokenizer(writer)
-    for name, value in (fields or {}).items():
-        writer.kv_data[0].pop(name, None)
-        add_field(writer, name, value)
-    for name, values in (more or {}).items():
-        writer.add_tensor(name, values.astype(np.float32))
-    for name, (rows, columns) in _matrices(dim).items():
+    for name, value in (more or {}).items():
+        if isinstance(value, np.ndarray):
+            writer.add_tensor(name, value.astype(np.float32))
+        else:
+            writer.kv_data[0].pop(name, None)
+            add_field(writer, name, value)
+    for name, (rows, columns) in _matrices(dim, hidden).items():
         kind = type_of(name.split(".")[-1])
         values = random_blocks(kind, rows, columns, noise)
         writer.add_tensor(f"{name}.weight", values, raw_dtype=GGMLQuantizationType[kind])
-    for name, (size, mean) in _vectors(family, dim).items():
+        if name == "token_embd" and not is_tied:
+            writer.add_tensor("output.weight", values, raw_dtype=GGMLQuantizationType[kind])
+    for name, (size, mean) in _vectors(family, dim, hidden).items():
         values = mean + 0.2 * noise.standard_normal(size, dtype=np.float32)
         writer.add_tensor(name, values.astype(np.float32))
     writer.write_header_to_file()
@@ -117,9 +126,9 @@ def write(
     return path
 
 
-def _write_facts(writer: GGUFWriter, dim: int) -> None:
+def _write_facts(writer: GGUFWriter, dim: int, hidden: int) -> None:
     writer.add_context_length(128)
-    writer.add_embedding_length(HIDDEN)
+    writer.add_embedding_length(hidden)
     writer.add_block_count(LAYERS)
     writer.add_feed_forward_length(MLP)
     writer.add_head_count(HEADS)
@@ -132,30 +141,30 @@ def _write_facts(writer: GGUFWriter, dim: int) -> None:
     writer.add_vocab_size(VOCAB)
 
 
-def _matrices(dim: int) -> dict[str, tuple[int, int]]:
+def _matrices(dim: int, hidden: int) -> dict[str, tuple[int, int]]:
     layer = {
-        "attn_q": (HEADS * dim, HIDDEN),
-        "attn_k": (KEY_HEADS * dim, HIDDEN),
-        "attn_v": (KEY_HEADS * dim, HIDDEN),
-        "attn_output": (HIDDEN, HEADS * dim),
-        "ffn_gate": (MLP, HIDDEN),
-        "ffn_up": (MLP, HIDDEN),
-        "ffn_down": (HIDDEN, MLP),
+        "attn_q": (HEADS * dim, hidden),
+        "attn_k": (KEY_HEADS * dim, hidden),
+        "attn_v": (KEY_HEADS * dim, hidden),
+        "attn_output": (hidden, HEADS * dim),
+        "ffn_gate": (MLP, hidden),
+        "ffn_up": (MLP, hidden),
+        "ffn_down": (hidden, MLP),
     }
     all_layers = {f"blk.{at}.{name}": size for at in range(LAYERS) for name, size in layer.items()}
-    return {"token_embd": (VOCAB, HIDDEN), **all_layers}
+    return {"token_embd": (VOCAB, hidden), **all_layers}
 
 
-def _vectors(family: str, dim: int) -> dict[str, tuple[int, float]]:
+def _vectors(family: str, dim: int, hidden: int) -> dict[str, tuple[int, float]]:
     """Sizes of norms and biases, and their means."""
-    layer = {"attn_norm.weight": (HIDDEN, 1.0), "ffn_norm.weight": (HIDDEN, 1.0)}
+    layer = {"attn_norm.weight": (hidden, 1.0), "ffn_norm.weight": (hidden, 1.0)}
     if family == "qwen2":
         layer |= {"attn_q.bias": (HEADS * dim, 0.0)}
         layer |= {f"attn_{part}.bias": (KEY_HEADS * dim, 0.0) for part in "kv"}
     if family == "qwen3":
         layer |= {f"attn_{part}_norm.weight": (dim, 1.0) for part in "qk"}
     all_layers = {f"blk.{at}.{name}": size for at in range(LAYERS) for name, size in layer.items()}
-    return {"output_norm.weight": (HIDDEN, 1.0), **all_layers}
+    return {"output_norm.weight": (hidden, 1.0), **all_layers}
 
 
 def write_gguf(path: Path) -> Path:

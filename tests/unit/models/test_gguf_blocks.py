@@ -5,26 +5,44 @@ import struct
 import numpy as np
 import pytest
 import torch
+from gguf import GGMLQuantizationType
 
 from slipstream.core.errors import WeightsError
 from slipstream.core.tree import TokenTree
 from slipstream.models.loading import load_model, load_target_parts
 from slipstream.models.native import library
+from slipstream.models.native.gguf_weights import PLAIN as PLAIN_TYPES
 from slipstream.models.native.gguf_weights import GgufSource
+from slipstream.models.native.weights import KINDS
+from slipstream.models.store.gguf_file import TYPES, GgufFile
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from support.models import tiny_gguf
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 
+SUPER = {"attn_v": "Q6_K", "ffn_down": "Q6_K", "token_embd": "Q6_K"}
+"""More bits for values and the last product, as files that are called Q4_K_M have it."""
+NARROW = {"token_embd": "Q8_0", "attn_output": "IQ4_NL", "ffn_down": "Q4_K", "attn_v": "Q5_1"}
+"""Blocks of 32 where a row is no whole number of 256."""
+UNLIKE = {
+    **{"attn_q": "Q4_K", "attn_k": "Q6_K", "attn_v": "F16", "attn_output": "MXFP4"},
+    **{"ffn_gate": "IQ4_XS", "ffn_up": "F32", "ffn_down": "Q3_K", "token_embd": "Q2_K"},
+}
+UNREADABLE = {at.name for at in GGMLQuantizationType} - {at.name for at in TYPES.values()}
+PLAIN = {"attn_q": "F16", "attn_k": "BF16", "ffn_up": "BF16", "token_embd": "BF16"}
 MIXTURES = {
     "Q4_0": lambda name: "Q4_0",
     "Q4_1": lambda name: "Q8_0" if name == "token_embd" else "Q4_1",
     "Q8_0": lambda name: "Q8_0",
     "F16": lambda name: "F16",
-    # As files that are called Q4_K_M have it: more bits for values and the last product.
-    "Q4_K": lambda name: "Q6_K" if name in ("attn_v", "ffn_down", "token_embd") else "Q4_K",
+    "Q4_K": lambda name: SUPER.get(name, "Q4_K"),
+    "Q5_K": lambda name: SUPER.get(name, "Q5_K"),
+    "narrow": lambda name: NARROW.get(name, "Q5_0"),
+    "unlike": UNLIKE.get,
+    "plain": lambda name: PLAIN.get(name, "F32"),
 }
+HIDDEN = {"narrow": 160, "plain": 104}
 TREE = TokenTree((4, 5, 6, 7), (-1, 0, -1, 2))
 PATHS = [(4,), (4, 5), (6,), (6, 7)]
 TOKENS = [(at * 37 + 5) % 259 for at in range(40)]
@@ -32,13 +50,15 @@ TOKENS = [(at * 37 + 5) % 259 for at in range(40)]
 
 @pytest.fixture(
     scope="module",
-    params=[(name, "llama") for name in MIXTURES] + [("Q4_1", "qwen2"), ("Q4_K", "qwen3")],
+    params=[(name, "llama") for name in MIXTURES]
+    + [("Q4_1", "qwen2"), ("narrow", "qwen2"), ("Q4_K", "qwen3"), ("unlike", "qwen3")],
     ids="-".join,
 )
 def file(request, tmp_path_factory):
     name, family = request.param
     folder = tmp_path_factory.mktemp("gguf")
-    return tiny_gguf.write(folder / f"{name}.gguf", MIXTURES[name], family)
+    hidden = HIDDEN.get(name, tiny_gguf.HIDDEN)
+    return tiny_gguf.write(folder / f"{name}.gguf", MIXTURES[name], family, hidden)
 
 
 def in_blocks(file):
@@ -85,6 +105,43 @@ def test_layers_lend_their_weights_to_transformers_and_take_them_back(file):
     expected = dense_logits(file)
     assert np.linalg.norm(found - expected) / np.linalg.norm(expected) < 0.05  # it is bfloat16
     assert {weight.device.type for weight in model.base_model.layers.parameters()} == {"meta"}
+
+
+@pytest.mark.parametrize("kind", [*KINDS, *PLAIN_TYPES])
+def test_a_tied_embedding_is_an_untied_copy_held_once(kind, tmp_path):
+    types = {"token_embd": kind}
+    files = [
+        tiny_gguf.write(
+            tmp_path / f"{is_tied}.gguf", lambda name: types.get(name, "Q4_K"), is_tied=is_tied
+        )
+        for is_tied in (True, False)
+    ]
+    tied, untied = map(in_blocks, files)
+    assert np.array_equal(logits(tied, TOKENS), logits(untied, TOKENS))
+    table = next(at for at in GgufFile(files[0]).tensors.items() if at[0] == "token_embd.weight")[1]
+    assert untied.weight_bytes - tied.weight_bytes == table.num_bytes
+
+
+@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "MXFP4"])
+@pytest.mark.parametrize("name", ["blk.1.attn_norm.weight", "output_norm.weight"])
+def test_a_norm_in_blocks_is_refused_by_its_name(plain, tmp_path, name, kind):
+    mark = name.encode() + struct.pack("<IQ", 1, 256)
+    number = struct.pack("<I", GGMLQuantizationType[kind])
+    broken = changed(plain, tmp_path / "b.gguf", mark + struct.pack("<I", 0), mark + number)
+    with pytest.raises(
+        WeightsError, match=rf"norm\.weight in b\.gguf is of type {kind}, but norms"
+    ):
+        load_model(str(broken))
+
+
+@pytest.mark.parametrize("kind", [*sorted(UNREADABLE), 77])
+def test_a_type_that_cannot_be_read_is_named(plain, tmp_path, kind):
+    mark = b"blk.0.ffn_up.weight" + struct.pack("<IQQ", 2, 256, 512)
+    known = struct.pack("<I", GGMLQuantizationType.Q4_1)
+    number = GGMLQuantizationType[kind] if isinstance(kind, str) else kind
+    broken = changed(plain, tmp_path / "b.gguf", mark + known, mark + struct.pack("<I", number))
+    with pytest.raises(WeightsError, match=rf"b\.gguf has weights of type {kind} \(blk\.0\.ffn_up"):
+        load_model(str(broken))
 
 
 def changed(file, into, old, new):

@@ -75,7 +75,7 @@ def plain(tmp_path_factory):
 @pytest.mark.parametrize("name", VALUES)
 def test_a_field_that_changes_answers_is_refused_by_its_name(name, family, tmp_path):
     fields = {f"{family}.{name}": VALUES[name]}
-    path = tiny_gguf.write(tmp_path / "odd.gguf", f32, family, fields=fields)
+    path = tiny_gguf.write(tmp_path / "odd.gguf", f32, family, more=fields)
     for dtype in ("auto", "float32"):
         with pytest.raises(WeightsError, match=rf"odd\.gguf has {family}\.{name} of"):
             load_model(str(path), dtype=dtype)
@@ -84,7 +84,7 @@ def test_a_field_that_changes_answers_is_refused_by_its_name(name, family, tmp_p
 @pytest.mark.parametrize("name", [*NEUTRAL, "general.note"])
 def test_a_field_at_a_neutral_value_changes_nothing(name, plain, tmp_path):
     fields = {"general.note": "x"} if name not in NEUTRAL else {f"llama.{name}": NEUTRAL[name]}
-    path = tiny_gguf.write(tmp_path / "same.gguf", f32, fields=fields)
+    path = tiny_gguf.write(tmp_path / "same.gguf", f32, more=fields)
     assert np.array_equal(hidden(model_of(path)), plain[1])
 
 
@@ -125,7 +125,7 @@ def test_a_bias_of_any_linear_is_added_wherever_it_is(part, layer, plain, tmp_pa
 )
 def test_rotary_frequencies_are_scaled_as_the_file_says(fields, expected, tmp_path):
     named = {f"llama.{name}": value for name, value in fields.items()}
-    path = tiny_gguf.write(tmp_path / "rope.gguf", f32, fields=named)
+    path = tiny_gguf.write(tmp_path / "rope.gguf", f32, more=named)
     for dtype in ("auto", "float32"):
         found = load_model(str(path), dtype=dtype).model.rotaries[0].inv_freq
         plain = 10000.0 ** (-np.arange(0, 64, 2) / 64)
@@ -151,7 +151,7 @@ def test_rotary_factors_of_another_number_are_refused(count, tmp_path):
 
 
 def test_other_kinds_of_files_and_architectures_are_named(tmp_path):
-    path = tiny_gguf.write(tmp_path / "a.gguf", f32, fields={"general.type": "adapter"})
+    path = tiny_gguf.write(tmp_path / "a.gguf", f32, more={"general.type": "adapter"})
     with pytest.raises(WeightsError, match="of the type adapter, not of a model"):
         load_model(str(path))
     path = tiny_gguf.write(tmp_path / "b.gguf", f32, "mamba")
@@ -165,7 +165,7 @@ ENDS = {"eos": 0, "eot": 7, "eom": 9}
 @pytest.mark.parametrize("roles", [("eos",), ("eos", "eot"), ("eos", "eom"), ("eos", "eot", "eom")])
 def test_ends_of_text_turn_and_message_all_end_an_answer(roles, tmp_path):
     fields = {f"tokenizer.ggml.{role}_token_id": ENDS[role] for role in roles}
-    path = tiny_gguf.write(tmp_path / "ends.gguf", f32, fields=fields)
+    path = tiny_gguf.write(tmp_path / "ends.gguf", f32, more=fields)
     for dtype in ("auto", "float32"):
         loaded = load_model(str(path), dtype=dtype)
         assert loaded.stop_token_ids == {ENDS[role] for role in roles}
@@ -173,7 +173,7 @@ def test_ends_of_text_turn_and_message_all_end_an_answer(roles, tmp_path):
 
 def tokenizer_of(path, **fields):
     named = {f"tokenizer.ggml.{name}": value for name, value in fields.items()}
-    return read_gguf_tokenizer(GgufFile(tiny_gguf.write(path, f32, fields=named)))
+    return read_gguf_tokenizer(GgufFile(tiny_gguf.write(path, f32, more=named)))
 
 
 def test_a_control_token_with_a_usual_name_ends_a_turn_where_no_field_names_one(tmp_path):
@@ -181,7 +181,7 @@ def test_a_control_token_with_a_usual_name_ends_a_turn_where_no_field_names_one(
     words = [*words[:5], "<|im_end|>", *words[6:]]
     for types, expected in (([3] * len(words), [0, 5]), ([1] * len(words), [0])):
         fields = {"tokenizer.ggml.tokens": words, "tokenizer.ggml.token_type": types}
-        path = tiny_gguf.write(tmp_path / "b.gguf", f32, fields=fields)
+        path = tiny_gguf.write(tmp_path / "b.gguf", f32, more=fields)
         assert turn_ends(GgufFile(path)) == expected
 
 

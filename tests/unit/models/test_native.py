@@ -222,6 +222,22 @@ def test_float32_keeps_weights_that_bfloat16_holds_in_it_and_rounds_no_tokens():
     assert norm(logits - expected) / norm(expected) < 2e-5
 
 
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+@pytest.mark.parametrize("size", [1.0, 2.0**-70])
+def test_a_tied_embedding_is_an_untied_copy_held_once_if_products_have_all_of_it(dtype, size):
+    models = [tiny.hf_model(dtype=dtype) for _ in range(2)]
+    for model in models:
+        with torch.no_grad():
+            model.model.embed_tokens.weight[::3] *= size
+            model.lm_head.weight.copy_(model.model.embed_tokens.weight)
+    models[0].lm_head.weight = models[0].model.embed_tokens.weight
+    tied, untied = (CausalModel(model, engine="native") for model in models)
+    tokens = tiny.tokens(40)
+    assert all(map(np.array_equal, whole(tied, tokens), whole(untied, tokens)))
+    is_rounded = dtype == torch.bfloat16 and size < 1
+    assert (tied.weight_bytes < untied.weight_bytes) is not is_rounded
+
+
 @pytest.mark.parametrize("family", ["gpt-neox"])
 def test_other_architectures_are_torchs_and_the_log_says_why(family, caplog):
     caplog.set_level("INFO", "slipstream.models")

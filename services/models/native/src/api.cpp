@@ -1,4 +1,5 @@
-// The C interface, for ctypes. Nothing is thrown through it: what can fail gives null or -1.
+// The C interface, for ctypes. Nothing is thrown through it: what can fail gives null or -1, and
+// what is not of the model's sizes null or -2.
 #include <cstdlib>
 #include <cstring>
 #include <memory>
@@ -81,6 +82,51 @@ struct Handle {
   std::mutex forward;  // a model has buffers for one forward
 };
 
+constexpr int32_t kNoMemory = -1, kMisfit = -2;
+
+// Calls `work`, which returns 0 or another result.
+template <class Work>
+int32_t guarded(const Work& work) {
+  try {
+    return work();
+  } catch (const std::exception&) {
+    return kNoMemory;
+  }
+}
+
+// A block's norms and matrices, by their places.
+enum Place { kInto = 0, kOut = 1 };
+enum NormPlace { kBefore = 0, kQuery = 1, kKey = 2, kAfter = 3 };
+
+bool has_block(const Model& model, int32_t layer, int32_t block) {
+  return layer < model.shape.layers && block >= 0 && block < 2 + model.shape.others;
+}
+
+// Whether a norm of a place has so many elements.
+bool fits_norm(const Shape& shape, int32_t place, int64_t count) {
+  if (place == kBefore || place == kAfter) return count == shape.hidden;
+  if (place != kQuery && place != kKey) return false;
+  const int64_t heads = place == kQuery ? shape.heads : shape.key_heads;
+  return count == shape.head_dim || count == heads * shape.head_dim;
+}
+
+// Whether some matrices have the inputs, and all in all the outputs, that a block's place asks for.
+bool fit(const Shape& shape, int32_t block, int32_t place, const Weights* weights, int32_t count) {
+  const bool is_mlp = block == 1 + shape.others;
+  const int64_t queries = int64_t{shape.heads} * shape.head_dim;
+  const int64_t keys = block == 0 ? int64_t{2} * shape.key_heads * shape.head_dim : 0;
+  const int64_t inputs = place == kInto ? shape.hidden : is_mlp ? shape.mlp : queries;
+  const int64_t first = is_mlp ? int64_t{2} * shape.mlp : queries + keys;
+  const int64_t outputs = place == kInto ? first : shape.hidden;
+  int64_t found = 0;
+  for (int i = 0; i < count; ++i) {
+    if (!is_whole(weights[i]) || weights[i].inputs != inputs) return false;
+    found += weights[i].outputs;
+  }
+  if (place == kOut) return count == 1 && found == outputs;
+  return found == outputs && (!is_mlp || (count == 2 && weights->outputs == shape.mlp));
+}
+
 }  // namespace
 }  // namespace slipstream
 
@@ -104,12 +150,14 @@ SLIPSTREAM_API void slipstream_free_team(void* team) {
   delete static_cast<std::shared_ptr<Team>*>(team);
 }
 
-// The embedding [vocabulary, hidden] is read in place, in the element type or the blocks of
-// `embedding_kind`. `slipstream_set_rotary` has to follow, and all weights.
+// The embedding [vocabulary, hidden] is read in place, in the element type or blocks of its kind.
+// `slipstream_set_rotary` has to follow, and all weights.
 SLIPSTREAM_API void* slipstream_model(const Shape* shape, const char* name, const void* team,
-                                      const void* embedding, Kind embedding_kind) {
+                                      const Weights* embedding) {
   const Kernels* chosen = kernels(name);
-  if (chosen == nullptr) return nullptr;
+  if (chosen == nullptr || !is_whole(*embedding) || embedding->inputs != shape->hidden) {
+    return nullptr;
+  }
   try {
     auto handle = std::make_unique<Handle>();
     Model& model = handle->model;
@@ -118,8 +166,9 @@ SLIPSTREAM_API void* slipstream_model(const Shape* shape, const char* name, cons
     model.team = *static_cast<const std::shared_ptr<Team>*>(team);
     model.layers.resize(shape->layers);
     for (Layer& layer : model.layers) layer.blocks.resize(2 + shape->others);
-    model.embedding = static_cast<const uint8_t*>(embedding);
-    model.embedding_kind = embedding_kind;
+    model.embedding = static_cast<const uint8_t*>(embedding->values);
+    model.embedding_kind = embedding->kind;
+    model.vocabulary = embedding->outputs;
     return handle.release();
   } catch (const std::exception&) {
     return nullptr;
@@ -129,11 +178,11 @@ SLIPSTREAM_API void* slipstream_model(const Shape* shape, const char* name, cons
 SLIPSTREAM_API void slipstream_free_model(void* handle) { delete static_cast<Handle*>(handle); }
 
 // The rotary embedding of a number, cos and sin [positions, half]; again for more positions. Returns
-// 0, -1 without memory, as all that follow do.
+// 0, as all that follow do.
 SLIPSTREAM_API int32_t slipstream_set_rotary(void* handle, int32_t number, int32_t positions,
                                              int32_t half, const float* cos, const float* sin) {
   Handle* own = static_cast<Handle*>(handle);
-  try {
+  return guarded([&] {
     std::lock_guard<std::mutex> lock(own->forward);
     std::vector<Rotary>& rotaries = own->model.rotaries;
     const size_t count = static_cast<size_t>(positions) * half;
@@ -142,9 +191,7 @@ SLIPSTREAM_API int32_t slipstream_set_rotary(void* handle, int32_t number, int32
     rotaries[number].cos.assign(cos, cos + count);
     rotaries[number].sin.assign(sin, sin + count);
     return 0;
-  } catch (const std::exception&) {
-    return -1;
-  }
+  });
 }
 
 // A layer's window and the number of its rotary embedding: see `Layer`.
@@ -155,53 +202,75 @@ SLIPSTREAM_API int32_t slipstream_set_layer(void* handle, int32_t layer, int64_t
   return 0;
 }
 
-// A block's first matrix (`place` 0), its last (1) or that of values (2); the head for layer -1.
-SLIPSTREAM_API int32_t slipstream_set_matrix(void* handle, int32_t layer, int32_t block,
-                                             int32_t place, const Weights* weights) {
+// A block's first matrices (`place` 0), whose outputs follow each other, or its last (1); the head
+// for layer -1.
+SLIPSTREAM_API int32_t slipstream_set_matrices(void* handle, int32_t layer, int32_t block,
+                                               int32_t place, const Weights* weights,
+                                               int32_t count) {
   Model& model = static_cast<Handle*>(handle)->model;
-  try {
+  return guarded([&]() -> int32_t {
     if (layer < 0) {
-      model.head = packed(*weights, model.weights);
-    } else {
-      Block& own = model.layers[layer].blocks[block];
-      (place == 0 ? own.into : place == 1 ? own.out : own.values) = packed(*weights, model.weights);
+      if (count != 1 || !is_whole(*weights) || weights->inputs != model.shape.hidden) return kMisfit;
+      model.head = packed(*weights, model.weights, *model.team);
+      return 0;
+    }
+    if (!has_block(model, layer, block) || !fit(model.shape, block, place, weights, count)) {
+      return kMisfit;
+    }
+    Block& own = model.layers[layer].blocks[block];
+    if (place == kOut) {
+      own.out = packed(*weights, model.weights, *model.team);
+      return 0;
+    }
+    own.into.clear();
+    for (int i = 0; i < count; ++i) {
+      own.into.push_back(packed(weights[i], model.weights, *model.team));
     }
     return 0;
-  } catch (const std::exception&) {
-    return -1;
-  }
+  });
 }
 
-// A block's norm [count], by place: before it (0), of queries (1), of keys (2), of what it adds (3);
-// the last norm for layer -1.
-SLIPSTREAM_API int32_t slipstream_set_norm(void* handle, int32_t layer, int32_t block,
-                                           int32_t place, int32_t count, const float* weight) {
+// Reads embeddings from the head from now on, where that has the same weights: returns 1, or 0 where
+// packing changed some of them.
+SLIPSTREAM_API int32_t slipstream_tie(void* handle) {
   Model& model = static_cast<Handle*>(handle)->model;
-  try {
+  if (model.head.outputs != model.vocabulary) return kMisfit;
+  if (!model.head.is_exact) return 0;
+  model.embedding = nullptr;
+  return 1;
+}
+
+// A norm of a block, by place: before it (0), of queries (1), of keys (2), of what it adds (3); the
+// last norm for layer -1. Those of queries and keys are of one head or of all, others [hidden].
+SLIPSTREAM_API int32_t slipstream_set_norm(void* handle, int32_t layer, int32_t block,
+                                           int32_t place, const float* norm, int64_t count) {
+  Model& model = static_cast<Handle*>(handle)->model;
+  return guarded([&]() -> int32_t {
+    if (layer >= 0 && !has_block(model, layer, block)) return kMisfit;
+    if (!fits_norm(model.shape, place, count)) return kMisfit;
     if (layer < 0) {
-      model.norm.assign(weight, weight + count);
+      model.norm.assign(norm, norm + count);
       return 0;
     }
     Block& own = model.layers[layer].blocks[block];
     std::vector<float>* const norms[] = {&own.norm, &own.query_norm, &own.key_norm,
                                          &own.norm_after};
-    norms[place]->assign(weight, weight + count);
+    norms[place]->assign(norm, norm + count);
     return 0;
-  } catch (const std::exception&) {
-    return -1;
-  }
+  });
 }
 
 SLIPSTREAM_API int32_t slipstream_forward(void* handle, const Cache* cache, const Batch* batch,
                                           float* hidden) {
   Handle* own = static_cast<Handle*>(handle);
-  try {
+  return guarded([&]() -> int32_t {
     std::lock_guard<std::mutex> lock(own->forward);
+    for (int64_t i = 0; i < batch->count; ++i) {
+      if (batch->tokens[i] < 0 || batch->tokens[i] >= own->model.vocabulary) return kMisfit;
+    }
     own->kernels->forward(own->model, *cache, *batch, hidden);
     return 0;
-  } catch (const std::exception&) {
-    return -1;
-  }
+  });
 }
 
 // `count` weights of a kind as floats.
@@ -219,12 +288,10 @@ SLIPSTREAM_API void slipstream_quantise(const float* values, int64_t count, void
 SLIPSTREAM_API int32_t slipstream_logits(void* handle, const float* hidden, int64_t rows,
                                          float* logits) {
   Handle* own = static_cast<Handle*>(handle);
-  try {
+  return guarded([&] {
     own->kernels->multiply(*own->model.team, own->model.head, hidden, rows, logits);
     return 0;
-  } catch (const std::exception&) {
-    return -1;
-  }
+  });
 }
 
 // Tokens that a draw from `scores` [count] can give, see `draws.h`; `tokens` has room for `count`.

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cstdlib>
-#include <cstring>
 #include <new>
 
 namespace slipstream {
@@ -38,7 +37,6 @@ uint8_t* Arena::take(size_t size) {
   }
   uint8_t* const own = next_;
   next_ += size, left_ -= size;
-  std::memset(own, 0, size);
   return own;
 }
 

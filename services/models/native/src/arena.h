@@ -11,7 +11,7 @@ namespace slipstream {
 
 class Arena {
  public:
-  // So many zeros, aligned for vectors; they are there as long as the arena. Throws std::bad_alloc.
+  // So many bytes, aligned for vectors; they are there as long as the arena. Throws std::bad_alloc.
   uint8_t* take(size_t size);
 
  private:

@@ -3,6 +3,7 @@
 // integers; each output adds the blocks up in the order of its inputs.
 #pragma once
 
+#include "blocks.h"
 #include "codes.h"
 #include "work.h"
 
@@ -10,9 +11,12 @@ namespace SLIPSTREAM_ISA {
 
 using slipstream::Coded;
 using slipstream::is_coded;
+using slipstream::kFloat4;
 using slipstream::kGroup;
 using slipstream::kPart;
 using slipstream::kSuper;
+using slipstream::kThreeBits;
+using slipstream::kUneven;
 using slipstream::Kind;
 using slipstream::Matrix;
 using slipstream::token_factor;
@@ -67,70 +71,56 @@ inline void encode(int forms, const float* x, int64_t row, Coded& out) {
   if (forms & kCodes) encode(x, row, out);
 }
 
-// Formats of weights: how wide codes are, how many scales 32 inputs have, and where scales are.
-// `scales` are those of a tile; `at` counts them from its first input on.
-
-// Q4_0 and Q4_1: weight = scale * code + minimum.
+// How wide codes are, the sums of their products, and what codes stand for.
 struct Nibbles {
   using Sum = NibbleSum;
-  static constexpr bool kIsNibbles = true, kHasMinimum = true;
-  static constexpr int kParts = 1;
-  const Float16* scales;
-  explicit Nibbles(const uint8_t* p) : scales(reinterpret_cast<const Float16*>(p)) {}
-  const void* place(int at) const { return scales + at * 2 * kLanes; }
-  Lanes scale(int at) const { return load(scales + at * 2 * kLanes); }
-  Lanes minimum(int at) const { return load(scales + (at * 2 + 1) * kLanes); }
+  static constexpr bool kIsNibbles = true;
+  static Codes value(Codes codes) { return codes; }
 };
-
-// Q8_0: weight = scale * code.
 struct Bytes {
   using Sum = ByteSum;
-  static constexpr bool kIsNibbles = false, kHasMinimum = false;
-  static constexpr int kParts = 1;
-  const Float16* scales;
-  explicit Bytes(const uint8_t* p) : scales(reinterpret_cast<const Float16*>(p)) {}
-  const void* place(int at) const { return scales + at * kLanes; }
-  Lanes scale(int at) const { return load(scales + at * kLanes); }
-  Lanes minimum(int) const { return zero(); }
+  static constexpr bool kIsNibbles = false;
 };
-
-// Q4_K: weight = scale * factor * code + minimum * factor, 256 inputs to a scale and a minimum, 32
-// to their factors.
-struct SuperNibbles {
-  using Sum = NibbleSum;
-  static constexpr bool kIsNibbles = true, kHasMinimum = true;
-  static constexpr int kParts = 1, kEach = kSuper / kGroup;
-  static constexpr size_t kHeader = 2 * sizeof(Float16) * kLanes;
-  static constexpr size_t kBytes = kHeader + 2 * kEach * kLanes;
-  const uint8_t* scales;
-  explicit SuperNibbles(const uint8_t* p) : scales(p) {}
-  const void* place(int at) const { return scales + at * (kBytes / kEach); }
-  Lanes part(int at, int which) const {
-    const uint8_t* own = scales + at / kEach * kBytes;
-    const uint8_t* factors = own + kHeader + (at % kEach * 2 + which) * kLanes;
-    return mul(load(reinterpret_cast<const Float16*>(own) + which * kLanes), load(factors));
-  }
-  Lanes scale(int at) const { return part(at, 0); }
-  Lanes minimum(int at) const { return part(at, 1); }
-};
-
-// Q6_K: weight = scale * factor * code, 256 inputs to a scale, 16 to a factor.
-struct SuperBytes {
+// Nibbles that stand for the numbers of a table.
+template <const int8_t (&TABLE)[16]>
+struct Named {
   using Sum = ByteSum;
-  static constexpr bool kIsNibbles = false, kHasMinimum = false;
-  static constexpr int kParts = 2, kEach = kSuper / kPart;
-  static constexpr size_t kHeader = sizeof(Float16) * kLanes;
-  static constexpr size_t kBytes = kHeader + kEach * kLanes;
+  static constexpr bool kIsNibbles = true;
+  static Codes value(Codes codes) { return look_up(TABLE, codes); }
+};
+
+// Formats of weights: how many scales 32 inputs have, and where they are. `scales` are those of a
+// tile; `at` counts them from its first input on.
+
+// Weight = scale * code, or scale * code + minimum; 32 inputs have a scale, of type T.
+template <class CODES, class T, bool HAS_MINIMUM>
+struct Groups : CODES {
+  static constexpr bool kHasMinimum = HAS_MINIMUM;
+  static constexpr int kParts = 1, kNumbers = HAS_MINIMUM ? 2 : 1;
+  const T* scales;
+  explicit Groups(const uint8_t* p) : scales(reinterpret_cast<const T*>(p)) {}
+  const void* place(int at) const { return scales + at * kNumbers * kLanes; }
+  Lanes number(int at, int which) const { return load(scales + (at * kNumbers + which) * kLanes); }
+};
+
+// Weight = scale * factor * code, or scale * factor * code + minimum * its factor: 256 inputs have a
+// scale, 32 inputs have PARTS factors.
+template <class CODES, int PARTS, bool HAS_MINIMUM>
+struct Supers : CODES {
+  static constexpr bool kHasMinimum = HAS_MINIMUM;
+  static constexpr int kParts = PARTS, kEach = kSuper / kGroup * PARTS;
+  static constexpr int kNumbers = HAS_MINIMUM ? 2 : 1;
+  static constexpr size_t kHeader = kNumbers * sizeof(Float16) * kLanes;
+  static constexpr size_t kBytes = kHeader + kNumbers * kEach * kLanes;
   const uint8_t* scales;
-  explicit SuperBytes(const uint8_t* p) : scales(p) {}
+  explicit Supers(const uint8_t* p) : scales(p) {}
   const void* place(int at) const { return scales + at * (kBytes / kEach); }
-  Lanes scale(int at) const {
+  Lanes number(int at, int which) const {
     const uint8_t* own = scales + at / kEach * kBytes;
-    const uint8_t* factors = own + kHeader + at % kEach * kLanes;
-    return mul(load(reinterpret_cast<const Float16*>(own)),
+    const uint8_t* factors = own + kHeader + (at % kEach * kNumbers + which) * kLanes;
+    return mul(load(reinterpret_cast<const Float16*>(own) + which * kLanes),
                load(reinterpret_cast<const int8_t*>(factors)));
   }
-  Lanes minimum(int) const { return zero(); }
 };
 
 // The codes of 32 inputs, or of 16, of some tiles, from `p` on: each quad once.
@@ -139,14 +129,14 @@ inline void each_quad(const uint8_t* p, size_t stride, const Add& add) {
   constexpr int quads = kGroup / kQuad / Format::kParts;
   Codes w[TILES];
   if constexpr (Format::kIsNibbles) {
-    for (int q = 0; q < quads / 2; ++q) {  // a byte has the codes of inputs 16 apart
+    for (int q = 0; q < quads / 2; ++q) {  // a byte has the codes of inputs half of them apart
       Codes both[TILES];
       for (int t = 0; t < TILES; ++t) {
         both[t] = load_codes(p + t * stride + q * kQuadBytes);
-        w[t] = low_nibbles(both[t]);
+        w[t] = Format::value(low_nibbles(both[t]));
       }
       add(q, w);
-      for (int t = 0; t < TILES; ++t) w[t] = high_nibbles(both[t]);
+      for (int t = 0; t < TILES; ++t) w[t] = Format::value(high_nibbles(both[t]));
       add(q + quads / 2, w);
     }
   } else {
@@ -219,15 +209,26 @@ class CodedProducts {
     });
   }
 
+  // The sum of a token's elements that a scale is for.
+  float token_sum(int row, int at) const {
+    const int64_t own = group(row, at);
+    if constexpr (Format::kParts == 1) return x_.sums[own];
+    return x_.scales[own] * (x_.offsets[own * 3 + at % 2] * (-1.0f / 128));
+  }
+
   void add_scaled(int at) {
     for (int t = 0; t < TILES; ++t) {
       const Format format(scales_ + t * stride_);
-      const Lanes scale = format.scale(at), minimum = format.minimum(at);
+      const Lanes scale = format.number(at, 0);
       for (int r = 0; r < ROWS; ++r) {
         const Lanes factor = mul(scale, all(x_.scales[group(r, at)]));
-        Lanes sum = fma(products_[r][t].value(), factor, sums_[r][t]);
-        if (Format::kHasMinimum) sum = fma(minimum, all(x_.sums[group(r, at)]), sum);
-        sums_[r][t] = sum;
+        sums_[r][t] = fma(products_[r][t].value(), factor, sums_[r][t]);
+      }
+      if constexpr (Format::kHasMinimum) {
+        const Lanes minimum = format.number(at, 1);
+        for (int r = 0; r < ROWS; ++r) {
+          sums_[r][t] = fma(minimum, all(token_sum(r, at)), sums_[r][t]);
+        }
       }
     }
   }

@@ -26,6 +26,14 @@ inline Codes load_codes(const uint8_t* p) { return {_mm512_loadu_si512(p)}; }
 inline Codes low_nibbles(Codes a) { return {_mm512_and_si512(a.v, _mm512_set1_epi8(15))}; }
 inline Codes high_nibbles(Codes a) { return low_nibbles({_mm512_srli_epi16(a.v, 4)}); }
 
+inline Codes as_signed(Codes a);
+inline Codes load_signed(const uint8_t* p) { return as_signed(load_codes(p)); }
+// What codes of 4 bits stand for, as signed codes.
+inline Codes look_up(const int8_t* table, Codes a) {
+  const __m128i values = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  return {_mm512_shuffle_epi8(as_signed({_mm512_broadcast_i32x4(values)}).v, a.v)};
+}
+
 #if defined(__AVX512VNNI__)
 
 // The sum of unsigned codes times signed ones.
@@ -39,9 +47,7 @@ struct NibbleSum {
 };
 
 // Signed codes: 128 is added to each, and taken off beforehand, times the sum of the token's codes.
-inline Codes load_signed(const uint8_t* p) {
-  return {_mm512_xor_si512(load_codes(p).v, _mm512_set1_epi8(-128))};
-}
+inline Codes as_signed(Codes a) { return {_mm512_xor_si512(a.v, _mm512_set1_epi8(-128))}; }
 struct ByteSum : NibbleSum {
   void begin(int32_t offset) { sum = _mm512_set1_epi32(offset); }
 };
@@ -59,7 +65,7 @@ struct NibbleSum {
   }
 };
 
-inline Codes load_signed(const uint8_t* p) { return load_codes(p); }
+inline Codes as_signed(Codes a) { return a; }
 struct ByteSum {
   __m512i sum;
   void begin(int32_t) { sum = _mm512_setzero_si512(); }
@@ -93,6 +99,14 @@ inline Codes high_nibbles(Codes a) {
   return low_nibbles({_mm256_srli_epi16(a.low, 4), _mm256_srli_epi16(a.high, 4)});
 }
 
+inline Codes as_signed(Codes a);
+inline Codes load_signed(const uint8_t* p) { return as_signed(load_codes(p)); }
+inline Codes look_up(const int8_t* table, Codes a) {
+  const __m128i own = _mm_loadu_si128(reinterpret_cast<const __m128i*>(table));
+  const __m256i twice = _mm256_broadcastsi128_si256(own), values = as_signed({twice, twice}).low;
+  return {_mm256_shuffle_epi8(values, a.low), _mm256_shuffle_epi8(values, a.high)};
+}
+
 #if defined(__AVXVNNI__)
 
 // The sum of unsigned codes times signed ones.
@@ -108,8 +122,7 @@ struct NibbleSum {
 };
 
 // Signed codes: 128 is added to each, and taken off beforehand, times the sum of the token's codes.
-inline Codes load_signed(const uint8_t* p) {
-  const Codes a = load_codes(p);
+inline Codes as_signed(Codes a) {
   const __m256i sign = _mm256_set1_epi8(-128);
   return {_mm256_xor_si256(a.low, sign), _mm256_xor_si256(a.high, sign)};
 }
@@ -134,7 +147,7 @@ struct NibbleSum {
   }
 };
 
-inline Codes load_signed(const uint8_t* p) { return load_codes(p); }
+inline Codes as_signed(Codes a) { return a; }
 struct ByteSum {
   __m256i low, high;
   void begin(int32_t) { low = high = _mm256_setzero_si256(); }
@@ -173,6 +186,11 @@ inline Codes high_nibbles(Codes a) {
   }
   return a;
 }
+inline Codes look_up(const int8_t* table, Codes a) {
+  const int8x16_t values = vld1q_s8(table);
+  for (int8x16_t& codes : a.v) codes = vqtbl1q_s8(values, vreinterpretq_u8_s8(codes));
+  return a;
+}
 
 struct ByteSum {
   int32x4_t sum[4];
@@ -206,6 +224,10 @@ inline Codes low_nibbles(Codes a) {
 }
 inline Codes high_nibbles(Codes a) {
   for (int8_t& code : a.v) code = static_cast<uint8_t>(code) >> 4;
+  return a;
+}
+inline Codes look_up(const int8_t* table, Codes a) {
+  for (int8_t& code : a.v) code = table[code];
   return a;
 }
 

@@ -5,6 +5,7 @@
 #include "blocks.h"
 #include "elementwise.h"
 #include "look.h"
+#include "packing.h"
 #include "products.h"
 
 namespace SLIPSTREAM_ISA {
@@ -56,11 +57,15 @@ class Forward {
   float* qkv(int64_t row) { return buffers_.qkv.data() + row * qkv_width_; }
 
   void embed(int member) {
-    const slipstream::BlockSize size = slipstream::block_size(model_.embedding_kind);
-    const size_t bytes = shape_.hidden / size.elements * size.bytes;
+    const Kind kind = model_.embedding_kind;
+    const size_t bytes = slipstream::row_bytes(kind, shape_.hidden);
     model_.team->each(member, batch_.count, [&](int64_t row) {
-      const uint8_t* own = model_.embedding + batch_.tokens[row] * bytes;
-      slipstream::dequantise(model_.embedding_kind, own, shape_.hidden, x(row));
+      const int64_t token = batch_.tokens[row];
+      if (model_.embedding == nullptr) {
+        slipstream::unpack_row(model_.head, token, x(row));
+      } else {
+        slipstream::dequantise(kind, model_.embedding + token * bytes, shape_.hidden, x(row));
+      }
       if (shape_.embedding_scale != 1.0f) {
         multiply_by(shape_.embedding_scale, shape_.hidden, x(row));
       }
@@ -76,6 +81,8 @@ class Forward {
   }
 
   void prepare(int member, const Block& block, int64_t rows) {
+    int forms = kAsTheyAre;
+    for (const Matrix& m : block.into) forms |= form(m.kind);
     model_.team->each(member, rows, [&](int64_t row) {
       float* out = normed(row);
       if (block.norm.empty()) {
@@ -83,28 +90,32 @@ class Forward {
       } else {
         norm(x(row), block.norm.data(), shape_.hidden, shape_.norm_epsilon, out);
       }
-      encode(form(block.into.kind) | form(block.values.kind), out, row, buffers_.normed_codes);
+      encode(forms, out, row, buffers_.normed_codes);
     });
   }
 
-  // Heads of `rows` tokens: the outputs of the tiles in `share`, behind the first `skipped` ones.
-  void project(int member, const Matrix& m, Span share, int64_t rows, int skipped = 0) {
-    const auto write = [&](int64_t row, int output, Lanes y, int count) {
-      store_some(qkv(row) + skipped + output, y, count);
-    };
+  // Heads of all tokens; queries of the first `kept` ones alone.
+  void project(int member, const Block& block, int64_t kept, int64_t all) {
     const Tokens normed{buffers_.normed.data(), &buffers_.normed_codes};
-    product(*model_.team, member, m, share, normed, rows, write);
+    const int queries = shape_.heads * shape_.head_dim;
+    int skipped = 0;
+    for (const Matrix& m : block.into) {
+      const auto write = [&](int64_t row, int output, Lanes y, int count) {
+        store_some(qkv(row) + skipped + output, y, count);
+      };
+      const int apart = kept < all ? (queries - skipped) / kTile : 0;
+      const int64_t own = std::max(0, std::min(apart, m.tiles()));
+      product(*model_.team, member, m, {0, own}, normed, kept, write);
+      product(*model_.team, member, m, {own, m.tiles()}, normed, all, write);
+      skipped += m.outputs;
+    }
   }
 
   void attention(int member, const Layer& layer, T* cache, int64_t kept) {
     const Block& block = layer.blocks.front();
-    const Matrix& m = block.into;
     const int heads = shape_.heads + shape_.key_heads, queries = shape_.heads * shape_.head_dim;
-    const int apart = kept < batch_.count ? queries / kTile : 0;
     prepare(member, block, batch_.count);
-    project(member, m, {0, apart}, kept);
-    project(member, m, {apart, m.tiles()}, batch_.count);
-    project(member, block.values, {0, block.values.tiles()}, batch_.count, m.outputs);
+    project(member, block, kept, batch_.count);
     model_.team->barrier();
     if (is_wide(block.query_norm) || is_wide(block.key_norm)) {
       model_.team->each(member, batch_.count, [&](int64_t row) {
@@ -132,7 +143,7 @@ class Forward {
   void read_other(int member, const Layer& layer, int at, int64_t kept) {
     const Block& block = layer.blocks[1 + at];
     prepare(member, block, kept);
-    project(member, block.into, {0, block.into.tiles()}, kept);
+    project(member, block, kept, kept);
     model_.team->barrier();
     model_.team->each(member, kept * shape_.heads, [&](int64_t i) {
       const int64_t row = i / shape_.heads;
@@ -191,11 +202,13 @@ class Forward {
 
   void mlp(int member, const Block& block, int64_t rows) {
     prepare(member, block, rows);
-    const auto write = [&](int64_t row, int output, Lanes y, int) {
-      store(buffers_.wide.data() + row * wide_width_ + output, y);
-    };
     const Tokens normed{buffers_.normed.data(), &buffers_.normed_codes};
-    product(*model_.team, member, block.into, normed, rows, write);
+    for (int at = 0; at < 2; ++at) {  // gates, then what they are for, a tile of each in turn
+      const auto write = [&](int64_t row, int output, Lanes y, int) {
+        store(buffers_.wide.data() + row * wide_width_ + 2 * output + at * kTile, y);
+      };
+      product(*model_.team, member, block.into[at], normed, rows, write);
+    }
     model_.team->barrier();
     model_.team->each(member, rows, [&](int64_t row) {
       float* out = buffers_.gated.data() + row * shape_.mlp;

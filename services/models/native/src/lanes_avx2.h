@@ -26,11 +26,6 @@ inline __m256 widened(const int8_t* p) {
   return _mm256_cvtepi32_ps(_mm256_cvtepi8_epi32(levels));
 }
 inline Lanes load(const int8_t* p) { return {widened(p), widened(p + 8)}; }
-inline __m256 widened(const uint8_t* p) {
-  const __m128i levels = _mm_loadl_epi64(reinterpret_cast<const __m128i*>(p));
-  return _mm256_cvtepi32_ps(_mm256_cvtepu8_epi32(levels));
-}
-inline Lanes load(const uint8_t* p) { return {widened(p), widened(p + 8)}; }
 inline Lanes load(const Float16* p) {
   const __m128i* halves = reinterpret_cast<const __m128i*>(p);
   return {_mm256_cvtph_ps(_mm_loadu_si128(halves)), _mm256_cvtph_ps(_mm_loadu_si128(halves + 1))};

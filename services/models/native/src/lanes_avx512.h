@@ -23,10 +23,6 @@ inline Lanes load(const int8_t* p) {
   const __m128i levels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
   return {_mm512_cvtepi32_ps(_mm512_cvtepi8_epi32(levels))};
 }
-inline Lanes load(const uint8_t* p) {
-  const __m128i levels = _mm_loadu_si128(reinterpret_cast<const __m128i*>(p));
-  return {_mm512_cvtepi32_ps(_mm512_cvtepu8_epi32(levels))};
-}
 inline Lanes load(const Float16* p) {
   return {_mm512_cvtph_ps(_mm256_loadu_si256(reinterpret_cast<const __m256i*>(p)))};
 }

@@ -44,14 +44,6 @@ inline Lanes load(const int8_t* p) {
            vcvtq_f32_s32(vmovl_s16(vget_low_s16(high))),
            vcvtq_f32_s32(vmovl_s16(vget_high_s16(high)))}};
 }
-inline Lanes load(const uint8_t* p) {
-  const uint8x16_t levels = vld1q_u8(p);
-  const uint16x8_t low = vmovl_u8(vget_low_u8(levels)), high = vmovl_u8(vget_high_u8(levels));
-  return {{vcvtq_f32_u32(vmovl_u16(vget_low_u16(low))),
-           vcvtq_f32_u32(vmovl_u16(vget_high_u16(low))),
-           vcvtq_f32_u32(vmovl_u16(vget_low_u16(high))),
-           vcvtq_f32_u32(vmovl_u16(vget_high_u16(high)))}};
-}
 // Pairs of bfloat16: the first, or the second, of each.
 inline Lanes load_first(const BFloat16* p) {
   const uint32_t* pairs = reinterpret_cast<const uint32_t*>(p);

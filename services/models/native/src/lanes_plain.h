@@ -23,7 +23,6 @@ inline Lanes all(float x) { return each([=](int) { return x; }); }
 inline Lanes load(const float* p) { return each([=](int i) { return p[i]; }); }
 inline Lanes load(const BFloat16* p) { return each([=](int i) { return to_float(p[i]); }); }
 inline Lanes load(const int8_t* p) { return each([=](int i) { return float(p[i]); }); }
-inline Lanes load(const uint8_t* p) { return each([=](int i) { return float(p[i]); }); }
 inline Lanes load(const Float16* p) { return each([=](int i) { return to_float(p[i]); }); }
 inline Lanes load_first(const BFloat16* p) {
   return each([=](int i) { return to_float(p[2 * i]); });

@@ -14,31 +14,42 @@ namespace slipstream {
 
 constexpr int kTile = 16;  // outputs of a product that are computed side by side
 
-// Elements with a scale of their own, in tokens and in most blocks of weights; in a Q6_K block half
-// as many; elements of such a block and of Q4_K.
+// Elements with a scale of their own, in tokens and in most blocks of weights; half as many; and the
+// elements of a large block, whose parts have factors of its scale.
 constexpr int kGroup = 32, kPart = 16, kSuper = 256;
 
 // Element types of weights. Tokens are rounded to bfloat16 for a product with kBFloat16, and left as
-// they are for kFloat32 and for kNarrowFloat32, whose float32 weights bfloat16 holds exactly. Those
-// between are of GGUF files, in blocks of small integers with scales; tokens are encoded likewise.
+// they are for kFloat32, kFloat16 and kNarrowFloat32, whose float32 weights bfloat16 holds exactly.
+// The others are of GGUF files, in blocks of small integers with scales; tokens are encoded likewise.
 enum class Kind : int32_t {
-  kBFloat16 = 0,
-  kFloat32 = 1,
-  kQ4_0 = 2,
-  kQ4_1 = 3,
-  kQ8_0 = 4,
-  kQ4_K = 5,
-  kQ6_K = 6,
-  kNarrowFloat32 = 7,
+  kBFloat16,
+  kFloat32,
+  kNarrowFloat32,
+  kFloat16,
+  kQ4_0,
+  kQ4_1,
+  kQ5_0,
+  kQ5_1,
+  kQ8_0,
+  kQ2_K,
+  kQ3_K,
+  kQ4_K,
+  kQ5_K,
+  kQ6_K,
+  kIQ4_NL,
+  kIQ4_XS,
+  kMXFP4,
 };
-inline bool is_coded(Kind kind) { return kind >= Kind::kQ4_0 && kind <= Kind::kQ6_K; }
+constexpr Kind kFirstCoded = Kind::kQ4_0, kLastKind = Kind::kMXFP4;
+inline bool is_coded(Kind kind) { return kind >= kFirstCoded; }
 
 // Weights [outputs, inputs] in tiles of 16 outputs: within a tile two inputs after the other, for
-// all outputs. In 16 bits an output's two weights are neighbours, the second input's before the
+// all outputs. In bfloat16 an output's two weights are neighbours, the second input's before the
 // first's, otherwise the outputs are. Of blocks a tile has the codes, four inputs of each output after
-// the other, and then the scales; Q4_0 is kept as Q4_1.
+// the other, and then the scales; Q4_0 is kept as Q4_1, and Q5_0 as Q8_0.
 struct Matrix {
   Kind kind = Kind::kFloat32;
+  bool is_exact = true;  // false where weights were too small for products in bfloat16
   int outputs = 0, inputs = 0;
   uint8_t* data = nullptr;  // in the model's arena
   std::vector<float> bias;  // empty, or one for each output of the tiles
@@ -47,13 +58,13 @@ struct Matrix {
   size_t tile_bytes() const;
 };
 
-// What is added to the residual stream: an attention, whose first matrix gives queries, and keys and
-// values where they are its own, or an MLP, whose first gives gates. The norms before it and of what
-// it adds are [hidden], or empty where there is none.
-// Values have a matrix of their own where the queries' and keys' is of another kind.
+// What is added to the residual stream: an attention, whose first matrices give queries, and keys and
+// values where they are its own, or an MLP, whose first give gates and what they are for. Each may be
+// of another kind. The norms before it and of what it adds are [hidden], or empty where there is none.
 struct Block {
   std::vector<float> norm, norm_after;
-  Matrix into, values, out;
+  std::vector<Matrix> into;
+  Matrix out;
   std::vector<float> query_norm, key_norm;  // [head_dim], [heads * head_dim] or empty
 };
 
@@ -112,7 +123,8 @@ struct Model {
   std::vector<float> norm;
   std::vector<Rotary> rotaries;
   Kind embedding_kind = Kind::kFloat32;
-  const uint8_t* embedding = nullptr;
+  const uint8_t* embedding = nullptr;  // null: its rows are the head's
+  int64_t vocabulary = 0;              // rows of the embedding
   std::shared_ptr<Team> team;
   Buffers buffers;
 };

@@ -1,9 +1,11 @@
-// Weights as checkpoints have them, brought into the order in which products read them.
+// Weights as checkpoints have them, brought into the order in which products read them, and back.
+#include "packing.h"
+
 #include <algorithm>
+#include <atomic>
 #include <cstring>
 
 #include "blocks.h"
-#include "packing.h"
 
 namespace slipstream {
 
@@ -12,11 +14,12 @@ namespace {
 // Of a tile's block: its inputs, the bytes of its codes, and of its scales, which are numbers of 16
 // bits and, where there are factors, factors of 8.
 int elements(Kind kind) { return block_size(kind).elements; }
-bool has_nibbles(Kind kind) { return kind != Kind::kQ8_0 && kind != Kind::kQ6_K; }
-size_t code_bytes(Kind kind) { return elements(kind) * kTile / (has_nibbles(kind) ? 2 : 1); }
+size_t code_bytes(Kind kind) {
+  return elements(kind) * kTile / (encoding_of(kind).is_nibbles ? 2 : 1);
+}
 size_t scale_bytes(Kind kind) {
-  const int factors = kind == Kind::kQ4_K || kind == Kind::kQ6_K ? kSuper / kPart : 0;
-  return kTile * (sizeof(Float16) * (has_nibbles(kind) ? 2 : 1) + factors);
+  const Encoding encoding = encoding_of(kind);
+  return kTile * (sizeof(Float16) + encoding.factors) * (encoding.has_minimum ? 2 : 1);
 }
 
 }  // namespace
@@ -40,74 +43,100 @@ void Coded::resize(int64_t rows, int width) {
 namespace {
 
 // The place in a tile of output n's weight for input k.
-size_t place(uint16_t, size_t k, size_t n) { return k / 2 * 2 * kTile + 2 * n + 1 - k % 2; }
-size_t place(float, size_t k, size_t n) { return k * kTile + n; }
-
-template <class T, class Change>
-void pack(Matrix& m, const T* values, const Change& change) {
-  const size_t inputs = m.inputs;
-  for (int tile = 0; tile < m.tiles(); ++tile) {
-    T* goal = reinterpret_cast<T*>(m.data + tile * m.tile_bytes());
-    const T* first = values + tile * kTile * inputs;
-    const int count = std::min(kTile, m.outputs - tile * kTile);
-    for (size_t k = 0; k < inputs; ++k) {
-      for (int n = 0; n < count; ++n) goal[place(T(), k, n)] = change(first[n * inputs + k]);
-    }
-  }
-}
-
-uint16_t as_factor(uint16_t bits) {
-  return static_cast<uint16_t>(weight_factor(to_float(BFloat16{bits})) >> 16);
-}
+size_t place(BFloat16, size_t k, size_t n) { return k / 2 * 2 * kTile + 2 * n + 1 - k % 2; }
 template <class T>
-T as_it_is(T value) {
-  return value;
+size_t place(T, size_t k, size_t n) {
+  return k * kTile + n;
 }
 
-// The place of an input's code among those of 32, for output n; nibbles share a byte with the input
-// 16 further on.
-int place_of_code(int input, int n, bool is_nibble) {
-  const int within = is_nibble ? input % kPart : input;
-  return (within / 4 * kTile + n) * 4 + within % 4;
+// A weight as a factor in bfloat16. The sign of a zero is kept, though no product depends on it.
+BFloat16 as_factor(BFloat16 value) {
+  const bool is_zero = (value.bits & 0x7fff) == 0;
+  return is_zero ? value : BFloat16{static_cast<uint16_t>(weight_factor(to_float(value)) >> 16)};
 }
 
-void put_codes(Kind kind, const Unpacked& block, int n, uint8_t* goal) {
-  const bool is_nibble = has_nibbles(kind);
-  for (int i = 0; i < elements(kind); ++i) {
-    const int group = i / kGroup * kGroup * kTile / (is_nibble ? 2 : 1);
-    uint8_t& byte = goal[group + place_of_code(i % kGroup, n, is_nibble)];
-    byte |= static_cast<uint8_t>(block.codes[i]) << (is_nibble && i % kGroup >= kPart ? 4 : 0);
+// Fills a tile; false where a weight was changed.
+template <class T>
+bool pack(const Matrix& m, int tile, const T* values) {
+  const size_t inputs = m.inputs;
+  T* goal = reinterpret_cast<T*>(m.data + tile * m.tile_bytes());
+  const T* first = values + tile * kTile * inputs;
+  const int count = std::min(kTile, m.outputs - tile * kTile);
+  bool is_exact = true;
+  for (size_t k = 0; k < inputs; ++k) {
+    for (int n = 0; n < count; ++n) {
+      T value = first[n * inputs + k];
+      if constexpr (std::is_same_v<T, BFloat16>) {
+        if (m.kind == Kind::kBFloat16) {
+          const BFloat16 factor = as_factor(value);
+          is_exact &= factor.bits == value.bits;
+          value = factor;
+        }
+      }
+      goal[place(value, k, n)] = value;
+    }
+  }
+  return is_exact;
+}
+
+// Nibbles in pairs: bytes with two codes each, of inputs half a part of the block from each other.
+int part_inputs(const Encoding& encoding) {
+  return encoding.factors == kSuper / kPart ? kPart : kGroup;
+}
+void join_nibbles(int part, int count, int8_t* codes) {
+  const int half = part / 2;
+  for (int first = 0; first < count; first += part) {
+    for (int i = 0; i < half; ++i) {
+      codes[first / 2 + i] = static_cast<int8_t>(codes[first + i] | codes[first + half + i] << 4);
+    }
   }
 }
-
-void put_scales(Kind kind, const Unpacked& block, int n, uint8_t* goal) {
-  const auto put = [&](Float16 value) {
-    std::memcpy(goal + n * sizeof value, &value, sizeof value);
-    goal += kTile * sizeof value;
-  };
-  put(block.scale);
-  if (has_nibbles(kind)) put(block.minimum);
-  if (kind == Kind::kQ6_K) {
-    for (int i = 0; i < kSuper / kPart; ++i) goal[i * kTile + n] = block.factors[i];
-  } else if (kind == Kind::kQ4_K) {
-    for (int i = 0; i < kSuper / kGroup; ++i) {
-      goal[2 * i * kTile + n] = block.factors[i];
-      goal[(2 * i + 1) * kTile + n] = block.minimum_factors[i];
+void split_nibbles(int part, int count, int8_t* codes) {
+  const int half = part / 2;
+  for (int first = count - part; first >= 0; first -= part) {
+    for (int i = half - 1; i >= 0; --i) {
+      const uint8_t both = codes[first / 2 + i];
+      codes[first + half + i] = static_cast<int8_t>(both >> 4);
+      codes[first + i] = both & 15;
     }
   }
 }
 
-void pack_blocks(Matrix& m, Kind kind, const uint8_t* values) {
-  const BlockSize size = block_size(kind);
-  const int blocks = m.inputs / size.elements;
+// Moves an output's codes, four at a time, and its numbers between a block and a tile's block:
+// `move(tile's, block's, bytes)` goes either way.
+template <class Move>
+void move_codes(size_t count, int n, uint8_t* tile, int8_t* codes, const Move& move) {
+  for (size_t i = 0; i < count; i += 4) move(tile + i * kTile + n * 4, codes + i, size_t{4});
+}
+template <class Move>
+void move_scales(const Encoding& encoding, int n, uint8_t* tile, Unpacked& block, const Move& move) {
+  const auto step = [&](auto* number) {
+    move(tile + n * sizeof *number, number, sizeof *number);
+    tile += kTile * sizeof *number;
+  };
+  step(&block.scale);
+  if (encoding.has_minimum) step(&block.minimum);
+  for (int i = 0; i < encoding.factors; ++i) {
+    step(block.factors + i);
+    if (encoding.has_minimum) step(block.minimum_factors + i);
+  }
+}
+
+// Fills a tile from blocks of a kind.
+void pack_blocks(const Matrix& m, int tile, Kind kind, const uint8_t* values) {
+  const Encoding encoding = encoding_of(m.kind);
+  const int count = elements(kind), blocks = m.inputs / count, first = tile * kTile;
+  const size_t bytes = block_size(kind).bytes, code_size = code_bytes(m.kind);
+  uint8_t* codes = m.data + tile * m.tile_bytes();
+  uint8_t* scales = codes + blocks * code_size;
+  const auto put = [](void* to, const void* from, size_t size) { std::memcpy(to, from, size); };
   Unpacked block;
-  for (int output = 0; output < m.outputs; ++output) {
-    uint8_t* codes = m.data + output / kTile * m.tile_bytes();
-    uint8_t* scales = codes + blocks * code_bytes(m.kind);
-    for (int at = 0; at < blocks; ++at, values += size.bytes) {
-      unpack(kind, values, block);
-      put_codes(m.kind, block, output % kTile, codes + at * code_bytes(m.kind));
-      put_scales(m.kind, block, output % kTile, scales + at * scale_bytes(m.kind));
+  for (int at = 0; at < blocks; ++at, codes += code_size, scales += scale_bytes(m.kind)) {
+    for (int n = 0; n < kTile && first + n < m.outputs; ++n) {
+      unpack(kind, values + (static_cast<size_t>(first + n) * blocks + at) * bytes, block);
+      if (encoding.is_nibbles) join_nibbles(part_inputs(encoding), count, block.codes);
+      move_codes(code_size / kTile, n, codes, block.codes, put);
+      move_scales(encoding, n, scales, block, put);
     }
   }
 }
@@ -120,27 +149,79 @@ std::vector<float> padded(const Matrix& m, const float* values) {
   return out;
 }
 
-}  // namespace
-
-Matrix packed(const Weights& weights, Arena& arena) {
-  Matrix m;
-  m.kind = weights.kind == Kind::kQ4_0 ? Kind::kQ4_1 : weights.kind;
-  m.outputs = weights.outputs, m.inputs = weights.inputs;
-  m.data = arena.take(m.tile_bytes() * m.tiles());
+bool pack_tile(const Matrix& m, int tile, const Weights& weights) {
+  std::memset(m.data + tile * m.tile_bytes(), 0, m.tile_bytes());
   switch (m.kind) {
     case Kind::kBFloat16:
-      pack(m, static_cast<const uint16_t*>(weights.values), as_factor);
-      break;
-    case Kind::kNarrowFloat32:
-      pack(m, static_cast<const uint16_t*>(weights.values), as_it_is<uint16_t>);
-      break;
-    case Kind::kFloat32:
-      pack(m, static_cast<const float*>(weights.values), as_it_is<float>);
-      break;
-    default: pack_blocks(m, weights.kind, static_cast<const uint8_t*>(weights.values));
+    case Kind::kNarrowFloat32: return pack(m, tile, static_cast<const BFloat16*>(weights.values));
+    case Kind::kFloat16: return pack(m, tile, static_cast<const Float16*>(weights.values));
+    case Kind::kFloat32: return pack(m, tile, static_cast<const float*>(weights.values));
+    default: pack_blocks(m, tile, weights.kind, static_cast<const uint8_t*>(weights.values));
   }
+  return true;
+}
+
+template <class T>
+void unpack_plain(const Matrix& m, const uint8_t* tile, int n, float* out) {
+  const T* values = reinterpret_cast<const T*>(tile);
+  for (int k = 0; k < m.inputs; ++k) {
+    const T value = values[place(T(), k, n)];
+    if constexpr (std::is_same_v<T, float>) {
+      out[k] = value;
+    } else {
+      out[k] = to_float(value);
+    }
+  }
+}
+
+}  // namespace
+
+bool is_whole(const Weights& weights) {
+  if (weights.kind < Kind::kBFloat16 || weights.kind > kLastKind) return false;
+  if (weights.outputs < 1 || weights.inputs < 1) return false;
+  if (weights.values == nullptr || weights.inputs % elements(weights.kind) != 0) return false;
+  const size_t bytes = weights.outputs * row_bytes(weights.kind, weights.inputs);
+  if (weights.bytes != static_cast<int64_t>(bytes)) return false;
+  return weights.bias_size == (weights.bias == nullptr ? 0 : weights.outputs);
+}
+
+Matrix packed(const Weights& weights, Arena& arena, Team& team) {
+  Matrix m;
+  m.kind = weights.kind == Kind::kQ4_0   ? Kind::kQ4_1
+           : weights.kind == Kind::kQ5_0 ? Kind::kQ8_0
+                                         : weights.kind;
+  m.outputs = weights.outputs, m.inputs = weights.inputs;
+  m.data = arena.take(m.tile_bytes() * m.tiles());
+  std::atomic<bool> is_exact{true};
+  team.run([&](int member) {
+    const Span own = part(m.tiles(), member, team.size());
+    for (int64_t tile = own.first; tile < own.last; ++tile) {
+      if (!pack_tile(m, static_cast<int>(tile), weights)) is_exact = false;
+    }
+  });
+  m.is_exact = is_exact;
   m.bias = padded(m, weights.bias);
   return m;
+}
+
+void unpack_row(const Matrix& m, int64_t output, float* out) {
+  uint8_t* tile = m.data + output / kTile * m.tile_bytes();
+  const int n = static_cast<int>(output % kTile);
+  if (m.kind == Kind::kFloat32) return unpack_plain<float>(m, tile, n, out);
+  if (m.kind == Kind::kFloat16) return unpack_plain<Float16>(m, tile, n, out);
+  if (!is_coded(m.kind)) return unpack_plain<BFloat16>(m, tile, n, out);
+  const Encoding encoding = encoding_of(m.kind);
+  const int count = elements(m.kind), blocks = m.inputs / count;
+  const size_t code_size = code_bytes(m.kind);
+  uint8_t* scales = tile + blocks * code_size;
+  const auto take = [](const void* from, void* to, size_t size) { std::memcpy(to, from, size); };
+  Unpacked block;
+  for (int at = 0; at < blocks; ++at, tile += code_size, scales += scale_bytes(m.kind)) {
+    move_codes(code_size / kTile, n, tile, block.codes, take);
+    if (encoding.is_nibbles) split_nibbles(part_inputs(encoding), count, block.codes);
+    move_scales(encoding, n, scales, block, take);
+    weigh(m.kind, block, out + at * count);
+  }
 }
 
 }  // namespace slipstream

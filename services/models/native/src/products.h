@@ -44,8 +44,14 @@ inline Lanes all_of(uint32_t word) {
 }
 
 // Two inputs in bfloat16 lie as the instruction for pairs takes them: the later one comes first.
-inline Lanes first_input(const float* p) { return load_first(p); }
-inline Lanes second_input(const float* p) { return load_second(p); }
+template <class T>
+inline Lanes first_input(const T* p) {
+  return load_first(p);
+}
+template <class T>
+inline Lanes second_input(const T* p) {
+  return load_second(p);
+}
 inline Lanes first_input(const BFloat16* p) { return load_second(p); }
 inline Lanes second_input(const BFloat16* p) { return load_first(p); }
 
@@ -126,16 +132,29 @@ inline Kernel kernel_for(int rows, int tiles) {
   return tiles == 1 ? kernel_for<T, 1>(rows, counts) : kernel_for<T, MAX_TILES>(rows, counts);
 }
 
+template <class Format>
+inline Kernel coded_kernel(int rows, int tiles) {
+  return kernel_for<Format, kMaxCodedRows, kMaxCodedTiles>(rows, tiles);
+}
+
 inline Kernel kernel_for(Kind kind, int rows, int tiles) {
   switch (kind) {
     case Kind::kBFloat16: return kernel_for<Rounded, kMaxRows, kMaxTiles>(rows, tiles);
     case Kind::kFloat32: return kernel_for<AsTheyAre<float>, kMaxRows, kMaxTiles>(rows, tiles);
     case Kind::kNarrowFloat32:
       return kernel_for<AsTheyAre<BFloat16>, kMaxRows, kMaxTiles>(rows, tiles);
-    case Kind::kQ8_0: return kernel_for<Bytes, kMaxCodedRows, kMaxCodedTiles>(rows, tiles);
-    case Kind::kQ4_K: return kernel_for<SuperNibbles, kMaxCodedRows, kMaxCodedTiles>(rows, tiles);
-    case Kind::kQ6_K: return kernel_for<SuperBytes, kMaxCodedRows, kMaxCodedTiles>(rows, tiles);
-    default: return kernel_for<Nibbles, kMaxCodedRows, kMaxCodedTiles>(rows, tiles);
+    case Kind::kFloat16: return kernel_for<AsTheyAre<Float16>, kMaxRows, kMaxTiles>(rows, tiles);
+    case Kind::kQ5_1: return coded_kernel<Groups<Bytes, Float16, true>>(rows, tiles);
+    case Kind::kQ8_0: return coded_kernel<Groups<Bytes, Float16, false>>(rows, tiles);
+    case Kind::kQ2_K: return coded_kernel<Supers<Nibbles, 2, true>>(rows, tiles);
+    case Kind::kQ3_K: return coded_kernel<Supers<Named<kThreeBits>, 2, false>>(rows, tiles);
+    case Kind::kQ4_K: return coded_kernel<Supers<Nibbles, 1, true>>(rows, tiles);
+    case Kind::kQ5_K: return coded_kernel<Supers<Bytes, 1, true>>(rows, tiles);
+    case Kind::kQ6_K: return coded_kernel<Supers<Bytes, 2, false>>(rows, tiles);
+    case Kind::kIQ4_NL: return coded_kernel<Groups<Named<kUneven>, Float16, false>>(rows, tiles);
+    case Kind::kIQ4_XS: return coded_kernel<Supers<Named<kUneven>, 1, false>>(rows, tiles);
+    case Kind::kMXFP4: return coded_kernel<Groups<Named<kFloat4>, BFloat16, false>>(rows, tiles);
+    default: return coded_kernel<Groups<Nibbles, Float16, true>>(rows, tiles);
   }
 }
 
