@@ -64,8 +64,7 @@ class GgufSource(WeightSource):
         self.is_tied = self.architecture.is_tied
         check_tensors(self)
         self._check_nothing_left()
-        if not is_dense:
-            check_types(self)
+        check_types(self)
         self.rotaries = tuple(
             Rotary(own.inv_freq / self._rope_factors, own.attention_scaling)
             for own in self.architecture.rotaries()
@@ -79,7 +78,7 @@ class GgufSource(WeightSource):
 
     def type_of(self, name: str) -> str:
         """Return a tensor's type. Raises `WeightsError` where there is none."""
-        return self._tensor(name).type
+        return "F32" if name in self._zeros else self._tensor(name).type
 
     def matrix(self, name: str) -> Weights:
         if self._is_dense:

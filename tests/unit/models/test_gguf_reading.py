@@ -109,6 +109,7 @@ def test_a_bias_of_any_linear_is_added_wherever_it_is(part, layer, plain, tmp_pa
     path = tiny_gguf.write(
         tmp_path / "bias.gguf", f32, more={f"blk.{layer}.{part}.bias": bias.astype(np.float32)}
     )
+    assert model_of(path).is_native
     found = hidden(model_of(path, dtype="float32"))
     assert np.abs(found - plain[1]).max() > 0.01 or part == "attn_k"
     np.testing.assert_allclose(found, theirs(path), rtol=0, atol=2e-3)
