@@ -12,6 +12,7 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 from slipstream.bench.gpu.memory_use import memory_use
+from slipstream.bench.gpu.shapes import MODELS
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import TokenTree
 from slipstream.models.dtypes import CPU, choose_dtype
@@ -23,7 +24,6 @@ from slipstream.models.numerics.rules import Numerics
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from slipstream.models.torch_arrays import torch_dtype
-from slipstream.sizing.gpus import MODELS
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SESSIONS = (1, 2, 4, 8, 16, 32, 64)
@@ -33,7 +33,7 @@ _COPIED = {False: 1 << 30, True: 1 << 27}
 
 
 def measure_floors(shape: str, *, dtype: str, device: str, numerics: Numerics) -> dict[str, Any]:
-    """Return times in milliseconds of a random model of a shape: `sizing.gpus.MODELS`, or a
+    """Return times in milliseconds of a random model of a shape: `MODELS`, or a
     directory with a config.json. Raises `InvalidRequest` for another."""
     place = parse_device(device)
     model, read = _random_model(shape, dtype, place, numerics)

@@ -38,7 +38,7 @@ class GpuRunFlags:
     minutes: float = option(9.0, "Time for all steps; what is left then is not run.")
     shape: str | None = option(
         None,
-        "Shapes of a model with random weights to time, as of `slipstream size --model`, or none.",
+        "Shapes of a model with random weights to time: a published one, a directory, or none.",
         show_default="llama-3-8b, on a CPU none",
     )
     max_new_tokens: int = option(64, "Maximum number of tokens of a reply.")

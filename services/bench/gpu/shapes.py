@@ -1,25 +1,7 @@
-"""GPUs by their data sheets, and published sizes of models for which no file is needed."""
+"""Published sizes of models for which no file is needed."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass
 from typing import Any
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """A GPU: bytes of memory, bytes per second of it, and dense bfloat16 operations per second."""
-
-    name: str
-    memory: float
-    bandwidth: float
-    flops: float
-
-
-GPUS = {
-    "h100": Gpu("H100 SXM", 80e9, 3.35e12, 989e12),
-    "h200": Gpu("H200 SXM", 141e9, 4.8e12, 989e12),
-    "a100": Gpu("A100 SXM 80 GB", 80e9, 2.039e12, 312e12),
-}
 
 _LLAMA: Mapping[str, Any] = {
     "model_type": "llama",
