@@ -63,7 +63,7 @@ class GpuRunFlags:
         own = ["bench", "gpu", *place, "--shape", shape, "--step"]
         speed = ["bench", "speed", *place, *short, "--methods"]
         serve = ["bench", "serve", *place, *short, "--methods", "plain,auto", "--repeats", "1"]
-        load = ["--concurrency", "1,4,16,64", "--requests-per-worker", "1", "--check-identity"]
+        load = ["--concurrency", "1,4,16,64", "--requests-per-worker", "1"]
         no_model, no_shape = _lack(models.target), "no shape" if shape == _NO_SHAPE else ""
         sampled = ("plain,best", "--temperature", "1")
         return [
