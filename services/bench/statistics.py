@@ -7,7 +7,7 @@ import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
-from statistics import fmean, median
+from statistics import median
 from typing import Self, TypeVar
 
 import numpy as np
@@ -15,7 +15,6 @@ from numpy.typing import NDArray
 
 from slipstream.core.request.stats import SpeculationStats
 
-PERCENTS = (50, 90, 95, 99)
 CONFIDENCE = 0.95
 _RESAMPLES = 2000
 _SEED = 9
@@ -37,15 +36,6 @@ class Interval:
     high: float
     coverage: float
     count: int
-
-
-def spread(values: Sequence[float]) -> dict[str, float] | None:
-    """Return percentiles (linear between neighbours) and mean by name; None of no values."""
-    if not values:
-        return None
-    found = np.percentile(np.asarray(values, dtype=np.float64), PERCENTS).tolist()
-    shown = {f"p{percent}": value for percent, value in zip(PERCENTS, found, strict=True)}
-    return shown | {"mean": fmean(values)}
 
 
 def median_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Interval | None:

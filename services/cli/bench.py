@@ -1,7 +1,7 @@
-"""`slipstream bench`: speed, costs and rounding of models. Knows only options and printing."""
+"""`slipstream bench`: speed and costs of models. Knows only options and printing."""
 
 from collections.abc import Iterator, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from enum import StrEnum
 from typing import TYPE_CHECKING, Any, Literal
 
@@ -13,7 +13,6 @@ from slipstream.cli.benchmarks.bench_flags import (
     Numerics,
     OutputFlags,
     QuestionFlags,
-    machine_facts,
     plan_facts,
 )
 from slipstream.cli.benchmarks.bench_gpu import gpu
@@ -91,20 +90,6 @@ class CostFlags:
             raise InvalidRequest(f"rows are {self.rows!r}, but must be as 1,4,16") from None
 
 
-@dataclass(frozen=True, slots=True)
-class QualityFlags:
-    """Target and reference of a comparison."""
-
-    target: str = option("smollm2-135m-q4_1", "Target: an alias, a path or OWNER/NAME of the hub.")
-    dtype: str = option(
-        "auto",
-        "Type of the target: auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).",
-    )
-    reference: str | None = option(None, "Model to compare with; default: the target itself.")
-    reference_dtype: str = option("float32", "Type of the reference.")
-    num_tokens: int = option(2000, "Tokens of the prompts to compare at.")
-
-
 @app.callback()
 def _group() -> None:
     """Measure speed and identity."""
@@ -150,43 +135,6 @@ def speed(prompts: QuestionFlags, run: SpeedFlags, models: ModelFlags, output: O
     console.print(report.category_table(figures))
     show_lines(report.divergence_lines(figures))
     output.write({"environment": environment, "methods": figures})
-
-
-@app.command()
-@with_flags
-def quality(flags: QualityFlags, prompts: QuestionFlags, output: OutputFlags) -> None:
-    """Distance of a target's next-token distributions from those of a reference.
-
-    By default a target in blocks of a GGUF file, whose tokens are rounded to 8 bits for each
-    product, is compared with the same weights in float32.
-    """
-    output.check()
-    if flags.num_tokens < 1:
-        raise InvalidRequest(f"num_tokens is {flags.num_tokens}, but must be at least 1")
-    questions = prompts.questions()
-    from slipstream.bench.quality import compare, cut
-    from slipstream.models.loading import load_model
-    from slipstream.models.target.causal import CausalModel
-    from slipstream.models.tokenizer import text_tokenizer
-
-    loaded = load_model(flags.target, dtype=flags.dtype)
-    text = text_tokenizer(loaded.tokenizer)
-    chunks = cut(
-        [text.encode("\n".join(at.turns), add_special_tokens=True) for at in questions],
-        flags.num_tokens,
-    )
-    named = flags.reference or flags.target
-    reference = CausalModel(load_model(named, dtype=flags.reference_dtype).model)
-    model = CausalModel(loaded.model)
-    found = compare(reference, model, chunks)
-    typer.echo(
-        f"{flags.target} ({model.weights_type}) beside {named} ({reference.weights_type}),"
-        f" {found.num_tokens} tokens: top-1 agreement {found.top1:.3f}, KL {found.kl:.5f} nats,"
-        f" perplexity {found.perplexity:.3f} ({found.reference_perplexity:.3f})"
-    )
-    types = {"target_type": model.weights_type, "reference_type": reference.weights_type}
-    environment = {**machine_facts("cpu"), **types}
-    output.write({"environment": environment, "quality": asdict(found)})
 
 
 @app.command()

@@ -26,8 +26,7 @@ _COMMANDS = {
     "doctor": ("doctor", "doctor"),
     "up": ("up", "up"),
     "trace": ("trace", "trace"),
-    "size": ("sizing.size", "size"),
-    "simulate": ("sizing.size", "run_simulation"),
+    "size": ("size", "size"),
 }
 """Commands, each with its module and its function there."""
 _GROUPS = ("models", "certs", "keys")

@@ -2,6 +2,7 @@
 
 import json
 import math
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,8 +16,6 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.options import option
 
 if TYPE_CHECKING:
-    from rich.console import Console
-
     from slipstream.telemetry.traces import Trace
 
 _SERVICES = ("client", "router", "draft", "target")
@@ -56,9 +55,7 @@ def trace(flags: TraceFlags) -> None:
     if flags.json:
         typer.echo(json.dumps(_json_values(found), indent=2, allow_nan=False))
     elif flags.html is None:
-        from slipstream.cli.traces.trace_waterfall import trace_console
-
-        show(found, trace_console())
+        typer.echo("\n".join(lines(found)))
 
 
 def _found(flags: TraceFlags) -> "Trace":
@@ -87,8 +84,8 @@ def page(trace: "Trace") -> str:
     """
     from jinja2 import Environment, PackageLoader
 
+    from slipstream.cli.traces.trace_rows import axis_ms, rows, value_text
     from slipstream.cli.traces.trace_summary import summary
-    from slipstream.cli.traces.trace_waterfall import axis_ms, rows, value_text
     from slipstream.telemetry.traces import REQUEST_ID
 
     templates = Environment(
@@ -109,23 +106,18 @@ def page(trace: "Trace") -> str:
     )
 
 
-def show(trace: "Trace", console: "Console") -> None:
-    """Print waterfall and summary."""
-    from rich.text import Text
-
+def lines(trace: "Trace") -> Iterator[str]:
+    """Yield the summary as lines of text."""
     from slipstream.cli.traces.trace_summary import summary
-    from slipstream.cli.traces.trace_waterfall import waterfall
 
-    console.print(waterfall(trace, console))
     found = summary(trace)
     for name, value in found.facts:
-        console.print(Text(f"{name:<19}{value}"))
-    console.print(Text("\nwhere the time went", style="bold"))
+        yield f"{name:<19}{value}"
+    yield "\nwhere the time went"
     for part in found.parts:
-        console.print(Text(f"  {part.name:<17}{part.duration_ms:9.1f} ms {part.share:6.1%}"))
-    console.print(Text(f"{found.explained:.1%} of the wall time is accounted for.\n", style="dim"))
-    for sentence in (*found.sentences, *(f"link: {link}" for link in found.links)):
-        console.print(Text(sentence))
+        yield f"  {part.name:<17}{part.duration_ms:9.1f} ms {part.share:6.1%}"
+    yield f"{found.explained:.1%} of the wall time is accounted for.\n"
+    yield from found.sentences
 
 
 def _json_values(trace: "Trace") -> dict[str, Any]:

@@ -1,27 +1,75 @@
-"""The number of drafts that targets need, by a formula that estimates what the simulator finds.
+"""The number of drafts that targets need, by one formula.
 
 All sessions of a target share every step, and all sessions of a draft every pass, so that a round
 takes step(S / T) + depth x level(S / D) + calls, for S sessions, T targets and D drafts.
 """
 
+import math
 from dataclasses import dataclass, replace
-from statistics import mean
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.sizing.recording import DeviceTimes, Recording
+from slipstream.core.policy.cost_curve import CostCurve
 
 KNEE = 0.95
 """Share of the possible throughput: more drafts than reach it hardly pay."""
 
 
 @dataclass(frozen=True, slots=True)
-class MeanRound:
-    """The average round; `prompt` are prompt tokens, spread over the rounds of their answers."""
+class DeviceTimes:
+    """Seconds of engines, and of calls between them.
 
-    depth: float
-    nodes: float
+    `verify` are (batched tokens, seconds) of one session's forwards on the target, ascending from
+    1; every further session of a step adds `verify_session_s`. A pass of the draft, one level of
+    the trees of all its sessions, takes `level_s`, and `level_token_s` for every batched token
+    beyond the first. `call_s` is a call to an engine and back beside the engine's own time.
+    """
+
+    verify: tuple[tuple[int, float], ...]
+    level_s: float
+    level_token_s: float = 0.0
+    verify_session_s: float = 0.0
+    call_s: float = 0.001
+
+    def __post_init__(self) -> None:
+        for name in ("level_s", "call_s", "level_token_s", "verify_session_s"):
+            seconds, is_needed = getattr(self, name), name in {"level_s", "call_s"}
+            if not 0 <= seconds < math.inf or (is_needed and not seconds):
+                raise InvalidRequest(f"{name} is {seconds}, which is no time of an engine or call")
+        self.curve()
+
+    def curve(self) -> CostCurve:
+        """Return the time of a step of the target by batched tokens and sessions."""
+        return CostCurve(self.verify, session_s=self.verify_session_s)
+
+    def level(self, num_tokens: float) -> float:
+        """Return the time of a pass of the draft over so many batched tokens."""
+        return self.level_s + self.level_token_s * (num_tokens - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class MeanRound:
+    """The average round: a chain of `depth` draft tokens, of which `final - 1` are accepted.
+
+    `prompt` are prompt tokens, spread over the rounds of their answers.
+    """
+
+    depth: int
     final: float
     prompt: float = 0.0
+
+    @classmethod
+    def of_chain(cls, acceptance: float, depth: int, prompt_share: float = 0.0) -> "MeanRound":
+        """Return the round whose tokens are each accepted with a probability if all before are.
+
+        `prompt_share` are prompt tokens for each token of an answer. Raises `InvalidRequest`.
+        """
+        if not (0 <= acceptance <= 1 and 0 <= depth <= 127):
+            raise InvalidRequest(
+                f"acceptance is {acceptance:g} and depth {depth}, but must be from 0 to 1"
+                " and from 0 to 127"
+            )
+        final = sum(acceptance**at for at in range(depth + 1))
+        return cls(depth, final, prompt_share * final)
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,19 +101,6 @@ class Estimate:
     calls_s: float
 
 
-def mean_round(recording: Recording) -> MeanRound:
-    """Return the average of all rounds. Raises `InvalidRequest` where there is none."""
-    rounds = [each for request in recording.requests for each in request.rounds]
-    if not rounds:
-        raise InvalidRequest("the requests have no round after the prompt's own")
-    return MeanRound(
-        mean(each.depth for each in rounds),
-        mean(each.nodes for each in rounds),
-        1 + mean(each.accepted for each in rounds),
-        sum(request.num_prompt_tokens for request in recording.requests) / len(rounds),
-    )
-
-
 def estimate(times: DeviceTimes, average: MeanRound, pools: Pools) -> Estimate:
     """Return the throughput beside that of the same targets without drafts."""
     parts = _round_s(times, average, pools)
@@ -94,14 +129,14 @@ def drafts_needed(
 
 
 def _round_s(times: DeviceTimes, average: MeanRound, pools: Pools) -> tuple[float, float, float]:
-    """Return the time of a round in a target, in a draft, and in calls and router."""
+    """Return the time of a round in a target, in a draft, and in calls."""
     is_drafted = bool(pools.drafts and average.depth)
     size = max(pools.sessions / pools.targets, 1.0)
     # Without drafts an answer has more rounds, and each of them less of the prompt.
-    nodes, rounds = (average.nodes, 1.0) if is_drafted else (0.0, average.final)
+    nodes, rounds = (average.depth, 1.0) if is_drafted else (0, average.final)
     tokens = round(size * (1 + nodes + average.prompt / rounds))
     verify_s = times.curve().seconds(max(tokens, 1), max(round(size), 1))
     if not is_drafted:
-        return verify_s, 0.0, times.call_s + times.router_s
+        return verify_s, 0.0, times.call_s
     draft_s = average.depth * times.level(max(pools.sessions / pools.drafts, 1.0))
-    return verify_s, draft_s, 2 * times.call_s + times.router_s
+    return verify_s, draft_s, 2 * times.call_s

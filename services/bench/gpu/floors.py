@@ -3,7 +3,8 @@
 The weights are random ones of a model's shapes: times do not depend on their values.
 """
 
-from collections.abc import Callable
+import resource
+from collections.abc import Callable, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -11,7 +12,6 @@ from typing import Any
 import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
-from slipstream.bench.gpu.memory_use import memory_use
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import TokenTree
 from slipstream.models.dtypes import CPU, choose_dtype
@@ -23,7 +23,51 @@ from slipstream.models.numerics.rules import Numerics
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from slipstream.models.torch_arrays import torch_dtype
-from slipstream.sizing.gpus import MODELS
+
+_LLAMA: Mapping[str, Any] = {
+    "model_type": "llama",
+    "hidden_act": "silu",
+    "hidden_size": 4096,
+    "intermediate_size": 14336,
+    "num_hidden_layers": 32,
+    "num_attention_heads": 32,
+    "num_key_value_heads": 8,
+    "vocab_size": 128256,
+    "max_position_embeddings": 8192,
+    "rms_norm_eps": 1e-5,
+    "rope_theta": 500000.0,
+    "tie_word_embeddings": False,
+}
+MODELS: Mapping[str, Mapping[str, Any]] = {
+    "llama-3-8b": _LLAMA,
+    "llama-3-70b": {
+        **_LLAMA,
+        "hidden_size": 8192,
+        "intermediate_size": 28672,
+        "num_hidden_layers": 80,
+        "num_attention_heads": 64,
+    },
+    "qwen3-8b": {
+        **_LLAMA,
+        "model_type": "qwen3",
+        "intermediate_size": 12288,
+        "num_hidden_layers": 36,
+        "head_dim": 128,
+        "vocab_size": 151936,
+        "max_position_embeddings": 40960,
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
+    },
+    "mistral-7b": {
+        **_LLAMA,
+        "model_type": "mistral",
+        "vocab_size": 32768,
+        "max_position_embeddings": 32768,
+        "rope_theta": 1000000.0,
+        "sliding_window": None,
+    },
+}
+"""Published sizes: fields of each one's config.json."""
 
 _ROWS = (1, 2, 4, 8, 16, 32, 64, 128, 256)
 _SESSIONS = (1, 2, 4, 8, 16, 32, 64)
@@ -33,7 +77,7 @@ _COPIED = {False: 1 << 30, True: 1 << 27}
 
 
 def measure_floors(shape: str, *, dtype: str, device: str, numerics: Numerics) -> dict[str, Any]:
-    """Return times in milliseconds of a random model of a shape: `sizing.gpus.MODELS`, or a
+    """Return times in milliseconds of a random model of a shape: `MODELS`, or a
     directory with a config.json. Raises `InvalidRequest` for another."""
     place = parse_device(device)
     model, read = _random_model(shape, dtype, place, numerics)
@@ -119,6 +163,17 @@ def _compute(model: CausalModel, parts: list[Part]) -> None:
 def _timed(run: Callable[[int], None], counts: tuple[int, ...]) -> dict[int, float]:
     seconds = best_seconds([partial(run, count) for count in counts])
     return dict(zip(counts, seconds, strict=True))
+
+
+def memory_use(device: str) -> dict[str, Any]:
+    """Return the most bytes that tensors, and the allocator, have taken on a GPU; on a CPU the
+    most that the process has."""
+    if device != "cpu":
+        return {
+            "allocated": torch.cuda.max_memory_allocated(device),
+            "reserved": torch.cuda.max_memory_reserved(device),
+        }
+    return {"resident": resource.getrusage(resource.RUSAGE_SELF).ru_maxrss << 10}
 
 
 def _bandwidth(device: str) -> float:

@@ -7,7 +7,7 @@ import torch
 from torch import Tensor
 
 from slipstream.bench.cost import CacheSource
-from slipstream.bench.gpu.memory_use import memory_use
+from slipstream.bench.gpu.floors import memory_use
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.inline import finished
 from slipstream.core.request.profile import Profile

@@ -7,16 +7,7 @@ from typing import Any
 
 from rich.table import Table
 
-from slipstream.bench.report import (
-    Figures,
-    draw_line,
-    fixed,
-    markdown,
-    number,
-    scale_loads,
-    table,
-    table_of,
-)
+from slipstream.bench.report import Figures, fixed, markdown, number, table, table_of
 from slipstream.plots import save_plot
 
 _ONE_BY_ONE = "one after another"
@@ -199,8 +190,11 @@ def _lines(levels: Sequence[Figures], axes: Any) -> None:
         ]
         if len(found) > 1:
             style = "-" if levels[0]["arms"][name]["is_ours"] else "--"
-            draw_line(axes, found, name, linestyle=style)
-    scale_loads(axes, [level["concurrency"] for level in levels])
+            axes.plot(*zip(*found, strict=True), marker="o", markersize=3, label=name, ls=style)
+    loads = [level["concurrency"] for level in levels]
+    axes.set_xscale("log", base=2)
+    axes.set_xticks(loads, labels=[f"{load:g}" for load in loads])
+    axes.set_ylim(bottom=0)
 
 
 def _names(levels: Sequence[Figures]) -> list[str]:

@@ -38,7 +38,7 @@ class GpuRunFlags:
     minutes: float = option(9.0, "Time for all steps; what is left then is not run.")
     shape: str | None = option(
         None,
-        "Shapes of a model with random weights to time, as of `slipstream size --model`, or none.",
+        "Shapes of a model with random weights to time: a published one, a directory, or none.",
         show_default="llama-3-8b, on a CPU none",
     )
     max_new_tokens: int = option(64, "Maximum number of tokens of a reply.")
@@ -63,7 +63,7 @@ class GpuRunFlags:
         own = ["bench", "gpu", *place, "--shape", shape, "--step"]
         speed = ["bench", "speed", *place, *short, "--methods"]
         serve = ["bench", "serve", *place, *short, "--methods", "plain,auto", "--repeats", "1"]
-        load = ["--concurrency", "1,4,16,64", "--requests-per-worker", "1", "--check-identity"]
+        load = ["--concurrency", "1,4,16,64", "--requests-per-worker", "1"]
         no_model, no_shape = _lack(models.target), "no shape" if shape == _NO_SHAPE else ""
         sampled = ("plain,best", "--temperature", "1")
         return [

@@ -8,16 +8,15 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.cli.traces.trace_waterfall import (
-    error_text,
-    name_of,
-    printable,
-    service_of,
-    value_text,
-)
+from slipstream.cli.traces.trace_rows import error_text, name_of, printable, service_of, value_text
 from slipstream.telemetry.traces import REQUEST_ID, Span, Status, Trace
 
 _SPECULATION = "slipstream.speculation."
+_CONTINUITY = {
+    "target_losses": ("time", "It lost its target {} and went on with another one."),
+    "resumed_tokens": ("token", "It took up {} of an earlier attempt."),
+    "unkept_tokens": ("token", "{} were sent before the session store had kept them."),
+}
 Attributes = Mapping[str, Any]
 
 
@@ -38,20 +37,13 @@ class Summary:
     parts: tuple[StageShare, ...]
     explained: float
     sentences: tuple[str, ...]
-    links: tuple[str, ...]
 
 
 def summary(trace: Trace) -> Summary:
     """Return the summary of a trace."""
     about = trace.request.attributes
-    sentences = (*_speculation(trace), *_continuity(about), *_errors(trace), *_missing(trace))
-    return Summary(
-        tuple(_facts(trace.request)),
-        tuple(_parts(trace)),
-        trace.explained(),
-        sentences,
-        tuple(_links(trace)),
-    )
+    sentences = (*_speculation(trace), *_continuity(about), *_faults(trace))
+    return Summary(tuple(_facts(trace.request)), tuple(_parts(trace)), trace.explained(), sentences)
 
 
 def _facts(request: Span) -> Iterator[tuple[str, str]]:
@@ -115,57 +107,30 @@ def _drafted(trace: Trace, steps: int, plain: int) -> Iterator[str]:
     if verify_ms:
         each_ms = (draft_ms + verify_ms) / (steps * length + plain)
         waits = [f"{ms / (steps + plain):.1f} ms for its" for ms in (draft_ms, verify_ms)]
-        yield (
-            f"A round waited {waits[0]} draft and {waits[1]} target, {each_ms:.1f} ms a token:"
-            f" {_verdict(_number(about, _SPECULATION + 'plain_round_ms'), each_ms)}."
-        )
-
-
-def _verdict(plain_ms: float, each_ms: float) -> str:
-    """Compare a token's time with that of a plain round, as the router knew it."""
-    if not plain_ms:
-        return "speculation helped if a plain round takes longer than that"
-    helped = "helped" if each_ms < plain_ms else "did not help"
-    return f"plain rounds took {plain_ms:.1f} ms, so speculation {helped}"
+        verdict = "speculation helped if a plain round takes longer than that"
+        if plain_ms := _number(about, _SPECULATION + "plain_round_ms"):
+            helped = "helped" if each_ms < plain_ms else "did not help"
+            verdict = f"plain rounds took {plain_ms:.1f} ms, so speculation {helped}"
+        places = f"{waits[0]} draft and {waits[1]} target, {each_ms:.1f} ms a token"
+        yield f"A round waited {places}: {verdict}."
 
 
 def _continuity(about: Attributes) -> Iterator[str]:
-    losses, resumed, unkept = (
-        int(_number(about, f"slipstream.continuity.{name}"))
-        for name in ("target_losses", "resumed_tokens", "unkept_tokens")
-    )
-    if losses:
-        yield f"It lost its target {_times(losses, 'time')} and went on with another one."
-    if resumed:
-        yield f"It took up {_times(resumed, 'token')} of an earlier attempt."
-    if unkept:
-        yield f"{_times(unkept, 'token')} were sent before the session store had kept them."
+    for name, (what, sentence) in _CONTINUITY.items():
+        if count := int(_number(about, f"slipstream.continuity.{name}")):
+            yield sentence.format(_times(count, what))
 
 
-def _errors(trace: Trace) -> Iterator[str]:
+def _faults(trace: Trace) -> Iterator[str]:
+    """Yield the errors of spans, and the spans that are missing."""
     for span in trace.spans:
         if span.status is Status.ERROR:
             yield f"{name_of(span)} of {service_of(span)} ended in {error_text(span)}."
-
-
-def _missing(trace: Trace) -> Iterator[str]:
     found = trace.orphans()
-    lost = [span for span in found if span is not trace.request]
-    if lost:
+    if lost := [span for span in found if span is not trace.request]:
         yield f"{_times(len(lost), 'span')} have parents that are not in these files, or not yet."
     if trace.request in found:
         yield "The span of the caller is kept elsewhere."
-
-
-def _links(trace: Trace) -> Iterator[str]:
-    by_id = {span.span_id: span for span in trace.spans}
-    pairs: Counter[str] = Counter()
-    for span in trace.spans:
-        for link in span.links:
-            other = by_id.get(link.span_id)
-            where = "another trace" if other is None else f"{name_of(other)} of {service_of(other)}"
-            pairs[f"{name_of(span)} -> {where}"] += 1
-    yield from (f"{pair} ({count} times)" if count > 1 else pair for pair, count in pairs.items())
 
 
 def _number(about: Attributes, name: str) -> float:

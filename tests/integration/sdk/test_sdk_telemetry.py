@@ -141,14 +141,6 @@ def test_a_turn_names_its_conversation(client, told):
     assert second.attributes["gen_ai.usage.cache_read.input_tokens"] > 0
 
 
-async def test_a_turn_for_asyncio_names_its_conversation(async_client, told):
-    async with async_client.session() as session:
-        await session.generate("hello", max_tokens=5)
-        span = told.span()
-        assert span.attributes["gen_ai.conversation.id"] == session.session_id
-        assert not span.attributes["gen_ai.request.stream"]
-
-
 @pytest.mark.parametrize("is_dropped", [False, True], ids=["closed", "dropped"])
 def test_an_abandoned_stream_ends_its_span(client, told, is_dropped):
     stream = client.stream("hello", max_tokens=60)
@@ -181,15 +173,6 @@ def test_a_session_that_is_closed_ends_the_span_of_its_turn(client, told):
     assert told.span().attributes["error.type"] == "Cancelled"
 
 
-async def test_a_session_for_asyncio_that_is_closed_ends_the_span_of_its_turn(async_client, told):
-    session = async_client.session()
-    stream = session.stream("hello", max_tokens=60)
-    await anext(stream)
-    await session.aclose()
-    assert told.span().attributes["error.type"] == "Cancelled"
-    assert not stream.is_open
-
-
 async def test_a_stream_that_is_never_read_was_no_request(async_client, told):
     async_client.stream("hello")
     assert told.spans() == ()
@@ -203,13 +186,6 @@ def test_a_request_that_is_refused_is_a_span_with_its_error(client, told):
         span = told.span()
         assert span.attributes["error.type"] == "PromptTooLong"
         assert span.status.status_code is StatusCode.ERROR
-
-
-async def test_a_request_that_is_refused_for_asyncio_is_a_span_with_its_error(async_client, told):
-    for ask in (async_client.generate, async_client.session().generate):
-        with pytest.raises(errors.PromptTooLong):
-            await ask("x" * 200)
-        assert told.span().attributes["error.type"] == "PromptTooLong"
 
 
 def test_no_attribute_holds_the_prompt_or_the_answer(client, told):

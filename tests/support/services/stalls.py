@@ -25,10 +25,3 @@ def stalls_in(log: str) -> list[LoggedStall]:
     lines = [line for line in log.splitlines() if "longest of all callbacks" not in line]
     found = [match for line in lines if (match := _LINE.search(line))]
     return [LoggedStall(float(match[1]), match[2]) for match in found]
-
-
-def longest_in(log: str) -> LoggedStall | None:
-    """The longest of all callbacks, below the limit or not, as a service says at its end."""
-    line = next((line for line in log.splitlines() if "longest of all callbacks" in line), "")
-    match = _LINE.search(line)
-    return None if match is None else LoggedStall(float(match[1]), match[2])

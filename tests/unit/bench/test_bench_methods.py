@@ -1,5 +1,7 @@
 """The grammar of methods: what a name means, and which names mean nothing."""
 
+from dataclasses import replace
+
 import pytest
 
 from slipstream.bench.methods import parse_method, parse_methods, with_references
@@ -7,19 +9,29 @@ from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.types import Shape, StopPolicy, Verification
 
+CLASSIC = SpeculationOptions(
+    mode=Mode.FORCED,
+    max_draft_tokens=5,
+    shape=Shape.CHAIN,
+    stop=StopPolicy.FIXED,
+    lookup=False,
+)
+OPTIONS = {
+    "glide": CLASSIC,
+    "best": SpeculationOptions(),
+    "glide+cape+svip=0.4": replace(
+        CLASSIC, shape=Shape.CAPE, stop=StopPolicy.SVIP, threshold=0.4, max_draft_tokens=None
+    ),
+    "glide+target-init": replace(CLASSIC, shape=Shape.FORK, verification=Verification.TARGET_INIT),
+    "glide+product=4x2x1": replace(
+        CLASSIC, shape=Shape.PRODUCT, widths=(4, 2, 1), max_draft_tokens=None
+    ),
+}
 
-def test_bare_glide_is_a_forced_chain_of_five_tokens():
-    assert parse_method("glide").options == SpeculationOptions(
-        mode=Mode.FORCED,
-        max_draft_tokens=5,
-        shape=Shape.CHAIN,
-        stop=StopPolicy.FIXED,
-        lookup=False,
-    )
 
-
-def test_best_is_the_shipped_default():
-    assert parse_method("best").options == SpeculationOptions()
+@pytest.mark.parametrize("name", OPTIONS)
+def test_a_name_means_these_options(name):
+    assert parse_method(name).options == OPTIONS[name]
 
 
 def test_only_the_shipped_default_copies_unasked():
@@ -29,25 +41,9 @@ def test_only_the_shipped_default_copies_unasked():
         assert parse_method(name).options.lookup is False
 
 
-def test_a_stop_that_adapts_leaves_the_length_to_the_engine():
-    options = parse_method("glide+cape+svip=0.4").options
-    assert (options.shape, options.stop, options.threshold) == (Shape.CAPE, StopPolicy.SVIP, 0.4)
-    assert options.max_draft_tokens is None
-
-
 def test_modifiers_may_come_in_any_order():
     one, two = parse_method("glide+svip+cape+depth=7"), parse_method("glide+depth=7+cape+svip")
     assert one.options == two.options
-
-
-def test_a_product_names_its_widths():
-    options = parse_method("glide+product=4x2x1").options
-    assert (options.shape, options.widths) == (Shape.PRODUCT, (4, 2, 1))
-
-
-def test_target_initialised_roots_come_with_their_shape():
-    options = parse_method("glide+target-init").options
-    assert (options.verification, options.shape) == (Verification.TARGET_INIT, Shape.FORK)
 
 
 def test_a_vanilla_draft_carries_its_model():

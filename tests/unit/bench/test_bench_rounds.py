@@ -7,7 +7,6 @@ import pytest
 from slipstream.bench import rounds_report
 from slipstream.bench.questions import Question
 from slipstream.bench.rounds import (
-    PARTS,
     RoundsEngine,
     RoundsPlan,
     RoundsSample,
@@ -71,16 +70,6 @@ def test_each_part_is_what_its_inner_parts_leave():
     }
 
 
-def test_an_embedded_engine_has_engines_and_a_loop_and_nothing_between():
-    parts = embedded_parts([LOCAL])
-    assert {name for name, value in parts.items() if value} == {
-        "draft_engine",
-        "target_engine",
-        "rest",
-    }
-    assert tuple(parts) == tuple(PARTS)
-
-
 def test_speed_is_what_the_caller_sees_and_its_ratio_is_to_the_embedded_engine():
     of = rounds_figures(
         {
@@ -93,12 +82,6 @@ def test_speed_is_what_the_caller_sees_and_its_ratio_is_to_the_embedded_engine()
     assert of["distributed"]["ratio_decode"] == pytest.approx(1.0)
     assert of["distributed"]["outside_ms"] == pytest.approx(1000 * (60 - 22) / 2)
     assert of["distributed"]["rounds"] == 10
-
-
-def test_a_mean_round_is_all_of_decoding_over_all_rounds():
-    of = rounds_figures({"embedded": [sample()], "distributed": [sample(timings=REMOTE)]})
-    assert rounds_report.total_ms(of["embedded"]) == pytest.approx(1000 * 10 / 5)
-    assert rounds_report.total_ms(of["distributed"]) == pytest.approx(1000 * 20 / 5)
 
 
 def test_other_tokens_are_found_by_question_and_position():
@@ -128,12 +111,6 @@ def test_how_busy_the_idle_ones_were_is_known_only_where_they_can_be_seen():
     of = rounds_figures({"embedded": [sample(others=0.6)], "distributed": [sample()]})
     assert of["embedded"]["others_cpu_share"] == pytest.approx(0.05)
     assert of["distributed"]["others_cpu_share"] is None
-
-
-def test_the_tables_have_a_row_for_everybody_and_for_every_part():
-    of = rounds_figures({"embedded": [sample()], "distributed": [sample(timings=REMOTE)]})
-    assert rounds_report.answers_table(of).row_count == 2
-    assert rounds_report.parts_table(of).row_count == len(PARTS) + 1
 
 
 class Recorder:

@@ -1,18 +1,15 @@
-"""`slipstream trace`: the waterfall at any width, the page, the sentences, and what it refuses."""
+"""`slipstream trace`: the summary, the page and its rows, and what it refuses."""
 
-import io
 import json
 import re
 from html.parser import HTMLParser
 
 import pytest
-from rich.cells import cell_len
-from rich.console import Console
 
 from slipstream.cli.main import exit_code
-from slipstream.cli.trace import page, show
+from slipstream.cli.trace import lines, page
+from slipstream.cli.traces.trace_rows import printable, rows
 from slipstream.cli.traces.trace_summary import summary
-from slipstream.cli.traces.trace_waterfall import printable, rows
 from slipstream.cli.up import StackFlags, traces_directory
 from slipstream.core.errors import InvalidRequest
 from slipstream.telemetry.traces import last_trace, read_spans
@@ -26,55 +23,9 @@ def sample(directory, *request_id, **more):
     return last_trace(read_spans(directory))
 
 
-def shown(trace, width, **more):
-    """What a console that wide shows, as lines."""
-    out = io.StringIO()
-    show(trace, Console(file=out, width=width, highlight=False, markup=False, **more))
-    return out.getvalue().splitlines()
-
-
-def waterfall(lines):
-    """The lines of the tree."""
-    return lines[1 : next(at for at, line in enumerate(lines) if line.startswith("request "))]
-
-
-@pytest.mark.parametrize("width", [40, 60, 80, 120, 200])
-def test_every_span_has_a_line_and_none_is_wider_than_the_terminal(tmp_path, width):
-    trace = sample(tmp_path)
-    lines = shown(trace, width)
-    assert max(map(cell_len, lines)) <= width
-    tree = waterfall(lines)
-    assert len([line for line in tree if "█" in line]) == len(trace.spans)
-
-
-def test_a_wide_terminal_shows_tree_times_bars_and_attributes(tmp_path):
-    text = "\n".join(waterfall(shown(sample(tmp_path), 200)))
-    assert re.search(r"^chat smollm2-135m +client +0\.0 +102\.0 +█+", text, re.MULTILINE)
-    assert re.search(r"^    round 0 +router +4\.0 +20\.0 +█+ +kind prefill, final 1", text, re.M)
-    assert re.search(r"^ {10}kv\.snapshot +target .* bytes 65536, layers 1", text, re.MULTILINE)
-    assert "kind speculative, drafted 5, accepted 2, final 3" in text
-    assert "nodes 5, depth 4, stop reason cost, entropy 1.25, staleness 2, waited 2.9 ms" in text
-
-
-def test_where_there_are_no_colours_there_are_none_and_no_letters_that_do_not_exist(tmp_path):
-    out = io.TextIOWrapper(io.BytesIO(), encoding="ascii")
-    show(sample(tmp_path), Console(file=out, width=120))
-    out.flush()
-    text = out.buffer.getvalue().decode("ascii")
-    assert "\x1b" not in text
-    assert "    round 0" in text
-    assert "####" in text
-
-
-def test_colours_tell_services_apart(tmp_path):
-    text = "\n".join(shown(sample(tmp_path), 160, force_terminal=True, color_system="standard"))
-    for colour in ("34", "35", "36", "32"):
-        assert f"\x1b[{colour}m" in text
-
-
 def test_what_spans_say_gives_a_terminal_no_orders(tmp_path):
     trace = sample(tmp_path, "r\x1b]0;x\x07", error=EVIL, say={"gen_ai.request.model": EVIL})
-    assert not set("\x1b\x07\u202e") & set("\n".join(shown(trace, 120)))
+    assert not set("\x1b\x07\u202e") & set("\n".join(lines(trace)))
 
 
 def test_bars_lie_where_their_spans_do(tmp_path):
@@ -157,7 +108,6 @@ def test_the_summary_says_what_the_request_was_and_where_its_time_went(tmp_path)
     assert [part.name for part in said.parts][:3] == ["acquire", "encode", "prefill"]
     assert sum(part.share for part in said.parts) == pytest.approx(1)
     assert (said.parts[-1].name, said.explained) == ("unexplained", 0.99)
-    assert said.links == ("kv.snapshot -> TargetService/StreamKv of target (2 times)",)
 
 
 def test_the_summary_says_what_drafting_gave(tmp_path):

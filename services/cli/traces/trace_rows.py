@@ -1,4 +1,4 @@
-"""The waterfall of a trace: a row per span with its place in time, and its table on a terminal.
+"""The rows of a trace's page, one per span with its place in time; texts of spans.
 
 Names and attributes are whatever was written in a file: unprintable characters become escapes.
 """
@@ -7,19 +7,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-from rich.text import Text
-
 from slipstream.telemetry.traces import Span, Status, Trace
 
-WIDTH_OF_FILES = 140
-"""Width where no terminal has one."""
-_COLOURS = {"client": "blue", "router": "cyan", "draft": "magenta", "target": "green"}
-_MEDIUM, _WIDE = 60, 100
-"""Columns from which on there is room for services, and for attributes."""
-_BAR, _NUMBER = 20, 10
-"""Columns of a bar, and of a time."""
 _ATTRIBUTES = {
     "gen_ai.usage.": "input_tokens output_tokens",
     "gen_ai.response.": "finish_reasons",
@@ -147,40 +136,3 @@ def _about(span: Span) -> Iterator[str]:
             if value and value != _USUAL:
                 unit = " ms" if name.endswith("_ms") else ""
                 yield f"{name.removesuffix('_ms').replace('_', ' ')} {value_text(value)}{unit}"
-
-
-def trace_console() -> Console:
-    """Return a console as wide as the terminal, without colours where there is none."""
-    console = Console(highlight=False, markup=False, emoji=False)
-    if not console.is_terminal:
-        console.width = WIDTH_OF_FILES
-    return console
-
-
-def waterfall(trace: Trace, console: Console) -> Table:
-    """Return the table, with the columns that the console has room for."""
-    has_service, is_wide = console.width >= _MEDIUM, console.width >= _WIDE
-    mark, cells = "#" if console.options.ascii_only else "█", _BAR if is_wide else 6
-    room = console.width - 2 * _NUMBER - cells - (10 if has_service else 2)
-    table = Table(box=None, padding=(0, 1, 0, 0), header_style="bold")
-    table.add_column("span", no_wrap=True, overflow="crop", max_width=min(room, 40))
-    if has_service:
-        table.add_column("where", no_wrap=True, overflow="crop", width=7)
-    for name in ("at ms", "took ms"):
-        table.add_column(name, justify="right", no_wrap=True, width=_NUMBER - 1)
-    table.add_column("", no_wrap=True, overflow="crop", width=cells)
-    if is_wide:
-        table.add_column("", style="dim")
-    for row in rows(trace):
-        start = min(int(row.left * cells), cells - 1)
-        length = max(round((row.left + row.width) * cells) - start, 1)
-        colour = "red" if row.has_failed else _COLOURS.get(row.service, "yellow")
-        table.add_row(
-            Text("  " * row.depth + row.name),
-            *([Text(row.service, style=colour)] if has_service else []),
-            Text(f"{row.offset_ms:.1f}"),
-            Text(f"{row.span.duration_ms:.1f}"),
-            Text(" " * start + mark * length, style=colour),
-            *([Text(", ".join(row.about))] if is_wide else []),
-        )
-    return table

@@ -1,0 +1,135 @@
+"""Load: what a run asks, how its outputs are compared, and what is refused."""
+
+import random
+from collections import Counter
+from statistics import median
+
+import pytest
+
+from slipstream.bench.load import LoadPlan, LoadRun, identity, load_figures
+from slipstream.bench.methods import parse_request_methods
+from slipstream.bench.questions import Question
+from slipstream.bench.statistics import median_interval, paired
+from slipstream.cli.main import exit_code
+from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.request.results import PromptInfo, RequestStats, Result, Timings
+from slipstream.core.request.stats import SpeculationStats
+from slipstream.core.types import FinishReason, Shape
+
+QUESTIONS = tuple(Question(at, "ab"[at % 2], (f"prompt {at}",)) for at in range(5))
+STATS = RequestStats(
+    3, 0, 3, Timings(1, 1, 0, 0), SpeculationStats(2, 1, 5, 4, 0, (), (), (), {}, {}, True)
+)
+
+
+def plan(methods="plain,auto", users=(1, 2), **changes):
+    return LoadPlan(users, parse_request_methods(methods), QUESTIONS, **changes)
+
+
+def result(tokens):
+    prompt = PromptInfo("id", "model", 0, 3)
+    return Result("", tokens, FinishReason.LENGTH, STATS, prompt)
+
+
+def run(*answers, seconds=1.0, **errors):
+    found = [(name, result(tokens)) for name, tokens in answers]
+    return LoadRun(found, Counter(errors), seconds)
+
+
+def test_methods_are_what_a_request_asks_for():
+    plain, auto, forced, glide = parse_request_methods("plain, auto,forced,glide+cape+depth=4")
+    assert plain.options == SpeculationOptions(mode=Mode.OFF)
+    assert auto.options == SpeculationOptions()
+    assert forced.options == SpeculationOptions(mode=Mode.FORCED)
+    assert (glide.options.shape, glide.options.drafter) == (Shape.CAPE, "glide")
+
+
+def test_repeats_go_on_in_the_questions_which_are_mixed_by_category():
+    asked = [[at.question_id for at in plan().questions_of(1, repeat)] for repeat in range(3)]
+    assert asked == [[0, 1], [2, 3], [4, 0]]
+
+
+def test_every_repeat_goes_through_all_loads_and_the_order_of_methods_moves_on():
+    order = [(users, method.name, repeat) for users, method, repeat in plan(repeats=2).turns()]
+    assert order[:4] == [(1, "plain", 0), (1, "auto", 0), (2, "plain", 0), (2, "auto", 0)]
+    assert order[4:] == [(1, "auto", 1), (1, "plain", 1), (2, "auto", 1), (2, "plain", 1)]
+    assert plan(repeats=2).num_runs == len(order)
+
+
+def test_outputs_are_compared_with_those_of_the_prompt_alone():
+    runs = [run((1, (5, 6)), (2, (5, 7))), run((2, (5,)))]
+    assert identity(runs, {1: (5, 6), 2: (5, 6)}, is_expected=True) == {
+        "identical": 1,
+        "outputs": 3,
+        "expected": True,
+        "differences": [{"question_id": 2, "position": 1}],
+    }
+
+
+def test_figures_are_of_all_runs_and_ratios_of_neighbours():
+    runs = {
+        "plain": [run((1, (5, 6)), seconds=1.0), run((1, (5, 6)), seconds=2.0)],
+        "auto": [run((1, (5, 6)), seconds=0.5), run((1, (5, 6)), seconds=2.0, CapacityError=3)],
+    }
+    [point] = load_figures(plan(users=(8,)), {8: runs}, {1: (5, 6)})["points"]
+    of = point["arms"]["auto"]
+    assert (point["kind"], point["value"]) == ("concurrency", 8)
+    assert (of["tokens_per_s"], of["over_plain"]["median"]) == (2.5, 1.5)
+    assert (of["requests"], of["finished"], of["errors"]) == (5, 2, {"CapacityError": 3})
+    assert (of["mean_acceptance_length"], of["speculative_share"]) == (3.0, pytest.approx(2 / 3))
+    assert point["arms"]["plain"]["over_plain"]["median"] == 1
+
+
+@pytest.mark.parametrize(
+    ("count", "low", "high", "coverage"),
+    [(1, 0, 0, 0.0), (5, 0, 4, 0.9375), (7, 0, 6, 0.984375), (9, 1, 7, 0.9609375)],
+)
+def test_an_interval_is_the_narrowest_pair_of_order_statistics_that_covers(
+    count, low, high, coverage
+):
+    values = list(range(count))
+    random.Random(0).shuffle(values)
+    found = median_interval(values)
+    assert (found.low, found.high, found.count) == (low, high, count)
+    assert found.coverage == pytest.approx(coverage, abs=1e-4)
+    assert found.median == median(values)
+
+
+def test_ratios_are_of_runs_that_were_neighbours():
+    found = paired([2.0, 6.0, None], [1.0, 2.0, 5.0])
+    assert (found["median"], found["count"]) == (2.5, 2)
+    assert paired([None], [1.0]) is None
+
+
+BAD = [
+    (["--concurrency", "0"], "a concurrency is 0"),
+    (["--concurrency", "two"], "concurrency is 'two', but must be numbers"),
+    (["--concurrency", "2,2"], "concurrency '2' is named twice"),
+    (["--repeats", "0"], "repeats is 0"),
+    (["--max-new-tokens", "0"], "max_new_tokens is 0"),
+    (["--requests-per-worker", "0"], "per_worker is 0"),
+    (["--methods", "plain,"], "must be names with commas between"),
+    (["--methods", "auto,auto"], "method 'auto' is named twice"),
+    (["--methods", "hf"], "method 'hf' needs an engine of its own"),
+    (["--methods", "vanilla:x"], "method 'vanilla:x' needs an engine of its own"),
+    (["--methods", "glide+fast"], "numerics are the engine's"),
+    (["--methods", "medusa"], "'medusa' is unknown"),
+    (["--temperature", "nan"], "temperature is nan"),
+    (["--seed", "-1"], "seed is -1"),
+    (["--limit", "0"], "limit is 0"),
+    (["--prompts", "nowhere"], "nowhere can't be read"),
+    (["--json", "/"], "is a directory"),
+    (["--router", "127.0.0.1:1", "--target", "x"], "--target runs models in this process"),
+    (["--tls"], "--tls goes with --router only"),
+    (["--target", "nowhere"], "'nowhere' is not on this machine"),
+]
+
+
+@pytest.mark.parametrize(("flags", "reason"), BAD)
+def test_nonsense_is_refused_in_one_sentence(flags, reason, capsys, tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    monkeypatch.setenv("SLIPSTREAM_OFFLINE", "1")
+    assert exit_code(["bench", "serve", *flags]) == 2
+    printed = capsys.readouterr().err
+    assert reason in printed
+    assert printed.count("\n") == 1
