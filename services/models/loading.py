@@ -13,7 +13,7 @@ from typing import Any, Protocol
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.cores import start_torch
 from slipstream.models.dtypes import AUTO, BFLOAT16, CPU, FLOAT32, Q8, choose_dtype
-from slipstream.models.native.checkpoint import Checkpoint
+from slipstream.models.native.checkpoint import Checkpoint, read_config
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative, has_kernels, kernels
 from slipstream.models.native.source import WeightSource
@@ -23,9 +23,12 @@ from slipstream.models.store.gguf_file import MAX_LAYERS, GgufFile
 from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.store.wheel import Progress
 from slipstream.models.target.architecture import eos_ids
+from slipstream.models.target.families import require_read
 from slipstream.models.tokenizer import NumberedTokenizer, keep, read_kept
 
 _LOG = logging.getLogger("slipstream.models")
+_TORCH_COST = {False: 2, True: 20}
+"""How much longer torch takes for a token: for weights as they are, and dequantised from GGUF."""
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
@@ -64,7 +67,14 @@ def load_model(
     try:
         source = find_source(folder, gguf, dtype, device, num_ranks=num_ranks)
     except NotNative as reason:
-        _LOG.info("%s is loaded by transformers: %s", path.name, reason)
+        is_slower = device == CPU and has_kernels()
+        _LOG.log(
+            logging.WARNING if is_slower else logging.INFO,
+            "%s is computed by torch, not by native kernels%s: %s",
+            path.name,
+            f", which takes about {_TORCH_COST[gguf is not None]} times as long" * is_slower,
+            reason,
+        )
         options: Any = {"progress": progress, "num_ranks": num_ranks}
         return load_target_parts(name, dtype=dtype, device=device, **options)
     tokenizer = find_tokenizer(folder, gguf)
@@ -98,7 +108,7 @@ def load_target_parts(
         if num_ranks == 1:  # else parts are where they belong
             model = model.to(device)
         tokenizer = NumberedTokenizer.of(load_tokenizer(folder, gguf))
-    require_same_vocabulary(path, tokenizer.num_ids, model.config.vocab_size)
+    require_same_vocabulary(path, tokenizer.num_ids, model.config.get_text_config().vocab_size)
     named = getattr(model.generation_config, "eos_token_id", None)
     ends = eos_ids(named) | eos_ids(model.config.get_text_config().eos_token_id)
     return _loaded(name, path, model.eval().requires_grad_(False), tokenizer, ends)
@@ -233,6 +243,8 @@ def _load_model(folder: Path, gguf: Path | None, dtype: Any, num_ranks: int) -> 
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise WeightsError(f"the weights in {path} lack {missing[0]} ({len(missing)} in all)")
+    if gguf is None:
+        require_read(report["unexpected_keys"], str(path), model.config.model_type)
     return model
 
 
@@ -251,9 +263,12 @@ def check_ranks(path: Path, num_ranks: int) -> None:
 def require_causal(folder: Path) -> Any:
     """Return the configuration in a directory.
 
-    Raises `ModelMismatch` unless it is of a decoder-only model, `WeightsError` for a broken one.
+    Raises `ModelMismatch` unless it is of a decoder-only model, `WeightsError` for a broken one, or
+    a field that nothing reads.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
+
+    from slipstream.models.target.transformers_model import account_config
 
     try:
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
@@ -264,6 +279,7 @@ def require_causal(folder: Path) -> Any:
             f"{folder.name} is a model of type {config.model_type}, "
             "but a decoder-only causal language model is needed"
         )
+    account_config(read_config(folder), config)
     layers = getattr(config, "num_hidden_layers", 1)
     if not 1 <= layers <= MAX_LAYERS:
         raise WeightsError(

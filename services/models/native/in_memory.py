@@ -36,7 +36,8 @@ class InMemory(WeightSource):
         at = parse(model.config.get_text_config().to_dict())
         there = {name for name, _ in self._model.base_model.named_parameters()}
         biases = (name for name, _ in at.linears() if f"layers.0.{name}.bias" in there)
-        self.architecture = replace(at, biases=frozenset(biases))
+        scale = getattr(self._model.get_input_embeddings(), "embed_scale", at.embedding_scale)
+        self.architecture = replace(at, biases=frozenset(biases), embedding_scale=float(scale))
         _check_modules(model, self.architecture)
         self.name, self.dtype = type(model).__name__, numpy_dtype(model.dtype)
         own: Any = self._model.base_model.rotary_emb

@@ -8,21 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.core.errors import ModelError
+from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.library import NotNative
 from slipstream.models.store.gguf_file import MAX_LAYERS
-from slipstream.models.target.families import (
-    ATTENTION,
-    FAMILIES,
-    FORMS,
-    GELU,
-    MLP,
-    SILU,
-    Form,
-    fields_of,
-    text_config,
-)
+from slipstream.models.target.families import FORMS, Form, fields_of, text_config
 from slipstream.models.target.rope import ORIGINAL, Rotary, nested_ropes, rope_of, rotary
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -35,6 +25,9 @@ BLOCK_NORMS = {
     ),
 }
 """Names of the norms before and after an attention, and before and after an MLP."""
+_ATTENTION = {f"self_attn.{part}_proj" for part in "qkvo"}
+_MLP = {f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+_GELU, _SILU = {"gelu_pytorch_tanh", "gelu_new"}, {"silu", "swish"}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _NESTED = {"gemma3_text", "olmo3"}
 """Families with a rotary embedding for each kind of layer."""
@@ -151,7 +144,7 @@ def parse(config: Mapping[str, Any]) -> Architecture:
     """
     config = text_config(config)
     family = config.get("model_type")
-    if family not in FAMILIES:
+    if family not in FORMS:
         raise NotNative(f"models of type {family} have no native forward")
     if config.get("quantization_config") is not None:
         raise NotNative("its weights are quantised")
@@ -213,22 +206,22 @@ def eos_ids(value: Any) -> frozenset[int]:
 
 def _is_gelu(family: str, own: Mapping[str, Any]) -> bool:
     name = own.get("hidden_activation", own.get("hidden_act"))
-    if name in GELU or (family == "gemma" and name == "gelu"):  # which means the other there
+    if name in _GELU or (family == "gemma" and name == "gelu"):  # which means the other there
         return True
-    if name not in SILU:
+    if name not in _SILU:
         raise NotNative(f"its MLP is gated by {name}, not by SiLU or GELU's form with tanh")
     return False
 
 
 def _biases(own: Mapping[str, Any], form: Form) -> frozenset[str]:
-    attention = ATTENTION if own.get("attention_bias") else form.biases
-    return frozenset(attention | (MLP if own.get("mlp_bias") else frozenset()))
+    attention = _ATTENTION if own.get("attention_bias") else form.biases
+    return frozenset({*attention, *(_MLP if own.get("mlp_bias") else ())})
 
 
 def _windows(own: Mapping[str, Any], form: Form) -> tuple[int, ...]:
     count = own["num_hidden_layers"]
-    if count > MAX_LAYERS:
-        raise NotNative(f"it has {count} layers")
+    if not 1 <= count <= MAX_LAYERS:
+        raise WeightsError(f"config.json has {count} layers, but 1 to {MAX_LAYERS} can be loaded")
     window: int = (own.get("use_sliding_window", True) and own.get("sliding_window")) or 0
     kinds = own.get("layer_types")
     if kinds is None:

@@ -14,7 +14,7 @@ import numpy as np
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import Array
 from slipstream.models.native.library import NotNative
-from slipstream.models.target.families import FAMILIES, is_number, require_harmless
+from slipstream.models.target.families import defaults, is_number, require_harmless
 
 _NEEDED = {
     "default": (),
@@ -74,7 +74,7 @@ def nested_ropes(own: Mapping[str, Any], family: str) -> tuple[Mapping[str, Any]
     require_harmless({**given, "model_type": family}, (_FULL, _SLIDING, "model_type"), "rope.")
     full = {"rope_theta": own["rope_theta"], **(given.get(_FULL) or {})}
     full.update(own["rope_scaling"] or {})
-    local = own.get("rope_local_base_freq", FAMILIES[family]["rope_theta"])
+    local = own.get("rope_local_base_freq", defaults(family)["rope_theta"])
     sliding = {"rope_theta": local, **(given.get(_SLIDING) or {})}
     for rope in (full, sliding):
         rope.setdefault("rope_type", rope.get("type", "default"))
