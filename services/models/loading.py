@@ -27,8 +27,6 @@ from slipstream.models.target.families import require_read
 from slipstream.models.tokenizer import NumberedTokenizer, keep, read_kept
 
 _LOG = logging.getLogger("slipstream.models")
-_TORCH_COST = {False: 2, True: 20}
-"""How much longer torch takes for a token: for weights as they are, and dequantised from GGUF."""
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 
 
@@ -68,13 +66,9 @@ def load_model(
         source = find_source(folder, gguf, dtype, device, num_ranks=num_ranks)
     except NotNative as reason:
         is_slower = device == CPU and has_kernels()
-        _LOG.log(
-            logging.WARNING if is_slower else logging.INFO,
-            "%s is computed by torch, not by native kernels%s: %s",
-            path.name,
-            f", which takes about {_TORCH_COST[gguf is not None]} times as long" * is_slower,
-            reason,
-        )
+        cost = f", about {20 if gguf else 2} times slower than native code" * is_slower
+        level = logging.WARNING if is_slower else logging.INFO
+        _LOG.log(level, "torch computes %s%s: %s", path.name, cost, reason)
         options: Any = {"progress": progress, "num_ranks": num_ranks}
         return load_target_parts(name, dtype=dtype, device=device, **options)
     tokenizer = find_tokenizer(folder, gguf)
@@ -228,22 +222,20 @@ def _load_model(folder: Path, gguf: Path | None, dtype: Any, num_ranks: int) -> 
     options: dict[str, Any] = gguf_options(gguf) if gguf else {"use_safetensors": True}
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
-    if gguf is None:
+    if gguf:
+        GgufFile(gguf)  # checks all sizes, which other readers believe
+    else:
         require_causal(folder)
     try:
-        if gguf:
-            GgufFile(gguf)  # checks all sizes, which other readers believe
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, dtype=dtype, local_files_only=True, output_loading_info=True, **options
         )
-    except WeightsError:
-        raise
     except Exception as error:  # parsers of broken files raise anything
         raise WeightsError(f"the weights in {path} can't be loaded ({brief(error)})") from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise WeightsError(f"the weights in {path} lack {missing[0]} ({len(missing)} in all)")
-    if gguf is None:
+    if not gguf:
         require_read(report["unexpected_keys"], str(path), model.config.model_type)
     return model
 
@@ -263,8 +255,7 @@ def check_ranks(path: Path, num_ranks: int) -> None:
 def require_causal(folder: Path) -> Any:
     """Return the configuration in a directory.
 
-    Raises `ModelMismatch` unless it is of a decoder-only model, `WeightsError` for a broken one, or
-    a field that nothing reads.
+    Raises `ModelMismatch` unless it is of a decoder-only model, `WeightsError` for a broken one.
     """
     from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig
 

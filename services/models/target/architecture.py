@@ -130,10 +130,13 @@ def context_length(config: Any) -> int:
 
     Raises `ModelError` for attention that the cache can't serve.
     """
+    limit, kinds = int(config.max_position_embeddings), getattr(config, "layer_types", None)
     is_on = getattr(config, "use_sliding_window", True)
-    window = getattr(config, "sliding_window", None) if is_on else None
-    kinds = getattr(config, "layer_types", None)
-    return served_positions(int(config.max_position_embeddings), window, kinds)
+    if window := (is_on and getattr(config, "sliding_window", None)):
+        return min(limit, int(window))
+    if any(kind != _FULL for kind in kinds or ()):
+        raise ModelError(f"attention of the kind {sorted(set(kinds or ()))} can't be cached")
+    return limit
 
 
 def parse(config: Mapping[str, Any]) -> Architecture:
@@ -173,9 +176,7 @@ def parse(config: Mapping[str, Any]) -> Architecture:
         biases=_biases(own, form),
         form=form,
         is_gelu=_is_gelu(family, own),
-        embedding_scale=hidden**0.5
-        if form.has_root_scale
-        else float(own.get("embedding_multiplier", 1.0)),
+        embedding_scale=float(own.get("embedding_multiplier", hidden ** (form.has_root_scale / 2))),
         residual_scale=float(own.get("residual_multiplier", 1.0)),
         attention_scale=float(
             own.get("attention_multiplier", own.get("query_pre_attn_scalar", head_dim) ** -0.5)
@@ -183,19 +184,6 @@ def parse(config: Mapping[str, Any]) -> Architecture:
         logits_scaling=float(own.get("logits_scaling", 1.0)),
         eos_ids=eos_ids(own["eos_token_id"]),
     )
-
-
-def served_positions(limit: int, window: int | None, kinds: Iterable[str] | None) -> int:
-    """Return the positions that attention of these kinds of layers can be served for; `window` is
-    the sliding one, if it counts.
-
-    Raises `ModelError` for attention that the cache can't serve.
-    """
-    if window:
-        return min(limit, int(window))
-    if any(kind != "full_attention" for kind in kinds or ()):
-        raise ModelError(f"attention of the kind {sorted(set(kinds or ()))} can't be cached")
-    return limit
 
 
 def eos_ids(value: Any) -> frozenset[int]:

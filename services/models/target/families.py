@@ -8,7 +8,7 @@ a model was trained, saved or should be sampled, and what transformers reads whe
 import json
 import math
 import re
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -23,6 +23,7 @@ _TABLE = json.loads((Path(__file__).parent / "families.json").read_text(encoding
 _FAMILIES: dict[str, Any] = _TABLE["families"]
 _WRAPPERS = {"gemma3": "gemma3_text"}
 """Models of images and text, whose text alone is served, and the family of that."""
+_OUTER = {"text_config", "vision_config", "mm_tokens_per_image", "tie_word_embeddings"}
 _TYPES = {"int": int, "float": float, "list": list, "dict": dict}
 _EOS = "eos_token_id"
 _ANY = {"max_window_layers", "num_hidden_layers"}
@@ -55,8 +56,7 @@ class Form:
 def defaults(family: str) -> dict[str, Any]:
     """Return the fields that are read of a family's config.json, with their defaults."""
     own = _FAMILIES[family]
-    common: dict[str, Any] = defaults(own["like"]) if "like" in own else _TABLE["common"]
-    return common | own["fields"]
+    return {**(defaults(own["like"]) if "like" in own else _TABLE["common"]), **own["fields"]}
 
 
 FORMS = {name: Form(**own.get("form", {})) for name, own in _FAMILIES.items()}
@@ -74,7 +74,7 @@ def fields_of(config: Mapping[str, Any]) -> dict[str, Any]:
             is_null = config[name] is None and (default is None or kind is bool or name in _NULL)
             found[name] = default if is_null and kind is bool else config[name]
             if not is_null and not _is_of(name, config[name], kind):
-                raise WeightsError(f"config.json has {name} of {_brief(config[name])}")
+                raise WeightsError(f"config.json has {name} of {config[name]!r:.60}")
     return found
 
 
@@ -85,7 +85,7 @@ def text_config(config: Mapping[str, Any]) -> Mapping[str, Any]:
     if family is None or not isinstance(own, dict):
         return config
     outer = {name: config[name] for name in ("tie_word_embeddings", _EOS) if name in config}
-    return {**outer, **own, "model_type": family}
+    return {**own, **outer, "model_type": family}
 
 
 def account_fields(config: Mapping[str, Any]) -> None:
@@ -93,22 +93,20 @@ def account_fields(config: Mapping[str, Any]) -> None:
     neutral or known to change nothing."""
     own = text_config(config)
     if own is not config:
-        known = {"text_config", "vision_config", "mm_tokens_per_image", "tie_word_embeddings"}
-        require_harmless(config, known)
+        require_harmless(config, _OUTER)
     family = own["model_type"]
     unread = _FAMILIES[family].get("unread", {})
     known = {name for name, values in unread.items() if own.get(name) in values}
     require_harmless(own, known | (defaults(family).keys() - unread.keys()))
 
 
-def require_harmless(config: Mapping[str, Any], known: Iterable[str], prefix: str = "") -> None:
+def require_harmless(config: Mapping[str, Any], known: Collection[str], prefix: str = "") -> None:
     """Raise `WeightsError` for a field that is neither known nor harmless nor neutral."""
-    known = set(known)
     for name, value in config.items():
         is_harmless = name in known or (not prefix and _HARMLESS.fullmatch(name))
         if not is_harmless and not _is_neutral(name, value):
             raise WeightsError(
-                f"config.json has {prefix}{name} of {_brief(value)}, which models of type"
+                f"config.json has {prefix}{name} of {value!r:.60}, which models of type"
                 f" {config.get('model_type')} have no reading of here"
             )
 
@@ -122,33 +120,21 @@ def require_read(names: Iterable[str], where: str, family: str) -> None:
         )
 
 
-def is_number(value: object) -> bool:
+def is_number(value: Any) -> bool:
     """Return whether a value is a positive number."""
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return math.isfinite(value) and value > 0
+    return type(value) in (int, float) and bool(0 < value < math.inf)
 
 
 def _is_neutral(name: str, value: Any) -> bool:
-    if value is None or value is False or value in ("", [], {}):
-        return True
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        return False
-    return value == (1 if _SCALE.fullmatch(name) else 0)
+    if type(value) in (int, float):
+        return bool(value == (1 if _SCALE.fullmatch(name) else 0))
+    return not value
 
 
 def _is_of(name: str, value: Any, kind: type) -> bool:
     if name == _EOS:
         ids = value if isinstance(value, list) else [value]
-        return all(isinstance(token, int) and not isinstance(token, bool) for token in ids)
+        return all(type(token) is int for token in ids)
     if kind is float:
         return is_number(value)
-    if kind is int:
-        is_whole = isinstance(value, int) and not isinstance(value, bool)
-        return is_whole and (value > 0 or name in _ANY)
-    return isinstance(value, kind)
-
-
-def _brief(value: Any) -> str:
-    text = repr(value)
-    return text if len(text) <= 60 else f"{text[:57]}..."
+    return type(value) is kind and (kind is not int or name in _ANY or is_number(value))
