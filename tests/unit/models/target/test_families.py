@@ -2,6 +2,8 @@
 
 import json
 import logging
+from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -26,14 +28,14 @@ from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.families import FORMS, account_fields, defaults, fields_of
 from slipstream.models.target.rope import ORIGINAL
 from slipstream.models.target.token_layout import Part
-from support.models import tiny
+from support.models import families, tiny
 from support.models.families import OPTIONS, SIZES, family_model
 from support.models.tiny_checkpoint import byte_tokenizer
 
 needs_kernels = pytest.mark.skipif(
     not library.PATH.is_file(), reason="no native kernels were built"
 )
-COMPUTED = {"rope_theta", "rope_parameters", "rope_scaling", "layer_types", "no_rope_layers"}
+PUBLISHED = json.loads((Path(families.__file__).parent / "published_configs.json").read_text())
 
 
 @pytest.fixture(autouse=True)
@@ -69,23 +71,7 @@ def logits(model):
 @pytest.mark.parametrize("family", FORMS)
 def test_defaults_are_those_of_transformers(family):
     theirs = AutoConfig.for_model(family).to_dict()
-    ours = {name: value for name, value in defaults(family).items() if name not in COMPUTED}
-    for name, value in ours.items():
-        if value is not None and not (name == "sliding_window" and "qwen" in family):
-            assert value == theirs.get(name, value), name
-    full, sliding = (
-        theirs["rope_parameters"].get(kind) for kind in ("full_attention", "sliding_attention")
-    )
-    assert (full or theirs["rope_parameters"])["rope_theta"] == defaults(family)["rope_theta"]
-    assert (
-        sliding is None
-        or sliding["rope_theta"] == parse({"model_type": family}).ropes[1]["rope_theta"]
-    )
-    at = parse({"model_type": family})
-    assert at == parse(theirs)
-    kinds = theirs.get("layer_types") or ["full_attention"] * at.num_layers
-    if family not in ("mistral", "phi3"):
-        assert [window > 0 for window in at.windows] == [kind != "full_attention" for kind in kinds]
+    assert parse({"model_type": family}) == parse(theirs)
 
 
 @needs_kernels
@@ -145,30 +131,23 @@ def config_of(family, **fields):
     return {"model_type": family, **SIZES, **OPTIONS[family], **fields}
 
 
-UNREAD = {
-    "logit_scale": 0.0625,
-    "attn_logit_softcapping": 50.0,
-    "use_qk_norm": True,
-    "alibi": True,
-    "position_embedding_type": "alibi",
-    "use_parallel_residual": True,
-    "num_local_experts": 8,
-    "rotary_pct": 0.5,
-    "clip_qkv": 8.0,
-    "attention_sink_size": 4,
-    "mup_width_scale": 0.5,
-    "rope_interleaved": True,
-    "dual_chunk_attention_config": {"chunk_size": 9},
-    "block_types": ["attention", "recurrent"],
-    "residual_multiplier": 0.5,
-    "mlp_bias": True,
-    "partial_rotary_factor": 0.5,
-}
-NEUTRAL = {
-    **dict.fromkeys(UNREAD, None),
-    **{"alibi": False, "use_qk_norm": False, "num_local_experts": 0, "block_types": []},
-    **{"logit_scale": 1.0, "residual_multiplier": 1, "partial_rotary_factor": 1.0},
-    **{"mlp_bias": False},
+UNREAD = {  # and what changes nothing
+    "logit_scale": (0.0625, 1.0),
+    "attn_logit_softcapping": (50.0, None),
+    "use_qk_norm": (True, False),
+    "alibi": (True, False),
+    "position_embedding_type": ("alibi", None),
+    "num_local_experts": (8, 0),
+    "rotary_pct": (0.5, None),
+    "clip_qkv": (8.0, None),
+    "attention_sink_size": (4, 0),
+    "mup_width_scale": (0.5, 1),
+    "rope_interleaved": (True, False),
+    "dual_chunk_attention_config": ({"chunk_size": 9}, {}),
+    "block_types": (["attention", "recurrent"], []),
+    "residual_multiplier": (0.5, 1),
+    "mlp_bias": (True, False),
+    "partial_rotary_factor": (0.5, 1.0),
 }
 HARMLESS = {
     **{"transformers_version": "4.40", "torch_dtype": "bfloat16", "architectures": ["X"]},
@@ -186,11 +165,12 @@ HARMLESS = {
 @pytest.mark.parametrize("family", FORMS)
 @pytest.mark.parametrize("field", UNREAD)
 def test_a_field_that_nothing_reads_is_refused_by_name_unless_it_is_neutral(family, field):
-    account_fields(config_of(family, **{field: NEUTRAL[field]}))
+    wrong, neutral = UNREAD[field]
+    account_fields(config_of(family, **{field: neutral}))
     if field not in defaults(family):
         wanted = rf"config\.json has {field} of .*, which models of type {family} have no reading"
         with pytest.raises(WeightsError, match=wanted):
-            account_fields(config_of(family, **{field: UNREAD[field]}))
+            account_fields(config_of(family, **{field: wrong}))
 
 
 @pytest.mark.parametrize("family", FORMS)
@@ -245,6 +225,18 @@ def test_kinds_of_layers_that_can_not_be_cached_are_refused(kinds):
         parse(config_of("gemma3_text", layer_types=kinds))
 
 
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_files_as_they_are_published_are_read_as_by_transformers(tmp_path, name):
+    config = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    account_fields(config)
+    theirs = AutoConfig.from_pretrained(tmp_path).get_text_config().to_dict()
+    ours = parse(config)
+    assert ours == replace(parse(theirs), eos_ids=ours.eos_ids)
+    ends = config.get("eos_token_id", 2)
+    assert ours.eos_ids == frozenset(ends if isinstance(ends, list) else [ends])
+
+
 TENSORS = (
     "model.layers.1.self_attn.q_proj.bias_2",
     "model.layers.9.mlp.up_proj.weight",
@@ -274,29 +266,24 @@ def test_what_torch_computes_is_accounted_for_as_well(tmp_path, field, caplog):
     model = tiny.hf_model("gpt-neox")
     model.resize_token_embeddings(264)
     folder = saved(tmp_path, model)
-    change(folder, **{field: NEUTRAL[field]}, **HARMLESS)
+    wrong, neutral = UNREAD[field]
+    change(folder, **{field: neutral}, **HARMLESS)
     load_model(str(folder))
     if library.PATH.is_file():
         [record] = [at for at in caplog.records if "torch computes" in at.message]
         assert record.levelno == logging.WARNING
         assert "about 2 times slower than native code: models of type gpt_neox" in record.message
-    change(folder, **{field: UNREAD[field]})
+    change(folder, **{field: wrong})
     with pytest.raises(WeightsError, match=rf"config\.json has {field} of"):
         load_model(str(folder))
 
 
-@pytest.mark.parametrize("family", ["gemma3_text", "granite"])
-def test_scales_of_logits_are_torchs_as_well(family):
-    own = {"final_logit_softcapping": 2.0} if family == "gemma3_text" else {}
-    model = family_model(family, **own)
-    tokens = tiny.tokens(20)
+@pytest.mark.parametrize("family", FORMS)
+def test_torch_computes_each_family_within_its_window(family):
+    own = {"sliding_window": 64} if "sliding_window" in defaults(family) else {}
+    cap = {"final_logit_softcapping": 2.0} if family == "gemma3_text" else {}
+    model = family_model(family, **own, **cap)
     with torch.inference_mode():
-        expected = model(torch.tensor([tokens])).logits[0].numpy()
-    torchs = CausalModel(model, engine="torch")
-    found = logits_of(torchs, tokens)
+        expected = model(torch.tensor([tiny.tokens(60)])).logits[0].numpy()
+    found = logits(CausalModel(model, engine="torch")).numpy()
     assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
-
-
-def logits_of(model, tokens):
-    hidden, _ = model.forward([Part(model.open(len(tokens)), tokens)])
-    return model.logits(hidden).numpy()
