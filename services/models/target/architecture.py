@@ -176,12 +176,7 @@ def parse(config: Mapping[str, Any]) -> Architecture:
         biases=_biases(own, form),
         form=form,
         is_gelu=_is_gelu(family, own),
-        embedding_scale=float(own.get("embedding_multiplier", hidden ** (form.has_root_scale / 2))),
-        residual_scale=float(own.get("residual_multiplier", 1.0)),
-        attention_scale=float(
-            own.get("attention_multiplier", own.get("query_pre_attn_scalar", head_dim) ** -0.5)
-        ),
-        logits_scaling=float(own.get("logits_scaling", 1.0)),
+        **_scales(own, head_dim, form),
         eos_ids=eos_ids(own["eos_token_id"]),
     )
 
@@ -190,6 +185,17 @@ def eos_ids(value: Any) -> frozenset[int]:
     """Return the ids of a field `eos_token_id`: a number, several or none."""
     ids = value if isinstance(value, list | tuple) else [value]
     return frozenset(token for token in ids if isinstance(token, int))
+
+
+def _scales(own: Mapping[str, Any], head_dim: int, form: Form) -> dict[str, float]:
+    root = own["hidden_size"] ** (form.has_root_scale / 2)
+    usual = own.get("query_pre_attn_scalar", head_dim) ** -0.5
+    return {
+        "embedding_scale": float(own.get("embedding_multiplier", root)),
+        "residual_scale": float(own.get("residual_multiplier", 1.0)),
+        "attention_scale": float(own.get("attention_multiplier", usual)),
+        "logits_scaling": float(own.get("logits_scaling", 1.0)),
+    }
 
 
 def _is_gelu(family: str, own: Mapping[str, Any]) -> bool:
@@ -224,7 +230,7 @@ def _windows(own: Mapping[str, Any], form: Form) -> tuple[int, ...]:
 
 
 def _slides(own: Mapping[str, Any], form: Form, layer: int) -> bool:
-    """Whether a layer has a window where config.json names no kinds of layers."""
+    """Return whether a layer has a window where config.json names no kinds of layers."""
     if every := own.get("sliding_window_pattern", form.window_every):
         return bool((layer + 1) % every)
     if "no_rope_layers" in own:

@@ -36,7 +36,7 @@ _UNREAD_TENSORS = re.compile("|".join(_TABLE["unread_tensors"]))
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What all models of a family have alike.
+    """Form that all models of a family have.
 
     is_fused: queries, keys and values are one matrix in files, and so are gate and up projection;
     has_unit_offset: norms multiply by 1 + weight; has_root_scale: embeddings are multiplied by the
