@@ -71,13 +71,12 @@ class NarrowCache(DynamicCache):
         return super().update(narrowed(keys), narrowed(values), *place, **more)
 
 
-def words(model, count, seed=0):
-    return [token % model.vocab_size for token in tiny.tokens(count, seed)]
+def words(model, count):
+    return [token % model.vocab_size for token in tiny.tokens(count)]
 
 
 def require_transformers_numbers(make):
-    """The text is longer than any window."""
-    model = native(make)
+    model = native(make)  # the text is longer than any window
     tokens = words(model, 150)
     with torch.inference_mode():
         expected = make()(torch.tensor([tokens])).logits[0].numpy()
@@ -118,9 +117,12 @@ def test_each_scale_is_honoured_on_its_own(scale):
 @pytest.mark.parametrize("window", [1, 2, 5, 16, 64, 100, 127, 128, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_node_sees_the_window_before_it_in_any_company(window, dtype):
-    make = partial(families.family_model, "mistral", sliding_window=window)
+    make, tokens = (
+        partial(families.family_model, "mistral", sliding_window=window),
+        tiny.tokens(127),
+    )
     require_transformers_numbers(make)
-    model, tokens = native(make, dtype), tiny.tokens(127)
+    model = native(make, dtype)
     cache = model.open(140)
     model.prefill(cache, tokens)
     hidden, _ = model.forward([Part(cache, [3], TREE)])
