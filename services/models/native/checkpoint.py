@@ -80,7 +80,8 @@ class Checkpoint(WeightSource):
         return eight_bits(stored) if self._is_coded else of_type(stored, self.dtype)
 
     def dense(self, name: str) -> Array:
-        return self._table if self._stored(name) == self._embedding else self._dense(name)
+        stored = self._stored(name)
+        return self._table if stored == self._embedding else self._dense(stored)
 
     def reference(self) -> "PreTrainedModel":
         from transformers import AutoConfig
@@ -108,8 +109,8 @@ class Checkpoint(WeightSource):
         """The embedding, once in memory for all who read it."""
         return self._dense(self._embedding)
 
-    def _dense(self, name: str) -> Array:
-        return self._files.tensor(self._stored(name)).astype(self.dtype, copy=False)
+    def _dense(self, stored: str) -> Array:
+        return self._files.tensor(stored).astype(self.dtype, copy=False)
 
     def _check_types(self, names: Iterable[str]) -> None:
         odd = [name for name in names if not self._files.is_plain(name)]

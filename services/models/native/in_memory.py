@@ -34,18 +34,15 @@ class InMemory(WeightSource):
         if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
             raise NotNative(f"{model.dtype} on {model.device.type} has no native kernels")
         at = parse(model.config.get_text_config().to_dict())
-        there = {name for name, _ in self._model.base_model.named_parameters()}
-        biases = (name for name, _ in at.linears() if f"layers.0.{name}.bias" in there)
-        self.architecture = replace(at, biases=frozenset(biases))
+        biases = (name for name, _ in at.linears() if self.has(f"model.layers.0.{name}.bias"))
+        scale = getattr(self._model.get_input_embeddings(), "embed_scale", at.embedding_scale)
+        self.architecture = replace(at, biases=frozenset(biases), embedding_scale=float(scale))
         _check_modules(model, self.architecture)
         self.name, self.dtype = type(model).__name__, numpy_dtype(model.dtype)
         own: Any = self._model.base_model.rotary_emb
         kinds = [""] if len(at.ropes) == 1 else ["full_attention_", "sliding_attention_"]
-        self.rotaries = tuple(
-            _rotary(own, kind) for kind in kinds if hasattr(own, f"{kind}inv_freq")
-        )
-        if len(self.rotaries) < len(kinds):  # all layers are of one kind
-            self.rotaries *= len(kinds)
+        there = [kind for kind in kinds if hasattr(own, f"{kind}inv_freq")]
+        self.rotaries = tuple(_rotary(own, kind if kind in there else there[0]) for kind in kinds)
         ends = (self._model.get_input_embeddings(), self._model.get_output_embeddings())
         self.is_tied = ends[0].weight is ends[1].weight
 
@@ -95,8 +92,8 @@ def _check_modules(model: Any, at: Architecture) -> None:
 def _check_layer(layer: nn.Module, at: Architecture) -> None:
     """Check that a layer has the tensors of the architecture, in modules of the usual kind."""
     first = "model.layers.0."
-    expected = {(name.removeprefix(first), shape) for name, shape in at.layer(0)}
-    own = {(name, tuple(weight.shape)) for name, weight in layer.named_parameters()}
+    expected = set(at.layer(0))
+    own = {(first + name, tuple(weight.shape)) for name, weight in layer.named_parameters()}
     if odd := sorted(own ^ expected):
         raise NotNative(f"its layers differ in {odd[0][0]}")
     for name, module in layer.named_modules():

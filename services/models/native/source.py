@@ -173,7 +173,7 @@ def _block_norms(source: WeightSource, layer: str, block: int) -> tuple[Array | 
 
 
 def _norm(source: WeightSource, name: str) -> Array:
-    """What a norm multiplies by."""
+    """Factors of a norm's elements."""
     return source.vector(name) + np.float32(source.architecture.form.has_unit_offset)
 
 

@@ -8,21 +8,11 @@ from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.core.errors import ModelError
+from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.library import NotNative
 from slipstream.models.store.gguf_file import MAX_LAYERS
-from slipstream.models.target.families import (
-    ATTENTION,
-    FAMILIES,
-    FORMS,
-    GELU,
-    MLP,
-    SILU,
-    Form,
-    fields_of,
-    text_config,
-)
+from slipstream.models.target.families import FORMS, Form, fields_of, text_config
 from slipstream.models.target.rope import ORIGINAL, Rotary, nested_ropes, rope_of, rotary
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
@@ -35,6 +25,9 @@ BLOCK_NORMS = {
     ),
 }
 """Names of the norms before and after an attention, and before and after an MLP."""
+_ATTENTION = {f"self_attn.{part}_proj" for part in "qkvo"}
+_MLP = {f"mlp.{part}_proj" for part in ("gate", "up", "down")}
+_GELU, _SILU = {"gelu_pytorch_tanh", "gelu_new"}, {"silu", "swish"}
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 _NESTED = {"gemma3_text", "olmo3"}
 """Families with a rotary embedding for each kind of layer."""
@@ -137,10 +130,13 @@ def context_length(config: Any) -> int:
 
     Raises `ModelError` for attention that the cache can't serve.
     """
+    limit, kinds = int(config.max_position_embeddings), getattr(config, "layer_types", None)
     is_on = getattr(config, "use_sliding_window", True)
-    window = getattr(config, "sliding_window", None) if is_on else None
-    kinds = getattr(config, "layer_types", None)
-    return served_positions(int(config.max_position_embeddings), window, kinds)
+    if window := (is_on and getattr(config, "sliding_window", None)):
+        return min(limit, int(window))
+    if any(kind != _FULL for kind in kinds or ()):
+        raise ModelError(f"attention of the kind {sorted(set(kinds or ()))} can't be cached")
+    return limit
 
 
 def parse(config: Mapping[str, Any]) -> Architecture:
@@ -151,7 +147,7 @@ def parse(config: Mapping[str, Any]) -> Architecture:
     """
     config = text_config(config)
     family = config.get("model_type")
-    if family not in FAMILIES:
+    if family not in FORMS:
         raise NotNative(f"models of type {family} have no native forward")
     if config.get("quantization_config") is not None:
         raise NotNative("its weights are quantised")
@@ -180,29 +176,9 @@ def parse(config: Mapping[str, Any]) -> Architecture:
         biases=_biases(own, form),
         form=form,
         is_gelu=_is_gelu(family, own),
-        embedding_scale=hidden**0.5
-        if form.has_root_scale
-        else float(own.get("embedding_multiplier", 1.0)),
-        residual_scale=float(own.get("residual_multiplier", 1.0)),
-        attention_scale=float(
-            own.get("attention_multiplier", own.get("query_pre_attn_scalar", head_dim) ** -0.5)
-        ),
-        logits_scaling=float(own.get("logits_scaling", 1.0)),
+        **_scales(own, head_dim, form),
         eos_ids=eos_ids(own["eos_token_id"]),
     )
-
-
-def served_positions(limit: int, window: int | None, kinds: Iterable[str] | None) -> int:
-    """Return the positions that attention of these kinds of layers can be served for; `window` is
-    the sliding one, if it counts.
-
-    Raises `ModelError` for attention that the cache can't serve.
-    """
-    if window:
-        return min(limit, int(window))
-    if any(kind != "full_attention" for kind in kinds or ()):
-        raise ModelError(f"attention of the kind {sorted(set(kinds or ()))} can't be cached")
-    return limit
 
 
 def eos_ids(value: Any) -> frozenset[int]:
@@ -211,24 +187,35 @@ def eos_ids(value: Any) -> frozenset[int]:
     return frozenset(token for token in ids if isinstance(token, int))
 
 
+def _scales(own: Mapping[str, Any], head_dim: int, form: Form) -> dict[str, float]:
+    root = own["hidden_size"] ** (form.has_root_scale / 2)
+    usual = own.get("query_pre_attn_scalar", head_dim) ** -0.5
+    return {
+        "embedding_scale": float(own.get("embedding_multiplier", root)),
+        "residual_scale": float(own.get("residual_multiplier", 1.0)),
+        "attention_scale": float(own.get("attention_multiplier", usual)),
+        "logits_scaling": float(own.get("logits_scaling", 1.0)),
+    }
+
+
 def _is_gelu(family: str, own: Mapping[str, Any]) -> bool:
     name = own.get("hidden_activation", own.get("hidden_act"))
-    if name in GELU or (family == "gemma" and name == "gelu"):  # which means the other there
+    if name in _GELU or (family == "gemma" and name == "gelu"):  # which means the other there
         return True
-    if name not in SILU:
+    if name not in _SILU:
         raise NotNative(f"its MLP is gated by {name}, not by SiLU or GELU's form with tanh")
     return False
 
 
 def _biases(own: Mapping[str, Any], form: Form) -> frozenset[str]:
-    attention = ATTENTION if own.get("attention_bias") else form.biases
-    return frozenset(attention | (MLP if own.get("mlp_bias") else frozenset()))
+    attention = _ATTENTION if own.get("attention_bias") else form.biases
+    return frozenset({*attention, *(_MLP if own.get("mlp_bias") else ())})
 
 
 def _windows(own: Mapping[str, Any], form: Form) -> tuple[int, ...]:
     count = own["num_hidden_layers"]
-    if count > MAX_LAYERS:
-        raise NotNative(f"it has {count} layers")
+    if not 1 <= count <= MAX_LAYERS:
+        raise WeightsError(f"config.json has {count} layers, but 1 to {MAX_LAYERS} can be loaded")
     window: int = (own.get("use_sliding_window", True) and own.get("sliding_window")) or 0
     kinds = own.get("layer_types")
     if kinds is None:
@@ -243,7 +230,7 @@ def _windows(own: Mapping[str, Any], form: Form) -> tuple[int, ...]:
 
 
 def _slides(own: Mapping[str, Any], form: Form, layer: int) -> bool:
-    """Whether a layer has a window where config.json names no kinds of layers."""
+    """Return whether a layer has a window where config.json names no kinds of layers."""
     if every := own.get("sliding_window_pattern", form.window_every):
         return bool((layer + 1) % every)
     if "no_rope_layers" in own:

@@ -108,7 +108,7 @@ class FastAttention(nn.Module):
         self.layer_idx: int = block.layer_idx  # type: ignore[assignment]
         self._qkv = linears.make([q, k, v])
         self._out = linears.make([o])
-        self._rotation = rotation
+        self._rotation, self._has_rope = rotation, getattr(block, "use_rope", True)
         norms = (getattr(block, "q_norm", None), getattr(block, "k_norm", None))
         self._norms = tuple(FastNorm(norm) for norm in norms if norm is not None)
 
@@ -128,7 +128,8 @@ class FastAttention(nn.Module):
             query, key = heads[:, : self._num_heads], heads[:, self._num_heads :]
             query.copy_(self._norms[0](query))
             key.copy_(self._norms[1](key))
-        factors.rotate_(heads)
+        if self._has_rope:
+            factors.rotate_(heads)
 
     def forward(
         self,
@@ -215,7 +216,6 @@ def _is_usual_attention(module: nn.Module) -> bool:
     return (
         _has_linears(module, _ATTENTION)
         and hasattr(module, "scaling")
-        and getattr(module, "use_rope", True)
         and (norms == [None, None] or all(_is_norm_of_heads(norm, module) for norm in norms))
     )
 

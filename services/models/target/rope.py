@@ -14,7 +14,7 @@ import numpy as np
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import Array
 from slipstream.models.native.library import NotNative
-from slipstream.models.target.families import FAMILIES, is_number, require_harmless
+from slipstream.models.target.families import defaults, is_number, require_harmless
 
 _NEEDED = {
     "default": (),
@@ -31,6 +31,7 @@ _NUMBERS = {
 _OTHERS = {"yarn": ("truncate",), "longrope": ("short_factor", "long_factor")}
 ORIGINAL, _PARTIAL = "original_max_position_embeddings", "partial_rotary_factor"
 _ALL = ("rope_type", "type", "rope_theta", ORIGINAL, "finetuned")
+_LONGEST = "max_position_embeddings"
 _FULL, _SLIDING = "full_attention", "sliding_attention"
 
 
@@ -53,17 +54,12 @@ def rotary_tables(rotary: Rotary, length: int) -> tuple[Array, Array]:
 def rope_of(own: Mapping[str, Any], family: str) -> Mapping[str, Any]:
     """Return the rotary parameters of all layers, in the style of transformers 5, by the fields of
     a config.json in either style. Raises what `_checked` raises."""
-    rope = {
-        "rope_theta": own["rope_theta"],
-        **(own["rope_scaling"] or own["rope_parameters"] or {}),
-    }
-    rope.setdefault("rope_type", rope.get("type", "default"))
+    given = own["rope_scaling"] or own["rope_parameters"] or {}
+    rope = {"rope_theta": own["rope_theta"], **given}
     if own[ORIGINAL] is not None:
         rope[ORIGINAL] = own[ORIGINAL]
     if _PARTIAL in own:
         rope.setdefault(_PARTIAL, own[_PARTIAL])
-        if rope["rope_type"] in ("su", "yarn"):  # as older files of Phi-3 call it
-            rope["rope_type"] = "longrope"
     return _checked(rope, own, family, has_part=_PARTIAL in own)
 
 
@@ -74,10 +70,8 @@ def nested_ropes(own: Mapping[str, Any], family: str) -> tuple[Mapping[str, Any]
     require_harmless({**given, "model_type": family}, (_FULL, _SLIDING, "model_type"), "rope.")
     full = {"rope_theta": own["rope_theta"], **(given.get(_FULL) or {})}
     full.update(own["rope_scaling"] or {})
-    local = own.get("rope_local_base_freq", FAMILIES[family]["rope_theta"])
+    local = own.get("rope_local_base_freq", defaults(family)["rope_theta"])
     sliding = {"rope_theta": local, **(given.get(_SLIDING) or {})}
-    for rope in (full, sliding):
-        rope.setdefault("rope_type", rope.get("type", "default"))
     return tuple(_checked(rope, own, family, has_part=False) for rope in (full, sliding))
 
 
@@ -86,7 +80,10 @@ def _checked(
 ) -> Mapping[str, Any]:
     """Raises `NotNative` for rotary embeddings of another kind, `WeightsError` for a parameter that
     is of another type or not read."""
-    kind, longest = rope["rope_type"], own["max_position_embeddings"]
+    kind, longest = rope.get("rope_type") or rope.get("type", "default"), own[_LONGEST]
+    if has_part and kind in ("su", "yarn"):  # as older files of Phi-3 call it
+        kind = "longrope"
+    rope["rope_type"] = kind
     if kind not in _NEEDED:
         raise NotNative(f"its rotary embedding is of the kind {kind}")
     rope.setdefault(ORIGINAL, longest)
@@ -98,8 +95,7 @@ def _checked(
     require_harmless({**rope, "model_type": family}, known, "rope.")
     if missing := [name for name in numbers if name not in rope]:
         raise NotNative(f"its rotary embedding has no {missing[0]}")
-    there = [*numbers, *(name for name in optional if rope.get(name))]
-    for name in there:
+    for name in (*numbers, *(name for name in optional if rope.get(name))):
         if not is_number(rope[name]):
             raise WeightsError(f"config.json has rope.{name} of {rope[name]!r}, which is no number")
     return rope

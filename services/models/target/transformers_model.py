@@ -1,5 +1,8 @@
 """Models of transformers: sizes, hidden states, and a model over the weights of a source."""
 
+from collections.abc import Mapping
+from contextlib import suppress
+from dataclasses import fields
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -8,13 +11,34 @@ from torch import Tensor, nn
 from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models.dtypes import Array
 from slipstream.models.kv.pool import KvLayout
+from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.store.folder import brief
-from slipstream.models.target.architecture import HEAD, ModelSizes, context_length
+from slipstream.models.target.architecture import HEAD, ModelSizes, context_length, parse
+from slipstream.models.target.families import (
+    FORMS,
+    account_fields,
+    require_harmless,
+    text_config,
+)
 from slipstream.models.torch_arrays import as_array, as_tensor, numpy_dtype, torch_dtype
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+
+def account_config(raw: Mapping[str, Any], config: "PretrainedConfig") -> None:
+    """Raise `WeightsError` for a field of config.json that transformers does not read, unless it is
+    neutral or known to change nothing."""
+    if text_config(raw).get("model_type") in FORMS:
+        account_fields(raw)
+        with suppress(NotNative):
+            parse(raw)
+        return
+    known = {at.name for at in fields(config)} | set(config.attribute_map)
+    # What the class consumes otherwise is not kept under its own name.
+    left = {name: raw[name] for name in raw if name not in known and name in vars(config)}
+    require_harmless({**left, "model_type": config.model_type}, ("model_type",))
 
 
 def outline_of(model: "PreTrainedModel", num_ranks: int) -> ModelSizes:

@@ -21,7 +21,7 @@ from slipstream.models.native.library import NotNative, kernels
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from slipstream.models.threads import num_threads, set_num_threads
-from support.models import tiny
+from support.models import families, tiny
 from support.models.instruction_sets import available
 from support.models.unusual import faint_model, grouped_model, odd_model
 
@@ -41,7 +41,10 @@ MAKERS = {
     "odd": odd_model,
     "grouped": grouped_model,
     "faint": faint_model,
+    **{family: families.MAKERS[family] for family in ("granite", "olmo3", "phi3", "gemma3_text")},
 }
+LINEARS = [*(f"self_attn.{part}" for part in "qkvo"), "mlp.gate", "mlp.up", "mlp.down"]
+SCALES = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 
 
 def native(make, dtype=torch.float32):
@@ -68,18 +71,64 @@ class NarrowCache(DynamicCache):
         return super().update(narrowed(keys), narrowed(values), *place, **more)
 
 
-def words(model, count, seed=0):
-    return [token % model.vocab_size for token in tiny.tokens(count, seed)]
+def words(model, count):
+    return [token % model.vocab_size for token in tiny.tokens(count)]
 
 
-@pytest.mark.parametrize("name", MAKERS)
-def test_float32_is_what_transformers_computes(name):
-    model = native(MAKERS[name])
+def require_transformers_numbers(make):
+    model = native(make)  # the text is longer than any window
     tokens = words(model, 150)
     with torch.inference_mode():
-        expected = MAKERS[name]()(torch.tensor([tokens])).logits[0].numpy()
+        expected = make()(torch.tensor([tokens])).logits[0].numpy()
     _, logits = whole(model, tokens)
     assert norm(logits - expected) / norm(expected) < 2e-5
+
+
+@pytest.mark.parametrize("name", {**MAKERS, **families.MAKERS})
+def test_float32_is_what_transformers_computes(name):
+    require_transformers_numbers({**MAKERS, **families.MAKERS}[name])
+
+
+def with_bias(linear, dtype=torch.float32):
+    """A model one linear of whose layers has a bias, a form that no configuration describes."""
+    model = tiny.hf_model(dtype=dtype)
+    for layer in model.model.layers:
+        own = layer.get_submodule(f"{linear}_proj")
+        own.bias = torch.nn.Parameter(torch.linspace(-1, 1, own.out_features).to(dtype))
+    return model
+
+
+@pytest.mark.parametrize("linear", LINEARS)
+def test_each_bias_is_added_on_its_own(linear):
+    require_transformers_numbers(partial(with_bias, linear))
+
+
+@pytest.mark.parametrize("scale", SCALES)
+def test_each_scale_is_honoured_on_its_own(scale):
+    usual = dict.fromkeys(SCALES, 1.0)
+    makers = [
+        partial(families.family_model, "granite", **{**usual, **at}) for at in ({}, {scale: 0.3})
+    ]
+    require_transformers_numbers(makers[1])
+    first, second = (whole(native(make), [1, 2, 3])[1] for make in makers)
+    assert not np.allclose(first, second, rtol=0.05)
+
+
+@pytest.mark.parametrize("window", [1, 2, 5, 16, 64, 100, 127, 128, 300])
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_a_node_sees_the_window_before_it_in_any_company(window, dtype):
+    make, tokens = (
+        partial(families.family_model, "mistral", sliding_window=window),
+        tiny.tokens(127),
+    )
+    require_transformers_numbers(make)
+    model = native(make, dtype)
+    cache = model.open(140)
+    model.prefill(cache, tokens)
+    hidden, _ = model.forward([Part(cache, [3], TREE)])
+    for node, path in enumerate(PATHS):
+        expected, _ = whole(model, [*tokens, 3, *path])
+        assert np.array_equal(hidden[1 + node], expected[-1]), path
 
 
 @pytest.mark.parametrize("name", MAKERS)

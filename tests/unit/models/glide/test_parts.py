@@ -92,7 +92,7 @@ def test_the_parts_are_those_of_the_whole_model(tmp_path, monkeypatch, family, d
     whole = whole_parts(tmp_path, dtype)
     forbid_whole(monkeypatch)
     found = load(str(tmp_path), dtype=dtype)
-    is_native = load is load_parts and family != "phi3" and library.PATH.is_file()
+    is_native = load is load_parts and library.PATH.is_file()
     assert isinstance(found.parts, NativeParts) == is_native
     assert_same(found.parts, whole)
     assert (found.model_id, found.context_length) == (tmp_path.name, 512)

@@ -1,0 +1,289 @@
+"""Each family's folder is read as transformers reads it, and nothing in it is left out silently."""
+
+import json
+import logging
+from dataclasses import replace
+from pathlib import Path
+
+import numpy as np
+import pytest
+import torch
+from safetensors.torch import load_file, save_file
+from transformers import (
+    AutoConfig,
+    Gemma3Config,
+    Gemma3ForConditionalGeneration,
+    SiglipVisionConfig,
+)
+
+from slipstream.core.errors import ModelError, WeightsError
+from slipstream.models import tokenizer
+from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.machine import Measurements
+from slipstream.models.native import library
+from slipstream.models.native.checkpoint import Checkpoint
+from slipstream.models.target import reference
+from slipstream.models.target.architecture import parse
+from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.families import FORMS, account_fields, defaults, fields_of
+from slipstream.models.target.rope import ORIGINAL
+from slipstream.models.target.token_layout import Part
+from support.models import families, tiny
+from support.models.families import OPTIONS, SIZES, family_model
+from support.models.tiny_checkpoint import byte_tokenizer
+
+needs_kernels = pytest.mark.skipif(
+    not library.PATH.is_file(), reason="no native kernels were built"
+)
+PUBLISHED = json.loads((Path(families.__file__).parent / "published_configs.json").read_text())
+
+
+@pytest.fixture(autouse=True)
+def fresh(monkeypatch, tmp_path):
+    """A machine on which nothing has been compared, and a cache of its own."""
+    machine = Measurements(None)
+    monkeypatch.setattr(reference, "this_machine", lambda: machine)
+    monkeypatch.setattr(tokenizer, "tokenizers_dir", lambda: tmp_path / "kept")
+
+
+def saved(folder, model):
+    model.save_pretrained(folder)
+    byte_tokenizer().save_pretrained(folder)
+    return folder
+
+
+def change(folder, **fields):
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+
+
+def add_tensor(folder, name):
+    path = folder / "model.safetensors"
+    save_file({**load_file(path), name: torch.ones(3)}, path, metadata={"format": "pt"})
+
+
+def logits(model):
+    tokens = tiny.tokens(60)
+    hidden, _ = model.forward([Part(model.open(60), tokens)])
+    return model.logits(hidden)
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_defaults_are_those_of_transformers(family):
+    theirs = AutoConfig.for_model(family).to_dict()
+    assert parse({"model_type": family}) == parse(theirs)
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", FORMS)
+@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+def test_a_folder_gives_the_bits_of_the_model_in_memory(tmp_path, family, dtype):
+    folder = saved(tmp_path, family_model(family, getattr(torch, dtype), vocab_size=264))
+    read = load_model(str(folder), dtype=dtype).model
+    assert isinstance(read, Checkpoint)
+    model = CausalModel(read)
+    whole = CausalModel(load_target_parts(str(folder), dtype=dtype).model)
+    assert model.is_native and model.context_length == whole.context_length
+    assert np.array_equal(logits(model), logits(whole))
+
+
+@needs_kernels
+@pytest.mark.parametrize("family", ["phi3", "gemma3_text", "olmo2"])
+def test_blocks_of_eight_bits_are_near(tmp_path, family):
+    folder = saved(tmp_path, family_model(family, vocab_size=264))
+    near, exact = (
+        logits(CausalModel(load_model(str(folder), dtype=at).model)) for at in ("q8", "float32")
+    )
+    assert np.linalg.norm(near - exact) < 0.05 * np.linalg.norm(exact)
+
+
+@needs_kernels
+@pytest.mark.parametrize("is_old", [False, True])
+def test_of_a_model_of_text_and_images_the_text_is_served(tmp_path, is_old):
+    text = family_model("gemma3_text", vocab_size=264).config
+    sizes = {"hidden_size": 16, "intermediate_size": 16, "num_hidden_layers": 1}
+    vision = SiglipVisionConfig(**sizes, num_attention_heads=2, image_size=28, patch_size=14)
+    parts = {"text_config": text.to_dict(), "vision_config": vision.to_dict()}
+    config = Gemma3Config(**parts, mm_tokens_per_image=4, eos_token_id=[1, 106])
+    model = Gemma3ForConditionalGeneration(config).float().eval()
+    folder = saved(tmp_path, model)
+    tensors = {
+        name.replace("model.language_model", "language_model.model").replace("model.v", "v")
+        if is_old
+        else name: weight
+        for name, weight in model.state_dict().items()
+        if name != "lm_head.weight"
+    }
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+    loaded = load_model(str(folder), dtype="float32")
+    assert loaded.stop_token_ids >= {1, 106}
+    tokens = tiny.tokens(60)
+    with torch.inference_mode():
+        expected = model(torch.tensor([tokens])).logits[0].numpy()
+    found = logits(CausalModel(loaded.model))
+    assert np.linalg.norm(found - expected) < 2e-5 * np.linalg.norm(expected)
+    add_tensor(folder, "audio_tower.weight")
+    with pytest.raises(WeightsError, match=r"have audio_tower\.weight \(1 in all\)"):
+        load_model(str(folder))
+
+
+def config_of(family, **fields):
+    return {"model_type": family, **SIZES, **OPTIONS[family], **fields}
+
+
+UNREAD = {  # and what changes nothing
+    "logit_scale": (0.0625, 1.0),
+    "attn_logit_softcapping": (50.0, None),
+    "use_qk_norm": (True, False),
+    "alibi": (True, False),
+    "position_embedding_type": ("alibi", None),
+    "num_local_experts": (8, 0),
+    "rotary_pct": (0.5, None),
+    "clip_qkv": (8.0, None),
+    "attention_sink_size": (4, 0),
+    "mup_width_scale": (0.5, 1),
+    "rope_interleaved": (True, False),
+    "dual_chunk_attention_config": ({"chunk_size": 9}, {}),
+    "block_types": (["attention", "recurrent"], []),
+    "residual_multiplier": (0.5, 1),
+    "mlp_bias": (True, False),
+    "partial_rotary_factor": (0.5, 1.0),
+}
+HARMLESS = {
+    **{"transformers_version": "4.40", "torch_dtype": "bfloat16", "architectures": ["X"]},
+    **{"auto_map": {"AutoConfig": "x.X"}, "initializer_range": 0.3, "use_cache": False},
+    **{"pretraining_tp": 2, "attention_dropout": 0.1, "resid_pdrop": 0.1, "unsloth_fixed": True},
+    **{"_name_or_path": "a", "quantization_config": None, "bos_token_id": 7, "temperature": 0.7},
+    **{
+        "transformers.js_config": {"dtype": "q4"},
+        "training_notes": "a b c",
+        "finetuning_task": "x",
+    },
+}
+
+
+@pytest.mark.parametrize("family", FORMS)
+@pytest.mark.parametrize("field", UNREAD)
+def test_a_field_that_nothing_reads_is_refused_by_name_unless_it_is_neutral(family, field):
+    wrong, neutral = UNREAD[field]
+    account_fields(config_of(family, **{field: neutral}))
+    if field not in defaults(family):
+        wanted = rf"config\.json has {field} of .*, which models of type {family} have no reading"
+        with pytest.raises(WeightsError, match=wanted):
+            account_fields(config_of(family, **{field: wrong}))
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_fields_that_change_nothing_are_accepted(family):
+    account_fields(config_of(family, **HARMLESS))
+    account_fields(AutoConfig.for_model(family, **SIZES, **OPTIONS[family]).to_dict())
+
+
+WRONG = {
+    int: ("3", -1.5, True, {}),
+    float: ("3", True, {}, -1.0, float("nan"), float("inf")),
+    bool: ("yes", 1, []),
+    str: (3, True, []),
+    type(None): ("3", True, 1.5),
+}
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_a_value_of_another_type_is_refused_by_name(family):
+    found = fields_of({"model_type": family})
+    wrong = [(name, at) for name, value in found.items() for at in WRONG[type(value)]]
+    for name, value in wrong:
+        if value is None and name in ("eos_token_id", "sliding_window", ORIGINAL):
+            continue
+        with pytest.raises(WeightsError, match=rf"config\.json has {name} of"):
+            fields_of(config_of(family, **{name: value}))
+
+
+ROPES = [
+    ({"mrope_section": [2, 3]}, "mrope_section"),
+    ({"rope_type": "linear", "factor": "2"}, "factor"),
+    ({"rope_type": "linear", "factor": 2.0, "partial_rotary_factor": 0.5}, "partial_rotary_factor"),
+    ({"rope_type": "yarn", "factor": 2.0, "attn_factor": 0.5}, "attn_factor"),
+    ({"rope_type": "yarn", "factor": 2.0, "beta_fast": "x"}, "beta_fast"),
+    ({"rope_theta": "10000"}, "rope_theta"),
+]
+
+
+@pytest.mark.parametrize("style", ["rope_scaling", "rope_parameters"])
+@pytest.mark.parametrize(("rope", "name"), ROPES)
+def test_a_rotary_parameter_that_is_not_read_is_refused_by_name(style, rope, name):
+    for family in ("llama", "olmo2", "qwen3"):
+        with pytest.raises(WeightsError, match=rf"config\.json has rope\.{name} of"):
+            parse(config_of(family, **{style: rope}))
+    with pytest.raises(WeightsError, match=rf"rope\.{name} of"):
+        parse(config_of("gemma3_text", rope_scaling=rope))
+
+
+@pytest.mark.parametrize("kinds", [["full_attention"], ["chunked_attention"] * 4, [3] * 4])
+def test_kinds_of_layers_that_can_not_be_cached_are_refused(kinds):
+    with pytest.raises(ModelError, match="can't be cached"):
+        parse(config_of("gemma3_text", layer_types=kinds))
+
+
+@pytest.mark.parametrize("name", PUBLISHED)
+def test_files_as_they_are_published_are_read_as_by_transformers(tmp_path, name):
+    config = PUBLISHED[name]
+    (tmp_path / "config.json").write_text(json.dumps(config))
+    account_fields(config)
+    theirs = AutoConfig.from_pretrained(tmp_path).get_text_config().to_dict()
+    ours = parse(config)
+    assert ours == replace(parse(theirs), eos_ids=ours.eos_ids)
+    ends = config.get("eos_token_id", 2)
+    assert ours.eos_ids == frozenset(ends if isinstance(ends, list) else [ends])
+
+
+TENSORS = (
+    "model.layers.1.self_attn.q_proj.bias_2",
+    "model.layers.9.mlp.up_proj.weight",
+    "v_head.weight",
+)
+
+
+@pytest.mark.parametrize("family", [*FORMS, "gpt-neox"])
+@pytest.mark.parametrize("name", TENSORS)
+@pytest.mark.parametrize("load", [load_model, load_target_parts])
+def test_a_tensor_that_nothing_reads_is_refused_by_name(tmp_path, family, name, load):
+    make = tiny.hf_model if family == "gpt-neox" else family_model
+    model = make(family)
+    model.resize_token_embeddings(264)
+    folder = saved(tmp_path, model)
+    add_tensor(folder, "model.layers.0.self_attn.rotary_emb.inv_freq")
+    load(str(folder), dtype="float32")
+    add_tensor(folder, name)
+    with pytest.raises(WeightsError, match=rf"have {name} \(1 in all\)"):
+        load(str(folder), dtype="float32")
+
+
+@pytest.mark.parametrize(
+    "field", ["logit_scale", "attn_logit_softcapping", "use_qk_norm", "clip_qkv"]
+)
+def test_what_torch_computes_is_accounted_for_as_well(tmp_path, field, caplog):
+    model = tiny.hf_model("gpt-neox")
+    model.resize_token_embeddings(264)
+    folder = saved(tmp_path, model)
+    wrong, neutral = UNREAD[field]
+    change(folder, **{field: neutral}, **HARMLESS)
+    load_model(str(folder))
+    if library.PATH.is_file():
+        [record] = [at for at in caplog.records if "torch computes" in at.message]
+        assert record.levelno == logging.WARNING
+        assert "about 2 times slower than native code: models of type gpt_neox" in record.message
+    change(folder, **{field: wrong})
+    with pytest.raises(WeightsError, match=rf"config\.json has {field} of"):
+        load_model(str(folder))
+
+
+@pytest.mark.parametrize("family", FORMS)
+def test_torch_computes_each_family_within_its_window(family):
+    own = {"sliding_window": 64} if "sliding_window" in defaults(family) else {}
+    cap = {"final_logit_softcapping": 2.0} if family == "gemma3_text" else {}
+    model = family_model(family, **own, **cap)
+    with torch.inference_mode():
+        expected = model(torch.tensor([tiny.tokens(60)])).logits[0].numpy()
+    found = logits(CausalModel(model, engine="torch")).numpy()
+    assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)
