@@ -162,8 +162,6 @@ def test_what_is_unset_takes_the_default():
     ("message", "reason"),
     [
         (generation(stopping=pb.StoppingCriteria(max_new_tokens=0)), "max_tokens is 0"),
-        (generation(sampling=common_pb2.SamplingParams(top_k=0)), "top_k is 0"),
-        (generation(sampling=common_pb2.SamplingParams(top_p=0)), "top_p is 0"),
         (generation(speculation=pb.SpeculationOptions(max_draft_tokens=0)), "is 0"),
         (generation(speculation=pb.SpeculationOptions(num_roots=0)), "num_roots is 0"),
         (generation(speculation=pb.SpeculationOptions(drafter="")), "drafter is ''"),
