@@ -49,7 +49,7 @@ def _are_ids(value: Any) -> bool:
 Whole = Annotated[int, BeforeValidator(_whole)]
 """A whole number, also written as 16.0."""
 _Flag = Annotated[bool, BeforeValidator(lambda it: False if type(it) is int and it == 0 else it)]
-_Count = Annotated[Whole | None, BeforeValidator(lambda it: None if it is False else it)]
+_Count = Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)]
 _Strings = Annotated[
     list[str],
     BeforeValidator(_strings),
@@ -151,7 +151,7 @@ class ChatRequest(SharedRequest):
     messages: list[ChatMessage]
     max_completion_tokens: Whole | None = None
     logprobs: _Flag = False
-    top_logprobs: Annotated[Whole | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+    top_logprobs: _Count | None = None
     tools: list[FunctionTool] = Field([])
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
@@ -168,7 +168,9 @@ class CompletionRequest(SharedRequest):
     prompt: _Prompts
     echo: bool = False
     allow_special_tokens: bool = False
-    logprobs: Annotated[_Count, Field(ge=0, le=MAX_LOGPROBS)] = None
+    logprobs: Annotated[_Count | None, BeforeValidator(lambda it: None if it is False else it)] = (
+        None
+    )
     best_of: Whole | None = None
 
     @property
@@ -226,7 +228,7 @@ def validated(kind: type[R], values: Mapping[str, Any]) -> R:
         raise HttpError(
             f"{place} is no parameter of this server", code="unknown_parameter", param=place
         )
-    message = fault["msg"]
+    message = fault["msg"].partition(" or instance of ")[0]
     starts = message.startswith("Input")
     message = message.replace("Input", place, 1) if starts else f"{place} {message}"
     raise HttpError(message, param=place)

@@ -51,10 +51,15 @@ class FunctionTool(StrictModel):
     function: FunctionSchema
 
 
-class ResponsesTool(FunctionSchema):
+class ResponsesTool(StrictModel):
     """A function, in the flat form of the Responses API."""
 
+    model_config = ConfigDict(extra="ignore")
+
     type: Literal["function"] = "function"
+    name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
 
 
 def _chosen(value: Any) -> str:

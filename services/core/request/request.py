@@ -109,10 +109,10 @@ class Ask:
 
     def _check_ends(self) -> None:
         check_stop_tokens(self.stop_token_ids)
-        least = self.sampling.min_tokens
-        if self.grammar is not None and (self.stop_token_ids or self.ignore_eos or least):
-            more = "stop_token_ids, ignore_eos and min_tokens"
-            raise UnsupportedCombination(f"{more} do not go with a grammar, which ends the text")
+        least, eos = self.sampling.min_tokens, self.ignore_eos
+        given = {"stop_token_ids": self.stop_token_ids, "ignore_eos": eos, "min_tokens": least}
+        if self.grammar is not None and (names := [name for name in given if given[name]]):
+            raise UnsupportedCombination(f"{names[0]} goes without a grammar, which ends the text")
         if least > self.max_tokens:
             raise InvalidRequest(f"min_tokens is {least}, but max_tokens is {self.max_tokens}")
 

@@ -32,13 +32,15 @@ def test_what_is_left_out_is_what_openai_takes_it_for():
     assert chat() == {
         "sampling": SamplingParams(temperature=1.0, seed=seed_of("r")),
         "stop": (),
+        "stop_token_ids": (),
+        "ignore_eos": False,
         "request_id": "r",
         "model": "",
         "max_tokens": 99,
         "tools": [],
         "tool_choice": "auto",
     }
-    shared = {name: chat()[name] for name in ("sampling", "stop", "request_id", "model")}
+    shared = {name: it for name, it in chat().items() if "tool" not in name}
     assert completion() == {**shared, "max_tokens": 16, "raw": True, "allow_special_tokens": False}
 
 
