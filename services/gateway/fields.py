@@ -36,107 +36,41 @@ IGNORED: Mapping[str, str] = {
 """Fields without effect, whatever their value, and why."""
 
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
-    # OpenAI's.
-    "store": (False,),
-    "suffix": ("",),
-    "best_of": (1,),
-    "n": (1,),
-    "echo": (False,),
-    "logprobs": (False,),
-    "top_logprobs": (0,),
-    "tools": ([],),
-    "tool_choice": ("none", "auto"),
-    "parallel_tool_calls": (True, False),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "response_format": ({"type": "text"},),
-    "modalities": (["text"],),
-    "audio": (),
-    "web_search_options": (),
-    "verbosity": ("medium",),
-    "text.verbosity": ("medium",),
-    "reasoning_effort": ("none", "medium"),
-    "reasoning": ({},),
-    "reasoning.effort": ("none", "medium"),
-    "stream_options.include_obfuscation": (False,),
-    "background": (False,),
-    "truncation": ("disabled",),
-    "include": ([],),
-    "conversation": (),
-    "context_management": ([],),
-    "prompt": (),
-    "moderation": (),
-    "thinking": ({"type": "disabled"},),
-    # vLLM's.
-    "use_beam_search": (False,),
-    "skip_special_tokens": (True,),
-    "include_stop_str_in_output": (False,),
-    "add_generation_prompt": (True,),
-    "continue_final_message": (False,),
-    "chat_template": (),
-    "chat_template_kwargs": ({},),
-    "documents": ([],),
-    "truncate_prompt_tokens": (),
-    "prompt_logprobs": (),
-    "allowed_token_ids": ([],),
-    "logprob_token_ids": ([],),
-    "bad_words": ([],),
-    "guided_json": (),
-    "guided_regex": ("",),
-    "guided_choice": ([],),
-    "guided_grammar": ("",),
-    "structured_outputs.grammar": ("",),
-    "structured_outputs.json_object": (False,),
-    "structured_outputs.structural_tag": (),
-    "structured_outputs.whitespace_pattern": (),
-    "structured_outputs.disable_any_whitespace": (False,),
-    "structured_outputs.disable_fallback": (True, False),
-    "structured_outputs.disable_additional_properties": (False,),
-    "return_token_ids": (False,),
-    "return_tokens_as_token_ids": (False,),
-    "return_token_strs": (False,),
-    "logits_processors": ([],),
-    "detokenize": (True,),
-    "vllm_xargs": ({},),
-    "kv_transfer_params": ({},),
-    "cache_salt": (),
-    "add_special_tokens": (True,),
-    # llama.cpp's and Ollama's.
-    "n_predict": (-1,),
-    "mirostat": (0,),
-    "typical_p": (1,),
-    "tfs_z": (1,),
-    "dynatemp_range": (0,),
-    "repeat_penalty": (1,),
-    "xtc_probability": (0,),
-    "dry_multiplier": (0,),
-    "samplers": (),
-    "grammar": ("",),
-    "json_schema": ({},),
-    "n_keep": (0,),
-    "n_probs": (0,),
-    "n_indent": (0,),
-    "min_keep": (0,),
-    "t_max_predict_ms": (0,),
-    "id_slot": (-1,),
-    "lora": ([],),
-    "return_progress": (False,),
-    "return_tokens": (False,),
-    "timings_per_token": (False,),
-    "post_sampling_probs": (False,),
-    "reasoning_format": ("none", "auto"),
-    "options": ({},),
-    "format": ("",),
-    "think": (False,),
-    # SGLang's.
-    "regex": ("",),
-    "ebnf": ("",),
-    "min_new_tokens": (0,),
-    "no_stop_trim": (False,),
-    "return_hidden_states": (False,),
-    "lora_path": (),
-    "session_params": ({},),
-    "custom_logit_processor": (),
+    name: values
+    for names, values in {
+        "store background echo logprobs stream_options.include_obfuscation use_beam_search"
+        " include_stop_str_in_output continue_final_message return_token_ids return_token_strs"
+        " return_tokens return_tokens_as_token_ids return_progress return_hidden_states"
+        " timings_per_token post_sampling_probs no_stop_trim think"
+        " structured_outputs.json_object structured_outputs.disable_any_whitespace"
+        " structured_outputs.disable_additional_properties": (False,),
+        "add_generation_prompt add_special_tokens skip_special_tokens detokenize": (True,),
+        "parallel_tool_calls structured_outputs.disable_fallback": (True, False),
+        "top_logprobs mirostat dynatemp_range xtc_probability dry_multiplier n_keep n_probs"
+        " n_indent min_keep min_new_tokens t_max_predict_ms": (0,),
+        "n best_of typical_p tfs_z repeat_penalty": (1,),
+        "n_predict id_slot": (-1,),
+        "suffix grammar regex ebnf format guided_regex guided_grammar structured_outputs.grammar": (
+            "",
+        ),
+        "tools functions include documents allowed_token_ids logprob_token_ids bad_words"
+        " guided_choice logits_processors lora context_management": ([],),
+        "chat_template_kwargs vllm_xargs kv_transfer_params json_schema options session_params": (
+            {},
+        ),
+        "audio web_search_options conversation prompt moderation chat_template"
+        " truncate_prompt_tokens prompt_logprobs guided_json structured_outputs.structural_tag"
+        " structured_outputs.whitespace_pattern cache_salt samplers lora_path"
+        " custom_logit_processor": (),
+        "tool_choice function_call reasoning_format": ("none", "auto"),
+        "reasoning_effort reasoning.effort": ("none", "medium"),
+        "verbosity text.verbosity": ("medium",),
+        "truncation": ("disabled",),
+        "modalities": (["text"],),
+        "response_format": ({"type": "text"},),
+        "thinking": ({"type": "disabled"},),
+    }.items()
+    for name in names.split()
 }
 """Fields that can't be honoured, and the values that ask for what happens anyway."""
 
@@ -152,14 +86,14 @@ def parameters_of(body: Mapping[str, Any], known: Set[str], place: str = "") -> 
     """
     kept = {}
     for name, given in body.items():
-        path, value = place + name, given
+        path, value, is_known = place + name, given, name in known
         if name in _NESTED and isinstance(given, dict) and not place:
             value = parameters_of(given, set(), f"{name}.")
-            if value and name not in known:
-                raise _unknown(f"{path}.{next(iter(value))}")
-        if value is None or (name not in known and _is_without_effect(path, value)):
+            if not is_known:  # what is left of it is no field at all
+                path, value = next(((f"{name}.{it}", value[it]) for it in value), (path, None))
+        if value is None or (not is_known and _is_without_effect(path, value)):
             continue
-        if not place and name not in known:
+        if not place and not is_known:
             raise _unknown(path)
         kept[name] = value
     return kept

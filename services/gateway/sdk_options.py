@@ -175,10 +175,12 @@ def _formatted(form: ResponseFormat) -> RequestOptions:
 
 
 def _structured(form: StructuredOutputs) -> RequestOptions:
-    given = [form.json_schema, form.regex, form.choice]
-    if sum(it is not None for it in given) != 1:
+    given = [it for it in (form.json_schema, form.regex, form.choice) if it is not None]
+    if not given:
+        return {}
+    if len(given) > 1:
         raise HttpError(
-            "structured_outputs must have one of json, regex and choice", param="structured_outputs"
+            "structured_outputs may have one of json, regex and choice", param="structured_outputs"
         )
     if form.json_schema is not None:
         return {"json_schema": form.json_schema}
