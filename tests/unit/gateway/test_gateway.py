@@ -51,6 +51,15 @@ def test_a_seed_that_is_not_given_depends_on_the_name_alone():
     assert chat(seed=5)["sampling"].seed == 5
 
 
+def test_values_that_mean_off_are_those_of_nothing_given():
+    plain = chat(seed=2**64 - 1)["sampling"]
+    for off in ({"top_k": -1}, {"top_k": 0.0}, {"logit_bias": []}, {"seed": -1}, {"min_tokens": 0}):
+        assert chat(**{"seed": 2**64 - 1, **off})["sampling"] == plain
+    assert chat(top_p=0, seed=1)["sampling"] == chat(temperature=0, seed=1)["sampling"]
+    assert chat(stop=["", "a"])["stop"] == ("a",)
+    assert completion(logprobs=False) == completion()
+
+
 def test_either_name_of_the_limit_counts_and_two_limits_do_not():
     for limit in ({"max_tokens": 7}, {"max_completion_tokens": 7}):
         assert chat(**limit)["max_tokens"] == 7

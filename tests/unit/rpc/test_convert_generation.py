@@ -89,7 +89,7 @@ CALLS = st.fixed_dictionaries(
     }
 )
 MESSAGE = (
-    st.fixed_dictionaries({"role": ROLES, "content": SAID})
+    st.fixed_dictionaries({"role": ROLES, "content": SAID}, optional={"name": SAID, "x": SAID})
     | st.fixed_dictionaries({"role": st.just("tool"), "content": SAID, "tool_call_id": SAID})
     | st.fixed_dictionaries(
         {
@@ -134,11 +134,23 @@ WITH_TOOLS = st.builds(
 )
 
 
+WITH_ENDS = st.builds(
+    Generation,
+    prompt=SAID,
+    ask=st.builds(
+        Ask,
+        sampling=st.just(SamplingParams(min_tokens=3)),
+        stop_token_ids=st.lists(IDS, max_size=3).map(tuple),
+        ignore_eos=st.booleans(),
+    ),
+)
+
+
 def over_the_wire(message):
     return type(message).FromString(message.SerializeToString())
 
 
-@given(GENERATIONS | WITH_TOOLS)
+@given(GENERATIONS | WITH_TOOLS | WITH_ENDS)
 def test_a_request_is_the_same_on_the_other_side(generation):
     message = over_the_wire(asked.generation_to_pb(generation))
     assert asked.generation_from_pb(message) == generation
