@@ -4,7 +4,15 @@ from pathlib import Path
 
 import pytest
 
-from reference import cli_page, errors_page, metrics_page, protos_page, sdk_page, values_page
+from reference import (
+    cli_page,
+    compatibility_page,
+    errors_page,
+    metrics_page,
+    protos_page,
+    sdk_page,
+    values_page,
+)
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
 PAGES = {
@@ -14,6 +22,7 @@ PAGES = {
     "values": values_page.page,
     "metrics": metrics_page.page,
     "errors": errors_page.page,
+    "../compatibility": compatibility_page.page,
 }
 NOTE = "<!-- Written by `make docs` out of the code; changes by hand are lost. -->\n\n"
 
@@ -26,6 +35,12 @@ def written(name: str) -> str:
 @pytest.mark.parametrize("name", PAGES)
 def test_the_page_is_what_the_code_says(name):
     assert (FOLDER / f"{name}.md").read_text() == written(name), "make docs writes it anew"
+
+
+@pytest.mark.parametrize("test", compatibility_page.ABROAD.values())
+def test_what_is_said_to_be_tested_is(test):
+    path, name = test.split("::")
+    assert f"def {name}(" in (Path(__file__).parent / path).read_text()
 
 
 if __name__ == "__main__":

@@ -159,6 +159,7 @@ class SamplingFlags:
     )
     logit_bias: tuple[str, ...] = option((), "ID=VALUE, added to a token's score; repeatable.")
     seed: int = option(0, "The same seed gives the same text.")
+    min_tokens: int = option(0, "Tokens before which nothing ends the text but a stop string.")
 
     def params(self) -> SamplingParams:
         """Return how tokens are drawn. Raises `InvalidRequest` for a value out of range."""

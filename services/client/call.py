@@ -36,6 +36,10 @@ class RequestOptions(TypedDict, total=False):
     """Limit on new tokens, 256 by default."""
     stop: Sequence[str]
     """Strings that end the text, and are not part of it."""
+    stop_token_ids: Sequence[int]
+    """Tokens that end the text beside the model's own."""
+    ignore_eos: bool
+    """Go on to `max_tokens` behind the tokens with which the model ends a text."""
     speculation: SpeculationOptions
     """How to speculate; by default as calibrated, while it pays."""
     raw: bool
@@ -220,6 +224,8 @@ def _ask(options: RequestOptions) -> Ask:
         () if choice == "none" else tools,
         options.get("with_rounds", False),
         options.get("prompt_logprobs", False),
+        tuple(options.get("stop_token_ids", ())),
+        options.get("ignore_eos", False),
     )
 
 

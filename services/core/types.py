@@ -51,7 +51,9 @@ class SamplingParams:
 
     The order of processing is: logit bias, repetition, presence and frequency penalties,
     temperature, then top-k, top-p and min-p, each on what the one before left over.
-    Repetition counts prompt and output, presence and frequency count the output only.
+    Repetition counts prompt and output, presence and frequency count the output only. No token that
+    ends the text is drawn before `min_tokens`. Also taken: `top_k` -1 and 0, which are unset,
+    `top_p` 0, which is greedy, and negative seeds, which are those of the same 64 bits.
     """
 
     temperature: float = 0.0
@@ -63,14 +65,18 @@ class SamplingParams:
     frequency_penalty: float = 0.0
     logit_bias: tuple[tuple[int, float], ...] = ()
     seed: int = 0
+    min_tokens: int = 0
 
     def __post_init__(self) -> None:
-        t = self.temperature
+        p, t = (1.0, 0.0) if self.top_p == 0 else (self.top_p, self.temperature)
+        k = None if self.top_k in (-1, 0) else self.top_k
+        seed = self.seed % 2**64 if -(2**63) <= self.seed < 0 else self.seed
+        for name, value in (("temperature", t), ("top_k", k), ("top_p", p), ("seed", seed)):
+            object.__setattr__(self, name, value)
         # A divisor has to be a number in float32, too.
         _check(t == 0 or 1e-30 <= t <= 100, "temperature", t, "0, or from 1e-30 to 100")
-        k = self.top_k
-        _check(k is None or k >= 1, "top_k", k, "at least 1, or unset")
-        _check(0 < self.top_p <= 1, "top_p", self.top_p, "above 0 and at most 1")
+        _check(k is None or k >= 1, "top_k", k, "at least 1, or -1, 0 or unset for all tokens")
+        _check(0 < self.top_p <= 1, "top_p", self.top_p, "between 0 and 1")
         _check(0 <= self.min_p <= 1, "min_p", self.min_p, "between 0 and 1")
         r = self.repetition_penalty
         _check(0.01 <= r <= 100, "repetition_penalty", r, "from 0.01 to 100")
@@ -78,7 +84,8 @@ class SamplingParams:
             value = getattr(self, name)
             _check(-2 <= value <= 2, name, value, "between -2 and 2")
         self._check_bias()
-        _check(0 <= self.seed <= MAX_SEED, "seed", self.seed, "between 0 and 2**64 - 1")
+        _check(0 <= self.seed <= MAX_SEED, "seed", self.seed, "between -2**63 and 2**64 - 1")
+        _check(0 <= self.min_tokens < 2**31, "min_tokens", self.min_tokens, "0 or more")
 
     def _check_bias(self) -> None:
         size = len(self.logit_bias)
@@ -97,7 +104,8 @@ class SamplingParams:
     @property
     def depends_on_prefix(self) -> bool:
         """Return whether sampling depends on more of the prefix than the model does."""
-        return (self.repetition_penalty, self.presence_penalty, self.frequency_penalty) != (1, 0, 0)
+        penalties = (self.repetition_penalty, self.presence_penalty, self.frequency_penalty)
+        return self.min_tokens > 0 or penalties != (1, 0, 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -93,6 +93,7 @@ class CandidateReader:
             presence_penalty=0.0,
             frequency_penalty=0.0,
             logit_bias=(),
+            min_tokens=0,
         )
         self._distribution = SamplingDistribution(distribution, session.num_prompt_tokens)
 

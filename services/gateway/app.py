@@ -26,7 +26,7 @@ from slipstream.gateway.body import (
     validated,
 )
 from slipstream.gateway.chat import ChatFormat
-from slipstream.gateway.choices import opened, text_of, together, without_output
+from slipstream.gateway.choices import opened, texts_of, together, without_output
 from slipstream.gateway.config import HttpConfig
 from slipstream.gateway.errors import HttpError
 from slipstream.gateway.handlers import HANDLERS, json_response, shown_id
@@ -44,7 +44,7 @@ from slipstream.gateway.responses_body import ResponsesRequest
 from slipstream.gateway.sdk_options import (
     chat_options,
     completion_options,
-    each_choice,
+    each_answer,
     given_tools,
     tool_use,
 )
@@ -90,14 +90,15 @@ class Routes:
         return await self._answer(request, body, options, ChatFormat(use))
 
     async def completion(self, request: Request) -> Response:
-        """Continue a text as it is, or token ids."""
+        """Continue texts as they are, or token ids."""
         body, request_id = await self._read(CompletionRequest, request), _request_id(request)
         options = completion_options(body, request_id=request_id)
-        echo = None
+        echoes = list[str]()
         if body.echo:
-            finding = text_of(self._client_of(request), body)
-            echo = await unless_gone(request.receive, finding)
-        return await self._answer(request, body, options, CompletionFormat(echo))
+            finding = texts_of(self._client_of(request), body)
+            echoes = await unless_gone(request.receive, finding)
+        style = CompletionFormat(echoes, n=body.n)
+        return await self._answer(request, body, options, style)
 
     async def responses(self, request: Request) -> Response:
         """Answer as OpenAI's newer API has it, on top of an earlier response where one is named."""
@@ -182,24 +183,24 @@ class Routes:
         client, request_id = self._client_of(request), options["request_id"]
         options["timeout_s"] = self._config.timeout_s
         headers = shown_id(request, request_id)
-        choices = each_choice(options, body.n)
+        answers = each_answer(body, options)
         with within(_carrier(request)):
             if body.stream:
                 # Until the first chunk a refusal still has a status of its own.
-                opening = [client.stream(body.prompt, **item) for item in choices]
+                opening = [client.stream(prompt, **item) for prompt, item in answers]
                 streams = await unless_gone(request.receive, opened(*opening))
                 envelope = self._envelope(style, request_id, streams[0].prompt.model)
-                events = ChunkEvents(style, envelope, include_usage=body.include_usage)
+                events = ChunkEvents(style, envelope, body.stream_options, n=body.n)
                 return EventStream(events.of(streams), headers)
-            answers = together([client.generate(body.prompt, **item) for item in choices])
-            results = await unless_gone(request.receive, answers)
+            work = together([client.generate(prompt, **item) for prompt, item in answers])
+            results = await unless_gone(request.receive, work)
         if body.max_tokens == 0:
             results = [without_output(result) for result in results]
         stats = [result.stats for result in results]
         whole = self._envelope(style, request_id, results[0].prompt.model).around(
             style.object,
             *(style.choice(at, result.prompt).whole(result) for at, result in enumerate(results)),
-            usage=usage(stats),
+            usage=usage(stats, n=body.n),
             metrics=metrics(stats),
         )
         return json_response(whole, headers=headers)
@@ -260,10 +261,9 @@ def _model(info: ModelInfo) -> dict[str, Any]:
 
 async def _tokens(client: AsyncClient, body: TokenizeRequest) -> tuple[list[int], ModelInfo]:
     info = await client.model_info(body.model)
-    if body.prompt is not None:
-        return list(await client.tokenize(body.prompt, raw=True, model=info.model)), info
-    tools = given_tools(body.tools)
-    return list(await client.tokenize(body.messages_prompt, tools=tools, model=info.model)), info
+    is_raw, tools = body.prompt is not None, given_tools(body.tools)
+    tokens = client.tokenize(body.content, raw=is_raw, tools=tools, model=info.model)
+    return list(await tokens), info
 
 
 def _request_id(request: Request) -> str:

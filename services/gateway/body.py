@@ -1,6 +1,6 @@
 """Bodies of requests: one JSON object each, and models of its parameters, which OpenAPI shows."""
 
-from collections.abc import Mapping, Sequence, Set
+from collections.abc import Mapping, Sequence
 from typing import Annotated, Any, Literal, TypeVar
 
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
@@ -11,78 +11,65 @@ from slipstream.core.request.prompt import Prompt
 from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.types import Shape, StopPolicy, Verification
 from slipstream.gateway.errors import HttpError
-from slipstream.gateway.messages import (
-    ChosenFunction,
-    FunctionTool,
-    GivenMessage,
-    StrictModel,
-    messages_of,
-)
+from slipstream.gateway.fields import parameters_of
+from slipstream.gateway.messages import ChatMessage, FunctionTool, StrictModel, ToolChoice
 
 MAX_CHOICES = 16
+"""Answers to one prompt, and of one stream."""
+MAX_ANSWERS = 128
 """Answers of one request."""
-NO_EFFECT = ("user", "metadata", "safety_identifier", "prompt_cache_key", "prompt_cache_retention")
-"""Parameters that change no answer, whatever their value."""
 
-HARMLESS: Mapping[str, tuple[object, ...]] = {
-    "store": (False,),
-    "service_tier": ("auto", "default"),
-    "best_of": (1,),
-    "suffix": ("",),
-    "functions": ([],),
-    "function_call": ("none", "auto"),
-    "modalities": (["text"],),
-    "audio": (),
-    "prediction": (),
-    "reasoning_effort": (),
-    "verbosity": (),
-    "web_search_options": (),
-    "background": (False,),
-    "truncation": ("disabled",),
-    "include": ([],),
-    "reasoning": ({},),
-    "conversation": (),
-    "max_tool_calls": (),
-}
-"""Parameters of OpenAI's that can't be honoured, and the values that have no effect."""
+
+def _whole(value: Any) -> Any:
+    """Return 16 for 16.0: JSON has one kind of numbers."""
+    return int(value) if type(value) is float and value.is_integer() else value
 
 
 def _strings(value: Any) -> Any:
-    return [value] if isinstance(value, str) else value
+    strings = [value] if isinstance(value, str) else value
+    return [text for text in strings if text != ""] if isinstance(strings, list) else strings
 
 
-def _one_prompt(value: Any) -> Any:
-    """Return a text or token ids, also out of a list of one of them."""
-    if isinstance(value, list) and value and not all(type(item) is int for item in value):
-        if len(value) > 1:
-            raise PydanticCustomError("refused", "has several prompts, but must be one")
-        value = value[0]
-    if isinstance(value, str):
-        return value
-    if isinstance(value, list) and all(type(item) is int for item in value):
-        return value
-    raise PydanticCustomError("refused", "must be a text or a list of token ids")
+def _prompts(value: Any) -> Any:
+    """Return a list of prompts, each a text or token ids, also of one alone."""
+    prompts = [value] if isinstance(value, str) or _are_ids(value) else value
+    if not isinstance(prompts, list) or not prompts:
+        raise PydanticCustomError("refused", "must be a text, token ids, or a list of these")
+    for number, prompt in enumerate(prompts):
+        if not prompt or not (isinstance(prompt, str) or _are_ids(prompt)):
+            what = "has a prompt {number} that is no text and no list of token ids, or empty"
+            raise PydanticCustomError("refused", what, {"number": number})
+    return prompts
 
 
+def _are_ids(value: Any) -> bool:
+    return isinstance(value, list) and bool(value) and all(type(item) is int for item in value)
+
+
+Whole = Annotated[int, BeforeValidator(_whole)]
+"""A whole number, also written as 16.0."""
+_Flag = Annotated[bool, BeforeValidator(lambda it: False if type(it) is int and it == 0 else it)]
+_Count = Annotated[Whole, Field(ge=0, le=MAX_LOGPROBS)]
 _Strings = Annotated[
     list[str],
     BeforeValidator(_strings),
     WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "string"}}]}),
 ]
-_Prompt = Annotated[
+_IDS: dict[str, Any] = {"type": "array", "items": {"type": "integer"}}
+_ONE: dict[str, Any] = {"anyOf": [{"type": "string"}, _IDS]}
+_Prompts = Annotated[
     Any,
-    BeforeValidator(_one_prompt),
-    WithJsonSchema(
-        {"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "integer"}}]}
-    ),
+    BeforeValidator(_prompts),
+    WithJsonSchema({"anyOf": [*_ONE["anyOf"], {"type": "array", "items": _ONE}]}),
 ]
+_Bias = Annotated[dict[str, float], BeforeValidator(lambda value: {} if value == [] else value)]
 
 
 class StreamOptions(StrictModel):
     """Options of a stream."""
 
     include_usage: bool = False
-    include_obfuscation: Literal[False] = False
+    continuous_usage_stats: bool = False
 
 
 class NamedSchema(StrictModel):
@@ -113,72 +100,83 @@ class Speculation(StrictModel):
     """The fields of the SDK's `SpeculationOptions`."""
 
     mode: Annotated[Mode, Field(strict=False)] = Mode.AUTO
-    max_draft_tokens: int | None = None
-    max_nodes: int | None = None
+    max_draft_tokens: Whole | None = None
+    max_nodes: Whole | None = None
     shape: Annotated[Shape | None, Field(strict=False)] = None
     stop: Annotated[StopPolicy | None, Field(strict=False)] = None
     threshold: float | None = None
-    widths: list[int] | None = None
+    widths: list[Whole] | None = None
     verification: Annotated[Verification | None, Field(strict=False)] = None
-    num_roots: int | None = None
+    num_roots: Whole | None = None
     drafter: str | None = None
     lookup: bool | None = None
     overlap: bool | None = None
 
 
-class SharedRequest(StrictModel):
-    """Parameters of both kinds of requests."""
+class SamplingRequest(StrictModel):
+    """Parameters of all kinds of requests for text."""
 
     model: str = ""
-    n: Annotated[int, Field(ge=1, le=MAX_CHOICES)] = 1
-    max_tokens: int | None = None
     temperature: float = 1.0
     top_p: float = 1.0
     presence_penalty: float = 0.0
     frequency_penalty: float = 0.0
-    logit_bias: dict[str, float] = Field({})
-    seed: int | None = None
+    logit_bias: _Bias = Field({})
+    seed: Whole | None = None
     stop: _Strings = Field([])
     stream: bool = False
-    stream_options: StreamOptions | None = None
-    response_format: ResponseFormat | None = None
-    structured_outputs: StructuredOutputs | None = None
-    top_k: int | None = None
+    stream_options: StreamOptions = Field(StreamOptions())
+    top_k: Whole | None = None
     min_p: float = 0.0
     repetition_penalty: float = 1.0
+    min_tokens: Whole = 0
+    ignore_eos: bool = False
+    stop_token_ids: list[Whole] = Field([])
     speculation: Speculation | None = None
-    with_rounds: bool = False
 
-    @property
-    def include_usage(self) -> bool:
-        """Return whether a stream ends with counts of tokens."""
-        return self.stream_options is not None and self.stream_options.include_usage
+
+class SharedRequest(SamplingRequest):
+    """Parameters of chats and completions."""
+
+    n: Annotated[Whole, Field(ge=1, le=MAX_CHOICES)] = 1
+    max_tokens: Whole | None = None
+    response_format: ResponseFormat | None = None
+    structured_outputs: StructuredOutputs | None = None
+    with_rounds: bool = False
 
 
 class ChatRequest(SharedRequest):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[GivenMessage]
-    max_completion_tokens: int | None = None
-    logprobs: bool = False
-    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+    messages: list[ChatMessage]
+    max_completion_tokens: Whole | None = None
+    logprobs: _Flag = False
+    top_logprobs: _Count | None = None
     tools: list[FunctionTool] = Field([])
-    tool_choice: Literal["auto", "none", "required"] | ChosenFunction = "auto"
+    tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
 
     @property
-    def prompt(self) -> Prompt:
-        """Return the messages as models have them."""
-        return messages_of(self.messages)
+    def prompts(self) -> list[Prompt]:
+        """Return the messages, which are one prompt."""
+        return [[message.model_dump() for message in self.messages]]
 
 
 class CompletionRequest(SharedRequest):
     """The body of POST /v1/completions."""
 
-    prompt: _Prompt
+    prompt: _Prompts
     echo: bool = False
     allow_special_tokens: bool = False
-    logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+    logprobs: Annotated[_Count | None, BeforeValidator(lambda it: None if it is False else it)] = (
+        None
+    )
+    best_of: Whole | None = None
+
+    @property
+    def prompts(self) -> list[Prompt]:
+        """Return the prompts."""
+        return list(self.prompt)
 
 
 class TokenizeRequest(StrictModel):
@@ -186,22 +184,29 @@ class TokenizeRequest(StrictModel):
 
     model: str = ""
     prompt: str | None = None
-    messages: list[GivenMessage] = Field([])
+    messages: list[ChatMessage] = Field([])
     tools: list[FunctionTool] = Field([])
+    add_special_tokens: bool | None = None
 
     @property
-    def messages_prompt(self) -> Prompt:
-        """Return the messages as models have them. Raises `HttpError` where there are none."""
+    def content(self) -> Prompt:
+        """Return the prompt. Raises `HttpError` where there is none."""
+        is_raw, special = self.prompt is not None, self.add_special_tokens
+        if special not in (None, is_raw):
+            name, only = "add_special_tokens", "true for prompt, and false for messages"
+            raise HttpError(f"{name} may only be {only}", param=name, code="unsupported_parameter")
+        if self.prompt is not None:
+            return self.prompt
         if not self.messages:
             raise HttpError("prompt or messages is needed", code="missing_parameter")
-        return messages_of(self.messages)
+        return [message.model_dump() for message in self.messages]
 
 
 class DetokenizeRequest(StrictModel):
     """The body of POST /detokenize."""
 
     model: str = ""
-    tokens: list[int]
+    tokens: list[Whole]
 
 
 R = TypeVar("R", bound=StrictModel)
@@ -223,7 +228,7 @@ def validated(kind: type[R], values: Mapping[str, Any]) -> R:
         raise HttpError(
             f"{place} is no parameter of this server", code="unknown_parameter", param=place
         )
-    message = fault["msg"]
+    message = fault["msg"].partition(" or instance of ")[0]
     starts = message.startswith("Input")
     message = message.replace("Input", place, 1) if starts else f"{place} {message}"
     raise HttpError(message, param=place)
@@ -240,7 +245,6 @@ def parameters(kind: type[StrictModel], body: bytes) -> dict[str, Any]:
 
     Raises `HttpError`, naming the one that can't be honoured; null is the same as leaving one out.
     """
-    known = kind.model_fields.keys()
     try:
         values = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -248,30 +252,4 @@ def parameters(kind: type[StrictModel], body: bytes) -> dict[str, Any]:
         raise HttpError(f"the body is not JSON ({reason})", code="invalid_json") from None
     if not isinstance(values, dict):
         raise HttpError("the body must be a JSON object", code="invalid_json")
-    return {
-        name: value
-        for name, value in values.items()
-        if not _is_without_effect(name, value, known) and value is not None
-    }
-
-
-def _is_without_effect(name: str, value: object, known: Set[str]) -> bool:
-    if name in NO_EFFECT:
-        return True
-    if name in known:
-        return False
-    if name not in HARMLESS:
-        raise HttpError(
-            f"{name[:80]} is no parameter of this server", code="unknown_parameter", param=name[:80]
-        )
-    harmless = HARMLESS[name]
-    # 1 == True == 1.0 in Python, but not in JSON.
-    if value is None or any(type(value) is type(it) and value == it for it in harmless):
-        return True
-    only = " or ".join(repr(it) for it in harmless)
-    more = f"; it may only be {only}".replace("False", "false").replace("True", "true")
-    raise HttpError(
-        f"{name} can't be honoured here{more if only else ''}",
-        code="unsupported_parameter",
-        param=name,
-    )
+    return parameters_of(values, kind.model_fields.keys())

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from slipstream.client import AsyncChunkStream, AsyncClient, Chunk, FinishReason, PromptInfo, Result
 from slipstream.core.inline import ended
-from slipstream.gateway.body import CompletionRequest
+from slipstream.gateway.body import MAX_CHOICES, CompletionRequest
 
 T = TypeVar("T")
 
@@ -45,14 +45,23 @@ async def opened(*streams: AsyncChunkStream) -> list[OpenStream]:
 
 
 async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
-    """Return the results of work that runs at once; what one raises ends the others."""
-    tasks = [asyncio.ensure_future(item) for item in work]
+    """Return the results of work, of which so much as one prompt may have answers runs at once;
+    what one raises ends the others."""
+    places = asyncio.Semaphore(MAX_CHOICES)
+
+    async def placed(item: Coroutine[Any, Any, T]) -> T:
+        async with places:
+            return await item
+
+    tasks = [asyncio.ensure_future(placed(item)) for item in work]
     try:
         return await asyncio.gather(*tasks)
     finally:
         for task in tasks:
             task.cancel()
         await ended(*tasks)
+        for item in work:
+            item.close()  # what never began
 
 
 async def merged(streams: Sequence[OpenStream]) -> AsyncGenerator[tuple[int, Chunk], None]:
@@ -91,11 +100,12 @@ async def merged(streams: Sequence[OpenStream]) -> AsyncGenerator[tuple[int, Chu
         await ended(*tasks)
 
 
-async def text_of(client: AsyncClient, body: CompletionRequest) -> str:
-    """Return the text of a completion's prompt."""
-    if isinstance(body.prompt, str):
-        return body.prompt
-    return await client.detokenize(body.prompt, model=body.model)
+async def texts_of(client: AsyncClient, body: CompletionRequest) -> list[str]:
+    """Return the texts of a completion's prompts."""
+    return [
+        prompt if isinstance(prompt, str) else await client.detokenize(prompt, model=body.model)
+        for prompt in body.prompt
+    ]
 
 
 def without_output(result: Result) -> Result:

@@ -1,6 +1,7 @@
 """Errors as OpenAI's clients expect them: one table from ours, and what only HTTP can refuse."""
 
 import math
+import re
 from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
@@ -30,7 +31,11 @@ TABLE: tuple[tuple[type[SlipstreamError], int, str], ...] = (
 )
 """Status of an error over HTTP, and the code that programs read."""
 
-_PARAMETERS = {"max_tokens", "logprobs", *(at.name for at in fields(SamplingParams))}
+_PARAMETERS = {
+    *("max_tokens", "logprobs", "messages", "input", "ignore_eos", "stop_token_ids"),
+    *(at.name for at in fields(SamplingParams)),
+}
+_PLACE = re.compile(r"(\w+)[\w.\[\]]*")
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
 
@@ -73,5 +78,5 @@ def http_error(error: SlipstreamError) -> HttpError:
 
 def _param(message: str) -> str | None:
     """Return the parameter that a message begins with, if it does."""
-    name = message.partition(" ")[0]
-    return name if name in _PARAMETERS else None
+    place = _PLACE.match(message)
+    return place[0] if place is not None and place[1] in _PARAMETERS else None

@@ -13,6 +13,7 @@ from starlette.types import Receive, Scope, Send
 from slipstream.client import Chunk, RequestStats
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.inline import ended
+from slipstream.gateway.body import StreamOptions
 from slipstream.gateway.chat import ChatChoice, ChatFormat
 from slipstream.gateway.choices import OpenStream, merged
 from slipstream.gateway.errors import HttpError, http_error
@@ -21,6 +22,7 @@ from slipstream.gateway.responses import (
     CompletionFormat,
     Envelope,
     Json,
+    counts,
     metrics,
     rounds_json,
     usage,
@@ -142,13 +144,18 @@ async def with_errors(
 
 
 class ChunkEvents:
-    """The events of an answer of one choice or more. With `include_usage` the last has the
-    figures, and no text."""
+    """The events of an answer of one choice or more, `n` to each prompt. With `include_usage` the
+    last has the figures, and no text; with running counts all have some."""
 
-    def __init__(self, style: ApiFormat, envelope: Envelope, *, include_usage: bool) -> None:
+    def __init__(
+        self, style: ApiFormat, envelope: Envelope, options: StreamOptions, *, n: int = 1
+    ) -> None:
         self._style = style
         self._envelope = envelope
-        self._include_usage = include_usage
+        self._include_usage = options.include_usage
+        self._counts_on = options.include_usage and options.continuous_usage_stats
+        self._n = n
+        self._num_prompt = self._num_output = 0
 
     def of(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
         """Return the events. Closing them ends the requests.
@@ -159,6 +166,7 @@ class ChunkEvents:
 
     async def _all(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
         choices = [self._style.choice(at, stream.prompt) for at, stream in enumerate(streams)]
+        self._num_prompt = sum(stream.prompt.num_prompt_tokens for stream in streams[:: self._n])
         openings = [opening for choice in choices if (opening := choice.opening())]
         yield b"".join(map(self._object, openings))
         stats: dict[int, RequestStats] = {}
@@ -174,6 +182,7 @@ class ChunkEvents:
     ) -> bytes:
         """Return no event, one or more; with the last of all choices, their figures."""
         found: list[Json] = []
+        self._num_output += len(chunk.token_ids)
         if chunk.text or chunk.logprobs:
             found += choice.chunk(chunk.text, chunk.logprobs)
         if chunk.finish_reason is not None:
@@ -184,14 +193,16 @@ class ChunkEvents:
             known = [stats[index] for index in sorted(stats)]
             figures = {"metrics": metrics(known)}
             if self._include_usage:
-                events.append(self._object(usage=usage(known), **figures))
+                events.append(self._object(usage=usage(known, n=self._n), **figures))
             else:
                 events[-1] = self._object(*found[-1:], **figures)
         return b"".join(events)
 
     def _object(self, *choices: Json, **more: Any) -> bytes:
-        """Return an event. With `include_usage` all have the field, and only the last a value."""
-        fields = {"usage": None, **more} if self._include_usage else more
+        """Return an event. With `include_usage` all have the field, and only the last a value, or
+        with running counts all."""
+        running = counts(self._num_prompt, self._num_output) if self._counts_on else None
+        fields = {"usage": running, **more} if self._include_usage else more
         return _event(self._envelope.around(self._style.chunk_object, *choices, **fields))
 
 

@@ -1,122 +1,92 @@
 """Messages and tools of chats in bodies of requests."""
 
-from collections.abc import Sequence
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema
+from pydantic import BaseModel, BeforeValidator, ConfigDict, WithJsonSchema, model_validator
 from pydantic_core import PydanticCustomError
 
 _STRICT = ConfigDict(extra="forbid", strict=True, allow_inf_nan=False, protected_namespaces=())
-_EMPTY: tuple[object, ...] = (None, [], "")
-"""Values of fields that clients send back with an answer of ours."""
-
-
-def _text_of(value: Any) -> Any:
-    """Return a message's text: as it is, or its parts joined."""
-    if not isinstance(value, list):
-        return value
-    return "".join(_part_text(part, number) for number, part in enumerate(value))
-
-
-def _part_text(part: Any, number: int) -> str:
-    if not isinstance(part, dict) or part.get("type") != "text":
-        raise PydanticCustomError(
-            "refused",
-            "has a part {number} that is no text, but text is all that can be read",
-            {"number": number},
-        )
-    if set(part) != {"type", "text"} or not isinstance(part["text"], str):
-        raise PydanticCustomError(
-            "refused", "has a part {number} that must be type and text", {"number": number}
-        )
-    return part["text"]
-
-
-def _message(value: Any) -> Any:
-    """Return a message without the further fields of an answer, where these are empty."""
-    if not isinstance(value, dict):
-        return value
-    kept = ("role", "content")
-    message = {name: it for name, it in value.items() if name in kept or it not in _EMPTY}
-    if "tool_calls" in message and message.get("content") is None:
-        message["content"] = ""
-    return message
-
-
-Text = Annotated[
-    str,
-    BeforeValidator(_text_of),
-    WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": {"type": "object"}}]}),
-]
+_CHOICES = ("auto", "none", "required")
+_CHOICE_SCHEMA = WithJsonSchema({"anyOf": [{"enum": list(_CHOICES)}, {"type": "object"}]})
 
 
 class StrictModel(BaseModel):
-    """A part of a body: no other fields, and values of the very types."""
+    """A part of a body: no other fields, and values of the very types. Null is as absent."""
 
     model_config = _STRICT
 
-
-class CalledFunction(StrictModel):
-    """The function of a call, and JSON of its arguments."""
-
-    name: str
-    arguments: str
-
-
-class MessageCall(StrictModel):
-    """A call that an assistant's message makes."""
-
-    id: str
-    type: Literal["function"]
-    function: CalledFunction
+    @model_validator(mode="before")
+    @classmethod
+    def _without_null(cls, value: Any) -> Any:
+        if not isinstance(value, dict):
+            return value
+        return {name: item for name, item in value.items() if item is not None}
 
 
 class ChatMessage(StrictModel):
-    """One message of a chat."""
+    """One message of a chat. Its further fields are data, which the prompt's reader takes."""
 
-    role: Literal["system", "developer", "user", "assistant", "tool"]
-    content: Text
-    tool_calls: list[MessageCall] | None = None
-    tool_call_id: str | None = None
+    model_config = ConfigDict(extra="allow")
+
+    role: Literal["system", "developer", "user", "assistant", "tool", "function"]
+    content: Any = None
 
 
 class FunctionSchema(StrictModel):
-    """A function that the model may call. `strict` asks for what a forced call always keeps."""
+    """A function that the model may call. Further fields, such as `strict`, change no prompt."""
+
+    model_config = ConfigDict(extra="ignore")
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
-    strict: bool | None = None
 
 
 class FunctionTool(StrictModel):
     """A tool: of functions only."""
 
-    type: Literal["function"]
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function"] = "function"
     function: FunctionSchema
 
 
-class FunctionName(StrictModel):
-    """The name of a function."""
+class ResponsesTool(StrictModel):
+    """A function, in the flat form of the Responses API."""
 
+    model_config = ConfigDict(extra="ignore")
+
+    type: Literal["function"] = "function"
     name: str
+    description: str | None = None
+    parameters: dict[str, Any] | None = None
 
 
-class ChosenFunction(StrictModel):
-    """A choice of the function that must be called."""
+def _chosen(value: Any) -> str:
+    """Return a choice by its word, or the name of the function that must be called."""
+    if isinstance(value, str) and value in _CHOICES:
+        return value
+    if isinstance(value, dict) and value.get("type", "function") == "function":
+        function = value.get("function", value)
+        name = function.get("name") if isinstance(function, dict) else None
+        if isinstance(name, str) and name:
+            return name
+    raise PydanticCustomError(
+        "refused", "must be auto, none, required, or an object that names a function"
+    )
 
-    type: Literal["function"]
-    function: FunctionName
+
+def _nested(value: Any) -> str | dict[str, Any]:
+    name = _chosen(value)
+    return value if value == name else {"type": "function", "function": {"name": name}}
 
 
-GivenMessage = Annotated[ChatMessage, BeforeValidator(_message)]
-"""A message, which may have further fields of an answer where these are empty."""
+def _flat(value: Any) -> str | dict[str, Any]:
+    name = _chosen(value)
+    return value if value == name else {"type": "function", "name": name}
 
 
-def messages_of(given: Sequence[ChatMessage]) -> list[dict[str, Any]]:
-    """Return messages with the roles that models have: a developer's are the system's."""
-    messages = [message.model_dump(exclude_none=True) for message in given]
-    for message in messages:
-        if message["role"] == "developer":
-            message["role"] = "system"
-    return messages
+ToolChoice = Annotated[Any, BeforeValidator(_nested), _CHOICE_SCHEMA]
+"""auto, none, required, or the function that must be called, as chats have it."""
+FlatToolChoice = Annotated[Any, BeforeValidator(_flat), _CHOICE_SCHEMA]
+"""The choice as the Responses API has it."""

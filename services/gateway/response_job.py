@@ -33,7 +33,7 @@ class ResponseJob:
         self._body, self._request_id = body, request_id
         self._earlier = body.earlier()
         chat = body.chat()
-        self._prompt = chat.prompt
+        (self._prompt,) = chat.prompts
         self.options = chat_options(
             chat, request_id=request_id, default_max_tokens=default_max_tokens
         )

@@ -61,12 +61,14 @@ class CompletionFormat:
     prefix = "cmpl-"
     object = chunk_object = "text_completion"
 
-    def __init__(self, echo: str | None = None) -> None:
-        self._echo = echo
+    def __init__(self, echoes: Sequence[str] = (), *, n: int = 1) -> None:
+        """`echoes` are the prompts, of `n` answers each, where answers begin with them."""
+        self._echoes, self._n = echoes, n
 
     def choice(self, index: int, prompt: PromptInfo) -> CompletionChoice:
         """See `ChatFormat.choice`."""
-        return CompletionChoice(index, prompt, self._echo)
+        echo = self._echoes[index // self._n] if self._echoes else None
+        return CompletionChoice(index, prompt, echo)
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,24 +92,29 @@ class Envelope:
         }
 
 
-def usage(choices: Sequence[RequestStats]) -> Json:
-    """Return counts of tokens of all answers to one prompt. Drafted tokens that were rejected are
-    no part of the answers."""
+def usage(choices: Sequence[RequestStats], *, n: int = 1) -> Json:
+    """Return counts of tokens of all answers, `n` to each prompt. Drafted tokens that were rejected
+    are no part of the answers."""
     drafted = sum(stats.speculation.num_draft_tokens for stats in choices)
     accepted = sum(stats.speculation.num_accepted_draft_tokens for stats in choices)
-    num_prompt, num_output = (
-        choices[0].num_prompt_tokens,
-        sum(stats.num_output_tokens for stats in choices),
-    )
+    num_prompt = sum(stats.num_prompt_tokens for stats in choices[::n])
+    num_cached = sum(stats.num_cached_tokens for stats in choices[::n])
     return {
-        "prompt_tokens": num_prompt,
-        "completion_tokens": num_output,
-        "total_tokens": num_prompt + num_output,
-        "prompt_tokens_details": {"cached_tokens": choices[0].num_cached_tokens},
+        **counts(num_prompt, sum(stats.num_output_tokens for stats in choices)),
+        "prompt_tokens_details": {"cached_tokens": num_cached},
         "completion_tokens_details": {
             "accepted_prediction_tokens": accepted,
             "rejected_prediction_tokens": drafted - accepted,
         },
+    }
+
+
+def counts(num_prompt: int, num_output: int) -> Json:
+    """Return counts of tokens as they are in usage."""
+    return {
+        "prompt_tokens": num_prompt,
+        "completion_tokens": num_output,
+        "total_tokens": num_prompt + num_output,
     }
 
 

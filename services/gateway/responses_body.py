@@ -2,15 +2,19 @@
 
 import hashlib
 import re
+from collections.abc import Mapping
 from typing import Annotated, Any, Literal, NamedTuple
 
-from pydantic import Field, ValidationError
+from pydantic import Field, WithJsonSchema
 
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.prompt import arguments_text, content_text
 from slipstream.core.text.logprobs import MAX_LOGPROBS
-from slipstream.gateway.body import ChatRequest, Speculation
-from slipstream.gateway.errors import HttpError
-from slipstream.gateway.messages import ChosenFunction, FunctionName, StrictModel, Text
+from slipstream.gateway.body import ChatRequest, SamplingRequest, Whole, validated
+from slipstream.gateway.errors import HttpError, http_error
+from slipstream.gateway.messages import FlatToolChoice, ResponsesTool, StrictModel
 
+_OBJECT: dict[str, Any] = {"type": "object"}
 _ID = re.compile(r"resp_([0-9a-f]{32})_([0-9a-f]{8})_([ -~]{1,128})")
 
 
@@ -21,55 +25,6 @@ class EarlierResponse(NamedTuple):
     session_id: str
     setting: str
     request_id: str
-
-
-class InputMessage(StrictModel):
-    """A message; those of earlier answers have an id and a status."""
-
-    type: Literal["message"] = "message"
-    role: Literal["system", "developer", "user", "assistant"]
-    content: str | list[dict[str, Any]]
-    id: str | None = None
-    status: str | None = None
-    phase: str | None = None
-
-
-class InputCall(StrictModel):
-    """A call of an earlier answer."""
-
-    type: Literal["function_call"]
-    call_id: str
-    name: str
-    arguments: str
-    id: str | None = None
-    status: str | None = None
-
-
-class InputCallOutput(StrictModel):
-    """Result of a called function."""
-
-    type: Literal["function_call_output"]
-    call_id: str
-    output: str | list[dict[str, Any]]
-    id: str | None = None
-    status: str | None = None
-
-
-class ResponsesTool(StrictModel):
-    """A function, in the flat form of this API."""
-
-    type: Literal["function"]
-    name: str
-    description: str | None = None
-    parameters: dict[str, Any] | None = None
-    strict: bool | None = None
-
-
-class ChosenTool(StrictModel):
-    """A choice of the function that must be called."""
-
-    type: Literal["function"]
-    name: str
 
 
 class TextFormat(StrictModel):
@@ -85,30 +40,39 @@ class TextFormat(StrictModel):
 class TextOptions(StrictModel):
     """Options of the text."""
 
-    format: TextFormat
+    format: TextFormat | None = None
 
 
-class ResponsesRequest(StrictModel):
+Included = Literal[
+    "message.output_text.logprobs",
+    "reasoning.encrypted_content",
+    "web_search_call.results",
+    "web_search_call.action.sources",
+    "file_search_call.results",
+    "code_interpreter_call.outputs",
+    "computer_call_output.output.image_url",
+    "message.input_image.image_url",
+]
+"""Further parts of an answer; all but the first belong to items that no answer here has."""
+
+
+class ResponsesRequest(SamplingRequest):
     """The body of POST /v1/responses."""
 
-    model: str = ""
-    input: str | list[InputMessage | InputCall | InputCallOutput]
+    input: Annotated[
+        Any,
+        WithJsonSchema({"anyOf": [{"type": "string"}, {"type": "array", "items": _OBJECT}]}),
+    ]
     instructions: str | None = None
-    max_output_tokens: int | None = None
-    temperature: float = 1.0
-    top_p: float = 1.0
-    top_logprobs: Annotated[int | None, Field(ge=0, le=MAX_LOGPROBS)] = None
+    max_output_tokens: Whole | None = None
+    top_logprobs: Annotated[Whole | None, Field(ge=0, le=MAX_LOGPROBS)] = None
     tools: list[ResponsesTool] = Field([])
-    tool_choice: Literal["auto", "none", "required"] | ChosenTool = "auto"
+    tool_choice: FlatToolChoice = "auto"
     parallel_tool_calls: bool = True
     text: TextOptions | None = None
+    include: list[Included] = Field([])
     previous_response_id: str | None = None
     store: bool = True
-    stream: bool = False
-    seed: int | None = None
-    top_k: int | None = None
-    min_p: float = 0.0
-    speculation: Speculation | None = None
 
     def earlier(self) -> EarlierResponse | None:
         """Return the response that this one continues. Raises `HttpError`."""
@@ -145,29 +109,20 @@ class ResponsesRequest(StrictModel):
 
         One that continues a response has the new messages alone, and no tools in its prompt.
         """
+        form = self._format()
+        shared = self.model_dump(include=set(SamplingRequest.model_fields), exclude_unset=True)
         values: dict[str, Any] = {
-            **{name: getattr(self, name) for name in _SAME},
-            "messages": [*self._instructions(), *self._messages()],
+            **shared,
+            "messages": [*self._instructions(), *_messages(self.input)],
             "max_tokens": self.max_output_tokens,
-            "logprobs": self.top_logprobs is not None,
-            "tools": [
-                {"type": "function", "function": tool.model_dump(exclude={"type"})}
-                for tool in self.tools
-            ],
-            "tool_choice": self._choice(),
-            "response_format": self._format(),
+            "logprobs": bool(self.top_logprobs) or "message.output_text.logprobs" in self.include,
+            "top_logprobs": self.top_logprobs or None,
+            "tools": [{"function": tool.model_dump(exclude={"type"})} for tool in self.tools],
+            "tool_choice": self.tool_choice,
+            "response_format": form,
+            "parallel_tool_calls": self.parallel_tool_calls,
         }
-        try:
-            return ChatRequest.model_validate(values)
-        except ValidationError as error:
-            fault = error.errors(include_url=False, include_context=False, include_input=False)[0]
-            raise HttpError(f"the input can't be read: {fault['msg']}", param="input") from None
-
-    def _choice(self) -> str | ChosenFunction:
-        choice = self.tool_choice
-        if isinstance(choice, str):
-            return choice
-        return ChosenFunction(type="function", function=FunctionName(name=choice.name))
+        return validated(ChatRequest, values)
 
     def _format(self) -> dict[str, Any]:
         form = None if self.text is None else self.text.format
@@ -180,41 +135,74 @@ class ResponsesRequest(StrictModel):
             return []
         return [{"role": "system", "content": self.instructions}]
 
-    def _messages(self) -> list[dict[str, Any]]:
-        if isinstance(self.input, str):
-            return [{"role": "user", "content": self.input}]
-        messages: list[dict[str, Any]] = []
-        for item in self.input:
-            match item:
-                case InputMessage():
-                    messages.append({"role": item.role, "content": _content(item.content)})
-                case InputCallOutput():
-                    message = {"role": "tool", "tool_call_id": item.call_id}
-                    messages.append({**message, "content": _content(item.output)})
-                case InputCall():
-                    if not messages or messages[-1]["role"] != "assistant":
-                        messages.append({"role": "assistant", "content": ""})
-                    function = {"name": item.name, "arguments": item.arguments}
-                    call = {"id": item.call_id, "type": "function", "function": function}
-                    messages[-1].setdefault("tool_calls", []).append(call)
-        return messages
+
+def _messages(given: Any) -> list[dict[str, Any]]:
+    """Return an input as messages. Raises `HttpError` with the place of what can't be one."""
+    if isinstance(given, str):
+        return [{"role": "user", "content": given}]
+    if not isinstance(given, list) or not given:
+        raise HttpError("input must be a text or a list of items", param="input")
+    messages: list[dict[str, Any]] = []
+    thoughts = ""
+    for number, item in enumerate(given):
+        place = f"input[{number}]"
+        try:
+            found = _message(item, place)
+        except InvalidRequest as error:
+            raise http_error(error) from None
+        is_answer = found.get("role") == "assistant"
+        if is_answer and thoughts:
+            found, thoughts = {**found, "reasoning_content": thoughts}, ""
+        is_call = "tool_calls" in found
+        if "role" not in found:
+            thoughts = "\n".join(filter(None, (thoughts, found["reasoning_content"])))
+        elif is_call and messages and messages[-1]["role"] == "assistant":
+            calls = [*messages[-1].get("tool_calls", ()), *found["tool_calls"]]
+            messages[-1] = {**found, **messages[-1], "tool_calls": calls}
+        else:
+            messages.append(found)
+    return messages
 
 
-_SAME = (
-    *("model", "temperature", "top_p", "top_logprobs", "parallel_tool_calls", "stream", "seed"),
-    *("top_k", "min_p", "speculation"),
-)
-"""Parameters that a chat has too, under the same names."""
+def _message(item: Any, place: str) -> dict[str, Any]:
+    """Return an item as a message, or as reasoning without a role."""
+    if not isinstance(item, Mapping):
+        raise _refused(place, "must be an object")
+    kind = item.get("type") or ("message" if "role" in item else None)
+    if kind == "message":
+        if item.get("role") not in ("system", "developer", "user", "assistant"):
+            raise _refused(f"{place}.role", "must be system, developer, user or assistant")
+        return {"role": item["role"], "content": _text(item, "content", place)}
+    if kind == "reasoning":
+        return {"reasoning_content": _thoughts(item)}
+    if kind == "function_call_output":
+        call_id = item.get("call_id")
+        call_id = call_id if isinstance(call_id, str) else ""
+        return {"role": "tool", "tool_call_id": call_id, "content": _text(item, "output", place)}
+    if kind != "function_call":
+        known = "message, reasoning, function_call or function_call_output"
+        raise _refused(f"{place}.type", f"must be {known}; other items can't be read")
+    if not isinstance(item.get("name"), str):
+        raise _refused(f"{place}.name", "must be the function's name")
+    function = {"name": item["name"], "arguments": arguments_text(item.get("arguments"))}
+    calls = [{"id": item.get("call_id") or item.get("id"), "function": function}]
+    return {"role": "assistant", "content": "", "tool_calls": calls}
 
 
-def _content(parts: str | list[dict[str, Any]]) -> Text:
-    """Return a text, of parts in the form that chats have."""
-    if isinstance(parts, str):
-        return parts
-    texts = ("input_text", "output_text")
-    return [  # type: ignore[return-value]
-        {"type": "text", "text": part["text"]}
-        if part.get("type") in texts and "text" in part
-        else part
-        for part in parts
-    ]
+def _text(item: Mapping[str, Any], name: str, place: str) -> str:
+    return content_text(item.get(name), f"{place}.{name}")
+
+
+def _thoughts(item: Mapping[str, Any]) -> str:
+    """Return the text of an item of reasoning, or else its summary."""
+    for name in ("content", "summary"):
+        parts = item.get(name)
+        parts = parts if isinstance(parts, list) else []
+        texts = [part.get("text") for part in parts if isinstance(part, dict)]
+        if text := "\n".join(text for text in texts if isinstance(text, str)):
+            return text
+    return ""
+
+
+def _refused(place: str, why: str) -> HttpError:
+    return HttpError(f"{place} {why}", param=place)

@@ -7,10 +7,12 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream.client import RequestOptions, SamplingParams, SpeculationOptions
+from slipstream.core.request.prompt import Prompt
 from slipstream.core.request.request import MAX_NAME_LENGTH
 from slipstream.core.request.tools import Tool, tools_of
-from slipstream.core.types import MAX_SEED
 from slipstream.gateway.body import (
+    MAX_ANSWERS,
+    MAX_CHOICES,
     ChatRequest,
     CompletionRequest,
     ResponseFormat,
@@ -34,23 +36,28 @@ def chat_options(body: ChatRequest, *, request_id: str, default_max_tokens: int)
     limits = {body.max_tokens, body.max_completion_tokens} - {None}
     if len(limits) > 1:
         raise _together("max_tokens", "max_completion_tokens")
-    if body.top_logprobs is not None and not body.logprobs:
+    if body.top_logprobs and not body.logprobs:
         raise HttpError("top_logprobs goes with logprobs true only", param="top_logprobs")
     options = _options(body, request_id)
     options["max_tokens"] = max((it for it in limits if it is not None), default=default_max_tokens)
     if body.logprobs:
         options["logprobs"] = body.top_logprobs or 0
-    choice = body.tool_choice
-    if choice not in ("auto", "none") and not body.tools:
+    if body.tool_choice not in ("auto", "none") and not body.tools:
         raise HttpError("tool_choice asks for a call, but there are no tools", param="tool_choice")
     options["tools"] = given_tools(body.tools)
-    options["tool_choice"] = choice if isinstance(choice, str) else choice.model_dump()
+    options["tool_choice"] = body.tool_choice
     return options
 
 
 def completion_options(body: CompletionRequest, *, request_id: str) -> RequestOptions:
     """Return the options of a completion. Raises `HttpError`, or `InvalidRequest`."""
     options = _options(body, request_id)
+    if body.best_of not in (None, 1, body.n):
+        raise HttpError(
+            f"best_of is {body.best_of}, but may only be 1 or n, as answers are not ranked",
+            code="unsupported_parameter",
+            param="best_of",
+        )
     options["max_tokens"] = COMPLETION_MAX_TOKENS if body.max_tokens is None else body.max_tokens
     if body.max_tokens == 0:
         if not body.echo or body.stream:
@@ -77,14 +84,30 @@ def tool_use(options: RequestOptions, *, is_single: bool) -> ToolUse | None:
     return ToolUse(tools, choice != "auto", is_single)
 
 
-def each_choice(options: RequestOptions, count: int) -> list[RequestOptions]:
-    """Return the options of so many answers: each has a seed and an id of its own."""
-    sampling, name = options["sampling"], options["request_id"][: MAX_NAME_LENGTH - 3]
-    choices: list[RequestOptions] = [options]
-    for index in range(1, count):
-        seeded = replace(sampling, seed=(sampling.seed + index) % MAX_SEED)
-        choices.append({**options, "sampling": seeded, "request_id": f"{name}-{index}"})
-    return choices
+def each_answer(
+    body: ChatRequest | CompletionRequest, options: RequestOptions
+) -> list[tuple[Prompt, RequestOptions]]:
+    """Return the prompt and options of each answer, n to each prompt in turn.
+
+    Each has an id of its own. A given seed is the first one of every prompt; else all seeds differ.
+    Raises `HttpError` for too many answers.
+    """
+    prompts = [prompt for prompt in body.prompts for _ in range(body.n)]
+    limit = MAX_CHOICES if body.stream else MAX_ANSWERS
+    if len(prompts) > limit:
+        kind = "a stream" if body.stream else "a request"
+        raise HttpError(
+            f"prompt and n make {len(prompts)} answers, but {kind} has at most {limit}",
+            param="prompt",
+        )
+    sampling, name = options["sampling"], options["request_id"][: MAX_NAME_LENGTH - 4]
+    answers = [(prompts[0], options)]
+    for index, prompt in enumerate(prompts[1:], 1):
+        offset = index if body.seed is None else index % body.n
+        seeded = replace(sampling, seed=(sampling.seed + offset) % 2**64)
+        own: RequestOptions = {"sampling": seeded, "request_id": f"{name}-{index}"}
+        answers.append((prompt, {**options, **own}))
+    return answers
 
 
 def seed_of(request_id: str) -> int:
@@ -93,13 +116,13 @@ def seed_of(request_id: str) -> int:
 
 
 def _options(body: SharedRequest, request_id: str) -> RequestOptions:
-    if body.stream_options is not None and not body.stream:
-        raise HttpError("stream_options goes with stream true only", param="stream_options")
     if body.with_rounds and not (body.stream and body.n == 1):
         raise HttpError("with_rounds goes with stream true and n 1 only", param="with_rounds")
     options: RequestOptions = {
         "sampling": _sampling(body, request_id),
         "stop": tuple(body.stop),
+        "stop_token_ids": tuple(body.stop_token_ids),
+        "ignore_eos": body.ignore_eos,
         "request_id": request_id,
         "model": body.model,
     }
@@ -122,6 +145,7 @@ def _sampling(body: SharedRequest, request_id: str) -> SamplingParams:
         repetition_penalty=body.repetition_penalty,
         presence_penalty=body.presence_penalty,
         frequency_penalty=body.frequency_penalty,
+        min_tokens=body.min_tokens,
         logit_bias=tuple((_token_id(key), bias) for key, bias in body.logit_bias.items()),
         seed=seed_of(request_id) if body.seed is None else body.seed,
     )
@@ -151,10 +175,12 @@ def _formatted(form: ResponseFormat) -> RequestOptions:
 
 
 def _structured(form: StructuredOutputs) -> RequestOptions:
-    given = [form.json_schema, form.regex, form.choice]
-    if sum(it is not None for it in given) != 1:
+    given = [it for it in (form.json_schema, form.regex, form.choice) if it is not None]
+    if not given:
+        return {}
+    if len(given) > 1:
         raise HttpError(
-            "structured_outputs must have one of json, regex and choice", param="structured_outputs"
+            "structured_outputs may have one of json, regex and choice", param="structured_outputs"
         )
     if form.json_schema is not None:
         return {"json_schema": form.json_schema}

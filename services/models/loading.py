@@ -26,12 +26,8 @@ from slipstream.models.store.gguf_tokenizer import read_gguf_tokenizer
 from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.store.wheel import Progress
 from slipstream.models.target.architecture import eos_ids
-<<<<<<< HEAD
-from slipstream.models.tokenizer import NumberedTokenizer, fitted, keep, read_kept
-=======
 from slipstream.models.target.families import require_read
-from slipstream.models.tokenizer import NumberedTokenizer, keep, read_kept
->>>>>>> wt-f
+from slipstream.models.tokenizer import NumberedTokenizer, fitted, keep, read_kept
 
 _LOG = logging.getLogger("slipstream.models")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
@@ -73,7 +69,7 @@ def load_model(
         source = find_source(folder, gguf, dtype, device, num_ranks=num_ranks)
     except NotNative as reason:
         is_slower = device == CPU and has_kernels()
-        cost = f", about {20 if gguf else 2} times slower than native code" * is_slower
+        cost = ", about 2 times slower than native code" * is_slower
         level = logging.WARNING if is_slower else logging.INFO
         _LOG.log(level, "torch computes %s%s: %s", path.name, cost, reason)
         options: Any = {"progress": progress, "num_ranks": num_ranks}
@@ -106,12 +102,8 @@ def load_target_parts(
         if num_ranks == 1:  # else parts are where they belong
             model = model.to(device)
         tokenizer = NumberedTokenizer.of(load_tokenizer(folder, gguf))
-<<<<<<< HEAD
     text = model.config.get_text_config()
     tokenizer = fitted(tokenizer, path, text.vocab_size)
-=======
-    require_same_vocabulary(path, tokenizer.num_ids, model.config.get_text_config().vocab_size)
->>>>>>> wt-f
     named = getattr(model.generation_config, "eos_token_id", None)
     ends = eos_ids(named) | eos_ids(text.eos_token_id)
     return _loaded(name, path, model.eval().requires_grad_(False), tokenizer, ends)
@@ -238,14 +230,7 @@ def _load_model(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", num_ran
     options: dict[str, Any] = {"use_safetensors": True, "dtype": torch_dtype(dtype)}
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
-<<<<<<< HEAD
     require_causal(folder)
-=======
-    if gguf:
-        GgufFile(gguf)  # checks all sizes, which other readers believe
-    else:
-        require_causal(folder)
->>>>>>> wt-f
     try:
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, output_loading_info=True, **options
@@ -254,13 +239,8 @@ def _load_model(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", num_ran
         raise WeightsError(f"the weights in {folder} can't be loaded ({brief(error)})") from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
-<<<<<<< HEAD
         raise WeightsError(f"the weights in {folder} lack {missing[0]} ({len(missing)} in all)")
-=======
-        raise WeightsError(f"the weights in {path} lack {missing[0]} ({len(missing)} in all)")
-    if not gguf:
-        require_read(report["unexpected_keys"], str(path), model.config.model_type)
->>>>>>> wt-f
+    require_read(report["unexpected_keys"], str(folder), model.config.model_type)
     return model
 
 

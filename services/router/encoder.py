@@ -54,4 +54,5 @@ def _num_chars(prompt: Any) -> int:
     if isinstance(prompt, str) or are_ids(prompt):
         return len(prompt)
     messages: tuple[Mapping[str, Any], ...] = prompt
-    return sum(_MESSAGE_CHARS + len(message["content"]) for message in messages)
+    texts = (text for message in messages for text in message.values() if isinstance(text, str))
+    return _MESSAGE_CHARS * len(messages) + sum(map(len, texts))

@@ -7,7 +7,7 @@ from weakref import WeakSet
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCombination
 from slipstream.core.request.options import MAX_NODES
-from slipstream.core.request.request import check_logit_bias
+from slipstream.core.request.prompt import check_vocabulary
 from slipstream.core.sequence import SyncedTokens, TokenSequence
 from slipstream.core.text.logprobs import TokenLogprob
 from slipstream.core.types import Proposal, Session, Verdict, Verification
@@ -209,7 +209,8 @@ def check_request(
         raise UnsupportedCombination(
             f"logprobs do not go with verification {session.verification.value}"
         )
-    check_logit_bias(session.sampling, vocab_size)
+    check_vocabulary("logit_bias", dict(session.sampling.logit_bias), vocab_size)
+    check_vocabulary("stop_token_ids", session.stop_token_ids, vocab_size)
     if not session.num_prompt_tokens <= len(sequence) < limit:
         raise InvalidRequest(
             f"the session would have {len(sequence)} tokens, but a prompt of"

@@ -5,13 +5,14 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.core.request.prompt import Message
-from slipstream.core.request.tools import Tool, ToolFormat
+from slipstream.core.request.tools import Tool, ToolFormat, decoded_json
 
 AUTO_FORMAT, NO_FORMAT = "auto", "none"
 TOOL_FORMATS = (AUTO_FORMAT, *ToolFormat, NO_FORMAT)
 """Formats that a target can use; auto goes by the chat template."""
 
 Json = dict[str, Any]
+_CALL_ID = "tool_call_id"
 
 # The instructions that models of the Hermes format were trained with.
 _INSTRUCTIONS = """\
@@ -59,9 +60,10 @@ def tool_json(tool: Tool) -> Json:
 
 
 def for_template(message: Message) -> Json:
-    """Return a message as chat templates take it: arguments of calls are values, not text."""
+    """Return a message as chat templates take it: arguments of calls are objects, and text only
+    where they broke off."""
     calls = [
-        {**call, "function": {**call["function"], "arguments": json.loads(_arguments(call))}}
+        {**call, "function": {**call["function"], "arguments": _value(_arguments(call))}}
         for call in message.get("tool_calls", ())
     ]
     return {**message, "tool_calls": calls} if calls else dict(message)
@@ -86,12 +88,18 @@ def _plain(message: Message) -> Json:
         return {"role": "user", "content": answer}
     calls = [_call_text(call) for call in message.get("tool_calls", ())]
     text = [message["content"]] if message["content"] else []
-    return {"role": message["role"], "content": "\n".join([*text, *calls])}
+    own = {name: value for name, value in message.items() if name not in ("tool_calls", _CALL_ID)}
+    return {**own, "content": "\n".join([*text, *calls])}
 
 
 def _call_text(call: Json) -> str:
     name = json.dumps(call["function"]["name"], ensure_ascii=False)
     return f'<tool_call>\n{{"name": {name}, "arguments": {_arguments(call)}}}\n</tool_call>'
+
+
+def _value(arguments: str) -> Any:
+    value = decoded_json(arguments)
+    return value if isinstance(value, dict) else arguments
 
 
 def _arguments(call: Json) -> str:

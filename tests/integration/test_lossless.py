@@ -211,6 +211,25 @@ def test_a_stop_token_in_the_middle_of_a_round_ends_the_output_there(world):
     assert out.tokens == expected
 
 
+@pytest.mark.parametrize("sampling", ["greedy", "sampled"])
+@pytest.mark.parametrize("kind", DRAFTERS)
+def test_no_stop_token_comes_before_the_least_number_of_tokens(world, kind, sampling):
+    asked = {
+        "sampling": replace(SAMPLINGS[sampling], min_tokens=9),
+        "max_tokens": MAX_TOKENS,
+        "stop_token_ids": frozenset(world.plain(0, sampling)[:6]),
+    }
+    modes = SpeculationOptions(mode=Mode.OFF), options(Shape.CHAIN, StopPolicy.FIXED)
+    draft = world.drafts[kind]
+    plainly, drafted = (
+        speculate(world.target, draft, kind, PROMPTS[0], options=mode, **asked) for mode in modes
+    )
+    assert drafted.num_drafted > plainly.num_drafted == 0
+    assert drafted.tokens == plainly.tokens
+    assert len(plainly.tokens) >= 9
+    assert asked["stop_token_ids"].isdisjoint(plainly.tokens[:9])
+
+
 def test_a_session_moved_in_the_middle_goes_on_with_the_same_tokens(world):
     """Replay from 0 on an engine that has never heard of the session gives the same tokens."""
     for sampling in SAMPLINGS.values():

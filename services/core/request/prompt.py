@@ -3,16 +3,19 @@
 Knows no tokenizer, no chat template and no wire. Errors go into logs, so they quote no prompt.
 """
 
-from collections.abc import Mapping, Sequence
+import json
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.core.request.tools import Tool, check_tools, json_object
+from slipstream.core.request.tools import Tool, check_tools
 
 Message = Mapping[str, Any]
-"""`role` and `content`; an assistant's may have `tool_calls` as OpenAI writes them (id, type,
-function with name and arguments, JSON as text), a tool's has the `tool_call_id` that it answers."""
+"""`role` and `content`, a text or parts of it; an assistant's may have `tool_calls` as OpenAI
+writes them (id, type, function with name and arguments, JSON as text), a tool's has the
+`tool_call_id` that it answers. Further texts, such as `name`, are for the chat template; what else
+there is, is left out."""
 Prompt = str | Sequence[int] | Sequence[Message]
 
 MAX_TOKEN_ID = 2**31 - 1
@@ -20,8 +23,17 @@ MAX_MESSAGES = 2048
 """Of one prompt."""
 MAX_TOOL_CALLS = 128
 """Of one message."""
-_FIELDS = {"assistant": {"tool_calls"}, "tool": {"tool_call_id"}}
-"""Fields that messages of these roles may have beside role and content."""
+MAX_FIELDS = 32
+"""Further texts of one message."""
+_READ = ("role", "content", "tool_calls", "function_call")
+_ROLES = {"developer": "system", "function": "tool"}
+"""Roles by which OpenAI's clients mean others."""
+_PARTS = {
+    **dict.fromkeys(("text", "input_text", "output_text"), "text"),
+    "refusal": "refusal",
+    **dict.fromkeys(("reasoning", "reasoning_text", "thinking", "redacted_thinking"), None),
+}
+"""Types of parts, and the field that has their text; None: it is left out."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -63,7 +75,7 @@ def checked_prompt(prompt: Prompt, form: PromptForm = PLAIN_FORM) -> Prompt:
     if form.raw:
         raise UnsupportedCombination("a raw prompt is text or token ids, not messages")
     check_num_messages(len(prompt))
-    return tuple(_message(item) for item in prompt)
+    return tuple(_message(item, f"messages[{number}]") for number, item in enumerate(prompt))
 
 
 def are_ids(prompt: Sequence[Any]) -> bool:
@@ -94,52 +106,105 @@ def check_token_ids(tokens: Sequence[int], what: str = "the prompt") -> None:
             raise InvalidRequest(f"{what} has token id {token}, not 0 to {MAX_TOKEN_ID}")
 
 
-def _message(item: Any) -> dict[str, Any]:
+def content_text(content: Any, place: str) -> str:
+    """Return the text of a message's content: as it is, or its parts joined by line breaks.
+
+    None is no text; reasoning is left out. Raises `InvalidRequest`, with the place of what is no
+    text.
+    """
+    if content is None:
+        return ""
+    if isinstance(content, str):
+        check_unicode(content, place)
+        return content
+    if not isinstance(content, Sequence) or isinstance(content, bytes):
+        raise InvalidRequest(f"{place} must be a text or a list of parts")
+    texts = (_part_text(part, f"{place}[{number}]") for number, part in enumerate(content))
+    return "\n".join(text for text in texts if text is not None)
+
+
+def arguments_text(arguments: Any) -> str:
+    """Return the arguments of a call as text: JSON of what is no text, {} where there are none."""
+    if isinstance(arguments, str):
+        return arguments if arguments.strip() else "{}"
+    return "{}" if arguments is None else json.dumps(arguments)
+
+
+def _part_text(part: Any, place: str) -> str | None:
+    if isinstance(part, str):
+        part = {"text": part}
+    kind = part.get("type") or "text" if isinstance(part, Mapping) else None
+    if kind not in _PARTS:
+        raise InvalidRequest(f"{place} is no text, but text is all that can be read")
+    name = _PARTS[kind]
+    text = None if name is None else part.get(name, "")
+    if not isinstance(text, str | None):
+        raise InvalidRequest(f"{place}.{name} must be a text")
+    check_unicode(text or "", place)
+    return text
+
+
+def _message(item: Any, place: str) -> dict[str, Any]:
     if not isinstance(item, Mapping):
         raise _not_a_prompt(item)
-    known = {"role", "content"}
-    role, more = item.get("role"), item.keys() - known
-    if not known <= item.keys() or not isinstance(role, str):
-        raise _not_a_prompt(item)
-    if unknown := sorted(map(str, more - _FIELDS.get(role, set()))):
-        raise InvalidRequest(f"a message has {unknown[0][:80]}, which no {role[:80]} message has")
-    if role == "tool" and not item.get("tool_call_id"):
-        raise InvalidRequest("a message of a tool must have the tool_call_id that it answers")
-    may_be_empty = role == "tool" or bool(item.get("tool_calls"))
-    texts = [name for name in ("role", "content", "tool_call_id") if name in item]
-    if not all(isinstance(item[name], str) for name in texts) or not (
-        item["role"] and (item["content"] or may_be_empty)
-    ):
-        raise InvalidRequest("role and content of a message must be text, and not empty")
-    message: dict[str, Any] = {name: item[name] for name in texts}
-    for name in texts:
-        check_unicode(message[name], name)
-    if item.get("tool_calls"):
-        message["tool_calls"] = _tool_calls(item["tool_calls"])
+    role = item.get("role")
+    if not isinstance(role, str) or not role:
+        raise InvalidRequest(f"{place}.role must be a text, and not empty")
+    fields = _fields(item, place)
+    content = content_text(item.get("content"), f"{place}.content")
+    message: dict[str, Any] = {"role": _ROLES.get(role, role), "content": content, **fields}
+    if calls := item.get("tool_calls"):
+        message["tool_calls"] = _tool_calls(calls, f"{place}.tool_calls")
+    elif call := item.get("function_call"):
+        message["tool_calls"] = (_tool_call({"function": call}, f"{place}.function_call"),)
     return message
 
 
-def _tool_calls(calls: Any) -> tuple[dict[str, Any], ...]:
-    if not isinstance(calls, Sequence) or len(calls) > MAX_TOOL_CALLS:
-        raise InvalidRequest(f"tool_calls must be a list of at most {MAX_TOOL_CALLS}")
-    return tuple(_tool_call(call) for call in calls)
+def _fields(item: Message, place: str) -> dict[str, str]:
+    """Return the texts of a message that a template may read, beside role and content."""
+    fields = {
+        name: text
+        for name, text in item.items()
+        if isinstance(name, str) and name not in _READ and isinstance(text, str) and text
+    }
+    if len(fields) > MAX_FIELDS:
+        raise InvalidRequest(f"{place} has {len(fields)} fields, but at most {MAX_FIELDS} fit")
+    for text in (item["role"], *fields, *fields.values()):
+        check_unicode(text, place)
+    return fields
 
 
-def _tool_call(call: Any) -> dict[str, Any]:
-    try:
-        call_id, kind, function = call["id"], call["type"], call["function"]
-        name, arguments = function["name"], function["arguments"]
-    except (TypeError, KeyError):
-        call_id = kind = name = arguments = None
-    if kind != "function" or not all(isinstance(at, str) for at in (call_id, name, arguments)):
-        raise InvalidRequest(
-            "a tool call must have an id, the type function, and a function with name and arguments"
-        )
+def _tool_calls(calls: Any, place: str) -> tuple[dict[str, Any], ...]:
+    if not isinstance(calls, Sequence) or isinstance(calls, str) or len(calls) > MAX_TOOL_CALLS:
+        raise InvalidRequest(f"{place} must be a list of at most {MAX_TOOL_CALLS}")
+    return tuple(_tool_call(call, f"{place}[{number}]") for number, call in enumerate(calls))
+
+
+def _tool_call(call: Any, place: str) -> dict[str, Any]:
+    call = call if isinstance(call, Mapping) else {}
+    function = call.get("function")
+    function = function if isinstance(function, Mapping) else {}
+    name = function.get("name")
+    if not isinstance(name, str) or call.get("type") not in (None, "function"):
+        raise InvalidRequest(f"{place} must be of the type function, with the function's name")
+    call_id, arguments = call.get("id"), arguments_text(function.get("arguments"))
+    call_id = call_id if isinstance(call_id, str) else ""
     for text in (call_id, name, arguments):
-        check_unicode(text, "a tool call")
-    json_object(arguments, "the arguments of a tool call")
-    function = {"name": name, "arguments": arguments}
-    return {"id": call_id, "type": "function", "function": function}
+        check_unicode(text, place)
+    return {
+        "id": call_id,
+        "type": "function",
+        "function": {"name": name, "arguments": arguments},
+    }
+
+
+def check_vocabulary(what: str, tokens: Iterable[int], vocab_size: int) -> None:
+    """Raise `InvalidRequest` for a token that is not in the vocabulary."""
+    highest = max(tokens, default=0)
+    if highest >= vocab_size:
+        raise InvalidRequest(
+            f"{what} names token {highest}, but the vocabulary has {vocab_size} tokens"
+        )
 
 
 def _text(text: str, name: str) -> str:

@@ -12,20 +12,18 @@ from slipstream.core.policy.backoff import GainPrior
 from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
-from slipstream.core.request.prompt import Prompt, PromptForm
+from slipstream.core.request.prompt import Prompt, PromptForm, check_vocabulary
 from slipstream.core.request.results import PromptInfo
 from slipstream.core.request.settings import Settings, resolve
 from slipstream.core.request.tools import Tool, ToolFormat
-from slipstream.core.text.logprobs import MAX_LOGPROBS
-from slipstream.core.text.text import check_stop_strings
+from slipstream.core.text.logprobs import MAX_LOGPROBS, check_num_prompt_logprobs
+from slipstream.core.text.text import check_stop_strings, check_stop_tokens
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.grammar import Grammar
 
 DEFAULT_MAX_TOKENS = 256
 MAX_MAX_TOKENS = 2**31 - 1
 MAX_NAME_LENGTH = 128
-MAX_PROMPT_LOGPROBS = 65_536
-"""Log probabilities of a prompt."""
 NO_DRAFTER = "none"
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
@@ -75,7 +73,8 @@ class Ask:
     `with_origins` has every token say where it came from, `with_rounds` has chunks show their
     rounds, `num_logprobs` has tokens say how likely they were, beside so many of the likeliest;
     the text follows the `grammar`; the chat template shows `tools`; `prompt_logprobs` has the
-    prompt's tokens say how likely they were, too.
+    prompt's tokens say how likely they were, too; `stop_token_ids` end the text beside the model's
+    own, or with `ignore_eos` in their place.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -91,6 +90,8 @@ class Ask:
     tools: tuple[Tool, ...] = ()
     with_rounds: bool = False
     prompt_logprobs: bool = False
+    stop_token_ids: tuple[int, ...] = ()
+    ignore_eos: bool = False
 
     def __post_init__(self) -> None:
         if type(self.max_tokens) is not int or not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
@@ -99,11 +100,21 @@ class Ask:
             )
         check_stop_strings(self.stop)
         check_name("request_id", self.request_id)
+        self._check_ends()
         told = self.num_logprobs
         if told is not None and (type(told) is not int or not 0 <= told <= MAX_LOGPROBS):
             raise InvalidRequest(f"logprobs is {told}, but must be 0 to {MAX_LOGPROBS}")
         if self.prompt_logprobs and told is None:
             raise InvalidRequest("prompt_logprobs goes with logprobs, the number of tokens")
+
+    def _check_ends(self) -> None:
+        check_stop_tokens(self.stop_token_ids)
+        least, eos = self.sampling.min_tokens, self.ignore_eos
+        given = {"stop_token_ids": self.stop_token_ids, "ignore_eos": eos, "min_tokens": least}
+        if self.grammar is not None and (names := [name for name in given if given[name]]):
+            raise UnsupportedCombination(f"{names[0]} goes without a grammar, which ends the text")
+        if least > self.max_tokens:
+            raise InvalidRequest(f"min_tokens is {least}, but max_tokens is {self.max_tokens}")
 
     @property
     def form(self) -> PromptForm:
@@ -188,16 +199,17 @@ def make_request(
     """
     settings = draft_settings(ask.speculation, draft, temperature=ask.sampling.temperature)
     _check_length(len(tokens), ask.max_tokens, model.context_length)
-    check_logit_bias(ask.sampling, model.vocab_size)
+    check_vocabulary("logit_bias", dict(ask.sampling.logit_bias), model.vocab_size)
     _check_abilities(ask, model, settings)
-    _check_prompt_logprobs(ask, len(tokens))
+    if ask.prompt_logprobs:
+        check_num_prompt_logprobs(len(tokens), ask.num_logprobs or 0)
     session = Session(
         session_id=session_id,
         num_prompt_tokens=len(tokens),
         max_tokens=ask.max_tokens,
         sampling=ask.sampling,
         verification=settings.verification,
-        stop_token_ids=model.stop_token_ids,
+        stop_token_ids=_ends(ask, model),
         num_roots=settings.num_roots,
         grammar=ask.grammar,
         num_logprobs=ask.num_logprobs,
@@ -263,13 +275,11 @@ def _check_abilities(ask: Ask, model: ModelFacts, settings: Settings) -> None:
         )
 
 
-def _check_prompt_logprobs(ask: Ask, num_tokens: int) -> None:
-    num_values = num_tokens * (1 + (ask.num_logprobs or 0))
-    if ask.prompt_logprobs and num_values > MAX_PROMPT_LOGPROBS:
-        raise InvalidRequest(
-            f"a prompt of {num_tokens} tokens has {num_values} log probabilities, but at most"
-            f" {MAX_PROMPT_LOGPROBS} are returned"
-        )
+def _ends(ask: Ask, model: ModelFacts) -> frozenset[int]:
+    """Return the tokens that end a request. Raises `InvalidRequest` for what is no token."""
+    check_vocabulary("stop_token_ids", ask.stop_token_ids, model.vocab_size)
+    own = frozenset[int]() if ask.ignore_eos else model.stop_token_ids
+    return own | set(ask.stop_token_ids)
 
 
 def _check_length(num_prompt_tokens: int, max_tokens: int, limit: int) -> None:
@@ -288,12 +298,3 @@ def check_name(what: str, name: str) -> None:
             f"{what} is {name[:80]!r}, but must be at most {MAX_NAME_LENGTH} printable ASCII"
             " characters"
         )
-
-
-def check_logit_bias(sampling: SamplingParams, vocab_size: int) -> None:
-    """Raises `InvalidRequest` when a biased token is not in the vocabulary."""
-    for token, _ in sampling.logit_bias:
-        if token >= vocab_size:
-            raise InvalidRequest(
-                f"logit_bias names token {token}, but the vocabulary has {vocab_size} tokens"
-            )

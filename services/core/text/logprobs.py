@@ -12,6 +12,8 @@ from slipstream.core.errors import InvalidRequest
 
 MAX_LOGPROBS = 20
 """Likeliest tokens of a position that can be asked for."""
+MAX_PROMPT_LOGPROBS = 65_536
+"""Log probabilities of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,3 +58,13 @@ def with_texts(
         )
         for item, token in zip(logprobs, token_ids, strict=True)
     )
+
+
+def check_num_prompt_logprobs(num_tokens: int, num_top: int) -> None:
+    """Raise `InvalidRequest` for more log-probabilities of a prompt than are returned."""
+    num_values = num_tokens * (1 + num_top)
+    if num_values > MAX_PROMPT_LOGPROBS:
+        raise InvalidRequest(
+            f"a prompt of {num_tokens} tokens has {num_values} log probabilities, but at most"
+            f" {MAX_PROMPT_LOGPROBS} are returned"
+        )

@@ -11,10 +11,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.prompt import check_unicode
+from slipstream.core.request.prompt import check_token_ids, check_unicode
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 240
+MAX_STOP_TOKEN_IDS = 64
 _INCOMPLETE = "\ufffd"
 _MAX_CHARACTER = 4
 """Bytes of a character, and so its tokens, at most."""
@@ -60,6 +61,15 @@ def check_stop_strings(stop: Sequence[str]) -> None:
             raise InvalidRequest(
                 f"a stop string has {size} bytes, but must have from 1 to {MAX_STOP_BYTES}"
             )
+
+
+def check_stop_tokens(tokens: Sequence[int]) -> None:
+    """Raise `InvalidRequest` for stop tokens that are too many, or no token ids."""
+    if len(tokens) > MAX_STOP_TOKEN_IDS:
+        raise InvalidRequest(
+            f"stop_token_ids has {len(tokens)} tokens, but at most {MAX_STOP_TOKEN_IDS} fit"
+        )
+    check_token_ids(tokens, "stop_token_ids")
 
 
 class TextStream:

@@ -7,13 +7,13 @@ visits need a distribution.
 
 import math
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Sequence, Set
 
 import numpy as np
 
 from slipstream.core.draft.candidates import argmax_first, ordered_top, softmax
 from slipstream.core.errors import ModelError
-from slipstream.core.types import SamplingParams
+from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.constraint import Constraint
 from slipstream.core.verify.noise import Floats, Ids
 
@@ -28,6 +28,7 @@ class SamplingDistribution:
     the repetition penalty counts all of them, presence and frequency those from
     `num_prompt_tokens` on, which are the output that a `constraint` is about. What it does not
     allow is in no distribution, whatever the rest says. Its errors are those of every method.
+    `ends` are the tokens that end the output, which has `min_tokens` before them.
     """
 
     def __init__(
@@ -35,8 +36,10 @@ class SamplingDistribution:
         sampling: SamplingParams,
         num_prompt_tokens: int,
         constraint: Constraint | None = None,
+        ends: Set[int] = frozenset(),
     ) -> None:
         self._sampling = sampling
+        self._ends = sorted(ends)
         self._num_prompt_tokens = num_prompt_tokens
         self._constraint = constraint
 
@@ -95,6 +98,8 @@ class SamplingDistribution:
             _penalise_repetition_(scores, list(set(prefix)), sampling.repetition_penalty)
         if (sampling.presence_penalty, sampling.frequency_penalty) != (0, 0):
             self._penalise_output_(scores, prefix[self._num_prompt_tokens :])
+        if len(prefix) - self._num_prompt_tokens < sampling.min_tokens:
+            scores[self._ends] = -np.inf
         return scores
 
     def _penalise_output_(self, scores: Floats, output: Sequence[int]) -> None:
@@ -120,6 +125,12 @@ class SamplingDistribution:
             return values, None
         order = np.argsort(ids)
         return values[order], ids[order]
+
+
+def distribution_of(session: Session, constraint: Constraint | None) -> SamplingDistribution:
+    """Return the distribution of a session's positions."""
+    ends = session.stop_token_ids
+    return SamplingDistribution(session.sampling, session.num_prompt_tokens, constraint, ends)
 
 
 def _dense(values: Floats, ids: Ids | None, size: int, filler: float) -> Floats:

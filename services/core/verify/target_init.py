@@ -16,7 +16,7 @@ from slipstream.core.errors import ModelError
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, Session, SparseDistribution
 from slipstream.core.verify.constraint import Constraint
-from slipstream.core.verify.distribution import SamplingDistribution
+from slipstream.core.verify.distribution import SamplingDistribution, distribution_of
 from slipstream.core.verify.keyed_noise import Purpose, uniform
 from slipstream.core.verify.noise import Floats, Ids, gumbel
 from slipstream.core.verify.rejection import branch_test, residual
@@ -36,7 +36,7 @@ def verify_forest(
     An empty proposal keeps nothing and draws the roots of the position after `prefix`.
     """
     tree = proposal.tree
-    distribution = SamplingDistribution(session.sampling, session.num_prompt_tokens, constraint)
+    distribution = distribution_of(session, constraint)
     kept: tuple[int, ...] = ()
     rule = _branch_rule(session, distribution, proposal)
     for root in tree.children(ROOT):

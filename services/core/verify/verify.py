@@ -16,7 +16,7 @@ from slipstream.core.text.logprobs import TokenLogprob
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.constraint import Constraint
-from slipstream.core.verify.distribution import SamplingDistribution
+from slipstream.core.verify.distribution import SamplingDistribution, distribution_of
 from slipstream.core.verify.draws import FindContenders, best_with_noise, draw_among, is_softmax
 from slipstream.core.verify.keyed_noise import Purpose, gumbel_of, uniform
 from slipstream.core.verify.likelihood import recording
@@ -48,7 +48,7 @@ def verify(
     row = cache(row)  # margins read the root's again, and branches share theirs
     if session.verification is Verification.TARGET_INIT:
         return verify_forest(session, prefix, proposal, row, constraint=constraint)
-    distribution = SamplingDistribution(session.sampling, session.num_prompt_tokens, constraint)
+    distribution = distribution_of(session, constraint)
     if constraint is not None or session.sampling.is_greedy or not is_softmax(session.sampling):
         find = None
     if session.verification is Verification.EXACT:
@@ -99,7 +99,7 @@ def choose(
     The first best token when greedy, else Gumbel-max with noise keyed by seed and position; of
     those that the `constraint` allows, if there is one.
     """
-    distribution = SamplingDistribution(session.sampling, session.num_prompt_tokens, constraint)
+    distribution = distribution_of(session, constraint)
     return _choose(session.sampling, distribution, logits, prefix)
 
 

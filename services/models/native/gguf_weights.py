@@ -184,7 +184,7 @@ class GgufSource(WeightSource):
             for layer in range(at.num_layers)
             if self._stored_name(f"model.layers.{layer}.{name}.bias") in self._file.tensors
         }
-        return replace(at, biases=at.form.biases | there)
+        return replace(at, biases=frozenset(there.union(at.form.biases)))
 
     def _missing_biases(self) -> dict[str, tuple[int, ...]]:
         """Return the biases, by name with their shapes, that other layers alone have."""
@@ -193,7 +193,7 @@ class GgufSource(WeightSource):
             f"model.layers.{layer}.{name}.bias": shape[:1]
             for layer in range(own.num_layers)
             for name, shape in own.linears()
-            if name in own.biases - always
+            if name in own.biases.difference(always)
             and self._stored_name(f"model.layers.{layer}.{name}.bias") not in self._file.tensors
         }
 

@@ -40,13 +40,16 @@ _SAMPLING = (
 def sampling_to_pb(sampling: SamplingParams) -> common_pb2.SamplingParams:
     """Convert what differs from the defaults, and the seed in any case."""
     values: dict[str, Any] = {name: getattr(sampling, name) for name in _SAMPLING}
-    return common_pb2.SamplingParams(**values, logit_bias=dict(sampling.logit_bias))
+    return common_pb2.SamplingParams(
+        **values, logit_bias=dict(sampling.logit_bias), min_tokens=sampling.min_tokens
+    )
 
 
 def sampling_from_pb(message: common_pb2.SamplingParams) -> SamplingParams:
     """Convert sampling parameters; what is unset takes the default."""
     given = {name: getattr(message, name) for name in _SAMPLING if message.HasField(name)}  # type: ignore[arg-type]
-    return SamplingParams(**given, logit_bias=tuple(sorted(message.logit_bias.items())))
+    bias = tuple(sorted(message.logit_bias.items()))
+    return SamplingParams(**given, logit_bias=bias, min_tokens=message.min_tokens)
 
 
 def session_to_pb(session: Session, *, fence: int) -> common_pb2.SessionParams:

@@ -31,6 +31,8 @@ from slipstream.rpc.v1 import generation_pb2 as pb
 _MAX_UINT32 = 2**32 - 1
 _GRAMMARS = {GrammarKind.JSON_SCHEMA: "json_schema", GrammarKind.REGEX: "regex"}
 """Fields of a request."""
+_OWN = ("role", "content", "tool_call_id")
+"""Texts of a message that have a field of their own."""
 _OPTIONAL = (
     *("max_draft_tokens", "max_nodes", "threshold"),
     *("num_roots", "drafter", "lookup", "overlap"),
@@ -67,7 +69,12 @@ def ask_to_pb(ask: Ask) -> dict[str, Any]:
     _check_uint32("max_tokens", [ask.max_tokens])
     return {
         "sampling": _checked_sampling(ask.sampling),
-        "stopping": pb.StoppingCriteria(max_new_tokens=ask.max_tokens, stop=ask.stop),
+        "stopping": pb.StoppingCriteria(
+            max_new_tokens=ask.max_tokens,
+            stop=ask.stop,
+            stop_token_ids=ask.stop_token_ids,
+            ignore_eos=ask.ignore_eos,
+        ),
         "speculation": speculation_to_pb(ask.speculation),
         "logprobs": ask.num_logprobs,
         **_grammar_to_pb(ask.grammar),
@@ -82,6 +89,8 @@ def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
         sampling=sampling_from_pb(message.sampling),
         max_tokens=stopping.max_new_tokens if is_bounded else DEFAULT_MAX_TOKENS,
         stop=tuple(stopping.stop),
+        stop_token_ids=tuple(stopping.stop_token_ids),
+        ignore_eos=stopping.ignore_eos,
         speculation=speculation_from_pb(message.speculation),
         raw=form.raw,
         request_id=message.request_id,
@@ -118,11 +127,13 @@ def _message_to_pb(message: Message) -> pb.ChatMessage:
     calls = [
         pb.ToolCall(id=call["id"], **call["function"]) for call in message.get("tool_calls", ())
     ]
-    return pb.ChatMessage(**{**message, "tool_calls": calls})
+    own = {name: message[name] for name in _OWN if name in message}
+    fields = {name: message[name] for name in message.keys() - {*_OWN, "tool_calls"}}
+    return pb.ChatMessage(**own, tool_calls=calls, fields=fields)
 
 
 def _message_from_pb(message: pb.ChatMessage) -> Message:
-    value: dict[str, Any] = {"role": message.role, "content": message.content}
+    value: dict[str, Any] = {**message.fields, "role": message.role, "content": message.content}
     if message.tool_call_id:
         value["tool_call_id"] = message.tool_call_id
     if message.tool_calls:

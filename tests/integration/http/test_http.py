@@ -175,7 +175,7 @@ def test_parts_of_text_are_one_text_and_a_developer_is_the_system(client):
     parts = [{"type": "text", "text": "he"}, {"type": "text", "text": "llo"}]
     whole, of_parts = (
         chat(client, [{"role": "user", "content": content}], **LIKELY).choices[0]
-        for content in ("hello", parts)
+        for content in ("he\nllo", parts)
     )
     assert of_parts.message.content == whole.message.content
     system, developer = (

@@ -9,7 +9,8 @@ import httpx2
 import openai
 import pytest
 
-from slipstream.gateway.body import HARMLESS, NO_EFFECT, ChatRequest, CompletionRequest
+from slipstream.gateway.body import ChatRequest, CompletionRequest
+from slipstream.gateway.fields import IGNORED, NEUTRAL
 from slipstream.rpc.server import ServerOptions
 from support.network.bad_routers import Scripted, register
 from support.network.key_files import key, write_keys
@@ -98,7 +99,7 @@ def garbage(random):
     if random.random() < 0.1:
         return path, random.randbytes(random.randrange(200))
     body = dict(valid)
-    names = [*(name for name in kind.model_fields if name != "max_tokens"), *HARMLESS, *NO_EFFECT]
+    names = [*(name for name in kind.model_fields if name != "max_tokens"), *IGNORED, *NEUTRAL]
     for _ in range(random.randrange(3)):
         body[random.choice(names)] = nested(random)
     data = json.dumps(body).encode()

@@ -75,8 +75,6 @@ def test_tools_are_in_the_prompt_unless_none_may_be_called(client):
         ({"tools": TOOLS, "tool_choice": {**NAMED, "function": {"name": "x"}}}, "no such tool"),
         ({"tools": TOOLS * 2}, "two tools are named"),
         ({**FORCED, "response_format": {"type": "json_object"}}, "a text follows one"),
-        ({"messages": [{"role": "tool", "content": "x"}]}, "tool_call_id that it answers"),
-        ({"messages": [{"role": "user", "content": "x", "tool_call_id": "1"}]}, "no user message"),
     ],
 )
 def test_what_can_not_be_about_tools_is_a_sentence(url, asked, sentence):

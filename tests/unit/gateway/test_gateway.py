@@ -32,13 +32,15 @@ def test_what_is_left_out_is_what_openai_takes_it_for():
     assert chat() == {
         "sampling": SamplingParams(temperature=1.0, seed=seed_of("r")),
         "stop": (),
+        "stop_token_ids": (),
+        "ignore_eos": False,
         "request_id": "r",
         "model": "",
         "max_tokens": 99,
         "tools": [],
         "tool_choice": "auto",
     }
-    shared = {name: chat()[name] for name in ("sampling", "stop", "request_id", "model")}
+    shared = {name: it for name, it in chat().items() if "tool" not in name}
     assert completion() == {**shared, "max_tokens": 16, "raw": True, "allow_special_tokens": False}
 
 
@@ -47,6 +49,15 @@ def test_a_seed_that_is_not_given_depends_on_the_name_alone():
     assert len(seeds) == 100
     assert seed_of("request 7") in seeds
     assert chat(seed=5)["sampling"].seed == 5
+
+
+def test_values_that_mean_off_are_those_of_nothing_given():
+    plain = chat(seed=2**64 - 1)["sampling"]
+    for off in ({"top_k": -1}, {"top_k": 0.0}, {"logit_bias": []}, {"seed": -1}, {"min_tokens": 0}):
+        assert chat(**{"seed": 2**64 - 1, **off})["sampling"] == plain
+    assert chat(top_p=0, seed=1)["sampling"] == chat(temperature=0, seed=1)["sampling"]
+    assert chat(stop=["", "a"])["stop"] == ("a",)
+    assert completion(logprobs=False) == completion()
 
 
 def test_either_name_of_the_limit_counts_and_two_limits_do_not():

@@ -89,7 +89,7 @@ CALLS = st.fixed_dictionaries(
     }
 )
 MESSAGE = (
-    st.fixed_dictionaries({"role": ROLES, "content": SAID})
+    st.fixed_dictionaries({"role": ROLES, "content": SAID}, optional={"name": SAID, "x": SAID})
     | st.fixed_dictionaries({"role": st.just("tool"), "content": SAID, "tool_call_id": SAID})
     | st.fixed_dictionaries(
         {
@@ -134,11 +134,23 @@ WITH_TOOLS = st.builds(
 )
 
 
+WITH_ENDS = st.builds(
+    Generation,
+    prompt=SAID,
+    ask=st.builds(
+        Ask,
+        sampling=st.just(SamplingParams(min_tokens=3)),
+        stop_token_ids=st.lists(IDS, max_size=3).map(tuple),
+        ignore_eos=st.booleans(),
+    ),
+)
+
+
 def over_the_wire(message):
     return type(message).FromString(message.SerializeToString())
 
 
-@given(GENERATIONS | WITH_TOOLS)
+@given(GENERATIONS | WITH_TOOLS | WITH_ENDS)
 def test_a_request_is_the_same_on_the_other_side(generation):
     message = over_the_wire(asked.generation_to_pb(generation))
     assert asked.generation_from_pb(message) == generation
@@ -162,8 +174,6 @@ def test_what_is_unset_takes_the_default():
     ("message", "reason"),
     [
         (generation(stopping=pb.StoppingCriteria(max_new_tokens=0)), "max_tokens is 0"),
-        (generation(sampling=common_pb2.SamplingParams(top_k=0)), "top_k is 0"),
-        (generation(sampling=common_pb2.SamplingParams(top_p=0)), "top_p is 0"),
         (generation(speculation=pb.SpeculationOptions(max_draft_tokens=0)), "is 0"),
         (generation(speculation=pb.SpeculationOptions(num_roots=0)), "num_roots is 0"),
         (generation(speculation=pb.SpeculationOptions(drafter="")), "drafter is ''"),
@@ -219,7 +229,9 @@ def test_what_is_no_number_is_refused(value):
         generation(prompt=pb.Prompt(token_ids=pb.TokenIds())),
         generation(prompt=pb.Prompt(token_ids=pb.TokenIds(ids=[2**31]))),
         generation(prompt=pb.Prompt(chat=pb.ChatMessages())),
-        generation(prompt=pb.Prompt(chat=pb.ChatMessages(messages=[pb.ChatMessage(role="user")]))),
+        generation(prompt=pb.Prompt(chat=pb.ChatMessages(messages=[pb.ChatMessage()]))),
+        generation(stopping=pb.StoppingCriteria(stop_token_ids=[1] * 65)),
+        generation(stopping=pb.StoppingCriteria(ignore_eos=True), regex="a"),
         generation(stopping=pb.StoppingCriteria(stop=[""])),
         generation(stopping=pb.StoppingCriteria(stop=["x"] * 17)),
         generation(session=pb.SessionRef()),

@@ -8,13 +8,13 @@ import torch
 from slipstream.client import Client, Mode, SamplingParams, SpeculationOptions, errors
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.request.request import (
-    MAX_PROMPT_LOGPROBS,
     Ask,
     DraftFacts,
     Generation,
     ModelFacts,
     make_request,
 )
+from slipstream.core.text.logprobs import MAX_PROMPT_LOGPROBS
 
 PLAIN = SpeculationOptions(mode=Mode.OFF)
 TOLD = {"logprobs": 3, "prompt_logprobs": True, "max_tokens": 4, "speculation": PLAIN}

@@ -61,8 +61,8 @@ def test_a_raw_turn_is_appended_as_it_is():
         ([259], "token id 259, not 0 to 258"),
         ([True], "text, token ids or messages"),
         ([1, "a"], "text, token ids or messages"),
-        ([{"role": "user"}], "text, token ids or messages"),
-        ([{"role": "user", "content": 3}], "must be text"),
+        ([{"content": "a"}], r"messages\[0\].role must be a text"),
+        ([{"role": "user", "content": 3}], r"messages\[0\].content must be a text"),
         ([user("a"), assistant("b")], "nothing to answer"),
     ],
 )
@@ -101,8 +101,8 @@ def test_a_template_that_hides_the_reply_can_not_be_continued():
     "prompt",
     [
         {"role": "user", "content": "a secret"},
-        [{"role": "user", "text": "a secret"}],
-        [{"role": "a secret", "content": ""}],
+        [{"text": "a secret"}],
+        [{"role": "user", "content": [{"type": "a secret"}]}],
         [{"role": "user", "content": "a secret"}, "a secret"],
         [{"role": "user", "content": "a secret \ud800"}],
         b"a secret",

@@ -96,3 +96,42 @@ def test_tools_go_with_a_first_turn_of_messages_only():
         encode_prompt(text, [1, 2], form)
     with pytest.raises(UnsupportedCombination, match="a raw prompt shows none"):
         PromptForm(raw=True, tools=(TOOL,))
+
+
+READING = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.name %}{{ m.name }}:{% endif %}"
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}C{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("tail", ["", "{# tools #}"], ids=["without tools", "with tools"])
+def test_what_a_template_reads_of_a_message_reaches_it(tail):
+    tokenizer = text_tokenizer(byte_tokenizer(template=READING + tail))
+    talk = [
+        {"role": "user", "content": "Hi", "name": "ann", "cache_control": {"a": 1}},
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "annotations": []},
+        {"role": "developer", "content": ["a", {"type": "text", "text": "b"}], "name": None},
+    ]
+    ids = encode_prompt(tokenizer, talk)
+    assert tokenizer.decode(ids) == "<user>ann:Hi<assistant>(hm)<system>a\nb"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (None, "{}"),
+        (" ", "{}"),
+        ({"a": 1}, '{"a": 1}'),
+        ('{"a":1}', '{"a": 1}'),
+        ('{"a": ', r'"{\"a\": "'),
+        (5, '"5"'),
+        ("null", '"null"'),
+        ([1], '"[1]"'),
+    ],
+)
+def test_arguments_are_an_object_or_else_the_text_that_they_are(given, shown):
+    tokenizer = text_tokenizer(byte_tokenizer(template=READING + "{# tools #}"))
+    call = {"function": {"name": "f", "arguments": given}}
+    talk = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "x"}]
+    assert tokenizer.decode(encode_prompt(tokenizer, talk)) == f"<assistant>C{shown}<user>x"

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.request import check_logit_bias
+from slipstream.core.request.prompt import check_vocabulary
 from slipstream.core.types import SamplingParams
 from slipstream.core.verify.distribution import SamplingDistribution
 from support.models import oracle
@@ -190,10 +190,9 @@ def test_scores_and_probabilities_are_two_views_of_one_law(logits, top_k, top_p,
 
 
 def test_a_bias_on_a_token_outside_the_vocabulary_is_refused():
-    sampling = SamplingParams(logit_bias=((99, 1.0), (100, 1.0)))
-    check_logit_bias(sampling, 101)
+    check_vocabulary("logit_bias", [99, 100], 101)
     with pytest.raises(InvalidRequest, match="token 100, but the vocabulary has 100 tokens"):
-        check_logit_bias(sampling, 100)
+        check_vocabulary("logit_bias", [99, 100], 100)
 
 
 @pytest.mark.parametrize(

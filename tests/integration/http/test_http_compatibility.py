@@ -1,0 +1,271 @@
+"""Every field of the table of bodies has the outcome that docs/compatibility.md states."""
+
+import pytest
+
+from reference.compatibility_page import BODIES, names
+from slipstream.gateway.fields import IGNORED, NEUTRAL
+from support.services.http_front import HELLO, chat, completion, error_in, post
+
+DRAFT = "ngram"
+ROUTES = {
+    "chats": ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 4}),
+    "completions": ("/v1/completions", {"prompt": "hello", "max_tokens": 4}),
+    "responses": ("/v1/responses", {"input": "hello", "max_output_tokens": 4, "store": False}),
+}
+FUNCTION = {"name": "f", "parameters": {"type": "object", "additionalProperties": False}}
+HONOURED = {
+    name: values
+    for names_, values in {
+        "model": ("tiny", ""),
+        "messages": (HELLO,),
+        "prompt": ("x", [1, 2], ["x", "y"], [[1], [2, 3]], ["x", [1]]),
+        "input": ("x", HELLO),
+        "instructions": ("Be brief.", ""),
+        "min_p temperature top_p": (0, 1, 1.0, 0.5),
+        "top_k": (-1, 0, 0.0, 5, 5.0),
+        "presence_penalty frequency_penalty": (0, -2, 1.5),
+        "repetition_penalty": (1, 1.0, 1.2),
+        "logit_bias": ({}, [], {"5": 1}, {"5": -100.0}),
+        "seed": (0, -1, 1.0, -(2**63), 2**64 - 1),
+        "stop": ("", [], "a", ["", "b"]),
+        "stop_token_ids": ([], [5]),
+        "stream ignore_eos echo allow_special_tokens store parallel_tool_calls"
+        " stream_options.include_usage stream_options.continuous_usage_stats": (False, True),
+        "max_tokens max_output_tokens min_tokens n": (2, 2.0),
+        "max_completion_tokens": (4, 4.0),
+        "best_of": (1,),
+        "with_rounds": (False,),
+        "logprobs": (False, 0),
+        "top_logprobs": (0,),
+        "tools": ([],),
+        "tool_choice": ("auto", "none"),
+        "include": ([], ["reasoning.encrypted_content"], ["message.output_text.logprobs"]),
+        "previous_response_id": (),
+    }.items()
+    for name in names_.split()
+}
+"""Values of honoured fields that stand alone; the parts of the others have tests of their own."""
+OTHERS = ("speculation.", "response_format.", "structured_outputs.", "text.format.")
+NOWHERE = {"a": ["value"], "that": ["is", 77]}
+
+
+def at(path, value):
+    """A body with a value at a path."""
+    *heads, last = path.split(".")
+    body = {last: value}
+    for head in reversed(heads):
+        body = {head: body}
+    return body
+
+
+def text_in(answer):
+    """The text of an answer of any kind."""
+    assert answer.status_code == 200, answer.text
+    value = answer.json()
+    if "output" in value:
+        return [part["text"] for item in value["output"] for part in item["content"]]
+    return [choice.get("text") or choice["message"]["content"] for choice in value["choices"]]
+
+
+def table(body):
+    """The fields of the table that the model of a body does not have."""
+    return [name for name in NEUTRAL if name not in BODIES[body].model_fields]
+
+
+@pytest.mark.parametrize("value", [None, True, 0, 1.5, "x", [], {"a": 1}], ids=str)
+@pytest.mark.parametrize("body", ROUTES)
+def test_what_is_ignored_changes_no_answer_whatever_its_value(url, body, value):
+    path, valid = ROUTES[body]
+    plain = {**valid, "temperature": 0}
+    given = dict(plain)
+    for name in IGNORED:
+        head, _, last = name.partition(".")
+        given[head] = {**given.get(head, {}), last: value} if last else value
+    assert text_in(post(url, given, path)) == text_in(post(url, plain, path))
+
+
+@pytest.mark.parametrize("body", ROUTES)
+def test_what_is_neutral_changes_no_answer_and_all_else_is_refused_by_name(url, body):
+    path, valid = ROUTES[body]
+    plain = {**valid, "temperature": 0}
+    expected = text_in(post(url, plain, path))
+    for name in table(body):
+        for value in (None, *NEUTRAL[name]):
+            answer = post(url, {**plain, **at(name, value)}, path)
+            assert text_in(answer) == expected, name
+        answer = post(url, {**plain, **at(name, NOWHERE)}, path)
+        assert (answer.status_code, error_in(answer)["param"]) == (400, name)
+        assert error_in(answer)["message"].startswith(f"{name} can't be honoured here")
+
+
+@pytest.mark.parametrize("body", ROUTES)
+def test_every_honoured_field_is_taken(url, body):
+    path, valid = ROUTES[body]
+    for name in names(BODIES[body]):
+        if name.startswith(OTHERS):
+            continue
+        for value in (None, *HONOURED[name]):
+            if value is None and name in ("messages", "prompt", "input"):
+                continue
+            answer = post(url, {**valid, **at(name, value)}, path)
+            assert answer.status_code == 200, (name, value, answer.text)
+
+
+@pytest.mark.parametrize("body", ROUTES)
+@pytest.mark.parametrize("place", ["colour", "stream_options.colour", "speculation.colour"])
+def test_a_name_on_no_list_is_refused_unless_it_is_null(url, body, place):
+    path, valid = ROUTES[body]
+    answer = post(url, {**valid, **at(place, 1)}, path)
+    assert (answer.status_code, error_in(answer)["param"]) == (400, place)
+    assert post(url, {**valid, **at(place, None)}, path).status_code == 200
+
+
+MESSAGE = {"role": "assistant", "content": "Hello."}
+CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
+EXTRAS = ("name", "id", "reasoning_content", "reasoning", "refusal", "annotations", "audio")
+EXTRAS = (*EXTRAS, "function_call", "cache_control", "index", "status", "x_unknown")
+VALUES = (None, "", "x", 0, 1, True, [], [{"a": 1}], {}, {"type": "ephemeral"})
+
+
+@pytest.mark.parametrize("name", EXTRAS)
+def test_further_fields_of_the_history_are_taken_at_every_place(url, name):
+    for value in VALUES if name != "function_call" else VALUES[:2]:
+        more = {name: value}
+        function = {**CALL["function"], **({} if name == "name" else more)}
+        calls = [{**CALL, **({} if name == "id" else more), "function": function}]
+        part = {"type": "text", "text": "a", **more}
+        schema = {**FUNCTION, **({} if name == "name" else more)}
+        talk = [
+            {"role": "user", "content": [part], **more},
+            {**MESSAGE, "tool_calls": calls, **more},
+            {"role": "tool", "tool_call_id": "1", "content": "x", **more},
+        ]
+        tools = [{"type": "function", "function": schema, **more}]
+        answer = post(url, {"messages": talk, "tools": tools, "max_tokens": 2})
+        assert answer.status_code == 200, (value, answer.text)
+
+
+@pytest.mark.parametrize("role", ["system", "developer", "user", "assistant", "tool", "function"])
+def test_empty_content_is_an_empty_text_in_every_role(url, role):
+    empty = [{"role": role, **it} for it in ({}, {"content": None}, {"content": []})]
+    whole = [{"role": role, "content": ""}, *HELLO]
+    counts = {
+        post(url, {"messages": [message, *HELLO]}, "/tokenize").json()["count"]
+        for message in (*empty, {"role": role, "content": [{"type": "text", "text": ""}]})
+    }
+    assert counts == {post(url, {"messages": whole}, "/tokenize").json()["count"]}
+
+
+PLACES = [
+    ("chats", "messages[1].content[0]", [*HELLO, {"role": "user", "content": [{"type": "file"}]}]),
+    ("chats", "messages[0].content[0]", [{"role": "user", "content": [5]}]),
+    ("chats", "messages[1].tool_calls[0]", [*HELLO, {**MESSAGE, "tool_calls": [{}]}]),
+    ("chats", "messages[1].role", [*HELLO, {"content": "x"}]),
+    ("responses", "input[1].content[0]", [*HELLO, {"role": "user", "content": [{"type": "x"}]}]),
+    ("responses", "input[1].output[0]", [*HELLO, {"type": "function_call_output", "output": [5]}]),
+    ("responses", "input[0].content", [{"role": "user", "content": 5}]),
+    ("responses", "input[0].role", [{"role": "wizard", "content": "x"}]),
+    ("responses", "input[1].type", [*HELLO, {"type": "item_reference", "id": "x"}]),
+    ("responses", "input[0].name", [{"type": "function_call", "arguments": "{}"}]),
+    ("responses", "input[1]", [*HELLO, 5]),
+    ("responses", "input", 5),
+]
+
+
+@pytest.mark.parametrize(("body", "place", "value"), PLACES)
+def test_a_refusal_names_the_place_of_the_fault(url, body, place, value):
+    path, valid = ROUTES[body]
+    answer = post(url, {**valid, place.partition("[")[0]: value}, path)
+    error = error_in(answer)
+    assert (answer.status_code, error["param"]) == (400, place)
+    assert error["message"].startswith(f"{place} ")
+
+
+def test_items_of_reasoning_and_of_earlier_answers_are_read(url):
+    replayed = [
+        {"role": "user", "content": [{"type": "input_text", "text": "hello", "x": 1}]},
+        {"type": "reasoning", "id": "r", "summary": [], "encrypted_content": None},
+        {
+            "type": "message",
+            "id": "m",
+            "status": "completed",
+            "role": "assistant",
+            "content": [{"type": "output_text", "text": "a", "annotations": [], "logprobs": []}],
+        },
+        {"type": "reasoning", "summary": [{"type": "summary_text", "text": "because"}]},
+        {"type": "function_call", "call_id": "c", "name": "f", "arguments": "", "status": "x"},
+        {"type": "function_call_output", "call_id": "c", "output": "1", "id": "o", "status": None},
+    ]
+    call = {"id": "c", "function": {"name": "f", "arguments": "{}"}}
+    talk = [
+        *HELLO,
+        {"role": "assistant", "content": "a", "tool_calls": [call]},
+        {"role": "tool", "content": "1"},
+    ]
+    path, valid = ROUTES["responses"]
+    given = post(url, {**valid, "temperature": 0, "input": replayed}, path)
+    same = post(url, {"messages": talk, "max_tokens": 4, "temperature": 0})
+    assert text_in(given) == text_in(same)
+
+
+@pytest.mark.parametrize("prompt", [["hello", "more"], [[5, 6], [7]], ["hello", [5, 6], "hello"]])
+def test_several_prompts_have_the_answers_of_each_alone(client, prompt):
+    asked = {"temperature": 0.8, "seed": 3, "n": 2, "logprobs": 1}
+    whole = completion(client, prompt, **asked)
+    alone = [completion(client, [one], **asked) for one in prompt]
+    expected = [choice for answer in alone for choice in answer.choices]
+    assert [choice.text for choice in whole.choices] == [choice.text for choice in expected]
+    assert [choice.logprobs for choice in whole.choices] == [it.logprobs for it in expected]
+    assert [choice.index for choice in whole.choices] == list(range(2 * len(prompt)))
+    for name in ("prompt_tokens", "completion_tokens", "total_tokens"):
+        assert getattr(whole.usage, name) == sum(getattr(it.usage, name) for it in alone)
+    texts = dict.fromkeys(range(2 * len(prompt)), "")
+    last = None
+    options = {"include_usage": True}
+    for part in completion(client, prompt, stream=True, stream_options=options, **asked):
+        last = part
+        for choice in part.choices:
+            texts[choice.index] += choice.text
+    assert list(texts.values()) == [choice.text for choice in expected]
+    assert last.usage.prompt_tokens == whole.usage.prompt_tokens
+
+
+def test_prompts_without_a_seed_have_seeds_of_their_own_and_echoes_theirs(client):
+    answer = completion(client, ["hello", "hello", "more"], echo=True)
+    first, second, third = (choice.text for choice in answer.choices)
+    assert first != second
+    assert [first[:5], second[:5], third[:4]] == ["hello", "hello", "more"]
+
+
+def test_more_prompts_than_run_at_once_are_answered_in_order(client):
+    prompts = [f"number {number}" for number in range(40)]
+    answer = completion(client, prompts, max_tokens=1, echo=True)
+    assert all(map(str.startswith, (choice.text for choice in answer.choices), prompts))
+
+
+@pytest.mark.parametrize("ask", [chat, completion])
+def test_running_usage_is_in_every_part_and_ends_with_the_whole(client, ask):
+    options = {"include_usage": True, "continuous_usage_stats": True}
+    parts = list(ask(client, stream=True, stream_options=options))
+    counts = [part.usage.completion_tokens for part in parts]
+    assert counts == sorted(counts)
+    assert counts[-1] == 12
+    assert {part.usage.prompt_tokens for part in parts} == {parts[-1].usage.prompt_tokens}
+
+
+@pytest.mark.parametrize("more", [{"ignore_eos": True}, {"min_tokens": 6}])
+def test_a_text_goes_on_behind_its_end_where_the_end_is_ignored(url, sdk, more):
+    end = sdk.model_info("tiny").stop_token_ids[0]
+    body = {"messages": HELLO, "max_tokens": 6, "logit_bias": {str(end): 100}}
+    counts = [
+        post(url, {**body, **asked}).json()["usage"]["completion_tokens"] for asked in ({}, more)
+    ]
+    assert counts == [1, 6]
+
+
+def test_further_tokens_end_a_text(url):
+    body = {"prompt": "hello", "logit_bias": {"70": 100}, "stop_token_ids": [70]}
+    answer = post(url, body, "/v1/completions").json()
+    assert answer["usage"]["completion_tokens"] == 1
+    assert answer["choices"][0]["finish_reason"] == "stop"
+    assert answer["choices"][0]["text"]
