@@ -4,8 +4,10 @@ A grammar is compiled once, on a thread for that alone, and copied for each sess
 it: no session waits for the grammars of others.
 """
 
+import json
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from threading import Lock
 from weakref import WeakValueDictionary
@@ -20,6 +22,7 @@ from slipstream.core.errors import (
     ModelMismatch,
     NotBuilt,
 )
+from slipstream.core.request.schemas import placed_schema
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.verify.grammar import Grammar, GrammarKind
 from slipstream.target.grammar_constraint import (
@@ -204,6 +207,9 @@ def _first_error(matcher: LLMatcher) -> str:
 def _source(grammar: Grammar) -> str:
     if grammar.kind is GrammarKind.REGEX:
         return LLMatcher.grammar_from_regex(grammar.text)
-    # The schema `true` allows what `{}` does, which has room for options.
-    text = "{}" if grammar.text.strip() == "true" else grammar.text
+    text = grammar.text
+    with suppress(ValueError, RecursionError):  # the library says what is wrong
+        schema = placed_schema(json.loads(text), "#", "the json-schema")
+        # The schema `true` allows what `{}` does, which has room for options.
+        text = json.dumps({} if schema is True else schema)
     return LLMatcher.grammar_from_json_schema(text, overrides=_JSON)  # type: ignore[arg-type]

@@ -8,6 +8,7 @@ from enum import StrEnum
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.schemas import placed_schema
 
 MAX_TOOLS = 128
 """Of one request."""
@@ -148,7 +149,8 @@ def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
     calls, schemas = [], {}
     for number, tool in enumerate(tools):
         place = f"tool{number}"
-        schemas[place] = _moved(tool.schema, f"#/$defs/{place}")
+        what = f"the schema of tool {tool.name}"
+        schemas[place] = placed_schema(tool.schema, f"#/$defs/{place}", what)
         call = {"name": {"const": tool.name}, "arguments": {"$ref": f"#/$defs/{place}"}}
         calls.append(
             {
@@ -159,16 +161,3 @@ def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
             }
         )
     return {"anyOf": calls, "$defs": schemas}
-
-
-def _moved(value: Any, place: str) -> Any:
-    """Return a schema whose references within itself are right at this place of another one."""
-    if isinstance(value, list):
-        return [_moved(item, place) for item in value]
-    if not isinstance(value, dict):
-        return value
-    moved = {name: _moved(item, place) for name, item in value.items()}
-    reference = moved.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = place + reference[1:]
-    return moved
