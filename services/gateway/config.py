@@ -3,7 +3,8 @@
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.client.connection import are_local, router_target
+from slipstream.client.connection import router_target
+from slipstream.config import are_local
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
 from slipstream.options import option
