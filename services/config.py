@@ -116,13 +116,11 @@ def grpc_proxy() -> tuple[str, int] | None:
 
 def are_local(address: str) -> bool:
     """Return whether all addresses are this machine's own: no proxy leads there."""
-    return all(_is_local(part.strip()) for part in address.split(","))
+    parts = [part.strip() for part in address.split(",")]
+    return all(part.startswith("unix:") or _is_loopback(host_in(part)) for part in parts)
 
 
-def _is_local(part: str) -> bool:
-    if part.startswith("unix:"):
-        return True
-    host = host_in(part)
+def _is_loopback(host: str) -> bool:
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:

@@ -15,7 +15,7 @@ from slipstream.core.request.profile import Profile
 from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.results import PromptInfo
 from slipstream.core.request.settings import Settings, resolve
-from slipstream.core.request.tools import Tool, ToolFormat
+from slipstream.core.request.tools import Tool, ToolFormat, calls_grammar
 from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.text.text import check_stop_strings
 from slipstream.core.types import SamplingParams, Session
@@ -191,6 +191,7 @@ def make_request(
     check_logit_bias(ask.sampling, model.vocab_size)
     _check_abilities(ask, model, settings)
     _check_prompt_logprobs(ask, len(tokens))
+    tool_format = model.tool_format if model.has_grammars else None
     session = Session(
         session_id=session_id,
         num_prompt_tokens=len(tokens),
@@ -199,7 +200,7 @@ def make_request(
         verification=settings.verification,
         stop_token_ids=model.stop_token_ids,
         num_roots=settings.num_roots,
-        grammar=ask.grammar,
+        grammar=ask.grammar or calls_grammar(ask.tools, tool_format),
         num_logprobs=ask.num_logprobs,
         has_prompt_logprobs=ask.prompt_logprobs,
     )
