@@ -115,8 +115,8 @@ class EventStream(Response):
         keep_alive_s: float,
         refused: Callable[[SlipstreamError], bytes],
     ) -> None:
-        """After `keep_alive_s` without a part a comment is sent, unless it is 0. `refused` returns
-        the event of an error that comes in the place of the first part."""
+        """Comments come after `keep_alive_s` without a part, unless it is 0. `refused` returns the
+        event of an error that comes in the place of the first part."""
         # Without a body: its length would be sent otherwise.
         self._parts, self._refused = parts, refused
         self._keep_alive_s = keep_alive_s

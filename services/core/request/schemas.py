@@ -21,7 +21,7 @@ _NAMED = {
     "properties",
 }
 """Keywords with schemas by name."""
-_IDS = {"$id", "$anchor", "$dynamicAnchor", "$recursiveAnchor"}
+_NAMES = {"$anchor", "$dynamicAnchor", "$recursiveAnchor"}
 _REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
 _SHOWN = 80
 """Characters of a name in an error."""
@@ -45,6 +45,8 @@ class _Document:
 
     def __init__(self, root: Any, place: str, what: str) -> None:
         self._root, self._place, self._what = root, place, what
+        draft = root.get("$schema") if isinstance(root, dict) else None
+        self._id = "id" if "draft-04" in str(draft) else "$id"
         self._schemas: dict[int, tuple[dict[str, Any], str, str]] = {}
         """Each with its pointer and the URI that its references are relative to."""
         self._resources: dict[str, str] = {"": ""}
@@ -79,7 +81,7 @@ class _Document:
     def _named(self, schema: dict[str, Any], pointer: str, base: str) -> str:
         """Add the names of a schema; return the URI that its references are relative to."""
         names = [schema.get("$anchor"), schema.get("$dynamicAnchor")]
-        given = schema.get("$id")
+        given = schema.get(self._id)
         if isinstance(given, str) and given.startswith("#"):  # an anchor of drafts before 2019
             names.append(given[1:])
         elif isinstance(given, str):
@@ -133,7 +135,7 @@ class _Document:
         copy = {
             name: self._copy(item)
             for name, item in value.items()
-            if name not in _IDS and not (item is None and _is_absent(name, value))
+            if name not in _NAMES | {self._id} and not (item is None and _is_absent(name, value))
         }
         for keyword, target in self._targets[id(value)].items():
             del copy[keyword]

@@ -152,6 +152,15 @@ def test_a_reference_that_can_not_be_followed_is_refused_with_its_tool_and_place
     assert sentence in str(refused.value)
 
 
+def test_an_older_draft_has_its_own_keyword_for_uris():
+    parts = {"a": {"id": "#n", **INTEGER}, "b": {"id": "http://x/y", "$ref": "#/c", "c": TEXT}}
+    schema = {"$schema": "http://json-schema.org/draft-04/schema#", "definitions": parts}
+    placed = placed_schema({**schema, "$ref": "#n"}, "#/$defs/t", "it")
+    assert placed["$ref"] == "#/$defs/t/definitions/a"
+    other = {"$ref": "#/$defs/t/definitions/b/c", "c": TEXT}
+    assert placed["definitions"] == {"a": INTEGER, "b": other}
+
+
 def test_two_tools_may_have_schemas_of_one_uri():
     one, other = ({"$id": "http://x/y", "$ref": "#n", "$defs": {"q": at}} for at in (INTEGER, TEXT))
     for schema in (one, other):
