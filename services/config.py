@@ -4,12 +4,14 @@ Knows nothing of models, services or commands: a service passes the dataclass of
 """
 
 import argparse
+import ipaddress
 import os
 import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
 from typing import Any, TypeVar, get_origin
+from urllib.parse import urlsplit
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import Given, Option, build, convert, items, options_of, without_none
@@ -28,6 +30,8 @@ _ISA_VARIABLES = (
 
 T = TypeVar("T")
 _MASK = "***"
+_PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
+"""Variables that gRPC takes its proxy from: the first that is set, though it be empty."""
 _SECRETS = ("TOKEN", "PASSWORD", "KEY", "SECRET")
 """Parts of the names of variables that hold secrets."""
 
@@ -97,6 +101,38 @@ def environment_of(prefixes: tuple[str, ...]) -> dict[str, str]:
         name: _MASK if any(part in name for part in _SECRETS) else value
         for name, value in found.items()
     }
+
+
+def grpc_proxy() -> tuple[str, int] | None:
+    """Return the variable that gives gRPC a proxy, and the proxy's port; None without a proxy."""
+    name = next((name for name in _PROXIES if name in os.environ), "")
+    value = os.environ.get(name, "")
+    try:
+        at = urlsplit(value if "//" in value else f"//{value}")
+        return (name, at.port or 80) if at.hostname else None
+    except ValueError:  # gRPC does not take it either
+        return None
+
+
+def are_local(address: str) -> bool:
+    """Return whether all addresses are this machine's own: no proxy leads there."""
+    parts = [part.strip() for part in address.split(",")]
+    return all(part.startswith("unix:") or _is_loopback(host_in(part)) for part in parts)
+
+
+def _is_loopback(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host.lower().removesuffix(".") == "localhost"
+
+
+def host_in(part: str) -> str:
+    """Return the host of an address."""
+    host = part.rpartition(":")[0].rpartition("/")[2]
+    for kind in ("ipv4:", "ipv6:", "dns:"):
+        host = host.removeprefix(kind)
+    return host.strip("[]")
 
 
 def child_environment(defaults: Mapping[str, str]) -> dict[str, str]:

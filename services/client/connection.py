@@ -17,6 +17,7 @@ import grpc.aio
 
 from slipstream.client.call import ClientCall
 from slipstream.client.retries import NO_RETRIES, Retries, RetryTimeouts, StreamProgress
+from slipstream.config import are_local, host_in
 from slipstream.core.errors import Cancelled, InvalidRequest, SessionClosed
 from slipstream.rpc.channel import ChannelOptions, check_address, connect, connect_sync
 from slipstream.rpc.security import ClientTls
@@ -218,38 +219,18 @@ def router_target(address: str) -> str:
     return f"{kinds.pop()}:{','.join(parts)}"
 
 
-def are_local(address: str) -> bool:
-    """Return whether all addresses are this machine's."""
-    return all(_is_local(part.strip()) for part in address.split(","))
-
-
 def _has_several(target: str) -> bool:
     return target.startswith(("ipv4:", "ipv6:")) and "," in target
 
 
 def _kind(part: str) -> str:
     try:
-        return f"ipv{ipaddress.ip_address(_host(part)).version}"
+        return f"ipv{ipaddress.ip_address(host_in(part)).version}"
     except ValueError:
         raise InvalidRequest(
             f"one of several addresses is {part!r}, but must be IP:PORT; a name that stands for"
             " several routers is written dns:///NAME:PORT"
         ) from None
-
-
-def _is_local(part: str) -> bool:
-    if part.startswith("unix:"):
-        return True
-    host = _host(part)
-    try:
-        return ipaddress.ip_address(host).is_loopback
-    except ValueError:
-        return host == "localhost"
-
-
-def _host(part: str) -> str:
-    host = part.rpartition(":")[0].rpartition("/")[2]
-    return host.removeprefix("ipv4:").removeprefix("ipv6:").strip("[]")
 
 
 def _in_the_clear(address: str) -> InvalidRequest:

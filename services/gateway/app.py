@@ -1,11 +1,10 @@
 """The HTTP front as an ASGI application: routes, bearer tokens, traces, errors."""
 
 import time
-from collections.abc import Callable
-from contextlib import suppress
+from collections.abc import AsyncGenerator, Callable
+from contextlib import aclosing, suppress
 from functools import partial
 from typing import Any
-from uuid import uuid4
 
 from fastapi import FastAPI, Request, Response
 from fastapi.openapi.utils import get_openapi
@@ -13,9 +12,8 @@ from pydantic.json_schema import models_json_schema
 from starlette.exceptions import HTTPException
 
 import slipstream
-from slipstream.client import AsyncClient, ModelInfo, RequestOptions
-from slipstream.core.errors import AccessError, Unavailable
-from slipstream.core.request.request import check_name
+from slipstream.client import AsyncChunkStream, AsyncClient, ModelInfo, RequestOptions
+from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
 from slipstream.gateway.body import (
     ChatRequest,
     CompletionRequest,
@@ -28,17 +26,24 @@ from slipstream.gateway.body import (
 from slipstream.gateway.chat import ChatFormat
 from slipstream.gateway.choices import opened, texts_of, together, without_output
 from slipstream.gateway.config import HttpConfig
-from slipstream.gateway.errors import HttpError
-from slipstream.gateway.handlers import HANDLERS, json_response, shown_id
+from slipstream.gateway.handlers import (
+    HANDLERS,
+    carrier_of,
+    json_response,
+    request_id_of,
+    shown_id,
+    token_of,
+)
 from slipstream.gateway.http_io import (
     ApiFormat,
     ChunkEvents,
     EventStream,
+    error_event,
     read_body,
     unless_gone,
 )
 from slipstream.gateway.page_files import page_routes
-from slipstream.gateway.response_job import ResponseJob, response_events
+from slipstream.gateway.response_job import ResponseJob, refused_event
 from slipstream.gateway.responses import CompletionFormat, Envelope, metrics, usage
 from slipstream.gateway.responses_body import ResponsesRequest
 from slipstream.gateway.sdk_options import (
@@ -49,11 +54,8 @@ from slipstream.gateway.sdk_options import (
     tool_use,
 )
 from slipstream.rpc.certificates import ReloadedFiles
-from slipstream.telemetry.carrier import Carrier, within
+from slipstream.telemetry.carrier import within
 
-IDEMPOTENCY_KEY = "Idempotency-Key"
-"""Header with the request's id: sent again under the same, it is the same request."""
-_BEARER = "bearer"
 _BODIES = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
@@ -83,7 +85,7 @@ class Routes:
 
     async def chat(self, request: Request) -> Response:
         """Continue messages, through the model's chat template."""
-        body, request_id = await self._read(ChatRequest, request), _request_id(request)
+        body, request_id = await self._read(ChatRequest, request), request_id_of(request)
         limit = self._config.default_max_tokens
         options = chat_options(body, request_id=request_id, default_max_tokens=limit)
         use = tool_use(options, is_single=not body.parallel_tool_calls)
@@ -91,7 +93,7 @@ class Routes:
 
     async def completion(self, request: Request) -> Response:
         """Continue texts as they are, or token ids."""
-        body, request_id = await self._read(CompletionRequest, request), _request_id(request)
+        body, request_id = await self._read(CompletionRequest, request), request_id_of(request)
         options = completion_options(body, request_id=request_id)
         echoes = list[str]()
         if body.echo:
@@ -102,21 +104,20 @@ class Routes:
 
     async def responses(self, request: Request) -> Response:
         """Answer as OpenAI's newer API has it, on top of an earlier response where one is named."""
-        body, request_id = await self._read(ResponsesRequest, request), _request_id(request)
+        body, request_id = await self._read(ResponsesRequest, request), request_id_of(request)
         limit = self._config.default_max_tokens
-        job = ResponseJob(body, request_id, _token(request) or "", default_max_tokens=limit)
+        job = ResponseJob(body, request_id, token_of(request) or "", default_max_tokens=limit)
         job.options["timeout_s"] = self._config.timeout_s
         client, headers = self._client_of(request), shown_id(request, request_id)
-        with within(_carrier(request)):
+        with within(carrier_of(request)):
             if not body.stream:
                 result = await unless_gone(request.receive, job.result(client))
                 answer = job.answer(result.prompt, int(self._wall_s()))
                 answer.push(result.text, result.logprobs)
                 answer.end(result.finish_reason, result.stats)
                 return json_response(answer.whole, headers=headers)
-            (stream,) = await unless_gone(request.receive, opened(job.stream(client)))
-        answer = job.answer(stream.prompt, int(self._wall_s()))
-        return EventStream(response_events(answer, stream), headers)
+            events = job.events(client, self._wall_s)
+            return await self._streamed(request, events, headers, refused_event)
 
     async def tokenize(self, request: Request) -> Response:
         """Return the token ids of a prompt, as vLLM has it."""
@@ -161,7 +162,7 @@ class Routes:
 
     def _client_of(self, request: Request) -> AsyncClient:
         self._token.refresh()
-        return self._client.with_token(_token(request) or self._token.value)
+        return self._client.with_token(token_of(request) or self._token.value)
 
     async def _read(self, kind: type[R], request: Request) -> R:
         config = self._config
@@ -184,14 +185,11 @@ class Routes:
         options["timeout_s"] = self._config.timeout_s
         headers = shown_id(request, request_id)
         answers = each_answer(body, options)
-        with within(_carrier(request)):
+        with within(carrier_of(request)):
             if body.stream:
-                # Until the first chunk a refusal still has a status of its own.
                 opening = [client.stream(prompt, **item) for prompt, item in answers]
-                streams = await unless_gone(request.receive, opened(*opening))
-                envelope = self._envelope(style, request_id, streams[0].prompt.model)
-                events = ChunkEvents(style, envelope, body.stream_options, n=body.n)
-                return EventStream(events.of(streams), headers)
+                events = self._chunk_events(body, style, request_id, opening)
+                return await self._streamed(request, events, headers, error_event)
             work = together([client.generate(prompt, **item) for prompt, item in answers])
             results = await unless_gone(request.receive, work)
         if body.max_tokens == 0:
@@ -204,6 +202,33 @@ class Routes:
             metrics=metrics(stats),
         )
         return json_response(whole, headers=headers)
+
+    async def _streamed(
+        self,
+        request: Request,
+        events: AsyncGenerator[bytes, None],
+        headers: dict[str, str],
+        refused: Callable[[SlipstreamError], bytes],
+    ) -> Response:
+        """Return a stream of events. Until it begins, a refusal has a status of its own."""
+        pause_s = self._config.stream_keep_alive_s
+        stream = EventStream(events, headers, keep_alive_s=pause_s, refused=refused)
+        await stream.begin(request.receive)
+        return stream
+
+    async def _chunk_events(
+        self,
+        body: ChatRequest | CompletionRequest,
+        style: ApiFormat,
+        request_id: str,
+        opening: list[AsyncChunkStream],
+    ) -> AsyncGenerator[bytes, None]:
+        streams = await opened(*opening)
+        envelope = self._envelope(style, request_id, streams[0].prompt.model)
+        chunks = ChunkEvents(style, envelope, body.stream_options, n=body.n)
+        async with aclosing(chunks.of(streams)) as events:
+            async for event in events:
+                yield event
 
     def _envelope(self, style: ApiFormat, request_id: str, model: str) -> Envelope:
         return Envelope(style.prefix + request_id, int(self._wall_s()), model)
@@ -264,33 +289,3 @@ async def _tokens(client: AsyncClient, body: TokenizeRequest) -> tuple[list[int]
     is_raw, tools = body.prompt is not None, given_tools(body.tools)
     tokens = client.tokenize(body.content, raw=is_raw, tools=tools, model=info.model)
     return list(await tokens), info
-
-
-def _request_id(request: Request) -> str:
-    """Return the client's own id for the request, or a random one.
-
-    Raises `HttpError` for two ids, `InvalidRequest` for one that can't be.
-    """
-    given = request.headers.getlist(IDEMPOTENCY_KEY)
-    if len(given) > 1:
-        message = f"{IDEMPOTENCY_KEY} is given {len(given)} times, but a request has one name"
-        raise HttpError(message)
-    name = given[0] if given else ""
-    check_name(IDEMPOTENCY_KEY, name)
-    return name or uuid4().hex
-
-
-def _token(request: Request) -> str | None:
-    """Return the bearer token; None without one. Raises `HttpError`."""
-    kind, _, token = request.headers.get("authorization", "").strip().partition(" ")
-    token = token.strip()
-    if (kind and kind.lower() != _BEARER) or not (token.isascii() and token.isprintable()):
-        message = "the authorization must be a bearer token of printable ASCII"
-        raise HttpError(message, code="invalid_api_key", status=401)
-    return token or None
-
-
-def _carrier(request: Request) -> Carrier | None:
-    """Return the trace context that the client sent."""
-    parent = request.headers.get("traceparent")
-    return None if parent is None else Carrier(parent, request.headers.get("tracestate", ""))

@@ -1,9 +1,11 @@
 """Options of the HTTP front."""
 
+import re
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.client.connection import are_local, router_target
+from slipstream.client.connection import router_target
+from slipstream.config import are_local
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
 from slipstream.options import option
@@ -13,6 +15,8 @@ from slipstream.rpc.security import ClientTls, ServerTls, peer_tls, server_tls
 SECTION = "http"
 _POSITIVE = ("max_body_bytes", "max_connections", "timeout_s", "body_timeout_s")
 _WAITS = ("header_timeout_s", "send_timeout_s", "keep_alive_s")
+ANY_ORIGIN = "*"
+_ORIGIN = re.compile(r"(?!https://.*:443$|http://.*:80$)[a-z][a-z0-9+.-]*://[^/\s,@?#A-Z]+|null")
 MAX_WAIT_S = 86_400.0
 """Limit of the times that a connection may wait for its client."""
 
@@ -29,6 +33,9 @@ class HttpConfig:
     plaintext_tokens: bool = option(
         False, "Whether callers' tokens may go to a router elsewhere without TLS."
     )
+    allowed_origins: tuple[str, ...] = option(
+        (), "Origins whose pages may call, such as https://chat.example; * for any."
+    )
     page: bool = option(False, "Whether to serve a page to chat on at /.")
     default_max_tokens: int = option(
         DEFAULT_MAX_TOKENS, "Limit on the new tokens of a chat that sets none."
@@ -43,6 +50,9 @@ class HttpConfig:
     )
     keep_alive_s: float = option(
         75.0, "Seconds that a connection stays open between requests; proxies keep theirs for 60."
+    )
+    stream_keep_alive_s: float = option(
+        10.0, "A stream without an event for so many seconds gets a comment line; 0 for none."
     )
     max_connections: int = option(
         1000, "Connections at once; each one more gets an error and is closed."
@@ -59,17 +69,11 @@ class HttpConfig:
     )
 
     def __post_init__(self) -> None:
+        self._check_times()
+        self._check_origins()
         for name in _POSITIVE:
             if not getattr(self, name) > 0:
                 raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be above 0")
-        for name in _WAITS:
-            if not 0 < getattr(self, name) <= MAX_WAIT_S:
-                raise InvalidRequest(
-                    f"{name} is {getattr(self, name)}, but must be above 0 and at most"
-                    f" {MAX_WAIT_S:g}"
-                )
-        if not 0 <= self.grace_s <= MAX_WAIT_S:
-            raise InvalidRequest(f"grace_s is {self.grace_s}, but must be 0 to {MAX_WAIT_S:g}")
         if not 1 <= self.default_max_tokens <= MAX_MAX_TOKENS:
             raise InvalidRequest(
                 f"default_max_tokens is {self.default_max_tokens}, but must be from 1 to"
@@ -83,6 +87,29 @@ class HttpConfig:
                 f"the router is {self.router}, so callers' tokens would travel in the clear; give"
                 " peer_ca, or allow it with plaintext_tokens"
             )
+
+    def _check_times(self) -> None:
+        for name in _WAITS:
+            if not 0 < getattr(self, name) <= MAX_WAIT_S:
+                raise InvalidRequest(
+                    f"{name} is {getattr(self, name)}, but must be above 0 and at most"
+                    f" {MAX_WAIT_S:g}"
+                )
+        for name in ("grace_s", "stream_keep_alive_s"):
+            if not 0 <= getattr(self, name) <= MAX_WAIT_S:
+                value = getattr(self, name)
+                raise InvalidRequest(f"{name} is {value}, but must be 0 to {MAX_WAIT_S:g}")
+
+    def _check_origins(self) -> None:
+        for origin in self.allowed_origins:
+            if origin != ANY_ORIGIN and not _ORIGIN.fullmatch(origin):
+                raise InvalidRequest(
+                    f"allowed_origins has {origin!r}, but an origin is written as browsers send it:"
+                    " a scheme and a host in lower case, a port that is not the scheme's own, and"
+                    " no path"
+                )
+        if ANY_ORIGIN in self.allowed_origins and len(self.allowed_origins) > 1:
+            raise InvalidRequest("allowed_origins has * beside other origins")
 
     def host_and_port(self) -> tuple[str, int]:
         """Return where to listen."""

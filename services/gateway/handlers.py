@@ -1,21 +1,37 @@
-"""Errors as responses, whatever raises them; JSON out."""
+"""Headers of requests, the origins that may send them, and errors as responses; JSON out."""
 
 import logging
+from collections.abc import Collection
 from typing import Any
+from uuid import uuid4
 
 from fastapi import Request, Response
+from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slipstream.core.errors import SlipstreamError
-from slipstream.core.request.request import MAX_NAME_LENGTH
+from slipstream.core.request.request import MAX_NAME_LENGTH, check_name
+from slipstream.gateway.config import ANY_ORIGIN
 from slipstream.gateway.errors import HttpError, http_error
 from slipstream.gateway.http_io import as_json
+from slipstream.telemetry.carrier import Carrier
 
 CLIENT_CLOSED = 499
 """Status for a client that has left."""
+IDEMPOTENCY_KEY = "Idempotency-Key"
+"""Header with the request's id: sent again under the same, it is the same request."""
 REQUEST_ID = "x-request-id"
 """Header for logs: proxies set it, and may pass the same one on with several requests."""
+_BEARER = "bearer"
+_PREFLIGHT = {
+    "access-control-allow-methods": "GET, HEAD, POST",
+    "access-control-allow-headers": "authorization, content-type",
+    "access-control-max-age": "600",
+}
+_EXPOSED = f"{REQUEST_ID}, retry-after"
+"""Headers of answers that pages of other origins may read."""
 _LOG = logging.getLogger("slipstream.http")
 
 
@@ -68,3 +84,81 @@ def json_response(
     value: Any, *, status: int = 200, headers: dict[str, str] | None = None
 ) -> Response:
     return Response(as_json(value), status, headers, media_type="application/json")
+
+
+class Front:
+    """The application as it is served: to pages of the allowed origins, and with HEAD where there
+    is GET. The server leaves out the body."""
+
+    def __init__(self, app: ASGIApp, origins: Collection[str]) -> None:
+        self._app = app
+        self._origins = origins
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """See ASGI."""
+        sent = Headers(scope=scope)
+        if scope["method"] == "HEAD":
+            scope = {**scope, "method": "GET"}
+        allowed = self._allowed(sent.get("origin", ""))
+
+        async def answer(message: Message) -> None:
+            if message["type"] == "http.response.start" and self._origins:
+                headers = MutableHeaders(scope=message)
+                headers.update(allowed)
+                headers.add_vary_header("Origin")
+            await send(message)
+
+        is_asked = scope["method"] == "OPTIONS" and "access-control-request-method" in sent
+        if is_asked and "origin" in sent and self._origins:
+            await Response(status_code=204, headers=_preflight(sent) if allowed else None)(
+                scope, receive, answer
+            )
+        else:
+            await self._app(scope, receive, answer)
+
+    def _allowed(self, origin: str) -> dict[str, str]:
+        """Return the headers that let a page of this origin read the answer, if it may."""
+        exposed = {"access-control-expose-headers": _EXPOSED}
+        if origin and ANY_ORIGIN in self._origins:
+            return {"access-control-allow-origin": ANY_ORIGIN, **exposed}
+        if origin.lower() not in self._origins:
+            return {}
+        credentials = {"access-control-allow-credentials": "true"}
+        return {"access-control-allow-origin": origin, **credentials, **exposed}
+
+
+def _preflight(sent: Headers) -> dict[str, str]:
+    """Return what an allowed page may send: any headers, by name, as * leaves out the token."""
+    name = "access-control-request-headers"
+    wanted = {"access-control-allow-headers": sent[name]} if sent.get(name) else {}
+    return {**_PREFLIGHT, **wanted, "vary": name}
+
+
+def request_id_of(request: Request) -> str:
+    """Return the client's own id for the request, or a random one.
+
+    Raises `HttpError` for two ids, `InvalidRequest` for one that can't be.
+    """
+    given = request.headers.getlist(IDEMPOTENCY_KEY)
+    if len(given) > 1:
+        message = f"{IDEMPOTENCY_KEY} is given {len(given)} times, but a request has one name"
+        raise HttpError(message)
+    name = given[0] if given else ""
+    check_name(IDEMPOTENCY_KEY, name)
+    return name or uuid4().hex
+
+
+def token_of(request: Request) -> str | None:
+    """Return the bearer token; None without one. Raises `HttpError`."""
+    kind, _, token = request.headers.get("authorization", "").strip().partition(" ")
+    token = token.strip()
+    if (kind and kind.lower() != _BEARER) or not (token.isascii() and token.isprintable()):
+        message = "the authorization must be a bearer token of printable ASCII"
+        raise HttpError(message, code="invalid_api_key", status=401)
+    return token or None
+
+
+def carrier_of(request: Request) -> Carrier | None:
+    """Return the trace context that the client sent."""
+    parent = request.headers.get("traceparent")
+    return None if parent is None else Carrier(parent, request.headers.get("tracestate", ""))

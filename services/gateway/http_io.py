@@ -33,6 +33,8 @@ ApiFormat = ChatFormat | CompletionFormat
 Choice = ChatChoice | CompletionChoice
 
 DONE = b"data: [DONE]\n\n"
+COMMENT = b": keep-alive\n\n"
+"""What clients of server-sent events leave out."""
 JSON = "application/json"
 
 
@@ -103,32 +105,95 @@ async def _left(receive: Receive) -> None:
 
 
 class EventStream(Response):
-    """A response in parts, which are closed whatever ends it."""
+    """A response in parts, whole events each, which are closed whatever ends it. `begin` it."""
 
     media_type = "text/event-stream"
 
-    def __init__(self, parts: AsyncGenerator[bytes, None], headers: dict[str, str]) -> None:
+    def __init__(
+        self,
+        parts: AsyncGenerator[bytes, None],
+        headers: dict[str, str],
+        *,
+        keep_alive_s: float,
+        refused: Callable[[SlipstreamError], bytes],
+    ) -> None:
+        """Comments come after `keep_alive_s` without a part, unless it is 0. `refused` returns the
+        event of an error that comes in the place of the first part."""
         # Without a body: its length would be sent otherwise.
-        self._parts = parts
+        self._parts, self._refused = parts, refused
+        self._keep_alive_s = keep_alive_s
+        self._first = asyncio.create_task(_next(parts))
+        self._writing = asyncio.Lock()
+        self._last_s = asyncio.get_running_loop().time()
         self.status_code = 200
         self.background = None
         self.init_headers({**headers, "cache-control": "no-cache", "x-accel-buffering": "no"})
 
+    async def begin(self, receive: Receive) -> None:
+        """Wait for the first part, until a comment is due. Raises what comes in its place, and
+        `ClientDisconnect`."""
+        limit_s = self._keep_alive_s or None
+        try:
+            await unless_gone(receive, asyncio.wait({self._first}, timeout=limit_s))
+            if self._first.done():
+                self._first.result()
+        except BaseException:
+            await self._close()
+            raise
+
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         """See ASGI."""
-        async with aclosing(self._parts):
-            try:
-                await unless_gone(receive, self._send(send))
-            except ClientDisconnect:
-                return
+        try:
+            await unless_gone(receive, self._send(send))
+        except ClientDisconnect:
+            return
+        finally:
+            await self._close()
+
+    async def _close(self) -> None:
+        self._first.cancel()
+        await ended(self._first)
+        await self._parts.aclose()
 
     async def _send(self, send: Send) -> None:
         await send(
             {"type": "http.response.start", "status": self.status_code, "headers": self.raw_headers}
         )
-        async for part in self._parts:
-            await send({"type": "http.response.body", "body": part, "more_body": True})
+        commenting = asyncio.create_task(self._comment(send))
+        try:
+            part = await self._begun()
+            while part is not None:
+                await self._write(send, part)
+                part = await anext(self._parts, None)
+        finally:
+            commenting.cancel()
+            await ended(commenting)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
+
+    async def _begun(self) -> bytes | None:
+        try:
+            return await self._first
+        except SlipstreamError as error:
+            return self._refused(error)
+
+    async def _write(self, send: Send, part: bytes) -> None:
+        """Send a part, and no other meanwhile."""
+        async with self._writing:
+            self._last_s = asyncio.get_running_loop().time()
+            await send({"type": "http.response.body", "body": part, "more_body": True})
+
+    async def _comment(self, send: Send) -> None:
+        """Send comments while no part comes."""
+        loop, pause_s = asyncio.get_running_loop(), self._keep_alive_s
+        while pause_s:
+            if (left_s := self._last_s + pause_s - loop.time()) <= 0:
+                await self._write(send, COMMENT)
+            else:
+                await asyncio.sleep(left_s)
+
+
+async def _next(parts: AsyncGenerator[bytes, None]) -> bytes | None:
+    return await anext(parts, None)
 
 
 async def with_errors(
@@ -162,7 +227,7 @@ class ChunkEvents:
 
         An error becomes the last event, as the status was sent.
         """
-        return with_errors(self._all(streams), lambda error: _event(http_error(error).body()))
+        return with_errors(self._all(streams), error_event)
 
     async def _all(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
         choices = [self._style.choice(at, stream.prompt) for at, stream in enumerate(streams)]
@@ -204,6 +269,11 @@ class ChunkEvents:
         running = counts(self._num_prompt, self._num_output) if self._counts_on else None
         fields = {"usage": running, **more} if self._include_usage else more
         return _event(self._envelope.around(self._style.chunk_object, *choices, **fields))
+
+
+def error_event(error: SlipstreamError) -> bytes:
+    """Return the event of an error."""
+    return _event(http_error(error).body())
 
 
 def _event(value: Json) -> bytes:

@@ -33,13 +33,14 @@ class ChatMessage(StrictModel):
 
 
 class FunctionSchema(StrictModel):
-    """A function that the model may call. Further fields, such as `strict`, change no prompt."""
+    """A function that the model may call; a `strict` one is called as its schema says."""
 
     model_config = ConfigDict(extra="ignore")
 
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 class FunctionTool(StrictModel):
@@ -60,6 +61,7 @@ class ResponsesTool(StrictModel):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: bool | None = None
 
 
 def _chosen(value: Any) -> str:

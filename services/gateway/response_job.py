@@ -1,11 +1,10 @@
 """Runs of /v1/responses: what is asked of the router, and the answer's events."""
 
 import hashlib
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing
 
 from slipstream.client import (
-    AsyncChunkStream,
     AsyncClient,
     AsyncClientSession,
     PromptInfo,
@@ -14,7 +13,7 @@ from slipstream.client import (
 )
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.request.tools import call_schema, forced_tools, tools_of
-from slipstream.gateway.choices import OpenStream
+from slipstream.gateway.choices import OpenStream, opened
 from slipstream.gateway.errors import http_error
 from slipstream.gateway.http_io import as_json, with_errors
 from slipstream.gateway.response_answer import ResponseAnswer
@@ -48,9 +47,20 @@ class ResponseJob:
         """Return the whole answer."""
         return await self._place(client).generate(self._prompt, **self.options)
 
-    def stream(self, client: AsyncClient) -> AsyncChunkStream:
-        """Return the answer as it becomes final."""
-        return self._place(client).stream(self._prompt, **self.options)
+    async def events(
+        self, client: AsyncClient, wall_s: Callable[[], float]
+    ) -> AsyncGenerator[bytes, None]:
+        """Yield the events of the answer. An error of a response that has begun is the last one, as
+        the status was sent."""
+        (stream,) = await opened(self._place(client).stream(self._prompt, **self.options))
+        answer = self.answer(stream.prompt, int(wall_s()))
+
+        def failed(error: SlipstreamError) -> bytes:
+            return _bytes([answer.failed(http_error(error).body()["error"])])
+
+        async with aclosing(with_errors(_events(answer, stream), failed)) as events:
+            async for event in events:
+                yield event
 
     def _place(self, client: AsyncClient) -> AsyncClient | AsyncClientSession:
         """Return what runs it: the session that stores it, or the client alone."""
@@ -92,13 +102,11 @@ def _keep_tools(options: RequestOptions) -> None:
         options["json_schema"] = call_schema(forced)
 
 
-def response_events(answer: ResponseAnswer, stream: OpenStream) -> AsyncGenerator[bytes, None]:
-    """Return the events of an answer. An error becomes the last one, as the status was sent."""
-
-    def failed(error: SlipstreamError) -> bytes:
-        return _bytes([answer.failed(http_error(error).body()["error"])])
-
-    return with_errors(_events(answer, stream), failed)
+def refused_event(error: SlipstreamError) -> bytes:
+    """Return the event of an error that comes before there is a response."""
+    about = http_error(error).body()["error"]
+    shown = {name: about[name] for name in ("code", "message", "param")}
+    return _bytes([{"type": "error", "sequence_number": 0, **shown}])
 
 
 async def _events(answer: ResponseAnswer, stream: OpenStream) -> AsyncGenerator[bytes, None]:

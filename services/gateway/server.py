@@ -18,6 +18,7 @@ from slipstream.core.errors import Unavailable
 from slipstream.gateway.app import Routes, make_app
 from slipstream.gateway.config import HttpConfig
 from slipstream.gateway.connection import BoundedConnection
+from slipstream.gateway.handlers import Front
 from slipstream.rpc.certificates import ReloadedFiles, read_pair
 from slipstream.rpc.process import with_port
 from slipstream.rpc.security import ServerTls
@@ -50,7 +51,7 @@ class Gateway:
         tls = config.tls()
         self._pair = None if tls is None else ReloadedFiles((tls.cert, tls.key), lambda: _pair(tls))
         app = make_app(Routes(config, client, probe), has_page=config.page)
-        self._server = _uvicorn(app, config, self._renew)
+        self._server = _uvicorn(Front(app, config.allowed_origins), config, self._renew)
         self._looping: asyncio.Task[None] | None = None
 
     async def start(self) -> str:

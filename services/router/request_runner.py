@@ -9,7 +9,7 @@ from dataclasses import dataclass, replace
 from functools import partial
 
 from slipstream.core.draft.ngram_sources import NgramSources
-from slipstream.core.errors import Unavailable
+from slipstream.core.errors import SessionBusy, Unavailable
 from slipstream.core.journal import Journal
 from slipstream.core.request.request import DraftFacts, Generation, Request
 from slipstream.core.request.results import Chunk, RequestStats
@@ -32,10 +32,18 @@ from slipstream.router.shadow import AnsweredRequest, Shadow
 from slipstream.rpc.exchange import CallOptions
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Opening, Record
-from slipstream.state.session_leases import SessionLeases, check_received, replayed, turn_request
+from slipstream.state.session_leases import (
+    AcquiredSession,
+    SessionLeases,
+    check_received,
+    replayed,
+    turn_request,
+)
 
 INVARIANT = "invariant"
 _FORGET_LIMIT_S = 2.0
+_LEFT_TURN_S, _LEFT_TURN_STEP_S = 5.0, 0.1
+"""Longest wait for a turn that was left, and time between two looks at it."""
 
 Remaining = Callable[[], float | None]
 
@@ -109,8 +117,7 @@ class RequestRunner:
             recorder.record_id(asked.ask.request_id)
             recorder.span.ends(ENTER)
             with recorder.span.stage("acquire"):
-                taking = self._state.claims.acquire(asked, owner, self._model(asked))
-                taken = await self._state.leases.acquired(taking)
+                taken = await self._acquired(asked, owner)
             recorder.span.begins("between")
             recorder.record_session(taken.record.session_id)
             if taken.journal is None:
@@ -140,6 +147,22 @@ class RequestRunner:
     def close(self) -> None:
         """Encode nothing more."""
         self._encoder.close()
+
+    async def _acquired(self, asked: Generation, owner: str) -> AcquiredSession:
+        """Return the session of a request. Where that names the turn it follows, a turn that runs
+        may be one whose caller has just left: it has a moment to end."""
+        names_turn = asked.session is not None and asked.session.after != ""
+        num_left = round(_LEFT_TURN_S / _LEFT_TURN_STEP_S) if names_turn else 0
+        model = self._model(asked)
+        while True:
+            try:
+                taking = self._state.claims.acquire(asked, owner, model)
+                return await self._state.leases.acquired(taking)
+            except SessionBusy:
+                if not num_left:
+                    raise
+            num_left -= 1
+            await asyncio.sleep(_LEFT_TURN_STEP_S)
 
     async def _run(self, job: _RunningRequest) -> AsyncGenerator[Chunk, None]:
         asked, record, journal, recorder = job.asked, job.record, job.journal, job.recorder

@@ -11,6 +11,7 @@ import grpc
 import grpc.aio
 from google.protobuf.message import Message
 
+from slipstream.config import are_local
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.certificates import ReloadedFiles, Stamp
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES, parsed
@@ -61,7 +62,7 @@ class Dialer:
 
     def __call__(self, address: str) -> grpc.aio.Channel:
         """A channel for asyncio; nothing is sent before the first call. Close it."""
-        where, arguments = check_address(address), _arguments(self._options)
+        where, arguments = check_address(address), _arguments(address, self._options)
         if self._tls is None:
             return grpc.aio.insecure_channel(where, options=arguments)
         self._tls.refresh()
@@ -75,10 +76,10 @@ def connect(address: str, options: ChannelOptions) -> grpc.aio.Channel:
 
 def connect_sync(address: str, options: ChannelOptions) -> grpc.Channel:
     """Return a channel for threads."""
+    where, arguments = check_address(address), _arguments(address, options)
     if options.tls is None:
-        return grpc.insecure_channel(check_address(address), options=_arguments(options))
-    credentials = options.tls.credentials()
-    return grpc.secure_channel(check_address(address), credentials, options=_arguments(options))
+        return grpc.insecure_channel(where, options=arguments)
+    return grpc.secure_channel(where, options.tls.credentials(), options=arguments)
 
 
 def metadata(options: ChannelOptions) -> tuple[tuple[str, str], ...]:
@@ -110,7 +111,7 @@ def keepalive() -> list[tuple[str, Any]]:
     ]
 
 
-def _arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
+def _arguments(address: str, options: ChannelOptions) -> list[tuple[str, Any]]:
     config: dict[str, Any] = (
         {"loadBalancingConfig": [{"round_robin": {}}]} if options.balances else {}
     )
@@ -118,6 +119,8 @@ def _arguments(options: ChannelOptions) -> list[tuple[str, Any]]:
     return [
         *keepalive(),
         *([] if name is None else [("grpc.default_authority", name)]),
+        # A proxy elsewhere does not reach what listens here.
+        *([("grpc.enable_http_proxy", 0)] if are_local(address) else []),
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
         # Sent again is what its sender knows to be safe to send again.

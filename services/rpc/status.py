@@ -13,6 +13,7 @@ from google.protobuf.message import DecodeError
 from google.rpc import error_details_pb2, status_pb2
 from grpc_status import rpc_status
 
+from slipstream.config import grpc_proxy
 from slipstream.core import errors
 from slipstream.core.errors import SlipstreamError, printable
 
@@ -89,12 +90,25 @@ def error_from(error: grpc.RpcError) -> SlipstreamError:
     if named is None and (sizes := _TOO_LARGE.search(sentence)):
         what = f"the request is a message of {sizes[1]} bytes, but the limit is {sizes[2]}"
         return errors.RequestTooLarge(what)
+    if named is None and code is grpc.StatusCode.UNAVAILABLE:
+        sentence += proxy_hint(sentence)
     kind = named or _BY_CODE.get(code, errors.InternalError)
     if kind is errors.InternalError and code is not _INTERNAL:
         sentence = f"{sentence} ({code.name})"
     if kind is errors.LimitExceeded:
         return errors.LimitExceeded(sentence, retry_after_s=_pushback_s(error))
     return kind(sentence)
+
+
+def proxy_hint(sentence: str | None = None) -> str:
+    """Return the variable that gives gRPC a proxy, to be put behind the sentence of an error; empty
+    without a proxy, and where the sentence is about another address."""
+    found = grpc_proxy()
+    if found is None:
+        return ""
+    name, port = found
+    is_named = sentence is None or "HTTP proxy" in sentence or re.search(rf":{port}\b", sentence)
+    return f" (gRPC connects through the proxy that {name} names)" if is_named else ""
 
 
 def pushback_of(error: SlipstreamError) -> tuple[tuple[str, str], ...]:

@@ -32,7 +32,8 @@ class Claim:
     """Whether the lease of another attempt at the request ends, unless that one is newer and of the
     same process. Otherwise there must be none that was not given back."""
     after: str = ""
-    """Id of the request that must be the session's newest one with tokens; empty for any."""
+    """Id of the request that must be the session's newest one with tokens, but for one that never
+    ended; empty for any."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -32,7 +32,8 @@ class SessionStore(Protocol):
 
         The request that is the session's newest goes on, also while another attempt runs it: that
         one loses its lease, as `Claim.takes_over` says. With another request the session must be
-        idle, its newest request have ended, given back or not, or the lease have run out.
+        idle, its newest request have ended, given back or not, or the lease have run out. Of a
+        newest request that never ended nothing stays where `Claim.after` names the one before it.
         Raises `SessionTaken` (another attempt keeps its lease), `SessionNotFound`, `SessionExists`
         (to be begun, but there), `SessionBusy`, `PermissionDenied` (another owner's),
         `RequestExists` (the id is that of another request), and `InvalidRequest` for a session

@@ -23,7 +23,9 @@ class StoredSession:
     leased_until: float = 0.0
     """0 once the lease was released."""
     past: tuple[str, ...] = ()
-    """Ids of earlier requests, the oldest first."""
+    """Ids of earlier requests, the oldest first; the last is the newest with an answer."""
+    num_before: int = 0
+    """Tokens before the newest request's prompt."""
     counted_bytes: int = 0
     """Bytes that the store has counted for the session."""
 
@@ -80,21 +82,29 @@ class StoredSession:
             return "exists"
         if claim.model not in ("", record.model):
             return "model"
-        if claim.after and claim.after != self._newest():
+        turn, before = record.turn, self.past[-1] if self.past else ""
+        is_newest = claim.after == (turn.request_id if turn.num_prompt_tokens else before)
+        if claim.after and not is_newest and not self._drops_turn(claim):
             return "moved"
         return "busy" if self.is_busy(now) else None
 
-    def _newest(self) -> str:
-        """Return the id of the newest request that has tokens."""
-        if self.record.turn.num_prompt_tokens:
-            return self.record.turn.request_id
-        return self.past[-1] if self.past else ""
+    def _drops_turn(self, claim: Claim) -> bool:
+        """Return whether a request follows the one before the newest, which never ended."""
+        is_open = bool(self.record.turn.num_prompt_tokens) and self.record.turn.ending is None
+        return is_open and bool(claim.after) and self.past[-1:] == (claim.after,)
 
     def begin(self, claim: Claim, *, max_past: int) -> None:
-        """Begin another request."""
-        request_id = self.record.turn.request_id
-        past = (*self.past, request_id) if request_id else self.past
+        """Begin another request. Nothing stays of a turn that was left, and that it does not
+        follow."""
+        turn, is_dropped = self.record.turn, self._drops_turn(claim)
+        if is_dropped:
+            del self.tokens[self.num_before :]
+        is_last = bool(turn.num_prompt_tokens) and not is_dropped
+        place = len(self.past) if is_last else max(0, len(self.past) - 1)
+        names = (turn.request_id,) if turn.request_id else ()
+        past = (*self.past[:place], *names, *self.past[place:])
         self.past = past[max(0, len(past) - max_past) :]
+        self.num_before = len(self.tokens)
         self.record = replace(self.record, turn=StoredTurn(claim.request_id, claim.digest))
 
     def misfit(self, update: SessionUpdate) -> str | None:

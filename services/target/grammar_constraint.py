@@ -1,6 +1,8 @@
 """Tokens that may follow a session's output by its grammar: a function of the output alone."""
 
+import re
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from typing import TYPE_CHECKING, TypeVar
 
 import numpy as np
@@ -17,6 +19,8 @@ if TYPE_CHECKING:
 NO_WAY = "NoExtension"
 """Beginning of the library's message where nothing may follow."""
 _MAX_MESSAGE = 240
+_LONGEST_OPENING = 32
+"""Most tokens of an opening."""
 _T = TypeVar("_T")
 
 
@@ -29,9 +33,12 @@ class CompiledGrammar:
         grammar: Grammar,
         matcher: "LLMatcher",
         on_renewed: Callable[["CompiledGrammar"], None],
+        opening: re.Pattern[bytes] | None = None,
     ) -> None:
-        """`on_renewed` has a spare matcher made elsewhere, now and whenever that was taken."""
+        """`on_renewed` has a spare matcher made elsewhere, now and whenever that was taken. Texts
+        are followed from the end of what `opening` matches, if it is given."""
         self.grammar = grammar
+        self.opening = opening
         self.spare: LLMatcher | None = None
         """A matcher that has read nothing."""
         self._shared = matcher
@@ -57,6 +64,10 @@ class CompiledGrammar:
         return self.matcher()
 
 
+class _OtherText(InvalidRequest):
+    """The output is not of the grammar."""
+
+
 class _LimitReached(Exception):
     """The matcher can't go on; the message says why."""
 
@@ -74,15 +85,48 @@ class GrammarConstraint:
         self.stop_token_ids = stop_token_ids
         self._compiled = compiled
         self._matcher = compiled.matcher()
+        self._tokenizer = tokenizer
         self._size = tokenizer.vocab_size
         self._ends = sorted(stop_token_ids | set(tokenizer.eos_tokens))
         self._stops = np.array(sorted(stop_token_ids), np.int64)
         self._read: list[int] = []
         """Tokens that the matcher has read."""
         self._last: tuple[list[int], NDArray[np.int64]] | None = None
+        self._free: list[int] = []
+        """The newest output in which nothing was opened."""
 
-    def allowed(self, output: Sequence[int]) -> NDArray[np.int64]:
-        """See `core.verify.constraint.Constraint.allowed`. Only stop tokens follow a stop token."""
+    def allowed(self, output: Sequence[int]) -> NDArray[np.int64] | None:
+        """See `core.verify.constraint.Constraint.allowed`. Only stop tokens follow a stop token.
+        Anything follows where nothing was opened, or text of another form was."""
+        if self._compiled.opening is None:
+            return self._ids(output)
+        start = self._start(output)
+        with suppress(_OtherText):
+            return None if start is None else self._ids(output[start:])
+        return None
+
+    def _start(self, output: Sequence[int]) -> int | None:
+        """Return the token with which the grammar begins; None where nothing was opened."""
+        opening, size = self._compiled.opening, common_prefix(self._free, output)
+        if opening is None:
+            return 0
+        if size == len(output):
+            return None
+        first = max(0, size - _LONGEST_OPENING)
+        decode = self._tokenizer.decode_bytes
+        found = None
+        if first == 0 or not opening.pattern.startswith(b"\\A"):
+            found = opening.search(decode(list(output[first:])))
+        if found is None:
+            self._free = list(output)
+            return None
+        end = 0
+        while (end := end + len(decode([output[first]]))) <= found.end():
+            first += 1
+        self._free = list(output[:first])
+        return first
+
+    def _ids(self, output: Sequence[int]) -> NDArray[np.int64]:
         if self._last is not None and self._last[0] == output:
             return self._last[1]
         ids = self._retried(self._allowed, output)
@@ -92,8 +136,11 @@ class GrammarConstraint:
     def forced(self, output: Sequence[int]) -> tuple[int, ...]:
         """See `Constraint.forced`: in the tokens that such a text is cut into, no more than a tree
         may have, and none where the grammar can't be followed."""
+        start = self._start(output)
+        if start is None:
+            return ()
         try:
-            self.check(output)
+            self._retried(self._follow, output[start:])
         except (InvalidRequest, CapacityError):  # raised by `allowed` where it matters
             return ()
         return tuple(self._matcher.compute_ff_tokens()[:MAX_NODES])
@@ -102,7 +149,8 @@ class GrammarConstraint:
         """Raise `InvalidRequest` unless the grammar allows the output, which has not ended."""
         if not self.stop_token_ids.isdisjoint(output):
             raise InvalidRequest("nothing follows a stop token, but the output has one")
-        self._retried(self._follow, output)
+        if self._compiled.opening is None:
+            self._retried(self._follow, output)
 
     def _retried(self, job: Callable[[Sequence[int]], _T], output: Sequence[int]) -> _T:
         """Return the result of a job on the output. At the library's limits the job is repeated
@@ -142,8 +190,12 @@ class GrammarConstraint:
 
     def _follow(self, output: Sequence[int]) -> None:
         """Have the matcher read exactly this output, by as few steps back and forth as it takes."""
+        num_same = common_prefix(self._read, output)
+        if num_same < len(self._read) and self._compiled.opening is not None:
+            # The library goes back wrongly where spaces are optional.
+            self._restart(self._compiled.matcher())
+            num_same = 0
         read = self._read
-        num_same = common_prefix(read, output)
         if num_same < len(read):
             self._matcher.rollback(len(read) - num_same)
             del read[num_same:]
@@ -154,7 +206,7 @@ class GrammarConstraint:
         if num_read < len(news):
             self._matcher.compute_bitmask()  # at its limits the library says so here only
             self._require_sound(output)
-            raise InvalidRequest(
+            raise _OtherText(
                 f"token {num_same + num_read} of the output, {news[num_read]}, does not follow the"
                 f" {self.grammar.kind.value}"
             )

@@ -4,8 +4,11 @@ A grammar is compiled once, on a thread for that alone, and copied for each sess
 it: no session waits for the grammars of others.
 """
 
+import json
+import re
 from collections import OrderedDict
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from functools import cached_property
 from threading import Lock
 from weakref import WeakValueDictionary
@@ -20,6 +23,8 @@ from slipstream.core.errors import (
     ModelMismatch,
     NotBuilt,
 )
+from slipstream.core.request.schemas import placed_schema
+from slipstream.core.request.tools import ToolFormat
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.verify.grammar import Grammar, GrammarKind
 from slipstream.target.grammar_constraint import (
@@ -45,6 +50,20 @@ _JSON = {
 """One way to write a value: an open choice of spaces would let a text go on for ever. Without
 spaces SmolLM2-135M takes 14% fewer tokens, which are no less likely. Keywords that are not enforced
 are refused."""
+_SPACED = {"item_separator": ", ?", "key_separator": ": ?"}
+"""Spaces that models write in calls of their own."""
+_OPENINGS = {
+    ToolFormat.HERMES: re.compile(rb"(?=<tool_call>)"),
+    ToolFormat.LLAMA3: re.compile(rb'\A\s{0,4}(<\|python_tag\|>\s{0,4})?(?=\{\s?"name"\s?:)'),
+    ToolFormat.MISTRAL: re.compile(rb"(?=\[TOOL_CALLS\])"),
+}
+"""What begins the first call of a text, at the end of a match."""
+_CALLS = {
+    ToolFormat.HERMES: "start: (open ws call ws {end})+ TEXT\n{hermes}",
+    ToolFormat.LLAMA3: 'start: ws call (ws ";" ws call)* ws\n',
+    ToolFormat.MISTRAL: ('start: open ws "[" ws call (ws "," ws call)* ws "]" TEXT\n{mistral}'),
+}
+_RULES = "TEXT: /(.|\\n)*/\nws: /[ \\n]{0,2}/\n"
 _LIMITS = LLParserLimits(max_lexer_states=20_000, step_lexer_fuel=100_000, verbose_errors=False)
 """About 40 MB for a grammar, and 10 ms of work for a position."""
 
@@ -132,7 +151,11 @@ class Grammars:
     def _compile(self, grammar: Grammar) -> CompiledGrammar:
         compiled = self.find(grammar)
         if compiled is None:
-            compiled = CompiledGrammar(grammar, self._make_matcher(grammar), self._renew)
+            opening = None
+            if grammar.kind is GrammarKind.TOOL_CALLS:
+                opening = _OPENINGS[ToolFormat(json.loads(grammar.text)["format"])]
+            matcher = self._make_matcher(grammar)
+            compiled = CompiledGrammar(grammar, matcher, self._renew, opening)
         with self._lock:
             self._known[grammar] = self._kept[grammar] = compiled
             if len(self._kept) > MAX_COMPILED:
@@ -152,7 +175,7 @@ class Grammars:
     def _make_matcher(self, grammar: Grammar) -> LLMatcher:
         name = grammar.kind.value
         try:
-            matcher = LLMatcher(self._tokenizer, _source(grammar), limits=_LIMITS, log_level=0)
+            matcher = LLMatcher(self._tokenizer, self._source(grammar), limits=_LIMITS, log_level=0)
         except ValueError as error:
             raise InvalidRequest(f"the {name} can't be followed: {one_line(str(error))}") from None
         if matcher.is_error():
@@ -163,6 +186,38 @@ class Grammars:
         if reason.startswith(NO_WAY):
             raise InvalidRequest(f"the {name} allows no text at all")
         raise InvalidRequest(f"the {name} is too complex: {reason}")
+
+    def _source(self, grammar: Grammar) -> str:
+        if grammar.kind is GrammarKind.TOOL_CALLS:
+            about = json.loads(grammar.text)
+            schema = {"x-guidance": {**_JSON, **_SPACED}, **about["schema"]}
+            rules = _CALLS[ToolFormat(about["format"])].format(
+                hermes=self._opening("<tool_call>"),
+                mistral=self._opening("[TOOL_CALLS]"),
+                end=self._literal("</tool_call>"),
+            )
+            return f"%llguidance {{}}\n{rules}{_RULES}call: %json {json.dumps(schema)}\n"
+        if grammar.kind is GrammarKind.REGEX:
+            return LLMatcher.grammar_from_regex(grammar.text)
+        text = grammar.text
+        with suppress(ValueError, RecursionError):  # the library says what is wrong
+            value = placed_schema(json.loads(text), "#", "the json-schema")
+            # The schema `true` allows what `{}` does, which has room for options.
+            text = json.dumps({} if value is True else value)
+        return LLMatcher.grammar_from_json_schema(text, overrides=_JSON)  # type: ignore[arg-type]
+
+    def _opening(self, text: str) -> str:
+        """Return the rule of text up to what opens a call."""
+        literal = self._literal(text)
+        if literal.startswith("<"):
+            return f"open: TEXT {literal}\n"
+        return f"open[lazy]: /(.|\\n)*{re.escape(text)}/\n"
+
+    def _literal(self, text: str) -> str:
+        """Return a text as a grammar has it: some are one token, which no text is."""
+        ids = self._tokenizer.tokenize_str(text)
+        is_token = len(ids) == 1 and self._tokenizer.is_special_token(ids[0])
+        return f"<[{ids[0]}]>" if is_token else json.dumps(text)
 
 
 def constraint_of(
@@ -199,11 +254,3 @@ def _first_error(matcher: LLMatcher) -> str:
             break
         matcher.try_consume_tokens([int(ids[-1])])
     return ""
-
-
-def _source(grammar: Grammar) -> str:
-    if grammar.kind is GrammarKind.REGEX:
-        return LLMatcher.grammar_from_regex(grammar.text)
-    # The schema `true` allows what `{}` does, which has room for options.
-    text = "{}" if grammar.text.strip() == "true" else grammar.text
-    return LLMatcher.grammar_from_json_schema(text, overrides=_JSON)  # type: ignore[arg-type]

@@ -13,6 +13,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from threading import Thread
 from typing import Any
+from urllib.parse import urlsplit
 
 from opentelemetry.sdk.metrics import MeterProvider
 from opentelemetry.sdk.metrics.export import (
@@ -26,6 +27,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NoOpTracer, Tracer
 
+from slipstream.config import are_local, environment_of
 from slipstream.core.errors import InvalidRequest, Unavailable
 from slipstream.telemetry.config import CONSOLE, FILE, OTLP, TelemetryConfig
 from slipstream.telemetry.metric import Instruments, no_instruments
@@ -133,10 +135,11 @@ def _span_exporter(name: str, config: TelemetryConfig, role: str) -> SpanExporte
         if name == OTLP:
             from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
 
-            return OTLPSpanExporter(config.otlp_endpoint)
+            options = _channel_options(config, "traces")
+            return OTLPSpanExporter(config.otlp_endpoint, channel_options=options)
         from opentelemetry.exporter.otlp.proto.http import trace_exporter as http
 
-        return http.OTLPSpanExporter(_url(config, "traces"))
+        return http.OTLPSpanExporter(_url(config, "traces"), session=_session(config, "traces"))
 
 
 def _metric_exporter(name: str, config: TelemetryConfig) -> Any:
@@ -146,10 +149,11 @@ def _metric_exporter(name: str, config: TelemetryConfig) -> Any:
         if name == OTLP:
             from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
 
-            return OTLPMetricExporter(config.otlp_endpoint)
+            options = _channel_options(config, "metrics")
+            return OTLPMetricExporter(config.otlp_endpoint, channel_options=options)
         from opentelemetry.exporter.otlp.proto.http import metric_exporter as http
 
-        return http.OTLPMetricExporter(_url(config, "metrics"))
+        return http.OTLPMetricExporter(_url(config, "metrics"), session=_session(config, "metrics"))
 
 
 def _prometheus_reader(
@@ -187,6 +191,27 @@ def _url(config: TelemetryConfig, signal: str) -> str | None:
     """Return the collector's endpoint; over HTTP each signal has a path of its own there."""
     endpoint = config.otlp_endpoint
     return None if endpoint is None else f"{endpoint.rstrip('/')}/v1/{signal}"
+
+
+def _is_local(config: TelemetryConfig, signal: str) -> bool:
+    """Return whether the collector is on this machine: no proxy leads there."""
+    given = environment_of(("OTEL_EXPORTER_OTLP_",))
+    names = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    known = [config.otlp_endpoint, *map(given.get, names), "localhost"]
+    url = next(filter(None, known))
+    return are_local(f"{urlsplit(url if '//' in url else f'//{url}').hostname}:0")
+
+
+def _channel_options(config: TelemetryConfig, signal: str) -> Any:
+    return (("grpc.enable_http_proxy", 0),) if _is_local(config, signal) else ()
+
+
+def _session(config: TelemetryConfig, signal: str) -> Any:
+    from requests import Session
+
+    session = Session()
+    session.trust_env = not _is_local(config, signal)
+    return session
 
 
 @contextmanager

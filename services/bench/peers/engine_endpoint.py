@@ -11,7 +11,8 @@ from concurrent.futures import ThreadPoolExecutor
 from http.client import HTTPException
 from typing import Any
 from urllib.error import HTTPError
-from urllib.request import Request, urlopen
+from urllib.parse import urlsplit
+from urllib.request import ProxyHandler, Request, build_opener
 
 from slipstream.bench.peers.engine import (
     EngineAnswer,
@@ -21,6 +22,7 @@ from slipstream.bench.peers.engine import (
     Prompts,
 )
 from slipstream.bench.peers.plan import MAX_LEVEL
+from slipstream.config import are_local
 from slipstream.core.errors import ServiceError
 
 _TIMEOUT_S = 600.0
@@ -34,6 +36,8 @@ class EndpointEngine(EngineUnderTest):
     def __init__(self, settings: EngineSettings) -> None:
         self._url: str = settings["url"]
         self._token: str | None = settings["token"]
+        is_local = are_local(f"{urlsplit(self._url).hostname}:0")
+        self._opener = build_opener(*[ProxyHandler({})] * is_local)
         with self._open("/models") as answer:
             models = json.load(answer)["data"]
         if not models:
@@ -80,7 +84,7 @@ class EndpointEngine(EngineUnderTest):
         data = None if body is None else json.dumps(body).encode()
         request = Request(f"{self._url}{path}", data, headers)
         try:
-            return urlopen(request, timeout=_TIMEOUT_S)
+            return self._opener.open(request, timeout=_TIMEOUT_S)
         except HTTPError as error:
             with error:
                 text = error.read(500).decode(errors="replace").strip()

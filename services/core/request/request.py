@@ -15,7 +15,7 @@ from slipstream.core.request.profile import Profile
 from slipstream.core.request.prompt import Prompt, PromptForm, check_vocabulary
 from slipstream.core.request.results import PromptInfo
 from slipstream.core.request.settings import Settings, resolve
-from slipstream.core.request.tools import Tool, ToolFormat
+from slipstream.core.request.tools import Tool, ToolFormat, calls_grammar
 from slipstream.core.text.logprobs import MAX_LOGPROBS, check_num_prompt_logprobs
 from slipstream.core.text.text import check_stop_strings, check_stop_tokens
 from slipstream.core.types import SamplingParams, Session
@@ -69,12 +69,11 @@ class Ask:
     """Parameters of one request, beside the prompt.
 
     `raw` takes a text prompt as it is, and `allow_special_tokens` the names of special tokens in it
-    as these tokens; `request_id` names the request, and may be empty;
-    `with_origins` has every token say where it came from, `with_rounds` has chunks show their
-    rounds, `num_logprobs` has tokens say how likely they were, beside so many of the likeliest;
-    the text follows the `grammar`; the chat template shows `tools`; `prompt_logprobs` has the
-    prompt's tokens say how likely they were, too; `stop_token_ids` end the text beside the model's
-    own, or with `ignore_eos` in their place.
+    as these tokens; `request_id` names the request, and may be empty; `with_origins` has
+    every token say where it came from, `with_rounds` has chunks show their rounds, `num_logprobs`
+    has tokens say how likely they were, beside so many of the likeliest, `prompt_logprobs` the
+    prompt's, too; the text follows the `grammar`; the chat template shows `tools`; `stop_token_ids`
+    end the text beside the model's own, or with `ignore_eos` in their place.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -203,6 +202,7 @@ def make_request(
     _check_abilities(ask, model, settings)
     if ask.prompt_logprobs:
         check_num_prompt_logprobs(len(tokens), ask.num_logprobs or 0)
+    tool_format = model.tool_format if model.has_grammars else None
     session = Session(
         session_id=session_id,
         num_prompt_tokens=len(tokens),
@@ -211,7 +211,7 @@ def make_request(
         verification=settings.verification,
         stop_token_ids=_ends(ask, model),
         num_roots=settings.num_roots,
-        grammar=ask.grammar,
+        grammar=ask.grammar or calls_grammar(ask.tools, tool_format),
         num_logprobs=ask.num_logprobs,
         has_prompt_logprobs=ask.prompt_logprobs,
     )

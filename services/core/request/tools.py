@@ -3,11 +3,13 @@
 import json
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.schemas import placed_schema
+from slipstream.core.verify.grammar import Grammar, GrammarKind
 
 MAX_TOOLS = 128
 """Of one request."""
@@ -31,11 +33,13 @@ class ToolFormat(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Tool:
-    """A function that a model may call; `parameters` is JSON of a schema of an object."""
+    """A function that a model may call; `parameters` is JSON of a schema of an object. A call of a
+    `strict` one follows the schema also where the model chose to call."""
 
     name: str
     description: str = ""
     parameters: str = NO_PARAMETERS
+    strict: bool = False
 
     def __post_init__(self) -> None:
         if not (isinstance(self.name, str) and _NAME.fullmatch(self.name)):
@@ -76,7 +80,7 @@ def _tool(value: Mapping[str, Any]) -> Tool:
         )
     schema = function.get("parameters")
     text = NO_PARAMETERS if schema is None else json.dumps(schema)
-    return Tool(name, function.get("description") or "", text)
+    return Tool(name, function.get("description") or "", text, bool(function.get("strict")))
 
 
 def forced_tools(tools: Sequence[Tool], choice: str | Mapping[str, Any]) -> tuple[Tool, ...]:
@@ -140,7 +144,18 @@ def decoded_json(text: str) -> Any:
         return None
 
 
-def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
+def calls_grammar(tools: Sequence[Tool], tool_format: ToolFormat | None) -> Grammar | None:
+    """Return the grammar of calls in a text of the model's choice; None without a strict tool."""
+    if tool_format is None or not any(tool.strict for tool in tools):
+        return None
+    free = '{"type":"object"}'
+    tools = [tool if tool.strict else replace(tool, parameters=free) for tool in tools]
+    arguments = "parameters" if tool_format is ToolFormat.LLAMA3 else "arguments"
+    about = {"format": tool_format, "schema": call_schema(tools, arguments)}
+    return Grammar(GrammarKind.TOOL_CALLS, json.dumps(about))
+
+
+def call_schema(tools: Sequence[Tool], arguments: str = "arguments") -> dict[str, Any]:
     """Return the schema of one call of one of these tools: an object with name and arguments.
 
     References in a tool's schema are to the schema itself, which is a definition here.
@@ -148,8 +163,9 @@ def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
     calls, schemas = [], {}
     for number, tool in enumerate(tools):
         place = f"tool{number}"
-        schemas[place] = _moved(tool.schema, f"#/$defs/{place}")
-        call = {"name": {"const": tool.name}, "arguments": {"$ref": f"#/$defs/{place}"}}
+        what = f"the schema of tool {tool.name}"
+        schemas[place] = placed_schema(tool.schema, f"#/$defs/{place}", what)
+        call = {"name": {"const": tool.name}, arguments: {"$ref": f"#/$defs/{place}"}}
         calls.append(
             {
                 "type": "object",
@@ -159,16 +175,3 @@ def call_schema(tools: Sequence[Tool]) -> dict[str, Any]:
             }
         )
     return {"anyOf": calls, "$defs": schemas}
-
-
-def _moved(value: Any, place: str) -> Any:
-    """Return a schema whose references within itself are right at this place of another one."""
-    if isinstance(value, list):
-        return [_moved(item, place) for item in value]
-    if not isinstance(value, dict):
-        return value
-    moved = {name: _moved(item, place) for name, item in value.items()}
-    reference = moved.get("$ref")
-    if isinstance(reference, str) and reference.startswith("#"):
-        moved["$ref"] = place + reference[1:]
-    return moved

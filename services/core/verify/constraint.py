@@ -14,9 +14,9 @@ from numpy.typing import NDArray
 class Constraint(Protocol):
     """The tokens that a request's output may go on with."""
 
-    def allowed(self, output: Sequence[int]) -> NDArray[np.int64]:
+    def allowed(self, output: Sequence[int]) -> NDArray[np.int64] | None:
         """Ids [n] int64, ascending, at least one, of what may follow `output`, which is all of
-        the request's own tokens before the position.
+        the request's own tokens before the position; None for anything.
 
         Raises `InvalidRequest` for an output that has left the form, and where it can't be
         followed any further.

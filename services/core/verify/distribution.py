@@ -66,7 +66,7 @@ class SamplingDistribution:
         scores, allowed = self._penalised(logits, prefix), None
         if self._constraint is not None:
             allowed = self._constraint.allowed(prefix[self._num_prompt_tokens :])
-            scores = scores[allowed]
+            scores = scores if allowed is None else scores[allowed]
         if self._sampling.is_greedy:
             return scores, allowed
         values, ids = self._heated(scores)

@@ -16,11 +16,14 @@ class GrammarKind(StrEnum):
     """The text is JSON that the schema allows."""
     REGEX = "regex"
     """The whole text matches the expression."""
+    TOOL_CALLS = "tool-calls"
+    """Once the text has begun a call, that follows a schema: JSON with `format` and `schema`."""
 
 
 @dataclass(frozen=True, slots=True)
 class Grammar:
-    """The whole of a request's text follows it, unless its limit on tokens comes first."""
+    """The whole of a request's text follows it, or each tool call in it, unless its limit on tokens
+    comes first."""
 
     kind: GrammarKind
     text: str

@@ -15,12 +15,13 @@ from typing import Any, Generic, Protocol, TypeVar
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
+from slipstream.config import are_local
 from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable, printable
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
 from slipstream.router.replicas.heartbeat import Epoch, Heartbeat, while_both
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.exchange import Peer, parsed
-from slipstream.rpc.status import error_from, is_named
+from slipstream.rpc.status import error_from, is_named, proxy_hint
 from slipstream.rpc.v1 import common_pb2
 
 CONNECT_LIMIT_S = 5.0
@@ -212,7 +213,8 @@ class Replica(Generic[D]):
             await self._renew()
             reason = await self._watch()
         except TimeoutError:
-            reason = f"it did not answer within {CONNECT_LIMIT_S:g} s"
+            hint = "" if are_local(self.address) else proxy_hint()
+            reason = f"it did not answer within {CONNECT_LIMIT_S:g} s{hint}"
         except grpc.aio.AioRpcError as error:
             reason = str(error_from(error))
         except SlipstreamError as error:

@@ -160,7 +160,10 @@ def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, PromptForm]:
         case _:
             raise InvalidRequest("the request has no prompt")
     check_num_tools(len(message.tools))
-    tools = [Tool(at.name, at.description, at.parameters or NO_PARAMETERS) for at in message.tools]
+    tools = [
+        Tool(at.name, at.description, at.parameters or NO_PARAMETERS, at.strict)
+        for at in message.tools
+    ]
     form = PromptForm(message.raw, message.allow_special_tokens, tuple(tools))
     return checked_prompt(prompt, form), form
 

@@ -187,6 +187,10 @@ class _GrammarKindEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_GrammarKi
     """A JSON schema: the text is JSON that follows it."""
     GRAMMAR_KIND_REGEX: _GrammarKind.ValueType  # 2
     """A regular expression, which the whole text matches."""
+    GRAMMAR_KIND_TOOL_CALLS: _GrammarKind.ValueType  # 3
+    """Tool calls, as JSON with `format` (hermes, llama3 or mistral) and the `schema` of a call: once the
+    text has begun a call, it follows the schema.
+    """
 
 class GrammarKind(_GrammarKind, metaclass=_GrammarKindEnumTypeWrapper):
     """Language of a grammar."""
@@ -197,6 +201,10 @@ GRAMMAR_KIND_JSON_SCHEMA: GrammarKind.ValueType  # 1
 """A JSON schema: the text is JSON that follows it."""
 GRAMMAR_KIND_REGEX: GrammarKind.ValueType  # 2
 """A regular expression, which the whole text matches."""
+GRAMMAR_KIND_TOOL_CALLS: GrammarKind.ValueType  # 3
+"""Tool calls, as JSON with `format` (hermes, llama3 or mistral) and the `schema` of a call: once the
+text has begun a call, it follows the schema.
+"""
 Global___GrammarKind: _TypeAlias = GrammarKind  # noqa: Y015
 
 class _ToolFormat:
@@ -429,7 +437,7 @@ class Grammar(_message.Message):
     kind: Global___GrammarKind.ValueType
     """Language of the grammar."""
     text: _builtins.str
-    """The schema or the expression; at most 65,536 bytes."""
+    """The schema, the expression or the calls; at most 65,536 bytes."""
     def __init__(
         self,
         *,

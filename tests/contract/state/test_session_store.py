@@ -40,7 +40,8 @@ async def test_a_begun_session_has_nothing_yet(store):
 
 async def test_a_request_may_follow_the_newest_request_alone(store):
     await told(store, begins("r1"), opened(5, 6, 7))
-    await told(store, claim("r2", after="r1"), SessionUpdate(3, (8, 9), Opening(4, "{}", "hash")))
+    second = SessionUpdate(3, (8, 9), Opening(4, "{}", "hash"), ending="{}")
+    await told(store, claim("r2", after="r1"), second)
     for after in ("r1", "r0"):
         with pytest.raises(SessionOutOfSync, match="session chat has gone on since"):
             await store.acquire(claim("r3", after=after))
@@ -49,6 +50,52 @@ async def test_a_request_may_follow_the_newest_request_alone(store):
     await store.append(lost, SessionUpdate(5, (1, 2), Opening(6, "{}", "hash"), ending="{}"))
     again = await store.acquire(claim("r4", after="r2"))  # which is answered, not run
     assert again.lease is None
+
+
+LEFT = {"released": (True, 0.0), "its router was killed": (False, 1.01 * LEASE_S)}
+
+
+@pytest.mark.parametrize(("is_released", "passed_s"), LEFT.values(), ids=LEFT)
+@pytest.mark.parametrize("opens", [True, False])
+@pytest.mark.parametrize("num_left", [1, 2])
+async def test_a_turn_that_was_left_never_ends_its_session(
+    place, num_left, opens, is_released, passed_s
+):
+    """The turn before it goes on, and nothing of the one that was left is in it."""
+    store = place.store
+    await told(store, begins("r1"), replace(opened(5, 6, 7), ending="{}"))
+    for number in range(num_left):
+        lease = await held(store, claim(f"left{number}", after="r1"))
+        if opens:
+            await store.append(lease, SessionUpdate(3, (8, 9), Opening(4, "{}", "hash")))
+            with pytest.raises(SessionBusy):  # not: has gone on since
+                await store.acquire(claim("r2", after="r1"))
+        if is_released:
+            await store.release(lease, **NOWHERE)
+        await place.passes(passed_s)
+    grant = await store.acquire(claim("r2", after="r1"))
+    assert (grant.record.tokens, grant.record.output) == ((5, 6, 7), ())
+    if opens:
+        with pytest.raises(SessionTaken):
+            await store.append(lease, SessionUpdate(5, (10,)))
+    end = SessionUpdate(3, (1, 2), Opening(4, "{}", "hash"), ending="{}")
+    await store.append(grant.lease, end)
+    assert (await store.acquire(claim("r2", after="r1"))).record.tokens == (5, 6, 7, 1, 2)
+    for after in ("r1", "left0"):  # a turn that ended is never dropped
+        with pytest.raises(SessionOutOfSync, match="session chat has gone on since"):
+            await store.acquire(claim("r3", after=after))
+    for number in range(num_left * (opens or not is_released)):
+        with pytest.raises(RequestExists):
+            await store.acquire(claim(f"left{number}", after="r2"))
+    assert (await store.acquire(claim("r3", after="r2"))).record.tokens == (5, 6, 7, 1, 2)
+
+
+async def test_a_turn_that_was_left_stays_where_the_next_one_names_it_or_none(store):
+    await told(store, begins("r1"), replace(opened(5, 6, 7), ending="{}"))
+    await told(store, claim("r2"), SessionUpdate(3, (8, 9), Opening(4, "{}", "hash")))
+    lease = await held(store, claim("r3", after="r2"))
+    await store.release(lease, **NOWHERE)
+    assert (await store.acquire(claim("r4"))).record.tokens == (5, 6, 7, 8, 9)
 
 
 async def test_the_same_request_takes_over_and_the_older_lease_writes_no_more(store):

@@ -55,6 +55,52 @@ async def test_who_leaves_frees_the_engines_streaming_or_not(folder):
         await gateway.stop(0)
 
 
+@pytest.mark.parametrize("is_stream", [True, False])
+@pytest.mark.parametrize("waits", ["not at all", "until it runs", "until it has written"])
+async def test_a_turn_that_was_left_is_no_part_of_its_session(folder, is_stream, waits):
+    """Twice, one left right after the other: the turn before them goes on at once."""
+    target, draft = target_worker(folder), draft_worker(f"vanilla:{folder}", folder)
+    async with fleet.running(target, draft), routed([target], [draft]) as sdk:
+        gateway = Gateway(HttpConfig(sdk.address, "127.0.0.1:0"))
+        url = f"http://{await gateway.start()}"
+        asked = {"model": "tiny", "max_output_tokens": 6, "temperature": 0}
+        long = {**asked, "input": "more", "max_output_tokens": 3000, "stream": is_stream}
+        async with async_client_of(url) as client:
+            clean, first = [await client.responses.create(**asked, input="hi") for _ in range(2)]
+            then = await client.responses.create(
+                **asked, input="then", previous_response_id=clean.id
+            )
+            for _ in range(2):
+                left = asyncio.create_task(
+                    read_all(client, waits, **long, previous_response_id=first.id)
+                )
+                await (asyncio.sleep(0.02) if waits == "not at all" else runs(sdk, target, waits))
+                left.cancel()
+                await asyncio.wait({left})
+            answer = await client.responses.create(
+                **asked, input="then", previous_response_id=first.id
+            )
+            assert answer.output_text == then.output_text
+            assert answer.usage.input_tokens == then.usage.input_tokens
+            with pytest.raises(openai.ConflictError, match="has gone on since"):
+                await client.responses.create(**asked, input="x", previous_response_id=first.id)
+        await gateway.stop(0)
+
+
+async def read_all(client, waits, **asked):
+    answer = await client.responses.create(**asked)
+    if asked["stream"]:
+        async for _ in answer:
+            pass
+
+
+async def runs(sdk, target, waits):
+    await eventually(sdk.server_info, lambda info: info.num_requests == 1)
+    if waits == "until it has written":
+        before = (await target.load()).num_rounds
+        await eventually(target.load, lambda load: load.num_rounds > before + 5)
+
+
 async def test_a_front_that_runs_out_of_grace_ends_its_requests_at_the_router(folder):
     target = target_worker(folder)
     async with fleet.running(target), routed([target]) as sdk:

@@ -57,6 +57,46 @@ def tool(name):
 TOOLS = [tool(name) for name in FIELDS]
 
 
+def earlier(city, number):
+    """A turn whose call has not all that the schema asks for."""
+    function = {"name": "get_weather", "arguments": json.dumps({"city": city})}
+    call = {"id": f"call{number}", "type": "function", "function": function}
+    return [
+        {"role": "user", "content": f"What is the weather in {city}?"},
+        {"role": "assistant", "content": "", "tool_calls": [call]},
+        {"role": "tool", "tool_call_id": call["id"], "content": "sunny"},
+        {"role": "assistant", "content": "It is sunny."},
+    ]
+
+
+IMITATED = [message for number, city in enumerate(("Berlin", "Madrid", "Vienna"))
+            for message in earlier(city, number)]  # fmt: skip
+ASKED = [*IMITATED, {"role": "user", "content": "What is the weather in Oslo?"}]
+
+
+@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.05, seed=3)])
+def test_a_call_of_the_model_s_choice_follows_a_strict_schema_and_no_other(client, sampling):
+    """It is the same with and without speculation; and a text without a call is as ever."""
+    about = tool("get_weather")
+    strict = {**about, "function": {**about["function"], "strict": True}}
+    asked = {"max_tokens": 60, "sampling": sampling}
+    off, forced = SpeculationOptions(mode=Mode.OFF), SpeculationOptions(mode=Mode.FORCED)
+    results = [
+        client.generate(ASKED, tools=[given], speculation=how, **asked)
+        for given, how in ((strict, off), (strict, forced), (about, off))
+    ]
+    assert results[0].token_ids == results[1].token_ids
+    judge = jsonschema.Draft202012Validator(schema("get_weather"))
+    for result, is_valid in zip(results, (True, True, False), strict=True):
+        (call,) = read_tool_calls(result, tools_of([strict]))[1]
+        assert judge.is_valid(json.loads(call.arguments)) == is_valid
+    plain = [
+        client.generate("Boats float.", tools=[given], **asked).token_ids
+        for given in (strict, about)
+    ]
+    assert plain[0] == plain[1]
+
+
 @pytest.fixture(scope="module")
 def client(real_model):
     with Client.embedded(real_model) as client:

@@ -3,8 +3,9 @@
 import pytest
 
 from slipstream.client.call import ClientCall
-from slipstream.client.connection import are_local, router_target
+from slipstream.client.connection import router_target
 from slipstream.client.retries import NO_RETRIES, Retries, RetryTimeouts, StreamProgress
+from slipstream.config import are_local
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Chunk, PromptInfo

@@ -25,6 +25,7 @@ RAW = PromptForm(raw=True)
 UINT32 = st.integers(0, 2**32 - 1)
 IDS = st.integers(0, 2**31 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
+ASKED_KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX)
 SAID = TEXT.filter(bool)
 NAMES = st.text(st.characters(min_codepoint=33, max_codepoint=126), max_size=20)
 
@@ -112,7 +113,7 @@ ASKS = st.builds(
     with_origins=st.booleans(),
     with_rounds=st.booleans(),
     num_logprobs=maybe(st.integers(0, MAX_LOGPROBS)),
-    grammar=maybe(st.builds(Grammar, st.sampled_from(GrammarKind), SAID)),
+    grammar=maybe(st.builds(Grammar, st.sampled_from(ASKED_KINDS), SAID)),
 )
 REFS = st.builds(SessionRef, st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True), st.booleans())
 GENERATIONS = st.builds(

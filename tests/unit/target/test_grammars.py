@@ -72,6 +72,25 @@ def test_the_texts_that_may_end_are_those_that_match(made, expression):
     assert found == {word for word in words if re.fullmatch(expression, word)}
 
 
+BIT = {"enum": [0, 1]}
+
+
+@pytest.mark.parametrize(
+    "written",
+    [
+        BIT | dict.fromkeys(("type", "const", "items", "properties", "required", "$ref", "anyOf"))
+        | {"type": "integer"},
+        {"$ref": "#b", "$defs": {"b": {"$anchor": "b", **BIT}}},
+        {"$dynamicRef": "#b", "$defs": {"b": {"$dynamicAnchor": "b", **BIT}}},
+        {"$id": "http://x/y", "$ref": "z", "$defs": {"b": {"$id": "z", **BIT}}},
+        {"$ref": "#/$defs/a b", "$defs": {"a b": BIT}},
+    ],
+)  # fmt: skip
+def test_a_schema_of_any_form_allows_what_its_plain_form_does(made, written):
+    found = texts_of(constraint_for(made, schema(written), STOPS), 2)
+    assert found == texts_of(constraint_for(made, schema(BIT), STOPS), 2) == {"0", "1"}
+
+
 @settings(max_examples=40, deadline=None)
 @given(st.integers(0, 2**32), st.sampled_from([schema(PERSON), regex("(foo|fo{2,4}d)+(, x)*")]))
 def test_masks_do_not_depend_on_how_an_output_was_come_to(seed, grammar):

@@ -1,6 +1,7 @@
 """Tools and the choice of one: what can be asked for, and the schema of a forced call."""
 
 import json
+from dataclasses import replace
 
 import jsonschema
 import pytest
@@ -31,7 +32,10 @@ def named(name):
 
 def test_tools_are_as_openai_writes_them():
     written = {"name": "f", "description": "does f", "parameters": PLACE, "strict": True}
-    assert tools_of([{"type": "function", "function": written}, G]) == (F, G)
+    assert tools_of([{"type": "function", "function": written}, G]) == (
+        replace(F, strict=True),
+        G,
+    )
     assert tools_of([named("g")]) == (G,)
 
 
