@@ -60,6 +60,7 @@ class ResponsesTool(StrictModel):
     name: str
     description: str | None = None
     parameters: dict[str, Any] | None = None
+    strict: Any = None
 
 
 def _chosen(value: Any) -> str:

@@ -122,8 +122,10 @@ def test_a_name_on_no_list_is_refused_unless_it_is_null(url, body, place):
 
 MESSAGE = {"role": "assistant", "content": "Hello."}
 CALL = {"id": "1", "type": "function", "function": {"name": "f", "arguments": "{}"}}
-EXTRAS = ("name", "id", "reasoning_content", "reasoning", "refusal", "annotations", "audio")
-EXTRAS = (*EXTRAS, "function_call", "cache_control", "index", "status", "x_unknown")
+EXTRAS = (
+    *("name", "id", "reasoning_content", "reasoning", "refusal", "annotations", "audio"),
+    *("function_call", "cache_control", "index", "status", "x_unknown"),
+)
 VALUES = (None, "", "x", 0, 1, True, [], [{"a": 1}], {}, {"type": "ephemeral"})
 
 
@@ -159,6 +161,9 @@ def test_empty_content_is_an_empty_text_in_every_role(url, role):
 PLACES = [
     ("chats", "messages[1].content[0]", [*HELLO, {"role": "user", "content": [{"type": "file"}]}]),
     ("chats", "messages[0].content[0]", [{"role": "user", "content": [5]}]),
+    ("chats", "messages[0].content[0]", [{"role": "user", "content": [{"type": [5]}]}]),
+    ("completions", "prompt[1]", ["x", ""]),
+    ("completions", "prompt[0]", [[], "x"]),
     ("chats", "messages[1].tool_calls[0]", [*HELLO, {**MESSAGE, "tool_calls": [{}]}]),
     ("chats", "messages[1].role", [*HELLO, {"content": "x"}]),
     ("responses", "input[1].content[0]", [*HELLO, {"role": "user", "content": [{"type": "x"}]}]),
