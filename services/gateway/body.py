@@ -155,6 +155,7 @@ class ChatRequest(SharedRequest):
     tools: list[FunctionTool] = Field([])
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
+    add_special_tokens: Literal[False] = False
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -172,6 +173,7 @@ class CompletionRequest(SharedRequest):
         None
     )
     best_of: Whole | None = None
+    add_special_tokens: Literal[True] = True
 
     @property
     def prompts(self) -> list[Prompt]:

@@ -7,9 +7,13 @@ from slipstream.gateway.fields import IGNORED, NEUTRAL
 from support.services.http_front import HELLO, chat, completion, error_in, post
 
 DRAFT = "ngram"
+CHAT = {"messages": HELLO, "max_tokens": 4, "add_special_tokens": False}
 ROUTES = {
-    "chats": ("/v1/chat/completions", {"messages": HELLO, "max_tokens": 4}),
-    "completions": ("/v1/completions", {"prompt": "hello", "max_tokens": 4}),
+    "chats": ("/v1/chat/completions", CHAT),
+    "completions": (
+        "/v1/completions",
+        {"prompt": "x", "max_tokens": 4, "add_special_tokens": True},
+    ),
     "responses": ("/v1/responses", {"input": "hello", "max_output_tokens": 4, "store": False}),
 }
 FUNCTION = {"name": "f", "parameters": {"type": "object", "additionalProperties": False}}
@@ -40,7 +44,7 @@ HONOURED = {
         "tools": ([],),
         "tool_choice": ("auto", "none"),
         "include": ([], ["reasoning.encrypted_content"], ["message.output_text.logprobs"]),
-        "previous_response_id": (),
+        "previous_response_id add_special_tokens": (),
     }.items()
     for name in names_.split()
 }
@@ -162,6 +166,8 @@ PLACES = [
     ("chats", "messages[1].content[0]", [*HELLO, {"role": "user", "content": [{"type": "file"}]}]),
     ("chats", "messages[0].content[0]", [{"role": "user", "content": [5]}]),
     ("chats", "messages[0].content[0]", [{"role": "user", "content": [{"type": [5]}]}]),
+    ("chats", "add_special_tokens", True),
+    ("completions", "add_special_tokens", False),
     ("completions", "prompt[1]", ["x", ""]),
     ("completions", "prompt[0]", [[], "x"]),
     ("chats", "messages[1].tool_calls[0]", [*HELLO, {**MESSAGE, "tool_calls": [{}]}]),
