@@ -164,14 +164,11 @@ def test_empty_content_is_an_empty_text_in_every_role(url, role):
 
 PLACES = [
     ("chats", "messages[1].content[0]", [*HELLO, {"role": "user", "content": [{"type": "file"}]}]),
-    ("chats", "messages[0].content[0]", [{"role": "user", "content": [5]}]),
     ("chats", "messages[0].content[0]", [{"role": "user", "content": [{"type": [5]}]}]),
     ("chats", "add_special_tokens", True),
     ("completions", "add_special_tokens", False),
     ("completions", "prompt[1]", ["x", ""]),
-    ("completions", "prompt[0]", [[], "x"]),
     ("chats", "messages[1].tool_calls[0]", [*HELLO, {**MESSAGE, "tool_calls": [{}]}]),
-    ("chats", "messages[1].role", [*HELLO, {"content": "x"}]),
     ("responses", "input[1].content[0]", [*HELLO, {"role": "user", "content": [{"type": "x"}]}]),
     ("responses", "input[1].output[0]", [*HELLO, {"type": "function_call_output", "output": [5]}]),
     ("responses", "input[0].content", [{"role": "user", "content": 5}]),
@@ -179,7 +176,6 @@ PLACES = [
     ("responses", "input[1].type", [*HELLO, {"type": "item_reference", "id": "x"}]),
     ("responses", "input[0].name", [{"type": "function_call", "arguments": "{}"}]),
     ("responses", "input[1]", [*HELLO, 5]),
-    ("responses", "input", 5),
 ]
 
 
@@ -276,7 +272,5 @@ def test_a_text_goes_on_behind_its_end_where_the_end_is_ignored(url, sdk, more):
 
 def test_further_tokens_end_a_text(url):
     body = {"prompt": "hello", "logit_bias": {"70": 100}, "stop_token_ids": [70]}
-    answer = post(url, body, "/v1/completions").json()
-    assert answer["usage"]["completion_tokens"] == 1
-    assert answer["choices"][0]["finish_reason"] == "stop"
-    assert answer["choices"][0]["text"]
+    (choice,) = post(url, body, "/v1/completions").json()["choices"]
+    assert (choice["finish_reason"], len(choice["text"])) == ("stop", 1)
