@@ -37,8 +37,8 @@ def _prompts(value: Any) -> Any:
         raise PydanticCustomError("refused", "must be a text, token ids, or a list of these")
     for number, prompt in enumerate(prompts):
         if not prompt or not (isinstance(prompt, str) or _are_ids(prompt)):
-            what = "has a prompt {number} that is no text and no list of token ids, or empty"
-            raise PydanticCustomError("refused", what, {"number": number})
+            place = f"prompt[{number}]"
+            raise HttpError(f"{place} must be a text or token ids, and not empty", param=place)
     return prompts
 
 
@@ -155,6 +155,7 @@ class ChatRequest(SharedRequest):
     tools: list[FunctionTool] = Field([])
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
+    add_special_tokens: Literal[False] = False
 
     @property
     def prompts(self) -> list[Prompt]:
@@ -172,6 +173,7 @@ class CompletionRequest(SharedRequest):
         None
     )
     best_of: Whole | None = None
+    add_special_tokens: Literal[True] = True
 
     @property
     def prompts(self) -> list[Prompt]:

@@ -23,10 +23,11 @@ IGNORED: Mapping[str, str] = {
         "reasoning.summary reasoning.generate_summary include_reasoning separate_reasoning"
         " stream_reasoning": "only for reasoning apart from the text, which no model here has",
         "max_tool_calls": "counts calls of built-in tools, of which there are none",
-        "mm_processor_kwargs": "only for images and audio, which are refused",
+        "mm_processor_kwargs media_io_kwargs": "only for images and audio, which are refused",
+        "truncation_side": "only for truncate_prompt_tokens, which is refused",
         "guided_decoding_backend guided_whitespace_pattern": "only for the other guided_ fields",
         "repeat_last_n mirostat_tau mirostat_eta dynatemp_exponent xtc_threshold dry_base"
-        " dry_allowed_length dry_penalty_last_n dry_sequence_breakers": (
+        " penalize_nl dry_allowed_length dry_penalty_last_n dry_sequence_breakers": (
             "only for a sampler that is off"
         ),
         "keep_alive": "only for loading models, which are loaded all the time",
@@ -41,20 +42,21 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
         "store background echo logprobs stream_options.include_obfuscation use_beam_search"
         " include_stop_str_in_output continue_final_message return_token_ids return_token_strs"
         " return_tokens return_tokens_as_token_ids return_progress return_hidden_states"
-        " timings_per_token post_sampling_probs no_stop_trim think"
+        " timings_per_token post_sampling_probs no_stop_trim think return_logprob safe_prompt"
+        " enable_response_messages return_routed_experts return_cached_tokens_details"
         " structured_outputs.json_object structured_outputs.disable_any_whitespace"
         " structured_outputs.disable_additional_properties": (False,),
-        "add_generation_prompt add_special_tokens skip_special_tokens detokenize": (True,),
+        "add_generation_prompt skip_special_tokens detokenize": (True,),
         "parallel_tool_calls structured_outputs.disable_fallback": (True, False),
         "top_logprobs mirostat dynatemp_range xtc_probability dry_multiplier n_keep n_probs"
-        " n_indent min_keep min_new_tokens t_max_predict_ms": (0,),
+        " n_indent n_discard min_keep min_new_tokens t_max_predict_ms top_a top_logprobs_num": (0,),
         "n best_of typical_p tfs_z repeat_penalty": (1,),
-        "n_predict id_slot": (-1,),
-        "suffix grammar regex ebnf format guided_regex guided_grammar structured_outputs.grammar": (
-            "",
-        ),
+        "n_predict id_slot slot_id top_n_sigma logprob_start_len reasoning_budget": (-1,),
+        "suffix grammar regex ebnf stop_regex system_prompt format guided_regex guided_grammar"
+        " structured_outputs.grammar": ("",),
         "tools functions include documents allowed_token_ids logprob_token_ids bad_words"
-        " guided_choice logits_processors lora context_management": ([],),
+        " guided_choice logits_processors lora context_management response_fields image_data"
+        " transforms plugins": ([],),
         "chat_template_kwargs vllm_xargs kv_transfer_params json_schema options session_params": (
             {},
         ),

@@ -115,9 +115,9 @@ def seed_of(request_id: str) -> int:
     return int.from_bytes(hashlib.sha256(request_id.encode()).digest()[:8], "big")
 
 
-def _options(body: SharedRequest, request_id: str) -> RequestOptions:
-    if body.with_rounds and not (body.stream and body.n == 1):
-        raise HttpError("with_rounds goes with stream true and n 1 only", param="with_rounds")
+def _options(body: ChatRequest | CompletionRequest, request_id: str) -> RequestOptions:
+    if body.with_rounds and not (body.stream and body.n == len(body.prompts) == 1):
+        raise HttpError("with_rounds goes with stream true and one answer", param="with_rounds")
     options: RequestOptions = {
         "sampling": _sampling(body, request_id),
         "stop": tuple(body.stop),

@@ -8,7 +8,8 @@ from typing import Any
 from fuzz import messages, wire
 from fuzz.case import HTTP, WIRE, Case, recorded
 from fuzz.methods import Method, of_role
-from slipstream.gateway.body import HARMLESS, NO_EFFECT, ChatRequest, CompletionRequest
+from slipstream.gateway.body import ChatRequest, CompletionRequest
+from slipstream.gateway.fields import IGNORED, NEUTRAL
 
 GATEWAY = "gateway"
 ROLES = ("target", "draft", "router", GATEWAY)
@@ -118,7 +119,7 @@ def _body(random: Random) -> tuple[str, bytes]:
         return "deep", opening * random.choice((100, 1_000, 100_000))
     _, (kind, valid) = random.choice(list(PATHS.items()))
     body = dict(valid)
-    names = [*kind.model_fields, *HARMLESS, *NO_EFFECT]
+    names = [*kind.model_fields, *NEUTRAL, *IGNORED]
     for _ in range(random.choice((0, 1, 1, 2, 4))):
         body[random.choice(names)] = _value(random)
     if choice < 0.085:

@@ -134,7 +134,7 @@ def _part_text(part: Any, place: str) -> str | None:
     if isinstance(part, str):
         part = {"text": part}
     kind = part.get("type") or "text" if isinstance(part, Mapping) else None
-    if kind not in _PARTS:
+    if not isinstance(kind, str) or kind not in _PARTS:
         raise InvalidRequest(f"{place} is no text, but text is all that can be read")
     name = _PARTS[kind]
     text = None if name is None else part.get(name, "")
