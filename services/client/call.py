@@ -64,6 +64,8 @@ class RequestOptions(TypedDict, total=False):
     """A JSON schema that the text follows."""
     regex: str
     """A regular expression that the whole text matches."""
+    continue_final: bool
+    """Continue the last message, the assistant's, instead of answering it."""
     tools: Sequence[Tool | Mapping[str, Any]]
     """Functions that the model may call, also as OpenAI writes them."""
     tool_choice: str | Mapping[str, Any]
@@ -226,6 +228,7 @@ def _ask(options: RequestOptions) -> Ask:
         options.get("prompt_logprobs", False),
         tuple(options.get("stop_token_ids", ())),
         options.get("ignore_eos", False),
+        options.get("continue_final", False),
     )
 
 

@@ -156,6 +156,8 @@ class ChatRequest(SharedRequest):
     tool_choice: ToolChoice = "auto"
     parallel_tool_calls: bool = True
     add_special_tokens: Literal[False] = False
+    add_generation_prompt: bool | None = None
+    continue_final_message: bool = False
 
     @property
     def prompts(self) -> list[Prompt]:

@@ -77,8 +77,6 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
 """Fields that can't be honoured, and the values that ask for what happens anyway."""
 
 _NESTED = {name.partition(".")[0] for name in (*IGNORED, *NEUTRAL) if "." in name}
-_CONTINUES = "an answer is always a new message, and the last one can't be continued"
-_SENTENCES = {"add_generation_prompt": _CONTINUES, "continue_final_message": _CONTINUES}
 
 
 def parameters_of(body: Mapping[str, Any], known: Set[str], place: str = "") -> dict[str, Any]:
@@ -113,7 +111,6 @@ def _is_without_effect(name: str, value: object) -> bool:
         return True
     only = " or ".join(map(shown, values)) or "left out"
     why = f"{name} can't be honoured here; it may only be {only}"
-    why = f"{why}: {_SENTENCES[name]}" if name in _SENTENCES else why
     raise HttpError(why, code="unsupported_parameter", param=name)
 
 

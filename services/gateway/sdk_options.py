@@ -44,6 +44,12 @@ def chat_options(body: ChatRequest, *, request_id: str, default_max_tokens: int)
         options["logprobs"] = body.top_logprobs or 0
     if body.tool_choice not in ("auto", "none") and not body.tools:
         raise HttpError("tool_choice asks for a call, but there are no tools", param="tool_choice")
+    if body.add_generation_prompt is body.continue_final_message:
+        raise HttpError(
+            "add_generation_prompt is true for an answer, and false with continue_final_message",
+            param="add_generation_prompt",
+        )
+    options["continue_final"] = body.continue_final_message
     options["tools"] = given_tools(body.tools)
     options["tool_choice"] = body.tool_choice
     return options

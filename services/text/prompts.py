@@ -48,7 +48,7 @@ def encode_prompt(
     if form.raw:
         text = content if form.allow_special_tokens else tokenizer.as_text(content)
     else:
-        text = _rendered(tokenizer, content, form.tools, is_later=last_token is not None)
+        text = _rendered(tokenizer, content, form, is_later=last_token is not None)
     is_start = form.raw and last_token is None
     ids = tokenizer.encode(text, add_special_tokens=is_start, max_tokens=max_tokens)
     is_closed = not form.raw and bool(ids) and ids[0] == last_token
@@ -64,18 +64,32 @@ def encode_answer(tokenizer: TextTokenizer, answer: str) -> tuple[int, ...]:
 def _rendered(
     tokenizer: TextTokenizer,
     content: str | Sequence[Message],
-    tools: Sequence[Tool],
+    form: PromptForm,
     *,
     is_later: bool,
 ) -> str:
-    """Return messages by the chat template; of a later turn what follows the reply before it."""
+    """Return messages by the chat template; of a later turn what follows the reply before it, of
+    a reply that goes on what comes before its next token."""
+    if form.continue_final and not isinstance(content, str):
+        *before, last = content
+        if is_later or last["role"] != "assistant":
+            raise InvalidRequest("continue_final goes with a last message of the assistant's only")
+        going_on = {**last, "content": last["content"] + _REPLY}
+        return _parted(tokenizer, [*before, going_on], form.tools)[0]
     if not is_later:
-        return tokenizer.render(_messages(content), tools)
-    before = ({"role": "user", "content": "."}, {"role": "assistant", "content": _REPLY})
-    parts = tokenizer.render([*before, *_messages(content)]).split(_REPLY)
+        return tokenizer.render(_messages(content), form.tools)
+    before = [{"role": "user", "content": "."}, {"role": "assistant", "content": _REPLY}]
+    return _parted(tokenizer, [*before, *_messages(content)], ())[1]
+
+
+def _parted(
+    tokenizer: TextTokenizer, messages: Sequence[Message], tools: Sequence[Tool]
+) -> list[str]:
+    """Return what the chat template writes before and after the mark of a reply."""
+    parts = tokenizer.render(messages, tools).split(_REPLY)
     if len(parts) != 2:
         raise InvalidRequest("the chat template of this model can't continue a conversation")
-    return parts[1]
+    return parts
 
 
 def known_ids(tokenizer: TextTokenizer, ids: Sequence[int]) -> tuple[int, ...]:

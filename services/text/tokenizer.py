@@ -15,7 +15,7 @@ from slipstream.core.request.tools import Tool
 from slipstream.text.control_tokens import BREAK, ControlTokens
 from slipstream.text.template import ChatTemplate, Now
 from slipstream.text.token_bytes import TokenBytes
-from slipstream.text.tool_prompt import as_text, for_template, tool_json
+from slipstream.text.tool_prompt import as_text, broken_call, for_template, tool_json
 
 PIECE_CHARS = 1 << 16
 """Characters of a long text that are encoded at a time to see whether all of it may fit."""
@@ -172,7 +172,14 @@ class TextTokenizer:
         else:
             given, shown = as_text(messages, shown), []
         safe, shown = _changed(given, control.as_text), _changed(shown, control.as_text)
-        text = template.render(safe, shown)
+        try:
+            text = template.render(safe, shown)
+        except InvalidRequest as error:
+            if (place := broken_call(messages)) is None:
+                raise
+            raise InvalidRequest(
+                f"{error}; the arguments of {place} are no JSON object, which it may need"
+            ) from None
         apart = _changed(safe, control.apart)
         if apart == safe:
             return text

@@ -69,6 +69,19 @@ def for_template(message: Message) -> Json:
     return {**message, "tool_calls": calls} if calls else dict(message)
 
 
+def broken_call(messages: Sequence[Message]) -> str | None:
+    """Return the place of the first call whose arguments are no object; None for none."""
+    return next(
+        (
+            f"messages[{place}].tool_calls[{number}]"
+            for place, message in enumerate(messages)
+            for number, call in enumerate(message.get("tool_calls", ()))
+            if not isinstance(_value(_arguments(call)), dict)
+        ),
+        None,
+    )
+
+
 def as_text(messages: Sequence[Message], tools: Sequence[Json]) -> list[Json]:
     """Return messages for a template that knows no tools: all about tools is in their text."""
     plain = [_plain(message) for message in messages]

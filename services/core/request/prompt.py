@@ -39,11 +39,13 @@ _PARTS = {
 @dataclass(frozen=True, slots=True)
 class PromptForm:
     """Reading of a prompt. `raw` text is taken as it is, with `allow_special_tokens` also the
-    names of special tokens; else it goes through the chat template, which shows the tools."""
+    names of special tokens; else it goes through the chat template, which shows the tools. With
+    `continue_final` the last message goes on, which is the assistant's."""
 
     raw: bool = False
     allow_special_tokens: bool = False
     tools: tuple[Tool, ...] = ()
+    continue_final: bool = False
 
     def __post_init__(self) -> None:
         if self.allow_special_tokens and not self.raw:
@@ -61,6 +63,8 @@ def checked_prompt(prompt: Prompt, form: PromptForm = PLAIN_FORM) -> Prompt:
 
     Raises `InvalidRequest` for what is none of the three, for an empty one, and for tools with ids.
     """
+    if form.continue_final and (form.raw or isinstance(prompt, str) or are_ids(prompt)):
+        raise UnsupportedCombination("continue_final goes with messages only")
     if isinstance(prompt, str):
         return _text(prompt, "the prompt")
     if not isinstance(prompt, Sequence) or isinstance(prompt, bytes | bytearray | memoryview):

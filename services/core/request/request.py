@@ -68,12 +68,11 @@ class DraftFacts:
 class Ask:
     """Parameters of one request, beside the prompt.
 
-    `raw` takes a text prompt as it is, and `allow_special_tokens` the names of special tokens in it
-    as these tokens; `request_id` names the request, and may be empty; `with_origins` has
-    every token say where it came from, `with_rounds` has chunks show their rounds, `num_logprobs`
-    has tokens say how likely they were, beside so many of the likeliest, `prompt_logprobs` the
-    prompt's, too; the text follows the `grammar`; the chat template shows `tools`; `stop_token_ids`
-    end the text beside the model's own, or with `ignore_eos` in their place.
+    `raw`, `allow_special_tokens`, `tools` and `continue_final` are those of the `form`;
+    `request_id` may be empty; `with_origins` has every token say where it came from, `with_rounds`
+    chunks show their rounds, `num_logprobs` tokens say how likely they were, beside so many of the
+    likeliest, `prompt_logprobs` the prompt's, too; the text follows the `grammar`; `stop_token_ids`
+    end it beside the model's own, or with `ignore_eos` in their place.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -91,6 +90,7 @@ class Ask:
     prompt_logprobs: bool = False
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
+    continue_final: bool = False
 
     def __post_init__(self) -> None:
         if type(self.max_tokens) is not int or not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
@@ -118,7 +118,7 @@ class Ask:
     @property
     def form(self) -> PromptForm:
         """Return how the prompt is read. Raises `InvalidRequest` for what does not go together."""
-        return PromptForm(self.raw, self.allow_special_tokens, self.tools)
+        return PromptForm(self.raw, self.allow_special_tokens, self.tools, self.continue_final)
 
 
 @dataclass(frozen=True, slots=True)

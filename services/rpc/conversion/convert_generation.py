@@ -101,6 +101,7 @@ def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
         grammar=_grammar_from_pb(message),
         allow_special_tokens=form.allow_special_tokens,
         tools=form.tools,
+        continue_final=form.continue_final,
     )
 
 
@@ -113,6 +114,7 @@ def prompt_to_pb(prompt: Prompt, form: PromptForm = PLAIN_FORM) -> pb.Prompt:
         raw=form.raw,
         allow_special_tokens=form.allow_special_tokens,
         tools=[pb.Tool(**asdict(tool)) for tool in form.tools],
+        continue_final=form.continue_final,
     )
     if isinstance(prompt, str):
         message.text = prompt
@@ -164,7 +166,9 @@ def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, PromptForm]:
         Tool(at.name, at.description, at.parameters or NO_PARAMETERS, at.strict)
         for at in message.tools
     ]
-    form = PromptForm(message.raw, message.allow_special_tokens, tuple(tools))
+    form = PromptForm(
+        message.raw, message.allow_special_tokens, tuple(tools), message.continue_final
+    )
     return checked_prompt(prompt, form), form
 
 

@@ -330,12 +330,15 @@ class Prompt(_message.Message):
     RAW_FIELD_NUMBER: _builtins.int
     ALLOW_SPECIAL_TOKENS_FIELD_NUMBER: _builtins.int
     TOOLS_FIELD_NUMBER: _builtins.int
+    CONTINUE_FINAL_FIELD_NUMBER: _builtins.int
     text: _builtins.str
     """Text: one user's message, or as it is with `raw`."""
     raw: _builtins.bool
     """Take text as it is, without the chat template."""
     allow_special_tokens: _builtins.bool
     """Encode names of special tokens in a raw text as these tokens; otherwise they are plain text."""
+    continue_final: _builtins.bool
+    """Continue the last message, which is the assistant's, instead of answering it. Messages only."""
     @_builtins.property
     def chat(self) -> Global___ChatMessages:
         """Messages, put through the model's chat template."""
@@ -357,10 +360,11 @@ class Prompt(_message.Message):
         raw: _builtins.bool = ...,
         allow_special_tokens: _builtins.bool = ...,
         tools: _abc.Iterable[Global___Tool] | None = ...,
+        continue_final: _builtins.bool = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["chat", b"chat", "content", b"content", "text", b"text", "token_ids", b"token_ids"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_special_tokens", b"allow_special_tokens", "chat", b"chat", "content", b"content", "raw", b"raw", "text", b"text", "token_ids", b"token_ids", "tools", b"tools"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["allow_special_tokens", b"allow_special_tokens", "chat", b"chat", "content", b"content", "continue_final", b"continue_final", "raw", b"raw", "text", b"text", "token_ids", b"token_ids", "tools", b"tools"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType_content: _TypeAlias = _typing.Literal["text", "chat", "token_ids"]  # noqa: Y015
     _WhichOneofArgType_content: _TypeAlias = _typing.Literal["content", b"content"]  # noqa: Y015

@@ -38,7 +38,8 @@ HONOURED = {
         "max_tokens max_output_tokens min_tokens n": (2, 2.0),
         "max_completion_tokens": (4, 4.0),
         "best_of": (1,),
-        "with_rounds": (False,),
+        "with_rounds continue_final_message": (False,),
+        "add_generation_prompt": (True,),
         "logprobs": (False, 0),
         "top_logprobs": (0,),
         "tools": ([],),
@@ -74,6 +75,21 @@ def text_in(answer):
 def table(body):
     """The fields of the table that the model of a body does not have."""
     return [name for name in NEUTRAL if name not in BODIES[body].model_fields]
+
+
+def test_a_last_message_of_the_assistant_goes_on_where_the_body_says_so(url):
+    def tokens(reply, **more):
+        messages = [{"role": "user", "content": "x"}, {"role": "assistant", "content": reply}]
+        body = {"model": "tiny", "messages": messages, "max_tokens": 4, "temperature": 0, **more}
+        return post(url, body)
+
+    one = tokens("Once", continue_final_message=True, add_generation_prompt=False)
+    two = tokens("Once upon", continue_final_message=True)
+    assert one.status_code == two.status_code == 200
+    counts = [answer.json()["usage"]["prompt_tokens"] for answer in (one, two)]
+    assert counts[1] - counts[0] == len(" upon")
+    for more in ({"add_generation_prompt": False}, {}):
+        assert tokens("Once", **more).status_code == 400
 
 
 @pytest.mark.parametrize("value", [None, True, 0, 1.5, "x", [], {"a": 1}], ids=str)

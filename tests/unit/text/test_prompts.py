@@ -91,6 +91,28 @@ def test_what_the_template_refuses_is_refused():
         encode_prompt(strict, "hello")
 
 
+@pytest.mark.parametrize("reply", ["Once", "Once ", " upon\n", ""])
+def test_the_last_reply_goes_on_without_an_end_or_a_new_turn(reply):
+    form = PromptForm(continue_final=True)
+    expected = ids(f"<|user|>hello<|end|>\n<|bot|>{reply}")
+    assert encode_prompt(TOKENIZER, [user("hello"), assistant(reply)], form) == expected
+
+
+@pytest.mark.parametrize("prompt", ["hello", [5, 6], [user("hello")]])
+def test_only_a_last_message_of_the_assistant_goes_on(prompt):
+    with pytest.raises(InvalidRequest, match="continue_final goes with"):
+        encode_prompt(TOKENIZER, prompt, PromptForm(continue_final=True))
+
+
+def test_a_template_that_needs_objects_for_arguments_names_the_call_that_has_none():
+    source = "{{ tools }}{% for k in messages[1].tool_calls[1].function.arguments %}{{ k.x.y }}"
+    strict = text_tokenizer(byte_tokenizer(template=source + "{% endfor %}"))
+    calls = [{"function": {"name": "f", "arguments": text}} for text in ("{}", '{"a":')]
+    history = [user("a"), {"role": "assistant", "tool_calls": calls}, user("b")]
+    with pytest.raises(InvalidRequest, match=r"messages\[1\]\.tool_calls\[1\] are no JSON object"):
+        encode_prompt(strict, history)
+
+
 def test_a_template_that_hides_the_reply_can_not_be_continued():
     forgetful = text_tokenizer(byte_tokenizer(template="{{ messages[-1]['content'] }}"))
     with pytest.raises(InvalidRequest, match="can't continue"):
