@@ -69,9 +69,9 @@ def load_model(
         source = find_source(folder, gguf, dtype, device, num_ranks=num_ranks)
     except NotNative as reason:
         is_slower = device == CPU and has_kernels()
-        cost = ", about 2 times slower than native code" * is_slower
+        cost = "; torch takes about twice as long" * is_slower
         level = logging.WARNING if is_slower else logging.INFO
-        _LOG.log(level, "torch computes %s%s: %s", path.name, cost, reason)
+        _LOG.log(level, "%s is loaded by transformers: %s%s", path.name, reason, cost)
         options: Any = {"progress": progress, "num_ranks": num_ranks}
         return load_target_parts(name, dtype=dtype, device=device, **options)
     at = source.architecture

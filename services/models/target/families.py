@@ -21,6 +21,7 @@ HeadNorms = Literal["none", "head", "all"]
 """What one norm of queries or keys is of: nothing, each head, or all heads together."""
 _TABLE = json.loads((Path(__file__).parent / "families.json").read_text(encoding="utf-8"))
 _FAMILIES: dict[str, Any] = _TABLE["families"]
+_UNREAD: dict[str, dict[str, Any]] = _TABLE["unread"]
 _WRAPPERS = {"gemma3": "gemma3_text"}
 """Models of images and text, whose text alone is served, and the family of that."""
 _OUTER = {"text_config", "vision_config", "mm_tokens_per_image", "tie_word_embeddings"}
@@ -95,19 +96,19 @@ def account_fields(config: Mapping[str, Any]) -> None:
     if own is not config:
         require_harmless(config, _OUTER)
     family = own["model_type"]
-    unread = _FAMILIES[family].get("unread", {})
-    known = {name for name, values in unread.items() if own.get(name) in values}
-    require_harmless(own, known | (defaults(family).keys() - unread.keys()))
+    require_harmless(own, defaults(family).keys() - _UNREAD.get(family, {}).keys())
 
 
 def require_harmless(config: Mapping[str, Any], known: Collection[str], prefix: str = "") -> None:
     """Raise `WeightsError` for a field that is neither known nor harmless nor neutral."""
+    usual = _UNREAD.get(config["model_type"], {})
     for name, value in config.items():
-        is_harmless = name in known or (not prefix and _HARMLESS.fullmatch(name))
-        if not is_harmless and not _is_neutral(name, value):
+        is_harmless = not prefix and _HARMLESS.fullmatch(name) is not None
+        is_known = name in known or is_harmless or value in usual.get(name, ())
+        if not is_known and not _is_neutral(name, value):
             raise WeightsError(
                 f"config.json has {prefix}{name} of {value!r:.60}, which models of type"
-                f" {config.get('model_type')} have no reading of here"
+                f" {config['model_type']} have no reading of here"
             )
 
 

@@ -36,6 +36,8 @@ def account_config(raw: Mapping[str, Any], config: "PretrainedConfig") -> None:
             parse(raw)
         return
     known = {at.name for at in fields(config)} | set(config.attribute_map)
+    with suppress(Exception):  # some classes have no defaults
+        known |= vars(type(config)()).keys()
     # What the class consumes otherwise is not kept under its own name.
     left = {name: raw[name] for name in raw if name not in known and name in vars(config)}
     require_harmless({**left, "model_type": config.model_type}, ("model_type",))

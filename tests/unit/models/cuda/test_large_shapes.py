@@ -100,7 +100,7 @@ def gpu():
     """Sizes alone: what is compared with transformers has no values."""
     with (
         simulated_gpu(has_values=False) as device,
-        mock.patch(f"{transformers_model.__name__}.hidden_states", return_value=None),
+        mock.patch(f"{transformers_model.__name__}.computed_states", return_value=None),
     ):
         yield device
 
