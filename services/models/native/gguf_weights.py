@@ -15,7 +15,7 @@ import numpy as np
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import DTYPES, FLOAT32, Array
-from slipstream.models.native.library import NotNative, library
+from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource, check_tensors
 from slipstream.models.native.weights import FLOAT16, KINDS, Weights, as_float32, of_type
 from slipstream.models.store.gguf_file import GgufFile, GgufTensor
@@ -241,11 +241,7 @@ def _dense(rows: _GgufRows, dtype: "np.dtype[Any]") -> Array:
     """Return a tensor's weights one by one."""
     if rows.type in PLAIN:
         return rows.values.astype(dtype, copy=False)
-    packed = _packed(rows, dtype)
-    matrix = np.ascontiguousarray(packed.matrix)
-    out = np.empty((len(matrix), packed.num_inputs), np.float32)
-    library().slipstream_dequantise(packed.kind, matrix.ctypes.data, out.size, out.ctypes.data)
-    return out.astype(dtype, copy=False)
+    return _packed(rows, dtype).dense(dtype)
 
 
 def _packed(rows: _GgufRows, dtype: "np.dtype[Any]") -> Weights:
