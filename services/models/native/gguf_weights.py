@@ -17,7 +17,7 @@ from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import DTYPES, FLOAT32, Array
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource, check_tensors
-from slipstream.models.native.weights import FLOAT16, KINDS, Weights, as_float32, of_type
+from slipstream.models.native.weights import FLOAT16, KINDS, Weights, as_float32, of_type, plain
 from slipstream.models.store.gguf_file import GgufFile, GgufTensor
 from slipstream.models.target.architecture import EMBEDDING, HEAD, parse
 from slipstream.models.target.rope import Rotary
@@ -95,7 +95,8 @@ class GgufSource(WeightSource):
         return self._table if name == EMBEDDING else _dense(self._rows(name), self.dtype)
 
     def embedding(self) -> Weights:
-        return self.matrix(EMBEDDING)
+        rows = self._rows(EMBEDDING)
+        return plain(rows.values) if rows.type == "F32" else _packed(rows, self.dtype)
 
     def head_rows(self, ids: Array) -> Array:
         rows = self._rows(EMBEDDING if self.is_tied else HEAD)
@@ -228,12 +229,14 @@ class GgufSource(WeightSource):
 
 
 def check_types(source: GgufSource) -> None:
-    """Raise `WeightsError` for a norm or a bias in blocks: native code reads them as numbers."""
-    for name, shape in source.architecture.tensors():
-        if len(shape) == 1 and (kind := source.type_of(name)) not in PLAIN:
+    """Raise `WeightsError` for a norm, a bias or rotary factors in blocks: they are read as they
+    are."""
+    names = [name for name, shape in source.architecture.tensors() if len(shape) == 1]
+    for name in [*names, _ROPE_FACTORS] if source.has(_ROPE_FACTORS) else names:
+        if (kind := source.type_of(name)) not in PLAIN:
             raise WeightsError(
-                f"{name} in {source.name} is of type {kind}, but norms and biases must be of"
-                f" {', '.join(PLAIN)}"
+                f"{name} in {source.name} is of type {kind}, but norms, biases and rotary factors"
+                f" must be of {', '.join(PLAIN)}"
             )
 
 
