@@ -16,9 +16,9 @@ import numpy as np
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import DTYPES, FLOAT32, Array
-from slipstream.models.native.library import PATH, library
+from slipstream.models.native.library import PATH
 from slipstream.models.native.source import WeightSource, check_tensors
-from slipstream.models.native.weights import FLOAT16, KINDS, Weights, as_float32, of_type
+from slipstream.models.native.weights import FLOAT16, KINDS, Weights, as_float32, of_type, plain
 from slipstream.models.store.gguf_config import FAMILIES, read_config
 from slipstream.models.store.gguf_file import GgufFile, GgufTensor
 from slipstream.models.target.architecture import EMBEDDING, HEAD, Architecture, parse
@@ -97,7 +97,8 @@ class GgufSource(WeightSource):
         return _dense(self._rows(name), self.dtype)
 
     def embedding(self) -> Weights:
-        return self.matrix(EMBEDDING)
+        rows = self._rows(EMBEDDING)
+        return plain(rows.values) if rows.type == "F32" else _packed(rows, self.dtype)
 
     def head_rows(self, ids: Array) -> Array:
         rows = self._rows(EMBEDDING if self.is_tied else HEAD)
@@ -236,12 +237,14 @@ class GgufSource(WeightSource):
 
 
 def check_types(source: GgufSource) -> None:
-    """Raise `WeightsError` for a norm or a bias in blocks: native code reads them as numbers."""
-    for name, shape in source.architecture.tensors():
-        if len(shape) == 1 and (kind := source.type_of(name)) not in PLAIN:
+    """Raise `WeightsError` for a norm, a bias or rotary factors in blocks: they are read as they
+    are."""
+    names = [name for name, shape in source.architecture.tensors() if len(shape) == 1]
+    for name in [*names, _ROPE_FACTORS] if source.has(_ROPE_FACTORS) else names:
+        if (kind := source.type_of(name)) not in PLAIN:
             raise WeightsError(
-                f"{name} in {source.name} is of type {kind}, but norms and biases must be of"
-                f" {', '.join(PLAIN)}"
+                f"{name} in {source.name} is of type {kind}, but norms, biases and rotary factors"
+                f" must be of {', '.join(PLAIN)}"
             )
 
 
@@ -249,15 +252,11 @@ def _dense(rows: _GgufRows, dtype: "np.dtype[Any]") -> Array:
     """Return a tensor's weights one by one."""
     if rows.type in PLAIN:
         return rows.values.astype(dtype, copy=False)
-    if not PATH.is_file() or rows.type not in KINDS:
-        from gguf import GGMLQuantizationType, quants
+    if PATH.is_file():
+        return _packed(rows, dtype).dense(dtype)
+    from gguf import GGMLQuantizationType, quants
 
-        return quants.dequantize(rows.values, GGMLQuantizationType[rows.type]).astype(dtype)
-    packed = _packed(rows, dtype)
-    matrix = np.ascontiguousarray(packed.matrix)
-    out = np.empty((len(matrix), packed.num_inputs), np.float32)
-    library().slipstream_dequantise(packed.kind, matrix.ctypes.data, out.size, out.ctypes.data)
-    return out.astype(dtype, copy=False)
+    return quants.dequantize(rows.values, GGMLQuantizationType[rows.type]).astype(dtype)
 
 
 def _packed(rows: _GgufRows, dtype: "np.dtype[Any]") -> Weights:

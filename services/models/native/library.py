@@ -81,11 +81,15 @@ _SIGNATURES = {
     ),
     "slipstream_set_norm": (c_int32, [c_void_p, *[c_int32] * 3, c_void_p, c_int64]),
     "slipstream_tie": (c_int32, [c_void_p]),
+    "slipstream_weight_bytes": (c_int64, [c_void_p]),
     "slipstream_forward": (
         c_int32,
         [c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(Batch), c_void_p],
     ),
-    "slipstream_dequantise": (None, [c_int32, c_void_p, c_int64, c_void_p]),
+    "slipstream_dequantise": (
+        c_int32,
+        [c_void_p, ctypes.POINTER(Matrix), c_int32, c_void_p],
+    ),
     "slipstream_quantise": (None, [c_void_p, c_int64, c_void_p]),
     "slipstream_logits": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
     "slipstream_contenders": (

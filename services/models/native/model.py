@@ -31,27 +31,33 @@ _MISFIT = -2
 
 
 class NativeModel:
-    """Embedding, layers and head. `kernels` names the instruction set, `weight_bytes` is what the
-    weights take. Rotary factors and all weights have to be set before a forward."""
+    """Embedding, layers and head. `kernels` names the instruction set. Rotary factors and all
+    weights have to be set before a forward."""
 
     def __init__(self, shape: NativeShape, embedding: Weights) -> None:
         """`embedding` [vocab, d] stays where it is. Raises `NotNative`."""
         self.kernels = kernels()
         self._library = library()
         self._shape = shape
-        self._embedding: Weights | None = _in_order(embedding)
+        embedding = embedding.in_order()
+        self._embedding: Weights | None = embedding
         self._num_outputs = 0
-        self.weight_bytes = embedding.matrix.nbytes
         handle: int | None = self._library.slipstream_model(
             byref(shape),
             self.kernels.encode(),
             team(num_threads()),
-            byref(_matrix(self._embedding)),
+            byref(embedding.as_matrix()),
         )
         if handle is None:
             raise MemoryError(_NO_MEMORY)
         self._handle = handle
         self._free = finalize(self, self._library.slipstream_free_model, handle)
+
+    @property
+    def weight_bytes(self) -> int:
+        """What the weights take."""
+        packed: int = self._library.slipstream_weight_bytes(self._handle)
+        return packed + (0 if self._embedding is None else self._embedding.matrix.nbytes)
 
     def set_rotary(self, cos: Array, sin: Array, number: int = 0) -> None:
         """Rotary factors [positions, rotary_dim / 2], float32, of all positions."""
@@ -79,10 +85,7 @@ class NativeModel:
         self._set_matrices(_LAST, 0, _INTO, [head])
         self._do("set_norm", _LAST, 0, 0, _address(norm), len(norm))
         embedding = self._embedding
-        if not is_tied or embedding is None or not head.has_all_of(embedding):
-            return
-        if self._do("tie"):
-            self.weight_bytes -= embedding.matrix.nbytes
+        if is_tied and embedding and head.has_all_of(embedding) and self._do("tie"):
             self._embedding = None
 
     def forward(self, pool: KvPool, batch: Batch) -> Array:
@@ -113,9 +116,8 @@ class NativeModel:
         return (tokens[:count], best.value) if count else None
 
     def _set_matrices(self, layer: int, block: int, place: int, parts: Sequence[Weights]) -> None:
-        own = [_in_order(part) for part in parts]
-        self.weight_bytes += sum(part.matrix.nbytes for part in own)
-        matrices = (Matrix * len(own))(*map(_matrix, own))
+        own = [part.in_order() for part in parts]
+        matrices = (Matrix * len(own))(*(part.as_matrix() for part in own))
         self._do("set_matrices", layer, block, place, matrices, len(own))
 
     def _do(self, name: str, *arguments: Any) -> int:
@@ -159,18 +161,6 @@ class NativeTokens:
         self._arrays = [array("q", values) for values in (*lists, *more)]
         pointers = [values.buffer_info()[0] if values else None for values in self._arrays]
         return Batch(len(self.tokens), kept, *pointers)
-
-
-def _in_order(weights: Weights) -> Weights:
-    """Return weights whose rows lie one after the other; a copy only where they do not."""
-    bias = None if weights.bias is None else as_float32(weights.bias)
-    return Weights(weights.kind, np.ascontiguousarray(weights.matrix), bias)
-
-
-def _matrix(weights: Weights) -> Matrix:
-    matrix, bias = weights.matrix, weights.bias
-    place = (_address(matrix), matrix.nbytes, _address(bias), 0 if bias is None else len(bias))
-    return Matrix(weights.kind, len(matrix), weights.num_inputs, *place)
 
 
 def _address(values: Array | None) -> int | None:

@@ -1,6 +1,7 @@
 """Weights as the native forward takes them: arrays by kind."""
 
 from collections.abc import Sequence
+from ctypes import byref
 from dataclasses import dataclass
 from typing import Any
 
@@ -8,8 +9,9 @@ import numpy as np
 
 from slipstream.models import dtypes
 from slipstream.models.dtypes import Array
-from slipstream.models.native.library import library
+from slipstream.models.native.library import Matrix, library, team
 from slipstream.models.store.gguf_file import TYPES
+from slipstream.models.threads import num_threads
 
 BFLOAT16, FLOAT32, NARROW_FLOAT32, FLOAT16 = range(4)
 """Plain element types: see `Kind` in `src/model.h`."""
@@ -34,6 +36,29 @@ class Weights:
         """Elements of a row."""
         size, block = self.matrix.shape[1], _BLOCKS.get(self.kind)
         return int(size if block is None else size // block.num_bytes * block.elements)
+
+    def in_order(self) -> "Weights":
+        """Return these weights with rows one after the other; a copy only where they are not."""
+        bias = None if self.bias is None else as_float32(self.bias)
+        return Weights(self.kind, np.ascontiguousarray(self.matrix), bias)
+
+    def as_matrix(self) -> Matrix:
+        """Return what the library takes of weights in order, which have to be kept meanwhile."""
+        place: tuple[int | None, int] = (None, 0)
+        if self.bias is not None:
+            place = (self.bias.ctypes.data, len(self.bias))
+        size = (len(self.matrix), self.num_inputs)
+        return Matrix(self.kind, *size, self.matrix.ctypes.data, self.matrix.nbytes, *place)
+
+    def dense(self, dtype: np.dtype[Any]) -> Array:
+        """Return the weights one by one, without the bias."""
+        own, is_narrow = self.in_order(), dtype == dtypes.BFLOAT16
+        size = (len(own.matrix), own.num_inputs)
+        out = np.empty(size, dtypes.BFLOAT16 if is_narrow else dtypes.FLOAT32)
+        threads, matrix = team(num_threads()), byref(own.as_matrix())
+        if library().slipstream_dequantise(threads, matrix, is_narrow, out.ctypes.data):
+            raise MemoryError("there is no memory to dequantise weights")
+        return out.astype(dtype, copy=False)
 
     def has_all_of(self, rows: "Weights") -> bool:
         """Return whether these weights, once packed, are those that `rows` stand for, where both

@@ -129,7 +129,7 @@ def test_a_norm_in_blocks_is_refused_by_its_name(plain, tmp_path, name, kind):
     number = struct.pack("<I", GGMLQuantizationType[kind])
     broken = changed(plain, tmp_path / "b.gguf", mark + struct.pack("<I", 0), mark + number)
     with pytest.raises(
-        WeightsError, match=rf"norm\.weight in b\.gguf is of type {kind}, but norms"
+        WeightsError, match=rf"norm\.weight in b\.gguf is of type {kind}, but norms, biases"
     ):
         load_model(str(broken))
 

@@ -8,7 +8,7 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import ModelError
-from slipstream.models.dtypes import FLOAT32
+from slipstream.models.dtypes import BFLOAT16, FLOAT32
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native import library, weights
 from slipstream.models.native.library import NativeShape
@@ -63,13 +63,13 @@ def blocks_of_any_bits(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_blocks_stand_for_the_weights_that_gguf_says(name):
-    found, raw = np.empty((OUTPUTS, INPUTS), np.float32), blocks_of_any_bits(name)
-    library.library().slipstream_dequantise(
-        weights.KINDS[name], raw.ctypes.data, found.size, found.ctypes.data
-    )
+    raw = blocks_of_any_bits(name)
+    own = Weights(weights.KINDS[name], raw)
+    found = own.dense(FLOAT32)
     with np.errstate(over="ignore"):
         expected = quants.dequantize(raw, GGMLQuantizationType[name])
     assert np.array_equal(found, expected.reshape(found.shape))
+    assert np.array_equal(own.dense(BFLOAT16), found.astype(BFLOAT16))
 
 
 def encoded(tokens):

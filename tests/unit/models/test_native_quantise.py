@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from slipstream.models.native import library
-from slipstream.models.native.weights import FLOAT32, NARROW_FLOAT32, Q8_0, eight_bits
+from slipstream.models.native.weights import FLOAT32, NARROW_FLOAT32, eight_bits
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no kernels were built")
 
@@ -22,12 +22,6 @@ SAMPLES = {
     "large": RNG.standard_normal((200, GROUP)) * 1e3,
 }
 SAMPLES = {name: values.astype(np.float32) for name, values in SAMPLES.items()}
-
-
-def dequantised(blocks):
-    out = np.empty((len(blocks), GROUP), np.float32)
-    library.library().slipstream_dequantise(Q8_0, blocks.ctypes.data, out.size, out.ctypes.data)
-    return out
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -51,7 +45,7 @@ def test_scales_are_rounded_to_float16_as_numpy_rounds_them():
 def test_what_is_no_number_makes_its_block_none():
     values = np.full((2, GROUP), 0.25, np.float32)
     values[1, 5] = np.nan
-    found = dequantised(eight_bits(values).matrix)
+    found = eight_bits(values).dense(np.dtype(np.float32))
     assert np.allclose(found[0], 0.25, rtol=1e-3)
     assert np.isnan(found[1]).all()
 

@@ -240,6 +240,11 @@ SLIPSTREAM_API int32_t slipstream_tie(void* handle) {
   return 1;
 }
 
+// The memory that packed matrices take.
+SLIPSTREAM_API int64_t slipstream_weight_bytes(void* handle) {
+  return static_cast<int64_t>(static_cast<Handle*>(handle)->model.weights.size());
+}
+
 // A norm of a block, by place: before it (0), of queries (1), of keys (2), of what it adds (3); the
 // last norm for layer -1. Those of queries and keys are of one head or of all, others [hidden].
 SLIPSTREAM_API int32_t slipstream_set_norm(void* handle, int32_t layer, int32_t block,
@@ -273,10 +278,14 @@ SLIPSTREAM_API int32_t slipstream_forward(void* handle, const Cache* cache, cons
   });
 }
 
-// `count` weights of a kind as floats.
-SLIPSTREAM_API void slipstream_dequantise(Kind kind, const void* blocks, int64_t count,
-                                          float* out) {
-  dequantise(kind, static_cast<const uint8_t*>(blocks), count, out);
+// Weights [outputs, inputs] one by one, in float32 or rounded to bfloat16; the team shares the work.
+SLIPSTREAM_API int32_t slipstream_dequantise(const void* team, const Weights* weights,
+                                             int32_t is_bfloat16, void* out) {
+  if (!is_whole(*weights)) return kMisfit;
+  return guarded([&] {
+    dequantise(*weights, **static_cast<const std::shared_ptr<Team>*>(team), is_bfloat16, out);
+    return 0;
+  });
 }
 
 // `count` floats, whole blocks of 32, rounded to blocks of Q8_0.

@@ -36,7 +36,7 @@ uint8_t* Arena::take(size_t size) {
 #endif
   }
   uint8_t* const own = next_;
-  next_ += size, left_ -= size;
+  next_ += size, left_ -= size, size_ += size;
   return own;
 }
 

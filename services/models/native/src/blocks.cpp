@@ -36,6 +36,11 @@ void unpack_nibbles(const uint8_t* bytes, int count, int8_t* codes) {
   }
 }
 
+// Adds some bits of each byte, those of `mask` from `first` on, to codes, `to` bits further up.
+void add_bits(const uint8_t* bytes, int first, int mask, int to, int8_t* codes) {
+  for (int i = 0; i < kGroup; ++i) codes[i] |= (bytes[i] >> first & mask) << to;
+}
+
 // Codes of five bits, the first of `least`; the fifth bits are in front of the others.
 void unpack_five_bits(const uint8_t* bits, int least, int8_t* codes) {
   uint32_t fifth;
@@ -66,25 +71,25 @@ void unpack_q5_k(const uint8_t* block, Unpacked& out) {
   unpack_factors(block, out);
   const uint8_t* fifth = block + 16;
   for (int i = 0; i < 4; ++i) unpack_nibbles(block + 48 + 32 * i, 32, out.codes + 64 * i);
-  for (int i = 0; i < kSuper; ++i) out.codes[i] |= (fifth[i % 32] >> (i / 32) & 1) << 4;
+  for (int i = 0; i < kSuper / kGroup; ++i) add_bits(fifth, i, 1, 4, out.codes + kGroup * i);
 }
 
 void unpack_q6_k(const uint8_t* block, Unpacked& out) {
   const uint8_t *low = block, *high = block + 128;
   for (int first = 0; first < kSuper; first += 128, low += 64, high += 32) {
-    for (int i = 0; i < 128; ++i) {
-      const int four = low[i % 64] >> (i / 64 * 4) & 15, two = high[i % 32] >> (i / 32 * 2) & 3;
-      out.codes[first + i] = static_cast<int8_t>((four | two << 4) - 32);
-    }
+    unpack_nibbles(low, 64, out.codes + first);
+    for (int i = 0; i < 4; ++i) add_bits(high, 2 * i, 3, 4, out.codes + first + kGroup * i);
   }
+  for (int8_t& code : out.codes) code -= 32;
   std::memcpy(out.factors, block + 192, sizeof out.factors);
   out.scale = half(block + 208);
 }
 
 // Codes of two bits: a byte has those of four inputs, 32 apart.
 void unpack_two_bits(const uint8_t* bytes, int8_t* codes) {
-  for (int i = 0; i < kSuper; ++i) {
-    codes[i] = bytes[i / 128 * 32 + i % 32] >> (i % 128 / 32 * 2) & 3;
+  std::memset(codes, 0, kSuper);
+  for (int i = 0; i < kSuper / kGroup; ++i) {
+    add_bits(bytes + i / 4 * kGroup, i % 4 * 2, 3, 0, codes + kGroup * i);
   }
 }
 
@@ -100,7 +105,7 @@ void unpack_q2_k(const uint8_t* block, Unpacked& out) {
 
 void unpack_q3_k(const uint8_t* block, Unpacked& out) {
   unpack_two_bits(block + 32, out.codes);
-  for (int i = 0; i < kSuper; ++i) out.codes[i] |= (block[i % 32] >> (i / 32) & 1) << 2;
+  for (int i = 0; i < kSuper / kGroup; ++i) add_bits(block, i, 1, 2, out.codes + kGroup * i);
   const uint8_t *low = block + 96, *high = low + 8;
   for (int i = 0; i < kSuper / kPart; ++i) {
     const int four = low[i % 8] >> (i / 8 * 4) & 15, two = high[i % 4] >> (i / 4 * 2) & 3;

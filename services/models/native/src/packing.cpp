@@ -79,28 +79,23 @@ bool pack(const Matrix& m, int tile, const T* values) {
   return is_exact;
 }
 
-// Nibbles in pairs: bytes with two codes each, of inputs half a part of the block from each other.
-int part_inputs(const Encoding& encoding) {
-  return encoding.factors == kSuper / kPart ? kPart : kGroup;
+// Nibbles in pairs: bytes with two codes each, of inputs HALF a part of the block from each other.
+template <int HALF>
+void join_nibbles(int count, const int8_t* __restrict codes, int8_t* __restrict pairs) {
+  for (int first = 0; first < count; first += 2 * HALF, codes += 2 * HALF, pairs += HALF) {
+    for (int i = 0; i < HALF; ++i) pairs[i] = static_cast<int8_t>(codes[i] | codes[HALF + i] << 4);
+  }
 }
-void join_nibbles(int part, int count, int8_t* codes) {
-  const int half = part / 2;
-  for (int first = 0; first < count; first += part) {
-    for (int i = 0; i < half; ++i) {
-      codes[first / 2 + i] = static_cast<int8_t>(codes[first + i] | codes[first + half + i] << 4);
+template <int HALF>
+void split_nibbles(int count, const int8_t* __restrict pairs, int8_t* __restrict codes) {
+  for (int first = 0; first < count; first += 2 * HALF, codes += 2 * HALF, pairs += HALF) {
+    for (int i = 0; i < HALF; ++i) {
+      codes[i] = pairs[i] & 15;
+      codes[HALF + i] = static_cast<int8_t>(static_cast<uint8_t>(pairs[i]) >> 4);
     }
   }
 }
-void split_nibbles(int part, int count, int8_t* codes) {
-  const int half = part / 2;
-  for (int first = count - part; first >= 0; first -= part) {
-    for (int i = half - 1; i >= 0; --i) {
-      const uint8_t both = codes[first / 2 + i];
-      codes[first + half + i] = static_cast<int8_t>(both >> 4);
-      codes[first + i] = both & 15;
-    }
-  }
-}
+bool has_small_parts(const Encoding& encoding) { return encoding.factors == kSuper / kPart; }
 
 // Moves an output's codes, four at a time, and its numbers between a block and a tile's block:
 // `move(tile's, block's, bytes)` goes either way.
@@ -134,8 +129,12 @@ void pack_blocks(const Matrix& m, int tile, Kind kind, const uint8_t* values) {
   for (int at = 0; at < blocks; ++at, codes += code_size, scales += scale_bytes(m.kind)) {
     for (int n = 0; n < kTile && first + n < m.outputs; ++n) {
       unpack(kind, values + (static_cast<size_t>(first + n) * blocks + at) * bytes, block);
-      if (encoding.is_nibbles) join_nibbles(part_inputs(encoding), count, block.codes);
-      move_codes(code_size / kTile, n, codes, block.codes, put);
+      int8_t pairs[kSuper / 2];
+      if (encoding.is_nibbles) {
+        (has_small_parts(encoding) ? join_nibbles<8> : join_nibbles<16>)(count, block.codes, pairs);
+      }
+      int8_t* own = encoding.is_nibbles ? pairs : block.codes;
+      move_codes(code_size / kTile, n, codes, own, put);
       move_scales(encoding, n, scales, block, put);
     }
   }
@@ -204,6 +203,21 @@ Matrix packed(const Weights& weights, Arena& arena, Team& team) {
   return m;
 }
 
+void dequantise(const Weights& weights, Team& team, bool is_bfloat16, void* out) {
+  const size_t inputs = weights.inputs, bytes = row_bytes(weights.kind, weights.inputs);
+  std::vector<float> rows(inputs * team.size());
+  team.run([&](int member) {
+    float* row = rows.data() + inputs * member;
+    team.each(member, weights.outputs, [&](int64_t at) {
+      float* goal = is_bfloat16 ? row : static_cast<float*>(out) + at * inputs;
+      const uint8_t* values = static_cast<const uint8_t*>(weights.values) + at * bytes;
+      dequantise(weights.kind, values, weights.inputs, goal);
+      if (!is_bfloat16) return;
+      std::transform(row, row + inputs, static_cast<BFloat16*>(out) + at * inputs, to_bfloat16);
+    });
+  });
+}
+
 void unpack_row(const Matrix& m, int64_t output, float* out) {
   uint8_t* tile = m.data + output / kTile * m.tile_bytes();
   const int n = static_cast<int>(output % kTile);
@@ -217,8 +231,11 @@ void unpack_row(const Matrix& m, int64_t output, float* out) {
   const auto take = [](const void* from, void* to, size_t size) { std::memcpy(to, from, size); };
   Unpacked block;
   for (int at = 0; at < blocks; ++at, tile += code_size, scales += scale_bytes(m.kind)) {
-    move_codes(code_size / kTile, n, tile, block.codes, take);
-    if (encoding.is_nibbles) split_nibbles(part_inputs(encoding), count, block.codes);
+    int8_t pairs[kSuper / 2];
+    move_codes(code_size / kTile, n, tile, encoding.is_nibbles ? pairs : block.codes, take);
+    if (encoding.is_nibbles) {
+      (has_small_parts(encoding) ? split_nibbles<8> : split_nibbles<16>)(count, pairs, block.codes);
+    }
     move_scales(encoding, n, scales, block, take);
     weigh(m.kind, block, out + at * count);
   }

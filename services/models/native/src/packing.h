@@ -21,6 +21,9 @@ bool is_whole(const Weights& weights);
 // A matrix that is whole, in the order in which products read it; the team shares the work.
 Matrix packed(const Weights& weights, Arena& arena, Team& team);
 
+// All weights one by one, in float32 or rounded to bfloat16; the team shares the work.
+void dequantise(const Weights& weights, Team& team, bool is_bfloat16, void* out);
+
 // The weights of one output as they were before they were packed; with kBFloat16 where that is exact.
 void unpack_row(const Matrix& m, int64_t output, float* out);
 
