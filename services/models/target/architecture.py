@@ -146,7 +146,7 @@ def parse(config: Mapping[str, Any]) -> Architecture:
     or a rotary parameter that is not read, `ModelError` for attention that can't be cached.
     """
     config = text_config(config)
-    family = config.get("model_type")
+    family = str(config.get("model_type"))
     if family not in FORMS:
         raise NotNative(f"models of type {family} have no native forward")
     if config.get("quantization_config") is not None:
@@ -221,7 +221,8 @@ def _windows(own: Mapping[str, Any], form: Form) -> tuple[int, ...]:
     if kinds is None:
         slides = [window and _slides(own, form, at) for at in range(count)]
         kinds = [_SLIDING if at else _FULL for at in slides]
-    if len(kinds) != count or not set(kinds) <= ({_FULL, _SLIDING} if window else {_FULL}):
+    known = [_FULL, _SLIDING] if window else [_FULL]
+    if len(kinds) != count or any(kind not in known for kind in kinds):
         raise ModelError(
             f"attention of the kind {sorted(set(map(str, kinds)))} in {count} layers, with a window"
             f" of {window} positions, can't be cached"

@@ -6,7 +6,6 @@ a model was trained, saved or should be sampled, and what transformers reads whe
 """
 
 import json
-import math
 import re
 from collections.abc import Collection, Iterable, Mapping, Sequence
 from dataclasses import dataclass
@@ -30,6 +29,7 @@ _EOS = "eos_token_id"
 _ANY = {"max_window_layers", "num_hidden_layers"}
 _NULL = {"sliding_window", _EOS, "original_max_position_embeddings"}
 """Fields that may be null whatever their default is."""
+_MOST = 2**62
 _SCALE = re.compile(r".*(scale|scaling|multiplier|factor|scalar)")
 _HARMLESS = re.compile("|".join(_TABLE["harmless"]))
 _UNREAD_TENSORS = re.compile("|".join(_TABLE["unread_tensors"]))
@@ -122,8 +122,8 @@ def require_read(names: Iterable[str], where: str, family: str) -> None:
 
 
 def is_number(value: Any) -> bool:
-    """Return whether a value is a positive number."""
-    return type(value) in (int, float) and bool(0 < value < math.inf)
+    """Return whether a value is a positive number, and no absurd one."""
+    return type(value) in (int, float) and bool(0 < value < _MOST)
 
 
 def _is_neutral(name: str, value: Any) -> bool:

@@ -67,11 +67,11 @@ def nested_ropes(own: Mapping[str, Any], family: str) -> tuple[Mapping[str, Any]
     """Return the rotary parameters of layers that see all positions, and of those with a window.
     Raises what `_checked` raises."""
     given = own["rope_parameters"] or {}
-    require_harmless({**given, "model_type": family}, (_FULL, _SLIDING, "model_type"), "rope.")
-    full = {"rope_theta": own["rope_theta"], **(given.get(_FULL) or {})}
-    full.update(own["rope_scaling"] or {})
+    nested = {kind: given[kind] for kind in (_FULL, _SLIDING) if isinstance(given.get(kind), dict)}
+    require_harmless({**given, "model_type": family}, {*nested, "model_type"}, "rope.")
     local = own.get("rope_local_base_freq", defaults(family)["rope_theta"])
-    sliding = {"rope_theta": local, **(given.get(_SLIDING) or {})}
+    full = {"rope_theta": own["rope_theta"], **nested.get(_FULL, {}), **(own["rope_scaling"] or {})}
+    sliding = {"rope_theta": local, **nested.get(_SLIDING, {})}
     return tuple(_checked(rope, own, family, has_part=False) for rope in (full, sliding))
 
 
@@ -80,7 +80,7 @@ def _checked(
 ) -> Mapping[str, Any]:
     """Raises `NotNative` for rotary embeddings of another kind, `WeightsError` for a parameter that
     is of another type or not read."""
-    kind, longest = rope.get("rope_type") or rope.get("type", "default"), own[_LONGEST]
+    kind, longest = str(rope.get("rope_type") or rope.get("type", "default")), own[_LONGEST]
     if has_part and kind in ("su", "yarn"):  # as older files of Phi-3 call it
         kind = "longrope"
     rope["rope_type"] = kind
@@ -107,7 +107,10 @@ def rotary(parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     makers = {"linear": _linear, "llama3": _llama3, "yarn": _yarn, "longrope": _longrope}
     make = makers.get(parameters["rope_type"])
     dim = int(head_dim * parameters.get(_PARTIAL, 1.0))
-    return Rotary(1.0 / _bases(parameters, dim)) if make is None else make(parameters, dim)
+    try:
+        return Rotary(1.0 / _bases(parameters, dim)) if make is None else make(parameters, dim)
+    except ArithmeticError as error:
+        raise WeightsError(f"config.json has rotary parameters of no use ({error})") from None
 
 
 def _bases(parameters: Mapping[str, Any], head_dim: int) -> Array:
