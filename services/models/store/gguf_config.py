@@ -64,6 +64,8 @@ FAMILIES: Mapping[str, GgufFamily] = {
 }
 """The architectures of files that can be read, by the names that files give them."""
 
+_WINDOWED = {"llama": "mistral", "phi3": "phi3", "gemma3": "gemma3_text"}
+"""Architectures whose layers may have windows, and what transformers calls them then."""
 _PERIOD, _LARGEST = 6, 62
 """Of Gemma 3: each so many layers one has no window; the layers of the largest model, the one whose
 queries are scaled by other than the size of a head."""
@@ -86,11 +88,11 @@ def read_config(file: GgufFile) -> dict[str, Any]:
     """
     kind = file.fields.get("general.type", "model")
     if kind != "model":
-        raise WeightsError(f"{file.name} is a GGUF file of the type {kind}, not of a model")
+        raise WeightsError(f"{file.name} is a GGUF file of the type {kind!r:.40}, not of a model")
     name = str(file.fields.get("general.architecture", "none"))
     if name not in FAMILIES:
         raise WeightsError(
-            f"{file.name} is a GGUF file of the architecture {name[:40]}, but those that can be"
+            f"{file.name} is a GGUF file of the architecture {name!r:.40}, but those that can be"
             f" read are {', '.join(FAMILIES)}"
         )
     fields = _Fields(file, name)
@@ -162,8 +164,7 @@ class _Fields:
 
     def refused(self, name: str, value: object, reason: str) -> WeightsError:
         """Return the error for a field."""
-        shown = "none" if value is None else str(value)[:40]
-        return WeightsError(f"{self.file.name} has {self._prefix}{name} of {shown}, {reason}")
+        return WeightsError(f"{self.file.name} has {self._prefix}{name} of {value!r:.40}, {reason}")
 
 
 def _sizes(fields: _Fields) -> dict[str, Any]:
@@ -198,11 +199,11 @@ def _attention(fields: _Fields) -> dict[str, Any]:
         "num_key_value_heads": fields.count("attention.head_count_kv", heads),
         "head_dim": dim,
     }
-    window = fields.read("attention.sliding_window", int, 0)
-    if window and fields.name == "llama":
-        found |= {"model_type": "mistral", "sliding_window": window}
-    elif window:
+    if fields.name not in _WINDOWED:
+        return found
+    if window := fields.read("attention.sliding_window", int, 0):
         found["sliding_window"] = window
+        found["model_type"] = _WINDOWED[fields.name]
     return found
 
 
@@ -211,8 +212,7 @@ def _tokens(fields: _Fields) -> dict[str, Any]:
     found: dict[str, Any] = {"eos_token_id": ends[0] if len(ends) == 1 else ends or None}
     for config, role in (("bos", "bos"), ("pad", "padding")):
         number = fields.file.fields.get(f"tokenizer.ggml.{role}_token_id")
-        if isinstance(number, int):
-            found[f"{config}_token_id"] = number
+        found[f"{config}_token_id"] = number if isinstance(number, int) else None
     return found
 
 
@@ -261,7 +261,7 @@ def _long_factors(fields: _Fields, config: Mapping[str, Any], length: int) -> di
     return {
         "rope_type": "longrope",
         "short_factor": factors[0],
-        "long_factor": factors[1],
+        "long_factor": factors[1] or factors[0],
         "original_max_position_embeddings": length or config["max_position_embeddings"],
         **({"attention_factor": scale} if scale else {}),
     }

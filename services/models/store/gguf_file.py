@@ -35,6 +35,8 @@ MAX_LAYERS = 1024
 """Layers of a model. A parser builds a module for each before it looks for the weights."""
 _MAX_FIELDS, _MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 18, 1 << 22
 _MAX_DIMENSIONS = 4
+_MAX_NAME = 256
+"""Characters of the name of a field or tensor, which messages show."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,20 +95,19 @@ class GgufFile:
     def __init__(self, path: Path) -> None:
         """Read all but the weights. Raises `WeightsError` for what is no whole GGUF file."""
         self.path, self.name = path, path.name
-        parts = gguf_parts(path)
-        first = _Part(parts[0])
-        count = first.count
-        if count not in (0, 1, len(parts)):
+        given = _Part(path)
+        count, parts = given.count, gguf_parts(path)
+        if count > 1 and len(parts) != count:
             raise WeightsError(
-                f"{path.name} is part {first.number + 1} of {count} of a split model, but the other"
+                f"{path.name} is part {given.number + 1} of {count} of a split model, but the other"
                 f" parts are not beside it as NAME-00001-of-{count:05}.gguf and so on"
             )
-        self._parts = [first, *map(_Part, parts[1:count])]
-        self.fields = first.fields
+        self._parts = [*map(_Part, parts)] if count > 1 else [given]
+        self.fields = self._parts[0].fields
         self.tensors: dict[str, GgufTensor] = {}
         self._places: dict[str, _Part] = {}
         for number, part in enumerate(self._parts):
-            if (part.number, part.count) != (number, count):
+            if count > 1 and (part.number, part.count) != (number, count):
                 raise WeightsError(f"{part.path.name} is not part {number + 1} of {count}")
             self.tensors |= part.tensors
             self._places |= dict.fromkeys(part.tensors, part)
@@ -179,7 +180,7 @@ class _Reader:
         self._expect(count, 13, "fields", _MAX_FIELDS)
         found: dict[str, Any] = {}
         for _ in range(count):
-            name = self._string()
+            name = self._name_of("field")
             found[name] = self._value(self._number("I"))
             if name.endswith(".block_count") and not _is_count(found[name]):
                 raise self._broken(
@@ -199,7 +200,7 @@ class _Reader:
         return {name: self._placed(name, tensor, start) for name, tensor in tensors}
 
     def _tensor(self) -> tuple[str, GgufTensor]:
-        name = self._string()
+        name = self._name_of("tensor")
         dimensions = self._number("I")
         if not 1 <= dimensions <= _MAX_DIMENSIONS:
             raise self._broken(f"{name} has {dimensions} dimensions")
@@ -246,6 +247,12 @@ class _Reader:
 
     def _number(self, code: str) -> Any:
         return struct.unpack(f"<{code}", self._take(struct.calcsize(code)))[0]
+
+    def _name_of(self, what: str) -> str:
+        name = self._string()
+        if not (0 < len(name) <= _MAX_NAME and name.isprintable()):
+            raise self._broken(f"the name of a {what} is {name[:20]!r}, which can't be one")
+        return name
 
     def _string(self) -> str:
         return self._take(self._number("Q")).decode("utf-8", errors="replace")

@@ -145,14 +145,15 @@ class TokenizerFields:
         """Return the pairs that are merged, the first ones first."""
         pairs = [merge.partition(" ")[::2] for merge in self._strings("merges")]
         if odd := [one + other for one, other in pairs if not (one and other)]:
-            raise WeightsError(f"{self._file.name} has a merge {odd[0]!r}, which is no pair")
+            raise WeightsError(f"{self._file.name} has a merge {odd[0]!r:.40}, which is no pair")
         return pairs
 
     def refused(self, name: str, reason: str) -> WeightsError:
         """Return the error for a field."""
-        value = str(self._given.get(name))
-        shown = value if len(value) <= 40 else value[:40] + "..."
-        return WeightsError(f"{self._file.name} has tokenizer.ggml.{name} of {shown}, {reason}")
+        value = self._given.get(name)
+        return WeightsError(
+            f"{self._file.name} has tokenizer.ggml.{name} of {value!r:.40}, {reason}"
+        )
 
     def _strings(self, name: str) -> list[str]:
         value: list[str] = self.get(name, list)

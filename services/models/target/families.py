@@ -107,7 +107,7 @@ def require_harmless(config: Mapping[str, Any], known: Collection[str], prefix: 
         is_known = name in known or is_harmless or value in usual.get(name, ())
         if not is_known and not _is_neutral(name, value):
             raise WeightsError(
-                f"config.json has {prefix}{name} of {value!r:.60}, which models of type"
+                f"config.json has {prefix}{_shown(name)} of {value!r:.60}, which models of type"
                 f" {config['model_type']} have no reading of here"
             )
 
@@ -116,9 +116,14 @@ def require_read(names: Iterable[str], where: str, family: str) -> None:
     """Raise `WeightsError` for tensors, by name, that nothing reads and that are not computed."""
     if left := sorted(name for name in names if not _UNREAD_TENSORS.fullmatch(name)):
         raise WeightsError(
-            f"the weights in {where} have {left[0]} ({len(left)} in all), which models of type"
-            f" {family} have no reading of here"
+            f"the weights in {where} have {_shown(left[0])} ({len(left)} in all), which models of"
+            f" type {family} have no reading of here"
         )
+
+
+def _shown(name: str) -> str:
+    """Return a name from a file as messages show it."""
+    return name if name.isprintable() and len(name) < 200 else f"{name!r:.200}"
 
 
 def is_number(value: Any) -> bool:

@@ -153,10 +153,12 @@ def test_rotary_factors_of_another_number_are_refused(count, tmp_path):
 
 def test_other_kinds_of_files_and_architectures_are_named(tmp_path):
     path = tiny_gguf.write(tmp_path / "a.gguf", f32, more={"general.type": "adapter"})
-    with pytest.raises(WeightsError, match="of the type adapter, not of a model"):
+    with pytest.raises(WeightsError, match="of the type 'adapter', not of a model"):
         load_model(str(path))
     path = tiny_gguf.write(tmp_path / "b.gguf", f32, "mamba")
-    with pytest.raises(WeightsError, match="of the architecture mamba, but those that can be read"):
+    with pytest.raises(
+        WeightsError, match="of the architecture 'mamba', but those that can be read"
+    ):
         load_model(str(path))
 
 
@@ -201,8 +203,8 @@ def test_a_text_begins_with_one_bos_where_the_file_says_so(pre, adds, expected, 
 @pytest.mark.parametrize(
     ("fields", "words"),
     [
-        ({"model": "t5"}, "model of t5, but only gpt2 and llama can be read"),
-        ({"pre": "klingon"}, "pre of klingon, but only gpt-2,"),
+        ({"model": "t5"}, "model of 't5', but only gpt2 and llama can be read"),
+        ({"pre": "klingon"}, "pre of 'klingon', but only gpt-2,"),
         ({"add_eos_token": True}, "add_eos_token of True, which is not supported"),
         ({"precompiled_charsmap": [1, 2]}, "precompiled_charsmap of"),
         ({"a_new_rule": 1}, "a_new_rule of 1, which is not supported"),

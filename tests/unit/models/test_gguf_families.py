@@ -1,0 +1,117 @@
+"""A GGUF file of each architecture is the model that it was made of, by transformers itself."""
+
+import gguf
+import numpy as np
+import pytest
+import torch
+
+from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.native import library
+from slipstream.models.target.causal import CausalModel
+from slipstream.models.target.token_layout import Part
+from support.models.families import SIZES, family_model
+from support.models.tiny_gguf import add_field, interleaved, write_tokenizer
+
+pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
+VOCAB = 260
+TOKENS = [(at * 37 + 5) % 259 for at in range(70)]  # more than any window here
+PLAIN = {"rope.freq_base": 10000.0}
+SCALES = {"embedding_scale": 3.3, "logit_scale": 1.7, "residual_scale": 0.6, "attention.scale": 0.4}
+FILES = {
+    "llama": ("llama", {}, PLAIN),
+    "llama with windows": ("mistral", {}, {**PLAIN, "attention.sliding_window": 21}),
+    "llama with biases": ("llama", {"attention_bias": True, "mlp_bias": True}, PLAIN),
+    "qwen2": ("qwen2", {"use_sliding_window": False}, PLAIN),
+    "qwen3": ("qwen3", {"use_sliding_window": False, "layer_types": None}, PLAIN),
+    "granite": ("granite", {}, {**PLAIN, **SCALES}),
+    "olmo2": ("olmo2", {}, PLAIN),
+    "gemma3": (
+        "gemma3_text",
+        {"query_pre_attn_scalar": 24, "sliding_window_pattern": 3},
+        {
+            "rope.freq_base": 1000000.0,
+            "rope.scaling.type": "linear",
+            "rope.scaling.factor": 3.0,
+            "attention.sliding_window": 25,
+            "attention.sliding_window_pattern": 3,
+        },
+    ),
+    "phi3": (
+        "phi3",
+        {},
+        {
+            **PLAIN,
+            "rope.dimension_count": 12,
+            "rope.scaling.original_context_length": 256,
+            "attention.sliding_window": 33,
+        },
+    ),
+}
+
+
+def write(path, name):
+    """A file of a family's tiny model, by gguf's own names of its tensors."""
+    family, options, fields = FILES[name]
+    model = family_model(family, **{"vocab_size": VOCAB, **options})
+    config, arch = model.config, name.split(" ")[0]
+    writer = gguf.GGUFWriter(path, arch)
+    facts = {
+        "context_length": SIZES["max_position_embeddings"],
+        "embedding_length": SIZES["hidden_size"],
+        "feed_forward_length": SIZES["intermediate_size"],
+        "block_count": SIZES["num_hidden_layers"],
+        "attention.head_count": SIZES["num_attention_heads"],
+        "attention.head_count_kv": SIZES["num_key_value_heads"],
+        "attention.layer_norm_rms_epsilon": config.rms_norm_eps,
+    }
+    if getattr(config, "head_dim", None):
+        facts["attention.key_length"] = facts["attention.value_length"] = config.head_dim
+    for field, value in {**facts, **fields}.items():
+        add_field(writer, f"{arch}.{field}", value)
+    write_tokenizer(writer)
+    for tensor, values in tensors(model, arch):
+        writer.add_tensor(tensor, np.ascontiguousarray(values))
+    if name == "phi3":
+        for kind in ("short", "long"):
+            factors = np.array(config.rope_parameters[f"{kind}_factor"], np.float32)
+            writer.add_tensor(f"rope_factors_{kind}.weight", factors)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return path, model
+
+
+def tensors(model, arch):
+    """Names in files and values of a model's tensors, as converters write them."""
+    kind = next(at for at, its in gguf.MODEL_ARCH_NAMES.items() if its == arch)
+    names = gguf.get_tensor_name_map(kind, SIZES["num_hidden_layers"])
+    heads = {"q_proj": "num_attention_heads", "k_proj": "num_key_value_heads"}
+    for name, weight in model.named_parameters():
+        if name == "lm_head.weight" and model.config.tie_word_embeddings:
+            continue
+        values, which = weight.detach().numpy(), heads.get(name.split(".")[-2])
+        if which and arch in ("llama", "granite"):
+            values = interleaved(values, SIZES[which])
+        if name.endswith("norm.weight") and arch == "gemma3":
+            values = values + np.float32(1)
+        yield names.get_name(name, try_suffixes=(".weight", ".bias")), values
+
+
+@torch.inference_mode()
+def logits_of(model):
+    return model(torch.tensor([TOKENS])).logits[0].float().numpy()
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_is_the_model_that_it_was_made_of(name, tmp_path):
+    path, model = write(tmp_path / "own.gguf", name)
+    expected = logits_of(model)
+    for dtype, limit in (("float32", 1e-4), ("auto", 2e-2)):
+        loaded = CausalModel(load_model(str(path), dtype=dtype).model)
+        assert loaded.is_native
+        hidden, _ = loaded.forward([Part(loaded.open(len(TOKENS)), TOKENS)])
+        error = np.linalg.norm(loaded.logits(hidden) - expected) / np.linalg.norm(expected)
+        assert error < limit, dtype
+    by_torch = logits_of(load_target_parts(str(path), dtype="float32").model)
+    np.testing.assert_allclose(by_torch, expected, rtol=0, atol=2e-4)
