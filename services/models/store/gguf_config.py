@@ -64,6 +64,7 @@ FAMILIES: Mapping[str, GgufFamily] = {
 }
 """The architectures of files that can be read, by the names that files give them."""
 
+_ORIGINAL = "original_max_position_embeddings"
 _WINDOWED = {"llama": "mistral", "phi3": "phi3", "gemma3": "gemma3_text"}
 """Architectures whose layers may have windows, and what transformers calls them then."""
 _PERIOD, _LARGEST = 6, 62
@@ -101,6 +102,10 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         value = fields.read(theirs, float, 0.0)
         if value:
             found[ours] = value
+    if name == "phi3":
+        length = fields.read("rope.scaling.original_context_length", int, 0)
+        longest = found["max_position_embeddings"]
+        found[_ORIGINAL] = length or longest
     if name == "gemma3":
         found |= _alternating(fields, found)
     else:
@@ -227,12 +232,11 @@ def _rope(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
         if fields.name != "phi3":
             raise fields.refused("rope.dimension_count", width, f"but heads have {dim}")
         rope["partial_rotary_factor"] = width / dim
-    length = fields.read("rope.scaling.original_context_length", int, 0)
     rope |= _scaling(fields)
-    if length and rope["rope_type"] != "default":
-        rope["original_max_position_embeddings"] = length
+    if length := fields.read("rope.scaling.original_context_length", int, 0):
+        rope |= {} if rope["rope_type"] == "default" else {_ORIGINAL: length}
     if fields.name == "phi3":
-        rope |= _long_factors(fields, config, length)
+        rope |= _long_factors(fields, config)
     return rope
 
 
@@ -253,7 +257,7 @@ def _scaling(fields: _Fields) -> dict[str, Any]:
     return scaling
 
 
-def _long_factors(fields: _Fields, config: Mapping[str, Any], length: int) -> dict[str, Any]:
+def _long_factors(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     scale = fields.read("rope.scaling.attn_factor", float, 0.0)
     factors = [fields.factors(f"rope_factors_{kind}.weight") for kind in ("short", "long")]
     if factors == [None, None]:
@@ -262,7 +266,7 @@ def _long_factors(fields: _Fields, config: Mapping[str, Any], length: int) -> di
         "rope_type": "longrope",
         "short_factor": factors[0],
         "long_factor": factors[1] or factors[0],
-        "original_max_position_embeddings": length or config["max_position_embeddings"],
+        _ORIGINAL: config[_ORIGINAL],
         **({"attention_factor": scale} if scale else {}),
     }
 
