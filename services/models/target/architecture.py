@@ -13,7 +13,7 @@ from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.library import NotNative
 from slipstream.models.store.gguf_file import MAX_LAYERS
 from slipstream.models.target.families import FORMS, Form, fields_of, text_config
-from slipstream.models.target.rope import ORIGINAL, Rotary, nested_ropes, rope_of, rotary
+from slipstream.models.target.rope import Rotary, nested_ropes, positions_of, rope_of, rotary
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 BLOCK_NORMS = {
@@ -130,7 +130,11 @@ def context_length(config: Any) -> int:
 
     Raises `ModelError` for attention that the cache can't serve.
     """
-    limit, kinds = int(config.max_position_embeddings), getattr(config, "layer_types", None)
+    rope, kinds = (
+        getattr(config, "rope_parameters", None) or {},
+        getattr(config, "layer_types", None),
+    )
+    limit = positions_of(rope, int(config.max_position_embeddings))
     is_on = getattr(config, "use_sliding_window", True)
     if window := (is_on and getattr(config, "sliding_window", None)):
         return min(limit, int(window))
@@ -168,7 +172,7 @@ def parse(config: Mapping[str, Any]) -> Architecture:
         head_dim=head_dim,
         mlp=own["intermediate_size"],
         norm_eps=float(own["rms_norm_eps"]),
-        context_length=min(limit, own["max_position_embeddings"]),
+        context_length=limit,
         ropes=ropes,
         layer_ropes=_layer_ropes(own, windows, len(ropes)),
         windows=windows,
@@ -243,14 +247,13 @@ def _slides(own: Mapping[str, Any], form: Form, layer: int) -> bool:
 def _ropes(
     family: str, own: Mapping[str, Any], head_dim: int
 ) -> tuple[tuple[Mapping[str, Any], ...], int]:
-    """The rotary embeddings of a family, and the positions up to which they are exact."""
+    """Return the rotary embeddings of a family, and the positions that they serve."""
     if head_dim % 2:
         raise NotNative(f"its heads have {head_dim} elements, an odd number")
     if family in _NESTED:
         return nested_ropes(own, family), own["max_position_embeddings"]
     rope = rope_of(own, family)
-    is_long = rope["rope_type"] == "longrope"
-    return (rope,), (rope if is_long else own)[ORIGINAL if is_long else "max_position_embeddings"]
+    return (rope,), positions_of(rope, own["max_position_embeddings"])
 
 
 def _layer_ropes(own: Mapping[str, Any], windows: Iterable[int], count: int) -> tuple[int, ...]:

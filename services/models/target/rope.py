@@ -101,6 +101,20 @@ def _checked(
     return rope
 
 
+def positions_of(rope: Mapping[str, Any], longest: int) -> int:
+    """Return the positions that a rotary embedding serves, by the field `max_position_embeddings`.
+
+    Those that are stretched serve as many as their factor makes of the original ones; of two sets
+    of factors the one for long texts is not used.
+    """
+    kind, original = rope.get("rope_type"), rope.get(ORIGINAL) or longest
+    if kind == "longrope":
+        return min(longest, original)
+    if kind == "yarn":
+        return max(longest, int(original * rope["factor"]))
+    return int(longest * rope["factor"]) if kind == "linear" else longest
+
+
 def rotary(parameters: Mapping[str, Any], head_dim: int) -> Rotary:
     """Return the rotary embedding of heads; `parameters` as in the field `rope_parameters` of a
     config.json, with the original context length."""
