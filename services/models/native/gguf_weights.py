@@ -76,6 +76,10 @@ class GgufSource(WeightSource):
         found = self._file.tensors.get(self._stored_name(name))
         return None if found is None else found.shape
 
+    def title(self, name: str) -> str:
+        """See `WeightSource.title`; the name in the file, and the type."""
+        return f"{self._stored_name(name)} of type {self.type_of(name)}"
+
     def type_of(self, name: str) -> str:
         """Return a tensor's type. Raises `WeightsError` where there is none."""
         return "F32" if name in self._zeros else self._tensor(name).type

@@ -77,6 +77,10 @@ class WeightSource(ABC):
         """Return a norm or a bias, rounded to `dtype`, as float32."""
         return as_float32(self.dense(name))
 
+    def title(self, name: str) -> str:
+        """Return what messages call a tensor."""
+        return name
+
     def outline(self) -> ModelSizes:
         """Return the sizes of the model, as everything that serves it needs them."""
         at = self.architecture

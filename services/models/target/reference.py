@@ -32,7 +32,8 @@ class ReferenceCheck:
 
     def __init__(self, model: "WeightSource | PreTrainedModel", vocab_size: int) -> None:
         """Compute transformers' hidden states, before anything of the model is changed; not where
-        an earlier start has compared the same weights."""
+        an earlier start has compared the same weights. Raises `ModelError` for weights in files
+        that give no numbers."""
         self._mark = _mark(model)
         self._expected: tuple[Array, Array] | None = None
         if self._mark is None or this_machine().get(self._mark) != _AS_TRANSFORMERS:
@@ -41,6 +42,10 @@ class ReferenceCheck:
             own = model.reference() if isinstance(model, WeightSource) else model
             own.requires_grad_(False).eval()
             self._expected = computed_states(own, sample_tokens(vocab_size))
+            hidden = self._expected[0]
+            is_usable = bool(np.isfinite(hidden).all() and hidden.any())
+            if isinstance(model, WeightSource) and not is_usable:
+                raise ModelError(f"{model.name} can't be served: {_without_numbers(model)}")
 
     def check(self, sample: Callable[[], tuple[Array, Array]], name: str) -> None:
         """Raise `ModelError` where `sample()`, our hidden states and last logits, are not those of
@@ -52,6 +57,14 @@ class ReferenceCheck:
             check_states(own, expected, f"{name} can't be served: {what}")
         if self._mark is not None:
             this_machine().keep(self._mark, _AS_TRANSFORMERS)
+
+
+def _without_numbers(source: WeightSource) -> str:
+    names = (name for name, _ in source.architecture.tensors())
+    odd = next((name for name in names if not np.isfinite(source.dense(name)).all()), None)
+    if odd is None:
+        return f"weights of the types {source.weights_type()} are too large for its hidden states"
+    return f"{source.title(odd)} has weights that are no numbers"
 
 
 def sample_tokens(vocab_size: int) -> list[int]:

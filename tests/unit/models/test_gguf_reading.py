@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from slipstream.core.errors import WeightsError
+from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models.loading import load_model, load_target_parts
 from slipstream.models.store.gguf_file import GgufFile
 from slipstream.models.store.gguf_tokenizer import read_gguf_tokenizer, turn_ends
@@ -149,6 +149,17 @@ def test_rotary_factors_of_another_number_are_refused(count, tmp_path):
     path = tiny_gguf.write(tmp_path / "rope.gguf", f32, more=more)
     with pytest.raises(WeightsError, match=r"rope_freqs\.weight .* must be F32 \[32\]"):
         load_model(str(path))
+
+
+@pytest.mark.parametrize("bad", [np.nan, np.inf])
+def test_a_weight_that_is_no_number_is_refused_with_its_tensor(bad, tmp_path):
+    bias = np.zeros(512, np.float32)
+    bias[7] = bad
+    path = tiny_gguf.write(tmp_path / "odd.gguf", f32, more={"blk.1.ffn_up.bias": bias})
+    with pytest.raises(
+        ModelError, match=r"blk\.1\.ffn_up\.bias of type F32 has weights that are no"
+    ):
+        model_of(path)
 
 
 def test_other_kinds_of_files_and_architectures_are_named(tmp_path):
