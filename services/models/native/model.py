@@ -55,7 +55,7 @@ class NativeModel:
 
     @property
     def weight_bytes(self) -> int:
-        """What the weights take."""
+        """Memory that the weights take."""
         packed: int = self._library.slipstream_weight_bytes(self._handle)
         return packed + (0 if self._embedding is None else self._embedding.matrix.nbytes)
 

@@ -31,7 +31,7 @@ _FUSED = {"self_attn.qkv_proj": "attn_qkv", "mlp.gate_up_proj": "ffn_up"}
 
 @dataclass(frozen=True, slots=True)
 class GgufFamily:
-    """What files of an architecture hold. `model_type` is transformers' name, `numbers` names
+    """Contents of an architecture's files. `model_type` is transformers' name, `numbers` names
     further fields and what config.json calls them, `layer_tensors` the names of a layer's tensors.
 
     `in_pairs`: rows of queries and keys that are rotated together are neighbours; `adds_one`:

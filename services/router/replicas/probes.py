@@ -71,7 +71,7 @@ class DescribedTarget(SelfDescription[target_pb2.DescribeTargetResponse]):
 
     @property
     def engine(self) -> str:
-        """What computes it."""
+        """Engine that computes it: native or torch."""
         return self.description.engine
 
     @property

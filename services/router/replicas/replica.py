@@ -56,7 +56,7 @@ class ReplicaDescription(Protocol):
 
     @property
     def engine(self) -> str:
-        """What computes it, native or torch; empty for a draft."""
+        """Engine that computes it, native or torch; empty for a draft."""
         ...
 
 
