@@ -38,12 +38,22 @@ _VARIABLES = ("SLIPSTREAM_", "ONEDNN_", "ATEN_CPU", "OMP_NUM", "MKL_NUM", "CUDA_
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-def doctor(*, as_json: AsJson = False) -> None:
+Target = Annotated[
+    str | None,
+    typer.Option(
+        help="A model on this machine: show whether native kernels compute it, or why not."
+    ),
+]
+
+
+def doctor(*, target: Target = None, as_json: AsJson = False) -> None:
     """Show processor, kernels, memory, models and versions, for a report of a fault.
 
     Nothing is sent. The home directory is shown as ~, and secrets are not shown.
     """
     facts = {name: dict(part) for name, part in _sections()}
+    if target is not None:
+        facts["target"] = {"model": _tilde(target), "computed by": _computed_by(target)}
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
         return
@@ -109,6 +119,20 @@ def _engine() -> Facts:
         "limits": [f"{name}={value}" for name, value in instruction_limits().items()],
         "compiler": compiler,
     }
+
+
+def _computed_by(target: str) -> str:
+    """Return what computes a model on this machine's CPU. Raises `ModelError` for a broken one."""
+    from slipstream.models.dtypes import AUTO, CPU
+    from slipstream.models.loading import find_source, find_sources
+    from slipstream.models.native.library import NotNative
+    from slipstream.models.store.resolve import find_local
+
+    try:
+        find_source(*find_sources(find_local(target)), AUTO, CPU)
+    except NotNative as reason:
+        return f"torch, in about twice the time of native kernels: {reason}"
+    return "native kernels"
 
 
 def _dtypes(*, native: bool) -> list[str]:

@@ -9,6 +9,8 @@ from pathlib import Path
 
 import pytest
 
+from support.models.tiny_checkpoint import save_checkpoint
+
 COMMAND = [sys.executable, "-m", "slipstream.cli.main"]
 
 
@@ -48,6 +50,15 @@ def test_a_report_has_no_secret_and_no_home(facts):
     text = json.dumps(facts)
     assert "sk-secret" not in text
     assert str(Path.home()) not in text
+
+
+@pytest.mark.parametrize(
+    ("kernels", "found"), [("", "native kernels"), ("off", "torch, in about twice the time")]
+)
+def test_a_report_names_what_computes_a_model(kernels, found, tmp_path):
+    target = save_checkpoint(tmp_path)
+    report = said("doctor", "--json", "--target", str(target), SLIPSTREAM_NATIVE=kernels)
+    assert json.loads(report)["target"]["computed by"].startswith(found)
 
 
 def test_the_text_has_the_same_facts():
