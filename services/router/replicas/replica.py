@@ -52,14 +52,13 @@ class ReplicaDescription(Protocol):
     @property
     def weights_digest(self) -> str:
         """SHA-256 of its weights; empty for a draft."""
-        ...
 
     @property
     def engine(self) -> str:
         """Engine that computes it, native or torch; empty for a draft."""
-        ...
 
 
+_REPORTED = ("incarnation", "dtype", "weights_digest", "engine")
 D = TypeVar("D", bound=ReplicaDescription)
 D_co = TypeVar("D_co", bound=ReplicaDescription, covariant=True)
 
@@ -149,6 +148,7 @@ class Replica(Generic[D]):
     def info(self) -> ReplicaInfo:
         """Return what the router reports of it."""
         described = self.described
+        about = {} if described is None else {name: getattr(described, name) for name in _REPORTED}
         return ReplicaInfo(
             role=self._probe.role,
             address=self.address,
@@ -156,10 +156,7 @@ class Replica(Generic[D]):
             reason=self.reason,
             model="" if described is None else described.name,
             num_requests=self.num_requests,
-            incarnation="" if described is None else described.incarnation,
-            dtype="" if described is None else described.dtype,
-            weights_digest="" if described is None else described.weights_digest,
-            engine="" if described is None else described.engine,
+            **about,
         )
 
     @contextmanager

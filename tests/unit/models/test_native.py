@@ -13,11 +13,10 @@ import torch
 from transformers import DynamicCache
 
 from slipstream.config import NATIVE_VARIABLE
-from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.tree import TokenTree
 from slipstream.models.dtypes import BFLOAT16, FLOAT32
 from slipstream.models.native import library
-from slipstream.models.native.library import NotNative, kernels
+from slipstream.models.native.library import kernels
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from slipstream.models.threads import num_threads, set_num_threads
@@ -282,34 +281,3 @@ def test_a_tied_embedding_is_an_untied_copy_held_once_if_products_have_all_of_it
     assert all(map(np.array_equal, whole(tied, tokens), whole(untied, tokens)))
     is_rounded = dtype == torch.bfloat16 and size < 1
     assert (tied.weight_bytes < untied.weight_bytes) is not is_rounded
-
-
-def test_other_architectures_are_torchs_and_the_log_says_why(caplog):
-    caplog.set_level("INFO", "slipstream.models")
-    model = tiny.causal("gpt-neox")
-    assert model.engine == "torch"
-    assert "have no native forward" in caplog.text
-    with pytest.raises(ModelError, match=r"the engine is native, but models of type .* have no"):
-        tiny.causal("gpt-neox", engine="native")
-
-
-def test_switched_off_torch_computes(monkeypatch):
-    monkeypatch.setenv(NATIVE_VARIABLE, "off")
-    assert tiny.causal().engine == "torch"
-
-
-def test_kernels_that_are_not_there_are_refused(monkeypatch):
-    monkeypatch.setenv(NATIVE_VARIABLE, "avx9")
-    with pytest.raises(InvalidRequest, match=r"SLIPSTREAM_NATIVE is 'avx9', but this processor"):
-        tiny.causal()
-
-
-def test_without_a_library_torch_computes(monkeypatch):
-    monkeypatch.setattr(library, "PATH", Path("nowhere.so"))
-    library.library.cache_clear()
-    try:
-        with pytest.raises(NotNative, match="no native kernels were built"):
-            library.library()
-        assert tiny.causal().engine == "torch"
-    finally:
-        library.library.cache_clear()

@@ -1,4 +1,4 @@
-"""A wheel has the native kernels of its platform; without a compiler it is for every platform."""
+"""A wheel has the native kernels of its platform, without a compiler none; torch stands in."""
 
 import os
 import platform
@@ -10,6 +10,12 @@ from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from slipstream.config import NATIVE_VARIABLE
+from slipstream.core.errors import InvalidRequest, ModelError
+from slipstream.models.native import library
+from slipstream.models.native.library import NotNative
+from support.models import tiny
 
 ROOT = Path(__file__).parents[3]
 
@@ -140,3 +146,34 @@ def test_the_compiler_is_given_the_platform_of_the_tag(
         monkeypatch.setenv("MACOSX_DEPLOYMENT_TARGET", target)
     assert hatch_build.platform_tag() == tag
     assert hatch_build._macos_flags() == (tuple(flags.split()) if flags else ())
+
+
+def test_other_architectures_are_torchs_and_the_log_says_why(caplog):
+    caplog.set_level("INFO", "slipstream.models")
+    model = tiny.causal("gpt-neox")
+    assert model.engine == "torch"
+    assert "have no native forward" in caplog.text
+    with pytest.raises(ModelError, match=r"the engine is native, but models of type .* have no"):
+        tiny.causal("gpt-neox", engine="native")
+
+
+def test_switched_off_torch_computes(monkeypatch):
+    monkeypatch.setenv(NATIVE_VARIABLE, "off")
+    assert tiny.causal().engine == "torch"
+
+
+def test_kernels_that_are_not_there_are_refused(monkeypatch):
+    monkeypatch.setenv(NATIVE_VARIABLE, "avx9")
+    with pytest.raises(InvalidRequest, match=r"SLIPSTREAM_NATIVE is 'avx9', but this processor"):
+        tiny.causal()
+
+
+def test_without_a_library_torch_computes(monkeypatch):
+    monkeypatch.setattr(library, "PATH", Path("nowhere.so"))
+    library.library.cache_clear()
+    try:
+        with pytest.raises(NotNative, match="no native kernels were built"):
+            library.library()
+        assert tiny.causal().engine == "torch"
+    finally:
+        library.library.cache_clear()
