@@ -1,7 +1,6 @@
 """The site of the documentation: it builds, is whole, and loads nothing from elsewhere."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from reference.site_hook import with_links
+from support.commands import ran
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -56,14 +56,8 @@ class Found(HTMLParser):
 def site(tmp_path_factory):
     """The built site. A warning of MkDocs is an error here."""
     folder = tmp_path_factory.mktemp("site")
-    report = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env={"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    build = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder)
+    report = ran(*build, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"})
     assert report.returncode == 0, report.stderr
     return folder
 

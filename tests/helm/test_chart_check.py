@@ -2,13 +2,13 @@
 
 import os
 import subprocess
-import sys
 
 import grpc
 import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from support.commands import ran_python
 from support.deployment.charts import (
     NAMESPACE,
     Json,
@@ -21,7 +21,7 @@ from support.deployment.charts import (
 from support.network.ports import free_port
 from support.services import cluster
 from support.services.http_front import fronted
-from support.services.processes import LIMIT_S, ROOT, Process, save_long_checkpoint
+from support.services.processes import LIMIT_S, Process, save_long_checkpoint
 from test_docs_commands import command
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -52,15 +52,7 @@ def router(tmp_path_factory):
 
 
 def run(line: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    path = {"PYTHONPATH": str(ROOT / ".dev"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "slipstream.cli.main", *line[1:]],
-        env={**os.environ, **path, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=4 * LIMIT_S,
-    )
+    return ran_python("-m", "slipstream.cli.main", *line[1:], **env)
 
 
 @every_case()

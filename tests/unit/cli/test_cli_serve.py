@@ -1,17 +1,14 @@
 """`serve`, `up` and `--router`: what they pass on, and what they refuse before anything starts."""
 
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from slipstream.cli.main import exit_code
 from slipstream.cli.up import StackFlags
+from support.commands import ran_python
 
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
 NOBODY = "127.0.0.1:1"
 
 WITHOUT_TORCH = """
@@ -25,13 +22,7 @@ sys.exit(f"loaded {heavy}" if heavy else code)
 
 def without_torch(*arguments):
     """A command in a process of its own, which fails if torch is loaded at its end."""
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT / ".dev")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return ran_python("-c", WITHOUT_TORCH, *arguments)
 
 
 def test_serving_a_router_never_loads_torch():

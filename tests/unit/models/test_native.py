@@ -20,7 +20,7 @@ from slipstream.models.native import library
 from slipstream.models.native.library import NotNative, kernels
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
-from slipstream.models.threads import num_threads, set_num_threads
+from slipstream.models.threads import set_num_threads
 from support.models import families, tiny
 from support.models.instruction_sets import available
 from support.models.unusual import faint_model, grouped_model, odd_model
@@ -184,23 +184,16 @@ def test_a_node_of_a_tree_has_the_bits_of_plain_decoding_and_so_have_kept_keys(d
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_kernels_and_any_number_of_threads_give_the_same_bits(name, dtype, monkeypatch):
     seen = {}
-    before = num_threads()
-    try:
-        for kernel in available():
-            for threads in (1, 2, 4) if kernel == kernels() else (1,):
-                monkeypatch.setenv(NATIVE_VARIABLE, kernel)
-                set_num_threads(threads)
-                model = native(MAKERS[name], dtype)
-                cache = model.open(90)
-                model.prefill(cache, words(model, 70))
-                hidden, _ = model.forward([Part(cache, [3], TREE)])
-                seen[kernel, threads] = (
-                    hidden,
-                    model.logits(hidden),
-                    *cache.view([0, 1]).layers[1],
-                )
-    finally:
-        set_num_threads(before)
+    for kernel in available():
+        for threads in (1, 2, 4) if kernel == kernels() else (1,):
+            monkeypatch.setenv(NATIVE_VARIABLE, kernel)
+            set_num_threads(threads)
+            model = native(MAKERS[name], dtype)
+            cache = model.open(90)
+            model.prefill(cache, words(model, 70))
+            hidden, _ = model.forward([Part(cache, [3], TREE)])
+            keys = cache.view([0, 1]).layers[1]
+            seen[kernel, threads] = (hidden, model.logits(hidden), *keys)
     first = next(iter(seen.values()))
     for key, values in seen.items():
         assert all(map(np.array_equal, values, first)), key

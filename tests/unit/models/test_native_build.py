@@ -4,12 +4,13 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
+
+from support.commands import ran_python
 
 ROOT = Path(__file__).parents[3]
 
@@ -34,13 +35,7 @@ def test_without_a_compiler_nothing_is_built_and_the_reason_is_told(
 
 
 def test_the_script_says_in_one_line_that_it_has_no_compiler():
-    done = subprocess.run(
-        [sys.executable, ROOT / "hatch_build.py"],
-        env={**os.environ, "CXX": "no-such-compiler"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran_python(ROOT / "hatch_build.py", CXX="no-such-compiler")
     assert done.returncode == 1
     (line,) = (done.stdout + done.stderr).splitlines()
     assert line.startswith("no native kernels: no-such-compiler was not found; install g++")

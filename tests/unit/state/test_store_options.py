@@ -1,7 +1,5 @@
 """Laws of the options of a store, and of what is imported for it."""
 
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -9,6 +7,7 @@ import pytest
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.state.options import Address, StoreOptions, Topology, parse_address
+from support.commands import ran_python
 
 SECRET = "nobody must see this"
 
@@ -135,8 +134,5 @@ except InvalidRequest as error:
 
 
 def test_redis_is_needed_only_where_it_is_named():
-    env = {"PYTHONPATH": str(Path(__file__).parents[3] / ".dev")}
-    command = [sys.executable, "-c", _WITHOUT_REDIS]
-    ran = subprocess.run(command, env=env, capture_output=True, text=True, check=False)
     said = "store_url needs the package redis: pip install 'slipstream[serve]'"
-    assert ran.stderr.strip() == said
+    assert ran_python("-c", _WITHOUT_REDIS).stderr.strip() == said
