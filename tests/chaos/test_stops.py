@@ -42,9 +42,7 @@ async def test_a_stopped_draft_costs_no_token(cluster, load, report):
     await stop_often(cluster, load, report, "draft")
 
 
-async def test_streams_of_a_stopped_router_go_on_at_the_other_which_nobody_overwrites(
-    cluster, load, report
-):
+async def test_streams_of_a_stopped_router_go_on_at_the_other_undisturbed(cluster, load, report):
     await stop_often(cluster, load, report, "router")
 
 

@@ -99,9 +99,7 @@ def test_probes_of_the_front_find_it_alive_and_ready_before_a_router_alone(route
         assert answers == dict.fromkeys(PROBES, 200) | {"readinessProbe": status}
 
 
-def test_the_command_of_the_front_serves_models_of_a_router_with_the_options_of_the_chart(
-    router, tmp_path
-):
+def test_the_command_of_the_front_serves_a_router_with_the_options_of_the_chart(router, tmp_path):
     documents = rendered("http")
     (pod,) = (at for at in service_pods(documents) if at.role == "http")
     file = tmp_path / "slipstream.toml"

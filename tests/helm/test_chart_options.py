@@ -125,9 +125,7 @@ def test_engines_announce_the_address_of_their_own_pod(case, mounted, tmp_path):
 
 
 @every_case()
-def test_drafts_may_read_from_the_targets_beside_them_and_from_no_other_port(
-    case, mounted, tmp_path
-):
+def test_drafts_may_read_from_targets_beside_them_and_from_no_other_port(case, mounted, tmp_path):
     documents = rendered(case)
     configs = {
         pod.role: told(documents, pod, mounted, tmp_path)[0] for pod in service_pods(documents)

@@ -19,3 +19,15 @@ def ran_python(*words: object, **variables: str) -> subprocess.CompletedProcess[
     """Run Python with this checkout's package, and with further variables in its environment."""
     env = {**os.environ, "PYTHONPATH": str(ROOT / ".dev"), "OMP_NUM_THREADS": "1", **variables}
     return ran(sys.executable, *words, env=env, timeout=280)
+
+
+def refusal(capsys: Any, *words: str) -> str:
+    """Run a command of `slipstream` that must be refused, and return its one sentence."""
+    from slipstream.cli.main import exit_code
+
+    assert exit_code([*words]) == 2
+    said = capsys.readouterr()
+    assert said.out == ""
+    assert said.err.startswith("error: ")
+    assert said.err.count("\n") == said.err.count("error: ") == 1
+    return said.err

@@ -67,9 +67,7 @@ async def test_without_tls_all_can_be_read_on_the_way_and_with_it_nothing(
         assert found(words, on_the_wire) == ([] if is_safe else words)
 
 
-async def test_a_client_without_certificate_or_token_is_refused_by_its_code(
-    model, origin, other, keys
-):
+async def test_a_client_without_certificate_or_token_is_refused_by_code(model, origin, other, keys):
     strange = ClientTls(origin.ca, other.cert("client"), other.key("client"))
     async with guarded(model, origin, key_file=keys) as at:
         for tls in (origin.stranger(), strange, other.client("client")):

@@ -10,11 +10,11 @@ from slipstream.bench.load import LoadPlan, LoadRun, identity, load_figures
 from slipstream.bench.methods import parse_request_methods
 from slipstream.bench.questions import Question
 from slipstream.bench.statistics import median_interval, paired
-from slipstream.cli.main import exit_code
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.results import PromptInfo, RequestStats, Result, Timings
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import FinishReason, Shape
+from support.commands import refusal
 
 QUESTIONS = tuple(Question(at, "ab"[at % 2], (f"prompt {at}",)) for at in range(5))
 STATS = RequestStats(
@@ -129,7 +129,4 @@ BAD = [
 def test_nonsense_is_refused_in_one_sentence(flags, reason, capsys, tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SLIPSTREAM_OFFLINE", "1")
-    assert exit_code(["bench", "serve", *flags]) == 2
-    printed = capsys.readouterr().err
-    assert reason in printed
-    assert printed.count("\n") == 1
+    assert reason in refusal(capsys, "bench", "serve", *flags)

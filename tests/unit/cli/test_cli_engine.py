@@ -31,9 +31,7 @@ sys.stdout.write(os.environ["{VARIABLE}"])
 
 
 @pytest.mark.parametrize(("said", "expected"), [({}, "3000"), ({VARIABLE: "7"}, "7")])
-def test_idle_threads_soon_stop_spinning_unless_the_environment_says_otherwise(
-    tmp_path, said, expected
-):
+def test_idle_threads_soon_stop_spinning_if_the_environment_says_nothing(tmp_path, said, expected):
     env = {name: value for name, value in os.environ.items() if name != VARIABLE}
     env |= {**said, "PYTHONPATH": str(ROOT / ".dev")}
     done = ran(sys.executable, "-c", PROGRAM, save_checkpoint(tmp_path / "tiny"), env=env)

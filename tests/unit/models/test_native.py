@@ -30,10 +30,7 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 TREE = TokenTree((4, 5, 6, 7, 8, 9, 4), (-1, 0, -1, 2, 1, 2, 4))
 PATHS = [(4,), (4, 5), (6,), (6, 7), (4, 5, 8), (6, 9), (4, 5, 8, 4)]
 
-pytestmark = pytest.mark.skipif(
-    not library.PATH.is_file(),
-    reason="no native kernels were built",
-)
+pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 
 
 MAKERS = {

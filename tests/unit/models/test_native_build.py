@@ -25,9 +25,7 @@ def initialized(hatch_build, root):
     return data, warnings
 
 
-def test_without_a_compiler_nothing_is_built_and_the_reason_is_told(
-    hatch_build, monkeypatch, tmp_path
-):
+def test_without_a_compiler_nothing_is_built_and_a_reason_told(hatch_build, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(hatch_build.NotCompiled, match="no-such-compiler was not found"):
         hatch_build.compile_into(tmp_path)
@@ -81,9 +79,7 @@ def kernels_compiled(hatch_build, compiler, name, folder):
     shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ on x86-64"
 )
 @pytest.mark.parametrize("name", NEWER_KERNELS)
-def test_a_compiler_that_is_too_old_for_a_set_of_kernels_compiles_the_rest(
-    name, hatch_build, tmp_path
-):
+def test_a_compiler_too_old_for_a_set_of_kernels_compiles_the_rest(name, hatch_build, tmp_path):
     flag = hatch_build.NEWER[f"{name}.cpp"]
     compiler = tmp_path / "old"
     compiler.write_text(OLD_COMPILER.format(flag=flag))
@@ -125,9 +121,7 @@ def test_a_wheel_with_kernels_is_for_their_platform_and_any_python_3(
         ),
     ],
 )
-def test_the_compiler_is_given_the_platform_of_the_tag(
-    hatch_build, monkeypatch, python, target, tag, flags
-):
+def test_the_compiler_has_the_tags_platform(hatch_build, monkeypatch, python, target, tag, flags):
     monkeypatch.setattr(sysconfig, "get_platform", lambda: python)
     monkeypatch.setattr(hatch_build.platform, "machine", lambda: "arm64")
     monkeypatch.delenv("MACOSX_DEPLOYMENT_TARGET", raising=False)

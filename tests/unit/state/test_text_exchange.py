@@ -100,9 +100,7 @@ async def test_a_scope_that_is_not_used_any_more_is_not_read_until_it_is():
         await until(lambda: shelf.read_scopes)
 
 
-async def test_a_store_that_is_down_is_told_of_once_and_what_waits_for_it_is_bounded(
-    caplog, monkeypatch
-):
+async def test_a_store_that_is_down_is_logged_once_and_what_waits_is_bounded(caplog, monkeypatch):
     caplog.set_level("INFO")
     monkeypatch.setattr(text_exchange, "MAX_WAITING", 4)
     shelf = Shelf()
