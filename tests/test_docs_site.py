@@ -73,14 +73,10 @@ def parsed(path: Path) -> Found:
     return found
 
 
-def is_elsewhere(address: str) -> bool:
-    return bool(urlsplit(address).netloc)
-
-
 def test_no_page_loads_anything_from_another_host(site, pages):
     loaded = [(path.name, at) for path, found in pages.items() for at in found.loads]
     assert len(loaded) > len(pages)
-    assert [at for at in loaded if is_elsewhere(at[1])] == []
+    assert [at for at in loaded if bool(urlsplit(at[1]).netloc)] == []
     styles = [at for path in site.rglob("*.css") for at in STYLES.findall(path.read_text())]
     assert styles == []
 

@@ -1,7 +1,6 @@
 """The pod of `helm test` and the probes of the chart, tried on services that run."""
 
 import os
-import subprocess
 
 import grpc
 import httpx2
@@ -51,10 +50,6 @@ def router(tmp_path_factory):
         yield services.address
 
 
-def run(line: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    return ran_python("-m", "slipstream.cli.main", *line[1:], **env)
-
-
 @every_case()
 def test_the_command_has_the_options_that_it_is_given_and_dials_the_routers_service(case):
     container = checking(case)
@@ -72,7 +67,7 @@ def test_the_exact_command_finds_that_drafted_tokens_are_accepted(router):
     line = words(container)
     line[line.index("--router") + 1] = router
     env = {at["name"]: at["value"] for at in container["env"] if "value" in at}
-    done = run(line, {**env, "HOME": os.environ["HOME"]})
+    done = ran_python("-m", "slipstream.cli.main", *line[1:], **{**env, "HOME": os.environ["HOME"]})
     assert done.returncode == 0, done.stderr
     assert "drafted" in done.stdout and router in done.stdout
 
