@@ -6,11 +6,7 @@ import pytest
 
 from chaos.scenario import alone, disturbed
 
-pytestmark = [
-    pytest.mark.chaos,
-    pytest.mark.timeout(900),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 STOPPED_S = 10
 TIMES = 3
 

@@ -28,12 +28,7 @@ from support.deployment.charts import (
 from support.network.certificates import certificates
 from support.network.key_files import key, write_keys
 
-CONFIGS = {
-    "router": RouterConfig,
-    "draft": DraftConfig,
-    "target": TargetConfig,
-    "http": HttpConfig,
-}
+CONFIGS = {"router": RouterConfig, "draft": DraftConfig, "target": TargetConfig, "http": HttpConfig}
 MOUNTED = "/etc/slipstream/"
 FROM_THE_POD = {"status.podIP": "10.1.2.3", "metadata.name": "pod-0", "spec.nodeName": "node-0"}
 REFERENCE = re.compile(r"\$\((\w+)\)")

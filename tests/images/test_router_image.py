@@ -83,10 +83,7 @@ def test_packages_ask_for_nothing_that_is_not_on_the_list_but_for_what_it_says(l
 def test_the_image_holds_these_packages_and_slipstream_only(image, listed):
     (packages,) = (image.app / "lib").glob("python*/site-packages")
     held = {path.name.partition("-")[0] for path in packages.glob("*.dist-info")}
-    assert {canonicalize_name(name) for name in held} == {
-        "slipstream",
-        *listed,
-    }
+    assert {canonicalize_name(name) for name in held} == {"slipstream", *listed}
     assert not HEAVY & {path.name for path in packages.iterdir()}
 
 

@@ -42,13 +42,7 @@ def test_embedded_and_distributed_say_the_same_and_the_parts_of_a_round_are_prin
     assert "draft waits for keys and values" in said
     assert "without a wait" in said
     written = json.loads(file.read_text())
-    assert set(written["rounds"]) == {
-        "embedded",
-        "0 ms",
-        "0 ms overlap",
-        "4 ms",
-        "4 ms overlap",
-    }
+    assert set(written["rounds"]) == {"embedded", "0 ms", "0 ms overlap", "4 ms", "4 ms overlap"}
     for engine, figures in written["rounds"].items():
         assert figures["identical"] == len(PROMPTS)
         assert figures["tokens"] == 24 * len(PROMPTS)

@@ -135,8 +135,7 @@ async def reconnected(client, relay, role):
     num_before = relay.num_connections
     relay.cut()
     await fleet.until(
-        client,
-        lambda info: relay.num_connections > num_before and fleet.num_ready(info, role) == 1,
+        client, lambda info: relay.num_connections > num_before and fleet.num_ready(info, role) == 1
     )
 
 

@@ -97,11 +97,7 @@ def test_who_asks_too_often_is_told_when_to_come_back():
 
 def test_an_error_after_the_first_words_is_the_last_event_of_the_stream():
     broken = Failing(errors.ModelMismatch("the model is gone"), num_chunks=2)
-    with (
-        served(register(broken)) as address,
-        fronted(address) as url,
-        client_of(url) as client,
-    ):
+    with served(register(broken)) as address, fronted(address) as url, client_of(url) as client:
         stream = chat(client, stream=True)
         heard = []
         with pytest.raises(openai.APIError, match="the model is gone"):

@@ -16,13 +16,7 @@ from slipstream.core.errors import DeadlineExceeded, SessionNotFound
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
-from support.services.fleet import (
-    draft_worker,
-    eventually,
-    glide_of,
-    routed,
-    running,
-)
+from support.services.fleet import draft_worker, eventually, glide_of, routed, running
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
 OFF = SpeculationOptions(mode=Mode.OFF)

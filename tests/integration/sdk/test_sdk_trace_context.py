@@ -138,10 +138,7 @@ async def test_the_router_hears_of_the_span(told):
 def test_a_span_is_a_child_of_the_applications_and_passes_its_state_on(told):
     state = trace.TraceState([("vendor", "1")])
     context = trace.SpanContext(7, 9, True, trace.TraceFlags(1), state)
-    with (
-        hearing(told.telemetry) as (heard, ways),
-        trace.use_span(trace.NonRecordingSpan(context)),
-    ):
+    with hearing(told.telemetry) as (heard, ways), trace.use_span(trace.NonRecordingSpan(context)):
         for ask in ways:
             ask()
             span = told.span()

@@ -10,11 +10,7 @@ from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.types import Shape, StopPolicy, Verification
 
 CLASSIC = SpeculationOptions(
-    mode=Mode.FORCED,
-    max_draft_tokens=5,
-    shape=Shape.CHAIN,
-    stop=StopPolicy.FIXED,
-    lookup=False,
+    mode=Mode.FORCED, max_draft_tokens=5, shape=Shape.CHAIN, stop=StopPolicy.FIXED, lookup=False
 )
 OPTIONS = {
     "glide": CLASSIC,

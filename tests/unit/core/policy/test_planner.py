@@ -16,14 +16,7 @@ from slipstream.core.request.options import Mode, SpeculationOptions, num_produc
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.settings import resolve
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import (
-    FinishReason,
-    Proposal,
-    Shape,
-    StopPolicy,
-    Verdict,
-    Verification,
-)
+from slipstream.core.types import FinishReason, Proposal, Shape, StopPolicy, Verdict, Verification
 from support.models.rounds import round_of
 
 PREFILL = Verdict((1,), 0)

@@ -15,12 +15,7 @@ from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import (
-    Proposal,
-    SamplingParams,
-    SparseDistribution,
-    Verification,
-)
+from slipstream.core.types import Proposal, SamplingParams, SparseDistribution, Verification
 from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.draws import fits_device
 from slipstream.core.verify.grammar import Grammar, GrammarKind
