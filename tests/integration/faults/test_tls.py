@@ -48,9 +48,7 @@ def keys(tmp_path):
 
 
 @pytest.mark.parametrize("is_safe", [False, True])
-async def test_without_tls_all_can_be_read_on_the_way_and_with_it_nothing(
-    model, origin, keys, is_safe
-):
+async def test_without_tls_all_can_be_read_and_with_it_nothing(model, origin, keys, is_safe):
     made = origin if is_safe else None
     with captured() as packets:
         async with guarded(model, made, key_file=keys) as at, at.client(token=TOKEN) as client:

@@ -75,9 +75,7 @@ def failing():
 
 
 @pytest.mark.parametrize(("kind", "raises", "status", "code"), FAILURES)
-def test_every_error_of_a_router_is_the_exception_that_openai_has_for_it(
-    failing, kind, raises, status, code
-):
+def test_every_error_of_a_router_is_the_one_that_openai_has(failing, kind, raises, status, code):
     failing.error = kind("3 are too many, 2 are not")
     for stream in (False, True):
         for header in ("x-request-id", "Idempotency-Key"):

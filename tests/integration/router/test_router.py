@@ -43,9 +43,7 @@ async def is_free(*workers, limit_s=5.0):
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED, PENALISED])
-async def test_tokens_are_those_of_plain_embedded_decoding(
-    target, draft, folder, embedded, sampling
-):
+async def test_tokens_are_those_of_embedded_decoding(target, draft, folder, embedded, sampling):
     vanilla = draft_worker(f"vanilla:{folder}", folder)
     async with running(target, draft, vanilla), routed([target], [draft, vanilla]) as client:
         expected = await embedded.generate("hello", max_tokens=60, sampling=sampling)

@@ -84,9 +84,7 @@ def test_figures_are_of_all_runs_and_ratios_of_neighbours():
     ("count", "low", "high", "coverage"),
     [(1, 0, 0, 0.0), (5, 0, 4, 0.9375), (7, 0, 6, 0.984375), (9, 1, 7, 0.9609375)],
 )
-def test_an_interval_is_the_narrowest_pair_of_order_statistics_that_covers(
-    count, low, high, coverage
-):
+def test_an_interval_is_the_closest_order_statistics_that_cover(count, low, high, coverage):
     values = list(range(count))
     random.Random(0).shuffle(values)
     found = median_interval(values)

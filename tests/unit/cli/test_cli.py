@@ -171,9 +171,7 @@ def test_an_interrupted_reply_ends_and_the_conversation_goes_on(checkpoint, caps
     assert said.count("tokens/s") == 1
 
 
-def test_a_turn_that_can_not_be_answered_leaves_the_conversation_as_it_was(
-    checkpoint, capsys, monkeypatch
-):
+def test_a_turn_without_an_answer_changes_no_conversation(checkpoint, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 200 + "\nhello\n"))
     arguments = ["--target", checkpoint, "--draft", "ngram", "--max-new-tokens", "5"]
     assert exit_code(["chat", *arguments]) == 0

@@ -91,9 +91,7 @@ def test_a_compiler_too_old_for_a_set_of_kernels_compiles_the_rest(name, hatch_b
     assert kernels_compiled(hatch_build, "g++", name, tmp_path) == expected
 
 
-def test_a_wheel_with_kernels_is_for_their_platform_and_any_python_3(
-    hatch_build, monkeypatch, tmp_path
-):
+def test_a_wheel_with_kernels_is_for_one_platform_any_python_3(hatch_build, monkeypatch, tmp_path):
     monkeypatch.setattr(hatch_build, "compile_into", lambda root: None)
     monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
     data, warnings = initialized(hatch_build, tmp_path)
