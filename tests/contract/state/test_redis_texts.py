@@ -23,16 +23,10 @@ TTL_S = 600.0
 KEY = "slipstream:texts:scope"
 
 
-@pytest.fixture(scope="module")
-def running():
-    with redis_server() as server:
-        yield server
-
-
 @pytest.fixture
-def server(running):
-    running.call("FLUSHALL")
-    return running
+def server(session_server):
+    session_server.call("FLUSHALL")
+    return session_server
 
 
 @asynccontextmanager
