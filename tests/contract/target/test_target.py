@@ -191,9 +191,9 @@ LENGTH = "prompt of 20 and up to 50 new ones need 20 to 69"
 @pytest.mark.parametrize(
     ("options", "tokens", "proposal", "reason"),
     [
-        ({}, (1, tiny.VOCAB), Proposal(), ""),
-        ({}, PROMPT, chain(tiny.VOCAB), ""),
-        ({}, (), Proposal(), ""),
+        ({}, (1, tiny.VOCAB), Proposal(), None),
+        ({}, PROMPT, chain(tiny.VOCAB), None),
+        ({}, (), Proposal(), None),
         ({}, PROMPT[:-1], Proposal(), LENGTH),
         ({}, (*PROMPT, *[1] * 50), Proposal(), LENGTH),
         ({}, PROMPT, chain(*[1] * 128), "128 nodes"),

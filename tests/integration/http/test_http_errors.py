@@ -122,12 +122,6 @@ def test_what_cannot_be_honoured_is_refused_by_name(url, param, value):
     assert "\n" not in error["message"]
 
 
-@pytest.mark.parametrize(("param", "value"), [("best_of", 2), ("max_tokens", 0), ("suffix", "x")])
-def test_what_completions_cannot_honour_is_refused_by_name(url, param, value):
-    answer = post(url, {"prompt": "hello", param: value}, "/v1/completions")
-    assert (answer.status_code, error_in(answer)["param"]) == (400, param)
-
-
 def test_a_request_has_one_name_of_printable_ascii(url):
     for headers, reason in (
         ([(b"idempotency-key", b"a"), (b"idempotency-key", b"b")], "is given 2 times"),
