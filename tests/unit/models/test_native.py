@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -21,6 +19,7 @@ from slipstream.models.native.library import NotNative, kernels
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from slipstream.models.threads import set_num_threads
+from support.commands import ran_python
 from support.models import families, tiny
 from support.models.instruction_sets import available
 from support.models.unusual import faint_model, grouped_model, odd_model
@@ -233,17 +232,11 @@ def test_a_lesser_processor_gives_the_same_digest(kernel):
     if kernel not in available():
         pytest.skip(f"no {kernel} here")
     script = "import test_native; print(test_native.digest_of_known_weights())"
-    environment = {
-        **os.environ,
-        NATIVE_VARIABLE: kernel,
-        "ATEN_CPU_CAPABILITY": "default" if kernel == "portable" else "avx2",
-        "PYTHONPATH": os.pathsep.join(
-            map(str, (ROOT / ".dev", ROOT / "tests", ROOT, Path(__file__).parent))
-        ),
-    }
-    run = [sys.executable, "-c", script]
-    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == KNOWN_DIGEST
+    paths = map(str, (ROOT / ".dev", ROOT / "tests", ROOT, Path(__file__).parent))
+    variables = {NATIVE_VARIABLE: kernel, "PYTHONPATH": os.pathsep.join(paths)}
+    variables["ATEN_CPU_CAPABILITY"] = "default" if kernel == "portable" else "avx2"
+    done = ran_python("-c", script, **variables)
+    assert done.stdout.strip() == KNOWN_DIGEST, done.stderr
 
 
 def test_float32_keeps_weights_that_bfloat16_holds_in_it_and_rounds_no_tokens():
