@@ -14,12 +14,7 @@ from slipstream.router.config import RouterConfig
 from slipstream.target.config import TargetConfig
 from slipstream.telemetry.config import TelemetryConfig
 
-ROLES = {
-    "target": TargetConfig,
-    "draft": DraftConfig,
-    "router": RouterConfig,
-    "http": HttpConfig,
-}
+ROLES = {"target": TargetConfig, "draft": DraftConfig, "router": RouterConfig, "http": HttpConfig}
 DOCS = Path(__file__).parents[1] / "docs"
 PAGES = [
     "train-your-own.md",

@@ -1,7 +1,6 @@
 """The site of the documentation: it builds, is whole, and loads nothing from elsewhere."""
 
 import re
-import subprocess
 import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, field
@@ -14,6 +13,7 @@ import pytest
 import yaml
 
 from reference.site_hook import with_links
+from support.commands import ran
 
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
@@ -56,14 +56,8 @@ class Found(HTMLParser):
 def site(tmp_path_factory):
     """The built site. A warning of MkDocs is an error here."""
     folder = tmp_path_factory.mktemp("site")
-    report = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", str(folder)],
-        cwd=ROOT,
-        env={"NO_MKDOCS_2_WARNING": "1"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    build = (sys.executable, "-m", "mkdocs", "build", "--strict", "--site-dir", folder)
+    report = ran(*build, cwd=ROOT, env={"NO_MKDOCS_2_WARNING": "1"})
     assert report.returncode == 0, report.stderr
     return folder
 
@@ -79,14 +73,10 @@ def parsed(path: Path) -> Found:
     return found
 
 
-def is_elsewhere(address: str) -> bool:
-    return bool(urlsplit(address).netloc)
-
-
 def test_no_page_loads_anything_from_another_host(site, pages):
     loaded = [(path.name, at) for path, found in pages.items() for at in found.loads]
     assert len(loaded) > len(pages)
-    assert [at for at in loaded if is_elsewhere(at[1])] == []
+    assert [at for at in loaded if bool(urlsplit(at[1]).netloc)] == []
     styles = [at for path in site.rglob("*.css") for at in STYLES.findall(path.read_text())]
     assert styles == []
 

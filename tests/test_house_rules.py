@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 import budgets
+from support.commands import ran
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_FUNCTION_LINES = 40
@@ -33,8 +34,7 @@ MACHINE_PATH = re.compile(r"(?<![\w./~])/(?:root|work|home|opt|tmp|mnt|Users)/\w
 
 
 def project_files() -> list[Path]:
-    listing = ["git", "ls-files", "--cached", "--others", "--exclude-standard"]
-    found = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=False)
+    found = ran("git", "ls-files", "--cached", "--others", "--exclude-standard", cwd=ROOT)
     if found.returncode == 0:
         names = found.stdout.splitlines()
     else:  # an unpacked source distribution
@@ -58,15 +58,7 @@ def name(path: Path) -> str:
 def run(*command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
     # The environment's PYTHONPATH, if any, must not decide what these commands see.
     env = {**os.environ, "PYTHONPATH": str(ROOT / ".dev")}
-    return subprocess.run(
-        [sys.executable, *command],
-        cwd=ROOT,
-        env=env,
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return ran(sys.executable, *command, cwd=ROOT, env=env, input=text)
 
 
 def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]:

@@ -12,11 +12,7 @@ from chaos.neighbours import busy_neighbours
 from chaos.nursery import Forked
 from chaos.scenario import alone, disturbed
 
-pytestmark = [
-    pytest.mark.chaos,
-    pytest.mark.timeout(900),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 LENGTH_S = 5
 TIMES = 3
 JUMP_S = 3600

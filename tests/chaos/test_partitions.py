@@ -7,11 +7,7 @@ import pytest
 from chaos.proxy import Weather
 from chaos.scenario import alone, disturbed
 
-pytestmark = [
-    pytest.mark.chaos,
-    pytest.mark.timeout(900),
-    pytest.mark.asyncio(loop_scope="module"),
-]
+pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 LENGTH_S = 12
 """Longer than it takes to find that nobody answers."""
 WAYS = {

@@ -84,9 +84,7 @@ async def test_a_draft_that_reads_no_keys_is_told_of_none_and_is_never_stale():
 
 
 @BOTH
-async def test_an_answer_says_where_the_time_went_serialisation_included(
-    make_engine, make_remote, answer
-):
+async def test_an_answer_has_all_its_times_with_serialisation(make_engine, make_remote, answer):
     engine = make_engine()
     engine.answers.append(answer)
     ticks = iter(range(100))

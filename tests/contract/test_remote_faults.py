@@ -34,9 +34,7 @@ from support.models.scripted import (
     ],
     ids=lambda error: type(error).__name__,
 )
-async def test_an_error_of_the_other_side_is_raised_here(
-    make_engine, make_remote, answer, when, error
-):
+async def test_an_error_of_the_peer_is_raised_here(make_engine, make_remote, answer, when, error):
     engine = make_engine()
     engine.answers[when:] = [error]
     async with reached(engine) as peer:

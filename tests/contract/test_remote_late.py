@@ -11,14 +11,7 @@ from slipstream.core.policy.stop import LATE, PENDING
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal
-from support.models.scripted import (
-    PLAN,
-    SESSION,
-    draft_engine,
-    proposed,
-    reached,
-    remote_draft,
-)
+from support.models.scripted import PLAN, SESSION, draft_engine, proposed, reached, remote_draft
 
 HASTY = replace(PLAN, worth_s=0.01)
 LINE = TokenTree.chain([4, 5, 6])

@@ -13,12 +13,7 @@ import grpc
 import grpc.aio
 from hypothesis import HealthCheck, Phase, seed, settings
 from hypothesis import strategies as st
-from hypothesis.stateful import (
-    RuleBasedStateMachine,
-    precondition,
-    rule,
-    run_state_machine_as_test,
-)
+from hypothesis.stateful import RuleBasedStateMachine, precondition, rule, run_state_machine_as_test
 
 from fuzz.world import ENDLESS, Tokens, World
 from slipstream.rpc.v1 import common_pb2

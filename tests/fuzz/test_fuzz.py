@@ -7,10 +7,9 @@ import pytest_asyncio
 
 from chaos import nursery
 from fuzz import victims
-from fuzz.case import CORPUS, HTTP, WIRE, Case, load
+from fuzz.case import CORPUS, load
 from fuzz.fuzzer import Fuzzer
-from fuzz.generator import ROLES, Generator
-from fuzz.minimise import minimised
+from fuzz.generator import ROLES
 from support.services import fleet
 from support.state.redis_server import valkey_binary
 
@@ -57,18 +56,3 @@ async def test_cases_that_were_kept_show_no_fault(fuzzer, services, path):
     shown = await fuzzer.send(load(path))
     await asyncio.sleep(0.02)
     assert [*map(str, shown), *map(str, services.symptoms())] == []
-
-
-async def test_a_batch_is_the_same_for_the_same_seed_and_another_for_another():
-    batch = Generator(1).batch("router", 3, 200)
-    assert batch == Generator(1).batch("router", 3, 200)
-    assert batch != Generator(2).batch("router", 3, 200)
-    assert {WIRE, "Generate"} <= {case.to for case in batch}
-
-
-async def test_a_case_is_cut_down_to_what_shows_its_fault():
-    async def shows_it(case):
-        return any(b"7" in part for part in case.parts)
-
-    case = Case("gateway", HTTP, "noise", "answered", (b"0123456789", b"abc", b"xyz"))
-    assert (await minimised(case, shows_it)).parts == (b"7",)

@@ -16,10 +16,5 @@ def model(tmp_path_factory):
 
 def test_calls_in_any_order_give_the_tokens_of_plain_decoding_and_leave_nothing(model):
     with world_of(model) as world:
-        num_calls = sessions.run(
-            world,
-            max_examples=6,
-            stateful_step_count=10,
-            derandomize=True,
-        )
+        num_calls = sessions.run(world, max_examples=6, stateful_step_count=10, derandomize=True)
     assert num_calls > 20

@@ -1,14 +1,13 @@
 """The pod of `helm test` and the probes of the chart, tried on services that run."""
 
 import os
-import subprocess
-import sys
 
 import grpc
 import httpx2
 import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
+from support.commands import ran_python
 from support.deployment.charts import (
     NAMESPACE,
     Json,
@@ -21,7 +20,7 @@ from support.deployment.charts import (
 from support.network.ports import free_port
 from support.services import cluster
 from support.services.http_front import fronted
-from support.services.processes import LIMIT_S, ROOT, Process, save_long_checkpoint
+from support.services.processes import LIMIT_S, Process, save_long_checkpoint
 from test_docs_commands import command
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -51,18 +50,6 @@ def router(tmp_path_factory):
         yield services.address
 
 
-def run(line: list[str], env: dict[str, str]) -> subprocess.CompletedProcess[str]:
-    path = {"PYTHONPATH": str(ROOT / ".dev"), "OMP_NUM_THREADS": "1"}
-    return subprocess.run(
-        [sys.executable, "-m", "slipstream.cli.main", *line[1:]],
-        env={**os.environ, **path, **env},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=4 * LIMIT_S,
-    )
-
-
 @every_case()
 def test_the_command_has_the_options_that_it_is_given_and_dials_the_routers_service(case):
     container = checking(case)
@@ -80,7 +67,7 @@ def test_the_exact_command_finds_that_drafted_tokens_are_accepted(router):
     line = words(container)
     line[line.index("--router") + 1] = router
     env = {at["name"]: at["value"] for at in container["env"] if "value" in at}
-    done = run(line, {**env, "HOME": os.environ["HOME"]})
+    done = ran_python("-m", "slipstream.cli.main", *line[1:], **{**env, "HOME": os.environ["HOME"]})
     assert done.returncode == 0, done.stderr
     assert "drafted" in done.stdout and router in done.stdout
 
@@ -107,9 +94,7 @@ def test_probes_of_the_front_find_it_alive_and_ready_before_a_router_alone(route
         assert answers == dict.fromkeys(PROBES, 200) | {"readinessProbe": status}
 
 
-def test_the_command_of_the_front_serves_models_of_a_router_with_the_options_of_the_chart(
-    router, tmp_path
-):
+def test_the_command_of_the_front_serves_a_router_with_the_options_of_the_chart(router, tmp_path):
     documents = rendered("http")
     (pod,) = (at for at in service_pods(documents) if at.role == "http")
     file = tmp_path / "slipstream.toml"

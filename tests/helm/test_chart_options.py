@@ -28,12 +28,7 @@ from support.deployment.charts import (
 from support.network.certificates import certificates
 from support.network.key_files import key, write_keys
 
-CONFIGS = {
-    "router": RouterConfig,
-    "draft": DraftConfig,
-    "target": TargetConfig,
-    "http": HttpConfig,
-}
+CONFIGS = {"router": RouterConfig, "draft": DraftConfig, "target": TargetConfig, "http": HttpConfig}
 MOUNTED = "/etc/slipstream/"
 FROM_THE_POD = {"status.podIP": "10.1.2.3", "metadata.name": "pod-0", "spec.nodeName": "node-0"}
 REFERENCE = re.compile(r"\$\((\w+)\)")
@@ -101,6 +96,12 @@ def told(documents, pod, folder, scratch):
     )
 
 
+def configs_of(documents, folder, scratch):
+    """The options of each service, by its role."""
+    pods = service_pods(documents)
+    return {pod.role: told(documents, pod, folder, scratch)[0] for pod in pods}
+
+
 @every_case()
 def test_every_service_takes_what_it_is_told(case, mounted, tmp_path):
     documents = rendered(case)
@@ -125,13 +126,8 @@ def test_engines_announce_the_address_of_their_own_pod(case, mounted, tmp_path):
 
 
 @every_case()
-def test_drafts_may_read_from_the_targets_beside_them_and_from_no_other_port(
-    case, mounted, tmp_path
-):
-    documents = rendered(case)
-    configs = {
-        pod.role: told(documents, pod, mounted, tmp_path)[0] for pod in service_pods(documents)
-    }
+def test_drafts_may_read_from_targets_beside_them_and_from_no_other_port(case, mounted, tmp_path):
+    configs = configs_of(rendered(case), mounted, tmp_path)
     if "draft" in configs and "target" in configs:
         sources, address = configs["draft"].sources(), configs["target"].replica.advertised_address
         sources.check(address)
@@ -168,10 +164,7 @@ def test_services_agree_with_each_other(case):
 
 def test_all_hops_are_tls_and_each_side_knows_whom_to_expect(mounted, tmp_path):
     for case in ("tls", "tls-secrets"):
-        documents = rendered(case)
-        configs = {
-            pod.role: told(documents, pod, mounted, tmp_path)[0] for pod in service_pods(documents)
-        }
+        configs = configs_of(rendered(case), mounted, tmp_path)
         for config in (configs[role] for role in ROLES):
             assert config.tls.cert and config.tls.key
             assert config.store.url.startswith("rediss://") and config.store.ca
@@ -288,9 +281,6 @@ def test_flags_and_variables_that_operators_add_are_taken(mounted, tmp_path):
         "router.extraArgs": ["--max-requests", "9"],
         "target.extraEnv": [{"name": "SLIPSTREAM_TARGET_MAX_SESSIONS", "value": "11"}],
     }
-    documents = with_values(values)
-    configs = {
-        pod.role: told(documents, pod, mounted, tmp_path)[0] for pod in service_pods(documents)
-    }
+    configs = configs_of(with_values(values), mounted, tmp_path)
     assert configs["router"].max_requests == 9
     assert configs["target"].sessions.max_sessions == 11

@@ -19,6 +19,7 @@ from slipstream.state.factory import open_quotas, open_registry, open_store, ope
 from slipstream.state.options import StoreOptions
 from slipstream.state.quotas import QuotaLimits, Ticket
 from slipstream.state.registry import Announcement
+from support.commands import ran
 from support.deployment.charts import NAMESPACE, RELEASE, named, rendered, settings, with_values
 from support.deployment.kube_schemas import NEWEST, faults
 from support.state.redis_server import RedisServer, redis_server
@@ -60,13 +61,8 @@ class Pod:
 
     def run(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
         """Run one of the pod's scripts."""
-        return subprocess.run(
-            ["sh", str(self.folder / "etc/redis/config" / script)],
-            env={**os.environ, **variables},
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        script = self.folder / "etc/redis/config" / script
+        return ran("sh", script, env={**os.environ, **variables})
 
     @property
     def file(self) -> Path:

@@ -24,12 +24,7 @@ from support.deployment.charts import (
     template,
 )
 
-CONFIGS = {
-    "router": RouterConfig,
-    "draft": DraftConfig,
-    "target": TargetConfig,
-    "http": HttpConfig,
-}
+CONFIGS = {"router": RouterConfig, "draft": DraftConfig, "target": TargetConfig, "http": HttpConfig}
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 WRONG = {
@@ -84,10 +79,7 @@ CANT = {
     "a claim without its name": {"modelStore.type": "existingClaim"},
     "an empty store that nobody fills": {"modelStore.readOnly": True},
     "a draft on two GPUs": {"draft.gpu.count": 2},
-    "two monitors": {
-        "metrics.serviceMonitor.enabled": True,
-        "metrics.podMonitor.enabled": True,
-    },
+    "two monitors": {"metrics.serviceMonitor.enabled": True, "metrics.podMonitor.enabled": True},
     "a monitor of no metrics": {"metrics.enabled": False, "metrics.podMonitor.enabled": True},
     "a front without routers": {"http.enabled": True, "router.enabled": False},
     "keys of callers in the clear": {
@@ -113,7 +105,7 @@ CANT = {
     "a Redis that is killed before it is full": {"redis.maxMemory": "1gb"},
     "targets that scale to zero": {"target.autoscaling": {"minReplicas": 0}},
     "an HPA that scales to zero": {
-        "draft.autoscaling": {"minReplicas": 0, "hpa": {"enabled": True}},
+        "draft.autoscaling": {"minReplicas": 0, "hpa": {"enabled": True}}
     },
     "a model of 140 GB in 50Gi": {"model.name": "meta-llama/Llama-3.3-70B-Instruct"},
     "two models that fit one by one": {
@@ -121,7 +113,7 @@ CANT = {
         "model": {"name": "a/A-8B@0123abc", "draft": "vanilla:a/A-6b"},
     },
     "fewer pods at most than at least": {
-        "draft.autoscaling": {"hpa": {"enabled": True}, "minReplicas": 5, "maxReplicas": 2},
+        "draft.autoscaling": {"hpa": {"enabled": True}, "minReplicas": 5, "maxReplicas": 2}
     },
 }
 """Values that are right one by one, and can't work together."""

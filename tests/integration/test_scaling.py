@@ -63,9 +63,7 @@ def assert_nobody_noticed(traffic, running):
     assert not any(stream.num_resumed for stream in traffic.streams)
 
 
-async def test_engines_that_are_added_under_load_get_sessions_and_those_that_end_lose_none(
-    cluster, answers
-):
+async def test_engines_added_under_load_get_sessions_and_those_that_end_lose_none(cluster, answers):
     traffic = Traffic(answers, ERRANDS)
     async with traffic.flowing(cluster.address, NUM_STREAMS):
         await traffic.after(NUM_TOKENS)

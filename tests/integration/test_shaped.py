@@ -107,11 +107,7 @@ def test_the_output_on_a_device_is_that_of_plain_decoding_there(sampling, shape,
     target, _ = shaped_target("cuda")
     expected = plain(target, PROMPTS[1], sampling=sampling, max_tokens=12)
     options = SpeculationOptions(
-        mode=Mode.FORCED,
-        shape=shape,
-        stop=StopPolicy.SVIP,
-        max_nodes=15,
-        verification=verification,
+        mode=Mode.FORCED, shape=shape, stop=StopPolicy.SVIP, max_nodes=15, verification=verification
     )
     draft = shaped_draft(target, "cuda")
     out = speculate(

@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from slipstream.telemetry.traces import Span, SpanKind, Status, trace_of
+from slipstream.telemetry.traces import SpanKind, Status, trace_of
 from support.services import fleet
 from support.state.redis_server import running_redis
 from support.telemetry.otlp_collector import collector, traces_of
@@ -63,10 +63,6 @@ def seen(tmp_path_factory):
         yield found
 
 
-def kind_of(span: Span):
-    return span.name.split(" ")[0]
-
-
 def children(trace, span):
     return trace.children().get(span.span_id, [])
 
@@ -112,7 +108,7 @@ def test_every_request_is_a_trace_of_its_own(seen):
 def test_spans_have_the_names_and_kinds_that_are_written_down(seen):
     found = {}
     for span in seen.collector.spans:
-        found.setdefault(kind_of(span), set()).add(span.kind)
+        found.setdefault(span.name.split(" ")[0], set()).add(span.kind)
     assert found == KINDS
 
 

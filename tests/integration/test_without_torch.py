@@ -1,13 +1,11 @@
 """Laws of a start without torch: with native targets and drafts nothing imports it."""
 
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from slipstream.models.native import library
+from support.commands import ran_python
 from support.models.tiny_checkpoint import save_checkpoint, save_draft
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -38,15 +36,9 @@ def pair(tmp_path_factory):
 
 def imported(program, pair, cache):
     """Run a program in a process of its own; what it says that it imported."""
-    ran = subprocess.run(
-        [sys.executable, "-c", program, *pair],
-        env={**os.environ, "PYTHONPATH": str(ROOT / ".dev"), "SLIPSTREAM_CACHE": str(cache)},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert ran.returncode == 0, ran.stderr
-    return ran.stdout
+    done = ran_python("-c", program, *pair, SLIPSTREAM_CACHE=str(cache))
+    assert done.returncode == 0, done.stderr
+    return done.stdout
 
 
 @pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")

@@ -94,9 +94,7 @@ async def everything(draft):
 
 @BOTH
 @pytest.mark.parametrize("kind", ["glide", "vanilla"])
-async def test_tokens_are_those_of_plain_decoding_and_some_rounds_wait_for_no_draft(
-    models, kind, sampling
-):
+async def test_tokens_are_plain_decodings_and_some_rounds_wait_for_no_draft(models, kind, sampling):
     async with target_place(models) as targets, draft_place(models, kind) as drafts:
 
         async def answered(name, nodes):

@@ -31,9 +31,7 @@ def feed_at(address):
         (("localhost:*",), "127.0.0.1:{port}", errors.PermissionDenied),
     ],
 )
-async def test_a_source_that_is_not_allowed_is_never_dialled(
-    models, tmp_path, patterns, address, kind
-):
+async def test_a_forbidden_source_is_never_dialled(models, tmp_path, patterns, address, kind):
     dialled = []
 
     async def answer(reader, writer):

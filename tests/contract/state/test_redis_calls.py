@@ -8,21 +8,14 @@ import redis.asyncio
 from slipstream.core.errors import Unavailable
 from slipstream.state.redis_client import RedisClient
 from slipstream.state.scripts import Script
-from support.state.redis_server import redis_server
 
 LIMIT_S = 20.0
 ONE = Script("return 1")
 
 
-@pytest.fixture(scope="module")
-def server():
-    with redis_server() as server:
-        yield server
-
-
 @pytest.mark.parametrize("num_steps", range(0, 24, 2))
-async def test_whoever_asks_for_ever_ends_when_cancelled(server, num_steps):
-    async with redis.asyncio.from_url(server.url) as client:
+async def test_whoever_asks_for_ever_ends_when_cancelled(session_server, num_steps):
+    async with redis.asyncio.from_url(session_server.url) as client:
         calls = RedisClient(client, timeout_s=LIMIT_S, place="here")
 
         async def ask_for_ever():
@@ -38,8 +31,8 @@ async def test_whoever_asks_for_ever_ends_when_cancelled(server, num_steps):
         assert await calls.run(ONE, [], []) == 1
 
 
-async def test_what_comes_after_its_end_is_refused_and_opens_no_connection(server):
-    client = redis.asyncio.from_url(server.url)
+async def test_what_comes_after_its_end_is_refused_and_opens_no_connection(session_server):
+    client = redis.asyncio.from_url(session_server.url)
     calls = RedisClient(client, timeout_s=LIMIT_S, place="here")
     assert await calls.run(ONE, [], []) == 1
     await calls.aclose()

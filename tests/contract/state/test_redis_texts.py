@@ -15,6 +15,7 @@ from slipstream.state.options import StoreOptions
 from slipstream.state.scripts import packed
 from slipstream.state.text_exchange import MAX_TEXT_TOKENS, PAGE, TextExchange
 from support.models.hand_clock import HandClock
+from support.services.background import until
 from support.state.redis_groups import cluster
 from support.state.redis_server import redis_server
 
@@ -23,16 +24,10 @@ TTL_S = 600.0
 KEY = "slipstream:texts:scope"
 
 
-@pytest.fixture(scope="module")
-def running():
-    with redis_server() as server:
-        yield server
-
-
 @pytest.fixture
-def server(running):
-    running.call("FLUSHALL")
-    return running
+def server(session_server):
+    session_server.call("FLUSHALL")
+    return session_server
 
 
 @asynccontextmanager
@@ -159,12 +154,6 @@ async def test_scopes_of_a_cluster_are_read_wherever_they_are():
 
 def test_without_a_store_there_is_nobody_to_share_with():
     assert open_texts(StoreOptions(), num_kept=1, ttl_s=1.0) is None
-
-
-async def until(holds):
-    async with asyncio.timeout(LIMIT_S):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 class Learning:

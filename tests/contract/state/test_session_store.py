@@ -58,9 +58,7 @@ LEFT = {"released": (True, 0.0), "its router was killed": (False, 1.01 * LEASE_S
 @pytest.mark.parametrize(("is_released", "passed_s"), LEFT.values(), ids=LEFT)
 @pytest.mark.parametrize("opens", [True, False])
 @pytest.mark.parametrize("num_left", [1, 2])
-async def test_a_turn_that_was_left_never_ends_its_session(
-    place, num_left, opens, is_released, passed_s
-):
+async def test_a_turn_that_was_left_ends_no_session(place, num_left, opens, is_released, passed_s):
     """The turn before it goes on, and nothing of the one that was left is in it."""
     store = place.store
     await told(store, begins("r1"), replace(opened(5, 6, 7), ending="{}"))

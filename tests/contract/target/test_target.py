@@ -183,36 +183,33 @@ async def test_releasing_twice_is_fine(target):
     assert again.tokens == first.tokens
 
 
+ROOTS = {"verification": Verification.TARGET_INIT, "num_roots": tiny.VOCAB + 1}
+BIASED = {"sampling": SamplingParams(logit_bias=((tiny.VOCAB, 1.0),))}
+LENGTH = "prompt of 20 and up to 50 new ones need 20 to 69"
+
+
 @pytest.mark.parametrize(
-    ("tokens", "proposal"),
-    [((1, tiny.VOCAB), Proposal()), (PROMPT, chain(tiny.VOCAB)), ((), Proposal())],
+    ("options", "tokens", "proposal", "reason"),
+    [
+        ({}, (1, tiny.VOCAB), Proposal(), None),
+        ({}, PROMPT, chain(tiny.VOCAB), None),
+        ({}, (), Proposal(), None),
+        ({}, PROMPT[:-1], Proposal(), LENGTH),
+        ({}, (*PROMPT, *[1] * 50), Proposal(), LENGTH),
+        ({}, PROMPT, chain(*[1] * 128), "128 nodes"),
+        (ROOTS, PROMPT, Proposal(), "49 roots"),
+        (BIASED, PROMPT, Proposal(), "logit_bias"),
+    ],
 )
-async def test_tokens_that_do_not_exist_are_refused(target, tokens, proposal):
-    with pytest.raises(InvalidRequest):
-        await target.verify(TokenSequence(session(), tokens), proposal)
+async def test_what_does_not_exist_or_fit_is_refused(target, options, tokens, proposal, reason):
+    with pytest.raises(InvalidRequest, match=reason):
+        await target.verify(TokenSequence(session(**options), tokens), proposal)
 
 
 async def test_a_negative_token_is_refused(model):
     local = tiny.local_target(model, free_rows=16)
     with pytest.raises(InvalidRequest, match="token -1"):
         await local.verify(TokenSequence(session(), PROMPT), chain(-1))
-
-
-@pytest.mark.parametrize("tokens", [PROMPT[:-1], (*PROMPT, *[1] * 50)])
-async def test_tokens_that_do_not_fit_the_request_are_refused(target, tokens):
-    with pytest.raises(InvalidRequest, match="prompt of 20 and up to 50 new ones need 20 to 69"):
-        await target.verify(TokenSequence(session(), tokens), Proposal())
-
-
-async def test_a_tree_of_more_nodes_than_are_allowed_is_refused(target):
-    with pytest.raises(InvalidRequest, match="128 nodes"):
-        await target.verify(TokenSequence(session(), PROMPT), chain(*[1] * 128))
-
-
-async def test_more_roots_than_there_are_tokens_are_refused(target):
-    at = session(verification=Verification.TARGET_INIT, num_roots=tiny.VOCAB + 1)
-    with pytest.raises(InvalidRequest, match="49 roots"):
-        await target.verify(TokenSequence(at, PROMPT), Proposal())
 
 
 async def test_a_refused_call_leaves_the_session_as_it_was(target):
@@ -226,12 +223,6 @@ async def test_a_refused_call_leaves_the_session_as_it_was(target):
 async def test_a_request_that_can_outgrow_the_context_is_refused(target):
     with pytest.raises(PromptTooLong, match="context of 512"):
         await target.verify(TokenSequence(session(max_tokens=500), PROMPT), Proposal())
-
-
-async def test_a_biased_token_that_does_not_exist_is_refused(target):
-    at = session(sampling=SamplingParams(logit_bias=((tiny.VOCAB, 1.0),)))
-    with pytest.raises(InvalidRequest, match="logit_bias"):
-        await target.verify(TokenSequence(at, PROMPT), Proposal())
 
 
 async def test_more_sessions_than_fit_are_refused(target):

@@ -137,9 +137,7 @@ async def test_messages_out_of_order_are_refused_and_leave_nothing(served, messa
         (0, PROMPT, Proposal(TokenTree.chain([1] * 128)), StatusCode.INVALID_ARGUMENT),
     ],
 )
-async def test_a_round_that_is_refused_ends_its_stream_and_frees_it(
-    served, start, tokens, proposal, code
-):
+async def test_a_refused_round_ends_its_stream_and_frees_it(served, start, tokens, proposal, code):
     stream = await served.open(SESSION)
     status = await refusal(stream.verify(start, tokens, proposal))
     assert status.code() is code

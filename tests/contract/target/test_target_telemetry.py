@@ -82,9 +82,7 @@ async def test_what_is_not_traced_makes_no_span(served, listener):
 @pytest.mark.parametrize(
     "traceparent", ["00-" + 32 * "1" + "-" + 16 * "2" + "-00", "00-nonsense-01", "x" * 1000]
 )
-async def test_neither_is_what_was_not_sampled_nor_what_makes_no_sense(
-    served, listener, traceparent
-):
+async def test_neither_is_what_was_not_sampled_nor_nonsense(served, listener, traceparent):
     stream = await served.open(SESSION)
     assert (await stream.verify(0, PROMPT, trace=Carrier(traceparent))).tokens
     await stream.end()

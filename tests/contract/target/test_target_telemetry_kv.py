@@ -21,9 +21,7 @@ PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)
 
 
-async def test_a_snapshot_links_to_its_stream_and_belongs_to_the_verification_that_made_it(
-    served, listener
-):
+async def test_a_snapshot_links_to_its_stream_and_belongs_to_its_verification(served, listener):
     stream = await served.open(SESSION)
     tokens = PROMPT
     with listener.caller() as asked, listener.caller() as trace:

@@ -7,6 +7,7 @@ import pytest
 from gguf import GGUFWriter, TokenType
 
 from slipstream.bench.peers.engine import EngineProcess
+from support.models.tiny_gguf import finish
 from support.services.processes import ROOT
 
 # Only looked for: the library leaves files open, which is no business of this process.
@@ -41,10 +42,7 @@ def model(tmp_path_factory):
         writer.add_tensor(name, rng.normal(size=(rows, columns)).astype(np.float32))
     for name in ("blk.0.attn_norm", "blk.0.ffn_norm", "output_norm"):
         writer.add_tensor(f"{name}.weight", np.ones(WIDTH, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 

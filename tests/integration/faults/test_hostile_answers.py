@@ -25,10 +25,7 @@ from support.services.fleet import num_ready, routed
 
 EXACT = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=2)
 MCSD = SpeculationOptions(
-    mode=Mode.FORCED,
-    stop=StopPolicy.FIXED,
-    max_draft_tokens=1,
-    verification=Verification.MCSD,
+    mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=1, verification=Verification.MCSD
 )
 SAMPLED = SamplingParams(temperature=1.0, seed=7)
 OPENED = draft_pb2.SpeculateResponse(opened=draft_pb2.DraftOpened()).SerializeToString()

@@ -73,9 +73,7 @@ async def test_sessions_in_memory_outlive_jumps_of_the_clock(router, monkeypatch
 
 
 @pytest.mark.parametrize("num_routers", [1, 2])
-async def test_streams_that_were_left_while_the_store_was_silent_go_on_alone(
-    router, server, num_routers
-):
+async def test_streams_left_while_the_store_was_silent_go_on_alone(router, server, num_routers):
     """An attempt that was left writes what it has once the store is back; another one runs."""
     options = {"store_url": server.url, "store_timeout_s": 0.1}
     clients = [await router(**options) for _ in range(num_routers)]

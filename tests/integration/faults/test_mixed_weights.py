@@ -76,9 +76,7 @@ async def test_among_mixed_weights_a_request_goes_on_at_an_equal_target(folders)
 
 
 @pytest.mark.parametrize("differs", ["weights", "dtype"])
-async def test_another_router_goes_on_with_a_request_only_at_an_equal_target(
-    folders, server, differs
-):
+async def test_another_router_resumes_a_request_only_at_an_equal_target(folders, server, differs):
     old = target_worker(folders[0])
     new = (
         target_worker(folders[1])
@@ -95,9 +93,7 @@ async def test_another_router_goes_on_with_a_request_only_at_an_equal_target(
                 pass
 
 
-async def test_the_next_turn_of_a_session_goes_on_with_new_weights_once_the_old_are_gone(
-    folders, server
-):
+async def test_the_next_turn_of_a_session_has_new_weights_once_the_old_are_gone(folders, server):
     old, new = (target_worker(folder) for folder in folders)
     store = {"store_url": server.url, "store_timeout_s": 2.0}
     async with running(old, new), routed([old], **store) as one, routed([new], **store) as other:

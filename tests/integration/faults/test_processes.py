@@ -98,9 +98,7 @@ def test_chat_keeps_its_conversation_at_the_router(running, capsys, monkeypatch)
     assert "A new conversation." in said
 
 
-def test_a_draft_that_is_killed_costs_no_token_and_is_used_again_when_it_is_back(
-    running, client, plain
-):
+def test_a_draft_that_is_killed_costs_no_token_and_is_used_again_once_back(running, client, plain):
     draft, target = running.child("draft"), running.child("target")
     (ready,) = [line.partition("draft ")[2] for line in running.err if is_ready_draft(line)]
     with closing(client.stream(PROMPT, max_tokens=LONG, speculation=FORCED)) as chunks:

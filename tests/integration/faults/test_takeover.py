@@ -6,12 +6,7 @@ from secrets import token_hex
 import pytest
 
 from slipstream.client import Client, SamplingParams, SpeculationOptions, Verification
-from slipstream.core.errors import (
-    RequestExists,
-    SessionOutOfSync,
-    SessionTaken,
-    Unavailable,
-)
+from slipstream.core.errors import RequestExists, SessionOutOfSync, SessionTaken, Unavailable
 from support.services import fleet
 from support.services.fleet import routed, running, target_worker
 from support.state.redis_server import RedisServer

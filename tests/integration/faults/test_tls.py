@@ -48,9 +48,7 @@ def keys(tmp_path):
 
 
 @pytest.mark.parametrize("is_safe", [False, True])
-async def test_without_tls_all_can_be_read_on_the_way_and_with_it_nothing(
-    model, origin, keys, is_safe
-):
+async def test_without_tls_all_can_be_read_and_with_it_nothing(model, origin, keys, is_safe):
     made = origin if is_safe else None
     with captured() as packets:
         async with guarded(model, made, key_file=keys) as at, at.client(token=TOKEN) as client:
@@ -67,9 +65,7 @@ async def test_without_tls_all_can_be_read_on_the_way_and_with_it_nothing(
         assert found(words, on_the_wire) == ([] if is_safe else words)
 
 
-async def test_a_client_without_certificate_or_token_is_refused_by_its_code(
-    model, origin, other, keys
-):
+async def test_a_client_without_certificate_or_token_is_refused_by_code(model, origin, other, keys):
     strange = ClientTls(origin.ca, other.cert("client"), other.key("client"))
     async with guarded(model, origin, key_file=keys) as at:
         for tls in (origin.stranger(), strange, other.client("client")):
@@ -137,8 +133,7 @@ async def reconnected(client, relay, role):
     num_before = relay.num_connections
     relay.cut()
     await fleet.until(
-        client,
-        lambda info: relay.num_connections > num_before and fleet.num_ready(info, role) == 1,
+        client, lambda info: relay.num_connections > num_before and fleet.num_ready(info, role) == 1
     )
 
 

@@ -7,13 +7,7 @@ import openai
 import pytest
 
 from slipstream.client import SamplingParams, SpeculationOptions
-from support.services.http_front import (
-    HELLO,
-    async_client_of,
-    chat,
-    completion,
-    post,
-)
+from support.services.http_front import HELLO, async_client_of, chat, completion, post
 
 LIKELY = {"seed": 7, "temperature": 0.8, "top_p": 0.9}
 # In `auto` the number of rounds is a matter of what they cost at the moment.

@@ -97,9 +97,7 @@ def fronts(request, slow):
 
 @pytest.mark.parametrize("origin", [PAGE, PAGE.upper(), OTHER, None])
 @pytest.mark.parametrize("asked", ANSWERS, ids=str)
-def test_an_answer_of_any_kind_may_be_read_by_pages_of_the_allowed_origins(
-    fronts, router, asked, origin
-):
+def test_an_answer_of_any_kind_may_be_read_by_allowed_origins(fronts, router, asked, origin):
     (allowed, url, failing_url), (method, path, body, status) = fronts, asked
     headers = {} if origin is None else {"origin": origin}
     answer = send(failing_url if status == 429 else url, method, path, body, **headers)

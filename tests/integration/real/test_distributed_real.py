@@ -17,10 +17,7 @@ NUM_TOKENS = 16
 # On a busy machine `auto` may find that plain rounds pay better, and draft nothing.
 FORCED = SpeculationOptions(mode=Mode.FORCED)
 OVERLAPPED = SpeculationOptions(mode=Mode.FORCED, overlap=True)
-LAWS = {
-    "greedy": SamplingParams(),
-    "sampled": SamplingParams(temperature=0.9, top_p=0.95, seed=3),
-}
+LAWS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0.9, top_p=0.95, seed=3)}
 
 
 @pytest.fixture(scope="module")

@@ -7,11 +7,12 @@ operator that is not there.
 
 import json
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+
+from support.commands import ran
 
 pytestmark = pytest.mark.real
 
@@ -34,14 +35,7 @@ SAMPLED = ("--temperature", "0.8", "--seed", "7")
 def run(mask, *arguments):
     """What a Python process under the mask writes, as JSON."""
     fixed = {"PYTHONPATH": str(TESTS.parent / ".dev"), "GOMP_SPINCOUNT": "3000"}
-    done = subprocess.run(
-        [sys.executable, *arguments],
-        env={**os.environ, **fixed, **mask},
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=240,
-    )
+    done = ran(sys.executable, *arguments, env={**os.environ, **fixed, **mask}, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)
 

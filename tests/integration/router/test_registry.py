@@ -1,7 +1,5 @@
 """Laws of the registry of live replicas, on a real Redis-compatible server."""
 
-import asyncio
-
 import pytest
 import redis.asyncio
 
@@ -9,6 +7,7 @@ from slipstream.core.errors import InvalidRequest, Unavailable
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.state.redis_client import RedisClient
 from slipstream.state.registry import Announcement, Registry, announced, announcement_from
+from support.services.background import until
 from support.state.redis_server import redis_server
 
 LIMIT_S = 20
@@ -103,12 +102,6 @@ async def test_a_service_is_listed_while_it_runs_also_when_the_store_comes_late(
                 await until(lambda: "announces itself again" in caplog.text)
                 assert await registry.live(TARGET) == (target(),)
             assert await registry.live(TARGET) == ()
-
-
-async def until(holds):
-    async with asyncio.timeout(LIMIT_S):
-        while not holds():
-            await asyncio.sleep(0.01)
 
 
 @pytest.mark.parametrize(

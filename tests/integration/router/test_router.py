@@ -16,13 +16,7 @@ from slipstream.core.errors import DeadlineExceeded, SessionNotFound
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
-from support.services.fleet import (
-    draft_worker,
-    eventually,
-    glide_of,
-    routed,
-    running,
-)
+from support.services.fleet import draft_worker, eventually, glide_of, routed, running
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
 OFF = SpeculationOptions(mode=Mode.OFF)
@@ -49,9 +43,7 @@ async def is_free(*workers, limit_s=5.0):
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED, PENALISED])
-async def test_tokens_are_those_of_plain_embedded_decoding(
-    target, draft, folder, embedded, sampling
-):
+async def test_tokens_are_those_of_embedded_decoding(target, draft, folder, embedded, sampling):
     vanilla = draft_worker(f"vanilla:{folder}", folder)
     async with running(target, draft, vanilla), routed([target], [draft, vanilla]) as client:
         expected = await embedded.generate("hello", max_tokens=60, sampling=sampling)

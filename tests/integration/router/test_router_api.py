@@ -1,8 +1,6 @@
 """What a router takes, what it refuses and in which words, and who can't harm it."""
 
 import asyncio
-import subprocess
-import sys
 from contextlib import asynccontextmanager
 from pathlib import Path
 
@@ -17,6 +15,7 @@ from slipstream.router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import common_pb2, generation_pb2_grpc
 from slipstream.rpc.v1 import generation_pb2 as pb
+from support.commands import ran_python
 from support.network.key_files import key, write_keys
 from support.services import fleet
 from support.services.fleet import (
@@ -281,8 +280,5 @@ for package in (slipstream.router, slipstream.text):
         importlib.import_module(module.name)
 print(sorted({"torch", "numpy", "transformers"} & sys.modules.keys()))
 """
-    environment = {"PYTHONPATH": str(ROOT / ".dev")}
-    done = subprocess.run(
-        [sys.executable, "-c", code], env=environment, capture_output=True, text=True, check=True
-    )
-    assert done.stdout.strip() == "[]"
+    done = ran_python("-c", code)
+    assert done.stdout.strip() == "[]", done.stderr

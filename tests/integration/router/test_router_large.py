@@ -34,10 +34,7 @@ PROMPTS = {
 
 @pytest.mark.parametrize("method", ["Generate", "GenerateStream", "Tokenize"])
 async def test_a_prompt_of_too_much_is_refused_by_its_count(served, method):
-    async with (
-        routed([served]) as client,
-        grpc.aio.insecure_channel(client.address) as channel,
-    ):
+    async with routed([served]) as client, grpc.aio.insecure_channel(client.address) as channel:
         call = channel.unary_stream(f"{SERVICE}/{method}")
         for name, (prompt, sentence) in PROMPTS.items():
             if method == "Tokenize":
@@ -56,10 +53,7 @@ async def test_options_of_too_much_are_refused_by_their_count(served):
         "widths": (pb.SpeculationOptions(widths=[1] * 5000), "widths has 5000 depths"),
         "speculation": (pb.SpeculationOptions(widths=[1] * MOST), FIELDS),
     }
-    async with (
-        routed([served]) as client,
-        grpc.aio.insecure_channel(client.address) as channel,
-    ):
+    async with routed([served]) as client, grpc.aio.insecure_channel(client.address) as channel:
         for speculation, sentence in cases.values():
             asked = pb.Generation(prompt=pb.Prompt(text="x"), speculation=speculation)
             data = pb.GenerateRequest(generation=asked).SerializeToString()
@@ -74,10 +68,7 @@ async def test_a_name_of_a_model_is_short_wherever_it_is_asked_for(served):
         "Tokenize": pb.TokenizeRequest(model="m" * 5000, prompt=pb.Prompt(text="x")),
         "GetModelInfo": pb.GetModelInfoRequest(model="m" * 5000),
     }
-    async with (
-        routed([served]) as client,
-        grpc.aio.insecure_channel(client.address) as channel,
-    ):
+    async with routed([served]) as client, grpc.aio.insecure_channel(client.address) as channel:
         for method, request in requests.items():
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await channel.unary_unary(f"{SERVICE}/{method}")(request.SerializeToString())

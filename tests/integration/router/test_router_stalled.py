@@ -40,10 +40,7 @@ async def test_readers_that_stop_give_back_places_and_targets_and_their_requests
 
 
 async def test_a_reader_that_goes_on_too_late_is_told_so(served):
-    async with (
-        routed([served], send_timeout_s=0.1) as client,
-        raw_caller(client.address) as caller,
-    ):
+    async with routed([served], send_timeout_s=0.1) as client, raw_caller(client.address) as caller:
         stream = caller.call(STREAM, request("r"))
         await caller.until(lambda: stream in caller.headers)
         await eventually(client.server_info, lambda info: info.num_requests == 0)

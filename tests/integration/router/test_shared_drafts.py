@@ -57,9 +57,7 @@ async def test_one_draft_serves_two_targets_of_a_model_at_once(target, draft, fo
     assert load.num_steps < 3 * load.num_rounds  # steps are shared, of sessions of both
 
 
-async def test_a_draft_of_another_model_is_used_by_no_target_of_this_one(
-    target, folder, tmp_path, plain
-):
+async def test_a_draft_of_another_model_is_used_by_no_target_here(target, folder, tmp_path, plain):
     large = fleet.save_models(tmp_path, "large", seed=1)
     stranger, other = draft_worker(str(glide_of(large)), large), target_worker(large)
     async with running(target, other, stranger), routed([target, other], [stranger]) as client:

@@ -180,18 +180,14 @@ def test_a_lossy_mode_says_so(vanilla):
     assert vanilla.generate("hello", max_tokens=8).lossless
 
 
-@pytest.mark.parametrize(
-    "options", [{"numerics": "exactish"}, {"threads": 0}, {"dtype": "int3"}, {"device": "abacus"}]
-)
-def test_engine_options_that_do_not_exist_are_refused(folder, options):
-    with pytest.raises(InvalidRequest):
-        Client.embedded(str(folder), "none", **{"dtype": "float32", **options})
+NO_OPTIONS = [{"numerics": "exactish"}, {"threads": 0}, {"dtype": "int3"}, {"device": "abacus"}]
+NO_OPTIONS += [{"draft": draft} for draft in ("", "glide", "magic", "vanilla:")]
 
 
-@pytest.mark.parametrize("draft", ["", "glide", "magic", "vanilla:"])
-def test_a_draft_that_does_not_exist_is_refused(folder, draft):
+@pytest.mark.parametrize("options", NO_OPTIONS)
+def test_drafts_and_engine_options_that_do_not_exist_are_refused(folder, options):
     with pytest.raises(InvalidRequest):
-        Client.embedded(str(folder), draft, dtype="float32")
+        Client.embedded(str(folder), **{"draft": "none", "dtype": "float32", **options})
 
 
 def test_glide_weights_are_taken_from_their_directory(folder, tmp_path, ngram):

@@ -1,7 +1,5 @@
 """One surface, wherever the engines are: the laws of the SDK, embedded and over gRPC."""
 
-import subprocess
-import sys
 from itertools import product
 
 import pytest
@@ -26,6 +24,7 @@ from slipstream.core.errors import (
     SessionNotFound,
     UnsupportedCombination,
 )
+from support.commands import ran_python
 
 FORCED = SpeculationOptions(mode=Mode.FORCED)  # by no clock
 SAMPLED = SamplingParams(temperature=1.0, seed=4)
@@ -277,11 +276,5 @@ print(sorted(heavy & set(sys.modules)))
 foreign = {{name.partition(".")[0] for name in sys.modules}} - set(sys.stdlib_module_names)
 print(sorted(name for name in foreign if not name.startswith(("_", "grpc", "cython_runtime"))))
 """
-    run = subprocess.run(
-        [sys.executable, "-c", code],
-        env={"PYTHONPATH": ".dev"},
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+    run = ran_python("-c", code)
     assert run.stdout.splitlines()[:2] == ["[]", "['google', 'slipstream', 'typing_extensions']"]

@@ -192,9 +192,7 @@ async def test_a_request_ends_with_its_client():
 
 
 @pytest.mark.parametrize("place", ["embedded", "remote"])
-async def test_a_client_for_threads_works_inside_a_running_loop_as_in_a_notebook(
-    reference, router, place
-):
+async def test_a_client_for_threads_works_in_a_running_loop_as_notebooks(reference, router, place):
     with Client(router.address) as remote:
         client = reference if place == "embedded" else remote
         text = client.generate("hello", max_tokens=20).text

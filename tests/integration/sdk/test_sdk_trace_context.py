@@ -2,8 +2,6 @@
 
 import asyncio
 import json
-import subprocess
-import sys
 from contextlib import contextmanager
 
 import pytest
@@ -14,6 +12,7 @@ from opentelemetry.trace import NoOpTracerProvider
 from slipstream.client import AsyncClient, Client, errors
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.telemetry.sdk_spans import SdkTelemetry
+from support.commands import ran_python
 from support.network.bad_routers import Breaking, Failing, Scripted, first_chunk, register
 from support.services.background import served
 from support.telemetry.told_client import Told, async_remote, remote
@@ -139,10 +138,7 @@ async def test_the_router_hears_of_the_span(told):
 def test_a_span_is_a_child_of_the_applications_and_passes_its_state_on(told):
     state = trace.TraceState([("vendor", "1")])
     context = trace.SpanContext(7, 9, True, trace.TraceFlags(1), state)
-    with (
-        hearing(told.telemetry) as (heard, ways),
-        trace.use_span(trace.NonRecordingSpan(context)),
-    ):
+    with hearing(told.telemetry) as (heard, ways), trace.use_span(trace.NonRecordingSpan(context)):
         for ask in ways:
             ask()
             span = told.span()
@@ -203,13 +199,7 @@ with Client(sys.argv[1]) as client:
 
 def test_an_application_that_sets_telemetry_up_later_gets_it():
     with served(register(Hearing())) as address:
-        run = subprocess.run(
-            [sys.executable, "-c", LATE, address],
-            env={"PYTHONPATH": ".dev"},
-            capture_output=True,
-            text=True,
-            check=True,
-        )
+        run = ran_python("-c", LATE, address)
     is_loaded, names = map(json.loads, run.stdout.splitlines())
     assert not is_loaded
     assert names == ["chat"]

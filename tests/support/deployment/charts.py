@@ -18,6 +18,7 @@ import yaml
 
 from helm_tool import HELMS, Helm, missing
 from slipstream.config import SECTIONS
+from support.commands import ran
 
 Json = dict[str, Any]
 ROOT = Path(__file__).resolve().parents[3]
@@ -89,15 +90,8 @@ def run(
     if why := missing(helm):
         pytest.skip(why)
     more = [] if values is None else ["--values", "-"]
-    return subprocess.run(
-        [str(at) for at in (helm.path, *arguments, *more)],
-        cwd=ROOT,
-        input=json.dumps(nested(values or {})),
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=LIMIT_S,
-    )
+    given = json.dumps(nested(values or {}))
+    return ran(helm.path, *arguments, *more, cwd=ROOT, input=given, timeout=LIMIT_S)
 
 
 def nested(values: Json) -> Json:

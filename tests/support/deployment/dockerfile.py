@@ -7,12 +7,12 @@ import os
 import re
 import shlex
 import shutil
-import subprocess
 import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 
+from support.commands import ran
 from support.deployment import lock_files
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -129,15 +129,9 @@ class Workshop:
         """Run a RUN step; what it writes to standard output."""
         here = self.here(_PYTHON.sub(shlex.quote(sys.executable), command))
         offline = {"PIP_NO_INDEX": "1", "PIP_FIND_LINKS": str(self._wheels)}
-        done = subprocess.run(
-            ["sh", "-euc", here],
-            cwd=self.root / "build",
-            env={**_clean(), **offline, "PIP_CONFIG_FILE": os.devnull, **variables},
-            umask=0o022,  # a builder's
-            capture_output=True,
-            text=True,
-            check=False,
-        )
+        env = {**_clean(), **offline, "PIP_CONFIG_FILE": os.devnull, **variables}
+        # The umask is a builder's.
+        done = ran("sh", "-euc", here, cwd=self.root / "build", env=env, umask=0o022)
         assert done.returncode == 0, f"{here}\n{done.stdout}{done.stderr}"
         return done.stdout
 

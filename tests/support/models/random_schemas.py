@@ -46,13 +46,11 @@ class DrawnTokens:
 
 def draw_schemas(count: int, seed: int) -> tuple[DrawnTokens, ...]:
     """The same for the same seed; a longer list begins with a shorter one."""
-    rng = random.Random(seed)
-    return tuple(_drawn(rng) for _ in range(count))
-
-
-def _drawn(rng: random.Random) -> DrawnTokens:
-    schema, longest = _object(rng, 1)
-    return DrawnTokens(schema, rng.choice(TOPICS), longest)
+    rng, drawn = random.Random(seed), []
+    for _ in range(count):
+        schema, longest = _object(rng, 1)
+        drawn.append(DrawnTokens(schema, rng.choice(TOPICS), longest))
+    return tuple(drawn)
 
 
 Made = tuple[Schema, int]

@@ -68,6 +68,14 @@ def random_blocks(kind: str, rows: int, columns: int, noise: np.random.Generator
     return blocks.reshape(rows, -1)
 
 
+def finish(writer: GGUFWriter) -> None:
+    """Write what was added, and close the file."""
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+
+
 def add_field(writer: GGUFWriter, name: str, value: Any) -> None:
     """Add a field in the type of its value."""
     kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
@@ -119,10 +127,7 @@ def write(
     for name, (size, mean) in _vectors(family, dim, hidden).items():
         values = mean + 0.2 * noise.standard_normal(size, dtype=np.float32)
         writer.add_tensor(name, values.astype(np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -186,8 +191,5 @@ def write_gguf(path: Path) -> Path:
         heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2])
         array = value.numpy()
         writer.add_tensor(gguf_name(name), interleaved(array, heads) if heads else array)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path

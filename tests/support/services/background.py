@@ -10,6 +10,13 @@ from slipstream.rpc.server import Register, Server, ServerOptions
 GENERATION = "slipstream.rpc.v1.GenerationService"
 
 
+async def until(holds: Callable[[], object]) -> None:
+    """Return once that holds, within some seconds."""
+    async with asyncio.timeout(20):
+        while not holds():
+            await asyncio.sleep(0.001)
+
+
 class LoopThread:
     """An event loop that runs elsewhere."""
 

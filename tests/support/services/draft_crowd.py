@@ -8,14 +8,7 @@ import torch
 from slipstream.core.inline import finished
 from slipstream.core.request.profile import Profile
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import (
-    Plan,
-    SamplingParams,
-    Session,
-    Shape,
-    StopPolicy,
-    Verification,
-)
+from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.draft.batcher import BatchedDraft
 from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.engine.thread import EngineThread

@@ -51,11 +51,7 @@ class World:
         self.shared = Breakers(lambda: self.now, at_once)
         failures = Failures(Breakers(lambda: self.now, at_once), self.shared)
         self.draft = FailoverDraft(
-            self.choose,
-            failures,
-            vocab_size=50,
-            remaining=lambda: self.remaining,
-            leave=self.leave,
+            self.choose, failures, vocab_size=50, remaining=lambda: self.remaining, leave=self.leave
         )
         self._caller = ByDeltas(self.draft)
 

@@ -92,8 +92,7 @@ class Stream:
     ) -> target_pb2.Verdict:
         """One round."""
         asked = target_pb2.VerifyProposal(
-            delta=delta_to_pb(Delta(start, tokens)),
-            proposal=proposal_to_pb(proposal or Proposal()),
+            delta=delta_to_pb(Delta(start, tokens)), proposal=proposal_to_pb(proposal or Proposal())
         )
         return (await self.ask(verify=asked, trace=trace_to_pb(trace))).verdict
 

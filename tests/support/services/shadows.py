@@ -48,10 +48,7 @@ async def fleet_of(*workers):
     changed = asyncio.Event()
     source = parse_source(tuple(worker.address for worker in workers))
     targets = Pool(
-        source,
-        TargetProbe(),
-        Dialer(ChannelOptions()),
-        hooks=Hooks(on_change=changed.set),
+        source, TargetProbe(), Dialer(ChannelOptions()), hooks=Hooks(on_change=changed.set)
     )
     upkeep = asyncio.get_running_loop().create_task(targets.run())
     try:

@@ -1,10 +1,11 @@
 """promtool, where it is installed: Prometheus' own judge of rules and expressions."""
 
 import shutil
-import subprocess
 from pathlib import Path
 
 import pytest
+
+from support.commands import ran
 
 
 def promtool(*arguments: str | Path, text: str | None = None) -> None:
@@ -15,12 +16,5 @@ def promtool(*arguments: str | Path, text: str | None = None) -> None:
     tool = shutil.which("promtool")
     if tool is None:
         pytest.skip("promtool is not installed; it comes with Prometheus")
-    done = subprocess.run(
-        [tool, *map(str, arguments)],
-        input=text,
-        capture_output=True,
-        text=True,
-        check=False,
-        timeout=120,
-    )
+    done = ran(tool, *arguments, input=text, timeout=120)
     assert done.returncode == 0, done.stdout + done.stderr

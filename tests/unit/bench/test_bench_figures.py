@@ -35,10 +35,7 @@ def output(question_id, tokens, seconds, *, category="qa", stats=None):
     return Output(question_id, category, 0, (1, 2), MethodReply(tuple(tokens), timings, stats))
 
 
-PLAIN = [
-    output(1, [5, 6, 7], (1.0, 2.0)),
-    output(2, [5, 6, 7, 8, 9], (1.0, 4.0), category="math"),
-]
+PLAIN = [output(1, [5, 6, 7], (1.0, 2.0)), output(2, [5, 6, 7, 8, 9], (1.0, 4.0), category="math")]
 GLIDE = [
     output(1, [5, 6, 7], (1.0, 0.5), stats=drafted((3, 1), (2, 0))),
     output(2, [5, 6, 1, 8, 9], (1.0, 1.5), category="math", stats=drafted((5, 3))),

@@ -10,11 +10,7 @@ from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.types import Shape, StopPolicy, Verification
 
 CLASSIC = SpeculationOptions(
-    mode=Mode.FORCED,
-    max_draft_tokens=5,
-    shape=Shape.CHAIN,
-    stop=StopPolicy.FIXED,
-    lookup=False,
+    mode=Mode.FORCED, max_draft_tokens=5, shape=Shape.CHAIN, stop=StopPolicy.FIXED, lookup=False
 )
 OPTIONS = {
     "glide": CLASSIC,
@@ -137,13 +133,11 @@ def test_names_that_mean_nothing_are_refused(name, reason):
         parse_method(name)
 
 
-@pytest.mark.parametrize("text", ["", "plain,", "plain,,glide", " "])
-def test_a_list_with_gaps_is_refused(text):
-    with pytest.raises(InvalidRequest, match="names with commas between"):
-        parse_methods(text)
+GAPS, TWICE = ("", "plain,", "plain,,glide", " "), ("glide,glide", "plain,plain+fast")
+NO_LISTS = dict.fromkeys(GAPS, "names with commas between") | dict.fromkeys(TWICE, "named twice")
 
 
-@pytest.mark.parametrize("text", ["glide,glide", "plain,plain+fast"])
-def test_no_method_runs_twice(text):
-    with pytest.raises(InvalidRequest, match="named twice"):
+@pytest.mark.parametrize("text", NO_LISTS)
+def test_a_list_with_gaps_or_a_method_twice_is_refused(text):
+    with pytest.raises(InvalidRequest, match=NO_LISTS[text]):
         parse_methods(text)

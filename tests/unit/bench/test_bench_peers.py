@@ -31,6 +31,7 @@ from slipstream.bench.peers.settings import (
 from slipstream.core.errors import InvalidRequest, ModelNotFound, ServiceError, WeightsError
 from slipstream.local.stack import StackPlan
 from support.models.tiny_checkpoint import save_checkpoint
+from support.models.tiny_gguf import finish
 
 PROMPTS = tuple(PromptIds(n, "ab"[n % 2], tuple(range(n + 1))) for n in range(4))
 
@@ -204,10 +205,7 @@ def quantised(tmp_path):
     kind = GGMLQuantizationType.Q4_1
     writer.add_tensor("blk.0.ffn_down.weight", quantize(values, kind), raw_dtype=kind)
     writer.add_tensor("output_norm.weight", np.ones(32, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path
 
 
@@ -229,10 +227,7 @@ def test_a_file_of_another_model_is_refused(quantised, tmp_path):
     assert published(str(target), quantised) == quantised  # a norm of ones, as new models have
     writer = GGUFWriter(tmp_path / "other.gguf", "llama")
     writer.add_tensor("output_norm.weight", np.full(32, 2, dtype=np.float32))
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     with pytest.raises(WeightsError, match="other weights than tiny"):
         published(str(target), tmp_path / "other.gguf")
     with pytest.raises(ModelNotFound, match="--gguf names one"):

@@ -124,9 +124,7 @@ class Priced:
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 @pytest.mark.parametrize("name", PROFILES)
-def test_what_is_too_dear_is_left_out_of_simulated_rounds_as_it_is_of_real_ones(
-    pair, traces, name, sampling
-):
+def test_what_is_too_dear_is_left_out_of_simulated_as_of_real_rounds(pair, traces, name, sampling):
     target, model = pair
     profile = PROFILES[name]
     stakes, num_left_out = Stakes((0.02, 0.02, 0.1) + 28 * (0.3,), 0.35), 0

@@ -9,6 +9,7 @@ import pytest
 
 import slipstream
 from slipstream.cli.main import exit_code
+from support.commands import refusal
 from support.models.tiny_checkpoint import save_checkpoint
 
 PROMPT = "abcabcabcabc"
@@ -170,9 +171,7 @@ def test_an_interrupted_reply_ends_and_the_conversation_goes_on(checkpoint, caps
     assert said.count("tokens/s") == 1
 
 
-def test_a_turn_that_can_not_be_answered_leaves_the_conversation_as_it_was(
-    checkpoint, capsys, monkeypatch
-):
+def test_a_turn_without_an_answer_changes_no_conversation(checkpoint, capsys, monkeypatch):
     monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 200 + "\nhello\n"))
     arguments = ["--target", checkpoint, "--draft", "ngram", "--max-new-tokens", "5"]
     assert exit_code(["chat", *arguments]) == 0
@@ -241,8 +240,7 @@ def test_a_prompt_that_can_not_be_used_is_refused(generate, prompt):
 
 
 def test_an_unknown_command_is_refused(capsys):
-    assert exit_code(["frobnicate"]) == 2
-    assert capsys.readouterr().err == "error: No such command 'frobnicate'.\n"
+    assert refusal(capsys, "frobnicate") == "error: No such command 'frobnicate'.\n"
 
 
 def test_models_are_listed_located_and_missed(checkpoint, capsys):
@@ -252,5 +250,5 @@ def test_models_are_listed_located_and_missed(checkpoint, capsys):
     assert capsys.readouterr().out == checkpoint + "\n"
     assert exit_code(["models", "pull", checkpoint]) == 0
     assert capsys.readouterr().out == checkpoint + "\n"
-    assert exit_code(["models", "path", "no-such-model"]) == 2
-    assert "'no-such-model' is not on this machine" in capsys.readouterr().err
+    said = refusal(capsys, "models", "path", "no-such-model")
+    assert "'no-such-model' is not on this machine" in said

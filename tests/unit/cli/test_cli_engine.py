@@ -1,12 +1,12 @@
 """How a command loads engines: what is decided before anything computes still counts."""
 
 import os
-import subprocess
 import sys
 from pathlib import Path
 
 import pytest
 
+from support.commands import ran
 from support.models.tiny_checkpoint import save_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -31,15 +31,8 @@ sys.stdout.write(os.environ["{VARIABLE}"])
 
 
 @pytest.mark.parametrize(("said", "expected"), [({}, "3000"), ({VARIABLE: "7"}, "7")])
-def test_idle_threads_soon_stop_spinning_unless_the_environment_says_otherwise(
-    tmp_path, said, expected
-):
+def test_idle_threads_soon_stop_spinning_if_the_environment_says_nothing(tmp_path, said, expected):
     env = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    ran = subprocess.run(
-        [sys.executable, "-c", PROGRAM, str(save_checkpoint(tmp_path / "tiny"))],
-        env={**env, **said, "PYTHONPATH": str(ROOT / ".dev")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
-    assert (ran.returncode, ran.stdout) == (0, expected), ran.stderr
+    env |= {**said, "PYTHONPATH": str(ROOT / ".dev")}
+    done = ran(sys.executable, "-c", PROGRAM, save_checkpoint(tmp_path / "tiny"), env=env)
+    assert (done.returncode, done.stdout) == (0, expected), done.stderr

@@ -1,17 +1,13 @@
 """Warnings reach whoever runs a command: on standard error, each of them once."""
 
 import logging
-import os
-import subprocess
-import sys
-from pathlib import Path
 
 import pytest
 
 from slipstream.cli.main import WarningPrinter
+from support.commands import ran_python
 from support.models.tiny_checkpoint import save_checkpoint
 
-ROOT = Path(__file__).resolve().parents[3]
 SLOW_FLOAT16 = """
 import sys
 from slipstream.models.numerics import dtype_times
@@ -31,16 +27,8 @@ def generate(checkpoint, tmp_path):
     """Run `slipstream generate` as a process on a machine where float16 is slow."""
 
     def call(*arguments):
-        fixed = {"PYTHONPATH": str(ROOT / ".dev"), "SLIPSTREAM_CACHE": str(tmp_path)}
         command = ["generate", "--target", checkpoint, "--max-new-tokens", "4", *arguments, "abc"]
-        done = subprocess.run(
-            [sys.executable, "-c", SLOW_FLOAT16, *command],
-            env={**os.environ, **fixed, "OMP_NUM_THREADS": "1"},
-            capture_output=True,
-            text=True,
-            check=False,
-            timeout=120,
-        )
+        done = ran_python("-c", SLOW_FLOAT16, *command, SLIPSTREAM_CACHE=str(tmp_path))
         return done.returncode, done.stdout, done.stderr
 
     return call

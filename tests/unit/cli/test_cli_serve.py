@@ -1,17 +1,14 @@
 """`serve`, `up` and `--router`: what they pass on, and what they refuse before anything starts."""
 
-import os
 import socket
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from slipstream.cli.main import exit_code
 from slipstream.cli.up import StackFlags
+from support.commands import ran_python, refusal
 
-ROOT = Path(__file__).resolve().parent.parent.parent.parent
 NOBODY = "127.0.0.1:1"
 
 WITHOUT_TORCH = """
@@ -25,13 +22,7 @@ sys.exit(f"loaded {heavy}" if heavy else code)
 
 def without_torch(*arguments):
     """A command in a process of its own, which fails if torch is loaded at its end."""
-    return subprocess.run(
-        [sys.executable, "-c", WITHOUT_TORCH, *arguments],
-        env={**os.environ, "PYTHONPATH": str(ROOT / ".dev")},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    return ran_python("-c", WITHOUT_TORCH, *arguments)
 
 
 def test_serving_a_router_never_loads_torch():
@@ -79,16 +70,12 @@ def test_a_service_has_its_own_help(capsys):
 
 @pytest.mark.parametrize("role", ["router", "target", "draft"])
 def test_a_flag_that_a_service_does_not_have_is_refused(role, capsys):
-    assert exit_code(["serve", role, "--colour", "blue"]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert "has no '--colour'; there are --config, --" in said.err
-    assert said.err.count("error: ") == said.err.count("\n") == 1
+    said = refusal(capsys, "serve", role, "--colour", "blue")
+    assert "has no '--colour'; there are --config, --" in said
 
 
 def test_a_role_that_does_not_exist_is_refused(capsys):
-    assert exit_code(["serve", "verifier"]) == 2
-    assert capsys.readouterr().err == "error: No such command 'verifier'.\n"
+    assert refusal(capsys, "serve", "verifier") == "error: No such command 'verifier'.\n"
 
 
 BAD_UP = [
@@ -103,12 +90,7 @@ BAD_UP = [
 
 @pytest.mark.parametrize(("flags", "reason"), BAD_UP)
 def test_up_refuses_nonsense_before_it_starts_anything(flags, reason, capsys):
-    assert exit_code(["up", *flags]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
-    assert reason in said.err
+    assert reason in refusal(capsys, "up", *flags)
 
 
 def test_up_tells_every_service_its_part_and_leaves_the_rest_to_it():
@@ -143,25 +125,20 @@ BAD_ROUTER = [
 @pytest.mark.parametrize(("flags", "reason"), BAD_ROUTER)
 @pytest.mark.parametrize("command", [["generate", "hello"], ["chat"]])
 def test_options_of_engines_are_refused_beside_a_router(command, flags, reason, capsys):
-    assert exit_code([*command, "--router", NOBODY, *flags]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert reason in said.err
+    assert reason in refusal(capsys, *command, "--router", NOBODY, *flags)
 
 
 @pytest.mark.parametrize("flag", ["--model", "--token-file", "--tls-ca", "--tls-key"])
 def test_options_of_a_router_are_refused_without_one(flag, capsys):
-    assert exit_code(["generate", flag, "x", "hello"]) == 2
-    assert capsys.readouterr().err == f"error: {flag} goes with --router only\n"
+    sentence = f"error: {flag} goes with --router only\n"
+    assert refusal(capsys, "generate", flag, "x", "hello") == sentence
 
 
 def test_a_token_file_without_a_token_is_refused(tmp_path, capsys):
     empty = tmp_path / "token"
     empty.write_text("\n")
-    arguments = ["generate", "--router", NOBODY, "--token-file", str(empty), "hello"]
-    assert exit_code(arguments) == 2
-    assert capsys.readouterr().err == f"error: {empty} holds no token\n"
+    arguments = ("generate", "--router", NOBODY, "--token-file", str(empty), "hello")
+    assert refusal(capsys, *arguments) == f"error: {empty} holds no token\n"
 
 
 def test_a_router_that_is_not_there_is_a_failure_and_not_bad_input(capsys):
@@ -173,7 +150,6 @@ def test_a_router_that_is_not_there_is_a_failure_and_not_bad_input(capsys):
 
 def test_a_token_is_not_sent_in_the_clear(monkeypatch, capsys):
     monkeypatch.setenv("SLIPSTREAM_TOKEN", "hush")
-    assert exit_code(["generate", "--router", "far.example:50051", "hello"]) == 2
-    said = capsys.readouterr().err
+    said = refusal(capsys, "generate", "--router", "far.example:50051", "hello")
     assert "in the clear" in said
     assert "hush" not in said

@@ -2,27 +2,18 @@
 
 import json
 import os
-import subprocess
-import sys
 from importlib.metadata import version
 from pathlib import Path
 
 import pytest
 
+from support.commands import ran_python
 from support.models.tiny_checkpoint import save_checkpoint
-
-COMMAND = [sys.executable, "-m", "slipstream.cli.main"]
 
 
 def said(*words, **variables):
-    done = subprocess.run(
-        [*COMMAND, *words],
-        env={**os.environ, **variables},
-        capture_output=True,
-        text=True,
-        check=True,
-        timeout=120,
-    )
+    done = ran_python("-m", "slipstream.cli.main", *words, **variables)
+    assert done.returncode == 0, done.stderr
     return done.stdout
 
 

@@ -13,6 +13,7 @@ from slipstream.cli.traces.trace_summary import summary
 from slipstream.cli.up import StackFlags, traces_directory
 from slipstream.core.errors import InvalidRequest
 from slipstream.telemetry.traces import last_trace, read_spans
+from support.commands import refusal
 from support.telemetry.sample_traces import START_NS, write_trace
 
 EVIL = "</script><script>alert(1)</script>\" onload='x' \x1b[31m\u202e & <img src=http://evil>"
@@ -191,18 +192,13 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, flags, reason):
     (tmp_path / "empty").mkdir()
     named = [flag.format(tmp_path) for flag in flags]
     where = [] if "--dir" in flags else ["--dir", str(tmp_path)]
-    assert exit_code(["trace", *named, *where]) == 2
-    said = capsys.readouterr()
-    assert said.out == ""
-    assert said.err.startswith("error: ")
-    assert said.err.count("\n") == 1
-    assert reason in said.err
+    assert reason in refusal(capsys, "trace", *named, *where)
 
 
 @pytest.mark.parametrize("flags", [["r"], ["--last"]])
 def test_whoever_finds_no_traces_is_told_how_to_get_some(tmp_path, capsys, flags):
-    assert exit_code(["trace", *flags, "--dir", str(tmp_path / "none")]) == 2
-    assert "`slipstream up` keeps them" in capsys.readouterr().err
+    said = refusal(capsys, "trace", *flags, "--dir", str(tmp_path / "none"))
+    assert "`slipstream up` keeps them" in said
 
 
 def test_up_keeps_traces_beside_the_models_unless_told_otherwise(tmp_path, monkeypatch):

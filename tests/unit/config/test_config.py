@@ -5,13 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.config import (
-    load_config,
-    load_settings,
-    parse_flags,
-    resolved,
-    traces_dir,
-)
+from slipstream.config import load_config, load_settings, parse_flags, resolved, traces_dir
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import build, check_bounds, group, option, options_of
 

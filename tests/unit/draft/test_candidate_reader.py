@@ -9,14 +9,7 @@ from slipstream.core.errors import ModelError
 from slipstream.core.inline import finished
 from slipstream.core.policy.stop import StopSignal, SvipStop
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import (
-    Plan,
-    SamplingParams,
-    Session,
-    Shape,
-    StopPolicy,
-    Verification,
-)
+from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.draft.reader import CandidateReader, CandidateRows, read_candidates, read_each
 from slipstream.models.scorer import Scores

@@ -5,21 +5,9 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.core.errors import (
-    Cancelled,
-    InternalError,
-    InvalidRequest,
-    Unavailable,
-)
+from slipstream.core.errors import Cancelled, InternalError, InvalidRequest, Unavailable
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import (
-    Plan,
-    SamplingParams,
-    Session,
-    Shape,
-    StopPolicy,
-    Verification,
-)
+from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.draft.batcher import STEPS, BatchedDraft, together
 from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.draft.growth import CHUNK

@@ -153,11 +153,7 @@ def test_tokens_that_are_no_whole_characters_have_their_bytes():
 def test_the_older_shape_names_a_token_among_the_likeliest():
     told = completion_logprobs(HALF, offset=10)
     assert told["tokens"] == ["a", r"bytes:\xe2\x82", r"bytes:\xac"]
-    assert told["top_logprobs"] == [
-        {"a": -0.5, "b": -1.0},
-        {r"bytes:\xe2\x82": -2.0},
-        {},
-    ]
+    assert told["top_logprobs"] == [{"a": -0.5, "b": -1.0}, {r"bytes:\xe2\x82": -2.0}, {}]
     assert told["text_offset"] == [10, 11, 12]
 
 

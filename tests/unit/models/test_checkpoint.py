@@ -31,10 +31,7 @@ ROOT = Path(__file__).parents[3]
 FAMILIES = ("llama", "qwen2", "qwen3")
 WEIGHTS = "model.safetensors"
 
-pytestmark = pytest.mark.skipif(
-    not library.PATH.is_file(),
-    reason="no native kernels were built",
-)
+pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 
 
 @pytest.fixture(autouse=True)

@@ -10,14 +10,7 @@ from safetensors.torch import load_file, save_file
 from slipstream.core.errors import WeightsError
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import (
-    Plan,
-    SamplingParams,
-    Session,
-    Shape,
-    StopPolicy,
-    Verification,
-)
+from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.draft.engine import LocalDraft
 from slipstream.draft.reader import CandidateReader, CandidateRows, read_candidates
 from slipstream.models.decision import (

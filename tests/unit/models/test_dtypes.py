@@ -63,9 +63,7 @@ def test_a_slow_dtype_works_with_one_warning_that_names_the_faster_one(caplog):
 
 
 @pytest.mark.parametrize("has_kernels", [True, False])
-def test_what_only_torch_multiplies_slowly_is_warned_of_where_torch_computes(
-    has_kernels, caplog, monkeypatch
-):
+def test_what_only_torch_multiplies_slowly_is_warned_of_there(has_kernels, caplog, monkeypatch):
     monkeypatch.setattr(dtypes, "has_kernels", lambda: has_kernels)
     dtypes._warn.cache_clear()
     assert choose_dtype("float32", CPU, machine=modern(float32=0.01)) is FLOAT32

@@ -10,7 +10,7 @@ from slipstream.models.native import library
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from support.models.families import SIZES, family_model
-from support.models.tiny_gguf import add_field, interleaved, write_tokenizer
+from support.models.tiny_gguf import add_field, finish, interleaved, write_tokenizer
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 VOCAB = 260
@@ -75,10 +75,7 @@ def write(path, name):
         for kind in ("short", "long"):
             factors = np.array(config.rope_parameters[f"{kind}_factor"], np.float32)
             writer.add_tensor(f"rope_factors_{kind}.weight", factors)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
+    finish(writer)
     return path, model
 
 

@@ -288,8 +288,5 @@ def split(path, folder):
             writer.add_uint16(f"split.{name}", value)
         for tensor in own:
             writer.add_tensor(tensor.name, tensor.data)
-        writer.write_header_to_file()
-        writer.write_kv_data_to_file()
-        writer.write_tensors_to_file()
-        writer.close()
+        tiny_gguf.finish(writer)
     return parts

@@ -83,21 +83,17 @@ def test_code_in_a_model_directory_does_not_run(checkpoint):
         load_target_parts(str(checkpoint))
 
 
-def test_a_model_that_does_not_predict_the_next_token_is_refused(checkpoint):
-    (checkpoint / "config.json").write_text('{"model_type": "t5"}')
-    with pytest.raises(ModelMismatch, match="of type t5"):
-        load_target_parts(str(checkpoint))
-
-
-def test_an_unreadable_config_is_refused(checkpoint):
-    (checkpoint / "config.json").write_text("{")
-    with pytest.raises(WeightsError, match=r"config\.json"):
-        load_target_parts(str(checkpoint))
-
-
-def test_an_unreadable_tokenizer_is_refused(checkpoint):
-    (checkpoint / "tokenizer.json").write_text("{}")
-    with pytest.raises(WeightsError, match="tokenizer"):
+@pytest.mark.parametrize(
+    ("name", "text", "error", "reason"),
+    [
+        ("config.json", '{"model_type": "t5"}', ModelMismatch, "of type t5"),
+        ("config.json", "{", WeightsError, r"config\.json"),
+        ("tokenizer.json", "{}", WeightsError, "tokenizer"),
+    ],
+)
+def test_files_of_no_language_model_are_refused(checkpoint, name, text, error, reason):
+    (checkpoint / name).write_text(text)
+    with pytest.raises(error, match=reason):
         load_target_parts(str(checkpoint))
 
 

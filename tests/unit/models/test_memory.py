@@ -29,15 +29,14 @@ def test_a_size_is_what_it_says(budget, size):
     assert budget_bytes(budget, CPU) == size
 
 
-@pytest.mark.parametrize("budget", ["", "much", "2GB", "-1GiB", "1e9", "50%"])
+FORMS, SHARES = r"must be auto, a share such as 0\.5 or a size", "must be between 0 and 1"
+WRONG = dict.fromkeys(("", "much", "2GB", "-1GiB", "1e9", "50%"), FORMS)
+WRONG |= dict.fromkeys(("0.0", "1.0", "1.5"), SHARES)
+
+
+@pytest.mark.parametrize("budget", WRONG)
 def test_what_is_no_budget_is_refused(budget):
-    with pytest.raises(InvalidRequest, match=r"must be auto, a share such as 0\.5 or a size"):
-        check_budget(budget)
-
-
-@pytest.mark.parametrize("budget", ["0.0", "1.0", "1.5"])
-def test_a_share_is_between_nothing_and_all(budget):
-    with pytest.raises(InvalidRequest, match="must be between 0 and 1"):
+    with pytest.raises(InvalidRequest, match=WRONG[budget]):
         check_budget(budget)
 
 

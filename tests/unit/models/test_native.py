@@ -2,8 +2,6 @@
 
 import hashlib
 import os
-import subprocess
-import sys
 from functools import partial
 from pathlib import Path
 
@@ -19,7 +17,8 @@ from slipstream.models.native import library
 from slipstream.models.native.library import kernels
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
-from slipstream.models.threads import num_threads, set_num_threads
+from slipstream.models.threads import set_num_threads
+from support.commands import ran_python
 from support.models import families, tiny
 from support.models.instruction_sets import available
 from support.models.unusual import faint_model, grouped_model, odd_model
@@ -29,10 +28,7 @@ FAMILIES = ("llama", "qwen2", "qwen3")
 TREE = TokenTree((4, 5, 6, 7, 8, 9, 4), (-1, 0, -1, 2, 1, 2, 4))
 PATHS = [(4,), (4, 5), (6,), (6, 7), (4, 5, 8), (6, 9), (4, 5, 8, 4)]
 
-pytestmark = pytest.mark.skipif(
-    not library.PATH.is_file(),
-    reason="no native kernels were built",
-)
+pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 
 
 MAKERS = {
@@ -183,23 +179,16 @@ def test_a_node_of_a_tree_has_the_bits_of_plain_decoding_and_so_have_kept_keys(d
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_kernels_and_any_number_of_threads_give_the_same_bits(name, dtype, monkeypatch):
     seen = {}
-    before = num_threads()
-    try:
-        for kernel in available():
-            for threads in (1, 2, 4) if kernel == kernels() else (1,):
-                monkeypatch.setenv(NATIVE_VARIABLE, kernel)
-                set_num_threads(threads)
-                model = native(MAKERS[name], dtype)
-                cache = model.open(90)
-                model.prefill(cache, words(model, 70))
-                hidden, _ = model.forward([Part(cache, [3], TREE)])
-                seen[kernel, threads] = (
-                    hidden,
-                    model.logits(hidden),
-                    *cache.view([0, 1]).layers[1],
-                )
-    finally:
-        set_num_threads(before)
+    for kernel in available():
+        for threads in (1, 2, 4) if kernel == kernels() else (1,):
+            monkeypatch.setenv(NATIVE_VARIABLE, kernel)
+            set_num_threads(threads)
+            model = native(MAKERS[name], dtype)
+            cache = model.open(90)
+            model.prefill(cache, words(model, 70))
+            hidden, _ = model.forward([Part(cache, [3], TREE)])
+            keys = cache.view([0, 1]).layers[1]
+            seen[kernel, threads] = (hidden, model.logits(hidden), *keys)
     first = next(iter(seen.values()))
     for key, values in seen.items():
         assert all(map(np.array_equal, values, first)), key
@@ -242,17 +231,11 @@ def test_a_lesser_processor_gives_the_same_digest(kernel):
     if kernel not in available():
         pytest.skip(f"no {kernel} here")
     script = "import test_native; print(test_native.digest_of_known_weights())"
-    environment = {
-        **os.environ,
-        NATIVE_VARIABLE: kernel,
-        "ATEN_CPU_CAPABILITY": "default" if kernel == "portable" else "avx2",
-        "PYTHONPATH": os.pathsep.join(
-            map(str, (ROOT / ".dev", ROOT / "tests", ROOT, Path(__file__).parent))
-        ),
-    }
-    run = [sys.executable, "-c", script]
-    done = subprocess.run(run, env=environment, capture_output=True, text=True, check=True)
-    assert done.stdout.strip() == KNOWN_DIGEST
+    paths = map(str, (ROOT / ".dev", ROOT / "tests", ROOT, Path(__file__).parent))
+    variables = {NATIVE_VARIABLE: kernel, "PYTHONPATH": os.pathsep.join(paths)}
+    variables["ATEN_CPU_CAPABILITY"] = "default" if kernel == "portable" else "avx2"
+    done = ran_python("-c", script, **variables)
+    assert done.stdout.strip() == KNOWN_DIGEST, done.stderr
 
 
 def test_float32_keeps_weights_that_bfloat16_holds_in_it_and_rounds_no_tokens():

@@ -14,7 +14,7 @@ from slipstream.models.native import library, weights
 from slipstream.models.native.library import NativeShape
 from slipstream.models.native.model import NativeModel, NativeTokens
 from slipstream.models.native.weights import BlockWeights, Weights
-from slipstream.models.threads import num_threads, set_num_threads
+from slipstream.models.threads import set_num_threads
 from support.models import tiny_gguf
 from support.models.instruction_sets import available
 
@@ -22,10 +22,7 @@ OUTPUTS, INPUTS, ROWS = 53, 768, 21
 NAMES = list(weights.KINDS)
 RNG = np.random.default_rng(7)
 
-pytestmark = pytest.mark.skipif(
-    not library.PATH.is_file(),
-    reason="no native kernels were built",
-)
+pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 
 
 BLOCKS = {name: tiny_gguf.random_blocks(name, OUTPUTS, INPUTS, RNG) for name in NAMES}
@@ -92,13 +89,6 @@ def test_a_product_is_that_of_the_encoded_tokens_and_the_weights(name):
 
 
 @pytest.mark.parametrize("name", NAMES)
-def test_rounding_of_tokens_to_eight_bits_changes_little(name):
-    exact = TOKENS[:3].astype(np.float64) @ dense(name).astype(np.float64).T
-    found = product_with(name).logits(TOKENS[:3]).astype(np.float64)
-    assert np.linalg.norm(found - exact) / np.linalg.norm(exact) < 0.01
-
-
-@pytest.mark.parametrize("name", NAMES)
 def test_a_token_has_the_same_bits_in_any_company(name):
     model = product_with(name)
     together = model.logits(TOKENS)
@@ -109,15 +99,12 @@ def test_a_token_has_the_same_bits_in_any_company(name):
 
 @pytest.mark.parametrize("name", NAMES)
 def test_all_kernels_and_any_number_of_threads_give_the_same_bits(name, monkeypatch):
-    seen, before = {}, num_threads()
-    try:
-        for kernel in available():
-            for threads in (1, 2, 4):
-                monkeypatch.setenv(NATIVE_VARIABLE, kernel)
-                set_num_threads(threads)
-                seen[kernel, threads] = product_with(name).logits(TOKENS)
-    finally:
-        set_num_threads(before)
+    seen = {}
+    for kernel in available():
+        for threads in (1, 2, 4):
+            monkeypatch.setenv(NATIVE_VARIABLE, kernel)
+            set_num_threads(threads)
+            seen[kernel, threads] = product_with(name).logits(TOKENS)
     first = next(iter(seen.values()))
     for key, values in seen.items():
         assert np.array_equal(values, first), key

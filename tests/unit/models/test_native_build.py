@@ -4,7 +4,6 @@ import os
 import platform
 import shutil
 import subprocess
-import sys
 import sysconfig
 from pathlib import Path
 from types import SimpleNamespace
@@ -15,6 +14,7 @@ from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.models.native import library
 from slipstream.models.native.library import NotNative
+from support.commands import ran_python
 from support.models import tiny
 
 ROOT = Path(__file__).parents[3]
@@ -30,9 +30,7 @@ def initialized(hatch_build, root):
     return data, warnings
 
 
-def test_without_a_compiler_nothing_is_built_and_the_reason_is_told(
-    hatch_build, monkeypatch, tmp_path
-):
+def test_without_a_compiler_nothing_is_built_and_a_reason_told(hatch_build, monkeypatch, tmp_path):
     monkeypatch.setenv("CXX", "no-such-compiler")
     with pytest.raises(hatch_build.NotCompiled, match="no-such-compiler was not found"):
         hatch_build.compile_into(tmp_path)
@@ -40,13 +38,7 @@ def test_without_a_compiler_nothing_is_built_and_the_reason_is_told(
 
 
 def test_the_script_says_in_one_line_that_it_has_no_compiler():
-    done = subprocess.run(
-        [sys.executable, ROOT / "hatch_build.py"],
-        env={**os.environ, "CXX": "no-such-compiler"},
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran_python(ROOT / "hatch_build.py", CXX="no-such-compiler")
     assert done.returncode == 1
     (line,) = (done.stdout + done.stderr).splitlines()
     assert line.startswith("no native kernels: no-such-compiler was not found; install g++")
@@ -92,9 +84,7 @@ def kernels_compiled(hatch_build, compiler, name, folder):
     shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ on x86-64"
 )
 @pytest.mark.parametrize("name", NEWER_KERNELS)
-def test_a_compiler_that_is_too_old_for_a_set_of_kernels_compiles_the_rest(
-    name, hatch_build, tmp_path
-):
+def test_a_compiler_too_old_for_a_set_of_kernels_compiles_the_rest(name, hatch_build, tmp_path):
     flag = hatch_build.NEWER[f"{name}.cpp"]
     compiler = tmp_path / "old"
     compiler.write_text(OLD_COMPILER.format(flag=flag))
@@ -106,9 +96,7 @@ def test_a_compiler_that_is_too_old_for_a_set_of_kernels_compiles_the_rest(
     assert kernels_compiled(hatch_build, "g++", name, tmp_path) == expected
 
 
-def test_a_wheel_with_kernels_is_for_their_platform_and_any_python_3(
-    hatch_build, monkeypatch, tmp_path
-):
+def test_a_wheel_with_kernels_is_for_one_platform_any_python_3(hatch_build, monkeypatch, tmp_path):
     monkeypatch.setattr(hatch_build, "compile_into", lambda root: None)
     monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")
     data, warnings = initialized(hatch_build, tmp_path)
@@ -136,9 +124,7 @@ def test_a_wheel_with_kernels_is_for_their_platform_and_any_python_3(
         ),
     ],
 )
-def test_the_compiler_is_given_the_platform_of_the_tag(
-    hatch_build, monkeypatch, python, target, tag, flags
-):
+def test_the_compiler_has_the_tags_platform(hatch_build, monkeypatch, python, target, tag, flags):
     monkeypatch.setattr(sysconfig, "get_platform", lambda: python)
     monkeypatch.setattr(hatch_build.platform, "machine", lambda: "arm64")
     monkeypatch.delenv("MACOSX_DEPLOYMENT_TARGET", raising=False)

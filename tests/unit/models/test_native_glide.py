@@ -17,7 +17,7 @@ from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.native import library
 from slipstream.models.native.library import kernels
 from slipstream.models.scorer import Grow, KvView, Sync
-from slipstream.models.threads import num_threads, set_num_threads
+from slipstream.models.threads import set_num_threads
 from slipstream.models.torch_arrays import numpy_dtype
 from support.models import tiny, tiny_glide
 from support.models.instruction_sets import available
@@ -203,21 +203,18 @@ def test_keys_of_the_target_may_lie_anyhow_in_memory():
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_kernels_and_any_number_of_threads_give_the_same_bits(dtype, monkeypatch):
     target, model = large(2)
-    target, seen, before = target.to(dtype), {}, num_threads()
+    target, seen = target.to(dtype), {}
     view = tiny_glide.view(target, TOKENS, 5)
     weights = weights_of(model, tiny_glide.vocab(model.config))
-    try:
-        for key in product(available(), (1, 2, 4)):
-            monkeypatch.setenv(NATIVE_VARIABLE, key[0])
-            set_num_threads(key[1])
-            scorer = GlideScorer(weights, target_parts(target), dtype=numpy_dtype(dtype))
-            state = scorer.open(64)
-            rows = chain_scores(scorer, view, state=state)
-            scorer.score([Sync(state, TOKENS, view)])
-            tree = [scorer.score([Grow(state, *nodes)]) for nodes in TREE]
-            seen[key] = (rows, *(part.hidden for part in tree), tree[-1].logits)
-    finally:
-        set_num_threads(before)
+    for key in product(available(), (1, 2, 4)):
+        monkeypatch.setenv(NATIVE_VARIABLE, key[0])
+        set_num_threads(key[1])
+        scorer = GlideScorer(weights, target_parts(target), dtype=numpy_dtype(dtype))
+        state = scorer.open(64)
+        rows = chain_scores(scorer, view, state=state)
+        scorer.score([Sync(state, TOKENS, view)])
+        tree = [scorer.score([Grow(state, *nodes)]) for nodes in TREE]
+        seen[key] = (rows, *(part.hidden for part in tree), tree[-1].logits)
     first = next(iter(seen.values()))
     for key, values in seen.items():
         assert all(map(np.array_equal, values, first)), key

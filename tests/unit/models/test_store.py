@@ -68,9 +68,7 @@ def test_an_alias_is_found_in_the_hub_cache(tmp_path, settings):
         ("tokenizer.json", "no tokenizer"),
     ],
 )
-def test_a_directory_without_a_part_is_refused_and_the_part_named(
-    tmp_path, settings, lost, message
-):
+def test_a_directory_without_a_part_is_refused_and_that_is_named(tmp_path, settings, lost, message):
     folder = model_folder(tmp_path / "mine")
     (folder / lost).unlink()
     with pytest.raises(WeightsError, match=message):

@@ -17,10 +17,7 @@ from support.models import tiny
 from support.models.tiny_runs import FACTS, PROMPT, Letters
 
 NUM_TOKENS = 60
-ASKS = {
-    "greedy": SamplingParams(),
-    "sampled": SamplingParams(temperature=0.9, seed=5),
-}
+ASKS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=0.9, seed=5)}
 
 
 def run_with(memory, sampling):

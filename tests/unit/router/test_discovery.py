@@ -89,9 +89,7 @@ async def test_a_file_is_read_again_and_only_changes_are_told(tmp_path):
 
 
 @pytest.mark.parametrize("broken", [b"10.0.0.1:7\nnonsense\n", b"\xff\xfe"])
-async def test_a_broken_or_lost_file_leaves_the_last_list_and_says_so_once(
-    tmp_path, caplog, broken
-):
+async def test_a_broken_or_lost_file_leaves_the_last_list_and_warns_once(tmp_path, caplog, broken):
     listing = tmp_path / "targets"
     listing.write_text("10.0.0.1:7\n")
     steps = Steps()

@@ -135,8 +135,7 @@ async def test_what_a_target_dies_of_is_counted_and_it_is_released(error):
 
 
 @pytest.mark.parametrize(
-    "error",
-    [errors.InvalidRequest("x"), errors.SessionTaken("x"), errors.PermissionDenied("x")],
+    "error", [errors.InvalidRequest("x"), errors.SessionTaken("x"), errors.PermissionDenied("x")]
 )
 async def test_what_is_the_request_s_own_fault_is_not_tried_elsewhere(error):
     other = Counter("b")

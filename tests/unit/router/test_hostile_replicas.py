@@ -82,9 +82,7 @@ async def pooled(**attacks):
 
 @pytest.mark.parametrize("attack", ATTACKS)
 @pytest.mark.parametrize("method", ["Watch", "DescribeDraft"])
-async def test_an_answer_that_is_none_marks_the_replica_and_the_pool_goes_on(
-    method, attack, caplog
-):
+async def test_an_answer_that_is_none_marks_a_replica_and_the_pool_goes_on(method, attack, caplog):
     with caplog.at_level("INFO"):
         async with pooled(**{method: ATTACKS[attack]}) as at:
             await at.until(lambda replica: replica.reason not in ("", "not reached yet"))

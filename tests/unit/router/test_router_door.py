@@ -2,12 +2,7 @@
 
 import pytest
 
-from slipstream.core.errors import (
-    CapacityError,
-    InvalidRequest,
-    NotBuilt,
-    Unavailable,
-)
+from slipstream.core.errors import CapacityError, InvalidRequest, NotBuilt, Unavailable
 from slipstream.options import build
 from slipstream.router.config import RouterConfig
 from slipstream.router.limits import Admission

@@ -254,10 +254,7 @@ def test_raw_messages_are_refused():
         asked.generation_from_pb(generation(prompt=pb.Prompt(chat=said, raw=True)))
 
 
-@pytest.mark.parametrize(
-    "changes",
-    [{"adapter_id": "a"}, {"n": 2}],
-)
+@pytest.mark.parametrize("changes", [{"adapter_id": "a"}, {"n": 2}])
 def test_what_is_not_built_is_not_ignored(changes):
     with pytest.raises(NotBuilt, match=next(iter(changes))):
         asked.generation_from_pb(generation(**changes))

@@ -157,9 +157,7 @@ def test_a_router_asks_targets_and_drafts_for_names_of_their_own(origin):
         ("target.pem", "target.key", "none.pem", "none.pem can't be read"),
     ],
 )
-def test_files_that_do_not_belong_together_are_refused_at_the_start(
-    origin, cert, key, ca, sentence
-):
+def test_files_that_do_not_belong_together_are_refused_at_start(origin, cert, key, ca, sentence):
     at = origin.folder
     with pytest.raises(InvalidRequest, match=sentence):
         ServerTls(at / cert, at / key, at / ca).credentials()

@@ -30,13 +30,9 @@ def repeated(data, times=1000):
     inner = len(data) * times
     assert inner < 1 << 14
     for number in (2, 3, 1):  # chat, prompt, generation
-        data = bytes([number << 3 | 2]) + _varint(inner) + data * times
+        data = bytes([number << 3 | 2]) + bytes([inner & 127 | 128, inner >> 7]) + data * times
         inner, times = len(data), 1
     return data
-
-
-def _varint(number):
-    return bytes([number & 127 | 128, number >> 7])
 
 
 def test_fields_up_to_the_limit_pass_and_one_more_is_refused_wherever_it_is():

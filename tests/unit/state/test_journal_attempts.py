@@ -13,9 +13,7 @@ def line():
 
 @pytest.mark.parametrize("is_kept", [True, False], ids=["with the store", "without"])
 @pytest.mark.parametrize("name", ["here-2", "there-1"], ids=["one router", "two routers"])
-async def test_an_attempt_that_closes_late_leaves_the_request_to_the_one_that_runs(
-    line, name, is_kept
-):
+async def test_an_attempt_that_closes_late_leaves_the_request_to_one_that_runs(line, name, is_kept):
     line.is_up = False
     late = await attempt(line, "here-1", is_kept=False)
     await late.keep([4, 5], None)

@@ -7,8 +7,8 @@ from slipstream.core.errors import Unavailable
 from slipstream.state import text_exchange
 from slipstream.state.text_exchange import IN_USE_S, TextExchange, TextPage
 from support.models.hand_clock import HandClock
+from support.services.background import until
 
-LIMIT_S = 10
 TEXT = (1, 2, 3)
 
 
@@ -47,12 +47,6 @@ async def exchanging(shelf, clock=None, every_s=0.01):
     yield exchange, learned
     running.cancel()
     await asyncio.gather(running, return_exceptions=True)
-
-
-async def until(holds):
-    async with asyncio.timeout(LIMIT_S):
-        while not holds():
-            await asyncio.sleep(0.001)
 
 
 async def test_texts_of_this_router_are_published_and_those_of_others_learned_page_by_page():
@@ -100,9 +94,7 @@ async def test_a_scope_that_is_not_used_any_more_is_not_read_until_it_is():
         await until(lambda: shelf.read_scopes)
 
 
-async def test_a_store_that_is_down_is_told_of_once_and_what_waits_for_it_is_bounded(
-    caplog, monkeypatch
-):
+async def test_a_store_that_is_down_is_logged_once_and_what_waits_is_bounded(caplog, monkeypatch):
     caplog.set_level("INFO")
     monkeypatch.setattr(text_exchange, "MAX_WAITING", 4)
     shelf = Shelf()

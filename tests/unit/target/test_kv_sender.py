@@ -3,12 +3,7 @@
 import numpy as np
 import pytest
 
-from slipstream.core.errors import (
-    InvalidRequest,
-    SessionClosed,
-    SessionNotFound,
-    SessionOutOfSync,
-)
+from slipstream.core.errors import InvalidRequest, SessionClosed, SessionNotFound, SessionOutOfSync
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session

@@ -7,13 +7,7 @@ import torch
 
 from slipstream.client import Client, Mode, SamplingParams, SpeculationOptions, errors
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.core.request.request import (
-    Ask,
-    DraftFacts,
-    Generation,
-    ModelFacts,
-    make_request,
-)
+from slipstream.core.request.request import Ask, DraftFacts, Generation, ModelFacts, make_request
 from slipstream.core.text.logprobs import MAX_PROMPT_LOGPROBS
 
 PLAIN = SpeculationOptions(mode=Mode.OFF)

@@ -40,9 +40,7 @@ def test_a_model_whose_heads_divide_can_be_split(tmp_path, config):
         (Phi3Config(), 2, "no plan that splits the attention of a phi3 model"),
     ],
 )
-def test_a_model_that_can_not_be_split_is_refused_in_a_sentence(
-    tmp_path, config, num_ranks, reason
-):
+def test_a_model_that_cannot_be_split_is_refused_in_a_sentence(tmp_path, config, num_ranks, reason):
     with pytest.raises(InvalidRequest, match=reason):
         check_ranks(saved(tmp_path, config), num_ranks)
 

@@ -97,9 +97,7 @@ def test_anything_may_follow_while_no_call_has_begun(tokenizer, constraint, text
 
 @pytest.mark.parametrize("before", ["", "Well:\n", "<think>hm<think>"])
 @pytest.mark.parametrize(("call", "is_allowed"), ARGUMENTS.items(), ids=str)
-def test_a_call_that_has_begun_follows_the_schema_of_its_tool(
-    tokenizer, constraint, call, is_allowed, before
-):
+def test_a_call_follows_the_schema_of_its_tool(tokenizer, constraint, call, is_allowed, before):
     text = call_text(constraint.format, *call, before)
     ids = tokenizer.encode(text.replace("|", "")).ids
     num_right = len(tokenizer.encode(text.partition("|")[0]).ids) if "|" in text else len(ids)

@@ -87,9 +87,7 @@ def span_of(span):
 
 
 @given(scripts(), BOUNDS)
-def test_spans_of_a_request_are_one_tree_each_within_its_parent_and_as_long_as_it_took(
-    rounds, bounds
-):
+def test_spans_of_a_request_are_a_tree_each_within_its_parent_and_as_long_as_it_is(rounds, bounds):
     heard, _ = watched(rounds, bounds)
     by_id = {span_of(span): span for span in heard.spans()}
     for span in heard.spans():
@@ -105,9 +103,7 @@ def test_spans_of_a_request_are_one_tree_each_within_its_parent_and_as_long_as_i
 
 
 @given(scripts(), BOUNDS, st.sampled_from(["unsampled", "nobody"]))
-def test_a_request_that_is_not_traced_has_no_span_and_its_rounds_are_seen_all_the_same(
-    rounds, bounds, why
-):
+def test_a_request_that_is_not_traced_has_no_span_but_its_rounds_are_seen(rounds, bounds, why):
     heard = Listener()
     telemetry = heard.telemetry if why == "unsampled" else Telemetry()
     request = Watched(telemetry, bounds, UNSAMPLED)

@@ -152,9 +152,7 @@ def test_a_service_goes_by_the_name_that_the_environment_gives_it(tmp_path, monk
 
 
 @pytest.mark.parametrize(("ratio", "parent", "is_traced"), [(0, SAMPLED, True), (0, None, False)])
-def test_callers_decide_what_is_traced_and_the_ratio_where_they_say_nothing(
-    tmp_path, ratio, parent, is_traced
-):
+def test_callers_decide_what_is_traced_and_else_the_ratio(tmp_path, ratio, parent, is_traced):
     config = TelemetryConfig(traces=(f"file:{tmp_path}",), trace_ratio=ratio)
     with telemetry(config, ROUTER) as listening:
         span = request_span(listening, "request", parent, {})
@@ -219,9 +217,7 @@ HTTP = "opentelemetry.exporter.otlp.proto.http"
         ),
     ],
 )
-def test_an_exporter_that_is_not_installed_is_named_with_what_installs_it(
-    monkeypatch, options, module, named
-):
+def test_a_missing_exporter_is_named_with_what_installs_it(monkeypatch, options, module, named):
     monkeypatch.setitem(sys.modules, module, None)
     reason = rf"{named} needs {module}: pip install 'slipstream\[serve\]'"
     config = TelemetryConfig(**options)
@@ -251,9 +247,7 @@ class Options:
     size: int = option(3, "A size.")
 
 
-def test_a_service_is_given_what_it_speaks_with_and_all_of_it_is_told_also_when_it_fails(
-    tmp_path, capsys
-):
+def test_a_service_has_telemetry_and_all_of_it_is_exported_also_when_it_fails(tmp_path, capsys):
     async def serve(options, listening):
         assert listening.bounds == TraceBounds(2, 4, 8)
         request_span(listening, "request", None, {}).end()

@@ -2,8 +2,6 @@
 
 import json
 import random
-import subprocess
-import sys
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -15,6 +13,7 @@ from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer, vocab_hash
+from support.commands import ran_python
 from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer
 
 SERVICES = Path(__file__).parents[3] / "services"
@@ -231,11 +230,5 @@ def test_text_needs_neither_torch_nor_numpy_nor_transformers():
         "heavy = {'torch', 'numpy', 'transformers'} & set(sys.modules)\n"
         "assert not heavy, heavy"
     )
-    path = [str(SERVICES.parent / ".dev")]
-    done = subprocess.run(
-        [sys.executable, "-c", f"import sys; sys.path[:0] = {path}\n{code}"],
-        capture_output=True,
-        text=True,
-        check=False,
-    )
+    done = ran_python("-c", f"import sys\n{code}")
     assert done.returncode == 0, done.stderr

@@ -49,9 +49,7 @@ def path(tmp_path_factory):
 
 @settings(max_examples=60, deadline=None)
 @given(TEXTS)
-def test_what_follows_a_context_is_what_followed_it_in_the_text_the_most_frequent_first(
-    path, texts
-):
+def test_what_follows_a_context_is_what_followed_it_in_texts_the_most_frequent_first(path, texts):
     store = store_of(path, texts, replace(EVERYTHING, max_context=1))
     followed = {}
     for text in texts:

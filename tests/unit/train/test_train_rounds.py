@@ -104,9 +104,7 @@ def test_an_answer_is_the_same_behind_another_one(recorder):
     assert torch.equal(second.stats, alone.stats)
 
 
-def test_a_sampled_position_has_the_statistics_that_its_candidates_were_ranked_by(
-    recorder, monkeypatch
-):
+def test_a_sampled_position_has_the_statistics_that_ranked_its_candidates(recorder, monkeypatch):
     proposals, propose = [], LocalDraft.propose
 
     async def watched(draft, sequence, plan):

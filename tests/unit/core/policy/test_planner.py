@@ -16,14 +16,7 @@ from slipstream.core.request.options import Mode, SpeculationOptions, num_produc
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.settings import resolve
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import (
-    FinishReason,
-    Proposal,
-    Shape,
-    StopPolicy,
-    Verdict,
-    Verification,
-)
+from slipstream.core.types import FinishReason, Proposal, Shape, StopPolicy, Verdict, Verification
 from support.models.rounds import round_of
 
 PREFILL = Verdict((1,), 0)
@@ -164,9 +157,7 @@ def test_a_request_that_bounds_paths_bounds_copies():
         (Profile(), {"lookup": True}, True),
     ],
 )
-def test_copying_is_as_asked_or_else_as_the_profile_says_where_it_fits(
-    profile, options, is_copying
-):
+def test_copying_is_as_asked_or_else_as_the_profile_says_if_it_fits(profile, options, is_copying):
     planner = planner_of(profile, **options)
     plan = planner.plan(99, verdict_of(0, roots=(1, 2)))
     assert (plan.lookup is not None) == is_copying == (planner.settings.lookup is not None)

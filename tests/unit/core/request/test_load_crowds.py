@@ -28,11 +28,7 @@ def line(row):
     return lambda rows, sessions: ROUND_S * (1 + row * rows)
 
 
-TARGETS = {
-    "cpu": staircase(32, 0.95),
-    "gpu": flat(48),
-    "steep": line(0.03),
-}
+TARGETS = {"cpu": staircase(32, 0.95), "gpu": flat(48), "steep": line(0.03)}
 DRAFTS = {
     "batched": lambda sessions: 0.03 * ROUND_S,
     "one by one": lambda sessions: (0.02 + 0.012 * sessions) * ROUND_S,

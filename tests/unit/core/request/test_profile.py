@@ -28,10 +28,7 @@ PROFILE = Profile(
 def test_sampled_requests_have_a_threshold_and_a_calibration_of_their_own():
     curves = Calibration((0.0, 0.5)), Calibration((0.0, 1.0))
     profile = Profile(
-        threshold=0.4,
-        threshold_sampled=0.2,
-        calibration=curves[0],
-        calibration_sampled=curves[1],
+        threshold=0.4, threshold_sampled=0.2, calibration=curves[0], calibration_sampled=curves[1]
     )
     for temperature, threshold, curve in ((0.0, 0.4, curves[0]), (0.7, 0.2, curves[1])):
         settings = resolve(

@@ -32,10 +32,7 @@ def named(name):
 
 def test_tools_are_as_openai_writes_them():
     written = {"name": "f", "description": "does f", "parameters": PLACE, "strict": True}
-    assert tools_of([{"type": "function", "function": written}, G]) == (
-        replace(F, strict=True),
-        G,
-    )
+    assert tools_of([{"type": "function", "function": written}, G]) == (replace(F, strict=True), G)
     assert tools_of([named("g")]) == (G,)
 
 

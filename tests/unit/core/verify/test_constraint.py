@@ -15,12 +15,7 @@ from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import (
-    Proposal,
-    SamplingParams,
-    SparseDistribution,
-    Verification,
-)
+from slipstream.core.types import Proposal, SamplingParams, SparseDistribution, Verification
 from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.draws import fits_device
 from slipstream.core.verify.grammar import Grammar, GrammarKind
@@ -70,17 +65,12 @@ def masked(model, tokens):
     return dense
 
 
-def parts():
-    """Every output that a word may begin with, whole words included."""
-    return sorted({word[:size] for word in WORDS for size in range(4)})
-
-
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_the_law_after_every_part_of_a_word_is_the_masked_one_renormalised(sampling):
     model = ToyModel(1)
     distributions = SamplingDistribution(sampling, len(PROMPT), Words())
     free = SamplingDistribution(sampling, len(PROMPT))
-    for part in parts():
+    for part in sorted({word[:size] for word in WORDS for size in range(4)}):
         prefix = [*PROMPT, *part]
         expected = free.probs(masked(model, prefix), prefix)
         found = distributions.probs(model.logits(prefix), prefix)

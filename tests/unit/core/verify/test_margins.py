@@ -107,9 +107,7 @@ def test_a_rival_that_the_law_excludes_is_infinitely_far():
         (Verification.TARGET_INIT, (1,), "target-init verification gives no margins"),
     ],
 )
-def test_rivals_that_can_t_be_compared_are_refused_and_change_nothing(
-    model, verification, rivals, complaint
-):
+def test_incomparable_rivals_are_refused_and_change_nothing(model, verification, rivals, complaint):
     engine = tiny.local_target(model)
     session = session_of(verification=verification)
     with pytest.raises(InvalidRequest, match=complaint):

@@ -146,11 +146,8 @@ def test_what_has_no_native_forward_is_refused_with_the_reason(change, reason):
 
 
 @pytest.mark.parametrize("layers", [0, 1025])
-def test_layers_that_no_model_has_are_refused(layers):
+def test_layers_that_no_model_has_or_that_can_not_be_cached_are_refused(layers):
     with pytest.raises(WeightsError, match=f"has {layers} layers, but 1 to 1024"):
         parse({**SIZES, "model_type": "llama", "num_hidden_layers": layers})
-
-
-def test_attention_that_can_not_be_cached_is_refused():
     with pytest.raises(ModelError, match="'sliding_attention'"):
         parse({**SIZES, "model_type": "qwen2", "layer_types": ["sliding_attention"] * 2})
