@@ -68,7 +68,8 @@ def load_model(
     try:
         source = find_source(folder, gguf, dtype, device, num_ranks=num_ranks)
     except NotNative as reason:
-        is_slower = device == CPU and has_kernels()
+        # Of float16, which processors multiply slowly, `choose_dtype` has warned.
+        is_slower = device == CPU and dtype != "float16" and has_kernels()
         cost = "; torch takes about twice as long" * is_slower
         level = logging.WARNING if is_slower else logging.INFO
         _LOG.log(level, "%s is loaded by transformers: %s%s", path.name, reason, cost)
