@@ -65,7 +65,6 @@ FAMILIES: Mapping[str, GgufFamily] = {
 """The architectures of files that can be read, by the names that files give them."""
 
 LONG_FACTORS = ("rope_factors_short", "rope_factors_long")
-"""Tensors with factors of rotary frequencies, within the original context and past it."""
 _ORIGINAL = "original_max_position_embeddings"
 _WINDOWED = {"llama": "mistral", "phi3": "phi3", "gemma3": "gemma3_text"}
 """Architectures whose layers may have windows, and what transformers calls them then."""
@@ -235,9 +234,8 @@ def _rope(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
             raise fields.refused("rope.dimension_count", width, f"but heads have {dim}")
         rope["partial_rotary_factor"] = width / dim
     rope |= _scaling(fields)
-    length = fields.read("rope.scaling.original_context_length", int, 0)
-    if length and rope["rope_type"] != "default":
-        rope[_ORIGINAL] = length
+    if length := fields.read("rope.scaling.original_context_length", int, 0):
+        rope |= {} if rope["rope_type"] == "default" else {_ORIGINAL: length}
     if fields.name == "phi3" or rope["rope_type"] == "longrope":
         rope |= _long_factors(fields, config, rope)
     return rope
@@ -271,12 +269,12 @@ def _long_factors(
     if short is None:
         raise WeightsError(f"the weights in {fields.file.name} lack {LONG_FACTORS[0]}.weight")
     scale = fields.read("rope.scaling.attn_factor", float, 0.0)
-    original = rope.get(_ORIGINAL) or config.get(_ORIGINAL) or config["max_position_embeddings"]
+    longest = config.get(_ORIGINAL, config["max_position_embeddings"])
     return {
         "rope_type": "longrope",
         "short_factor": short,
         "long_factor": long or short,
-        _ORIGINAL: original,
+        _ORIGINAL: rope.get(_ORIGINAL, longest),
         "attention_factor": scale or (None if fields.name == "phi3" else 1.0),
     }
 

@@ -259,9 +259,8 @@ class CausalModel:
         in two forwards, so that the second one needs what the first has cached."""
         cache, tokens = self.open(SAMPLE_TOKENS), sample_tokens(self.vocab_size)
         states = []
-        for start in (0, SAMPLE_TOKENS // 2):
-            end = start + SAMPLE_TOKENS // 2
-            hidden, (slots,) = self.forward([Part(cache, tokens[start:end])])
+        for half in (tokens[: SAMPLE_TOKENS // 2], tokens[SAMPLE_TOKENS // 2 :]):
+            hidden, (slots,) = self.forward([Part(cache, half)])
             cache.keep(slots)
             states.append(hidden)
         found = [*states, self.logits(states[1][-1:])]
