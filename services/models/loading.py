@@ -113,6 +113,7 @@ def load_target_parts(
 def _loaded(
     name: str, path: Path, model: Any, tokenizer: NumberedTokenizer, ends: frozenset[int]
 ) -> LoadedModel:
+    ends |= eos_ids(tokenizer.eos_token_id)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer.text,
@@ -120,7 +121,7 @@ def _loaded(
         tokenizer_hash=tokenizer.vocab_hash,
         path=path,
         num_token_ids=tokenizer.num_ids,
-        stop_token_ids=ends | eos_ids(tokenizer.eos_token_id),
+        stop_token_ids=frozenset(token for token in ends if token < tokenizer.num_ids),
     )
 
 

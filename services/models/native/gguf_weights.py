@@ -19,7 +19,7 @@ from slipstream.models.dtypes import DTYPES, FLOAT32, Array
 from slipstream.models.native.library import PATH
 from slipstream.models.native.source import WeightSource, check_tensors
 from slipstream.models.native.weights import FLOAT16, KINDS, Weights, as_float32, of_type, plain
-from slipstream.models.store.gguf_config import FAMILIES, read_config
+from slipstream.models.store.gguf_config import FAMILIES, LONG_FACTORS, read_config
 from slipstream.models.store.gguf_file import GgufFile, GgufTensor
 from slipstream.models.target.architecture import EMBEDDING, HEAD, Architecture, parse
 from slipstream.models.target.rope import Rotary
@@ -30,8 +30,6 @@ if TYPE_CHECKING:
 _IN_LAYER = re.compile(r"model\.layers\.(\d+)\.(.+)")
 _ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_head": "output"}
 _ROPE_FACTORS = "rope_freqs.weight"
-_WITHOUT_EFFECT = {"rope_factors_short.weight", "rope_factors_long.weight"}
-"""Tensors that the configuration has."""
 _NORM = "norm.weight"
 PLAIN = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
 """The types that are no blocks."""
@@ -77,8 +75,9 @@ class GgufSource(WeightSource):
         return None if found is None else found.shape
 
     def title(self, name: str) -> str:
-        """See `WeightSource.title`; the name in the file, and the type."""
-        return f"{self._stored_name(name)} of type {self.type_of(name)}"
+        """See `WeightSource.title`; the name in the file, and the type if it is there."""
+        stored = self._stored_name(name)
+        return f"{stored} of type {self.type_of(name)}" if self.has(name) else stored
 
     def type_of(self, name: str) -> str:
         """Return a tensor's type. Raises `WeightsError` where there is none."""
@@ -232,7 +231,9 @@ class GgufSource(WeightSource):
     def _check_nothing_left(self) -> None:
         at = self.architecture
         known = {HEAD, *(name for name, _ in at.tensors())}
-        read = {_ROPE_FACTORS, *_WITHOUT_EFFECT, *map(self._stored_name, known)}
+        read = {_ROPE_FACTORS, *map(self._stored_name, known)}
+        if any(rope["rope_type"] == "longrope" for rope in at.ropes):
+            read |= {f"{name}.weight" for name in LONG_FACTORS}
         if left := sorted(self._file.tensors.keys() - read):
             raise WeightsError(
                 f"{self.name} has a tensor {left[0]}, which is not supported for"

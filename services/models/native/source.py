@@ -111,7 +111,7 @@ def check_tensors(source: WeightSource, *, has_layers: bool = True) -> None:
     shapes = {name: source.shape(name) for name in expected}
     if missing := sorted(name for name, shape in shapes.items() if shape is None):
         raise WeightsError(
-            f"the weights in {source.name} lack {missing[0]} ({len(missing)} in all)"
+            f"the weights in {source.name} lack {source.title(missing[0])} ({len(missing)} in all)"
         )
     for name, shape in shapes.items():
         if shape != expected[name]:

@@ -17,6 +17,7 @@ from slipstream.models.store.gguf_file import gguf_parts
 WEIGHTS = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"
 _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
+_NO_CONFIG = "no config.json"
 _PARTIAL = ".partial-"
 PROBE_TIMEOUT_S = 5.0
 _HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?")
@@ -28,7 +29,8 @@ def missing_part(folder: Path) -> str | None:
     if gguf_in(folder) is not None:
         return None  # the file has all of it
     if not (folder / "config.json").is_file():
-        return "no config.json"
+        files = [file.name for file in _ggufs(folder)]
+        return f"several GGUF files, of which one must be named: {files}" if files else _NO_CONFIG
     if lack := _missing_weights(folder):
         return lack
     if not any((folder / name).is_file() for name in _TOKENIZERS):
@@ -38,10 +40,15 @@ def missing_part(folder: Path) -> str | None:
 
 def gguf_in(folder: Path) -> Path | None:
     """Return the GGUF file, or the first part of a split one, of a directory that holds exactly
-    one and no safetensors."""
+    one model and no safetensors."""
+    files = _ggufs(folder)
+    return files[0] if len(files) == 1 and not any(folder.glob("*.safetensors")) else None
+
+
+def _ggufs(folder: Path) -> list[Path]:
+    """Return the GGUF files of models, of split ones the first part; readers of images are none."""
     files = {gguf_parts(file)[0] for file in folder.glob("*.gguf")}
-    has_safetensors = any(folder.glob("*.safetensors"))
-    return files.pop() if len(files) == 1 and not has_safetensors else None
+    return sorted(file for file in files if "mmproj" not in file.name)
 
 
 def _missing_weights(folder: Path) -> str | None:

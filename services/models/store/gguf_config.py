@@ -64,6 +64,7 @@ FAMILIES: Mapping[str, GgufFamily] = {
 }
 """The architectures of files that can be read, by the names that files give them."""
 
+LONG_FACTORS = ("rope_factors_short", "rope_factors_long")
 _ORIGINAL = "original_max_position_embeddings"
 _WINDOWED = {"llama": "mistral", "phi3": "phi3", "gemma3": "gemma3_text"}
 """Architectures whose layers may have windows, and what transformers calls them then."""
@@ -235,8 +236,8 @@ def _rope(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
     rope |= _scaling(fields)
     if length := fields.read("rope.scaling.original_context_length", int, 0):
         rope |= {} if rope["rope_type"] == "default" else {_ORIGINAL: length}
-    if fields.name == "phi3":
-        rope |= _long_factors(fields, config)
+    if fields.name == "phi3" or rope["rope_type"] == "longrope":
+        rope |= _long_factors(fields, config, rope)
     return rope
 
 
@@ -247,8 +248,10 @@ def _scaling(fields: _Fields) -> dict[str, Any]:
     if kind not in _SCALING_KINDS:
         known = ", ".join(_SCALING_KINDS)
         raise fields.refused("rope.scaling.type", kind, f"but must be one of {known}")
-    if kind in ("none", "longrope") or factor in (0.0, 1.0):
-        return {}
+    if kind == "longrope" and factor not in (0.0, 1.0):
+        raise fields.refused("rope.scaling.factor", factor, "but longrope has factors in tensors")
+    if kind == "none" or factor in (0.0, 1.0):
+        return {"rope_type": kind} if kind == "longrope" else {}
     scaling: dict[str, Any] = {"rope_type": kind, "factor": factor}
     if kind == "yarn":
         for name in ("beta_fast", "beta_slow"):
@@ -257,17 +260,22 @@ def _scaling(fields: _Fields) -> dict[str, Any]:
     return scaling
 
 
-def _long_factors(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
-    scale = fields.read("rope.scaling.attn_factor", float, 0.0)
-    factors = [fields.factors(f"rope_factors_{kind}.weight") for kind in ("short", "long")]
-    if factors == [None, None]:
+def _long_factors(
+    fields: _Fields, config: Mapping[str, Any], rope: Mapping[str, Any]
+) -> dict[str, Any]:
+    short, long = (fields.factors(f"{name}.weight") for name in LONG_FACTORS)
+    if short is None and rope["rope_type"] == "default":
         return {}
+    if short is None:
+        raise WeightsError(f"the weights in {fields.file.name} lack {LONG_FACTORS[0]}.weight")
+    scale = fields.read("rope.scaling.attn_factor", float, 0.0)
+    longest = config.get(_ORIGINAL, config["max_position_embeddings"])
     return {
         "rope_type": "longrope",
-        "short_factor": factors[0],
-        "long_factor": factors[1] or factors[0],
-        _ORIGINAL: config[_ORIGINAL],
-        **({"attention_factor": scale} if scale else {}),
+        "short_factor": short,
+        "long_factor": long or short,
+        _ORIGINAL: rope.get(_ORIGINAL, longest),
+        "attention_factor": scale or (None if fields.name == "phi3" else 1.0),
     }
 
 

@@ -10,6 +10,7 @@ import re
 import struct
 from collections.abc import Mapping
 from dataclasses import dataclass
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -109,8 +110,18 @@ class GgufFile:
         for number, part in enumerate(self._parts):
             if count > 1 and (part.number, part.count) != (number, count):
                 raise WeightsError(f"{part.path.name} is not part {number + 1} of {count}")
+            if twice := sorted(self.tensors.keys() & part.tensors.keys()):
+                raise WeightsError(
+                    f"{part.path.name} has {twice[0]}, as a part before it ({len(twice)} in all)"
+                )
             self.tensors |= part.tensors
             self._places |= dict.fromkeys(part.tensors, part)
+        total = self.fields.get("split.tensors.count", len(self.tensors))
+        if count > 1 and total != len(self.tensors):
+            raise WeightsError(
+                f"{path.name} has split.tensors.count of {total!r:.40}, but its parts have"
+                f" {len(self.tensors)} tensors"
+            )
 
     def release(self) -> None:
         """Let go of the pages that tensors were read from; they are read again when needed."""
@@ -172,6 +183,8 @@ class _Reader:
         if self._take(4) != _MAGIC:
             raise self._broken("it does not begin with GGUF")
         version = self._number("I")
+        if version and not version & 0xFF:
+            raise WeightsError(f"{self._name} is a big-endian GGUF file, which can't be read here")
         if version not in _VERSIONS:
             raise self._broken(f"its version is {version}, but must be 2 or 3")
         return self._number("Q"), self._number("Q")
@@ -180,7 +193,8 @@ class _Reader:
         self._expect(count, 13, "fields", _MAX_FIELDS)
         found: dict[str, Any] = {}
         for _ in range(count):
-            name = self._name_of("field")
+            if (name := self._name_of("field")) in found:
+                raise self._broken(f"it has the field {name} twice")
             found[name] = self._value(self._number("I"))
             if name.endswith(".block_count") and not _is_count(found[name]):
                 raise self._broken(
@@ -193,6 +207,9 @@ class _Reader:
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20 or alignment % 8:
             raise self._broken(f"its alignment is {alignment!r}, but must be a multiple of 8")
         tensors = [self._tensor() for _ in range(count)]
+        names = sorted(name for name, _ in tensors)
+        if twice := [name for name, other in pairwise(names) if name == other]:
+            raise self._broken(f"it has the tensor {twice[0]} twice")
         start = -(-self._at // alignment) * alignment
         for name, tensor in tensors:
             if tensor.offset % alignment:

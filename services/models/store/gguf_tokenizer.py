@@ -121,7 +121,11 @@ class TokenizerFields:
         }
         for name, value in self._given.items():
             is_known = name in _READ or name in _WITHOUT_EFFECT
-            if not is_known and value not in _NEUTRAL.get(name, ()):
+            if (
+                not is_known
+                and value not in (False, "", [])
+                and value not in _NEUTRAL.get(name, ())
+            ):
                 raise self.refused(name, "which is not supported")
         if "tokenizer.rwkv.world" in file.fields:
             raise WeightsError(f"{file.name} has a tokenizer.rwkv.world, which is not supported")

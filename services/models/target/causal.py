@@ -255,15 +255,20 @@ class CausalModel:
         return BucketedForward(decoder, kernel, buckets, Replay(torch.device(self.device)))
 
     def _sample(self) -> tuple[Array, Array]:
-        """Hidden states of the tokens that models are compared by, and the last logits."""
-        cache = self.open(SAMPLE_TOKENS)
-        hidden, _ = self.forward([Part(cache, sample_tokens(self.vocab_size))])
-        found = hidden, self.logits(hidden[-1:])
-        if isinstance(hidden, np.ndarray):
-            return found
-        from slipstream.models.torch_arrays import as_array
+        """Hidden states of the tokens that models are compared by, and the last logits. They come
+        in two forwards, so that the second one needs what the first has cached."""
+        cache, tokens = self.open(SAMPLE_TOKENS), sample_tokens(self.vocab_size)
+        states = []
+        for half in (tokens[: SAMPLE_TOKENS // 2], tokens[SAMPLE_TOKENS // 2 :]):
+            hidden, (slots,) = self.forward([Part(cache, half)])
+            cache.keep(slots)
+            states.append(hidden)
+        found = [*states, self.logits(states[1][-1:])]
+        if not isinstance(states[0], np.ndarray):
+            from slipstream.models.torch_arrays import as_array
 
-        return as_array(found[0]), as_array(found[1])
+            found = [as_array(it) for it in found]
+        return np.concatenate(found[:2]), found[2]
 
 
 def sizes_of(model: "WeightSource | PreTrainedModel", num_ranks: int = 1) -> ModelSizes:

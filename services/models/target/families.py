@@ -132,6 +132,8 @@ def is_number(value: Any) -> bool:
 
 
 def _is_neutral(name: str, value: Any) -> bool:
+    if name == "is_causal":
+        return value is not False
     if type(value) in (int, float):
         return bool(value == (1 if _SCALE.fullmatch(name) else 0))
     return not value

@@ -7,8 +7,9 @@ its launch, so their number counts. `causal.py` compares the model's output befo
 """
 
 import math
+import sys
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 from torch import Tensor, nn
@@ -24,6 +25,7 @@ from slipstream.models.target.rotary_factors import RotaryFactors
 Tables = tuple[Tensor, Tensor]
 _MLP = ("gate_proj", "up_proj", "down_proj")
 _ATTENTION = ("q_proj", "k_proj", "v_proj", "o_proj")
+_HEAD_NORMS = ("q_norm", "k_norm")
 _LAYER = ("input_layernorm", "self_attn", "post_attention_layernorm", "mlp")
 
 
@@ -197,13 +199,18 @@ def _swapped(module: nn.Module, linears: Linears, rotation: RotaryTables) -> nn.
         return FastAttention(module, linears, rotation)
     if _has_linears(module, _MLP) and callable(getattr(module, "act_fn", None)):
         return FastMlp(module, linears)
-    if isinstance(module, nn.Linear):
+    if _is_linear(module):
         return FastLinear(module, linears)
     return FastNorm(module) if is_usual_norm(module) else None
 
 
 def _has_linears(module: nn.Module, names: tuple[str, ...]) -> bool:
-    return all(isinstance(getattr(module, name, None), nn.Linear) for name in names)
+    return all(_is_linear(getattr(module, name, None)) for name in names)
+
+
+def _is_linear(module: object) -> TypeGuard[nn.Linear]:
+    """Return whether a module is a linear, and computes nothing else."""
+    return isinstance(module, nn.Linear) and type(module).forward is nn.Linear.forward
 
 
 def is_usual_norm(module: object) -> bool:
@@ -212,12 +219,22 @@ def is_usual_norm(module: object) -> bool:
 
 
 def _is_usual_attention(module: nn.Module) -> bool:
-    norms = [getattr(module, "q_norm", None), getattr(module, "k_norm", None)]
+    norms = [getattr(module, name, None) for name in _HEAD_NORMS]
+    has_others = {name for name, _ in module.named_children()} - {*_ATTENTION, *_HEAD_NORMS}
     return (
         _has_linears(module, _ATTENTION)
-        and hasattr(module, "scaling")
+        and all(hasattr(module, name) for name in ("scaling", "layer_idx"))
+        and getattr(module, "attn_logit_softcapping", None) is None
+        and not (has_others or [*module.parameters(recurse=False)])
+        and _rotates_halves(module)
         and (norms == [None, None] or all(_is_norm_of_heads(norm, module) for norm in norms))
     )
+
+
+def _rotates_halves(module: nn.Module) -> bool:
+    """Return whether a module's code pairs the elements of one half of a head with the other's."""
+    rotate = getattr(sys.modules[type(module).__module__], "rotate_half", None)
+    return rotate is not None and rotate(torch.arange(4)).tolist() == [-2, -3, 0, 1]
 
 
 def _is_norm_of_heads(norm: Any, block: Any) -> bool:

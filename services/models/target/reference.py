@@ -17,6 +17,7 @@ from slipstream.models.machine import this_machine
 from slipstream.models.native import library
 from slipstream.models.native.source import WeightSource
 from slipstream.models.store.digests import file_digest
+from slipstream.models.store.folder import brief
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -48,11 +49,18 @@ class ReferenceCheck:
                 raise ModelError(f"{model.name} can't be served: {_without_numbers(model)}")
 
     def check(self, sample: Callable[[], tuple[Array, Array]], name: str) -> None:
-        """Raise `ModelError` where `sample()`, our hidden states and last logits, are not those of
-        transformers."""
+        """Raise `ModelError` where `sample()`, our hidden states and last logits, fails, or gives
+        other ones than transformers."""
         if self._expected is None:
             return
-        named = zip(("hidden states", "logits"), sample(), self._expected, strict=True)
+        try:
+            found = sample()
+        except ModelError as error:
+            raise ModelError(f"{name} can't be served: {error}") from None
+        except Exception as error:  # modelling code has many forms
+            reason = f"its modelling code can't run over our cache ({brief(error)})"
+            raise ModelError(f"{name} can't be served: {reason}") from error
+        named = zip(("hidden states", "logits"), found, self._expected, strict=True)
         for what, own, expected in named:
             check_states(own, expected, f"{name} can't be served: {what}")
         if self._mark is not None:

@@ -26,8 +26,9 @@ class RotaryFactors:
         return self if chosen is None else RotaryFactors(self.cos[chosen], self.sin[chosen])
 
     def rotate_(self, x: Tensor) -> None:
-        """Rotate x [R, heads, rotary_dim] in place."""
-        torch.addcmul(x * self.cos, x.roll(x.shape[-1] // 2, -1), self.sin, out=x)
+        """Rotate x [R, heads, head_dim] in place; dimensions beyond rotary_dim stay."""
+        part = x[..., : self.cos.shape[-1]]
+        torch.addcmul(part * self.cos, part.roll(part.shape[-1] // 2, -1), self.sin, out=part)
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return x [R, heads, head_dim] rotated; dimensions beyond rotary_dim pass unchanged."""

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from transformers import PreTrainedModel
 from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
 
+from slipstream.core.errors import ModelError
 from slipstream.models.kv.paged import PagedTokens
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.kv.torch_pool import TorchKvPool
@@ -28,12 +29,16 @@ from slipstream.models.target.fast_modules import FastAttention, RotaryTables, p
 from slipstream.models.target.token_layout import Part
 
 _ATTENTION = "slipstream"
+_OTHER_SCORES = {"softcap": "soft-capping (attn_logit_softcapping)", "s_aux": "sinks"}
+"""Arguments of attention that change scores, and what messages call them."""
 
 
 def _attention_interface(
     module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **kwargs: Any
 ) -> tuple[Tensor, None]:
     """transformers' attention interface for blocks that keep their own module."""
+    if odd := [_OTHER_SCORES[name] for name in _OTHER_SCORES if kwargs.get(name) is not None]:
+        raise ModelError(f"its attention has {odd[0]}, which can't be computed here")
     rows, pool = kwargs["slip_rows"], kwargs["slip_pool"]
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
     query = query[0].transpose(0, 1)
@@ -85,7 +90,8 @@ class TorchDecoder:
         self.head = _finished(linears.make([model.get_output_embeddings()]), model)
         patch_modules(self._body, linears, RotaryTables())
         count = sum(isinstance(module, FastAttention) for module in self._body.modules())
-        assert count in (0, layout.num_layers), "attention blocks of one form"
+        if count not in (0, layout.num_layers):
+            raise ModelError(f"{type(model).__name__} has attention of several forms")
         linears.rule = self.rule = ranks.meet(linears.rule, model.device)
         model.config._attn_implementation = _ATTENTION
         self._ranks = ranks

@@ -86,6 +86,7 @@ def model_of(source: "WeightSource", config: "PretrainedConfig", *, is_lent: boo
     from transformers import AutoModelForCausalLM
 
     config.tie_word_embeddings = source.is_tied
+    config.pad_token_id = None  # batches are not padded
     try:
         with torch.device("meta"):
             model: Any = AutoModelForCausalLM.from_config(config, dtype=torch_dtype(source.dtype))

@@ -5,10 +5,12 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream.core.errors import WeightsError
 from slipstream.models.loading import load_model, load_target_parts
 from slipstream.models.native import library
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
+from support.models import tiny_gguf
 from support.models.families import SIZES, family_model
 from support.models.tiny_gguf import add_field, finish, interleaved, write_tokenizer
 
@@ -112,3 +114,22 @@ def test_a_file_is_the_model_that_it_was_made_of(name, tmp_path):
         assert error < limit, dtype
     by_torch = logits_of(load_target_parts(str(path), dtype="float32").model)
     np.testing.assert_allclose(by_torch, expected, rtol=0, atol=2e-4)
+
+
+KIND, FACTOR = "llama.rope.scaling.type", "llama.rope.scaling.factor"
+FACTORS = {f"rope_factors_{kind}.weight": np.full(32, 2, np.float32) for kind in ("short", "long")}
+REFUSED = {
+    "a tensor rope_factors_long.weight, which is not supported": FACTORS,
+    "lack rope_factors_short.weight": {KIND: "longrope"},
+    "rope.scaling.factor of 4.0": {KIND: "longrope", FACTOR: 4.0, **FACTORS},
+}
+
+
+@pytest.mark.parametrize("words", REFUSED)
+def test_two_sets_of_rotary_factors_are_those_of_longrope(words, tmp_path):
+    path = tiny_gguf.write(tmp_path / "odd.gguf", lambda _: "F32", more=REFUSED[words])
+    with pytest.raises(WeightsError, match=words):
+        load_model(str(path))
+    own = {KIND: "longrope", **FACTORS}
+    path = tiny_gguf.write(tmp_path / "own.gguf", lambda _: "F32", more=own)
+    assert load_model(str(path)).model.rotaries[0].inv_freq[0] == 0.5

@@ -265,6 +265,9 @@ def test_a_split_model_loads_by_any_of_its_parts(given, plain, tmp_path):
     path = (one, other)[given - 1]
     assert np.array_equal(hidden(model_of(path)), plain[1])
     assert np.array_equal(hidden(model_of(tmp_path)), plain[1])
+    other.write_bytes(one.read_bytes().replace(b"split.no\x02\0\0\0\0", b"split.no\x02\0\0\0\1"))
+    with pytest.raises(WeightsError, match="as a part before it"):
+        load_model(str(one))
     other.unlink()
     with pytest.raises(WeightsError, match=r"part 1 of 2 of a split model"):
         load_model(str(one))

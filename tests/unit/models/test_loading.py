@@ -1,14 +1,17 @@
 """A checkpoint loads whole and as asked, or is refused with the reason. No pickles, no code."""
 
 import json
+from contextlib import nullcontext
 
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import processors
+from transformers import AutoConfig, AutoModelForCausalLM
 
-from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
+from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, WeightsError
 from slipstream.models.loading import load_model, load_target_parts, require_same_tokenizer
+from slipstream.models.target.causal import CausalModel
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
 from support.models.tiny_checkpoint import byte_tokenizer, save_checkpoint, tiny_llama
@@ -133,6 +136,15 @@ def test_a_tokenizer_that_begins_texts_with_a_token_past_the_embedding_is_refuse
         load(str(folder))
 
 
+def test_ids_of_no_token_end_and_pad_nothing(checkpoint):
+    plain, path = load_model(str(checkpoint)).stop_token_ids, checkpoint / "config.json"
+    config = {"eos_token_id": [*plain, 999], "pad_token_id": 4000}
+    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    loaded = load_model(str(checkpoint))
+    assert loaded.stop_token_ids == plain
+    CausalModel(loaded.model)
+
+
 def test_a_draft_that_numbers_its_tokens_differently_is_refused(tmp_path):
     target = load_target_parts(str(save_checkpoint(tmp_path / "target")))
     other = save_checkpoint(tmp_path / "other")
@@ -144,3 +156,24 @@ def test_a_draft_that_numbers_its_tokens_differently_is_refused(tmp_path):
     require_same_tokenizer(target, target)
     with pytest.raises(ModelMismatch, match="numbers its tokens differently"):
         require_same_tokenizer(target, draft)
+
+
+OTHERS = {
+    **dict.fromkeys(("glm", "cohere", "ernie4_5", "hunyuan_v1_dense", "phimoe"), None),
+    **{"gemma2": "attn_logit_softcapping", "gpt_oss": "sinks"},
+    **{"diffllama": "hidden states differ", "stablelm": "can't run over our cache"},
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_attention_of_another_form_is_computed_as_it_is_or_refused_in_a_sentence(family):
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
+    config = AutoConfig.for_model(family, vocab_size=200, **heads, **sizes)
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    reason = OTHERS[family]
+    with pytest.raises(ModelError, match=reason) if reason else nullcontext():
+        CausalModel(model, engine="torch")  # which compares it

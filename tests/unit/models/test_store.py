@@ -12,6 +12,7 @@ from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
 from slipstream.models.store.folder import (
     all_or_nothing,
     exclusive,
+    gguf_in,
     is_hub_id,
     missing_part,
     split_revision,
@@ -90,6 +91,14 @@ def test_an_unknown_name_is_one_sentence(settings, name):
         resolve(name, settings=settings)
     assert repr(name) in str(refusal.value)
     assert "\n" not in str(refusal.value)
+
+
+def test_of_several_gguf_files_one_must_be_named(tmp_path):
+    for name in ("a.gguf", "mmproj-a.gguf"):
+        (tmp_path / name).write_text("")
+    assert gguf_in(tmp_path) == tmp_path / "a.gguf"
+    (tmp_path / "b.gguf").write_text("")
+    assert "several GGUF files" in missing_part(tmp_path)
 
 
 def test_a_file_that_is_not_gguf_is_refused(tmp_path, settings):
