@@ -192,6 +192,18 @@ PLACES = [
     ("responses", "input[1].type", [*HELLO, {"type": "item_reference", "id": "x"}]),
     ("responses", "input[0].name", [{"type": "function_call", "arguments": "{}"}]),
     ("responses", "input[1]", [*HELLO, 5]),
+    ("chats", "messages[0].content[0]", [{"role": "user", "content": [{}]}]),
+    ("chats", "messages", []),
+    ("chats", "messages", [*HELLO, MESSAGE]),
+    ("chats", "tools[1]", [{"function": FUNCTION}, {"function": {"name": "a b"}}]),
+    ("chats", "tools", [{"function": FUNCTION}] * 2),
+    ("chats", "tool_choice", "required"),
+    ("chats", "continue_final_message", True),
+    ("chats", "stop", ["a"] * 17),
+    ("completions", "prompt", [-1]),
+    ("completions", "max_tokens", -1),
+    ("responses", "max_output_tokens", -1),
+    ("responses", "tools[0]", [{**FUNCTION, "name": "a b"}]),
 ]
 
 
@@ -201,7 +213,44 @@ def test_a_refusal_names_the_place_of_the_fault(url, body, place, value):
     answer = post(url, {**valid, place.partition("[")[0]: value}, path)
     error = error_in(answer)
     assert (answer.status_code, error["param"]) == (400, place)
-    assert error["message"].startswith(f"{place} ")
+    assert error["message"].startswith((f"{place} ", f"{place}: "))
+
+
+WRONG = {"type": "wrong"}
+SCHEMAS = [
+    ("chats", "tools[1].function.parameters", {"type": "object", "not": {"$ref": "#/no"}}),
+    ("chats", "response_format.json_schema.schema", WRONG),
+    ("completions", "structured_outputs.json", WRONG),
+    ("responses", "text.format.schema", WRONG),
+    ("responses", "text.format.schema", None),
+]
+
+
+@pytest.mark.parametrize(("body", "place", "schema"), SCHEMAS)
+def test_a_schema_that_can_not_be_followed_is_refused_by_its_place(url, body, place, schema):
+    path, valid = ROUTES[body]
+    form = {"type": "json_schema", "name": "x", "schema": schema}
+    given = {
+        "tools": [{"function": FUNCTION}, {"function": {"name": "g", "parameters": schema}}],
+        "tool_choice": "required",
+    }
+    if "tools" not in place:
+        nested = {"type": "json_schema", "json_schema": {"name": "x", "schema": schema}}
+        known = {"text": {"format": form}, "response_format": nested}
+        head = place.partition(".")[0]
+        given = {head: known.get(head, {"json": schema})}
+    answer = post(url, {**valid, **given}, path)
+    assert (answer.status_code, error_in(answer)["param"]) == (400, place)
+
+
+@pytest.mark.parametrize("word", ["auto", "none"])
+@pytest.mark.parametrize("body", ["chats", "responses"])
+def test_a_choice_of_tools_may_be_an_object_with_its_word(url, body, word):
+    path, valid = ROUTES[body]
+    tool = {"type": "function", **(FUNCTION if body == "responses" else {"function": FUNCTION})}
+    plain = {**valid, "temperature": 0, "tools": [tool]}
+    answers = [post(url, {**plain, "tool_choice": it}, path) for it in (word, {"type": word})]
+    assert text_in(answers[0]) == text_in(answers[1])
 
 
 def test_items_of_reasoning_and_of_earlier_answers_are_read(url):
