@@ -31,11 +31,9 @@ PLACES = [
     ("chats", "messages", [*HELLO, MESSAGE]),
     ("chats", "tools[1]", [{"function": FUNCTION}, {"function": {"name": "a b"}}]),
     ("chats", "tools", [{"function": FUNCTION}] * 2),
-    ("chats", "tool_choice", "required"),
     ("chats", "continue_final_message", True),
     ("chats", "stop", ["a"] * 17),
     ("completions", "prompt", [-1]),
-    ("completions", "max_tokens", -1),
     ("responses", "max_output_tokens", -1),
     ("responses", "tools[0]", [{**FUNCTION, "name": "a b"}]),
 ]
