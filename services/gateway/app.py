@@ -172,7 +172,8 @@ class Routes:
             limit=config.max_body_bytes,
             timeout_s=config.body_timeout_s,
         )
-        return validated(kind, parameters(kind, body))
+        request.state.body = found = validated(kind, parameters(kind, body))
+        return found
 
     async def _answer(
         self,

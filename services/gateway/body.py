@@ -200,9 +200,12 @@ class TokenizeRequest(StrictModel):
             name, only = "add_special_tokens", "true for prompt, and false for messages"
             raise HttpError(f"{name} may only be {only}", param=name, code="unsupported_parameter")
         if self.prompt is not None:
+            if self.messages:
+                raise HttpError("messages and prompt are both given", param="messages")
             return self.prompt
         if not self.messages:
-            raise HttpError("prompt or messages is needed", code="missing_parameter")
+            what = "prompt or messages is needed"
+            raise HttpError(what, code="missing_parameter", param="prompt")
         return [message.model_dump() for message in self.messages]
 
 

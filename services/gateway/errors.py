@@ -6,6 +6,8 @@ from collections.abc import Mapping
 from dataclasses import fields
 from typing import Any
 
+from pydantic import BaseModel
+
 from slipstream.core import errors
 from slipstream.core.errors import LimitExceeded, SlipstreamError
 from slipstream.core.types import SamplingParams
@@ -32,9 +34,11 @@ TABLE: tuple[tuple[type[SlipstreamError], int, str], ...] = (
 """Status of an error over HTTP, and the code that programs read."""
 
 _PARAMETERS = {
-    *("max_tokens", "logprobs", "messages", "input", "ignore_eos", "stop_token_ids"),
+    *("max_tokens", "logprobs", "messages", "input", "ignore_eos", "stop_token_ids", "stop"),
+    *("tools", "tool_choice"),
     *(at.name for at in fields(SamplingParams)),
 }
+_NOWHERE: Mapping[str, str] = {}
 _PLACE = re.compile(r"(\w+)[\w.\[\]]*")
 _TYPES = {401: "authentication_error", 403: "permission_error", 429: "rate_limit_error"}
 
@@ -65,18 +69,42 @@ class HttpError(Exception):
         return {"error": about}
 
 
-def http_error(error: SlipstreamError) -> HttpError:
-    """Return an error of ours as it is over HTTP."""
+def http_error(error: SlipstreamError, places: Mapping[str, str] = _NOWHERE) -> HttpError:
+    """Return an error of ours as it is over HTTP; `places` are those of the request's body."""
     status, code = next((status, code) for kind, status, code in TABLE if isinstance(error, kind))
     headers = {} if error.request_id is None else {"x-request-id": error.request_id}
     if isinstance(error, LimitExceeded) and error.retry_after_s is not None:
         headers["retry-after"] = str(math.ceil(error.retry_after_s))
     message = str(error) or "the service gave no reason"
-    param = _param(message) if status == 400 else None
+    message, param = _placed(message, places) if status == 400 else (message, None)
     return HttpError(message, code=code, param=param, status=status, headers=headers)
 
 
-def _param(message: str) -> str | None:
-    """Return the parameter that a message begins with, if it does."""
-    place = _PLACE.match(message)
-    return place[0] if place is not None and place[1] in _PARAMETERS else None
+def places_in(body: BaseModel) -> dict[str, str]:
+    """Return places in a body by what the router's errors call them."""
+    given, is_response = body.model_fields_set, "input" in body.model_fields_set
+    prompt = next((name for name in ("input", "tokens", "prompt") if name in given), "messages")
+    schema = "text.format.schema" if is_response else "response_format.json_schema.schema"
+    if "structured_outputs" in given:
+        schema = "structured_outputs.json"
+    elif getattr(body, "tool_choice", "auto") not in ("auto", "none"):
+        schema = "tools"
+    places = {"the prompt": prompt, "a prompt": prompt, "the json-schema": schema}
+    places |= {"the regex": "structured_outputs.regex", "continue_final": "continue_final_message"}
+    if is_response:
+        places["max_tokens"] = "max_output_tokens"
+    for number, tool in enumerate(getattr(body, "tools", ())):
+        function = getattr(tool, "function", None)
+        name, place = (tool.name, "") if function is None else (function.name, "function.")
+        places[f"the schema of tool {name}"] = f"tools[{number}].{place}parameters"
+    return places
+
+
+def _placed(message: str, places: Mapping[str, str]) -> tuple[str, str | None]:
+    """Return a message that begins with the place of the fault in the body, if it has one, and the
+    place."""
+    for name, place in places.items():
+        if message.startswith(f"{name} "):
+            return place + message.removeprefix(name), place
+    found = _PLACE.match(message)
+    return message, found[0] if found is not None and found[1] in _PARAMETERS else None

@@ -12,7 +12,8 @@ from slipstream.gateway.errors import HttpError
 IGNORED: Mapping[str, str] = {
     name: why
     for names, why in {
-        "user safety_identifier metadata request_id rid": "names the caller or the request in logs",
+        "user safety_identifier metadata client_metadata request_id rid session_id trace_id"
+        " user_id": "names the caller or the request in logs",
         "prompt_cache_key prompt_cache_retention prompt_cache_options cache_prompt": (
             "a hint for caches; the prefix cache finds what is the same by itself"
         ),
@@ -20,8 +21,10 @@ IGNORED: Mapping[str, str] = {
         "prediction": "a hint for speed; the drafts propose in its place",
         "length_penalty early_stopping": "only for beam search, which is refused",
         "spaces_between_special_tokens": "only for special tokens, which texts do not show",
-        "reasoning.summary reasoning.generate_summary include_reasoning separate_reasoning"
-        " stream_reasoning": "only for reasoning apart from the text, which no model here has",
+        "reasoning.summary reasoning.generate_summary reasoning.exclude include_reasoning"
+        " separate_reasoning stream_reasoning": (
+            "only for reasoning apart from the text, which no model here has"
+        ),
         "max_tool_calls": "counts calls of built-in tools, of which there are none",
         "mm_processor_kwargs media_io_kwargs": "only for images and audio, which are refused",
         "truncation_side": "only for truncate_prompt_tokens, which is refused",
@@ -39,15 +42,16 @@ IGNORED: Mapping[str, str] = {
 NEUTRAL: Mapping[str, tuple[object, ...]] = {
     name: values
     for names, values in {
-        "store background echo logprobs stream_options.include_obfuscation use_beam_search"
-        " include_stop_str_in_output continue_final_message return_token_ids return_token_strs"
+        "background reasoning.enabled echo logprobs stream_options.include_obfuscation"
+        " use_beam_search include_stop_str_in_output continue_final_message return_token_ids"
+        " return_token_strs"
         " return_tokens return_tokens_as_token_ids return_progress return_hidden_states"
         " timings_per_token post_sampling_probs no_stop_trim think return_logprob safe_prompt"
         " enable_response_messages return_routed_experts return_cached_tokens_details"
         " structured_outputs.json_object structured_outputs.disable_any_whitespace"
         " structured_outputs.disable_additional_properties": (False,),
         "add_generation_prompt skip_special_tokens detokenize": (True,),
-        "parallel_tool_calls structured_outputs.disable_fallback": (True, False),
+        "store parallel_tool_calls structured_outputs.disable_fallback": (True, False),
         "top_logprobs mirostat dynatemp_range xtc_probability dry_multiplier n_keep n_probs"
         " n_indent n_discard min_keep min_new_tokens t_max_predict_ms top_a top_logprobs_num": (0,),
         "n best_of typical_p tfs_z repeat_penalty": (1,),
@@ -65,7 +69,8 @@ NEUTRAL: Mapping[str, tuple[object, ...]] = {
         " structured_outputs.whitespace_pattern cache_salt samplers lora_path"
         " custom_logit_processor": (),
         "tool_choice function_call reasoning_format": ("none", "auto"),
-        "reasoning_effort reasoning.effort": ("none", "medium"),
+        # No model here has levels of reasoning, so that all are the same.
+        "reasoning_effort reasoning.effort": ("none", "minimal", "low", "medium", "high", "xhigh"),
         "verbosity text.verbosity": ("medium",),
         "truncation": ("disabled",),
         "modalities": (["text"],),

@@ -14,7 +14,7 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.request.request import MAX_NAME_LENGTH, check_name
 from slipstream.gateway.config import ANY_ORIGIN
-from slipstream.gateway.errors import HttpError, http_error
+from slipstream.gateway.errors import HttpError, http_error, places_in
 from slipstream.gateway.http_io import as_json
 from slipstream.telemetry.carrier import Carrier
 
@@ -47,7 +47,8 @@ def _error(request: Request, error: Any) -> Response:
 
 
 def _failed(request: Request, error: Any) -> Response:
-    response = _error(request, http_error(error))
+    body = getattr(request.state, "body", None)
+    response = _error(request, http_error(error, {} if body is None else places_in(body)))
     if response.status_code == 500:
         name = response.headers.get(REQUEST_ID, "")[:MAX_NAME_LENGTH]
         _LOG.error("request %s failed: %s", name, error)

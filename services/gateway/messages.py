@@ -64,6 +64,12 @@ class ResponsesTool(StrictModel):
     strict: bool | None = None
 
 
+def _word(value: Any) -> Any:
+    """Return "auto" for {"type": "auto"}, which some clients write."""
+    is_word = isinstance(value, dict) and len(value) == 1 and value.get("type") in _CHOICES
+    return value["type"] if is_word else value
+
+
 def _chosen(value: Any) -> str:
     """Return a choice by its word, or the name of the function that must be called."""
     if isinstance(value, str) and value in _CHOICES:
@@ -79,11 +85,13 @@ def _chosen(value: Any) -> str:
 
 
 def _nested(value: Any) -> str | dict[str, Any]:
+    value = _word(value)
     name = _chosen(value)
     return value if value == name else {"type": "function", "function": {"name": name}}
 
 
 def _flat(value: Any) -> str | dict[str, Any]:
+    value = _word(value)
     name = _chosen(value)
     return value if value == name else {"type": "function", "name": name}
 

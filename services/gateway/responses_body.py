@@ -128,6 +128,9 @@ class ResponsesRequest(SamplingRequest):
         form = None if self.text is None else self.text.format
         if form is None or form.type != "json_schema":
             return {"type": "text" if form is None else form.type}
+        if form.value is None:
+            place = "text.format.schema"
+            raise HttpError(f"{place} is needed", code="missing_parameter", param=place)
         return {"type": form.type, "json_schema": {"name": form.name, "schema": form.value}}
 
     def _instructions(self) -> list[dict[str, Any]]:

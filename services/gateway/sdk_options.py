@@ -7,6 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream.client import RequestOptions, SamplingParams, SpeculationOptions
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.prompt import Prompt
 from slipstream.core.request.request import MAX_NAME_LENGTH
 from slipstream.core.request.tools import Tool, tools_of
@@ -78,8 +79,15 @@ def completion_options(body: CompletionRequest, *, request_id: str) -> RequestOp
 
 
 def given_tools(tools: Sequence[FunctionTool]) -> list[Tool]:
-    """Return the tools of a body. Raises `InvalidRequest`."""
-    return [*tools_of([tool.model_dump(exclude_none=True) for tool in tools])]
+    """Return the tools of a body. Raises `HttpError` with the place of one that can't be."""
+    found = list[Tool]()
+    for number, tool in enumerate(tools):
+        try:
+            found += tools_of([tool.model_dump(exclude_none=True)])
+        except InvalidRequest as error:
+            place = f"tools[{number}]"
+            raise HttpError(f"{place}: {error}", param=place) from None
+    return found
 
 
 def tool_use(options: RequestOptions, *, is_single: bool) -> ToolUse | None:

@@ -129,9 +129,13 @@ def _sampling(sampling: SamplingParams) -> _Values:
         "gen_ai.request.top_p": sampling.top_p,
         "gen_ai.request.frequency_penalty": sampling.frequency_penalty,
         "gen_ai.request.presence_penalty": sampling.presence_penalty,
-        # An attribute is a signed number of 64 bits, and a seed is not.
-        "gen_ai.request.seed": sampling.seed if sampling.seed < 2**63 else str(sampling.seed),
+        "gen_ai.request.seed": _number(sampling.seed),
     }
     if sampling.top_k is not None:
-        values["gen_ai.request.top_k"] = sampling.top_k
+        values["gen_ai.request.top_k"] = _number(sampling.top_k)
     return values
+
+
+def _number(value: int) -> int | str:
+    """Return a number as an attribute, which has 64 bits and a sign; a text for a larger one."""
+    return value if -(2**63) <= value < 2**63 else str(value)

@@ -120,7 +120,7 @@ def _messages(content: str | Sequence[Message]) -> Sequence[Message]:
             raise InvalidRequest("the prompt is empty")
         return ({"role": "user", "content": content},)
     if content[-1]["role"] == "assistant":
-        raise InvalidRequest("the last message is the assistant's, so there is nothing to answer")
+        raise InvalidRequest("the prompt ends with the assistant, so there is nothing to answer")
     return content
 
 

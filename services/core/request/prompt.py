@@ -137,7 +137,9 @@ def arguments_text(arguments: Any) -> str:
 def _part_text(part: Any, place: str) -> str | None:
     if isinstance(part, str):
         part = {"text": part}
-    kind = part.get("type") or "text" if isinstance(part, Mapping) else None
+    kind = part.get("type") if isinstance(part, Mapping) else None
+    if kind in (None, "") and isinstance(part, Mapping) and "text" in part:
+        kind = "text"
     if not isinstance(kind, str) or kind not in _PARTS:
         raise InvalidRequest(f"{place} is no text, but text is all that can be read")
     name = _PARTS[kind]
@@ -189,7 +191,7 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
     function = call.get("function")
     function = function if isinstance(function, Mapping) else {}
     name = function.get("name")
-    if not isinstance(name, str) or call.get("type") not in (None, "function"):
+    if not isinstance(name, str) or call.get("type") not in (None, "", "function"):
         raise InvalidRequest(f"{place} must be of the type function, with the function's name")
     call_id, arguments = call.get("id"), arguments_text(function.get("arguments"))
     call_id = call_id if isinstance(call_id, str) else ""

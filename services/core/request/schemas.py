@@ -1,4 +1,4 @@
-"""JSON schemas as grammars take them: each reference is a pointer, and no keyword is null.
+"""JSON schemas as grammars take them: each reference is a pointer, and no keyword says nothing.
 
 Only what is at a position of a schema is changed; data in `const`, `enum`, `default` and `examples`
 stays as it is.
@@ -21,6 +21,18 @@ _NAMED = {
     "properties",
 }
 """Keywords with schemas by name."""
+_NEUTRAL: dict[str, tuple[Any, ...]] = {
+    **{"uniqueItems": (False,), "not": (False,), "propertyNames": ({}, True, {"type": "string"})},
+    **dict.fromkeys(("unevaluatedItems", "unevaluatedProperties"), ({}, True)),
+    **dict.fromkeys(("dependencies", "dependentRequired", "dependentSchemas"), ({},)),
+}
+"""Keywords that grammars do not have, and the values that allow everything."""
+_FORMATS = {
+    *("date", "date-time", "duration", "email", "hostname", "idn-email", "idn-hostname", "ipv4"),
+    *("ipv6", "iri", "iri-reference", "json-pointer", "regex", "relative-json-pointer", "time"),
+    *("uri", "uri-reference", "uri-template", "uuid"),
+}
+"""Formats of JSON Schema; any other one only describes, such as pydantic's `path`."""
 _NAMES = {"$anchor", "$dynamicAnchor", "$recursiveAnchor"}
 _REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
 _SHOWN = 80
@@ -29,7 +41,7 @@ _SHOWN = 80
 
 def placed_schema(schema: Any, place: str, what: str) -> Any:
     """Return a schema whose references are right where it is at this place of another one, as
-    `#/$defs/a`, and whose keywords that are null are left out.
+    `#/$defs/a`, and whose keywords that say nothing, as null, are left out.
 
     Raises `InvalidRequest` for a reference that leads nowhere in the schema, or that depends on
     where it is read from; `what` names the schema.
@@ -135,7 +147,7 @@ class _Document:
         copy = {
             name: self._copy(item)
             for name, item in value.items()
-            if name not in _NAMES | {self._id} and not (item is None and _is_absent(name, value))
+            if name not in _NAMES | {self._id} and not _is_absent(name, value)
         }
         for keyword, target in self._targets[id(value)].items():
             del copy[keyword]
@@ -157,9 +169,12 @@ def _held(keyword: str, value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _is_absent(keyword: str, schema: dict[str, Any]) -> bool:
-    """Return whether a keyword that is null says nothing. As `default` it is data, and as `const`
-    where the type allows it."""
-    kinds = schema.get("type")
+    """Return whether a keyword says nothing, as null does. As `default` null is data, and as
+    `const` where the type allows it."""
+    kinds, value = schema.get("type"), schema[keyword]
+    if value is not None:
+        is_unknown = keyword == "format" and isinstance(value, str) and value not in _FORMATS
+        return is_unknown or value in _NEUTRAL.get(keyword, ())
     is_data = keyword == "default" or (keyword == "const" and (kinds is None or "null" in kinds))
     return not is_data
 

@@ -119,13 +119,13 @@ def check_tools(tools: Sequence[Tool]) -> None:
     check_num_tools(len(tools))
     names = [tool.name for tool in tools]
     if twice := {name for name in names if names.count(name) > 1}:
-        raise InvalidRequest(f"two tools are named {min(twice)}")
+        raise InvalidRequest(f"tools has two named {min(twice)}")
 
 
 def check_num_tools(num_tools: int) -> None:
     """Raise `InvalidRequest` for more tools than a request may have."""
     if num_tools > MAX_TOOLS:
-        raise InvalidRequest(f"the request has {num_tools} tools, but at most {MAX_TOOLS} fit")
+        raise InvalidRequest(f"tools has {num_tools}, but at most {MAX_TOOLS} fit")
 
 
 def json_object(text: str, what: str) -> dict[str, Any]:

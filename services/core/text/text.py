@@ -51,9 +51,7 @@ class Piece:
 def check_stop_strings(stop: Sequence[str]) -> None:
     """Raises `InvalidRequest` for stop strings that are empty, too many or too long."""
     if len(stop) > MAX_STOP_STRINGS:
-        raise InvalidRequest(
-            f"{len(stop)} stop strings are given, but at most {MAX_STOP_STRINGS} fit"
-        )
+        raise InvalidRequest(f"stop has {len(stop)} strings, but at most {MAX_STOP_STRINGS} fit")
     for string in stop:
         check_unicode(string, "a stop string")
         size = len(string.encode())

@@ -73,7 +73,7 @@ def test_tools_are_in_the_prompt_unless_none_may_be_called(client):
     [
         ({"tool_choice": "required"}, "there are no tools"),
         ({"tools": TOOLS, "tool_choice": {**NAMED, "function": {"name": "x"}}}, "no such tool"),
-        ({"tools": TOOLS * 2}, "two tools are named"),
+        ({"tools": TOOLS * 2}, "tools has two named"),
         ({**FORCED, "response_format": {"type": "json_object"}}, "a text follows one"),
     ],
 )

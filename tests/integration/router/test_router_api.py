@@ -82,7 +82,7 @@ REFUSALS = {
     "too many stop strings": (
         generation(stopping=pb.StoppingCriteria(stop=["x"] * 17)),
         CODE.INVALID_ARGUMENT,
-        "17 stop strings",
+        "stop has 17 strings",
     ),
     "no tokens at all": (
         generation(stopping=pb.StoppingCriteria(max_new_tokens=0)),

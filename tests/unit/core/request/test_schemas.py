@@ -177,3 +177,19 @@ def test_a_schema_that_is_nested_too_deeply_is_refused():
         schema = {"not": schema}
     with pytest.raises(InvalidRequest, match="it is nested too deeply"):
         placed_schema(schema, "#", "it")
+
+
+@pytest.mark.parametrize(
+    ("keyword", "silent", "telling"),
+    [
+        ("uniqueItems", False, True),
+        ("propertyNames", {"type": "string"}, {"maxLength": 1}),
+        ("unevaluatedProperties", True, False),
+        ("dependentRequired", {}, {"a": ["b"]}),
+        ("format", "path", "date"),
+    ],
+)
+def test_keywords_that_say_nothing_are_left_out(keyword, silent, telling):
+    data = {"const": {keyword: silent}}
+    assert placed_schema({keyword: silent, **data}, "#", "it") == data
+    assert placed_schema({keyword: telling}, "#", "it") == {keyword: telling}

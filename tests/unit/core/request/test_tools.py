@@ -59,9 +59,9 @@ def test_schemas_of_tools_are_objects_of_bounded_size():
 
 
 def test_tools_are_few_and_have_names_of_their_own():
-    with pytest.raises(InvalidRequest, match=f"{MAX_TOOLS + 1} tools, but at most {MAX_TOOLS}"):
+    with pytest.raises(InvalidRequest, match=f"tools has {MAX_TOOLS + 1}, but at most {MAX_TOOLS}"):
         check_tools([Tool(f"f{number}") for number in range(MAX_TOOLS + 1)])
-    with pytest.raises(InvalidRequest, match="two tools are named f"):
+    with pytest.raises(InvalidRequest, match="tools has two named f"):
         check_tools([F, Tool("f")])
 
 
