@@ -4,6 +4,7 @@ import json
 import logging
 from dataclasses import replace
 
+import numpy as np
 import pytest
 
 from slipstream.client import (
@@ -113,6 +114,8 @@ async def test_a_draft_that_fails_beside_an_event_loop_is_no_error_of_the_reques
     folder = tiny_checkpoint.save_checkpoint(tmp_path)
     async with AsyncClient.embedded(str(folder), f"vanilla:{folder}", dtype="float32") as client:
         model = client._context.backend.drafter.draft._scorer._model
-        model._decoder._model._embedding.fill(float("nan"))  # a mapping of its own
+        native = model._decoder._model
+        norm = np.full(native._shape.hidden, np.nan, np.float32)
+        native._do("set_norm", -1, 0, 0, norm.ctypes.data, len(norm))
         result = await client.generate([5, 80, 6], max_tokens=20, speculation=FORCED)
     assert set(result.stats.speculation.fallbacks) == {"failed"}

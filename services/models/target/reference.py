@@ -43,9 +43,7 @@ class ReferenceCheck:
             own = model.reference() if isinstance(model, WeightSource) else model
             own.requires_grad_(False).eval()
             self._expected = computed_states(own, sample_tokens(vocab_size))
-            hidden = self._expected[0]
-            is_usable = bool(np.isfinite(hidden).all() and hidden.any())
-            if isinstance(model, WeightSource) and not is_usable:
+            if isinstance(model, WeightSource) and not _is_usable(self._expected[0]):
                 raise ModelError(f"{model.name} can't be served: {_without_numbers(model)}")
 
     def check(self, sample: Callable[[], tuple[Array, Array]], name: str) -> None:
@@ -65,6 +63,10 @@ class ReferenceCheck:
             check_states(own, expected, f"{name} can't be served: {what}")
         if self._mark is not None:
             this_machine().keep(self._mark, _AS_TRANSFORMERS)
+
+
+def _is_usable(hidden: Array) -> bool:
+    return bool(np.isfinite(hidden).all() and hidden.any())
 
 
 def _without_numbers(source: WeightSource) -> str:

@@ -194,7 +194,7 @@ def test_no_attribute_holds_the_prompt_or_the_answer(client, told):
     text = client.generate(said, max_tokens=20, sampling=biased).text
     assert len(text) == 20
     list(client.stream(SECRET, max_tokens=20, raw=True, stop=[f"stop {SECRET}"]))
-    bad = [[{"role": SECRET}], [{"role": "user", "content": SECRET}, SECRET], SECRET.encode(), 7]
+    bad = [[{"content": SECRET}], [{"role": "user", "content": SECRET}, SECRET], SECRET.encode(), 7]
     for prompt in (*bad, SECRET * 50, [7, 9999]):
         with pytest.raises(errors.InvalidRequest):
             client.generate(prompt, max_tokens=20)

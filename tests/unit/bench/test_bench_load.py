@@ -113,7 +113,7 @@ BAD = [
     (["--methods", "glide+fast"], "numerics are the engine's"),
     (["--methods", "medusa"], "'medusa' is unknown"),
     (["--temperature", "nan"], "temperature is nan"),
-    (["--seed", "-1"], "seed is -1"),
+    (["--seed", str(-(2**64))], "seed is -18446744073709551616"),
     (["--limit", "0"], "limit is 0"),
     (["--prompts", "nowhere"], "nowhere can't be read"),
     (["--json", "/"], "is a directory"),

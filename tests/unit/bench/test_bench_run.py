@@ -86,7 +86,7 @@ def test_costs_are_written_for_every_number_of_rows(files, tmp_path):
         (["--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["--max-new-tokens", "4000"], "question 1 has"),
         (["--temperature", "nan"], "temperature is nan"),
-        (["--seed", "-1"], "seed is -1"),
+        (["--seed", str(-(2**64))], "seed is -18446744073709551616"),
         (["--threads", "0"], "threads is 0"),
         (["--dtype", "int3"], "'int3'"),
         (["--draft", "nowhere"], "the draft is 'nowhere'"),

@@ -92,7 +92,9 @@ def test_a_decision_that_is_no_number_is_none():
 @pytest.mark.parametrize("shape", [Shape.CHAIN, Shape.CAPE, Shape.DYNAMIC])
 def test_a_draft_whose_weights_are_broken_raises_an_error_of_the_model(shape):
     model = tiny.causal(numerics="fast")
-    model._decoder._model._embedding.fill(NAN)
+    native = model._decoder._model
+    norm = np.full(native._shape.hidden, NAN, np.float32)
+    native._do("set_norm", -1, 0, 0, norm.ctypes.data, len(norm))
     draft, prompt = LocalDraft(CausalScorer(model)), tuple(tiny.tokens(9))
     with pytest.raises(ModelError):
         finished(

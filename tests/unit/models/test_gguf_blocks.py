@@ -163,7 +163,7 @@ SHAPE, OTHER = struct.pack("<QQ", 512, 256), struct.pack("<QQ", 256, 512)
 @pytest.mark.parametrize(
     ("old", "new", "said"),
     [
-        (UP, b"blk.1.ffn_uq.weight", r"in b\.gguf lack model\.layers\.1\.mlp\.up_proj"),
+        (UP, b"blk.1.ffn_uq.weight", r"in b\.gguf lack blk\.1\.ffn_up\.weight"),
         (DOWN + SHAPE, DOWN + OTHER, r"down_proj\.weight has the shape \[512, 256\]"),
         (b"GGUF\x03", b"GGUF\x07", "its version is 7"),
         (b"GGUF\x03", b"GGML\x03", "it does not begin with GGUF"),
