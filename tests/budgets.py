@@ -125,9 +125,9 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("lines of services/", 65_745, lambda: num_lines(SERVICES)),
-    Budget("lines of tests/", 64_508, lambda: num_lines(TESTS)),
-    Budget("files of services/", 470, lambda: len(python_files(SERVICES))),
+    Budget("lines of services/", 65_340, lambda: num_lines(SERVICES)),
+    Budget("lines of tests/", 64_400, lambda: num_lines(TESTS)),
+    Budget("files of services/", 459, lambda: len(python_files(SERVICES))),
     Budget("files of the largest folder", 24, largest_folder),
     Budget("files executed, embedded", 95, lambda: len(executed_files("embedded"))),
     Budget("files executed, distributed", 160, lambda: len(executed_files("distributed"))),
