@@ -90,12 +90,13 @@ class GgufSource(WeightSource):
 
     def vector(self, name: str) -> Array:
         """See `WeightSource.vector`; norms and biases stay as exact as the file has them."""
-        return self._less_one(name, as_float32(self._rows(name).values))
+        values = as_float32(self._rows(name).values)
+        return values - 1 if self._has_one(name) else values
 
     def dense(self, name: str) -> Array:
         if name == EMBEDDING:
             return self._table
-        if name.endswith(_NORM) and self._family.adds_one:
+        if self._has_one(name):
             return self.vector(name).astype(self.dtype)
         return _dense(self._rows(name), self.dtype)
 
@@ -201,9 +202,9 @@ class GgufSource(WeightSource):
             and self._stored_name(f"model.layers.{layer}.{name}.bias") not in self._file.tensors
         }
 
-    def _less_one(self, name: str, values: Array) -> Array:
-        """Return a vector of the file as checkpoints have it."""
-        return values - 1 if name.endswith(_NORM) and self._family.adds_one else values
+    def _has_one(self, name: str) -> bool:
+        """Return whether the file has a tensor with the 1 that checkpoints leave to the model."""
+        return name.endswith(_NORM) and self._family.adds_one
 
     def _stored(self, name: str, tensor: GgufTensor) -> _GgufRows:
         if len(tensor.shape) > 2:

@@ -99,9 +99,8 @@ def read_config(file: GgufFile) -> dict[str, Any]:
         )
     fields = _Fields(file, name)
     found = _sizes(fields) | _attention(fields) | _tokens(fields)
-    for theirs, ours in FAMILIES[name].numbers.items():
-        value = fields.read(theirs, float, 0.0)
-        if value:
+    for theirs, ours in fields.family.numbers.items():
+        if value := fields.read(theirs, float, 0.0):
             found[ours] = value
     if name == "phi3":
         length = fields.read("rope.scaling.original_context_length", int, 0)
@@ -134,13 +133,8 @@ class _Fields:
         Raises `WeightsError` for a field without either, of another type, or not the same for all
         layers.
         """
-        value = self._left.pop(name, *default) if default else self._left.pop(name, None)
-        if (
-            isinstance(value, list)
-            and kind is not list
-            and value
-            and value == value[:1] * len(value)
-        ):
+        value = self._left.pop(name, default[0] if default else None)
+        if isinstance(value, list) and value and value == value[:1] * len(value):
             value = value[0]
         if not isinstance(value, kind) or (kind is int and isinstance(value, bool)):
             raise self.refused(name, value, f"but must be of the type {kind.__name__}")

@@ -99,11 +99,11 @@ def turn_ends(file: GgufFile) -> list[int]:
     ids = [fields.get(f"{role}_token_id", int, None) for role in ("eos", "eot", "eom")]
     ends = {it for it in ids if it is not None}
     if ids[1:] == [None, None]:
-        types = dict(enumerate(fields.types))
+        typed = zip(fields.tokens, fields.types, strict=True)
         ends |= {
             number
-            for number, token in enumerate(fields.tokens)
-            if token in _TURN_ENDS and types[number] == _CONTROL
+            for number, (token, at) in enumerate(typed)
+            if token in _TURN_ENDS and at == _CONTROL
         }
     return sorted(ends)
 

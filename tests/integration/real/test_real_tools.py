@@ -76,7 +76,7 @@ ASKED = [*IMITATED, {"role": "user", "content": "What is the weather in Oslo?"}]
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.05, seed=3)])
 def test_a_call_of_the_model_s_choice_follows_a_strict_schema_and_no_other(client, sampling):
-    """It is the same with and without speculation; and a text without a call is as ever."""
+    """The call is the same with and without speculation; and a text without a call is as ever."""
     about = tool("get_weather")
     strict = {**about, "function": {**about["function"], "strict": True}}
     asked = {"max_tokens": 60, "sampling": sampling}

@@ -42,7 +42,7 @@ class Stage:
     instructions: list[Instruction] = field(default_factory=list)
 
     def all(self, keyword: str) -> list[Instruction]:
-        """Its instructions of a kind."""
+        """Return the instructions of a kind."""
         return [each for each in self.instructions if each.keyword == keyword]
 
 
@@ -69,7 +69,7 @@ def parse(text: str) -> tuple[list[str], dict[str, Stage]]:
 
 
 def stages() -> dict[str, Stage]:
-    """Of the project's file, with the device `cpu`."""
+    """Return the stages of the project's file, with the device `cpu`."""
     return parse(
         FILE.read_text()
         .replace("FROM build-${DEVICE}", "FROM build-cpu")
