@@ -19,7 +19,9 @@ class ResponseAnswer:
         self._is_single = use is not None and use.is_single
         self._parser = None if use is None else parser_of(use, prompt)
         self._item: Json | None = None
-        """The item that is being written."""
+        """The item that is being written, but for its text or arguments."""
+        self._parts: list[str] = []
+        """Text or arguments of that item so far."""
         self._num_events = 0
 
     def opening(self) -> list[Json]:
@@ -51,6 +53,7 @@ class ResponseAnswer:
 
     def failed(self, error: Json) -> Json:
         """Return the last event of an answer that broke off."""
+        self._settle()
         cause = {"code": error["code"] or "server_error", "message": error["message"]}
         return self._event(
             "response.failed", response={**self.whole, "status": "failed", "error": cause}
@@ -73,7 +76,7 @@ class ResponseAnswer:
         assert self._item is not None
         part = self._item["content"][0]
         entries = [] if logprobs is None else logprobs["content"]
-        part["text"] += text
+        self._parts.append(text)
         part["logprobs"] += entries
         delta = self._event(
             "response.output_text.delta", **self._place(), delta=text, logprobs=entries
@@ -101,7 +104,7 @@ class ResponseAnswer:
             }
             events += [*self._close("completed"), *self._open(item)]
         assert self._item is not None
-        self._item["arguments"] += piece.arguments
+        self._parts.append(piece.arguments)
         if piece.arguments:
             kind = "response.function_call_arguments.delta"
             events.append(self._event(kind, **self._place(), delta=piece.arguments))
@@ -109,7 +112,7 @@ class ResponseAnswer:
 
     def _open(self, item: Json) -> list[Json]:
         item["status"] = "in_progress"
-        self._item = item
+        self._item, self._parts = item, []
         self.whole["output"] = [*self.whole["output"], item]
         index = len(self.whole["output"]) - 1
         return [self._event("response.output_item.added", output_index=index, item=dict(item))]
@@ -119,6 +122,7 @@ class ResponseAnswer:
         item = self._item
         if item is None:
             return []
+        self._settle()
         place = self._place()
         events: list[Json] = []
         if item["type"] == "message":
@@ -135,6 +139,15 @@ class ResponseAnswer:
         events.append(self._event("response.output_item.done", output_index=index, item=item))
         self._item = None
         return events
+
+    def _settle(self) -> None:
+        """Put what was written into the item, if there is one."""
+        if self._item is not None:
+            is_text = self._item["type"] == "message"
+            holder, name = (
+                (self._item["content"][0], "text") if is_text else (self._item, "arguments")
+            )
+            holder[name] = "".join(self._parts)
 
     def _place(self) -> Json:
         assert self._item is not None

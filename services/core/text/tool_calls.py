@@ -4,7 +4,7 @@ import hashlib
 import json
 import re
 from collections.abc import Callable, Collection, Generator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from slipstream.core.request.results import Result
 from slipstream.core.request.tools import Tool, ToolFormat, decoded_json
@@ -18,6 +18,10 @@ _HEAD = re.compile(
 """Beginning of a call as models write it; one in another order is read when it is whole."""
 _NO_CALL = re.compile(r'\{\s*"(?!name"|arguments"|parameters"|id"|type")[^"]*"')
 """Beginning of JSON that is no call."""
+_KEY_MARKS, _HEAD_MARKS = 2, 5
+"""Brackets and ends of strings up to the end of the first key, and of the beginning of a call."""
+_OUTSIDE, _IN_STRING = re.compile(r'["{}\[\]]'), re.compile(r'["\\]')
+"""Characters that matter to JSON's nesting outside of strings, and in them."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +38,7 @@ class _Syntax:
 
 
 _SYNTAXES = {
-    ToolFormat.HERMES: _Syntax("<tool_call>", re.compile(r"(\s|</?tool_call>)*"), "</tool_call>"),
+    ToolFormat.HERMES: _Syntax("<tool_call>", re.compile(r"(?:\s|</?tool_call>)*"), "</tool_call>"),
     ToolFormat.LLAMA3: _Syntax("<|python_tag|>", re.compile(r"[\s;]*"), bare="{"),
     ToolFormat.MISTRAL: _Syntax("[TOOL_CALLS]", re.compile(r"[\s,[\]]*"), bare="["),
 }
@@ -79,15 +83,17 @@ def read_tool_calls(
     names = [tool.name for tool in tools]
     parser = ToolCallParser(None if is_forced else info.tool_format, names)
     pieces = [*parser.push(result.text), *parser.end()]
-    calls: dict[int, ToolCall] = {}
+    calls: dict[int, list[CallPiece]] = {}
     for piece in pieces:
         if isinstance(piece, CallPiece):
-            index = piece.index
-            call = calls.get(index) or ToolCall(
-                call_id(info.request_id, index), str(piece.name), ""
-            )
-            calls[index] = replace(call, arguments=call.arguments + piece.arguments)
-    return "".join(it for it in pieces if isinstance(it, str)), tuple(calls.values())
+            calls.setdefault(piece.index, []).append(piece)
+    text = "".join(it for it in pieces if isinstance(it, str))
+    return text, tuple(_joined(info.request_id, parts) for parts in calls.values())
+
+
+def _joined(request_id: str, parts: Sequence[CallPiece]) -> ToolCall:
+    arguments = "".join(part.arguments for part in parts)
+    return ToolCall(call_id(request_id, parts[0].index), str(parts[0].name), arguments)
 
 
 def call_id(request_id: str, index: int) -> str:
@@ -97,16 +103,22 @@ def call_id(request_id: str, index: int) -> str:
 
 
 class ToolCallParser:
-    """Reads a text part by part. What is no call of a known tool stays text, unchanged."""
+    """Reads a text part by part. What is no call of a known tool stays text, unchanged.
+
+    The work is linear in the text, however it is cut: each character is read once, and what is
+    held is only joined when it becomes text or a call.
+    """
 
     def __init__(self, tool_format: ToolFormat | None, names: Collection[str]) -> None:
         """`names` are of the tools; no format stands for a text that is one call and no more."""
         self._syntax = _FORCED if tool_format is None else _SYNTAXES[tool_format]
         self._names = frozenset(names)
-        self._held = ""
+        self._held: list[str] = []
         """What was read, but is neither text nor a call yet."""
-        self._start = 0
-        """Position in it where a call may begin."""
+        self._num_before = 0
+        """Number of its parts before the call that is being read."""
+        self._rest, self._at = "", 0
+        """What comes next, and the position in it up to which it was read."""
         self._is_beginning = True
         self._num_calls = 0
         self._has_call = False
@@ -116,93 +128,117 @@ class ToolCallParser:
 
     def push(self, text: str) -> list[Piece]:
         """Return what is certain with this text."""
-        self._held += text
+        self._rest, self._at = self._rest[self._at :] + text, 0
         return list(self._pieces(is_end=False))
 
     def end(self) -> list[Piece]:
         """Return what is left at the end of the text."""
         pieces = list(self._pieces(is_end=True))
-        if self._held and not (self._read == self._beside and self._has_call):
-            pieces.append(self._held)
-        self._held = ""
+        self._hold(len(self._rest))
+        if not (self._read == self._beside and self._has_call):
+            pieces += self._as_text()
         return pieces
 
     def _pieces(self, *, is_end: bool) -> Generator[Piece, None, None]:
         while (yield from self._read(is_end)):
             pass
 
+    def _hold(self, end: int) -> None:
+        """Hold what comes up to a position."""
+        if end > self._at:
+            self._held.append(self._rest[self._at : end])
+            self._at = end
+
+    def _as_text(self) -> Generator[Piece, None, None]:
+        """Yield what is held as text."""
+        if self._held:
+            yield "".join(self._held)
+            self._held, self._is_beginning = [], False
+
     def _text(self, is_end: bool) -> _Pieces:
-        """Read up to where calls open."""
-        held = self._held
+        """Read up to where calls open. Spaces are held: they may be before a call."""
         place, length = self._opening()
+        end = place if place >= 0 else len(self._rest) - (0 if is_end else self._num_partial())
+        told = self._rest[self._at : end]
+        num_told = len(told if is_end and place < 0 else told.rstrip())
+        if num_told:
+            self._hold(self._at + num_told)
+            yield from self._as_text()
+        self._hold(end + length)
         if place < 0:
-            certain = len(held) if is_end else self._num_certain()
-            yield from self._as_text(certain)
             return False
-        before = held[:place].rstrip()
-        if before:
-            yield before
-        self._held, self._start = held[len(before) :], place + length - len(before)
         self._has_call, self._read = False, self._beside
         return True
 
     def _opening(self) -> tuple[int, int]:
         """Return where calls open and the length of what opens them; -1 for nowhere."""
-        held, opening, bare = self._held, self._syntax.opening, self._syntax.bare
-        rest = held.lstrip()
-        is_bare = bool(bare) and self._is_beginning and rest.startswith(bare)
-        if is_bare and not opening.startswith(rest[: max(len(opening), 1)]):
-            return len(held) - len(rest), 0
-        return (held.find(opening) if opening else -1), len(opening)
+        rest, opening, bare = self._rest, self._syntax.opening, self._syntax.bare
+        if bare and self._is_beginning:
+            begin = len(rest) - len(rest[self._at :].lstrip())
+            first = rest[begin : begin + max(len(opening), 1)]
+            if first.startswith(bare) and not opening.startswith(first):
+                return begin, 0
+        place = rest.find(opening, self._at) if opening else -1
+        return place, len(opening) if place >= 0 else 0
 
-    def _num_certain(self) -> int:
-        """Return how much of what is held is text: not its end if that may belong to an opening."""
-        held, opening = self._held, self._syntax.opening
-        partial = (size for size in range(len(opening) - 1, 0, -1) if held.endswith(opening[:size]))
-        return len(held[: len(held) - next(partial, 0)].rstrip())
-
-    def _as_text(self, end: int) -> Generator[Piece, None, None]:
-        """Yield what is held up to there as text."""
-        if end:
-            yield self._held[:end]
-            self._held, self._is_beginning = self._held[end:], False
+    def _num_partial(self) -> int:
+        """Return the length of the text's end if that may belong to an opening, else 0."""
+        opening = self._syntax.opening
+        sizes = range(len(opening) - 1, 0, -1)
+        return next((at for at in sizes if self._rest.endswith(opening[:at], self._at)), 0)
 
     def _beside(self, is_end: bool) -> _Pieces:
         """Read what is between calls, up to the next one or to other text."""
-        self._start = self._syntax.beside.match(self._held, self._start).end()  # type: ignore[union-attr]
-        rest = self._held[self._start :]
-        if not rest or (not is_end and self._syntax.closing.startswith(rest)):
+        self._hold(self._syntax.beside.match(self._rest, self._at).end())  # type: ignore[union-attr]
+        words = () if is_end else (self._syntax.opening, self._syntax.closing)
+        num_left = len(self._rest) - self._at
+        is_partial = (num_left < len(it) and self._rest.endswith(it[:num_left]) for it in words)
+        if not num_left or any(is_partial):
             return False
-        if rest.startswith("{"):
-            self._nesting, self._read = _Nesting(), self._call
+        if self._rest.startswith("{", self._at):
+            self._nesting, self._num_before = _Nesting(), len(self._held)
+            self._read = self._call
             return True
         if self._has_call:
-            self._held = rest
-        else:
-            yield from self._as_text(self._start)
+            self._held = []
+        yield from self._as_text()
         self._is_beginning, self._read = False, self._text
         return True
 
     def _call(self, is_end: bool) -> _Pieces:
         """Read a call up to its arguments, or all of one in another order."""
-        rest = self._held[self._start :]
-        head = _HEAD.match(rest)
-        if head is not None and (name := decoded_json(head[1])) in self._names:
-            yield CallPiece(self._num_calls, str(name), "")
-            self._held = rest[head.end() :]
-            self._nesting, self._read = _Nesting(), self._arguments
-            return True
-        end = self._nesting.end_of(rest)
-        if end is None and not _NO_CALL.match(rest):
-            return False
-        call = None if end is None else self._whole(rest[:end])
-        if call is None:
-            yield from self._as_text(len(self._held) if end is None else self._start + end)
-            self._read = self._text
+        nesting = self._nesting
+        while end := nesting.next_mark(self._rest, self._at):
+            self._hold(end)
+            if nesting.num_marks == _KEY_MARKS and _NO_CALL.match(self._object()):
+                break
+            if nesting.num_marks == _HEAD_MARKS and (name := self._name()) is not None:
+                yield CallPiece(self._num_calls, name, "")
+                self._held, self._at = [], end - 1
+                self._nesting, self._read = _Nesting(), self._arguments
+                return True
+            if not nesting.depth:
+                if call := self._whole(self._object()):
+                    yield call
+                    self._next()
+                    return True
+                break
         else:
-            yield call
-            self._next(rest[end:])
+            self._hold(len(self._rest))
+            return False
+        yield from self._as_text()
+        self._read = self._text
         return True
+
+    def _object(self) -> str:
+        """Return what is held of the call that is being read."""
+        return "".join(self._held[self._num_before :])
+
+    def _name(self) -> str | None:
+        """Return the known tool that the beginning of a call names; None without one."""
+        head = _HEAD.match(self._object())
+        name = None if head is None else decoded_json(head[1])
+        return name if name in self._names else None
 
     def _whole(self, text: str) -> CallPiece | None:
         """Return the call in a JSON object; None for another object."""
@@ -217,10 +253,10 @@ class ToolCallParser:
         return CallPiece(self._num_calls, value["name"], json.dumps(arguments, ensure_ascii=False))
 
     def _arguments(self, is_end: bool) -> _Pieces:
-        end = self._nesting.end_of(self._held, is_new=True)
-        if self._held:
-            yield CallPiece(self._num_calls, None, self._held[:end])
-        self._held = "" if end is None else self._held[end:]
+        end = self._nesting.end_of(self._rest, self._at)
+        if arguments := self._rest[self._at : end]:
+            yield CallPiece(self._num_calls, None, arguments)
+        self._at += len(arguments)
         if end is not None:
             self._nesting, self._read = _Nesting(depth=1), self._behind
         return end is not None
@@ -228,45 +264,48 @@ class ToolCallParser:
     def _behind(self, is_end: bool) -> _Pieces:
         """Pass over what a call has behind its arguments."""
         yield from ()
-        end = self._nesting.end_of(self._held, is_new=True)
-        if end is None:
-            self._held = ""
-            return False
-        self._next(self._held[end:])
-        return True
+        end = self._nesting.end_of(self._rest, self._at)
+        self._at = len(self._rest) if end is None else end
+        if end is not None:
+            self._next()
+        return end is not None
 
-    def _next(self, held: str) -> None:
+    def _next(self) -> None:
         """Go on behind a call."""
-        self._held, self._start, self._has_call = held, 0, True
+        self._held, self._has_call = [], True
         self._num_calls += 1
         self._read = self._beside
 
 
 class _Nesting:
-    """Finds where JSON ends, by its brackets outside of strings."""
+    """Finds where JSON ends, by its brackets outside of strings, while it comes."""
 
     def __init__(self, depth: int = 0) -> None:
-        self._depth = depth
-        self._num_read = 0
+        self.depth = depth
+        self.num_marks = 0
+        """Brackets and ends of strings so far."""
         self._is_string = self._is_escaped = False
 
-    def end_of(self, text: str, *, is_new: bool = False) -> int | None:
-        """Return the position behind the last bracket; None until it is there.
-
-        `is_new` text follows the one before; otherwise it has that one at its beginning.
-        """
-        for place in range(0 if is_new else self._num_read, len(text)):
-            if self._closes(text[place]):
-                return place + 1
-        self._num_read = len(text)
+    def end_of(self, text: str, at: int) -> int | None:
+        """Return the position behind the last bracket; None until it is there."""
+        while at := self.next_mark(text, at):
+            if not self.depth:
+                return at
         return None
 
-    def _closes(self, char: str) -> bool:
-        if self._is_string:
-            is_end = char == '"' and not self._is_escaped
-            self._is_escaped = char == "\\" and not self._is_escaped
-            self._is_string = not is_end
-            return False
-        self._is_string = char == '"'
-        self._depth += (char in "{[") - (char in "}]")
-        return char in "}]" and self._depth == 0
+    def next_mark(self, text: str, at: int) -> int:
+        """Read from `at` on; return the position behind a bracket or a string, 0 for none."""
+        if self._is_escaped and at < len(text):
+            at, self._is_escaped = at + 1, False
+        while found := (_IN_STRING if self._is_string else _OUTSIDE).search(text, at):
+            at, char = found.end(), found[0]
+            if char == "\\":
+                self._is_escaped = at == len(text)
+                at += 1
+                continue
+            self._is_string = char == '"' and not self._is_string
+            if not self._is_string:
+                self.depth += (char in "{[") - (char in "}]")
+                self.num_marks += 1
+                return at
+        return 0

@@ -1,12 +1,15 @@
 """Tool calls in texts: every format, cut anywhere, and nothing of a text is lost."""
 
 import json
+import sys
+from contextlib import contextmanager
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
 from slipstream.core.request.tools import ToolFormat
+from slipstream.core.text import tool_calls
 from slipstream.core.text.tool_calls import CallPiece, ToolCallParser, call_id
 
 NAMES = ("f", "g")
@@ -46,6 +49,77 @@ def written(tool_format, calls):
         case ToolFormat.MISTRAL:
             return f"[TOOL_CALLS] [{', '.join(texts)}]"
     return texts[0]
+
+
+PARTS = (
+    *("<tool_call>", "</tool_call>", "<|python_tag|>", "[TOOL_CALLS]", "<", "[", "]", "{", "}"),
+    *('"', "\\", " ", "\n", "abc", '"name"', ":", ",", '"f"', '"arguments"', '{"a\\"b": 1}'),
+    *('{"name": "f", "arguments": {"x": 1}}', '{"name": "h", "arguments": {}}'),
+    *('{"arguments": {}, "name": "g"}', '{"x": 1, "name": "f", "arguments": {}}'),
+)
+ENDLESS = {
+    "spaces": (" ", " "),
+    "openings": ("", "<tool_call> "),
+    "spaces in a call": ("<tool_call>{", " "),
+    "a name": ('<tool_call>{"name": "', "f"),
+    "a first key": ('<tool_call>{"', "f"),
+    "a call in another order": ('<tool_call>{"arguments": {"x": "', "y"),
+    "backslashes": ('<tool_call>{"arguments": {"x": "', "\\"),
+    "brackets": ('<tool_call>{"arguments": {"x": ', "["),
+    "arguments": ('<tool_call>{"name": "f", "arguments": {"x": "', "y"),
+    "calls": ("<tool_call>", '{"name": "f", "arguments": {}}'),
+    "other objects": ("", '<tool_call>{"name": "h", "arguments": {}}'),
+}
+"""Texts that begin so and go on so."""
+
+
+@contextmanager
+def characters_in_reach():
+    """Count the characters of the strings that each line of the parser has, its own included."""
+    count = [0]
+
+    def on_line(frame, event, _):
+        values = list(frame.f_locals.values())
+        if isinstance(owner := frame.f_locals.get("self"), ToolCallParser):
+            values += vars(owner).values()
+        count[0] += sum(len(value) for value in values if isinstance(value, str))
+        return on_line
+
+    def on_call(frame, event, _):
+        return on_line if frame.f_code.co_filename == tool_calls.__file__ else None
+
+    before = sys.gettrace()
+    sys.settrace(on_call)
+    try:
+        yield count
+    finally:
+        sys.settrace(before)
+
+
+def num_characters(text):
+    with characters_in_reach() as count:
+        parser = ToolCallParser(HERMES, NAMES)
+        for part in text:
+            parser.push(part)
+        parser.end()
+    return count[0]
+
+
+@pytest.mark.parametrize("name", ENDLESS)
+def test_the_work_for_a_text_that_does_not_end_is_linear_in_its_length(name):
+    begin, more = ENDLESS[name]
+    few, many = [num_characters(begin + more * (it // len(more))) for it in (1_000, 8_000)]
+    assert many < 1.2 * 8 * few
+
+
+@given(some.sampled_from(FORMATS), some.lists(some.sampled_from(PARTS), max_size=9), some.data())
+def test_a_text_of_calls_and_what_resembles_them_means_the_same_however_it_is_cut(
+    tool_format, parts, data
+):
+    text = "".join(parts)
+    at = data.draw(some.integers(0, len(text)))
+    whole = read(tool_format, [text])
+    assert read(tool_format, list(text)) == read(tool_format, [text[:at], text[at:]]) == whole
 
 
 @given(some.sampled_from(FORMATS), CALLS, some.integers(1, 9))
