@@ -5,12 +5,13 @@ While the store does not answer, the request goes on without it, and what was no
 soon as possible. Starts no task: the caller has it tended.
 """
 
+import asyncio
 import logging
 from array import array
 from collections.abc import Sequence
 from dataclasses import replace
 
-from slipstream.core.errors import SessionError, SessionTaken, SlipstreamError, Unavailable
+from slipstream.core.errors import PermissionDenied, SessionError, SessionTaken, Unavailable
 from slipstream.core.journal import Ending
 from slipstream.core.request.results import Continuity
 from slipstream.state.record import Claim, Grant, Opening, SessionUpdate, StoreLease
@@ -39,8 +40,10 @@ class StoreJournal:
         self._is_opened = bool(record and record.turn.num_prompt_tokens)
         self._opening: Opening | None = None
         self._ending: str | None = None
-        self._error: SlipstreamError | None = None
+        self._error: SessionTaken | None = None
         self._is_behind = grant is None
+        self._writing = asyncio.Lock()
+        """Held by what may acquire the lease anew: two leases would end each other."""
         self._num_unkept = self._num_target_losses = 0
 
     @property
@@ -89,20 +92,20 @@ class StoreJournal:
         )
 
     async def tend(self) -> None:
-        """Renew the lease, or keep what could not be kept so far.
+        """Renew the lease, anew where the store lost it, or keep what could not be kept so far.
 
         Raises `Unavailable` while the store does not answer. That the session was taken over is
         raised by `keep`.
         """
         try:
             if not self._is_behind and self._lease is not None:
-                return await self._store.renew(self._lease)
+                return await self._renew(self._lease)
             if self._has_unkept:
                 await self._write()
             if self._is_behind and self._opening is not None and not self._has_unkept:
                 _LOG.info("session %s is kept again", self._claim.session_id)
                 self._is_behind = False
-        except SessionError as error:
+        except SessionTaken as error:
             self._error = error
 
     async def close(self, *, target: str | None, draft: str | None) -> bool:
@@ -127,19 +130,40 @@ class StoreJournal:
             return False
         return self._num_kept < len(self._tokens) or self._ending is not None
 
+    async def _renew(self, lease: StoreLease) -> None:
+        try:
+            await self._store.renew(lease)
+        except SessionError as error:
+            async with self._writing:
+                if self._lease is not lease:  # it was acquired anew meanwhile
+                    return
+                if isinstance(error, SessionTaken):
+                    raise
+                await self._claim_again()
+
     async def _write(self) -> None:
         """Keep all that is not kept, again where the store has lost some of it."""
-        if self._is_all_kept:
-            return
-        try:
-            if self._lease is None:
+        async with self._writing:
+            if self._is_all_kept:
+                return
+            try:
+                if self._lease is None:
+                    await self._claim_again()
+                await self._append()
+            except SessionTaken:
+                raise
+            except SessionError:
                 await self._claim_again()
+                await self._append_again()
+
+    async def _append_again(self) -> None:
+        """Keep what is not kept under a new lease. One that was lost as well is a silent store."""
+        try:
             await self._append()
         except SessionTaken:
             raise
-        except SessionError:
-            await self._claim_again()
-            await self._append()
+        except SessionError as error:
+            raise Unavailable(f"the store keeps nothing: {error}") from None
 
     async def _append(self) -> None:
         if self._lease is None or self._num_kept > len(self._tokens):  # all there is, is kept
@@ -158,7 +182,7 @@ class StoreJournal:
         """Acquire the lease anew, and what the store has by now."""
         try:
             grant = await self._store.acquire(self._claim)
-        except SessionError as error:
+        except (SessionError, PermissionDenied) as error:
             raise SessionTaken(f"another request has the session: {error}") from None
         kept = array("I", grant.record.tokens)
         self._lease, self._num_kept, self._ahead = grant.lease, len(kept), kept

@@ -1,6 +1,7 @@
 """Requests outlive what becomes of the store: data that is lost, silence, and clocks that jump."""
 
 import asyncio
+import threading
 import time
 from contextlib import AsyncExitStack
 from secrets import token_hex
@@ -10,6 +11,7 @@ import pytest
 
 from slipstream.core.errors import SessionNotFound
 from slipstream.router import app
+from slipstream.router.lease_keeper import BEAT_S
 from support.services.fleet import routed, running, target_worker
 from support.state.redis_server import redis_server
 
@@ -54,6 +56,23 @@ async def test_a_later_turn_goes_on_while_the_store_loses_its_data(router, serve
         server.call("FLUSHALL")
         with pytest.raises(SessionNotFound):
             await session.generate("four", max_tokens=5)
+
+
+async def test_a_request_that_waits_goes_on_when_the_store_loses_its_data(folder, server):
+    target = target_worker(folder)
+    options = {"store_url": server.url, "store_timeout_s": 2.0, "lease_s": 1.0}
+    async with running(target), routed([target], **options) as client:
+        expected = (await client.generate("one", max_tokens=8)).token_ids
+        is_stopped = threading.Event()
+        thread = target._running[1]._target.thread
+        stopped = asyncio.ensure_future(thread.run(is_stopped.wait))
+        waiting = asyncio.ensure_future(client.generate("one", max_tokens=8))
+        for _ in range(4):
+            await asyncio.sleep(BEAT_S)
+            server.call("FLUSHALL")
+        is_stopped.set()
+        await stopped
+        assert (await waiting).token_ids == expected
 
 
 async def test_sessions_in_memory_outlive_jumps_of_the_clock(router, monkeypatch):

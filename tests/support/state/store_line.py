@@ -1,5 +1,6 @@
 """A store that can be reached or not, and one request's journal in it."""
 
+import asyncio
 from dataclasses import replace
 from itertools import count
 
@@ -29,13 +30,16 @@ class Line:
         self._fences = count(1)
         self.lose_everything()
         self.is_up = True
-        self.loses_answers = False
+        self.loses_answers = self.loses_leases = False
 
     def __getattr__(self, name):
         async def call(*args, **kwargs):
             if not self.is_up:
                 raise Unavailable("the store does not answer")
+            await asyncio.sleep(0)
             answer = await getattr(self.store, name)(*args, **kwargs)
+            if self.loses_leases:
+                self.lose_everything()
             if self.loses_answers:
                 raise Unavailable("the answer was lost")
             return answer

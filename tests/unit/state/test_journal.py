@@ -1,5 +1,6 @@
 """Laws of a request's journal: kept before it is told, and kept later when the store was silent."""
 
+import asyncio
 import random
 from contextlib import suppress
 from dataclasses import replace
@@ -86,6 +87,41 @@ async def test_a_store_that_lost_everything_is_told_everything_again(line):
     line.lose_everything()
     await journal.keep([6], None)
     assert (await kept(line)).tokens == (1, 2, 3, 4, 5, 6)
+
+
+async def test_a_claim_that_is_lost_again_at_once_is_a_silence_of_the_store(line):
+    journal = await opened(line)
+    line.loses_leases = True
+    await journal.keep([4], None)
+    await journal.keep([5], None)
+    assert not journal.continuity().is_kept
+    line.loses_leases = False
+    await journal.tend()
+    await journal.keep([6], ENDING)
+    assert journal.continuity().is_kept
+    assert (await kept(line)).output == (4, 5, 6)
+
+
+async def test_a_lease_that_is_renewed_while_it_is_acquired_anew_ends_nothing(line):
+    journal = await opened(line)
+    line.lose_everything()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(3):
+            group.create_task(journal.tend())
+        group.create_task(journal.keep([4], None))
+        for _ in range(3):
+            group.create_task(journal.tend())
+    await journal.keep([5], ENDING)
+    assert (await kept(line)).output == (4, 5)
+
+
+async def test_a_session_that_another_key_began_in_an_empty_store_is_taken(line):
+    journal = await opened(line)
+    line.lose_everything()
+    await line.acquire(replace(CLAIM, owner="another"))
+    await journal.tend()
+    with pytest.raises(SessionTaken, match="belongs to another key"):
+        await journal.keep([4], None)
 
 
 async def test_a_later_turn_that_names_no_model_is_kept_in_a_store_that_lost_everything(line):
