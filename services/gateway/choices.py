@@ -67,33 +67,37 @@ async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 async def merged(streams: Sequence[OpenStream]) -> AsyncGenerator[tuple[int, Chunk], None]:
     """Yield chunks as they come, each with the number of its stream. Raises what one raises.
 
-    One stream alone is read no faster than its chunks are taken.
+    One stream alone is read no faster than its chunks are taken; of several, one chunk of each
+    waits, and one more.
     """
     if len(streams) == 1:
         async with aclosing(streams[0].chunks()) as alone:
             async for chunk in alone:
                 yield 0, chunk
         return
-    queue: asyncio.Queue[tuple[int, Chunk | None]] = asyncio.Queue()
+    queue: asyncio.Queue[tuple[int, Chunk | Exception | None]] = asyncio.Queue(1)
 
     async def read(index: int, stream: OpenStream) -> None:
+        last = None
         try:
             async with aclosing(stream.chunks()) as chunks:
                 async for chunk in chunks:
-                    queue.put_nowait((index, chunk))
-        finally:
-            queue.put_nowait((index, None))
+                    await queue.put((index, chunk))
+        except Exception as error:
+            last = error
+        await queue.put((index, last))
 
     tasks = [asyncio.create_task(read(index, stream)) for index, stream in enumerate(streams)]
     num_open = len(tasks)
     try:
         while num_open:
             index, part = await queue.get()
-            if part is not None:
+            if isinstance(part, Exception):
+                raise part
+            if part is None:
+                num_open -= 1
+            else:
                 yield index, part
-                continue
-            await tasks[index]
-            num_open -= 1
     finally:
         for task in tasks:
             task.cancel()
