@@ -186,7 +186,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         check_session(session, self._drafter.context_length)
         form = self._catch_up.form(asked.target_layout)
         vocab_size = asked.target.vocab_size
-        lease = await self._leases.open(session.session_id, asked.session.fence)
+        params = asked.session
+        lease = await self._leases.open(session.session_id, params.fence, params.owner)
         self._receivers.park(session.session_id)  # this request names a feed of its own
         if isinstance(self._drafter.draft, NgramDraft) and self._drafter.stores is not None:
             numbering = asked.target.tokenizer_hash

@@ -36,6 +36,7 @@ from slipstream.state.session_leases import (
     AcquiredSession,
     SessionLeases,
     check_received,
+    owner_digest,
     replayed,
     turn_request,
 )
@@ -259,8 +260,10 @@ class RequestRunner:
             limits.target_token_s,
             remaining,
             queue_s=limits.target_queue_s,
+            owner=owner_digest(record.owner),
         )
-        draft = CallOptions(record.fence, limits.draft_round_s, limits.draft_token_s, remaining)
+        times = (limits.draft_round_s, limits.draft_token_s)
+        draft = CallOptions(record.fence, *times, remaining, owner=target.owner)
         options = RequestReplicaOptions(
             target,
             draft,

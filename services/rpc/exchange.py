@@ -49,7 +49,7 @@ class CallOptions:
 
     `fence` is that of the session's owner. A round may take `round_s`, `token_s` for every token
     that it sends, and `queue_s` once the replica reports that it waits for memory; all rounds
-    together may take what `remaining` returns, None being no limit.
+    together may take what `remaining` returns, None being no limit. `owner` stands for the API key.
     """
 
     fence: int = 0
@@ -58,6 +58,7 @@ class CallOptions:
     remaining: Callable[[], float | None] = lambda: None
     clock: Clock = time.perf_counter
     queue_s: float = 60.0
+    owner: str = ""
 
     def limit_s(self, num_tokens: int) -> float:
         """Return how long a round that sends so many tokens may take."""

@@ -1,17 +1,20 @@
 """Leases of an engine's sessions, and what stays when there is none.
 
 A stream is a lease: one at a time per session, and the higher fence wins. What a lease leaves
-parked is bounded by time, bytes and number; the least recently parked goes first. Knows nothing
-of engines but how to free a session and how large it is.
+parked is bounded by time, bytes and number; the least recently parked of the owner with most goes
+first. Knows nothing of engines but how to free a session and how large it is.
 """
 
 import asyncio
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Awaitable, Callable, Coroutine
 from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.errors import CapacityError, InvalidRequest, SessionTaken
+
+
+MAX_OWNER_LENGTH = 64
 
 
 @dataclass(frozen=True, slots=True)
@@ -29,6 +32,8 @@ class Lease:
 
     session_id: str
     fence: int
+    owner: str = ""
+    """Digest of the API key; an empty one is an owner, too."""
     is_revoked: bool = False
     on_revoked: Callable[[], None] = lambda: None
     """Called once when that happens, by the request that takes the session over."""
@@ -42,6 +47,7 @@ class Lease:
 @dataclass(slots=True)
 class _Parked:
     fence: int
+    owner: str
     timer: asyncio.TimerHandle
     num_bytes: int
 
@@ -78,18 +84,22 @@ class Leases:
         """Bytes that all of them hold in the engine."""
         return sum(self._num_bytes(session_id) for session_id in (*self._active, *self._parked))
 
-    async def open(self, session_id: str, fence: int) -> Lease:
-        """Take a session, parked or not, over or begin it.
+    async def open(self, session_id: str, fence: int, owner: str = "") -> Lease:
+        """Take a session, parked or not, over or begin it, for an owner.
 
         Raises `SessionTaken` when a fence as high has it, `CapacityError` when every place is
         taken by a running request.
         """
+        if len(owner) > MAX_OWNER_LENGTH:
+            raise InvalidRequest(
+                f"the owner has {len(owner)} characters, but may have up to {MAX_OWNER_LENGTH}"
+            )
         running = self._active.get(session_id)
         parked = self._parked.get(session_id)
         self._check_fence(session_id, fence, running, parked)
         if running is not None:
             running.revoke()
-        lease = Lease(session_id, fence)
+        lease = Lease(session_id, fence, owner)
         if parked is not None:
             parked.timer.cancel()
             del self._parked[session_id]
@@ -131,7 +141,8 @@ class Leases:
             return
         del self._active[session_id]
         timer = asyncio.get_running_loop().call_later(ttl_s, self._expire, session_id)
-        self._parked[session_id] = _Parked(lease.fence, timer, self._num_bytes(session_id))
+        num_bytes = self._num_bytes(session_id)
+        self._parked[session_id] = _Parked(lease.fence, lease.owner, timer, num_bytes)
         await self._make_room()
 
     async def clear(self) -> None:
@@ -151,14 +162,23 @@ class Leases:
             raise SessionTaken(f"session {session_id} is held with fence {held}, not {fence}")
 
     async def _make_room(self) -> None:
-        """Evict parked sessions until all the limits hold."""
-        limits = self._limits
-        while self._parked and (
-            len(self._active) + len(self._parked) > limits.max_sessions
-            or sum(parked.num_bytes for parked in self._parked.values()) > limits.max_parked_bytes
-        ):
+        """Evict parked sessions until all the limits hold, each of the owner with the most.
+
+        An owner with no more than an equal share loses none, but to running requests.
+        """
+        while self._parked and (use := self._exceeding()):
+            first = max(self._parked, key=lambda name: use[self._parked[name].owner])
             # As in `close`: who waits for room may go away, but what was parked must not stay.
-            await asyncio.shield(self._own(self._evict(next(iter(self._parked)))))
+            await asyncio.shield(self._own(self._evict(first)))
+
+    def _exceeding(self) -> Counter[str]:
+        """Return what each owner has of that of which there is too much; nothing if all is well."""
+        if len(self._active) + len(self._parked) > self._limits.max_sessions:
+            return Counter(at.owner for at in (*self._active.values(), *self._parked.values()))
+        num_bytes: Counter[str] = Counter()
+        for parked in self._parked.values():
+            num_bytes[parked.owner] += parked.num_bytes
+        return num_bytes if num_bytes.total() > self._limits.max_parked_bytes else Counter()
 
     async def _evict(self, session_id: str) -> None:
         parked = self._parked.pop(session_id, None)

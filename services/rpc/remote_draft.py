@@ -202,7 +202,9 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
     def _opening(self, session: Session) -> draft_pb2.SpeculateRequest:
         return draft_pb2.SpeculateRequest(
             open=draft_pb2.OpenDraft(
-                session=session_to_pb(session, fence=self._options.fence),
+                session=session_to_pb(
+                    session, fence=self._options.fence, owner=self._options.owner
+                ),
                 target=self._target.identity,
                 target_layout=self._target.layout,
             )

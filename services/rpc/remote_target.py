@@ -96,7 +96,8 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         return target_pb2.VerifyRequest(park=park).SerializeToString()
 
     def _opening(self, session: Session) -> target_pb2.VerifyRequest:
-        params = session_to_pb(session, fence=self._options.fence)
+        options = self._options
+        params = session_to_pb(session, fence=options.fence, owner=options.owner)
         return target_pb2.VerifyRequest(
             open=target_pb2.OpenTarget(
                 session=params,

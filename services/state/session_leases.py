@@ -127,6 +127,11 @@ def session_of(generation: Generation, owner: str) -> str:
     return f"r-{hashlib.sha256(name.encode()).hexdigest()[:48]}"
 
 
+def owner_digest(owner: str) -> str:
+    """Return what stands for an API key at engines; empty for no key."""
+    return owner and hashlib.sha256(owner.encode()).hexdigest()[:32]
+
+
 def request_name(generation: Generation, owner: str) -> str:
     """Return the name of a request among all of its owner: session, id and digest of the rest.
 

@@ -169,7 +169,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         session = session_from_pb(opening.session)
         bind(session_id=session.session_id)
         grammar = await self._target.prepare(session)
-        lease = await self._leases.open(session.session_id, opening.session.fence)
+        params = opening.session
+        lease = await self._leases.open(session.session_id, params.fence, params.owner)
         before = self._streams.get(session.session_id)
         if before is not None:  # its lease was taken over
             before.end()

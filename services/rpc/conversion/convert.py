@@ -52,8 +52,8 @@ def sampling_from_pb(message: common_pb2.SamplingParams) -> SamplingParams:
     return SamplingParams(**given, logit_bias=bias, min_tokens=message.min_tokens)
 
 
-def session_to_pb(session: Session, *, fence: int) -> common_pb2.SessionParams:
-    """`fence` grows from owner to owner of the session."""
+def session_to_pb(session: Session, *, fence: int, owner: str = "") -> common_pb2.SessionParams:
+    """`fence` grows from request to request of the session; `owner` stands for the API key."""
     return common_pb2.SessionParams(
         session_id=session.session_id,
         num_prompt_tokens=session.num_prompt_tokens,
@@ -66,6 +66,7 @@ def session_to_pb(session: Session, *, fence: int) -> common_pb2.SessionParams:
         grammar=grammar_to_pb(session.grammar),
         num_logprobs=session.num_logprobs,
         has_prompt_logprobs=session.has_prompt_logprobs,
+        owner=owner,
     )
 
 

@@ -24,7 +24,7 @@ _sym_db = _symbol_database.Default()
 
 
 
-DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipstream/rpc/v1/common.proto\x12\x11slipstream.rpc.v1\"\xa6\x01\n\rModelIdentity\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x16\n\x0eweights_digest\x18\x06 \x01(\t\x12\x10\n\x08revision\x18\x07 \x01(\t\"q\n\x08KvLayout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12)\n\x05\x64type\x18\x04 \x01(\x0e\x32\x1a.slipstream.rpc.v1.KvDtype\"\xde\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x44\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x30.slipstream.rpc.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x12\n\nmin_tokens\x18\n \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"E\n\x07Grammar\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.slipstream.rpc.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"=\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04text\x18\x03 \x01(\x0c\"j\n\x0cTokenLogprob\x12\x14\n\x07logprob\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12*\n\x03top\x18\x02 \x03(\x0b\x32\x1d.slipstream.rpc.v1.TopLogprob\x12\x0c\n\x04text\x18\x03 \x01(\x0c\x42\n\n\x08_logprob\"\xee\x02\n\rSessionParams\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x33\n\x08sampling\x18\x04 \x01(\x0b\x32!.slipstream.rpc.v1.SamplingParams\x12\x35\n\x0cverification\x18\x05 \x01(\x0e\x32\x1f.slipstream.rpc.v1.Verification\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x11\n\tnum_roots\x18\x07 \x01(\r\x12\r\n\x05\x66\x65nce\x18\x08 \x01(\x04\x12+\n\x07grammar\x18\t \x01(\x0b\x32\x1a.slipstream.rpc.v1.Grammar\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x13has_prompt_logprobs\x18\x0b \x01(\x08\x42\x0f\n\r_num_logprobs\"&\n\x05\x44\x65lta\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\",\n\tTokenTree\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\"*\n\tSparseLaw\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\r\n\x05probs\x18\x02 \x03(\x01\"B\n\x07NodeLaw\x12\x0c\n\x04node\x18\x01 \x01(\x11\x12)\n\x03law\x18\x02 \x01(\x0b\x32\x1c.slipstream.rpc.v1.SparseLaw\"\xb9\x01\n\x08Proposal\x12*\n\x04tree\x18\x01 \x01(\x0b\x32\x1c.slipstream.rpc.v1.TokenTree\x12\x11\n\ttop_probs\x18\x02 \x03(\x02\x12\r\n\x05probs\x18\x03 \x03(\x02\x12\x11\n\tentropies\x18\x04 \x03(\x02\x12\x0e\n\x06scores\x18\x05 \x03(\x02\x12(\n\x04laws\x18\x06 \x03(\x0b\x32\x1a.slipstream.rpc.v1.NodeLaw\x12\x12\n\nstopped_by\x18\x07 \x01(\t\"X\n\x0bReplyTiming\x12\x10\n\x08total_us\x18\x01 \x01(\r\x12\x10\n\x08queue_us\x18\x02 \x01(\r\x12\x11\n\tengine_us\x18\x03 \x01(\r\x12\x12\n\nkv_wait_us\x18\x04 \x01(\r\"\x86\x03\n\x04Load\x12\x14\n\x0cnum_sessions\x18\x01 \x01(\r\x12\x12\n\nnum_parked\x18\x02 \x01(\r\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x04\x12\x16\n\x0enum_kv_streams\x18\x04 \x01(\r\x12\x19\n\x11kv_streamed_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bnum_waiting\x18\x06 \x01(\r\x12\x12\n\nnum_rounds\x18\x07 \x01(\x04\x12\x16\n\tnum_steps\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\x08num_rows\x18\t \x01(\x04H\x01\x88\x01\x01\x12\x1e\n\x11kv_capacity_bytes\x18\n \x01(\x04H\x02\x88\x01\x01\x12\x1c\n\x0fkv_cached_bytes\x18\x0b \x01(\x04H\x03\x88\x01\x01\x12\x1e\n\x11num_cached_tokens\x18\x0c \x01(\x04H\x04\x88\x01\x01\x42\x0c\n\n_num_stepsB\x0b\n\t_num_rowsB\x14\n\x12_kv_capacity_bytesB\x12\n\x10_kv_cached_bytesB\x14\n\x12_num_cached_tokens\"I\n\x06Memory\x12\x14\n\x0cweight_bytes\x18\x01 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fworkspace_bytes\x18\x03 \x01(\x04\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t*f\n\x07KvDtype\x12\x18\n\x14KV_DTYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11KV_DTYPE_BFLOAT16\x10\x01\x12\x14\n\x10KV_DTYPE_FLOAT16\x10\x02\x12\x14\n\x10KV_DTYPE_FLOAT32\x10\x03*\x9c\x01\n\x0cVerification\x12\x1c\n\x18VERIFICATION_UNSPECIFIED\x10\x00\x12\x16\n\x12VERIFICATION_EXACT\x10\x01\x12\x15\n\x11VERIFICATION_MCSD\x10\x02\x12!\n\x1dVERIFICATION_MCSD_REPLACEMENT\x10\x03\x12\x1c\n\x18VERIFICATION_TARGET_INIT\x10\x04*u\n\x05Shape\x12\x15\n\x11SHAPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSHAPE_CHAIN\x10\x01\x12\x0e\n\nSHAPE_CAPE\x10\x02\x12\x11\n\rSHAPE_DYNAMIC\x10\x03\x12\x11\n\rSHAPE_PRODUCT\x10\x04\x12\x0e\n\nSHAPE_FORK\x10\x05*\xa1\x01\n\nStopPolicy\x12\x1b\n\x17STOP_POLICY_UNSPECIFIED\x10\x00\x12\x15\n\x11STOP_POLICY_FIXED\x10\x01\x12\x19\n\x15STOP_POLICY_HEURISTIC\x10\x02\x12\x14\n\x10STOP_POLICY_SVIP\x10\x03\x12\x18\n\x14STOP_POLICY_DECISION\x10\x04\x12\x14\n\x10STOP_POLICY_COST\x10\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*~\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x1b\n\x17GRAMMAR_KIND_TOOL_CALLS\x10\x03*r\n\nToolFormat\x12\x1b\n\x17TOOL_FORMAT_UNSPECIFIED\x10\x00\x12\x16\n\x12TOOL_FORMAT_HERMES\x10\x01\x12\x16\n\x12TOOL_FORMAT_LLAMA3\x10\x02\x12\x17\n\x13TOOL_FORMAT_MISTRAL\x10\x03\x62\x06proto3')
+DESCRIPTOR = _descriptor_pool.Default().AddSerializedFile(b'\n\x1eslipstream/rpc/v1/common.proto\x12\x11slipstream.rpc.v1\"\xa6\x01\n\rModelIdentity\x12\x18\n\x10protocol_version\x18\x01 \x01(\r\x12\x10\n\x08model_id\x18\x02 \x01(\t\x12\x16\n\x0etokenizer_hash\x18\x03 \x01(\t\x12\x12\n\nvocab_size\x18\x04 \x01(\r\x12\x13\n\x0bincarnation\x18\x05 \x01(\t\x12\x16\n\x0eweights_digest\x18\x06 \x01(\t\x12\x10\n\x08revision\x18\x07 \x01(\t\"q\n\x08KvLayout\x12\x12\n\nnum_layers\x18\x01 \x01(\r\x12\x14\n\x0cnum_kv_heads\x18\x02 \x01(\r\x12\x10\n\x08head_dim\x18\x03 \x01(\r\x12)\n\x05\x64type\x18\x04 \x01(\x0e\x32\x1a.slipstream.rpc.v1.KvDtype\"\xde\x03\n\x0eSamplingParams\x12\x18\n\x0btemperature\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12\x12\n\x05top_k\x18\x02 \x01(\rH\x01\x88\x01\x01\x12\x12\n\x05top_p\x18\x03 \x01(\x01H\x02\x88\x01\x01\x12\x12\n\x05min_p\x18\x04 \x01(\x01H\x03\x88\x01\x01\x12\x1f\n\x12repetition_penalty\x18\x05 \x01(\x01H\x04\x88\x01\x01\x12\x1d\n\x10presence_penalty\x18\x06 \x01(\x01H\x05\x88\x01\x01\x12\x1e\n\x11\x66requency_penalty\x18\x07 \x01(\x01H\x06\x88\x01\x01\x12\x44\n\nlogit_bias\x18\x08 \x03(\x0b\x32\x30.slipstream.rpc.v1.SamplingParams.LogitBiasEntry\x12\x11\n\x04seed\x18\t \x01(\x04H\x07\x88\x01\x01\x12\x12\n\nmin_tokens\x18\n \x01(\r\x1a\x30\n\x0eLogitBiasEntry\x12\x0b\n\x03key\x18\x01 \x01(\r\x12\r\n\x05value\x18\x02 \x01(\x01:\x02\x38\x01\x42\x0e\n\x0c_temperatureB\x08\n\x06_top_kB\x08\n\x06_top_pB\x08\n\x06_min_pB\x15\n\x13_repetition_penaltyB\x13\n\x11_presence_penaltyB\x14\n\x12_frequency_penaltyB\x07\n\x05_seed\"E\n\x07Grammar\x12,\n\x04kind\x18\x01 \x01(\x0e\x32\x1e.slipstream.rpc.v1.GrammarKind\x12\x0c\n\x04text\x18\x02 \x01(\t\"=\n\nTopLogprob\x12\x10\n\x08token_id\x18\x01 \x01(\r\x12\x0f\n\x07logprob\x18\x02 \x01(\x01\x12\x0c\n\x04text\x18\x03 \x01(\x0c\"j\n\x0cTokenLogprob\x12\x14\n\x07logprob\x18\x01 \x01(\x01H\x00\x88\x01\x01\x12*\n\x03top\x18\x02 \x03(\x0b\x32\x1d.slipstream.rpc.v1.TopLogprob\x12\x0c\n\x04text\x18\x03 \x01(\x0c\x42\n\n\x08_logprob\"\xfd\x02\n\rSessionParams\x12\x12\n\nsession_id\x18\x01 \x01(\t\x12\x19\n\x11num_prompt_tokens\x18\x02 \x01(\r\x12\x12\n\nmax_tokens\x18\x03 \x01(\r\x12\x33\n\x08sampling\x18\x04 \x01(\x0b\x32!.slipstream.rpc.v1.SamplingParams\x12\x35\n\x0cverification\x18\x05 \x01(\x0e\x32\x1f.slipstream.rpc.v1.Verification\x12\x16\n\x0estop_token_ids\x18\x06 \x03(\r\x12\x11\n\tnum_roots\x18\x07 \x01(\r\x12\r\n\x05\x66\x65nce\x18\x08 \x01(\x04\x12+\n\x07grammar\x18\t \x01(\x0b\x32\x1a.slipstream.rpc.v1.Grammar\x12\x19\n\x0cnum_logprobs\x18\n \x01(\rH\x00\x88\x01\x01\x12\x1b\n\x13has_prompt_logprobs\x18\x0b \x01(\x08\x12\r\n\x05owner\x18\x0c \x01(\tB\x0f\n\r_num_logprobs\"&\n\x05\x44\x65lta\x12\r\n\x05start\x18\x01 \x01(\r\x12\x0e\n\x06tokens\x18\x02 \x03(\r\",\n\tTokenTree\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\x0f\n\x07parents\x18\x02 \x03(\x11\"*\n\tSparseLaw\x12\x0e\n\x06tokens\x18\x01 \x03(\r\x12\r\n\x05probs\x18\x02 \x03(\x01\"B\n\x07NodeLaw\x12\x0c\n\x04node\x18\x01 \x01(\x11\x12)\n\x03law\x18\x02 \x01(\x0b\x32\x1c.slipstream.rpc.v1.SparseLaw\"\xb9\x01\n\x08Proposal\x12*\n\x04tree\x18\x01 \x01(\x0b\x32\x1c.slipstream.rpc.v1.TokenTree\x12\x11\n\ttop_probs\x18\x02 \x03(\x02\x12\r\n\x05probs\x18\x03 \x03(\x02\x12\x11\n\tentropies\x18\x04 \x03(\x02\x12\x0e\n\x06scores\x18\x05 \x03(\x02\x12(\n\x04laws\x18\x06 \x03(\x0b\x32\x1a.slipstream.rpc.v1.NodeLaw\x12\x12\n\nstopped_by\x18\x07 \x01(\t\"X\n\x0bReplyTiming\x12\x10\n\x08total_us\x18\x01 \x01(\r\x12\x10\n\x08queue_us\x18\x02 \x01(\r\x12\x11\n\tengine_us\x18\x03 \x01(\r\x12\x12\n\nkv_wait_us\x18\x04 \x01(\r\"\x86\x03\n\x04Load\x12\x14\n\x0cnum_sessions\x18\x01 \x01(\r\x12\x12\n\nnum_parked\x18\x02 \x01(\r\x12\x10\n\x08kv_bytes\x18\x03 \x01(\x04\x12\x16\n\x0enum_kv_streams\x18\x04 \x01(\r\x12\x19\n\x11kv_streamed_bytes\x18\x05 \x01(\x04\x12\x13\n\x0bnum_waiting\x18\x06 \x01(\r\x12\x12\n\nnum_rounds\x18\x07 \x01(\x04\x12\x16\n\tnum_steps\x18\x08 \x01(\x04H\x00\x88\x01\x01\x12\x15\n\x08num_rows\x18\t \x01(\x04H\x01\x88\x01\x01\x12\x1e\n\x11kv_capacity_bytes\x18\n \x01(\x04H\x02\x88\x01\x01\x12\x1c\n\x0fkv_cached_bytes\x18\x0b \x01(\x04H\x03\x88\x01\x01\x12\x1e\n\x11num_cached_tokens\x18\x0c \x01(\x04H\x04\x88\x01\x01\x42\x0c\n\n_num_stepsB\x0b\n\t_num_rowsB\x14\n\x12_kv_capacity_bytesB\x12\n\x10_kv_cached_bytesB\x14\n\x12_num_cached_tokens\"I\n\x06Memory\x12\x14\n\x0cweight_bytes\x18\x01 \x01(\x04\x12\x10\n\x08kv_bytes\x18\x02 \x01(\x04\x12\x17\n\x0fworkspace_bytes\x18\x03 \x01(\x04\"7\n\x0cTraceContext\x12\x13\n\x0btraceparent\x18\x01 \x01(\t\x12\x12\n\ntracestate\x18\x02 \x01(\t*f\n\x07KvDtype\x12\x18\n\x14KV_DTYPE_UNSPECIFIED\x10\x00\x12\x15\n\x11KV_DTYPE_BFLOAT16\x10\x01\x12\x14\n\x10KV_DTYPE_FLOAT16\x10\x02\x12\x14\n\x10KV_DTYPE_FLOAT32\x10\x03*\x9c\x01\n\x0cVerification\x12\x1c\n\x18VERIFICATION_UNSPECIFIED\x10\x00\x12\x16\n\x12VERIFICATION_EXACT\x10\x01\x12\x15\n\x11VERIFICATION_MCSD\x10\x02\x12!\n\x1dVERIFICATION_MCSD_REPLACEMENT\x10\x03\x12\x1c\n\x18VERIFICATION_TARGET_INIT\x10\x04*u\n\x05Shape\x12\x15\n\x11SHAPE_UNSPECIFIED\x10\x00\x12\x0f\n\x0bSHAPE_CHAIN\x10\x01\x12\x0e\n\nSHAPE_CAPE\x10\x02\x12\x11\n\rSHAPE_DYNAMIC\x10\x03\x12\x11\n\rSHAPE_PRODUCT\x10\x04\x12\x0e\n\nSHAPE_FORK\x10\x05*\xa1\x01\n\nStopPolicy\x12\x1b\n\x17STOP_POLICY_UNSPECIFIED\x10\x00\x12\x15\n\x11STOP_POLICY_FIXED\x10\x01\x12\x19\n\x15STOP_POLICY_HEURISTIC\x10\x02\x12\x14\n\x10STOP_POLICY_SVIP\x10\x03\x12\x18\n\x14STOP_POLICY_DECISION\x10\x04\x12\x14\n\x10STOP_POLICY_COST\x10\x05*_\n\x0c\x46inishReason\x12\x1d\n\x19\x46INISH_REASON_UNSPECIFIED\x10\x00\x12\x16\n\x12\x46INISH_REASON_STOP\x10\x01\x12\x18\n\x14\x46INISH_REASON_LENGTH\x10\x02*~\n\x0bGrammarKind\x12\x1c\n\x18GRAMMAR_KIND_UNSPECIFIED\x10\x00\x12\x1c\n\x18GRAMMAR_KIND_JSON_SCHEMA\x10\x01\x12\x16\n\x12GRAMMAR_KIND_REGEX\x10\x02\x12\x1b\n\x17GRAMMAR_KIND_TOOL_CALLS\x10\x03*r\n\nToolFormat\x12\x1b\n\x17TOOL_FORMAT_UNSPECIFIED\x10\x00\x12\x16\n\x12TOOL_FORMAT_HERMES\x10\x01\x12\x16\n\x12TOOL_FORMAT_LLAMA3\x10\x02\x12\x17\n\x13TOOL_FORMAT_MISTRAL\x10\x03\x62\x06proto3')
 
 _globals = globals()
 _builder.BuildMessageAndEnumDescriptors(DESCRIPTOR, _globals)
@@ -33,20 +33,20 @@ if not _descriptor._USE_C_DESCRIPTORS:
   DESCRIPTOR._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._loaded_options = None
   _globals['_SAMPLINGPARAMS_LOGITBIASENTRY']._serialized_options = b'8\001'
-  _globals['_KVDTYPE']._serialized_start=2430
-  _globals['_KVDTYPE']._serialized_end=2532
-  _globals['_VERIFICATION']._serialized_start=2535
-  _globals['_VERIFICATION']._serialized_end=2691
-  _globals['_SHAPE']._serialized_start=2693
-  _globals['_SHAPE']._serialized_end=2810
-  _globals['_STOPPOLICY']._serialized_start=2813
-  _globals['_STOPPOLICY']._serialized_end=2974
-  _globals['_FINISHREASON']._serialized_start=2976
-  _globals['_FINISHREASON']._serialized_end=3071
-  _globals['_GRAMMARKIND']._serialized_start=3073
-  _globals['_GRAMMARKIND']._serialized_end=3199
-  _globals['_TOOLFORMAT']._serialized_start=3201
-  _globals['_TOOLFORMAT']._serialized_end=3315
+  _globals['_KVDTYPE']._serialized_start=2445
+  _globals['_KVDTYPE']._serialized_end=2547
+  _globals['_VERIFICATION']._serialized_start=2550
+  _globals['_VERIFICATION']._serialized_end=2706
+  _globals['_SHAPE']._serialized_start=2708
+  _globals['_SHAPE']._serialized_end=2825
+  _globals['_STOPPOLICY']._serialized_start=2828
+  _globals['_STOPPOLICY']._serialized_end=2989
+  _globals['_FINISHREASON']._serialized_start=2991
+  _globals['_FINISHREASON']._serialized_end=3086
+  _globals['_GRAMMARKIND']._serialized_start=3088
+  _globals['_GRAMMARKIND']._serialized_end=3214
+  _globals['_TOOLFORMAT']._serialized_start=3216
+  _globals['_TOOLFORMAT']._serialized_end=3330
   _globals['_MODELIDENTITY']._serialized_start=54
   _globals['_MODELIDENTITY']._serialized_end=220
   _globals['_KVLAYOUT']._serialized_start=222
@@ -62,23 +62,23 @@ if not _descriptor._USE_C_DESCRIPTORS:
   _globals['_TOKENLOGPROB']._serialized_start=952
   _globals['_TOKENLOGPROB']._serialized_end=1058
   _globals['_SESSIONPARAMS']._serialized_start=1061
-  _globals['_SESSIONPARAMS']._serialized_end=1427
-  _globals['_DELTA']._serialized_start=1429
-  _globals['_DELTA']._serialized_end=1467
-  _globals['_TOKENTREE']._serialized_start=1469
-  _globals['_TOKENTREE']._serialized_end=1513
-  _globals['_SPARSELAW']._serialized_start=1515
-  _globals['_SPARSELAW']._serialized_end=1557
-  _globals['_NODELAW']._serialized_start=1559
-  _globals['_NODELAW']._serialized_end=1625
-  _globals['_PROPOSAL']._serialized_start=1628
-  _globals['_PROPOSAL']._serialized_end=1813
-  _globals['_REPLYTIMING']._serialized_start=1815
-  _globals['_REPLYTIMING']._serialized_end=1903
-  _globals['_LOAD']._serialized_start=1906
-  _globals['_LOAD']._serialized_end=2296
-  _globals['_MEMORY']._serialized_start=2298
-  _globals['_MEMORY']._serialized_end=2371
-  _globals['_TRACECONTEXT']._serialized_start=2373
-  _globals['_TRACECONTEXT']._serialized_end=2428
+  _globals['_SESSIONPARAMS']._serialized_end=1442
+  _globals['_DELTA']._serialized_start=1444
+  _globals['_DELTA']._serialized_end=1482
+  _globals['_TOKENTREE']._serialized_start=1484
+  _globals['_TOKENTREE']._serialized_end=1528
+  _globals['_SPARSELAW']._serialized_start=1530
+  _globals['_SPARSELAW']._serialized_end=1572
+  _globals['_NODELAW']._serialized_start=1574
+  _globals['_NODELAW']._serialized_end=1640
+  _globals['_PROPOSAL']._serialized_start=1643
+  _globals['_PROPOSAL']._serialized_end=1828
+  _globals['_REPLYTIMING']._serialized_start=1830
+  _globals['_REPLYTIMING']._serialized_end=1918
+  _globals['_LOAD']._serialized_start=1921
+  _globals['_LOAD']._serialized_end=2311
+  _globals['_MEMORY']._serialized_start=2313
+  _globals['_MEMORY']._serialized_end=2386
+  _globals['_TRACECONTEXT']._serialized_start=2388
+  _globals['_TRACECONTEXT']._serialized_end=2443
 # @@protoc_insertion_point(module_scope)

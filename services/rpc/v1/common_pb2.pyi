@@ -535,6 +535,7 @@ class SessionParams(_message.Message):
     GRAMMAR_FIELD_NUMBER: _builtins.int
     NUM_LOGPROBS_FIELD_NUMBER: _builtins.int
     HAS_PROMPT_LOGPROBS_FIELD_NUMBER: _builtins.int
+    OWNER_FIELD_NUMBER: _builtins.int
     session_id: _builtins.str
     """The session's id, unique over all routers."""
     num_prompt_tokens: _builtins.int
@@ -551,6 +552,8 @@ class SessionParams(_message.Message):
     """Number of likeliest tokens to report at each position; unset: no log probabilities."""
     has_prompt_logprobs: _builtins.bool
     """Report log probabilities of the prompt's tokens too, with its prefill."""
+    owner: _builtins.str
+    """Digest of the API key's name, by which memory for parked sessions is shared; empty for none."""
     @_builtins.property
     def sampling(self) -> Global___SamplingParams:
         """Sampling parameters."""
@@ -577,10 +580,11 @@ class SessionParams(_message.Message):
         grammar: Global___Grammar | None = ...,
         num_logprobs: _builtins.int | None = ...,
         has_prompt_logprobs: _builtins.bool = ...,
+        owner: _builtins.str = ...,
     ) -> None: ...
     _HasFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "grammar", b"grammar", "num_logprobs", b"num_logprobs", "sampling", b"sampling"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "fence", b"fence", "grammar", b"grammar", "has_prompt_logprobs", b"has_prompt_logprobs", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "num_roots", b"num_roots", "sampling", b"sampling", "session_id", b"session_id", "stop_token_ids", b"stop_token_ids", "verification", b"verification"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs", "fence", b"fence", "grammar", b"grammar", "has_prompt_logprobs", b"has_prompt_logprobs", "max_tokens", b"max_tokens", "num_logprobs", b"num_logprobs", "num_prompt_tokens", b"num_prompt_tokens", "num_roots", b"num_roots", "owner", b"owner", "sampling", b"sampling", "session_id", b"session_id", "stop_token_ids", b"stop_token_ids", "verification", b"verification"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__num_logprobs: _TypeAlias = _typing.Literal["num_logprobs"]  # noqa: Y015
     _WhichOneofArgType__num_logprobs: _TypeAlias = _typing.Literal["_num_logprobs", b"_num_logprobs"]  # noqa: Y015

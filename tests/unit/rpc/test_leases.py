@@ -85,6 +85,33 @@ async def test_the_least_recently_parked_is_evicted_when_bytes_run_out(engine):
     assert engine.freed == ["a", "b", "c"]
 
 
+async def test_an_owner_with_an_equal_share_loses_nothing_that_is_parked_to_one_with_more(engine):
+    leases = engine.leases(max_parked_bytes=100)
+    for number in range(4):
+        await leases.park(await leases.open(f"b{number}", 1, "bob"), ttl_s=60)
+    await leases.park(await leases.open("none", 1), ttl_s=60)
+    for number in range(50):
+        await leases.park(await leases.open(f"a{number}", 1, "ann"), ttl_s=60)
+    assert engine.freed == [f"a{number}" for number in range(45)]
+    await leases.clear()
+
+
+async def test_places_are_taken_from_the_owner_with_most_sessions_that_has_some_parked(engine):
+    leases = engine.leases(max_sessions=4)
+    await leases.park(await leases.open("b", 1, "bob"), ttl_s=60)
+    for number in range(5):
+        await leases.park(await leases.open(f"a{number}", 1, "ann"), ttl_s=60)
+    assert engine.freed == ["a0", "a1"]
+    for number in range(4):
+        await leases.open(f"running{number}", 1, "ann")
+    assert engine.freed == ["a0", "a1", "a2", "a3", "a4", "b"]
+
+
+async def test_an_owner_of_too_many_characters_is_refused(engine):
+    with pytest.raises(InvalidRequest, match="has 65 characters, but may have up to 64"):
+        await engine.leases().open("a", 1, "x" * 65)
+
+
 async def test_a_new_session_takes_the_place_of_a_parked_one_but_never_of_a_running_one(engine):
     leases = engine.leases(max_sessions=2)
     await leases.park(await leases.open("a", 1), ttl_s=60)
