@@ -11,6 +11,7 @@ from slipstream.core.inline import ended
 from slipstream.gateway.body import MAX_CHOICES, CompletionRequest
 
 T = TypeVar("T")
+_Parts = asyncio.Queue[tuple[int, Chunk | Exception | None]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,6 +65,18 @@ async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
             item.close()  # what never began
 
 
+async def _read(index: int, stream: OpenStream, queue: _Parts) -> None:
+    """Put the chunks of a stream into a queue, and at its end None or its error."""
+    last = None
+    try:
+        async with aclosing(stream.chunks()) as chunks:
+            async for chunk in chunks:
+                await queue.put((index, chunk))
+    except Exception as error:
+        last = error
+    await queue.put((index, last))
+
+
 async def merged(streams: Sequence[OpenStream]) -> AsyncGenerator[tuple[int, Chunk], None]:
     """Yield chunks as they come, each with the number of its stream. Raises what one raises.
 
@@ -75,19 +88,10 @@ async def merged(streams: Sequence[OpenStream]) -> AsyncGenerator[tuple[int, Chu
             async for chunk in alone:
                 yield 0, chunk
         return
-    queue: asyncio.Queue[tuple[int, Chunk | Exception | None]] = asyncio.Queue(1)
-
-    async def read(index: int, stream: OpenStream) -> None:
-        last = None
-        try:
-            async with aclosing(stream.chunks()) as chunks:
-                async for chunk in chunks:
-                    await queue.put((index, chunk))
-        except Exception as error:
-            last = error
-        await queue.put((index, last))
-
-    tasks = [asyncio.create_task(read(index, stream)) for index, stream in enumerate(streams)]
+    queue: _Parts = asyncio.Queue(1)
+    tasks = [
+        asyncio.create_task(_read(index, stream, queue)) for index, stream in enumerate(streams)
+    ]
     num_open = len(tasks)
     try:
         while num_open:

@@ -13,7 +13,6 @@ from typing import Any
 
 from slipstream.core.errors import CapacityError, InvalidRequest, SessionTaken
 
-
 MAX_OWNER_LENGTH = 64
 
 
@@ -174,7 +173,8 @@ class Leases:
     def _exceeding(self) -> Counter[str]:
         """Return what each owner has of that of which there is too much; nothing if all is well."""
         if len(self._active) + len(self._parked) > self._limits.max_sessions:
-            return Counter(at.owner for at in (*self._active.values(), *self._parked.values()))
+            active = Counter(lease.owner for lease in self._active.values())
+            return active + Counter(parked.owner for parked in self._parked.values())
         num_bytes: Counter[str] = Counter()
         for parked in self._parked.values():
             num_bytes[parked.owner] += parked.num_bytes

@@ -67,11 +67,13 @@ async def test_a_request_that_waits_goes_on_when_the_store_loses_its_data(folder
         thread = target._running[1]._target.thread
         stopped = asyncio.ensure_future(thread.run(is_stopped.wait))
         waiting = asyncio.ensure_future(client.generate("one", max_tokens=8))
-        for _ in range(4):
-            await asyncio.sleep(BEAT_S)
-            server.call("FLUSHALL")
-        is_stopped.set()
-        await stopped
+        try:
+            for _ in range(4):
+                await asyncio.sleep(BEAT_S)
+                server.call("FLUSHALL")
+        finally:
+            is_stopped.set()
+            await stopped
         assert (await waiting).token_ids == expected
 
 

@@ -7,12 +7,20 @@ import grpc
 import pytest
 
 from slipstream.client import AsyncClient
-from slipstream.core.errors import LimitExceeded, PermissionDenied, Unauthenticated
+from slipstream.core.errors import (
+    LimitExceeded,
+    PermissionDenied,
+    RequestExists,
+    Unauthenticated,
+)
 from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
+from slipstream.target.servicer import SERVICE as TARGET
+from slipstream.target.servicer import register as register_target
 from support.network.key_files import key, write_keys
-from support.services.fleet import eventually, routed
+from support.services.fleet import Worker, eventually, routed, running, target_servicer
 from support.state.redis_server import redis_server
 
 ALICE, BOB = "slip_alice-token", "slip_bob-token"
@@ -119,6 +127,36 @@ async def test_a_session_belongs_to_the_key_that_began_it(served, keys):
         with pytest.raises(PermissionDenied):
             await other.aclose()
         await session.generate("and more", max_tokens=3)
+
+
+async def test_a_key_that_parks_many_sessions_takes_nothing_that_another_key_has_parked(
+    folder, keys
+):
+    servicer = target_servicer(folder, limits=LeaseLimits(max_sessions=4))
+    target = Worker(lambda: servicer, TARGET, register_target)
+    async with running(target), two(target, keys()) as (alice, bob), bob.session() as kept:
+        await kept.generate("hello", max_tokens=3)
+        for _ in range(8):
+            session = alice.session()
+            await session.generate("hello", max_tokens=3)
+        parked = servicer._leases._parked
+        assert kept.session_id in parked
+        assert len(parked) == 4
+        assert len({at.owner for at in parked.values()}) == 2
+        assert {"alice", "bob"}.isdisjoint(at.owner for at in parked.values())
+
+
+async def test_ids_of_requests_are_each_key_s_own(served, keys):
+    async with two(served, keys()) as (alice, bob):
+        first = await alice.generate("hello", max_tokens=3, request_id="same")
+        other = await bob.generate("another prompt", max_tokens=3, request_id="same")
+        assert other.stats.num_prompt_tokens != first.stats.num_prompt_tokens
+        for client, prompt, expected in ((alice, "hello", first), (bob, "another prompt", other)):
+            again = await client.generate(prompt, max_tokens=3, request_id="same")
+            assert again.token_ids == expected.token_ids
+            assert again.stats.continuity.num_resumed_tokens == 3
+        with pytest.raises(RequestExists):
+            await bob.generate("hello", max_tokens=3, request_id="same")
 
 
 async def test_a_key_that_is_revoked_opens_nothing_more_and_what_runs_goes_on(served, keys):

@@ -106,7 +106,11 @@ class Worker:
 
 
 def target_servicer(
-    folder: Path, *, dtype: str = "float32", digest: str | None = None
+    folder: Path,
+    *,
+    dtype: str = "float32",
+    digest: str | None = None,
+    limits: LeaseLimits | None = None,
 ) -> TargetServicer:
     """A target of a model, to be served and closed; `digest` is one of weights that it makes up."""
     loaded = load_target_parts(str(folder), dtype=dtype, device="cpu")
@@ -114,7 +118,8 @@ def target_servicer(
     about = describe(loaded, built, max_sessions=64)
     if digest is not None:
         about.identity.weights_digest = digest
-    return TargetServicer(BatchedTarget(built.target, EngineThread("target")), about, LeaseLimits())
+    target = BatchedTarget(built.target, EngineThread("target"))
+    return TargetServicer(target, about, limits or LeaseLimits())
 
 
 def target_worker(folder: Path, *, dtype: str = "float32", digest: str | None = None) -> Worker:
