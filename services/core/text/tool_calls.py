@@ -87,13 +87,11 @@ def read_tool_calls(
     for piece in pieces:
         if isinstance(piece, CallPiece):
             calls.setdefault(piece.index, []).append(piece)
-    text = "".join(it for it in pieces if isinstance(it, str))
-    return text, tuple(_joined(info.request_id, parts) for parts in calls.values())
-
-
-def _joined(request_id: str, parts: Sequence[CallPiece]) -> ToolCall:
-    arguments = "".join(part.arguments for part in parts)
-    return ToolCall(call_id(request_id, parts[0].index), str(parts[0].name), arguments)
+    found = []
+    for index, parts in calls.items():
+        arguments = "".join(part.arguments for part in parts)
+        found.append(ToolCall(call_id(info.request_id, index), str(parts[0].name), arguments))
+    return "".join(it for it in pieces if isinstance(it, str)), tuple(found)
 
 
 def call_id(request_id: str, index: int) -> str:
@@ -103,10 +101,9 @@ def call_id(request_id: str, index: int) -> str:
 
 
 class ToolCallParser:
-    """Reads a text part by part. What is no call of a known tool stays text, unchanged.
+    """Reads a text part by part, in work that is linear in the text, however it is cut.
 
-    The work is linear in the text, however it is cut: each character is read once, and what is
-    held is only joined when it becomes text or a call.
+    What is no call of a known tool stays text, unchanged.
     """
 
     def __init__(self, tool_format: ToolFormat | None, names: Collection[str]) -> None:
@@ -118,9 +115,8 @@ class ToolCallParser:
         self._num_before = 0
         """Number of its parts before the call that is being read."""
         self._rest, self._at = "", 0
-        """What comes next, and the position in it up to which it was read."""
-        self._is_beginning = True
-        self._num_calls = 0
+        """What comes next, and the position up to which it was read."""
+        self._is_beginning, self._num_calls = True, 0
         self._has_call = False
         """Whether there was a call since the last opening."""
         self._nesting = _Nesting()
@@ -165,10 +161,9 @@ class ToolCallParser:
             self._hold(self._at + num_told)
             yield from self._as_text()
         self._hold(end + length)
-        if place < 0:
-            return False
-        self._has_call, self._read = False, self._beside
-        return True
+        if place >= 0:
+            self._has_call, self._read = False, self._beside
+        return place >= 0
 
     def _opening(self) -> tuple[int, int]:
         """Return where calls open and the length of what opens them; -1 for nowhere."""
@@ -196,11 +191,9 @@ class ToolCallParser:
         if not num_left or any(is_partial):
             return False
         if self._rest.startswith("{", self._at):
-            self._nesting, self._num_before = _Nesting(), len(self._held)
-            self._read = self._call
+            self._nesting, self._num_before, self._read = _Nesting(), len(self._held), self._call
             return True
-        if self._has_call:
-            self._held = []
+        self._held = [] if self._has_call else self._held
         yield from self._as_text()
         self._is_beginning, self._read = False, self._text
         return True
@@ -254,44 +247,41 @@ class ToolCallParser:
 
     def _arguments(self, is_end: bool) -> _Pieces:
         end = self._nesting.end_of(self._rest, self._at)
-        if arguments := self._rest[self._at : end]:
+        if arguments := self._rest[self._at : end or None]:
             yield CallPiece(self._num_calls, None, arguments)
         self._at += len(arguments)
-        if end is not None:
+        if end:
             self._nesting, self._read = _Nesting(depth=1), self._behind
-        return end is not None
+        return end > 0
 
     def _behind(self, is_end: bool) -> _Pieces:
         """Pass over what a call has behind its arguments."""
         yield from ()
         end = self._nesting.end_of(self._rest, self._at)
-        self._at = len(self._rest) if end is None else end
-        if end is not None:
+        self._at = end or len(self._rest)
+        if end:
             self._next()
-        return end is not None
+        return end > 0
 
     def _next(self) -> None:
         """Go on behind a call."""
-        self._held, self._has_call = [], True
+        self._held, self._has_call, self._read = [], True, self._beside
         self._num_calls += 1
-        self._read = self._beside
 
 
 class _Nesting:
     """Finds where JSON ends, by its brackets outside of strings, while it comes."""
 
     def __init__(self, depth: int = 0) -> None:
-        self.depth = depth
-        self.num_marks = 0
+        self.depth, self.num_marks = depth, 0
         """Brackets and ends of strings so far."""
         self._is_string = self._is_escaped = False
 
-    def end_of(self, text: str, at: int) -> int | None:
-        """Return the position behind the last bracket; None until it is there."""
-        while at := self.next_mark(text, at):
-            if not self.depth:
-                return at
-        return None
+    def end_of(self, text: str, at: int) -> int:
+        """Return the position behind the last bracket; 0 until it is there."""
+        while (at := self.next_mark(text, at)) and self.depth:
+            pass
+        return at
 
     def next_mark(self, text: str, at: int) -> int:
         """Read from `at` on; return the position behind a bracket or a string, 0 for none."""
@@ -300,8 +290,7 @@ class _Nesting:
         while found := (_IN_STRING if self._is_string else _OUTSIDE).search(text, at):
             at, char = found.end(), found[0]
             if char == "\\":
-                self._is_escaped = at == len(text)
-                at += 1
+                at, self._is_escaped = at + 1, at == len(text)
                 continue
             self._is_string = char == '"' and not self._is_string
             if not self._is_string:
