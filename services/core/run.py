@@ -177,7 +177,7 @@ class Run:
 
     def _count(self, at: Round, start: float) -> None:
         if self._first_s is None:  # the prompt's own round
-            self._first_s = self._clock() - start
+            self._first_s = at.start_s + at.seconds - start
             self._num_cached = at.verdict.num_cached
             return
         if at.proposing is not None:

@@ -3,15 +3,20 @@
 import asyncio
 import gc
 from contextlib import aclosing
+from types import SimpleNamespace
 
 import pytest
 
 from slipstream.core.errors import InternalError, SessionTaken
 from slipstream.core.journal import Ending
+from slipstream.core.request.request import NO_DRAFTER, Ask, DraftFacts, make_request
 from slipstream.core.request.results import Chunk, Continuity, RequestStats, Timings
 from slipstream.core.request.stats import Outcomes
-from slipstream.core.types import FinishReason
+from slipstream.core.run import Run
+from slipstream.core.types import FinishReason, Verdict
 from slipstream.router.ahead import WriteBehind, one_ahead
+from support.models.hand_clock import HandClock
+from support.models.tiny_runs import FACTS, Letters
 
 SUMMARY = Outcomes().summary(num_spec_tokens=0, lossless=True)
 ENDING = Ending(FinishReason.STOP, RequestStats(1, 0, 4, Timings(0, 0, 0, 0), SUMMARY))
@@ -69,6 +74,23 @@ async def test_the_request_goes_on_while_its_tokens_are_kept_and_those_are_kept_
     await settled
     assert slow.kept == [0, 1, 2, 3]
     assert slow.num_writes == 2  # what comes meanwhile goes together
+
+
+async def test_the_second_round_is_time_of_decoding_also_where_it_begins_before_the_first_is_sent():
+    clock, most = HandClock(), 3
+    request = make_request("s", (1, 2), Ask(max_tokens=most), FACTS, DraftFacts(NO_DRAFTER))
+
+    async def verify(sequence, _):
+        clock.now += 1
+        await asyncio.sleep(0)
+        is_last = len(sequence) == len(request.tokens) + most - 1
+        return Verdict((3,), 0, finish_reason=FinishReason.LENGTH if is_last else None)
+
+    ports = SimpleNamespace(draft=None, target=SimpleNamespace(verify=verify))
+    run = Run(ports, request, text=Letters(), clock=clock)
+    *_, last = [chunk async for chunk in run.chunks(one_ahead)]
+    timings = last.stats.timings
+    assert (timings.prefill_s, timings.decode_s, timings.verify_s) == (1, 2, 2)
 
 
 async def test_the_last_tokens_are_kept_with_the_ending_after_all_others():
