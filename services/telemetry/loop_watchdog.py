@@ -138,7 +138,7 @@ class LoopWatchdog:
     def _ended(self, handle: Any, cpu_s: float) -> None:
         places, self._places = self._places, Counter()
         seen = places.most_common(1)
-        place = seen[0][0] if seen else _name(handle)
+        place = seen[0][0] if seen else handle_name(handle)
         stall = Stall(cpu_s, place, collecting_s=self._collecting_ns / _NS)
         if cpu_s > self.longest.cpu_s:
             self.longest = stall
@@ -162,7 +162,7 @@ class LoopWatchdog:
             if handle is not before:
                 self._places.clear()
             if handle is not None and frame is not None:
-                self._places[_place(frame) or _name(handle)] += 1
+                self._places[place_of(frame) or handle_name(handle)] += 1
             before = handle
             now, wakes_now, used_now = time.monotonic(), _num_wakes(), _used_s()
             late_s = now - at - pause_s
@@ -179,7 +179,7 @@ class LoopWatchdog:
         if ident == self._ident or held_s < self._limit_s:
             return
         names = {thread.ident: thread.name for thread in threading.enumerate()}
-        place = _place(frame) or "code of another package"
+        place = place_of(frame) or "code of another package"
         stall = Stall(held_s, place, names.get(ident) or "unknown")
         self._report(stall)
 
@@ -201,7 +201,7 @@ def _used_s() -> dict[int, float]:
     return used
 
 
-def _place(frame: FrameType | None) -> str | None:
+def place_of(frame: FrameType | None) -> str | None:
     """Return the innermost frame of this package and of all; None without one of this package."""
     innermost = frame
     while frame is not None:
@@ -222,7 +222,7 @@ def _line(file: str, frame: FrameType) -> str:
     return f"{file}:{frame.f_lineno} in {frame.f_code.co_name}"
 
 
-def _name(handle: Any) -> str:
+def handle_name(handle: Any) -> str:
     """Return the coroutine of a task's step, or the function of another callback."""
     callback = handle._callback
     owner = getattr(callback, "__self__", None)

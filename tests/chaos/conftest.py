@@ -1,5 +1,7 @@
 """What chaos tests share: the model, the load with its answers, a cluster and the report."""
 
+from itertools import chain
+
 import pytest
 import pytest_asyncio
 
@@ -9,6 +11,7 @@ from chaos.pair import REAL, real_pair, tiny_pair
 from chaos.report import Report
 from chaos.scenario import MOST_TOKENS, Load
 from chaos.traffic import ERRANDS, plain_answers
+from support.services.stalls import check_stalls
 from support.state.redis_server import valkey_binary
 
 _REPORT = pytest.StashKey[Report]()
@@ -79,3 +82,4 @@ async def cluster(pair, load, report, tmp_path_factory, cluster_options):
     for role, found in cluster.stalls().items():
         report.stalls.setdefault(role, []).extend(found)
     report.write()
+    check_stalls(chain.from_iterable(cluster.stalls().values()))

@@ -5,6 +5,16 @@ import pytest
 from slipstream.client import Client
 from support.services import fleet
 from support.services.processes import save_long_checkpoint
+from support.services.stalls import LoopWatch, check_stalls
+
+
+@pytest.fixture(autouse=True)
+def unstalled_loops():
+    """Callbacks of the loops of this process take no longer than the limit."""
+    watch = LoopWatch()
+    with watch.watching():
+        yield
+    check_stalls(watch.stalls)
 
 
 @pytest.fixture(scope="module")

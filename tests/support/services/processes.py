@@ -12,6 +12,7 @@ from types import TracebackType
 from typing import IO, Any, Self
 
 from support.models.tiny_checkpoint import save_checkpoint
+from support.services.stalls import WATCHED, check_stalls, stalls_in
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 LIMIT_S = 60.0
@@ -37,7 +38,7 @@ class Process:
         env: dict[str, str] | None = None,
         python: str = sys.executable,
     ) -> None:
-        fixed = {"PYTHONPATH": str(ROOT / ".dev"), "OMP_NUM_THREADS": "1"}
+        fixed = {"PYTHONPATH": str(ROOT / ".dev"), "OMP_NUM_THREADS": "1", **WATCHED}
         self._process = subprocess.Popen(
             [python, "-m", module, *arguments],
             env={**os.environ, **fixed, **(env or {})},
@@ -83,10 +84,11 @@ class Process:
         self._process.send_signal(number)
 
     def wait(self, limit_s: float = LIMIT_S) -> int:
-        """Its exit code, once it has ended and said all."""
+        """Its exit code, once it has ended and said all; no loop of it may have been held."""
         code = self._process.wait(limit_s)
         for listener in self._listeners:
             listener.join(LIMIT_S)
+        check_stalls(stalls_in("\n".join(self.err)))
         return code
 
     def __enter__(self) -> Self:

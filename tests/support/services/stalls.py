@@ -1,8 +1,34 @@
-"""Stalls of event loops as services have logged them; see `slipstream.telemetry.loop_watchdog`."""
+"""Stalls of event loops: as services have logged them, and of the loops of this process.
 
+See `slipstream.telemetry.loop_watchdog`, of which this is the strict reader.
+"""
+
+import asyncio
+import gc
 import re
+import sys
+import threading
+import time
+from collections import Counter, defaultdict
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
 
+import pytest
+
+from slipstream.telemetry.loop_watchdog import handle_name, place_of
+
+LIMIT_MS = 50.0
+"""CPU time from which on a callback of a loop fails its test."""
+WATCHED = {"SLIPSTREAM_TELEMETRY_LOOP_WATCHDOG_MS": str(LIMIT_MS)}
+"""Environment of services whose logs `check_stalls` reads."""
+_TEXT = ("text/tokenizer.py", "text/template.py", "text/prompts.py", "text/token_bytes.py")
+"""Places that are passed over until tokenizers and templates run in processes of their own."""
+_SAMPLE_S = LIMIT_MS / 5000
+_NS_IN_MS = 1e6
+_TESTS = str(Path(__file__).parents[2]) + "/"
 _LINE = re.compile(r"the (?:event loop|interpreter's lock) was held for ([\d.]+) ms of CPU by (.*)")
 _NUMBER = re.compile(r":\d+|, of which .*")
 
@@ -25,3 +51,70 @@ def stalls_in(log: str) -> list[LoggedStall]:
     lines = [line for line in log.splitlines() if "longest of all callbacks" not in line]
     found = [match for line in lines if (match := _LINE.search(line))]
     return [LoggedStall(float(match[1]), match[2]) for match in found]
+
+
+def check_stalls(stalls: Iterable[LoggedStall]) -> None:
+    """Fail for a loop that was held for longer than the limit."""
+    long = [at for at in stalls if at.cpu_ms >= LIMIT_MS and not at.place.startswith(_TEXT)]
+    assert not long, "\n".join(f"{at.cpu_ms:.0f} ms of CPU by {at.place}" for at in long)
+
+
+class LoopWatch:
+    """Measures each callback of every loop of this process, but for the tests' own steps.
+
+    A collection of garbage does not count: it walks what the tests hold.
+    """
+
+    def __init__(self) -> None:
+        self.stalls: list[LoggedStall] = []
+        self._running: dict[int, Any] = {}
+        self._places: defaultdict[int, Counter[str]] = defaultdict(Counter)
+        self._garbage_ns: Counter[int] = Counter()
+        self._over = threading.Event()
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """Watch for as long as needed."""
+        unwatched, sampler = asyncio.Handle._run, threading.Thread(target=self._sample)
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(asyncio.Handle, "_run", lambda handle: self._run(handle, unwatched))
+            gc.callbacks.append(self._collect)
+            sampler.start()
+            try:
+                yield
+            finally:
+                gc.callbacks.remove(self._collect)
+                self._over.set()
+                sampler.join()
+
+    def _run(self, handle: Any, unwatched: Any) -> None:
+        ident = threading.get_ident()
+        self._running[ident], self._garbage_ns[ident] = handle, 0
+        began_ns = time.thread_time_ns()
+        try:
+            unwatched(handle)
+        finally:
+            took_ms = (time.thread_time_ns() - began_ns - self._garbage_ns[ident]) / _NS_IN_MS
+            self._running[ident], places = None, self._places.pop(ident, Counter())
+            if took_ms >= LIMIT_MS and not _is_of_tests(handle):
+                (place, _), *_ = places.most_common(1) or [(handle_name(handle), 1)]
+                self.stalls.append(LoggedStall(took_ms, place))
+
+    def _collect(self, phase: str, _: dict[str, int]) -> None:
+        sign = -1 if phase == "start" else 1
+        self._garbage_ns[threading.get_ident()] += sign * time.thread_time_ns()
+
+    def _sample(self) -> None:
+        while not self._over.wait(_SAMPLE_S):
+            frames = sys._current_frames()
+            for ident, handle in [*self._running.items()]:
+                if handle is not None and (place := place_of(frames.get(ident))):
+                    self._places[ident][place] += 1
+
+
+def _is_of_tests(handle: Any) -> bool:
+    """Whether a callback is a step of a test or of its fixtures: models load there."""
+    task = getattr(handle._callback, "__self__", None)
+    code = getattr(task.get_coro(), "cr_code", None) if isinstance(task, asyncio.Task) else None
+    file = "" if code is None else code.co_filename
+    return file.startswith(_TESTS) or "pytest" in file

@@ -1,0 +1,41 @@
+"""The strict reader of stalls, on which the integration tests rely: it sees services' steps."""
+
+import asyncio
+import time
+
+import pytest
+
+from slipstream.router.ahead import one_ahead
+from support.services.stalls import LoggedStall, LoopWatch, check_stalls
+
+
+async def burning(cpu_s):
+    until = time.thread_time() + cpu_s
+    while time.thread_time() < until:
+        pass
+    yield cpu_s
+
+
+def stalls_of(make):
+    async def main():
+        await make()
+
+    watch = LoopWatch()
+    with watch.watching():
+        asyncio.run(main())
+    return watch.stalls
+
+
+def test_a_callback_of_the_package_that_takes_long_is_named_and_fails():
+    async def held():
+        assert [item async for item in one_ahead(burning(0.2))] == [0.2]
+
+    (stall,) = stalls_of(held)
+    assert 200 <= stall.cpu_ms < 2000
+    with pytest.raises(AssertionError, match="ms of CPU by"):
+        check_stalls([stall])
+
+
+def test_a_step_of_a_test_or_a_short_one_is_none():
+    assert stalls_of(lambda: anext(burning(0.2))) == []
+    check_stalls([LoggedStall(49.9, "router/app.py:1 in start")])
