@@ -1,5 +1,6 @@
 """The HTTP front as an ASGI application: routes, bearer tokens, traces, errors."""
 
+import asyncio
 import time
 from collections.abc import AsyncGenerator, Callable
 from contextlib import aclosing, suppress
@@ -20,8 +21,7 @@ from slipstream.gateway.body import (
     DetokenizeRequest,
     R,
     TokenizeRequest,
-    parameters,
-    validated,
+    read_as,
 )
 from slipstream.gateway.chat import ChatFormat
 from slipstream.gateway.choices import opened, texts_of, together, without_output
@@ -56,6 +56,8 @@ from slipstream.gateway.sdk_options import (
 from slipstream.rpc.certificates import ReloadedFiles
 from slipstream.telemetry.carrier import within
 
+_LONG_BODY = 1 << 16
+"""Bytes of a body from which on it is read on a thread, a bounded step at a time."""
 _BODIES = {
     "/v1/chat/completions": ChatRequest,
     "/v1/completions": CompletionRequest,
@@ -172,7 +174,9 @@ class Routes:
             limit=config.max_body_bytes,
             timeout_s=config.body_timeout_s,
         )
-        request.state.body = found = validated(kind, parameters(kind, body))
+        is_long = len(body) > _LONG_BODY
+        found = await asyncio.to_thread(read_as, kind, body) if is_long else read_as(kind, body)
+        request.state.body = found
         return found
 
     async def _answer(

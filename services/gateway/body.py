@@ -7,7 +7,7 @@ from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError, from_json
 
 from slipstream.core.request.options import Mode
-from slipstream.core.request.prompt import Prompt
+from slipstream.core.request.prompt import MAX_MESSAGES, Prompt
 from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.types import Shape, StopPolicy, Verification
 from slipstream.gateway.errors import HttpError
@@ -18,6 +18,10 @@ MAX_CHOICES = 16
 """Answers to one prompt, and of one stream."""
 MAX_ANSWERS = 128
 """Answers of one request."""
+MAX_VALUES = 262_144
+"""Values in lists of a body, such as token ids: reading them is work of the event loop."""
+MAX_OBJECTS = 65_536
+"""Objects and lists of a body; also members of objects."""
 
 
 def _whole(value: Any) -> Any:
@@ -148,7 +152,7 @@ class SharedRequest(SamplingRequest):
 class ChatRequest(SharedRequest):
     """The body of POST /v1/chat/completions."""
 
-    messages: list[ChatMessage]
+    messages: Annotated[list[ChatMessage], Field(max_length=MAX_MESSAGES)]
     max_completion_tokens: Whole | None = None
     logprobs: _Flag = False
     top_logprobs: _Count | None = None
@@ -252,6 +256,7 @@ def parameters(kind: type[StrictModel], body: bytes) -> dict[str, Any]:
 
     Raises `HttpError`, naming the one that can't be honoured; null is the same as leaving one out.
     """
+    _check_structure(body)
     try:
         values = from_json(body, allow_inf_nan=False)
     except ValueError as error:
@@ -260,3 +265,29 @@ def parameters(kind: type[StrictModel], body: bytes) -> dict[str, Any]:
     if not isinstance(values, dict):
         raise HttpError("the body must be a JSON object", code="invalid_json")
     return parameters_of(values, kind.model_fields.keys())
+
+
+def read_as(kind: type[R], body: bytes) -> R:
+    """Return the request that a body is. Raises `HttpError`."""
+    return validated(kind, parameters(kind, body))
+
+
+def _check_structure(body: bytes) -> None:
+    """Raise `HttpError` for more values than a body may have, before it is read."""
+    if not _is_large(body):
+        return
+    bare = body.replace(b"\\\\", b"").replace(b'\\"', b"")  # no quote but around texts
+    if bare.count(b'"') <= 4 * MAX_OBJECTS and not _is_large(b"".join(bare.split(b'"')[::2])):
+        return
+    raise HttpError(
+        f"the body has more than {MAX_VALUES} values, or {MAX_OBJECTS} objects and lists or members"
+        " of objects, or texts, which are the limits",
+        code="body_too_large",
+        status=413,
+    )
+
+
+def _is_large(body: bytes) -> bool:
+    """Return whether there is more punctuation than that of a body may be."""
+    num_objects = max(body.count(b"{") + body.count(b"["), body.count(b":"))
+    return num_objects > MAX_OBJECTS or body.count(b",") > MAX_VALUES

@@ -8,7 +8,7 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, WithJsonSchema
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.prompt import arguments_text, content_text
+from slipstream.core.request.prompt import arguments_text, check_num_parts, content_text
 from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.gateway.body import ChatRequest, SamplingRequest, Whole, validated
 from slipstream.gateway.errors import HttpError, http_error
@@ -145,6 +145,7 @@ def _messages(given: Any) -> list[dict[str, Any]]:
         return [{"role": "user", "content": given}]
     if not isinstance(given, list) or not given:
         raise HttpError("input must be a text or a list of items", param="input")
+    check_num_parts(len(given))
     messages: list[dict[str, Any]] = []
     thoughts = ""
     for number, item in enumerate(given):
@@ -156,15 +157,21 @@ def _messages(given: Any) -> list[dict[str, Any]]:
         is_answer = found.get("role") == "assistant"
         if is_answer and thoughts:
             found, thoughts = {**found, "reasoning_content": thoughts}, ""
-        is_call = "tool_calls" in found
         if "role" not in found:
             thoughts = "\n".join(filter(None, (thoughts, found["reasoning_content"])))
-        elif is_call and messages and messages[-1]["role"] == "assistant":
-            calls = [*messages[-1].get("tool_calls", ()), *found["tool_calls"]]
-            messages[-1] = {**found, **messages[-1], "tool_calls": calls}
         else:
-            messages.append(found)
+            _add(messages, found)
     return messages
+
+
+def _add(messages: list[dict[str, Any]], found: dict[str, Any]) -> None:
+    """Add a message: a call to those of the assistant's message before it, where there is one."""
+    if "tool_calls" in found and messages and messages[-1]["role"] == "assistant":
+        calls = messages[-1].get("tool_calls", [])
+        calls += found["tool_calls"]
+        messages[-1] = {**found, **messages[-1], "tool_calls": calls}
+    else:
+        messages.append(found)
 
 
 def _message(item: Any, place: str) -> dict[str, Any]:

@@ -11,6 +11,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.prompt import Prompt
 from slipstream.core.request.request import MAX_NAME_LENGTH
 from slipstream.core.request.tools import Tool, tools_of
+from slipstream.core.verify.grammar import MAX_GRAMMAR_BYTES
 from slipstream.gateway.body import (
     MAX_ANSWERS,
     MAX_CHOICES,
@@ -206,6 +207,11 @@ def _one_of(choices: Sequence[str]) -> str:
     if not choices or "" in choices:
         raise HttpError(
             "structured_outputs.choice must have texts to choose from, and none that is empty",
+            param="structured_outputs.choice",
+        )
+    if (size := sum(map(len, choices))) > MAX_GRAMMAR_BYTES:
+        raise HttpError(
+            f"structured_outputs.choice has {size} characters, but at most {MAX_GRAMMAR_BYTES} fit",
             param="structured_outputs.choice",
         )
     return "|".join(f"({_SPECIAL.sub(lambda at: chr(92) + at[0], it)})" for it in choices)

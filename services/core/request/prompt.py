@@ -79,6 +79,7 @@ def checked_prompt(prompt: Prompt, form: PromptForm = PLAIN_FORM) -> Prompt:
     if form.raw:
         raise UnsupportedCombination("a raw prompt is text or token ids, not messages")
     check_num_messages(len(prompt))
+    check_num_parts(sum(map(_num_parts, prompt)))
     return tuple(_message(item, f"messages[{number}]") for number, item in enumerate(prompt))
 
 
@@ -218,6 +219,26 @@ def _text(text: str, name: str) -> str:
         raise InvalidRequest(f"{name} is empty")
     check_unicode(text, name)
     return text
+
+
+MAX_PARTS = 16_384
+"""Of all messages together: fields, tool calls and parts of contents."""
+
+
+def check_num_parts(num_parts: int) -> None:
+    """Raise `InvalidRequest` for messages of more parts than a prompt may have."""
+    if num_parts > MAX_PARTS:
+        raise InvalidRequest(
+            f"the messages have {num_parts} fields, tool calls and parts, but at most"
+            f" {MAX_PARTS} fit"
+        )
+
+
+def _num_parts(message: Any) -> int:
+    if not isinstance(message, Mapping):
+        return 0
+    lists = (message.get(name) for name in ("content", "tool_calls"))
+    return len(message) + sum(len(found) for found in lists if isinstance(found, list | tuple))
 
 
 def _not_a_prompt(item: Any) -> InvalidRequest:

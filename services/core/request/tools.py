@@ -9,12 +9,14 @@ from typing import Any
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.schemas import placed_schema
-from slipstream.core.verify.grammar import Grammar, GrammarKind
+from slipstream.core.verify.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 MAX_TOOLS = 128
 """Of one request."""
 MAX_TOOL_BYTES = 65_536
 """Of one tool: its name, description and schema."""
+_MAX_SCHEMA_CHARS = 2 * MAX_GRAMMAR_BYTES
+"""Of schemas before they are one grammar, which leaves out what says nothing."""
 NO_PARAMETERS = '{"type":"object","properties":{}}'
 _FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -158,8 +160,14 @@ def calls_grammar(tools: Sequence[Tool], tool_format: ToolFormat | None) -> Gram
 def call_schema(tools: Sequence[Tool], arguments: str = "arguments") -> dict[str, Any]:
     """Return the schema of one call of one of these tools: an object with name and arguments.
 
-    References in a tool's schema are to the schema itself, which is a definition here.
+    References in a tool's schema are to the schema itself, which is a definition here. Raises
+    `InvalidRequest` for schemas of which no grammar can come.
     """
+    if (size := sum(len(tool.parameters) for tool in tools)) > _MAX_SCHEMA_CHARS:
+        raise InvalidRequest(
+            f"the schemas of tools that are followed have {size} characters, but at most"
+            f" {_MAX_SCHEMA_CHARS} fit"
+        )
     calls, schemas = [], {}
     for number, tool in enumerate(tools):
         place = f"tool{number}"

@@ -21,6 +21,12 @@ from support.services.http_front import HELLO, chat, client_of, error_in, fronte
 DRAFT, FRONT = "ngram", {"max_body_bytes": 1 << 16, "default_max_tokens": 2}
 
 
+@pytest.fixture(scope="module")
+def large_url(router):
+    with fronted(router.address) as url:
+        yield url
+
+
 @pytest.mark.parametrize(
     ("body", "reason"),
     [(b"", "is not JSON"), (b"{", "is not JSON"), (b"[]", "an object"), (b'{"n": NaN}', "JSON")],
@@ -54,6 +60,54 @@ def test_a_body_that_is_too_large_for_the_router_is_not_told_to_come_again():
             assert (answer.status_code, error_in(answer)["code"]) == (413, "body_too_large")
             assert "but the limit is 1024" in error_in(answer)["message"]
             assert "retry-after" not in answer.headers
+
+
+CALL = {"function": {"name": "f", "arguments": "{}"}}
+WIDE = {"type": "object", "properties": {f"p{n}": {"type": "string"} for n in range(1800)}}
+ASKED = {"messages": HELLO}
+HEAVY = {  # each of as many bytes as a body may have
+    "messages": {"messages": [{"role": "user"}] * 200_000},
+    "parts": {"messages": [{"role": "user", "content": [""] * 900_000}]},
+    "fields": {"messages": [{"role": "user", **{f"f{n}": "" for n in range(30)}}] * 2048},
+    "calls": {"messages": [{"role": "assistant", "tool_calls": [CALL] * 60}] * 350},
+    "values": {"messages": [{"role": "user", "content": "", "x": [{}] * 900_000}]},
+    "bias": {**ASKED, "logit_bias": {str(n): 1 for n in range(200_000)}},
+    "schema": {**ASKED, "structured_outputs": {"json": {"x": [{"a": {}}] * 250_000}}},
+    "choice": {**ASKED, "structured_outputs": {"choice": ["." * 4_000_000]}},
+    "tools": {
+        **ASKED,
+        "tool_choice": "required",
+        "tools": [{"function": {"name": f"f{n}", "parameters": WIDE}} for n in range(60)],
+    },
+}
+
+
+@pytest.mark.parametrize("form", HEAVY)
+def test_no_form_of_a_body_holds_the_event_loop(large_url, form):
+    """The watchdog of loops is in every test here."""
+    assert post(large_url, HEAVY[form]).status_code in (400, 413)
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/v1/responses", {"input": [{"type": "function_call", "name": "f"}] * 90_000}),
+        ("/v1/completions", {"prompt": [1] * 1_000_000}),
+        ("/v1/completions", {"prompt": ["a"] * 600_000}),
+        ("/detokenize", {"tokens": [1] * 1_000_000}),
+    ],
+)
+def test_no_other_body_holds_it(large_url, path, body):
+    assert post(large_url, body, path).status_code in (400, 413)
+
+
+def test_text_may_have_any_punctuation(large_url):
+    body = {
+        "model": "tiny",
+        "messages": [{"role": "user", "content": '{"a": [1,2]}, \\"' * 99_000}],
+    }
+    error = error_in(post(large_url, body))
+    assert error["code"] == "context_length_exceeded"
 
 
 def test_a_body_that_does_not_come_is_not_waited_for(router):
