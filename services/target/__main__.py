@@ -113,6 +113,8 @@ def _load(
             team=team,
             tool_format=config.tool_format,
         )
+        if built.target.grammars is not None:
+            built.target.grammars.prepare()
         return built, describe(loaded, built, max_sessions=config.sessions.max_sessions)
 
     thread = EngineThread("target")

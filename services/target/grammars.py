@@ -80,7 +80,7 @@ class Grammars:
         is_known: bool = False,
     ) -> None:
         """`is_known` says that such grammars have been made before: what takes 200 ms then waits
-        for the first grammar.
+        for the first grammar, or for `prepare`.
 
         Raises `ModelMismatch` for a tokenizer that texts can't be followed through, or without
         a token that ends a text.
@@ -89,12 +89,17 @@ class Grammars:
             raise ModelMismatch("a model without a stop token can't end a text by its grammar")
         self._text, self._vocab_size, self._ends = tokenizer, vocab_size, sorted(stop_token_ids)
         if not is_known:
-            _ = self._tokenizer
+            self.prepare()
         self._kept: OrderedDict[Grammar, CompiledGrammar] = OrderedDict()
         self._known: WeakValueDictionary[Grammar, CompiledGrammar] = WeakValueDictionary()
         self._num_compiling = 0
         self._lock = Lock()
         self._thread = ThreadPoolExecutor(max_workers=1, thread_name_prefix="grammars")
+
+    def prepare(self) -> None:
+        """Do what the first grammar takes 200 ms for, with the interpreter's lock: a service, whose
+        event loop would wait, does it before it serves."""
+        _ = self._tokenizer
 
     @cached_property
     def _tokenizer(self) -> LLTokenizer:
