@@ -14,13 +14,14 @@ KILLS ?= 50
 REPORT ?= chaos.json
 MINUTES ?= 10
 FUZZ_REPORT ?= fuzz.json
+SOAK_REPORT ?= soak.json
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install model demo test chaos fuzz check lint package pure sanitize compat bench gpu protos locks docs fmt clean
+.PHONY: help install model demo test chaos fuzz soak check lint package pure sanitize compat bench gpu protos locks docs fmt clean
 
 help:           ## show the targets
 	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
@@ -53,6 +54,9 @@ chaos: $(READY) ## kill, stop and cut off services for a long time; KILLS of eac
 
 fuzz: $(READY)  ## send messages of every kind to all services for MINUTES; FUZZ_REPORT as JSON, SEED to repeat
 	PYTHONPATH=.dev:tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(MINUTES) --report $(FUZZ_REPORT) $(if $(SEED),--seed $(SEED))
+
+soak: model     ## mixed load with a kill a minute for MINUTES (180 for a release); report and plot beside SOAK_REPORT
+	PYTHONPATH=.dev:tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos.soak --minutes $(MINUTES) --report $(SOAK_REPORT)
 
 check: test package ## everything CI runs, and the built packages
 
@@ -98,4 +102,4 @@ fmt: $(READY) ## format and sort imports
 	$(BIN)/ruff format .
 
 clean: ## remove what the targets above created, the model cache excepted
-	rm -rf $(VENV) $(VENV)-compat $(VENV)-locks dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis chaos.json fuzz.json
+	rm -rf $(VENV) $(VENV)-compat $(VENV)-locks dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis chaos.json fuzz.json soak.json soak.svg

@@ -134,6 +134,9 @@ class Cluster:
         if role == "redis":
             command = valkey.command(self._folder / "redis", self.ports[name])
             return Member(name, command, self._folder)
+        if role == "gateway":
+            words = [role, "--router", self.address, "--listen-address", self._at(name)]
+            return Member(name, Command(words, says_ready), self._folder)
         flags = {"router": self._router, "target": self._target, "draft": self._draft}[role](name)
         words = [role, "--address", self._at(name), "--grace-s", str(GRACE_S), *flags]
         return Member(name, Command(words, says_ready), self._folder)

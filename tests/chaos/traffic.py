@@ -17,6 +17,7 @@ from slipstream.client import (
     Client,
     Mode,
     RequestOptions,
+    Result,
     SamplingParams,
     SpeculationOptions,
 )
@@ -46,10 +47,12 @@ class Errand:
     sampling: SamplingParams = field(default_factory=lambda: SamplingParams(logit_bias=_ENDLESS))
     speculation: SpeculationOptions = field(default_factory=SpeculationOptions)
     max_tokens: int = _LONG
+    more: RequestOptions = field(default_factory=RequestOptions)
+    """Further options, such as a schema."""
 
     def options(self, *, plain: bool = False) -> RequestOptions:
         """What to send beside a prompt; without speculation, for what it must come to."""
-        options = RequestOptions(sampling=self.sampling, max_tokens=self.max_tokens)
+        options = RequestOptions(sampling=self.sampling, max_tokens=self.max_tokens, **self.more)
         if not plain:
             options["speculation"] = self.speculation
         return options
@@ -80,16 +83,22 @@ Answers = dict[str, tuple[Tokens, ...]]
 
 def plain_answers(model: str, errands: Sequence[Errand]) -> Answers:
     """What plain decoding in one process says."""
+    results = plain_results(model, errands)
+    return {name: tuple(each.token_ids for each in results[name]) for name in results}
+
+
+def plain_results(model: str, errands: Sequence[Errand]) -> dict[str, list[Result]]:
+    """Likewise, with texts."""
     with Client.embedded(model, "none", dtype="float32") as client:
-        return {errand.name: tuple(_plain(client, errand)) for errand in errands}
+        return {errand.name: _plain(client, errand) for errand in errands}
 
 
-def _plain(client: Client, errand: Errand) -> list[Tokens]:
+def _plain(client: Client, errand: Errand) -> list[Result]:
     options = errand.options(plain=True)
     if len(errand.prompts) == 1:
-        return [client.generate(errand.prompts[0], **options).token_ids]
+        return [client.generate(errand.prompts[0], **options)]
     with client.session() as session:
-        return [session.generate(prompt, **options).token_ids for prompt in errand.prompts]
+        return [session.generate(prompt, **options) for prompt in errand.prompts]
 
 
 @dataclass(slots=True)
@@ -100,6 +109,7 @@ class Stream:
     turn: int
     begun: float
     request_id: str = ""
+    text: str = ""
     tokens: list[int] = field(default_factory=list)
     times: list[float] = field(default_factory=list)
     """When tokens came."""

@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 from chaos.cluster import Cluster
-from chaos.member import Command, Member, says_ready
 from chaos.pair import Pair
 from slipstream.client import AsyncClient
 from slipstream.rpc.channel import ChannelOptions, connect
@@ -121,12 +120,6 @@ class Victims(Cluster):
             news = log.read()
             self._read[role] = log.tell()
         return news
-
-    def _member(self, name: str) -> Member:
-        if not name.startswith("gateway"):
-            return super()._member(name)
-        flags = ["--router", self._at("router-0"), "--listen-address", self._at(name)]
-        return Member(name, Command(["gateway", *flags], says_ready), self._folder)
 
     def _router(self, name: str) -> Iterable[str]:
         return [*super()._router(name), "--park-ttl-s", _TTL_S]
