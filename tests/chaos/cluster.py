@@ -21,7 +21,7 @@ from support.services.stalls import LoggedStall, stalls_in
 
 ROLES = ("router", "target", "draft", "redis")
 TWO = {"router": 2, "target": 2, "draft": 2}
-SETTLE_LIMIT_S = 90.0
+SETTLE_LIMIT_S = 300.0
 GRACE_S = 60
 """What a process that is asked to end gives its streams."""
 

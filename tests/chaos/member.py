@@ -14,7 +14,7 @@ from chaos import clocks
 from chaos.nursery import Forked
 from slipstream.local.child import READY
 
-START_LIMIT_S = 90.0
+START_LIMIT_S = 300.0
 _WORDS = 40
 """Lines of a log that a failure shows."""
 _GLANCE_S = 0.01
