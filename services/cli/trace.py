@@ -18,7 +18,6 @@ from slipstream.options import option
 if TYPE_CHECKING:
     from slipstream.telemetry.traces import Trace
 
-_SERVICES = ("client", "router", "draft", "target")
 _HOW = "`slipstream up` keeps them, and so does any service with --traces file:DIR"
 
 
@@ -50,6 +49,8 @@ def trace(flags: TraceFlags) -> None:
     flags.check()
     found = _found(flags)
     if flags.html is not None:
+        from slipstream.cli.traces.trace_page import page
+
         _write(flags.html, page(found))
         typer.echo(f"written to {flags.html}", err=flags.json)
     if flags.json:
@@ -59,13 +60,12 @@ def trace(flags: TraceFlags) -> None:
 
 
 def _found(flags: TraceFlags) -> "Trace":
-    from slipstream.telemetry.traces import last_trace, read_spans, trace_of
+    from slipstream.telemetry.traces import find_trace, read_spans
 
     directory, wanted = flags.dir or traces_dir(), flags.request_id
     if not directory.is_dir():
         raise InvalidRequest(f"there are no traces at {directory}: {_HOW}")
-    spans = read_spans(directory)
-    found = last_trace(spans) if wanted is None else trace_of(spans, wanted)
+    found = find_trace(read_spans(directory), wanted)
     if found is not None:
         return found
     if wanted is None:
@@ -73,36 +73,6 @@ def _found(flags: TraceFlags) -> "Trace":
     raise InvalidRequest(
         f"{directory} has no trace of request {wanted!r}: it was not sampled, has not ended, or"
         f" its trace is gone with older ones; {_HOW}"
-    )
-
-
-def page(trace: "Trace") -> str:
-    """Return an HTML page, which loads and runs nothing.
-
-    Everything in a trace file is untrusted: the template escapes every value, and the page's own
-    policy forbids it to load or run anything.
-    """
-    from jinja2 import Environment, PackageLoader
-
-    from slipstream.cli.traces.trace_rows import axis_ms, rows, value_text
-    from slipstream.cli.traces.trace_summary import summary
-    from slipstream.telemetry.traces import REQUEST_ID
-
-    templates = Environment(
-        loader=PackageLoader("slipstream", "data"),
-        autoescape=True,
-        finalize=value_text,
-        trim_blocks=True,
-        lstrip_blocks=True,
-    )
-    found = rows(trace)
-    return templates.get_template("trace.html").render(
-        request_id=trace.request.attributes.get(REQUEST_ID, "unknown"),
-        summary=summary(trace),
-        rows=found,
-        services=dict.fromkeys(row.service for row in found),
-        known=_SERVICES,
-        ticks=[axis_ms(trace) * at / 4 for at in range(5)],
     )
 
 
@@ -128,7 +98,7 @@ def _json_values(trace: "Trace") -> dict[str, Any]:
         {
             "trace_id": trace.request.trace_id,
             "request_span": trace.request.span_id,
-            "orphans": [span.span_id for span in trace.orphans()],
+            "orphans": trace.orphans,
             **asdict(found),
             "facts": dict(found.facts),
             "spans": [asdict(span) for span in trace.spans],

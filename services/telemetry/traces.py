@@ -51,7 +51,6 @@ class Link:
 
     trace_id: str
     span_id: str
-    attributes: Mapping[str, Any] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,50 +86,20 @@ class Span:
 
 
 @dataclass(frozen=True, slots=True)
-class Stage:
-    """A part of a request's time, over all rounds."""
-
-    name: str
-    duration_ms: float
-
-
-@dataclass(frozen=True, slots=True)
 class Trace:
-    """A request and all spans that belong to it, in order of beginning."""
+    """A request, the spans that it is a part of, and all below it."""
 
     request: Span
     """Router's span of the request."""
     spans: tuple[Span, ...]
+    """Each after its parent, in order of beginning; the outermost is the first."""
+    depths: tuple[int, ...]
+    """Number of spans above each."""
+    orphans: tuple[str, ...]
+    """Ids of spans whose parent is not in the files: it is missing, or not there yet."""
 
-    def children(self) -> dict[str, list[Span]]:
-        """Return spans by the id of their parent, in order."""
-        found: dict[str, list[Span]] = {}
-        for span in self.spans:
-            if span.parent_id is not None:
-                found.setdefault(span.parent_id, []).append(span)
-        return found
-
-    def tops(self) -> list[Span]:
-        """Return spans without a parent, and those whose parent is not known."""
-        ids = {span.span_id for span in self.spans}
-        return [span for span in self.spans if span.parent_id not in ids]
-
-    def orphans(self) -> tuple[Span, ...]:
-        """Return spans whose parent is not in the trace: it is missing, or not there yet."""
-        return tuple(span for span in self.tops() if span.parent_id is not None)
-
-    def descendants(self, of: Span) -> list[Span]:
-        """Return children, their children and so on, in no particular order."""
-        children, waiting = self.children(), [of]
-        found: dict[str, Span] = {}
-        while waiting:
-            below = children.get(waiting.pop().span_id, [])
-            waiting += (span for span in below if span.span_id not in found)
-            found |= {span.span_id: span for span in below}
-        return list(found.values())
-
-    def stages(self) -> tuple[Stage, ...]:
-        """Return the request's stages; unknown ones come last.
+    def stages(self) -> dict[str, float]:
+        """Return the request's stages in milliseconds, in order; unknown ones come last.
 
         They are totals over all rounds, and no two of them count the same moment.
         """
@@ -141,46 +110,16 @@ class Trace:
             if isinstance(value, int | float)
         }
         names = [*(name for name in _STAGES if name in found), *sorted(found.keys() - set(_STAGES))]
-        return tuple(Stage(name, found[name]) for name in names)
+        return {name: found[name] for name in names}
 
     def explained(self) -> float:
-        """Return the share of the request's wall time that is accounted for, from 0 to 1.
-
-        That is the larger one of `covered_ns` and the sum of the stages, over the wall time.
-        Stages have no position in time, so what only one of the two covers can't be separated from
-        what both cover. Taking the larger one never counts a moment twice: the true share is this
-        or more. A request that took no time is accounted for.
-        """
-        wall_ns = self.request.end_ns - self.request.start_ns
-        if wall_ns <= 0:
-            return 1.0
-        staged_ns = sum(stage.duration_ms for stage in self.stages()) * 1e6
-        return min(1.0, max(self.covered_ns(), staged_ns) / wall_ns)
-
-    def covered_ns(self) -> int:
-        """Return how long at least one span below the request's, and of its process, was open."""
-        request, total = self.request, 0
-        place, reached = (request.service, request.process), request.start_ns
-        own = (at for at in self.descendants(request) if (at.service, at.process) == place)
-        for span in sorted(own, key=lambda span: span.start_ns):
-            begin, end = max(span.start_ns, reached), min(span.end_ns, request.end_ns)
-            if end > begin:
-                total += end - begin
-                reached = end
-        return total
+        """Return the share of the request's wall time that its stages are, from 0 to 1."""
+        wall_ms = self.request.duration_ms
+        return min(1.0, sum(self.stages().values()) / wall_ms) if wall_ms > 0 else 1.0
 
 
-def trace_of(spans: Iterable[Span], request_id: str) -> Trace | None:
-    """Return the trace of a request; of its last attempt where there were several."""
-    return _last(spans, request_id)
-
-
-def last_trace(spans: Iterable[Span]) -> Trace | None:
-    """Return the trace of the request that ended last."""
-    return _last(spans, None)
-
-
-def _last(spans: Iterable[Span], request_id: str | None) -> Trace | None:
+def find_trace(spans: Iterable[Span], request_id: str | None) -> Trace | None:
+    """Return the trace of a request's last attempt; without an id, of what ended last."""
     spans = tuple(spans)
     requests = [span for span in spans if span.is_request]
     if request_id is not None:
@@ -189,14 +128,30 @@ def _last(spans: Iterable[Span], request_id: str | None) -> Trace | None:
         return None
     request = max(requests, key=lambda span: span.end_ns)
     known = {span.span_id: span for span in spans if span.trace_id == request.trace_id}
-    same = sorted(known.values(), key=lambda span: (span.start_ns, -span.end_ns))
-    whole = Trace(request, tuple(same))
+    top, above = request, {request.span_id}
+    while top.parent_id in known and top.parent_id not in above:
+        top = known[top.parent_id]
+        above.add(top.span_id)
     # A caller may send several requests within one trace of its own.
-    others = [span for span in same if span.is_request and span is not request]
-    foreign = {span.span_id for other in others for span in (other, *whole.descendants(other))}
-    if request.span_id in foreign:  # a router called through another one
-        return whole
-    return Trace(request, tuple(span for span in same if span.span_id not in foreign))
+    same = [at for at in known.values() if at.span_id in above or not at.is_request]
+    orphans = [at.span_id for at in same if at.parent_id and at.parent_id not in known]
+    found, depths = zip(*_tree(top, same).values(), strict=True)
+    return Trace(request, found, depths, tuple(orphans))
+
+
+def _tree(top: Span, spans: list[Span]) -> dict[str, tuple[Span, int]]:
+    """Return a span and those below it, depth first, by id, each with its depth."""
+    children: dict[str | None, list[Span]] = {}
+    for span in sorted(spans, key=lambda span: (-span.start_ns, span.end_ns)):
+        children.setdefault(span.parent_id, []).append(span)
+    tree: dict[str, tuple[Span, int]] = {}
+    waiting = [(top, 0)]
+    while waiting:
+        span, depth = waiting.pop()
+        if span.span_id not in tree:  # files may hold circles
+            tree[span.span_id] = (span, depth)
+            waiting += [(child, depth + 1) for child in children.get(span.span_id, [])]
+    return tree
 
 
 def read_spans(directory: Path) -> list[Span]:
@@ -254,7 +209,7 @@ def _span(values: Mapping[str, Any], service: str, process: str) -> Span:
         end_ns=int(values["endTimeUnixNano"]),
         attributes=_attributes(values),
         links=tuple(
-            Link(_id(link["traceId"], 16), _id(link["spanId"], 8), _attributes(link))
+            Link(_id(link["traceId"], 16), _id(link["spanId"], 8))
             for link in values.get("links", ())
         ),
         status=_STATUSES[status.get("code", 0)],

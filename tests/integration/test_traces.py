@@ -7,7 +7,7 @@ from collections import Counter
 
 import pytest
 
-from slipstream.telemetry.traces import SpanKind, Status, trace_of
+from slipstream.telemetry.traces import SpanKind, Status, find_trace
 from support.services import fleet
 from support.state.redis_server import running_redis
 from support.telemetry.otlp_collector import collector, traces_of
@@ -64,7 +64,7 @@ def seen(tmp_path_factory):
 
 
 def children(trace, span):
-    return trace.children().get(span.span_id, [])
+    return [at for at in trace.spans if at.parent_id == span.span_id]
 
 
 def named(trace, name, service=None, kind=None):
@@ -93,7 +93,7 @@ def test_a_distributed_request_is_one_tree(seen):
         tops = [span for span in trace.spans if span.parent_id is None]
         is_watched = request_id in (*seen.watched, seen.followed)
         assert [span.service for span in tops] == [APPLICATION if is_watched else ROUTER]
-        assert trace.orphans() == ()
+        assert trace.orphans == ()
         services = {span.service for span in trace.spans}
         assert services == {ROUTER, TARGET, DRAFT} | ({APPLICATION} if is_watched else set())
 
@@ -202,7 +202,7 @@ def test_rounds_with_spans_are_bounded(seen):
 
 
 def test_what_is_not_sampled_is_traced_nowhere(seen):
-    assert trace_of(seen.collector.spans, "quiet") is None
+    assert find_trace(seen.collector.spans, "quiet") is None
     traces = traces_of(seen.collector.spans)
     assert not traces.keys() & set(seen.unsampled.values())
     sampled = {APPLICATION, ROUTER}
@@ -259,13 +259,8 @@ def test_nothing_that_was_said_is_in_any_span(seen, secret):
         assert not any(secret in str(text) for text in said)
 
 
-def test_the_trace_explains_where_the_time_went(seen):
-    shares = {name: seen.trace(name).explained() for name in [*seen.well, seen.long, seen.lost]}
-    assert {name: share for name, share in shares.items() if share < 0.95} == {}
-
-
-def test_no_two_stages_count_the_same_moment(seen):
+def test_stages_add_up_to_the_time_of_their_request_and_no_more(seen):
     for name in [*seen.well, seen.long, seen.lost]:
         trace = seen.trace(name)
-        spent_ms = sum(stage.duration_ms for stage in trace.stages())
-        assert spent_ms <= trace.request.duration_ms + 0.01
+        spent_ms = sum(trace.stages().values())
+        assert 0.95 * trace.request.duration_ms <= spent_ms <= trace.request.duration_ms + 0.01

@@ -1,6 +1,6 @@
 """The summary of a request's trace: figures, where the time went, and the effect of speculation.
 
-Only what the trace holds is stated.
+Names and attributes are whatever was written in a file: unprintable characters become escapes.
 """
 
 from collections import Counter
@@ -8,7 +8,6 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.cli.traces.trace_rows import error_text, name_of, printable, service_of, value_text
 from slipstream.telemetry.traces import REQUEST_ID, Span, Status, Trace
 
 _SPECULATION = "slipstream.speculation."
@@ -63,12 +62,11 @@ def _facts(request: Span) -> Iterator[tuple[str, str]]:
 
 
 def _parts(trace: Trace) -> Iterator[StageShare]:
-    wall_ms, found = trace.request.duration_ms, trace.stages()
+    wall_ms, found, rest = trace.request.duration_ms, trace.stages(), 1 - trace.explained()
     if wall_ms <= 0 or not found:
         return
-    for stage in found:
-        yield StageShare(printable(stage.name), stage.duration_ms, stage.duration_ms / wall_ms)
-    rest = 1 - trace.explained()
+    for name, spent_ms in found.items():
+        yield StageShare(printable(name), spent_ms, spent_ms / wall_ms)
     if rest > 0:
         yield StageShare("unexplained", rest * wall_ms, rest)
 
@@ -102,7 +100,7 @@ def _drafted(trace: Trace, steps: int, plain: int) -> Iterator[str]:
     yield f"Of {_times(drafted, 'draft token')} {accepted} were accepted ({share:.0%})."
     if rejected:
         yield f"{_times(rejected, 'round')} kept nothing of what was drafted."
-    spent = {stage.name: stage.duration_ms for stage in trace.stages()}
+    spent = trace.stages()
     draft_ms, verify_ms = spent.get("draft", 0.0), spent.get("verify", 0.0)
     if verify_ms:
         each_ms = (draft_ms + verify_ms) / (steps * length + plain)
@@ -126,10 +124,9 @@ def _faults(trace: Trace) -> Iterator[str]:
     for span in trace.spans:
         if span.status is Status.ERROR:
             yield f"{name_of(span)} of {service_of(span)} ended in {error_text(span)}."
-    found = trace.orphans()
-    if lost := [span for span in found if span is not trace.request]:
+    if lost := [span for span in trace.orphans if span != trace.request.span_id]:
         yield f"{_times(len(lost), 'span')} have parents that are not in these files, or not yet."
-    if trace.request in found:
+    if trace.request.span_id in trace.orphans:
         yield "The span of the caller is kept elsewhere."
 
 
@@ -150,3 +147,39 @@ def _counted(counts: Counter[str]) -> str:
 
 def _times(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def name_of(span: Span) -> str:
+    """Return a span's name without its package; rounds have their number."""
+    index = span.attributes.get("slipstream.round.index")
+    if span.name == "round" and index is not None:
+        return f"round {value_text(index)}"
+    return printable(span.name.removeprefix("slipstream.rpc.v1."))
+
+
+def service_of(span: Span) -> str:
+    """Return the service that a span is of."""
+    return printable(span.service.removeprefix("slipstream-"))
+
+
+def printable(text: str) -> str:
+    """Return the text with escapes for characters that a terminal might obey."""
+    return "".join(at if at.isprintable() else ascii(at)[1:-1] for at in text)
+
+
+def value_text(value: Any) -> str:
+    """Return an attribute's value on one line."""
+    match value:
+        case bool():
+            return str(value).lower()
+        case tuple() | list():
+            return ", ".join(map(value_text, value))
+        case float():
+            return f"{value:.4g}" if abs(value) < 1000 else f"{value:.1f}"
+    return printable(str(value))
+
+
+def error_text(span: Span) -> str:
+    """Return the type of a failed span's error, and its message if there is one."""
+    kind = value_text(span.attributes.get("error.type", "an error"))
+    return f"{kind}: {printable(span.error)}" if span.error else kind

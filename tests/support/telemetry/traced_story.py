@@ -17,7 +17,7 @@ from slipstream.rpc.channel import ChannelOptions, connect_sync
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1.generation_pb2_grpc import GenerationServiceStub
 from slipstream.telemetry.sdk_spans import SdkTelemetry
-from slipstream.telemetry.traces import trace_of
+from slipstream.telemetry.traces import find_trace
 from support.services import fleet
 from support.telemetry.otlp_collector import Collector
 from support.telemetry.told_services import FORCED, TOKEN, Services, asking
@@ -50,7 +50,7 @@ class Seen:
     logs: list[str] = field(default_factory=list)
 
     def trace(self, request_id):
-        found = trace_of(self.collector.spans, request_id)
+        found = find_trace(self.collector.spans, request_id)
         assert found is not None, f"nothing came of {request_id}"
         return found
 
@@ -127,7 +127,7 @@ def is_whole(seen):
     ids = {span.span_id for span in spans}
     asked = {span.parent_id for span in spans if span.service in (TARGET, DRAFT)}
     asked |= {link.span_id for span in spans for link in span.links}
-    return asked <= ids and all(trace_of(spans, name) for name in seen.well)
+    return asked <= ids and all(find_trace(spans, name) for name in seen.well)
 
 
 def ask_all(seen, running: Services, store, watcher):

@@ -7,21 +7,25 @@ from html.parser import HTMLParser
 import pytest
 
 from slipstream.cli.main import exit_code
-from slipstream.cli.trace import lines, page
-from slipstream.cli.traces.trace_rows import printable, rows
-from slipstream.cli.traces.trace_summary import summary
+from slipstream.cli.trace import lines
+from slipstream.cli.traces.trace_page import page, rows
+from slipstream.cli.traces.trace_summary import printable, summary
 from slipstream.cli.up import StackFlags, traces_directory
 from slipstream.core.errors import InvalidRequest
-from slipstream.telemetry.traces import last_trace, read_spans
+from slipstream.telemetry.traces import find_trace, read_spans
 from support.commands import refusal
 from support.telemetry.sample_traces import START_NS, write_trace
 
 EVIL = "</script><script>alert(1)</script>\" onload='x' \x1b[31m\u202e & <img src=http://evil>"
 
 
+def found(directory):
+    return find_trace(read_spans(directory), None)
+
+
 def sample(directory, *request_id, **more):
     write_trace(directory, *request_id, **more)
-    return last_trace(read_spans(directory))
+    return found(directory)
 
 
 def test_what_spans_say_gives_a_terminal_no_orders(tmp_path):
@@ -29,30 +33,15 @@ def test_what_spans_say_gives_a_terminal_no_orders(tmp_path):
     assert not set("\x1b\x07\u202e") & set("\n".join(lines(trace)))
 
 
-def test_bars_lie_where_their_spans_do(tmp_path):
-    by_name = {row.span.name: row for row in rows(sample(tmp_path))}
-    release = by_name["session.release"]
-    assert release.offset_ms == 99
-    assert release.left == pytest.approx(99 / 102)
-    assert release.width == pytest.approx(2 / 102)
-
-
-def test_a_span_that_outlives_its_request_ends_at_the_edge(tmp_path):
+def test_bars_lie_where_their_spans_do_and_end_at_the_edge_of_the_page(tmp_path):
     to = write_trace(tmp_path)
     to.span("target", "late", (90, 5000), to.spans[1])
-    (late,) = (row for row in rows(last_trace(read_spans(tmp_path))) if row.name == "late")
+    by_name = {row.span.name: row for row in rows(found(tmp_path))}
+    release, late = by_name["session.release"], by_name["late"]
+    assert release.offset_ms == 99
+    assert (release.left, release.width) == pytest.approx((99 / 102, 2 / 102))
     assert late.left + late.width == 1
     assert late.span.duration_ms == 4910
-
-
-def test_both_ends_of_a_call_do_not_say_the_same_twice(tmp_path):
-    to = write_trace(tmp_path)
-    said = {"slipstream.proposal.depth": 4, "slipstream.proposal.nodes": 6}
-    asked = to.span("router", "draft.propose", (50, 60), to.spans[1], say=said)
-    more = {"slipstream.proposal.staleness": 1}
-    to.span("draft", "draft.propose", (51, 59), asked, say=said | more)
-    about = [row.about for row in rows(last_trace(read_spans(tmp_path))) if row.offset_ms > 50]
-    assert about[:2] == [("nodes 6", "depth 4"), ("staleness 1",)]
 
 
 class Page(HTMLParser):
@@ -123,14 +112,11 @@ def test_the_summary_says_what_drafting_gave(tmp_path):
 
 @pytest.mark.parametrize(("plain_ms", "verdict"), [(2.4, "did not help"), (2.6, "helped.")])
 def test_a_plain_round_says_whether_speculation_helped(tmp_path, plain_ms, verdict):
-    write_trace(tmp_path, say={"slipstream.speculation.plain_round_ms": plain_ms})
-    said = sentences(last_trace(read_spans(tmp_path)))
+    say = {"plain_round_ms": plain_ms, "rejected_steps": 1}
+    said = sentences(
+        sample(tmp_path, say={f"slipstream.speculation.{name}": say[name] for name in say})
+    )
     assert f"plain rounds took {plain_ms} ms, so speculation {verdict}" in said
-
-
-def test_rounds_that_were_for_nothing_are_counted(tmp_path):
-    write_trace(tmp_path, say={"slipstream.speculation.rejected_steps": 1})
-    said = sentences(last_trace(read_spans(tmp_path)))
     assert "1 round kept nothing of what was drafted." in said
 
 
@@ -150,7 +136,7 @@ def test_errors_and_what_is_missing_are_said(tmp_path):
     (tmp_path / "client.jsonl").unlink()
     kept = [line for line in (tmp_path / "draft.jsonl").read_text().splitlines(keepends=True)]
     (tmp_path / "draft.jsonl").write_text("".join(kept[1:]))
-    text = sentences(last_trace(read_spans(tmp_path)))
+    text = sentences(found(tmp_path))
     assert "draft.propose of router ended in Unavailable: it is gone." in text
     assert "spans have parents that are not in these files" in text
     assert "The span of the caller is kept elsewhere." in text
@@ -172,7 +158,7 @@ def test_json_has_spans_and_summary_and_a_page_goes_with_it(tmp_path, capsys):
     said = json.loads(capsys.readouterr().out)
     assert (said["explained"], said["orphans"]) == (0.99, [])
     assert len(said["spans"]) == len(read_spans(tmp_path))
-    assert out.read_text() == page(last_trace(read_spans(tmp_path)))
+    assert out.read_text() == page(found(tmp_path))
     assert not list(tmp_path.glob("*.part"))
 
 
@@ -180,6 +166,7 @@ REFUSED = [
     ([], "say which request"),
     (["r", "--last"], "both request r and --last"),
     (["r"], "has no trace of request 'r'"),
+    (["r", "--dir", "{}/none"], "`slipstream up` keeps them"),
     (["--last", "--dir", "{}/none"], "there are no traces at"),
     (["--last", "--dir", "{}/empty"], "no request has left a trace in"),
     (["--last", "--html", "{}/none/page.html"], "page.html can't be written"),
@@ -193,12 +180,6 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, flags, reason):
     named = [flag.format(tmp_path) for flag in flags]
     where = [] if "--dir" in flags else ["--dir", str(tmp_path)]
     assert reason in refusal(capsys, "trace", *named, *where)
-
-
-@pytest.mark.parametrize("flags", [["r"], ["--last"]])
-def test_whoever_finds_no_traces_is_told_how_to_get_some(tmp_path, capsys, flags):
-    said = refusal(capsys, "trace", *flags, "--dir", str(tmp_path / "none"))
-    assert "`slipstream up` keeps them" in said
 
 
 def test_up_keeps_traces_beside_the_models_unless_told_otherwise(tmp_path, monkeypatch):

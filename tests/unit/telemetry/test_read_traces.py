@@ -10,38 +10,25 @@ import pytest
 from opentelemetry.trace import SpanKind
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.telemetry.traces import last_trace, read_spans, trace_of
+from slipstream.telemetry.traces import find_trace, read_spans
 from support.telemetry.sample_traces import GENERATE, START_NS, Recorder, write_trace
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 SECOND_NS = 10**9
 
 
-def request(to, *spans, at=(0, 100), say=None):
-    """The trace of a request with these spans of the router, each a name and two times."""
-    about = {"gen_ai.response.id": "r"} | (say or {})
-    top = to.span("router", GENERATE, at, kind=SpanKind.SERVER, say=about)
-    for name, times in spans:
-        to.span("router", name, times, top)
-    return trace_of(read_spans(to.directory), "r")
+def found(directory, request_id=None):
+    return find_trace(read_spans(directory), request_id)
 
 
-def test_a_line_that_is_still_being_written_is_left_out(tmp_path):
+def test_a_last_line_counts_when_it_is_whole_and_not_while_it_is_being_written(tmp_path):
     write_trace(tmp_path)
     before = read_spans(tmp_path)
     file = tmp_path / "router.jsonl"
-    whole = file.read_text().splitlines()[0]
-    with file.open("a") as more:
-        more.write(whole[: len(whole) // 2])
-    assert read_spans(tmp_path) == before
-
-
-def test_a_last_line_without_its_line_break_counts_when_it_is_whole(tmp_path):
-    write_trace(tmp_path)
-    before = read_spans(tmp_path)
-    for file in tmp_path.iterdir():
-        file.write_text(file.read_text().rstrip("\n"))
-    assert read_spans(tmp_path) == before
+    whole = file.read_text().rstrip("\n")
+    for end in ("", "\n" + whole.splitlines()[0][:99]):
+        file.write_text(whole + end)
+        assert read_spans(tmp_path) == before
 
 
 BROKEN = [
@@ -99,99 +86,82 @@ def test_reading_needs_no_sdk():
 def test_a_request_is_found_by_its_id_and_the_last_is_the_one_that_ended_last(tmp_path):
     write_trace(tmp_path, "late", start_ns=START_NS + SECOND_NS)
     write_trace(tmp_path, "early")
-    spans = read_spans(tmp_path)
-    assert last_trace(spans).request.attributes["gen_ai.response.id"] == "late"
-    early = trace_of(spans, "early")
+    assert found(tmp_path).request.attributes["gen_ai.response.id"] == "late"
+    early = found(tmp_path, "early")
     assert early.request.attributes["gen_ai.response.id"] == "early"
-    assert len(early.spans) == len(spans) // 2
-    assert trace_of(spans, "never") is None
-    assert last_trace([]) is None
+    assert len(early.spans) == len(read_spans(tmp_path)) // 2
+    assert found(tmp_path, "never") is None
+    assert find_trace([], None) is None
 
 
 def test_of_several_attempts_the_last_one_is_meant(tmp_path):
     write_trace(tmp_path, "r", start_ns=START_NS + SECOND_NS)
     write_trace(tmp_path, "r")
-    assert trace_of(read_spans(tmp_path), "r").request.start_ns == START_NS + SECOND_NS
+    assert found(tmp_path, "r").request.start_ns == START_NS + SECOND_NS
 
 
-def test_what_else_a_caller_asked_for_in_its_trace_is_not_the_requests(tmp_path):
+def test_other_requests_in_the_trace_of_a_caller_are_not_part_of_a_request(tmp_path):
     to = Recorder(tmp_path)
     app = to.span("app", "work", (0, 200))
     for name, at in (("a", (0, 90)), ("b", (100, 190))):
         say = {"gen_ai.response.id": name}
         top = to.span("router", GENERATE, at, app, kind=SpanKind.SERVER, say=say)
         to.span("router", f"part of {name}", at, top)
-    found = trace_of(read_spans(tmp_path), "b")
-    assert [span.name for span in found.spans] == ["work", GENERATE, "part of b"]
+    spans = found(tmp_path, "b").spans
+    assert [span.name for span in spans] == ["work", GENERATE, "part of b"]
 
 
 def test_a_span_that_is_written_twice_is_there_once(tmp_path):
     write_trace(tmp_path)
-    whole = last_trace(read_spans(tmp_path))
+    whole = found(tmp_path)
     for file in list(tmp_path.iterdir()):
         (tmp_path / f"copy-of-{file.name}").write_bytes(file.read_bytes())
-    assert last_trace(read_spans(tmp_path)) == whole
+    assert found(tmp_path) == whole
 
 
-def test_spans_that_claim_to_be_their_own_ancestors_hang_nothing_up(tmp_path):
+def test_a_circle_of_spans_is_read_once(tmp_path):
     write_trace(tmp_path)
     spans = read_spans(tmp_path)
     request = next(span for span in spans if span.is_request)
     child = next(span for span in spans if span.parent_id == request.span_id)
     turned = [replace(span, parent_id=child.span_id) if span is request else span for span in spans]
-    trace = last_trace(turned)
-    assert 0 < trace.explained() <= 1
-    assert trace.orphans() == ()
+    trace = find_trace(turned, None)
+    assert sorted(span.span_id for span in trace.spans) == sorted(
+        span.span_id for span in spans if span.parent_id is not None
+    )
+    assert trace.orphans == ()
 
 
-def test_a_whole_trace_has_one_root_and_no_orphans(tmp_path):
+def test_each_span_comes_after_its_parent_one_deeper(tmp_path):
     write_trace(tmp_path)
-    trace = last_trace(read_spans(tmp_path))
-    assert [span.name for span in trace.tops()] == ["chat smollm2-135m"]
-    assert trace.orphans() == ()
+    trace = found(tmp_path)
+    assert len(trace.spans) == len(read_spans(tmp_path))
+    depths = {None: -1}
+    for span, depth in zip(trace.spans, trace.depths, strict=True):
+        assert depth == depths[span.parent_id] + 1
+        depths[span.span_id] = depth
+    assert trace.orphans == ()
 
 
 def test_spans_of_a_part_that_is_missing_are_orphans(tmp_path):
     write_trace(tmp_path)
     (tmp_path / "client.jsonl").unlink()
-    trace = last_trace(read_spans(tmp_path))
-    assert trace.orphans() == (trace.request,)
+    trace = found(tmp_path)
+    assert trace.orphans == (trace.request.span_id,)
 
 
-def test_stages_explain_their_sum(tmp_path):
-    said = {"slipstream.stage.draft_ms": 20.0, "slipstream.stage.prefill_ms": 30.5}
-    trace = request(Recorder(tmp_path), say=said | {"slipstream.stage.new_ms": 1})
-    assert [stage.name for stage in trace.stages()] == ["prefill", "draft", "new"]
-    assert trace.explained() == pytest.approx(0.515, abs=1e-12)
-
-
-def test_spans_that_overlap_count_once_and_only_within_the_request(tmp_path):
-    spans = (("a", (-10, 10)), ("b", (5, 20)), ("c", (12, 14)), ("d", (90, 130)), ("e", (150, 160)))
-    trace = request(Recorder(tmp_path), *spans)
-    assert trace.covered_ns() == 30_000_000
-    assert trace.explained() == 0.3
-
-
-def test_what_another_process_did_explains_nothing_of_the_routers_time(tmp_path):
-    to = Recorder(tmp_path)
-    top = to.span(
-        "router", GENERATE, (0, 100), kind=SpanKind.SERVER, say={"gen_ai.response.id": "r"}
-    )
-    called = to.span("router", "call", (0, 40), top, kind=SpanKind.CLIENT)
-    served = to.span("target", "call", (0, 100), called, kind=SpanKind.SERVER)
-    to.span("target", "run", (0, 100), served)
-    assert trace_of(read_spans(tmp_path), "r").explained() == 0.4
-
-
-def test_what_spans_and_stages_tell_of_the_same_time_is_not_counted_twice(tmp_path):
-    said = {"slipstream.stage.verify_ms": 60.0}
-    trace = request(Recorder(tmp_path), ("target.verify", (0, 50)), say=said)
-    assert trace.explained() == 0.6
-    longer = request(Recorder(tmp_path / "longer"), ("target.verify", (0, 70)), say=said)
-    assert longer.explained() == 0.7
-
-
-def test_nothing_is_explained_by_more_than_everything(tmp_path):
-    trace = request(Recorder(tmp_path), say={"slipstream.stage.draft_ms": 250.0})
-    assert trace.explained() == 1.0
-    assert request(Recorder(tmp_path / "none"), at=(0, 0)).explained() == 1.0
+@pytest.mark.parametrize(
+    ("stages", "share"),
+    [
+        ({"draft": 20.0, "prefill": 30.5, "new": 1}, 0.515),
+        ({"draft": 250.0}, 1.0),
+        ({}, 0.0),
+    ],
+)
+def test_stages_explain_their_sum_and_never_more_than_the_request(tmp_path, stages, share):
+    say = {f"slipstream.stage.{name}_ms": spent for name, spent in stages.items()}
+    Recorder(tmp_path).span("router", GENERATE, (0, 100), kind=SpanKind.SERVER, say=say)
+    trace = found(tmp_path)
+    order = ("prefill", "draft", "new")
+    assert trace.stages() == {name: stages[name] for name in order if name in stages}
+    assert trace.explained() == pytest.approx(share, abs=1e-12)
