@@ -23,7 +23,8 @@ from slipstream.rpc.status import error_from
 from slipstream.rpc.tensors import unpack
 from slipstream.rpc.tracing import status_name, trace_to_pb
 from slipstream.rpc.v1 import target_pb2
-from slipstream.telemetry.spans import ClientSpan, Reply, rpc_attributes
+from slipstream.telemetry.attributes import rpc_attributes
+from slipstream.telemetry.spans import ClientSpan, Reply
 
 STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
 FIRST_PAUSE_S = 0.05

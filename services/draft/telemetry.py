@@ -8,8 +8,8 @@ from slipstream.engine.thread import Done
 from slipstream.rpc.tracing import trace_from_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry import catalog
+from slipstream.telemetry.attributes import proposed_attributes
 from slipstream.telemetry.metric import Attributes, Instruments, Value
-from slipstream.telemetry.round_attributes import proposed_attributes
 from slipstream.telemetry.spans import Replies, Reply
 from slipstream.telemetry.telemetry import Telemetry
 

@@ -8,8 +8,7 @@ from slipstream.core.request.request import Generation, Request
 from slipstream.core.request.results import Chunk, RequestStats
 from slipstream.rpc.status import code_of
 from slipstream.telemetry import catalog
-from slipstream.telemetry.carrier import Carrier
-from slipstream.telemetry.genai import (
+from slipstream.telemetry.attributes import (
     input_content,
     operation_attributes,
     output_content,
@@ -17,6 +16,7 @@ from slipstream.telemetry.genai import (
     request_attributes,
     stats_attributes,
 )
+from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Attributes, Instruments
 from slipstream.telemetry.request_span import RequestSpan, request_span

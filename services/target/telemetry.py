@@ -15,8 +15,8 @@ from slipstream.target.batcher import BatchedTarget
 from slipstream.target.kv_streams import OnSent, Snapshot
 from slipstream.target.request import TargetRequest, TargetStep
 from slipstream.telemetry import catalog
+from slipstream.telemetry.attributes import decided_attributes
 from slipstream.telemetry.metric import Attributes, Instruments, Value
-from slipstream.telemetry.round_attributes import decided_attributes
 from slipstream.telemetry.spans import Replies, Reply
 from slipstream.telemetry.telemetry import Telemetry
 

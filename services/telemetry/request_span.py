@@ -50,11 +50,6 @@ class RequestSpan:
         self._num_stored = 0
 
     @property
-    def context(self) -> Context:
-        """Context of its children."""
-        return in_context(self.span, Context())
-
-    @property
     def spent(self) -> "Mapping[str, float]":
         """Seconds by stage, so far."""
         return self._spent
@@ -92,22 +87,11 @@ class RequestSpan:
         attributes: Attributes | None = None,
         *,
         error: BaseException | None = None,
-        parent: Span | None = None,
         kind: SpanKind = SpanKind.INTERNAL,
-    ) -> Span:
-        """A span of what is over, with start and end; a child of `parent`, by default of the
-        request's."""
-        if not self.is_traced:
-            return INVALID_SPAN
-        context = self.context if parent is None else in_context(parent, Context())
-        at_ns = self._timeline.ns
-        span = self._tracer.start_span(
-            name, context, kind, attributes=attributes, start_time=at_ns(times[0])
-        )
-        if error is not None:
-            record_error(span, error)
-        span.end(at_ns(times[1]))
-        return span
+    ) -> None:
+        """Add a child that is over, with start and end."""
+        span = self.begin(name, times[0], kind=kind)
+        self.finish(span, times[1], attributes or {}, error)
 
     def stored(
         self,
@@ -145,12 +129,19 @@ class RequestSpan:
     def begin(
         self, name: str, start_s: float, parent: Span | None = None, *, kind: SpanKind
     ) -> Span:
-        """A span of what begins now; `finish` it."""
-        context = self.context if parent is None else in_context(parent, Context())
+        """Begin a child, of the request's span if of no `parent`; `finish` it."""
+        if not self.is_traced:
+            return INVALID_SPAN
+        context = in_context(self.span if parent is None else parent, Context())
         return self._tracer.start_span(name, context, kind, start_time=self._timeline.ns(start_s))
 
-    def finish(self, span: Span, end_s: float) -> None:
-        """End the span with the request."""
+    def finish(
+        self, span: Span, end_s: float, attributes: Attributes, error: BaseException | None
+    ) -> None:
+        """End a child."""
+        span.set_attributes(attributes)
+        if error is not None:
+            record_error(span, error)
         span.end(self._timeline.ns(end_s))
 
     def say(self, attributes: Attributes) -> None:

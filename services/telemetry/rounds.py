@@ -5,21 +5,18 @@ slowest others, and of those in which no draft token was accepted, spans are mad
 """
 
 import heapq
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, use_span
 
 from slipstream.core.round import Port, Round
-from slipstream.core.timing import Times
-from slipstream.telemetry.metric import Attributes
-from slipstream.telemetry.request_span import RequestSpan
-from slipstream.telemetry.round_attributes import (
+from slipstream.telemetry.attributes import (
     proposal_attributes,
     round_attributes,
     verdict_attributes,
 )
-from slipstream.telemetry.spans import record_error
+from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.telemetry import TraceBounds
 
 FIRST, SLOWEST, REJECTED = "first", "slowest", "rejected"
@@ -39,7 +36,7 @@ class RoundTracer:
         self._at: Round | None = None
         """The round on its way."""
         self._span: Span = INVALID_SPAN
-        self._calls: list[tuple[Port, Span]] = []
+        self._calls: dict[Port, Span] = {}
         """Spans of the round's calls; they end with the round, at the times that it has."""
         self._left_s: float | None = None
         self._slowest: list[tuple[float, int, Round]] = []
@@ -57,7 +54,7 @@ class RoundTracer:
         if self._span.is_recording():
             start_s = self._request.clock()
             span = self._request.begin(port, start_s, self._span, kind=SpanKind.CLIENT)
-            self._calls.append((port, span))
+            self._calls[port] = span
         # Engines must not continue the request's own span: it would have spans without end.
         with use_span(span, record_exception=False, set_status_on_exception=False):
             yield
@@ -78,10 +75,12 @@ class RoundTracer:
         chosen = {at.index: (at, REJECTED) for at in self._rejected}
         chosen |= {at.index: (at, SLOWEST) for _, _, at in self._slowest}
         for index in sorted(chosen):
-            self._make(*chosen[index])
+            at, selected = chosen[index]
+            span = self._request.begin(ROUND, at.start_s, kind=SpanKind.INTERNAL)
+            self._finish(at, selected, span, {})
 
     def _begin(self, at: Round) -> None:
-        self._at, self._calls, self._span = at, [], INVALID_SPAN
+        self._at, self._calls, self._span = at, {}, INVALID_SPAN
         if self._request.is_traced and at.index < self._bounds.first:
             self._span = self._request.begin(ROUND, at.start_s, kind=SpanKind.INTERNAL)
 
@@ -89,7 +88,8 @@ class RoundTracer:
         self._at = None
         self._spend(at)
         if self._span.is_recording():
-            self._finish(at)
+            self._finish(at, FIRST, self._span, self._calls)
+            self._span = INVALID_SPAN
         elif self._request.is_traced:
             self._consider(at)
 
@@ -106,20 +106,18 @@ class RoundTracer:
             self._request.spend(stage, times[1] - times[0])
             self._left_s = times[1]
 
-    def _finish(self, at: Round) -> None:
-        """End the spans of a round that were begun with it."""
-        for port, span in self._calls:
-            times, said = _call(at, port)
-            span.set_attributes(said)
-            if at.error is not None and times == _last(at):
-                record_error(span, at.error)
-            self._request.finish(span, at.start_s if times is None else times[1])
-        self._span.set_attributes(round_attributes(at, FIRST))
-        if at.error is not None:
-            record_error(self._span, at.error)
-        last = _last(at)
-        self._request.finish(self._span, at.start_s if last is None else last[1])
-        self._span = INVALID_SPAN
+    def _finish(self, at: Round, selected: str, span: Span, calls: Mapping[Port, Span]) -> None:
+        """End the span of a round, and those of its calls, which are made where there are none."""
+        request, last = self._request, at.verifying or at.proposing
+        for port in Port:
+            times = at.proposing if port is Port.PROPOSE else at.verifying
+            if times is None:
+                continue
+            call = calls.get(port) or request.begin(port, times[0], span, kind=SpanKind.CLIENT)
+            about = proposal_attributes if port is Port.PROPOSE else verdict_attributes
+            request.finish(call, times[1], about(at), at.error if times == last else None)
+        end_s = at.start_s if last is None else last[1]
+        request.finish(span, end_s, round_attributes(at, selected), at.error)
 
     def _consider(self, at: Round) -> None:
         """Remember a round for the end, as far as there is room."""
@@ -130,28 +128,3 @@ class RoundTracer:
                 heapq.heappush if len(self._slowest) < self._bounds.slowest else heapq.heappushpop
             )
             push(self._slowest, (at.seconds, -at.index, at))
-
-    def _make(self, at: Round, selected: str) -> None:
-        """Make the spans of a round that is over."""
-        request, last = self._request, _last(at)
-        if last is None:
-            return
-        said = round_attributes(at, selected)
-        span = request.child(ROUND, (at.start_s, last[1]), said, error=at.error)
-        for port in Port:
-            times, said = _call(at, port)
-            if times is not None:
-                error = at.error if times == last else None
-                request.child(port, times, said, error=error, parent=span, kind=SpanKind.CLIENT)
-
-
-def _call(at: Round, port: Port) -> tuple[Times | None, Attributes]:
-    """Return when a call of the round began and ended, and its attributes."""
-    if port is Port.PROPOSE:
-        return at.proposing, proposal_attributes(at)
-    return at.verifying, verdict_attributes(at)
-
-
-def _last(at: Round) -> Times | None:
-    """Return the times of the round's last call, which an error is of."""
-    return at.verifying or at.proposing

@@ -18,11 +18,16 @@ import slipstream
 from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Chunk, PromptInfo, RequestStats, Result
 from slipstream.core.types import FinishReason
+from slipstream.telemetry.attributes import (
+    prompt_attributes,
+    request_attributes,
+    server_attributes,
+    stats_attributes,
+)
 from slipstream.telemetry.carrier import carried, carrier_of
 from slipstream.telemetry.catalog import CLIENT_DURATION, CLIENT_FIRST_CHUNK, CLIENT_TOKENS
-from slipstream.telemetry.genai import prompt_attributes, request_attributes, stats_attributes
 from slipstream.telemetry.metric import Instruments, Metric
-from slipstream.telemetry.spans import CANCELLED, record_error_as, server_attributes
+from slipstream.telemetry.spans import CANCELLED, record_error_as
 from slipstream.telemetry.telemetry import Telemetry
 
 _SCOPE = "slipstream.client"

@@ -6,7 +6,7 @@ Times are seconds of the clock that the service measures with.
 import asyncio
 import time
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import contextmanager
 from dataclasses import dataclass
 
 from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, Tracer, use_span
@@ -61,53 +61,6 @@ class ClientSpan:
         self.span.set_attributes(attributes)
 
 
-@contextmanager
-def client_span(
-    tracer: Tracer,
-    name: str,
-    attributes: Attributes | None = None,
-    *,
-    parent: Span | None = None,
-    status_of: StatusOf | None = None,
-) -> Iterator[ClientSpan]:
-    """A CLIENT span around a call, a child of `parent`, by default of the current span.
-
-    It does not become the current span. An error that passes is its status, unless the call was
-    cancelled. With `status_of` it has the gRPC status too, OK without an error.
-    """
-    context = None if parent is None else in_context(parent)
-    span = tracer.start_span(name, context, SpanKind.CLIENT, attributes=attributes)
-    try:
-        yield ClientSpan(span)
-    except BaseException as error:
-        kind = type(error).__name__
-        if status_of is not None:
-            status = status_of(error)
-            span.set_attribute(STATUS_CODE, status)
-            kind = kind if isinstance(error, SlipstreamError) else status
-        if not isinstance(error, GIVEN_UP):
-            record_error_as(span, kind, error)
-        raise
-    else:
-        if status_of is not None:
-            span.set_attribute(STATUS_CODE, "OK")
-    finally:
-        span.end()
-
-
-def rpc_attributes(method: str, address: str) -> Attributes:
-    """Return attributes of a call of a method such as slipstream.rpc.v1.TargetService/StreamKv."""
-    return {"rpc.system.name": "grpc", "rpc.method": method, **server_attributes(address)}
-
-
-def server_attributes(address: str) -> Attributes:
-    """Return attributes of a server at HOST:PORT, or at a gRPC name such as dns:///NAME:PORT."""
-    host, _, port = address.rpartition("/")[2].rpartition(":")
-    if address.startswith("unix:") or not (host and port.isdigit()):
-        return {"server.address": address}
-    return {"server.address": host.strip("[]"), "server.port": int(port)}
-
-
 class Reply:
     """The span of a reply on its way."""
 
@@ -139,16 +92,29 @@ class Reply:
         )
         child.end(self._timeline.ns(max(end_s, start_s)))
 
+    @contextmanager
     def client_span(
-        self,
-        name: str,
-        attributes: Attributes | None = None,
-        *,
-        status_of: StatusOf | None = None,
-    ) -> AbstractContextManager[ClientSpan]:
-        """A `client_span` around a call that is made for the reply, and may outlast it."""
-        parent = self.span
-        return client_span(self._tracer, name, attributes, parent=parent, status_of=status_of)
+        self, name: str, attributes: Attributes, *, status_of: StatusOf
+    ) -> Iterator[ClientSpan]:
+        """A CLIENT span around a call that is made for the reply, and may outlast it.
+
+        It does not become the current span. An error that passes is its status, unless the call
+        was cancelled.
+        """
+        context = in_context(self.span)
+        span = self._tracer.start_span(name, context, SpanKind.CLIENT, attributes=attributes)
+        status = "OK"
+        try:
+            yield ClientSpan(span)
+        except BaseException as error:
+            status = status_of(error)
+            if not isinstance(error, GIVEN_UP):
+                is_ours = isinstance(error, SlipstreamError)
+                record_error_as(span, type(error).__name__ if is_ours else status, error)
+            raise
+        finally:
+            span.set_attribute(STATUS_CODE, status)
+            span.end()
 
 
 class KvStream:
@@ -199,18 +165,41 @@ class Replies:
         self._clock = clock
 
     @contextmanager
-    def answering(self, name: str, carrier: Carrier | None) -> Iterator[Reply | None]:
+    def answering(
+        self,
+        name: str,
+        carrier: Carrier | None,
+        attributes: Attributes | None = None,
+        *,
+        status_of: StatusOf | None = None,
+    ) -> Iterator[Reply | None]:
         """A span around a reply, current meanwhile; None where the message is not traced.
 
-        An error that passes is its status.
+        An error that passes is its status. With `status_of` it has the gRPC status too, and a
+        call that its client cancels has no error.
         """
-        with self._reply(name, carrier) as reply:
-            try:
-                yield reply
-            except BaseException as error:
-                if reply is not None:
-                    record_error(reply.span, error)
-                raise
+        parent = parent_of(carrier)
+        if parent is None:
+            yield None
+            return
+        # A timeline of its own keeps parts within the span, even when the wall clock is set.
+        timeline, status = Timeline(self._clock), "OK"
+        start_ns = timeline.ns(self._clock())
+        span = self._tracer.start_span(
+            name, parent, SpanKind.SERVER, start_time=start_ns, attributes=attributes
+        )
+        try:
+            with use_span(span, record_exception=False, set_status_on_exception=False):
+                yield Reply(self._tracer, span, timeline)
+        except BaseException as error:
+            status = "" if status_of is None else status_of(error)
+            if status != _GRPC_CANCELLED:
+                record_error(span, error)
+            raise
+        finally:
+            if status_of is not None:
+                span.set_attribute(STATUS_CODE, status)
+            span.end(timeline.ns(self._clock()))
 
     @contextmanager
     def streaming(
@@ -224,40 +213,12 @@ class Replies:
     ) -> Iterator[KvStream]:
         """A span around a stream of keys and values: a call of a gRPC method.
 
-        Up to `first` of its snapshots have spans. A reader that goes away is no error.
+        Up to `first` of its snapshots have spans.
         """
         about = {"rpc.system.name": "grpc", "rpc.method": method, **attributes}
-        status = "OK"
-        with self._reply(method, carrier, about) as reply:
+        with self.answering(method, carrier, about, status_of=status_of) as reply:
             stream = KvStream(reply, first=first)
             try:
                 yield stream
-            except BaseException as error:
-                status = status_of(error)
-                if reply is not None and status != _GRPC_CANCELLED:
-                    record_error(reply.span, error)
-                raise
             finally:
                 stream.end()
-                if reply is not None:
-                    reply.set({STATUS_CODE: status})
-
-    @contextmanager
-    def _reply(
-        self, name: str, carrier: Carrier | None, attributes: Attributes | None = None
-    ) -> Iterator[Reply | None]:
-        parent = parent_of(carrier)
-        if parent is None:
-            yield None
-            return
-        # A timeline of its own keeps parts within the span, even when the wall clock is set.
-        timeline = Timeline(self._clock)
-        start_ns = timeline.ns(self._clock())
-        span = self._tracer.start_span(
-            name, parent, SpanKind.SERVER, start_time=start_ns, attributes=attributes
-        )
-        try:
-            with use_span(span, record_exception=False, set_status_on_exception=False):
-                yield Reply(self._tracer, span, timeline)
-        finally:
-            span.end(timeline.ns(self._clock()))

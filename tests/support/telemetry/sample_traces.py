@@ -62,7 +62,7 @@ class Recorder:
             None if parent is None else set_span_in_context(parent),
             rest.kind,
             dict(rest.say or {}),
-            [] if rest.link is None else [Link(rest.link.get_span_context(), {"why": "read"})],
+            [] if rest.link is None else [Link(rest.link.get_span_context())],
             self.start_ns + round(at[0] * 1e6),
         )
         if rest.error is not None:

@@ -199,7 +199,7 @@ def test_a_late_round_that_fails_is_not_one_that_was_rejected():
     heard, _ = watched(rounds, TraceBounds(1, 1, 9))
     assert selected(heard) == {0: "first", 1: "rejected", 2: "slowest"}
     failed = [span for span in heard.spans() if span.status.status_code is StatusCode.ERROR]
-    assert [span.name for span in failed] == ["round", "target.verify", "request"]
+    assert [span.name for span in failed] == ["target.verify", "round", "request"]
     assert {span.status.description for span in failed} == {None}
 
 

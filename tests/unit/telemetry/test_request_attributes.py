@@ -11,7 +11,7 @@ from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Continuity, PromptInfo, RequestStats, Timings
 from slipstream.core.request.stats import Outcomes
 from slipstream.core.types import MAX_SEED, FinishReason, SamplingParams, Verification
-from slipstream.telemetry.genai import (
+from slipstream.telemetry.attributes import (
     MAX_CONTENT,
     input_content,
     operation_attributes,
