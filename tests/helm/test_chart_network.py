@@ -131,11 +131,6 @@ def test_replicas_that_can_be_evicted_have_a_budget_that_leaves_some(case):
         assert budget["spec"].get("maxUnavailable") not in (0, "0", "0%"), title(budget)
 
 
-def test_every_role_of_several_pods_has_a_budget():
-    budgets = of_kind(rendered("large-cluster"), "PodDisruptionBudget")
-    assert set(ROLES) <= {at["metadata"]["labels"][COMPONENT] for at in budgets}
-
-
 @every_case()
 def test_policies_let_through_the_hops_that_there_are_and_no_other(case):
     documents = rendered(case)
@@ -196,15 +191,6 @@ def test_an_external_redis_is_reached_where_it_is_and_nowhere_else():
         assert admits(policies, everybody[role], End(address="192.0.2.7"), 6380)
         assert not admits(policies, everybody[role], End(address="192.0.2.7"), 6379)
         assert not admits(policies, everybody[role], End(address="198.51.100.7"), 6380)
-
-
-def test_a_collector_is_reached_where_there_is_one():
-    collector = End({"app": "otel"}, "monitoring", MONITORING.namespace_labels)
-    for case, reached in (("large-cluster", True), ("minimal-cpu", False)):
-        documents = rendered(case)
-        for role in ROLES:
-            source = ends(documents)[role]
-            assert admits(policies_of(documents), source, collector, 4317) is reached
 
 
 REDIS, HUB, OTLP = "redis.external.url", "modelStore.pull.endpoint", "telemetry.otlp.endpoint"

@@ -194,15 +194,6 @@ def test_secrets_that_the_chart_makes_are_used_and_are_the_only_ones_it_can_make
     assert all(f"'{name}'" in text for name in made)
 
 
-@every_case()
-def test_an_image_is_named_by_its_digest_where_there_is_one(case):
-    for pod in pods(rendered(case)):
-        for container in pod.containers:
-            image = container["image"]
-            assert not image.endswith((":", "@", ":latest")), image
-            assert "@sha256:" in image or ":" in image.rpartition("/")[2]
-
-
 def test_a_digest_goes_before_a_tag_and_a_registry_before_a_name():
     digest = "sha256:" + "5" * 64
     documents = with_values(

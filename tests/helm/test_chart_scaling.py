@@ -204,16 +204,6 @@ def test_scaling_down_is_slower_than_scaling_up():
         assert behaviour["scaleDown"]["stabilizationWindowSeconds"] > up
 
 
-def test_on_ray_drafts_and_targets_are_rays_and_nobody_else_scales_them():
-    documents = rendered("ray")
-    (service,) = of_kind(documents, "RayService")
-    assert {at.role for at in service_pods(documents)} == {"router"}
-    assert of_kind(documents, *SCALERS) == []
-    groups = service["spec"]["rayClusterConfig"]["workerGroupSpecs"]
-    assert len({at["groupName"] for at in groups}) == 2
-    assert len([at for at in pods(documents) if at.owner == title(service)]) == 3
-
-
 @every_case()
 def test_monitors_choose_services_and_pods_that_have_the_port(case):
     documents = rendered(case)

@@ -66,12 +66,6 @@ def test_the_entry_points_of_drafts_and_targets_answer_from_the_tree(borrowing):
     assert sum(line.startswith("usage: slipstream.") for line in said) == len(ENGINES)
 
 
-def test_weights_of_drafts_are_in_the_tree(shop):
-    (home,) = (shop.root / "app" / "lib").glob("python*/site-packages/slipstream")
-    kept = {path.name for path in (home / "models" / "weights").glob("*/*.safetensors")}
-    assert "model.safetensors" in kept
-
-
 def test_engines_get_what_their_extras_ask_for():
     serving, ray = (set(lock_files.read(f"engine-{extras}")) for extras in ("serve", "serve-ray"))
     assert serving >= {"transformers", "grpcio", "redis", "opentelemetry-exporter-prometheus"}

@@ -170,15 +170,6 @@ async def test_what_a_draft_holds_is_told_as_it_is(models, keys, heard):
     assert heard.point(catalog.SESSIONS, state="parked").value == 0
 
 
-async def test_a_total_that_is_told_twice_has_grown_but_once(models, keys, heard):
-    async with reading(models, all_keys(keys), heard) as asking:
-        await asking.propose(FIRST)
-        for _ in range(2):
-            asking.drafts.servicer.sample(heard.telemetry.instruments)
-    num_bytes = keys.nbytes
-    assert heard.point(catalog.KV_RECEIVED).value == num_bytes
-
-
 class Planned(Models):
     """Their drafts have a plan of memory."""
 

@@ -46,19 +46,6 @@ def test_a_slow_dtype_generates_with_one_warning_that_names_the_faster_one(gener
     assert err.count("warning") == 1
 
 
-def test_auto_generates_without_a_word(generate):
-    code, _, err = generate("--draft", "ngram", "--json")
-    assert (code, err) == (0, "")
-
-
-def test_a_dtype_that_cant_work_is_refused_with_a_sentence(generate):
-    code, out, err = generate("--dtype", "float64", "--draft", "ngram", "--json")
-    assert (code, out) == (2, "")
-    assert err == (
-        "error: the dtype is 'float64', but must be one of auto, bfloat16, float16, float32, q8\n"
-    )
-
-
 def test_messages_are_printed_once_each(capsys):
     printer = WarningPrinter()
     for text in ("one", "two", "one"):

@@ -102,18 +102,6 @@ def test_what_is_not_sampled_is_carried_nowhere():
     assert carried() is None
 
 
-def test_who_carries_a_trace_that_is_not_sampled_has_no_span_made():
-    heard = Listener()
-    unsampled = Carrier(f"00-{TRACE}-{SPAN}-00")
-    span = request_span(heard.telemetry, "request", unsampled, {})
-    with span.stage("encode", "prompt.encode"):
-        pass
-    span.end()
-    assert not span.is_traced
-    assert heard.spans() == []
-    assert span.spent.keys() == {"encode"}
-
-
 @given(st.floats(0, 1e7), st.lists(st.floats(0, 1e5), min_size=2, max_size=9))
 def test_times_of_a_clock_become_times_of_spans_in_the_same_order(start_s, steps):
     timeline = Timeline(lambda: start_s, lambda: 1_700_000_000_000_000_000)
