@@ -77,9 +77,6 @@ class SdkSpan:
         self._instruments = instruments
         self._clock = clock
         self._about = about
-        self._common = {
-            name: about[name] for name in CLIENT_FIRST_CHUNK.attributes if name in about
-        }
         self._span: Span = INVALID_SPAN
         self._began_s = 0.0
         self._has_begun = self._has_ended = False
@@ -188,14 +185,10 @@ class SdkSpan:
 def _about(generation: Generation, address: str | None, *, is_stream: bool) -> _Attributes:
     """Return the attributes of a request before it is sent, without its content."""
     attributes: _Attributes = dict(request_attributes(generation, is_stream=is_stream))
-    if address is not None:
-        attributes |= _server(address)
+    if address is not None:  # which of several addresses answers is not known
+        several = {"server.address": address}
+        attributes |= several if "," in address else server_attributes(address)
     return attributes
-
-
-def _server(address: str) -> _Attributes:
-    """Return the server's attributes; which of several addresses answers is not known."""
-    return {"server.address": address} if "," in address else {**server_attributes(address)}
 
 
 def _name(about: _Attributes) -> str:

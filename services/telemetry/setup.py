@@ -11,6 +11,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib import import_module
 from threading import Thread
 from typing import Any
 from urllib.parse import urlsplit
@@ -131,29 +132,36 @@ def _span_exporter(name: str, config: TelemetryConfig, role: str) -> SpanExporte
         return FileSpanExporter(config.directory(name), role)
     if name == CONSOLE:
         return ConsoleSpanExporter(out=sys.stderr)
-    with _installed(name):
-        if name == OTLP:
-            from opentelemetry.exporter.otlp.proto.grpc.trace_exporter import OTLPSpanExporter
-
-            options = _channel_options(config, "traces")
-            return OTLPSpanExporter(config.otlp_endpoint, channel_options=options)
-        from opentelemetry.exporter.otlp.proto.http import trace_exporter as http
-
-        return http.OTLPSpanExporter(_url(config, "traces"), session=_session(config, "traces"))
+    exporter: SpanExporter = _otlp_exporter(name, "trace", "OTLPSpanExporter", config)
+    return exporter
 
 
 def _metric_exporter(name: str, config: TelemetryConfig) -> Any:
     if name == CONSOLE:
         return ConsoleMetricExporter(out=sys.stderr)
+    return _otlp_exporter(name, "metric", "OTLPMetricExporter", config)
+
+
+def _otlp_exporter(name: str, kind: str, cls: str, config: TelemetryConfig) -> Any:
+    """Return an exporter to the collector, over gRPC or HTTP."""
+    signal, protocol = f"{kind}s", "grpc" if name == OTLP else "http"
     with _installed(name):
-        if name == OTLP:
-            from opentelemetry.exporter.otlp.proto.grpc.metric_exporter import OTLPMetricExporter
+        module = import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.{kind}_exporter")
+    endpoint, is_local = config.otlp_endpoint, _is_local(config, signal)
+    if protocol == "grpc":
+        options = (("grpc.enable_http_proxy", 0),) if is_local else ()
+        return getattr(module, cls)(endpoint, channel_options=options)
+    # Over HTTP each signal has a path of its own there.
+    url = None if endpoint is None else f"{endpoint.rstrip('/')}/v1/{signal}"
+    return getattr(module, cls)(url, session=_session(is_local=is_local))
 
-            options = _channel_options(config, "metrics")
-            return OTLPMetricExporter(config.otlp_endpoint, channel_options=options)
-        from opentelemetry.exporter.otlp.proto.http import metric_exporter as http
 
-        return http.OTLPMetricExporter(_url(config, "metrics"), session=_session(config, "metrics"))
+def _session(*, is_local: bool) -> Any:
+    from requests import Session
+
+    session = Session()
+    session.trust_env = not is_local
+    return session
 
 
 def _prometheus_reader(
@@ -187,12 +195,6 @@ def _prometheus_reader(
     return reader
 
 
-def _url(config: TelemetryConfig, signal: str) -> str | None:
-    """Return the collector's endpoint; over HTTP each signal has a path of its own there."""
-    endpoint = config.otlp_endpoint
-    return None if endpoint is None else f"{endpoint.rstrip('/')}/v1/{signal}"
-
-
 def _is_local(config: TelemetryConfig, signal: str) -> bool:
     """Return whether the collector is on this machine: no proxy leads there."""
     given = environment_of(("OTEL_EXPORTER_OTLP_",))
@@ -200,18 +202,6 @@ def _is_local(config: TelemetryConfig, signal: str) -> bool:
     known = [config.otlp_endpoint, *map(given.get, names), "localhost"]
     url = next(filter(None, known))
     return are_local(f"{urlsplit(url if '//' in url else f'//{url}').hostname}:0")
-
-
-def _channel_options(config: TelemetryConfig, signal: str) -> Any:
-    return (("grpc.enable_http_proxy", 0),) if _is_local(config, signal) else ()
-
-
-def _session(config: TelemetryConfig, signal: str) -> Any:
-    from requests import Session
-
-    session = Session()
-    session.trust_env = not _is_local(config, signal)
-    return session
 
 
 @contextmanager

@@ -13,7 +13,7 @@ from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.status import error_from
 from slipstream.telemetry.config import TelemetryConfig
 from slipstream.telemetry.request_span import request_span
-from slipstream.telemetry.setup import Process, _channel_options, _session, telemetry
+from slipstream.telemetry.setup import Process, _is_local, _session, telemetry
 from support.network.bad_routers import Failing, register
 from support.services.background import served
 from support.telemetry.otlp_collector import collector
@@ -93,11 +93,8 @@ def test_telemetry_to_this_machine_goes_through_no_proxy(monkeypatch, exporter, 
     for signal, endpoint in itertools.product(("traces", "metrics"), (f"http://{host}:4317", None)):
         monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{host}:4317")
         config = TelemetryConfig(**{signal: (exporter,), "otlp_endpoint": endpoint})
-        if exporter == "otlp":
-            options = (("grpc.enable_http_proxy", 0),) if is_local else ()
-            assert _channel_options(config, signal) == options
-        else:
-            assert _session(config, signal).trust_env == (not is_local)
+        assert _is_local(config, signal) == is_local
+        assert _session(is_local=is_local).trust_env == (not is_local)
 
 
 def test_spans_arrive_at_a_collector_of_this_machine_whatever_the_proxy(monkeypatch):
