@@ -18,9 +18,7 @@ from support.telemetry.traced_story import (
     FIRST,
     MARK,
     PROMPT,
-    REJECTED,
     ROUTER,
-    SLOWEST,
     TARGET,
     Seen,
     application,
@@ -148,22 +146,6 @@ def is_answered(trace, propose):
     return answer.service == DRAFT and parts == {"engine.queue", "engine.run"}
 
 
-def test_snapshots_are_linked_to_the_stream_that_they_went_out_on(seen):
-    for request_id in seen.well:
-        trace = seen.trace(request_id)
-        (sent,) = named(trace, STREAM_KV, TARGET, SpanKind.SERVER)
-        (opened,) = named(trace, STREAM_KV, DRAFT, SpanKind.CLIENT)
-        assert sent.parent_id == opened.span_id
-        snapshots = named(trace, "kv.snapshot", TARGET)
-        assert snapshots
-        for span in snapshots:
-            assert [(at.trace_id, at.span_id) for at in span.links] == [
-                (sent.trace_id, sent.span_id)
-            ]
-        total = sum(span.attributes["slipstream.kv.bytes"] for span in snapshots)
-        assert 0 < total <= sent.attributes["slipstream.kv.bytes"]
-
-
 def test_the_session_store_is_in_the_trace(seen):
     for request_id in seen.well:
         trace = seen.trace(request_id)
@@ -188,19 +170,6 @@ def test_rounds_add_up_to_what_their_request_says(seen):
                 assert found == total
 
 
-def test_rounds_with_spans_are_bounded(seen):
-    trace = seen.trace(seen.long)
-    steps = trace.request.attributes["slipstream.speculation.steps"]
-    assert steps > FIRST + SLOWEST + REJECTED
-    chosen = Counter(span.attributes["slipstream.round.selected"] for span in rounds(trace))
-    assert chosen["first"] == FIRST
-    assert chosen["slowest"] == SLOWEST
-    assert chosen["rejected"] <= REJECTED
-    indices = [span.attributes["slipstream.round.index"] for span in rounds(trace)]
-    assert len(set(indices)) == len(indices)
-    assert len(named(trace, "target.verify", TARGET)) == FIRST
-
-
 def test_what_is_not_sampled_is_traced_nowhere(seen):
     assert find_trace(seen.collector.spans, "quiet") is None
     traces = traces_of(seen.collector.spans)
@@ -209,22 +178,8 @@ def test_what_is_not_sampled_is_traced_nowhere(seen):
     assert all({span.service for span in trace} & sampled for trace in traces.values())
 
 
-def test_a_ratio_of_1_traces_everything(seen):
-    asked = {*seen.well, seen.long, seen.followed, seen.lost}
-    ids = {span.attributes.get("gen_ai.response.id") for span in requests_of(seen)}
-    assert asked <= ids
-    assert not set(seen.unsampled) & ids
-
-
 def requests_of(seen):
     return [span for span in seen.collector.spans if span.is_request]
-
-
-def test_a_callers_sampled_parent_is_followed(seen):
-    trace = seen.trace(seen.followed)  # by a router that by itself traces nothing
-    (top,) = [span for span in trace.spans if span.parent_id is None]
-    assert (top.service, top.kind) == (APPLICATION, SpanKind.CLIENT)
-    assert trace.request.parent_id == top.span_id
 
 
 def test_a_lost_draft_shows_in_the_trace_as_a_fallback(seen):

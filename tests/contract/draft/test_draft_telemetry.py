@@ -8,7 +8,6 @@ import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
 from slipstream.core.types import Plan, Shape
-from slipstream.models.memory import MemoryPlan
 from slipstream.rpc.conversion.convert import timing_from_pb
 from slipstream.rpc.conversion.convert_proposal import proposal_from_pb
 from slipstream.rpc.delta import Delta
@@ -16,7 +15,7 @@ from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier
 from support.services.scripted_keys import DEEP, LIMIT_S, NUM_KEYS, Script
 from support.services.scripted_keys import message as slice_of
-from support.services.tiny_services import Models, draft_place
+from support.services.tiny_services import draft_place
 from support.telemetry.listening import Listener, parent_id, span_id
 from support.telemetry.traced_drafts import (
     FIRST,
@@ -168,21 +167,3 @@ async def test_what_a_draft_holds_is_told_as_it_is(models, keys, heard):
     assert {metric: heard.point(metric).value for metric in expected} == expected
     assert heard.point(catalog.SESSIONS, state="active").value == 1
     assert heard.point(catalog.SESSIONS, state="parked").value == 0
-
-
-class Planned(Models):
-    """Their drafts have a plan of memory."""
-
-    def drafter(self, kind, source):
-        return replace(super().drafter(kind, source), memory=MemoryPlan(0, 3, 1000, 0))
-
-
-async def test_every_metric_of_drafts_is_told(keys, heard):
-    async with reading(Planned(), all_keys(keys), heard) as asking:
-        await asking.propose(FIRST)
-        asking.drafts.servicer.sample(heard.telemetry.instruments)
-    assert heard.point(catalog.KV_CAPACITY).value == 3000
-    for metric in catalog.CATALOG:
-        if catalog.DRAFT in metric.roles:
-            names = {tuple(name for name, _ in at) for at in heard.points(metric)}
-            assert names == {metric.attributes}, metric.name

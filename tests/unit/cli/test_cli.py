@@ -138,15 +138,24 @@ def test_a_dash_reads_the_prompt_from_standard_input(generate, monkeypatch):
     assert (code, piped) == (0, direct)
 
 
-def test_chat_answers_every_turn_and_begins_anew_on_request(checkpoint, capsys, monkeypatch):
-    lines = ["hello", "more", "/reset", "hello", "/nonsense", "/quit", "unread"]
-    monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
-    arguments = ["--target", checkpoint, "--draft", "ngram", "--max-new-tokens", "5"]
-    assert exit_code(["chat", *arguments]) == 0
-    said = capsys.readouterr()
-    assert said.err.count("tokens/s") == 3
-    assert "A new conversation." in said.err
-    assert "There is no /nonsense" in said.err
+@pytest.fixture
+def chat(checkpoint, capsys, monkeypatch):
+    """Run `slipstream chat` on these lines; what it wrote to standard error."""
+
+    def call(*lines):
+        monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
+        fixed = ["--target", checkpoint, "--draft", "ngram", "--max-new-tokens", "5"]
+        assert exit_code(["chat", *fixed]) == 0
+        return capsys.readouterr().err
+
+    return call
+
+
+def test_chat_answers_every_turn_and_begins_anew_on_request(chat):
+    said = chat("hello", "more", "/reset", "hello", "/nonsense", "/quit", "unread")
+    assert said.count("tokens/s") == 3
+    assert "A new conversation." in said
+    assert "There is no /nonsense" in said
 
 
 class Interrupting(io.StringIO):
@@ -161,21 +170,15 @@ class Interrupting(io.StringIO):
         return super().write(text)
 
 
-def test_an_interrupted_reply_ends_and_the_conversation_goes_on(checkpoint, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("hello\nmore\n"))
+def test_an_interrupted_reply_ends_and_the_conversation_goes_on(chat, monkeypatch):
     monkeypatch.setattr(sys, "stdout", Interrupting())
-    arguments = ["--target", checkpoint, "--draft", "ngram", "--max-new-tokens", "5"]
-    assert exit_code(["chat", *arguments]) == 0
-    said = capsys.readouterr().err
+    said = chat("hello", "more")
     assert said.count("(interrupted)") == 1
     assert said.count("tokens/s") == 1
 
 
-def test_a_turn_without_an_answer_changes_no_conversation(checkpoint, capsys, monkeypatch):
-    monkeypatch.setattr(sys, "stdin", io.StringIO("x" * 200 + "\nhello\n"))
-    arguments = ["--target", checkpoint, "--draft", "ngram", "--max-new-tokens", "5"]
-    assert exit_code(["chat", *arguments]) == 0
-    said = capsys.readouterr().err
+def test_a_turn_without_an_answer_changes_no_conversation(chat):
+    said = chat("x" * 200, "hello")
     assert "exceed the context" in said
     assert said.count("tokens/s") == 1
 

@@ -247,14 +247,17 @@ def bare_logging():
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_everything_goes_to_standard_error_in_one_format(capsys, as_json):
-    with bare_logging():
+def test_logs_and_warnings_go_to_standard_error_in_one_format(capsys, as_json):
+    with bare_logging(), warnings.catch_warnings():
+        warnings.simplefilter("always")
         set_up_logging(as_json=as_json, level="info", role="draft")
         logging.getLogger("slipstream.draft").info("one")
         logging.getLogger("a.library").info("two")
+        warnings.warn("old\nways", stacklevel=1)
     said = capsys.readouterr()
     assert said.out == ""
-    assert [line.startswith("{") for line in said.err.splitlines()] == [as_json] * 2
+    assert [line.startswith("{") for line in said.err.splitlines()] == [as_json] * 3
+    assert r"old\nways" in said.err
 
 
 @pytest.mark.parametrize("level", LEVELS)
@@ -268,16 +271,6 @@ def test_libraries_never_say_more_than_info(capsys, level):
     ours = LEVELS[LEVELS.index(level) :]
     theirs = [severity for severity in ours if severity != "debug"]
     assert [line["message"] for line in said] == [*ours, *theirs]
-
-
-@pytest.mark.parametrize("as_json", [True, False])
-def test_warnings_of_python_are_lines_too(capsys, as_json):
-    with bare_logging(), warnings.catch_warnings():
-        warnings.simplefilter("always")
-        set_up_logging(as_json=as_json, level="info", role="draft")
-        warnings.warn("old\nways", stacklevel=1)
-    (line,) = capsys.readouterr().err.splitlines()
-    assert r"old\nways" in line
 
 
 def test_what_grpc_logs_of_a_header_that_is_no_text_is_left_out(caplog):
