@@ -2,14 +2,19 @@
 
 import threading
 from collections import defaultdict
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any, TypeVar
+
+import grpc
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2 as metrics_pb2
+from opentelemetry.proto.collector.metrics.v1 import metrics_service_pb2_grpc as metrics_grpc
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2 as trace_pb2
+from opentelemetry.proto.collector.trace.v1 import trace_service_pb2_grpc as trace_grpc
 
 from slipstream.telemetry.trace_file import otlp_json
 from slipstream.telemetry.traces import Span, spans_in
 from support.services.background import LoopThread
-from support.telemetry.otlp_receiver import receiver
 
 LIMIT_S = 30.0
 
@@ -67,7 +72,7 @@ class Collector:
 def collector() -> Iterator[Collector]:
     """One that listens meanwhile."""
     found, thread = Collector(), LoopThread()
-    serving = receiver(found)
+    serving = _receiver(found)
     found.url = thread.run(serving.__aenter__)
     try:
         yield found
@@ -82,3 +87,35 @@ def traces_of(spans: Sequence[Span]) -> dict[str, list[Span]]:
     for span in spans:
         found[span.trace_id].append(span)
     return dict(found)
+
+
+@asynccontextmanager
+async def _receiver(into: Collector) -> AsyncIterator[str]:
+    """Serve on a free port, and give its URL."""
+    server = grpc.aio.server()
+    trace_grpc.add_TraceServiceServicer_to_server(_Traces(into), server)
+    metrics_grpc.add_MetricsServiceServicer_to_server(_Metrics(into), server)
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    try:
+        yield f"http://127.0.0.1:{port}"
+    finally:
+        await server.stop(None)
+
+
+class _Traces(trace_grpc.TraceServiceServicer):
+    def __init__(self, into: Collector) -> None:
+        self._into = into
+
+    async def Export(self, request: Any, context: object) -> Any:
+        self._into.take_spans(request)
+        return trace_pb2.ExportTraceServiceResponse()
+
+
+class _Metrics(metrics_grpc.MetricsServiceServicer):
+    def __init__(self, into: Collector) -> None:
+        self._into = into
+
+    async def Export(self, request: Any, context: object) -> Any:
+        self._into.take_metrics(request)
+        return metrics_pb2.ExportMetricsServiceResponse()

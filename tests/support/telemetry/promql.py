@@ -1,7 +1,7 @@
 """Which series and labels an expression of PromQL speaks of. Grammar is promtool's part."""
 
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 
 SCRAPED = frozenset({"namespace", "job", "instance"})
@@ -57,6 +57,18 @@ def spoken(expression: str) -> Spoken:
             names, at = _names(tokens, at + 1) if following == "{" else ([], at + 1)
             selectors.append(Selector(token, frozenset(names)))
     return Spoken(tuple(selectors), frozenset(grouping))
+
+
+def known_labels(expression: str, series: Mapping[str, frozenset[str]]) -> frozenset[str]:
+    """The labels that an expression can use; fails where it speaks of another series or label."""
+    said = spoken(expression)
+    assert said.selectors, expression
+    for at in said.selectors:
+        assert at.name in series, f"nobody exports {at.name}"
+        assert at.labels <= series[at.name] | SCRAPED, at
+    found = SCRAPED.union(*(series[at.name] for at in said.selectors))
+    assert said.grouping <= found, expression
+    return found
 
 
 def _tokens(expression: str) -> Iterator[tuple[str, str]]:
