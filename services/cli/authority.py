@@ -141,12 +141,5 @@ def _write_pair(
 ) -> None:
     pem = form.Encoding.PEM
     secret = key.private_bytes(pem, form.PrivateFormat.PKCS8, form.NoEncryption())
-    _write(key_path(folder, name), secret, 0o600)
-    _write(cert_path(folder, name), cert.public_bytes(pem), 0o644)
-
-
-def _write(path: Path, data: bytes, mode: int) -> None:
-    try:
-        write_whole(path, data, mode=mode)
-    except OSError as error:
-        raise InvalidRequest(f"{path} can't be written ({error.strerror})") from None
+    write_whole(key_path(folder, name), secret, mode=0o600)
+    write_whole(cert_path(folder, name), cert.public_bytes(pem), mode=0o644)

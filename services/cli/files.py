@@ -4,13 +4,22 @@ import os
 import tempfile
 from pathlib import Path
 
+from slipstream.core.errors import InvalidRequest
+
 
 def write_whole(path: Path, data: bytes, *, mode: int | None = None) -> None:
     """Replace a file, which its owner alone can read until it is complete.
 
     Without `mode`, the owner and the mode of a file that exists stay, and a new one has 0600.
+    Raises `InvalidRequest` where that fails.
     """
-    path = path.resolve()  # a link stays one
+    try:
+        _replace(path.resolve(), data, mode)  # a link stays one
+    except OSError as error:
+        raise InvalidRequest(f"{path} can't be written ({error.strerror})") from None
+
+
+def _replace(path: Path, data: bytes, mode: int | None) -> None:
     before = path.stat() if mode is None and path.exists() else None
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600
     try:

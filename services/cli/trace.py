@@ -51,7 +51,7 @@ def trace(flags: TraceFlags) -> None:
     if flags.html is not None:
         from slipstream.cli.traces.trace_page import page
 
-        _write(flags.html, page(found))
+        write_whole(flags.html, page(found).encode(errors="replace"), mode=0o644)
         typer.echo(f"written to {flags.html}", err=flags.json)
     if flags.json:
         typer.echo(json.dumps(_json_values(found), indent=2, allow_nan=False))
@@ -94,17 +94,14 @@ def _json_values(trace: "Trace") -> dict[str, Any]:
     from slipstream.cli.traces.trace_summary import summary
 
     found = summary(trace)
-    values: dict[str, Any] = _plain(
-        {
-            "trace_id": trace.request.trace_id,
-            "request_span": trace.request.span_id,
-            "orphans": trace.orphans,
-            **asdict(found),
-            "facts": dict(found.facts),
-            "spans": [asdict(span) for span in trace.spans],
-        }
-    )
-    return values
+    return {
+        "trace_id": trace.request.trace_id,
+        "request_span": trace.request.span_id,
+        "orphans": trace.orphans,
+        **asdict(found),
+        "facts": dict(found.facts),
+        "spans": [_plain(asdict(span)) for span in trace.spans],
+    }
 
 
 def _plain(value: Any) -> Any:
@@ -119,10 +116,3 @@ def _plain(value: Any) -> Any:
         case float() if not math.isfinite(value):
             return str(value)
     return value
-
-
-def _write(path: Path, text: str) -> None:
-    try:
-        write_whole(path, text.encode(errors="replace"), mode=0o644)
-    except OSError as error:
-        raise InvalidRequest(f"{path} can't be written ({error.strerror})") from None
