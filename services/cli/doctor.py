@@ -4,7 +4,6 @@ import json
 import os
 import platform
 import shutil
-import socket
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -77,7 +76,6 @@ def _sections() -> Iterator[tuple[str, Facts]]:
         yield "memory", _memory()
         yield "models", _models()
         yield "GPU", _gpu()
-        yield "ports", _ports()
     yield "environment", _environment()
     yield "packages", {name: _version(name) for name in _PACKAGES}
 
@@ -175,29 +173,6 @@ def _gpu() -> Facts:
         return {"devices": f"none (torch was built for {built})"}
     names = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
     return {"devices": names, "CUDA": torch.version.cuda}
-
-
-def _ports() -> Facts:
-    """Return whether anything listens at the services' default addresses."""
-    from slipstream.draft.config import DraftConfig
-    from slipstream.gateway.config import HttpConfig
-    from slipstream.router.config import RouterConfig
-    from slipstream.target.config import TargetConfig
-
-    places = {
-        "router": RouterConfig(targets=("127.0.0.1:1",)).listen.address,
-        "target": TargetConfig().listen.address,
-        "draft": DraftConfig().listen.address,
-        "http": HttpConfig().listen_address,
-    }
-    return {name: f"{place} is {_state(place)}" for name, place in places.items()}
-
-
-def _state(place: str) -> str:
-    host, _, port = place.rpartition(":")
-    with socket.socket() as dialing:
-        dialing.settimeout(1)
-        return "in use" if dialing.connect_ex((host, int(port))) == 0 else "free"
 
 
 def _environment() -> Facts:
