@@ -19,7 +19,7 @@ from slipstream.telemetry.attributes import (
 from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Attributes, Instruments
-from slipstream.telemetry.request_span import RequestSpan, request_span
+from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.round_metrics import RoundMetrics
 from slipstream.telemetry.rounds import RoundTracer
 from slipstream.telemetry.spans import CANCELLED, GIVEN_UP
@@ -135,7 +135,7 @@ class RouterTelemetry:
         For a task that ends with the request: the ids are bound to what it logs.
         """
         said: Attributes = {"rpc.system.name": "grpc", "rpc.method": method}
-        span = request_span(self._telemetry, method, _carrier(metadata), said)
+        span = RequestSpan(self._telemetry, method, _carrier(metadata), said)
         span.begins(ENTER)
         rounds = RoundTracer(span, self._telemetry.bounds, self._rounds.record)
         recorder = RequestRecorder(span, self._telemetry.instruments, rounds)

@@ -5,13 +5,12 @@ the times that were taken anyway, so that a request that is not traced pays for 
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from contextvars import ContextVar
-from typing import TYPE_CHECKING
 
 from opentelemetry.context import Context, attach
-from opentelemetry.trace import INVALID_SPAN, Span, SpanKind, Tracer
+from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from opentelemetry.trace import set_span_in_context as in_context
 
 from slipstream.telemetry.carrier import Carrier, Timeline, parent_of
@@ -19,12 +18,9 @@ from slipstream.telemetry.metric import Attributes
 from slipstream.telemetry.spans import record_error
 from slipstream.telemetry.telemetry import Telemetry
 
-if TYPE_CHECKING:
-    from collections.abc import Mapping
-
 _STAGE = "slipstream.stage.{}_ms"
 MAX_STORED = 9
-"""Of a request: one a round is too many for a trace."""
+"""Operations of the store with spans in one request: one a round is too many."""
 _CURRENT: ContextVar["RequestSpan | None"] = ContextVar("slipstream_request", default=None)
 
 
@@ -33,24 +29,31 @@ class RequestSpan:
 
     def __init__(
         self,
-        tracer: Tracer,
-        span: Span = INVALID_SPAN,
+        telemetry: Telemetry,
+        name: str,
+        carrier: Carrier | None,
+        attributes: Attributes,
         *,
-        timeline: Timeline | None = None,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`timeline` is what the span began by; it is that of the `clock`."""
-        self._tracer = tracer
-        self.span = span
+        """Begin the SERVER span of a request that has arrived, below the carrier's, if any."""
+        self._tracer = telemetry.tracer
         self.clock = clock
-        self.is_traced = span.is_recording()
-        self._timeline = timeline or Timeline(clock)
+        self._timeline = Timeline(clock)
+        self.span = self._tracer.start_span(
+            name,
+            parent_of(carrier) or Context(),
+            SpanKind.SERVER,
+            attributes=attributes,
+            start_time=self._timeline.ns(clock()),
+        )
+        self.is_traced = self.span.is_recording()
         self._spent: dict[str, float] = {}
         self._begun: dict[str, float] = {}
         self._num_stored = 0
 
     @property
-    def spent(self) -> "Mapping[str, float]":
+    def spent(self) -> Mapping[str, float]:
         """Seconds by stage, so far."""
         return self._spent
 
@@ -102,8 +105,8 @@ class RequestSpan:
         is_remote: bool,
         error: BaseException | None = None,
     ) -> None:
-        """An operation of the session store was done for the request. Only the first have spans,
-        and the one that gives the session back."""
+        """Record an operation of the session store. Only the first have spans, and the one that
+        gives the session back."""
         if operation != "release":
             self._num_stored += 1
             if self._num_stored > MAX_STORED:
@@ -150,7 +153,7 @@ class RequestSpan:
             self.span.set_attributes(attributes)
 
     def end(self, error: BaseException | None = None) -> None:
-        """The request is over, and all that has begun."""
+        """End the request and all that has begun."""
         for stage in tuple(self._begun):
             self.ends(stage)
         if not self.is_traced:
@@ -159,24 +162,6 @@ class RequestSpan:
         if error is not None:
             record_error(self.span, error)
         self.span.end(self._timeline.ns(self.clock()))
-
-
-def request_span(
-    telemetry: Telemetry,
-    name: str,
-    carrier: Carrier | None,
-    attributes: Attributes,
-    *,
-    clock: Callable[[], float] = time.perf_counter,
-) -> RequestSpan:
-    """The SERVER span of a request that has arrived; a child of what was carried, if anything."""
-    tracer = telemetry.tracer
-    parent = parent_of(carrier) or Context()
-    timeline = Timeline(clock)
-    span = tracer.start_span(
-        name, parent, SpanKind.SERVER, attributes=attributes, start_time=timeline.ns(clock())
-    )
-    return RequestSpan(tracer, span, timeline=timeline, clock=clock)
 
 
 def current_request() -> RequestSpan | None:

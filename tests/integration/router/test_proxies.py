@@ -12,7 +12,7 @@ from slipstream.rpc.channel import ChannelOptions, connect_sync
 from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.status import error_from
 from slipstream.telemetry.config import TelemetryConfig
-from slipstream.telemetry.request_span import request_span
+from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.setup import Process, _is_local, _session, telemetry
 from support.network.bad_routers import Failing, register
 from support.services.background import served
@@ -102,7 +102,7 @@ def test_spans_arrive_at_a_collector_of_this_machine_whatever_the_proxy(monkeypa
     with collector() as found:
         config = TelemetryConfig(traces=("otlp",), otlp_endpoint=found.url, trace_ratio=1.0)
         with telemetry(config, Process("router", "1.2.3", 17)) as listening:
-            request_span(listening, "arrives", None, {}).end()
+            RequestSpan(listening, "arrives", None, {}).end()
         assert [span.name for span in found.until(lambda: found.spans)] == ["arrives"]
 
 

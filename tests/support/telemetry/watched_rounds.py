@@ -8,7 +8,7 @@ from slipstream.core.round import Port, Round, timed
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Verdict
 from slipstream.telemetry.carrier import Carrier, carried
-from slipstream.telemetry.request_span import request_span
+from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.round_metrics import RoundMetrics
 from slipstream.telemetry.rounds import RoundTracer
 from slipstream.telemetry.telemetry import Telemetry, TraceBounds
@@ -110,7 +110,7 @@ class Watched:
 
     def __init__(self, telemetry, bounds, carrier=None):
         self.clock = Clock()
-        self.request = request_span(telemetry, "request", carrier, {}, clock=self.clock)
+        self.request = RequestSpan(telemetry, "request", carrier, {}, clock=self.clock)
         self.seen = []
         self.tracer = RoundTracer(self.request, bounds, self.seen.append)
         self.engine = Engine(self.clock)

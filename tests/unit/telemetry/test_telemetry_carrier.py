@@ -11,7 +11,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 from slipstream.rpc.tracing import trace_from_pb, trace_to_pb
 from slipstream.rpc.v1 import common_pb2
 from slipstream.telemetry.carrier import MAX_TRACESTATE, Carrier, Timeline, carried, parent_of
-from slipstream.telemetry.request_span import request_span
+from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.spans import Replies
 from support.telemetry.listening import Listener
 
@@ -67,7 +67,7 @@ def test_what_is_no_trace_context_is_no_parent(parent):
     heard = Listener()
     with Replies(heard.tracer).answering("answer", Carrier(parent)) as reply:
         assert reply is None
-    request_span(heard.telemetry, "request", Carrier(parent), {}).end()
+    RequestSpan(heard.telemetry, "request", Carrier(parent), {}).end()
     [only] = heard.spans()
     assert (only.name, only.parent) == ("request", None)
 

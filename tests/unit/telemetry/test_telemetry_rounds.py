@@ -15,7 +15,7 @@ from slipstream.core.request.options import SpeculationOptions
 from slipstream.core.round import Port, Round, timed
 from slipstream.core.tree import ROOT
 from slipstream.core.types import FinishReason, SamplingParams, Verdict
-from slipstream.telemetry.request_span import request_span
+from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.rounds import RoundTracer
 from slipstream.telemetry.telemetry import Telemetry, TraceBounds
 from support.models.rounds import speculate
@@ -128,7 +128,7 @@ def test_stages_of_rounds_are_disjoint_and_add_up_to_all_the_time_there_was(roun
 
 def test_making_a_span_takes_time_that_counts_once():
     clock = partial(next, count(100.0))  # every look at it takes a second
-    request = request_span(Telemetry(), "request", None, {}, clock=clock)
+    request = RequestSpan(Telemetry(), "request", None, {}, clock=clock)
     tracer, at = RoundTracer(request, NONE, lambda _: None), Round(0, 100.0)
     request.begins("between")
     began_s = clock() - 1

@@ -22,7 +22,7 @@ from slipstream.target.config import TargetConfig
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier, carried
 from slipstream.telemetry.config import SECTION, TelemetryConfig
-from slipstream.telemetry.request_span import request_span
+from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.setup import Process, telemetry
 from slipstream.telemetry.telemetry import TraceBounds
 from support.network.ports import free_port
@@ -76,7 +76,7 @@ def test_nothing_leaves_a_service_by_default():
     with telemetry(config, ROUTER) as listening:
         assert not listening.instruments.are_exported
         assert not listening.shows_content
-        assert not request_span(listening, "request", SAMPLED, {}).is_traced
+        assert not RequestSpan(listening, "request", SAMPLED, {}).is_traced
 
 
 @pytest.mark.parametrize(
@@ -134,7 +134,7 @@ def test_spans_are_in_the_file_when_a_process_ends_however_often_it_begins(tmp_p
     config = TelemetryConfig(traces=(f"file:{tmp_path}/traces",), trace_ratio=1.0)
     for name in ("first", "second"):
         with telemetry(config, ROUTER) as listening:
-            request_span(listening, name, None, {}).end()
+            RequestSpan(listening, name, None, {}).end()
     (first, about), (second, _) = spans_of(tmp_path / "traces")
     assert (first, second) == ("first", "second")
     assert about["service.name"] == {"stringValue": "slipstream-router"}
@@ -146,7 +146,7 @@ def test_a_service_goes_by_the_name_that_the_environment_gives_it(tmp_path, monk
     monkeypatch.setenv("OTEL_SERVICE_NAME", "edge")
     config = TelemetryConfig(traces=(f"file:{tmp_path}",), trace_ratio=1.0)
     with telemetry(config, ROUTER) as listening:
-        request_span(listening, "request", None, {}).end()
+        RequestSpan(listening, "request", None, {}).end()
     [(_, about)] = spans_of(tmp_path)
     assert about["service.name"] == {"stringValue": "edge"}
 
@@ -155,7 +155,7 @@ def test_a_service_goes_by_the_name_that_the_environment_gives_it(tmp_path, monk
 def test_callers_decide_what_is_traced_and_else_the_ratio(tmp_path, ratio, parent, is_traced):
     config = TelemetryConfig(traces=(f"file:{tmp_path}",), trace_ratio=ratio)
     with telemetry(config, ROUTER) as listening:
-        span = request_span(listening, "request", parent, {})
+        span = RequestSpan(listening, "request", parent, {})
         assert span.is_traced == is_traced
         assert (carried(span.span) is not None) == is_traced
         span.end()
@@ -231,7 +231,7 @@ def test_every_exporter_is_made_and_ends_and_nothing_global_is_set(capfd):
         traces=("console", "otlp", "otlp-http"), metrics=("console",), trace_ratio=0.0
     )
     with telemetry(config, ROUTER) as listening:
-        request_span(listening, "unsampled", None, {}).end()
+        RequestSpan(listening, "unsampled", None, {}).end()
         listening.instruments.add(catalog.KV_SENT, 5)
     assert trace.get_tracer_provider() is before
     said = capfd.readouterr()
@@ -250,7 +250,7 @@ class Options:
 def test_a_service_has_telemetry_and_all_of_it_is_exported_also_when_it_fails(tmp_path, capsys):
     async def serve(options, listening):
         assert listening.bounds == TraceBounds(2, 4, 8)
-        request_span(listening, "request", None, {}).end()
+        RequestSpan(listening, "request", None, {}).end()
         raise InternalError("it broke")
 
     argv = ["--traces", f"file:{tmp_path}", "--trace-ratio", "1", "--trace-rounds", "2"]
