@@ -18,6 +18,8 @@ from slipstream.telemetry.attributes import (
     output_content,
     prompt_attributes,
     request_attributes,
+    rpc_attributes,
+    server_attributes,
     stats_attributes,
 )
 from support.models.rounds import outcome
@@ -26,6 +28,7 @@ from support.telemetry.listening import Listener
 MARKER = "do-not-quote-me"
 MESSAGES = ({"role": "user", "content": f"say {MARKER}"},)
 PROMPTS = [f"say {MARKER}", MESSAGES, (5, 6, 7)]
+STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
 INFO = PromptInfo("r1", "small", 3, 12)
 
 
@@ -180,3 +183,20 @@ def test_content_that_is_too_long_is_told_by_its_length_and_never_cut():
         [(name, value)] = said.items()
         assert name.endswith(".omitted_chars")
         assert value > MAX_CONTENT
+
+
+@pytest.mark.parametrize(
+    ("address", "host", "port"),
+    [
+        ("10.0.0.7:50051", "10.0.0.7", 50051),
+        ("dns:///router.example:443", "router.example", 443),
+        ("[::1]:80", "::1", 80),
+        ("unix:/run/slipstream:1", "unix:/run/slipstream:1", None),
+        ("xds:///router", "xds:///router", None),
+    ],
+)
+def test_a_server_is_named_by_host_and_port(address, host, port):
+    said = {"server.address": host} | ({} if port is None else {"server.port": port})
+    assert server_attributes(address) == said
+    about = {"rpc.system.name": "grpc", "rpc.method": STREAM_KV}
+    assert rpc_attributes(STREAM_KV, address) == about | said
