@@ -15,7 +15,7 @@ from typing import Any
 from rich.table import Table
 
 from slipstream.bench.engines import MethodEngines
-from slipstream.bench.harness import require_at_least
+from slipstream.bench.harness import parse_numbers, require_at_least
 from slipstream.bench.methods import Method, parse_method
 from slipstream.bench.report import fixed, table
 from slipstream.core.errors import InvalidRequest, PromptTooLong
@@ -30,6 +30,7 @@ from slipstream.models.machine import wait_for
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
+from slipstream.options import option
 
 MAX_ROWS = 128
 DRAFTED = 5
@@ -43,25 +44,28 @@ Action = Callable[[], object]
 
 @dataclass(frozen=True, slots=True)
 class CostPlan:
-    """Plan of timings: forwards of `rows` rows behind `context` tokens, `rounds` times each.
+    """Plan of timings, and of `plain_rounds` replies of `plain_tokens` tokens by each method of
+    `plain`."""
 
-    `plain_tokens` is the length of the replies of plain decoding, of which there are
-    `plain_rounds` by each method of `plain`.
-    """
-
-    rows: tuple[int, ...] = (1, 2, 4, 8, 16, 32)
-    context: int = 300
-    rounds: int = 20
+    rows: str = option("1,2,4,8,16,32", "Tokens of a verification, ascending from 1.")
+    context: int = option(300, "Tokens before those that are verified.")
+    rounds: int = option(20, "Timings of each forward.")
     plain_tokens: int = 48
     plain_rounds: int = 3
     plain: tuple[str, ...] = ("plain", "plain+invariant", "hf")
 
     def __post_init__(self) -> None:
-        if not self.rows or self.rows[0] != 1 or list(self.rows) != sorted(set(self.rows)):
-            raise InvalidRequest(f"rows are {list(self.rows)}, but must ascend from 1")
-        if self.rows[-1] > MAX_ROWS:
-            raise InvalidRequest(f"rows go up to {self.rows[-1]}, but must be at most {MAX_ROWS}")
+        rows = self.row_counts
+        if rows[0] != 1 or list(rows) != sorted(set(rows)):
+            raise InvalidRequest(f"rows are {list(rows)}, but must ascend from 1")
+        if rows[-1] > MAX_ROWS:
+            raise InvalidRequest(f"rows go up to {rows[-1]}, but must be at most {MAX_ROWS}")
         require_at_least(self, context=2, rounds=1, plain_tokens=2)
+
+    @property
+    def row_counts(self) -> tuple[int, ...]:
+        """Return the numbers of rows. Raises `InvalidRequest` for what is no list of them."""
+        return parse_numbers("rows", self.rows, int)
 
 
 def measure_cost(
@@ -79,7 +83,7 @@ def measure_cost(
     }
     actions: dict[Any, Action] = {
         (numerics, rows): partial(forwards.run, rows)
-        for rows in plan.rows
+        for rows in plan.row_counts
         for numerics, forwards in targets.items()
     }
     drafted = 0
@@ -91,7 +95,8 @@ def measure_cost(
     return {
         "context": len(tokens),
         "forward_ms": {
-            numerics: {str(rows): ms[numerics, rows] for rows in plan.rows} for numerics in targets
+            numerics: {str(rows): ms[numerics, rows] for rows in plan.row_counts}
+            for numerics in targets
         },
         "draft": _draft_cost(ms, drafted) if has_draft else None,
         "plain_ms_per_token": _plain_ms(plan, engines, tokens),
@@ -230,7 +235,7 @@ def _ms_per_token(
 
 def _context(plan: CostPlan, engines: MethodEngines, text: str) -> list[int]:
     engine = engines.engine("fast")
-    room = engine.model.context_length - max(plan.rows[-1], plan.plain_tokens)
+    room = engine.model.context_length - max(plan.row_counts[-1], plan.plain_tokens)
     if plan.context > room:
         raise PromptTooLong(
             f"a context of {plan.context} tokens leaves no room in the model's"

@@ -8,10 +8,13 @@ import json
 import os
 import tempfile
 from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong
+from slipstream.core.types import SamplingParams
+from slipstream.options import option
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -21,6 +24,21 @@ Advance = Callable[[str], None]
 
 WARMUP_TOKENS = 32
 """Most tokens of an answer that is not measured."""
+
+
+@dataclass(frozen=True, slots=True)
+class SamplingPlan:
+    """Temperature and seed of all replies."""
+
+    temperature: float = option(0.0, "Sampling temperature; 0 is greedy.")
+    seed: int = option(0, "Seed of sampling above temperature 0.")
+
+    def __post_init__(self) -> None:
+        self.params()
+
+    def params(self) -> SamplingParams:
+        """Return how tokens are drawn. Raises `InvalidRequest` for a value out of range."""
+        return SamplingParams(temperature=self.temperature, seed=self.seed)
 
 
 def rotated(items: Sequence[T], by: int) -> tuple[T, ...]:

@@ -1,13 +1,9 @@
 """Tables and plots of figures, which all benchmarks share."""
 
 from collections.abc import Callable, Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.table import Table
-
-from slipstream.core.errors import InvalidRequest
-from slipstream.plots import check_plot
 
 Figures = Mapping[str, Any]
 Cell = Callable[[Figures], str]
@@ -65,10 +61,3 @@ def fallback_line(name: str, of: Mapping[str, int]) -> str:
 def position_text(of: Iterable[Mapping[str, int | str]]) -> str:
     """Return where outputs differ, as a file holds it, in words."""
     return "; ".join(f"{at['question_id']} at token {at['position']}" for at in of)
-
-
-def check_folder(folder: Path) -> None:
-    """Raise `InvalidRequest` for what can't become a folder, and what `check_plot` does."""
-    if folder.exists() and not folder.is_dir():
-        raise InvalidRequest(f"{folder} is a file, but plots go into a directory")
-    check_plot(folder / "plot.png")

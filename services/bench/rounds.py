@@ -2,10 +2,10 @@
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, field, fields, replace
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
-from slipstream.bench.harness import WARMUP_TOKENS, Advance, require_at_least, rotated
+from slipstream.bench.harness import WARMUP_TOKENS, Advance, SamplingPlan, require_at_least, rotated
 from slipstream.bench.questions import Question
 from slipstream.bench.report import Figures
 from slipstream.bench.statistics import SpeculationCounts, differences, positions, quotient
@@ -16,7 +16,7 @@ from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.results import Result, Timings
 from slipstream.core.timing import Clock
-from slipstream.core.types import SamplingParams
+from slipstream.options import group, option
 
 EMBEDDED = "embedded"
 """Baseline: both engines in one process."""
@@ -54,12 +54,12 @@ class RoundsSample:
 
 @dataclass(frozen=True, slots=True)
 class RoundsPlan:
-    """Questions; every round drafts, so that all parts of a round are seen."""
+    """Plan of a comparison; every round drafts, so that all parts of a round are seen."""
 
-    questions: tuple[Question, ...]
-    max_new_tokens: int = 128
-    warmup: int = 1
-    sampling: SamplingParams = field(default_factory=SamplingParams)
+    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.")
+    warmup: int = option(1, "Short unmeasured replies of each engine first.")
+    sampling: SamplingPlan = group(SamplingPlan)
+    questions: tuple[Question, ...] = ()
 
     def __post_init__(self) -> None:
         require_at_least(self, max_new_tokens=2, warmup=0)
@@ -120,7 +120,7 @@ def _ask(engine: RoundsEngine, question: Question, plan: RoundsPlan, clock: Cloc
     result = engine.client.generate(
         question.turns[0],
         max_tokens=plan.max_new_tokens,
-        sampling=plan.sampling,
+        sampling=plan.sampling.params(),
         speculation=SpeculationOptions(mode=Mode.FORCED, overlap=engine.overlap),
     )
     wall_s = clock() - start

@@ -3,6 +3,7 @@
 from collections.abc import Mapping, Sequence
 from contextlib import closing
 from dataclasses import dataclass, replace
+from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -11,6 +12,7 @@ from slipstream.bench.engines import MethodEngines
 from slipstream.bench.harness import (
     WARMUP_TOKENS,
     Advance,
+    SamplingPlan,
     require_at_least,
     require_room,
     rotated,
@@ -31,23 +33,33 @@ from slipstream.core.verify.noise import gumbel
 from slipstream.models.scorer import on_host
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
+from slipstream.options import group, option
 from slipstream.text.prompts import encode_prompt
 
 Outputs = Mapping[str, Sequence[Output]]
 """Outputs by the name of the method."""
 
 
+class TurnChoice(StrEnum):
+    """Part of a conversation to run."""
+
+    FIRST = "first"
+    ALL = "all"
+
+
 @dataclass(frozen=True, slots=True)
 class SpeedPlan:
     """Plan of a comparison. `methods` include their references, see `with_references`."""
 
-    methods: tuple[Method, ...]
-    questions: tuple[Question, ...]
-    sampling: SamplingParams
-    max_new_tokens: int = 128
-    repeats: int = 1
-    warmup: int = 1
-    all_turns: bool = False
+    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.")
+    warmup: int = option(1, "Short unmeasured replies of each method first.")
+    repeats: int = option(1, "Runs over all prompts.")
+    turns: TurnChoice = option(
+        TurnChoice.FIRST, "first: one request a prompt; all: the whole conversation."
+    )
+    sampling: SamplingPlan = group(SamplingPlan)
+    methods: tuple[Method, ...] = ()
+    questions: tuple[Question, ...] = ()
 
     def __post_init__(self) -> None:
         require_at_least(self, max_new_tokens=1, repeats=1, warmup=0)
@@ -57,9 +69,9 @@ class SpeedPlan:
         """Return the conversations of the whole run, warm-up included."""
         return len(self.methods) * (self.repeats * len(self.questions) + self.warmup)
 
-    def turns(self, question: Question) -> tuple[str, ...]:
+    def texts(self, question: Question) -> tuple[str, ...]:
         """Return what the user sends in a conversation."""
-        return question.turns if self.all_turns else question.turns[:1]
+        return question.turns if self.turns is TurnChoice.ALL else question.turns[:1]
 
 
 def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> Outputs:
@@ -89,7 +101,7 @@ def compare(plan: SpeedPlan, engines: MethodEngines, outputs: Outputs) -> dict[s
             outputs[method.name],
             outputs[PLAIN],
             outputs[method.reference],
-            plan.sampling.is_greedy,
+            plan.sampling.params().is_greedy,
             _measured(plan, engines, method, outputs),
         )
         compared[method.name] = method_figures(comparison)
@@ -100,7 +112,7 @@ def _measured(
     plan: SpeedPlan, engines: MethodEngines, method: Method, outputs: Outputs
 ) -> list[Divergence]:
     """Return where the outputs leave the reference's, with margins."""
-    if not method.is_comparable(is_greedy=plan.sampling.is_greedy):
+    if not method.is_comparable(is_greedy=plan.sampling.params().is_greedy):
         return []
     reference = outputs[method.reference]
     by_key = {output.key: output for output in reversed(reference)}
@@ -109,7 +121,7 @@ def _measured(
     for item in divergences(outputs[method.name], reference):
         plain = by_key[(item.question_id, item.turn)]
         prefix = (*plain.prompt, *plain.reply.token_ids[: item.position])
-        measured.append(replace(item, margin=margin(model, prefix, plan.sampling)))
+        measured.append(replace(item, margin=margin(model, prefix, plan.sampling.params())))
     return measured
 
 
@@ -121,7 +133,7 @@ def _converse(
     history: tuple[int, ...] = ()
     outputs = []
     with closing(engines.conversation(method)) as conversation:
-        for turn, text in enumerate(plan.turns(question)):
+        for turn, text in enumerate(plan.texts(question)):
             prompt = encode_prompt(tokenizer, text, last_token=history[-1] if history else None)
             reply = conversation.reply(prompt, plan.max_new_tokens)
             history += prompt

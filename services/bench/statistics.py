@@ -8,18 +8,11 @@ from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import asdict, dataclass
 from statistics import median
-from typing import Self, TypeVar
-
-import numpy as np
-from numpy.typing import NDArray
+from typing import Any, Self, TypeVar
 
 from slipstream.core.request.stats import SpeculationStats
 
 CONFIDENCE = 0.95
-_RESAMPLES = 2000
-_SEED = 9
-Totals = NDArray[np.float64]
-"""Tokens and seconds of every batch, [batches, 2]."""
 Key = TypeVar("Key")
 
 
@@ -68,27 +61,6 @@ def paired(
     return None if interval is None else asdict(interval)
 
 
-def rate(totals: Totals) -> float:
-    """Return tokens per second of all batches together."""
-    tokens, seconds = totals.sum(axis=0)
-    return float(tokens / seconds)
-
-
-def resampled_ratio(ours: Totals, theirs: Totals) -> dict[str, float | None]:
-    """Return the rate over that of others, and where 95% of resampled ratios lie.
-
-    Batches are drawn anew with replacement, those of both together. A single one has no interval.
-    """
-    value = rate(ours) / rate(theirs)
-    if len(ours) < 2:
-        return {"ratio": value, "low": None, "high": None}
-    drawn = np.random.default_rng(_SEED).integers(len(ours), size=(_RESAMPLES, len(ours)))
-    sums = [of[drawn].sum(axis=1) for of in (ours, theirs)]
-    rates = [of[:, 0] / of[:, 1] for of in sums]
-    low, high = np.quantile(rates[0] / rates[1], [0.025, 0.975])
-    return {"ratio": value, "low": float(low), "high": float(high)}
-
-
 def quotient(value: float | None, by: float | None) -> float | None:
     """Return value / by; None where either is missing or `by` is 0."""
     return value / by if value is not None and by else None
@@ -131,7 +103,7 @@ class SpeculationCounts:
         return 1 + self.accepted / self.speculative if self.speculative else 1.0
 
 
-def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | None:
+def first_difference(tokens: Sequence[Any], reference: Sequence[Any]) -> int | None:
     """Return the index of the first token that differs or is missing on one side, if any."""
     if tuple(tokens) == tuple(reference):
         return None
@@ -141,7 +113,7 @@ def first_difference(tokens: Sequence[int], reference: Sequence[int]) -> int | N
 
 
 def differences(
-    outputs: Iterable[tuple[Key, Sequence[int]]], expected: Mapping[Key, Sequence[int]]
+    outputs: Iterable[tuple[Key, Sequence[Any]]], expected: Mapping[Key, Sequence[Any]]
 ) -> dict[Key, int]:
     """Return the position where each output leaves what is expected; the earliest of repeats."""
     found: dict[Key, int] = {}

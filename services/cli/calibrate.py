@@ -4,29 +4,32 @@ Knows only options, progress and printing.
 """
 
 import time
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Literal
+from typing import Any
 
 import typer
 
-from slipstream.cli.benchmarks.bench_flags import Numerics, QuestionFlags, command_line
+from slipstream.bench.calibrate import run
+from slipstream.bench.calibrate.report import Calibrated, save_sweep, sweep_values, timed_table
+from slipstream.bench.calibrate.sweep import Evidence, sweep
+from slipstream.bench.engines import MethodEngines
+from slipstream.bench.environment import environment
+from slipstream.bench.harness import check_writable, write_json
+from slipstream.cli.benchmarks.bench_flags import QuestionFlags, command_line
 from slipstream.cli.engine import fetch
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import bars, step_bar
 from slipstream.cli.report import figures_console
+from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.types import SamplingParams
+from slipstream.draft.build import DraftModel
 from slipstream.options import option, required
-
-if TYPE_CHECKING:
-    from slipstream.bench.calibrate.report import Calibrated
-    from slipstream.bench.calibrate.run import CalibrationPlan
-    from slipstream.bench.engines import MethodEngines
-    from slipstream.draft.build import DraftModel
+from slipstream.plots import check_plot
 
 app = typer.Typer(add_completion=False)
 
@@ -38,47 +41,17 @@ class PairFlags:
     target: str = option("smollm2-135m", "Target: an alias, a path or OWNER/NAME of the hub.")
     draft: str = option("glide", "glide, a directory of GliDe weights, or vanilla:MODEL.")
     dtype: str = option("auto", "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).")
-    numerics: Numerics = option(Numerics.INVARIANT, "invariant, as is served by default, or fast.")
     threads: int | None = option(None, "CPU threads; default: torch's choice.")
     device: str = option("cpu", "cpu, cuda or cuda:N.")
 
-    def engines(self) -> "MethodEngines":
+    def engines(self) -> MethodEngines:
         """Find the models, and load none yet. Raises `InvalidRequest` for a draft that is none."""
-        from slipstream.bench.engines import MethodEngines
-        from slipstream.client.engine import EngineOptions
-
         if self.draft in ("ngram", NO_DRAFTER):
             raise InvalidRequest(f"the draft is {self.draft}, but only models are calibrated")
         options = EngineOptions(self.dtype, "fast", self.threads, self.device)
         with bars() as progress:
             fetch(self.target, self.draft, progress)
         return MethodEngines(self.target, self.draft, options, sampling=SamplingParams())
-
-
-@dataclass(frozen=True, slots=True)
-class TuningFlags:
-    """Extent of a calibration, and how replies are drawn."""
-
-    max_new_tokens: int = option(
-        64, "Maximum number of tokens of a reply; more than 64 add little."
-    )
-    minutes: float = option(
-        8.0,
-        "Minutes for everything. With fewer, fewer prompts are recorded and timed, and costs are"
-        " timed less often; the sweep itself is a simulation and takes seconds.",
-    )
-    temperature: float = option(
-        1.0, "Temperature of the sampled replies; greedy ones are recorded beside them."
-    )
-    seed: int = option(0, "Seed of the sampled replies.")
-    depth: int = option(
-        8,
-        "Longest chain that is tried, at most the lag that the draft was trained for. More than"
-        " twice the tokens per round is of no use.",
-    )
-    finalists: int = option(
-        4, "Settings that run against the clock, the best of each policy first."
-    )
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,9 +78,6 @@ class ProfileFlags:
 
     def check(self) -> None:
         """Raise `InvalidRequest` or `TrainingError` for files that can't be written."""
-        from slipstream.bench.harness import check_writable
-        from slipstream.plots import check_plot
-
         if self.plot is not None:
             check_plot(self.plot)
         paths = [self.out, self.sweep_path(), *([path] if (path := self.plot_path()) else [])]
@@ -120,7 +90,7 @@ class ProfileFlags:
 @app.command()
 @with_flags
 def calibrate(
-    files: ProfileFlags, models: PairFlags, prompts: QuestionFlags, tuning: TuningFlags
+    files: ProfileFlags, models: PairFlags, prompts: QuestionFlags, plan: run.CalibrationPlan
 ) -> None:
     """Find the fastest way to draft for a pair of models on this machine.
 
@@ -129,75 +99,64 @@ def calibrate(
     the best against the clock. The fastest becomes the profile. Only the first turn of each prompt
     is sent; use prompts like those that will be served.
     """
-    from slipstream.bench.calibrate.run import CalibrationPlan
-
-    values = asdict(tuning)
-    finalists = values.pop("finalists")
-    numerics: Literal["invariant", "fast"] = models.numerics.value
-    questions = prompts.questions()
-    plan = CalibrationPlan(questions, num_finalists=finalists, numerics=numerics, **values)
+    plan = replace(plan, questions=prompts.questions())
     files.check()
     engines = models.engines()
     result = _Stages(plan, engines, engines.draft_model(plan.numerics)).run()
-    _show(result)
-    _write(result, files, models.device, prompts)
+    console = figures_console()
+    console.print(timed_table(result.timed, result.tried))
+    console.print(f"chosen: {result.best.name}", markup=False, soft_wrap=True)
+    values = result.file(command_line(), environment(models.device), prompts.facts())
+    write_json(files.sweep_path(), sweep_values(result.tried, result.timed))
+    if (plot := files.plot_path()) is not None:
+        save_sweep(plot, result.tried)
+    write_json(files.out, values)
+    typer.echo(f"wrote {files.out}", err=True)
 
 
 class _Stages:
     """The stages, one after the other, each with a bar and the time that is left."""
 
     def __init__(
-        self, plan: "CalibrationPlan", engines: "MethodEngines", model: "DraftModel"
+        self, plan: run.CalibrationPlan, engines: MethodEngines, model: DraftModel
     ) -> None:
         self._plan = plan
         self._engines = engines
         self._model = model
         self._start_s = time.monotonic()
 
-    def run(self) -> "Calibrated":
-        from slipstream.bench.calibrate import run
-        from slipstream.bench.calibrate.report import Calibrated
-        from slipstream.bench.calibrate.sweep import Evidence, sweep
-
+    def run(self) -> Calibrated:
         plan, engines, model = self._plan, self._engines, self._model
         before = self._before()
-        self._say("measuring what steps and rows cost")
+        self._print("measuring what steps and rows cost")
         costs, measured = run.measure(plan, engines)
-        self._say("recording replies, and what the draft makes of them")
+        self._print("recording replies, and what the draft makes of them")
         greedy, sampled = self._record()
         evidence = Evidence(greedy, sampled, costs)
         fitted = run.fitted(before or model.untuned_profile(), evidence)
         num_replies = len(evidence.both)
-        self._say(f"trying settings on {evidence.num_tokens} tokens of {num_replies} replies")
+        self._print(f"trying settings on {evidence.num_tokens} tokens of {num_replies} replies")
         tried = list(sweep(fitted, evidence, depth=plan.depth_of(model)))
-        best = run.best_of(tried, evidence, plan.num_finalists)
+        best = run.best_of(tried, evidence, plan.finalists)
         race = run.Race(plan, run.race_entries(before, best), plan.questions)
         race = race.within(self._left_s(), evidence)
-        self._say(f"running the best {len(race.entries)} on {len(race.questions)} prompts")
+        self._print(f"running the best {len(race.entries)} on {len(race.questions)} prompts")
         with step_bar(race.num_steps) as advance:
             timed = run.run_race(race, engines, model, advance=advance)
-        return Calibrated(
-            model.pair,
-            timed,
-            [*tried, *(item for item in best if item not in tried)],
-            evidence,
-            measured,
-            len(race.questions),
-        )
+        tried += [item for item in best if item not in tried]
+        return Calibrated(model.pair, timed, tried, evidence, measured, len(race.questions))
 
     def _before(self) -> Profile | None:
         try:
             return self._model.default_profile()
         except (InvalidRequest, ModelMismatch) as error:
-            self._say(f"leaving the draft's own profile aside: {error}")
+            self._print(f"leaving the draft's own profile aside: {error}")
             return None
 
     def _record(self) -> Any:
-        from slipstream.bench.calibrate.run import RECORDING_SHARE, record
-
-        until = self._start_s + 60 * self._plan.minutes * RECORDING_SHARE
+        until = self._start_s + 60 * self._plan.minutes * run.RECORDING_SHARE
         with step_bar(len(self._plan.questions)) as advance:
-            return record(
+            return run.record(
                 self._plan,
                 self._engines,
                 self._model,
@@ -208,26 +167,5 @@ class _Stages:
     def _left_s(self) -> float:
         return self._start_s + 60 * self._plan.minutes - time.monotonic()
 
-    def _say(self, what: str) -> None:
+    def _print(self, what: str) -> None:
         typer.echo(f"{what}; {max(self._left_s(), 0) / 60:.1f} minutes left", err=True)
-
-
-def _show(result: "Calibrated") -> None:
-    from slipstream.bench.calibrate.report import timed_table
-
-    console = figures_console()
-    console.print(timed_table(result.timed, result.tried))
-    console.print(f"chosen: {result.best.name}", markup=False, soft_wrap=True)
-
-
-def _write(result: "Calibrated", files: ProfileFlags, device: str, prompts: QuestionFlags) -> None:
-    from slipstream.bench.calibrate.report import save_sweep, sweep_values
-    from slipstream.bench.environment import environment
-    from slipstream.bench.harness import write_json
-
-    values = result.file(command_line(), environment(device), prompts.facts())
-    write_json(files.sweep_path(), sweep_values(result.tried, result.timed))
-    if (plot := files.plot_path()) is not None:
-        save_sweep(plot, result.tried)
-    write_json(files.out, values)
-    typer.echo(f"wrote {files.out}", err=True)

@@ -10,7 +10,7 @@ from slipstream.bench.calibrate.sweep import Evidence, Tried, finalists, with_co
 from slipstream.bench.calibrate.traces import DraftTrace, TraceRecorder, fit_calibration
 from slipstream.bench.cost import CostPlan, measure_cost
 from slipstream.bench.engines import MethodEngines
-from slipstream.bench.harness import Advance
+from slipstream.bench.harness import Advance, SamplingPlan
 from slipstream.bench.methods import PLAIN, Method, Numerics, parse_method
 from slipstream.bench.questions import Question, in_turn
 from slipstream.bench.speed import SpeedPlan, run_speed
@@ -21,6 +21,7 @@ from slipstream.core.request.options import SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams, Session
 from slipstream.draft.build import DraftModel
+from slipstream.options import option
 from slipstream.text.prompts import encode_prompt
 
 BEFORE = "before"
@@ -37,23 +38,33 @@ _ROWS = (*range(1, 9), 12, 16, 24, 32)
 
 @dataclass(frozen=True, slots=True)
 class CalibrationPlan:
-    """Plan of a calibration.
+    """Plan of a calibration: its extent, and how replies are drawn."""
 
-    `minutes` is what all stages together should take, `temperature` that of the sampled replies,
-    `depth` the longest chain tried, and `num_finalists` run against the clock.
-    """
-
-    questions: tuple[Question, ...]
-    max_new_tokens: int = 64
-    minutes: float = 8.0
-    temperature: float = 1.0
-    seed: int = 0
-    depth: int = 8
-    num_finalists: int = 4
-    numerics: Numerics = "invariant"
+    max_new_tokens: int = option(
+        64, "Maximum number of tokens of a reply; more than 64 add little."
+    )
+    minutes: float = option(
+        8.0,
+        "Minutes for everything. With fewer, fewer prompts are recorded and timed, and costs are"
+        " timed less often; the sweep itself is a simulation and takes seconds.",
+    )
+    temperature: float = option(
+        1.0, "Temperature of the sampled replies; greedy ones are recorded beside them."
+    )
+    seed: int = option(0, "Seed of the sampled replies.")
+    depth: int = option(
+        8,
+        "Longest chain that is tried, at most the lag that the draft was trained for. More than"
+        " twice the tokens per round is of no use.",
+    )
+    finalists: int = option(
+        4, "Settings that run against the clock, the best of each policy first."
+    )
+    numerics: Numerics = option("invariant", "invariant, as is served by default, or fast.")
+    questions: tuple[Question, ...] = ()
 
     def __post_init__(self) -> None:
-        limits = (("max_new_tokens", 8, 4096), ("depth", 1, 14), ("num_finalists", 1, 16))
+        limits = (("max_new_tokens", 8, 4096), ("depth", 1, 14), ("finalists", 1, 16))
         for name, least, most in limits:
             if not least <= getattr(self, name) <= most:
                 value = getattr(self, name)
@@ -64,8 +75,6 @@ class CalibrationPlan:
             )
         if self.temperature == 0:
             raise InvalidRequest("temperature is 0, but greedy replies are calibrated in any case")
-        if not self.questions:
-            raise InvalidRequest("a calibration needs at least 1 prompt")
         SamplingParams(temperature=self.temperature, seed=self.seed)
 
     @property
@@ -89,7 +98,7 @@ def measure(plan: CalibrationPlan, engines: MethodEngines) -> tuple[RoundCosts, 
     limit = engines.engine("fast").model.context_length
     timing = CostPlan(
         context=min(_CONTEXT, limit // 2),
-        rows=_ROWS,
+        rows=",".join(map(str, _ROWS)),
         rounds=plan.num_timings,
         plain_tokens=min(32, limit // 4, plan.max_new_tokens),
         plain_rounds=-(-plan.num_timings // 4),
@@ -237,7 +246,12 @@ def _race_figures(
     race: Race, engines: MethodEngines, sampling: SamplingParams, advance: Advance
 ) -> dict[str, dict[str, Any]]:
     """Return figures by method. Another benchmark compares the tokens with plain decoding's."""
-    speed = SpeedPlan(race.methods, race.questions, sampling, race.plan.max_new_tokens)
+    speed = SpeedPlan(
+        race.plan.max_new_tokens,
+        sampling=SamplingPlan(sampling.temperature, sampling.seed),
+        methods=race.methods,
+        questions=race.questions,
+    )
     outputs = run_speed(speed, engines, advance=advance)
     plain, found = outputs[PLAIN], {}
     for method in race.methods:

@@ -1,24 +1,20 @@
-"""The options that benchmarks share, and the facts that go with their figures. Loads no torch."""
+"""The options that benchmarks share, and the facts that go with their figures."""
 
 import shlex
 import sys
 from dataclasses import asdict, dataclass
-from enum import StrEnum
 from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from slipstream.bench.environment import environment, running_dtype
+from slipstream.bench.harness import check_writable, write_json
 from slipstream.bench.questions import Question, read_questions, select
 from slipstream.cli.up import StackFlags
 from slipstream.core.errors import InvalidRequest
+from slipstream.models.store.digests import file_digest, weights_digests
+from slipstream.models.store.resolve import find_local
 from slipstream.options import items, option
-
-
-class Numerics(StrEnum):
-    """Numerics of drafting methods."""
-
-    INVARIANT = "invariant"
-    FAST = "fast"
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,8 +45,6 @@ class ModelFlags:
 
     def facts(self, *others: str) -> dict[str, Any]:
         """Return the machine, the target, and the digests of it and of other models by name."""
-        from slipstream.bench.environment import running_dtype
-
         return {
             **machine_facts(self.device),
             "target": self.target,
@@ -82,8 +76,6 @@ class QuestionFlags:
 
     def facts(self) -> dict[str, Any]:
         """Return name and digest of the file."""
-        from slipstream.models.store.digests import file_digest
-
         path = self.path()
         return {"prompts": path.name, "prompts_sha256": file_digest(path)}
 
@@ -97,15 +89,11 @@ class OutputFlags:
     def check(self) -> None:
         """Raise `InvalidRequest` for a file that can't be written, before hours are spent."""
         if self.json is not None:
-            from slipstream.bench.harness import check_writable
-
             check_writable(self.json)
 
     def write(self, values: dict[str, Any]) -> None:
         """Write the file, if there is to be one."""
         if self.json is not None:
-            from slipstream.bench.harness import write_json
-
             write_json(self.json, values)
 
 
@@ -116,20 +104,10 @@ def command_line() -> str:
 
 def machine_facts(device: str) -> dict[str, Any]:
     """Return versions, machine and command line."""
-    from slipstream.bench.environment import environment
-
     return {**environment(device), "command": command_line()}
-
-
-def plan_facts(plan: Any, num_prompts: int, *names: str) -> dict[str, Any]:
-    """Return the number of prompts, and these fields of a plan."""
-    return {"num_prompts": num_prompts, **{name: getattr(plan, name) for name in names}}
 
 
 def weights_facts(*names: str) -> dict[str, Any]:
     """Return the digests of models that are on this machine."""
-    from slipstream.models.store.digests import weights_digests
-    from slipstream.models.store.resolve import find_local
-
     found = {name: weights_digests(find_local(name)) for name in dict.fromkeys(names)}
     return {"weights_sha256": found}

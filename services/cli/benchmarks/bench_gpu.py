@@ -4,20 +4,24 @@ import time
 from dataclasses import asdict, dataclass
 from enum import StrEnum
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import typer
 
+from slipstream.bench.gpu import report
+from slipstream.bench.gpu.floors import measure_floors
+from slipstream.bench.gpu.graph_checks import check_graphs
+from slipstream.bench.gpu.steps import GpuStep, Outcome, run_steps
+from slipstream.bench.harness import write_json
 from slipstream.cli.benchmarks.bench_flags import ModelFlags, OutputFlags, machine_facts
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console
 from slipstream.core.errors import InvalidRequest, SlipstreamError
 from slipstream.exit_codes import FAILED
+from slipstream.models.loading import parse_device
+from slipstream.models.store.resolve import find_local
 from slipstream.options import option
-
-if TYPE_CHECKING:
-    from slipstream.bench.gpu.steps import GpuStep
 
 _SHAPE, _NO_SHAPE = "llama-3-8b", "none"
 _ROWS = "1,2,4,8,16,32,64,128"
@@ -52,10 +56,8 @@ class GpuRunFlags:
         if self.out.exists() and not self.out.is_dir():
             raise InvalidRequest(f"{self.out} is a file, but results go into a directory")
 
-    def steps(self, models: ModelFlags) -> "list[GpuStep]":
+    def steps(self, models: ModelFlags) -> list[GpuStep]:
         """Return the steps, the most telling first."""
-        from slipstream.bench.gpu.steps import GpuStep
-
         place = ["--target", models.target, "--draft", models.draft]
         place += ["--dtype", models.dtype, "--device", models.device]
         short = ["--max-new-tokens", str(self.max_new_tokens), "--limit", str(self.limit)]
@@ -91,10 +93,6 @@ def gpu(run: GpuRunFlags, models: ModelFlags, output: OutputFlags) -> None:
     if run.step is not None:
         output.write(_figures(run, run.step, models))
         return
-    from slipstream.bench.gpu import report
-    from slipstream.bench.gpu.steps import Outcome, run_steps
-    from slipstream.bench.harness import write_json
-
     facts = _facts(models.device)
     run.out.mkdir(parents=True, exist_ok=True)
     steps, results = run.steps(models), []
@@ -114,8 +112,6 @@ def gpu(run: GpuRunFlags, models: ModelFlags, output: OutputFlags) -> None:
 
 def _lack(target: str) -> str:
     """Return why a model is not at hand; "" where it is. Nothing is fetched."""
-    from slipstream.models.store.resolve import find_local
-
     try:
         find_local(target)
     except SlipstreamError as error:
@@ -125,19 +121,13 @@ def _lack(target: str) -> str:
 
 def _facts(device: str) -> dict[str, Any]:
     """Return facts of the machine. Raises `InvalidRequest` for a device that is not there."""
-    from slipstream.models.loading import parse_device
-
     parse_device(device)
     return machine_facts(device)
 
 
 def _figures(run: GpuRunFlags, step: OneStep, models: ModelFlags) -> dict[str, Any]:
     if step is OneStep.GRAPHS:
-        from slipstream.bench.gpu.graph_checks import check_graphs
-
         return check_graphs(models.target, models.draft, dtype=models.dtype, device=models.device)
-    from slipstream.bench.gpu.floors import measure_floors
-
     return measure_floors(
         run.shape or _SHAPE, dtype=models.dtype, device=models.device, numerics="invariant"
     )

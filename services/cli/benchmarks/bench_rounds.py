@@ -4,28 +4,31 @@ import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from functools import partial
-from typing import TYPE_CHECKING
 
-from slipstream.cli.benchmarks.bench_flags import ModelFlags, OutputFlags, QuestionFlags, plan_facts
+from slipstream.bench import rounds_report as report
+from slipstream.bench.rounds import (
+    EMBEDDED,
+    RoundsEngine,
+    RoundsPlan,
+    check_same_model,
+    rounds_figures,
+    run_rounds,
+)
+from slipstream.bench.services import LocalServices
+from slipstream.cli.benchmarks.bench_flags import ModelFlags, OutputFlags, QuestionFlags
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console, show_lines
+from slipstream.client import Client
 from slipstream.config import load_settings
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.core.types import SamplingParams
 from slipstream.options import items, option
-
-if TYPE_CHECKING:
-    from slipstream.bench.rounds import RoundsEngine
 
 
 @dataclass(frozen=True, slots=True)
-class ComparisonFlags:
-    """Replies, the services that give them, and the distance of the draft."""
+class ServiceFlags:
+    """The services that answer, and the distance of the draft."""
 
-    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.")
-    temperature: float = option(0.0, "Sampling temperature; 0 is greedy.")
-    warmup: int = option(1, "Short unmeasured replies of each engine first.")
     router: str | None = option(None, "HOST:PORT of a router; default: services are started.")
     rtt_ms: str = option(
         "0", "Round-trip times between the draft and the other services, separated by commas."
@@ -35,8 +38,7 @@ class ComparisonFlags:
         False, "The target has a core for itself, with one thread; so has the embedded engine."
     )
 
-    def check(self) -> None:
-        """Raise `InvalidRequest` for times that can't be."""
+    def __post_init__(self) -> None:
         for ms in self.delays_ms():
             if not 0 <= ms <= 1000:
                 raise InvalidRequest(f"rtt_ms is {ms:g}, but must be 0 to 1000")
@@ -53,7 +55,11 @@ class ComparisonFlags:
 
 @with_flags
 def rounds(
-    prompts: QuestionFlags, run: ComparisonFlags, models: ModelFlags, output: OutputFlags
+    prompts: QuestionFlags,
+    plan: RoundsPlan,
+    services: ServiceFlags,
+    models: ModelFlags,
+    output: OutputFlags,
 ) -> None:
     """Cost of a round embedded and distributed, and where the time goes.
 
@@ -63,50 +69,39 @@ def rounds(
     """
     models.check()
     output.check()
-    run.check()
-    from slipstream.bench import rounds as benchmark
-    from slipstream.bench import rounds_report as report
-
-    sampling = SamplingParams(temperature=run.temperature)
-    plan = benchmark.RoundsPlan(prompts.questions(), run.max_new_tokens, run.warmup, sampling)
-    models = replace(models, threads=1) if run.pin else models
+    plan = replace(plan, questions=prompts.questions())
+    models = replace(models, threads=1) if services.pin else models
     models.stack().fetch()
     with ExitStack() as stack:
-        engines = _engines(stack, run, models)
+        engines = _engines(stack, services, models)
         with step_bar(len(engines) * (plan.warmup + len(plan.questions))) as advance:
-            samples = benchmark.run_rounds(plan, engines, advance=advance)
-    figures = benchmark.rounds_figures(samples)
+            samples = run_rounds(plan, engines, advance=advance)
+    figures = rounds_figures(samples)
     console = figures_console()
     console.print(report.answers_table(figures))
     console.print()
     console.print(report.parts_table(figures))
     show_lines(report.remarks(figures))
-    facts = plan_facts(run, len(plan.questions), *asdict(run))
-    environment = {**models.facts(), **prompts.facts(), **facts}
-    output.write({"environment": environment, "rounds": figures})
+    facts = {**prompts.facts(), **asdict(services), **asdict(plan.sampling)}
+    sizes = {"max_new_tokens": plan.max_new_tokens, "num_prompts": len(plan.questions)}
+    output.write({"environment": {**models.facts(), **facts, **sizes}, "rounds": figures})
 
 
-def _engines(
-    stack: ExitStack, run: ComparisonFlags, models: ModelFlags
-) -> dict[str, "RoundsEngine"]:
+def _engines(stack: ExitStack, flags: ServiceFlags, models: ModelFlags) -> dict[str, RoundsEngine]:
     """Return the engines under test, until the stack closes."""
-    from slipstream.bench.rounds import EMBEDDED, RoundsEngine, check_same_model
-    from slipstream.bench.services import LocalServices
-    from slipstream.client import Client
-
-    services, address = None, run.router
+    services, address, delays_ms = None, flags.router, flags.delays_ms()
     if address is None:
         plan = models.stack().plan(port=0)
-        services = LocalServices(plan, is_apart=run.delays_ms() != [0.0], is_pinned=run.pin)
+        services = LocalServices(plan, is_apart=delays_ms != [0.0], is_pinned=flags.pin)
         address = stack.enter_context(services).address
-    routed = stack.enter_context(Client(str(address), token=load_settings().token))
+    routed = stack.enter_context(Client(address, token=load_settings().token))
     embedded = stack.enter_context(Client.embedded(**asdict(models)))
     check_same_model(embedded.model_info(), routed.model_info())
     others_cpu_s = None if services is None else services.cpu_s
     engines = {EMBEDDED: RoundsEngine(embedded, others_cpu_s=others_cpu_s)}
-    for ms in run.delays_ms():
+    for ms in delays_ms:
         prepare = partial(services.set_delay, ms / 2000) if services else lambda: None
-        for overlap in (False, True)[: 1 + run.overlap]:
+        for overlap in (False, True)[: 1 + flags.overlap]:
             name = f"{ms:g} ms{' overlap' if overlap else ''}"
             idle_s = None if services is None else time.process_time
             engines[name] = RoundsEngine(routed, prepare, idle_s, overlap=overlap)

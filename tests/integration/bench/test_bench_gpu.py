@@ -53,7 +53,7 @@ def test_a_step_that_fails_is_reported_and_the_rest_runs(tmp_path):
     assert [at.outcome for at in (refused, late, last)] == [Outcome.FAILED] * 3
     assert "exit code 2: error: rows are [2, 1], but must ascend from 1" in refused.reason
     assert late.reason == "it took more than 0 s"
-    assert "rows are 'none'" in last.reason
+    assert "rows is 'none'" in last.reason
 
 
 def test_steps_for_which_no_time_is_left_are_not_run(tmp_path):

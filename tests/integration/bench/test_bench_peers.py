@@ -1,83 +1,112 @@
-"""`slipstream bench peers` on tiny models: engines in processes, figures, files, refusals."""
+"""`slipstream bench peers`: servers side by side, and what is refused."""
 
 import json
-from importlib.util import find_spec
+import threading
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
-import torch
 
 from slipstream.cli.main import exit_code
 from support.commands import refusal
-from support.models.bench_files import save_pair, save_prompts
-from support.services.processes import ROOT
-
-PROMPTS = ((1, "a", ["hello there"]), (2, "b", ["abcabcabcabc"]))
+from support.models.bench_files import save_prompts
 
 
-@pytest.fixture(scope="module")
-def pair(tmp_path_factory):
-    """A tiny target and GliDe weights for it."""
-    vocab = torch.arange(0, 259, 2)
-    return [*save_pair(tmp_path_factory.mktemp("pair"), max_lag=6, vocab=vocab), "--threads", "1"]
+class _Chats(BaseHTTPRequestHandler):
+    """Answers with a word for each token, and refuses an unlucky question."""
+
+    def log_message(self, *_):
+        pass
+
+    def do_GET(self):
+        self._send({"data": [{"id": "small"}] if self.server.has_model else []})
+
+    def do_POST(self):
+        sent = json.loads(self.rfile.read(int(self.headers["Content-Length"])))
+        self.server.requests.append(sent | {"authorization": self.headers["Authorization"]})
+        if sent["messages"][0]["content"] == "unlucky":
+            self.send_error(400, "an unlucky question")
+            return
+        text = " ".join([self.server.word] * sent["max_tokens"])
+        usage = {"usage": {"completion_tokens": sent["max_tokens"]}} if self.server.counts else {}
+        self._send({"choices": [{"message": {"content": text}}], **usage})
+
+    def _send(self, values):
+        self.send_response(200)
+        self.end_headers()
+        self.wfile.write(json.dumps(values).encode())
 
 
 @pytest.fixture
-def asked(tmp_path):
-    return [*save_prompts(tmp_path, *PROMPTS), "--max-new-tokens", "12", "--settle-s", "0"]
+def servers():
+    """Two servers, of which the second answers in other words."""
+    found = []
+    for word in ("yes", "no"):
+        server = ThreadingHTTPServer(("127.0.0.1", 0), _Chats)
+        server.word, server.requests, server.counts, server.has_model = word, [], True, True
+        threading.Thread(target=server.serve_forever, kwargs={"poll_interval": 0.01}).start()
+        found.append(server)
+    yield found
+    for server in found:
+        server.shutdown()
+        server.server_close()
 
 
-@pytest.fixture(autouse=True)
-def path(monkeypatch):
-    """Engines find the package, and share what there is of a machine with other tests."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / ".dev"))
-    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+def flags(servers, tmp_path, *texts):
+    questions = [(number, "qa", [text]) for number, text in enumerate(texts)]
+    words = [*save_prompts(tmp_path, *questions), "--repeats", "2", "--max-new-tokens", "3"]
+    for name, server in zip(("ours", "theirs"), servers, strict=True):
+        words += ["--endpoint", f"{name}=http://127.0.0.1:{server.server_port}/v1/"]
+    return ["bench", "peers", *words]
 
 
-def test_everybody_answers_the_same_prompts_with_the_same_tokens(pair, asked, tmp_path, capsys):
-    file, page, plots = tmp_path / "peers.json", tmp_path / "peers.md", tmp_path / "plots"
-    has_llama = find_spec("llama_cpp") is not None  # the config itself is tested where it is there
-    configs = "hf,hf-assistant,plain+invariant,glide+cape,glide+depth=9,best"
-    configs += "" if has_llama else ",llama.cpp"
-    out = ["--json", str(file), "--markdown", str(page), "--plot", str(plots)]
-    how = ["--arms", configs, "--concurrency", "1,2", "--concurrent-limit", "2"]
-    assert exit_code(["bench", "peers", *pair, *asked, *how, *out]) == 0
+def test_servers_answer_the_same_chats_and_are_compared_with_the_first(servers, tmp_path, capsys):
+    out, token = tmp_path / "out.json", tmp_path / "token"
+    token.write_text("secret")
+    words = ["--concurrency", "1,2", "--endpoint-token-file", str(token), "--json", str(out)]
+    assert exit_code([*flags(servers, tmp_path, "a", "unlucky", "b"), *words]) == 0
+    figures = json.loads(out.read_text())["peers"]
+    assert figures["base"] == "ours"
+    for level in figures["levels"]:
+        ours, theirs = level["engines"]["ours"], level["engines"]["theirs"]
+        assert ours["ratio"]["median"] == 1
+        assert ours["identity"]["identical"] == ours["finished"] > 0
+        assert theirs["identity"]["identical"] == 0
+        assert ours["tokens"] == 3 * ours["finished"]
+    assert sum(level["engines"]["ours"]["errors"]["ServiceError"] for level in figures["levels"])
+    for sent in servers[1].requests:
+        assert (sent["model"], sent["temperature"]) == ("small", 0)
+        assert sent["authorization"] == "Bearer secret"
     said = capsys.readouterr().out
-    assert said.count("skipped") == 3 - has_llama, said
-    assert has_llama or "llama-cpp-python is not installed" in said
-    assert "skipped glide+depth=9: InvalidRequest: method 'glide+depth=9': 9 draft" in said
-    assert "skipped hf-assistant: there is no assistant model" in said
-    assert "best is " in said
-    figures = json.loads(file.read_text())["peers"]
-    assert figures["whole"]
-    alone, together = figures["levels"]
-    assert list(alone["arms"]) == ["hf", "plain+invariant", "glide+cape", "best"]
-    assert list(together["arms"]) == ["hf", "best"]
-    for level in (alone, together):
-        for of in level["arms"].values():
-            assert of["tokens"] == 24
-            assert of["identity"] == {"same": 2, "of": 2, "by": "tokens"}
-    assert alone["arms"]["hf"]["tokens_per_forward"] == 1
-    assert set(alone["arms"]["best"]["categories"]) == {"a", "b"}
-    assert "| glide+cape |" in page.read_text()
-    names = {"peers-1", "peers-2", "peers-categories", "peers-concurrency"}
-    assert {path.stem for path in plots.iterdir()} == names
+    assert "over ours" in said
+    assert "failed with ServiceError" in said
+    assert "differs" not in said, "other weights promise nothing"
 
 
-BAD = [
-    (["--arms", "nobody"], "method 'nobody' is unknown"),
-    (["--arms", "hf,hf"], "configuration 'hf' is named twice"),
-    (["--arms", "distributed:ngram"], "needs another draft than the services have"),
-    (["--arms", "hf", "--concurrent-arms", "plain"], "'plain' is none of the configurations hf"),
-    (["--endpoint", "here"], "must be NAME=http://"),
-    (["--endpoint", "hf=http://localhost/v1"], "has the name of another configuration"),
-    (["--concurrency", "1,1"], "each once"),
-    (["--concurrency", "0"], "from 1 to 64"),
-    (["--limit", "0"], "limit is 0"),
-    (["--markdown", "/"], "is a directory"),
-    (["--json", "/"], "is a directory"),
-]
+def test_a_server_that_counts_no_tokens_or_has_no_model_ends_the_benchmark(
+    servers, tmp_path, capsys
+):
+    servers[1].counts = False
+    assert exit_code(flags(servers, tmp_path, "a")) == 1
+    assert "sends no usage" in capsys.readouterr().err
+    servers[1].has_model = False
+    assert exit_code(flags(servers, tmp_path, "a")) == 1
+    assert "serves no model" in capsys.readouterr().err
 
 
-@pytest.mark.parametrize(("flags", "reason"), BAD)
-def test_nonsense_is_refused_before_anything_is_loaded(flags, reason, capsys):
-    assert reason in refusal(capsys, "bench", "peers", *flags)
+@pytest.mark.parametrize(
+    ("words", "reason"),
+    [
+        ([], "there is no endpoint to measure"),
+        (["--endpoint", "here"], "must be NAME=http://"),
+        (["--endpoint", "a=http://b", "--endpoint", "a=http://c"], "'a' is named twice"),
+        (["--endpoint", "a=http://b", "--concurrency", "0"], "a concurrency is 0"),
+        (["--endpoint", "a=http://b", "--json", "/"], "is a directory"),
+    ],
+)
+def test_nonsense_is_refused_in_one_sentence(words, reason, capsys):
+    assert reason in refusal(capsys, "bench", "peers", *words)
+
+
+def test_a_server_that_is_not_there_is_named(capsys):
+    assert exit_code(["bench", "peers", "--endpoint", "a=http://127.0.0.1:9/v1"]) == 1
+    assert "127.0.0.1:9/v1/models does not answer" in capsys.readouterr().err

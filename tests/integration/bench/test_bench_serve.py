@@ -5,10 +5,11 @@ import json
 
 import pytest
 
-from slipstream.bench.load import LoadBench, LoadPlan
+from slipstream.bench.load import LoadPlan, method_bench
 from slipstream.bench.methods import parse_request_methods
 from slipstream.bench.questions import Question
 from slipstream.cli.main import exit_code
+from slipstream.core.types import SamplingParams
 from support.commands import refusal
 from support.models.bench_files import save_prompts
 from support.services import fleet
@@ -30,11 +31,11 @@ def test_outputs_under_load_are_those_of_the_prompts_alone(target, tmp_path, cap
     flags = [*place, *load, *prompts, "--temperature", temperature, "--json", str(out)]
     assert exit_code(["bench", "serve", *flags]) == 0
     written = json.loads(out.read_text())
-    assert [point["value"] for point in written["serve"]["points"]] == [1, 3]
-    for point in written["serve"]["points"]:
-        assert list(point["arms"]) == ["plain", "auto", "forced"]
-        for name, of in point["arms"].items():
-            num = 2 * 2 * point["value"]
+    assert [level["users"] for level in written["serve"]["levels"]] == [1, 3]
+    for level in written["serve"]["levels"]:
+        assert list(level["engines"]) == ["plain", "auto", "forced"]
+        for name, of in level["engines"].items():
+            num = 2 * 2 * level["users"]
             assert (of["requests"], of["finished"], of["errors"]) == (num, num, {})
             assert of["identity"]["identical"] == of["identity"]["outputs"] == num
             assert (of["drafted_tokens"] > 0) is (name == "forced") or name == "auto"
@@ -63,20 +64,21 @@ def test_a_router_serves_a_load_as_embedded_engines_do(target, tmp_path):
         assert exit_code(["bench", "serve", *place, *flags]) == 0
     written = json.loads(out.read_text())
     assert written["environment"]["router"] == cluster.address
-    for of in written["serve"]["points"][0]["arms"].values():
+    for of in written["serve"]["levels"][0]["engines"].values():
         assert (of["finished"], of["identity"]["identical"], of["errors"]) == (4, 4, {})
 
 
 async def test_what_a_router_refuses_is_counted_and_the_rest_is_measured(target):
     questions = tuple(Question(at, category, tuple(turns)) for at, category, turns in PROMPTS)
     methods = parse_request_methods("plain,forced")
-    plan = LoadPlan((4,), methods, questions, per_worker=3, max_new_tokens=16, repeats=1)
+    plan = LoadPlan("4", requests_per_worker=3, max_new_tokens=16, repeats=1)
     one, draft = fleet.target_worker(target), fleet.draft_worker("ngram", target)
     limits = {"max_requests": 2}
     async with fleet.running(one, draft), fleet.routed([one], [draft], **limits) as client:
-        bench = LoadBench(plan, client, lambda name: None)
+        greedy, advance = SamplingParams(), lambda name: None
+        bench = await method_bench(plan, questions, methods, client, greedy, advance)
         figures = await asyncio.wait_for(bench.figures(), 60)
-    for of in figures["points"][0]["arms"].values():
+    for of in figures["levels"][0]["engines"].values():
         assert of["requests"] == 12
         assert of["finished"] + sum(of["errors"].values()) == 12
         assert set(of["errors"]) == {"CapacityError"}

@@ -1,4 +1,4 @@
-"""Load: what a run asks, how its outputs are compared, and what is refused."""
+"""Load: what a run sends, how answers are compared, and what is refused."""
 
 import random
 from collections import Counter
@@ -6,37 +6,34 @@ from statistics import median
 
 import pytest
 
-from slipstream.bench.load import LoadPlan, LoadRun, identity, load_figures
+from slipstream.bench.load import (
+    Answer,
+    EngineUnderTest,
+    LoadPlan,
+    LoadRun,
+    identity,
+    load_figures,
+    remarks,
+)
 from slipstream.bench.methods import parse_request_methods
 from slipstream.bench.questions import Question
 from slipstream.bench.statistics import median_interval, paired
 from slipstream.core.request.options import Mode, SpeculationOptions
-from slipstream.core.request.results import PromptInfo, RequestStats, Result, Timings
 from slipstream.core.request.stats import SpeculationStats
-from slipstream.core.types import FinishReason, Shape
+from slipstream.core.types import Shape
 from support.commands import refusal
 
 QUESTIONS = tuple(Question(at, "ab"[at % 2], (f"prompt {at}",)) for at in range(5))
-STATS = RequestStats(
-    3, 0, 3, Timings(1, 1, 0, 0), SpeculationStats(2, 1, 5, 4, 0, (), (), (), {}, {}, True)
-)
-
-
-def plan(methods="plain,auto", users=(1, 2), **changes):
-    return LoadPlan(users, parse_request_methods(methods), QUESTIONS, **changes)
-
-
-def result(tokens):
-    prompt = PromptInfo("id", "model", 0, 3)
-    return Result("", tokens, FinishReason.LENGTH, STATS, prompt)
+STATS = SpeculationStats(2, 1, 5, 4, 0, (), (), (), {}, {}, True)
+ENGINES = tuple(EngineUnderTest(name, None, is_exact=True) for name in ("plain", "auto"))
 
 
 def run(*answers, seconds=1.0, **errors):
-    found = [(name, result(tokens)) for name, tokens in answers]
+    found = [(name, Answer(len(tokens), tokens, STATS)) for name, tokens in answers]
     return LoadRun(found, Counter(errors), seconds)
 
 
-def test_methods_are_what_a_request_asks_for():
+def test_methods_are_what_a_request_sends():
     plain, auto, forced, glide = parse_request_methods("plain, auto,forced,glide+cape+depth=4")
     assert plain.options == SpeculationOptions(mode=Mode.OFF)
     assert auto.options == SpeculationOptions()
@@ -45,39 +42,45 @@ def test_methods_are_what_a_request_asks_for():
 
 
 def test_repeats_go_on_in_the_questions_which_are_mixed_by_category():
-    asked = [[at.question_id for at in plan().questions_of(1, repeat)] for repeat in range(3)]
-    assert asked == [[0, 1], [2, 3], [4, 0]]
+    plan = LoadPlan("1,2")
+    sent = [[at.question_id for at in plan.questions_of(QUESTIONS, 1, n)] for n in range(3)]
+    assert sent == [[0, 1], [2, 3], [4, 0]]
 
 
-def test_every_repeat_goes_through_all_loads_and_the_order_of_methods_moves_on():
-    order = [(users, method.name, repeat) for users, method, repeat in plan(repeats=2).turns()]
+def test_every_repeat_goes_through_all_loads_and_the_order_of_engines_moves_on():
+    plan = LoadPlan("1,2", repeats=2)
+    order = [(users, engine.name, repeat) for users, engine, repeat in plan.turns(ENGINES)]
     assert order[:4] == [(1, "plain", 0), (1, "auto", 0), (2, "plain", 0), (2, "auto", 0)]
     assert order[4:] == [(1, "auto", 1), (1, "plain", 1), (2, "auto", 1), (2, "plain", 1)]
-    assert plan(repeats=2).num_runs == len(order)
+    assert plan.num_runs(2) == len(order)
 
 
-def test_outputs_are_compared_with_those_of_the_prompt_alone():
-    runs = [run((1, (5, 6)), (2, (5, 7))), run((2, (5,)))]
-    assert identity(runs, {1: (5, 6), 2: (5, 6)}, is_expected=True) == {
-        "identical": 1,
-        "outputs": 3,
-        "expected": True,
-        "differences": [{"question_id": 2, "position": 1}],
-    }
+@pytest.mark.parametrize("answers", [{1: (5, 6), 2: (5, 6)}, {1: "ab", 2: "ac"}])
+def test_answers_are_compared_with_those_of_the_prompt_alone_by_tokens_or_text(answers):
+    first, other = answers[1], answers[1][:1] + type(answers[1])(answers[1][:1])
+    runs = [run((1, first), (2, answers[2])), run((2, other))]
+    found = identity(runs, answers, is_exact=True)
+    assert (found["identical"], found["outputs"], found["expected"]) == (2, 3, True)
+    assert found["differences"] == [{"question_id": 2, "position": 1}]
 
 
 def test_figures_are_of_all_runs_and_ratios_of_neighbours():
     runs = {
         "plain": [run((1, (5, 6)), seconds=1.0), run((1, (5, 6)), seconds=2.0)],
-        "auto": [run((1, (5, 6)), seconds=0.5), run((1, (5, 6)), seconds=2.0, CapacityError=3)],
+        "auto": [run((1, (5, 7)), seconds=0.5), run((1, (5, 6)), seconds=2.0, CapacityError=3)],
     }
-    [point] = load_figures(plan(users=(8,)), {8: runs}, {1: (5, 6)})["points"]
-    of = point["arms"]["auto"]
-    assert (point["kind"], point["value"]) == ("concurrency", 8)
-    assert (of["tokens_per_s"], of["over_plain"]["median"]) == (2.5, 1.5)
+    figures = load_figures(ENGINES, {8: runs}, {1: (5, 6)})
+    ([level], base) = figures["levels"], figures["base"]
+    of = level["engines"]["auto"]
+    assert (base, level["users"]) == ("plain", 8)
+    assert (of["tokens_per_s"], of["ratio"]["median"]) == (2.5, 1.5)
     assert (of["requests"], of["finished"], of["errors"]) == (5, 2, {"CapacityError": 3})
     assert (of["mean_acceptance_length"], of["speculative_share"]) == (3.0, pytest.approx(2 / 3))
-    assert point["arms"]["plain"]["over_plain"]["median"] == 1
+    assert level["engines"]["plain"]["ratio"]["median"] == 1
+    assert list(remarks(figures)) == [
+        "auto with 8 users differs from the prompts alone: 1 at token 1",
+        "auto with 8 users: 3 failed with CapacityError",
+    ]
 
 
 @pytest.mark.parametrize(
@@ -105,7 +108,7 @@ BAD = [
     (["--concurrency", "2,2"], "concurrency '2' is named twice"),
     (["--repeats", "0"], "repeats is 0"),
     (["--max-new-tokens", "0"], "max_new_tokens is 0"),
-    (["--requests-per-worker", "0"], "per_worker is 0"),
+    (["--requests-per-worker", "0"], "requests_per_worker is 0"),
     (["--methods", "plain,"], "must be names with commas between"),
     (["--methods", "auto,auto"], "method 'auto' is named twice"),
     (["--methods", "hf"], "method 'hf' needs an engine of its own"),

@@ -133,7 +133,7 @@ def questions(count):
 def test_every_question_goes_through_all_before_the_next_and_the_order_moves_on():
     log, ticks = [], iter(range(100))
     engines = {name: RoundsEngine(Recorder(name, log)) for name in ("a", "b")}
-    plan = RoundsPlan(questions(3), max_new_tokens=50, warmup=1)
+    plan = RoundsPlan(50, warmup=1, questions=questions(3))
     done = []
     samples = run_rounds(plan, engines, advance=done.append, clock=lambda: next(ticks))
     assert log[:2] == [("a", "q0", 32), ("b", "q0", 32)]
@@ -155,7 +155,7 @@ def test_each_answer_is_prepared_for_and_the_others_are_watched_meanwhile():
     watched = RoundsEngine(
         Recorder("a", log), lambda: log.append("prepared"), others_cpu_s=lambda: next(used)
     )
-    plan = RoundsPlan(questions(2), warmup=0)
+    plan = RoundsPlan(warmup=0, questions=questions(2))
     samples = run_rounds(plan, {"a": watched}, advance=lambda name: None)
     assert [entry == "prepared" for entry in log] == [True, False, True, False]
     assert [at.others_cpu_s for at in samples["a"]] == [0.25, 0.0]
@@ -164,7 +164,7 @@ def test_each_answer_is_prepared_for_and_the_others_are_watched_meanwhile():
 @pytest.mark.parametrize(("name", "value"), [("max_new_tokens", 1), ("warmup", -1)])
 def test_a_plan_that_makes_no_sense_is_refused(name, value):
     with pytest.raises(InvalidRequest, match=f"{name} is {value}"):
-        RoundsPlan(questions(1), **{name: value})
+        RoundsPlan(**{name: value})
 
 
 def info(**changes):

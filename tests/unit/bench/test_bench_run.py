@@ -115,7 +115,7 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        (["--rows", "1,x"], "must be as 1,4,16"),
+        (["--rows", "1,x"], "must be numbers as 1,4,16"),
         (["--rows", "2,4"], "must ascend from 1"),
         (["--rows", "1,4,4"], "must ascend from 1"),
         (["--rows", "1,500"], "at most 128"),
