@@ -6,7 +6,7 @@ from dataclasses import dataclass
 from enum import Enum
 from importlib import import_module
 from pathlib import Path
-from typing import Any, get_args, get_origin
+from typing import Any, Literal, get_args, get_origin
 
 import typer
 
@@ -108,6 +108,8 @@ def row(at: Command, param: Any) -> tuple[str, ...]:
 def value_text(kind: Any) -> str:
     """What an option takes, out of its annotation."""
     kind = get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
+    if get_origin(kind) is Literal:
+        return ", ".join(map(code, get_args(kind)))
     some = [part for part in get_args(kind) if part is not type(None)]
     if get_origin(kind) is list:
         return f"{value_text(some[0])}, repeatable"
