@@ -11,34 +11,15 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 
 from slipstream.core.errors import SlipstreamError
-from slipstream.train.data_run import DataHooks, DataRun, write_data
-from slipstream.train.group import run_ray_group
+from slipstream.train.data_plan import DataRun
+from slipstream.train.data_run import DataHooks, write_data
 from slipstream.train.ray_data import RaySpread
-from slipstream.train.shards import DataSettings
-from slipstream.train.sources import SourceSettings
 from support.models.tiny_training import training_place
-from support.services.members import count_and_refuse
 
-SETTINGS = DataSettings(
-    temperatures=((0.0, 1.0), (1.0, 1.0)),
-    max_new_tokens=8,
-    batch=5,
-    sources=SourceSettings(max_prompt_tokens=80, passage_tokens=10),
-)
 _STARTS = 3
-_LIGHT = {
-    "RAY_TRAIN_ENABLE_PREEMPTION_WATCHER": "0",
-    "RAY_TRAIN_ENABLE_STATE_TRACKING": "0",
-    "RAY_TRAIN_HEALTH_CHECK_INTERVAL_S": "0.1",
-    "RAY_TRAIN_METRICS_ENABLED": "0",
-    "RAY_worker_niceness": "0",
-}
-"""Ray Train without the actors that watch it, each of which is a process more; and workers that
-other tests do not keep waiting."""
 
 
 @contextmanager
@@ -63,7 +44,7 @@ def cluster() -> Iterator[None]:
 def write(run: DataRun, **options) -> int:
     ticks = itertools.count()
     hooks = DataHooks(lambda: float(next(ticks)), lambda plan: None, lambda report: None)
-    return write_data(run, hooks, **options).num_done
+    return write_data(run, hooks, **options)[0]
 
 
 def said_by(action) -> str:
@@ -76,12 +57,13 @@ def said_by(action) -> str:
 
 def spread_data(place: Path) -> dict[str, object]:
     """Shards of one process, and of workers that go on with some of them."""
-    files = (place / "data.jsonl",)
+    sizes = {"temperatures": "0,1", "max_new_tokens": 8, "batch": 5, "max_prompt_tokens": 80}
+    files = {"target": str(place / "target"), "prompts": (place / "data.jsonl",)}
     runs = {
-        name: DataRun(str(place / "target"), files, place / name, SETTINGS)
+        name: DataRun(out=place / name, **files, **sizes)
         for name in ("alone", "many", "wide", "long")
     }
-    long = replace(runs["long"], settings=replace(SETTINGS, max_new_tokens=100))
+    long = replace(runs["long"], max_new_tokens=100)
     return {
         "alone": write(runs["alone"]),
         "first": write(replace(runs["many"], max_tokens=1)),
@@ -91,21 +73,13 @@ def spread_data(place: Path) -> dict[str, object]:
     }
 
 
-def group(place: Path) -> dict[str, str]:
-    """Two members of Ray Train that add up what they have, and then refuse."""
-    work = partial(count_and_refuse, path=place / "told")
-    train = partial(run_ray_group, num_workers=2, has_gpus=False, directory=place / "ray")
-    error = said_by(lambda: train(work))
-    return {"error": error, "told": (place / "told").read_text()}
-
-
 def main(place: Path) -> None:
     """See the module."""
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # workers find what this process finds
-    os.environ |= _LIGHT
+    os.environ |= {"RAY_worker_niceness": "0"}  # other tests do not keep workers waiting
     training_place(place)
     with cluster():
-        said = {"data": spread_data(place), "group": group(place)}
+        said = {"data": spread_data(place)}
     (place / "said.json").write_text(json.dumps(said))
 
 

@@ -99,14 +99,18 @@ class TrainSettings:
         "Checks without a longer acceptance that end the run; 0: never.",
         rich_help_panel="Checks",
     )
-    precision: Precision = Precision.BFLOAT16
+    precision: Precision = option(
+        Precision.BFLOAT16, "Type of matrix products.", rich_help_panel="Machine"
+    )
     seed: int = option(0, "Seed of data order and masks.", min=0)
-    num_heldout: int = 60
+    heldout: int = option(60, "Prompts held out for the checks.", min=1, rich_help_panel="Checks")
+    export_minutes: float = option(
+        4.0, "Minutes between held-out checks.", rich_help_panel="Checks"
+    )
     report_seconds: float = 30.0
-    export_seconds: float = 240.0
 
     def __post_init__(self) -> None:
-        for name in ("batch_tokens", "num_heldout"):
+        for name in ("batch_tokens", "heldout"):
             if getattr(self, name) < 1:
                 raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
         if self.weight_decay < 0 or self.grad_clip <= 0:
@@ -115,5 +119,5 @@ class TrainSettings:
             raise TrainingError(f"ema is {self.ema}, it must be at least 0 and below 1")
         if self.patience < 0:
             raise TrainingError(f"patience is {self.patience}, it must not be negative")
-        if self.report_seconds <= 0 or self.export_seconds <= 0:
-            raise TrainingError("report_seconds and export_seconds must be positive")
+        if self.report_seconds <= 0 or self.export_minutes <= 0:
+            raise TrainingError("report_seconds and export_minutes must be positive")

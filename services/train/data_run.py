@@ -1,31 +1,32 @@
-"""A run that writes training data, from files of prompts to a directory of shards.
+"""A run that writes training data: a target's answers to prompts, in shards of one directory.
 
-Progress goes out through `DataHooks`.
+A shard is a function of the prompts, the settings and its number. Its file appears whole or not at
+all, so that a run that was stopped goes on where it was.
 """
 
-import hashlib
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import asdict, dataclass
+import gzip
+import json
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from filelock import FileLock, Timeout
+
 from slipstream.core.errors import InvalidRequest, TrainingError
-from slipstream.models.dtypes import AUTO, CPU
-from slipstream.models.loading import find_sources, load_model, load_tokenizer
+from slipstream.models.loading import load_model
 from slipstream.models.native.source import WeightSource
-from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.target.batch import BatchModel
 from slipstream.models.target.causal import sizes_of
 from slipstream.models.target.native_batch import NativeBatchModel
 from slipstream.models.threads import set_num_threads
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.text.tokenizer import TextTokenizer
-from slipstream.train.author import MAX_SELF_PROMPT_TOKENS, Author, BatchDecoder, Vocabulary
-from slipstream.train.shards import DataSettings, Shard, ShardStore, make_shards
-from slipstream.train.sources import TextSources, read_sources
+from slipstream.train.answers import BatchDecoder, EndRules, conversations
+from slipstream.train.data import parse_line, read_lines, write_json, write_whole
+from slipstream.train.data_plan import DataPlan, DataRun, make_plan
 
-_FORMAT = 1
-_WEIGHTS = ("*.safetensors", "*.gguf")
+MANIFEST_NAME = "manifest.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +39,7 @@ class Written:
 
 @dataclass(frozen=True, slots=True)
 class DataReport:
-    """Progress after a shard: shards of all processes, tokens of this run, seconds to the end."""
+    """Progress after a shard: finished ones, tokens of this run, seconds to the end."""
 
     num_done: int
     num_shards: int
@@ -47,210 +48,131 @@ class DataReport:
     seconds_left: float
 
 
-class Tally:
-    """Count of what all processes have written."""
-
-    def __init__(self, shards: Sequence[Shard], store: ShardStore, max_tokens: int | None) -> None:
-        """`max_tokens` is of all shards together; those that are finished already count."""
-        self._costs = {shard.number: shard.cost for shard in shards}
-        self._store = store
-        self._max_tokens = max_tokens
-        self._tokens: dict[int, int] = {}
-        self._num_own = 0
-        self.done: set[int] = set()
-        self.update(None)
-        self._before = (self._cost_left(), sum(self._tokens.values()))
-
-    def update(self, written: Written | None) -> None:
-        """Count what is finished by now; `written` is a shard of this run's own."""
-        if written is not None:
-            self._num_own += written.num_tokens
-            self._tokens[written.number] = written.num_tokens
-        self.done = self._store.done()
-        if self._max_tokens is not None:
-            for number in self.done - self._tokens.keys():
-                self._tokens[number] = self._store.num_generated(number)
-
-    def is_enough(self) -> bool:
-        """Return whether as many tokens are generated as are wanted."""
-        return self._max_tokens is not None and sum(self._tokens.values()) >= self._max_tokens
-
-    def report(self, elapsed_seconds: float) -> DataReport:
-        """Return the progress, `elapsed_seconds` after the first shard of this run was begun."""
-        rate = self._num_own / elapsed_seconds if elapsed_seconds else 0.0
-        left = elapsed_seconds * self._share_left()
-        return DataReport(len(self.done), len(self._costs), self._num_own, rate, left)
-
-    def _share_left(self) -> float:
-        """Return what is left, in multiples of what all have done since the start."""
-        cost_left, cost_before = self._cost_left(), self._before[0]
-        shares = [cost_left / max(1, cost_before - cost_left)]
-        if self._max_tokens is not None:
-            num_tokens = sum(self._tokens.values())
-            num_left = max(0, self._max_tokens - num_tokens)
-            shares.append(num_left / max(1, num_tokens - self._before[1]))
-        return min(shares)
-
-    def _cost_left(self) -> int:
-        return sum(cost for number, cost in self._costs.items() if number not in self.done)
-
-
-_SAMPLE_BYTES = 1 << 20
-
-
-@dataclass(frozen=True, slots=True)
-class DataRun:
-    """Answers of `target` to the prompts in `files`, which go into the directory `out`.
-
-    max_tokens: no further shard is begun once so many tokens are generated, those of earlier
-    runs included. num_threads: CPU threads of each process; None: one a core.
-    """
-
-    target: str
-    files: tuple[Path, ...]
-    out: Path
-    settings: DataSettings
-    device: str = CPU
-    dtype: str = AUTO
-    max_tokens: int | None = None
-    num_threads: int | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_tokens is not None and self.max_tokens < 1:
-            raise TrainingError(f"max_tokens is {self.max_tokens}, it must be at least 1")
-
-
-@dataclass(frozen=True, slots=True)
-class ShardPlan:
-    """Shards of a run, and how many of its prompts are too long for it."""
-
-    shards: tuple[Shard, ...]
-    manifest: dict[str, Any]
-    num_skipped: int
-
-
 @dataclass(frozen=True, slots=True)
 class DataHooks:
     """Callbacks of a run: the time in seconds, the plan, and each shard that is done."""
 
     clock: Callable[[], float]
-    plan: Callable[[ShardPlan], None]
+    plan: Callable[[DataPlan], None]
     report: Callable[[DataReport], None]
 
 
-@dataclass(frozen=True, slots=True)
-class DataOutcome:
-    """End of a run: shards that are finished, shards that other processes are writing."""
-
-    num_done: int
-    num_shards: int
-    num_taken: int
-
-
-def make_plan(run: DataRun) -> ShardPlan:
-    """Return what belongs into which shard; loads no weights."""
-    path = resolve(run.target)
-    tokenizer = text_tokenizer(load_tokenizer(*find_sources(path)))
-    sources = read_sources(run.files, tokenizer, run.settings.sources)
-    shards = make_shards(sources, run.settings)
-    manifest = _manifest(run, path, tokenizer, sources)
-    return ShardPlan(shards, manifest, sources.num_skipped)
+Spread = Callable[[DataRun, DataPlan, Sequence[int]], Iterator[Written]]
+"""Function that writes the shards of these numbers, in any order, one per step."""
 
 
 class Worker:
-    """Target of a process, which writes one shard after the other into the directory."""
+    """Target of a process, loaded when first needed, which writes one shard after the other."""
 
-    def __init__(self, run: DataRun, shards: tuple[Shard, ...]) -> None:
+    def __init__(self, run: DataRun, plan: DataPlan) -> None:
+        self._run, self._shards = run, plan.shards
+        self._model: BatchDecoder | None = None
+
+    def load(self) -> None:
         """Load the target. `InvalidRequest` when its context is too short for the settings."""
-        if run.num_threads is not None:
-            set_num_threads(run.num_threads)
+        run = self._run
+        if run.threads is not None:
+            set_num_threads(run.threads)
         target = load_model(run.target, dtype=run.dtype, device=run.device)
-        needed = run.settings.sources.max_prompt_tokens + run.settings.max_new_tokens
+        needed = run.max_prompt_tokens + run.max_new_tokens
         if needed > (limit := sizes_of(target.model).context_length):
             raise InvalidRequest(
                 f"prompts and answers may have {needed} tokens together, but the context of "
                 f"{target.model_id} has {limit}"
             )
-        ends, tokenizer = target.stop_token_ids, text_tokenizer(target.tokenizer)
-        words = Vocabulary(tokenizer, ends, ends | tokenizer.added_ids)
-        self._author = Author(_decoder(target.model, run.settings), words, run.settings)
-        self._shards = shards
-        self._store = ShardStore(run.out)
+        self._tokenizer, self._ends = text_tokenizer(target.tokenizer), target.stop_token_ids
+        if isinstance(target.model, WeightSource):
+            self._model = NativeBatchModel(target.model, max_new_tokens=run.max_new_tokens)
+        else:
+            self._model = BatchModel(target.model)
 
-    def write(self, number: int) -> Written | None:
-        """Write a shard; None when it is finished already or another process is writing it."""
-        with self._store.claim(number) as is_ours:
-            if not is_ours:
-                return None
-            lines = self._author.lines(self._shards[number])
-            self._store.write(number, lines)
+    def write(self, number: int) -> Written:
+        """Write a shard; the same conversations give the same bytes."""
+        if self._model is None:
+            self.load()
+        assert self._model is not None
+        lines = conversations(
+            self._model,
+            self._tokenizer,
+            self._shards[number],
+            EndRules(self._ends, self._run.max_new_tokens),
+            seed=self._run.seed_of(number),
+            max_prompt_tokens=self._run.max_prompt_tokens,
+        )
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        write_whole(_path(self._run.out, number), gzip.compress(text.encode(), mtime=0))
         return Written(number, sum(len(line["g"]) for line in lines))
 
 
-def _decoder(model: Any, settings: DataSettings) -> BatchDecoder:
-    if not isinstance(model, WeightSource):
-        return BatchModel(model)
-    longest = max(settings.max_new_tokens, MAX_SELF_PROMPT_TOKENS)
-    return NativeBatchModel(model, max_new_tokens=longest)
-
-
-Spread = Callable[[DataRun, ShardPlan, Sequence[int]], Iterator[Written | None]]
-"""Function that writes the shards of these numbers, in any order, one per step."""
-
-
-def write_here(run: DataRun, plan: ShardPlan, numbers: Sequence[int]) -> Iterator[Written | None]:
+def write_here(run: DataRun, plan: DataPlan, numbers: Sequence[int]) -> Iterator[Written]:
     """Write shards in this process."""
-    return map(Worker(run, plan.shards).write, numbers)
+    return map(Worker(run, plan).write, numbers)
 
 
-def write_data(run: DataRun, hooks: DataHooks, *, spread: Spread = write_here) -> DataOutcome:
-    """Write all shards that are not finished, or as many as `run.max_tokens` needs."""
+def write_data(run: DataRun, hooks: DataHooks, *, spread: Spread = write_here) -> tuple[int, int]:
+    """Write all shards that are not finished, or as many as `run.max_tokens` needs.
+
+    Return how many are finished, and how many there are.
+    """
     plan = make_plan(run)
-    store = ShardStore(run.out)
-    store.bind(plan.manifest)
-    hooks.plan(plan)
-    tally = Tally(plan.shards, store, run.max_tokens)
-    left = [shard.number for shard in plan.shards if shard.number not in tally.done]
-    if left and not tally.is_enough():
-        results = spread(run, plan, left)
-        start = hooks.clock()
-        for written in results:
-            tally.update(written)
-            if written is not None:
-                hooks.report(tally.report(hooks.clock() - start))
-            if tally.is_enough():
+    with _directory(run.out, plan.manifest):
+        hooks.plan(plan)
+        left = [at for at in range(len(plan.shards)) if not _path(run.out, at).is_file()]
+        done = len(plan.shards) - len(left)
+        most = float("inf") if run.max_tokens is None else run.max_tokens - _num_generated(run.out)
+        start, num_tokens = hooks.clock(), 0
+        for count, written in enumerate(spread(run, plan, left) if left and most > 0 else (), 1):
+            done, num_tokens = done + 1, num_tokens + written.num_tokens
+            seconds = hooks.clock() - start
+            rate, rest = num_tokens / max(seconds, 1e-9), seconds / count * (len(left) - count)
+            hooks.report(DataReport(done, len(plan.shards), num_tokens, rate, rest))
+            if num_tokens >= most:
                 break
-    num_left = 0 if tally.is_enough() else len(plan.shards) - len(tally.done)
-    return DataOutcome(len(tally.done), len(plan.shards), num_left)
+    return done, len(plan.shards)
 
 
-def _manifest(
-    run: DataRun, path: Path, tokenizer: TextTokenizer, sources: TextSources
-) -> dict[str, Any]:
-    """Return all that shards depend on, by name; what differs is named in an error."""
-    settings = asdict(run.settings)
-    return {
-        "format": _FORMAT,
-        "target": short_name(run.target),
-        "dtype": run.dtype,
-        "weights": _weights_mark(path),
-        "tokenizer": tokenizer.vocab_hash,
-        "chat_template": hashlib.sha256(tokenizer.chat_template.encode()).hexdigest(),
-        "files": [list(digest) for digest in sources.digests],
-        **settings.pop("sources"),
-        **settings,
-    }
+@contextmanager
+def _directory(out: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
+    """Have a directory for this process alone, begun for a manifest or of the same one.
+
+    Raises `TrainingError`, which names what differs, for a directory of another manifest.
+    """
+    try:
+        out.mkdir(parents=True, exist_ok=True)
+        with FileLock(out / "lock", timeout=0):
+            path = out / MANIFEST_NAME
+            if path.is_file():
+                _compare(path, json.loads(json.dumps(manifest)))
+            elif any(out.glob("shard-*")):
+                raise TrainingError(f"{out} holds shards but no {MANIFEST_NAME}")
+            else:
+                write_json(path, manifest)
+            yield
+    except Timeout:
+        raise TrainingError(f"{out} is being written by another process") from None
+    except OSError as error:
+        raise TrainingError(f"{out} can't be written: {error}") from None
 
 
-def _weights_mark(path: Path) -> str:
-    """Return a hash of sizes and both ends of the weights' files: a full one takes minutes."""
-    files = [path] if path.is_file() else sorted(f for kind in _WEIGHTS for f in path.glob(kind))
-    digest = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as content:
-            digest.update(content.read(_SAMPLE_BYTES))
-            content.seek(max(0, size - _SAMPLE_BYTES))
-            digest.update(content.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
+def _compare(path: Path, wanted: Mapping[str, Any]) -> None:
+    try:
+        found: Any = json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError) as error:
+        raise TrainingError(f"{path} can't be read: {error}") from None
+    found = found if isinstance(found, dict) else {}
+    for name in [*wanted, *found]:
+        if found.get(name) != wanted.get(name):
+            raise TrainingError(
+                f"{path.parent} holds shards of another run: {name} is "
+                f"{json.dumps(found.get(name))} there and {json.dumps(wanted.get(name))} here"
+            )
+
+
+def _num_generated(out: Path) -> int:
+    """Return the tokens that the target wrote in the finished shards."""
+    lines = [(path, line) for path in out.glob("shard-*.jsonl.gz") for line in read_lines(path)[1]]
+    return sum(len(parse_line(line, str(path))["g"]) for path, line in lines if line)
+
+
+def _path(out: Path, number: int) -> Path:
+    return out / f"shard-{number:06d}.jsonl.gz"

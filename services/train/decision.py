@@ -9,6 +9,7 @@ from torch import Tensor, nn
 from slipstream.core.errors import TrainingError
 from slipstream.models.decision import GREEDY, NUM_STATS, SAMPLED, DecisionModel
 from slipstream.models.glide.chain_stop import DecisionNetwork
+from slipstream.options import option
 from slipstream.train.records import Records
 
 
@@ -17,11 +18,11 @@ class DecisionSettings:
     """`width` is that of the hidden layer. AdamW at `lr`, in batches of `batch_rows`, until
     `patience` epochs have brought nothing, `max_epochs` at most."""
 
-    width: int = 32
-    lr: float = 1e-3
+    width: int = option(32, "Width of the hidden layer.", min=1)
+    lr: float = option(1e-3, "Learning rate.")
     weight_decay: float = 0.1
     batch_rows: int = 256
-    max_epochs: int = 60
+    max_epochs: int = option(60, "Maximum number of passes over the records.", min=1)
     patience: int = 6
     seed: int = 0
 

@@ -3,30 +3,38 @@
 Progress goes out through a callback.
 """
 
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, field
+from collections.abc import Callable, Mapping
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+
+import torch
+from torch import Tensor
 
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import TrainingError
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams
 from slipstream.draft.build import glide_folder
-from slipstream.models.decision import DECISION_NAME, draft_digest, save_decision
-from slipstream.models.glide.glide_scorer import load_glide
+from slipstream.models.decision import (
+    DECISION_NAME,
+    GREEDY,
+    SAMPLED,
+    DecisionModel,
+    save_decision,
+)
+from slipstream.models.glide.glide_scorer import GlideScorer, load_glide
+from slipstream.options import group, option, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
-from slipstream.train.data import DataFile, ReadLimits, read_data
+from slipstream.train.data import ReadLimits, read_data
 from slipstream.train.decision import DecisionSettings, train_decision
-from slipstream.train.decision_report import DecisionReport, make_report, write_report
-from slipstream.train.records import Records, RecordStore, joined
+from slipstream.train.records import Records, joined
 from slipstream.train.rounds import RoundRecorder
 from slipstream.train.run_files import data_facts, write_provenance
 
-REPORT_NAME = "decision.json"
 PROVENANCE_NAME = "decision.provenance.json"
+_EPS = 1e-4
 Clock = Callable[[], float]
 Progress = Callable[[int, int], None]
 """Called with (prompts recorded, prompts in all)."""
@@ -34,88 +42,112 @@ Progress = Callable[[int, int], None]
 
 @dataclass(frozen=True, slots=True)
 class RecordingPlan:
-    """Extent of recording: `num_prompts` prompts at most, each answered greedily and at temperature
-    1 with up to `max_tokens` tokens, `depth` of them drafted per round (None: the draft's own
-    limit). No prompt is begun after `minutes`."""
+    """Extent of recording: each prompt is answered greedily and at temperature 1."""
 
-    num_prompts: int = 120
-    max_tokens: int = 64
-    depth: int | None = None
-    minutes: float | None = None
-    seed: int = 0
+    num_prompts: int = option(120, "Prompts to decode.", min=10)
+    max_tokens: int = option(64, "Longest answer, of which each prompt has two.", min=2)
+    depth: int | None = option(
+        None, "Tokens drafted per round; default: the most that the draft can."
+    )
+    minutes: float | None = option(None, "Begin no prompt after so many minutes.")
+    seed: int = option(0, "Seed of the sampled answers.", min=0)
 
     def __post_init__(self) -> None:
-        if self.num_prompts < 10 or self.max_tokens < 2:
-            raise TrainingError(
-                f"num_prompts is {self.num_prompts} and max_tokens {self.max_tokens}: they must be"
-                " at least 10 and 2"
-            )
         if self.minutes is not None and not self.minutes > 0:
             raise TrainingError(f"minutes is {self.minutes}, it must be above 0")
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class DecisionRun:
-    """Models and data of a run. `draft` is glide or a directory of weights, where the model goes;
-    `work` is for records, report and plot (None: beside the draft's directory)."""
+    """Models and data of a run; the decision model goes beside the draft's weights."""
 
-    target: str
-    draft: str
-    data: tuple[Path, ...]
-    work: Path | None = None
-    engine: EngineOptions = field(default_factory=lambda: EngineOptions(numerics="fast"))
-    recording: RecordingPlan = field(default_factory=RecordingPlan)
-    settings: DecisionSettings = field(default_factory=DecisionSettings)
+    target: str = required("Target model: an alias, a path or a hub id.")
+    data: tuple[Path, ...] = required(
+        "JSON lines of prompts that the draft was not trained on; repeatable."
+    )
+    draft: str = option("glide", "glide (the one shipped) or a directory of weights; written to.")
+    threads: int | None = option(None, "CPU threads.", min=1)
+    device: str = option("cpu", "cpu, cuda or cuda:N.")
+    recording: RecordingPlan = group(RecordingPlan)
+    settings: DecisionSettings = group(DecisionSettings)
     command: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if not self.data:
-            raise TrainingError("no data file was given, at least one is needed")
+
+@dataclass(frozen=True, slots=True)
+class DecisionReport:
+    """Estimates of acceptance on held-out tokens: mean negative log-likelihoods in nats, and what
+    the decision model gains per token over calibrated confidence, with the standard error, prompts
+    being what was sampled."""
+
+    num_tokens: int
+    acceptance: float
+    losses: Mapping[str, float]
+    gain: float
+    error: float
+
+    @property
+    def is_better(self) -> bool:
+        """Return whether the gain exceeds its standard error."""
+        return self.gain > self.error
 
 
 @dataclass(frozen=True, slots=True)
 class DecisionOutcome:
-    """The report and its path; `weights` is None where they are not better."""
+    """The report; `weights` is None where they are not better."""
 
     report: DecisionReport
-    path: Path
     weights: Path | None
 
 
 def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> DecisionOutcome:
     """Record, train and judge. Weights are written only if they are better than calibrated
-    confidence on the held-out prompts; the report always is."""
-    deadline = None if run.recording.minutes is None else clock() + 60 * run.recording.minutes
-    engine = Engine.load(run.target, run.engine)
+    confidence on the held-out prompts."""
+    plan = run.recording
+    deadline = None if plan.minutes is None else clock() + 60 * plan.minutes
+    engine = Engine.load(
+        run.target, EngineOptions(numerics="fast", threads=run.threads, device=run.device)
+    )
     folder = glide_folder(run.draft, engine.model_id)
     if engine.parts is None:
         raise TrainingError(f"{engine.model_id} has no rotary positions, which GliDe needs")
     scorer = load_glide(folder, engine.parts)
     limits, encode = ReadLimits(engine.facts.vocab_size), partial(encode_prompt, engine.text)
     files = [read_data(path, limits, encode=encode) for path in run.data]
-    work = run.work or folder.with_name(folder.name + ".decision")
-    store = RecordStore(work / "records", _key(run, engine.model_id, folder, files))
     # Every prompt once, in an order independent of the files'.
     by_key = {d.key: d.ids[: d.num_prompt].tolist() for data in files for d in data.documents}
-    prompts = [by_key[key] for key in sorted(by_key)][: run.recording.num_prompts]
-
-    def is_late() -> bool:
-        return deadline is not None and clock() > deadline
-
-    usual = Profile().max_depth
-    depth = run.recording.depth or min(scorer.max_lag or usual, usual)
-    recorder = RoundRecorder(engine, scorer, depth=depth)
-    records = _recorded(recorder, store, prompts, run.recording, progress=progress, is_late=is_late)
-    train, validation, held = split(records)
-    model = train_decision(train, validation, run.settings)
-    report = make_report(model, joined([train, validation]), held)
-    write_report(report, work / REPORT_NAME)
-    if not report.gain.is_better:
-        return DecisionOutcome(report, work / REPORT_NAME, None)
+    prompts = [by_key[key] for key in sorted(by_key)][: plan.num_prompts]
+    recorder = RoundRecorder(engine, scorer, depth=_depth(plan, scorer))
+    parts: list[Records] = []
+    for number, prompt in enumerate(prompts):
+        if deadline is not None and clock() > deadline:
+            break
+        samplings = [SamplingParams(temperature=t, seed=plan.seed + number) for t in (0.0, 1.0)]
+        parts.append(recorder.record(prompt, samplings, max_tokens=plan.max_tokens, number=number))
+        progress(number + 1, len(prompts))
+    report, model = judged(joined(parts), replace(run.settings, seed=plan.seed))
+    if not report.is_better:
+        return DecisionOutcome(report, None)
     save_decision(model, folder)
-    facts = _facts(run, files, report, [len(part) for part in (train, validation, held)])
+    facts = {
+        "revision": code_revision(),
+        "data": [data_facts(data) for data in files],
+        **{name: asdict(of) for name, of in (("recording", plan), ("settings", run.settings))},
+        "report": asdict(report),
+    }
     write_provenance(folder / PROVENANCE_NAME, command=run.command, facts=facts)
-    return DecisionOutcome(report, work / REPORT_NAME, folder / DECISION_NAME)
+    return DecisionOutcome(report, folder / DECISION_NAME)
+
+
+def _depth(plan: RecordingPlan, scorer: GlideScorer) -> int:
+    usual = Profile().max_depth
+    return plan.depth or min(scorer.max_lag or usual, usual)
+
+
+def judged(records: Records, settings: DecisionSettings) -> tuple[DecisionReport, DecisionModel]:
+    """Return a model trained on seven of ten prompts, and how it does on the other three."""
+    train, validation, held = split(records)
+    model = train_decision(train, validation, settings)
+    return make_report(model, joined([train, validation]), held), model
 
 
 def split(records: Records) -> tuple[Records, Records, Records]:
@@ -134,56 +166,61 @@ def split(records: Records) -> tuple[Records, Records, Records]:
     return parts
 
 
-def _recorded(
-    recorder: RoundRecorder,
-    store: RecordStore,
-    prompts: Sequence[Sequence[int]],
-    recording: RecordingPlan,
-    *,
-    progress: Progress,
-    is_late: Callable[[], bool],
-) -> Records:
-    """Return the records of all prompts, until it is late; stored ones are not made again."""
-    parts: list[Records] = []
-    for number, prompt in enumerate(prompts):
-        found = store.get(number)
-        if found is None:
-            if is_late():
-                break
-            seed = recording.seed + number
-            samplings = [SamplingParams(temperature=heat, seed=seed) for heat in (0.0, 1.0)]
-            length = recording.max_tokens
-            found = recorder.record(prompt, samplings, max_tokens=length, number=number)
-            store.put(number, found)
-        parts.append(found)
-        progress(number + 1, len(prompts))
-    return joined(parts)
-
-
-def _key(
-    run: DecisionRun, model_id: str, folder: Path, files: Sequence[DataFile]
-) -> dict[str, Any]:
-    """Return what recorded rounds depend on, apart from their number."""
-    recording = run.recording
-    return {
-        "target": model_id,
-        "draft": draft_digest(folder).hex(),
-        "data": sorted(data.sha256 for data in files),
-        "max_tokens": recording.max_tokens,
-        "depth": recording.depth,
-        "seed": recording.seed,
+def make_report(model: DecisionModel, train: Records, held: Records) -> DecisionReport:
+    """Judge the model on `held`, beside the draft's confidence as it is, and calibrated on
+    `train`, greedy and sampled rounds apart."""
+    scores = torch.from_numpy(model.score(held.hidden.float().numpy(), held.stats.numpy()))
+    calibrated = held.confidence.clone()
+    for is_greedy in (True, False):
+        rows, seen = held.is_greedy == is_greedy, train.rows(train.is_greedy == is_greedy)
+        if len(seen):
+            fit = isotonic(seen.confidence, seen.accepted)
+            calibrated[rows] = _at(fit, held.confidence[rows]).to(calibrated.dtype)
+    estimates = {
+        "decision": torch.where(held.is_greedy, scores[:, GREEDY], scores[:, SAMPLED]),
+        "confidence": held.confidence,
+        "calibrated": calibrated,
     }
+    losses = {name: log_losses(probs, held.accepted) for name, probs in estimates.items()}
+    each = losses["calibrated"] - losses["decision"]
+    _, index = held.prompt.unique(return_inverse=True)
+    sums = torch.zeros(int(index.max()) + 1, dtype=each.dtype)
+    sums.index_add_(0, index, each - each.mean())
+    return DecisionReport(
+        len(held),
+        float(held.accepted.double().mean()),
+        {name: float(values.mean()) for name, values in losses.items()},
+        float(each.mean()),
+        float(sums.square().sum().sqrt()) / len(each),
+    )
 
 
-def _facts(
-    run: DecisionRun, files: Sequence[DataFile], report: DecisionReport, counts: Sequence[int]
-) -> dict[str, Any]:
-    num_train, num_validation, num_held = counts
-    return {
-        "revision": code_revision(),
-        "data": [data_facts(data) for data in files],
-        "recording": asdict(run.recording),
-        "settings": asdict(run.settings),
-        "num_tokens": {"train": num_train, "stop": num_validation, "report": num_held},
-        "report": report.facts(),
-    }
+def log_losses(probs: Tensor, accepted: Tensor) -> Tensor:
+    """Return the negative log-likelihood of each outcome, [n] float64."""
+    safe = probs.double().clamp(_EPS, 1 - _EPS)
+    return -torch.where(accepted, safe, 1 - safe).log()
+
+
+def isotonic(scores: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
+    """Return where the rising step function of the score that fits best steps, and to what (pool
+    adjacent violators).
+
+    Each level counts one more token of the mean outcome, so that none is certain.
+    """
+    order, mean = scores.argsort(), float(accepted.double().mean())
+    levels: list[tuple[float, float, int]] = []
+    """Start, sum of outcomes and count of each level."""
+    for score, outcome in zip(scores[order].tolist(), accepted[order].tolist(), strict=True):
+        levels.append((score, float(outcome), 1))
+        while len(levels) > 1 and levels[-2][1] * levels[-1][2] >= levels[-1][1] * levels[-2][2]:
+            _, total, count = levels.pop()
+            start, before, size = levels.pop()
+            levels.append((start, before + total, size + count))
+    starts = torch.tensor([start for start, _, _ in levels], dtype=scores.dtype)
+    return starts, torch.tensor([(total + mean) / (count + 1) for _, total, count in levels])
+
+
+def _at(fit: tuple[Tensor, Tensor], scores: Tensor) -> Tensor:
+    starts, values = fit
+    place = torch.searchsorted(starts, scores.contiguous(), right=True) - 1
+    return values[place.clamp_min(0)]

@@ -55,22 +55,18 @@ class Features(NamedTuple):
 @dataclass(frozen=True, slots=True)
 class FeatureStore:
     """Features of a data file's first documents: kv [N, layers, 2, kv_heads, head_dim],
-    hidden [N, d], argmax [N] int32; document i owns rows starts[i] : starts[i] + its length.
-
-    columns: which of its layers are read, in that order.
-    """
+    hidden [N, d], argmax [N] int32; document i owns rows starts[i] : starts[i] + its length."""
 
     kv: Tensor
     hidden: Tensor
     argmax: Tensor
     starts: tuple[int, ...]
-    columns: tuple[int, ...]
 
     def features(self, number: int, size: int) -> Features:
         """Return those of document `number`, which has `size` tokens; nothing is copied."""
         rows = slice(self.starts[number], self.starts[number] + size)
         kv = self.kv[rows]
-        pairs = tuple((kv[:, column, 0], kv[:, column, 1]) for column in self.columns)
+        pairs = tuple((kv[:, column, 0], kv[:, column, 1]) for column in range(kv.shape[1]))
         return Features(pairs, self.hidden[rows], self.argmax[rows])
 
 

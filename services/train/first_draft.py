@@ -7,11 +7,10 @@ from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import torch
 from torch import Tensor
 
-from slipstream.core.errors import ModelMismatch, TrainingError
+from slipstream.core.errors import ModelMismatch
 from slipstream.models.glide.glide import GlideModel, Rope
 from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_files import load_weights
@@ -23,7 +22,7 @@ from slipstream.models.glide.glide_init import (
 )
 from slipstream.models.glide.torch_parts import model_parts, rotary_tables
 from slipstream.models.loading import LoadedModel
-from slipstream.train.data import DataFile, Document, split_heldout, token_counts
+from slipstream.train.data import DataFile, token_counts
 from slipstream.train.features import LENGTHS_ON_GPU
 from slipstream.train.glide import Frozen
 
@@ -70,26 +69,3 @@ def borrowed(target: LoadedModel, vocab: Tensor, longest: int) -> Frozen:
     rope = Rope(*rotary_tables(parts, longest + LENGTHS_ON_GPU, dtype=torch.float32))
     vocab = vocab.to(parts.head.device)
     return Frozen(parts.embeddings, parts.head[vocab], vocab, rope)
-
-
-def coverage(
-    documents: Sequence[Document],
-    sizes: Sequence[int],
-    *,
-    vocab_size: int,
-    forced: Sequence[int],
-    num_heldout: int,
-) -> tuple[float, ...]:
-    """Return, for each head size, the share of held-out generated tokens that are in the head.
-
-    Heads are filled as training fills them, from the other documents; `forced` ids are always in.
-    Raises `TrainingError` for a size that the vocabulary does not have.
-    """
-    for size in sizes:
-        if not 1 <= size <= vocab_size:
-            raise TrainingError(f"a head size is {size}, but must be from 1 to {vocab_size}")
-    train, heldout = split_heldout(documents, num_heldout)
-    counts = torch.from_numpy(token_counts([documents[i] for i in train], vocab_size))
-    generated = token_counts([documents[i] for i in heldout], vocab_size)
-    kept = [trimmed_vocab(counts, size, forced=forced).numpy() for size in sizes]
-    return tuple(float(generated[vocab].sum() / np.maximum(generated.sum(), 1)) for vocab in kept)

@@ -26,6 +26,7 @@ from slipstream.ngrams.store_file import (
     StoreHeader,
     checksum,
 )
+from slipstream.options import option
 from slipstream.train.data import Document
 
 Arrays = dict[str, NDArray[Any]]
@@ -41,12 +42,17 @@ _PART_TOKENS = 1 << 24
 
 @dataclass(frozen=True, slots=True)
 class CountSettings:
-    """Contexts of 1 to `max_context` tokens that were seen `min_count` times or more, the longest
-    one time more; `max_bytes` bounds the file: less frequent contexts are left out for it."""
+    """Contexts to count: those that were seen `min_count` times or more, the longest one time
+    more."""
 
-    max_context: int = 3
-    min_count: int = 2
-    max_bytes: int = 8 << 20
+    max_context: int = option(3, "Longest context, in tokens.")
+    min_count: int = option(2, "Contexts that were seen less often are left out.")
+    max_mb: float = option(8.0, "Largest file, in MiB; the rarest contexts are left out for it.")
+
+    @property
+    def max_bytes(self) -> int:
+        """Return the bytes of the largest file."""
+        return round(self.max_mb * 2**20)
 
     def __post_init__(self) -> None:
         if not 1 <= self.max_context <= MAX_CONTEXT:

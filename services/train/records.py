@@ -1,20 +1,13 @@
-"""Outcomes of drafted tokens: a row for each position of real rounds, in shards on disk."""
+"""Outcomes of drafted tokens: a row for each position of real rounds, as columns."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass, fields
-from pathlib import Path
-from typing import Any
 
 import torch
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.decision import NUM_STATS
-from slipstream.models.glide.glide_files import read_tensors, write_tensors
-from slipstream.train.data import write_json
-
-_INDEX = "index.json"
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,39 +64,3 @@ def joined(parts: Sequence[Records]) -> Records:
         raise TrainingError("no prompt was recorded: there was no time for one")
     columns = {name: torch.cat([getattr(part, name) for part in parts]) for name in names()}
     return Records(**columns)
-
-
-class RecordStore:
-    """Shards of records in a directory, of one draft, one list of prompts, one way to decode.
-
-    What is there under the same `key` is used again; TrainingError for another key.
-    """
-
-    def __init__(self, directory: Path, key: dict[str, Any]) -> None:
-        self._directory = directory
-        index = directory / _INDEX
-        if not index.exists():
-            directory.mkdir(parents=True, exist_ok=True)
-            write_json(index, key)
-        elif json.loads(index.read_text(encoding="utf-8")) != key:
-            raise TrainingError(
-                f"{directory} holds records of another draft, other prompts or other settings:"
-                " name another run directory, or delete it"
-            )
-
-    def get(self, shard: int) -> Records | None:
-        """Return the records of a shard, None where it was not written yet."""
-        path = self._path(shard)
-        if not path.exists():
-            return None
-        tensors = read_tensors(path)
-        if set(tensors) != set(names()):
-            raise TrainingError(f"{path} holds no records: {', '.join(sorted(tensors))}")
-        return Records(**tensors)
-
-    def put(self, shard: int, records: Records) -> None:
-        """Write a shard, whole or not at all."""
-        write_tensors({name: getattr(records, name) for name in names()}, self._path(shard))
-
-    def _path(self, shard: int) -> Path:
-        return self._directory / f"records-{shard:05d}.safetensors"

@@ -7,21 +7,21 @@ import hashlib
 import json
 import math
 from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
 import torch
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.glide.glide_export import export_hf, require_exportable
 from slipstream.models.glide.glide_files import load_weights, save_glide
 from slipstream.models.glide.glide_init import GlideShape
 from slipstream.models.glide.torch_parts import model_parts
 from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.models.tokenizer import text_tokenizer
+from slipstream.options import option, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.config import TrainSettings
@@ -45,72 +45,87 @@ _CHECKPOINT = "checkpoint"
 _NUM_FINAL_LAGS = 17
 
 
-@dataclass(frozen=True, slots=True)
-class GlideRun:
-    """Model, data, settings and directories of a run.
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DraftSettings:
+    """The draft to train."""
 
-    target: alias, path or hub id. out: the weights directory; work: where checkpoints go;
-    features: where feature files go.
-    layers: which target layers to read, None for the last, () for none: a draft without
-    cross-attention, for which the block lengths of the settings mean nothing.
-    feature_gb: disk that features may take, in 10^9 bytes; the rest is computed in each batch.
-    export_hf: where a draft that reads no layers goes as a checkpoint for other systems, too.
-    licence: the target's licence, quoted in the provenance. command: quoted there too.
-    """
+    PANEL: ClassVar[str] = "Draft"
 
-    target: str
-    data: tuple[Path, ...]
-    out: Path
-    work: Path
-    features: Path
-    layers: tuple[int, ...] | None
-    head_size: int
-    settings: TrainSettings
-    num_layers: int = 1
-    feature_gb: float = math.inf
-    export_hf: Path | None = None
-    init_from: Path | None = None
-    is_resumed: bool = False
-    licence: str = "unknown"
-    command: tuple[str, ...] = ()
+    target: str = required("Target model: an alias, a path or a hub id.")
+    layers: str = option("", "Target layers to read, as 19,28,29.", show_default="the last")
+    no_cross: bool = option(False, "Read no target layers: a draft without cross-attention.")
+    num_layers: int = option(1, "Layers of the draft, each with all cross-attentions.")
+    head_size: int = option(8192, "Tokens in the trimmed head.")
+    init_from: Path | None = option(
+        None, "Weights to start from.", show_default="the target's layers"
+    )
 
     def __post_init__(self) -> None:
-        if not self.data:
-            raise TrainingError("no data file was given, at least one is needed")
         for name in ("head_size", "num_layers"):
             if getattr(self, name) < 1:
                 raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if not self.feature_gb >= 0:
+        if self.layers and self.no_cross:
+            raise TrainingError(f"--no-cross reads no layers, but --layers names {self.layers}")
+        self.layers_of(1)
+
+    def layers_of(self, num_layers: int) -> tuple[int, ...]:
+        """Return the layers that are read of a target with so many."""
+        if not self.layers:
+            return () if self.no_cross else (num_layers - 1,)
+        try:
+            return tuple(int(part) for part in self.layers.split(","))
+        except ValueError:
+            raise TrainingError(
+                f"layers must be numbers with commas between, got {self.layers!r}"
+            ) from None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GlideRun:
+    """Draft, data, settings and directories of a run."""
+
+    PANEL: ClassVar[str] = "Files"
+
+    draft: DraftSettings
+    settings: TrainSettings
+    data: tuple[Path, ...] = required(
+        "JSON lines to train on, or a directory of shards; repeatable."
+    )
+    out: Path = required("Directory for the weights.")
+    run_dir: Path | None = option(
+        None, "Directory for checkpoints and plots.", show_default="OUT.run"
+    )
+    feature_dir: Path | None = option(
+        None,
+        "Directory for target features, which several runs may share.",
+        show_default="RUN_DIR/features",
+    )
+    feature_gb: float | None = option(
+        None,
+        "GB on disk for target features; the others are computed anew in each batch.",
+        show_default="no bound",
+    )
+    resume: bool = option(False, "Continue from the checkpoint.")
+    licence: str = option("unknown", "Licence of the target, for the provenance.")
+    command: tuple[str, ...] = ()
+
+    def __post_init__(self) -> None:
+        if self.feature_gb is not None and not self.feature_gb >= 0:
             raise TrainingError(f"feature_gb is {self.feature_gb}, it must not be negative")
-        if self.init_from is not None and self.is_resumed:
+        if self.draft.init_from is not None and self.resume:
             raise TrainingError(
                 "a resumed run takes its weights from the checkpoint: drop init_from"
             )
-        if self.export_hf is not None:
-            _check_export(self.layers, self.export_hf)
 
-    def absolute(self) -> "GlideRun":
-        """Return the run with absolute paths."""
-        target = Path(self.target).expanduser()
-        return replace(
-            self,
-            target=str(target.absolute()) if target.exists() else self.target,
-            data=tuple(path.absolute() for path in self.data),
-            out=self.out.absolute(),
-            work=self.work.absolute(),
-            features=self.features.absolute(),
-            init_from=self.init_from and self.init_from.absolute(),
-            export_hf=self.export_hf and self.export_hf.absolute(),
-        )
+    @property
+    def work(self) -> Path:
+        """Return where checkpoints and plots go."""
+        return self.run_dir or self.out.with_name(self.out.name + ".run")
 
-
-def _check_export(layers: tuple[int, ...] | None, place: Path) -> None:
-    """Raise `TrainingError` before hours of training for what can't be exported."""
-    if layers != ():
-        raise TrainingError(
-            "export_hf writes drafts without cross-attention only, and this one reads the target"
-        )
-    require_exportable((), place)
+    @property
+    def features(self) -> Path:
+        """Return where feature files go."""
+        return self.feature_dir or self.work / "features"
 
 
 def train_glide(
@@ -130,9 +145,9 @@ def train_glide(
     if group.is_lead:
         # A library that is missing shows now, not at the first check.
         draw_curves(run.work, RunState(""))
-    target = load_target_parts(run.target, device=str(group.device))
+    target = load_target_parts(run.draft.target, device=str(group.device))
     files, shape = _files(run, target), _shape(run, target)
-    model, vocab = first_draft(target, shape, files, run.init_from)
+    model, vocab = first_draft(target, shape, files, run.draft.init_from)
     source = FeatureSource(
         target.model, target.model_id, target.tokenizer_hash, shape.target_layers
     )
@@ -141,7 +156,7 @@ def train_glide(
     fingerprint = _fingerprint(run, files, vocab)
     model.to(group.device)
     trainer = Trainer(model, inputs, run.settings, fingerprint=fingerprint, group=group)
-    if run.is_resumed:
+    if run.resume:
         trainer.resume(run.work / _CHECKPOINT)
     export = _Export(run, trainer, vocab, tuple(files), revision)
     trainer.run(TrainHooks(hooks.clock, hooks.report, export.before(hooks.check)))
@@ -156,10 +171,10 @@ def _files(run: GlideRun, target: LoadedModel) -> list[DataFile]:
 
 
 def _shape(run: GlideRun, target: LoadedModel) -> GlideShape:
-    last = model_parts(target.model).num_layers - 1
-    layers = (last,) if run.layers is None else run.layers
+    draft = run.draft
+    layers = draft.layers_of(model_parts(target.model).num_layers)
     max_lag = run.settings.loss.block_max if layers else 0
-    return GlideShape(layers, run.head_size, max_lag, run.num_layers)
+    return GlideShape(layers, draft.head_size, max_lag, draft.num_layers)
 
 
 def _features(
@@ -176,7 +191,7 @@ def _features(
         source,
         files,
         run.features,
-        max_bytes=run.feature_gb * 1e9,
+        max_bytes=math.inf if run.feature_gb is None else run.feature_gb * 1e9,
         progress=progress,
     )
     return FeatureSet(list(zip(files, group.lead_first(find), strict=True)), source)
@@ -214,8 +229,6 @@ class _Export:
         model = model.float().to(device)
         heldout = self.trainer.measure(model, _NUM_FINAL_LAGS)
         add_facts(self.run.out, {"heldout": asdict(heldout), "heldout_length": heldout.length})
-        if self.run.export_hf is not None:
-            export_hf(self.run.out, self.run.target, self.run.export_hf)
 
     def _facts(self) -> dict[str, Any]:
         run, state = self.run, self.trainer.state
@@ -224,7 +237,7 @@ class _Export:
             "licence": f"derived from {self.trainer.model.config.target_model} ({run.licence})",
             "data": [data_facts(data) for data in self.files],
             "settings": asdict(run.settings),
-            "started_from": None if run.init_from is None else read_provenance(run.init_from),
+            "started_from": run.draft.init_from and read_provenance(run.draft.init_from),
             "num_steps": state.step,
             "num_trained_tokens": state.num_tokens,
             "elapsed_seconds": round(state.elapsed_seconds, 1),
@@ -236,7 +249,7 @@ def _inputs(
     run: GlideRun, target: LoadedModel, features: FeatureSet, vocab: Tensor, group: TrainGroup
 ) -> Inputs:
     longest = max(len(document.ids) for document in features.documents)
-    train, heldout = split_heldout(features.documents, run.settings.num_heldout)
+    train, heldout = split_heldout(features.documents, run.settings.heldout)
     dtype = getattr(torch, run.settings.precision.value)
     frozen = borrowed(target, vocab, longest).to(group.device, dtype)
     return Inputs(features, train, heldout, frozen)
@@ -246,8 +259,8 @@ def _fingerprint(run: GlideRun, files: Sequence[DataFile], vocab: torch.Tensor) 
     """Return the hash of all that must be equal for a checkpoint to be resumed."""
     record = {
         "data": [data.sha256 for data in files],
-        "layers": run.layers,
-        "num_layers": run.num_layers,
+        "layers": run.draft.layers,
+        "num_layers": run.draft.num_layers,
         "vocab": vocab.tolist(),
         "settings": asdict(run.settings),
     }

@@ -1,7 +1,6 @@
 """Features on disk: computed once, mapped from there afterwards, within a budget of bytes.
 
-A store holds the first documents of one data file, and serves every draft that reads some of its
-layers.
+A store holds the first documents of one data file, with the layers that a draft reads.
 """
 
 import hashlib
@@ -9,7 +8,6 @@ import json
 import os
 import shutil
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -23,7 +21,6 @@ from slipstream.models.glide.torch_parts import model_parts
 from slipstream.train.data import DataFile, Document, padded_batches
 from slipstream.train.features import FeatureSource, FeatureStore, compute_features
 
-_INDEX = "index.json"
 _BATCH_TOKENS = 4096
 Progress = Callable[[int, int], None]
 """Called with (tokens done, tokens in all)."""
@@ -37,7 +34,7 @@ def feature_stores(
     max_bytes: float,
     progress: Progress,
 ) -> list[FeatureStore | None]:
-    """Return a store for each file below `directory`, computed unless one stands there that serves.
+    """Return a store for each file below `directory`, computed unless the same stands there.
 
     In the order of the files each takes what it needs of `max_bytes`; where that ends, a store
     holds the first documents only, and files after it have none.
@@ -47,43 +44,15 @@ def feature_stores(
     for data in files:
         ends = np.cumsum([len(document.ids) for document in data.documents])
         wanted = int(np.searchsorted(ends, max_bytes / row_bytes, side="right"))
-        found = _find(source, data, directory, wanted)
-        if found is None and wanted:
-            found = _build(source, data, wanted, directory, progress=progress)
-        stores.append(None if found is None else found.opened(source))
-        max_bytes -= row_bytes * int(ends[min(wanted, len(ends)) - 1]) if found else 0
+        if not wanted:
+            stores.append(None)
+            continue
+        place = _build(source, data, wanted, directory, progress=progress)
+        documents = data.documents[:wanted]
+        tensors = _map(source, documents, place)
+        stores.append(FeatureStore(**tensors, starts=_starts(documents)))
+        max_bytes -= row_bytes * int(ends[wanted - 1])
     return stores
-
-
-@dataclass(frozen=True, slots=True)
-class _Place:
-    """A finished store: where it is, the layers in it, and the documents that it holds."""
-
-    path: Path
-    layers: tuple[int, ...]
-    documents: tuple[Document, ...]
-
-    def rank(self) -> tuple[int, int, Path]:
-        """Return the rank, best lowest: few layers lie close together, many documents save work."""
-        return len(self.layers), -len(self.documents), self.path
-
-    def opened(self, source: FeatureSource) -> FeatureStore:
-        """Return it mapped, for the layers of `source`."""
-        tensors = _map(replace(source, layers=self.layers), self.documents, self.path)
-        columns = tuple(self.layers.index(layer) for layer in source.layers)
-        return FeatureStore(**tensors, starts=_starts(self.documents), columns=columns)
-
-
-def _find(source: FeatureSource, data: DataFile, directory: Path, wanted: int) -> _Place | None:
-    """Return the best store that serves at least `wanted` documents, at least one."""
-    places = []
-    for index in directory.glob(f"*/{_INDEX}"):
-        record = json.loads(index.read_text(encoding="utf-8"))
-        layers, count = tuple(record.pop("layers", ())), record.pop("num_documents", 0)
-        serves = set(layers) >= set(source.layers) and count >= max(1, wanted)
-        if serves and record == _identity(source, data):
-            places.append(_Place(index.parent, layers, data.documents[:count]))
-    return min(places, key=_Place.rank, default=None)
 
 
 def _identity(source: FeatureSource, data: DataFile) -> dict[str, Any]:
@@ -140,21 +109,20 @@ def _map(
 
 def _build(
     source: FeatureSource, data: DataFile, wanted: int, directory: Path, *, progress: Progress
-) -> _Place:
-    """Compute the store of the first `wanted` documents."""
+) -> Path:
+    """Return the store of the first `wanted` documents, which is computed where there is none."""
     record = _identity(source, data) | {"layers": source.layers, "num_documents": wanted}
     place = directory / f"{data.name.split('.')[0]}-{_digest(record)}"
     part = place.with_name(place.name + ".part")
     directory.mkdir(parents=True, exist_ok=True)
     # Another run may compute it: then this one waits and takes the result.
     with FileLock(f"{place}.lock"):
-        if not (place / _INDEX).is_file():
+        if not place.is_dir():
             shutil.rmtree(part, ignore_errors=True)
             part.mkdir()
             _fill(source, data.documents[:wanted], part, progress=progress)
-            (part / _INDEX).write_text(json.dumps(record), encoding="utf-8")
             os.replace(part, place)
-    return _Place(place, source.layers, data.documents[:wanted])
+    return place
 
 
 def _fill(

@@ -134,7 +134,7 @@ class Trainer:
             if state.elapsed_seconds - meter.since >= settings.report_seconds:
                 self._report(hooks, meter.report(state, done, lr))
                 meter = _Meter(state.elapsed_seconds)
-            if state.elapsed_seconds - checked >= settings.export_seconds:
+            if state.elapsed_seconds - checked >= 60 * settings.export_minutes:
                 if self._check(hooks):
                     return
                 state.elapsed_seconds = checked = of_lead(hooks.clock() - begun)

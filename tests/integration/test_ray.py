@@ -1,4 +1,4 @@
-"""Ray workers write and train what one process would; a real cluster on this machine."""
+"""Ray workers write what one process would; a real cluster on this machine."""
 
 import json
 import os
@@ -46,10 +46,3 @@ def test_more_workers_than_a_cluster_has_room_for_are_refused(said):
 def test_what_a_worker_refuses_is_refused_here_in_its_words(said):
     assert said["data"]["long"].startswith("InvalidRequest: ")
     assert "the context of target" in said["data"]["long"]
-
-
-def test_ray_train_workers_are_a_group_and_their_errors_are_told(said):
-    assert said["group"] == {
-        "error": "TrainingError: one of 2 does not want to",
-        "told": "2 members, 83.0",
-    }

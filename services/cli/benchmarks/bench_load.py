@@ -6,9 +6,10 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.bench.harness import SamplingPlan
-from slipstream.bench.load import LoadPlan, load_table, method_bench, remarks
+from slipstream.bench.load import LoadPlan, load_table, remarks
 from slipstream.bench.methods import parse_request_methods
 from slipstream.bench.peers import endpoint_bench, parse_endpoints
+from slipstream.bench.serve import method_bench
 from slipstream.cli.benchmarks.bench_flags import (
     OutputFlags,
     QuestionFlags,

@@ -30,6 +30,7 @@ from slipstream.models.glide.torch_parts import model_parts
 from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.models.torch_arrays import as_array
+from slipstream.options import option, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import DataFile, ReadLimits, padded_batches, read_data, split_heldout
@@ -47,29 +48,20 @@ Progress = Callable[[str, int, int], None]
 """Called with (name of the stage, steps done, steps in all)."""
 
 
-@dataclass(frozen=True, slots=True)
+@dataclass(frozen=True, slots=True, kw_only=True)
 class QuantiseRun:
-    """Models and data of a run. `draft` is glide or a directory of weights, where the file goes.
+    """Models and text of a run."""
 
-    Of the conversations, `num_heldout` measure acceptance, and `num_conversations` of the others,
-    drawn by `seed`, are read for the moments.
-    """
-
-    target: str
-    draft: str
-    data: tuple[Path, ...]
-    num_conversations: int = 84
-    num_heldout: int = 60
-    seed: int = 0
-    device: str = "cpu"
+    target: str = required("Target model: an alias, a path or a hub id.")
+    data: tuple[Path, ...] = required(
+        "JSON lines that the target wrote, or a directory of shards of `train data`; repeatable."
+    )
+    draft: str = option("glide", "glide (the one shipped) or a directory of weights; written to.")
+    num_conversations: int = option(84, "Conversations to read.", min=1)
+    num_heldout: int = option(60, "Other prompts, to measure acceptance with.", min=1)
+    seed: int = option(0, "Seed that draws the conversations to read.", min=0)
+    device: str = option("cpu", "cpu, cuda or cuda:N.")
     command: tuple[str, ...] = ()
-
-    def __post_init__(self) -> None:
-        if not self.data:
-            raise TrainingError("no data file was given, at least one is needed")
-        for name in ("num_conversations", "num_heldout"):
-            if getattr(self, name) < 1:
-                raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,9 +5,10 @@ import json
 
 import pytest
 
-from slipstream.bench.load import LoadPlan, method_bench
+from slipstream.bench.load import LoadPlan
 from slipstream.bench.methods import parse_request_methods
 from slipstream.bench.questions import Question
+from slipstream.bench.serve import method_bench
 from slipstream.cli.main import exit_code
 from slipstream.core.types import SamplingParams
 from support.commands import refusal

@@ -11,8 +11,7 @@ from tokenizers import Tokenizer, models, pre_tokenizers
 from transformers import PreTrainedTokenizerFast
 
 from slipstream.train.config import LossSettings, TrainSchedule, TrainSettings
-from slipstream.train.group import SINGLE_PROCESS, TrainGroup
-from slipstream.train.run import GlideRun, train_glide
+from slipstream.train.run import DraftSettings, GlideRun, train_glide
 from slipstream.train.trainer import Check, TrainHooks
 from support.models import tiny_glide as tiny
 
@@ -21,11 +20,11 @@ SETTINGS = TrainSettings(
     TrainSchedule(steps=6),
     LossSettings(block_min=2, block_max=4),
     batch_tokens=40,
-    num_heldout=2,
+    heldout=2,
     report_seconds=2.0,
-    export_seconds=1e6,
+    export_minutes=1e6,
 )
-CHECKED = replace(SETTINGS, export_seconds=3.0)
+CHECKED = replace(SETTINGS, export_minutes=0.05)
 """With a held-out check every few steps, not only at the end."""
 
 
@@ -48,14 +47,16 @@ def training_place(base: Path, **changes: Any) -> Path:
 
 
 def glide_run(place: Path, out: Path, **changes: Any) -> GlideRun:
+    own = ("layers", "num_layers", "head_size", "init_from")
+    draft = {name: changes.pop(name) for name in own if name in changes}
     values = {
-        "target": str(place / "target"),
+        "draft": DraftSettings(
+            target=str(place / "target"), **{"layers": "1,3", "head_size": 30, **draft}
+        ),
         "data": (place / "data.jsonl",),
         "out": out / "weights",
-        "work": out / "work",
-        "features": place / "features",
-        "layers": (1, 3),
-        "head_size": 30,
+        "run_dir": out / "work",
+        "feature_dir": place / "features",
         "settings": SETTINGS,
         "licence": "none",
         "command": ("slipstream", "train", "glide"),
@@ -69,9 +70,7 @@ def hooks(check: Any = lambda result: None) -> TrainHooks:
     return TrainHooks(lambda: float(next(ticks)), lambda report: None, check)
 
 
-def train(
-    run: GlideRun, check: Any = lambda result: None, *, group: TrainGroup = SINGLE_PROCESS
-) -> list[Check]:
+def train(run: GlideRun, check: Any = lambda result: None) -> list[Check]:
     """The checks of a run."""
     checks: list[Check] = []
 
@@ -79,11 +78,5 @@ def train(
         checks.append(result)
         check(result)
 
-    train_glide(run, hooks(told), feature_progress=lambda done, total: None, group=group)
+    train_glide(run, hooks(told), feature_progress=lambda done, total: None)
     return checks
-
-
-def train_member(group: TrainGroup, *, run: GlideRun) -> None:
-    """What each process of a group does."""
-    torch.set_num_threads(1)
-    train(run, group=group)

@@ -108,12 +108,12 @@ def test_a_file_fits_its_bound_by_leaving_out_what_is_rare(path):
     frequent = [[1, 2, 3]] * 500
     rare = draw.integers(0, 5000, (300, 40)).tolist()
     header = replace(HEADER, vocab_size=5000)
-    bound = CountSettings(min_count=1, max_bytes=8192)
+    bound = CountSettings(min_count=1, max_mb=8 / 1024)
     small = store_of(path, frequent + rare, bound, header)
     assert small.num_bytes < 8192 + 2048
     assert small.after([1])[0][0] == 2
     with pytest.raises(TrainingError, match="must be at least 1"):
-        CountSettings(max_bytes=100)
+        CountSettings(max_mb=1e-4)
 
 
 def test_vocabularies_beyond_16_bits_are_kept_whole(path):

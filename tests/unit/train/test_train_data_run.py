@@ -3,35 +3,32 @@
 The target is a chain: whatever was said, "i" follows "h". So its words are known beforehand.
 """
 
+import gzip
 import json
 from dataclasses import replace
 from itertools import pairwise
 
 import pytest
 import torch
+from filelock import FileLock
 from transformers import LlamaConfig, LlamaForCausalLM
 
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.models.native.library import has_kernels
-from slipstream.train.data import finished_shards, read_lines
-from slipstream.train.data_run import DataHooks, DataRun, write_data
-from slipstream.train.shards import DataSettings, ShardStore
-from slipstream.train.sources import SourceSettings
+from slipstream.train.answers import Talk
+from slipstream.train.data import ReadLimits, finished_shards, read_data, read_lines
+from slipstream.train.data_plan import DataRun, make_plan, make_shards
+from slipstream.train.data_run import DataHooks, write_data
 from support.models.tiny_checkpoint import byte_tokenizer, tiny_llama
 
 END, USER, BOT = 0, 1, 2
-SELF_PROMPT, ANSWER = "abcdefghij", "klmno"
-SETTINGS = DataSettings(
-    temperatures=((0.0, 1.0), (1.0, 1.0)),
-    max_new_tokens=12,
-    batch=2,
-    sources=SourceSettings(max_prompt_tokens=80, passage_tokens=10),
-)
+ANSWER = "klmno"
+SIZES = {"temperatures": "0,1:1", "max_new_tokens": 12, "batch": 2, "max_prompt_tokens": 80}
 LINES = [
     {"prompt": "Hello"},
     {"turns": ["One", "Two", "Three"]},
-    {"p": [30, 31, 32]},
+    {"p": [30, 31, 32], "g": [9]},
     {"prompt": "Why?"},
     {"prompt": "x" * 90},
 ]
@@ -40,7 +37,6 @@ LINES = [
 def chain() -> LlamaForCausalLM:
     """A Llama whose next token follows from the last one; what no rule names goes on at random."""
     letters = byte_tokenizer().get_vocab()
-    texts = [[USER, *map(letters.get, SELF_PROMPT), END], [BOT, *map(letters.get, ANSWER), END]]
     torch.manual_seed(0)
     sizes = {**tiny_llama().config.to_dict(), "hidden_size": 64, "tie_word_embeddings": False}
     model = LlamaForCausalLM(LlamaConfig(**{**sizes, "head_dim": 16}))
@@ -49,9 +45,8 @@ def chain() -> LlamaForCausalLM:
         for layer in model.model.layers:
             layer.self_attn.o_proj.weight.zero_()
             layer.mlp.down_proj.weight.zero_()
-        for text in texts:
-            for token, follower in pairwise(text):
-                model.lm_head.weight[follower] += 2 * model.model.embed_tokens.weight[token]
+        for token, follower in pairwise([BOT, *map(letters.get, ANSWER), END]):
+            model.lm_head.weight[follower] += 2 * model.model.embed_tokens.weight[token]
     return model
 
 
@@ -62,13 +57,12 @@ def place(tmp_path_factory):
     chain().save_pretrained(base / "target")
     byte_tokenizer().save_pretrained(base / "target")
     (base / "in.jsonl").write_text("".join(json.dumps(line) + "\n" for line in LINES))
-    (base / "in.txt").write_text("Text that nobody generated.")
     return base
 
 
-def data_run(place, out, files=("in.jsonl",), settings=SETTINGS, **changes):
-    paths = tuple(place / name for name in files)
-    return DataRun(str(place / "target"), paths, out, settings, **changes)
+def data_run(place, out, **changes):
+    values = {"target": str(place / "target"), "prompts": (place / "in.jsonl",), "out": out}
+    return DataRun(**{**values, **SIZES, **changes})
 
 
 def write(run, reports=None, **options):
@@ -93,8 +87,7 @@ def text(ids):
 
 def test_every_prompt_gets_the_targets_own_answer_turn_by_turn(place, tmp_path):
     reports = []
-    outcome = write(data_run(place, tmp_path), reports)
-    assert (outcome.num_done, outcome.num_shards, outcome.num_taken) == (3, 3, 0)
+    assert write(data_run(place, tmp_path), reports) == (3, 3)
     found = documents(tmp_path)
     answered = {text(line["p"]): text(line["g"]) for line in found if line["p"][0] == USER}
     reply = f"<|bot|>{ANSWER}<|end|>\n<|user|>"
@@ -113,122 +106,172 @@ def test_every_prompt_gets_the_targets_own_answer_turn_by_turn(place, tmp_path):
     assert reports[-1].seconds_left == 0
 
 
-def test_the_target_writes_prompts_and_answers_each_once(place, tmp_path):
-    settings = replace(SETTINGS, num_self_prompts=3)
-    write(data_run(place, tmp_path, files=(), settings=settings))
-    prompt = f"<|user|>{SELF_PROMPT}<|end|>\n<|bot|>"
-    found = [(text(line["p"]), text(line["g"])) for line in documents(tmp_path)]
-    assert found == [(prompt, f"{ANSWER}<|end|>")] * 2, "one in each of two shards"
-
-
 @pytest.mark.skipif(not has_kernels(), reason="8 bits need native kernels")
 def test_a_target_in_8_bits_writes_the_answers_it_is_sure_of(place, tmp_path):
     exact, coded = (tmp_path / dtype for dtype in ("float32", "q8"))
     for out in (exact, coded):
-        write(data_run(place, out, dtype=out.name, settings=replace(SETTINGS, batch=8)))
+        write(data_run(place, out, dtype=out.name, batch=8))
     assert shards(coded) == shards(exact)
 
 
-def test_text_is_continued_or_taken_as_it_is(place, tmp_path):
-    whole = (place / "in.txt").read_text()
-    for as_is in (False, True):
-        out = tmp_path / str(as_is)
-        sources = replace(SETTINGS.sources, is_text_as_is=as_is)
-        write(data_run(place, out, ("in.txt",), replace(SETTINGS, sources=sources)))
-        found = documents(out)
-        assert sorted(map(len, (line["p"] for line in found))) == [7, 10, 10]
-        assert {text(line["p"]) for line in found} == {whole[:10], whole[10:20], whole[20:]}
-        assert all(bool(line["g"]) != as_is for line in found)
-
-
 def test_an_interrupted_run_ends_with_the_shards_of_an_unbroken_one(place, tmp_path):
-    settings = replace(SETTINGS, num_self_prompts=2)
-    write(data_run(place, tmp_path / "whole", settings=settings))
-    broken = data_run(place, tmp_path / "broken", settings=settings)
-    first = write(replace(broken, max_tokens=1))
-    assert (first.num_done, first.num_shards, first.num_taken) == (1, 4, 0)
-    assert write(replace(broken, max_tokens=1), spread=None).num_done == 1, "nothing is spread"
-    assert write(broken).num_done == 4
+    write(data_run(place, tmp_path / "whole"))
+    broken = data_run(place, tmp_path / "broken")
+    assert write(replace(broken, max_tokens=1)) == (1, 3)
+    assert write(replace(broken, max_tokens=1), spread=None) == (1, 3), "nothing is spread"
+    assert write(broken) == (3, 3)
     assert shards(tmp_path / "broken") == shards(tmp_path / "whole")
 
 
-def test_a_shard_that_another_process_writes_is_left_to_it(place, tmp_path):
-    run = data_run(place, tmp_path)
-    write(replace(run, max_tokens=1))
-    other = ShardStore(tmp_path)
-    (number,) = {0, 1, 2} - other.done() - {2}
-    with other.claim(number) as is_theirs:
-        assert is_theirs
-        outcome = write(run)
-    assert (outcome.num_done, outcome.num_taken) == (2, 1)
-    assert number not in other.done()
+def test_a_directory_that_another_process_writes_is_left_to_it(place, tmp_path):
+    with (
+        FileLock(tmp_path / "lock"),
+        pytest.raises(TrainingError, match="written by another process"),
+    ):
+        write(data_run(place, tmp_path))
 
 
-@pytest.mark.parametrize(
-    ("changes", "name"),
-    [
-        ({"settings": replace(SETTINGS, seed=5)}, "seed"),
-        ({"settings": replace(SETTINGS, max_new_tokens=13)}, "max_new_tokens"),
-        ({"files": ("in.txt",)}, "files"),
-        ({"dtype": "float32"}, "dtype"),
-    ],
-)
-def test_a_directory_of_another_run_is_refused_by_what_differs(place, tmp_path, changes, name):
+@pytest.mark.parametrize("changes", [{"seed": 5}, {"max_new_tokens": 13}, {"dtype": "float32"}])
+def test_a_directory_of_another_run_is_refused_by_what_differs(place, tmp_path, changes):
     write(data_run(place, tmp_path, max_tokens=1))
-    with pytest.raises(TrainingError, match=f"another run: {name} is"):
+    with pytest.raises(TrainingError, match=f"another run: {next(iter(changes))} is"):
         write(data_run(place, tmp_path, **changes))
 
 
-def test_weights_that_changed_are_another_target(place, tmp_path):
-    write(data_run(place, tmp_path / "out", max_tokens=1))
+def test_weights_that_changed_are_another_target_and_shards_need_a_manifest(place, tmp_path):
+    run = data_run(place, tmp_path / "out", max_tokens=1)
+    write(run)
     tiny_llama().save_pretrained(tmp_path / "target")
     byte_tokenizer().save_pretrained(tmp_path / "target")
-    run = replace(data_run(place, tmp_path / "out"), target=str(tmp_path / "target"))
     with pytest.raises(TrainingError, match="another run: weights is"):
+        write(replace(run, target=str(tmp_path / "target")))
+    (tmp_path / "out/manifest.json").unlink()
+    with pytest.raises(TrainingError, match="holds shards but no manifest"):
         write(run)
 
 
 def test_more_than_the_targets_context_is_refused(place, tmp_path):
-    settings = replace(SETTINGS, max_new_tokens=60)
     with pytest.raises(InvalidRequest, match="140 tokens together, but the context of target"):
-        write(data_run(place, tmp_path, settings=settings))
+        write(data_run(place, tmp_path, max_new_tokens=60))
+
+
+def test_a_directory_of_shards_is_read_as_one_file(tmp_path):
+    def shard(number, *lines):
+        content = "".join(json.dumps(line) + "\n" for line in lines).encode()
+        (tmp_path / f"shard-{number:06d}.jsonl.gz").write_bytes(gzip.compress(content))
+
+    limits = ReadLimits(vocab_size=50, max_tokens=3)
+    with pytest.raises(TrainingError, match="holds no finished shard"):
+        read_data(tmp_path, limits, encode=list)
+    shard(10, {"p": [4], "g": [5]}, {"p": [1] * 4, "g": []})
+    shard(2, {"p": [1, 2], "g": [3], "t": 1.0})
+    data = read_data(tmp_path, limits, encode=list)
+    assert [document.ids.tolist() for document in data.documents] == [[1, 2, 3], [4, 5]]
+    assert (data.num_skipped, data.num_generated) == (1, 2)
+
+
+def plan_of(place, path, *lines):
+    content = "".join(line if isinstance(line, str) else json.dumps(line) + "\n" for line in lines)
+    path.write_bytes(gzip.compress(content.encode()) if path.suffix == ".gz" else content.encode())
+    return make_plan(data_run(place, path.parent, prompts=(path,)))
+
+
+@pytest.mark.parametrize("name", ["in.jsonl", "in.jsonl.gz"])
+def test_all_kinds_of_lines_open_conversations(place, tmp_path, name):
+    lines = [{"prompt": "a\u2028b"}, {"turns": ["c", "d", "e"]}, {"p": [7, 8]}, {"p": [5] * 99}]
+    plan = plan_of(place, tmp_path / name, *lines)
+    talks = [talk for shard in plan.shards for talk in shard]
+    assert sorted(talk.turns for talk in talks) == [(), (), ("d", "e")]
+    assert (7, 8) in [talk.prompt for talk in talks]
+    assert plan.num_skipped == 1
+
+
+@pytest.mark.parametrize(
+    ("line", "reason"),
+    [
+        ("{", "line 1 is no JSON"),
+        ('{"turns": []}', 'line 1 has no "prompt"'),
+        ('{"turns": "abc"}', 'line 1 has no "prompt"'),
+        ('{"prompt": 3}', 'line 1 has no "prompt"'),
+        ("3", 'line 1 has no "prompt"'),
+        ('{"prompt": " "}', "line 1 can't be used: the prompt is empty"),
+        ('{"p": [1, 999]}', "line 1 can't be used: the prompt has token id 999"),
+        ("", "no prompt to answer"),
+    ],
+)
+def test_input_that_is_none_is_named(place, tmp_path, line, reason):
+    with pytest.raises(TrainingError, match=reason):
+        plan_of(place, tmp_path / "a.jsonl", line)
+
+
+def talks_of(*lengths, turns=()):
+    return [Talk((5,) * length, turns) for length in lengths]
+
+
+def test_every_conversation_is_in_one_shard_as_often_as_samples_are_wanted(place, tmp_path):
+    lengths = [3, 50, 7, 480, 9, 200, 3, 12] * 5
+    run = data_run(place, tmp_path, batch=4, samples_per_prompt=3)
+    found = [len(talk.prompt) for shard in make_shards(talks_of(*lengths), run) for talk in shard]
+    assert sorted(found) == sorted(lengths * 3)
+
+
+def test_a_shard_has_as_many_turns_each_and_no_more_memory_than_common_prompts(place, tmp_path):
+    run = data_run(place, tmp_path, batch=8, max_new_tokens=40)
+    talks = [Talk((5,) * n, ("x",) * (n % 3)) for n in range(1, 480, 7)]
+    for shard in make_shards(talks, run):
+        assert len({len(talk.turns) for talk in shard}) == 1
+        assert len(shard) <= 8
+        assert len(shard) * (max(len(talk.prompt) for talk in shard) + 40) <= 8 * 240
+
+
+def test_a_plan_follows_from_its_input_and_its_seed(place, tmp_path):
+    runs = [data_run(place, tmp_path, seed=seed) for seed in (1, 1, 2)]
+    first, again, other = (make_shards(talks_of(*range(1, 60)), run) for run in runs)
+    assert first == again != other
+    assert len({run.seed_of(n) for n in range(9) for run in runs}) == 18
+
+
+def test_temperatures_come_as_often_as_their_weights(place, tmp_path):
+    run = data_run(place, tmp_path, temperatures="0:3,0.7")
+    talks = [talk for shard in make_shards(talks_of(*[5] * 2000), run) for talk in shard]
+    assert {talk.temperature for talk in talks} == {0.0, 0.7}
+    assert sum(talk.temperature == 0 for talk in talks) == pytest.approx(1500, abs=100)
 
 
 def command(place, out, *more):
     base = ["train", "data", "--target", str(place / "target"), "--out", str(out)]
-    sizes = ["--max-new-tokens", "12", "--max-prompt-tokens", "80", "--passage-tokens", "10"]
-    return exit_code([*base, *sizes, *more])
+    return exit_code([*base, "--max-new-tokens", "12", "--max-prompt-tokens", "80", *more])
 
 
 def test_the_command_says_what_it_reads_and_how_far_it_is(place, tmp_path, capsys):
-    files = ["--prompts", str(place / "in.jsonl"), "--prompts", str(place / "in.txt")]
-    options = ["--batch", "2", "--temperatures", "0,1:1", "--self-prompts", "2", "--threads", "1"]
+    files = ["--prompts", str(place / "in.jsonl"), "--prompts", str(place / "in.jsonl")]
+    options = ["--batch", "4", "--temperatures", "0,1:1", "--threads", "1"]
     assert command(place, tmp_path / "out", *files, *options) == 0
     first, *steps, last = capsys.readouterr().out.splitlines()
-    assert first == "7 conversations, 2 self-prompts in 5 shards; prompts left out as too long: 1"
-    assert [step.split(":")[0] for step in steps] == [f"shard {n} of 5" for n in range(1, 6)]
+    assert first == "8 conversations in 3 shards; too long, left out: 2"
+    assert [step.split(":")[0] for step in steps] == [f"shard {n} of 3" for n in range(1, 4)]
     assert all("tokens/s" in step and "min left" in step for step in steps)
-    assert last.endswith("out: 5 of 5 shards finished")
+    assert last.endswith("out: 3 of 3 shards finished")
 
 
 @pytest.mark.parametrize(
     ("options", "reason"),
     [
-        ([], "no prompt to answer"),
         (["--prompts", "missing.jsonl"], "missing.jsonl"),
         (["--prompts", "missing.pdf"], "missing.pdf is none of"),
-        (["--self-prompts", "2", "--temperatures", "0;1"], "temperatures must be numbers"),
-        (["--self-prompts", "2", "--temperatures", "1:0"], "the weight of temperature 1.0 is 0.0"),
-        (["--self-prompts", "2", "--ray-workers", "2"], "--ray-workers needs --ray"),
-        (["--self-prompts", "2", "--device", "tpu"], "the device is 'tpu'"),
-        (["--self-prompts", "2", "--dtype", "int3"], "the dtype is 'int3'"),
-        (["--self-prompts", "2", "--target", "no-such-model"], "no-such-model"),
-        (["--self-prompts", "-1"], "--self-prompts"),
-        (["--self-prompts", "2", "--passage-tokens", "90"], "longer than the longest prompt"),
+        (["--temperatures", "0;1"], "temperatures must be numbers"),
+        (["--temperatures", "1:0"], "the weight of temperature 1.0 is 0.0"),
+        (["--temperatures", "-1"], "the temperature is -1.0"),
+        (["--ray-workers", "2"], "--ray-workers needs --ray"),
+        (["--device", "tpu"], "the device is 'tpu'"),
+        (["--dtype", "int3"], "the dtype is 'int3'"),
+        (["--target", "no-such-model"], "no-such-model"),
+        (["--batch", "0"], "--batch"),
     ],
 )
 def test_a_bad_option_is_one_sentence_and_exit_code_2(place, tmp_path, capsys, options, reason):
-    assert command(place, tmp_path / "out", *options) == 2
+    prompts = [] if "--prompts" in options else ["--prompts", str(place / "in.jsonl")]
+    assert command(place, tmp_path / "out", *prompts, *options) == 2
     sentence = capsys.readouterr().err.strip()
     assert reason in sentence
     assert len(sentence.splitlines()) == 1

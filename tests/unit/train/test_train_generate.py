@@ -9,8 +9,8 @@ from slipstream.models.native.library import has_kernels
 from slipstream.models.target import batch
 from slipstream.models.target.batch import BatchModel
 from slipstream.models.target.native_batch import NativeBatchModel
-from slipstream.train import author
-from slipstream.train.author import AnswerRequest, EndRules, answers, draw
+from slipstream.train import answers as module
+from slipstream.train.answers import AnswerRequest, EndRules, answers, draw
 from support.models import tiny
 
 PROMPTS = [tuple(tiny.tokens(count, seed=count)) for count in (3, 70, 1, 24)]
@@ -92,7 +92,7 @@ def test_query_heads_beside_each_other_attend_as_heads_of_their_own(length):
 def test_dropping_ended_rows_changes_nothing(model, monkeypatch):
     rules = EndRules(frozenset(range(6)), LENGTH)
     dropped = answers(model, asks(0.0, 1.0), rules, noise())
-    monkeypatch.setattr(author, "_COMPACT_BELOW", 0.0)
+    monkeypatch.setattr(module, "_COMPACT_BELOW", 0.0)
     assert dropped == answers(model, asks(0.0, 1.0), rules, noise())
     assert len({len(answer) for answer in dropped}) > 2
 

@@ -1,0 +1,182 @@
+"""Answers of a target to many prompts at once, and conversations of them as training data."""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any, Protocol
+
+import torch
+from torch import Tensor, nn
+
+from slipstream.core.errors import TrainingError
+from slipstream.text.prompts import encode_prompt
+from slipstream.text.tokenizer import TextTokenizer
+from slipstream.train.features import best_columns
+
+_COMPACT_BELOW = 0.75
+"""Rows that have ended are dropped from the batch once so small a share is still running."""
+_BLOCK = 64
+"""Tokens of the vocabulary that are looked at together."""
+Line = dict[str, Any]
+"""A document as it is written: ids "p" and "g", and the temperature "t" if one was drawn at."""
+
+
+class BatchDecoder(Protocol):
+    """`BatchModel`, or `NativeBatchModel`, each with a kind of cache of its own."""
+
+    def open(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Tensor]:
+        """Return caches of the prompts and the logits [B, V] behind each one's last token."""
+        ...
+
+    def step(self, cache: Any, tokens: Tensor) -> Tensor:
+        """Append a token to every row, [B]; return the logits [B, V] behind it."""
+        ...
+
+
+@dataclass(frozen=True, slots=True)
+class AnswerRequest:
+    """Prompt (token ids) to answer at a temperature; 0 takes the likeliest token."""
+
+    prompt: tuple[int, ...]
+    temperature: float
+
+    def __post_init__(self) -> None:
+        if not self.prompt:
+            raise TrainingError("a prompt to answer must hold at least 1 token")
+        if not 0 <= self.temperature <= 100:
+            raise TrainingError(f"the temperature is {self.temperature}, not within 0..100")
+
+
+@dataclass(frozen=True, slots=True)
+class EndRules:
+    """Ends of answers: any of `ends`, which is kept, or `max_new_tokens`."""
+
+    ends: frozenset[int]
+    max_new_tokens: int
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise TrainingError(f"max_new_tokens is {self.max_new_tokens}, it must be at least 1")
+
+
+def answers(
+    model: BatchDecoder,
+    requests: Sequence[AnswerRequest],
+    rules: EndRules,
+    generator: torch.Generator,
+) -> list[list[int]]:
+    """Return the answers to `requests`, in their order, decoded together.
+
+    Every answer has random numbers of its own, so that none depends on how long others are.
+    """
+    cache, logits = model.open([request.prompt for request in requests])
+    rows = _Rows(
+        torch.arange(len(requests), device=logits.device),
+        torch.tensor([request.temperature for request in requests], device=logits.device),
+        torch.rand(len(requests), rules.max_new_tokens, generator=generator).to(logits.device),
+    )
+    out: list[list[int]] = [[] for _ in requests]
+    for step in range(rules.max_new_tokens):
+        tokens = draw(logits, rows.temperatures, rows.noise[:, step])
+        numbers = rows.numbers.tolist()
+        for row, token in zip(numbers, tokens.tolist(), strict=True):
+            if not out[row] or out[row][-1] not in rules.ends:
+                out[row].append(token)
+        alive = [i for i, row in enumerate(numbers) if out[row][-1] not in rules.ends]
+        if not alive or step + 1 == rules.max_new_tokens:
+            break
+        if len(alive) < _COMPACT_BELOW * len(numbers):
+            index = torch.tensor(alive, device=tokens.device)
+            cache.keep(index)
+            rows, tokens = rows.only(index), tokens[index]
+        logits = model.step(cache, tokens)
+    return out
+
+
+@dataclass(frozen=True, slots=True)
+class _Rows:
+    """Rows that are still decoded: their numbers [B], temperatures [B] and noise [B, steps]."""
+
+    numbers: Tensor
+    temperatures: Tensor
+    noise: Tensor
+
+    def only(self, index: Tensor) -> "_Rows":
+        return _Rows(self.numbers[index], self.temperatures[index], self.noise[index])
+
+
+def draw(logits: Tensor, temperatures: Tensor, noise: Tensor) -> Tensor:
+    """Return a token per row, [B]: the likeliest at temperature 0, else a sample.
+
+    logits [B, V]; temperatures [B]; noise [B] in [0, 1), where the cumulated probabilities are
+    inverted.
+    """
+    tokens = torch.empty(len(logits), dtype=torch.long, device=logits.device)
+    warm, cold = temperatures.nonzero()[:, 0], (temperatures == 0).nonzero()[:, 0]
+    if len(cold):
+        tokens[cold] = best_columns(logits[cold])
+    if len(warm):
+        probs = torch.softmax(logits[warm].float() / temperatures[warm, None], -1)
+        tokens[warm] = _inverted(probs, noise[warm])
+    return tokens
+
+
+def _inverted(probs: Tensor, noise: Tensor) -> Tensor:
+    """Return the first ids up to which `probs` [B, V] sum to more than `noise` [B] of all."""
+    padded = nn.functional.pad(probs, (0, -probs.shape[1] % _BLOCK))
+    blocks = padded.unflatten(-1, (-1, _BLOCK))
+    sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
+    place = noise[:, None] * sums[:, -1:]
+    block = torch.searchsorted(sums, place, right=True).clamp_max(sums.shape[1] - 1)
+    before = sums.gather(1, (block - 1).clamp_min(0)).where(block > 0, 0.0)
+    inside = blocks[torch.arange(len(blocks), device=block.device), block[:, 0]]
+    inner = torch.searchsorted(inside.double().cumsum(-1), place - before, right=True)
+    token = block * _BLOCK + inner.clamp_max(_BLOCK - 1)
+    return token[:, 0].clamp_max(probs.shape[1] - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Talk:
+    """Conversation: ids of its opening, the user's text after each answer, and the temperature of
+    its answers."""
+
+    prompt: tuple[int, ...]
+    turns: tuple[str, ...] = ()
+    temperature: float = 0.0
+
+
+def conversations(
+    model: BatchDecoder,
+    tokenizer: TextTokenizer,
+    talks: Sequence[Talk],
+    rules: EndRules,
+    *,
+    seed: int,
+    max_prompt_tokens: int,
+) -> list[Line]:
+    """Return a document for every answer, with all tokens before it.
+
+    A conversation ends before a turn with which it would exceed `max_prompt_tokens`.
+    """
+    generator = torch.Generator().manual_seed(seed)
+    lines: list[Line] = []
+    while talks:
+        requests = [AnswerRequest(talk.prompt, talk.temperature) for talk in talks]
+        found = answers(model, requests, rules, generator)
+        lines += [
+            {"p": list(request.prompt), "g": answer, "t": request.temperature}
+            for request, answer in zip(requests, found, strict=True)
+        ]
+        later = [
+            _next(talk, answer, tokenizer)
+            for talk, answer in zip(talks, found, strict=True)
+            if talk.turns
+        ]
+        talks = [talk for talk in later if len(talk.prompt) <= max_prompt_tokens]
+    return lines
+
+
+def _next(talk: Talk, answer: Sequence[int], tokenizer: TextTokenizer) -> Talk:
+    """Return the conversation with its next turn."""
+    text, *rest = talk.turns
+    turn = encode_prompt(tokenizer, text, last_token=answer[-1])
+    return Talk((*talk.prompt, *answer, *turn), tuple(rest), talk.temperature)

@@ -1,0 +1,167 @@
+"""Settings of a run that writes training data, and the conversations of each shard."""
+
+import hashlib
+import random
+from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from slipstream.core.errors import InvalidRequest, TrainingError
+from slipstream.models.dtypes import AUTO, CPU
+from slipstream.models.loading import find_sources, load_tokenizer
+from slipstream.models.store.resolve import resolve, short_name
+from slipstream.models.tokenizer import text_tokenizer
+from slipstream.options import option, required
+from slipstream.text.prompts import encode_prompt
+from slipstream.text.tokenizer import TextTokenizer
+from slipstream.train.answers import Talk
+from slipstream.train.data import parse_line, read_lines
+
+_COMMON_PROMPT_TOKENS = 200
+"""A batch holds as much as full rows of prompts this long; longer ones get fewer rows."""
+_SAMPLE_BYTES = 1 << 20
+_WEIGHTS = ("*.safetensors", "*.gguf")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRun:
+    """Answers of a target to prompts, which go into a directory."""
+
+    target: str = required("Target model: an alias, a path or a hub id.")
+    prompts: tuple[Path, ...] = required(
+        "JSON lines (.jsonl, .jsonl.gz) of prompt, turns or p (ids); repeatable."
+    )
+    out: Path = required("Directory of the shards; an earlier run is continued there.")
+    device: str = option(CPU, "cpu, cuda or cuda:N.")
+    dtype: str = option(AUTO, "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).")
+    threads: int | None = option(None, "CPU threads of each process.", min=1)
+    max_tokens: int | None = option(
+        None, "Begin no shard after so many generated tokens in all.", min=1
+    )
+    max_new_tokens: int = option(160, "Longest answer, in tokens.", min=1)
+    temperatures: str = option("0:0.5,0.7:0.2,1:0.3", "Temperatures and their weights.")
+    batch: int = option(128, "Conversations decoded together.", min=1)
+    max_prompt_tokens: int = option(
+        864, "Longest prompt, in tokens; longer ones are left out.", min=1
+    )
+    samples_per_prompt: int = option(1, "Answers to each prompt.", min=1)
+    seed: int = option(0, "Seed of temperatures, order and samples.", min=0)
+
+    def __post_init__(self) -> None:
+        for temperature, weight in self.weighted_temperatures():
+            if not 0 <= temperature <= 100:
+                raise TrainingError(f"the temperature is {temperature}, not within 0..100")
+            if not 0 < weight < float("inf"):
+                raise TrainingError(
+                    f"the weight of temperature {temperature} is {weight}, not over 0"
+                )
+
+    def weighted_temperatures(self) -> tuple[tuple[float, float], ...]:
+        """Return the numbers of 0:0.5,1:0.5; a temperature without a weight has weight 1."""
+        pairs = [part.partition(":") for part in self.temperatures.split(",")]
+        try:
+            return tuple((float(value), float(weight or 1)) for value, _, weight in pairs)
+        except ValueError:
+            raise TrainingError(
+                f"temperatures must be numbers with weights as 0:0.5,1:0.5, got"
+                f" {self.temperatures!r}"
+            ) from None
+
+    def seed_of(self, number: int) -> int:
+        """Return the seed of a shard's random numbers."""
+        digest = hashlib.sha256(f"{self.seed}:{number}".encode()).digest()
+        return int.from_bytes(digest[:8], "little") >> 1
+
+
+@dataclass(frozen=True, slots=True)
+class DataPlan:
+    """Conversations of each shard, what they depend on, and the number of prompts too long."""
+
+    shards: tuple[tuple[Talk, ...], ...]
+    manifest: Mapping[str, Any]
+    num_skipped: int
+
+
+def make_plan(run: DataRun) -> DataPlan:
+    """Return what belongs into which shard; loads no weights."""
+    path = resolve(run.target)
+    tokenizer = text_tokenizer(load_tokenizer(*find_sources(path)))
+    talks: list[Talk] = []
+    digests: list[list[str]] = []
+    for file in run.prompts:
+        if not file.name.endswith((".jsonl", ".jsonl.gz")):
+            raise TrainingError(f"{file} is none of .jsonl, .jsonl.gz")
+        raw, lines = read_lines(file)
+        digests.append([file.name, hashlib.sha256(raw).hexdigest()])
+        talks += _talks(file, lines, tokenizer)
+    kept = [talk for talk in talks if len(talk.prompt) <= run.max_prompt_tokens]
+    if not kept:
+        raise TrainingError("there is no prompt to answer")
+    names = ("dtype", "max_new_tokens", "temperatures", "batch", "max_prompt_tokens", "seed")
+    manifest = {
+        "target": short_name(run.target),
+        "weights": _weights_mark(path),
+        "tokenizer": tokenizer.vocab_hash,
+        "chat_template": hashlib.sha256(tokenizer.chat_template.encode()).hexdigest(),
+        "files": digests,
+        "samples_per_prompt": run.samples_per_prompt,
+        **{name: getattr(run, name) for name in names},
+    }
+    return DataPlan(make_shards(kept, run), manifest, len(talks) - len(kept))
+
+
+def make_shards(talks: Sequence[Talk], run: DataRun) -> tuple[tuple[Talk, ...], ...]:
+    """Return batches of conversations of similar length and number of turns, each with a
+    temperature, so ordered that any beginning is a fair sample."""
+    rng = random.Random(run.seed)
+    values, weights = zip(*run.weighted_temperatures(), strict=True)
+    drawn = [
+        replace(talk, temperature=float(rng.choices(values, weights)[0]))
+        for talk in talks
+        for _ in range(run.samples_per_prompt)
+    ]
+    room = run.batch * (_COMMON_PROMPT_TOKENS + run.max_new_tokens)
+    shards: list[list[Talk]] = []
+    for talk in sorted(drawn, key=lambda talk: (len(talk.turns), len(talk.prompt))):
+        last, num_tokens = shards[-1] if shards else [], len(talk.prompt) + run.max_new_tokens
+        fits = len(last) < run.batch and (len(last) + 1) * num_tokens <= room
+        if last and fits and len(last[0].turns) == len(talk.turns):
+            last.append(talk)
+        else:
+            shards.append([talk])
+    rng.shuffle(shards)
+    return tuple(map(tuple, shards))
+
+
+def _talks(path: Path, lines: Sequence[str], tokenizer: TextTokenizer) -> Iterator[Talk]:
+    """Parse {"prompt": text}, {"turns": [text, ...]} or {"p": [id, ...]}; "g" is answered anew."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        item = parse_line(line, where)
+        fields = item if isinstance(item, dict) else {}
+        turns = [fields["prompt"]] if "prompt" in fields else fields.get("turns", [fields.get("p")])
+        kind = str if "prompt" in fields or "turns" in fields else list
+        if not isinstance(turns, list) or not turns or not all(isinstance(t, kind) for t in turns):
+            raise TrainingError(f'{where} has no "prompt" of text, "turns" of texts or "p" of ids')
+        opening, *rest = turns
+        try:
+            yield Talk(encode_prompt(tokenizer, opening), tuple(rest))
+        except InvalidRequest as error:
+            raise TrainingError(f"{where} can't be used: {error}") from None
+
+
+def _weights_mark(path: Path) -> str:
+    """Return a hash of sizes and both ends of the weights' files: a full one takes minutes."""
+    files = [path] if path.is_file() else sorted(f for kind in _WEIGHTS for f in path.glob(kind))
+    digest = hashlib.sha256()
+    for file in files:
+        size = file.stat().st_size
+        digest.update(f"{file.name} {size}\n".encode())
+        with file.open("rb") as content:
+            digest.update(content.read(_SAMPLE_BYTES))
+            content.seek(max(0, size - _SAMPLE_BYTES))
+            digest.update(content.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
