@@ -137,21 +137,24 @@ def _directory(out: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
 
     Raises `TrainingError`, which names what differs, for a directory of another manifest.
     """
+    lock, path = FileLock(out / "lock"), out / MANIFEST_NAME
     try:
         out.mkdir(parents=True, exist_ok=True)
-        with FileLock(out / "lock", timeout=0):
-            path = out / MANIFEST_NAME
-            if path.is_file():
-                _compare(path, json.loads(json.dumps(manifest)))
-            elif any(out.glob("shard-*")):
-                raise TrainingError(f"{out} holds shards but no {MANIFEST_NAME}")
-            else:
-                write_json(path, manifest)
-            yield
+        lock.acquire(timeout=0)
     except Timeout:
         raise TrainingError(f"{out} is being written by another process") from None
     except OSError as error:
         raise TrainingError(f"{out} can't be written: {error}") from None
+    try:
+        if path.is_file():
+            _compare(path, json.loads(json.dumps(manifest)))
+        elif any(out.glob("shard-*")):
+            raise TrainingError(f"{out} holds shards but no {MANIFEST_NAME}")
+        else:
+            write_json(path, manifest)
+        yield
+    finally:
+        lock.release()
 
 
 def _compare(path: Path, wanted: Mapping[str, Any]) -> None:

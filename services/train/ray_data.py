@@ -5,7 +5,6 @@ The shards are those of one process, byte for byte; the directory must be one th
 
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from importlib import import_module
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any
@@ -33,7 +32,9 @@ class RaySpread:
 
     def __call__(self, run: DataRun, plan: DataPlan, numbers: Sequence[int]) -> Iterator[Written]:
         """Write the shards in actors; their errors are raised here."""
-        ray: Any = import_module("ray")  # an optional extra
+        import ray  # noqa: PLC0415 - an optional extra
+        from ray.util import ActorPool  # noqa: PLC0415
+
         is_ours = not ray.is_initialized()
         if is_ours:
             ray.init(include_dashboard=False, log_to_driver=False)
@@ -48,11 +49,10 @@ class RaySpread:
             max_restarts=_RESTARTS,
             max_task_retries=_RESTARTS,
         )
-        actors = [kind.remote(_portable(run), ray.put(plan)) for _ in range(count)]
+        actors: list[Any] = [kind.remote(_portable(run), ray.put(plan)) for _ in range(count)]
         try:
-            yield from ray.util.ActorPool(actors).map_unordered(
-                lambda actor, number: actor.write.remote(number), numbers
-            )
+            pool: Any = ActorPool(actors)
+            yield from pool.map_unordered(lambda actor, number: actor.write.remote(number), numbers)
         except ray.exceptions.RayTaskError as error:
             if isinstance(error.cause, SlipstreamError):
                 raise error.cause from None  # without the trace of another process
