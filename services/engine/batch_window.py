@@ -18,7 +18,8 @@ _MARGIN = 1.5
 """Least window over the usual time: what never varied may vary for once."""
 _MAX_REST = 31
 _COMPANY_STEPS = 4
-"""Steps after which a session that was away is not about to come."""
+_COMPANY_S = 1.0
+"""Steps, and their time, after which a session that was away is not about to come."""
 
 
 @dataclass(slots=True)
@@ -59,6 +60,7 @@ class _Habit:
 class _Absence:
     since: float
     step: int
+    busy_s: float
     is_expected: bool
 
 
@@ -75,7 +77,7 @@ class BatchWindow(Generic[K]):
         self._habits: dict[K, _Habit] = {}
         self._away: dict[K, _Absence] = {}
         self._num_steps = 0
-        self._step_s = 0.0
+        self._busy_s = self._step_s = 0.0
 
     def came(self, key: K, now: float) -> None:
         """Record that a session's work waits for the next step."""
@@ -99,10 +101,12 @@ class BatchWindow(Generic[K]):
     def stepped(self, answered: Iterable[K], now: float, *, seconds: float) -> None:
         """Record a step that took `seconds`; the answered sessions are to come again."""
         self._step_s = seconds
+        self._busy_s += seconds
         self._num_steps += 1
         for key in answered:
             habit = self._habits.setdefault(key, _Habit())
-            self._away[key] = _Absence(now, self._num_steps, is_expected=habit.rest == 0)
+            is_expected = habit.rest == 0
+            self._away[key] = _Absence(now, self._num_steps, self._busy_s, is_expected)
             habit.rest = max(habit.rest - 1, 0)
 
     def wait_s(self, now: float) -> float:
@@ -120,8 +124,8 @@ class BatchWindow(Generic[K]):
     @property
     def has_company(self) -> bool:
         """Return whether sessions are away that may come soon."""
-        oldest = self._num_steps - _COMPANY_STEPS
-        return any(away.step > oldest for away in self._away.values())
+        oldest, oldest_s = self._num_steps - _COMPANY_STEPS, self._busy_s - _COMPANY_S
+        return any(away.step > oldest or away.busy_s > oldest_s for away in self._away.values())
 
     def _window_s(self, key: K) -> float:
         return self._habits[key].window_s(self._max_wait * self._step_s)

@@ -56,7 +56,8 @@ class TargetLimits:
 
     `kv_memory` is a budget as in `models.memory.num_pages`; `max_cached_bytes` bounds the prefix
     cache (None: all of it); `max_rows` are the batched tokens of one step, and `free_rows` the
-    token budget of every session's round (None: what pays, as it is learnt).
+    token budget of every session's round (None: what pays, as it is learnt). `max_prompt_delay_s`
+    is the longest time that prompts add to a step of running sessions.
     """
 
     max_sessions: int = 64
@@ -64,6 +65,7 @@ class TargetLimits:
     max_cached_bytes: int | None = None
     max_rows: int = MAX_ROWS
     free_rows: int | None = None
+    max_prompt_delay_s: float = 0.05
 
 
 def build_target(
@@ -103,7 +105,12 @@ def build_target(
         max_logprobs=MAX_LOGPROBS,
         tool_format=format_of(text_tokenizer(loaded.tokenizer).chat_template, tool_format),
     )
-    budget = StepBudget(limits.max_rows, min(model.rule.max_rows, _TILE), seconds=curve.seconds)
+    budget = StepBudget(
+        limits.max_rows,
+        min(model.rule.max_rows, _TILE),
+        max_delay_s=limits.max_prompt_delay_s,
+        seconds=lambda num_tokens, num_keys: curve.seconds(num_tokens, keys=num_keys),
+    )
     return BuiltTarget(target, model, facts, plan, budget)
 
 

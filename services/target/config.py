@@ -61,6 +61,11 @@ class TargetConfig:
     max_rows_per_step: int | None = option(
         None, "Tokens of all sessions that one step computes; unset, 256."
     )
+    max_prompt_delay_ms: float = option(
+        50.0,
+        "Longest time that reading prompts may add to a step of running sessions, as measured.",
+        least=0,
+    )
     tls: TlsOptions = group(TlsOptions, "tls_")
     tls_draft_names: tuple[str, ...] = option(
         (), "Names of drafts, which may read keys and values, and do nothing else."
@@ -100,5 +105,9 @@ class TargetConfig:
         """Return how much the engine holds and computes at once."""
         sessions, max_rows = self.sessions, self.max_rows_per_step or MAX_ROWS
         return TargetLimits(
-            sessions.max_sessions, self.compute.kv_memory, sessions.max_parked_bytes, max_rows
+            sessions.max_sessions,
+            self.compute.kv_memory,
+            sessions.max_parked_bytes,
+            max_rows,
+            max_prompt_delay_s=self.max_prompt_delay_ms / 1000,
         )

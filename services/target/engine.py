@@ -97,7 +97,7 @@ class LocalTarget:
         are done."""
         began = self._clock()
         num_tokens = sum(at.num_tokens for at in batch)
-        num_keys = sum(at.num_tokens * at.request.cache.count for at in batch)
+        num_keys = sum(at.num_tokens * at.request.num_keys for at in batch)
         slots, decisions = forward(self._model, batch)
         offer, next_decision = self._meter.offer(len(decisions)), iter(decisions)
         for at, own in zip(batch, slots, strict=True):

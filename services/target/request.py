@@ -84,7 +84,12 @@ class TargetRequest:
     @property
     def num_pending(self) -> int:
         """Final tokens whose keys and values are still to be computed; at least 1 until done."""
-        return len(self.tokens) - self.cache.count
+        return len(self.tokens) - self.num_keys
+
+    @property
+    def num_keys(self) -> int:
+        """Final tokens whose keys and values are there: every pending token reads them."""
+        return self.cache.count
 
     @property
     def num_nodes(self) -> int:

@@ -1,9 +1,11 @@
 """Choice of the requests that join the next forward of a target, and their tokens. Pure.
 
 Requests with one pending token go first: they are running sessions, whose readers wait. Prompts go
-in chunks beside them, in turn. The cost of a step is a function that is given.
+in chunks beside them, in turn. The cost of a step is a function that is given, of its tokens and of
+the keys that they read: a token of a long prompt costs several times as much at its end.
 """
 
+import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
@@ -30,6 +32,11 @@ class Schedulable(Protocol):
         """Return how many nodes of a tree join the last pending token."""
         ...
 
+    @property
+    def num_keys(self) -> int:
+        """Return how many tokens are cached: each pending one reads their keys."""
+        ...
+
 
 R = TypeVar("R", bound=Schedulable)
 
@@ -38,15 +45,18 @@ R = TypeVar("R", bound=Schedulable)
 class StepBudget:
     """The batched tokens of a step: `max_tokens` in all; products are computed `tile` at a time.
 
-    Prompts may make a step of running sessions `max_slowdown` times as long as it would be
-    without; only where that leaves them too little, one tile more, every other step.
+    Prompts may make a step of running sessions `max_slowdown` times as long as it would be without,
+    and no more than `max_delay_s` longer. Where that leaves them too little, they get up to a tile
+    more within `max_delay_s` every other step, and a few tokens at any price.
     """
 
     max_tokens: int = 256
     tile: int = 32
     max_slowdown: float = 1.8
-    seconds: Callable[[int], float] | None = None
-    """Time of a step of so many tokens; None: every tile costs the same."""
+    max_delay_s: float = math.inf
+    seconds: Callable[[int, int], float] | None = None
+    """Time of a step of so many tokens that read so many keys, summed over tokens; None: every tile
+    costs the same."""
 
     def __post_init__(self) -> None:
         for name in ("max_tokens", "tile", "max_slowdown"):
@@ -58,32 +68,46 @@ class StepBudget:
         """The least that waiting prompts get every other step."""
         return min(_FEW_TOKENS, max(self.max_tokens // 2, 1))
 
-    def cost_s(self, num_tokens: int) -> float:
-        """Return the time of a step of so many tokens; never less for more."""
-        return (
-            float(self.tile_end(num_tokens)) if self.seconds is None else self.seconds(num_tokens)
-        )
+    def cost_s(self, num_tokens: int, num_keys: int = 0) -> float:
+        """Return the time of a step of so many tokens and keys; never less for more."""
+        if self.seconds is None:
+            return float(self.tile_end(num_tokens))
+        return self.seconds(num_tokens, num_keys)
 
     def num_free(self, num_tokens: int) -> int:
         """Return how many more tokens such a step would take at next to no cost."""
         base = max(num_tokens, 1)
         if self.seconds is None:
             return self.tile_end(base) - num_tokens
-        return max(self._most_within(base, _FREE * self.seconds(base)) - num_tokens, 0)
+        return max(self._most_within(base, _FREE * self.cost_s(base), self.cost_s) - num_tokens, 0)
 
-    def most_beside(self, num_tokens: int) -> int:
-        """Return the size of the largest step that prompts may make of one of so many tokens."""
+    def most_beside(self, num_tokens: int, num_keys: Callable[[int], int], *, is_owed: bool) -> int:
+        """Return the size of the largest step that prompts may make of one of so many tokens.
+
+        `num_keys` are the keys of a step by its size; `is_owed` says that it has to hold a chunk.
+        """
+
+        def cost_s(size: int) -> float:
+            return self.cost_s(size, num_keys(size))
+
         base = max(num_tokens, 1)
-        return self._most_within(base, self.max_slowdown * self.cost_s(base))
+        base_s = cost_s(base)
+        latest_s = base_s + self.max_delay_s
+        end = self._most_within(base, min(self.max_slowdown * base_s, latest_s), cost_s)
+        if is_owed:
+            least = num_tokens + self.few_tokens
+            most = min(self._most_within(base, latest_s, cost_s), self.tile_end(least))
+            end = max(end, most, least)
+        return end
 
     def tile_end(self, num_tokens: int) -> int:
         """Return the end of the tile that `num_tokens` end in, or of the budget."""
         return min(-(-num_tokens // self.tile) * self.tile, max(self.max_tokens, num_tokens))
 
-    def _most_within(self, base: int, limit_s: float) -> int:
+    def _most_within(self, base: int, limit_s: float, cost_s: Callable[[int], float]) -> int:
         """Return the most tokens, from `base` on, whose step takes no longer; else `base - 1`."""
         choices = range(base, self.max_tokens + 1)
-        return base - 1 + bisect_right(choices, limit_s, key=self.cost_s)
+        return base - 1 + bisect_right(choices, limit_s, key=cost_s)
 
 
 @dataclass(slots=True)
@@ -137,8 +161,7 @@ class Schedule(Generic[R]):
         ready = [request for request in self._waiting if request.num_pending == 1]
         prompts = [request for request in self._waiting if request.num_pending > 1]
         chosen = self._fitting(ready, few if prompts and self._is_owed else 0)
-        num_tokens = sum(at.num_tokens for at in chosen)
-        limit = self._chunk(num_tokens, has_company or bool(ready)) if prompts else 0
+        limit = self._chunk(chosen, prompts, has_company or bool(ready)) if prompts else 0
         chunks = self._chunks(prompts, limit)
         left = {at.request: at.request.num_pending - at.num_pending for at in chunks}
         is_left = any(left.get(request, request.num_pending) > 1 for request in prompts)
@@ -167,18 +190,28 @@ class Schedule(Generic[R]):
                 return [at]
         return chosen
 
-    def _chunk(self, num_tokens: int, is_shared: bool) -> int:
-        """Return how many tokens of prompts join `num_tokens` others.
+    def _chunk(
+        self, chosen: Sequence[ScheduledRequest[R]], prompts: Sequence[R], is_shared: bool
+    ) -> int:
+        """Return how many tokens of prompts join the `chosen` sessions.
 
         As many as may slow the step down, in whole tiles where that is not too few: the rest of a
-        tile costs next to nothing. What is owed is given at any price.
+        tile costs next to nothing.
         """
         budget = self._budget
+        num_tokens = sum(at.num_tokens for at in chosen)
         if not is_shared or num_tokens >= budget.max_tokens:
             return max(budget.max_tokens - num_tokens, 0)
-        end = budget.most_beside(num_tokens)
-        if self._is_owed:
-            end = max(end, budget.tile_end(num_tokens + budget.few_tokens))
+        own_keys = sum(at.num_tokens * at.request.num_keys for at in chosen)
+
+        def num_keys(size: int) -> int:
+            keys, left = own_keys, size - num_tokens
+            for request in prompts:
+                keys += min(left, request.num_pending) * request.num_keys
+                left = max(left - request.num_pending, 0)
+            return keys
+
+        end = budget.most_beside(num_tokens, num_keys, is_owed=self._is_owed)
         whole = end // budget.tile * budget.tile
         return (whole if whole - num_tokens >= budget.few_tokens else end) - num_tokens
 

@@ -23,15 +23,15 @@ _LEAST = 5
 _GAIN = 0.1
 """Part of a surprise that is believed; the rest may be chance."""
 _LARGEST_SURPRISE = 0.5
-"""Of what the rows alone should take: no step, such as one whose processor was taken away, counts
-for more."""
+"""Of what the step should take: none, such as one whose processor was taken away, counts for
+more."""
 _LARGEST_DRIFT = 100.0
 """How many times faster or slower than at the start a forward may be held to be."""
 _DOUBT_ALL = 0.3
 """How far off the whole curve may be, as a part of it: the machine is shared, and grows hot."""
 _DOUBT_POINT = 0.05
 _DOUBT_SESSION = 0.02
-_DOUBT_KEYS = 1e-5
+_DOUBT_KEYS = 1e-4
 """How far off a session, and a key read by a row, may be: parts of a forward of one row."""
 
 Forward = Callable[[int, int], object]
@@ -92,8 +92,8 @@ class CostCurve:
         if not seconds >= 0:
             return
         base, first = self._scale * self._alone(rows), self._own[0] * self._scale
-        limit = _LARGEST_SURPRISE * base
         expected = self.seconds(rows, sessions, keys)
+        limit = _LARGEST_SURPRISE * expected
         surprise = _GAIN * min(max(seconds - expected, -limit), limit)
         doubts = {
             "all": (base * _DOUBT_ALL) ** 2,

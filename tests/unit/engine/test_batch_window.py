@@ -142,13 +142,15 @@ def test_sessions_that_think_longer_than_before_are_given_the_time():
     assert sizes(engine, 50) == [4] * 50
 
 
-def test_company_is_who_was_here_a_few_steps_ago():
+@pytest.mark.parametrize(("step_s", "num_steps"), [(0.25, 4), (0.02, 50)])
+def test_company_is_who_was_here_a_few_steps_or_a_second_ago(step_s, num_steps):
+    """A draft, or a router that is busy, takes as long as many short steps."""
     gathering: BatchWindow[str] = BatchWindow()
     assert not gathering.has_company
-    gathering.stepped(["a"], 1.0, seconds=STEP_S)
-    assert gathering.has_company
-    for at in range(4):
-        gathering.stepped([], 2.0 + at, seconds=STEP_S)
+    gathering.stepped(["a"], 1.0, seconds=step_s)
+    for at in range(num_steps):
+        assert gathering.has_company
+        gathering.stepped([], 2.0 + at, seconds=step_s)
     assert not gathering.has_company
     gathering.stepped(["b"], 9.0, seconds=STEP_S)
     gathering.came("b", 9.1)

@@ -1,12 +1,14 @@
 """Who joins the next step of a target: distributions of the queue, for any work that may come."""
 
 from dataclasses import dataclass, field
+from random import Random
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.target.schedule import Schedule, StepBudget
 
 WORK = st.tuples(st.integers(1, 90), st.integers(0, 40))
@@ -21,6 +23,7 @@ class Request:
     key: object
     num_pending: int
     num_nodes: int = 0
+    num_keys: int = 0
 
 
 @dataclass
@@ -50,6 +53,7 @@ class Target:
             rows[request.key] = at.num_pending + (request.num_nodes if at.is_last else 0)
             assert at.num_tokens == rows[request.key]
             request.num_pending -= at.num_pending
+            request.num_keys += at.num_pending
             if at.is_last:
                 del self.left[request.key]
         assert sum(rows.values()) <= self.budget.max_tokens or len(rows) == 1
@@ -151,7 +155,7 @@ def test_a_prompt_leaves_room_for_sessions_that_are_not_back_yet():
 @settings(deadline=None)
 @given(st.integers(1, 224), st.lists(st.integers(1, 9), min_size=1, max_size=9))
 def test_a_chunk_slows_a_step_down_as_far_as_allowed_and_ends_where_a_tile_does(rows, costs):
-    def seconds(num_rows: int) -> float:
+    def seconds(num_rows: int, num_keys: int = 0) -> float:
         tiles = -(-num_rows // 32)
         return 3.0 + sum((costs * 9)[:tiles])
 
@@ -164,6 +168,68 @@ def test_a_chunk_slows_a_step_down_as_far_as_allowed_and_ends_where_a_tile_does(
     assert seconds(rows + chunk) <= 1.8 * seconds(rows)
     after = rows + chunk + 32
     assert after > 256 or seconds(after) > 1.8 * seconds(rows)
+
+
+MACHINE = st.tuples(st.floats(1e-3, 0.1), st.floats(1e-5, 5e-3), st.floats(0, 3e-6))
+"""Seconds of a step, of each of its tokens, and of each key that one of them reads."""
+
+
+@settings(deadline=None, max_examples=25)
+@given(MACHINE, st.floats(0, 0.1), st.lists(READY, max_size=6), st.integers(1, 3))
+@example((9e-3, 1e-3, 1e-6), 0.05, [(1, 0)], 2)
+def test_prompts_delay_no_step_by_more_than_allowed_or_what_a_few_tokens_take(
+    machine, max_delay_s, sessions, num_prompts
+):
+    """However long their contexts are. They end all the same, and alone they have whole steps."""
+    step_s, token_s, key_s = machine
+
+    def seconds(num_tokens: int, num_keys: int) -> float:
+        return step_s + token_s * num_tokens + key_s * num_keys
+
+    target = Target(StepBudget(max_delay_s=max_delay_s, seconds=seconds))
+    few, longest = target.budget.few_tokens, 900
+    for key in range(100, 100 + num_prompts):
+        target.add(key, longest)
+        target.left[key].num_keys = 7000
+    for _ in range(2 * num_prompts * (longest // few + 1)):
+        for key, (_, nodes) in enumerate(sessions):
+            if key not in target.left:
+                target.add(key, 1, nodes)
+        before = {key: request.num_keys for key, request in target.left.items() if key >= 100}
+        if not before:
+            break
+        done = target.step()
+        chunk = {key: done[key] for key in done if key >= 100}
+        size = sum(chunk.values())
+        if not sessions:
+            assert size == 256 or not target.left
+            continue
+        assert len(done) == len(sessions) + len(chunk), "decoding goes first"
+        added_s = sum(count * (token_s + key_s * before[key]) for key, count in chunk.items())
+        assert added_s <= max_delay_s * 1.000001 or size <= few
+    assert not any(key >= 100 for key in target.left)
+
+
+@pytest.mark.parametrize("key_s", [1e-7, 1e-6])
+def test_costs_of_long_contexts_are_learnt_from_the_steps_of_a_busy_machine(key_s):
+    """No curve knows them at first, and every fifth step loses its processor for a while."""
+    chance = Random(0)
+    curve = CostCurve([(at, 0.009 + 0.001 * at) for at in (1, 8, 32, 128)])
+    target = Target(
+        StepBudget(max_delay_s=0.05, seconds=lambda size, keys: curve.seconds(size, keys=keys))
+    )
+    target.add(9, 4000)
+    delays = []
+    while 9 in target.left:
+        target.add(0, 1)
+        before = target.left[9].num_keys
+        size = target.step().get(9, 0)
+        keys = size * before
+        added_s = 0.001 * size + key_s * keys
+        stolen = chance.choice([1, 1, 1, 1, 5])
+        curve.record(1 + size, 2, keys, seconds=stolen * (0.01 + added_s))
+        delays.append(added_s if size > target.budget.few_tokens else 0.0)
+    assert max(delays) < 0.055
 
 
 def test_a_prompt_that_got_too_little_gets_a_tile_in_the_next_step():
@@ -241,7 +307,7 @@ def test_the_rest_of_a_tile_is_free_and_the_next_one_is_not(rows, tile):
 
 
 def test_free_rows_are_those_that_the_measured_cost_calls_free():
-    def seconds(rows: int) -> float:
+    def seconds(rows: int, num_keys: int) -> float:
         return 1.0 if rows <= 5 else 1.04 if rows <= 40 else 2.0
 
     budget = StepBudget(max_tokens=64, tile=8, seconds=seconds)

@@ -29,6 +29,8 @@ def test_the_defaults_are_a_target():
         ({"max_park_ttl_s": float("nan")}, "max_park_ttl_s is nan"),
         ({"max_waiting": -1}, "max_waiting is -1"),
         ({"max_rows_per_step": 127}, "max_rows_per_step is 127, but must be at least 128"),
+        ({"max_prompt_delay_ms": float("nan")}, "max_prompt_delay_ms is nan"),
+        ({"max_prompt_delay_ms": -1.0}, "max_prompt_delay_ms is -1"),
         ({"kv_memory": "lots"}, "a memory budget is 'lots'"),
         ({"max_parked_bytes": -1}, "max_parked_bytes is -1"),
         ({"grace_s": -1.0}, "grace_s is -1"),
@@ -52,6 +54,11 @@ def test_files_of_certificates_become_the_server_s():
 
 def test_the_engine_s_limits_are_what_was_told():
     config = build(
-        TargetConfig, max_sessions=3, kv_memory="2GiB", max_parked_bytes=0, max_rows_per_step=512
+        TargetConfig,
+        max_sessions=3,
+        kv_memory="2GiB",
+        max_parked_bytes=0,
+        max_rows_per_step=512,
+        max_prompt_delay_ms=20.0,
     )
-    assert config.target_limits() == TargetLimits(3, "2GiB", 0, 512)
+    assert config.target_limits() == TargetLimits(3, "2GiB", 0, 512, max_prompt_delay_s=0.02)
