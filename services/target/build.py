@@ -6,6 +6,7 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from slipstream.core.errors import ModelMismatch
+from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.request.request import ModelFacts
 from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
@@ -105,13 +106,16 @@ def build_target(
         max_logprobs=MAX_LOGPROBS,
         tool_format=format_of(text_tokenizer(loaded.tokenizer).chat_template, tool_format),
     )
-    budget = StepBudget(
+    return BuiltTarget(target, model, facts, plan, _step_budget(model, limits, curve))
+
+
+def _step_budget(model: CausalModel, limits: TargetLimits, curve: CostCurve) -> StepBudget:
+    return StepBudget(
         limits.max_rows,
         min(model.rule.max_rows, _TILE),
         max_delay_s=limits.max_prompt_delay_s,
         seconds=lambda num_tokens, num_keys: curve.seconds(num_tokens, keys=num_keys),
     )
-    return BuiltTarget(target, model, facts, plan, budget)
 
 
 def plan_memory(model: CausalModel, limits: TargetLimits) -> tuple[KvMemory, MemoryPlan]:

@@ -1,14 +1,12 @@
 """Who joins the next step of a target: distributions of the queue, for any work that may come."""
 
 from dataclasses import dataclass, field
-from random import Random
 
 import pytest
 from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.target.schedule import Schedule, StepBudget
 
 WORK = st.tuples(st.integers(1, 90), st.integers(0, 40))
@@ -208,28 +206,6 @@ def test_prompts_delay_no_step_by_more_than_allowed_or_what_a_few_tokens_take(
         added_s = sum(count * (token_s + key_s * before[key]) for key, count in chunk.items())
         assert added_s <= max_delay_s * 1.000001 or size <= few
     assert not any(key >= 100 for key in target.left)
-
-
-@pytest.mark.parametrize("key_s", [1e-7, 1e-6])
-def test_costs_of_long_contexts_are_learnt_from_the_steps_of_a_busy_machine(key_s):
-    """No curve knows them at first, and every fifth step loses its processor for a while."""
-    chance = Random(0)
-    curve = CostCurve([(at, 0.009 + 0.001 * at) for at in (1, 8, 32, 128)])
-    target = Target(
-        StepBudget(max_delay_s=0.05, seconds=lambda size, keys: curve.seconds(size, keys=keys))
-    )
-    target.add(9, 4000)
-    delays = []
-    while 9 in target.left:
-        target.add(0, 1)
-        before = target.left[9].num_keys
-        size = target.step().get(9, 0)
-        keys = size * before
-        added_s = 0.001 * size + key_s * keys
-        stolen = chance.choice([1, 1, 1, 1, 5])
-        curve.record(1 + size, 2, keys, seconds=stolen * (0.01 + added_s))
-        delays.append(added_s if size > target.budget.few_tokens else 0.0)
-    assert max(delays) < 0.055
 
 
 def test_a_prompt_that_got_too_little_gets_a_tile_in_the_next_step():

@@ -131,6 +131,21 @@ def test_long_contexts_come_to_cost_what_they_take():
     assert curve.seconds(8) == pytest.approx(staircase(8), rel=0.05)
 
 
+@pytest.mark.parametrize("key_s", [1e-7, 1e-6])
+@pytest.mark.parametrize("lost", [1, 5])
+def test_one_long_prompt_shows_what_its_keys_cost_to_small_steps(key_s, lost):
+    """Also where every fifth step loses its processor for a while."""
+
+    def law(rows, keys):
+        return 0.009 + 0.001 * rows + key_s * keys
+
+    curve, chance = CostCurve([(at, law(at, 0)) for at in (1, 8, 32, 128)]), Random(0)
+    for start in range(0, 7500, 256):
+        taken = chance.choice([1, 1, 1, 1, lost]) * law(256, 256 * start)
+        curve.record(256, 1, 256 * start, seconds=taken)
+    assert 0.9 < curve.seconds(9, 1, 9 * 7500) / law(9, 9 * 7500) < 1.3
+
+
 STEPS = st.tuples(
     st.integers(1, 600), st.integers(1, 64), st.integers(0, 10**6), st.floats(allow_nan=True)
 )
