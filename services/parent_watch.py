@@ -1,4 +1,4 @@
-"""Parent-death watch: runs another program, and kills it when its parent ends. Linux only.
+"""Parent-death watch: runs another program, and on Linux kills it when its parent ends.
 
 `python parent_watch.py PARENT COMMAND...`: the kernel kills this process when the thread that
 started it ends, also after exec and in a process group of its own. This runs in a process with one
@@ -28,7 +28,7 @@ def main() -> None:
     """
     parent, command = int(sys.argv[1]), sys.argv[2:]
     libc = ctypes.CDLL(None, use_errno=True)
-    if libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
+    if hasattr(libc, "prctl") and libc.prctl(_PR_SET_PDEATHSIG, signal.SIGKILL) != 0:
         raise OSError(ctypes.get_errno(), "the process can't be bound to its parent")
     if os.getppid() != parent:  # it ended before the call
         sys.exit(1)

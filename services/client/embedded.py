@@ -15,14 +15,19 @@ from slipstream.client.stream import AsyncChunkStream
 from slipstream.core.errors import InvalidRequest, ModelNotFound, SessionClosed, SessionNotFound
 from slipstream.core.inline import finished
 from slipstream.core.request.model_info import Limits, ModelInfo, drafter_infos, verification_infos
-from slipstream.core.request.prompt import Prompt, PromptForm, checked_prompt
+from slipstream.core.request.prompt import (
+    Prompt,
+    PromptForm,
+    check_token_range,
+    checked_prompt,
+)
 from slipstream.core.request.results import Chunk, Result, collected
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.draft.build import Drafter
 from slipstream.state.memory import MemoryStore
 from slipstream.state.record import Bounds
 from slipstream.state.session_leases import KeepRules, SessionLeases, session_of
-from slipstream.text.prompts import encode_prompt, known_ids
+from slipstream.text.prompts import encode_prompt
 
 _FOR_EVER_S = 1e9
 """Sessions here end with the process, or when they are closed."""
@@ -94,7 +99,8 @@ class Embedded:
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str:
         """See `Backend.detokenize`."""
         self._require(model)
-        return self.engine.text.decode(known_ids(self.engine.text, token_ids))
+        check_token_range(token_ids, len(self.engine.text))
+        return self.engine.text.decode(token_ids)
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:
         """See `Backend.models`."""

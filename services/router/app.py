@@ -53,9 +53,10 @@ class Router:
         breakers = Breakers(time.monotonic)
         hooks = Hooks(on_change=self._changed.set, forget=breakers.forget)
         self._sources = Sources(config.targets, config.drafts, config.store)
+        self._target_probe = TargetProbe()
         self._targets = Pool(
             self._sources.targets,
-            TargetProbe(),
+            self._target_probe,
             Dialer(config.to_targets()),
             heartbeat=config.heartbeat(),
             hooks=hooks,
@@ -198,7 +199,7 @@ class Router:
         if background is not None:
             background.cancel()
             await asyncio.wait({background})
-        self._runner.close()
+        await self._target_probe.aclose()
         await self._leases.aclose()
         await self._learner.aclose()
         await self._store.aclose()

@@ -16,7 +16,6 @@ from slipstream.core.request.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.router.ahead import WriteBehind, one_ahead
-from slipstream.router.encoder import PromptEncoder
 from slipstream.router.learner import TrafficLearner
 from slipstream.router.lease_keeper import LeaseKeeper
 from slipstream.router.limits import Admission
@@ -98,7 +97,6 @@ class RequestRunner:
         telemetry: RouterTelemetry,
     ) -> None:
         """A request that has ended well is offered to the `shadow`."""
-        self._encoder = PromptEncoder()
         self._fleet = fleet
         self._state = state
         self._admission = admission
@@ -123,7 +121,7 @@ class RequestRunner:
             recorder.record_session(taken.record.session_id)
             if taken.journal is None:
                 model = self._answered_by(taken.record)
-                decode = model.tokenizer.decode
+                decode = model.text.table.decode
                 yield await asyncio.to_thread(replayed, asked, taken.record, model.facts, decode)
                 return
             work = _RunningRequest(asked, taken.record, taken.journal, remaining, recorder)
@@ -135,8 +133,7 @@ class RequestRunner:
         """One chunk of a prompt's token ids, as a request with it would use them."""
         with self._admission.place():
             model = self._fleet.models()[self._fleet.model_name(asked.model)].model
-            ids = await self._encoder.encode(model, asked.prompt, asked.ask)
-            yield Chunk("", ids)
+            yield Chunk("", await _encoded(model, asked))
 
     async def forget(self, session_id: str, owner: str) -> None:
         """Forget a session, and have its keys freed where they may be."""
@@ -144,10 +141,6 @@ class RequestRunner:
         await free_parked(
             self._fleet, record, CallOptions(fence=record.fence, round_s=_FORGET_LIMIT_S)
         )
-
-    def close(self) -> None:
-        """Encode nothing more."""
-        self._encoder.close()
 
     async def _acquired(self, asked: Generation, owner: str) -> AcquiredSession:
         """Return the session of a request. Where that names the turn it follows, a turn that runs
@@ -209,7 +202,7 @@ class RequestRunner:
             Run,
             replicas,
             request,
-            text=placed.model.tokenizer,
+            text=placed.model.text.table,
             clock=time.perf_counter,
             journal=journal,
             observer=recorder.rounds,
@@ -242,7 +235,7 @@ class RequestRunner:
         facts = self._fleet.draft_facts(placed, ask.speculation.drafter)
 
         async def encode(last_token: int | None) -> Sequence[int]:
-            return await self._encoder.encode(model, asked.prompt, ask, last_token=last_token)
+            return await _encoded(model, asked, last_token)
 
         return await turn_request(asked, record, model.facts, facts, encode), facts
 
@@ -274,6 +267,15 @@ class RequestRunner:
         )
         on_loss = self._telemetry.counting_losses(job.journal.lost_target)
         return RequestReplicas(self._fleet, placed, options, on_loss=on_loss)
+
+
+async def _encoded(
+    model: DescribedTarget, asked: Generation, last_token: int | None = None
+) -> tuple[int, ...]:
+    longest = model.facts.context_length
+    return await model.text.encode(
+        asked.prompt, asked.ask.form, max_tokens=longest, last_token=last_token
+    )
 
 
 def _named(asked: Generation) -> Generation:

@@ -20,10 +20,15 @@ from slipstream.core.request.model_info import (
     drafter_infos,
     verification_infos,
 )
-from slipstream.core.request.prompt import check_num_messages
+from slipstream.core.request.prompt import (
+    check_num_bytes,
+    check_num_messages,
+    check_token_range,
+)
 from slipstream.core.request.request import Ask, Generation, SessionRef, check_name
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.request.server_info import ServerInfo
+from slipstream.core.request.tools import check_tools_bytes
 from slipstream.router.access import Access, Key
 from slipstream.router.limits import Admission, KeyLimits
 from slipstream.router.replicas.fleet import ChosenTarget, Fleet
@@ -38,7 +43,6 @@ from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
 from slipstream.state.store import SessionStore
-from slipstream.text.prompts import known_ids
 
 SERVICE = "slipstream.rpc.v1.GenerationService"
 GENERATE, STREAM = f"{SERVICE}/Generate", f"{SERVICE}/GenerateStream"
@@ -122,8 +126,8 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             raise PromptTooLong(
                 f"{len(request.token_ids)} token ids exceed the context of {limit} tokens"
             )
-        ids = known_ids(model.tokenizer, request.token_ids)
-        return pb.DetokenizeResponse(text=model.tokenizer.decode(ids))
+        check_token_range(request.token_ids, len(model.text.table))
+        return pb.DetokenizeResponse(text=model.text.table.decode(request.token_ids))
 
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: Any
@@ -201,7 +205,7 @@ def model_info(fleet: Fleet, placed: ChosenTarget) -> ModelInfo:
         vocab_size=model.facts.vocab_size,
         tokenizer_hash=model.tokenizer_hash,
         stop_token_ids=tuple(sorted(model.facts.stop_token_ids)),
-        has_chat_template=bool(model.tokenizer.chat_template),
+        has_chat_template=model.text.has_chat_template,
         numerics=description.numerics,
         dtype=description.dtype,
         limits=Limits.of(model.facts),
@@ -221,13 +225,15 @@ def _drafters(drafts: Sequence[tuple[DescribedDraft, bool]]) -> tuple[DrafterInf
 
 
 def refuse_too_many(prompt: pb.Prompt, context_length: int) -> None:
-    """Raise `InvalidRequest` for more messages or ids than fit, before any of them is read."""
+    """Raise `InvalidRequest` for more messages, ids or bytes than fit, before any is read."""
     check_num_messages(len(prompt.chat.messages))
     num_tokens = len(prompt.token_ids.ids)
     if num_tokens > context_length:
         raise PromptTooLong(
             f"a prompt of {num_tokens} tokens exceeds the context of {context_length} tokens"
         )
+    check_num_bytes(prompt.ByteSize(), context_length)
+    check_tools_bytes(sum(tool.ByteSize() for tool in prompt.tools))
 
 
 def refuse_unknown(message: Message) -> None:

@@ -3,7 +3,8 @@
 A later turn is encoded alone and appended; earlier ones are never tokenised again.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from itertools import chain
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
@@ -13,6 +14,8 @@ from slipstream.core.request.prompt import (
     Prompt,
     PromptForm,
     are_ids,
+    check_num_bytes,
+    check_token_range,
     checked_prompt,
 )
 from slipstream.core.request.tools import Tool
@@ -37,14 +40,17 @@ def encode_prompt(
 
     Text is one user message, put through the model's chat template unless raw. Ids are taken
     as they are. Raises `InvalidRequest` for an empty or ill-formed prompt, or tools with a later
-    turn, and `PromptTooLong` for text that is far longer than `max_tokens`.
+    turn, and `PromptTooLong` for one that is far longer than `max_tokens`: by its size first.
     """
     content: Any = checked_prompt(prompt, form)
     if not isinstance(content, str) and are_ids(content):
-        return known_ids(tokenizer, content)
+        check_token_range(content, len(tokenizer))
+        return tuple(content)
     if form.tools and last_token is not None:
         raise InvalidRequest("tools are given with a later turn, but only the first can have any")
-    _check_lengths(tokenizer, content, form.tools, max_tokens)
+    if max_tokens is not None:
+        tools = [(tool.name, tool.description, tool.parameters) for tool in form.tools]
+        check_num_bytes(_num_bytes(content) + _num_bytes(tools), max_tokens)
     if form.raw:
         text = content if form.allow_special_tokens else tokenizer.as_text(content)
     else:
@@ -92,26 +98,12 @@ def _parted(
     return parts
 
 
-def known_ids(tokenizer: TextTokenizer, ids: Sequence[int]) -> tuple[int, ...]:
-    """Return ids that are all of tokens. Raises `InvalidRequest` for others."""
-    num_tokens, highest = len(tokenizer), max(ids, default=0)
-    if highest >= num_tokens:
-        raise InvalidRequest(f"the prompt has token id {highest}, not 0 to {num_tokens - 1}")
-    return tuple(ids)
-
-
-def _check_lengths(
-    tokenizer: TextTokenizer,
-    content: str | Sequence[Message],
-    tools: Sequence[Tool],
-    max_tokens: int | None,
-) -> None:
-    """Refuse texts that are too long before anything is done with all of them."""
-    if max_tokens is None:
-        return
-    texts = [content] if isinstance(content, str) else [at["content"] for at in content]
-    for text in (*texts, *(tool.parameters for tool in tools)):
-        tokenizer.check_length(text, max_tokens)
+def _num_bytes(value: Any) -> int:
+    """Return the size of all texts in a prompt, or in a part of it."""
+    if isinstance(value, str):
+        return len(value.encode(errors="surrogatepass"))
+    parts = chain(*value.items()) if isinstance(value, Mapping) else value
+    return sum(map(_num_bytes, parts))
 
 
 def _messages(content: str | Sequence[Message]) -> Sequence[Message]:

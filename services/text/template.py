@@ -1,7 +1,8 @@
 """Rendering of messages by a model's chat template, as transformers does it.
 
 Templates are programs of strangers: they run in a sandbox, without escape to Python, and what
-they are and what they write is bounded in size. The time and memory that they take are not.
+they are and what they write is bounded in size. The time and memory that they take are bounded by
+the process that runs them, in a service: `slipstream.text.worker`.
 """
 
 import json
@@ -73,12 +74,16 @@ class ChatTemplate:
         program, in_parts = self._program, self._roles_in_parts
         try:
             return self._text(program, [_in_form(at, in_parts) for at in messages], tools)
-        except InvalidRequest:
+        except (InvalidRequest, MemoryError):
             raise
         except Exception as error:  # a stranger's program fails as it likes
             raise InvalidRequest(
                 f"the chat template refuses these messages ({_brief(error)})"
             ) from None
+
+    def try_out(self) -> None:
+        """Render samples of messages, which is kept; mistakes show when messages are rendered."""
+        _ = self._roles_in_parts
 
     @cached_property
     def _program(self) -> Template:

@@ -1,4 +1,4 @@
-"""Tokens as bytes: each alone, though it need not be whole characters.
+"""Tokens as text and bytes, without what encodes text: a process that only decodes holds no more.
 
 The bytes of a text's tokens, joined, are its UTF-8. What decoders do to the start of a text is not
 done: SentencePiece's drop its first space.
@@ -6,42 +6,129 @@ done: SentencePiece's drop its first space.
 
 import json
 import re
+import struct
+from array import array
 from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
 from tokenizers import Tokenizer
 
+from slipstream.core.errors import WeightsError
+
+MAX_TABLE_BYTES = 32 << 20
+_MAX_DECODER_BYTES = 16 << 10
+_SIZES = struct.Struct("<II")
+_PLAIN, _ADDED, _SPECIAL = 0, 1, 2
 _BYTE = re.compile(r"<0x([0-9A-Fa-f]{2})>")
 
 
-class TokenBytes:
-    """The bytes of each token of a tokenizer, computed once. Safe to share between threads."""
+class TokenTable:
+    """The tokens of a tokenizer by their ids, and its decoder. Safe to share between threads."""
 
-    def __init__(self, backend: Tokenizer) -> None:
-        self._backend = backend
-        self._names = {
-            number: token.content for number, token in backend.get_added_tokens_decoder().items()
-        }
-        self._spell = _spelling(backend)
-        self._known: dict[int, bytes] = {}
+    def __init__(self, decoder: str, ends: "array[int]", records: bytes) -> None:
+        """Take the decoder as JSON, empty for none, and for each id a byte of its kind with the
+        token in UTF-8, or nothing where the id is no token's."""
+        self._json = decoder
+        self._decoder = _decoder(decoder)
+        self._spell = _spelling(_steps(json.loads(decoder)) if decoder else [])
+        self._ends = ends
+        self._records = records
 
-    def of(self, token_id: int) -> bytes:
-        """Return the bytes, of added and special tokens as they are written; empty for no token."""
-        if token_id not in self._known:
-            self._known[token_id] = self._compute(token_id)
-        return self._known[token_id]
+    @classmethod
+    def of(cls, backend: Tokenizer, *, without: int) -> "TokenTable":
+        """Return the table of all tokens but one. Raises `WeightsError` for one too large."""
+        added = backend.get_added_tokens_decoder()
+        kinds = {at.content: _SPECIAL if at.special else _ADDED for at in added.values()}
+        ids = backend.get_vocab(with_added_tokens=True).values()
+        num_ids = max((token for token in ids if token != without), default=-1) + 1
+        _check_bytes(num_ids * array("I").itemsize)
+        ends, records = array("I"), bytearray()
+        for token in range(num_ids):
+            text = None if token == without else backend.id_to_token(token)
+            if text is not None:
+                records.append(kinds.get(text, _PLAIN))
+                records += text.encode()
+            ends.append(len(records))
+        _check_bytes(len(records) + num_ids * ends.itemsize)
+        decoder = backend.decoder.__getstate__().decode() if backend.decoder else ""
+        return cls(decoder, ends, bytes(records))
 
-    def _compute(self, token_id: int) -> bytes:
-        if token_id in self._names:
-            return self._names[token_id].encode()
-        token = self._backend.id_to_token(token_id) if token_id >= 0 else None
-        return b"" if token is None else self._spell(token)
+    @classmethod
+    def from_bytes(cls, data: bytes) -> "TokenTable":
+        """Return the table that `to_bytes` wrote, in work that does not grow with its tokens."""
+        size, num_ids = _SIZES.unpack_from(data)
+        start, ends = _SIZES.size + size, array("I")
+        middle = start + num_ids * ends.itemsize
+        ends.frombytes(data[start:middle])
+        return cls(data[_SIZES.size : start].decode(), ends, data[middle:])
+
+    def to_bytes(self) -> bytes:
+        """Return what `from_bytes` reads on the same machine."""
+        decoder = self._json.encode()
+        head = _SIZES.pack(len(decoder), len(self._ends))
+        return head + decoder + self._ends.tobytes() + self._records
+
+    def __len__(self) -> int:
+        """Return the number of ids up to the highest token's."""
+        return len(self._ends)
+
+    def check_decoder(self) -> None:
+        """Raise `WeightsError` for a decoder whose work may be more than a few times its text."""
+        size = len(self._json.encode())
+        if size > _MAX_DECODER_BYTES:
+            raise WeightsError(
+                f"the tokenizer's decoder has {size} bytes, but at most {_MAX_DECODER_BYTES} fit"
+            )
+        for step in _steps(json.loads(self._json)) if self._json else []:
+            for replaced, text in _replaced(step):
+                if not replaced or len(text.encode()) > len(replaced.encode()):
+                    raise WeightsError(
+                        f"the step {step['type']} of the tokenizer's decoder replaces a pattern,"
+                        " or a text by a longer one"
+                    )
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Return the text of token ids, without special tokens, as the tokenizer's own decoder.
+
+        Ids that are no token's are passed over. Incomplete UTF-8 becomes U+FFFD.
+        """
+        records = filter(None, map(self._record, ids))
+        tokens = [record[1:].decode() for record in records if record[0] != _SPECIAL]
+        text: str = self._decoder.decode(tokens) if self._decoder else " ".join(tokens)
+        return text
+
+    def token_bytes(self, token_id: int) -> bytes:
+        """Return the bytes of one token behind others; they need not be whole characters.
+
+        Added and special tokens have the bytes of their names, and ids that are no token's none.
+        """
+        record = self._record(token_id)
+        if not record or record[0] != _PLAIN:
+            return record[1:]
+        return self._spell(record[1:].decode())
+
+    def _record(self, token_id: int) -> bytes:
+        if not 0 <= token_id < len(self._ends):
+            return b""
+        start = self._ends[token_id - 1] if token_id else 0
+        return self._records[start : self._ends[token_id]]
 
 
-def _spelling(backend: Tokenizer) -> Callable[[str], bytes]:
-    """Return how the tokenizer's decoder reads a token."""
-    steps = _steps(json.loads(backend.decoder.__getstate__())) if backend.decoder else []
+def _check_bytes(num_bytes: int) -> None:
+    if num_bytes > MAX_TABLE_BYTES:
+        raise WeightsError(f"the tokens have {num_bytes} bytes, but at most {MAX_TABLE_BYTES} fit")
+
+
+def _decoder(state: str) -> Any:
+    """Return the library's decoder of this JSON, by way of a tokenizer without tokens."""
+    model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
+    decoder = json.loads(state) if state else None
+    return Tokenizer.from_str(json.dumps({"model": model, "decoder": decoder})).decoder
+
+
+def _spelling(steps: Sequence[Mapping[str, Any]]) -> Callable[[str], bytes]:
+    """Return how the steps of a decoder read a token."""
     kinds = {step["type"] for step in steps}
     if "ByteLevel" in kinds:
         return partial(_from_alphabet, alphabet=_alphabet())
@@ -54,6 +141,18 @@ def _steps(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
     if decoder["type"] != "Sequence":
         return [decoder]
     return [step for inner in decoder["decoders"] for step in _steps(inner)]
+
+
+def _replaced(step: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what a step of a decoder replaces, empty for a pattern, and by what."""
+    match step["type"]:
+        case "Replace":
+            return [(step["pattern"].get("String", ""), step["content"])]
+        case "BPEDecoder":
+            return [(step["suffix"], " ")]
+        case "CTC":
+            return [(step["pad_token"], ""), (step["word_delimiter_token"], " ")]
+    return []
 
 
 def _spaces(step: Mapping[str, Any]) -> list[tuple[str, str]]:

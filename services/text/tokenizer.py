@@ -14,7 +14,7 @@ from slipstream.core.request.prompt import Message, check_unicode
 from slipstream.core.request.tools import Tool
 from slipstream.text.control_tokens import BREAK, ControlTokens
 from slipstream.text.template import ChatTemplate, Now
-from slipstream.text.token_bytes import TokenBytes
+from slipstream.text.token_bytes import TokenTable
 from slipstream.text.tool_prompt import as_text, broken_call, for_template, tool_json
 
 PIECE_CHARS = 1 << 16
@@ -152,11 +152,8 @@ class TextTokenizer:
         return self._backend.decode(list(ids), skip_special_tokens=True)
 
     def token_bytes(self, token_id: int) -> bytes:
-        """Return the bytes of one token behind others; they need not be whole characters.
-
-        Special tokens have the bytes of their names, and ids that are no token's have none.
-        """
-        return b"" if token_id == self._control.break_id else self._token_bytes.of(token_id)
+        """See `TokenTable.token_bytes`."""
+        return self.table.token_bytes(token_id)
 
     def render(self, messages: Sequence[Message], tools: Sequence[Tool] = ()) -> str:
         """Return a conversation as the chat template writes it, up to where the model is to answer.
@@ -168,14 +165,17 @@ class TextTokenizer:
         control, template = self._control, self._template
         shown = [tool_json(tool) for tool in tools]
         if template.takes_tools:
-            given = [for_template(message) for message in messages]
+            given = [
+                for_template(message, f"messages[{place}]")
+                for place, message in enumerate(messages)
+            ]
         else:
             given, shown = as_text(messages, shown), []
         safe, shown = _changed(given, control.as_text), _changed(shown, control.as_text)
         try:
             text = template.render(safe, shown)
         except InvalidRequest as error:
-            if (place := broken_call(messages)) is None:
+            if (place := broken_call(given)) is None:
                 raise
             raise InvalidRequest(
                 f"{error}; the arguments of {place} are no JSON object, which it may need"
@@ -188,8 +188,13 @@ class TextTokenizer:
         return text if control.count(text) == control.count(broken) else broken
 
     @cached_property
-    def _token_bytes(self) -> TokenBytes:
-        return TokenBytes(self._backend)
+    def table(self) -> TokenTable:
+        """Return its tokens and its decoder alone."""
+        return TokenTable.of(self._backend, without=self._control.break_id)
+
+    def try_template(self) -> None:
+        """Find how the chat template takes messages, so that the first prompt need not wait."""
+        self._template.try_out()
 
 
 def vocab_hash(vocab: Mapping[str, int]) -> str:

@@ -5,7 +5,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.core.request.prompt import Message
-from slipstream.core.request.tools import Tool, ToolFormat, decoded_json
+from slipstream.core.request.tools import Tool, ToolFormat, shallow_json
 
 AUTO_FORMAT, NO_FORMAT = "auto", "none"
 TOOL_FORMATS = (AUTO_FORMAT, *ToolFormat, NO_FORMAT)
@@ -59,24 +59,26 @@ def tool_json(tool: Tool) -> Json:
     return {"type": "function", "function": function}
 
 
-def for_template(message: Message) -> Json:
+def for_template(message: Message, place: str) -> Json:
     """Return a message as chat templates take it: arguments of calls are objects, and text only
-    where they broke off."""
+    where they broke off. Raises `InvalidRequest` for arguments that are nested too deep."""
     calls = [
-        {**call, "function": {**call["function"], "arguments": _value(_arguments(call))}}
-        for call in message.get("tool_calls", ())
+        {**call, "function": {**call["function"], "arguments": _value(call, at)}}
+        for number, call in enumerate(message.get("tool_calls", ()))
+        for at in [f"{place}.tool_calls[{number}]"]
     ]
     return {**message, "tool_calls": calls} if calls else dict(message)
 
 
-def broken_call(messages: Sequence[Message]) -> str | None:
-    """Return the place of the first call whose arguments are no object; None for none."""
+def broken_call(given: Sequence[Json]) -> str | None:
+    """Return the place of the first call, in messages for a template, whose arguments are no
+    object; None for none."""
     return next(
         (
             f"messages[{place}].tool_calls[{number}]"
-            for place, message in enumerate(messages)
+            for place, message in enumerate(given)
             for number, call in enumerate(message.get("tool_calls", ()))
-            if not isinstance(_value(_arguments(call)), dict)
+            if not isinstance(call["function"]["arguments"], dict)
         ),
         None,
     )
@@ -110,8 +112,9 @@ def _call_text(call: Json) -> str:
     return f'<tool_call>\n{{"name": {name}, "arguments": {_arguments(call)}}}\n</tool_call>'
 
 
-def _value(arguments: str) -> Any:
-    value = decoded_json(arguments)
+def _value(call: Json, place: str) -> Any:
+    arguments = _arguments(call)
+    value = shallow_json(arguments, f"the JSON of {place}")
     return value if isinstance(value, dict) else arguments
 
 

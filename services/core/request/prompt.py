@@ -8,7 +8,7 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCombination
 from slipstream.core.request.tools import Tool, check_tools
 
 Message = Mapping[str, Any]
@@ -25,6 +25,8 @@ MAX_TOOL_CALLS = 128
 """Of one message."""
 MAX_FIELDS = 32
 """Further texts of one message."""
+TOKEN_BYTES = 64
+"""Bytes of a prompt for each token of the context: all that it has, whatever is shown of it."""
 _READ = ("role", "content", "tool_calls", "function_call")
 _ROLES = {"developer": "system", "function": "tool"}
 """Roles by which OpenAI's clients mean others."""
@@ -93,6 +95,15 @@ def check_num_messages(num_messages: int) -> None:
     if num_messages > MAX_MESSAGES:
         raise InvalidRequest(
             f"the prompt has {num_messages} messages, but at most {MAX_MESSAGES} fit"
+        )
+
+
+def check_num_bytes(num_bytes: int, max_tokens: int) -> None:
+    """Raise `PromptTooLong` for a prompt of more bytes than one of so many tokens may have."""
+    if num_bytes > TOKEN_BYTES * max_tokens:
+        raise PromptTooLong(
+            f"a prompt of {num_bytes} bytes exceeds {TOKEN_BYTES * max_tokens}, {TOKEN_BYTES} for"
+            f" each of the context's {max_tokens} tokens"
         )
 
 
@@ -203,6 +214,12 @@ def _tool_call(call: Any, place: str) -> dict[str, Any]:
         "type": "function",
         "function": {"name": name, "arguments": arguments},
     }
+
+
+def check_token_range(ids: Sequence[int], num_tokens: int) -> None:
+    """Raise `InvalidRequest` for a prompt's ids that are of no token."""
+    if (highest := max(ids, default=0)) >= num_tokens:
+        raise InvalidRequest(f"the prompt has token id {highest}, not 0 to {num_tokens - 1}")
 
 
 def check_vocabulary(what: str, tokens: Iterable[int], vocab_size: int) -> None:

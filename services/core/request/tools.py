@@ -17,6 +17,10 @@ MAX_TOOL_BYTES = 65_536
 """Of one tool: its name, description and schema."""
 _MAX_SCHEMA_CHARS = 2 * MAX_GRAMMAR_BYTES
 """Of schemas before they are one grammar, which leaves out what says nothing."""
+MAX_TOOLS_BYTES = 512 << 10
+"""Of all tools of a request to a router: it parses them on its event loop."""
+MAX_JSON_DEPTH = 64
+"""Of objects and lists within each other in schemas and in arguments of calls."""
 NO_PARAMETERS = '{"type":"object","properties":{}}'
 _FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -130,11 +134,38 @@ def check_num_tools(num_tools: int) -> None:
         raise InvalidRequest(f"tools has {num_tools}, but at most {MAX_TOOLS} fit")
 
 
+def check_tools_bytes(num_bytes: int) -> None:
+    """Raise `InvalidRequest` for tools that have more bytes together than a request may have."""
+    if num_bytes > MAX_TOOLS_BYTES:
+        raise InvalidRequest(f"tools has {num_bytes} bytes, but at most {MAX_TOOLS_BYTES} fit")
+
+
 def json_object(text: str, what: str) -> dict[str, Any]:
     """Return the JSON object in a text. Raises `InvalidRequest` for anything else."""
-    value = decoded_json(text)
+    value = shallow_json(text, what)
     if not isinstance(value, dict):
         raise InvalidRequest(f"{what} must be a JSON object")
+    return value
+
+
+def shallow_json(text: str, what: str) -> Any:
+    """Return the value of JSON, None for a text that is none. Raises `InvalidRequest` for one that
+    is nested deeper than `MAX_JSON_DEPTH`."""
+    too_deep = InvalidRequest(f"{what} must be nested at most {MAX_JSON_DEPTH} deep")
+    try:
+        value = json.loads(text)
+    except RecursionError:
+        raise too_deep from None
+    except ValueError:
+        return None
+    level = [value]
+    for _ in range(MAX_JSON_DEPTH + 1):
+        level = [item for item in level if isinstance(item, dict | list)]
+        level = [
+            part for item in level for part in (item.values() if isinstance(item, dict) else item)
+        ]
+    if level:
+        raise too_deep
     return value
 
 

@@ -11,9 +11,10 @@ from weakref import WeakValueDictionary
 import grpc.aio
 from google.protobuf.message import Message
 
-from slipstream.core.errors import HandshakeError
+from slipstream.core.errors import HandshakeError, SlipstreamError
 from slipstream.core.request.request import DraftFacts, ModelFacts
 from slipstream.core.request.server_info import ReplicaRole
+from slipstream.router.encoder import ModelText, open_text
 from slipstream.router.replicas.placement import DraftView, Layout, TargetView
 from slipstream.router.replicas.replica import Replica
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, call_unary
@@ -25,7 +26,6 @@ from slipstream.rpc.conversion.convert_facts import (
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
-from slipstream.text.tokenizer import TextTokenizer
 
 DESCRIBE_LIMIT_S = 30.0
 R = TypeVar("R", bound=Message)
@@ -54,10 +54,10 @@ class SelfDescription(Generic[D]):
 
 @dataclass(frozen=True, slots=True)
 class DescribedTarget(SelfDescription[target_pb2.DescribeTargetResponse]):
-    """A target, with the tokenizer that it gave out."""
+    """A target, with the text of its model by the tokenizer that it gave out."""
 
     facts: ModelFacts
-    tokenizer: TextTokenizer
+    text: ModelText
 
     @property
     def name(self) -> str:
@@ -107,7 +107,7 @@ class DescribedDraft(SelfDescription[draft_pb2.DescribeDraftResponse]):
 
 
 class TargetProbe:
-    """Asks targets; fetches each tokenizer once."""
+    """Asks targets; opens the text of each model once. `aclose` it."""
 
     role = ReplicaRole.TARGET
     service = "slipstream.rpc.v1.TargetService"
@@ -115,7 +115,8 @@ class TargetProbe:
     def __init__(self) -> None:
         # Models may number their tokens alike and yet differ in their chat templates.
         # Kept while a target has it: one that names itself anew each time must not fill the memory.
-        self._tokenizers = WeakValueDictionary[tuple[str, str], TextTokenizer]()
+        self._texts = WeakValueDictionary[tuple[str, str], ModelText]()
+        self._opening = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
     async def describe(self, channel: grpc.aio.Channel) -> DescribedTarget:
         """See `Probe.describe`; a tokenizer that is not what its hash says can't be used."""
@@ -123,10 +124,20 @@ class TargetProbe:
         check_identity(answer.identity)
         facts = model_facts_from_pb(answer)
         key = (facts.model_id, answer.identity.tokenizer_hash)
-        tokenizer = self._tokenizers.get(key)
-        if tokenizer is None:
-            tokenizer = self._tokenizers[key] = await _fetch_tokenizer(channel, key[1])
-        return DescribedTarget(answer, facts, tokenizer)
+        text = self._texts.get(key)
+        if text is None:
+            files = (await _describe_target(channel, with_tokenizer=True)).tokenizer
+            opening = self._opening.setdefault(key, asyncio.Lock())
+            async with opening:
+                text = self._texts.get(key)
+                if text is None:
+                    text = self._texts[key] = await _opened(files, key[1])
+        return DescribedTarget(answer, facts, text)
+
+    async def aclose(self) -> None:
+        """End the workers of all models."""
+        for text in [*self._texts.values()]:
+            await text.aclose()
 
     async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
         """See `Probe.load`."""
@@ -213,22 +224,16 @@ async def _described(
         raise error_from(error) from None
 
 
-async def _fetch_tokenizer(channel: grpc.aio.Channel, expected: str) -> TextTokenizer:
-    answer = await _describe_target(channel, with_tokenizer=True)
-    return await asyncio.to_thread(_tokenizer, answer.tokenizer, expected)
-
-
-def _tokenizer(message: target_pb2.Tokenizer, expected: str) -> TextTokenizer:
-    """Slow: a vocabulary has a megabyte or more."""
+async def _opened(files: target_pb2.Tokenizer, expected: str) -> ModelText:
     try:
-        tokenizer = TextTokenizer.from_parts(
-            message.json, message.chat_template, dict(message.special_tokens)
+        text, vocab_hash = await open_text(
+            files.json, files.chat_template, dict(files.special_tokens)
         )
-        vocab_hash = tokenizer.vocab_hash
-    except BaseException as error:  # the library is Rust, whose panics are no `Exception`
+    except SlipstreamError as error:
         raise HandshakeError(f"its tokenizer can't be used: {error}") from None
     if vocab_hash != expected:
+        await text.aclose()
         raise HandshakeError(
             f"its tokenizer has the hash {vocab_hash[:12]}, but it says {expected[:12]}"
         )
-    return tokenizer
+    return text

@@ -47,9 +47,8 @@ async def fleet_of(*workers):
     """The replicas of a router without the router; all of these targets are ready."""
     changed = asyncio.Event()
     source = parse_source(tuple(worker.address for worker in workers))
-    targets = Pool(
-        source, TargetProbe(), Dialer(ChannelOptions()), hooks=Hooks(on_change=changed.set)
-    )
+    probe = TargetProbe()
+    targets = Pool(source, probe, Dialer(ChannelOptions()), hooks=Hooks(on_change=changed.set))
     upkeep = asyncio.get_running_loop().create_task(targets.run())
     try:
         async with asyncio.timeout(LIMIT_S):
@@ -60,6 +59,7 @@ async def fleet_of(*workers):
     finally:
         upkeep.cancel()
         await asyncio.wait({upkeep})
+        await probe.aclose()
 
 
 @asynccontextmanager
