@@ -7,6 +7,7 @@ the chat template of another model is waited for.
 import asyncio
 import json
 import logging
+import os
 import signal
 import sys
 from array import array
@@ -39,7 +40,7 @@ from slipstream.text.worker import SIZES, WorkerRequest, load_request, prompt_re
 
 LONG_PROMPT = 8192
 """Bytes from which on a prompt is for the worker of long ones."""
-SLOWEST = 10.0
+SLOWEST = 30.0
 """Times the CPU time that a request to a worker may take on the clock."""
 _PIECE = 1 << 18
 _MAX_HEAD = 1 << 16
@@ -59,6 +60,7 @@ class TextWorker:
     def __init__(self, load: WorkerRequest) -> None:
         """Take the request by which it loads its model's files."""
         self._load = load
+        self._loop = asyncio.get_running_loop()
         self._process: Process | None = None
         self._lock = asyncio.Lock()
         self._tasks = set[asyncio.Task[Any]]()
@@ -83,19 +85,22 @@ class TextWorker:
         return await asyncio.shield(self._spawn(self._exchange(request)))
 
     def close(self) -> None:
-        """End the process, and let nothing start it again."""
+        """End the process for good, from any thread."""
         self._is_closed = True
         self._kill()
+        with suppress(RuntimeError):  # the loop has ended, too
+            self._loop.call_soon_threadsafe(lambda: self._spawn(self._ended()))
 
     async def aclose(self) -> None:
-        """Close it, and wait for its end."""
-        self.close()
+        """End the process for good, and wait for its end."""
+        self._is_closed = True
+        self._kill()
         if self._tasks:
             await asyncio.wait(self._tasks)
         await self._ended()
 
     def _spawn(self, running: Any) -> asyncio.Task[Any]:
-        task = asyncio.get_running_loop().create_task(running)
+        task = self._loop.create_task(running)
         self._tasks.add(task)
         task.add_done_callback(self._forget)
         return task
@@ -169,17 +174,17 @@ class TextWorker:
         raise _ERRORS.get(about["error"], InternalError)(about["text"])
 
     def _kill(self) -> None:
-        if self._process is not None:
+        if self._process is not None and self._process.returncode is None:
+            # `Process.kill` may reap the process, and then its exit code is lost.
             with suppress(ProcessLookupError):
-                self._process.kill()
+                os.kill(self._process.pid, signal.SIGKILL)
 
     async def _ended(self) -> int:
         """Wait for the end of a process that was killed, or has closed its output."""
+        self._kill()
         process, self._process = self._process, None
         if process is None:
             return 0
-        with suppress(ProcessLookupError):
-            process.kill()
         assert process.stdin is not None
         process.stdin.close()
         return await process.wait()

@@ -51,11 +51,15 @@ def framed(about: Json, body: bytes = b"") -> bytes:
 
 
 def load_request(
-    tokenizer: bytes, chat_template: str, special_tokens: Mapping[str, str]
+    tokenizer: bytes,
+    chat_template: str,
+    special_tokens: Mapping[str, str],
+    *,
+    cpu_s: float = LOAD_CPU_S,
 ) -> WorkerRequest:
     """Return the request to load a model's tokenizer and chat template, a worker's first."""
     about = {"chat_template": chat_template, "special_tokens": dict(special_tokens)}
-    return _request(about, tokenizer, LOAD_CPU_S)
+    return _request(about, tokenizer, cpu_s)
 
 
 def prompt_request(prompt: Any, form: PromptForm, **about: Any) -> WorkerRequest:
@@ -113,7 +117,7 @@ class Worker:
         except SlipstreamError as error:
             return framed({"error": type(error).__name__, "text": str(error)})
         except MemoryError:
-            text = f"more than {MAX_MEMORY_BYTES >> 20} MiB of memory"
+            text = f"{MAX_MEMORY_BYTES >> 20} MiB of memory"
             return framed({"error": "MemoryError", "text": text})
         except BaseException as error:  # panics of the library are no `Exception`
             text = f"the model's tokenizer or chat template fails ({type(error).__name__})"

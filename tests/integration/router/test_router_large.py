@@ -11,6 +11,7 @@ from support.services.fleet import eventually, routed
 MOST = (4 << 20) - 128
 SERVICE = "/slipstream.rpc.v1.GenerationService"
 FIELDS = "more than 10000 fields"
+BYTES = "exceeds 262144, 64 for each of the context's 4096 tokens"
 MESSAGES = f"but at most {MAX_MESSAGES} fit"
 
 
@@ -27,8 +28,14 @@ PROMPTS = {
     "more ids than the context": (ids(5000), "a prompt of 5000 tokens exceeds the context of 4096"),
     "empty messages": (chat(MOST // 2), FIELDS),
     "more messages than fit": (chat(MAX_MESSAGES + 1, role="user", content="x"), MESSAGES),
-    "a long text": (pb.Prompt(text="a b " * (MOST // 4)), "has more than 4096 tokens"),
-    "a long message": (chat(1, role="user", content="a b " * (MOST // 4)), "more than 4096 tokens"),
+    "a text of many tokens": (pb.Prompt(text="a b " * 60_000), "has more than 4096 tokens"),
+    "a long text": (pb.Prompt(text="a b " * (MOST // 4)), BYTES),
+    "a long message": (chat(1, role="user", content="a b " * (MOST // 4)), BYTES),
+    "a long prompt in parts": (chat(100, role="user", content="a b " * 1000), BYTES),
+    "arguments of a call": (
+        chat(1, role="assistant", tool_calls=[pb.ToolCall(name="f", arguments="[]," * 100_000)]),
+        BYTES,
+    ),
 }
 
 

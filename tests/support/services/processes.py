@@ -73,12 +73,7 @@ class Process:
 
     def child(self, role: str) -> int:
         """The process of a service that this one has started."""
-        path = Path(f"/proc/{self.pid}/task")
-        children = " ".join((task / "children").read_text() for task in path.iterdir()).split()
-        for pid in map(int, children):
-            if f"slipstream.{role}" in command_line(pid):
-                return pid
-        raise AssertionError(f"there is no {role} among {children}")
+        return next(iter(children(self.pid, f"slipstream.{role}")))
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -164,6 +159,18 @@ def command_line(pid: int) -> str:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
         return ""
+
+
+def children(pid: int, module: str) -> set[int]:
+    """Process ids of the children of a process that run a module."""
+    threads = Path(f"/proc/{pid}/task").iterdir()
+    found = [int(at) for thread in threads for at in (thread / "children").read_text().split()]
+    return {at for at in found if module in command_line(at)}
+
+
+def text_workers(pid: int | None = None) -> set[int]:
+    """Process ids of the workers that encode prompts for a process, by default for this one."""
+    return children(pid or os.getpid(), "slipstream.text.worker")
 
 
 def has_loaded(pid: int, library: str) -> bool:
