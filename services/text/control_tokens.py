@@ -7,6 +7,7 @@ in a message would be read as the same token: it is broken in two there, so that
 import re
 import secrets
 from collections.abc import Iterable
+from typing import cast
 
 from tokenizers import AddedToken, Tokenizer
 
@@ -35,7 +36,7 @@ class ControlTokens:
         names = (at.content for at in tokens if at.normalized)
         self._normalized = tuple(map(self._normal, names)) if self._normalizer else ()
         backend.add_special_tokens([AddedToken(BREAK, normalized=False)])
-        self.break_id: int = backend.token_to_id(BREAK)
+        self.break_id = cast("int", backend.token_to_id(BREAK))
 
     def as_text(self, text: str) -> str:
         """Return the text with a break behind the first character of each control token's name.
