@@ -2,7 +2,7 @@
 
 import json
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from enum import StrEnum
 from typing import Any
@@ -158,15 +158,20 @@ def shallow_json(text: str, what: str) -> Any:
         raise too_deep from None
     except ValueError:
         return None
-    level = [value]
-    for _ in range(MAX_JSON_DEPTH + 1):
-        level = [item for item in level if isinstance(item, dict | list)]
-        level = [
-            part for item in level for part in (item.values() if isinstance(item, dict) else item)
-        ]
+    level = _containers([value])
+    for _ in range(MAX_JSON_DEPTH):
+        level = _containers(part for item in level for part in _parts(item))
     if level:
         raise too_deep
     return value
+
+
+def _containers(values: Iterable[Any]) -> list[Any]:
+    return [value for value in values if isinstance(value, dict | list)]
+
+
+def _parts(value: Any) -> Iterable[Any]:
+    return value.values() if isinstance(value, dict) else value
 
 
 def decoded_json(text: str) -> Any:

@@ -6,12 +6,13 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 import pytest
-from tokenizers import Tokenizer, models, pre_tokenizers
+from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
+from slipstream.text.token_bytes import TokenTable
 from slipstream.text.tokenizer import TextTokenizer, vocab_hash
 from support.commands import ran_python
 from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer
@@ -232,3 +233,28 @@ def test_text_needs_neither_torch_nor_numpy_nor_transformers():
     )
     done = ran_python("-c", f"import sys\n{code}")
     assert done.returncode == 0, done.stderr
+
+
+def test_the_table_alone_reads_ids_as_the_tokenizer_does(hf, text):
+    table, draw = TokenTable.from_bytes(text.table.to_bytes()), random.Random(0)
+    assert len(table) >= len(text)
+    for _ in range(200):
+        ids = [draw.randrange(len(text) + 2) for _ in range(draw.randrange(12))]
+        assert table.decode(ids) == text.decode(ids)
+        assert [*map(table.token_bytes, ids)] == [*map(text.token_bytes, ids)]
+
+
+@pytest.mark.parametrize(
+    "decoder",
+    [
+        decoders.Replace("a", "aa"),
+        decoders.Replace("", "a"),
+        decoders.Replace(Regex("(a|a)*b"), ""),
+        decoders.Sequence([decoders.BPEDecoder(""), decoders.Fuse()]),
+    ],
+)
+def test_a_decoder_that_multiplies_text_or_searches_patterns_is_refused(decoder):
+    backend = Tokenizer(models.WordLevel({"a": 0}, unk_token="a"))
+    backend.decoder = decoder
+    with pytest.raises(WeightsError, match="decoder replaces a pattern, or a text by a longer one"):
+        TokenTable.of(backend, without=1).check_decoder()

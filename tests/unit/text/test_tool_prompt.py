@@ -135,3 +135,20 @@ def test_arguments_are_an_object_or_else_the_text_that_they_are(given, shown):
     call = {"function": {"name": "f", "arguments": given}}
     talk = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "x"}]
     assert tokenizer.decode(encode_prompt(tokenizer, talk)) == f"<assistant>C{shown}<user>x"
+
+
+@pytest.mark.parametrize(("depth", "fits"), [(64, True), (65, False), (480, False), (10**5, False)])
+def test_arguments_of_earlier_calls_are_nested_within_a_limit(depth, fits):
+    tokenizer = text_tokenizer(byte_tokenizer(template="{{ tools }}{{ messages | tojson }}"))
+    arguments = '{"a":' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+    function = {"name": "f", "arguments": arguments}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    prompt = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "user", "content": "x"},
+    ]
+    if fits:
+        assert encode_prompt(tokenizer, prompt)
+        return
+    with pytest.raises(InvalidRequest, match=r"messages\[0\]\.tool_calls\[0\] must be nested at"):
+        encode_prompt(tokenizer, prompt)
