@@ -233,10 +233,7 @@ class RequestRunner:
         ask, model = asked.ask, placed.model
         check_received(asked, record, is_repeatable=model.description.numerics == INVARIANT)
         facts = self._fleet.draft_facts(placed, ask.speculation.drafter)
-
-        async def encode(last_token: int | None) -> Sequence[int]:
-            return await _encoded(model, asked, last_token)
-
+        encode = partial(_encoded, model, asked)
         return await turn_request(asked, record, model.facts, facts, encode), facts
 
     def _sources(self, placed: ChosenTarget, record: Record) -> NgramSources:
