@@ -39,6 +39,7 @@ BOUNDS = {
         *("router/servicer.py:Generate", "router/servicer.py:GenerateStream"),
         *("router/servicer.py:Tokenize", "router/limits.py:admitted"),
         *("router/request_runner.py:_run", "router/request_runner.py:chunks"),
+        "router/encoder.py:encode",
         *("state/session_leases.py:acquire", "state/session_leases.py:turn_request"),
     ),
     "an entry of the store: MAX_TEXT_BYTES of state/registry.py, MAX_TEXT_TOKENS of a text": (
@@ -48,6 +49,9 @@ BOUNDS = {
         *("client/client.py:tokenize", "client/remote.py:_next", "client/remote.py:generate"),
         *("client/remote.py:tokenize", "client/embedded.py:start", "client/embedded.py:tokenize"),
         "client/embedded_session.py:_encode",
+    ),
+    "the head of an answer of a text worker: 64 KiB; a tokenizer's files are texts as they are": (
+        *("router/encoder.py:_exchanged", "router/encoder.py:open_text"),
     ),
     "what is read before it serves": ("draft/__main__.py:_serve", "rpc/server.py:start"),
 }

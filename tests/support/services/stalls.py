@@ -24,11 +24,6 @@ LIMIT_MS = 50.0
 """CPU time from which on a callback of a loop fails its test."""
 WATCHED = {"SLIPSTREAM_TELEMETRY_LOOP_WATCHDOG_MS": str(LIMIT_MS)}
 """Environment of services whose logs `check_stalls` reads."""
-_TEXT = (
-    *("text/tokenizer.py", "text/template.py", "text/prompts.py", "text/token_bytes.py"),
-    "router/replicas/probes.py",
-)
-"""Places that are passed over until tokenizers and templates run in processes of their own."""
 _SAMPLE_S = LIMIT_MS / 5000
 _NS_IN_MS = 1e6
 _TESTS = str(Path(__file__).parents[2]) + "/"
@@ -58,7 +53,7 @@ def stalls_in(log: str) -> list[LoggedStall]:
 
 def long_stalls(stalls: Iterable[LoggedStall]) -> list[LoggedStall]:
     """Those above the limit."""
-    return [at for at in stalls if at.cpu_ms >= LIMIT_MS and not at.place.startswith(_TEXT)]
+    return [at for at in stalls if at.cpu_ms >= LIMIT_MS]
 
 
 def check_stalls(stalls: Iterable[LoggedStall]) -> None:
