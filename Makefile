@@ -15,16 +15,17 @@ REPORT ?= chaos.json
 MINUTES ?= 10
 FUZZ_REPORT ?= fuzz.json
 SOAK_REPORT ?= soak.json
+CASES ?= 200000
 
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 
-.PHONY: help install model demo test chaos fuzz soak check lint package pure sanitize compat bench gpu protos locks docs fmt clean
+.PHONY: help install model demo test chaos fuzz fuzz-files soak check lint package pure sanitize compat bench gpu protos locks docs fmt clean
 
 help:           ## show the targets
-	@grep -E '^[a-z]+: .*##|^[a-z]+:  *##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
+	@grep -E '^[a-z-]+: .*##|^[a-z-]+:  *##' $(MAKEFILE_LIST) | sed 's/:[^#]*##/\t/' | expand -t 12
 
 install: $(READY) ## create the virtual environment with the complete command line
 
@@ -57,6 +58,9 @@ fuzz: $(READY)  ## send messages of every kind to all services for MINUTES; FUZZ
 
 soak: model     ## mixed load with a kill a minute for MINUTES (180 for a release); report and plot beside SOAK_REPORT
 	PYTHONPATH=.dev:tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos.soak --minutes $(MINUTES) --report $(SOAK_REPORT)
+
+fuzz-files: $(READY) ## load CASES broken and hostile files of every kind; FUZZ_REPORT as JSON, SEED to repeat
+	PYTHONPATH=.dev:tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.files --cases $(CASES) --report $(FUZZ_REPORT) $(if $(SEED),--seed $(SEED))
 
 check: test package ## everything CI runs, and the built packages
 

@@ -1,0 +1,100 @@
+"""Loads cases in a process with little memory: a file that breaks it breaks nothing else.
+
+`python -m fuzz.files.child MODULE,... BYTES SECONDS` reads requests from standard input, each a
+line of JSON, and writes a line of JSON for each case: its outcome, and what is wrong.
+"""
+
+import base64
+import json
+import resource
+import sys
+import tempfile
+import traceback
+from pathlib import Path
+from typing import Any
+
+from fuzz.files.kinds import Kind, kinds_of
+
+LOADED, REFUSED = "loaded", "refused"
+FAULT = "fault"
+"""An error of another kind, or a refusal that is no sentence."""
+_MAX_CHARS = 1000
+
+
+def data_bytes() -> int:
+    """Return the memory that this process has now, as the limit counts it."""
+    status = Path("/proc/self/status").read_text()
+    (line,) = [line for line in status.splitlines() if line.startswith("VmData:")]
+    return int(line.split()[1]) * 1024
+
+
+def outcome(kind: Kind, path: Path, data: bytes, *, is_intact: bool) -> tuple[str, str]:
+    """Load one file; what came of it, and its fault if it shows one."""
+    path.write_bytes(data)
+    try:
+        kind.load(path)
+    except kind.refusals as error:
+        sentence = str(error)
+        if is_intact:
+            return FAULT, f"an intact file is refused: {sentence[:200]}"
+        is_sentence = sentence.isprintable() and 0 < len(sentence) <= _MAX_CHARS
+        return (REFUSED, "") if is_sentence else (FAULT, f"no sentence at {_place(error)}")
+    except (Exception, SystemExit) as error:
+        return FAULT, f"{type(error).__name__} at {_place(error)}"
+    return LOADED, ""
+
+
+def _place(error: BaseException) -> str:
+    """Return the last line of our own code that an error came through."""
+    frames = traceback.extract_tb(error.__traceback__)
+    own = [frame for frame in frames if "/slipstream/" in frame.filename] or frames
+    return f"{own[-1].filename.rpartition('/slipstream/')[2]}, {own[-1].name}"
+
+
+def limit_cpu(seconds: float) -> None:
+    """End this process when it has taken so many more seconds of CPU."""
+    used = resource.getrusage(resource.RUSAGE_SELF)
+    until = int(used.ru_utime + used.ru_stime + seconds) + 1
+    resource.setrlimit(resource.RLIMIT_CPU, (until, resource.RLIM_INFINITY))
+
+
+def main() -> None:
+    """Serve requests until standard input ends."""
+    names, num_bytes, seconds = sys.argv[1].split(","), int(sys.argv[2]), float(sys.argv[3])
+    kinds = kinds_of(names)
+    replies = sys.stdout
+    sys.stdout = sys.stderr  # what libraries print is no reply
+    with tempfile.TemporaryDirectory() as scratch:
+        paths: dict[str, Path] = {}
+        for line in sys.stdin:
+            asked = json.loads(line)
+            kind = kinds[asked["kind"]]
+            if kind.name not in paths:
+                paths[kind.name] = _prepared(kind, Path(scratch) / kind.name)
+                limit = data_bytes() + num_bytes
+                resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
+            for number, data, is_intact in _cases(kind, asked):
+                limit_cpu(seconds)
+                came, fault = outcome(kind, paths[kind.name], data, is_intact=is_intact)
+                replies.write(json.dumps([number, came, fault]) + "\n")
+                replies.flush()
+
+
+def _prepared(kind: Kind, folder: Path) -> Path:
+    """Make a kind's folder, and load what it needs once, before memory is limited."""
+    folder.mkdir()
+    kind.prepare(folder)
+    outcome(kind, folder / kind.file, kind.seeds()[0], is_intact=True)
+    return folder / kind.file
+
+
+def _cases(kind: Kind, asked: dict[str, Any]) -> Any:
+    if "data" in asked:
+        yield 0, base64.b64decode(asked["data"]), False
+        return
+    for number in range(asked["first"], asked["end"]):
+        yield number, *kind.data(asked["seed"], number)
+
+
+if __name__ == "__main__":
+    main()

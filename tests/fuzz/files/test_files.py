@@ -1,0 +1,91 @@
+"""A short run of the fuzzer of files, and all files that it has kept; `make fuzz-files` runs it for
+longer. Its own kinds here are broken on purpose, each in another way."""
+
+import os
+
+import pytest
+
+from fuzz.case import load
+from fuzz.files.child import FAULT, LOADED, REFUSED
+from fuzz.files.kinds import Kind, kinds_of
+from fuzz.files.runner import CRASH, KEPT, SLOW, Limits, Runner
+from slipstream.core.errors import InvalidRequest
+
+SEED, NUM_CASES = 50, 60
+LIMITS = Limits(memory=256 << 20, cpu_s=0.5)
+
+
+def burn(path):
+    while True:
+        pass
+
+
+def refuse(path):
+    if path.read_bytes() != b"intact":
+        raise InvalidRequest(f"it is\n{path.read_bytes()!r}")
+
+
+def broken(name, load):
+    return Kind(name, "file", lambda: [b"intact"], lambda random, data: b"Broken" * 8, load)
+
+
+def on_broken(act):
+    """Return what loads an intact file, and does `act` over any other."""
+    return lambda path: act(path) if b"B" in path.read_bytes() else None
+
+
+KINDS = (
+    broken("ends its process", on_broken(lambda path: os.abort())),
+    broken("raises", on_broken(lambda path: {}["nothing"])),
+    broken("takes memory", on_broken(lambda path: bytearray(1 << 30))),
+    broken("has no end", on_broken(burn)),
+    broken("refuses in two lines", refuse),
+)
+FAULTS = {
+    "ends its process": (CRASH, "exit code -6"),
+    "raises": (FAULT, "KeyError"),
+    "takes memory": (FAULT, "MemoryError"),
+    "has no end": (SLOW, "more than 0.5 s of CPU"),
+    "refuses in two lines": (FAULT, "no sentence"),
+}
+
+
+@pytest.fixture(scope="module")
+def runner():
+    runner = Runner()
+    yield runner
+    runner.close()
+
+
+@pytest.mark.parametrize("name", FAULTS)
+async def test_a_fault_of_a_file_is_found_made_smaller_and_ends_nothing_else(name, tmp_path):
+    runner = Runner(["fuzz.files.test_files"], LIMITS, tmp_path)
+    outcome, fault = FAULTS[name]
+    try:
+        await runner.run(name, seed=0, first=0, end=3)
+        ((_, found),) = runner.tally.findings.items()
+        assert 2 <= found.num_cases == runner.tally.outcomes[name][outcome]
+        assert fault in found.fault
+        await runner.minimise()
+        (kept,) = tmp_path.glob("*/*.json")
+        (case,) = load(kept)
+        if outcome != SLOW:
+            assert len(case.parts[0]) < 8 and runner.load(case) == (outcome, found.fault)
+    finally:
+        runner.close()
+
+
+@pytest.mark.parametrize("name", sorted(kinds_of()))
+async def test_a_broken_file_loads_or_is_refused_in_one_sentence(runner, name):
+    await runner.run(name, SEED, 0, NUM_CASES)
+    found = [at.fault for at in runner.tally.findings.values() if at.kind == name]
+    assert found == [] and set(runner.tally.outcomes[name]) <= {LOADED, REFUSED}
+
+
+@pytest.mark.parametrize(
+    "path", sorted(KEPT.glob("*/*.json")), ids=lambda path: f"{path.parent.name}-{path.stem}"
+)
+def test_files_that_were_kept_show_no_fault(runner, path):
+    for case in load(path):
+        outcome, fault = runner.load(case)
+        assert outcome in (LOADED, REFUSED), fault
