@@ -6,7 +6,6 @@ Knows nothing of models, services or commands: a service passes the dataclass of
 import argparse
 import ipaddress
 import os
-import tomllib
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import MISSING, dataclass, field
 from pathlib import Path
@@ -14,6 +13,7 @@ from typing import Any, TypeVar, get_origin
 from urllib.parse import urlsplit
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.files import parse_toml, path_of, read_text
 from slipstream.options import Given, Option, build, convert, items, options_of, without_none
 
 CACHE_VARIABLE = "SLIPSTREAM_CACHE"
@@ -176,7 +176,11 @@ def load_config(
     for name, at in known.items():
         if name not in given and at.default is MISSING:
             raise InvalidRequest(f"{at.flag} is needed, or {prefix}{name.upper()}")
-    return build(cls, **{name: convert(value, known[name].kind) for name, value in given.items()})
+    values = {
+        name: convert(value, known[name].kind, is_secret=known[name].is_secret)
+        for name, value in given.items()
+    }
+    return build(cls, **values)
 
 
 def parse_flags(
@@ -216,16 +220,16 @@ def resolved(config: Any) -> dict[str, Any]:
 
 def _cache_dir(env: Mapping[str, str], kind: str) -> Path:
     if chosen := env.get(CACHE_VARIABLE):  # names the directory of models itself
-        models = Path(chosen).expanduser().absolute()
+        models = path_of(chosen).absolute()
         return models if kind == "models" else models / kind
-    base = env.get("XDG_CACHE_HOME") or Path(env.get("HOME", "~")).expanduser() / ".cache"
+    base = env.get("XDG_CACHE_HOME") or path_of(env.get("HOME", "~")) / ".cache"
     return Path(base) / "slipstream" / kind
 
 
 def _from_file(file: Path | None, section: str, known: Mapping[str, Option]) -> dict[str, Given]:
     if file is None:
         return {}
-    tables = _read(file)
+    tables = parse_toml(read_text(file), str(file))
     sections = sorted({*SECTIONS, section})
     for name, table in tables.items():
         if name not in sections or not isinstance(table, dict):
@@ -239,15 +243,6 @@ def _from_file(file: Path | None, section: str, known: Mapping[str, Option]) -> 
         name: Given(value, f"{name} in [{section}] of {file}", is_text=False)
         for name, value in values.items()
     }
-
-
-def _read(file: Path) -> dict[str, Any]:
-    try:
-        return tomllib.loads(file.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidRequest(f"{file} can't be read ({error.strerror})") from None
-    except ValueError as error:  # not UTF-8, or not TOML
-        raise InvalidRequest(f"{file} is not TOML ({str(error).splitlines()[0]})") from None
 
 
 def _from_env(env: Mapping[str, str], prefix: str, known: Mapping[str, Option]) -> dict[str, Given]:

@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.files import path_of
 
 T = TypeVar("T")
 _TRUE, _FALSE = frozenset({"1", "true", "yes"}), frozenset({"0", "false", "no"})
@@ -147,10 +148,11 @@ class Given:
     """Whether only text can stand there, which may mean a value of another type."""
 
 
-def convert(given: Given, kind: Any) -> Any:
+def convert(given: Given, kind: Any, *, is_secret: bool = False) -> Any:
     """Return the value as `kind`: str, bool, int, float, Path, these or None, tuple[str, ...].
 
-    Where there is only text, an empty one stands for None. Raises `InvalidRequest`.
+    Where there is only text, an empty one stands for None. Raises `InvalidRequest`, which quotes
+    no secret.
     """
     kind, is_optional = without_none(kind)
     if is_optional and (given.value is None or (given.is_text and given.value == "")):
@@ -158,8 +160,9 @@ def convert(given: Given, kind: Any) -> Any:
     what, converted = _KINDS[get_origin(kind) or kind]
     try:
         return converted(given)
-    except (TypeError, ValueError):
-        raise InvalidRequest(f"{given.place} is {given.value!r}, but must be {what}") from None
+    except (TypeError, ValueError, OverflowError):
+        shown = "not" if is_secret else f"{given.value!r}, but must be"
+        raise InvalidRequest(f"{given.place} is {shown} {what}") from None
 
 
 def without_none(kind: Any) -> tuple[Any, bool]:
@@ -202,7 +205,7 @@ def _float(given: Given) -> Any:
 def _path(given: Given) -> Any:
     if given.value == "":
         raise ValueError(given.value)
-    return Path(_of(given.value, str, type(Path()))).expanduser()
+    return path_of(str(_of(given.value, str, type(Path()))))
 
 
 def _list(given: Given) -> Any:

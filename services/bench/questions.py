@@ -1,13 +1,12 @@
 """Prompts in Spec-Bench's format, one JSON object a line."""
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
-from typing import Any
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.files import parse_json, read_text
 
 
 @dataclass(frozen=True, slots=True)
@@ -21,12 +20,8 @@ class Question:
 
 def read_questions(path: Path) -> tuple[Question, ...]:
     """Read every question of a file. Raises `InvalidRequest` naming the first line that is none."""
-    try:
-        lines = path.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequest(f"the prompts in {path} can't be read ({_brief(error)})") from None
     questions: dict[int | str, Question] = {}
-    for number, line in enumerate(lines, 1):
+    for number, line in enumerate(read_text(path, pipe=True).splitlines(), 1):
         if not line.strip():
             continue
         question = _question(line, f"{path} line {number}")
@@ -70,10 +65,7 @@ def in_turn(questions: Sequence[Question]) -> tuple[Question, ...]:
 
 
 def _question(line: str, place: str) -> Question:
-    try:
-        item: Any = json.loads(line)
-    except ValueError as error:
-        raise InvalidRequest(f"{place} is not JSON ({_brief(error)})") from None
+    item = parse_json(line, place)
     if not isinstance(item, dict):
         raise InvalidRequest(f"{place} is not a JSON object")
     question_id, category, turns = (item.get(k) for k in ("question_id", "category", "turns"))
@@ -88,7 +80,3 @@ def _question(line: str, place: str) -> Question:
 
 def _is_text(turn: object) -> bool:
     return isinstance(turn, str) and bool(turn.strip())
-
-
-def _brief(error: Exception) -> str:
-    return getattr(error, "strerror", None) or str(error).splitlines()[0]

@@ -13,8 +13,8 @@ from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
 from slipstream.cli.certs import AUTHORITY, ROLES, cert_path, key_path
-from slipstream.cli.files import write_whole
 from slipstream.core.errors import InvalidRequest
+from slipstream.files import write_whole
 
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CLOCK_SKEW = datetime.timedelta(minutes=5)

@@ -6,8 +6,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slipstream.cli.files import write_whole
 from slipstream.core.errors import InvalidRequest
+from slipstream.files import read_text, write_whole
 from slipstream.router.access import Entry, parse_keys, render
 
 _NO_KEYS = "[keys]\n"
@@ -40,14 +40,11 @@ def remove_key(path: Path, name: str) -> None:
 
 def _content(path: Path, *, must_exist: bool = False) -> tuple[str, tuple[Entry, ...]]:
     """Return the text and the keys of a file."""
-    try:
-        text = path.read_text(encoding="utf-8")
-    except FileNotFoundError:
+    if not path.exists():
         if must_exist:
-            raise InvalidRequest(f"{path} is not there") from None
+            raise InvalidRequest(f"{path} is not there")
         return "", ()
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"{path} is not UTF-8 text") from None
+    text = read_text(path)
     return text, parse_keys(text, str(path)) if text.strip() else ()
 
 

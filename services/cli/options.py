@@ -8,6 +8,7 @@ from slipstream.config import load_settings
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
+from slipstream.files import read_secret, read_text
 from slipstream.options import option, options_of
 
 DEFAULT_TARGET = "smollm2-135m"
@@ -223,11 +224,7 @@ class RequestFlags:
 
 def read_token(path: Path) -> str:
     """Return the bearer token in a file. Raises `InvalidRequest` for a file without one."""
-    try:
-        token = path.read_text(encoding="utf-8").strip()
-    except (OSError, UnicodeDecodeError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise InvalidRequest(f"{path} can't be read ({reason})") from None
+    token = read_secret(path).strip()
     if not token:
         raise InvalidRequest(f"{path} holds no token")
     return token
@@ -236,11 +233,7 @@ def read_token(path: Path) -> str:
 def _schema(text: str) -> str:
     if text.lstrip().startswith("{") or text.strip() in ("true", "false"):
         return text
-    try:
-        return Path(text).read_text(encoding="utf-8")
-    except (OSError, UnicodeDecodeError, ValueError) as error:
-        reason = getattr(error, "strerror", None) or "it is not text"
-        raise InvalidRequest(f"the JSON schema {text[:80]!r} can't be read ({reason})") from None
+    return read_text(Path(text))
 
 
 def _bias(text: str) -> tuple[int, float]:

@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from slipstream.cli.files import write_whole
 from slipstream.cli.flags import with_flags
 from slipstream.config import traces_dir
 from slipstream.core.errors import InvalidRequest
+from slipstream.files import write_whole
 from slipstream.options import option
 
 if TYPE_CHECKING:

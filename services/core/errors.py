@@ -37,10 +37,16 @@ Messages are one sentence: what is wrong, the value, the limit.
 
 
 class SlipstreamError(Exception):
-    """Base of every error this package raises on purpose."""
+    """Base of every error this package raises on purpose.
+
+    Its message is one line of bounded length that can be printed, whatever it quotes.
+    """
 
     request_id: str | None = None
     """The request that failed, where there is one and it is known."""
+
+    def __str__(self) -> str:
+        return printable(super().__str__(), max_chars=MAX_MESSAGE_CHARS)
 
 
 class InvalidRequest(SlipstreamError, ValueError):
@@ -171,6 +177,8 @@ class TrainingError(SlipstreamError):
 
 
 MAX_CHARS = 1000
+MAX_MESSAGE_CHARS = 4000
+"""Longest message of an error; lists of known names are the longest ones."""
 
 
 def printable(text: str, *, max_chars: int = MAX_CHARS) -> str:

@@ -2,7 +2,6 @@
 
 import logging
 from dataclasses import replace
-from pathlib import Path
 
 from slipstream.core.draft.ngram_draft import NGRAM
 from slipstream.core.errors import InvalidRequest
@@ -14,6 +13,7 @@ from slipstream.draft.engine import LocalDraft
 from slipstream.draft.kv_receivers import KvReceivers
 from slipstream.draft.servicer import DraftServicer
 from slipstream.engine.thread import EngineThread
+from slipstream.files import path_of
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.glide.target_parts import load_parts
 from slipstream.models.loading import parse_device
@@ -80,5 +80,5 @@ def _build(config: DraftConfig, receivers: KvReceivers) -> tuple[Drafter, Paired
 
 def _name(draft: str) -> str:
     """Return a directory's own name: where it lies is not made public."""
-    path = Path(draft).expanduser()
+    path = path_of(draft)
     return path.resolve().name if path.is_dir() else draft

@@ -1,5 +1,6 @@
 """A draft by name, for one target: n-grams, GliDe weights, or any causal model."""
 
+import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -18,6 +19,7 @@ from slipstream.draft.memory import DraftMemory, DraftNeeds
 from slipstream.draft.profile_file import PROFILE_NAME, ModelPair, read_profile
 from slipstream.draft.reader import Score
 from slipstream.draft.trial import step_seconds
+from slipstream.files import path_of
 from slipstream.models.decision import DECISION_NAME, DecisionModel, load_decision
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.glide.glide_scorer import GlideScorer, load_glide
@@ -213,12 +215,12 @@ def glide_folder(name: str, model_id: str) -> Path:
     """Return the directory of GliDe weights of a draft. Raises `InvalidRequest`."""
     if name == "glide":
         return _shipped(model_id)
-    if not name or not Path(name).expanduser().is_dir():
+    if not name or not os.path.isdir(path_of(name)):
         raise InvalidRequest(
             f"the draft is {name!r}, but must be glide, ngram, none, vanilla:MODEL or a"
             " directory of GliDe weights"
         )
-    return Path(name).expanduser()
+    return path_of(name)
 
 
 def _shipped(model_id: str) -> Path:

@@ -1,6 +1,5 @@
 """A profile as a file, read strictly: its two models, the profile, and notes on its making."""
 
-import json
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -8,6 +7,7 @@ from typing import Any
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.request.profile import Profile, profile_from_values, profile_values
+from slipstream.files import parse_json, read_text
 
 FORMAT_VERSION = 1
 PROFILE_NAME = "profile.json"
@@ -73,13 +73,7 @@ def read_profile(path: Path, pair: ModelPair) -> Profile:
 
 
 def _parsed(path: Path) -> dict[str, Any]:
-    try:
-        values = json.loads(path.read_text(encoding="utf-8"))
-    except OSError as error:
-        raise InvalidRequest(f"the profile {path} can't be read ({error.strerror})") from None
-    except ValueError as error:  # not UTF-8, or not JSON
-        reason = str(error).splitlines()[0]
-        raise InvalidRequest(f"the profile {path} is not JSON ({reason})") from None
+    values = parse_json(read_text(path), f"the profile {path}")
     if not isinstance(values, dict):
         raise InvalidRequest(f"the profile {path} is not a JSON object")
     return values

@@ -8,8 +8,8 @@ from slipstream.client.connection import router_target
 from slipstream.config import are_local
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
+from slipstream.files import read_secret
 from slipstream.options import option
-from slipstream.rpc.certificates import read
 from slipstream.rpc.security import ClientTls, ServerTls, peer_tls, server_tls
 
 SECTION = "http"
@@ -132,7 +132,7 @@ class HttpConfig:
         """Return the token for requests that have none."""
         if self.token_file is None:
             return None
-        token = read(self.token_file).decode(errors="replace").strip()
+        token = read_secret(self.token_file).strip()
         if not token:
             raise InvalidRequest(f"{self.token_file} has no token in it")
         return token

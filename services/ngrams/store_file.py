@@ -6,16 +6,17 @@ what followed it, the likeliest first: `tokens` [E] and `probabilities` [E], byt
 is 1. A safetensors file, so that any tool can list it.
 """
 
-import json
 import mmap
+import os
 import zlib
 from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
+from slipstream.files import parse_json, path_of
 
 FORMAT_VERSION = 1
 ARRAYS = ("buckets", "fingerprints", "starts", "tokens", "probabilities")
@@ -33,7 +34,7 @@ FACTOR = 0x9E3779B97F4A7C15
 SHIFT = 29
 _FORMATS: dict[str, Literal["B", "H", "I"]] = {"U8": "B", "U16": "H", "U32": "I"}
 _TYPES = dict(zip(ARRAYS, ({"U32"}, {"U32"}, {"U32"}, {"U16", "U32"}, {"U8"}), strict=True))
-_BROKEN = (OSError, ValueError, KeyError, TypeError, AttributeError, RecursionError)
+_BROKEN = (OSError, ArithmeticError, ValueError, LookupError, TypeError, AttributeError)
 _NEGLIGIBLE = 0.01
 """Probability left over below which shorter contexts are not looked up."""
 _LONGEST_BUCKET = 64
@@ -53,6 +54,9 @@ class StoreHeader:
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
+        for at in fields(self):
+            if type(getattr(self, at.name)) is not (str if at.name == "tokenizer_hash" else int):
+                raise ValueError(f"its {at.name} is {getattr(self, at.name)!r:.80}")
         if self.format_version != FORMAT_VERSION:
             raise ValueError(f"its format is {self.format_version}, not {FORMAT_VERSION}")
         if not 1 <= self.max_context <= MAX_CONTEXT:
@@ -97,11 +101,11 @@ class NgramFile:
             end = min(end, begin + MAX_FOLLOWING, len(self._tokens))
             total = 0
             for place in range(begin, end):
-                share, token = self._shares[place], self._tokens[place]
+                share, token = min(self._shares[place], FULL - total), self._tokens[place]
                 if token < self.header.vocab_size:
                     guesses[token] = guesses.get(token, 0.0) + rest * share / FULL
                 total += share
-            rest *= 1 - min(total, FULL) / FULL
+            rest *= 1 - total / FULL
             if rest < _NEGLIGIBLE:
                 break
         return sorted(guesses.items(), key=lambda one: -one[1])[:MAX_FOLLOWING]
@@ -156,8 +160,8 @@ def store_named(name: str, tokenizer_hash: str, *, vocab_size: int) -> NgramFile
 
 
 def _file(name: str) -> Path:
-    path = Path(name).expanduser()
-    if not path.is_file():
+    path = path_of(name)
+    if not os.path.isfile(path):  # which is false for what can't be a file's name
         raise InvalidRequest(
             f"ngrams is {name!r}, but must be auto, none or a file of `slipstream train ngrams`"
         )
@@ -188,8 +192,8 @@ def _read(path: Path) -> tuple[StoreHeader, list[memoryview]]:
     start = 8 + int.from_bytes(mapped[:8], "little")
     if not 8 < start <= len(mapped):
         raise ValueError("its header is not within the file")
-    about = json.loads(mapped[8:start])
-    header = StoreHeader(**json.loads(about["__metadata__"]["ngrams"]))
+    about = parse_json(mapped[8:start], "its header")
+    header = StoreHeader(**parse_json(about["__metadata__"]["ngrams"], "its header"))
     whole = memoryview(mapped)[start:]
     arrays = [_array(whole, name, about[name]) for name in ARRAYS]
     if checksum(arrays) != header.crc32:

@@ -5,9 +5,7 @@ import hmac
 import logging
 import os
 import re
-import stat
 import time
-import tomllib
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field, fields
 from datetime import UTC, date, datetime
@@ -15,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, Unauthenticated
+from slipstream.files import parse_toml, read_text, warn_of_readers
 from slipstream.state.quotas import QuotaLimits
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
@@ -37,20 +36,12 @@ class Entry:
 
 def read_keys(path: Path) -> tuple[Entry, ...]:
     """The keys of a file, none where it says so. Raises `InvalidRequest` for one that is broken."""
-    try:
-        return parse_keys(path.read_text(encoding="utf-8"), str(path))
-    except OSError as error:
-        raise InvalidRequest(f"{path} can't be read ({error.strerror})") from None
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"{path} is not UTF-8 text") from None
+    return parse_keys(read_text(path), str(path))
 
 
 def parse_keys(text: str, path: str) -> tuple[Entry, ...]:
     """The keys that a text has; `path` is what its errors call it. Raises `InvalidRequest`."""
-    try:
-        tables = tomllib.loads(text)
-    except tomllib.TOMLDecodeError as error:
-        raise InvalidRequest(f"{path} is not TOML ({str(error).splitlines()[0]})") from None
+    tables = parse_toml(text, path)
     for name in tables:
         if name != "keys":
             raise InvalidRequest(f"{path} has {name!r}, but all there may be is tables [keys.NAME]")
@@ -160,7 +151,7 @@ class Access:
         if path is not None:
             if not self._entries:
                 raise InvalidRequest(f"{path} has no key in it, so nobody could be let in")
-            _warn_of_readers(path, self._state)
+            warn_of_readers(path)
 
     def check(self, metadata: Metadata | None) -> Key:
         """Whose token is shown. Raises `Unauthenticated` unless it is that of a key.
@@ -195,7 +186,7 @@ class Access:
             _LOG.error("the keys stay as they were: %s", error)
             return
         _LOG.info("%s has changed: %d keys open this router", path, len(self._entries))
-        _warn_of_readers(path, state)
+        warn_of_readers(path)
 
 
 @dataclass(frozen=True, slots=True)
@@ -214,11 +205,6 @@ def _state(path: Path) -> _State | None:
     except OSError:
         return None
     return _State(found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
-
-
-def _warn_of_readers(path: Path, state: _State | None) -> None:
-    if state is not None and state.mode & stat.S_IROTH:
-        _LOG.warning("everybody on this machine can read %s; chmod o-r would change that", path)
 
 
 def _token(metadata: Metadata | None) -> bytes:

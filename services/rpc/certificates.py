@@ -10,6 +10,7 @@ from pathlib import Path
 from typing import Generic, TypeVar
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.files import read_bytes, warn_of_readers
 
 _LOG = logging.getLogger("slipstream.rpc")
 
@@ -24,17 +25,9 @@ def stamp_of(files: Sequence[Path]) -> Stamp:
     return tuple(map(_stamp, files))
 
 
-def read(path: Path) -> bytes:
-    """A file's bytes; `InvalidRequest` where it can't be read."""
-    try:
-        return path.read_bytes()
-    except OSError as error:
-        raise InvalidRequest(f"{path} can't be read ({error.strerror})") from None
-
-
 def read_pair(cert: Path, key: Path) -> tuple[bytes, bytes]:
     """A certificate and its private key. `InvalidRequest` unless they are, and belong together."""
-    pair = read(cert), read(key)
+    pair = read_bytes(cert), read_bytes(key)
     try:
         # With a password, OpenSSL never asks for one.
         ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER).load_cert_chain(cert, key, password="")
@@ -42,16 +35,17 @@ def read_pair(cert: Path, key: Path) -> tuple[bytes, bytes]:
         raise InvalidRequest(
             f"{cert} and {key} are not a certificate and its private key ({_reason(error)})"
         ) from None
+    warn_of_readers(key)
     return pair
 
 
 def read_authority(path: Path) -> bytes:
     """Certificates to trust. `InvalidRequest` for a file that holds none, or half of one."""
-    data = read(path)
+    data = read_bytes(path)
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_verify_locations(cadata=data.decode("ascii", "replace"))
-    except OSError as error:
+    except (OSError, TypeError) as error:
         raise InvalidRequest(f"{path} holds no certificates to trust ({_reason(error)})") from None
     return data
 
@@ -97,6 +91,6 @@ def _stamp(path: Path) -> tuple[int, int, int] | None:
     return status.st_mtime_ns, status.st_size, status.st_ino
 
 
-def _reason(error: OSError) -> str:
+def _reason(error: Exception) -> str:
     reason: str | None = getattr(error, "reason", None)
-    return (reason or error.strerror or str(error)).lower().replace("_", " ")
+    return (reason or getattr(error, "strerror", None) or str(error)).lower().replace("_", " ")

@@ -10,6 +10,7 @@ from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.files import read_secret
 from slipstream.options import option
 
 DEFAULT_PORT = 6379
@@ -174,11 +175,7 @@ class StoreOptions:
             return self.password
         if self.password is not None:
             raise InvalidRequest("the store's password is given twice, in a file and beside it")
-        try:
-            password = file.read_text(encoding="utf-8").rstrip("\r\n")
-        except (OSError, UnicodeDecodeError) as error:
-            why = error.strerror if isinstance(error, OSError) else "it is not UTF-8"
-            raise InvalidRequest(f"store_password_file {file} can't be read ({why})") from None
+        password = read_secret(file).rstrip("\r\n")
         if not password:
-            raise InvalidRequest(f"store_password_file {file} is empty")
+            raise InvalidRequest(f"the password file {file} is empty")
         return password

@@ -9,6 +9,7 @@ from pathlib import Path
 from urllib.parse import urlsplit
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.files import path_of
 from slipstream.options import option
 from slipstream.telemetry.telemetry import TraceBounds
 
@@ -109,7 +110,7 @@ class TelemetryConfig:
     @staticmethod
     def directory(name: str) -> Path:
         """Return the directory of the exporter file:DIRECTORY."""
-        return Path(name.removeprefix(FILE)).expanduser()
+        return path_of(name.removeprefix(FILE))
 
     def bounds(self) -> TraceBounds:
         """Return how many rounds of a request have spans."""

@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.files import read_bytes
 
 REQUEST_ID = "gen_ai.response.id"
 _REQUESTS = "slipstream.rpc.v1.GenerationService/Generate"
@@ -167,15 +168,15 @@ def read_spans(directory: Path) -> list[Span]:
 
 def _spans_of(file: Path) -> Iterator[Span]:
     try:
-        lines = file.read_bytes().split(b"\n")
-    except FileNotFoundError:  # renamed since it was listed
-        return
-    except OSError as error:
-        raise InvalidRequest(f"{file} can't be read ({error.strerror})") from None
+        lines = read_bytes(file).split(b"\n")
+    except InvalidRequest:
+        if not file.exists():  # renamed since it was listed
+            return
+        raise
     for number, line in enumerate(lines, start=1):
         try:
             yield from spans_in(json.loads(line.strip() or b"{}"))
-        except (ValueError, TypeError, LookupError, AttributeError) as error:
+        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
             if number == len(lines) and isinstance(error, json.JSONDecodeError):
                 return  # it is being written
             what = f"{type(error).__name__}: {error}"

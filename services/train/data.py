@@ -7,7 +7,9 @@ and `{"messages": [...]}`, too. A directory of shards counts as one file of thei
 
 import gzip
 import hashlib
+import io
 import json
+import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -18,6 +20,10 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import InvalidRequest, TrainingError
+from slipstream.files import as_text, parse_json, read_bytes, read_within
+
+MAX_FILE_BYTES = 4 << 30
+"""Largest file of training text, unpacked."""
 
 Encode = Callable[[Any], Sequence[int]]
 """Function that returns a prompt's ids in the chat template, up to where the answer starts."""
@@ -86,9 +92,9 @@ def read_data(path: Path, limits: ReadLimits, *, encode: Encode) -> DataFile:
     digest = hashlib.sha256()
     documents: list[Document] = []
     num_skipped = 0
-    for part in finished_shards(path) if path.is_dir() else [path]:
+    for part in finished_shards(path) if os.path.isdir(path) else [path]:
         raw, lines = read_lines(part)
-        digest.update(hashlib.sha256(raw).digest() if path.is_dir() else raw)
+        digest.update(hashlib.sha256(raw).digest() if os.path.isdir(path) else raw)
         found = [
             _document(line, f"{part}, line {number}", limits, encode)
             for number, line in enumerate(lines, start=1)
@@ -112,13 +118,20 @@ def finished_shards(directory: Path) -> list[Path]:
 
 def read_lines(path: Path) -> tuple[bytes, list[str]]:
     """Return a text file as bytes and as lines, unpacked; TrainingError if it can't be read."""
+    raw = read_bytes(path, refusal=TrainingError, max_bytes=MAX_FILE_BYTES)
     try:
-        raw = path.read_bytes()
-        text = gzip.decompress(raw) if path.suffix == ".gz" else raw
-        # Only line feeds end a line of JSON: texts hold other separators as they are.
-        return raw, text.decode("utf-8").removesuffix("\n").split("\n")
-    except (OSError, EOFError, zlib.error, UnicodeDecodeError) as error:
-        raise TrainingError(f"{path} cannot be read: {error}") from None
+        text = _unpacked(raw) if path.suffix == ".gz" else raw
+    except (OSError, EOFError, zlib.error) as error:
+        raise TrainingError(f"{path} can't be read ({error})") from None
+    if len(text) > MAX_FILE_BYTES:
+        raise TrainingError(f"{path} has more than {MAX_FILE_BYTES} bytes when it is unpacked")
+    # Only line feeds end a line of JSON: texts hold other separators as they are.
+    return raw, as_text(text, str(path), TrainingError).removesuffix("\n").split("\n")
+
+
+def _unpacked(data: bytes) -> bytes:
+    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
+        return read_within(file, MAX_FILE_BYTES)
 
 
 def write_whole(path: Path, content: bytes) -> None:
@@ -135,10 +148,7 @@ def write_json(path: Path, values: Any) -> None:
 
 def parse_line(line: str, where: str) -> Any:
     """Parse a line of JSON; the TrainingError has `where` it is."""
-    try:
-        return json.loads(line)
-    except ValueError as error:
-        raise TrainingError(f"{where} is no JSON: {error}") from None
+    return parse_json(line, where, TrainingError)
 
 
 def split_heldout(documents: Sequence[Document], count: int) -> tuple[list[int], list[int]]:
@@ -232,7 +242,7 @@ def _document(line: str, where: str, limits: ReadLimits, encode: Encode) -> Docu
         raise TrainingError(f'{where} has neither {kinds} "p" and "g"')
     try:
         ids = np.asarray(prompt + generated, dtype=np.int64)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         raise TrainingError(f"{where} holds something that is no token id") from None
     if ids.ndim != 1 or not prompt or ids.min() < 0 or ids.max() >= limits.vocab_size:
         raise TrainingError(f"{where} has ids outside 0..{limits.vocab_size - 1} or no prompt")

@@ -20,7 +20,7 @@ _TOKENIZERS = ("tokenizer.json", "tokenizer.model", "vocab.json", "vocab.txt")
 _NO_CONFIG = "no config.json"
 _PARTIAL = ".partial-"
 PROBE_TIMEOUT_S = 5.0
-_HUB_ID = re.compile(r"\w[\w.-]*/\w[\w.-]*(@\w[\w./-]*)?")
+_HUB_ID = re.compile(r"\w[\w.-]{0,95}/\w[\w.-]{0,95}(@\w[\w./-]{0,95})?", re.ASCII)
 _IGNORED = ["*/*", "*.bin", "*.pt", "*.pth", "*.h5", "*.msgpack", "*.onnx", "*.gguf"]
 
 
@@ -146,7 +146,7 @@ def cached_snapshot(name: str) -> Path | None:
 
 def is_hub_id(name: str) -> bool:
     """Return whether a name has the form of a hub repository, OWNER/NAME or OWNER/NAME@REVISION."""
-    return _HUB_ID.fullmatch(name) is not None
+    return _HUB_ID.fullmatch(name) is not None and ".." not in name
 
 
 def split_revision(name: str) -> tuple[str, str | None]:

