@@ -6,21 +6,24 @@ Ends with 1 where anything was found. `--seed` and `--first` of a report go on w
 import argparse
 import asyncio
 import json
+import math
 import secrets
 import sys
 import time
+from itertools import product
 from pathlib import Path
 
 from fuzz.files.kinds import MODULES, kinds_of
 from fuzz.files.runner import KEPT, MEMORY, Limits, Runner
 
-_CHUNK = 1000
+_CHUNK = 200
 
 
 def options() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser("fuzz.files", description=__doc__)
     parser.add_argument("--cases", type=int, default=10_000, help="number of cases, all kinds")
+    parser.add_argument("--minutes", type=float, default=math.inf, help="longest time for them")
     parser.add_argument("--seed", type=int, default=secrets.randbits(32))
     parser.add_argument("--first", type=int, default=0, help="number of each kind's first case")
     parser.add_argument("--kinds", help="names of kinds, with commas between; all by default")
@@ -34,11 +37,13 @@ async def fuzz(asked: argparse.Namespace) -> Runner:
     """Run all cases, in turns of the kinds."""
     names = asked.kinds.split(",") if asked.kinds else sorted(kinds_of(MODULES))
     end = asked.first + -(-asked.cases // len(names))
+    until = time.monotonic() + 60 * asked.minutes
     runner = Runner(limits=Limits(memory=asked.memory), folder=asked.keep)
     try:
-        for first in range(asked.first, end, _CHUNK):
-            for name in names:
-                await runner.run(name, asked.seed, first, min(first + _CHUNK, end))
+        for first, name in product(range(asked.first, end, _CHUNK), names):
+            if time.monotonic() > until:
+                break
+            await runner.run(name, asked.seed, first, min(first + _CHUNK, end))
         await runner.minimise()
     finally:
         runner.close()

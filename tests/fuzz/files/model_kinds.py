@@ -36,12 +36,7 @@ PARTS: tuple[Any, ...] = (
     {"type": "Strip", "strip_left": True, "strip_right": True},
     {"type": "Strip", "content": "h", "start": 2**40, "stop": 2**40},
     {"type": "Metaspace", "replacement": "\u0000", "prepend_scheme": "always", "split": True},
-    {
-        "type": "Sequence",
-        "normalizers": [{"type": "Lowercase"}],
-        "pretokenizers": [],
-        "decoders": [],
-    },
+    {"type": "Sequence", "normalizers": [], "pretokenizers": [], "decoders": []},
     {"type": "CTC", "pad_token": "h", "word_delimiter_token": "e", "cleanup": True},
     {"type": "WordPiece", "prefix": "", "cleanup": True, "vocab": {}, "unk_token": "x"},
     {"type": "Unigram", "unk_id": 9, "vocab": [["a", float("-1e300")]], "byte_fallback": True},
@@ -52,63 +47,25 @@ PARTS: tuple[Any, ...] = (
     [{"id": 0, "content": "", "special": True, "normalized": True, "lstrip": True, "rstrip": True}],
 )
 """Parts of a tokenizer that are rare or hostile."""
+_SNIPPETS = """{% @@ %} @@ {{ @@ }} @@ {# @@ #} @@ {{ x }} @@ {{ messages }} @@ {{ 1/0 }}
+@@ {{ -1 }} @@ {% break %} @@ {% for m in m %} @@ {% endfor %} @@ {% if x %}
+@@ {% set x = 1 %} @@ {% raw %} @@ {{ ''.__class__.__mro__ }}
+@@ {{ messages.append(1) }} @@ {{ messages[0].pop('role') }} @@ {{ [] }}
+@@ {{ range(10**9) | list }} @@ {{ 'x' * 10**7 }} @@ {{ 10 ** 400000 }}
+@@ {{ 9 | string * 99 }} @@ \0 @@ {{ raise_exception(messages) }}
+@@ {{ strftime_now('%' * 999) }} @@ {{ strftime_now(1) }} @@ {{ namespace(a=1).a }}
+@@ {% set n = namespace() %}{% set n.__class__ = 1 %} @@ {{ tools | tojson }}
+@@ {% macro a() %}{{ a() }}{% endmacro %}{{ a() }} @@ {{ '%s' % messages }}
+@@ {{ '{0.x}'.format(1) }} @@ {% generation %} @@ {% endgeneration %}
+@@ {% include 'x' %} @@ {% import 'x' as x %} @@ {{ joiner }}
+@@ {{ messages | map(attribute='content') | join }}
+@@ {{ messages | tojson(indent=10**6) }} @@ {{ messages | groupby('role') }}
+@@ {{ cycler }} @@ {{ lipsum(n=500) }} @@ {{ dict(a=1) }} @@ {{ self }}
+@@ {{ caller() }} @@ {{ super() }} @@ {% block a %} @@ {% extends 'x' %}
+@@ {{ x.y.z }}"""
 SNIPPETS = (
-    *(
-        "{%",
-        "%}",
-        "{{",
-        "}}",
-        "{#",
-        "#}",
-        "{{ x }}",
-        "{{ messages }}",
-        "{{ 1/0 }}",
-        "{{ [] | first }}",
-    ),
-    *(
-        "{% break %}",
-        "{% for m in m %}",
-        "{% endfor %}",
-        "{% if x %}",
-        "{% set x = 1 %}",
-        "{{ -1 }}",
-    ),
-    *("{{ ''.__class__.__mro__ }}", "{{ messages.append(1) }}", "{{ messages[0].pop('role') }}"),
-    *(
-        "{{ range(10**9) | list }}",
-        "{{ 'x' * 10**7 }}",
-        "{{ 10 ** 400000 }}",
-        "{{ 9 | string * 99 }}",
-    ),
-    *("{{ raise_exception(messages) }}", "{{ strftime_now('%' * 999) }}", "{{ strftime_now(1) }}"),
-    *(
-        "{{ namespace(a=1).a }}",
-        "{% set n = namespace() %}{% set n.__class__ = 1 %}",
-        "{{ tools | tojson }}",
-    ),
-    *(
-        "{% macro a() %}{{ a() }}{% endmacro %}{{ a() }}",
-        "{{ '%s' % messages }}",
-        "{{ '{0.x}'.format(1) }}",
-    ),
-    *(
-        "{% generation %}",
-        "{% endgeneration %}",
-        "{% include 'x' %}",
-        "{% import 'x' as x %}",
-        "{% raw %}",
-    ),
-    *("{{ messages | map(attribute='content') | join }}", "{{ messages | tojson(indent=10**6) }}"),
-    *("{{ " + "(" * 300, "[" * 2000, "{{ 'a' ~ " * 900, "{% if x %}" * 99, "{{ x.y.z }}", "\u0000"),
-    *("{{ messages | groupby('role') }}", "{{ cycler }}", "{{ lipsum(n=500) }}", "{{ dict(a=1) }}"),
-    *(
-        "{{ caller() }}",
-        "{{ self }}",
-        "{{ super() }}",
-        "{% block a %}",
-        "{% extends 'x' %}",
-        "{{ joiner }}",
-    ),
+    *_SNIPPETS.split("@@"),
+    *("{{ " + "(" * 300, "[" * 2000, "{{ 'a' ~ " * 900, "{% if x %}" * 99),
 )
 ANSWERED = [*MESSAGES, {"role": "assistant", "content": "there"}, {"role": "user", "content": "x"}]
 
@@ -311,15 +268,6 @@ def _kept() -> list[bytes]:
 KINDS = (
     Kind("profile", "profile.json", lambda: [PROFILE.read_bytes()], json_values, _profile),
     Kind("n-grams", "tiny.ngrams.safetensors", _stores, _broken_store, _ngrams),
-    Kind(
-        "measurements",
-        "measured.json",
-        lambda: [b'{"machine": {"threads": 2}, "measured": {"x": 2.5, "y": [1, {"z": "w"}]}}'],
-        json_values,
-        _measured,
-        refusals=(),
-    ),
     Kind("tokenizer", "tokenizer.json", _tokenizers, _broken_tokenizer, _tokenizer),
     Kind("chat template", "chat_template.jinja", _sources, _broken_template, _template),
-    Kind("kept tokenizer", "kept.json", _kept, json_values, _kept_tokenizer, refusals=()),
 )

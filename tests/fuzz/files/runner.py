@@ -192,7 +192,7 @@ class Runner:
                 found.case = await minimised(found.case, shows_it)
             if self._folder is not None and len(found.case.parts[0]) <= _MAX_KEPT_BYTES:
                 name = file_name(f"{kind} {fault}")
-                save(self._folder / kind / name, [found.case], symptom=fault)
+                save(self._folder / kind.replace(" ", "-") / name, [found.case], symptom=fault)
 
     def load(self, case: Case) -> tuple[str, str]:
         """Load one case again; its outcome and its fault."""

