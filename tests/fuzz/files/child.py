@@ -48,7 +48,8 @@ def _place(error: BaseException) -> str:
     """Return the last line of our own code that an error came through."""
     frames = traceback.extract_tb(error.__traceback__)
     own = [frame for frame in frames if "/slipstream/" in frame.filename] or frames
-    return f"{own[-1].filename.rpartition('/slipstream/')[2]}, {own[-1].name}"
+    name = own[-1].filename
+    return f"{name.rpartition('/slipstream/' if own is not frames else '/')[2]}, {own[-1].name}"
 
 
 def limit_cpu(seconds: float) -> None:
