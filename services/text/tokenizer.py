@@ -134,7 +134,8 @@ class TextTokenizer:
             # A batch is encoded without Python's lock; a text alone would hold it.
             batch = self._backend.encode_batch_fast([text], add_special_tokens=add_special_tokens)
             return batch[0]
-        except Exception as error:  # the library raises nothing more precise
+        except BaseException as error:  # the library raises nothing more precise
+            _check_panic(error)
             raise InvalidRequest(f"the text can't be turned into tokens ({error})") from None
 
     def as_text(self, text: str) -> str:
@@ -216,10 +217,17 @@ def _changed(value: Any, change: Callable[[str], str]) -> Any:
     return value
 
 
+def _check_panic(error: BaseException) -> None:
+    """Raise an interrupt again: beside errors, a panic of the library is no `Exception` either."""
+    if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+        raise error
+
+
 def _backend(json: bytes) -> Tokenizer:
     try:
         backend = Tokenizer.from_buffer(json)
-    except Exception as error:  # the library raises nothing more precise
+    except BaseException as error:  # the library raises nothing more precise
+        _check_panic(error)
         raise WeightsError(
             f"a tokenizer of {len(json)} bytes can't be read ({str(error).rstrip('.')})"
         ) from None

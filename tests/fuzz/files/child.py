@@ -39,7 +39,7 @@ def outcome(kind: Kind, path: Path, data: bytes, *, is_intact: bool) -> tuple[st
             return FAULT, f"an intact file is refused: {sentence[:200]}"
         is_sentence = sentence.isprintable() and 0 < len(sentence) <= _MAX_CHARS
         return (REFUSED, "") if is_sentence else (FAULT, f"no sentence at {_place(error)}")
-    except (Exception, SystemExit) as error:
+    except BaseException as error:  # panics of libraries in Rust are no `Exception`
         return FAULT, f"{type(error).__name__} at {_place(error)}"
     return LOADED, ""
 

@@ -2,7 +2,6 @@
 kept of them."""
 
 import json
-import os
 import tempfile
 from datetime import datetime
 from functools import cache
@@ -14,7 +13,6 @@ from fuzz.files.kinds import Kind
 from fuzz.files.mutations import NUMBERS, changed, json_values, some_bytes
 from slipstream.draft.profile_file import ModelPair, read_profile
 from slipstream.models import tokenizer as kept_tokenizers
-from slipstream.models.machine import Measurements
 from slipstream.ngrams.store_file import ARRAYS, NgramFile, checksum
 from slipstream.text.template import ChatTemplate
 from slipstream.text.tokenizer import TextTokenizer
@@ -132,12 +130,6 @@ def _checked(random: Random, about: Any, whole: bytearray) -> Any:
     return about
 
 
-def _measured(path: Path) -> None:
-    """Recall a measurement: what is kept, or a new one where that can't be read."""
-    found = Measurements(path).recall("x", lambda: 1.0, is_valid=lambda at: isinstance(at, float))
-    assert isinstance(found, float)
-
-
 def _bytes_and_pieces() -> list[Any]:
     from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer
 
@@ -240,29 +232,6 @@ def _broken_template(random: Random, data: bytes) -> bytes:
         text = text[:at] + random.choice(SNIPPETS) + text[end:]
     found = text.encode("utf-8", "surrogatepass")
     return some_bytes(random, found).decode("utf-8", "replace").encode() if at % 9 == 0 else found
-
-
-def _kept_tokenizer(path: Path) -> None:
-    """Read a tokenizer that was kept: it is whole, or is read anew."""
-    os.environ["SLIPSTREAM_CACHE"] = str(path.parent / "cache")
-    folder = path.parent / "model"
-    kept = kept_tokenizers._path(folder, None)
-    kept.parent.mkdir(parents=True, exist_ok=True)
-    kept.write_bytes(path.read_bytes())
-    if (found := kept_tokenizers.read_kept(folder, None)) is not None:
-        assert found.num_ids and found.vocab_hash
-        found.text.encode("hello", add_special_tokens=True)
-
-
-@cache
-def _kept() -> list[bytes]:
-    """Return small tokenizers as they are kept."""
-    found = []
-    for data in _tokenizers():
-        values = json.loads(data)
-        about = {"vocab_hash": "h" * 64, "num_ids": 300, "eos_token_id": 0}
-        found.append(json.dumps(values | about | {"json": json.dumps(values["json"])}).encode())
-    return found
 
 
 KINDS = (

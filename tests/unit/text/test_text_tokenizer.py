@@ -153,6 +153,11 @@ def test_nothing_is_cut_or_filled_up_whatever_the_file_says():
         (b"null", "can't be read"),
         (b'{"model": {"type": "BPE", "vocab": {"a": 0}, "merges": ["a b"]}}', "can't be read"),
         (b'{"model": {"type": "Unigram", "vocab": []}}', "no tokens"),
+        (
+            b'{"model": {"type": "BPE", "continuing_subword_prefix": "##########",'
+            b' "vocab": {"a": 0, "b": 1, "ab": 2}, "merges": ["a b"]}}',
+            "can't be read",
+        ),
     ],
 )
 def test_what_is_no_tokenizer_is_refused(json_, reason):
