@@ -52,7 +52,7 @@ class NativeDecoder:
         """
         rows, layouts = NativeTokens(), lay_out(parts)
         for part, layout in zip(parts, layouts, strict=True):
-            table = part.cache.table_address()
+            table, size = part.cache.table_address(), part.cache.num_slots
             for row in (layout.tokens[at] for at in layout.order):
                 # What is not at the slot of its position: nodes above the row, maybe, and itself.
                 above = () if row.path_slots is None else row.path_slots[: row.position - part.end]
@@ -62,6 +62,7 @@ class NativeDecoder:
                 rows.positions.append(row.position)
                 rows.slots.append(row.slot)
                 rows.tables.append(table)
+                rows.table_sizes.append(size)
                 rows.in_table.append(row.position - len(above) + is_in_place)
                 rows.add_line(() if is_in_place else (*above, row.slot))
         hidden = self._model.forward(pool, rows.batch(len(rows.tokens)))

@@ -19,6 +19,7 @@ from slipstream.models.dtypes import DTYPES, FLOAT32, Array
 from slipstream.models.native.library import PATH
 from slipstream.models.native.source import WeightSource, check_tensors
 from slipstream.models.native.weights import FLOAT16, KINDS, Weights, as_float32, of_type, plain
+from slipstream.models.store.folder import reading
 from slipstream.models.store.gguf_config import FAMILIES, LONG_FACTORS, read_config
 from slipstream.models.store.gguf_file import GgufFile, GgufTensor
 from slipstream.models.target.architecture import EMBEDDING, HEAD, Architecture, parse
@@ -120,10 +121,8 @@ class GgufSource(WeightSource):
 
         from slipstream.models.target.transformers_model import model_of
 
-        try:
+        with reading(self.name):
             config = AutoConfig.for_model(**self._config)
-        except (ValueError, TypeError, ZeroDivisionError) as error:
-            raise WeightsError(f"{self.name} does not describe a model ({error})") from error
         model = model_of(self, config, is_lent=is_lent)
         if _ROPE_FACTORS in self._file.tensors:
             rotary = model.base_model.rotary_emb

@@ -11,6 +11,7 @@ from typing import Any
 
 import numpy as np
 
+from slipstream.core.errors import ModelError
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32, Array
 from slipstream.models.glide.glide_state import GlideState, SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights, rows_digest
@@ -75,7 +76,7 @@ class NativeGlide:
         """Scores of the rows of the steps that go on, step by step; `hidden` is float32."""
         rows, kept = NativeTokens(), sum(step.num_kept for step in steps)
         is_reading = any(step.state.target_kv for step in steps)
-        others = [_others(step.state, self._num_others) if is_reading else () for step in steps]
+        others = [self._others(step.state) if is_reading else () for step in steps]
         splits = [len(step.tokens) - step.num_kept for step in steps]
         for step, split, own in zip(steps, splits, others, strict=True):
             _add(rows, step, range(split, len(step.tokens)), own)
@@ -84,17 +85,43 @@ class NativeGlide:
         hidden = self._model.forward(steps[0].state.cache.pool, rows.batch(kept))
         return Scores(self._model.logits(hidden), hidden)
 
+    def _others(self, state: GlideState) -> Sequence[int]:
+        """Return what `NativeTokens.others` takes of a session's token; nothing may be read without
+        keys. Addresses take long to ask for, and are kept with the keys.
+
+        Raises `ModelError` for keys that are not of the target's form.
+        """
+        if not state.target_kv:
+            return [0, 0, 0, 0] * self._num_others
+        if state.addresses is None:
+            layout, pairs = self._layout, [_dense(pair) for pair in state.target_kv]
+            length = pairs[0][0].shape[1]
+            form = (layout.dtype, (self._target.num_kv_heads, length, self._target.head_dim))
+            forms = {(at.dtype, at.shape) for pair in pairs for at in pair}
+            if forms != {form} or len(pairs) != self._num_others:
+                raise ModelError(f"the target's keys and values are {forms}, but must be {form}")
+            state.target_kv, state.addresses = (
+                pairs,
+                [
+                    number
+                    for keys, values in pairs
+                    for number in (keys.ctypes.data, values.ctypes.data, _stride(keys), length)
+                ],
+            )
+        return state.addresses
+
 
 def _add(rows: NativeTokens, step: SessionStep, chosen: range, others: Sequence[int]) -> None:
     """Add some of a step's tokens."""
     state, cache = step.state, step.state.cache
-    table = cache.table_address()
+    table, size = cache.table_address(), cache.num_slots
     for at in chosen:
         place = step.start + at
         rows.tokens.append(step.tokens[at])
         rows.positions.append(step.positions[at])
         rows.slots.append(cache.slot(place))
         rows.tables.append(table)
+        rows.table_sizes.append(size)
         if step.first_node < 0 or state.is_chain:
             rows.in_table.append(place + 1)
             rows.add_line()
@@ -123,32 +150,16 @@ def _num_read(step: SessionStep, at: int) -> int:
     return min(step.num_read, place if place or is_kept else 1)
 
 
-Pairs = Sequence[tuple[Array, Array]]
-
-
-def _dense(pairs: Pairs) -> Pairs:
+def _dense(pair: tuple[Array, Array]) -> tuple[Array, Array]:
     """The target's keys and values with both alike, and a head's positions beside each other."""
-    return [
-        (keys, values)
-        if keys.strides == values.strides and keys[0].flags.c_contiguous
-        else (np.ascontiguousarray(keys), np.ascontiguousarray(values))
-        for keys, values in pairs
-    ]
+    keys, values = pair
+    if keys.strides == values.strides and keys[0].flags.c_contiguous:
+        return pair
+    return np.ascontiguousarray(keys), np.ascontiguousarray(values)
 
 
-def _others(state: GlideState, count: int) -> Sequence[int]:
-    """Return what `NativeTokens.others` takes of a session's token; nothing may be read without
-    keys. Addresses take long to ask for, and are kept with the keys."""
-    if not state.target_kv:
-        return [0, 0, 0] * count
-    if state.addresses is None:
-        state.target_kv = _dense(state.target_kv)
-        state.addresses = [
-            number
-            for keys, values in state.target_kv
-            for number in (keys.ctypes.data, values.ctypes.data, keys.strides[0] // keys.itemsize)
-        ]
-    return state.addresses
+def _stride(keys: Array) -> int:
+    return keys.strides[0] // keys.itemsize
 
 
 def _shape(weights: GlideWeights, layout: KvLayout) -> NativeShape:

@@ -8,12 +8,16 @@ import ctypes
 from ctypes import c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
+from typing import Any
 
 from slipstream.config import NATIVE_VARIABLE, native_kernels
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, ModelError
 
 OFF = "off"
 PATH = Path(__file__).parent / "lib" / "libslipstream_native.so"
+
+
+_MISFIT = -2
 
 
 class NotNative(Exception):
@@ -42,7 +46,7 @@ class NativeShape(ctypes.Structure):
 class Cache(ctypes.Structure):
     """See `Cache` in `src/model.h`."""
 
-    _fields_ = (("layers", c_void_p), ("slots", c_int64))
+    _fields_ = (("layers", c_void_p), *((name, c_int64) for name in ("slots", "count", "bytes")))
 
 
 class Batch(ctypes.Structure):
@@ -52,6 +56,7 @@ class Batch(ctypes.Structure):
         *((name, c_int64) for name in ("count", "kept")),
         *((name, c_void_p) for name in ("tokens", "positions", "slots", "tables", "in_table")),
         *((name, c_void_p) for name in ("lines", "line_first", "in_others", "others")),
+        *(("table_sizes", c_void_p), ("num_lines", c_int64)),
     )
 
 
@@ -69,11 +74,17 @@ _SIGNATURES = {
     "slipstream_team": (c_void_p, [c_int32]),
     "slipstream_free_team": (None, [c_void_p]),
     "slipstream_model": (
-        c_void_p,
-        [ctypes.POINTER(NativeShape), c_char_p, c_void_p, ctypes.POINTER(Matrix)],
+        c_int32,
+        [
+            *(ctypes.POINTER(NativeShape), c_char_p, c_void_p, ctypes.POINTER(Matrix)),
+            ctypes.POINTER(c_void_p),
+        ],
     ),
     "slipstream_free_model": (None, [c_void_p]),
-    "slipstream_set_rotary": (c_int32, [c_void_p, *[c_int32] * 3, *[c_void_p] * 2]),
+    "slipstream_set_rotary": (
+        c_int32,
+        [c_void_p, c_int32, *[c_int64] * 2, *[c_void_p] * 2, c_int64],
+    ),
     "slipstream_set_layer": (c_int32, [c_void_p, c_int32, c_int64, c_int32]),
     "slipstream_set_matrices": (
         c_int32,
@@ -84,17 +95,17 @@ _SIGNATURES = {
     "slipstream_weight_bytes": (c_int64, [c_void_p]),
     "slipstream_forward": (
         c_int32,
-        [c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(Batch), c_void_p],
+        [c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(Batch), c_void_p, c_int64],
     ),
     "slipstream_dequantise": (
         c_int32,
-        [c_void_p, ctypes.POINTER(Matrix), c_int32, c_void_p],
+        [c_void_p, ctypes.POINTER(Matrix), c_int32, c_void_p, c_int64],
     ),
-    "slipstream_quantise": (None, [c_void_p, c_int64, c_void_p]),
-    "slipstream_logits": (c_int32, [c_void_p, c_void_p, c_int64, c_void_p]),
+    "slipstream_quantise": (c_int32, [c_void_p, c_int64, c_void_p, c_int64]),
+    "slipstream_logits": (c_int32, [c_void_p, *(c_void_p, c_int64) * 2]),
     "slipstream_contenders": (
         c_int64,
-        [c_void_p, c_void_p, c_int64, c_float, c_uint32, c_uint32, c_void_p, c_void_p],
+        [*[c_void_p] * 2, c_int64, c_float, c_uint32, c_uint32, *[c_void_p] * 2, c_int64],
     ),
 }
 
@@ -115,6 +126,17 @@ def library() -> ctypes.CDLL:
         function = getattr(found, name)
         function.restype, function.argtypes = result, arguments
     return found
+
+
+def call(name: str, *arguments: Any) -> int:
+    """Call a function of the library, which has a result. Raises `ModelError` where it refuses
+    types or lengths, `MemoryError`."""
+    result: int = getattr(library(), f"slipstream_{name}")(*arguments)
+    if result == _MISFIT:
+        raise ModelError(f"native code refuses {name}: types or lengths are not the model's")
+    if result < 0:
+        raise MemoryError("there is no memory for the native weights")
+    return result
 
 
 def kernels(wanted: str | None = None) -> str:

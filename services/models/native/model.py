@@ -17,6 +17,7 @@ from slipstream.models.native.library import (
     Cache,
     Matrix,
     NativeShape,
+    call,
     kernels,
     library,
     team,
@@ -26,8 +27,6 @@ from slipstream.models.threads import num_threads
 
 _LAST = -1
 _INTO, _OUT = 0, 1
-_NO_MEMORY = "there is no memory for the native weights"
-_MISFIT = -2
 
 
 class NativeModel:
@@ -42,16 +41,11 @@ class NativeModel:
         embedding = embedding.in_order()
         self._embedding: Weights | None = embedding
         self._num_outputs = 0
-        handle: int | None = self._library.slipstream_model(
-            byref(shape),
-            self.kernels.encode(),
-            team(num_threads()),
-            byref(embedding.as_matrix()),
-        )
-        if handle is None:
-            raise MemoryError(_NO_MEMORY)
-        self._handle = handle
-        self._free = finalize(self, self._library.slipstream_free_model, handle)
+        made, matrix = c_void_p(), byref(embedding.as_matrix())
+        arguments = (byref(shape), self.kernels.encode(), team(num_threads()), matrix)
+        call("model", *arguments, byref(made))
+        self._handle = made.value
+        self._free = finalize(self, self._library.slipstream_free_model, self._handle)
 
     @property
     def weight_bytes(self) -> int:
@@ -62,7 +56,9 @@ class NativeModel:
     def set_rotary(self, cos: Array, sin: Array, number: int = 0) -> None:
         """Rotary factors [positions, rotary_dim / 2], float32, of all positions."""
         cos, sin = as_float32(cos), as_float32(sin)
-        self._do("set_rotary", number, *cos.shape, _address(cos), _address(sin))
+        if cos.shape != sin.shape:
+            raise ModelError(f"cos has the shape {cos.shape}, but sin {sin.shape}")
+        self._do("set_rotary", number, *cos.shape, _floats(cos)[0], *_floats(sin))
 
     def set_layer(
         self, index: int, blocks: Iterable[BlockWeights], *, window: int = 0, rotary: int = 0
@@ -76,14 +72,14 @@ class NativeModel:
             norms = (block.norm, block.query_norm, block.key_norm, block.norm_after)
             for place, norm in enumerate(norms):
                 if norm is not None:
-                    self._do("set_norm", index, at, place, _address(norm), len(norm))
+                    self._do("set_norm", index, at, place, *_floats(norm))
 
     def set_head(self, norm: Array, head: Weights, *, is_tied: bool = False) -> None:
         """Copy the last norm's weight [d], float32, and the head. One that `is_tied` has the rows
         of the embedding, which is held no longer where the head gives them exactly."""
         self._num_outputs = len(head.matrix)
         self._set_matrices(_LAST, 0, _INTO, [head])
-        self._do("set_norm", _LAST, 0, 0, _address(norm), len(norm))
+        self._do("set_norm", _LAST, 0, 0, *_floats(norm))
         embedding = self._embedding
         if is_tied and embedding and head.has_all_of(embedding) and self._do("tie"):
             self._embedding = None
@@ -92,15 +88,16 @@ class NativeModel:
         """Hidden states [kept, d], float32, behind the last norm; writes keys and values."""
         hidden = np.empty((batch.kept, self._shape.hidden), np.float32)
         pointers = (c_void_p * len(pool.addresses))(*pool.addresses)
-        cache = Cache(ctypes.cast(pointers, c_void_p), pool.scratch.stop)
-        self._do("forward", byref(cache), byref(batch), _address(hidden))
+        sizes = (pool.scratch.stop, len(pointers), pool.num_bytes // len(pointers))
+        cache = Cache(ctypes.cast(pointers, c_void_p), *sizes)
+        self._do("forward", byref(cache), byref(batch), *_floats(hidden))
         return hidden
 
     def logits(self, hidden: Array) -> Array:
         """Outputs of the head [rows, outputs], float32, for hidden states [rows, d]."""
         hidden = as_float32(hidden)
         out = np.empty((len(hidden), self._num_outputs), np.float32)
-        self._do("logits", _address(hidden), len(hidden), _address(out))
+        self._do("logits", *_floats(hidden), *_floats(out))
         return out
 
     def contenders(
@@ -109,10 +106,8 @@ class NativeModel:
         """See `core.verify.draws.FindContenders`."""
         tokens = np.empty(len(logits), np.int32)
         best = c_float()
-        addresses = (byref(best), _address(tokens))
-        count = self._library.slipstream_contenders(
-            self._handle, _address(logits), len(logits), temperature, *keys, *addresses
-        )
+        found = (byref(best), tokens.ctypes.data, len(tokens))
+        count = self._do("contenders", *_floats(logits), temperature, *keys, *found)
         return (tokens[:count], best.value) if count else None
 
     def _set_matrices(self, layer: int, block: int, place: int, parts: Sequence[Weights]) -> None:
@@ -121,19 +116,14 @@ class NativeModel:
         self._do("set_matrices", layer, block, place, matrices, len(own))
 
     def _do(self, name: str, *arguments: Any) -> int:
-        result: int = getattr(self._library, f"slipstream_{name}")(self._handle, *arguments)
-        if result == _MISFIT:
-            raise ModelError(f"native code refuses {name}: types or lengths are not the model's")
-        if result < 0:
-            raise MemoryError(_NO_MEMORY)
-        return result
+        return call(name, self._handle, *arguments)
 
 
 class NativeTokens:
     """The tokens of a forward, as they are put together: see `Batch` in `src/model.h`.
 
-    tables: addresses of int64 slots; in_table: how many of them a token sees, before the slots of
-    its line; others: address, address and stride of others' keys and values.
+    tables: addresses of `table_sizes` int64 slots; in_table: how many of them a token sees, before
+    those of its line; others: address, address, stride and positions of others' keys and values.
     """
 
     def __init__(self) -> None:
@@ -141,6 +131,7 @@ class NativeTokens:
         self.positions: list[int] = []
         self.slots: list[int] = []
         self.tables: list[int] = []
+        self.table_sizes: list[int] = []
         self.in_table: list[int] = []
         self.in_others: list[int] = []
         self.others: list[int] = []
@@ -156,12 +147,20 @@ class NativeTokens:
     def batch(self, kept: int) -> Batch:
         """The arrays, the first `kept` tokens of which go through the last layer; they are there
         as long as this object."""
-        lists = (self.tokens, self.positions, self.slots, self.tables, self.in_table)
-        more = (self._lines, self._line_first, self.in_others, self.others)
-        self._arrays = [array("q", values) for values in (*lists, *more)]
+        each = (self.tokens, self.positions, self.slots, self.tables, self.in_table)
+        read = (self._lines, self._line_first, self.in_others, self.others)
+        lists = (*each, *read, self.table_sizes)
+        count = len(self.tokens)
+        counts = {*map(len, (*each, self.table_sizes)), len(self._line_first) - 1}
+        if counts != {count} or len(self.in_others) not in (0, count):
+            raise ModelError(f"there are {count} tokens, but not as many places")
+        self._arrays = [array("q", values) for values in lists]
         pointers = [values.buffer_info()[0] if values else None for values in self._arrays]
-        return Batch(len(self.tokens), kept, *pointers)
+        return Batch(count, kept, *pointers, len(self._lines))
 
 
-def _address(values: Array | None) -> int | None:
-    return None if values is None else values.ctypes.data
+def _floats(values: Array) -> tuple[int, int]:
+    """Return where an array of float32 is, and its elements. Raises `ModelError` for another."""
+    if values.dtype != np.float32 or not values.flags.c_contiguous:
+        raise ModelError(f"native code takes float32 in order, but there is {values.dtype}")
+    return values.ctypes.data, values.size

@@ -9,7 +9,7 @@ import numpy as np
 
 from slipstream.models import dtypes
 from slipstream.models.dtypes import Array
-from slipstream.models.native.library import Matrix, library, team
+from slipstream.models.native.library import Matrix, call, team
 from slipstream.models.store.gguf_file import TYPES
 from slipstream.models.threads import num_threads
 
@@ -56,8 +56,7 @@ class Weights:
         size = (len(own.matrix), own.num_inputs)
         out = np.empty(size, dtypes.BFLOAT16 if is_narrow else dtypes.FLOAT32)
         threads, matrix = team(num_threads()), byref(own.as_matrix())
-        if library().slipstream_dequantise(threads, matrix, is_narrow, out.ctypes.data):
-            raise MemoryError("there is no memory to dequantise weights")
+        call("dequantise", threads, matrix, is_narrow, out.ctypes.data, out.nbytes)
         return out.astype(dtype, copy=False)
 
     def has_all_of(self, rows: "Weights") -> bool:
@@ -111,7 +110,7 @@ def eight_bits(matrix: Array, bias: Array | None = None) -> Weights:
     if matrix.shape[1] % block.elements:
         return exact(matrix, bias)
     rows = np.empty((len(matrix), matrix.shape[1] // block.elements * block.num_bytes), np.uint8)
-    library().slipstream_quantise(values.ctypes.data, values.size, rows.ctypes.data)
+    call("quantise", values.ctypes.data, values.size, rows.ctypes.data, rows.nbytes)
     return Weights(Q8_0, rows, None if bias is None else as_float32(bias))
 
 

@@ -9,10 +9,9 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, quants
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import ModelError
 from slipstream.models.dtypes import BFLOAT16, FLOAT32
-from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native import library, weights
 from slipstream.models.native.library import NativeShape
-from slipstream.models.native.model import NativeModel, NativeTokens
+from slipstream.models.native.model import NativeModel
 from slipstream.models.native.weights import BlockWeights, Weights
 from slipstream.models.threads import set_num_threads
 from support.models import tiny_gguf
@@ -151,15 +150,3 @@ def test_the_library_refuses_a_block_of_other_sizes(place):
     odd = {"into": [square] * 2, "out": weights.plain(np.zeros((48, 64), np.float32))}
     with pytest.raises(ModelError, match="types or lengths are not the model's"):
         model.set_layer(0, [replace(block, **{place: odd.get(place, short)})])
-
-
-def test_a_token_without_an_embedding_is_refused():
-    shape = NativeShape(0, 64, 1, 1, 64, 64, 0, 0, 1e-5, 1.0)
-    model = NativeModel(shape, weights.plain(np.zeros((4, 64), np.float32)))
-    model.set_head(np.ones(64, np.float32), weights.plain(np.zeros((4, 64), np.float32)))
-    tokens = NativeTokens()
-    tokens.tokens = [4]
-    with pytest.raises(ModelError, match="native code refuses forward"):
-        model.forward(
-            KvPool(KvLayout(1, 1, 64, FLOAT32, "cpu"), 1, scratch_rows=1), tokens.batch(1)
-        )

@@ -1,11 +1,12 @@
 // The C interface, for ctypes. Nothing is thrown through it: what can fail gives null or -1, and
-// what is not of the model's sizes null or -2.
+// what is not of the model's sizes, or of the length that comes with a pointer, -2.
 #include <cstdlib>
 #include <cstring>
 #include <memory>
 #include <mutex>
 
 #include "blocks.h"
+#include "checks.h"
 #include "model.h"
 #include "packing.h"
 #include "quantise.h"
@@ -94,39 +95,6 @@ int32_t guarded(const Work& work) {
   }
 }
 
-// A block's norms and matrices, by their places.
-enum Place { kInto = 0, kOut = 1 };
-enum NormPlace { kBefore = 0, kQuery = 1, kKey = 2, kAfter = 3 };
-
-bool has_block(const Model& model, int32_t layer, int32_t block) {
-  return layer < model.shape.layers && block >= 0 && block < 2 + model.shape.others;
-}
-
-// Whether a norm of a place has so many elements.
-bool fits_norm(const Shape& shape, int32_t place, int64_t count) {
-  if (place == kBefore || place == kAfter) return count == shape.hidden;
-  if (place != kQuery && place != kKey) return false;
-  const int64_t heads = place == kQuery ? shape.heads : shape.key_heads;
-  return count == shape.head_dim || count == heads * shape.head_dim;
-}
-
-// Whether some matrices have the inputs, and all in all the outputs, that a block's place asks for.
-bool fit(const Shape& shape, int32_t block, int32_t place, const Weights* weights, int32_t count) {
-  const bool is_mlp = block == 1 + shape.others;
-  const int64_t queries = int64_t{shape.heads} * shape.head_dim;
-  const int64_t keys = block == 0 ? int64_t{2} * shape.key_heads * shape.head_dim : 0;
-  const int64_t inputs = place == kInto ? shape.hidden : is_mlp ? shape.mlp : queries;
-  const int64_t first = is_mlp ? int64_t{2} * shape.mlp : queries + keys;
-  const int64_t outputs = place == kInto ? first : shape.hidden;
-  int64_t found = 0;
-  for (int i = 0; i < count; ++i) {
-    if (!is_whole(weights[i]) || weights[i].inputs != inputs) return false;
-    found += weights[i].outputs;
-  }
-  if (place == kOut) return count == 1 && found == outputs;
-  return found == outputs && (!is_mlp || (count == 2 && weights->outputs == shape.mlp));
-}
-
 }  // namespace
 }  // namespace slipstream
 
@@ -151,14 +119,13 @@ SLIPSTREAM_API void slipstream_free_team(void* team) {
 }
 
 // The embedding [vocabulary, hidden] is read in place, in the element type or blocks of its kind.
-// `slipstream_set_rotary` has to follow, and all weights.
-SLIPSTREAM_API void* slipstream_model(const Shape* shape, const char* name, const void* team,
-                                      const Weights* embedding) {
+// `slipstream_set_rotary` has to follow, and all weights. The model is written to `made`.
+SLIPSTREAM_API int32_t slipstream_model(const Shape* shape, const char* name, const void* team,
+                                        const Weights* embedding, void** made) {
   const Kernels* chosen = kernels(name);
-  if (chosen == nullptr || !is_whole(*embedding) || embedding->inputs != shape->hidden) {
-    return nullptr;
-  }
-  try {
+  if (chosen == nullptr || !is_possible(*shape)) return kMisfit;
+  if (!is_whole(*embedding) || embedding->inputs != shape->hidden) return kMisfit;
+  return guarded([&] {
     auto handle = std::make_unique<Handle>();
     Model& model = handle->model;
     handle->kernels = chosen;
@@ -169,25 +136,27 @@ SLIPSTREAM_API void* slipstream_model(const Shape* shape, const char* name, cons
     model.embedding = static_cast<const uint8_t*>(embedding->values);
     model.embedding_kind = embedding->kind;
     model.vocabulary = embedding->outputs;
-    return handle.release();
-  } catch (const std::exception&) {
-    return nullptr;
-  }
+    *made = handle.release();
+    return 0;
+  });
 }
 
 SLIPSTREAM_API void slipstream_free_model(void* handle) { delete static_cast<Handle*>(handle); }
 
-// The rotary embedding of a number, cos and sin [positions, half]; again for more positions. Returns
-// 0, as all that follow do.
-SLIPSTREAM_API int32_t slipstream_set_rotary(void* handle, int32_t number, int32_t positions,
-                                             int32_t half, const float* cos, const float* sin) {
+// The rotary embedding of a number, cos and sin [positions, half] of `count` elements each; again for
+// more positions. Numbers follow each other. Returns 0, as all that follow do.
+SLIPSTREAM_API int32_t slipstream_set_rotary(void* handle, int32_t number, int64_t positions,
+                                             int64_t half, const float* cos, const float* sin,
+                                             int64_t count) {
   Handle* own = static_cast<Handle*>(handle);
-  return guarded([&] {
+  return guarded([&]() -> int32_t {
     std::lock_guard<std::mutex> lock(own->forward);
     std::vector<Rotary>& rotaries = own->model.rotaries;
-    const size_t count = static_cast<size_t>(positions) * half;
+    if (number < 0 || number > static_cast<int64_t>(rotaries.size())) return kMisfit;
+    if (half < 1 || half > own->model.shape.head_dim / 2) return kMisfit;
+    if (positions < 1 || count % half != 0 || count / half != positions) return kMisfit;
     if (rotaries.size() <= static_cast<size_t>(number)) rotaries.resize(number + 1);
-    rotaries[number].half = half;
+    rotaries[number].half = static_cast<int>(half);
     rotaries[number].cos.assign(cos, cos + count);
     rotaries[number].sin.assign(sin, sin + count);
     return 0;
@@ -197,8 +166,9 @@ SLIPSTREAM_API int32_t slipstream_set_rotary(void* handle, int32_t number, int32
 // A layer's window and the number of its rotary embedding: see `Layer`.
 SLIPSTREAM_API int32_t slipstream_set_layer(void* handle, int32_t layer, int64_t window,
                                             int32_t rotary) {
-  Layer& own = static_cast<Handle*>(handle)->model.layers[layer];
-  own.window = window, own.rotary = rotary;
+  Model& model = static_cast<Handle*>(handle)->model;
+  if (!has_block(model, layer, 0) || window < 0 || rotary < -1) return kMisfit;
+  model.layers[layer].window = window, model.layers[layer].rotary = rotary;
   return 0;
 }
 
@@ -214,7 +184,7 @@ SLIPSTREAM_API int32_t slipstream_set_matrices(void* handle, int32_t layer, int3
       model.head = packed(*weights, model.weights, *model.team);
       return 0;
     }
-    if (!has_block(model, layer, block) || !fit(model.shape, block, place, weights, count)) {
+    if (!has_block(model, layer, block) || !fits_place(model.shape, block, place, weights, count)) {
       return kMisfit;
     }
     Block& own = model.layers[layer].blocks[block];
@@ -252,7 +222,8 @@ SLIPSTREAM_API int32_t slipstream_set_norm(void* handle, int32_t layer, int32_t 
   Model& model = static_cast<Handle*>(handle)->model;
   return guarded([&]() -> int32_t {
     if (layer >= 0 && !has_block(model, layer, block)) return kMisfit;
-    if (!fits_norm(model.shape, place, count)) return kMisfit;
+    if (norm == nullptr || !fits_norm(model.shape, place, count)) return kMisfit;
+    if (layer < 0 && place != kBefore) return kMisfit;
     if (layer < 0) {
       model.norm.assign(norm, norm + count);
       return 0;
@@ -265,14 +236,15 @@ SLIPSTREAM_API int32_t slipstream_set_norm(void* handle, int32_t layer, int32_t 
   });
 }
 
+// Final hidden states, of `count` elements: [kept, hidden].
 SLIPSTREAM_API int32_t slipstream_forward(void* handle, const Cache* cache, const Batch* batch,
-                                          float* hidden) {
+                                          float* hidden, int64_t count) {
   Handle* own = static_cast<Handle*>(handle);
   return guarded([&]() -> int32_t {
     std::lock_guard<std::mutex> lock(own->forward);
-    for (int64_t i = 0; i < batch->count; ++i) {
-      if (batch->tokens[i] < 0 || batch->tokens[i] >= own->model.vocabulary) return kMisfit;
-    }
+    const Model& model = own->model;
+    if (!is_complete(model) || !fits_batch(model, *cache, *batch)) return kMisfit;
+    if (count != batch->kept * model.shape.hidden) return kMisfit;
     own->kernels->forward(own->model, *cache, *batch, hidden);
     return 0;
   });
@@ -280,33 +252,45 @@ SLIPSTREAM_API int32_t slipstream_forward(void* handle, const Cache* cache, cons
 
 // Weights [outputs, inputs] one by one, in float32 or rounded to bfloat16; the team shares the work.
 SLIPSTREAM_API int32_t slipstream_dequantise(const void* team, const Weights* weights,
-                                             int32_t is_bfloat16, void* out) {
+                                             int32_t is_bfloat16, void* out, int64_t bytes) {
   if (!is_whole(*weights)) return kMisfit;
+  const int64_t size = is_bfloat16 ? sizeof(BFloat16) : sizeof(float);
+  if (bytes != int64_t{weights->outputs} * weights->inputs * size) return kMisfit;
   return guarded([&] {
     dequantise(*weights, **static_cast<const std::shared_ptr<Team>*>(team), is_bfloat16, out);
     return 0;
   });
 }
 
-// `count` floats, whole blocks of 32, rounded to blocks of Q8_0.
-SLIPSTREAM_API void slipstream_quantise(const float* values, int64_t count, void* blocks) {
+// `count` floats, whole blocks of 32, rounded to blocks of Q8_0, of so many bytes.
+SLIPSTREAM_API int32_t slipstream_quantise(const float* values, int64_t count, void* blocks,
+                                           int64_t bytes) {
+  const BlockSize size = block_size(Kind::kQ8_0);
+  if (count < 0 || count % size.elements != 0) return kMisfit;
+  if (bytes != count / size.elements * static_cast<int64_t>(size.bytes)) return kMisfit;
   quantise(values, count, static_cast<uint8_t*>(blocks));
+  return 0;
 }
 
-// Logits [rows, vocabulary] of hidden states [rows, hidden].
-SLIPSTREAM_API int32_t slipstream_logits(void* handle, const float* hidden, int64_t rows,
-                                         float* logits) {
+// Logits [rows, outputs] of hidden states [rows, hidden], of so many elements.
+SLIPSTREAM_API int32_t slipstream_logits(void* handle, const float* hidden, int64_t num_hidden,
+                                         float* logits, int64_t num_logits) {
   Handle* own = static_cast<Handle*>(handle);
+  const Matrix& head = own->model.head;
+  if (head.data == nullptr || num_hidden < 0 || num_hidden % head.inputs != 0) return kMisfit;
+  const int64_t rows = num_hidden / head.inputs;
+  if (num_logits != rows * head.outputs) return kMisfit;
   return guarded([&] {
-    own->kernels->multiply(*own->model.team, own->model.head, hidden, rows, logits);
+    own->kernels->multiply(*own->model.team, head, hidden, rows, logits);
     return 0;
   });
 }
 
-// Tokens that a draw from `scores` [count] can give, see `draws.h`; `tokens` has room for `count`.
+// Tokens that a draw from `scores` [count] can give, see `draws.h`; `tokens` has room for `room`.
 SLIPSTREAM_API int64_t slipstream_contenders(void* handle, const float* scores, int64_t count,
                                              float temperature, uint32_t first, uint32_t second,
-                                             float* best, int32_t* tokens) {
+                                             float* best, int32_t* tokens, int64_t room) {
+  if (count < 0 || count > INT32_MAX || room < count) return kMisfit;
   const Kernels* own = static_cast<Handle*>(handle)->kernels;
   return own->contenders(scores, count, temperature, {first, second}, best, tokens);
 }

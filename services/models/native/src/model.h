@@ -135,10 +135,12 @@ struct Other {
   const void* keys;
   const void* values;
   int64_t stride;
+  int64_t positions;
 };
 
 // The tokens of one forward; of the last layer only the first `kept` are computed, of the others
-// there are keys and values. Token i sees the cache slots `tables[i][0 .. in_table[i])` and then
+// there are keys and values. Token i sees the cache slots `tables[i][0 .. in_table[i])`, a table of
+// `table_sizes[i]` slots, and then those of `lines`, which has `num_lines` of them:
 // `lines[line_first[i] .. line_first[i + 1])`, its own the last of them, in the order of positions;
 // and the first `in_others[i]` positions of `others[i * shape.others ..]`, of one for each such
 // attention of a layer.
@@ -153,12 +155,15 @@ struct Batch {
   const int64_t* line_first;
   const int64_t* in_others;
   const Other* others;
+  const int64_t* table_sizes;
+  int64_t num_lines;
 };
 
-// The cache: a buffer [2 * key_heads, slots, head_dim] for each layer, keys before values.
+// The cache: a buffer [2 * key_heads, slots, head_dim] for each of `count` layers, keys before
+// values, of `layer_bytes` each.
 struct Cache {
   void* const* layers;
-  int64_t slots;
+  int64_t slots, count, layer_bytes;
 };
 
 // The keys of one position's noise.

@@ -1,0 +1,190 @@
+"""Laws of the C interface: what is not of the length that comes with it is refused, not read."""
+
+from array import array
+
+import numpy as np
+import pytest
+
+from slipstream.core.errors import ModelError
+from slipstream.models.dtypes import BFLOAT16, FLOAT32
+from slipstream.models.kv.pool import KvLayout, KvPool
+from slipstream.models.native import library, weights
+from slipstream.models.native.library import NativeShape, call, team
+from slipstream.models.native.model import NativeModel, NativeTokens
+from slipstream.models.native.weights import BlockWeights
+
+pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
+
+POSITIONS, TABLE = 16, array("q", range(4))
+SIZES = {"layers": 1, "hidden": 32, "heads": 2, "key_heads": 1, "head_dim": 16, "mlp": 32}
+LAYOUT = KvLayout(1, 1, 16, FLOAT32, "cpu")
+OTHERS = np.zeros((1, 3, 16), np.float32)
+
+
+def ones(*shape):
+    return np.ones(shape, np.float32)
+
+
+def matrix(outputs, inputs=32):
+    return weights.plain(np.zeros((outputs, inputs), np.float32))
+
+
+def made(**sizes):
+    shape = NativeShape(**{**SIZES, "norm_epsilon": 1e-5, "attention_scale": 1.0, **sizes})
+    return NativeModel(shape, matrix(4))
+
+
+def filled(*without):
+    """A model with all weights but some; its layer reads the keys of others."""
+    model = made(others=1)
+    attention = BlockWeights(ones(32), [matrix(32), matrix(16), matrix(16)], matrix(32))
+    other = BlockWeights(ones(32), [matrix(32)], matrix(32))
+    mlp = BlockWeights(ones(32), [matrix(32), matrix(32)], matrix(32))
+    if "rotary" not in without:
+        model.set_rotary(ones(POSITIONS, 8), ones(POSITIONS, 8))
+    if "layer" not in without:
+        model.set_layer(0, [attention, other, mlp])
+    if "head" not in without:
+        model.set_head(ones(32), matrix(4))
+    return model
+
+
+def tokens(**changes):
+    """Two tokens, the second of which sees the first and a slot of its line."""
+    found = NativeTokens()
+    found.tokens, found.positions, found.slots = [1, 2], [0, 1], [0, 1]
+    found.tables, found.table_sizes = [TABLE.buffer_info()[0]] * 2, [len(TABLE)] * 2
+    found.in_table, found.in_others = [1, 1], [0, 3]
+    found.others = [OTHERS.ctypes.data, OTHERS.ctypes.data, 48, 3] * 2
+    lines = changes.pop("lines", ((), (1,)))
+    for line in lines:
+        found.add_line(line)
+    for name, values in changes.items():
+        setattr(found, name, values)
+    return found
+
+
+def forward(found, model=None, kept=2, layout=LAYOUT):
+    return (model or filled()).forward(KvPool(layout, 1, scratch_rows=1), found.batch(kept))
+
+
+def test_a_batch_within_its_arrays_is_computed():
+    assert forward(tokens()).shape == (2, 32)
+
+
+ODD_TABLE, NO_TABLE = array("q", [0, 256, 2, 3]), [0, 0]
+BATCHES = {
+    "a token without an embedding": {"tokens": [1, 4]},
+    "a token below the first": {"tokens": [-1, 2]},
+    "a position without factors": {"positions": [0, POSITIONS]},
+    "a position below the first": {"positions": [-1, 1]},
+    "a slot behind the cache": {"slots": [0, 256]},
+    "a slot before the cache": {"slots": [-1, 1]},
+    "more of a table than it has": {"in_table": [1, 5]},
+    "less than nothing of a table": {"in_table": [1, -1]},
+    "a table of slots behind the cache": {
+        "tables": [ODD_TABLE.buffer_info()[0]] * 2,
+        "in_table": [1, 2],
+    },
+    "no table": {"tables": NO_TABLE},
+    "a line of slots behind the cache": {"lines": ((), (256,))},
+    "a line of slots before the cache": {"lines": ((), (-1,))},
+    "more of others than they have": {"in_others": [0, 4]},
+    "less than nothing of others": {"in_others": [0, -1]},
+    "others without keys": {"others": [0, OTHERS.ctypes.data, 48, 3] * 2},
+}
+
+
+@pytest.mark.parametrize("name", BATCHES)
+def test_a_place_outside_of_an_array_is_refused(name):
+    with pytest.raises(ModelError, match="native code refuses forward"):
+        forward(tokens(**BATCHES[name]))
+
+
+@pytest.mark.parametrize(
+    "name", ["tokens", "positions", "slots", "tables", "in_table", "in_others"]
+)
+def test_arrays_of_different_lengths_are_refused(name):
+    found = tokens()
+    getattr(found, name).pop()
+    with pytest.raises(ModelError, match="not as many places"):
+        found.batch(1)
+
+
+@pytest.mark.parametrize("kept", [-1, 3])
+def test_more_outputs_than_tokens_are_refused(kept):
+    found = tokens().batch(2)
+    found.kept = kept
+    with pytest.raises((ModelError, ValueError)):
+        filled().forward(KvPool(LAYOUT, 1, scratch_rows=1), found)
+
+
+LAYOUTS = {
+    "layers": KvLayout(2, 1, 16, FLOAT32, "cpu"),
+    "type": KvLayout(1, 1, 16, BFLOAT16, "cpu"),
+    "elements of a head": KvLayout(1, 1, 8, FLOAT32, "cpu"),
+}
+
+
+@pytest.mark.parametrize("name", LAYOUTS)
+def test_a_cache_of_another_form_is_refused(name):
+    with pytest.raises(ModelError, match="native code refuses forward"):
+        forward(tokens(), layout=LAYOUTS[name])
+
+
+@pytest.mark.parametrize("part", ["rotary", "layer", "head"])
+def test_a_model_without_all_its_weights_computes_nothing(part):
+    with pytest.raises(ModelError, match="native code refuses forward"):
+        forward(tokens(), filled(part))
+
+
+@pytest.mark.parametrize("value", [-1, 2**30 + 1, 2**31 - 1])
+@pytest.mark.parametrize("size", ["hidden", "heads", "key_heads", "head_dim", "mlp"])
+def test_sizes_that_no_model_has_make_none(size, value):
+    with pytest.raises(ModelError, match="native code refuses model"):
+        made(**{size: value})
+
+
+@pytest.mark.parametrize(
+    "sizes", [{"layers": -1}, {"others": -1}, {"key_heads": 0}, {"heads": 3, "key_heads": 2}]
+)
+def test_counts_that_do_not_go_together_make_no_model(sizes):
+    with pytest.raises(ModelError, match="native code refuses model"):
+        made(**sizes)
+
+
+REFUSED = {
+    "factors of more than a head": lambda: made().set_rotary(ones(4, 9), ones(4, 9)),
+    "factors of no position": lambda: made().set_rotary(ones(0, 8), ones(0, 8)),
+    "factors of a number far off": lambda: made().set_rotary(ones(4, 8), ones(4, 8), 3),
+    "factors of two lengths": lambda: made().set_rotary(ones(4, 8), ones(3, 8)),
+    "a layer too many": lambda: made().set_layer(1, []),
+    "a layer below the first": lambda: made().set_layer(-1, []),
+    "a window below nothing": lambda: made().set_layer(0, [], window=-1),
+    "a block too many": lambda: made().set_layer(0, [BlockWeights(ones(32), [], matrix(32))] * 3),
+    "hidden states of another width": lambda: filled().logits(ones(2, 31)),
+    "logits without a head": lambda: made().logits(ones(2, 32)),
+    "logits in another type": lambda: made().contenders(np.ones(4), 1.0, (1, 2)),
+}
+
+
+@pytest.mark.parametrize("name", REFUSED)
+def test_what_does_not_fit_a_model_is_refused(name):
+    with pytest.raises(ModelError):
+        REFUSED[name]()
+
+
+def test_blocks_are_written_into_as_much_memory_as_they_take():
+    values, room = ones(64), np.zeros(68, np.uint8)
+    places = (values.ctypes.data, room.ctypes.data)
+    assert call("quantise", places[0], 64, places[1], 68) == 0
+    own = matrix(4).as_matrix()
+    out = ones(4, 32)
+    assert call("dequantise", team(1), own, 0, out.ctypes.data, out.nbytes) == 0
+    for name, arguments in {
+        "quantise": [(places[0], 64, places[1], 67), (places[0], 63, places[1], 68)],
+        "dequantise": [(team(1), own, at, out.ctypes.data, 511 + at) for at in (0, 1)],
+    }.items():
+        for odd in arguments:
+            with pytest.raises(ModelError, match=f"native code refuses {name}"):
+                call(name, *odd)
