@@ -12,6 +12,7 @@ import os
 import platform
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from functools import cache
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -19,6 +20,7 @@ from typing import Any
 
 from slipstream import __version__
 from slipstream.config import instruction_limits, measurements_dir
+from slipstream.models.store.folder import brief
 from slipstream.models.threads import num_threads
 
 _LOG = logging.getLogger("slipstream.models")
@@ -26,6 +28,8 @@ _CPUINFO = Path("/proc/cpuinfo")
 _CPU_FIELDS = ("model name", "flags", "cpu family", "stepping", "Features", "CPU part")
 """Lines of /proc/cpuinfo that differ between kinds of processors, on x86-64 and ARM."""
 _PASSES = 6
+_MOST_KEPT = 1 << 28
+"""Bytes of a file that is kept; the largest have a tokenizer."""
 
 
 class Measurements:
@@ -64,13 +68,30 @@ class Measurements:
             _LOG.debug("measurements can't be kept in %s: %s", self._path, error)
 
     def _read(self) -> dict[str, Any]:
-        if self._path is None:
-            return {}
-        try:
-            values = json.loads(self._path.read_text(encoding="utf-8"))["measured"]
-        except (OSError, ValueError, KeyError, TypeError):
-            return {}
-        return values if isinstance(values, dict) else {}
+        return {} if self._path is None else read_kept(self._path, "measured", _measured) or {}
+
+
+def read_kept(path: Path, what: str, read: Callable[[Any], Any]) -> Any:
+    """Return what `read` makes of the JSON in a file that was kept, None where there is none.
+
+    One that can't be read is removed with a warning: what it had is made anew.
+    """
+    try:
+        if path.stat().st_size > _MOST_KEPT:
+            raise ValueError(f"it is larger than {_MOST_KEPT} bytes")
+        return read(json.loads(path.read_text(encoding="utf-8")))
+    except (FileNotFoundError, NotADirectoryError):
+        return None
+    except Exception as error:  # the file may have been broken in any way
+        _LOG.warning("%s in %s can't be read and is made anew (%s)", what, path, brief(error))
+        with suppress(OSError):
+            path.unlink()
+        return None
+
+
+def _measured(content: Any) -> dict[str, Any]:
+    found: dict[str, Any] = {**content["measured"]}
+    return found
 
 
 def this_machine() -> Measurements:

@@ -16,6 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.config import tokenizers_dir
 from slipstream.core.errors import ModelMismatch, SlipstreamError
+from slipstream.models.machine import read_kept as read_file
 from slipstream.models.store.digests import weights_digest
 from slipstream.text.tokenizer import TextTokenizer, vocab_hash
 
@@ -119,17 +120,18 @@ def _trimmed(tokenizer: NumberedTokenizer, vocab_size: int) -> NumberedTokenizer
 
 def read_kept(folder: Path, gguf: Path | None) -> NumberedTokenizer | None:
     """Return the tokenizer of a model's files as it was kept, None where it is not."""
-    try:
-        kept = json.loads(_path(folder, gguf).read_text(encoding="utf-8"))
-        text = TextTokenizer.from_parts(
-            kept["json"].encode(), kept["chat_template"], kept["special_tokens"]
-        )
-        eos = kept["eos_token_id"]
-        return NumberedTokenizer(
-            text, str(kept["vocab_hash"]), int(kept["num_ids"]), None if eos is None else int(eos)
-        )
-    except (OSError, ValueError, KeyError, TypeError, AttributeError, SlipstreamError):
-        return None
+    found: NumberedTokenizer | None = read_file(_path(folder, gguf), "the tokenizer", _of_kept)
+    return found
+
+
+def _of_kept(kept: Any) -> NumberedTokenizer:
+    text = TextTokenizer.from_parts(
+        kept["json"].encode(), kept["chat_template"], kept["special_tokens"]
+    )
+    eos = kept["eos_token_id"]
+    return NumberedTokenizer(
+        text, str(kept["vocab_hash"]), int(kept["num_ids"]), None if eos is None else int(eos)
+    )
 
 
 def keep(tokenizer: Any, folder: Path, gguf: Path | None) -> NumberedTokenizer:

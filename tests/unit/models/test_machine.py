@@ -65,13 +65,28 @@ def test_in_memory_there_is_no_file(tmp_path, monkeypatch):
         b"{}",
         b'{"measured": 1}',
         b'{"measured": [1]}',
+        b"[" * 100_000,
+        b'{"measured": ' + b'{"x":' * 100_000,
+        b"1" * 5_000,
     ],
+    ids=range(12),
 )
-def test_a_file_that_is_broken_is_written_anew(path, content):
+def test_a_file_that_is_broken_is_dropped_with_one_warning_and_written_anew(path, content, caplog):
     path.parent.mkdir()
     path.write_bytes(content)
-    assert Measurements(path).recall("speed", lambda: 3, is_valid=any_value) == 3
+    measured = Measurements(path)
+    assert not path.exists()
+    assert measured.recall("speed", lambda: 3, is_valid=any_value) == 3
     assert json.loads(path.read_text())["measured"] == {"speed": 3}
+    (warning,) = caplog.messages
+    assert f"{path} can't be read and is made anew" in warning
+
+
+def test_a_file_larger_than_any_that_is_kept_is_dropped(path):
+    path.parent.mkdir()
+    with path.open("wb") as file:
+        file.truncate(1 << 40)
+    assert Measurements(path).get("speed") is None and not path.exists()
 
 
 def test_where_nothing_can_be_written_values_hold_for_the_process(tmp_path):
