@@ -74,13 +74,23 @@ def hub_commit(path: Path) -> str:
 
 
 def _digest(file: Path, kept: Measurements) -> str:
-    blob = file.resolve()
-    if blob.parent.name == "blobs" and _SHA256.fullmatch(blob.name):
-        return blob.name  # the hub's cache names large files by their SHA-256
+    if digest := _hub_digest(file.resolve()):
+        return digest
     known = kept.get(_name(file))
     if isinstance(known, str) and _SHA256.fullmatch(known):
         return known
     return file_digest(file)
+
+
+def _hub_digest(blob: Path) -> str:
+    """Return the SHA-256 of a large file of the hub's cache, which names it so: a file elsewhere
+    may have any name. Empty for others."""
+    if blob.parent.name != "blobs" or not _SHA256.fullmatch(blob.name):
+        return ""
+    from huggingface_hub import constants
+
+    is_cached = blob.parent.parent.parent == Path(constants.HF_HUB_CACHE).resolve()
+    return blob.name if is_cached else ""
 
 
 def _name(file: Path) -> str:

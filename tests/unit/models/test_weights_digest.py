@@ -44,13 +44,24 @@ def test_a_large_file_is_read_once_until_it_changes(tmp_path):
     assert weights_digest(tmp_path, again) == sha256(b"x" + bytes(LARGE - 1))
 
 
-def test_a_file_of_the_hubs_cache_has_its_digest_as_its_name(tmp_path):
-    snapshot = tmp_path / "models--a--b" / "snapshots" / COMMIT
-    blobs = tmp_path / "models--a--b" / "blobs"
+def in_blobs(cache):
+    """A snapshot whose file is a link, and the file's name a digest that is not its own."""
+    snapshot = cache / "models--a--b" / "snapshots" / COMMIT
+    blobs = cache / "models--a--b" / "blobs"
     for folder in (snapshot, blobs):
         folder.mkdir(parents=True)
     (blobs / ("a" * 64)).write_bytes(b"weights")
     (snapshot / "model.safetensors").symlink_to(blobs / ("a" * 64))
+    return snapshot
+
+
+def test_a_file_of_the_hubs_cache_has_its_digest_as_its_name(tmp_path, monkeypatch):
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    snapshot = in_blobs(tmp_path)
     assert weights_digest(snapshot, Measurements(None)) == "a" * 64
     assert hub_commit(snapshot) == COMMIT
     assert hub_commit(tmp_path) == ""
+
+
+def test_a_file_elsewhere_has_the_digest_of_its_bytes_whatever_its_name_is(tmp_path):
+    assert weights_digest(in_blobs(tmp_path), Measurements(None)) == sha256(b"weights")
