@@ -15,12 +15,12 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load_file, save
 
 from slipstream.core.errors import WeightsError
 from slipstream.core.verify.noise import Floats
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
+from slipstream.models.store.folder import reading, shown
 
 DECISION_NAME = "decision.safetensors"
 NUM_STATS = 4
@@ -79,11 +79,8 @@ def slot_stats(log_probs: Sequence[float], entropy: float, lag: int) -> tuple[fl
 
 def draft_digest(directory: Path) -> bytes:
     """SHA-256 of the draft's weights in `directory`; WeightsError when missing."""
-    try:
-        with (directory / WEIGHTS_NAME).open("rb") as file:
-            return hashlib.file_digest(file, "sha256").digest()
-    except OSError as error:
-        raise WeightsError(f"{directory} holds no draft to read: {error}") from None
+    with reading(f"the draft in {directory}"), (directory / WEIGHTS_NAME).open("rb") as file:
+        return hashlib.file_digest(file, "sha256").digest()
 
 
 def save_decision(model: DecisionModel, directory: Path) -> None:
@@ -102,10 +99,8 @@ def load_decision(directory: Path, *, hidden_size: int) -> DecisionModel | None:
     path = directory / DECISION_NAME
     if not path.exists():
         return None
-    try:
+    with reading(path):
         weights = load_file(path)
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise WeightsError(f"{path} is no readable safetensors file: {error}") from None
     width = max(weights["hidden.bias"].size - 2, 1) if "hidden.bias" in weights else 1
     shapes = {
         "hidden.weight": (width + 2, hidden_size),
@@ -117,7 +112,7 @@ def load_decision(directory: Path, *, hidden_size: int) -> DecisionModel | None:
     odd = sorted(set(weights) ^ set(shapes))
     odd += [name for name in shapes.keys() & weights if weights[name].shape != shapes[name]]
     if odd:
-        raise WeightsError(f"{path} does not fit a draft of width {hidden_size}: {', '.join(odd)}")
+        raise WeightsError(f"{path} does not fit a draft of width {hidden_size}: {shown(odd)}")
     if weights.pop(_DRAFT_KEY).tobytes() != draft_digest(directory):
         raise WeightsError(
             f"{path} was trained for other weights of this draft: run `slipstream train decision`"

@@ -19,9 +19,9 @@ from slipstream.models.native.checkpoint import Checkpoint, read_config
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative, has_kernels, kernels
 from slipstream.models.native.source import WeightSource
-from slipstream.models.store.folder import brief, gguf_in
+from slipstream.models.store.folder import brief, gguf_in, reading
 from slipstream.models.store.gguf import quiet_transformers
-from slipstream.models.store.gguf_file import MAX_LAYERS, GgufFile
+from slipstream.models.store.gguf_file import MAX_LAYERS, MAX_STRINGS, GgufFile
 from slipstream.models.store.gguf_tokenizer import read_gguf_tokenizer
 from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.store.wheel import Progress
@@ -75,9 +75,10 @@ def load_model(
         _LOG.log(level, "%s is loaded by transformers: %s%s", path.name, reason, cost)
         options: Any = {"progress": progress, "num_ranks": num_ranks}
         return load_target_parts(name, dtype=dtype, device=device, **options)
-    at = source.architecture
-    tokenizer = fitted(find_tokenizer(folder, gguf), path, at.vocab_size)
-    return _loaded(name, path, source, tokenizer, at.eos_ids | _generation_eos(folder))
+    with reading(path):
+        at = source.architecture
+        tokenizer = fitted(find_tokenizer(folder, gguf), path, at.vocab_size)
+        return _loaded(name, path, source, tokenizer, at.eos_ids | _generation_eos(folder))
 
 
 def load_target_parts(
@@ -98,16 +99,16 @@ def load_target_parts(
     chosen = choose_dtype(dtype, parse_device(device))
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
-    with quiet_transformers():
+    with quiet_transformers(), reading(path):
         model = _load_model(folder, gguf, chosen, num_ranks)
         if num_ranks == 1:  # else parts are where they belong
             model = model.to(device)
         tokenizer = NumberedTokenizer.of(load_tokenizer(folder, gguf))
-    text = model.config.get_text_config()
-    tokenizer = fitted(tokenizer, path, text.vocab_size)
-    named = getattr(model.generation_config, "eos_token_id", None)
-    ends = eos_ids(named) | eos_ids(text.eos_token_id)
-    return _loaded(name, path, model.eval().requires_grad_(False), tokenizer, ends)
+        text = model.config.get_text_config()
+        tokenizer = fitted(tokenizer, path, text.vocab_size)
+        named = getattr(model.generation_config, "eos_token_id", None)
+        ends = eos_ids(named) | eos_ids(text.eos_token_id)
+        return _loaded(name, path, model.eval().requires_grad_(False), tokenizer, ends)
 
 
 def _loaded(
@@ -142,12 +143,7 @@ def find_source(
     if parse_device(device) != CPU or num_ranks > 1:
         raise NotNative(f"on {num_ranks} x {device} there are no native kernels")
     kernels()
-    if gguf is None:
-        chosen = choose_dtype(dtype, CPU, native=True)
-        if chosen not in (FLOAT32, BFLOAT16):
-            raise NotNative(f"{dtype} has no native kernels")
-        return Checkpoint(folder, chosen, is_coded=dtype == Q8, has_layers=has_layers)
-    if dtype == Q8:
+    if gguf and dtype == Q8:
         raise InvalidRequest(
             f"the dtype is q8, but {gguf.name} is a GGUF file, whose blocks are computed as they"
             " are: use auto"
@@ -155,7 +151,10 @@ def find_source(
     chosen = choose_dtype(dtype, CPU, native=True)
     if chosen not in (FLOAT32, BFLOAT16):
         raise NotNative(f"{dtype} has no native kernels")
-    return GgufSource(gguf, chosen, is_dense=dtype != AUTO)
+    with reading(gguf or folder):
+        if gguf:
+            return GgufSource(gguf, chosen, is_dense=dtype != AUTO)
+        return Checkpoint(folder, chosen, is_coded=dtype == Q8, has_layers=has_layers)
 
 
 def find_tokenizer(folder: Path, gguf: Path | None) -> NumberedTokenizer:
@@ -233,12 +232,10 @@ def _load_model(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", num_ran
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
     require_causal(folder)
-    try:
+    with reading(f"the weights in {folder}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, output_loading_info=True, **options
         )
-    except Exception as error:  # parsers of broken files raise anything
-        raise WeightsError(f"the weights in {folder} can't be loaded ({brief(error)})") from error
     model, report = loaded
     if missing := sorted(report["missing_keys"]):
         raise WeightsError(f"the weights in {folder} lack {missing[0]} ({len(missing)} in all)")
@@ -267,10 +264,8 @@ def require_causal(folder: Path) -> Any:
 
     from slipstream.models.target.transformers_model import account_config
 
-    try:
+    with reading(folder / "config.json"):
         config = AutoConfig.from_pretrained(folder, local_files_only=True)
-    except Exception as error:
-        raise WeightsError(f"{folder / 'config.json'} can't be read ({brief(error)})") from error
     if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
         raise ModelMismatch(
             f"{folder.name} is a model of type {config.model_type}, "
@@ -289,11 +284,13 @@ def load_tokenizer(folder: Path, gguf: Path | None) -> Any:
     """The tokenizer of a model, of transformers' kind. Raises `WeightsError`."""
     from transformers import AutoTokenizer
 
-    try:
+    with reading(f"the tokenizer in {folder}"):
         if gguf:
             return read_gguf_tokenizer(GgufFile(gguf))
-        return AutoTokenizer.from_pretrained(folder, local_files_only=True)
-    except WeightsError:
-        raise
-    except Exception as error:
-        raise WeightsError(f"the tokenizer in {folder} can't be read ({brief(error)})") from error
+        found = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        last = max(found.get_vocab().values(), default=0)
+        if last >= MAX_STRINGS:  # libraries go through all numbers up to the last one
+            raise WeightsError(
+                f"the tokenizer in {folder} has the id {last}, but {MAX_STRINGS - 1} is the most"
+            )
+        return found

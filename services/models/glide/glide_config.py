@@ -2,11 +2,14 @@
 
 import json
 import os
+from collections.abc import Mapping
 from dataclasses import asdict, dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import WeightsError
+from slipstream.models.store.folder import reading, shown
+from slipstream.models.store.gguf_file import MAX_LAYERS
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"
@@ -46,6 +49,8 @@ class GlideConfig:
         for name in _POSITIVE:
             if getattr(self, name) < 1:
                 raise WeightsError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        if self.num_layers > MAX_LAYERS:
+            raise WeightsError(f"num_layers is {self.num_layers}, it must be at most {MAX_LAYERS}")
         _check_layers(self.target_layers, self.max_lag)
         if self.num_heads % self.num_kv_heads:
             raise WeightsError(
@@ -73,6 +78,8 @@ def _check_layers(layers: tuple[int, ...], max_lag: int) -> None:
         )
 
 
+_KINDS: Mapping[Any, Any] = {int: int, float: int | float, str: str, bool: bool}
+"""Types of the fields, and what JSON may have for them."""
 _POSITIVE = (
     "vocab_size",
     "head_size",
@@ -96,13 +103,8 @@ def write_config(config: GlideConfig, directory: Path) -> None:
 def read_config(directory: Path) -> GlideConfig:
     """Read `config.json`; WeightsError when it is missing, broken or of another shape."""
     path = directory / CONFIG_NAME
-    try:
-        raw = json.loads(path.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        raise WeightsError(f"{path} does not exist") from None
-    except ValueError as error:
-        raise WeightsError(f"{path} is no JSON: {error}") from None
-    return _from_json(raw, path)
+    with reading(path):
+        return _from_json(json.loads(path.read_text(encoding="utf-8")), path)
 
 
 def _from_json(raw: Any, path: Path) -> GlideConfig:
@@ -111,11 +113,11 @@ def _from_json(raw: Any, path: Path) -> GlideConfig:
     known = {field.name for field in fields(GlideConfig)}
     unknown = sorted(set(raw) - known)
     if unknown:
-        raise WeightsError(f"{path} has unknown fields: {', '.join(unknown)}")
-    try:
-        layers = tuple(int(layer) for layer in raw["target_layers"])
-        return GlideConfig(**{**raw, "target_layers": layers})
-    except KeyError as error:
-        raise WeightsError(f"{path} lacks the field {error}") from None
-    except TypeError as error:
-        raise WeightsError(f"{path} does not describe GliDe weights: {error}") from None
+        raise WeightsError(f"{path} has unknown fields: {shown(unknown)}")
+    for at in fields(GlideConfig):
+        if at.name in raw and not isinstance(raw[at.name], _KINDS.get(at.type, object)):
+            raise WeightsError(
+                f"{path} has {at.name} of {raw[at.name]!r:.40}, which is no {at.type}"
+            )
+    layers = tuple(int(layer) for layer in raw["target_layers"])
+    return GlideConfig(**{**raw, "target_layers": layers})

@@ -5,11 +5,9 @@ from collections.abc import Mapping
 from pathlib import Path
 
 import torch
-from safetensors import SafetensorError
 from safetensors.torch import load_file, save
 from torch import Tensor
 
-from slipstream.core.errors import WeightsError
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_config import WEIGHTS_NAME, write_config
 from slipstream.models.glide.glide_weights import (
@@ -23,6 +21,7 @@ from slipstream.models.glide.glide_weights import (
     read_parameters,
 )
 from slipstream.models.store.digests import file_digest
+from slipstream.models.store.folder import reading
 from slipstream.models.torch_arrays import TORCH_DTYPES, as_array, as_tensor
 
 
@@ -79,10 +78,6 @@ def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
 
 def read_tensors(path: Path) -> dict[str, Tensor]:
     """Read a safetensors file; WeightsError when it is missing or broken."""
-    try:
+    with reading(path):
         tensors: dict[str, Tensor] = load_file(path)
-    except FileNotFoundError:
-        raise WeightsError(f"{path} does not exist") from None
-    except (SafetensorError, OSError, ValueError) as error:
-        raise WeightsError(f"{path} is no readable safetensors file: {error}") from None
     return tensors

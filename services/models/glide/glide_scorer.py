@@ -23,6 +23,7 @@ from slipstream.models.memory import temporary_bytes
 from slipstream.models.native.glide import NativeGlide
 from slipstream.models.native.library import NotNative
 from slipstream.models.scorer import Ask, Grow, KvView, Scores, Sync
+from slipstream.models.store.folder import reading
 
 if TYPE_CHECKING:
     from slipstream.models.decision import DecisionModel
@@ -193,9 +194,10 @@ def load_glide(
     parts = target
     if not isinstance(target, TargetParts):
         parts = target_parts(target, tokenizer_hash=tokenizer_hash)
-    weights = read_glide(path)
-    check_target(weights.config, parts)
-    return GlideScorer(weights, parts, dtype=parts.dtype if dtype is None else dtype)
+    with reading(path):
+        weights = read_glide(path)
+        check_target(weights.config, parts)
+        return GlideScorer(weights, parts, dtype=parts.dtype if dtype is None else dtype)
 
 
 def _native(weights: GlideWeights, target: TargetParts, layout: KvLayout) -> NativeGlide | None:

@@ -9,7 +9,6 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
-from safetensors import SafetensorError
 from safetensors.numpy import load_file
 
 from slipstream.core.errors import ModelMismatch, WeightsError
@@ -17,6 +16,7 @@ from slipstream.models.dtypes import BFLOAT16, Array
 from slipstream.models.glide.glide_config import WEIGHTS_NAME, GlideConfig, read_config
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.store.digests import bytes_digest, kept_digest
+from slipstream.models.store.folder import reading, shown
 
 VOCAB = "vocab"
 """The name of the head's token ids in the file."""
@@ -114,7 +114,7 @@ def _read_blocks(directory: Path, config: GlideConfig) -> GlideBlocks | None:
         if tensors[name].shape != wanted[name] or tensors[name].dtype != np.uint8
     )
     if odd:
-        raise WeightsError(f"{path} does not fit the draft's config: {', '.join(odd)}")
+        raise WeightsError(f"{path} does not fit the draft's config: {shown(odd)}")
     if tensors.pop(DRAFT_SHA256).tobytes().hex() != kept_digest(directory / WEIGHTS_NAME):
         raise WeightsError(
             f"{path} was made of other weights of this draft: run `slipstream train quantise`"
@@ -126,12 +126,8 @@ def _read_blocks(directory: Path, config: GlideConfig) -> GlideBlocks | None:
 
 def read_arrays(path: Path) -> dict[str, Array]:
     """Read a safetensors file; WeightsError when it is missing or broken."""
-    try:
+    with reading(path):
         return load_file(path)
-    except FileNotFoundError:
-        raise WeightsError(f"{path} does not exist") from None
-    except (SafetensorError, OSError, ValueError, KeyError) as error:
-        raise WeightsError(f"{path} is no readable safetensors file: {error}") from None
 
 
 def _check_vocab(vocab: Array, config: GlideConfig, directory: Path) -> None:
@@ -147,7 +143,7 @@ def _check_shapes(tensors: Mapping[str, Array], config: GlideConfig, directory: 
     odd = sorted(set(tensors) ^ set(wanted))
     odd += [n for n in set(tensors) & set(wanted) if tensors[n].shape != wanted[n]]
     if odd:
-        raise WeightsError(f"the weights in {directory} do not fit their config: {', '.join(odd)}")
+        raise WeightsError(f"the weights in {directory} do not fit their config: {shown(odd)}")
 
 
 def glide_shapes(config: GlideConfig) -> Iterator[tuple[str, tuple[int, ...]]]:

@@ -21,6 +21,7 @@ from slipstream.models.loading import (
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.native.weights import Weights
+from slipstream.models.store.folder import reading
 from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.store.wheel import Progress
 from slipstream.models.target.rope import rotary_tables
@@ -123,6 +124,7 @@ def load_parts(
 
 def _of_source(source: WeightSource, name: str, folder: Path, gguf: Path | None) -> LoadedParts:
     at = source.architecture
-    tokenizer = fitted(find_tokenizer(folder, gguf), folder, at.vocab_size)
-    parts = source_parts(source, tokenizer_hash=tokenizer.vocab_hash)
+    with reading(gguf or folder):
+        tokenizer = fitted(find_tokenizer(folder, gguf), folder, at.vocab_size)
+        parts = source_parts(source, tokenizer_hash=tokenizer.vocab_hash)
     return LoadedParts(parts, short_name(name), tokenizer.vocab_hash, at.context_length)

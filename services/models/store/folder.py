@@ -4,14 +4,15 @@ import json
 import re
 import shutil
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from pathlib import Path, PurePath
 
 from filelock import FileLock
 from safetensors import SafetensorError
 
-from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
+from slipstream.core.errors import ModelError, ModelNotFound, SlipstreamError, WeightsError
+from slipstream.models.native.library import NotNative
 from slipstream.models.store.gguf_file import gguf_parts
 
 WEIGHTS = "model.safetensors"
@@ -57,14 +58,12 @@ def _missing_weights(folder: Path) -> str | None:
     index = folder / SHARD_INDEX
     if not index.is_file():
         return f"no {WEIGHTS} (pickled weights are never loaded)"
-    try:
+    with reading(index):
         shards = set(json.loads(index.read_text(encoding="utf-8"))["weight_map"].values())
         if outside := sorted(name for name in shards if _leaves_folder(name)):
-            return f"{SHARD_INDEX} names {outside[0]!r}, which is not in the directory"
-    except (ValueError, KeyError, AttributeError, TypeError, RecursionError):
-        return f"an unreadable {SHARD_INDEX}"
-    lacking = sorted(name for name in shards if not (folder / name).is_file())
-    return f"no {lacking[0]}" if lacking else None
+            return f"{SHARD_INDEX} names {outside[0]!r:.200}, which is not in the directory"
+        lacking = sorted(name for name in shards if not (folder / name).is_file())
+    return f"no {shown(lacking[:1])}" if lacking else None
 
 
 def _leaves_folder(name: str) -> bool:
@@ -180,7 +179,32 @@ def fetch_snapshot(name: str) -> Path:
     return Path(path)
 
 
+@contextmanager
+def reading(subject: object) -> Iterator[None]:
+    """Make what is raised where files of a model are read one `WeightsError`: parsers raise
+    anything over files from anywhere. Errors that are sentences already stay as they are."""
+    try:
+        yield
+    except (SlipstreamError, NotNative):
+        raise
+    except BaseException as error:
+        # A panic of a library in Rust is no `Exception`.
+        if not isinstance(error, Exception) and type(error).__name__ != "PanicException":
+            raise
+        raise WeightsError(f"{subject} can't be loaded ({brief(error)})") from error
+
+
+def shown(names: Sequence[str]) -> str:
+    """Return names from files as messages show them."""
+    text = ", ".join(names)
+    return text if text.isprintable() and len(text) < 200 else f"{text!r:.200}"
+
+
 def brief(error: BaseException) -> str:
-    """The first line of an error's message, or its type without one."""
+    """Return the first line of an error's message in at most 300 printable characters, or its type
+    where there is none, or a key alone."""
     lines = str(error).strip().splitlines()
-    return lines[0].rstrip(".") if lines else type(error).__name__
+    if not lines or isinstance(error, KeyError):
+        return " ".join([type(error).__name__, *lines[:1]])[:300]
+    line = "".join(at if at.isprintable() else "?" for at in lines[0])
+    return line[:300].rstrip(".")

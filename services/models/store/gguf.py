@@ -4,9 +4,8 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import DTYPES
-from slipstream.models.store.folder import brief
+from slipstream.models.store.folder import reading
 
 
 def convert(gguf: Path, into: Path) -> None:
@@ -18,16 +17,11 @@ def convert(gguf: Path, into: Path) -> None:
     from slipstream.models.store.gguf_file import GgufFile
     from slipstream.models.store.gguf_tokenizer import read_gguf_tokenizer
 
-    with quiet_transformers():
-        try:
-            model = GgufSource(gguf, DTYPES["bfloat16"], is_dense=True).whole_model()
-            tokenizer = read_gguf_tokenizer(GgufFile(gguf))
-            model.save_pretrained(into)
-            tokenizer.save_pretrained(into)
-        except WeightsError:
-            raise
-        except Exception as error:  # libraries raise anything over files from anywhere
-            raise WeightsError(f"{gguf.name} can't be read as a model ({brief(error)})") from error
+    with quiet_transformers(), reading(gguf.name):
+        model = GgufSource(gguf, DTYPES["bfloat16"], is_dense=True).whole_model()
+        tokenizer = read_gguf_tokenizer(GgufFile(gguf))
+        model.save_pretrained(into)
+        tokenizer.save_pretrained(into)
 
 
 @contextmanager

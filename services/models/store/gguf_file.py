@@ -34,7 +34,9 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 MAX_LAYERS = 1024
 """Layers of a model. A parser builds a module for each before it looks for the weights."""
-_MAX_FIELDS, _MAX_TENSORS, _MAX_STRINGS = 1 << 16, 1 << 18, 1 << 22
+MAX_STRINGS = 1 << 22
+"""Texts of a list, such as the tokens of a vocabulary."""
+_MAX_FIELDS, _MAX_TENSORS = 1 << 16, 1 << 18
 _MAX_DIMENSIONS = 4
 _MAX_NAME = 256
 """Characters of the name of a field or tensor, which messages show."""
@@ -251,7 +253,7 @@ class _Reader:
             return self._number(self._code(kind))
         kind, count = self._number("I"), self._number("Q")
         if kind == _STRING:
-            self._expect(count, 8, "strings", _MAX_STRINGS)
+            self._expect(count, 8, "strings", MAX_STRINGS)
             return [self._string() for _ in range(count)]
         code = self._code(kind)  # of arrays of arrays there is no need
         self._expect(count, struct.calcsize(code), "numbers")

@@ -8,23 +8,13 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import numpy as np
-from safetensors import SafetensorError, safe_open
+from safetensors import safe_open
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import DTYPES, Array
-from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS, brief
+from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS, reading
 
 _PLAIN = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
-_BROKEN = (
-    SafetensorError,
-    OSError,
-    ValueError,
-    KeyError,
-    TypeError,
-    AttributeError,
-    RecursionError,
-)
-"""Errors of files that come from anywhere."""
 
 
 class _Place(NamedTuple):
@@ -44,13 +34,9 @@ class Safetensors:
         self.folder = folder
         self._places: dict[str, _Place] = {}
         self._maps: dict[Path, mmap.mmap] = {}
-        try:
+        with reading(f"the weights in {folder}"):
             for path in _paths(folder):
                 self._places |= _places(path)
-        except _BROKEN as error:
-            raise WeightsError(
-                f"the weights in {folder} can't be loaded ({brief(error)})"
-            ) from error
 
     def __contains__(self, name: object) -> bool:
         return name in self._places
@@ -72,15 +58,13 @@ class Safetensors:
         at = self._places[name]
         if not self.is_plain(name):
             raise WeightsError(f"{name} in {at.path} has the type {at.type}")
-        try:
+        with reading(f"{name} in {at.path}"):
             if at.path not in self._maps:
                 self._maps[at.path] = _mapped(at.path)
             values = np.frombuffer(
                 self._maps[at.path], _PLAIN[at.type], math.prod(at.shape), at.start
             )
-        except _BROKEN as error:
-            raise WeightsError(f"{name} in {at.path} can't be read ({brief(error)})") from error
-        return values.reshape(at.shape)
+            return values.reshape(at.shape)
 
     def release(self, names: Iterable[str]) -> None:
         """Let go of the pages that tensors were read from; they are read again when needed."""

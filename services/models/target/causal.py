@@ -20,6 +20,7 @@ from slipstream.models.native.decoder import NativeDecoder
 from slipstream.models.native.library import NoLibrary, NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.numerics.rules import Numerics, RowRule
+from slipstream.models.store.folder import reading
 from slipstream.models.target.architecture import ModelSizes
 from slipstream.models.target.reference import SAMPLE_TOKENS, ReferenceCheck, sample_tokens
 from slipstream.models.target.token_layout import Draw, DrawnTokens, Part
@@ -73,8 +74,9 @@ class CausalModel:
         self.vocab_size, self.context_length = at.vocab_size, at.context_length
         self.device, self.dtype = at.layout.device, at.layout.dtype
         self.weights_type = at.weights_type
-        known = ReferenceCheck(model, at.vocab_size)
-        self._decoder = self._chosen(model, ranks, engine)
+        with reading(at.name):
+            known = ReferenceCheck(model, at.vocab_size)
+            self._decoder = self._chosen(model, ranks, engine)
         self.contenders: FindContenders | None = self._decoder.contenders
         self._shaped = self._with_shapes(engine, ranks)
         known.check(self._sample, at.name)

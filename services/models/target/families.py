@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slipstream.core.errors import WeightsError
+from slipstream.models.store.folder import shown
 
 Norms = Literal["before", "after", "both"]
 """Where a block has norms: of its input, of its output, or of both."""
@@ -107,7 +108,7 @@ def require_harmless(config: Mapping[str, Any], known: Collection[str], prefix: 
         is_known = name in known or is_harmless or value in usual.get(name, ())
         if not is_known and not _is_neutral(name, value):
             raise WeightsError(
-                f"config.json has {prefix}{_shown(name)} of {value!r:.60}, which models of type"
+                f"config.json has {prefix}{shown([name])} of {value!r:.60}, which models of type"
                 f" {config['model_type']} have no reading of here"
             )
 
@@ -116,14 +117,9 @@ def require_read(names: Iterable[str], where: str, family: str) -> None:
     """Raise `WeightsError` for tensors, by name, that nothing reads and that are not computed."""
     if left := sorted(name for name in names if not _UNREAD_TENSORS.fullmatch(name)):
         raise WeightsError(
-            f"the weights in {where} have {_shown(left[0])} ({len(left)} in all), which models of"
+            f"the weights in {where} have {shown(left[:1])} ({len(left)} in all), which models of"
             f" type {family} have no reading of here"
         )
-
-
-def _shown(name: str) -> str:
-    """Return a name from a file as messages show it."""
-    return name if name.isprintable() and len(name) < 200 else f"{name!r:.200}"
 
 
 def is_number(value: Any) -> bool:

@@ -8,12 +8,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 from torch import Tensor, nn
 
-from slipstream.core.errors import ModelError, WeightsError
+from slipstream.core.errors import ModelError
 from slipstream.models.dtypes import Array
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
-from slipstream.models.store.folder import brief
+from slipstream.models.store.folder import reading
 from slipstream.models.target.architecture import HEAD, ModelSizes, context_length, parse
 from slipstream.models.target.families import (
     FORMS,
@@ -87,11 +87,8 @@ def model_of(source: "WeightSource", config: "PretrainedConfig", *, is_lent: boo
 
     config.tie_word_embeddings = source.is_tied
     config.pad_token_id = None  # batches are not padded
-    try:
-        with torch.device("meta"):
-            model: Any = AutoModelForCausalLM.from_config(config, dtype=torch_dtype(source.dtype))
-    except Exception as error:  # a configuration may break anything
-        raise WeightsError(f"{source.name} does not describe a model ({brief(error)})") from error
+    with reading(source.name), torch.device("meta"):
+        model: Any = AutoModelForCausalLM.from_config(config, dtype=torch_dtype(source.dtype))
     body: Any = model.base_model
     body.rotary_emb = type(body.rotary_emb)(config=config)
     if source.architecture.form.has_root_scale:

@@ -151,7 +151,7 @@ def test_a_truncated_file_is_refused(tmp_path):
     target, _, _ = saved(tmp_path)
     path = tmp_path / BLOCKS_NAME
     path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(WeightsError, match=r"q4_1.safetensors is no readable safetensors file"):
+    with pytest.raises(WeightsError, match=r"q4_1.safetensors can't be loaded"):
         load_glide(tmp_path, target)
 
 
