@@ -2,7 +2,8 @@
 
 The kernels are compiled into a copy of the checkout, so that its own library stays as it is. Python
 is not built with the sanitizers; their runtime is preloaded. A report ends the process that it is
-of, and so the run: `python .ci/sanitize.py [TEST ...]`, the tests of native code by default.
+of, and so the run: `python .ci/sanitize.py [TEST ...]`, the tests of native code by default;
+`python .ci/sanitize.py --files CASES` loads broken and hostile files of weights instead.
 """
 
 import os
@@ -17,6 +18,11 @@ COPIED = ("services", "tests", "pyproject.toml", "hatch_build.py")
 TESTS = ("tests/unit/**/test_native*.py", "tests/unit/models/glide/test_glide_scorer.py")
 NOT_LOADED = {"test_native_arm.py", "test_native_build.py"}
 """Tests that compile, and load no library that is sanitized."""
+FILES = (
+    *("GGUF", "GGUF second part", "safetensors", "config.json"),
+    *("draft weights", "draft config.json", "draft blocks", "decision"),
+)
+"""Kinds of files (`tests/fuzz/files/weights_kinds.py`) that native code computes with."""
 FLAGS = (
     *("-fsanitize=address,undefined", "-fno-sanitize-recover=all"),
     *("-D_GLIBCXX_ASSERTIONS", "-fno-omit-frame-pointer", "-g", "-O1"),
@@ -78,12 +84,16 @@ def kernels_here(root: Path, env: dict[str, str]) -> list[str]:
 
 
 def main(tests: list[str]) -> None:
-    """Run the tests with the fastest kernels, then with each lesser set that is here."""
+    """Run the tests with the fastest kernels, then with each lesser set that is here; or fuzz."""
     with tempfile.TemporaryDirectory(prefix="slipstream-sanitize-") as scratch:
         root = Path(scratch)
         copy_checkout(root)
         subprocess.run([sys.executable, root / "hatch_build.py", *FLAGS], check=True)
         env = environment(root)
+        if tests[:1] == ["--files"]:
+            command = ("-m", "fuzz.files", "--cases", tests[1], "--kinds", ",".join(FILES))
+            subprocess.run([sys.executable, *command], cwd=root, env=env, check=True)
+            return
         found = [path for each in TESTS for path in sorted(root.glob(each))]
         named = tests or [str(path) for path in found if path.name not in NOT_LOADED]
         # `--capture=sys` leaves the sanitizers' reports on the terminal.

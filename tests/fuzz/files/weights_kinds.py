@@ -234,13 +234,15 @@ def _index_in(folder: Path) -> None:
 
 KINDS = (
     Kind("GGUF", GGUF, _ggufs, gguf, _source, _cache_in),
-    Kind("GGUF, second part", SECOND, lambda: [halves(_ggufs()[1])[1]], gguf, _source, _split_in),
-    Kind("GGUF, whole target", GGUF, _ggufs, gguf, _whole, _cache_in),
-    Kind("GGUF, tokenizer", GGUF, lambda: _ggufs()[:3], gguf, _tokenizer, _cache_in),
+    Kind("GGUF second part", SECOND, lambda: [halves(_ggufs()[1])[1]], gguf, _source, _split_in),
+    Kind("GGUF target", GGUF, _ggufs, gguf, _whole, _cache_in),
+    Kind("GGUF tokenizer", GGUF, lambda: _ggufs()[:3], gguf, _tokenizer, _cache_in),
     Kind("safetensors", WEIGHTS, _file(WEIGHTS), safetensors, _source, _target_in),
-    Kind("safetensors, torch", WEIGHTS, _file(WEIGHTS), safetensors, _in_torch, _target_in),
+    Kind("safetensors for torch", WEIGHTS, _file(WEIGHTS), safetensors, _in_torch, _target_in),
     Kind("config.json", CONFIG_NAME, _file(CONFIG_NAME), json_values, _source, _target_in),
-    Kind("config.json, torch", CONFIG_NAME, _file(CONFIG_NAME), json_values, _in_torch, _target_in),
+    Kind(
+        "config.json for torch", CONFIG_NAME, _file(CONFIG_NAME), json_values, _in_torch, _target_in
+    ),
     Kind(
         "shard index",
         SHARD_INDEX,
@@ -254,11 +256,14 @@ KINDS = (
         for name in ("tokenizer.json", "tokenizer_config.json")
     ),
     *(
-        Kind(f"draft, {name}", name, _file("draft", name), mutate, _draft, _draft_in)
-        for name, mutate in ((CONFIG_NAME, json_values), (BLOCKS_NAME, safetensors))
+        Kind(f"draft {what}", name, _file("draft", name), mutate, _draft, _draft_in)
+        for what, name, mutate in (
+            ("config.json", CONFIG_NAME, json_values),
+            ("blocks", BLOCKS_NAME, safetensors),
+        )
     ),
     Kind(
-        "draft, weights",
+        "draft weights",
         WEIGHTS_NAME,
         _file("draft", WEIGHTS_NAME),
         safetensors,
@@ -268,7 +273,7 @@ KINDS = (
     Kind("decision", DECISION_NAME, _file("draft", DECISION_NAME), safetensors, _draft, _draft_in),
     Kind("measurements", "m.json", lambda: _MEASURED_JSON, json_values, _measured),
     Kind(
-        "measurements, bytes",
+        "measurements in bytes",
         "m.json",
         lambda: _MEASURED_JSON,
         some_bytes,
