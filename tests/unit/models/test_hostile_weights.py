@@ -10,8 +10,6 @@ from itertools import count
 from pathlib import Path
 
 import pytest
-from hypothesis import HealthCheck, given, settings
-from hypothesis import strategies as st
 
 from support.models import tiny_checkpoint
 from support.models.tiny_gguf import write_gguf
@@ -19,7 +17,6 @@ from support.models.tiny_gguf import write_gguf
 ROOT = Path(__file__).parents[3]
 MEMORY = 1 << 30
 SECONDS, SECONDS_TO_START = 10, 90
-NUMBERS = (0, 1, 9, 2**16, 2**31 - 1, 2**31, 2**32 - 1, 2**40, 2**62, 2**63, 2**64 - 1)
 
 
 class Loader:
@@ -65,56 +62,9 @@ def loader(good):
     process.close()
 
 
-def require_sentence(outcome, *, may_load=False):
-    assert outcome["kind"] in ({"", "ModelError"} if may_load else {"ModelError"}), outcome
+def require_sentence(outcome):
+    assert outcome["kind"] == "ModelError", outcome
     assert "\n" not in outcome["sentence"] and len(outcome["sentence"]) < 500, outcome
-
-
-edits = st.lists(
-    st.tuples(
-        st.floats(0, 1, exclude_max=True).map(lambda part: part**3),  # most of them at the front
-        st.one_of(
-            st.binary(min_size=1, max_size=4),
-            st.sampled_from(NUMBERS).map(lambda number: struct.pack("<Q", number)),
-            st.sampled_from(NUMBERS[:7]).map(lambda number: struct.pack("<I", number)),
-        ),
-    ),
-    max_size=4,
-)
-"""Places in the header, as a part of it, and what is written there."""
-
-
-def broken(data, header, changes, kept):
-    found = bytearray(data)
-    for place, value in changes:
-        at = int(place * header)
-        found[at : at + len(value)] = value
-    return bytes(found[: int(len(found) * kept)])
-
-
-kinds = st.sampled_from(["gguf", "safetensors"])
-parts = st.one_of(st.just(1.0), st.floats(0, 1))
-
-
-@given(kind=kinds, changes=edits, kept=parts)
-@settings(
-    max_examples=150,
-    deadline=None,
-    suppress_health_check=[HealthCheck.function_scoped_fixture, HealthCheck.too_slow],
-)
-def test_a_header_changed_anywhere_loads_or_is_refused(loader, good, tmp_path, kind, changes, kept):
-    if kind == "gguf":
-        data, target = good["gguf"].read_bytes(), tmp_path / "broken.gguf"
-        file, size = target, 12_000
-    else:
-        target = tmp_path / "broken"
-        if not target.exists():
-            tiny_checkpoint.save_checkpoint(target)
-        file = target / "model.safetensors"
-        data = (good["safetensors"] / file.name).read_bytes()
-        size = 8 + struct.unpack_from("<Q", data)[0]
-    file.write_bytes(broken(data, size, changes, kept))
-    require_sentence(loader.load(target), may_load=True)
 
 
 def text(value):
