@@ -7,7 +7,6 @@ to correct. It reads a position's distribution, never which token was taken; for
 trains it.
 """
 
-import hashlib
 import math
 import os
 from collections.abc import Mapping, Sequence
@@ -20,6 +19,7 @@ from safetensors.numpy import load_file, save
 from slipstream.core.errors import WeightsError
 from slipstream.core.verify.noise import Floats
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
+from slipstream.models.store.digests import file_digest
 from slipstream.models.store.folder import reading, shown
 
 DECISION_NAME = "decision.safetensors"
@@ -79,8 +79,11 @@ def slot_stats(log_probs: Sequence[float], entropy: float, lag: int) -> tuple[fl
 
 def draft_digest(directory: Path) -> bytes:
     """SHA-256 of the draft's weights in `directory`; WeightsError when missing."""
-    with reading(f"the draft in {directory}"), (directory / WEIGHTS_NAME).open("rb") as file:
-        return hashlib.file_digest(file, "sha256").digest()
+    path = directory / WEIGHTS_NAME
+    if not path.is_file():
+        raise WeightsError(f"{directory} holds no draft")
+    with reading(path):
+        return bytes.fromhex(file_digest(path))
 
 
 def save_decision(model: DecisionModel, directory: Path) -> None:

@@ -132,7 +132,7 @@ bool fits_batch(const Model& model, const Cache& cache, const Batch& batch) {
   if (batch.count < 1 || !is_within(batch.kept, batch.count + 1)) return false;
   if (!has_arrays(shape, batch)) return false;
   if (cache.count != shape.layers || cache.slots < 0) return false;
-  if (cache.layer_bytes / slot_bytes < cache.slots) return false;
+  if (cache.layer_bytes != cache.slots * slot_bytes) return false;
   if (!are_parts(batch) || !are_slots(batch.lines, batch.num_lines, cache)) return false;
   if (!are_slots(batch.slots, batch.count, cache)) return false;
   const int64_t positions = num_positions(model);

@@ -3,6 +3,8 @@
 // integers; each output adds the blocks up in the order of its inputs.
 #pragma once
 
+#include <cmath>
+
 #include "blocks.h"
 #include "codes.h"
 #include "work.h"
@@ -42,6 +44,11 @@ inline void narrow(const float* x, int64_t row, Coded& out) {
 #endif
 }
 
+// -128 times the sum of 16 codes; none where the token's elements are no numbers.
+inline int32_t offset_of(float sum) {
+  return std::fabs(sum) <= 128.0f * kPart ? static_cast<int32_t>(-128.0f * sum) : 0;
+}
+
 // A token's codes: nearest multiples of a scale, of which the largest element is 127.
 inline void encode(const float* x, int64_t row, Coded& out) {
   const int inputs = out.inputs, groups = inputs / kGroup;
@@ -56,8 +63,7 @@ inline void encode(const float* x, int64_t row, Coded& out) {
     store(codes + kPart, second);
     const float sums[] = {sum(first), sum(second)};
     int32_t* offsets = out.offsets.data() + (row * groups + g) * 3;
-    offsets[0] = static_cast<int32_t>(-128.0f * sums[0]);
-    offsets[1] = static_cast<int32_t>(-128.0f * sums[1]);
+    offsets[0] = offset_of(sums[0]), offsets[1] = offset_of(sums[1]);
     offsets[2] = offsets[0] + offsets[1];
     const float scale = is_zero ? 0.0f : most / 127.0f;
     out.scales[row * groups + g] = scale;
