@@ -2,6 +2,7 @@
 kept of them."""
 
 import json
+import os
 import tempfile
 from datetime import datetime
 from functools import cache
@@ -234,9 +235,33 @@ def _broken_template(random: Random, data: bytes) -> bytes:
     return some_bytes(random, found).decode("utf-8", "replace").encode() if at % 9 == 0 else found
 
 
+def _kept_tokenizer(path: Path) -> None:
+    """Read a tokenizer that was kept: it is whole, or is read anew."""
+    os.environ["SLIPSTREAM_CACHE"] = str(path.parent / "cache")
+    folder = path.parent / "model"
+    kept = kept_tokenizers._path(folder, None)
+    kept.parent.mkdir(parents=True, exist_ok=True)
+    kept.write_bytes(path.read_bytes())
+    if (found := kept_tokenizers.read_kept(folder, None)) is not None:
+        assert found.num_ids and found.vocab_hash
+        found.text.encode("hello", add_special_tokens=True)
+
+
+@cache
+def _kept() -> list[bytes]:
+    """Return small tokenizers as they are kept."""
+    found = []
+    for data in _tokenizers():
+        values = json.loads(data)
+        about = {"vocab_hash": "h" * 64, "num_ids": 300, "eos_token_id": 0}
+        found.append(json.dumps(values | about | {"json": json.dumps(values["json"])}).encode())
+    return found
+
+
 KINDS = (
     Kind("profile", "profile.json", lambda: [PROFILE.read_bytes()], json_values, _profile),
     Kind("n-grams", "tiny.ngrams.safetensors", _stores, _broken_store, _ngrams),
+    Kind("kept tokenizer", "kept.json", _kept, json_values, _kept_tokenizer, refusals=()),
     Kind("tokenizer", "tokenizer.json", _tokenizers, _broken_tokenizer, _tokenizer),
     Kind("chat template", "chat_template.jinja", _sources, _broken_template, _template),
 )
