@@ -12,7 +12,9 @@ from random import Random
 
 from slipstream.core.errors import InvalidRequest, ModelError, TrainingError
 
-MODULES: tuple[str, ...] = ("fuzz.files.settings_kinds", "fuzz.files.model_kinds")
+MODULES: tuple[str, ...] = tuple(
+    f"fuzz.files.{it}_kinds" for it in ("settings", "model", "weights")
+)
 """Modules with kinds: each has a tuple `KINDS`."""
 REFUSALS = (InvalidRequest, ModelError, TrainingError)
 """Errors that say that a file can't be used: commands end with `BAD_INPUT`."""
