@@ -84,7 +84,7 @@ compat: ## the tests with the oldest supported torch and transformers
 	.ci/compat
 
 bench: model ## speed and identity of all methods on the bundled prompts
-	$(BIN)/slipstream bench speed --prompts services/data/prompts.jsonl --methods plain,ngram,glide,glide+cape+svip
+	$(BIN)/slipstream bench speed --prompts slipstream/data/prompts.jsonl --methods plain,ngram,glide,glide+cape+svip
 
 gpu: model ## check and measure everything on a GPU, in under 10 minutes; results in gpu-results
 	$(BIN)/slipstream bench gpu --device cuda

@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
+from support.commands import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parent.parent
 SERVICES, TESTS = ROOT / "services", ROOT / "tests"
@@ -107,7 +108,7 @@ def executed_files(way: str) -> list[str]:
     """Return the files that one request executes, `embedded` or `distributed`."""
     done = subprocess.run(
         [sys.executable, str(TESTS / "executed_files.py"), way],
-        env={**os.environ, "PYTHONPATH": str(ROOT / ".dev"), "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1"},
         stdout=subprocess.PIPE,
         text=True,
         check=True,

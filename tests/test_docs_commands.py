@@ -7,11 +7,11 @@ from pathlib import Path
 import pytest
 import typer
 
-from slipstream.draft.config import DraftConfig
-from slipstream.gateway.config import HttpConfig
+from slipstream_draft.config import DraftConfig
+from slipstream_gateway.config import HttpConfig
 from slipstream.options import options_of
-from slipstream.router.config import RouterConfig
-from slipstream.target.config import TargetConfig
+from slipstream_router.config import RouterConfig
+from slipstream_target.config import TargetConfig
 from slipstream.telemetry.config import TelemetryConfig
 
 ROLES = {"target": TargetConfig, "draft": DraftConfig, "router": RouterConfig, "http": HttpConfig}

@@ -9,12 +9,12 @@ import pytest
 
 from slipstream.config import load_config
 from slipstream.core import errors
-from slipstream.draft.config import DraftConfig
-from slipstream.gateway.config import HttpConfig
+from slipstream_draft.config import DraftConfig
+from slipstream_gateway.config import HttpConfig
 from slipstream.options import options_of, without_none
-from slipstream.router.config import RouterConfig
+from slipstream_router.config import RouterConfig
 from slipstream.rpc.status import code_of
-from slipstream.target.config import TargetConfig
+from slipstream_target.config import TargetConfig
 from slipstream.telemetry.config import SECTION, TelemetryConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "services.md"

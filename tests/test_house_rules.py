@@ -12,7 +12,7 @@ import pytest
 
 import budgets
 import loop_bounds
-from support.commands import ran
+from support.commands import ran, IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parent.parent
 MAX_FUNCTION_LINES = 40
@@ -58,7 +58,7 @@ def name(path: Path) -> str:
 
 def run(*command: str, text: str | None = None) -> subprocess.CompletedProcess[str]:
     # The environment's PYTHONPATH, if any, must not decide what these commands see.
-    env = {**os.environ, "PYTHONPATH": str(ROOT / ".dev")}
+    env = {**os.environ, "PYTHONPATH": IMPORT_PATH}
     return ran(sys.executable, *command, cwd=ROOT, env=env, input=text)
 
 
@@ -69,7 +69,7 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 
 
 def test_the_walk_below_sees_the_package_and_the_tests():
-    assert ROOT / "services/core/types.py" in sources("services")
+    assert ROOT / "slipstream/core/types.py" in sources("services")
     assert Path(__file__).resolve() in sources("tests")
 
 
@@ -103,7 +103,7 @@ def test_every_module_says_what_it_is_for():
 
 
 def test_package_markers_hold_no_code():
-    allowed = {"services/__init__.py", "services/client/__init__.py"}
+    allowed = {"slipstream/__init__.py", "slipstream/client/__init__.py"}
     markers = [path for path in sources("services") if path.name == "__init__.py"]
     full = [name(path) for path in markers if path.read_text().strip()]
     assert set(full) <= allowed
@@ -123,7 +123,7 @@ def test_only_config_reads_the_environment():
         for path in sources("services")
         if any(reads_environment(node) for node in ast.walk(ast.parse(path.read_text())))
     ]
-    assert readers == ["services/config.py"]
+    assert readers == ["slipstream/config.py"]
 
 
 def test_work_that_grows_with_its_input_runs_on_a_loop_only_where_its_bound_is_written_down():
@@ -180,7 +180,7 @@ def test_the_package_refuses_to_be_imported_under_its_folder_name():
 )
 def test_ruff_refuses_what_the_house_bans(line):
     code = f'"""A module."""\n\nimport torch\n\n{line}\nassert torch\n'
-    report = run("-m", "ruff", "check", "--stdin-filename", "services/x.py", "-", text=code)
+    report = run("-m", "ruff", "check", "--stdin-filename", "slipstream/x.py", "-", text=code)
     assert "is banned" in report.stdout
 
 
@@ -240,7 +240,7 @@ import sys, numpy as np
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.core.verify.verify import verify
-from slipstream.draft.reader import CandidateReader, CandidateRows, read_candidates
+from slipstream.drafting.reader import CandidateReader, CandidateRows, read_candidates
 from slipstream.models.scorer import Scores
 logits = np.random.default_rng(0).standard_normal((3, 500), np.float32)
 session = Session("s", 1, 9, SamplingParams(temperature=0.8, top_p=0.9, seed=3))

@@ -24,7 +24,7 @@ from slipstream.core.request.profile import Profile
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Session, StopPolicy
-from slipstream.draft.build import DraftModel
+from slipstream.drafting.build import DraftModel
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.machine import wait_for
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync

@@ -23,7 +23,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.options import SpeculationOptions
 from slipstream.core.request.results import Timings
 from slipstream.core.types import SamplingParams
-from slipstream.draft.build import SHIPPED, Drafter, DraftModel
+from slipstream.drafting.build import SHIPPED, Drafter, DraftModel
 from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.models.store.digests import weights_digests
 

@@ -27,7 +27,7 @@ from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.types import SamplingParams
-from slipstream.draft.build import DraftModel
+from slipstream.drafting.build import DraftModel
 from slipstream.options import option, required
 from slipstream.plots import check_plot
 

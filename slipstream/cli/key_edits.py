@@ -8,7 +8,7 @@ from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.files import read_text, write_whole
-from slipstream.router.access import Entry, parse_keys, render
+from slipstream.state.access import Entry, parse_keys, render
 
 _NO_KEYS = "[keys]\n"
 """A file without keys; routers ignore one that is empty, which may be half written."""

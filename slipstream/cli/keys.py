@@ -42,7 +42,7 @@ def new(
     The file has the token's SHA-256. Routers read it within a second.
     """
     from slipstream.cli.key_edits import add_key
-    from slipstream.router.access import Entry, check_name
+    from slipstream.state.access import Entry, check_name
     from slipstream.state.quotas import QuotaLimits
 
     token = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
@@ -55,7 +55,7 @@ def new(
 @app.command("list")
 def list_(file: File) -> None:
     """Show the keys and their limits."""
-    from slipstream.router.access import read_keys
+    from slipstream.state.access import read_keys
 
     today = datetime.now(UTC).date()
     for entry in read_keys(file):

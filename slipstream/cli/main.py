@@ -122,7 +122,7 @@ def _mount_service(group: typer.Typer, role: str) -> None:
     @group.command(role, help=text, context_settings=_PASS_ON, add_help_option=False)
     def serve(context: typer.Context) -> None:
         # Imported when it is called, so that a router never loads torch.
-        raise typer.Exit(import_module(f"slipstream.{package}.__main__").main(context.args))
+        raise typer.Exit(import_module(f"slipstream_{package}.__main__").main(context.args))
 
 
 def _mount_later(app: typer.Typer, name: str, module: str, text: str) -> None:

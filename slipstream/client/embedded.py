@@ -23,7 +23,7 @@ from slipstream.core.request.prompt import (
 )
 from slipstream.core.request.results import Chunk, Result, collected
 from slipstream.core.request.server_info import ServerInfo
-from slipstream.draft.build import Drafter
+from slipstream.drafting.build import Drafter
 from slipstream.state.memory import MemoryStore
 from slipstream.state.record import Bounds
 from slipstream.state.session_leases import KeepRules, SessionLeases, session_of

@@ -18,11 +18,11 @@ from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import Cancelled
 from slipstream.core.ports import Draft
 from slipstream.core.request.results import Chunk
-from slipstream.draft.batcher import BatchedDraft
-from slipstream.draft.build import Drafter
-from slipstream.draft.engine import LocalDraft
+from slipstream.drafting.batcher import BatchedDraft
+from slipstream.drafting.build import Drafter
+from slipstream.drafting.engine import LocalDraft
 from slipstream.engine.thread import EngineThread
-from slipstream.target.batcher import BatchedTarget
+from slipstream.verifying.batcher import BatchedTarget
 
 
 class AsyncEmbedded(Embedded):

@@ -19,9 +19,9 @@ from slipstream.core.request.request import DraftFacts, Generation
 from slipstream.core.request.results import Chunk
 from slipstream.core.run import Run
 from slipstream.core.timing import Clock
-from slipstream.draft.build import Drafter
-from slipstream.router.replicas.breaker import BreakerLimits, Breakers, Failures, InUse
-from slipstream.router.replicas.failover_draft import FailoverDraft
+from slipstream.drafting.build import Drafter
+from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
+from slipstream.core.failover.failover_draft import FailoverDraft
 from slipstream.state.record import Opening
 from slipstream.state.session_leases import AcquiredSession, replayed, turn_request
 from slipstream.text.prompts import encode_prompt

@@ -114,7 +114,7 @@ class Service:
         shutil.rmtree(self._place, ignore_errors=True)
 
     async def _start(self, role: str, flags: Sequence[str]) -> tuple[Child, str]:
-        child = await start_child(role, f"slipstream.{role}", flags, on_line=show)
+        child = await start_child(role, f"slipstream_{role}", flags, on_line=show)
         address = await child.ready()
         self._watching = asyncio.create_task(self._watch(child))
         return child, address

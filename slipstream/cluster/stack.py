@@ -95,7 +95,7 @@ class RayStack:
             self._following = asyncio.create_task(self._follow())
         flags = [*self._sources(), *self._router_flags]
         self._router = await start_child(
-            "router", "slipstream.router", flags, on_line=self._on_line
+            "router", "slipstream_router", flags, on_line=self._on_line
         )
         return await self._router.ready()
 

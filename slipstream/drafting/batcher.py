@@ -20,9 +20,9 @@ from slipstream.core.inline import before, finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
 from slipstream.core.types import Plan, Proposal
-from slipstream.draft.engine import LocalDraft
-from slipstream.draft.growth import CHUNK
-from slipstream.draft.request import DraftRequest
+from slipstream.drafting.engine import LocalDraft
+from slipstream.drafting.growth import CHUNK
+from slipstream.drafting.request import DraftRequest
 from slipstream.engine.thread import Done, EngineThread, FailedSteps
 
 _LOG = logging.getLogger("slipstream.draft")

@@ -13,12 +13,12 @@ from slipstream.core.ports import Draft
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.request import NO_DRAFTER, DraftFacts
 from slipstream.core.types import Shape, StopPolicy
-from slipstream.draft.checks import MAX_TOKENS
-from slipstream.draft.engine import NUM_PAGES, KvSource, LocalDraft, TargetKv
-from slipstream.draft.memory import DraftMemory, DraftNeeds
-from slipstream.draft.profile_file import PROFILE_NAME, ModelPair, read_profile
-from slipstream.draft.reader import Score
-from slipstream.draft.trial import step_seconds
+from slipstream.drafting.checks import MAX_TOKENS
+from slipstream.drafting.engine import NUM_PAGES, KvSource, LocalDraft, TargetKv
+from slipstream.drafting.memory import DraftMemory, DraftNeeds
+from slipstream.drafting.profile_file import PROFILE_NAME, ModelPair, read_profile
+from slipstream.drafting.reader import Score
+from slipstream.drafting.trial import step_seconds
 from slipstream.files import path_of
 from slipstream.models.decision import DECISION_NAME, DecisionModel, load_decision
 from slipstream.models.glide.glide_config import WEIGHTS_NAME

@@ -14,11 +14,11 @@ from slipstream.core.request.options import MAX_NODES
 from slipstream.core.request.profile import Profile
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verification
-from slipstream.draft.growers import grow_cape, grow_chain, grow_dynamic, grow_fork, grow_product
-from slipstream.draft.growth import DepthLimit, Growth
-from slipstream.draft.growth_ahead import NUM_CANDIDATES, grow_ahead
-from slipstream.draft.reader import CandidateReader, Candidates, Score, chain_candidates, read_each
-from slipstream.draft.request import DraftRequest, DraftSession, DraftStep, ProposalSteps
+from slipstream.drafting.growers import grow_cape, grow_chain, grow_dynamic, grow_fork, grow_product
+from slipstream.drafting.growth import DepthLimit, Growth
+from slipstream.drafting.growth_ahead import NUM_CANDIDATES, grow_ahead
+from slipstream.drafting.reader import CandidateReader, Candidates, Score, chain_candidates, read_each
+from slipstream.drafting.request import DraftRequest, DraftSession, DraftStep, ProposalSteps
 from slipstream.engine.thread import internal_errors
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.scorer import ChainRequest, KvView, Scorer

@@ -9,9 +9,9 @@ from slipstream.core.draft.dynamic import DynamicTree
 from slipstream.core.policy.stop import TOO_DEAR, Stop, StopSignal
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, SparseDistribution, Verification
-from slipstream.draft.growth import Growth
-from slipstream.draft.reader import Candidates
-from slipstream.draft.request import ProposalSteps, Steps
+from slipstream.drafting.growth import Growth
+from slipstream.drafting.reader import Candidates
+from slipstream.drafting.request import ProposalSteps, Steps
 
 
 @dataclass(frozen=True, slots=True)

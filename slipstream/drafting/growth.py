@@ -12,8 +12,8 @@ from slipstream.core.policy.stop import Calibration, Stop, StopSignal
 from slipstream.core.request.profile import Profile
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Plan, Session, SparseDistribution, Verification
-from slipstream.draft.reader import CandidateReader, CandidateRows, Candidates
-from slipstream.draft.request import DraftSession, DraftStep, Steps
+from slipstream.drafting.reader import CandidateReader, CandidateRows, Candidates
+from slipstream.drafting.request import DraftSession, DraftStep, Steps
 from slipstream.models.scorer import MAX_NEW_TOKENS, ChainRequest, Grow, KvView, Sync
 
 if TYPE_CHECKING:

@@ -7,12 +7,12 @@ from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipstream.core.sequence import SyncedTokens, TokenSequence
 from slipstream.core.types import Plan, Proposal
-from slipstream.draft.reader import CandidateRows, Candidates
+from slipstream.drafting.reader import CandidateRows, Candidates
 from slipstream.engine.thread import Done
 from slipstream.models.scorer import Ask, ChainRequest
 
 if TYPE_CHECKING:
-    from slipstream.draft.growth import Growth
+    from slipstream.drafting.growth import Growth
 
 T = TypeVar("T")
 

@@ -9,7 +9,7 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.timing import Clock
 from slipstream.core.types import Plan, Session, StopPolicy
-from slipstream.draft.engine import KvSource, LocalDraft, TargetKv
+from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.machine import this_machine
 from slipstream.models.scorer import KvView, Scorer

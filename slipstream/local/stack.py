@@ -194,7 +194,7 @@ class Stack:
         common += _STAYING if takes_turns else ()
         child = await start_child(
             role,
-            "slipstream.gateway" if role == HTTP else f"slipstream.{role}",
+            "slipstream_gateway" if role == HTTP else f"slipstream_{role}",
             [*common, *flags],
             on_line=self._on_line,
             defaults=_TAKING_TURNS if takes_turns else None,

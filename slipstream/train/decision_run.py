@@ -15,7 +15,7 @@ from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import TrainingError
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams
-from slipstream.draft.build import glide_folder
+from slipstream.drafting.build import glide_folder
 from slipstream.models.decision import (
     DECISION_NAME,
     GREEDY,

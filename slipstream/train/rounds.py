@@ -22,8 +22,8 @@ from slipstream.core.round import Round
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.core.verify.noise import Floats
-from slipstream.draft.engine import LocalDraft, TargetKv
-from slipstream.draft.reader import CandidateReader, RowSoftmax
+from slipstream.drafting.engine import LocalDraft, TargetKv
+from slipstream.drafting.reader import CandidateReader, RowSoftmax
 from slipstream.models.decision import slot_stats
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up

@@ -18,12 +18,12 @@ from slipstream.core.timing import Clock
 from slipstream.core.types import Proposal, Session, Verdict
 from slipstream.engine.batch_window import BatchWindow
 from slipstream.engine.thread import EngineThread, FailedSteps
-from slipstream.target.engine import LocalTarget
-from slipstream.target.grammar_constraint import CompiledGrammar
-from slipstream.target.request import PendingRequest, TargetRequest, TargetStep
-from slipstream.target.request_queue import RequestQueue
-from slipstream.target.schedule import Schedule, StepBudget
-from slipstream.target.time_spent import Activity, TimeSpent
+from slipstream.verifying.engine import LocalTarget
+from slipstream.verifying.grammar_constraint import CompiledGrammar
+from slipstream.verifying.request import PendingRequest, TargetRequest, TargetStep
+from slipstream.verifying.request_queue import RequestQueue
+from slipstream.verifying.schedule import Schedule, StepBudget
+from slipstream.verifying.time_spent import Activity, TimeSpent
 
 _LOG = logging.getLogger("slipstream.target")
 

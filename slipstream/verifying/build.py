@@ -17,12 +17,12 @@ from slipstream.models.numerics.rules import Numerics
 from slipstream.models.store.digests import bytes_digest
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.target.engine import LocalTarget
-from slipstream.target.grammars import Grammars
-from slipstream.target.memory import KvMemory
-from slipstream.target.meter import FixedMeter, LoadMeter, Meter
-from slipstream.target.schedule import StepBudget
-from slipstream.target.trial import learn_cost
+from slipstream.verifying.engine import LocalTarget
+from slipstream.verifying.grammars import Grammars
+from slipstream.verifying.memory import KvMemory
+from slipstream.verifying.meter import FixedMeter, LoadMeter, Meter
+from slipstream.verifying.schedule import StepBudget
+from slipstream.verifying.trial import learn_cost
 from slipstream.text.tool_prompt import AUTO_FORMAT, format_of
 
 if TYPE_CHECKING:

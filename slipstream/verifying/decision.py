@@ -18,8 +18,8 @@ from slipstream.core.verify.walk import Walk
 from slipstream.models.scorer import on_host
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Draw, Part
-from slipstream.target.request import TargetRequest
-from slipstream.target.schedule import ScheduledRequest
+from slipstream.verifying.request import TargetRequest
+from slipstream.verifying.schedule import ScheduledRequest
 
 Decision = Callable[[], Walk]
 """Raises what `core.verify.verify` does."""

@@ -19,13 +19,13 @@ from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout
 from slipstream.models.scorer import KvView
 from slipstream.models.target.causal import CausalModel
-from slipstream.target.decision import Batch, Decision, forward
-from slipstream.target.grammars import Grammars, constraint_of
-from slipstream.target.kv_sender import KvSender
-from slipstream.target.memory import KvMemory
-from slipstream.target.meter import HarmlessMeter, Meter, StepCost
-from slipstream.target.request import TargetRequest, TargetSession, check_request
-from slipstream.target.schedule import ScheduledRequest
+from slipstream.verifying.decision import Batch, Decision, forward
+from slipstream.verifying.grammars import Grammars, constraint_of
+from slipstream.verifying.kv_sender import KvSender
+from slipstream.verifying.memory import KvMemory
+from slipstream.verifying.meter import HarmlessMeter, Meter, StepCost
+from slipstream.verifying.request import TargetRequest, TargetSession, check_request
+from slipstream.verifying.schedule import ScheduledRequest
 
 MAX_CHUNK = 256
 """Pending tokens that a session alone processes at once."""

@@ -27,7 +27,7 @@ from slipstream.core.request.schemas import placed_schema
 from slipstream.core.request.tools import ToolFormat
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.verify.grammar import Grammar, GrammarKind
-from slipstream.target.grammar_constraint import (
+from slipstream.verifying.grammar_constraint import (
     NO_WAY,
     CompiledGrammar,
     GrammarConstraint,

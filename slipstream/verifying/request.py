@@ -12,8 +12,8 @@ from slipstream.core.sequence import SyncedTokens, TokenSequence
 from slipstream.core.text.logprobs import TokenLogprob
 from slipstream.core.types import Proposal, Session, Verdict, Verification
 from slipstream.models.kv.cache import KvCache
-from slipstream.target.grammar_constraint import GrammarConstraint
-from slipstream.target.kv_sender import KvSender
+from slipstream.verifying.grammar_constraint import GrammarConstraint
+from slipstream.verifying.kv_sender import KvSender
 
 
 @dataclass(eq=False, slots=True)

@@ -9,9 +9,9 @@ from collections import deque
 from slipstream.core.errors import InternalError, NoRoom
 from slipstream.core.timing import Clock
 from slipstream.engine.thread import internal_errors
-from slipstream.target.engine import LocalTarget
-from slipstream.target.request import TargetRequest, TargetStep
-from slipstream.target.schedule import Schedule
+from slipstream.verifying.engine import LocalTarget
+from slipstream.verifying.request import TargetRequest, TargetStep
+from slipstream.verifying.schedule import Schedule
 
 _LOG = logging.getLogger("slipstream.target")
 

@@ -22,10 +22,11 @@ import pytest
 
 from chaos import clocks
 from support.services.processes import ROOT
+from support.commands import IMPORT_PATH
 
 ROLES = ("router", "target", "draft", "gateway")
 _LOADED = [
-    *("slipstream.gateway.server", "transformers.models.llama.modeling_llama", "redis.asyncio")
+    *("slipstream_gateway.server", "transformers.models.llama.modeling_llama", "redis.asyncio")
 ]
 _PR_SET_PDEATHSIG = 1
 _WATCHDOG_MS = "20"
@@ -35,9 +36,9 @@ _CONTEXT = multiprocessing.get_context("forkserver")
 
 def begin(folder: Path) -> None:
     """Start the process that others are forked from, which takes a while to load everything."""
-    _CONTEXT.set_forkserver_preload([*(f"slipstream.{role}.__main__" for role in ROLES), *_LOADED])
+    _CONTEXT.set_forkserver_preload([*(f"slipstream_{role}.__main__" for role in ROLES), *_LOADED])
     with pytest.MonkeyPatch.context() as patch:
-        patch.setenv("PYTHONPATH", str(ROOT / ".dev"))
+        patch.setenv("PYTHONPATH", IMPORT_PATH)
         patch.setenv("OMP_NUM_THREADS", "1")
         for name, value in clocks.preloading(folder).items():
             patch.setenv(name, value)

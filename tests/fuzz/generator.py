@@ -8,8 +8,8 @@ from typing import Any
 from fuzz import messages, wire
 from fuzz.case import HTTP, WIRE, Case, recorded
 from fuzz.methods import Method, of_role
-from slipstream.gateway.body import ChatRequest, CompletionRequest
-from slipstream.gateway.fields import IGNORED, NEUTRAL
+from slipstream_gateway.body import ChatRequest, CompletionRequest
+from slipstream_gateway.fields import IGNORED, NEUTRAL
 
 GATEWAY = "gateway"
 ROLES = ("target", "draft", "router", GATEWAY)

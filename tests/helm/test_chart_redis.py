@@ -14,7 +14,7 @@ import redis
 
 from slipstream.core.errors import LimitExceeded, Unavailable
 from slipstream.core.request.server_info import ReplicaRole
-from slipstream.router.app import fences
+from slipstream_router.app import fences
 from slipstream.state.factory import open_quotas, open_registry, open_store, open_texts
 from slipstream.state.options import StoreOptions
 from slipstream.state.quotas import QuotaLimits, Ticket

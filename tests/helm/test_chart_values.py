@@ -6,11 +6,11 @@ import re
 import pytest
 import yaml
 
-from slipstream.draft.config import DraftConfig
-from slipstream.gateway.config import HttpConfig
+from slipstream_draft.config import DraftConfig
+from slipstream_gateway.config import HttpConfig
 from slipstream.options import options_of
-from slipstream.router.config import RouterConfig
-from slipstream.target.config import TargetConfig
+from slipstream_router.config import RouterConfig
+from slipstream_target.config import TargetConfig
 from slipstream.telemetry.config import TelemetryConfig
 from support.deployment.charts import (
     CASES,

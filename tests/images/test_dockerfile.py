@@ -57,7 +57,7 @@ def test_every_base_is_a_stage_above_or_an_argument():
 @pytest.mark.parametrize("role", ROLES)
 def test_an_image_runs_its_service_as_a_user_that_has_a_number_and_no_rights(known, role):
     assert last(known, role, "USER") == "65532:65532"
-    assert json.loads(last(known, role, "ENTRYPOINT")) == ["python", "-m", f"slipstream.{role}"]
+    assert json.loads(last(known, role, "ENTRYPOINT")) == ["python", "-m", f"slipstream_{role}"]
     assert last(known, role, "STOPSIGNAL") == "SIGTERM"
     assert last(known, role, "HEALTHCHECK") == "NONE"
     assert not any(stage.all("CMD") for stage in lineage(known, role))
@@ -159,7 +159,7 @@ def test_the_builder_sees_what_it_copies_and_nothing_else(known):
     assert [name for name in named if ignored(Path(name))] == []
     kept = {path.name for path in ROOT.iterdir() if not ignored(Path(path.name))}
     assert kept <= {*named, "images", "locks"}
-    assert not ignored(Path("services/data/prompts.jsonl"))
+    assert not ignored(Path("slipstream/data/prompts.jsonl"))
     for hidden in (
         ".git",
         ".git/config",

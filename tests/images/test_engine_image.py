@@ -24,7 +24,7 @@ print(slipstream.__file__)
 for role in sys.argv[1:]:
     sys.argv = [role, "--help"]
     with contextlib.suppress(SystemExit):
-        runpy.run_module(f"slipstream.{role}", run_name="__main__")
+        runpy.run_module(f"slipstream_{role}", run_name="__main__")
 """
 
 
@@ -91,5 +91,5 @@ def test_the_whole_tree_of_an_engine_installs_and_starts(tmp_path):
     for name in ("wheel", "own", "engine-packages", "engine-tree", "engine-bill"):
         shop.carry_out(stages()[name])
     for role in ENGINES:
-        assert "--address" in shop.run(f"/app/bin/python3 -m slipstream.{role} --help", {})
+        assert "--address" in shop.run(f"/app/bin/python3 -m slipstream_{role} --help", {})
     assert "hatchling" not in (tmp_path / "root" / "build" / "sbom.json").read_text()

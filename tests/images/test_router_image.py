@@ -94,7 +94,7 @@ def test_all_that_a_router_can_come_to_import_is_there(image):
 
 
 def test_the_entry_point_and_the_command_answer(image):
-    options = image.run("python", "-m", "slipstream.router", "--help")
+    options = image.run("python", "-m", "slipstream_router", "--help")
     assert options.returncode == 0, options.stderr
     assert "--store-url" in options.stdout
     command = image.run("slipstream", "version")
@@ -109,14 +109,14 @@ def test_a_router_and_a_front_of_the_image_serve_and_have_loaded_no_torch(image,
         flags += ["--metrics-address", "127.0.0.1:0", "--health-address", "127.0.0.1:0"]
         env = image.variables | {"PYTHONPATH": ""}
         started = partial(Process, env=env, python=str(image.app / "bin" / "python"))
-        with started("slipstream.router", *flags) as router:
+        with started("slipstream_router", *flags) as router:
             # What `helm test` runs in this image.
             address = router.ready()
             answer = image.run("slipstream", "check", "--router", address, "--no-speculation")
             assert answer.returncode == 0, answer.stderr
             of_the_image_without_torch(image, router)
             listen = ("--listen-address", "127.0.0.1:0")
-            with started("slipstream.gateway", "--router", address, *listen) as front:
+            with started("slipstream_gateway", "--router", address, *listen) as front:
                 assert httpx2.get(f"http://{front.ready()}/health").json() == {"status": "ok"}
                 of_the_image_without_torch(image, front)
 
@@ -151,7 +151,7 @@ def test_the_image_has_the_data_files_of_the_package(image):
     tracked = [name for name in tracked if (ROOT / "services" / name).exists()]
     assert [str(name) for name in tracked if not (home / name).is_file()] == []
     assert (home / "data" / "prompts.jsonl").read_bytes() == (
-        ROOT / "services" / "data" / "prompts.jsonl"
+        ROOT / "slipstream" / "data" / "prompts.jsonl"
     ).read_bytes()
 
 

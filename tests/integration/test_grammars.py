@@ -20,7 +20,7 @@ from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import FinishReason
-from slipstream.target.grammar_constraint import GrammarConstraint
+from slipstream.verifying.grammar_constraint import GrammarConstraint
 from support.models.random_schemas import draw_schemas
 from support.services.fleet import draft_worker, glide_of, routed, running, target_worker
 

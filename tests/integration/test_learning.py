@@ -10,7 +10,7 @@ from slipstream.client import AsyncClient, SamplingParams
 from slipstream.core.draft.ngram_sources import LATEST
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import build
-from slipstream.router.config import RouterConfig
+from slipstream_router.config import RouterConfig
 from slipstream.state.scripts import packed
 from slipstream.telemetry import catalog
 from support.network.key_files import key, write_keys

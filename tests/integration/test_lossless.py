@@ -14,7 +14,7 @@ from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.request.options import DRAFTERS, Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
-from slipstream.draft.engine import LocalDraft, TargetKv
+from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny

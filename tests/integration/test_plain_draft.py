@@ -22,7 +22,7 @@ from slipstream.core.errors import ModelError
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.request import DraftFacts
 from slipstream.core.types import Shape
-from slipstream.draft.build import Drafter
+from slipstream.drafting.build import Drafter
 from support.models import tiny_checkpoint
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, lookup=False)

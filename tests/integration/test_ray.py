@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import ran_python
+from support.commands import ran_python, IMPORT_PATH
 
 TESTS = Path(__file__).parents[1]
 
@@ -15,7 +15,7 @@ TESTS = Path(__file__).parents[1]
 def place(tmp_path_factory):
     """Where `ray_jobs.py` has been."""
     place = tmp_path_factory.mktemp("ray")
-    paths = os.pathsep.join([str(TESTS), str(TESTS.parent / ".dev")])
+    paths = os.pathsep.join([str(TESTS), IMPORT_PATH])
     done = ran_python(TESTS / "ray_jobs.py", place, PYTHONPATH=paths)
     assert done.returncode == 0, done.stderr[-4000:]
     return place

@@ -10,8 +10,8 @@ from slipstream.client import SamplingParams
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.server_info import ShadowInfo
 from slipstream.core.types import Verification
-from slipstream.router.limits import Admission
-from slipstream.router.shadow import Shadow, ShadowOptions
+from slipstream_router.limits import Admission
+from slipstream_router.shadow import Shadow, ShadowOptions
 from support.services import fleet
 from support.services.fleet import target_worker
 from support.services.shadows import NOBODY, PROMPT, answered, checking, num_ended, plain, scores

@@ -16,12 +16,12 @@ from slipstream.core.types import (
     Verification,
 )
 from slipstream.core.verify.draws import fits_device
-from slipstream.draft.engine import LocalDraft, TargetKv
+from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.target.causal import CausalModel
-from slipstream.target.request import TargetRequest
-from slipstream.target.schedule import ScheduledRequest
+from slipstream.verifying.request import TargetRequest
+from slipstream.verifying.schedule import ScheduledRequest
 from support.models import tiny
 from support.models.rounds import plain, speculate
 

@@ -15,13 +15,13 @@ from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session, Shape
-from slipstream.draft.engine import LocalDraft, TargetKv
+from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.dtypes import FLOAT32
 from slipstream.models.loading import load_target_parts
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from slipstream.models.torch_arrays import as_tensor
-from slipstream.target.tensor_parallel import TensorParallelPlan, WorkerProcesses
+from slipstream_target.tensor_parallel import TensorParallelPlan, WorkerProcesses
 from support.models import tiny
 from support.models.rounds import plain, speculate
 from support.services.processes import command_line, kill, save_long_checkpoint, serve, up

@@ -4,10 +4,10 @@ from collections.abc import Iterator
 from typing import Any, get_args
 
 from reference.tables import cell, code, table
-from slipstream.gateway.body import ChatRequest, CompletionRequest
-from slipstream.gateway.fields import IGNORED, NEUTRAL, shown
-from slipstream.gateway.messages import StrictModel
-from slipstream.gateway.responses_body import ResponsesRequest
+from slipstream_gateway.body import ChatRequest, CompletionRequest
+from slipstream_gateway.fields import IGNORED, NEUTRAL, shown
+from slipstream_gateway.messages import StrictModel
+from slipstream_gateway.responses_body import ResponsesRequest
 
 BODIES = {"chats": ChatRequest, "completions": CompletionRequest, "responses": ResponsesRequest}
 ABROAD = {

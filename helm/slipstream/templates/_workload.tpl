@@ -167,7 +167,7 @@ name: {{ .part }}
 image: {{ include "slipstream.role.image" . | quote }}
 imagePullPolicy: {{ default .root.Values.image.pullPolicy $values.image.pullPolicy }}
 {{- if eq .part "http" }}
-command: ["python", "-m", "slipstream.gateway"]
+command: ["python", "-m", "slipstream_gateway"]
 {{- end }}
 args:
   - --config

@@ -1,13 +1,13 @@
-"""`python -m slipstream.draft`: the draft service as a process."""
+"""`python -m slipstream_draft`: the draft service as a process."""
 
 import sys
 from collections.abc import Sequence
 
 from slipstream import __version__
 from slipstream.core.request.server_info import ReplicaRole
-from slipstream.draft.app import load_draft
-from slipstream.draft.config import DraftConfig
-from slipstream.draft.servicer import SERVICE, DraftServicer, register
+from slipstream_draft.app import load_draft
+from slipstream_draft.config import DraftConfig
+from slipstream_draft.servicer import SERVICE, DraftServicer, register
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.state.factory import announced_in

@@ -6,12 +6,12 @@ from dataclasses import replace
 from slipstream.core.draft.ngram_draft import NGRAM
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import NO_DRAFTER
-from slipstream.draft.build import VANILLA, Drafter, DraftTarget, build_drafter
-from slipstream.draft.config import DraftConfig
-from slipstream.draft.describe import PairedTarget, describe
-from slipstream.draft.engine import LocalDraft
-from slipstream.draft.kv_receivers import KvReceivers
-from slipstream.draft.servicer import DraftServicer
+from slipstream.drafting.build import VANILLA, Drafter, DraftTarget, build_drafter
+from slipstream_draft.config import DraftConfig
+from slipstream_draft.describe import PairedTarget, describe
+from slipstream.drafting.engine import LocalDraft
+from slipstream_draft.kv_receivers import KvReceivers
+from slipstream_draft.servicer import DraftServicer
 from slipstream.engine.thread import EngineThread
 from slipstream.files import path_of
 from slipstream.models.cores import Cores, load_on

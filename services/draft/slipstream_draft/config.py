@@ -4,8 +4,8 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.draft.kv_sources import KvSources, usual_sources
-from slipstream.draft.memory import DraftMemory
+from slipstream_draft.kv_sources import KvSources, usual_sources
+from slipstream.drafting.memory import DraftMemory
 from slipstream.models.compute_options import ComputeOptions
 from slipstream.models.scorer import NUM_SINKS, WINDOW
 from slipstream.options import check_bounds, group, option

@@ -3,7 +3,7 @@
 from dataclasses import dataclass
 
 from slipstream.core.request.profile import Profile
-from slipstream.draft.build import Drafter
+from slipstream.drafting.build import Drafter
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.rpc.conversion import enums
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, identity_expectations

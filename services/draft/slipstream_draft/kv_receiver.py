@@ -14,8 +14,8 @@ import grpc.aio
 
 from slipstream.core import errors
 from slipstream.core.errors import NoRoom, SessionOutOfSync, SlipstreamError
-from slipstream.draft.kv_mirror import KvMirror
-from slipstream.draft.kv_sources import Channels
+from slipstream.drafting.kv_mirror import KvMirror
+from slipstream_draft.kv_sources import Channels
 from slipstream.models.scorer import NUM_SINKS
 from slipstream.rpc.kv import ENCODING, KvFormat, KvStreamSource, frame_from_bytes
 from slipstream.rpc.protocol import PROTOCOL_VERSION

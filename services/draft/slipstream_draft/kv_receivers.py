@@ -10,12 +10,12 @@ from functools import partial
 
 from slipstream.core.errors import HandshakeError, InvalidRequest, NoRoom
 from slipstream.core.sequence import TokenSequence
-from slipstream.draft.build import Drafter
-from slipstream.draft.config import DraftSettings
-from slipstream.draft.engine import LocalDraft
-from slipstream.draft.kv_mirror import ByteBudget, KvMirror
-from slipstream.draft.kv_receiver import KvAddress, KvReceiver
-from slipstream.draft.kv_sources import Channels, KvSources
+from slipstream.drafting.build import Drafter
+from slipstream_draft.config import DraftSettings
+from slipstream.drafting.engine import LocalDraft
+from slipstream.drafting.kv_mirror import ByteBudget, KvMirror
+from slipstream_draft.kv_receiver import KvAddress, KvReceiver
+from slipstream_draft.kv_sources import Channels, KvSources
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.scorer import KvView, skippable
 from slipstream.rpc.channel import ChannelOptions

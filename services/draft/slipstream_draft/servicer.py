@@ -19,14 +19,14 @@ from slipstream.core.errors import HandshakeError, InvalidRequest, SessionTaken
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, ReplyTiming, Session
-from slipstream.draft.batcher import BatchedDraft, gone_on
-from slipstream.draft.build import Drafter
-from slipstream.draft.checks import check_delta, check_plan, check_session
-from slipstream.draft.config import DraftSettings
-from slipstream.draft.describe import target_expectations
-from slipstream.draft.engine import LocalDraft
-from slipstream.draft.kv_receivers import KvCatchUp, KvReceivers
-from slipstream.draft.telemetry import DraftTelemetry, record_load
+from slipstream.drafting.batcher import BatchedDraft, gone_on
+from slipstream.drafting.build import Drafter
+from slipstream.drafting.checks import check_delta, check_plan, check_session
+from slipstream_draft.config import DraftSettings
+from slipstream_draft.describe import target_expectations
+from slipstream.drafting.engine import LocalDraft
+from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
+from slipstream_draft.telemetry import DraftTelemetry, record_load
 from slipstream.engine.thread import Done, EngineThread
 from slipstream.rpc.conversion import convert
 from slipstream.rpc.conversion.convert_proposal import ahead_to_pb, proposal_to_pb

@@ -1,10 +1,10 @@
-"""`python -m slipstream.gateway`: the HTTP front as a process."""
+"""`python -m slipstream_gateway`: the HTTP front as a process."""
 
 import sys
 from collections.abc import Sequence
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.gateway.config import SECTION, HttpConfig
+from slipstream_gateway.config import SECTION, HttpConfig
 from slipstream.rpc.process import run_service, say_ready
 from slipstream.telemetry.telemetry import Telemetry
 
@@ -18,7 +18,7 @@ def main(argv: Sequence[str]) -> int:
 
 async def _serve(config: HttpConfig, telemetry: Telemetry) -> None:
     try:
-        from slipstream.gateway.server import Gateway  # noqa: PLC0415 - needs an extra's packages
+        from slipstream_gateway.server import Gateway  # noqa: PLC0415 - needs an extra's packages
     except ModuleNotFoundError as missing:
         if missing.name not in _EXTRA:
             raise

@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 import slipstream
 from slipstream.client import AsyncChunkStream, AsyncClient, ModelInfo, RequestOptions
 from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
-from slipstream.gateway.body import (
+from slipstream_gateway.body import (
     ChatRequest,
     CompletionRequest,
     DetokenizeRequest,
@@ -23,10 +23,10 @@ from slipstream.gateway.body import (
     TokenizeRequest,
     read_as,
 )
-from slipstream.gateway.chat import ChatFormat
-from slipstream.gateway.choices import opened, texts_of, together, without_output
-from slipstream.gateway.config import HttpConfig
-from slipstream.gateway.handlers import (
+from slipstream_gateway.chat import ChatFormat
+from slipstream_gateway.choices import opened, texts_of, together, without_output
+from slipstream_gateway.config import HttpConfig
+from slipstream_gateway.handlers import (
     HANDLERS,
     carrier_of,
     json_response,
@@ -34,7 +34,7 @@ from slipstream.gateway.handlers import (
     shown_id,
     token_of,
 )
-from slipstream.gateway.http_io import (
+from slipstream_gateway.http_io import (
     ApiFormat,
     ChunkEvents,
     EventStream,
@@ -42,11 +42,11 @@ from slipstream.gateway.http_io import (
     read_body,
     unless_gone,
 )
-from slipstream.gateway.page_files import page_routes
-from slipstream.gateway.response_job import ResponseJob, refused_event
-from slipstream.gateway.responses import CompletionFormat, Envelope, metrics, usage
-from slipstream.gateway.responses_body import ResponsesRequest
-from slipstream.gateway.sdk_options import (
+from slipstream_gateway.page_files import page_routes
+from slipstream_gateway.response_job import ResponseJob, refused_event
+from slipstream_gateway.responses import CompletionFormat, Envelope, metrics, usage
+from slipstream_gateway.responses_body import ResponsesRequest
+from slipstream_gateway.sdk_options import (
     chat_options,
     completion_options,
     each_answer,

@@ -10,9 +10,9 @@ from slipstream.core.request.options import Mode
 from slipstream.core.request.prompt import MAX_MESSAGES, Prompt
 from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.types import Shape, StopPolicy, Verification
-from slipstream.gateway.errors import HttpError
-from slipstream.gateway.fields import parameters_of
-from slipstream.gateway.messages import ChatMessage, FunctionTool, StrictModel, ToolChoice
+from slipstream_gateway.errors import HttpError
+from slipstream_gateway.fields import parameters_of
+from slipstream_gateway.messages import ChatMessage, FunctionTool, StrictModel, ToolChoice
 
 MAX_CHOICES = 16
 """Answers to one prompt, and of one stream."""

@@ -12,7 +12,7 @@ from slipstream.core.text.tool_calls import (
     call_id,
     read_tool_calls,
 )
-from slipstream.gateway.responses import Json, chat_logprobs
+from slipstream_gateway.responses import Json, chat_logprobs
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ from typing import Any, TypeVar
 
 from slipstream.client import AsyncChunkStream, AsyncClient, Chunk, FinishReason, PromptInfo, Result
 from slipstream.core.inline import ended
-from slipstream.gateway.body import MAX_CHOICES, CompletionRequest
+from slipstream_gateway.body import MAX_CHOICES, CompletionRequest
 
 T = TypeVar("T")
 _Parts = asyncio.Queue[tuple[int, Chunk | Exception | None]]

@@ -11,9 +11,9 @@ from typing import Any
 import h11
 from uvicorn.protocols.http.h11_impl import H11Protocol
 
-from slipstream.gateway.config import HttpConfig
-from slipstream.gateway.errors import HttpError
-from slipstream.gateway.http_io import as_json
+from slipstream_gateway.config import HttpConfig
+from slipstream_gateway.errors import HttpError
+from slipstream_gateway.http_io import as_json
 
 _LOG = logging.getLogger("slipstream.http")
 

@@ -7,7 +7,7 @@ that model's. docs/compatibility.md is written from it.
 from collections.abc import Mapping, Set
 from typing import Any
 
-from slipstream.gateway.errors import HttpError
+from slipstream_gateway.errors import HttpError
 
 IGNORED: Mapping[str, str] = {
     name: why

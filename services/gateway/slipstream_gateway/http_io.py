@@ -13,11 +13,11 @@ from starlette.types import Receive, Scope, Send
 from slipstream.client import Chunk, RequestStats
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.inline import ended
-from slipstream.gateway.body import StreamOptions
-from slipstream.gateway.chat import ChatChoice, ChatFormat
-from slipstream.gateway.choices import OpenStream, merged
-from slipstream.gateway.errors import HttpError, http_error
-from slipstream.gateway.responses import (
+from slipstream_gateway.body import StreamOptions
+from slipstream_gateway.chat import ChatChoice, ChatFormat
+from slipstream_gateway.choices import OpenStream, merged
+from slipstream_gateway.errors import HttpError, http_error
+from slipstream_gateway.responses import (
     CompletionChoice,
     CompletionFormat,
     Envelope,

@@ -22,7 +22,7 @@ _HEADERS = {
 
 def page_routes() -> list[BaseRoute]:
     """Return a route for each file of the page."""
-    folder = files("slipstream.gateway") / "page"
+    folder = files("slipstream_gateway") / "page"
     return [_route(item.name, item.read_bytes()) for item in folder.iterdir()]
 
 

@@ -5,8 +5,8 @@ from typing import Any
 from slipstream.client import FinishReason, PromptInfo, RequestStats
 from slipstream.core.text.logprobs import Logprobs
 from slipstream.core.text.tool_calls import CallPiece, Piece, call_id
-from slipstream.gateway.chat import ToolUse, parser_of
-from slipstream.gateway.responses import Json, chat_logprobs, metrics
+from slipstream_gateway.chat import ToolUse, parser_of
+from slipstream_gateway.responses import Json, chat_logprobs, metrics
 
 
 class ResponseAnswer:

@@ -13,13 +13,13 @@ from slipstream.client import (
 )
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.request.tools import call_schema, forced_tools, tools_of
-from slipstream.gateway.choices import OpenStream, opened
-from slipstream.gateway.errors import http_error
-from slipstream.gateway.http_io import as_json, with_errors
-from slipstream.gateway.response_answer import ResponseAnswer
-from slipstream.gateway.responses import Json
-from slipstream.gateway.responses_body import ResponsesRequest
-from slipstream.gateway.sdk_options import chat_options, tool_use
+from slipstream_gateway.choices import OpenStream, opened
+from slipstream_gateway.errors import http_error
+from slipstream_gateway.http_io import as_json, with_errors
+from slipstream_gateway.response_answer import ResponseAnswer
+from slipstream_gateway.responses import Json
+from slipstream_gateway.responses_body import ResponsesRequest
+from slipstream_gateway.sdk_options import chat_options, tool_use
 
 
 class ResponseJob:

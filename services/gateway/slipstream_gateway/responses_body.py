@@ -10,9 +10,9 @@ from pydantic import Field, WithJsonSchema
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.prompt import arguments_text, check_num_parts, content_text
 from slipstream.core.text.logprobs import MAX_LOGPROBS
-from slipstream.gateway.body import ChatRequest, SamplingRequest, Whole, validated
-from slipstream.gateway.errors import HttpError, http_error
-from slipstream.gateway.messages import FlatToolChoice, ResponsesTool, StrictModel
+from slipstream_gateway.body import ChatRequest, SamplingRequest, Whole, validated
+from slipstream_gateway.errors import HttpError, http_error
+from slipstream_gateway.messages import FlatToolChoice, ResponsesTool, StrictModel
 
 _OBJECT: dict[str, Any] = {"type": "object"}
 _ID = re.compile(r"resp_([0-9a-f]{32})_([0-9a-f]{8})_([ -~]{1,128})")

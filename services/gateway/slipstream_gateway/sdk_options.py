@@ -12,7 +12,7 @@ from slipstream.core.request.prompt import Prompt
 from slipstream.core.request.request import MAX_NAME_LENGTH
 from slipstream.core.request.tools import Tool, tools_of
 from slipstream.core.verify.grammar import MAX_GRAMMAR_BYTES
-from slipstream.gateway.body import (
+from slipstream_gateway.body import (
     MAX_ANSWERS,
     MAX_CHOICES,
     ChatRequest,
@@ -21,9 +21,9 @@ from slipstream.gateway.body import (
     SharedRequest,
     StructuredOutputs,
 )
-from slipstream.gateway.chat import ToolUse
-from slipstream.gateway.errors import HttpError
-from slipstream.gateway.messages import FunctionTool
+from slipstream_gateway.chat import ToolUse
+from slipstream_gateway.errors import HttpError
+from slipstream_gateway.messages import FunctionTool
 
 COMPLETION_MAX_TOKENS = 16
 """OpenAI's own default, of completions only."""

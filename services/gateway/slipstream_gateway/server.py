@@ -15,10 +15,10 @@ from slipstream.client import AsyncClient
 from slipstream.client.connection import connection
 from slipstream.client.remote import RemoteBackend
 from slipstream.core.errors import Unavailable
-from slipstream.gateway.app import Routes, make_app
-from slipstream.gateway.config import HttpConfig
-from slipstream.gateway.connection import BoundedConnection
-from slipstream.gateway.handlers import Front
+from slipstream_gateway.app import Routes, make_app
+from slipstream_gateway.config import HttpConfig
+from slipstream_gateway.connection import BoundedConnection
+from slipstream_gateway.handlers import Front
 from slipstream.rpc.certificates import ReloadedFiles, read_pair
 from slipstream.rpc.process import with_port
 from slipstream.rpc.security import ServerTls

@@ -1,11 +1,11 @@
-"""`python -m slipstream.router`: the router as a process."""
+"""`python -m slipstream_router`: the router as a process."""
 
 import asyncio
 import sys
 from collections.abc import Sequence
 
-from slipstream.router.app import Router
-from slipstream.router.config import RouterConfig
+from slipstream_router.app import Router
+from slipstream_router.config import RouterConfig
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry

@@ -12,22 +12,22 @@ from itertools import product
 
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState
 from slipstream.ngrams.store_file import NgramStores
-from slipstream.router.access import Access
-from slipstream.router.config import RouterConfig
-from slipstream.router.learner import TrafficLearner
-from slipstream.router.lease_keeper import LeaseKeeper
-from slipstream.router.limits import Admission, KeyLimits
-from slipstream.router.replicas.breaker import Breakers
-from slipstream.router.replicas.discovery import Sources
-from slipstream.router.replicas.fleet import DrafterDefaults, Fleet
-from slipstream.router.replicas.pool import Pool
-from slipstream.router.replicas.probes import DraftProbe, TargetProbe
-from slipstream.router.replicas.replica import Hooks
-from slipstream.router.request_runner import RequestRunner, RouterState, Timeouts
-from slipstream.router.request_telemetry import RouterTelemetry
-from slipstream.router.servicer import SERVICE, GenerationServicer, Parts
-from slipstream.router.shadow import Shadow
-from slipstream.router.watched_store import MEMORY, REDIS, WatchedStore
+from slipstream.state.access import Access
+from slipstream_router.config import RouterConfig
+from slipstream_router.learner import TrafficLearner
+from slipstream_router.lease_keeper import LeaseKeeper
+from slipstream_router.limits import Admission, KeyLimits
+from slipstream.core.failover.breaker import Breakers
+from slipstream_router.replicas.discovery import Sources
+from slipstream_router.replicas.fleet import DrafterDefaults, Fleet
+from slipstream_router.replicas.pool import Pool
+from slipstream_router.replicas.probes import DraftProbe, TargetProbe
+from slipstream_router.replicas.replica import Hooks
+from slipstream_router.request_runner import RequestRunner, RouterState, Timeouts
+from slipstream_router.request_telemetry import RouterTelemetry
+from slipstream_router.servicer import SERVICE, GenerationServicer, Parts
+from slipstream_router.shadow import Shadow
+from slipstream_router.watched_store import MEMORY, REDIS, WatchedStore
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.server import Server
 from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server

@@ -7,9 +7,9 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.options import DRAFTERS
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.options import check_bounds, group, option
-from slipstream.router.learner import KEY, OFF, LearnOptions
-from slipstream.router.replicas.heartbeat import Heartbeat
-from slipstream.router.shadow import ShadowOptions
+from slipstream_router.learner import KEY, OFF, LearnOptions
+from slipstream_router.replicas.heartbeat import Heartbeat
+from slipstream_router.shadow import ShadowOptions
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.interceptors import CallLimits

@@ -8,7 +8,7 @@ from contextlib import aclosing, asynccontextmanager, contextmanager
 from slipstream.core.errors import CapacityError, Unavailable
 from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Chunk
-from slipstream.router.access import Key
+from slipstream.state.access import Key
 from slipstream.state.quotas import Quotas, Ticket
 from slipstream.state.session_leases import request_name
 

@@ -15,19 +15,19 @@ from slipstream.core.request.request import DraftFacts, Generation, Request
 from slipstream.core.request.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.ngrams.store_file import NgramStores
-from slipstream.router.ahead import WriteBehind, one_ahead
-from slipstream.router.learner import TrafficLearner
-from slipstream.router.lease_keeper import LeaseKeeper
-from slipstream.router.limits import Admission
-from slipstream.router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
-from slipstream.router.replicas.probes import DescribedTarget
-from slipstream.router.replicas.request_replicas import (
+from slipstream_router.ahead import WriteBehind, one_ahead
+from slipstream_router.learner import TrafficLearner
+from slipstream_router.lease_keeper import LeaseKeeper
+from slipstream_router.limits import Admission
+from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
+from slipstream_router.replicas.probes import DescribedTarget
+from slipstream_router.replicas.request_replicas import (
     RequestReplicaOptions,
     RequestReplicas,
     free_parked,
 )
-from slipstream.router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
-from slipstream.router.shadow import AnsweredRequest, Shadow
+from slipstream_router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
+from slipstream_router.shadow import AnsweredRequest, Shadow
 from slipstream.rpc.exchange import CallOptions
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Opening, Record

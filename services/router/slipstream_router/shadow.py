@@ -18,8 +18,8 @@ from slipstream.core.request.request import Request
 from slipstream.core.request.server_info import ShadowInfo
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session, Verdict, Verification
-from slipstream.router.limits import Admission
-from slipstream.router.replicas.fleet import Fleet, TargetNeeds
+from slipstream_router.limits import Admission
+from slipstream_router.replicas.fleet import Fleet, TargetNeeds
 from slipstream.rpc.exchange import CallOptions
 from slipstream.rpc.remote_target import RemoteTarget
 

@@ -1,4 +1,4 @@
-"""`python -m slipstream.target`: the target as a process."""
+"""`python -m slipstream_target`: the target as a process."""
 
 import logging
 import os
@@ -20,16 +20,16 @@ from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
 from slipstream.state.factory import announced_in
 from slipstream.state.registry import Announcement
-from slipstream.target.batcher import BatchedTarget
-from slipstream.target.build import BuiltTarget, build_target
-from slipstream.target.config import TargetConfig
-from slipstream.target.description import describe
-from slipstream.target.servicer import SERVICE, TargetServicer, register
+from slipstream.verifying.batcher import BatchedTarget
+from slipstream.verifying.build import BuiltTarget, build_target
+from slipstream_target.config import TargetConfig
+from slipstream_target.description import describe
+from slipstream_target.servicer import SERVICE, TargetServicer, register
 from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
-    from slipstream.target.tensor_parallel import WorkerProcesses
+    from slipstream_target.tensor_parallel import WorkerProcesses
 
 _LOG = logging.getLogger("slipstream.target")
 
@@ -43,7 +43,7 @@ async def _serve(config: TargetConfig, telemetry: Telemetry) -> None:
     if config.tensor_parallel == 1:
         await _serve_with(None, config, telemetry)
         return
-    from slipstream.target.tensor_parallel import start_workers
+    from slipstream_target.tensor_parallel import start_workers
 
     # The dtype is decided once, so that all ranks agree on it.
     dtype = choose_dtype(config.compute.dtype, parse_device(config.compute.device)).name

@@ -18,7 +18,7 @@ from slipstream.rpc.service_options import (
     TlsOptions,
 )
 from slipstream.state.options import StoreOptions
-from slipstream.target.build import MAX_ROWS, TargetLimits
+from slipstream.verifying.build import MAX_ROWS, TargetLimits
 from slipstream.text.tool_prompt import AUTO_FORMAT, TOOL_FORMATS
 
 _LEAST_ROWS = MAX_NODES + 1

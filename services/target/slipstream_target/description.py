@@ -11,7 +11,7 @@ from slipstream.rpc.kv import DTYPE
 from slipstream.rpc.protocol import PROTOCOL_VERSION, new_incarnation
 from slipstream.rpc.tensors import dtype_of
 from slipstream.rpc.v1 import common_pb2, target_pb2
-from slipstream.target.build import BuiltTarget
+from slipstream.verifying.build import BuiltTarget
 
 _LOG = logging.getLogger("slipstream.target")
 

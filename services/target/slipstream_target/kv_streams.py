@@ -31,9 +31,9 @@ from slipstream.rpc.kv import (
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, require_agreement
 from slipstream.rpc.tensors import dtype_of, pack
 from slipstream.rpc.v1 import target_pb2
-from slipstream.target.engine import LocalTarget
-from slipstream.target.kv_sender import KvSender, KvSlice, check_layers
-from slipstream.target.verify_stream import KvReader, VerifyStream
+from slipstream.verifying.engine import LocalTarget
+from slipstream.verifying.kv_sender import KvSender, KvSlice, check_layers
+from slipstream_target.verify_stream import KvReader, VerifyStream
 from slipstream.telemetry.spans import Reply
 
 SLICE_BYTES = 4 << 20

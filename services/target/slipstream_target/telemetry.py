@@ -11,9 +11,9 @@ from slipstream.rpc.kv import ENCODING, KvEncoding
 from slipstream.rpc.status import code_of
 from slipstream.rpc.tracing import trace_from_pb
 from slipstream.rpc.v1 import common_pb2, target_pb2
-from slipstream.target.batcher import BatchedTarget
-from slipstream.target.kv_streams import OnSent, Snapshot
-from slipstream.target.request import TargetRequest, TargetStep
+from slipstream.verifying.batcher import BatchedTarget
+from slipstream_target.kv_streams import OnSent, Snapshot
+from slipstream.verifying.request import TargetRequest, TargetStep
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import decided_attributes
 from slipstream.telemetry.metric import Attributes, Instruments, Value

@@ -1,6 +1,6 @@
 """The driver of tensor parallelism: it starts, watches and ends the worker processes.
 
-Each worker is a `slipstream.target.tensor_parallel_worker` that ends with its parent, and gets
+Each worker is a `slipstream_target.tensor_parallel_worker` that ends with its parent, and gets
 orders over a connection. What an order means is decided in `slipstream.models`.
 """
 
@@ -28,7 +28,7 @@ from slipstream.models.parallel.ranks import join_ranks, leave_ranks
 from slipstream.models.parallel.tensor_parallel import TensorParallelGroup, WorkerStep
 from slipstream.models.store.resolve import resolve
 from slipstream.parent_watch import watched_command
-from slipstream.target.config import TargetConfig
+from slipstream_target.config import TargetConfig
 
 _LOG = logging.getLogger("slipstream.target")
 _GRACE_S = 10.0
@@ -143,7 +143,7 @@ class WorkerProcesses:
         ours, theirs = socket.socketpair()
         with theirs:
             number = theirs.fileno()
-            module = "slipstream.target.tensor_parallel_worker"
+            module = "slipstream_target.tensor_parallel_worker"
             process = subprocess.Popen(
                 watched_command([sys.executable, "-m", module, str(number)]),
                 stdin=subprocess.DEVNULL,

@@ -1,6 +1,6 @@
-"""`python -m slipstream.target.tensor_parallel_worker FD`: one rank of a target.
+"""`python -m slipstream_target.tensor_parallel_worker FD`: one rank of a target.
 
-Started by `slipstream.target.tensor_parallel`; serves no requests. Ends when its driver does.
+Started by `slipstream_target.tensor_parallel`; serves no requests. Ends when its driver does.
 """
 
 import signal
@@ -14,7 +14,7 @@ from slipstream.models.loading import load_target_parts
 from slipstream.models.parallel.ranks import join_ranks, leave_ranks
 from slipstream.models.parallel.tensor_parallel import TensorParallelWorker
 from slipstream.models.target.causal import CausalModel
-from slipstream.target.tensor_parallel import WorkerFailure, WorkerTask
+from slipstream_target.tensor_parallel import WorkerFailure, WorkerTask
 
 
 def main(argv: Sequence[str]) -> int:

@@ -13,7 +13,7 @@ from slipstream.core.errors import CapacityError, Unavailable
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
 from slipstream.rpc.leases import Lease
-from slipstream.target.grammar_constraint import CompiledGrammar
+from slipstream.verifying.grammar_constraint import CompiledGrammar
 from slipstream.telemetry.spans import Reply
 
 MAX_READERS = 4

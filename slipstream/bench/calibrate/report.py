@@ -12,7 +12,7 @@ from slipstream.bench.calibrate.simulate import Simulated
 from slipstream.bench.calibrate.sweep import Evidence, Tried
 from slipstream.bench.report import fixed, table
 from slipstream.core.request.profile import profile_values
-from slipstream.draft.profile_file import ModelPair, profile_file
+from slipstream.drafting.profile_file import ModelPair, profile_file
 from slipstream.plots import save_plot
 
 

@@ -20,7 +20,7 @@ from slipstream.core.policy.row_costs import RowCosts
 from slipstream.core.request.options import SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams, Session
-from slipstream.draft.build import DraftModel
+from slipstream.drafting.build import DraftModel
 from slipstream.options import option
 from slipstream.text.prompts import encode_prompt
 

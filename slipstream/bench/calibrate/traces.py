@@ -18,10 +18,10 @@ from slipstream.core.request.profile import Profile
 from slipstream.core.request.request import draft_settings
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy
-from slipstream.draft.build import DraftModel
-from slipstream.draft.engine import KvSource
+from slipstream.drafting.build import DraftModel
+from slipstream.drafting.engine import KvSource
 from slipstream.models.scorer import KvView
-from slipstream.target.engine import LocalTarget
+from slipstream.verifying.engine import LocalTarget
 
 NUM_POINTS = 11
 """Points of a calibration: by tenths, which some hundred tokens suffice for."""

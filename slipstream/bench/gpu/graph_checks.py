@@ -14,8 +14,8 @@ from slipstream.core.request.profile import Profile
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Session, Shape
-from slipstream.draft.build import DraftModel
-from slipstream.draft.engine import LocalDraft, TargetKv
+from slipstream.drafting.build import DraftModel
+from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE

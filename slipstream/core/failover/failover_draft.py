@@ -19,7 +19,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Plan, Proposal, Session
 from slipstream.core.verify.port_checks import check_proposal
-from slipstream.router.replicas.breaker import Failures, InUse, ReplicaAttempt
+from slipstream.core.failover.breaker import Failures, InUse, ReplicaAttempt
 
 NO_DRAFT = "no draft"
 NO_KEYS = "no keys"

@@ -13,7 +13,7 @@ from slipstream.core.errors import CapacityError, SlipstreamError
 from slipstream.core.ports import Target
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session, Verdict, Verification
-from slipstream.router.replicas.breaker import Failures, InUse, ReplicaAttempt
+from slipstream.core.failover.breaker import Failures, InUse, ReplicaAttempt
 
 _LOG = logging.getLogger("slipstream.router")
 _LOST = (

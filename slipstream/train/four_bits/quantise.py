@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
-from slipstream.draft.build import glide_folder
+from slipstream.drafting.build import glide_folder
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_files import load_weights, save_blocks
 from slipstream.models.glide.glide_weights import (

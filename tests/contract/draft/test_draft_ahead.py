@@ -10,9 +10,9 @@ from slipstream.core.draft.ahead import MAX_TREES
 from slipstream.core.policy.stop import AHEAD
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape
-from slipstream.draft.batcher import together
-from slipstream.draft.growth_ahead import NUM_CANDIDATES
-from slipstream.draft.request import DraftRequest
+from slipstream.drafting.batcher import together
+from slipstream.drafting.growth_ahead import NUM_CANDIDATES
+from slipstream.drafting.request import DraftRequest
 from support.models import tiny
 from support.services.tiny_services import draft_place, rounds, target_place
 

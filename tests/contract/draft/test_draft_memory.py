@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Session
-from slipstream.draft.engine import NO_ROOM
+from slipstream.drafting.engine import NO_ROOM
 from support.models import tiny
 from support.services.tiny_services import draft_place, is_empty, target_place, until
 

@@ -11,7 +11,7 @@ from slipstream.client.engine import WindowedKv
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape, StopPolicy
-from slipstream.draft.config import DraftSettings
+from slipstream_draft.config import DraftSettings
 from slipstream.models.target.causal import CausalModel
 from slipstream.ngrams.store_file import SUFFIX, NgramStores, StoreHeader
 from slipstream.rpc.kv import KvEncoding

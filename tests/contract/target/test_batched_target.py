@@ -15,7 +15,7 @@ from slipstream.core.errors import (
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal
 from slipstream.engine.thread import MAX_FAILED_STEPS
-from slipstream.target.schedule import StepBudget
+from slipstream.verifying.schedule import StepBudget
 from support.models import tiny
 from support.models.batches import ask, batched, guess, held, session_of
 

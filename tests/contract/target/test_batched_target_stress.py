@@ -8,8 +8,8 @@ import pytest
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.engine.thread import EngineThread
-from slipstream.target.batcher import BatchedTarget
-from slipstream.target.schedule import StepBudget
+from slipstream.verifying.batcher import BatchedTarget
+from slipstream.verifying.schedule import StepBudget
 from support.models import tiny
 
 NUM_SESSIONS = 150

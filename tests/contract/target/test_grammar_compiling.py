@@ -10,8 +10,8 @@ from slipstream.core.errors import CapacityError, InternalError, InvalidRequest
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
 from slipstream.models.target.causal import CausalModel
-from slipstream.target.grammars import MAX_COMPILED, MAX_COMPILING, Grammars
-from slipstream.target.request import TargetRequest
+from slipstream.verifying.grammars import MAX_COMPILED, MAX_COMPILING, Grammars
+from slipstream.verifying.request import TargetRequest
 from support.models import tiny
 from support.models.batches import batched, held
 from support.models.grammar_texts import STOPS, TEXT, VOCAB, grammars, ids, regex
@@ -56,7 +56,7 @@ def test_the_first_grammar_of_a_service_takes_nothing_more_than_others(monkeypat
         threads.append(threading.current_thread().name)
         return LLTokenizer(*arguments, **options)
 
-    monkeypatch.setattr("slipstream.target.grammars.LLTokenizer", made)
+    monkeypatch.setattr("slipstream.verifying.grammars.LLTokenizer", made)
     served = Grammars(TEXT, vocab_size=VOCAB, stop_token_ids=STOPS, is_known=True)
     assert threads == []
     served.prepare()

@@ -12,8 +12,8 @@ from slipstream.core.types import Session
 from slipstream.rpc.kv import MAX_PAYLOAD_BYTES, KvEncoding
 from slipstream.rpc.leases import Lease
 from slipstream.rpc.status import error_from
-from slipstream.target.kv_streams import SLICE_BYTES
-from slipstream.target.verify_stream import MAX_READERS, VerifyStream
+from slipstream_target.kv_streams import SLICE_BYTES
+from slipstream_target.verify_stream import MAX_READERS, VerifyStream
 from support.models import tiny
 from support.services.served_target import IDENTITY, refusal, served_target, wide_model
 

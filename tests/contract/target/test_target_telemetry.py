@@ -14,9 +14,9 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import EngineThread
-from slipstream.target.batcher import BatchedTarget
-from slipstream.target.telemetry import TargetTelemetry
-from slipstream.target.time_spent import Activity
+from slipstream.verifying.batcher import BatchedTarget
+from slipstream_target.telemetry import TargetTelemetry
+from slipstream.verifying.time_spent import Activity
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.telemetry import Telemetry

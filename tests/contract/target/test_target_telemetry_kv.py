@@ -9,8 +9,8 @@ from opentelemetry.trace import StatusCode as SpanStatus
 
 from slipstream.core.types import Session
 from slipstream.rpc.kv import KvEncoding
-from slipstream.target.kv_streams import SLICE_BYTES
-from slipstream.target.telemetry import STREAM_KV
+from slipstream_target.kv_streams import SLICE_BYTES
+from slipstream_target.telemetry import STREAM_KV
 from slipstream.telemetry import catalog
 from slipstream.telemetry.telemetry import TraceBounds
 from support.models import tiny

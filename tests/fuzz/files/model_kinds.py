@@ -12,14 +12,14 @@ from typing import Any
 
 from fuzz.files.kinds import Kind
 from fuzz.files.mutations import NUMBERS, changed, json_values, some_bytes
-from slipstream.draft.profile_file import ModelPair, read_profile
+from slipstream.drafting.profile_file import ModelPair, read_profile
 from slipstream.models import tokenizer as kept_tokenizers
 from slipstream.ngrams.store_file import ARRAYS, NgramFile, checksum
 from slipstream.text.template import ChatTemplate
 from slipstream.text.tokenizer import TextTokenizer
 
 ROOT = Path(__file__).resolve().parents[3]
-PROFILE = ROOT / "services/models/weights/smollm2-135m-glide/profile.json"
+PROFILE = ROOT / "slipstream/models/weights/smollm2-135m-glide/profile.json"
 MESSAGES = [
     {"role": "system", "content": "Be <|end|> brief."},
     {"role": "user", "content": "hello"},

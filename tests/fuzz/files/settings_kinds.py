@@ -21,15 +21,15 @@ from slipstream.cli.key_edits import add_key, remove_key
 from slipstream.cli.options import read_token
 from slipstream.cli.trace import lines, page
 from slipstream.config import load_config, load_settings
-from slipstream.draft.config import DraftConfig
-from slipstream.gateway.config import HttpConfig
+from slipstream_draft.config import DraftConfig
+from slipstream_gateway.config import HttpConfig
 from slipstream.models.store.folder import all_or_nothing
 from slipstream.models.store.wheel import GgufWheel, NoProgress, extract
-from slipstream.router.access import Access, Entry
-from slipstream.router.config import RouterConfig
+from slipstream.state.access import Access, Entry
+from slipstream_router.config import RouterConfig
 from slipstream.rpc.certificates import read_authority, read_pair
 from slipstream.state.options import StoreOptions
-from slipstream.target.config import TargetConfig
+from slipstream_target.config import TargetConfig
 from slipstream.telemetry.config import TelemetryConfig
 from slipstream.telemetry.traces import last_trace, read_spans
 from slipstream.train.data import ReadLimits, read_data

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slipstream.cli.main import exit_code
-from support.commands import refusal
+from support.commands import refusal, IMPORT_PATH
 from support.models.bench_files import save_pair, save_prompts
 from support.services.processes import ROOT
 
@@ -28,7 +28,7 @@ def prompts(tmp_path):
 @pytest.fixture(autouse=True)
 def path(monkeypatch):
     """Services find the package, and share what there is of a machine with other tests."""
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / ".dev"))
+    monkeypatch.setenv("PYTHONPATH", IMPORT_PATH)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
 
 

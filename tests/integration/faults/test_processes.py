@@ -54,7 +54,7 @@ def client(running):
 
 
 def is_ready_draft(line):
-    return "slipstream.router draft " in line and line.endswith(" is ready")
+    return "slipstream_router draft " in line and line.endswith(" is ready")
 
 
 def tokens_of(chunks):
@@ -183,7 +183,7 @@ def test_a_draft_that_can_not_start_ends_up_while_the_target_still_loads(model, 
     profile = tmp_path / "profile.json"
     os.mkfifo(profile)  # the draft reads it no sooner than it is written here
     with up(model, f"vanilla:{model}", "--profile", str(profile)) as process:
-        process.until_logged("slipstream.target configuration")
+        process.until_logged("slipstream_target configuration")
         target, draft = process.child("target"), os.pidfd_open(process.child("draft"))
         freeze(target)
         profile.write_text("{")
@@ -192,14 +192,14 @@ def test_a_draft_that_can_not_start_ends_up_while_the_target_still_loads(model, 
         thaw(target)
         assert process.wait() == 2
         assert process.err[-1].startswith(f"error: the draft did not start: the profile {profile}")
-        assert not [line for line in process.err if "slipstream.target model" in line]
+        assert not [line for line in process.err if "slipstream_target model" in line]
         assert command_line(target) == ""
     assert process.out == []
 
 
 def test_a_target_that_is_killed_while_it_loads_ends_up_and_is_named(model):
     with up(model, f"vanilla:{model}") as process:
-        process.until_logged("slipstream.target configuration")
+        process.until_logged("slipstream_target configuration")
         kill(process.child("target"))
         assert process.wait() == 1
         assert process.err[-1] == "error: the target did not start: ended by SIGKILL"

@@ -9,8 +9,8 @@ import httpx2
 import openai
 import pytest
 
-from slipstream.gateway.body import ChatRequest, CompletionRequest
-from slipstream.gateway.fields import IGNORED, NEUTRAL
+from slipstream_gateway.body import ChatRequest, CompletionRequest
+from slipstream_gateway.fields import IGNORED, NEUTRAL
 from slipstream.rpc.server import ServerOptions
 from support.network.bad_routers import Scripted, register
 from support.network.key_files import key, write_keys

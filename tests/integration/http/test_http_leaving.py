@@ -14,9 +14,9 @@ from starlette.requests import ClientDisconnect
 
 from slipstream.cli.main import exit_code
 from slipstream.client import Client, errors
-from slipstream.gateway.config import HttpConfig
-from slipstream.gateway.http_io import read_body
-from slipstream.gateway.server import Gateway
+from slipstream_gateway.config import HttpConfig
+from slipstream_gateway.http_io import read_body
+from slipstream_gateway.server import Gateway
 from slipstream.rpc.server import ServerOptions
 from support.network.bad_routers import Failing, Scripted, first_chunk, register
 from support.network.certificates import certificates
@@ -146,7 +146,7 @@ def test_up_with_http_starts_a_front_that_ends_after_what_runs(tmp_path, capsys)
 
 
 def test_a_front_loads_nothing_that_computes():
-    with Process("slipstream.gateway", "--listen-address", "127.0.0.1:0") as process:
+    with Process("slipstream_gateway", "--listen-address", "127.0.0.1:0") as process:
         address = process.ready()
         assert httpx2.get(f"http://{address}/openapi.json").status_code == 200
         for library in ("torch", "tokenizers", "numpy"):

@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.client import errors
 from slipstream.core.errors import InvalidRequest
-from slipstream.gateway.config import HttpConfig
+from slipstream_gateway.config import HttpConfig
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1.generation_pb2_grpc import GenerationServiceServicer
 from support.network.bad_routers import Failing, register

@@ -10,7 +10,7 @@ import pytest
 
 from slipstream.client import errors
 from slipstream.core.errors import InvalidRequest
-from slipstream.gateway.config import HttpConfig
+from slipstream_gateway.config import HttpConfig
 from slipstream.rpc.v1 import generation_pb2 as pb
 from support.network.bad_routers import Failing, Scripted, first_chunk, register
 from support.network.certificates import certificates

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import ran
+from support.commands import ran, IMPORT_PATH
 
 pytestmark = pytest.mark.real
 
@@ -35,7 +35,7 @@ SAMPLED = ("--temperature", "0.8", "--seed", "7")
 
 def run(mask, *arguments):
     """What a Python process under the mask writes, as JSON."""
-    fixed = {"PYTHONPATH": str(TESTS.parent / ".dev"), "GOMP_SPINCOUNT": "3000"}
+    fixed = {"PYTHONPATH": IMPORT_PATH, "GOMP_SPINCOUNT": "3000"}
     done = ran(sys.executable, *arguments, env={**os.environ, **fixed, **mask}, timeout=240)
     assert done.returncode == 0, done.stderr
     return json.loads(done.stdout)

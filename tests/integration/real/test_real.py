@@ -16,7 +16,7 @@ from support.models.rounds import plain, speculate
 
 pytestmark = pytest.mark.real
 
-PROMPTS = Path(__file__).parents[3] / "services" / "data" / "prompts.jsonl"
+PROMPTS = Path(__file__).parents[3] / "slipstream" / "data" / "prompts.jsonl"
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=3)
 NUM_PROMPTS = 6

@@ -11,7 +11,7 @@ from slipstream.client import AsyncClient, Client, Mode, SamplingParams, Specula
 
 pytestmark = pytest.mark.real
 
-PROMPTS = Path(__file__).parents[3] / "services" / "data" / "prompts.jsonl"
+PROMPTS = Path(__file__).parents[3] / "slipstream" / "data" / "prompts.jsonl"
 LAWS = (SamplingParams(), SamplingParams(temperature=0.8, top_p=0.95, seed=3))
 MODES = (Mode.AUTO, Mode.FORCED, Mode.OFF)
 

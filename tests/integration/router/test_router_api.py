@@ -10,8 +10,8 @@ import pytest
 from slipstream.client import AsyncClient, Mode, SpeculationOptions, StopPolicy
 from slipstream.core.errors import InvalidRequest, ModelNotFound, Unavailable
 from slipstream.options import build
-from slipstream.router.app import Router
-from slipstream.router.config import RouterConfig
+from slipstream_router.app import Router
+from slipstream_router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import common_pb2, generation_pb2_grpc
 from slipstream.rpc.v1 import generation_pb2 as pb
@@ -274,8 +274,8 @@ async def test_what_a_model_can_is_told_with_the_drafts_that_are_there(served, f
 
 def test_the_router_imports_nothing_that_computes():
     code = """
-import pkgutil, sys, importlib, slipstream.router, slipstream.text
-for package in (slipstream.router, slipstream.text):
+import pkgutil, sys, importlib, slipstream_router, slipstream.text
+for package in (slipstream_router, slipstream.text):
     for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
         importlib.import_module(module.name)
 print(sorted({"torch", "numpy", "transformers"} & sys.modules.keys()))

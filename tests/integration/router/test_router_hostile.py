@@ -12,7 +12,7 @@ from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert_proposal import proposal_to_pb
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
-from slipstream.target.servicer import SERVICE as TARGET
+from slipstream_target.servicer import SERVICE as TARGET
 from support.services import fleet
 from support.services.fleet import draft_worker, glide_of, num_ready, routed
 

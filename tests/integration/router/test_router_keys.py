@@ -17,8 +17,8 @@ from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
-from slipstream.target.servicer import SERVICE as TARGET
-from slipstream.target.servicer import register as register_target
+from slipstream_target.servicer import SERVICE as TARGET
+from slipstream_target.servicer import register as register_target
 from support.network.key_files import key, write_keys
 from support.services.fleet import Worker, eventually, routed, running, target_servicer
 from support.state.redis_server import redis_server

@@ -16,8 +16,8 @@ from slipstream.client import (
 )
 from slipstream.models.store.digests import weights_digest
 from slipstream.options import build
-from slipstream.router.app import Router
-from slipstream.router.config import RouterConfig
+from slipstream_router.app import Router
+from slipstream_router.config import RouterConfig
 from support.services import fleet
 from support.services.fleet import draft_worker, glide_of, routed, running, target_worker
 from support.services.shadows import PROMPT, num_ended, plain, scores

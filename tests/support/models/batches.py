@@ -8,7 +8,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session, Verdict
 from slipstream.engine.thread import EngineThread
-from slipstream.target.batcher import BatchedTarget
+from slipstream.verifying.batcher import BatchedTarget
 from support.models import tiny
 
 SAMPLED = SamplingParams(temperature=1.0, seed=7, top_p=0.95)

@@ -18,7 +18,7 @@ from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.request.settings import resolve
 from slipstream.core.types import FinishReason, Plan, Proposal, StopPolicy, Verdict
-from slipstream.target.meter import LoadMeter, StepCost
+from slipstream.verifying.meter import LoadMeter, StepCost
 from support.models.rounds import round_of
 
 SURE, UNSURE = 0.95, 0.1

@@ -5,8 +5,8 @@ import random
 
 from slipstream.core.verify.grammar import Grammar, GrammarKind
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.target.grammar_constraint import GrammarConstraint
-from slipstream.target.grammars import Grammars
+from slipstream.verifying.grammar_constraint import GrammarConstraint
+from slipstream.verifying.grammars import Grammars
 from support.models.tiny_checkpoint import byte_tokenizer
 
 EOS = 0

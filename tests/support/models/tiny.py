@@ -24,9 +24,9 @@ from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.numerics.rules import Numerics
 from slipstream.models.target.causal import CausalModel, Engine
 from slipstream.models.torch_arrays import numpy_dtype
-from slipstream.target.engine import LocalTarget
-from slipstream.target.memory import KvMemory
-from slipstream.target.meter import FixedMeter
+from slipstream.verifying.engine import LocalTarget
+from slipstream.verifying.memory import KvMemory
+from slipstream.verifying.meter import FixedMeter
 
 VOCAB = 48
 EOS = 0

@@ -12,7 +12,7 @@ from slipstream.core.request.request import DraftFacts, ModelFacts, make_request
 from slipstream.core.run import Run
 from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.types import Shape, Verification
-from slipstream.draft.engine import LocalDraft
+from slipstream.drafting.engine import LocalDraft
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny

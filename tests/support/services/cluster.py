@@ -6,8 +6,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.options import build
-from slipstream.router.app import Router
-from slipstream.router.config import RouterConfig
+from slipstream_router.app import Router
+from slipstream_router.config import RouterConfig
 from support.services import fleet
 from support.services.background import LoopThread
 

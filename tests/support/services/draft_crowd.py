@@ -9,8 +9,8 @@ from slipstream.core.inline import finished
 from slipstream.core.request.profile import Profile
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
-from slipstream.draft.batcher import BatchedDraft
-from slipstream.draft.engine import LocalDraft, TargetKv
+from slipstream.drafting.batcher import BatchedDraft
+from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.engine.thread import EngineThread
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.scorer import KvView

@@ -2,8 +2,8 @@
 
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Session
-from slipstream.router.replicas.breaker import BreakerLimits, Breakers, Failures, InUse
-from slipstream.router.replicas.failover_draft import FailoverDraft
+from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
+from slipstream.core.failover.failover_draft import FailoverDraft
 from slipstream.rpc.delta import Delta
 from support.models.deltas import ByDeltas
 

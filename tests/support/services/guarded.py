@@ -7,17 +7,17 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.client import AsyncClient
-from slipstream.draft.app import load_draft
-from slipstream.draft.config import DraftConfig
-from slipstream.draft.servicer import SERVICE as DRAFT
-from slipstream.draft.servicer import register as register_draft
+from slipstream_draft.app import load_draft
+from slipstream_draft.config import DraftConfig
+from slipstream_draft.servicer import SERVICE as DRAFT
+from slipstream_draft.servicer import register as register_draft
 from slipstream.options import build
-from slipstream.router.app import Router
-from slipstream.router.config import RouterConfig
+from slipstream_router.app import Router
+from slipstream_router.config import RouterConfig
 from slipstream.rpc.server import Server
-from slipstream.target.config import TargetConfig
-from slipstream.target.servicer import SERVICE as TARGET
-from slipstream.target.servicer import register as register_target
+from slipstream_target.config import TargetConfig
+from slipstream_target.servicer import SERVICE as TARGET
+from slipstream_target.servicer import register as register_target
 from support.network.certificates import Certificates
 from support.network.relay import Relay
 from support.services import fleet

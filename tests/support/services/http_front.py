@@ -7,8 +7,8 @@ from typing import Any
 import httpx2
 import openai
 
-from slipstream.gateway.config import HttpConfig
-from slipstream.gateway.server import Gateway
+from slipstream_gateway.config import HttpConfig
+from slipstream_gateway.server import Gateway
 from support.services.background import LoopThread
 
 KEY = "sk-any"

@@ -37,7 +37,7 @@ class RayPools:
         return {
             pid: _parent(pid)
             for pid in _running()
-            if f"slipstream.{role} " in command_line(pid) and self._is_ours(pid)
+            if f"slipstream_{role} " in command_line(pid) and self._is_ours(pid)
         }
 
     def until(self, role: str, *, number: int) -> dict[int, int]:

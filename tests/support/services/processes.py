@@ -13,6 +13,7 @@ from typing import IO, Any, Self
 
 from support.models.tiny_checkpoint import save_checkpoint
 from support.services.stalls import WATCHED, check_stalls, stalls_in
+from support.commands import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 LIMIT_S = 60.0
@@ -38,7 +39,7 @@ class Process:
         env: dict[str, str] | None = None,
         python: str = sys.executable,
     ) -> None:
-        fixed = {"PYTHONPATH": str(ROOT / ".dev"), "OMP_NUM_THREADS": "1", **WATCHED}
+        fixed = {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1", **WATCHED}
         self._process = subprocess.Popen(
             [python, "-m", module, *arguments],
             env={**os.environ, **fixed, **(env or {})},
@@ -73,7 +74,7 @@ class Process:
 
     def child(self, role: str) -> int:
         """The process of a service that this one has started."""
-        return next(iter(children(self.pid, f"slipstream.{role}")))
+        return next(iter(children(self.pid, f"slipstream_{role}")))
 
     def signal(self, number: int) -> None:
         self._process.send_signal(number)
@@ -135,7 +136,7 @@ def up(model: Path, draft: str, *flags: str, env: dict[str, str] | None = None) 
 
 def serve(role: str, *flags: str, env: dict[str, str] | None = None) -> Process:
     """One service."""
-    return Process(f"slipstream.{role}", *flags, env=env)
+    return Process(f"slipstream_{role}", *flags, env=env)
 
 
 def freeze(pid: int) -> None:

@@ -32,10 +32,10 @@ from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.tensors import element_type, unpack
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
-from slipstream.target.batcher import BatchedTarget
-from slipstream.target.description import layout_to_pb
-from slipstream.target.engine import LocalTarget
-from slipstream.target.servicer import SERVICE, TargetServicer, register
+from slipstream.verifying.batcher import BatchedTarget
+from slipstream_target.description import layout_to_pb
+from slipstream.verifying.engine import LocalTarget
+from slipstream_target.servicer import SERVICE, TargetServicer, register
 from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.telemetry import Telemetry
 from support.models import tiny

@@ -12,15 +12,15 @@ from slipstream.core.request.profile import Profile
 from slipstream.core.request.request import DraftFacts
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Verdict
-from slipstream.draft.build import Drafter
-from slipstream.draft.config import DraftSettings
-from slipstream.draft.describe import PairedTarget, describe
-from slipstream.draft.engine import KvSource, LocalDraft, TargetKv
-from slipstream.draft.kv_receivers import KvReceivers
-from slipstream.draft.kv_sources import KvSources
-from slipstream.draft.servicer import SERVICE as DRAFT_SERVICE
-from slipstream.draft.servicer import DraftServicer
-from slipstream.draft.servicer import register as draft_register
+from slipstream.drafting.build import Drafter
+from slipstream_draft.config import DraftSettings
+from slipstream_draft.describe import PairedTarget, describe
+from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
+from slipstream_draft.kv_receivers import KvReceivers
+from slipstream_draft.kv_sources import KvSources
+from slipstream_draft.servicer import SERVICE as DRAFT_SERVICE
+from slipstream_draft.servicer import DraftServicer
+from slipstream_draft.servicer import register as draft_register
 from slipstream.engine.thread import EngineThread
 from slipstream.models.dtypes import CPU
 from slipstream.models.glide.glide_scorer import GlideScorer
@@ -36,11 +36,11 @@ from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.server import Register, Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2
-from slipstream.target.batcher import BatchedTarget
-from slipstream.target.description import layout_to_pb
-from slipstream.target.servicer import SERVICE as TARGET_SERVICE
-from slipstream.target.servicer import TargetServicer
-from slipstream.target.servicer import register as target_register
+from slipstream.verifying.batcher import BatchedTarget
+from slipstream_target.description import layout_to_pb
+from slipstream_target.servicer import SERVICE as TARGET_SERVICE
+from slipstream_target.servicer import TargetServicer
+from slipstream_target.servicer import register as target_register
 from slipstream.telemetry.telemetry import Telemetry
 from support.models import tiny
 

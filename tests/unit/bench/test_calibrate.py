@@ -28,8 +28,8 @@ from slipstream.core.policy.row_costs import RowCosts
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy
-from slipstream.draft.build import DraftModel
-from slipstream.draft.profile_file import ModelPair
+from slipstream.drafting.build import DraftModel
+from slipstream.drafting.profile_file import ModelPair
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny

@@ -15,9 +15,9 @@ from slipstream.cli.certs import AUTHORITY, ROLES, cert_path, key_path
 from slipstream.cli.main import app, exit_code
 from slipstream.config import load_config, parse_flags
 from slipstream.core.errors import InvalidRequest
-from slipstream.draft.config import DraftConfig
-from slipstream.router.config import RouterConfig
-from slipstream.target.config import TargetConfig
+from slipstream_draft.config import DraftConfig
+from slipstream_router.config import RouterConfig
+from slipstream_target.config import TargetConfig
 
 HOST, ADDRESS = "target-0.example", "10.0.0.7"
 CONFIGS = {"router": RouterConfig, "target": TargetConfig, "draft": DraftConfig}

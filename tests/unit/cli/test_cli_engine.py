@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import ran
+from support.commands import ran, IMPORT_PATH
 from support.models.tiny_checkpoint import save_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -33,6 +33,6 @@ sys.stdout.write(os.environ["{VARIABLE}"])
 @pytest.mark.parametrize(("said", "expected"), [({}, "3000"), ({VARIABLE: "7"}, "7")])
 def test_idle_threads_soon_stop_spinning_if_the_environment_says_nothing(tmp_path, said, expected):
     env = {name: value for name, value in os.environ.items() if name != VARIABLE}
-    env |= {**said, "PYTHONPATH": str(ROOT / ".dev")}
+    env |= {**said, "PYTHONPATH": IMPORT_PATH}
     done = ran(sys.executable, "-c", PROGRAM, save_checkpoint(tmp_path / "tiny"), env=env)
     assert (done.returncode, done.stdout) == (0, expected), done.stderr

@@ -10,7 +10,7 @@ import pytest
 from slipstream.cli.key_edits import add_key
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import Unauthenticated
-from slipstream.router.access import Access, Entry, read_keys
+from slipstream.state.access import Access, Entry, read_keys
 from slipstream.state.quotas import QuotaLimits
 from support.network.key_files import digest, key
 

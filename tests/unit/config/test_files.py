@@ -13,11 +13,11 @@ from slipstream.bench.questions import read_questions
 from slipstream.cli.options import FormFlags, read_token
 from slipstream.config import load_config
 from slipstream.core.errors import InvalidRequest, SlipstreamError, TrainingError
-from slipstream.draft.profile_file import ModelPair, read_profile
+from slipstream.drafting.profile_file import ModelPair, read_profile
 from slipstream.files import MAX_BYTES, read_secret
-from slipstream.gateway.config import HttpConfig
+from slipstream_gateway.config import HttpConfig
 from slipstream.ngrams.store_file import NgramStores
-from slipstream.router.access import read_keys
+from slipstream.state.access import read_keys
 from slipstream.rpc.certificates import read_authority, read_pair
 from slipstream.state.options import StoreOptions
 from slipstream.telemetry.config import TelemetryConfig
@@ -123,7 +123,7 @@ def test_a_secret_comes_from_a_pipe_and_one_that_all_users_can_read_is_reported(
 def test_a_secret_of_another_type_is_not_repeated(tmp_path):
     path = tmp_path / "slipstream.toml"
     path.write_text("[router]\nstore_password = 1234567\n")
-    from slipstream.router.config import RouterConfig
+    from slipstream_router.config import RouterConfig
 
     with pytest.raises(InvalidRequest, match="store_password in") as caught:
         load_config(RouterConfig, section="router", file=path, env={})

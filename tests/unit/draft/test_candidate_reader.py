@@ -10,8 +10,8 @@ from slipstream.core.inline import finished
 from slipstream.core.policy.stop import StopSignal, SvipStop
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
-from slipstream.draft.engine import LocalDraft, TargetKv
-from slipstream.draft.reader import CandidateReader, CandidateRows, read_candidates, read_each
+from slipstream.drafting.engine import LocalDraft, TargetKv
+from slipstream.drafting.reader import CandidateReader, CandidateRows, read_candidates, read_each
 from slipstream.models.scorer import Scores
 from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny, tiny_glide

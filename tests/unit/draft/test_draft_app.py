@@ -10,10 +10,10 @@ import torch
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
-from slipstream.draft.app import load_draft
-from slipstream.draft.config import DraftConfig
-from slipstream.draft.kv_sources import MAX_IDLE, Channels
-from slipstream.draft.profile_file import ModelPair, profile_file
+from slipstream_draft.app import load_draft
+from slipstream_draft.config import DraftConfig
+from slipstream_draft.kv_sources import MAX_IDLE, Channels
+from slipstream.drafting.profile_file import ModelPair, profile_file
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.loading import load_target_parts

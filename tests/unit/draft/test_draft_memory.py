@@ -10,10 +10,10 @@ from slipstream.core.errors import CapacityError, InvalidRequest, NoRoom
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, StopPolicy
-from slipstream.draft.config import DraftConfig
-from slipstream.draft.engine import NO_ROOM
-from slipstream.draft.kv_mirror import ByteBudget, KvMirror
-from slipstream.draft.memory import DraftMemory, DraftNeeds
+from slipstream_draft.config import DraftConfig
+from slipstream.drafting.engine import NO_ROOM
+from slipstream.drafting.kv_mirror import ByteBudget, KvMirror
+from slipstream.drafting.memory import DraftMemory, DraftNeeds
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32
 from slipstream.models.kv.pool import KvLayout
 from slipstream.options import build

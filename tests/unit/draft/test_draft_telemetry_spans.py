@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal
-from slipstream.draft.telemetry import PROPOSE, DraftTelemetry
+from slipstream_draft.telemetry import PROPOSE, DraftTelemetry
 from slipstream.engine.thread import Done
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import draft_pb2

@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 
 from slipstream.core.errors import CapacityError, InvalidRequest
-from slipstream.draft.kv_mirror import KvMirror
+from slipstream.drafting.kv_mirror import KvMirror
 from slipstream.models.dtypes import CPU, FLOAT32
 from slipstream.models.kv.pool import KvLayout
 

@@ -3,8 +3,8 @@
 import pytest
 
 from slipstream.core.errors import InvalidRequest, PermissionDenied
-from slipstream.draft.config import DraftConfig
-from slipstream.draft.kv_sources import ANYWHERE, THIS_MACHINE, KvSources, dialled, usual_sources
+from slipstream_draft.config import DraftConfig
+from slipstream_draft.kv_sources import ANYWHERE, THIS_MACHINE, KvSources, dialled, usual_sources
 from slipstream.options import build
 
 NO_ADDRESSES = [

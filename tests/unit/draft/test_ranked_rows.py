@@ -9,7 +9,7 @@ from slipstream.core.types import SamplingParams, Session, Verification
 from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel
-from slipstream.draft.reader import CandidateReader, CandidateRows, RowSoftmax, read_candidates
+from slipstream.drafting.reader import CandidateReader, CandidateRows, RowSoftmax, read_candidates
 from slipstream.models.scorer import Scores
 
 SIZE, POSITION, SEED = 60, 9, 3

@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.client import AsyncChunkStream, Chunk
 from slipstream.core.errors import ModelError
-from slipstream.gateway.choices import merged, opened
+from slipstream_gateway.choices import merged, opened
 
 NUM_STREAMS = 4
 

@@ -8,11 +8,11 @@ from slipstream.client import Mode, SamplingParams, Shape, SpeculationOptions
 from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.text.logprobs import TokenLogprob, TopLogprob
-from slipstream.gateway.body import ChatRequest, CompletionRequest, validated
-from slipstream.gateway.config import HttpConfig
-from slipstream.gateway.errors import TABLE, HttpError, http_error
-from slipstream.gateway.responses import IMPOSSIBLE, chat_logprobs, completion_logprobs
-from slipstream.gateway.sdk_options import chat_options, completion_options, seed_of
+from slipstream_gateway.body import ChatRequest, CompletionRequest, validated
+from slipstream_gateway.config import HttpConfig
+from slipstream_gateway.errors import TABLE, HttpError, http_error
+from slipstream_gateway.responses import IMPOSSIBLE, chat_logprobs, completion_logprobs
+from slipstream_gateway.sdk_options import chat_options, completion_options, seed_of
 
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}

@@ -10,6 +10,7 @@ import pytest
 
 from slipstream.core.errors import InvalidRequest, ServiceError
 from slipstream.local.child import Child, start_child
+from support.commands import IMPORT_PATH
 
 TESTS = Path(__file__).resolve().parent.parent.parent
 LIMIT_S = 20
@@ -31,7 +32,7 @@ asyncio.run(main())
 @pytest.fixture(autouse=True)
 def path(monkeypatch):
     """Children find the package and the stand-in."""
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent / '.dev'}{os.pathsep}{TESTS}")
+    monkeypatch.setenv("PYTHONPATH", f"{IMPORT_PATH}{os.pathsep}{TESTS}")
 
 
 class Ear:

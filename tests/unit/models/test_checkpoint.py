@@ -26,6 +26,7 @@ from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from support.models import tiny
 from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer, save_checkpoint
+from support.commands import IMPORT_PATH
 
 ROOT = Path(__file__).parents[3]
 FAMILIES = ("llama", "qwen2", "qwen3")
@@ -289,7 +290,7 @@ print("transformers" in sys.modules)
 
 def test_a_later_start_does_not_import_transformers(checkpoint, tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path / "cache"))
-    monkeypatch.setenv("PYTHONPATH", str(ROOT / ".dev"))
+    monkeypatch.setenv("PYTHONPATH", IMPORT_PATH)
     run = [sys.executable, "-c", SCRIPT.format(target=str(checkpoint))]
     runs = (subprocess.run(run, capture_output=True, text=True, check=True) for _ in range(2))
     first, second = (done.stdout.split("\n") for done in runs)

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+from support.commands import IMPORT_PATH
 
 ROOT = Path(__file__).parents[3]
 SCRIPT = """
@@ -34,7 +35,7 @@ print(json.dumps([has_native, where(own), *map(where, others)]))
 def test_the_threads_of_each_pool_have_cores_of_their_own(native):
     run = subprocess.run(
         [sys.executable, "-c", SCRIPT],
-        env={**os.environ, "PYTHONPATH": str(ROOT / ".dev"), "SLIPSTREAM_NATIVE": native},
+        env={**os.environ, "PYTHONPATH": IMPORT_PATH, "SLIPSTREAM_NATIVE": native},
         capture_output=True,
         text=True,
         check=True,

@@ -11,8 +11,8 @@ from slipstream.core.errors import WeightsError
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
-from slipstream.draft.engine import LocalDraft
-from slipstream.draft.reader import CandidateReader, CandidateRows, read_candidates
+from slipstream.drafting.engine import LocalDraft
+from slipstream.drafting.reader import CandidateReader, CandidateRows, read_candidates
 from slipstream.models.decision import (
     DECISION_NAME,
     GREEDY,

@@ -14,7 +14,7 @@ from slipstream.models.memory import (
     num_pages,
     shown,
 )
-from slipstream.target.build import TargetLimits, plan_memory
+from slipstream.verifying.build import TargetLimits, plan_memory
 from support.models import tiny
 
 LAYOUT = KvLayout(2, 2, 4, FLOAT32, CPU)

@@ -14,7 +14,7 @@ from slipstream.core.request.results import Chunk, Continuity, RequestStats, Tim
 from slipstream.core.request.stats import Outcomes
 from slipstream.core.run import Run
 from slipstream.core.types import FinishReason, Verdict
-from slipstream.router.ahead import WriteBehind, one_ahead
+from slipstream_router.ahead import WriteBehind, one_ahead
 from support.models.hand_clock import HandClock
 from support.models.tiny_runs import FACTS, Letters
 

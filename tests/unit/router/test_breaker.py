@@ -5,7 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.router.replicas.breaker import Attempt, BreakerLimits, Breakers
+from slipstream.core.failover.breaker import Attempt, BreakerLimits, Breakers
 
 LIMITS = BreakerLimits(failures=3, first_s=0.5, longest_s=10.0)
 OUTCOMES = {"fail": Attempt.failed, "succeed": Attempt.succeeded, "end": Attempt.end}

@@ -13,7 +13,7 @@ from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.request.prompt import PLAIN_FORM, PromptForm
 from slipstream.core.request.tools import Tool
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.router.encoder import TextWorker, open_text
+from slipstream_router.encoder import TextWorker, open_text
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.worker import load_request
 from support.models.tiny_checkpoint import TEMPLATE, byte_tokenizer

@@ -12,7 +12,7 @@ from slipstream.core.request.profile import Profile
 from slipstream.core.request.settings import resolve
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verdict, Verification
-from slipstream.router.replicas.failover_draft import LEAVE_ROUNDS, LEAVE_TOKENS, reason_of
+from slipstream.core.failover.failover_draft import LEAVE_ROUNDS, LEAVE_TOKENS, reason_of
 from support.models.rounds import round_of
 from support.services.failover_drafts import Guesser, World
 

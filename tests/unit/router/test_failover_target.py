@@ -7,8 +7,8 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Session, Verdict, Verification
 from slipstream.engine.thread import MAX_FAILED_STEPS
-from slipstream.router.replicas.breaker import BreakerLimits, Breakers, Failures, InUse
-from slipstream.router.replicas.failover_target import (
+from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
+from slipstream.core.failover.failover_target import (
     MAX_INTERNAL_ERRORS,
     MAX_LOSSES,
     FailoverTarget,

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.core.errors import InvalidRequest, Unauthenticated
-from slipstream.router.access import Access, Entry, Key, parse_keys, render
+from slipstream.state.access import Access, Entry, Key, parse_keys, render
 from slipstream.state.quotas import QuotaLimits
 from support.network.key_files import digest, key, write_keys
 

@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from slipstream.core.errors import SessionNotFound
-from slipstream.router.lease_keeper import LeaseKeeper
+from slipstream_router.lease_keeper import LeaseKeeper
 from slipstream.state.journal import StoreJournal
 from support.state.store_line import CLAIM, OPENING, PROMPT, Line
 

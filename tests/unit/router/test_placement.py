@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.router.replicas.placement import (
+from slipstream_router.replicas.placement import (
     DraftView,
     Layout,
     TargetView,

@@ -8,10 +8,10 @@ import pytest
 
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.request.server_info import ReplicaState
-from slipstream.router.replicas.heartbeat import Heartbeat
-from slipstream.router.replicas.pool import Pool
-from slipstream.router.replicas.probes import DraftProbe
-from slipstream.router.replicas.replica import Hooks, Replica
+from slipstream_router.replicas.heartbeat import Heartbeat
+from slipstream_router.replicas.pool import Pool
+from slipstream_router.replicas.probes import DraftProbe
+from slipstream_router.replicas.replica import Hooks, Replica
 from slipstream.rpc.channel import ChannelOptions, Dialer
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.server import Server, ServerOptions

@@ -4,9 +4,9 @@ import pytest
 
 from slipstream.core.errors import CapacityError, InvalidRequest, NotBuilt, Unavailable
 from slipstream.options import build
-from slipstream.router.config import RouterConfig
-from slipstream.router.limits import Admission
-from slipstream.router.servicer import refuse_unknown
+from slipstream_router.config import RouterConfig
+from slipstream_router.limits import Admission
+from slipstream_router.servicer import refuse_unknown
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 

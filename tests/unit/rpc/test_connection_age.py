@@ -8,13 +8,13 @@ import grpc
 import pytest
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.draft.config import DraftConfig
+from slipstream_draft.config import DraftConfig
 from slipstream.options import build
-from slipstream.router.config import RouterConfig
+from slipstream_router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
-from slipstream.target.config import TargetConfig
+from slipstream_target.config import TargetConfig
 from support.network.dns_server import name_server
 
 NAME = "slipstream.rpc.v1.DraftService"

@@ -7,10 +7,10 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream.core.errors import InvalidRequest, PermissionDenied, Unavailable
-from slipstream.draft.config import DraftConfig
-from slipstream.draft.kv_sources import Channels
+from slipstream_draft.config import DraftConfig
+from slipstream_draft.kv_sources import Channels
 from slipstream.options import build
-from slipstream.router.config import RouterConfig
+from slipstream_router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, Dialer, connect
 from slipstream.rpc.security import ClientTls, ServerTls, named_callers
 from slipstream.rpc.server import Server, ServerOptions

@@ -12,9 +12,9 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.models.target.token_layout import Part
-from slipstream.target.engine import MAX_CHUNK
-from slipstream.target.request import TargetRequest
-from slipstream.target.schedule import ScheduledRequest
+from slipstream.verifying.engine import MAX_CHUNK
+from slipstream.verifying.request import TargetRequest
+from slipstream.verifying.schedule import ScheduledRequest
 from support.models import tiny
 
 CASES = [("llama", torch.float32), ("llama", torch.bfloat16), ("phi3", torch.bfloat16)]

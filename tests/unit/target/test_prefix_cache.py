@@ -7,7 +7,7 @@ from hypothesis import strategies as st
 
 from slipstream.models.dtypes import CPU, FLOAT32
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
-from slipstream.target.memory import PrefixCache
+from slipstream.verifying.memory import PrefixCache
 
 LAYOUT = KvLayout(1, 1, 2, FLOAT32, CPU)
 FIRST = tuple(range(BLOCK_SIZE))

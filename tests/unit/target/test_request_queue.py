@@ -4,9 +4,9 @@ import time
 
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
-from slipstream.target.request import TargetRequest
-from slipstream.target.request_queue import RequestQueue
-from slipstream.target.schedule import Schedule, StepBudget
+from slipstream.verifying.request import TargetRequest
+from slipstream.verifying.request_queue import RequestQueue
+from slipstream.verifying.schedule import Schedule, StepBudget
 from support.models import tiny
 
 

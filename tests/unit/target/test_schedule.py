@@ -7,7 +7,7 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.target.schedule import Schedule, StepBudget
+from slipstream.verifying.schedule import Schedule, StepBudget
 
 WORK = st.tuples(st.integers(1, 90), st.integers(0, 40))
 READY = st.tuples(st.just(1), st.integers(0, 12))

@@ -9,8 +9,8 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.options import build
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.security import ServerTls
-from slipstream.target.build import TargetLimits
-from slipstream.target.config import TargetConfig
+from slipstream.verifying.build import TargetLimits
+from slipstream_target.config import TargetConfig
 
 
 def test_the_defaults_are_a_target():

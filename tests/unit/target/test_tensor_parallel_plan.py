@@ -9,8 +9,8 @@ from slipstream.models.loading import check_ranks
 from slipstream.models.numerics.rules import RowRule
 from slipstream.models.parallel.ranks import ALONE
 from slipstream.options import build
-from slipstream.target.config import TargetConfig
-from slipstream.target.tensor_parallel import check_devices
+from slipstream_target.config import TargetConfig
+from slipstream_target.tensor_parallel import check_devices
 
 SHAPE = {"num_attention_heads": 8, "num_key_value_heads": 4}
 

@@ -7,7 +7,7 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from slipstream.core.request.tools import Tool, ToolFormat, calls_grammar
-from slipstream.target.grammars import Grammars
+from slipstream.verifying.grammars import Grammars
 from slipstream.text.tokenizer import TextTokenizer
 
 HERMES, LLAMA3, MISTRAL = ToolFormat.HERMES, ToolFormat.LLAMA3, ToolFormat.MISTRAL

@@ -12,6 +12,7 @@ from opentelemetry.trace import SpanKind
 from slipstream.core.errors import InvalidRequest
 from slipstream.telemetry.traces import find_trace, read_spans
 from support.telemetry.sample_traces import GENERATE, START_NS, Recorder, write_trace
+from support.commands import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 SECOND_NS = 10**9
@@ -79,7 +80,7 @@ def test_reading_needs_no_sdk():
         "import sys; import slipstream.telemetry.traces; "
         "sys.exit(any(name.startswith('opentelemetry') for name in sys.modules))"
     )
-    path = {"PYTHONPATH": str(ROOT / ".dev")}
+    path = {"PYTHONPATH": IMPORT_PATH}
     assert subprocess.run([sys.executable, "-c", code], env=path, check=False).returncode == 0
 
 

@@ -5,7 +5,7 @@ import time
 
 import pytest
 
-from slipstream.router.ahead import one_ahead
+from slipstream_router.ahead import one_ahead
 from support.services.stalls import LoggedStall, LoopWatch, check_stalls
 
 

@@ -7,7 +7,7 @@ import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
 from slipstream.core.errors import SessionBusy, SessionNotFound, Unavailable
-from slipstream.router.watched_store import MEMORY, WatchedStore
+from slipstream_router.watched_store import MEMORY, WatchedStore
 from slipstream.state.record import SessionUpdate
 from slipstream.telemetry import catalog
 from slipstream.telemetry.request_span import MAX_STORED

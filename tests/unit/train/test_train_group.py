@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipstream.models.glide.glide_files import read_tensors
-from support.commands import ran
+from support.commands import ran, IMPORT_PATH
 from support.models import tiny_training as tiny
 
 TESTS = Path(__file__).parents[2]
@@ -26,7 +26,7 @@ def momenta(run):
 
 def test_two_processes_of_torchrun_take_the_step_that_one_would(tmp_path):
     place = tiny.training_place(tmp_path)
-    paths = os.pathsep.join([str(TESTS), str(TESTS.parent / ".dev")])
+    paths = os.pathsep.join([str(TESTS), IMPORT_PATH])
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
     for name, launcher in (("one", ()), ("two", LAUNCHED)):
         files = ("--data", place / "data.jsonl", "--out", place / name, "--feature-gb", "0")

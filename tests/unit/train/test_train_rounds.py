@@ -12,7 +12,7 @@ from slipstream.cli.main import app
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.core.types import SamplingParams
-from slipstream.draft.engine import LocalDraft
+from slipstream.drafting.engine import LocalDraft
 from slipstream.models.decision import DECISION_NAME, load_decision
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target

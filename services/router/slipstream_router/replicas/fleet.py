@@ -15,9 +15,9 @@ from slipstream.core.errors import (
 from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.request.request import NO_DRAFTER, DraftFacts
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
-from slipstream.router.replicas.breaker import Breakers
-from slipstream.router.replicas.heartbeat import Epoch
-from slipstream.router.replicas.placement import (
+from slipstream.core.failover.breaker import Breakers
+from slipstream_router.replicas.heartbeat import Epoch
+from slipstream_router.replicas.placement import (
     KINDS,
     TargetView,
     best_kind,
@@ -25,14 +25,14 @@ from slipstream.router.replicas.placement import (
     choose_target,
     misfit,
 )
-from slipstream.router.replicas.pool import Pool
-from slipstream.router.replicas.probes import (
+from slipstream_router.replicas.pool import Pool
+from slipstream_router.replicas.probes import (
     DescribedDraft,
     DescribedTarget,
     draft_view,
     target_view,
 )
-from slipstream.router.replicas.replica import Replica
+from slipstream_router.replicas.replica import Replica
 from slipstream.rpc.exchange import Peer
 
 _LOG = logging.getLogger("slipstream.router")

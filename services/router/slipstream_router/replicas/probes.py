@@ -14,9 +14,9 @@ from google.protobuf.message import Message
 from slipstream.core.errors import HandshakeError, SlipstreamError
 from slipstream.core.request.request import DraftFacts, ModelFacts
 from slipstream.core.request.server_info import ReplicaRole
-from slipstream.router.encoder import ModelText, open_text
-from slipstream.router.replicas.placement import DraftView, Layout, TargetView
-from slipstream.router.replicas.replica import Replica
+from slipstream_router.encoder import ModelText, open_text
+from slipstream_router.replicas.placement import DraftView, Layout, TargetView
+from slipstream_router.replicas.replica import Replica
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, call_unary
 from slipstream.rpc.conversion.convert_facts import (
     check_identity,

@@ -18,7 +18,7 @@ from grpc_health.v1 import health_pb2
 from slipstream.config import are_local
 from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable, printable
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
-from slipstream.router.replicas.heartbeat import Epoch, Heartbeat, while_both
+from slipstream_router.replicas.heartbeat import Epoch, Heartbeat, while_both
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.exchange import Peer, parsed
 from slipstream.rpc.status import error_from, is_named, proxy_hint

@@ -12,13 +12,13 @@ from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import SlipstreamError, Unavailable
 from slipstream.core.ports import Draft, Target
 from slipstream.core.types import Session
-from slipstream.router.lease_keeper import KvLocation
-from slipstream.router.replicas.breaker import BreakerLimits, Breakers, Failures, InUse
-from slipstream.router.replicas.failover_draft import FailoverDraft
-from slipstream.router.replicas.failover_target import FailoverTarget, Search
-from slipstream.router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
-from slipstream.router.replicas.probes import DescribedDraft
-from slipstream.router.replicas.replica import Replica
+from slipstream_router.lease_keeper import KvLocation
+from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
+from slipstream.core.failover.failover_draft import FailoverDraft
+from slipstream.core.failover.failover_target import FailoverTarget, Search
+from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
+from slipstream_router.replicas.probes import DescribedDraft
+from slipstream_router.replicas.replica import Replica
 from slipstream.rpc.exchange import CallOptions
 from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import RemoteTarget

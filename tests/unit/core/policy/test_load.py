@@ -17,7 +17,7 @@ from slipstream.core.policy.load import (
     TokenBudget,
 )
 from slipstream.core.policy.row_costs import Offer
-from slipstream.target.meter import FixedMeter, HarmlessMeter, LoadMeter, StepCost
+from slipstream.verifying.meter import FixedMeter, HarmlessMeter, LoadMeter, StepCost
 
 TILE = 32
 

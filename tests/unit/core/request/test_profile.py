@@ -11,7 +11,7 @@ from slipstream.core.request.options import SpeculationOptions
 from slipstream.core.request.profile import Profile, profile_from_values, profile_values
 from slipstream.core.request.settings import resolve
 from slipstream.core.types import Shape, StopPolicy
-from slipstream.draft.profile_file import ModelPair, profile_file, read_profile
+from slipstream.drafting.profile_file import ModelPair, profile_file, read_profile
 
 PAIR = ModelPair("tiny", "glide", "t" * 64, {"model.safetensors": "a" * 64})
 PROFILE = Profile(

@@ -15,7 +15,7 @@ from slipstream.core.verify.draws import NO_TOKEN, draw_keys, fits_device, walk_
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel, uniforms
 from slipstream.core.verify.verify import verify
-from slipstream.draft.reader import CandidateReader
+from slipstream.drafting.reader import CandidateReader
 from slipstream.models.cuda.draws import (
     draw_greedy_rows,
     draw_rows,

@@ -26,7 +26,7 @@ from transformers import (
 from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
-from slipstream.draft.engine import LocalDraft, TargetKv
+from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.dtypes import BFLOAT16
 from slipstream.models.glide.chain_stop import DecisionNetwork

@@ -18,7 +18,7 @@ from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Session, Shape, StopPolicy
-from slipstream.draft.build import DraftTarget, build_drafter
+from slipstream.drafting.build import DraftTarget, build_drafter
 from slipstream.models.glide.glide_export import export_hf
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
