@@ -29,7 +29,7 @@ help:           ## show the targets
 
 install: $(READY) ## create the virtual environment with the complete command line
 
-$(READY): pyproject.toml hatch_build.py $(wildcard services/models/native/src/*) $(if $(LOCKED),locks/dev.lock,constraints.txt)
+$(READY): pyproject.toml hatch_build.py $(wildcard slipstream/models/native/src/*) $(if $(LOCKED),locks/dev.lock,constraints.txt)
 	@$(PYTHON) -c 'import sys; sys.exit("Slipstream needs Python 3.11 or later; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(LOCKED),)
@@ -54,7 +54,7 @@ chaos: $(READY) ## kill, stop and cut off services for a long time; KILLS of eac
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos --chaos --chaos-kills $(KILLS) --chaos-report $(REPORT)
 
 fuzz: $(READY)  ## send messages of every kind to all services for MINUTES; FUZZ_REPORT as JSON, SEED to repeat
-	PYTHONPATH=.dev:tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(MINUTES) --report $(FUZZ_REPORT) $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(MINUTES) --report $(FUZZ_REPORT) $(if $(SEED),--seed $(SEED))
 
 soak: model     ## mixed load with a kill a minute for MINUTES (180 for a release); report and plot beside SOAK_REPORT
 	PYTHONPATH=.dev:tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos.soak --minutes $(MINUTES) --report $(SOAK_REPORT)
@@ -68,7 +68,7 @@ lint: $(READY) ## format, lint, types, import rules and the wire
 	@VENV=$(VENV) .ci/protos check
 	$(BIN)/ruff format --check .
 	$(BIN)/ruff check .
-	$(BIN)/mypy -p slipstream
+	$(BIN)/mypy -p slipstream -p slipstream_draft -p slipstream_gateway -p slipstream_router -p slipstream_target
 	$(BIN)/lint-imports --no-logo
 
 package: $(READY) ## sdist -> wheel -> clean environment -> import everything
@@ -89,7 +89,7 @@ bench: model ## speed and identity of all methods on the bundled prompts
 gpu: model ## check and measure everything on a GPU, in under 10 minutes; results in gpu-results
 	$(BIN)/slipstream bench gpu --device cuda
 
-protos: $(READY) ## regenerate services/rpc/v1 from protos/
+protos: $(READY) ## regenerate slipstream/rpc/v1 from protos/
 	VENV=$(VENV) .ci/protos
 
 locks: ## write locks/ anew from pyproject.toml and constraints.txt

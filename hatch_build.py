@@ -1,4 +1,4 @@
-"""Compiles the native kernels of services/models/native/src when Slipstream is built or installed.
+"""Compiles slipstream/models/native/src when Slipstream is built or installed.
 
 Without a C++ compiler, or where one fails, that is skipped with one line, and torch computes.
 `python hatch_build.py [FLAG ...]` compiles for a checkout that is installed already.
@@ -19,7 +19,7 @@ from typing import Any
 
 from hatchling.builders.hooks.plugin.interface import BuildHookInterface
 
-NATIVE = Path("services") / "models" / "native"
+NATIVE = Path("slipstream") / "models" / "native"
 LIBRARY = NATIVE / "lib" / "libslipstream_native.so"  # in a package it would be taken for a module
 COMPILERS = ("c++", "g++", "clang++")
 # Nothing here may change what an operation gives: the bits are the same on all processors.

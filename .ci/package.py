@@ -4,6 +4,7 @@ Editable installs and checkouts can hide an empty wheel; this can't be fooled by
 environment borrows the dependencies, and nothing else, of the one that runs this script.
 """
 
+import re
 import subprocess
 import sys
 import sysconfig
@@ -20,7 +21,9 @@ import slipstream
 
 home = files("slipstream")
 assert "site-packages" in str(home) and sys.prefix in str(home), home
-names = [module.name for module in pkgutil.walk_packages(slipstream.__path__, "slipstream.")]
+packages = ["slipstream", *(f"slipstream_{role}" for role in ("draft", "gateway", "router", "target"))]
+paths = [(name, importlib.import_module(name).__path__) for name in packages]
+names = [at.name for name, path in paths for at in pkgutil.walk_packages(path, f"{name}.")]
 for name in names:
     importlib.import_module(name)
 try:
@@ -48,11 +51,15 @@ def build(into: Path) -> Path:
 
 
 def check_data_files(wheel: Path) -> None:
-    """Everything of services/ that git tracks is in the wheel."""
+    """Everything of the packages that git tracks is in the wheel."""
     listing = subprocess.run(
-        ["git", "ls-files", "services"], cwd=ROOT, capture_output=True, text=True, check=False
+        ["git", "ls-files", "slipstream", "services/*/slipstream_*"],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
     )
-    expected = {name.replace("services/", "slipstream/", 1) for name in listing.stdout.split()}
+    expected = {re.sub(r"^services/\w+/", "", name) for name in listing.stdout.split()}
     if missing := sorted(expected - set(zipfile.ZipFile(wheel).namelist())):
         sys.exit(f"the wheel lacks {', '.join(missing)}")
 

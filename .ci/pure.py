@@ -18,7 +18,10 @@ COMPILER = "no-such-compiler"
 NOTICE = f"no native CPU kernels, torch will compute: {COMPILER} was not found"
 TESTS = ("test_causal.py", "test_glide_scorer.py", "test_native_build.py", "test_loading.py")
 MODEL = "smollm2-135m"
-NEEDED = ("services", "pyproject.toml", "hatch_build.py", "README.md", "LICENSE", "NOTICE")
+NEEDED = (
+    *("slipstream", "services", "pyproject.toml", "hatch_build.py", "README.md"),
+    *("LICENSE", "NOTICE"),
+)
 
 
 def copy_checkout(into: Path) -> None:

@@ -14,7 +14,7 @@ import tempfile
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-COPIED = ("services", "tests", "pyproject.toml", "hatch_build.py")
+COPIED = ("slipstream", "services", "tests", "pyproject.toml", "hatch_build.py")
 TESTS = ("tests/unit/**/test_native*.py", "tests/unit/models/glide/test_glide_scorer.py")
 NOT_LOADED = {"test_native_arm.py", "test_native_build.py"}
 """Tests that compile, and load no library that is sanitized."""
@@ -56,8 +56,6 @@ def copy_checkout(into: Path) -> None:
             shutil.copytree(source, into / name, ignore=ignored, symlinks=True)
         else:
             shutil.copy(source, into / name)
-    (into / ".dev").mkdir()
-    (into / ".dev" / "slipstream").symlink_to("../services")
 
 
 def environment(root: Path) -> dict[str, str]:
@@ -71,7 +69,9 @@ def environment(root: Path) -> dict[str, str]:
     ]
     if unknown := [name for name in found if not Path(name).is_absolute()]:
         sys.exit(f"{compiler} has no {unknown[0]}; install GCC's sanitizers, or set CXX=g++")
-    path = os.pathsep.join(str(root / name) for name in (".dev", "tests"))
+    path = os.pathsep.join(
+        str(root / name) for name in (".", "services/draft", "services/target", "tests")
+    )
     return {**os.environ, **OPTIONS, "LD_PRELOAD": " ".join(found), "PYTHONPATH": path}
 
 

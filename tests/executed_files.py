@@ -1,4 +1,4 @@
-"""Files of the package that one request executes: `python tests/executed_files.py embedded`.
+"""Files of the packages that one request executes: `python tests/executed_files.py embedded`.
 
 A file counts when one of its functions is called between a request and its answer. Imports, loading
 and generated code do not count. `distributed` has client, router, target and draft on loopback.
@@ -13,9 +13,10 @@ from pathlib import Path
 from types import FrameType
 
 from slipstream.client import AsyncClient, Mode, SpeculationOptions
+from support.commands import ROOT
 from support.services import fleet
 
-PACKAGE = Path(__file__).resolve().parent.parent / ".dev" / "slipstream"
+PACKAGES = (f"{ROOT}/slipstream/", f"{ROOT}/services/")
 
 
 class Recorder:
@@ -32,14 +33,14 @@ class Recorder:
         if not self.is_on or event != "call":  # threads call while the interpreter ends, too
             return
         path, is_function = frame.f_code.co_filename, frame.f_code.co_flags & inspect.CO_OPTIMIZED
-        is_ours = path.startswith(str(PACKAGE)) and "_pb2" not in path
+        is_ours = path.startswith(PACKAGES) and "_pb2" not in path
         if is_ours and is_function and not _is_importing(frame):
             self.files.add(path)
 
 
 def _is_importing(frame: FrameType | None) -> bool:
     while frame:
-        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith(str(PACKAGE)):
+        if frame.f_code.co_name == "<module>" and frame.f_code.co_filename.startswith(PACKAGES):
             return True
         frame = frame.f_back
     return False
@@ -56,7 +57,7 @@ async def executed_files(way: str, folder: Path) -> list[str]:
         recorder.is_on = True
         await client.generate("the quick brown fox", max_tokens=16, speculation=forced)
         recorder.is_on = False
-        return sorted(str(Path(path).relative_to(PACKAGE)) for path in recorder.files)
+        return sorted(str(Path(path).relative_to(ROOT)) for path in recorder.files)
 
     if way == "embedded":
         async with AsyncClient.embedded(str(target), glide, dtype="float32") as client:

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 import typer
 
+from slipstream.options import options_of
+from slipstream.telemetry.config import TelemetryConfig
 from slipstream_draft.config import DraftConfig
 from slipstream_gateway.config import HttpConfig
-from slipstream.options import options_of
 from slipstream_router.config import RouterConfig
 from slipstream_target.config import TargetConfig
-from slipstream.telemetry.config import TelemetryConfig
 
 ROLES = {"target": TargetConfig, "draft": DraftConfig, "router": RouterConfig, "http": HttpConfig}
 DOCS = Path(__file__).parents[1] / "docs"

@@ -9,14 +9,14 @@ from collections.abc import Iterator
 from functools import cache
 from pathlib import Path
 
+from budgets import PRODUCT, python_files
 from slipstream.telemetry.catalog import CATALOG
 
 ROOT = Path(__file__).parents[1]
-SERVICES = ROOT / "services"
 PAGE = ROOT / "docs" / "semantic-conventions.md"
 ROW = re.compile(r"^\| `(slipstream\.[\w.<>]+)` \|", re.MULTILINE)
 METHODS = "slipstream.rpc.v1."
-NOT_HERE = ("cli", "rpc/v1", "telemetry/catalog.py")
+NOT_HERE = ("slipstream/cli", "slipstream/rpc/v1", "slipstream/telemetry/catalog.py")
 """Readers of spans, generated code, and names of metrics, which the runbook has."""
 VARIABLE = "<name>"
 
@@ -42,14 +42,14 @@ def literals(tree: ast.AST) -> Iterator[str]:
 
 
 def is_module(name: str) -> bool:
-    path = SERVICES.joinpath(*name.split(".")[1:])
+    path = ROOT.joinpath(*name.split("."))
     return path.is_dir() or path.with_suffix(".py").exists()
 
 
 @cache
 def said() -> dict[str, str]:
     """Attributes and prefixes of such that the code speaks of, with a file that does."""
-    files = [(str(path.relative_to(SERVICES)), path) for path in sorted(SERVICES.rglob("*.py"))]
+    files = [(str(path.relative_to(ROOT)), path) for path in python_files(*PRODUCT)]
     return {
         text: file
         for file, path in files

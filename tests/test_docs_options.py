@@ -9,13 +9,13 @@ import pytest
 
 from slipstream.config import load_config
 from slipstream.core import errors
+from slipstream.options import options_of, without_none
+from slipstream.rpc.status import code_of
+from slipstream.telemetry.config import SECTION, TelemetryConfig
 from slipstream_draft.config import DraftConfig
 from slipstream_gateway.config import HttpConfig
-from slipstream.options import options_of, without_none
 from slipstream_router.config import RouterConfig
-from slipstream.rpc.status import code_of
 from slipstream_target.config import TargetConfig
-from slipstream.telemetry.config import SECTION, TelemetryConfig
 
 PAGE = Path(__file__).parents[1] / "docs" / "services.md"
 TABLES = {

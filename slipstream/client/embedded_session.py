@@ -13,6 +13,8 @@ from slipstream.client.call import ClientCall, late
 from slipstream.client.engine import Engine
 from slipstream.core.draft.ngram_draft import LookupDraft
 from slipstream.core.errors import SessionBusy
+from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
+from slipstream.core.failover.failover_draft import FailoverDraft
 from slipstream.core.inline import finished
 from slipstream.core.ports import Draft, Target
 from slipstream.core.request.request import DraftFacts, Generation
@@ -20,8 +22,6 @@ from slipstream.core.request.results import Chunk
 from slipstream.core.run import Run
 from slipstream.core.timing import Clock
 from slipstream.drafting.build import Drafter
-from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
-from slipstream.core.failover.failover_draft import FailoverDraft
 from slipstream.state.record import Opening
 from slipstream.state.session_leases import AcquiredSession, replayed, turn_request
 from slipstream.text.prompts import encode_prompt

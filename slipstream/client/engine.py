@@ -8,7 +8,13 @@ from pathlib import Path
 from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import ModelFacts
-from slipstream.drafting.build import Drafter, DraftModel, DraftTarget, build_drafter, load_draft_model
+from slipstream.drafting.build import (
+    Drafter,
+    DraftModel,
+    DraftTarget,
+    build_drafter,
+    load_draft_model,
+)
 from slipstream.drafting.kv_mirror import KvMirror
 from slipstream.drafting.memory import DraftMemory
 from slipstream.models.dtypes import CPU
@@ -22,10 +28,10 @@ from slipstream.models.threads import set_num_threads
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.ngrams.store_file import AUTO as AUTO_NGRAMS
 from slipstream.ngrams.store_file import store_named
+from slipstream.text.tokenizer import TextTokenizer
 from slipstream.verifying.build import TargetLimits, build_target
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.kv_sender import KvSender
-from slipstream.text.tokenizer import TextTokenizer
 
 
 class WindowedKv:

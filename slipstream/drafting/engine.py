@@ -17,7 +17,13 @@ from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Ve
 from slipstream.drafting.growers import grow_cape, grow_chain, grow_dynamic, grow_fork, grow_product
 from slipstream.drafting.growth import DepthLimit, Growth
 from slipstream.drafting.growth_ahead import NUM_CANDIDATES, grow_ahead
-from slipstream.drafting.reader import CandidateReader, Candidates, Score, chain_candidates, read_each
+from slipstream.drafting.reader import (
+    CandidateReader,
+    Candidates,
+    Score,
+    chain_candidates,
+    read_each,
+)
 from slipstream.drafting.request import DraftRequest, DraftSession, DraftStep, ProposalSteps
 from slipstream.engine.thread import internal_errors
 from slipstream.models.kv.pool import KvPool

@@ -9,6 +9,14 @@ from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.security import ServerTls, named_callers, peer_tls, server_tls
 from slipstream.rpc.server import ServerOptions, stream_limit
 
+DEFAULT_ADDRESSES = {
+    "router": "127.0.0.1:50051",
+    "target": "127.0.0.1:50061",
+    "draft": "127.0.0.1:50062",
+    "http": "127.0.0.1:8000",
+}
+"""Where each service listens unless its options say otherwise."""
+
 
 @dataclass(frozen=True, slots=True)
 class ListenOptions:

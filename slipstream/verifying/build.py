@@ -17,13 +17,13 @@ from slipstream.models.numerics.rules import Numerics
 from slipstream.models.store.digests import bytes_digest
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.tokenizer import text_tokenizer
+from slipstream.text.tool_prompt import AUTO_FORMAT, format_of
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.grammars import Grammars
 from slipstream.verifying.memory import KvMemory
 from slipstream.verifying.meter import FixedMeter, LoadMeter, Meter
 from slipstream.verifying.schedule import StepBudget
 from slipstream.verifying.trial import learn_cost
-from slipstream.text.tool_prompt import AUTO_FORMAT, format_of
 
 if TYPE_CHECKING:
     from slipstream.models.parallel.tensor_parallel import TensorParallelGroup

@@ -27,13 +27,13 @@ from slipstream.core.request.schemas import placed_schema
 from slipstream.core.request.tools import ToolFormat
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.verify.grammar import Grammar, GrammarKind
+from slipstream.text.tokenizer import TextTokenizer
 from slipstream.verifying.grammar_constraint import (
     NO_WAY,
     CompiledGrammar,
     GrammarConstraint,
     one_line,
 )
-from slipstream.text.tokenizer import TextTokenizer
 
 MAX_COMPILED = 32
 """Grammars that are kept for requests to come, beside those that are followed."""

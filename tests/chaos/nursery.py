@@ -21,7 +21,6 @@ from pathlib import Path
 import pytest
 
 from chaos import clocks
-from support.services.processes import ROOT
 from support.commands import IMPORT_PATH
 
 ROLES = ("router", "target", "draft", "gateway")

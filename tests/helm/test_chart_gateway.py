@@ -6,11 +6,11 @@ import pytest
 import yaml
 
 from slipstream.config import load_config, parse_flags
+from slipstream.telemetry.config import TelemetryConfig
 from slipstream_draft.config import DraftConfig
 from slipstream_gateway.config import HttpConfig
 from slipstream_router.config import RouterConfig
 from slipstream_target.config import TargetConfig
-from slipstream.telemetry.config import TelemetryConfig
 from support.deployment.charts import (
     NAMESPACE,
     ROOT,

@@ -6,13 +6,13 @@ import pytest
 
 from slipstream.config import load_config, parse_flags
 from slipstream.core.errors import PermissionDenied
-from slipstream_draft.config import DraftConfig
-from slipstream_gateway.config import HttpConfig
 from slipstream.options import options_of
 from slipstream.state.access import read_keys
+from slipstream.telemetry.config import SECTION, TelemetryConfig
+from slipstream_draft.config import DraftConfig
+from slipstream_gateway.config import HttpConfig
 from slipstream_router.config import RouterConfig
 from slipstream_target.config import TargetConfig
-from slipstream.telemetry.config import SECTION, TelemetryConfig
 from support.deployment.charts import (
     NAMESPACE,
     ROLES,

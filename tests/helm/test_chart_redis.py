@@ -14,11 +14,11 @@ import redis
 
 from slipstream.core.errors import LimitExceeded, Unavailable
 from slipstream.core.request.server_info import ReplicaRole
-from slipstream_router.app import fences
 from slipstream.state.factory import open_quotas, open_registry, open_store, open_texts
 from slipstream.state.options import StoreOptions
 from slipstream.state.quotas import QuotaLimits, Ticket
 from slipstream.state.registry import Announcement
+from slipstream_router.app import fences
 from support.commands import ran
 from support.deployment.charts import NAMESPACE, RELEASE, named, rendered, settings, with_values
 from support.deployment.kube_schemas import NEWEST, faults

@@ -164,6 +164,6 @@ def test_the_builder_sees_what_it_copies_and_nothing_else(known):
         ".git",
         ".git/config",
         "tests/support/models/tiny.py",
-        "services/core/__pycache__/x.pyc",
+        "slipstream/core/__pycache__/x.pyc",
     ):
         assert ignored(Path(hidden)), hidden

@@ -145,12 +145,12 @@ def test_bytecode_is_there_and_does_not_depend_on_when_files_were_written(image)
 
 
 def test_the_image_has_the_data_files_of_the_package(image):
-    (home,) = (image.app / "lib").glob("python*/site-packages/slipstream")
-    found = ran("git", "ls-files", "services", cwd=ROOT)
-    tracked = [Path(name).relative_to("services") for name in found.stdout.splitlines()]
-    tracked = [name for name in tracked if (ROOT / "services" / name).exists()]
-    assert [str(name) for name in tracked if not (home / name).is_file()] == []
-    assert (home / "data" / "prompts.jsonl").read_bytes() == (
+    (home,) = (image.app / "lib").glob("python*/site-packages")
+    found = ran("git", "ls-files", "slipstream", "services/*/slipstream_*", cwd=ROOT)
+    tracked = [name for name in found.stdout.splitlines() if (ROOT / name).exists()]
+    installed = [re.sub(r"^services/\w+/", "", name) for name in tracked]
+    assert [name for name in installed if not (home / name).is_file()] == []
+    assert (home / "slipstream" / "data" / "prompts.jsonl").read_bytes() == (
         ROOT / "slipstream" / "data" / "prompts.jsonl"
     ).read_bytes()
 

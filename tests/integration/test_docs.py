@@ -56,7 +56,7 @@ def run_alone(code, names):
     given = "".join(f"{name} = {str(value)!r}\n" for name, value in names.items())
     subprocess.run(
         [sys.executable, "-c", given + code],
-        env={"PYTHONPATH": ".dev"},
+        env={"PYTHONPATH": IMPORT_PATH},
         stdout=subprocess.DEVNULL,
         check=True,
     )

@@ -10,9 +10,9 @@ from slipstream.client import AsyncClient, SamplingParams
 from slipstream.core.draft.ngram_sources import LATEST
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import build
-from slipstream_router.config import RouterConfig
 from slipstream.state.scripts import packed
 from slipstream.telemetry import catalog
+from slipstream_router.config import RouterConfig
 from support.network.key_files import key, write_keys
 from support.services import fleet
 from support.services.fleet import eventually, routed

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import ran_python, IMPORT_PATH
+from support.commands import IMPORT_PATH, ran_python
 
 TESTS = Path(__file__).parents[1]
 

@@ -8,8 +8,8 @@ from support.telemetry.prometheus_names import family
 INTRODUCTION = """\
 # Metrics
 
-Every metric, from `slipstream/telemetry/catalog.py`. What is normal, what the attributes may say and
-what to do is in the [runbook](../runbook.md); how to switch metrics on is in
+Every metric, from `slipstream/telemetry/catalog.py`. What is normal, what the attributes may say
+and what to do is in the [runbook](../runbook.md); how to switch metrics on is in
 [observability](../observability.md). A counter only grows; a gauge is looked at once a second; of a
 histogram Prometheus has `_bucket`, `_count` and `_sum`.
 """

@@ -7,6 +7,12 @@ from pathlib import Path
 from typing import Any
 
 ROOT = Path(__file__).resolve().parents[2]
+PACKAGE_DIRS = (
+    ROOT,
+    *(ROOT / "services" / role for role in ("draft", "gateway", "router", "target")),
+)
+"""Folders that hold this checkout's import packages."""
+IMPORT_PATH = os.pathsep.join(map(str, PACKAGE_DIRS))
 
 
 def ran(*words: object, **more: Any) -> subprocess.CompletedProcess[str]:
@@ -17,7 +23,7 @@ def ran(*words: object, **more: Any) -> subprocess.CompletedProcess[str]:
 
 def ran_python(*words: object, **variables: str) -> subprocess.CompletedProcess[str]:
     """Run Python with this checkout's package, and with further variables in its environment."""
-    env = {**os.environ, "PYTHONPATH": str(ROOT / ".dev"), "OMP_NUM_THREADS": "1", **variables}
+    env = {**os.environ, "PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1", **variables}
     return ran(sys.executable, *words, env=env, timeout=280)
 
 

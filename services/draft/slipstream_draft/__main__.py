@@ -5,15 +5,15 @@ from collections.abc import Sequence
 
 from slipstream import __version__
 from slipstream.core.request.server_info import ReplicaRole
-from slipstream_draft.app import load_draft
-from slipstream_draft.config import DraftConfig
-from slipstream_draft.servicer import SERVICE, DraftServicer, register
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.state.factory import announced_in
 from slipstream.state.registry import Announcement
 from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry
+from slipstream_draft.app import load_draft
+from slipstream_draft.config import DraftConfig
+from slipstream_draft.servicer import SERVICE, DraftServicer, register
 
 
 def main(argv: Sequence[str]) -> int:

@@ -7,11 +7,7 @@ from slipstream.core.draft.ngram_draft import NGRAM
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.drafting.build import VANILLA, Drafter, DraftTarget, build_drafter
-from slipstream_draft.config import DraftConfig
-from slipstream_draft.describe import PairedTarget, describe
 from slipstream.drafting.engine import LocalDraft
-from slipstream_draft.kv_receivers import KvReceivers
-from slipstream_draft.servicer import DraftServicer
 from slipstream.engine.thread import EngineThread
 from slipstream.files import path_of
 from slipstream.models.cores import Cores, load_on
@@ -20,6 +16,10 @@ from slipstream.models.loading import parse_device
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.protocol import new_incarnation
 from slipstream.telemetry.telemetry import Telemetry
+from slipstream_draft.config import DraftConfig
+from slipstream_draft.describe import PairedTarget, describe
+from slipstream_draft.kv_receivers import KvReceivers
+from slipstream_draft.servicer import DraftServicer
 
 _LOG = logging.getLogger("slipstream.draft")
 

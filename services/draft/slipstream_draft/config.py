@@ -4,7 +4,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
-from slipstream_draft.kv_sources import KvSources, usual_sources
 from slipstream.drafting.memory import DraftMemory
 from slipstream.models.compute_options import ComputeOptions
 from slipstream.models.scorer import NUM_SINKS, WINDOW
@@ -15,6 +14,7 @@ from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import check_advertised
 from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.service_options import (
+    DEFAULT_ADDRESSES,
     ListenOptions,
     PeerTlsOptions,
     ReplicaOptions,
@@ -22,6 +22,7 @@ from slipstream.rpc.service_options import (
     TlsOptions,
 )
 from slipstream.state.options import StoreOptions
+from slipstream_draft.kv_sources import KvSources, usual_sources
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,7 +44,7 @@ class DraftConfig:
     """Options of a draft service."""
 
     listen: ListenOptions = group(
-        ListenOptions, address=option("127.0.0.1:50062", "Address to listen on.")
+        ListenOptions, address=option(DEFAULT_ADDRESSES["draft"], "Address to listen on.")
     )
     replica: ReplicaOptions = group(
         ReplicaOptions,

@@ -15,7 +15,6 @@ import grpc.aio
 from slipstream.core import errors
 from slipstream.core.errors import NoRoom, SessionOutOfSync, SlipstreamError
 from slipstream.drafting.kv_mirror import KvMirror
-from slipstream_draft.kv_sources import Channels
 from slipstream.models.scorer import NUM_SINKS
 from slipstream.rpc.kv import ENCODING, KvFormat, KvStreamSource, frame_from_bytes
 from slipstream.rpc.protocol import PROTOCOL_VERSION
@@ -25,6 +24,7 @@ from slipstream.rpc.tracing import status_name, trace_to_pb
 from slipstream.rpc.v1 import target_pb2
 from slipstream.telemetry.attributes import rpc_attributes
 from slipstream.telemetry.spans import ClientSpan, Reply
+from slipstream_draft.kv_sources import Channels
 
 STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
 FIRST_PAUSE_S = 0.05

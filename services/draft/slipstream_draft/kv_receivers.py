@@ -11,11 +11,8 @@ from functools import partial
 from slipstream.core.errors import HandshakeError, InvalidRequest, NoRoom
 from slipstream.core.sequence import TokenSequence
 from slipstream.drafting.build import Drafter
-from slipstream_draft.config import DraftSettings
 from slipstream.drafting.engine import LocalDraft
 from slipstream.drafting.kv_mirror import ByteBudget, KvMirror
-from slipstream_draft.kv_receiver import KvAddress, KvReceiver
-from slipstream_draft.kv_sources import Channels, KvSources
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.scorer import KvView, skippable
 from slipstream.rpc.channel import ChannelOptions
@@ -23,6 +20,9 @@ from slipstream.rpc.kv import DTYPE, KvFormat, KvStreamSource, keep_freed_memory
 from slipstream.rpc.tensors import element_type
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry.spans import Reply
+from slipstream_draft.config import DraftSettings
+from slipstream_draft.kv_receiver import KvAddress, KvReceiver
+from slipstream_draft.kv_sources import Channels, KvSources
 
 
 class KvReceivers:

@@ -22,11 +22,7 @@ from slipstream.core.types import Plan, Proposal, ReplyTiming, Session
 from slipstream.drafting.batcher import BatchedDraft, gone_on
 from slipstream.drafting.build import Drafter
 from slipstream.drafting.checks import check_delta, check_plan, check_session
-from slipstream_draft.config import DraftSettings
-from slipstream_draft.describe import target_expectations
 from slipstream.drafting.engine import LocalDraft
-from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
-from slipstream_draft.telemetry import DraftTelemetry, record_load
 from slipstream.engine.thread import Done, EngineThread
 from slipstream.rpc.conversion import convert
 from slipstream.rpc.conversion.convert_proposal import ahead_to_pb, proposal_to_pb
@@ -40,6 +36,10 @@ from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments
 from slipstream.telemetry.spans import Reply
 from slipstream.telemetry.telemetry import Telemetry
+from slipstream_draft.config import DraftSettings
+from slipstream_draft.describe import target_expectations
+from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
+from slipstream_draft.telemetry import DraftTelemetry, record_load
 
 SERVICE = "slipstream.rpc.v1.DraftService"
 

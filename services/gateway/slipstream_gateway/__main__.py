@@ -4,9 +4,9 @@ import sys
 from collections.abc import Sequence
 
 from slipstream.core.errors import InvalidRequest
-from slipstream_gateway.config import SECTION, HttpConfig
 from slipstream.rpc.process import run_service, say_ready
 from slipstream.telemetry.telemetry import Telemetry
+from slipstream_gateway.config import SECTION, HttpConfig
 
 _EXTRA = ("fastapi", "uvicorn")
 

@@ -15,6 +15,8 @@ from starlette.exceptions import HTTPException
 import slipstream
 from slipstream.client import AsyncChunkStream, AsyncClient, ModelInfo, RequestOptions
 from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
+from slipstream.rpc.certificates import ReloadedFiles
+from slipstream.telemetry.carrier import within
 from slipstream_gateway.body import (
     ChatRequest,
     CompletionRequest,
@@ -53,8 +55,6 @@ from slipstream_gateway.sdk_options import (
     given_tools,
     tool_use,
 )
-from slipstream.rpc.certificates import ReloadedFiles
-from slipstream.telemetry.carrier import within
 
 _LONG_BODY = 1 << 16
 """Bytes of a body from which on it is read on a thread, a bounded step at a time."""

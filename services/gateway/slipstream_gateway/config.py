@@ -11,6 +11,7 @@ from slipstream.core.request.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
 from slipstream.files import read_secret
 from slipstream.options import option
 from slipstream.rpc.security import ClientTls, ServerTls, peer_tls, server_tls
+from slipstream.rpc.service_options import DEFAULT_ADDRESSES
 
 SECTION = "http"
 _POSITIVE = ("max_body_bytes", "max_connections", "timeout_s", "body_timeout_s")
@@ -25,8 +26,8 @@ MAX_WAIT_S = 86_400.0
 class HttpConfig:
     """Options of the HTTP front."""
 
-    router: str = option("127.0.0.1:50051", "The router, or several with commas between.")
-    listen_address: str = option("127.0.0.1:8000", "Where to listen.")
+    router: str = option(DEFAULT_ADDRESSES["router"], "The router, or several with commas between.")
+    listen_address: str = option(DEFAULT_ADDRESSES["http"], "Where to listen.")
     token_file: Path | None = option(
         None, "A file with the token for requests that have none of their own."
     )

@@ -13,10 +13,10 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.request.request import MAX_NAME_LENGTH, check_name
+from slipstream.telemetry.carrier import Carrier
 from slipstream_gateway.config import ANY_ORIGIN
 from slipstream_gateway.errors import HttpError, http_error, places_in
 from slipstream_gateway.http_io import as_json
-from slipstream.telemetry.carrier import Carrier
 
 CLIENT_CLOSED = 499
 """Status for a client that has left."""

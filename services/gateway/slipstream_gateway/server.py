@@ -15,10 +15,6 @@ from slipstream.client import AsyncClient
 from slipstream.client.connection import connection
 from slipstream.client.remote import RemoteBackend
 from slipstream.core.errors import Unavailable
-from slipstream_gateway.app import Routes, make_app
-from slipstream_gateway.config import HttpConfig
-from slipstream_gateway.connection import BoundedConnection
-from slipstream_gateway.handlers import Front
 from slipstream.rpc.certificates import ReloadedFiles, read_pair
 from slipstream.rpc.process import with_port
 from slipstream.rpc.security import ServerTls
@@ -26,6 +22,10 @@ from slipstream.telemetry.catalog import REQUESTS_RUNNING
 from slipstream.telemetry.metric import Instruments, sampled
 from slipstream.telemetry.sdk_spans import SdkTelemetry
 from slipstream.telemetry.telemetry import Telemetry
+from slipstream_gateway.app import Routes, make_app
+from slipstream_gateway.config import HttpConfig
+from slipstream_gateway.connection import BoundedConnection
+from slipstream_gateway.handlers import Front
 
 PROBE_S = 2.0
 """Longest time for a router to answer a health check."""

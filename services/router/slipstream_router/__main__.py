@@ -4,11 +4,11 @@ import asyncio
 import sys
 from collections.abc import Sequence
 
-from slipstream_router.app import Router
-from slipstream_router.config import RouterConfig
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.telemetry.metric import sampled
 from slipstream.telemetry.telemetry import Telemetry
+from slipstream_router.app import Router
+from slipstream_router.config import RouterConfig
 
 
 def main(argv: Sequence[str]) -> int:

@@ -10,14 +10,22 @@ from collections import Counter
 from collections.abc import Callable
 from itertools import product
 
+from slipstream.core.failover.breaker import Breakers
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState
 from slipstream.ngrams.store_file import NgramStores
+from slipstream.rpc.channel import Dialer
+from slipstream.rpc.server import Server
+from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from slipstream.state.access import Access
+from slipstream.state.factory import open_quotas, open_store
+from slipstream.state.session_leases import SessionLeases
+from slipstream.telemetry import catalog
+from slipstream.telemetry.metric import Instruments
+from slipstream.telemetry.telemetry import Telemetry
 from slipstream_router.config import RouterConfig
 from slipstream_router.learner import TrafficLearner
 from slipstream_router.lease_keeper import LeaseKeeper
 from slipstream_router.limits import Admission, KeyLimits
-from slipstream.core.failover.breaker import Breakers
 from slipstream_router.replicas.discovery import Sources
 from slipstream_router.replicas.fleet import DrafterDefaults, Fleet
 from slipstream_router.replicas.pool import Pool
@@ -28,14 +36,6 @@ from slipstream_router.request_telemetry import RouterTelemetry
 from slipstream_router.servicer import SERVICE, GenerationServicer, Parts
 from slipstream_router.shadow import Shadow
 from slipstream_router.watched_store import MEMORY, REDIS, WatchedStore
-from slipstream.rpc.channel import Dialer
-from slipstream.rpc.server import Server
-from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
-from slipstream.state.factory import open_quotas, open_store
-from slipstream.state.session_leases import SessionLeases
-from slipstream.telemetry import catalog
-from slipstream.telemetry.metric import Instruments
-from slipstream.telemetry.telemetry import Telemetry
 
 _LOG = logging.getLogger("slipstream.router")
 

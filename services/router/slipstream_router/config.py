@@ -7,17 +7,22 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.options import DRAFTERS
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.options import check_bounds, group, option
-from slipstream_router.learner import KEY, OFF, LearnOptions
-from slipstream_router.replicas.heartbeat import Heartbeat
-from slipstream_router.shadow import ShadowOptions
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.interceptors import CallLimits
 from slipstream.rpc.server import MAX_STREAMS, ServerOptions
-from slipstream.rpc.service_options import ListenOptions, PeerTlsOptions, TlsOptions
+from slipstream.rpc.service_options import (
+    DEFAULT_ADDRESSES,
+    ListenOptions,
+    PeerTlsOptions,
+    TlsOptions,
+)
 from slipstream.state.options import StoreOptions
 from slipstream.state.record import Bounds
 from slipstream.state.session_leases import KeepRules
+from slipstream_router.learner import KEY, OFF, LearnOptions
+from slipstream_router.replicas.heartbeat import Heartbeat
+from slipstream_router.shadow import ShadowOptions
 
 _LONGEST_QUEUE_S = 86400.0
 MAX_FIELDS = 10_000
@@ -31,7 +36,7 @@ class RouterConfig:
     """Options of a router."""
 
     listen: ListenOptions = group(
-        ListenOptions, address=option("127.0.0.1:50051", "Address to listen on.")
+        ListenOptions, address=option(DEFAULT_ADDRESSES["router"], "Address to listen on.")
     )
     targets: tuple[str, ...] = option(
         (), "Target replicas: addresses, or a single dns:///NAME:PORT, file:PATH or registry:."

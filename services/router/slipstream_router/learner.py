@@ -14,12 +14,12 @@ from slipstream.core.draft.ngram import MAX_TOKEN_ID
 from slipstream.core.draft.ngram_sources import TextMemory
 from slipstream.core.errors import InvalidRequest
 from slipstream.ngrams.scopes import LearnedScopes
-from slipstream_router.replicas.probes import DescribedTarget
 from slipstream.state.factory import open_texts
 from slipstream.state.options import StoreOptions
 from slipstream.state.text_exchange import EVERY_S, MAX_TEXT_TOKENS, TextExchange
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments
+from slipstream_router.replicas.probes import DescribedTarget
 
 OFF, KEY, MODEL = "off", "key", "model"
 """What is learned: nothing, or texts for their own API key, or for all callers of a model."""

@@ -15,6 +15,17 @@ from slipstream.core.request.request import DraftFacts, Generation, Request
 from slipstream.core.request.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.ngrams.store_file import NgramStores
+from slipstream.rpc.exchange import CallOptions
+from slipstream.state.journal import StoreJournal
+from slipstream.state.record import Opening, Record
+from slipstream.state.session_leases import (
+    AcquiredSession,
+    SessionLeases,
+    check_received,
+    owner_digest,
+    replayed,
+    turn_request,
+)
 from slipstream_router.ahead import WriteBehind, one_ahead
 from slipstream_router.learner import TrafficLearner
 from slipstream_router.lease_keeper import LeaseKeeper
@@ -28,17 +39,6 @@ from slipstream_router.replicas.request_replicas import (
 )
 from slipstream_router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
 from slipstream_router.shadow import AnsweredRequest, Shadow
-from slipstream.rpc.exchange import CallOptions
-from slipstream.state.journal import StoreJournal
-from slipstream.state.record import Opening, Record
-from slipstream.state.session_leases import (
-    AcquiredSession,
-    SessionLeases,
-    check_received,
-    owner_digest,
-    replayed,
-    turn_request,
-)
 
 INVARIANT = "invariant"
 _FORGET_LIMIT_S = 2.0

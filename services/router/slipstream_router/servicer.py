@@ -29,20 +29,20 @@ from slipstream.core.request.request import Ask, Generation, SessionRef, check_n
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.request.tools import check_tools_bytes
-from slipstream.state.access import Access, Key
-from slipstream_router.limits import Admission, KeyLimits
-from slipstream_router.replicas.fleet import ChosenTarget, Fleet
-from slipstream_router.replicas.probes import DescribedDraft
-from slipstream_router.request_runner import RequestRunner
-from slipstream_router.request_telemetry import RequestRecorder, RouterTelemetry
-from slipstream_router.shadow import Shadow
 from slipstream.rpc.conversion.convert_generation import generation_from_pb, prompt_from_pb
 from slipstream.rpc.conversion.convert_info import model_info_to_pb, server_info_to_pb
 from slipstream.rpc.conversion.convert_results import chunk_to_pb, result_to_pb
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
+from slipstream.state.access import Access, Key
 from slipstream.state.store import SessionStore
+from slipstream_router.limits import Admission, KeyLimits
+from slipstream_router.replicas.fleet import ChosenTarget, Fleet
+from slipstream_router.replicas.probes import DescribedDraft
+from slipstream_router.request_runner import RequestRunner
+from slipstream_router.request_telemetry import RequestRecorder, RouterTelemetry
+from slipstream_router.shadow import Shadow
 
 SERVICE = "slipstream.rpc.v1.GenerationService"
 GENERATE, STREAM = f"{SERVICE}/Generate", f"{SERVICE}/GenerateStream"

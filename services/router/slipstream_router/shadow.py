@@ -18,10 +18,10 @@ from slipstream.core.request.request import Request
 from slipstream.core.request.server_info import ShadowInfo
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session, Verdict, Verification
-from slipstream_router.limits import Admission
-from slipstream_router.replicas.fleet import Fleet, TargetNeeds
 from slipstream.rpc.exchange import CallOptions
 from slipstream.rpc.remote_target import RemoteTarget
+from slipstream_router.limits import Admission
+from slipstream_router.replicas.fleet import Fleet, TargetNeeds
 
 NEAR_TIE = 0.25
 """Margin in logits up to which rounding can decide a draw, in 16-bit numbers."""

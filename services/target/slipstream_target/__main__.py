@@ -20,13 +20,13 @@ from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
 from slipstream.state.factory import announced_in
 from slipstream.state.registry import Announcement
+from slipstream.telemetry.metric import sampled
+from slipstream.telemetry.telemetry import Telemetry
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.build import BuiltTarget, build_target
 from slipstream_target.config import TargetConfig
 from slipstream_target.description import describe
 from slipstream_target.servicer import SERVICE, TargetServicer, register
-from slipstream.telemetry.metric import sampled
-from slipstream.telemetry.telemetry import Telemetry
 
 if TYPE_CHECKING:
     from slipstream_target.tensor_parallel import WorkerProcesses

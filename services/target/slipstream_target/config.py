@@ -12,14 +12,15 @@ from slipstream.options import check_bounds, group, option
 from slipstream.rpc.protocol import check_advertised
 from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.service_options import (
+    DEFAULT_ADDRESSES,
     ListenOptions,
     ReplicaOptions,
     SessionOptions,
     TlsOptions,
 )
 from slipstream.state.options import StoreOptions
-from slipstream.verifying.build import MAX_ROWS, TargetLimits
 from slipstream.text.tool_prompt import AUTO_FORMAT, TOOL_FORMATS
+from slipstream.verifying.build import MAX_ROWS, TargetLimits
 
 _LEAST_ROWS = MAX_NODES + 1
 """Batched tokens of a step: the largest proposal, and the token above it."""
@@ -30,7 +31,7 @@ class TargetConfig:
     """Options of a target."""
 
     listen: ListenOptions = group(
-        ListenOptions, address=option("127.0.0.1:50061", "Address to listen on.")
+        ListenOptions, address=option(DEFAULT_ADDRESSES["target"], "Address to listen on.")
     )
     replica: ReplicaOptions = group(ReplicaOptions)
     model: str = option(

@@ -31,10 +31,10 @@ from slipstream.rpc.kv import (
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, require_agreement
 from slipstream.rpc.tensors import dtype_of, pack
 from slipstream.rpc.v1 import target_pb2
+from slipstream.telemetry.spans import Reply
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.kv_sender import KvSender, KvSlice, check_layers
 from slipstream_target.verify_stream import KvReader, VerifyStream
-from slipstream.telemetry.spans import Reply
 
 SLICE_BYTES = 4 << 20
 """What a verification may have to wait for: one copy of about so many bytes, below a millisecond.

@@ -11,14 +11,14 @@ from slipstream.rpc.kv import ENCODING, KvEncoding
 from slipstream.rpc.status import code_of
 from slipstream.rpc.tracing import trace_from_pb
 from slipstream.rpc.v1 import common_pb2, target_pb2
-from slipstream.verifying.batcher import BatchedTarget
-from slipstream_target.kv_streams import OnSent, Snapshot
-from slipstream.verifying.request import TargetRequest, TargetStep
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import decided_attributes
 from slipstream.telemetry.metric import Attributes, Instruments, Value
 from slipstream.telemetry.spans import Replies, Reply
 from slipstream.telemetry.telemetry import Telemetry
+from slipstream.verifying.batcher import BatchedTarget
+from slipstream.verifying.request import TargetRequest, TargetStep
+from slipstream_target.kv_streams import OnSent, Snapshot
 
 VERIFY = "target.verify"
 STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"

@@ -13,8 +13,8 @@ from slipstream.core.errors import CapacityError, Unavailable
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
 from slipstream.rpc.leases import Lease
-from slipstream.verifying.grammar_constraint import CompiledGrammar
 from slipstream.telemetry.spans import Reply
+from slipstream.verifying.grammar_constraint import CompiledGrammar
 
 MAX_READERS = 4
 """Readers of one session: a draft, and what it left behind when it lost its connection."""

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 
 from slipstream.core import errors
 from slipstream.core.errors import CapacityError, SlipstreamError
+from slipstream.core.failover.breaker import Failures, InUse, ReplicaAttempt
 from slipstream.core.ports import Target
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session, Verdict, Verification
-from slipstream.core.failover.breaker import Failures, InUse, ReplicaAttempt
 
 _LOG = logging.getLogger("slipstream.router")
 _LOST = (

@@ -11,13 +11,13 @@ from slipstream.client.engine import WindowedKv
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape, StopPolicy
-from slipstream_draft.config import DraftSettings
 from slipstream.models.target.causal import CausalModel
 from slipstream.ngrams.store_file import SUFFIX, NgramStores, StoreHeader
 from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.train.data import Document
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
+from slipstream_draft.config import DraftSettings
 from support.models import tiny, tiny_checkpoint
 from support.services.tiny_services import (
     Models,

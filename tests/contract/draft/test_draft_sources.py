@@ -8,8 +8,8 @@ import pytest
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan
-from slipstream_draft.kv_sources import ANYWHERE, KvSources
 from slipstream.rpc.v1 import draft_pb2, target_pb2_grpc
+from slipstream_draft.kv_sources import ANYWHERE, KvSources
 from slipstream_target.servicer import SERVICE
 from support.services.scripted_keys import LIMIT_S, PROMPT, SESSION, Script
 from support.services.tiny_services import draft_place, is_empty, serving, until

@@ -30,7 +30,7 @@ def documented_user():
 
 def needed_commands():
     """What scripts call, and what calls scripts."""
-    texts = [path.read_text() for path in (ROOT / "services" / "state").glob("*.py")]
+    texts = [path.read_text() for path in (ROOT / "slipstream" / "state").glob("*.py")]
     return {"EVAL", "EVALSHA", *re.findall(r"redis\.p?call\('([A-Z]+)'", "".join(texts))}
 
 

@@ -14,12 +14,12 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import EngineThread
-from slipstream.verifying.batcher import BatchedTarget
-from slipstream_target.telemetry import TargetTelemetry
-from slipstream.verifying.time_spent import Activity
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.telemetry import Telemetry
+from slipstream.verifying.batcher import BatchedTarget
+from slipstream.verifying.time_spent import Activity
+from slipstream_target.telemetry import TargetTelemetry
 from support.models import tiny
 from support.models.hand_clock import HandClock
 from support.services.served_target import refusal, served_target

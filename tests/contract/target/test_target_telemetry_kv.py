@@ -9,10 +9,10 @@ from opentelemetry.trace import StatusCode as SpanStatus
 
 from slipstream.core.types import Session
 from slipstream.rpc.kv import KvEncoding
-from slipstream_target.kv_streams import SLICE_BYTES
-from slipstream_target.telemetry import STREAM_KV
 from slipstream.telemetry import catalog
 from slipstream.telemetry.telemetry import TraceBounds
+from slipstream_target.kv_streams import SLICE_BYTES
+from slipstream_target.telemetry import STREAM_KV
 from support.models import tiny
 from support.services.served_target import refusal, served_target, wide_model
 from support.telemetry.listening import parent_id, span_id

@@ -17,6 +17,7 @@ from fuzz.case import CORPUS, Case, file_name, save
 from fuzz.files.child import FAULT, LOADED, REFUSED
 from fuzz.files.kinds import MODULES, kinds_of
 from fuzz.minimise import minimised
+from support.commands import IMPORT_PATH, ROOT
 
 FILE = "file"
 """The role of cases that are files."""
@@ -28,7 +29,6 @@ CPU_S = 10.0
 _WALL_S = 300.0
 """Longest wait for a reply: a child that waits for something takes no CPU."""
 _MAX_KEPT_BYTES = 12_000
-_ROOT = Path(__file__).resolve().parents[3]
 
 
 @dataclass(frozen=True, slots=True)
@@ -95,7 +95,7 @@ class Child:
 
     def _started(self) -> subprocess.Popen[bytes]:
         self._read = b""
-        path = os.pathsep.join(str(_ROOT / name) for name in (".dev", "tests"))
+        path = os.pathsep.join((IMPORT_PATH, str(ROOT / "tests")))
         words = [",".join(self._modules), str(self._limits.memory), str(self._limits.cpu_s)]
         return subprocess.Popen(
             [sys.executable, "-m", "fuzz.files.child", *words],

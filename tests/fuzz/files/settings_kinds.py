@@ -21,18 +21,18 @@ from slipstream.cli.key_edits import add_key, remove_key
 from slipstream.cli.options import read_token
 from slipstream.cli.trace import lines, page
 from slipstream.config import load_config, load_settings
-from slipstream_draft.config import DraftConfig
-from slipstream_gateway.config import HttpConfig
 from slipstream.models.store.folder import all_or_nothing
 from slipstream.models.store.wheel import GgufWheel, NoProgress, extract
-from slipstream.state.access import Access, Entry
-from slipstream_router.config import RouterConfig
 from slipstream.rpc.certificates import read_authority, read_pair
+from slipstream.state.access import Access, Entry
 from slipstream.state.options import StoreOptions
-from slipstream_target.config import TargetConfig
 from slipstream.telemetry.config import TelemetryConfig
 from slipstream.telemetry.traces import last_trace, read_spans
 from slipstream.train.data import ReadLimits, read_data
+from slipstream_draft.config import DraftConfig
+from slipstream_gateway.config import HttpConfig
+from slipstream_router.config import RouterConfig
+from slipstream_target.config import TargetConfig
 
 
 def _configuration(cls: Callable[..., Any], section: str) -> Callable[[Path], object]:

@@ -6,9 +6,8 @@ import pytest
 import torch
 
 from slipstream.cli.main import exit_code
-from support.commands import refusal, IMPORT_PATH
+from support.commands import IMPORT_PATH, refusal
 from support.models.bench_files import save_pair, save_prompts
-from support.services.processes import ROOT
 
 PROMPTS = ((1, "a", ["hello there"]), (2, "b", ["abcabcabcabc"]))
 

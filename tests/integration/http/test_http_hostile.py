@@ -9,9 +9,9 @@ import httpx2
 import openai
 import pytest
 
+from slipstream.rpc.server import ServerOptions
 from slipstream_gateway.body import ChatRequest, CompletionRequest
 from slipstream_gateway.fields import IGNORED, NEUTRAL
-from slipstream.rpc.server import ServerOptions
 from support.network.bad_routers import Scripted, register
 from support.network.key_files import key, write_keys
 from support.services.background import served

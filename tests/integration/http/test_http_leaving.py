@@ -14,10 +14,10 @@ from starlette.requests import ClientDisconnect
 
 from slipstream.cli.main import exit_code
 from slipstream.client import Client, errors
+from slipstream.rpc.server import ServerOptions
 from slipstream_gateway.config import HttpConfig
 from slipstream_gateway.http_io import read_body
 from slipstream_gateway.server import Gateway
-from slipstream.rpc.server import ServerOptions
 from support.network.bad_routers import Failing, Scripted, first_chunk, register
 from support.network.certificates import certificates
 from support.services import fleet

@@ -9,9 +9,9 @@ import pytest
 
 from slipstream.client import errors
 from slipstream.core.errors import InvalidRequest
-from slipstream_gateway.config import HttpConfig
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1.generation_pb2_grpc import GenerationServiceServicer
+from slipstream_gateway.config import HttpConfig
 from support.network.bad_routers import Failing, register
 from support.services.background import served
 from support.services.http_front import HELLO, fronted

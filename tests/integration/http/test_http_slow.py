@@ -10,8 +10,8 @@ import pytest
 
 from slipstream.client import errors
 from slipstream.core.errors import InvalidRequest
-from slipstream_gateway.config import HttpConfig
 from slipstream.rpc.v1 import generation_pb2 as pb
+from slipstream_gateway.config import HttpConfig
 from support.network.bad_routers import Failing, Scripted, first_chunk, register
 from support.network.certificates import certificates
 from support.services.background import served

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import ran, IMPORT_PATH
+from support.commands import IMPORT_PATH, ran
 
 pytestmark = pytest.mark.real
 

@@ -10,11 +10,11 @@ import pytest
 from slipstream.client import AsyncClient, Mode, SpeculationOptions, StopPolicy
 from slipstream.core.errors import InvalidRequest, ModelNotFound, Unavailable
 from slipstream.options import build
-from slipstream_router.app import Router
-from slipstream_router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import common_pb2, generation_pb2_grpc
 from slipstream.rpc.v1 import generation_pb2 as pb
+from slipstream_router.app import Router
+from slipstream_router.config import RouterConfig
 from support.commands import ran_python
 from support.network.key_files import key, write_keys
 from support.services import fleet

@@ -1,9 +1,9 @@
 """A failover draft with scripted replicas behind it, and a clock that tests move."""
 
-from slipstream.core.tree import TokenTree
-from slipstream.core.types import Plan, Proposal, Session
 from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.core.failover.failover_draft import FailoverDraft
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Plan, Proposal, Session
 from slipstream.rpc.delta import Delta
 from support.models.deltas import ByDeltas
 

@@ -9,23 +9,23 @@ from pathlib import Path
 import torch
 
 from slipstream.client import AsyncClient
-from slipstream_draft.app import load_draft
-from slipstream_draft.config import DraftConfig
-from slipstream_draft.servicer import SERVICE as DRAFT
-from slipstream_draft.servicer import register as register_draft
 from slipstream.engine.thread import EngineThread
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.loading import load_target_parts
 from slipstream.options import build
-from slipstream_router.app import Router
-from slipstream_router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.build import build_target
+from slipstream_draft.app import load_draft
+from slipstream_draft.config import DraftConfig
+from slipstream_draft.servicer import SERVICE as DRAFT
+from slipstream_draft.servicer import register as register_draft
+from slipstream_router.app import Router
+from slipstream_router.config import RouterConfig
 from slipstream_target.description import describe
 from slipstream_target.servicer import SERVICE as TARGET
 from slipstream_target.servicer import TargetServicer

@@ -7,14 +7,14 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.client import AsyncClient
+from slipstream.options import build
+from slipstream.rpc.server import Server
 from slipstream_draft.app import load_draft
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.servicer import SERVICE as DRAFT
 from slipstream_draft.servicer import register as register_draft
-from slipstream.options import build
 from slipstream_router.app import Router
 from slipstream_router.config import RouterConfig
-from slipstream.rpc.server import Server
 from slipstream_target.config import TargetConfig
 from slipstream_target.servicer import SERVICE as TARGET
 from slipstream_target.servicer import register as register_target

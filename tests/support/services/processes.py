@@ -11,9 +11,9 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
 
+from support.commands import IMPORT_PATH
 from support.models.tiny_checkpoint import save_checkpoint
 from support.services.stalls import WATCHED, check_stalls, stalls_in
-from support.commands import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 LIMIT_S = 60.0

@@ -9,10 +9,10 @@ import numpy as np
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session
-from slipstream_draft.config import DraftSettings
 from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvStreamSource, frame_to_bytes
 from slipstream.rpc.tensors import pack
 from slipstream.rpc.v1 import draft_pb2, target_pb2, target_pb2_grpc
+from slipstream_draft.config import DraftSettings
 from slipstream_target.servicer import SERVICE
 from support.models import tiny
 from support.services.tiny_services import MAX_LAG, draft_place, serving

@@ -32,12 +32,12 @@ from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.tensors import element_type, unpack
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
-from slipstream.verifying.batcher import BatchedTarget
-from slipstream_target.description import layout_to_pb
-from slipstream.verifying.engine import LocalTarget
-from slipstream_target.servicer import SERVICE, TargetServicer, register
 from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.telemetry import Telemetry
+from slipstream.verifying.batcher import BatchedTarget
+from slipstream.verifying.engine import LocalTarget
+from slipstream_target.description import layout_to_pb
+from slipstream_target.servicer import SERVICE, TargetServicer, register
 from support.models import tiny
 from support.services.tiny_services import serving
 

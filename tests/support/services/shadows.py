@@ -8,19 +8,19 @@ import torch
 
 from slipstream.client import AsyncClient
 from slipstream.core.draft.ngram_draft import NGRAM
+from slipstream.core.failover.breaker import Breakers
 from slipstream.core.request.request import Ask, ModelFacts, make_request
 from slipstream.core.types import SamplingParams
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel
+from slipstream.rpc.channel import ChannelOptions, Dialer
 from slipstream_router.limits import Admission
-from slipstream.core.failover.breaker import Breakers
 from slipstream_router.replicas.discovery import parse_source
 from slipstream_router.replicas.fleet import DrafterDefaults, Fleet, TargetNeeds
 from slipstream_router.replicas.pool import Pool
 from slipstream_router.replicas.probes import TargetProbe
 from slipstream_router.replicas.replica import Hooks
 from slipstream_router.shadow import AnsweredRequest, Shadow, ShadowOptions
-from slipstream.rpc.channel import ChannelOptions, Dialer
 from support.models.tiny_checkpoint import tiny_llama
 from support.services.fleet import LIMIT_S, running
 

@@ -13,14 +13,7 @@ from slipstream.core.request.request import DraftFacts
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Verdict
 from slipstream.drafting.build import Drafter
-from slipstream_draft.config import DraftSettings
-from slipstream_draft.describe import PairedTarget, describe
 from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
-from slipstream_draft.kv_receivers import KvReceivers
-from slipstream_draft.kv_sources import KvSources
-from slipstream_draft.servicer import SERVICE as DRAFT_SERVICE
-from slipstream_draft.servicer import DraftServicer
-from slipstream_draft.servicer import register as draft_register
 from slipstream.engine.thread import EngineThread
 from slipstream.models.dtypes import CPU
 from slipstream.models.glide.glide_scorer import GlideScorer
@@ -36,12 +29,19 @@ from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.server import Register, Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2
+from slipstream.telemetry.telemetry import Telemetry
 from slipstream.verifying.batcher import BatchedTarget
+from slipstream_draft.config import DraftSettings
+from slipstream_draft.describe import PairedTarget, describe
+from slipstream_draft.kv_receivers import KvReceivers
+from slipstream_draft.kv_sources import KvSources
+from slipstream_draft.servicer import SERVICE as DRAFT_SERVICE
+from slipstream_draft.servicer import DraftServicer
+from slipstream_draft.servicer import register as draft_register
 from slipstream_target.description import layout_to_pb
 from slipstream_target.servicer import SERVICE as TARGET_SERVICE
 from slipstream_target.servicer import TargetServicer
 from slipstream_target.servicer import register as target_register
-from slipstream.telemetry.telemetry import Telemetry
 from support.models import tiny
 
 MAX_LAG = 8

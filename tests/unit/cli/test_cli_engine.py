@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from support.commands import ran, IMPORT_PATH
+from support.commands import IMPORT_PATH, ran
 from support.models.tiny_checkpoint import save_checkpoint
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent

@@ -15,14 +15,14 @@ from slipstream.config import load_config
 from slipstream.core.errors import InvalidRequest, SlipstreamError, TrainingError
 from slipstream.drafting.profile_file import ModelPair, read_profile
 from slipstream.files import MAX_BYTES, read_secret
-from slipstream_gateway.config import HttpConfig
 from slipstream.ngrams.store_file import NgramStores
-from slipstream.state.access import read_keys
 from slipstream.rpc.certificates import read_authority, read_pair
+from slipstream.state.access import read_keys
 from slipstream.state.options import StoreOptions
 from slipstream.telemetry.config import TelemetryConfig
 from slipstream.telemetry.traces import read_spans
 from slipstream.train.data import ReadLimits, read_data
+from slipstream_gateway.config import HttpConfig
 
 READERS = {
     "a configuration": lambda path: load_config(TelemetryConfig, section="telemetry", file=path),

@@ -10,9 +10,6 @@ import torch
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.request.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
-from slipstream_draft.app import load_draft
-from slipstream_draft.config import DraftConfig
-from slipstream_draft.kv_sources import MAX_IDLE, Channels
 from slipstream.drafting.profile_file import ModelPair, profile_file
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
@@ -23,6 +20,9 @@ from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.conversion.convert_facts import draft_facts_from_pb
 from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.v1 import draft_pb2
+from slipstream_draft.app import load_draft
+from slipstream_draft.config import DraftConfig
+from slipstream_draft.kv_sources import MAX_IDLE, Channels
 from support.models import tiny_checkpoint
 
 REFUSED = [

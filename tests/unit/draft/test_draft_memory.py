@@ -10,13 +10,13 @@ from slipstream.core.errors import CapacityError, InvalidRequest, NoRoom
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, StopPolicy
-from slipstream_draft.config import DraftConfig
 from slipstream.drafting.engine import NO_ROOM
 from slipstream.drafting.kv_mirror import ByteBudget, KvMirror
 from slipstream.drafting.memory import DraftMemory, DraftNeeds
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32
 from slipstream.models.kv.pool import KvLayout
 from slipstream.options import build
+from slipstream_draft.config import DraftConfig
 from support.models import tiny
 from support.services.draft_crowd import SHAPES, alone, asked, batched, both_scorers, engine, same
 

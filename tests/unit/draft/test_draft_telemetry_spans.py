@@ -4,10 +4,10 @@ import pytest
 
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal
-from slipstream_draft.telemetry import PROPOSE, DraftTelemetry
 from slipstream.engine.thread import Done
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import draft_pb2
+from slipstream_draft.telemetry import PROPOSE, DraftTelemetry
 from support.telemetry.listening import Listener
 
 

@@ -3,9 +3,9 @@
 import pytest
 
 from slipstream.core.errors import InvalidRequest, PermissionDenied
+from slipstream.options import build
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.kv_sources import ANYWHERE, THIS_MACHINE, KvSources, dialled, usual_sources
-from slipstream.options import build
 
 NO_ADDRESSES = [
     "",

@@ -24,9 +24,9 @@ from slipstream.models.store.safetensors_file import Safetensors
 from slipstream.models.target import reference
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
+from support.commands import IMPORT_PATH
 from support.models import tiny
 from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer, save_checkpoint
-from support.commands import IMPORT_PATH
 
 ROOT = Path(__file__).parents[3]
 FAMILIES = ("llama", "qwen2", "qwen3")

@@ -7,6 +7,7 @@ import sys
 from pathlib import Path
 
 import pytest
+
 from support.commands import IMPORT_PATH
 
 ROOT = Path(__file__).parents[3]

@@ -11,6 +11,7 @@ from pathlib import Path
 
 import pytest
 
+from support.commands import IMPORT_PATH
 from support.models import tiny_checkpoint
 from support.models.tiny_gguf import write_gguf
 
@@ -23,7 +24,7 @@ class Loader:
     """A process with little memory that loads targets; one that dies or hangs fails the test."""
 
     def __init__(self):
-        path = os.pathsep.join(str(ROOT / name) for name in (".dev", "tests"))
+        path = os.pathsep.join((IMPORT_PATH, str(ROOT / "tests")))
         self.process = subprocess.Popen(
             [sys.executable, ROOT / "tests" / "hostile_files.py", str(MEMORY)],
             env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},

@@ -18,7 +18,7 @@ from slipstream.models.native.library import kernels
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from slipstream.models.threads import set_num_threads
-from support.commands import ran_python
+from support.commands import IMPORT_PATH, ran_python
 from support.models import families, tiny
 from support.models.instruction_sets import available
 from support.models.unusual import faint_model, grouped_model, odd_model
@@ -231,7 +231,7 @@ def test_a_lesser_processor_gives_the_same_digest(kernel):
     if kernel not in available():
         pytest.skip(f"no {kernel} here")
     script = "import test_native; print(test_native.digest_of_known_weights())"
-    paths = map(str, (ROOT / ".dev", ROOT / "tests", ROOT, Path(__file__).parent))
+    paths = map(str, (IMPORT_PATH, ROOT / "tests", Path(__file__).parent))
     variables = {NATIVE_VARIABLE: kernel, "PYTHONPATH": os.pathsep.join(paths)}
     variables["ATEN_CPU_CAPABILITY"] = "default" if kernel == "portable" else "avx2"
     done = ran_python("-c", script, **variables)

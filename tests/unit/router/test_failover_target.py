@@ -3,10 +3,6 @@
 import pytest
 
 from slipstream.core import errors
-from slipstream.core.sequence import TokenSequence
-from slipstream.core.tree import TokenTree
-from slipstream.core.types import Proposal, Session, Verdict, Verification
-from slipstream.engine.thread import MAX_FAILED_STEPS
 from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.core.failover.failover_target import (
     MAX_INTERNAL_ERRORS,
@@ -14,6 +10,10 @@ from slipstream.core.failover.failover_target import (
     FailoverTarget,
     Search,
 )
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import TokenTree
+from slipstream.core.types import Proposal, Session, Verdict, Verification
+from slipstream.engine.thread import MAX_FAILED_STEPS
 
 SESSION = Session("s", num_prompt_tokens=3, max_tokens=100)
 LOST = errors.Unavailable("it is gone")

@@ -10,8 +10,8 @@ from slipstream.core.errors import LimitExceeded
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Chunk, PromptInfo
 from slipstream.state.access import Key
-from slipstream_router.limits import BATCH_TOKENS, LONGEST_S, KeyLimits
 from slipstream.state.quotas import MemoryQuotas, QuotaLimits
+from slipstream_router.limits import BATCH_TOKENS, LONGEST_S, KeyLimits
 
 
 class Counted:

@@ -5,8 +5,8 @@ from dataclasses import replace
 import pytest
 
 from slipstream.core.errors import SessionNotFound
-from slipstream_router.lease_keeper import LeaseKeeper
 from slipstream.state.journal import StoreJournal
+from slipstream_router.lease_keeper import LeaseKeeper
 from support.state.store_line import CLAIM, OPENING, PROMPT, Line
 
 

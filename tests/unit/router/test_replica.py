@@ -8,14 +8,14 @@ import pytest
 
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.request.server_info import ReplicaState
-from slipstream_router.replicas.heartbeat import Heartbeat
-from slipstream_router.replicas.pool import Pool
-from slipstream_router.replicas.probes import DraftProbe
-from slipstream_router.replicas.replica import Hooks, Replica
 from slipstream.rpc.channel import ChannelOptions, Dialer
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from slipstream_router.replicas.heartbeat import Heartbeat
+from slipstream_router.replicas.pool import Pool
+from slipstream_router.replicas.probes import DraftProbe
+from slipstream_router.replicas.replica import Hooks, Replica
 
 LIMIT_S = 20
 PATIENT, IMPATIENT = Heartbeat(0.02, 60.0), Heartbeat(0.02, 0.5)

@@ -4,10 +4,10 @@ import pytest
 
 from slipstream.core.errors import CapacityError, InvalidRequest, NotBuilt, Unavailable
 from slipstream.options import build
+from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream_router.config import RouterConfig
 from slipstream_router.limits import Admission
 from slipstream_router.servicer import refuse_unknown
-from slipstream.rpc.v1 import generation_pb2 as pb
 
 
 def test_places_are_counted_and_given_back():

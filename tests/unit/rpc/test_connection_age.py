@@ -8,12 +8,12 @@ import grpc
 import pytest
 
 from slipstream.core.errors import InvalidRequest
-from slipstream_draft.config import DraftConfig
 from slipstream.options import build
-from slipstream_router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
+from slipstream_draft.config import DraftConfig
+from slipstream_router.config import RouterConfig
 from slipstream_target.config import TargetConfig
 from support.network.dns_server import name_server
 

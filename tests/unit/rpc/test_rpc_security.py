@@ -7,15 +7,15 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream.core.errors import InvalidRequest, PermissionDenied, Unavailable
-from slipstream_draft.config import DraftConfig
-from slipstream_draft.kv_sources import Channels
 from slipstream.options import build
-from slipstream_router.config import RouterConfig
 from slipstream.rpc.channel import ChannelOptions, Dialer, connect
 from slipstream.rpc.security import ClientTls, ServerTls, named_callers
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
+from slipstream_draft.config import DraftConfig
+from slipstream_draft.kv_sources import Channels
+from slipstream_router.config import RouterConfig
 
 NAME = "slipstream.rpc.v1.TargetService"
 

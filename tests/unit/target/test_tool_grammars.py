@@ -7,8 +7,8 @@ import pytest
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers
 
 from slipstream.core.request.tools import Tool, ToolFormat, calls_grammar
-from slipstream.verifying.grammars import Grammars
 from slipstream.text.tokenizer import TextTokenizer
+from slipstream.verifying.grammars import Grammars
 
 HERMES, LLAMA3, MISTRAL = ToolFormat.HERMES, ToolFormat.LLAMA3, ToolFormat.MISTRAL
 KEYS = {HERMES: "arguments", MISTRAL: "arguments", LLAMA3: "parameters"}

@@ -11,8 +11,8 @@ from opentelemetry.trace import SpanKind
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.telemetry.traces import find_trace, read_spans
-from support.telemetry.sample_traces import GENERATE, START_NS, Recorder, write_trace
 from support.commands import IMPORT_PATH
+from support.telemetry.sample_traces import GENERATE, START_NS, Recorder, write_trace
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 SECOND_NS = 10**9

@@ -14,17 +14,17 @@ from prometheus_client.parser import text_string_to_metric_families
 
 from slipstream.config import load_config, parse_flags
 from slipstream.core.errors import InternalError, InvalidRequest, Unavailable
-from slipstream_draft.config import DraftConfig
 from slipstream.options import option, options_of
-from slipstream_router.config import RouterConfig
 from slipstream.rpc.process import run_service
-from slipstream_target.config import TargetConfig
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier, carried
 from slipstream.telemetry.config import SECTION, TelemetryConfig
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.setup import Process, telemetry
 from slipstream.telemetry.telemetry import TraceBounds
+from slipstream_draft.config import DraftConfig
+from slipstream_router.config import RouterConfig
+from slipstream_target.config import TargetConfig
 from support.network.ports import free_port
 
 FILE = """

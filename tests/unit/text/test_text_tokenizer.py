@@ -3,7 +3,6 @@
 import json
 import random
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import pytest
 from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
@@ -14,10 +13,10 @@ from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.token_bytes import TokenTable
 from slipstream.text.tokenizer import TextTokenizer, vocab_hash
-from support.commands import ran_python
+from support.commands import ROOT, ran_python
 from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer
 
-SERVICES = Path(__file__).parents[3] / "services"
+LIBRARY = ROOT / "slipstream"
 TEXTS = [
     "",
     " ",
@@ -54,7 +53,7 @@ def decoded(hf, ids):
 
 def conversations():
     """The bundled prompts, and each with one more turn for every turn that it has."""
-    lines = (SERVICES / "data" / "prompts.jsonl").read_text().splitlines()
+    lines = (LIBRARY / "data" / "prompts.jsonl").read_text().splitlines()
     for line in lines:
         messages = []
         for turn in json.loads(line)["turns"]:
@@ -228,7 +227,7 @@ def test_a_tokenizer_that_only_transformers_can_run_is_refused():
 
 def test_text_needs_neither_torch_nor_numpy_nor_transformers():
     modules = sorted(
-        f"slipstream.text.{path.stem}" for path in (SERVICES / "text").glob("[a-z]*.py")
+        f"slipstream.text.{path.stem}" for path in (LIBRARY / "text").glob("[a-z]*.py")
     )
     assert "slipstream.text.tokenizer" in modules
     code = (

@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipstream.models.glide.glide_files import read_tensors
-from support.commands import ran, IMPORT_PATH
+from support.commands import IMPORT_PATH, ran
 from support.models import tiny_training as tiny
 
 TESTS = Path(__file__).parents[2]

@@ -12,10 +12,11 @@ from slipstream.core.errors import (
     Unavailable,
     UnsupportedCombination,
 )
+from slipstream.core.failover.breaker import Breakers
 from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.request.request import NO_DRAFTER, DraftFacts
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
-from slipstream.core.failover.breaker import Breakers
+from slipstream.rpc.exchange import Peer
 from slipstream_router.replicas.heartbeat import Epoch
 from slipstream_router.replicas.placement import (
     KINDS,
@@ -33,7 +34,6 @@ from slipstream_router.replicas.probes import (
     target_view,
 )
 from slipstream_router.replicas.replica import Replica
-from slipstream.rpc.exchange import Peer
 
 _LOG = logging.getLogger("slipstream.router")
 NO_TARGET = "no target has been reached yet"

@@ -5,10 +5,10 @@ from collections.abc import Iterator
 from typing import Generic, TypeVar
 
 from slipstream.core.request.server_info import ReplicaState
+from slipstream.rpc.channel import Dialer
 from slipstream_router.replicas.discovery import Addresses, Source
 from slipstream_router.replicas.heartbeat import Heartbeat
 from slipstream_router.replicas.replica import Hooks, Probe, Replica, ReplicaDescription
-from slipstream.rpc.channel import Dialer
 
 D = TypeVar("D", bound=ReplicaDescription)
 _USUAL, _NOBODY = Heartbeat(), Hooks()

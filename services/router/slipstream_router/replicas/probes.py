@@ -14,9 +14,6 @@ from google.protobuf.message import Message
 from slipstream.core.errors import HandshakeError, SlipstreamError
 from slipstream.core.request.request import DraftFacts, ModelFacts
 from slipstream.core.request.server_info import ReplicaRole
-from slipstream_router.encoder import ModelText, open_text
-from slipstream_router.replicas.placement import DraftView, Layout, TargetView
-from slipstream_router.replicas.replica import Replica
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, call_unary
 from slipstream.rpc.conversion.convert_facts import (
     check_identity,
@@ -26,6 +23,9 @@ from slipstream.rpc.conversion.convert_facts import (
 from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
+from slipstream_router.encoder import ModelText, open_text
+from slipstream_router.replicas.placement import DraftView, Layout, TargetView
+from slipstream_router.replicas.replica import Replica
 
 DESCRIBE_LIMIT_S = 30.0
 R = TypeVar("R", bound=Message)

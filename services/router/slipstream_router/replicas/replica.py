@@ -18,11 +18,11 @@ from grpc_health.v1 import health_pb2
 from slipstream.config import are_local
 from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable, printable
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
-from slipstream_router.replicas.heartbeat import Epoch, Heartbeat, while_both
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.exchange import Peer, parsed
 from slipstream.rpc.status import error_from, is_named, proxy_hint
 from slipstream.rpc.v1 import common_pb2
+from slipstream_router.replicas.heartbeat import Epoch, Heartbeat, while_both
 
 CONNECT_LIMIT_S = 5.0
 FIRST_WAIT_S = 0.1

@@ -10,20 +10,20 @@ from itertools import count
 from slipstream.core.draft.ngram_draft import NGRAM, LookupDraft, NgramDraft
 from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import SlipstreamError, Unavailable
-from slipstream.core.ports import Draft, Target
-from slipstream.core.types import Session
-from slipstream_router.lease_keeper import KvLocation
 from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.core.failover.failover_draft import FailoverDraft
 from slipstream.core.failover.failover_target import FailoverTarget, Search
-from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
-from slipstream_router.replicas.probes import DescribedDraft
-from slipstream_router.replicas.replica import Replica
+from slipstream.core.ports import Draft, Target
+from slipstream.core.types import Session
 from slipstream.rpc.exchange import CallOptions
 from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.v1 import draft_pb2
 from slipstream.state.record import Record
+from slipstream_router.lease_keeper import KvLocation
+from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
+from slipstream_router.replicas.probes import DescribedDraft
+from slipstream_router.replicas.replica import Replica
 
 SEARCH_S = 0.1
 """How often a request without a target looks for one."""
