@@ -21,7 +21,8 @@ import slipstream
 
 home = files("slipstream")
 assert "site-packages" in str(home) and sys.prefix in str(home), home
-packages = ["slipstream", *(f"slipstream_{role}" for role in ("draft", "gateway", "router", "target"))]
+roles = ("draft", "gateway", "router", "target")
+packages = ["slipstream", *(f"slipstream_{role}" for role in roles)]
 paths = [(name, importlib.import_module(name).__path__) for name in packages]
 names = [at.name for name, path in paths for at in pkgutil.walk_packages(path, f"{name}.")]
 for name in names:

@@ -46,7 +46,9 @@ def run_service(
         as_json = spoken.log_format == JSON
         set_up_logging(as_json=as_json, level=spoken.log_level, role=role)
         for told in (config, spoken):
-            logging.getLogger(prog).info("configuration %s", json.dumps(resolved(told)))
+            logging.getLogger(f"slipstream.{role}").info(
+                "configuration %s", json.dumps(resolved(told))
+            )
         _keep_all()
         with telemetry(spoken, Process(role, __version__, os.getpid())) as listening:
             asyncio.run(watched(serve(config, listening), spoken.loop_watchdog_ms))

@@ -5,6 +5,7 @@ The packages come, as wheels, out of the environment that runs the tests: no ind
 
 import json
 import os
+import re
 import stat
 import subprocess
 from dataclasses import dataclass

@@ -8,6 +8,7 @@ from pathlib import Path
 
 import pytest
 
+from support.commands import IMPORT_PATH
 from support.deployment.pages import SESSIONS
 from support.models import tiny_checkpoint
 from support.network.certificates import certificates
