@@ -38,7 +38,7 @@ def run_service(
     `doc` says in `--help` what this is. Errors are one sentence on standard error; what is no
     `SlipstreamError` is a bug and passes through.
     """
-    prog = f"slipstream_{role}"
+    prog = f"slipstream serve {role}"
     try:
         (own, shared), file = parse_flags([options, TelemetryConfig], argv, prog=prog, doc=doc)
         config = load_config(options, section=role, file=file, flags=own)

@@ -63,7 +63,7 @@ def test_the_entry_points_of_drafts_and_targets_answer_from_the_tree(borrowing):
     assert done.returncode == 0, done.stderr
     home, *said = done.stdout.splitlines()
     assert Path(home).is_relative_to(borrowing.parents[1])
-    assert sum(line.startswith("usage: slipstream_") for line in said) == len(ENGINES)
+    assert sum(line.startswith("usage: slipstream serve ") for line in said) == len(ENGINES)
 
 
 def test_engines_get_what_their_extras_ask_for():

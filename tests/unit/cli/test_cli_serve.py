@@ -55,7 +55,7 @@ def test_a_service_has_its_own_help(capsys):
         exit_code(["serve", "router", "--help"])
     assert ended.value.code == 0
     said = capsys.readouterr().out
-    assert "usage: slipstream_router" in said
+    assert "usage: slipstream serve router" in said
     assert "--config FILE" in said
     assert "--grace-s" in said
 
