@@ -99,6 +99,7 @@ docs: $(READY) ## what is written out of the code, and all pages as a site in si
 	$(BIN)/python tests/test_docs_options.py
 	$(BIN)/python tests/test_chart_readme.py
 	$(BIN)/python tests/test_docs_reference.py
+	PYTHONPATH=tests $(BIN)/python tests/test_docs_architecture.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict
 
 fmt: $(READY) ## format and sort imports

@@ -9,6 +9,7 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 
 import budgets
+from support.commands import PACKAGE_DIRS
 
 HEAVY = {
     *("json.loads", "json.dumps", "from_json", "model_validate", "model_dump", "model_dump_json"),
@@ -17,8 +18,11 @@ HEAVY = {
     *("render", "encode_prompt", "MessageToDict"),
 }
 """Callables by name, with their module where the name alone says too little."""
-LOOPS = ("router", "gateway", "rpc", "draft", "target", "client", "state")
-"""Packages whose coroutines share a loop with others' requests."""
+LOOPS = (
+    *("router", "gateway", "draft", "target", "drafting", "verifying"),
+    *("rpc", "client", "state"),
+)
+"""Packages whose coroutines share a loop with others' requests; services without `slipstream_`."""
 PACKAGES = (*LOOPS, "core", "text", "telemetry", "ngrams")
 BOUNDS = {
     "a body: 4 MiB (max_body_bytes), 65,536 objects, 262,144 values (gateway/body.py); a long one"
@@ -32,7 +36,7 @@ BOUNDS = {
     ),
     "a few facts of this server, and of each model": (
         *("gateway/app.py:health", "gateway/app.py:model", "gateway/app.py:models"),
-        *("gateway/app.py:version", "state/registry.py:announce", "state/factory.py:announced_in"),
+        *("gateway/app.py:version", "state/registry.py:announce"),
         "router/watched_store.py:_watched",
     ),
     "a message: 4 MiB, 10,000 fields (rpc/wire.py), 2,048 messages, 128 tools": (
@@ -80,16 +84,14 @@ def found() -> set[str]:
 
 
 def _functions() -> Iterator[tuple[Name, tuple[Function, Mapping[str, Name]]]]:
-    for path in (
-        it for package in PACKAGES for it in budgets.python_files(budgets.SERVICES / package)
-    ):
+    for path in budgets.python_files(*budgets.PACKAGES):
+        folder = next(at for at in PACKAGE_DIRS[::-1] if path.is_relative_to(at))
+        module = _short(".".join(path.relative_to(folder).with_suffix("").parts))
+        if module.split(".")[0] not in PACKAGES:
+            continue
         tree = ast.parse(path.read_text())
-        module = ".".join(path.relative_to(budgets.SERVICES).with_suffix("").parts)
         known = {
-            alias.asname or alias.name: (
-                (node.module or "").removeprefix("slipstream."),
-                alias.name,
-            )
+            alias.asname or alias.name: (_short(node.module or ""), alias.name)
             for node in ast.walk(tree)
             if isinstance(node, ast.ImportFrom)
             for alias in node.names
@@ -97,6 +99,10 @@ def _functions() -> Iterator[tuple[Name, tuple[Function, Mapping[str, Name]]]]:
         own = [node for node in ast.walk(tree) if isinstance(node, Function)]
         known |= {node.name: (module, node.name) for node in own}
         yield from (((module, node.name), (node, known)) for node in own)
+
+
+def _short(module: str) -> str:
+    return module.removeprefix("slipstream").lstrip("._")
 
 
 def _calls(node: Function, known: Mapping[str, Name]) -> Iterator[str | Name]:

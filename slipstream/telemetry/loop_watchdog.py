@@ -8,6 +8,7 @@ off by default, because it costs two system calls for each callback.
 import asyncio
 import gc
 import logging
+import re
 import sys
 import threading
 import time
@@ -23,7 +24,9 @@ from typing import Any, TypeVar
 from slipstream.core.errors import InvalidRequest
 
 _LOG = logging.getLogger("slipstream.loop")
-_PACKAGE = str(Path(__file__).parent.parent) + "/"
+_ROOT = str(Path(__file__).parents[2]) + "/"
+_PACKAGES = (_ROOT + "slipstream", _ROOT + "services/")
+_FOLDER = re.compile(r"(services/\w+|slipstream)/")
 _SCHEDULED = Path("/proc/thread-self/schedstat")
 _SAMPLES = 4
 """Samples of the loop's thread within the limit."""
@@ -208,8 +211,8 @@ def place_of(frame: FrameType | None) -> str | None:
         path = frame.f_code.co_filename
         if path == __file__:
             return None
-        if path.startswith(_PACKAGE):
-            ours = _line(path.removeprefix(_PACKAGE), frame)
+        if path.startswith(_PACKAGES):
+            ours = _line(_FOLDER.sub("", path.removeprefix(_ROOT), count=1), frame)
             if innermost is None or innermost is frame:
                 return ours
             file = "/".join(Path(innermost.f_code.co_filename).parts[-2:])

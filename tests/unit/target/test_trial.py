@@ -5,8 +5,8 @@ import itertools
 import pytest
 
 from slipstream.models.machine import Measurements
+from slipstream.verifying import trial
 from slipstream.verifying.trial import learn_cost
-from slipstream_target import trial
 from support.models import tiny
 from support.models.scattered import shaped
 
