@@ -16,11 +16,15 @@ from dataclasses import dataclass
 from itertools import chain
 from pathlib import Path
 
+from grimp import build_graph
+from networkx import DiGraph, strongly_connected_components
+
 from support.commands import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
 PRODUCT = (ROOT / "slipstream", ROOT / "services")
+PACKAGES = (ROOT / "slipstream", *sorted(ROOT.glob("services/*/slipstream_*")))
 PORTS_APART = {"bench", "train"}
 NOT_SERVING = {"bench", "cli", "sizing", "train"}
 """Packages of the library that serve no requests."""
@@ -108,6 +112,15 @@ def persons() -> list[str]:
     ]
 
 
+def circles() -> list[set[str]]:
+    """Return the sets of modules that import each other, lazily or for types alone too."""
+    graph = DiGraph()
+    modules = build_graph(*(folder.name for folder in PACKAGES), cache_dir=None)
+    for name in modules.modules:
+        graph.add_edges_from((name, at) for at in modules.find_modules_directly_imported_by(name))
+    return [found for found in strongly_connected_components(graph) if len(found) > 1]
+
+
 def executed_files(way: str) -> list[str]:
     """Return the files that one request executes, `embedded` or `distributed`."""
     done = subprocess.run(
@@ -138,6 +151,7 @@ BUDGETS = (
     Budget("files executed, distributed", 160, lambda: len(executed_files("distributed"))),
     Budget("implementations of the two ports", 8, lambda: len(port_implementations())),
     Budget("class names repeated, serving", 0, lambda: len(repeated_classes())),
+    Budget("circles of files", 4, lambda: len(circles())),
     Budget("docstrings without an opening", 0, lambda: len(bad_openings())),
     Budget("lines that call code a person", 3, lambda: len(persons())),
 )

@@ -20,7 +20,7 @@ from slipstream.bench.methods import Method, parse_method
 from slipstream.bench.report import fixed, table
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.profile import Profile
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Session, StopPolicy

@@ -20,7 +20,7 @@ from slipstream.client import Client, ClientSession
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.options import SpeculationOptions
+from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.request.results import Timings
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import SHIPPED, Drafter, DraftModel

@@ -10,7 +10,7 @@ from typing import Any, Literal, get_args
 
 from slipstream.bench.harness import parse_names, require_distinct
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.core.request.options import Mode, SpeculationOptions, check_combination
+from slipstream.core.policy.options import Mode, SpeculationOptions, check_combination
 from slipstream.core.types import Shape, StopPolicy, Verification
 
 Numerics = Literal["invariant", "fast"]

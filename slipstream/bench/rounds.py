@@ -11,10 +11,10 @@ from slipstream.bench.report import Figures
 from slipstream.bench.statistics import SpeculationCounts, differences, positions, quotient
 from slipstream.client import Client
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.stop import AHEAD
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.model_info import ModelInfo
-from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.results import Result, Timings
+from slipstream.core.stop_reasons import AHEAD
 from slipstream.core.timing import Clock
 from slipstream.options import group, option
 

@@ -7,7 +7,7 @@ from slipstream.bench.load import Answer, EngineUnderTest, LoadBench, LoadPlan, 
 from slipstream.bench.methods import Method
 from slipstream.bench.questions import Question
 from slipstream.client import AsyncClient
-from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.types import SamplingParams
 
 

@@ -12,7 +12,7 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from slipstream.cli.certs import AUTHORITY, ROLES, cert_path, key_path
+from slipstream.cli.cert_files import AUTHORITY, ROLES, cert_path, key_path
 from slipstream.core.errors import InvalidRequest
 from slipstream.files import write_whole
 

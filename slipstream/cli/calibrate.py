@@ -24,7 +24,7 @@ from slipstream.cli.progress import bars, step_bar
 from slipstream.cli.report import figures_console
 from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.profile import Profile
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import DraftModel

@@ -6,10 +6,8 @@ from typing import Annotated
 
 import typer
 
+from slipstream.cli.cert_files import AUTHORITY, ROLES, cert_path, key_path
 from slipstream.core.errors import InvalidRequest
-
-ROLES = ("router", "target", "draft", "redis", "client")
-AUTHORITY = "ca"
 
 app = typer.Typer(help="Make certificates for TLS between services.", no_args_is_help=True)
 
@@ -51,16 +49,6 @@ def dev(folder: Folder, host: Hosts = None, days: Days = 30, force: Force = Fals
     typer.echo(f"Certificates for {days} days are in {folder}. With these options all is mutual:")
     for role in ROLES:
         typer.echo(f"\n{role}: {' '.join(options(folder, role))}")
-
-
-def cert_path(folder: Path, name: str) -> Path:
-    """Return the path of the certificate of a role, or of the authority."""
-    return folder / f"{name}.pem"
-
-
-def key_path(folder: Path, name: str) -> Path:
-    """Return the path of its private key."""
-    return folder / f"{name}.key"
 
 
 def options(folder: Path, role: str) -> list[str]:

@@ -15,7 +15,7 @@ from slipstream.cli.engine import remote_options
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import RouterFlags
 from slipstream.core.errors import InvalidRequest, ServiceError, UnsupportedCombination
-from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState
 from slipstream.options import option
 

@@ -19,9 +19,9 @@ from slipstream.cli.report import (
     stats_line,
 )
 from slipstream.core.errors import InvalidRequest, SlipstreamError, UnsupportedCombination
-from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.logprobs import MAX_LOGPROBS
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.results import collected
-from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.options import option, required
 
 if TYPE_CHECKING:

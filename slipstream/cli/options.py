@@ -6,7 +6,7 @@ from typing import Any, ClassVar
 
 from slipstream.config import load_settings
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
 from slipstream.files import read_secret, read_text
 from slipstream.options import option, options_of

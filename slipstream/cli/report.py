@@ -12,8 +12,8 @@ from rich.text import Text
 from slipstream.core.request.origins import Origins, TokenOrigin
 
 if TYPE_CHECKING:
+    from slipstream.core.logprobs import Logprobs, TokenLogprob, TopLogprob
     from slipstream.core.request.results import RequestStats, Result
-    from slipstream.core.text.logprobs import Logprobs, TokenLogprob, TopLogprob
 
 WIDTH_OF_FILES = 240
 _UNKNOWN = "-"

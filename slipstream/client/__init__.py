@@ -7,8 +7,9 @@ from slipstream.client.client import AsyncClient, Client
 from slipstream.client.session import AsyncClientSession, ClientSession
 from slipstream.client.stream import AsyncChunkStream, ChunkStream
 from slipstream.core import errors
+from slipstream.core.logprobs import TokenLogprob, TopLogprob
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.model_info import ModelInfo
-from slipstream.core.request.options import Mode, SpeculationOptions
 from slipstream.core.request.origins import TokenOrigin
 from slipstream.core.request.prompt import Prompt
 from slipstream.core.request.results import (
@@ -21,9 +22,8 @@ from slipstream.core.request.results import (
 )
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.request.stats import SpeculationStats
+from slipstream.core.request.tool_calls import ToolCall, read_tool_calls
 from slipstream.core.request.tools import Tool
-from slipstream.core.text.logprobs import TokenLogprob, TopLogprob
-from slipstream.core.text.tool_calls import ToolCall, read_tool_calls
 from slipstream.core.types import FinishReason, SamplingParams, Shape, StopPolicy, Verification
 
 if TYPE_CHECKING:

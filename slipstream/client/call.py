@@ -17,14 +17,14 @@ from slipstream.core.errors import (
     SlipstreamError,
     UnsupportedCombination,
 )
+from slipstream.core.grammar import Grammar, GrammarKind
+from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.request.model_info import ModelInfo
-from slipstream.core.request.options import SpeculationOptions
 from slipstream.core.request.prompt import Prompt
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
 from slipstream.core.request.results import Chunk, Result
 from slipstream.core.request.tools import Tool, call_schema, forced_tools, tools_of
 from slipstream.core.types import SamplingParams
-from slipstream.core.verify.grammar import Grammar, GrammarKind
 
 
 class RequestOptions(TypedDict, total=False):

@@ -21,11 +21,12 @@ from slipstream.client.session import AsyncClientSession, ClientSession
 from slipstream.client.stream import AsyncChunkStream, ChunkStream
 from slipstream.core.inline import finished
 from slipstream.core.request.model_info import ModelInfo
-from slipstream.core.request.prompt import Prompt, PromptForm, check_token_ids
+from slipstream.core.request.prompt import Prompt, PromptForm
 from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Result
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.request.tools import Tool, tools_of
+from slipstream.core.text.checks import check_token_ids
 
 if TYPE_CHECKING:
     from slipstream.rpc.security import ClientTls

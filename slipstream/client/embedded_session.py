@@ -16,8 +16,9 @@ from slipstream.core.errors import SessionBusy
 from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.core.failover.failover_draft import FailoverDraft
 from slipstream.core.inline import finished
+from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.ports import Draft, Target
-from slipstream.core.request.request import DraftFacts, Generation
+from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Chunk
 from slipstream.core.run import Run
 from slipstream.core.timing import Clock

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 from enum import StrEnum
 from typing import Protocol
 
-from slipstream.core.draft.ngram_sources import CopySource
+from slipstream.core.copying import CopySource
 from slipstream.core.timing import Clock, Times, seconds_of
 from slipstream.core.types import Plan, Proposal, Verdict
 

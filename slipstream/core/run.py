@@ -6,6 +6,7 @@ from dataclasses import replace
 from typing import Generic, TypeVar
 
 from slipstream.core.journal import Ending, Journal, NoJournal
+from slipstream.core.logprobs import TokenLogprob, with_texts
 from slipstream.core.loop import decode
 from slipstream.core.policy.planner import Planner
 from slipstream.core.ports import RequestPorts
@@ -16,7 +17,6 @@ from slipstream.core.request.round_tree import RoundTree, round_tree
 from slipstream.core.request.stats import Outcomes
 from slipstream.core.round import Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.text.logprobs import TokenLogprob, with_texts
 from slipstream.core.text.text import Detokenizer, Piece, TextStream, joined
 from slipstream.core.timing import Clock, ReplySeconds
 from slipstream.core.types import FinishReason

@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 
 ROOT = -1
+MAX_NODES = 127
+"""With the pending token: 128 rows, past which verification is free on no device seen so far."""
 
 
 @dataclass(frozen=True, slots=True)

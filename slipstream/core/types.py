@@ -3,12 +3,12 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from slipstream.core.draft.ngram_sources import Copying, CopySource
+from slipstream.core.copying import Copying, CopySource
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.row_costs import Offer
-from slipstream.core.text.logprobs import MAX_LOGPROBS, TokenLogprob
+from slipstream.core.grammar import Grammar
+from slipstream.core.logprobs import MAX_LOGPROBS, TokenLogprob
+from slipstream.core.row_costs import Offer
 from slipstream.core.tree import EMPTY, TokenTree
-from slipstream.core.verify.grammar import Grammar
 
 MAX_SEED = 2**64 - 1
 MAX_LOGIT_BIAS = 1024

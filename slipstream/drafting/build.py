@@ -6,12 +6,12 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
-from slipstream.core.draft.ngram_draft import NGRAM, NgramDraft
+from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.profile import NGRAM, DraftFacts, Profile
 from slipstream.core.ports import Draft
-from slipstream.core.request.profile import Profile
-from slipstream.core.request.request import NO_DRAFTER, DraftFacts
+from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.drafting.checks import MAX_TOKENS
 from slipstream.drafting.engine import NUM_PAGES, KvSource, LocalDraft, TargetKv

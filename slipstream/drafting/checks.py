@@ -1,8 +1,8 @@
 """Checks of a request to a draft, before any of it is used. Pure: no wire, no models."""
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong
-from slipstream.core.request.options import SpeculationOptions, check_combination
-from slipstream.core.request.request import DraftFacts
+from slipstream.core.policy.options import SpeculationOptions, check_combination
+from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.types import Plan, Session, Shape
 from slipstream.rpc.delta import Delta
 

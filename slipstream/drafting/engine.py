@@ -9,13 +9,14 @@ from typing import TYPE_CHECKING, Protocol
 
 from slipstream.core import errors
 from slipstream.core.policy.prices import DEFAULT_STEP_COST
-from slipstream.core.policy.stop import CONTEXT, Stop, make_stop
-from slipstream.core.request.options import MAX_NODES
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.profile import Profile
+from slipstream.core.policy.stop import Stop, make_stop
 from slipstream.core.sequence import TokenSequence
+from slipstream.core.stop_reasons import CONTEXT
+from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.growers import grow_cape, grow_chain, grow_dynamic, grow_fork, grow_product
-from slipstream.drafting.growth import DepthLimit, Growth
+from slipstream.drafting.growth import DepthLimit, DraftSession, Growth
 from slipstream.drafting.growth_ahead import NUM_CANDIDATES, grow_ahead
 from slipstream.drafting.reader import (
     CandidateReader,
@@ -24,7 +25,7 @@ from slipstream.drafting.reader import (
     chain_candidates,
     read_each,
 )
-from slipstream.drafting.request import DraftRequest, DraftSession, DraftStep, ProposalSteps
+from slipstream.drafting.request import DraftRequest, DraftStep, ProposalSteps
 from slipstream.engine.thread import internal_errors
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.scorer import ChainRequest, KvView, Scorer

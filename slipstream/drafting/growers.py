@@ -6,7 +6,8 @@ from dataclasses import dataclass
 
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
 from slipstream.core.draft.dynamic import DynamicTree
-from slipstream.core.policy.stop import TOO_DEAR, Stop, StopSignal
+from slipstream.core.policy.stop import Stop, StopSignal
+from slipstream.core.stop_reasons import TOO_DEAR
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, SparseDistribution, Verification
 from slipstream.drafting.growth import Growth

@@ -6,14 +6,15 @@ the steps of many sessions together.
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING
+from typing import TYPE_CHECKING, Any
 
+from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import Calibration, Stop, StopSignal
-from slipstream.core.request.profile import Profile
+from slipstream.core.sequence import SyncedTokens
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Plan, Session, SparseDistribution, Verification
 from slipstream.drafting.reader import CandidateReader, CandidateRows, Candidates
-from slipstream.drafting.request import DraftSession, DraftStep, Steps
+from slipstream.drafting.request import DraftRequest, DraftStep, Steps
 from slipstream.models.scorer import MAX_NEW_TOKENS, ChainRequest, Grow, KvView, Sync
 
 if TYPE_CHECKING:
@@ -41,7 +42,7 @@ class Growth:
     """
 
     session: Session
-    held: DraftSession
+    held: "DraftSession"
     tokens: Sequence[int]
     num_same: int
     view: KvView | None
@@ -163,3 +164,22 @@ class Growth:
         if self.session.verification is Verification.EXACT:
             return ()
         return tuple(distributions.get(node) for node in range(ROOT, len(tree)))
+
+
+@dataclass(slots=True)
+class DraftSession:
+    """A session's tokens; `state` is None while there is no room for its keys and values."""
+
+    synced: SyncedTokens = field(default_factory=SyncedTokens)
+    state: Any = None
+    capacity: int = 0
+    request: DraftRequest | None = None
+    """The latest request, which another one ends."""
+    is_parked: bool = False
+    growth: Growth | None = None
+    """The tree of the last proposal, if it may be gone on with."""
+
+    @property
+    def tokens(self) -> list[int]:
+        """The session's tokens."""
+        return self.synced.tokens

@@ -6,7 +6,7 @@ Both grow with the same tokens, so that one budget covers them in pages of both.
 from dataclasses import dataclass
 
 from slipstream.core.errors import CapacityError
-from slipstream.core.request.options import MAX_NODES
+from slipstream.core.tree import MAX_NODES
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, round_up
 from slipstream.models.memory import MemoryPlan, budget_bytes, shown
 

@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.core.request.profile import Profile, profile_from_values, profile_values
+from slipstream.core.policy.profile import Profile, profile_from_values, profile_values
 from slipstream.files import parse_json, read_text
 
 FORMAT_VERSION = 1

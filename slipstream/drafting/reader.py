@@ -19,13 +19,13 @@ from slipstream.core.draft.candidates import (
     coupled,
     draw_with_replacement,
     draw_without_replacement,
-    ordered_top,
     sparse_distribution,
 )
 from slipstream.core.errors import ModelError
 from slipstream.core.types import NodeStats, Session, SparseDistribution, Verification
 from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.noise import Floats, Ids
+from slipstream.core.verify.scores import ordered_top
 from slipstream.models.decision import GREEDY, LEAST, SAMPLED, slot_stats
 from slipstream.models.scorer import ChainPosition, Scores
 

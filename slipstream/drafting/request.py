@@ -1,18 +1,15 @@
-"""A session as the draft's engine holds it, and a request: one proposal of its sequence."""
+"""A request to a draft's engine: one proposal of a sequence."""
 
 import asyncio
 from collections.abc import Callable, Generator
-from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from dataclasses import dataclass
+from typing import TypeVar
 
-from slipstream.core.sequence import SyncedTokens, TokenSequence
+from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal
 from slipstream.drafting.reader import CandidateRows, Candidates
 from slipstream.engine.thread import Done
 from slipstream.models.scorer import Ask, ChainRequest
-
-if TYPE_CHECKING:
-    from slipstream.drafting.growth import Growth
 
 T = TypeVar("T")
 
@@ -33,25 +30,6 @@ class DraftStep:
 Steps = Generator[DraftStep, list[Candidates], T]
 """Yields steps and is sent the candidates of each row."""
 ProposalSteps = Steps[Proposal]
-
-
-@dataclass(slots=True)
-class DraftSession:
-    """A session's tokens; `state` is None while there is no room for its keys and values."""
-
-    synced: SyncedTokens = field(default_factory=SyncedTokens)
-    state: Any = None
-    capacity: int = 0
-    request: "DraftRequest | None" = None
-    """The latest request, which another one ends."""
-    is_parked: bool = False
-    growth: "Growth | None" = None
-    """The tree of the last proposal, if it may be gone on with."""
-
-    @property
-    def tokens(self) -> list[int]:
-        """The session's tokens."""
-        return self.synced.tokens
 
 
 @dataclass(eq=False, slots=True)

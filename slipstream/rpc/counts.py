@@ -4,8 +4,8 @@ A small message can name very many: of numbers that take a byte each, or of mess
 """
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.options import MAX_NODES
-from slipstream.core.text.logprobs import MAX_LOGPROBS
+from slipstream.core.logprobs import MAX_LOGPROBS
+from slipstream.core.tree import MAX_NODES
 from slipstream.rpc.v1 import common_pb2, target_pb2
 
 MAX_DISTRIBUTION_TOKENS = 256

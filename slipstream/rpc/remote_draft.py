@@ -10,8 +10,8 @@ from dataclasses import dataclass, replace
 
 from slipstream.core.draft.ahead import MAX_TREES, AheadTree, AheadTrees
 from slipstream.core.errors import InternalError
-from slipstream.core.policy.stop import LATE, PENDING
 from slipstream.core.sequence import TokenSequence
+from slipstream.core.stop_reasons import LATE, PENDING
 from slipstream.core.types import Plan, Proposal, Session
 from slipstream.rpc.conversion.convert import (
     delta_to_pb,

@@ -16,9 +16,9 @@ from slipstream.core.errors import (
     UnsupportedCombination,
 )
 from slipstream.core.journal import Ending
+from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.fingerprint import fingerprint
 from slipstream.core.request.request import (
-    DraftFacts,
     Generation,
     ModelFacts,
     Request,

@@ -2,7 +2,7 @@
 
 from collections import Counter
 
-from slipstream.core.policy.pace import Average
+from slipstream.core.pace import Average
 from slipstream.core.round import PLAIN, PREFILL, SPECULATIVE, Round
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments, Metric

@@ -10,8 +10,9 @@ from typing import Any, NamedTuple
 from tokenizers import Encoding, Tokenizer
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong, WeightsError
-from slipstream.core.request.prompt import Message, check_unicode
+from slipstream.core.request.prompt import Message
 from slipstream.core.request.tools import Tool
+from slipstream.core.text.checks import check_unicode
 from slipstream.text.control_tokens import BREAK, ControlTokens
 from slipstream.text.template import ChatTemplate, Now
 from slipstream.text.token_bytes import TokenTable

@@ -13,7 +13,7 @@ from torch import Tensor
 
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import TrainingError
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.profile import Profile
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import glide_folder
 from slipstream.models.decision import (

@@ -14,12 +14,13 @@ import torch
 from slipstream.client.engine import Engine
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
-from slipstream.core.request.options import MAX_NODES, Mode, SpeculationOptions
-from slipstream.core.request.profile import Profile
-from slipstream.core.request.request import Ask, DraftFacts, make_request
+from slipstream.core.policy.profile import DraftFacts, Profile
+from slipstream.core.request.request import Ask, make_request
 from slipstream.core.round import Round
 from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.core.verify.noise import Floats
 from slipstream.drafting.engine import LocalDraft, TargetKv

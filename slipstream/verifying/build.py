@@ -6,9 +6,9 @@ from importlib.metadata import version
 from typing import TYPE_CHECKING
 
 from slipstream.core.errors import ModelMismatch
+from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.request.request import ModelFacts
-from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.loading import LoadedModel
 from slipstream.models.machine import this_machine

@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slipstream.core.errors import CapacityError, SessionNotFound, SlipstreamError
-from slipstream.core.policy.row_costs import Offer
+from slipstream.core.row_costs import Offer
 from slipstream.core.sequence import TokenSequence, finish
 from slipstream.core.timing import Clock
 from slipstream.core.types import FinishReason, Proposal, Verdict

@@ -9,9 +9,9 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import CapacityError, InvalidRequest
-from slipstream.core.request.options import MAX_NODES
+from slipstream.core.grammar import Grammar
 from slipstream.core.sequence import common_prefix
-from slipstream.core.verify.grammar import Grammar
+from slipstream.core.tree import MAX_NODES
 
 if TYPE_CHECKING:
     from llguidance import LLMatcher, LLTokenizer

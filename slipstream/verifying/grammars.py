@@ -23,10 +23,10 @@ from slipstream.core.errors import (
     ModelMismatch,
     NotBuilt,
 )
+from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.request.schemas import placed_schema
 from slipstream.core.request.tools import ToolFormat
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.verify.grammar import Grammar, GrammarKind
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.verifying.grammar_constraint import (
     NO_WAY,

@@ -9,7 +9,7 @@ from typing import Protocol
 
 from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.policy.load import AcceptanceEstimate, BatchSize, DraftWait, TokenBudget
-from slipstream.core.policy.row_costs import Offer
+from slipstream.core.row_costs import Offer
 
 _LOG = logging.getLogger("slipstream.target")
 

@@ -6,10 +6,10 @@ from dataclasses import dataclass, field
 from weakref import WeakSet
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCombination
-from slipstream.core.request.options import MAX_NODES
+from slipstream.core.logprobs import TokenLogprob
 from slipstream.core.request.prompt import check_vocabulary
 from slipstream.core.sequence import SyncedTokens, TokenSequence
-from slipstream.core.text.logprobs import TokenLogprob
+from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Proposal, Session, Verdict, Verification
 from slipstream.models.kv.cache import KvCache
 from slipstream.verifying.grammar_constraint import GrammarConstraint

@@ -7,8 +7,8 @@ from dataclasses import replace
 import pytest
 
 from slipstream.core import errors
-from slipstream.core.policy.stop import LATE, PENDING
 from slipstream.core.sequence import TokenSequence
+from slipstream.core.stop_reasons import LATE, PENDING
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal
 from support.models.scripted import PLAN, SESSION, draft_engine, proposed, reached, remote_draft

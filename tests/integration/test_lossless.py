@@ -11,8 +11,8 @@ import torch
 
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
 from slipstream.core.errors import UnsupportedCombination
-from slipstream.core.request.options import DRAFTERS, Mode, SpeculationOptions
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.options import DRAFTERS, Mode, SpeculationOptions
+from slipstream.core.policy.profile import Profile
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.glide.chain_stop import DecisionNetwork

@@ -19,8 +19,7 @@ from slipstream.client import (
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import ModelError
-from slipstream.core.request.profile import Profile
-from slipstream.core.request.request import DraftFacts
+from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.types import Shape
 from slipstream.drafting.build import Drafter
 from support.models import tiny_checkpoint

@@ -11,7 +11,7 @@ from tokenizers import Tokenizer, models
 from transformers import PreTrainedTokenizerFast
 
 from slipstream.client import Client
-from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session, Shape

@@ -3,8 +3,8 @@
 import logging
 from dataclasses import replace
 
-from slipstream.core.draft.ngram_draft import NGRAM
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.profile import NGRAM
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.drafting.build import VANILLA, Drafter, DraftTarget, build_drafter
 from slipstream.drafting.engine import LocalDraft

@@ -2,7 +2,7 @@
 
 from dataclasses import dataclass
 
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.profile import Profile
 from slipstream.drafting.build import Drafter
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.rpc.conversion import enums

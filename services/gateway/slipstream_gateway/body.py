@@ -6,9 +6,9 @@ from typing import Annotated, Any, Literal, TypeVar
 from pydantic import BeforeValidator, Field, ValidationError, WithJsonSchema
 from pydantic_core import PydanticCustomError, from_json
 
-from slipstream.core.request.options import Mode
+from slipstream.core.logprobs import MAX_LOGPROBS
+from slipstream.core.policy.options import Mode
 from slipstream.core.request.prompt import MAX_MESSAGES, Prompt
-from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.types import Shape, StopPolicy, Verification
 from slipstream_gateway.errors import HttpError
 from slipstream_gateway.fields import parameters_of

@@ -3,15 +3,15 @@
 from dataclasses import dataclass
 
 from slipstream.client import FinishReason, PromptInfo, Result
-from slipstream.core.request.tools import Tool
-from slipstream.core.text.logprobs import Logprobs
-from slipstream.core.text.tool_calls import (
+from slipstream.core.logprobs import Logprobs
+from slipstream.core.request.tool_calls import (
     CallPiece,
     Piece,
     ToolCallParser,
     call_id,
     read_tool_calls,
 )
+from slipstream.core.request.tools import Tool
 from slipstream_gateway.responses import Json, chat_logprobs
 
 

@@ -3,8 +3,8 @@
 from typing import Any
 
 from slipstream.client import FinishReason, PromptInfo, RequestStats
-from slipstream.core.text.logprobs import Logprobs
-from slipstream.core.text.tool_calls import CallPiece, Piece, call_id
+from slipstream.core.logprobs import Logprobs
+from slipstream.core.request.tool_calls import CallPiece, Piece, call_id
 from slipstream_gateway.chat import ToolUse, parser_of
 from slipstream_gateway.responses import Json, chat_logprobs, metrics
 

@@ -6,8 +6,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.client import FinishReason, PromptInfo, RequestStats, Result, SpeculationStats
+from slipstream.core.logprobs import Logprobs, TokenLogprob
 from slipstream.core.request.round_tree import RoundTree
-from slipstream.core.text.logprobs import Logprobs, TokenLogprob
 
 Json = dict[str, Any]
 

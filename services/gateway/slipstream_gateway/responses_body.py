@@ -8,8 +8,8 @@ from typing import Annotated, Any, Literal, NamedTuple
 from pydantic import Field, WithJsonSchema
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.request.prompt import arguments_text, check_num_parts, content_text
-from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream_gateway.body import ChatRequest, SamplingRequest, Whole, validated
 from slipstream_gateway.errors import HttpError, http_error
 from slipstream_gateway.messages import FlatToolChoice, ResponsesTool, StrictModel

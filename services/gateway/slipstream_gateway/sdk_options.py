@@ -8,10 +8,10 @@ from typing import Any
 
 from slipstream.client import RequestOptions, SamplingParams, SpeculationOptions
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.grammar import MAX_GRAMMAR_BYTES
 from slipstream.core.request.prompt import Prompt
 from slipstream.core.request.request import MAX_NAME_LENGTH
 from slipstream.core.request.tools import Tool, tools_of
-from slipstream.core.verify.grammar import MAX_GRAMMAR_BYTES
 from slipstream_gateway.body import (
     MAX_ANSWERS,
     MAX_CHOICES,

@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.options import DRAFTERS
+from slipstream.core.policy.options import DRAFTERS
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.channel import ChannelOptions

@@ -11,7 +11,8 @@ from functools import partial
 from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import SessionBusy, Unavailable
 from slipstream.core.journal import Journal
-from slipstream.core.request.request import DraftFacts, Generation, Request
+from slipstream.core.policy.profile import DraftFacts
+from slipstream.core.request.request import Generation, Request
 from slipstream.core.request.results import Chunk, RequestStats
 from slipstream.core.run import Run
 from slipstream.ngrams.store_file import NgramStores

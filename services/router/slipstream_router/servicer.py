@@ -10,8 +10,8 @@ from google.protobuf.message import Message
 from google.protobuf.unknown_fields import UnknownFieldSet
 
 import slipstream
-from slipstream.core.draft.ngram_draft import NGRAM
 from slipstream.core.errors import InvalidRequest, NotBuilt, PromptTooLong
+from slipstream.core.policy.profile import NGRAM
 from slipstream.core.request.model_info import (
     DrafterInfo,
     Limits,

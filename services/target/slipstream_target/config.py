@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import get_args
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.options import MAX_NODES
+from slipstream.core.tree import MAX_NODES
 from slipstream.models.compute_options import ComputeOptions
 from slipstream.models.numerics.rules import Numerics
 from slipstream.models.threads import num_threads

@@ -11,7 +11,7 @@ from slipstream.bench.calibrate.run import Timed
 from slipstream.bench.calibrate.simulate import Simulated
 from slipstream.bench.calibrate.sweep import Evidence, Tried
 from slipstream.bench.report import fixed, table
-from slipstream.core.request.profile import profile_values
+from slipstream.core.policy.profile import profile_values
 from slipstream.drafting.profile_file import ModelPair, profile_file
 from slipstream.plots import save_plot
 

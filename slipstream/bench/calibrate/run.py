@@ -16,9 +16,9 @@ from slipstream.bench.questions import Question, in_turn
 from slipstream.bench.speed import SpeedPlan, run_speed
 from slipstream.bench.speed_figures import MethodComparison, figures
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.row_costs import RowCosts
-from slipstream.core.request.options import SpeculationOptions
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.options import SpeculationOptions
+from slipstream.core.policy.profile import Profile
+from slipstream.core.row_costs import RowCosts
 from slipstream.core.types import SamplingParams, Session
 from slipstream.drafting.build import DraftModel
 from slipstream.options import option

@@ -15,12 +15,12 @@ from slipstream.core.draft.ngram_draft import LookupDraft
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import iterated
 from slipstream.core.loop import decode
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
-from slipstream.core.policy.row_costs import RowCosts, step_worth
+from slipstream.core.policy.profile import Profile
+from slipstream.core.policy.settings import resolve
 from slipstream.core.policy.stop import StopSignal, make_stop
-from slipstream.core.request.options import Mode, SpeculationOptions
-from slipstream.core.request.profile import Profile
-from slipstream.core.request.settings import resolve
+from slipstream.core.row_costs import RowCosts, step_worth
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (

@@ -11,7 +11,7 @@ from typing import TypeVar
 from slipstream.bench.calibrate.simulate import RoundCosts, Simulated, replayed, simulate
 from slipstream.bench.calibrate.traces import DraftTrace
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
 
 T = TypeVar("T")

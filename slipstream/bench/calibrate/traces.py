@@ -11,12 +11,13 @@ from dataclasses import dataclass, replace
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
+from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.policy.planner import Planner
+from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import Calibration
-from slipstream.core.request.options import MAX_NODES, SpeculationOptions
-from slipstream.core.request.profile import Profile
 from slipstream.core.request.request import draft_settings
 from slipstream.core.sequence import TokenSequence
+from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy
 from slipstream.drafting.build import DraftModel
 from slipstream.drafting.engine import KvSource

@@ -10,7 +10,7 @@ from slipstream.bench.cost import CacheSource
 from slipstream.bench.gpu.floors import memory_use
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.inline import finished
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.profile import Profile
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Session, Shape

@@ -8,7 +8,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.core.policy.row_costs import num_paying
+from slipstream.core.row_costs import num_paying
 from slipstream.core.tree import TokenTree
 
 PAPER_TABLE = (7, 7, 7, 5, 5, 5, 3, 3, 1, 1)

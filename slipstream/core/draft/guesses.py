@@ -7,14 +7,9 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
+from slipstream.core.copying import CopySource
 from slipstream.core.draft.ngram import OwnText
-from slipstream.core.draft.ngram_sources import (
-    LATEST,
-    Acceptance,
-    CopySource,
-    MatchAcceptance,
-    NgramSources,
-)
+from slipstream.core.draft.ngram_sources import LATEST, Acceptance, MatchAcceptance, NgramSources
 from slipstream.core.sequence import TokenSequence, common_prefix
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
 from slipstream.core.types import SamplingParams

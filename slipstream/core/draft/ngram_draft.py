@@ -8,23 +8,16 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
+from slipstream.core.copying import Copying, CopySource
 from slipstream.core.draft.guesses import Guesses
-from slipstream.core.draft.ngram_sources import Copying, CopySource, NgramSources
+from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.draft.ngram_tree import Grown, TreeLimits, grow
 from slipstream.core.errors import UnsupportedCombination
-from slipstream.core.policy.stop import LATE, PENDING, TOO_DEAR
 from slipstream.core.ports import Draft
-from slipstream.core.request.profile import Profile
-from slipstream.core.request.request import DraftFacts
 from slipstream.core.sequence import TokenSequence
+from slipstream.core.stop_reasons import LATE, PENDING, TOO_DEAR
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
-from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy
-
-NGRAM = DraftFacts(
-    "ngram",
-    Profile(shape=Shape.DYNAMIC, stop=StopPolicy.FIXED, step_cost=0.0, max_depth=8, max_nodes=15),
-)
-"""Facts of this draft."""
+from slipstream.core.types import Plan, Proposal, Session, Shape
 
 
 class NgramDraft:

@@ -11,9 +11,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
+from slipstream.core.copying import CopySource
 from slipstream.core.draft.guesses import Guess
-from slipstream.core.draft.ngram_sources import CopySource
-from slipstream.core.policy.row_costs import num_paying
+from slipstream.core.row_costs import num_paying
 from slipstream.core.tree import ROOT, TokenTree
 
 LEAST = 0.02

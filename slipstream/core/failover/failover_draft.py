@@ -14,9 +14,9 @@ from dataclasses import replace
 from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest, SlipstreamError
 from slipstream.core.failover.breaker import Failures, InUse, ReplicaAttempt
-from slipstream.core.policy.stop import CONTEXT
 from slipstream.core.ports import Draft
 from slipstream.core.sequence import TokenSequence
+from slipstream.core.stop_reasons import CONTEXT
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Plan, Proposal, Session
 from slipstream.core.verify.port_checks import check_proposal

@@ -8,7 +8,7 @@ import math
 from collections.abc import Callable
 
 from slipstream.core.policy.cost_curve import CostCurve, ladder
-from slipstream.core.policy.row_costs import Offer, RowCosts
+from slipstream.core.row_costs import Offer, RowCosts
 
 MAX_ROWS = 128
 """Of one session: the largest tree and its root."""

@@ -1,6 +1,6 @@
 """Measures whether drafting while the target verifies pays. Knows no clock."""
 
-from slipstream.core.policy.pace import RequestPace
+from slipstream.core.pace import RequestPace
 
 
 class OverlapGain:

@@ -2,16 +2,17 @@
 
 from dataclasses import replace
 
-from slipstream.core.draft.ngram_sources import Copying
+from slipstream.core.copying import Copying
 from slipstream.core.draft.ngram_tree import LEAST
+from slipstream.core.pace import Average, RequestPace
 from slipstream.core.policy.backoff import Backoff
-from slipstream.core.policy.pace import Average, RequestPace
+from slipstream.core.policy.options import Mode, num_product_nodes
 from slipstream.core.policy.prices import Prices
-from slipstream.core.policy.row_costs import step_worth
-from slipstream.core.policy.stop import AHEAD, LATE, PENDING, TOO_DEAR, HeuristicLength
-from slipstream.core.request.options import Mode, num_product_nodes
-from slipstream.core.request.settings import Settings
+from slipstream.core.policy.settings import Settings
+from slipstream.core.policy.stop import HeuristicLength
 from slipstream.core.round import NO_PLAN, Round
+from slipstream.core.row_costs import step_worth
+from slipstream.core.stop_reasons import AHEAD, LATE, PENDING, TOO_DEAR
 from slipstream.core.types import Plan, Proposal, StopPolicy, Verdict, Verification
 
 FIRST_PACE = 1.3

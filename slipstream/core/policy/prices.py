@@ -5,7 +5,7 @@ Both are what was measured where the request runs, unless a profile that the use
 
 import math
 
-from slipstream.core.policy.row_costs import Offer, RowCosts
+from slipstream.core.row_costs import Offer, RowCosts
 
 DEFAULT_STEP_COST = 0.05
 """Of a draft that has not been timed."""

@@ -42,22 +42,6 @@ class Calibration:
         return low + (place - below) * (high - low)
 
 
-CONTEXT = "context"
-"""What ends the drafting where the draft's own context does."""
-TOO_DEAR = "load"
-"""What ends the drafting where no further token is worth its time."""
-AHEAD = "ahead"
-"""What ended the drafting of a tree that was there before its sequence was known: its verdict."""
-LATE = "late"
-"""`Proposal.fallback` where a proposal takes longer than it is worth, and may still come."""
-PENDING = "pending"
-"""The same with overlap, where the target does not wait for a draft that is far."""
-STOP_REASONS = (
-    *("depth", "nodes", "policy", TOO_DEAR, "eos", "lag", CONTEXT, "memory"),
-    *("lookup", "grammar", AHEAD, "none"),
-)
-"""What may end the drafting of a proposal: `Proposal.stopped_by`."""
-
 MAX_DRAFT_TOKENS = 40
 """No policy drafts a longer path than this (SVIP, released code)."""
 

@@ -6,12 +6,14 @@ An engine's owner fills the facts in; what follows from them is computed here.
 from collections.abc import Sequence, Set
 from dataclasses import dataclass, field
 
+from slipstream.core.grammar import MAX_GRAMMAR_BYTES
+from slipstream.core.policy.options import DRAFTERS, VERIFICATIONS
+from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
-from slipstream.core.request.options import DRAFTERS, MAX_NODES, VERIFICATIONS
-from slipstream.core.request.request import NO_DRAFTER, DraftFacts, ModelFacts
+from slipstream.core.request.request import NO_DRAFTER, ModelFacts
 from slipstream.core.text.text import MAX_STOP_BYTES, MAX_STOP_STRINGS
+from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import MAX_LOGIT_BIAS, Shape, StopPolicy, Verification
-from slipstream.core.verify.grammar import MAX_GRAMMAR_BYTES
 
 
 @dataclass(frozen=True, slots=True)

@@ -2,7 +2,7 @@
 
 from enum import StrEnum
 
-from slipstream.core.draft.ngram_sources import CopySource
+from slipstream.core.copying import CopySource
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, Verdict
 

@@ -10,6 +10,7 @@ from typing import Any
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCombination
 from slipstream.core.request.tools import Tool, check_tools
+from slipstream.core.text.checks import check_token_ids, check_unicode
 
 Message = Mapping[str, Any]
 """`role` and `content`, a text or parts of it; an assistant's may have `tool_calls` as OpenAI
@@ -18,7 +19,6 @@ writes them (id, type, function with name and arguments, JSON as text), a tool's
 there is, is left out."""
 Prompt = str | Sequence[int] | Sequence[Message]
 
-MAX_TOKEN_ID = 2**31 - 1
 MAX_MESSAGES = 2048
 """Of one prompt."""
 MAX_TOOL_CALLS = 128
@@ -105,21 +105,6 @@ def check_num_bytes(num_bytes: int, max_tokens: int) -> None:
             f"a prompt of {num_bytes} bytes exceeds {TOKEN_BYTES * max_tokens}, {TOKEN_BYTES} for"
             f" each of the context's {max_tokens} tokens"
         )
-
-
-def check_unicode(text: str, name: str) -> None:
-    """Raises `InvalidRequest` for text that has no bytes: half of a surrogate pair."""
-    try:
-        text.encode()
-    except UnicodeEncodeError as error:
-        raise InvalidRequest(f"{name} is not valid Unicode ({error.reason})") from None
-
-
-def check_token_ids(tokens: Sequence[int], what: str = "the prompt") -> None:
-    """Raise `InvalidRequest` for ids that are none."""
-    for token in (min(tokens, default=0), max(tokens, default=0)):
-        if not 0 <= token <= MAX_TOKEN_ID:
-            raise InvalidRequest(f"{what} has token id {token}, not 0 to {MAX_TOKEN_ID}")
 
 
 def content_text(content: Any, place: str) -> str:

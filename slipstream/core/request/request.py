@@ -8,18 +8,16 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field, replace
 
 from slipstream.core.errors import InvalidRequest, NotBuilt, PromptTooLong, UnsupportedCombination
-from slipstream.core.policy.backoff import GainPrior
-from slipstream.core.policy.overlap import OverlapGain
-from slipstream.core.request.options import Mode, SpeculationOptions
-from slipstream.core.request.profile import Profile
+from slipstream.core.grammar import Grammar
+from slipstream.core.logprobs import MAX_LOGPROBS, check_num_prompt_logprobs
+from slipstream.core.policy.options import Mode, SpeculationOptions
+from slipstream.core.policy.profile import DraftFacts
+from slipstream.core.policy.settings import Settings, resolve
 from slipstream.core.request.prompt import Prompt, PromptForm, check_vocabulary
 from slipstream.core.request.results import PromptInfo
-from slipstream.core.request.settings import Settings, resolve
 from slipstream.core.request.tools import Tool, ToolFormat, calls_grammar
-from slipstream.core.text.logprobs import MAX_LOGPROBS, check_num_prompt_logprobs
 from slipstream.core.text.text import check_stop_strings, check_stop_tokens
 from slipstream.core.types import SamplingParams, Session
-from slipstream.core.verify.grammar import Grammar
 
 DEFAULT_MAX_TOKENS = 256
 MAX_MAX_TOKENS = 2**31 - 1
@@ -43,25 +41,6 @@ class ModelFacts:
     """Likeliest tokens that it can tell of a position; None: it tells no log-probabilities."""
     tool_format: ToolFormat | None = None
     """The text in which it calls tools; None: it takes no tools."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftFacts:
-    """Facts of a draft, as it describes itself: its kind, calibrated defaults and abilities.
-
-    `kind` is glide, vanilla, ngram or none; `max_lag` is the longest path it was trained for;
-    `step_s` is what a draft step took when it was loaded, in seconds.
-    """
-
-    kind: str
-    profile: Profile = field(default_factory=Profile)
-    has_decision_model: bool = False
-    max_lag: int | None = None
-    step_s: float | None = None
-    experience: GainPrior = field(default_factory=GainPrior, compare=False)
-    """What it gained in the requests so far."""
-    overlap_gain: OverlapGain | None = field(default=None, compare=False)
-    """What drafting while its target verified gained; None for a draft in the target's process."""
 
 
 @dataclass(frozen=True, slots=True)

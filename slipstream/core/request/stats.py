@@ -7,7 +7,7 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slipstream.core.draft.ngram_sources import CopySource
+from slipstream.core.copying import CopySource
 from slipstream.core.round import Round
 
 LOOKUP, STORE, LEARNED, GRAMMAR = CopySource

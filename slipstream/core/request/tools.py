@@ -8,8 +8,8 @@ from enum import StrEnum
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from slipstream.core.request.schemas import placed_schema
-from slipstream.core.verify.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 
 MAX_TOOLS = 128
 """Of one request."""

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.prompt import check_token_ids, check_unicode
+from slipstream.core.text.checks import check_token_ids, check_unicode
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 240

@@ -11,11 +11,11 @@ from collections.abc import Sequence, Set
 
 import numpy as np
 
-from slipstream.core.draft.candidates import argmax_first, ordered_top, softmax
 from slipstream.core.errors import ModelError
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.constraint import Constraint
 from slipstream.core.verify.noise import Floats, Ids
+from slipstream.core.verify.scores import argmax_first, ordered_top, softmax
 
 _FIRST_NUCLEUS = 64
 _NUCLEUS_GROWTH = 4

@@ -9,11 +9,11 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slipstream.core.draft.candidates import ordered_top
 from slipstream.core.errors import ModelError
-from slipstream.core.text.logprobs import TokenLogprob, TopLogprob
+from slipstream.core.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.tree import TokenTree
 from slipstream.core.verify.noise import Floats
+from slipstream.core.verify.scores import ordered_top
 from slipstream.core.verify.walk import PositionRule, WalkStep
 
 

@@ -4,10 +4,9 @@ import math
 from collections.abc import Sequence
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.stop import STOP_REASONS
-from slipstream.core.request.options import MAX_NODES
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.stop_reasons import STOP_REASONS
+from slipstream.core.tree import MAX_NODES, ROOT, TokenTree
 from slipstream.core.types import Proposal, Session, SparseDistribution, Verdict, Verification
 
 MAX_RIVALS = 64

@@ -11,7 +11,6 @@ from collections.abc import Sequence
 
 import numpy as np
 
-from slipstream.core.draft.candidates import argmax_first, ordered_top
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, Session, SparseDistribution
@@ -20,6 +19,7 @@ from slipstream.core.verify.distribution import SamplingDistribution, distributi
 from slipstream.core.verify.keyed_noise import Purpose, uniform
 from slipstream.core.verify.noise import Floats, Ids, gumbel
 from slipstream.core.verify.rejection import branch_test, residual
+from slipstream.core.verify.scores import argmax_first, ordered_top
 from slipstream.core.verify.walk import PositionRule, Row, Walk, WalkStep, descend
 
 

@@ -11,8 +11,7 @@ from functools import cache
 
 import numpy as np
 
-from slipstream.core.draft.candidates import argmax_first
-from slipstream.core.text.logprobs import TokenLogprob
+from slipstream.core.logprobs import TokenLogprob
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.constraint import Constraint
@@ -22,6 +21,7 @@ from slipstream.core.verify.keyed_noise import Purpose, gumbel_of, uniform
 from slipstream.core.verify.likelihood import recording
 from slipstream.core.verify.noise import MAX_GUMBEL, Floats, Ids, gumbel
 from slipstream.core.verify.rejection import draw, multi_candidate
+from slipstream.core.verify.scores import argmax_first
 from slipstream.core.verify.target_init import verify_forest
 from slipstream.core.verify.walk import PositionRule, Row, Walk, WalkStep, descend
 

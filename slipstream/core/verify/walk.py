@@ -7,7 +7,7 @@ because evaluating a distribution costs more than a node.
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
-from slipstream.core.text.logprobs import TokenLogprob
+from slipstream.core.logprobs import TokenLogprob
 from slipstream.core.tree import TokenTree
 from slipstream.core.verify.noise import Floats
 

@@ -11,7 +11,7 @@ from typing import TYPE_CHECKING, Any, Literal
 import numpy as np
 
 from slipstream.core.errors import ModelError
-from slipstream.core.request.options import MAX_NODES
+from slipstream.core.tree import MAX_NODES
 from slipstream.core.verify.draws import FindContenders
 from slipstream.models.dtypes import CPU, Array
 from slipstream.models.kv.cache import KvCache

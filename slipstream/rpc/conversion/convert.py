@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.row_costs import MAX_POINTS, Offer, RowCosts
+from slipstream.core.row_costs import MAX_POINTS, Offer, RowCosts
 from slipstream.core.types import (
     Plan,
     Proposal,

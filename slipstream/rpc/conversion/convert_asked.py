@@ -6,8 +6,8 @@
 from collections.abc import Iterable
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.text.logprobs import Logprobs, TokenLogprob, TopLogprob
-from slipstream.core.verify.grammar import Grammar
+from slipstream.core.grammar import Grammar
+from slipstream.core.logprobs import Logprobs, TokenLogprob, TopLogprob
 from slipstream.rpc.conversion import enums
 from slipstream.rpc.v1 import common_pb2
 

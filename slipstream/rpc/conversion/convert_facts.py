@@ -3,10 +3,10 @@
 import math
 
 from slipstream.core.errors import HandshakeError, InvalidRequest
+from slipstream.core.policy.options import DRAFTERS
 from slipstream.core.policy.overlap import OverlapGain
-from slipstream.core.request.options import DRAFTERS
-from slipstream.core.request.profile import Profile
-from slipstream.core.request.request import DraftFacts, ModelFacts
+from slipstream.core.policy.profile import DraftFacts, Profile
+from slipstream.core.request.request import ModelFacts
 from slipstream.core.request.tools import ToolFormat
 from slipstream.rpc.conversion import enums
 from slipstream.rpc.protocol import PROTOCOL_VERSION

@@ -10,20 +10,20 @@ from dataclasses import asdict
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
-from slipstream.core.request.options import Mode, SpeculationOptions, check_num_depths
+from slipstream.core.grammar import Grammar, GrammarKind
+from slipstream.core.policy.options import Mode, SpeculationOptions, check_num_depths
 from slipstream.core.request.prompt import (
     PLAIN_FORM,
     Message,
     Prompt,
     PromptForm,
     are_ids,
-    check_unicode,
     checked_prompt,
 )
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
 from slipstream.core.request.tools import NO_PARAMETERS, Tool, check_num_tools
+from slipstream.core.text.checks import check_unicode
 from slipstream.core.types import SamplingParams
-from slipstream.core.verify.grammar import Grammar, GrammarKind
 from slipstream.rpc.conversion import enums
 from slipstream.rpc.conversion.convert import sampling_from_pb, sampling_to_pb
 from slipstream.rpc.v1 import generation_pb2 as pb

@@ -5,12 +5,12 @@ from enum import StrEnum
 from typing import Any, Generic, TypeVar
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.options import Mode
+from slipstream.core.grammar import GrammarKind
+from slipstream.core.policy.options import Mode
 from slipstream.core.request.origins import TokenOrigin
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState
 from slipstream.core.request.tools import ToolFormat
 from slipstream.core.types import FinishReason, Shape, StopPolicy, Verification
-from slipstream.core.verify.grammar import GrammarKind
 from slipstream.rpc.v1 import common_pb2, generation_pb2
 
 E = TypeVar("E", bound=StrEnum)

@@ -7,8 +7,8 @@ from functools import partial
 import pytest
 
 from slipstream.core.draft.ahead import MAX_TREES
-from slipstream.core.policy.stop import AHEAD
 from slipstream.core.sequence import TokenSequence
+from slipstream.core.stop_reasons import AHEAD
 from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape
 from slipstream.drafting.batcher import together
 from slipstream.drafting.growth_ahead import NUM_CANDIDATES

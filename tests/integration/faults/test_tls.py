@@ -9,7 +9,7 @@ import pytest
 from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream.core import errors
-from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.security import ClientTls
 from slipstream.rpc.v1 import generation_pb2, generation_pb2_grpc

@@ -6,8 +6,8 @@ import jsonschema
 import pytest
 
 from slipstream.client import Client, Mode, SamplingParams, SpeculationOptions
+from slipstream.core.request.tool_calls import read_tool_calls
 from slipstream.core.request.tools import tools_of
-from slipstream.core.text.tool_calls import read_tool_calls
 
 pytestmark = pytest.mark.real
 

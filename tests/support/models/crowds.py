@@ -12,11 +12,11 @@ from random import Random
 
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
 from slipstream.core.policy.cost_curve import CostCurve
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
-from slipstream.core.policy.row_costs import Offer
-from slipstream.core.request.options import Mode, SpeculationOptions
-from slipstream.core.request.profile import Profile
-from slipstream.core.request.settings import resolve
+from slipstream.core.policy.profile import Profile
+from slipstream.core.policy.settings import resolve
+from slipstream.core.row_costs import Offer
 from slipstream.core.types import FinishReason, Plan, Proposal, StopPolicy, Verdict
 from slipstream.verifying.meter import LoadMeter, StepCost
 from support.models.rounds import round_of

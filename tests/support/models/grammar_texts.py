@@ -3,7 +3,7 @@
 import json
 import random
 
-from slipstream.core.verify.grammar import Grammar, GrammarKind
+from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.verifying.grammar_constraint import GrammarConstraint
 from slipstream.verifying.grammars import Grammars

@@ -6,10 +6,10 @@ from dataclasses import dataclass
 from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.inline import iterated
 from slipstream.core.loop import decode
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
-from slipstream.core.request.options import Mode, SpeculationOptions
-from slipstream.core.request.profile import Profile
-from slipstream.core.request.settings import resolve
+from slipstream.core.policy.profile import Profile
+from slipstream.core.policy.settings import resolve
 from slipstream.core.round import Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree

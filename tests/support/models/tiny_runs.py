@@ -7,10 +7,11 @@ import torch
 
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
 from slipstream.core.inline import finished, iterated
-from slipstream.core.request.options import Mode, SpeculationOptions
-from slipstream.core.request.request import DraftFacts, ModelFacts, make_request
+from slipstream.core.logprobs import MAX_LOGPROBS
+from slipstream.core.policy.options import Mode, SpeculationOptions
+from slipstream.core.policy.profile import DraftFacts
+from slipstream.core.request.request import ModelFacts, make_request
 from slipstream.core.run import Run
-from slipstream.core.text.logprobs import MAX_LOGPROBS
 from slipstream.core.types import Shape, Verification
 from slipstream.drafting.engine import LocalDraft
 from slipstream.models.target.causal import CausalModel

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.cli.authority import CertificateOptions, make_certificates
-from slipstream.cli.certs import AUTHORITY, cert_path, key_path
+from slipstream.cli.cert_files import AUTHORITY, cert_path, key_path
 from slipstream.rpc.security import ClientTls, ServerTls
 
 

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from slipstream.core.inline import finished
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.profile import Profile
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.batcher import BatchedDraft

@@ -7,8 +7,8 @@ from contextlib import asynccontextmanager
 import torch
 
 from slipstream.client import AsyncClient
-from slipstream.core.draft.ngram_draft import NGRAM
 from slipstream.core.failover.breaker import Breakers
+from slipstream.core.policy.profile import NGRAM
 from slipstream.core.request.request import Ask, ModelFacts, make_request
 from slipstream.core.types import SamplingParams
 from slipstream.core.verify.keyed_noise import Purpose

@@ -7,9 +7,8 @@ from dataclasses import dataclass, field, replace
 
 import grpc.aio
 
-from slipstream.core.draft.ngram_draft import NGRAM, NgramDraft
-from slipstream.core.request.profile import Profile
-from slipstream.core.request.request import DraftFacts
+from slipstream.core.draft.ngram_draft import NgramDraft
+from slipstream.core.policy.profile import NGRAM, DraftFacts, Profile
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Verdict
 from slipstream.drafting.build import Drafter

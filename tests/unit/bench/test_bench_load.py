@@ -18,7 +18,7 @@ from slipstream.bench.load import (
 from slipstream.bench.methods import parse_request_methods
 from slipstream.bench.questions import Question
 from slipstream.bench.statistics import median_interval, paired
-from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import Shape
 from support.commands import refusal

@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.bench.methods import parse_method, parse_methods, with_references
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.types import Shape, StopPolicy, Verification
 
 CLASSIC = SpeculationOptions(

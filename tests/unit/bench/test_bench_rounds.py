@@ -17,8 +17,8 @@ from slipstream.bench.rounds import (
     run_rounds,
 )
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.options import Mode
 from slipstream.core.request.model_info import Limits, ModelInfo
-from slipstream.core.request.options import Mode
 from slipstream.core.request.results import PromptInfo, RequestStats, Result, Timings
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import FinishReason

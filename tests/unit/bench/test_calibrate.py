@@ -24,9 +24,9 @@ from slipstream.bench.calibrate.traces import (
 )
 from slipstream.core.draft.ngram_draft import LookupDraft
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.row_costs import RowCosts
-from slipstream.core.request.options import Mode, SpeculationOptions
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.options import Mode, SpeculationOptions
+from slipstream.core.policy.profile import Profile
+from slipstream.core.row_costs import RowCosts
 from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy
 from slipstream.drafting.build import DraftModel
 from slipstream.drafting.profile_file import ModelPair

@@ -11,7 +11,7 @@ from cryptography.x509 import verification
 from typer.main import get_command
 
 from slipstream.cli.authority import CertificateOptions, make_certificates
-from slipstream.cli.certs import AUTHORITY, ROLES, cert_path, key_path
+from slipstream.cli.cert_files import AUTHORITY, ROLES, cert_path, key_path
 from slipstream.cli.main import app, exit_code
 from slipstream.config import load_config, parse_flags
 from slipstream.core.errors import InvalidRequest

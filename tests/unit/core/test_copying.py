@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.draft.ngram_sources import Acceptance, Copying, MatchAcceptance
+from slipstream.core.copying import Copying
+from slipstream.core.draft.ngram_sources import Acceptance, MatchAcceptance
 from slipstream.core.errors import InvalidRequest
 
 OUTCOMES = st.lists(st.tuples(st.integers(1, 12), st.booleans()), max_size=60)

@@ -10,10 +10,11 @@ import torch
 
 from slipstream.core.errors import InvalidRequest, ModelError, NotBuilt, UnsupportedCombination
 from slipstream.core.inline import finished
-from slipstream.core.request.request import Ask, DraftFacts, make_request
+from slipstream.core.logprobs import MAX_LOGPROBS, TokenLogprob, TopLogprob, with_texts
+from slipstream.core.policy.profile import DraftFacts
+from slipstream.core.request.request import Ask, make_request
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.text.logprobs import MAX_LOGPROBS, TokenLogprob, TopLogprob, with_texts
 from slipstream.core.types import Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.draws import fits_device
 from slipstream.core.verify.likelihood import token_logprob

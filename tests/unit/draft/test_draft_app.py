@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.drafting.profile_file import ModelPair, profile_file
 from slipstream.models.glide.glide_files import save_glide

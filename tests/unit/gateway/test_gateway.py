@@ -7,7 +7,7 @@ import pytest
 from slipstream.client import Mode, SamplingParams, Shape, SpeculationOptions
 from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.text.logprobs import TokenLogprob, TopLogprob
+from slipstream.core.logprobs import TokenLogprob, TopLogprob
 from slipstream_gateway.body import ChatRequest, CompletionRequest, validated
 from slipstream_gateway.config import HttpConfig
 from slipstream_gateway.errors import TABLE, HttpError, http_error

@@ -7,8 +7,8 @@ import pytest
 import torch
 
 from slipstream.core.errors import ModelError
+from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import Calibration, FixedStop
-from slipstream.core.request.profile import Profile
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft, TargetKv

@@ -5,10 +5,11 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipstream.core.draft.ngram_draft import NGRAM, NgramDraft
+from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.inline import finished, iterated
-from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.policy.options import Mode, SpeculationOptions
+from slipstream.core.policy.profile import NGRAM
 from slipstream.core.request.request import Ask, make_request
 from slipstream.core.run import Run
 from slipstream.core.types import SamplingParams

@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.request.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
 from slipstream.core.request.origins import TokenOrigin
 from slipstream.core.request.results import Chunk, PromptInfo, RequestStats, Result, Timings
@@ -19,7 +20,6 @@ from slipstream.core.request.server_info import (
     ShadowInfo,
 )
 from slipstream.core.request.stats import SpeculationStats
-from slipstream.core.text.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
     FinishReason,

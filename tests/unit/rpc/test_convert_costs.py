@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.core.policy.row_costs import Offer, RowCosts
+from slipstream.core.row_costs import Offer, RowCosts
 from slipstream.core.types import Plan, ReplyTiming, Verdict
 from slipstream.rpc.conversion.convert import (
     plan_from_pb,

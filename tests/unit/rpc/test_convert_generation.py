@@ -8,14 +8,15 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
+from slipstream.core.grammar import Grammar, GrammarKind
+from slipstream.core.logprobs import MAX_LOGPROBS
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
-from slipstream.core.request.options import MAX_NODES, Mode, SpeculationOptions
 from slipstream.core.request.prompt import PromptForm
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.tools import Tool
-from slipstream.core.text.logprobs import MAX_LOGPROBS
+from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
-from slipstream.core.verify.grammar import Grammar, GrammarKind
 from slipstream.rpc.conversion import convert_generation as asked
 from slipstream.rpc.v1 import common_pb2
 from slipstream.rpc.v1 import generation_pb2 as pb

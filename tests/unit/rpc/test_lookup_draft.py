@@ -6,11 +6,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.core.copying import Copying, CopySource
 from slipstream.core.draft.ngram_draft import GRAMMAR, LOOKUP, LookupDraft, with_forced
-from slipstream.core.draft.ngram_sources import Copying, CopySource, NgramSources
+from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import SessionOutOfSync
-from slipstream.core.policy.stop import LATE, PENDING, TOO_DEAR
 from slipstream.core.round import Round
+from slipstream.core.stop_reasons import LATE, PENDING, TOO_DEAR
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, Session, Verdict
 from slipstream.rpc.delta import Delta

@@ -13,8 +13,8 @@ from slipstream.core.errors import (
     SessionOutOfSync,
     Unavailable,
 )
+from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.request.fingerprint import fingerprint
-from slipstream.core.request.options import SpeculationOptions
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.types import SamplingParams, Verification
 from slipstream.state.memory import MemoryStore

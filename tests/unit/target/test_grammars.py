@@ -11,9 +11,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, NotBuilt
+from slipstream.core.grammar import MAX_GRAMMAR_BYTES
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
-from slipstream.core.verify.grammar import MAX_GRAMMAR_BYTES
 from slipstream.verifying.grammars import MAX_COMPILED, Grammars, constraint_of
 from support.models.grammar_texts import (
     EOS,

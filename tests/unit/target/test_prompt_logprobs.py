@@ -7,8 +7,9 @@ import torch
 
 from slipstream.client import Client, Mode, SamplingParams, SpeculationOptions, errors
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.core.request.request import Ask, DraftFacts, Generation, ModelFacts, make_request
-from slipstream.core.text.logprobs import MAX_PROMPT_LOGPROBS
+from slipstream.core.logprobs import MAX_PROMPT_LOGPROBS
+from slipstream.core.policy.profile import DraftFacts
+from slipstream.core.request.request import Ask, Generation, ModelFacts, make_request
 
 PLAIN = SpeculationOptions(mode=Mode.OFF)
 TOLD = {"logprobs": 3, "prompt_logprobs": True, "max_tokens": 4, "speculation": PLAIN}

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Continuity, PromptInfo, RequestStats, Timings
 from slipstream.core.request.stats import Outcomes

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.sdk.metrics import MeterProvider
 
-from slipstream.core.policy.row_costs import Offer
+from slipstream.core.row_costs import Offer
 from slipstream.core.types import FinishReason, Proposal, ReplyTiming, Verdict
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments, Metric, MetricKind, no_instruments, sampled

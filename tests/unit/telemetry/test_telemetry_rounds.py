@@ -11,7 +11,7 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.errors import InvalidRequest, Unavailable
-from slipstream.core.request.options import SpeculationOptions
+from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.round import Port, Round, timed
 from slipstream.core.tree import ROOT
 from slipstream.core.types import FinishReason, SamplingParams, Verdict

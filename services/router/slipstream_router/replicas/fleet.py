@@ -5,7 +5,6 @@ from collections import Counter
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 
-from slipstream.core.draft.ngram_draft import NGRAM
 from slipstream.core.errors import (
     InvalidRequest,
     ModelNotFound,
@@ -14,7 +13,8 @@ from slipstream.core.errors import (
 )
 from slipstream.core.failover.breaker import Breakers
 from slipstream.core.policy.overlap import OverlapGain
-from slipstream.core.request.request import NO_DRAFTER, DraftFacts
+from slipstream.core.policy.profile import NGRAM, DraftFacts
+from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
 from slipstream.rpc.exchange import Peer
 from slipstream_router.replicas.heartbeat import Epoch

@@ -12,7 +12,8 @@ import grpc.aio
 from google.protobuf.message import Message
 
 from slipstream.core.errors import HandshakeError, SlipstreamError
-from slipstream.core.request.request import DraftFacts, ModelFacts
+from slipstream.core.policy.profile import DraftFacts
+from slipstream.core.request.request import ModelFacts
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, call_unary
 from slipstream.rpc.conversion.convert_facts import (

@@ -7,12 +7,13 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, field, replace
 from itertools import count
 
-from slipstream.core.draft.ngram_draft import NGRAM, LookupDraft, NgramDraft
+from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
 from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import SlipstreamError, Unavailable
 from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.core.failover.failover_draft import FailoverDraft
 from slipstream.core.failover.failover_target import FailoverTarget, Search
+from slipstream.core.policy.profile import NGRAM
 from slipstream.core.ports import Draft, Target
 from slipstream.core.types import Session
 from slipstream.rpc.exchange import CallOptions

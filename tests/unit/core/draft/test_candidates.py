@@ -11,17 +11,16 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.draft.candidates import (
-    argmax_first,
     coupled,
     draw_with_replacement,
     draw_without_replacement,
-    ordered_top,
     sparse_distribution,
 )
 from slipstream.core.errors import ModelError
 from slipstream.core.types import SparseDistribution
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel
+from slipstream.core.verify.scores import argmax_first, ordered_top
 from slipstream.models.cuda.draws import top_by_key
 from support.models import oracle
 

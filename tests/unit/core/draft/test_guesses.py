@@ -4,8 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.core.copying import CopySource
 from slipstream.core.draft.guesses import DRAFT_PRIOR, STORE_PRIOR, Guesses
-from slipstream.core.draft.ngram_sources import CopySource, NgramSources
+from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import SamplingParams, Session

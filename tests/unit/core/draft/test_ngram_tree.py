@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from slipstream.core.copying import CopySource
 from slipstream.core.draft.guesses import Guess
-from slipstream.core.draft.ngram_sources import CopySource
 from slipstream.core.draft.ngram_tree import LEAST, TreeLimits, grow
 from slipstream.core.tree import EMPTY, TokenTree
 

@@ -16,7 +16,7 @@ from slipstream.core.policy.load import (
     Probes,
     TokenBudget,
 )
-from slipstream.core.policy.row_costs import Offer
+from slipstream.core.row_costs import Offer
 from slipstream.verifying.meter import FixedMeter, HarmlessMeter, LoadMeter, StepCost
 
 TILE = 32

@@ -8,14 +8,14 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import UnsupportedCombination
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.policy.planner import AHEAD_NODES, FITTING, SHORTEST_WAIT_S, Planner
-from slipstream.core.policy.row_costs import Offer, RowCosts
-from slipstream.core.policy.stop import AHEAD, LATE, PENDING, TOO_DEAR
-from slipstream.core.request.options import Mode, SpeculationOptions
-from slipstream.core.request.profile import Profile
-from slipstream.core.request.request import DraftFacts, draft_settings
-from slipstream.core.request.settings import resolve
+from slipstream.core.policy.profile import DraftFacts, Profile
+from slipstream.core.policy.settings import resolve
+from slipstream.core.request.request import draft_settings
+from slipstream.core.row_costs import Offer, RowCosts
+from slipstream.core.stop_reasons import AHEAD, LATE, PENDING, TOO_DEAR
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, ReplyTiming, Verdict, Verification
 from slipstream.rpc.conversion.convert import verdict_from_pb

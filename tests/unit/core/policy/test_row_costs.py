@@ -8,7 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.row_costs import MAX_POINTS, RowCosts, num_paying
+from slipstream.core.row_costs import MAX_POINTS, RowCosts, num_paying
 
 CURVES = st.lists(st.tuples(st.integers(1, 9), st.floats(0, 3)), max_size=9).map(
     lambda steps: RowCosts(

@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.core.request.options import Mode
+from slipstream.core.policy.options import Mode
 from support.models.crowds import Machine, World
 
 ROUND_S = 0.03

@@ -1,8 +1,8 @@
 """What a model says it can be asked for is what the tables of requests say."""
 
+from slipstream.core.policy.options import DRAFTERS, VERIFICATIONS
+from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.model_info import drafter_info, drafter_infos, verification_infos
-from slipstream.core.request.options import DRAFTERS, VERIFICATIONS
-from slipstream.core.request.request import DraftFacts
 from slipstream.core.types import Shape, StopPolicy, Verification
 
 

@@ -6,7 +6,7 @@ from enum import StrEnum
 import pytest
 
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.core.request.options import (
+from slipstream.core.policy.options import (
     DRAFTERS,
     VERIFICATIONS,
     Mode,

@@ -5,8 +5,8 @@ from dataclasses import replace
 
 import pytest
 
+from slipstream.core.copying import CopySource
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
-from slipstream.core.draft.ngram_sources import CopySource
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.origins import TokenOrigin, origins_of
 from slipstream.core.request.request import Ask

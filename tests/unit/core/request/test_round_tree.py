@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.core.draft.ngram_sources import CopySource
+from slipstream.core.copying import CopySource
 from slipstream.core.request.origins import TokenOrigin
 from slipstream.core.request.request import Ask
 from slipstream.core.request.results import collected

@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.draft.ngram_sources import CopySource
+from slipstream.core.copying import CopySource
 from slipstream.core.request.stats import MAX_PER_STEP, Outcomes
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Verdict

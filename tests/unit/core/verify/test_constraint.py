@@ -14,11 +14,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, SparseDistribution, Verification
 from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.draws import fits_device
-from slipstream.core.verify.grammar import Grammar, GrammarKind
 from slipstream.core.verify.verify import verify
 from support.models.toy import PROMPT, VOCAB, ToyModel, forest, plain, session_of, trees
 

@@ -9,11 +9,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.draft.candidates import (
-    draw_with_replacement,
-    draw_without_replacement,
-    softmax,
-)
+from slipstream.core.draft.candidates import draw_with_replacement, draw_without_replacement
 from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
@@ -26,6 +22,7 @@ from slipstream.core.types import (
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel
 from slipstream.core.verify.port_checks import check_proposal
+from slipstream.core.verify.scores import softmax
 from slipstream.core.verify.verify import choose, verify
 from support.models import oracle
 from support.models.toy import PROMPT, VOCAB, ToyModel, plain, session_of, trees

@@ -23,7 +23,7 @@ from transformers import (
     Qwen3ForCausalLM,
 )
 
-from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.drafting.engine import LocalDraft, TargetKv

@@ -2,12 +2,9 @@
 
 from dataclasses import dataclass, field
 
-from slipstream.core.draft.ngram_sources import Copying
+from slipstream.core.copying import Copying
 from slipstream.core.policy.backoff import GainPrior
-from slipstream.core.policy.overlap import OverlapGain
-from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
-from slipstream.core.request.options import (
-    MAX_NODES,
+from slipstream.core.policy.options import (
     Mode,
     SpeculationOptions,
     check_combination,
@@ -17,7 +14,10 @@ from slipstream.core.request.options import (
     fitting_stop,
     num_product_nodes,
 )
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.overlap import OverlapGain
+from slipstream.core.policy.profile import Profile
+from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
+from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Shape, StopPolicy, Verification
 
 DEFAULT_NUM_ROOTS = 4

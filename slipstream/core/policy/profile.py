@@ -9,8 +9,10 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.backoff import GainPrior
+from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, Calibration, make_stop
-from slipstream.core.request.options import MAX_NODES
+from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Shape, StopPolicy
 
 
@@ -64,6 +66,32 @@ class Profile:
     def calibration_at(self, temperature: float) -> Calibration:
         """Return the calibration of the draft's confidence at this temperature."""
         return self.calibration_sampled if temperature else self.calibration
+
+
+@dataclass(frozen=True, slots=True)
+class DraftFacts:
+    """Facts of a draft, as it describes itself: its kind, calibrated defaults and abilities.
+
+    `kind` is glide, vanilla, ngram or none; `max_lag` is the longest path it was trained for;
+    `step_s` is what a draft step took when it was loaded, in seconds.
+    """
+
+    kind: str
+    profile: Profile = field(default_factory=Profile)
+    has_decision_model: bool = False
+    max_lag: int | None = None
+    step_s: float | None = None
+    experience: GainPrior = field(default_factory=GainPrior, compare=False)
+    """What it gained in the requests so far."""
+    overlap_gain: OverlapGain | None = field(default=None, compare=False)
+    """What drafting while its target verified gained; None for a draft in the target's process."""
+
+
+NGRAM = DraftFacts(
+    "ngram",
+    Profile(shape=Shape.DYNAMIC, stop=StopPolicy.FIXED, step_cost=0.0, max_depth=8, max_nodes=15),
+)
+"""Facts of this draft."""
 
 
 def profile_values(profile: Profile) -> dict[str, Any]:

@@ -11,10 +11,8 @@ from enum import StrEnum
 
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, make_stop
+from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Shape, StopPolicy, Verification
-
-MAX_NODES = 127
-"""With the pending token: 128 rows, past which verification is free on no device seen so far."""
 
 
 class Mode(StrEnum):
