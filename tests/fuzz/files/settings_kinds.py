@@ -28,7 +28,7 @@ from slipstream.rpc.certificates import read_authority, read_pair
 from slipstream.state.access import Access, Entry
 from slipstream.state.options import StoreOptions
 from slipstream.telemetry.config import TelemetryConfig
-from slipstream.telemetry.traces import last_trace, read_spans
+from slipstream.telemetry.traces import find_trace, read_spans
 from slipstream.train.data import ReadLimits, read_data
 from slipstream_draft.config import DraftConfig
 from slipstream_gateway.config import HttpConfig
@@ -156,7 +156,7 @@ def _pem_lines(random: Random, data: bytes) -> bytes:
 
 def _traces(path: Path) -> None:
     """Read traces, and show the last request's."""
-    if (found := last_trace(read_spans(path.parent))) is not None:
+    if (found := find_trace(read_spans(path.parent), None)) is not None:
         page(found)
         list(lines(found))
 
