@@ -26,7 +26,7 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Session, StopPolicy
 from slipstream.drafting.build import DraftModel
 from slipstream.models.kv.cache import KvCache
-from slipstream.models.machine import wait_for
+from slipstream.models.memory import wait_for
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part

@@ -140,14 +140,6 @@ def _processor() -> str:
     return "\n".join([name, *(found[key] for key in _CPU_FIELDS if key in found)])
 
 
-def wait_for(device: str) -> None:
-    """Wait for the end of what a device computes; on a CPU nothing is left to wait for."""
-    if device != "cpu":
-        import torch
-
-        torch.cuda.synchronize(device)
-
-
 def best_seconds(
     alternatives: Sequence[Callable[[], object]],
     *,

@@ -153,3 +153,11 @@ def _group_bytes() -> int:
             continue
         return max(left, 0)
     return 1 << 62
+
+
+def wait_for(device: str) -> None:
+    """Wait for the end of what a device computes; on a CPU nothing is left to wait for."""
+    if device != "cpu":
+        import torch
+
+        torch.cuda.synchronize(device)

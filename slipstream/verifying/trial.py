@@ -10,7 +10,8 @@ from slipstream.core.policy.cost_curve import CROWD, Budget, CostCurve, Costs, l
 from slipstream.core.timing import Clock
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
-from slipstream.models.machine import this_machine, wait_for
+from slipstream.models.machine import this_machine
+from slipstream.models.memory import wait_for
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 

@@ -17,7 +17,8 @@ from slipstream.core.tree import TokenTree
 from slipstream.models.dtypes import CPU, choose_dtype
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.loading import parse_device
-from slipstream.models.machine import best_seconds, wait_for
+from slipstream.models.machine import best_seconds
+from slipstream.models.memory import wait_for
 from slipstream.models.native.checkpoint import CONFIG, read_config
 from slipstream.models.numerics.rules import Numerics
 from slipstream.models.target.causal import CausalModel
