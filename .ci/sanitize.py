@@ -32,7 +32,9 @@ FLAGS = (
 PRELOADED = ("libasan.so", "libstdc++.so")
 OPTIONS = {
     # Python leaves most of its objects to the end of the process, which would be reported as leaks.
-    "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=1",
+    # Memory that is not there is an error of Python's, as without the sanitizers.
+    "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:detect_stack_use_after_return=1"
+    ":allocator_may_return_null=1",
     "UBSAN_OPTIONS": "print_stacktrace=1:abort_on_error=1",
     "OMP_NUM_THREADS": "1",
     "PYTHONFAULTHANDLER": "1",
