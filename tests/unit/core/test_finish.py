@@ -25,14 +25,11 @@ def session_of(max_tokens, *stop_ids):
         ((1, 2, 3, STOP), (1, 2, 3), FinishReason.LENGTH),
         ((1, 2, STOP), (1, 2, STOP), FinishReason.STOP),
         ((), (), None),
+        ((1, 4, STOP), (1, 4), FinishReason.STOP),
     ],
 )
 def test_the_first_stop_token_or_the_limit_ends_a_round(tokens, kept, reason):
-    assert finish(session_of(5, STOP), 2, tokens) == (kept, reason)
-
-
-def test_every_stop_token_counts():
-    assert finish(session_of(9, 4, STOP), 0, (1, 4, STOP)) == ((1, 4), FinishReason.STOP)
+    assert finish(session_of(5, 4, STOP), 2, tokens) == (kept, reason)
 
 
 def test_a_request_without_room_keeps_nothing():

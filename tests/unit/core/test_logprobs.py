@@ -84,14 +84,13 @@ def test_every_way_of_speculating_tells_what_plain_decoding_does(models, way, sa
 def test_they_are_the_log_softmax_of_the_raw_logits(models, sampling):
     ask = Ask(SAMPLINGS[sampling], 24, speculation=WAYS["cape"], num_logprobs=4)
     result = collected(run_of(models, ask))
-    for distribution, token, item in zip(
-        raw_distributions(result.token_ids), result.token_ids, result.logprobs, strict=True
-    ):
+    distributions = raw_distributions(result.token_ids)
+    parts = zip(distributions, result.token_ids, result.logprobs, strict=True)
+    for distribution, token, item in parts:
         assert item.logprob == pytest.approx(float(distribution[token]), abs=1e-5)
         best = distribution.topk(4)
-        assert [other.logprob for other in item.top] == pytest.approx(
-            best.values.tolist(), abs=1e-5
-        )
+        top = [other.logprob for other in item.top]
+        assert top == pytest.approx(best.values.tolist(), abs=1e-5)
         assert [other.token_id for other in item.top] == best.indices.tolist()
 
 
@@ -133,15 +132,12 @@ def test_chunks_carry_those_of_their_tokens_with_the_bytes_of_each(models):
     letters = Letters()
     for token, item in zip(result.token_ids, result.logprobs, strict=True):
         assert item.text == letters.token_bytes(token)
-        assert [other.text for other in item.top] == [
-            letters.token_bytes(other.token_id) for other in item.top
-        ]
+        assert all(other.text == letters.token_bytes(other.token_id) for other in item.top)
 
 
 def test_without_likeliest_tokens_there_is_the_token_s_own(models):
-    none, five = (
-        collected(run_of(models, Ask(max_tokens=20, num_logprobs=count))) for count in (0, 5)
-    )
+    asks = [Ask(max_tokens=20, num_logprobs=count) for count in (0, 5)]
+    none, five = (collected(run_of(models, ask)) for ask in asks)
     assert none.logprobs == tuple(replace(item, top=()) for item in five.logprobs)
 
 
@@ -222,9 +218,8 @@ def test_what_the_target_can_t_tell_is_refused(facts, asked, error):
 
 
 def test_a_target_refuses_them_where_the_law_is_not_its_own(models):
-    session = Session(
-        "s", len(PROMPT), 9, verification=Verification.TARGET_INIT, num_logprobs=MAX_LOGPROBS
-    )
+    given = {"verification": Verification.TARGET_INIT, "num_logprobs": MAX_LOGPROBS}
+    session = Session("s", len(PROMPT), 9, **given)
     with pytest.raises(UnsupportedCombination, match="logprobs do not go with verification"):
         finished(tiny.local_target(models[0]).verify(TokenSequence(session, PROMPT), Proposal()))
 
@@ -247,16 +242,11 @@ async def talk(target, number, session):
 async def test_requests_with_them_and_without_share_a_step(engine):
     model = CausalModel(tiny.hf_model(), engine=engine)
     sessions = [
-        replace(session_of(number, 30, 12), num_logprobs=number % 3 or None) for number in range(4)
+        (at, replace(session_of(at, 30, 12), num_logprobs=at % 3 or None)) for at in range(4)
     ]
-    alone = [
-        await talk(tiny.local_target(model), number, session)
-        for number, session in enumerate(sessions)
-    ]
+    alone = [await talk(tiny.local_target(model), *session) for session in sessions]
     async with batched(tiny.local_target(model)) as (target, _):
-        together = await asyncio.gather(
-            *(talk(target, number, session) for number, session in enumerate(sessions))
-        )
+        together = await asyncio.gather(*(talk(target, *session) for session in sessions))
     assert together == alone
     for number, (tokens, said) in enumerate(together):
         assert sum(map(len, said)) == (len(tokens) - 30 if number % 3 else 0)

@@ -34,28 +34,10 @@ def test_a_common_prefix_ends_at_the_first_difference(one, other, count):
     assert common_prefix(one, other, start=count) == count
 
 
-def test_tokens_are_those_of_the_sequence_taken_last():
-    synced = SyncedTokens()
-    assert synced.take(sequence(5, 6, 7)) == 0
-    assert synced.take(sequence(5, 6, 9, 4)) == 2
-    assert synced.tokens == [5, 6, 9, 4]
-    assert synced.take(sequence(5)) == 1
-    assert synced.tokens == [5]
-
-
 def test_asking_what_is_the_same_changes_nothing():
     synced = SyncedTokens([5, 6, 7])
     assert synced.num_same(sequence(5, 6, 9)) == 2
     assert synced.tokens == [5, 6, 7]
-
-
-def test_what_an_engine_made_final_is_compared_with_what_the_sequence_got():
-    synced, same = SyncedTokens(), sequence(1, 2, 3)
-    synced.take(same)
-    synced.tokens += [4, 5, 6]
-    same.append((4, 5, 9, 8))
-    assert synced.take(same) == 5
-    assert synced.tokens == [1, 2, 3, 4, 5, 9, 8]
 
 
 def test_a_sequence_taken_before_is_read_from_its_news_on():
@@ -91,12 +73,6 @@ def test_a_delta_that_only_appends_leaves_the_sequence_the_same_object(delta):
     assert made.tokens == [5, 6, 7, 8, 9]
 
 
-def test_a_delta_twice_changes_nothing():
-    made, delta = sequence(5, 6), Delta(1, (6, 7))
-    assert delta.applied(delta.applied(made)) is made
-    assert made.tokens == [5, 6, 7]
-
-
 @pytest.mark.parametrize(
     ("delta", "tokens"),
     [(Delta(1, ()), [5]), (Delta(2, (9,)), [5, 6, 9]), (Delta(1, (9, 8, 4, 3)), [5, 9, 8, 4, 3])],
@@ -117,12 +93,6 @@ def test_a_delta_outside_of_the_tokens_held_is_refused_and_changes_nothing(start
     ):
         Delta(start, (1,)).applied(made)
     assert made.tokens == [5, 6, 7]
-
-
-def test_a_stream_starts_with_nothing_so_its_first_delta_starts_at_0():
-    with pytest.raises(SessionOutOfSync, match="0 tokens are held"):
-        Delta(3, (1,)).applied(sequence())
-    assert Delta(0, (1, 2)).applied(sequence()).tokens == [1, 2]
 
 
 def test_receiver_and_engine_hold_what_a_sender_has_whatever_it_sends_again():

@@ -35,7 +35,6 @@ def trees(draw):
 
 
 def path_probs(tree):
-    """The probability of the path to each node."""
     probs = []
     own = tree.probs if isinstance(tree, AheadTree) else [at.prob for at in tree.stats]
     for parent, prob in zip(tree.tree.parents, own, strict=True):
@@ -66,14 +65,8 @@ def test_a_rest_keeps_to_the_plan_and_has_the_likeliest_nodes(tree, max_nodes, m
     rest = tree.below((), Plan(max_depth=max_depth, max_nodes=max_nodes))
     assert len(rest.tree) <= max_nodes
     assert max(rest.tree.depths(), default=0) <= max_depth
-    fitting = sorted(
-        (
-            prob
-            for prob, depth in zip(path_probs(tree), tree.tree.depths(), strict=True)
-            if depth <= max_depth
-        ),
-        reverse=True,
-    )
+    nodes = zip(path_probs(tree), tree.tree.depths(), strict=True)
+    fitting = sorted((prob for prob, depth in nodes if depth <= max_depth), reverse=True)
     assert sorted(path_probs(rest), reverse=True) == fitting[: len(rest.tree)]
 
 

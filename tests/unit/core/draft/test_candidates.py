@@ -87,9 +87,8 @@ def test_coupled_candidates_wear_the_noise_of_the_targets_draw():
     scores = np.float32([0.5, 0.25, 0.125])
     ids = np.array([7, 900, 3])
     noise = gumbel(1, 5, 1000, purpose=Purpose.DRAW)
-    assert np.array_equal(
-        coupled(scores, 1, position=5, ids=ids), np.float32(1.12) * scores + noise[ids]
-    )
+    found = coupled(scores, 1, position=5, ids=ids)
+    assert np.array_equal(found, np.float32(1.12) * scores + noise[ids])
 
 
 def test_a_sparse_law_is_the_best_tokens_renormalised():
@@ -128,9 +127,10 @@ def test_draws_do_not_depend_on_the_order_the_law_is_listed_in():
     distribution = SparseDistribution((1, 2, 3), (0.5, 0.3, 0.2))
     turned = SparseDistribution((3, 1, 2), (0.2, 0.5, 0.3))
     for seed in range(20):
-        assert draw_without_replacement(
-            distribution, 3, seed=seed, position=4
-        ) == draw_without_replacement(turned, 3, seed=seed, position=4)
+        one, other = (
+            draw_without_replacement(at, 3, seed=seed, position=4) for at in (distribution, turned)
+        )
+        assert one == other
 
 
 def test_asking_for_no_candidate_at_all_is_refused():

@@ -46,7 +46,6 @@ def guesses_of(tokens, sources=None, sampling=GREEDY):
 
 
 def goes_on(guesses, *tokens):
-    """The text goes on with these."""
     guesses.sequence.append(tokens)
     guesses.take(guesses.sequence)
 

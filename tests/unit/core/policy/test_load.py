@@ -119,15 +119,6 @@ def test_a_crowd_is_met_at_once_and_leaves_slowly():
     assert all(a - b in (0, 1) for a, b in itertools.pairwise(sizes))
 
 
-def test_a_count_that_goes_up_and_down_changes_nothing():
-    batch = BatchSize()
-    sizes = set()
-    for step in range(200):
-        batch.count(9 - step % 2)
-        sizes.add(batch.size)
-    assert sizes == {9}
-
-
 def test_steps_that_only_read_prompts_say_nothing_about_the_crowd():
     batch = BatchSize()
     for _ in range(100):

@@ -72,11 +72,6 @@ def test_a_plan_respects_the_request_the_limit_and_the_rows(remaining, rows, dep
         assert plan.max_depth >= 1
 
 
-def test_the_last_token_is_never_drafted_for():
-    assert planner_of(mode=Mode.FORCED).plan(1, PREFILL).max_depth == 0
-    assert planner_of(mode=Mode.FORCED).plan(2, PREFILL).max_depth == 1
-
-
 def test_off_is_always_plain():
     planner = planner_of(mode=Mode.OFF)
     assert {planner.plan(n, PREFILL).max_depth for n in range(1, 50)} == {0}
@@ -227,17 +222,9 @@ def test_a_last_round_cut_short_says_nothing_about_the_gain():
 
 def test_a_product_tree_is_cut_to_the_levels_that_fit():
     planner = planner_of(shape=Shape.PRODUCT, widths=(4, 2, 2), max_nodes=28)
-    plans = {
-        rows: planner.plan(100, verdict_of(0, offer=Offer(rows))) for rows in (29, 28, 13, 5, 4)
-    }
-    assert {rows: plan.widths for rows, plan in plans.items()} == {
-        29: (4, 2, 2),
-        28: (4, 2),
-        13: (4, 2),
-        5: (4,),
-        4: (),
-    }
-    for plan in plans.values():
+    plans = [planner.plan(100, verdict_of(0, offer=Offer(rows))) for rows in (29, 28, 13, 5, 4)]
+    assert [plan.widths for plan in plans] == [(4, 2, 2), (4, 2), (4, 2), (4,), ()]
+    for plan in plans:
         assert num_product_nodes(plan.widths) <= plan.max_nodes
         assert plan.max_depth == len(plan.widths)
 
@@ -263,15 +250,9 @@ def test_roots_are_always_proposed_even_when_nothing_may_be_drafted():
 @pytest.mark.parametrize(
     "fields",
     [
-        {"max_depth": 0},
-        {"max_depth": 41},
-        {"max_nodes": 128},
-        {"step_cost": -0.1},
-        {"step_cost": float("nan")},
-        {"row_cost": -0.1},
-        {"lookup": -1},
-        {"shape": Shape.PRODUCT},
-        {"shape": Shape.FORK},
+        *({"max_depth": 0}, {"max_depth": 41}, {"max_nodes": 128}, {"step_cost": -0.1}),
+        *({"step_cost": float("nan")}, {"row_cost": -0.1}, {"lookup": -1}),
+        *({"shape": Shape.PRODUCT}, {"shape": Shape.FORK}),
     ],
 )
 def test_a_profile_that_can_not_be_is_refused_at_birth(fields):

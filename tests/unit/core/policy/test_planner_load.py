@@ -32,12 +32,10 @@ def offer_of(row_cost, *, rows=8, round_s=0.02):
 DEAR, FREE = offer_of(0.1), offer_of(0.0)
 
 
-def planner_of(profile=None, *, mode=Mode.AUTO, step_s=None):
-    options = SpeculationOptions(mode=mode)
-    settings = resolve(
-        options, profile or Profile(), drafter="glide", has_decision_model=True, step_s=step_s
-    )
-    return Planner(settings)
+def planner_of(profile=None, *, mode=Mode.AUTO, step_s=None, **changes):
+    asked = SpeculationOptions(mode=mode), profile or Profile()
+    settings = resolve(*asked, drafter="glide", has_decision_model=True, step_s=step_s)
+    return Planner(replace(settings, **changes))
 
 
 def verdict_of(accepted, offer):
@@ -59,22 +57,17 @@ def test_every_node_has_the_price_of_its_own_place_on_the_staircase():
 def test_what_a_target_measures_counts_unless_a_profile_pins_it():
     measured, pinned = planner_of(), planner_of(Profile(row_cost=0.3, step_cost=0.2))
     for offer in (FREE, DEAR):
-        measured_prices = measured.plan(99, verdict_of(0, offer)).row_prices
-        assert sum(measured_prices) == pytest.approx(
-            len(measured_prices) * measured_prices[0], abs=1e-9
-        )
-        assert pinned.plan(99, verdict_of(0, offer)).row_prices == pytest.approx(
-            pinned.plan(99, verdict_of(0, DEAR)).row_prices
-        )
+        prices = measured.plan(99, verdict_of(0, offer)).row_prices
+        assert sum(prices) == pytest.approx(len(prices) * prices[0], abs=1e-9)
+        found, dear = (pinned.plan(99, verdict_of(0, at)).row_prices for at in (offer, DEAR))
+        assert found == pytest.approx(dear)
     assert measured.plan(99, verdict_of(0, FREE)).row_prices[0] == 0
     assert measured.plan(99, verdict_of(0, DEAR)).row_prices[0] >= 0.1
 
 
 def test_a_slow_draft_must_be_surer_from_the_first_round_on():
-    worth = [
-        planner_of(step_s=step_s).plan(99, verdict_of(0, FREE)).worth
-        for step_s in (0.0002, 0.002, 0.01)
-    ]
+    planners = [planner_of(step_s=step_s) for step_s in (0.0002, 0.002, 0.01)]
+    worth = [planner.plan(99, verdict_of(0, FREE)).worth for planner in planners]
     assert worth == sorted(worth)
     assert worth[0] < 0.03 < worth[-1]
 
@@ -179,10 +172,8 @@ def test_whatever_a_target_offers_and_drafts_take_the_next_round_is_planned(roun
 
 
 def test_a_proposal_is_worth_the_plain_rounds_that_bring_as_much():
-    waits = [
-        planner_of().plan(99, verdict_of(0, offer_of(0.1, round_s=round_s))).worth_s
-        for round_s in (0.001, 0.2, 2.0)
-    ]
+    offers = [offer_of(0.1, round_s=round_s) for round_s in (0.001, 0.2, 2.0)]
+    waits = [planner_of().plan(99, verdict_of(0, offer)).worth_s for offer in offers]
     assert waits[0] == SHORTEST_WAIT_S
     assert 0.2 < waits[1] < 0.6
     assert waits[2] == pytest.approx(10 * waits[1])
@@ -203,7 +194,7 @@ def test_drafts_that_are_always_late_are_given_up():
 
 
 def test_rounds_whose_proposal_is_pending_are_not_held_against_the_draft():
-    planner = Planner(replace(planner_of().settings, overlap=True))
+    planner = planner_of(overlap=True)
     for _ in range(100):
         plan = planner.plan(999, verdict_of(0, FREE))
         assert plan.max_depth > 0
@@ -214,7 +205,7 @@ def test_rounds_whose_proposal_is_pending_are_not_held_against_the_draft():
 def test_with_overlap_a_proposal_is_waited_for_less_the_more_a_round_with_it_costs():
     waits = []
     for offer in (FREE, DEAR, offer_of(1.0)):
-        planner = Planner(replace(planner_of().settings, overlap=True, mode=Mode.FORCED))
+        planner = planner_of(overlap=True, mode=Mode.FORCED)
         for _ in range(30):
             planner.plan(999, verdict_of(4, offer))
             planner.record(round_of(chain(4), verdict_of(4, offer)))
@@ -237,7 +228,7 @@ def test_a_proposal_that_was_there_already_says_nothing_of_what_a_draft_step_tak
 
 @pytest.mark.parametrize("overlap", [True, False])
 def test_a_request_overlaps_as_it_says(overlap):
-    planner = Planner(replace(planner_of().settings, overlap=overlap))
+    planner = planner_of(overlap=overlap)
     plan = planner.plan(99, verdict_of(0, FREE))
     assert plan.ahead == (AHEAD_NODES if overlap else 0)
 
@@ -245,7 +236,7 @@ def test_a_request_overlaps_as_it_says(overlap):
 @pytest.mark.parametrize(("wait_s", "pays"), [(0.03, True), (0.0, False)])
 def test_a_request_that_leaves_it_open_overlaps_where_that_spares_waits(wait_s, pays):
     gain = OverlapGain()
-    planner = Planner(replace(planner_of().settings, overlap_gain=gain))
+    planner = planner_of(overlap_gain=gain)
     num_on = 0
     for _ in range(20 * gain.PHASE):
         plan = planner.plan(999, verdict_of(3, FREE))
@@ -259,7 +250,7 @@ def test_a_request_that_leaves_it_open_overlaps_where_that_spares_waits(wait_s, 
 
 def test_rounds_of_copies_alone_say_nothing_of_overlap():
     gain = OverlapGain()
-    planner = Planner(replace(planner_of(Profile(lookup=1)).settings, overlap_gain=gain))
+    planner = planner_of(Profile(lookup=1), overlap_gain=gain)
     plans = set()
     for _ in range(40 * gain.PHASE):  # what the draft proposes is never accepted
         plan = planner.plan(999, verdict_of(0, FREE))
@@ -275,7 +266,7 @@ def test_speculation_that_is_forced_overlaps_only_where_it_says_so():
     gain = OverlapGain()
     gain.is_on = True
     for mode in (Mode.AUTO, Mode.FORCED):
-        planner = Planner(replace(planner_of().settings, overlap_gain=gain, mode=mode))
+        planner = planner_of(overlap_gain=gain, mode=mode)
         plan = planner.plan(99, verdict_of(0, FREE))
         assert (plan.ahead > 0) is (mode is Mode.AUTO)
 

@@ -28,11 +28,8 @@ def signal(depth=1, top_prob=0.9, entropy=SURE, score=None, path_prob=1.0):
 
 def test_a_fixed_length_is_drafted_whatever_the_signal():
     stop = make_stop(StopPolicy.FIXED, max_depth=3)
-    assert [stop.should_stop(signal(depth, entropy=UNSURE)) for depth in (1, 2, 3)] == [
-        False,
-        False,
-        True,
-    ]
+    stops = [stop.should_stop(signal(depth, entropy=UNSURE)) for depth in (1, 2, 3)]
+    assert stops == [False, False, True]
 
 
 def test_svip_stops_above_an_entropy_of_six_tenths_of_a_nat():
@@ -46,10 +43,14 @@ def test_svip_reads_infinite_entropy_as_unsure_and_rounding_below_zero_as_sure()
     assert not SvipStop().should_stop(signal(entropy=-1e-9))
 
 
-def test_svip_without_an_entropy_drafts_to_the_limit():
-    stop = make_stop(StopPolicy.SVIP, max_depth=4)
-    assert not stop.should_stop(signal(3, entropy=math.nan))
-    assert stop.should_stop(signal(4, entropy=math.nan))
+@pytest.mark.parametrize(
+    ("policy", "threshold", "lacking"),
+    [(StopPolicy.SVIP, None, "entropy"), (StopPolicy.COST, 0.5, "path_prob")],
+)
+def test_a_policy_without_its_signal_drafts_to_the_limit(policy, threshold, lacking):
+    stop = make_stop(policy, threshold, max_depth=4)
+    assert not stop.should_stop(signal(3, **{lacking: math.nan}))
+    assert stop.should_stop(signal(4, **{lacking: math.nan}))
 
 
 def test_a_decision_stops_at_its_threshold_and_below():
@@ -82,12 +83,6 @@ def test_cost_prefers_the_decision_models_score_to_calibrated_confidence():
     assert stop.should_stop(signal(top_prob=1.0, score=math.nan))
 
 
-def test_cost_without_a_path_probability_drafts_to_the_limit():
-    stop = make_stop(StopPolicy.COST, 0.5, max_depth=2)
-    assert not stop.should_stop(signal(1, path_prob=math.nan))
-    assert stop.should_stop(signal(2, path_prob=math.nan))
-
-
 @pytest.mark.parametrize("policy", [policy for policy in StopPolicy])
 def test_no_policy_drafts_past_its_limit(policy):
     stop = make_stop(policy, cost_ratio=1e-9, max_depth=7)
@@ -100,13 +95,10 @@ def test_the_default_limit_is_forty():
     assert FixedStop().max_depth == MAX_DRAFT_TOKENS == 40
 
 
-def test_the_heuristic_grows_by_two_on_success_and_shrinks_by_one():
+def test_the_heuristic_grows_by_two_on_success_and_shrinks_by_one_within_its_bounds():
     length = HeuristicLength(5)
     assert length.after(all_accepted=True).length == 7
     assert length.after(all_accepted=False).length == 4
-
-
-def test_the_heuristic_stays_between_one_and_its_cap():
     assert HeuristicLength(1).after(all_accepted=False).length == 1
     assert HeuristicLength(7, cap=8).after(all_accepted=True).length == 8
 

@@ -66,8 +66,3 @@ def test_a_crowd_that_comes_and_goes_by_one_does_not_change_what_is_offered():
     for step in range(200):
         offered.add(world.meter.offer(8 + step % 2).rows)
     assert offered == {32 // 9}
-
-
-def test_worlds_are_the_same_every_time():
-    machine = Machine(TARGETS["cpu"], DRAFTS["batched"])
-    assert speeds(machine, 4, 0.35, steps=50) == speeds(machine, 4, 0.35, steps=50)

@@ -1,7 +1,7 @@
 """What a model says it can be asked for is what the tables of requests say."""
 
-from slipstream.core.policy.options import DRAFTERS, VERIFICATIONS
-from slipstream.core.policy.profile import DraftFacts
+import pytest
+
 from slipstream.core.request.model_info import drafter_info, drafter_infos, verification_infos
 from slipstream.core.types import Shape, StopPolicy, Verification
 
@@ -24,13 +24,15 @@ def test_a_replica_without_a_decision_model_takes_the_decision_from_all():
     assert StopPolicy.DECISION not in drafter_infos([with_it, without])[0].stops
 
 
-def test_no_draft_is_no_drafter():
+@pytest.mark.parametrize(
+    ("kinds", "drafters", "shapes"),
+    [(set(), (), ()), ({"ngram"}, ("ngram",), (Shape.CHAIN, Shape.DYNAMIC))],
+)
+def test_what_no_drafter_goes_with_is_not_offered(kinds, drafters, shapes):
+    (exact,) = verification_infos(kinds)
+    assert exact.verification is Verification.EXACT
+    assert (exact.drafters, exact.shapes) == (drafters, shapes)
     assert drafter_infos([DraftFacts("none")]) == ()
-
-
-def test_without_a_drafter_there_is_plain_decoding():
-    (plain,) = verification_infos(set())
-    assert (plain.verification, plain.drafters, plain.shapes) == (Verification.EXACT, (), ())
 
 
 def test_with_every_drafter_there_is_every_verification():
@@ -40,9 +42,3 @@ def test_with_every_drafter_there_is_every_verification():
         assert set(row.shapes) == VERIFICATIONS[row.verification].shapes
         assert set(row.drafters) == VERIFICATIONS[row.verification].drafters
         assert row.lossless is row.verification.is_lossless
-
-
-def test_a_mode_that_no_drafter_goes_with_is_not_offered():
-    (exact,) = verification_infos({"ngram"})
-    assert exact.verification is Verification.EXACT
-    assert exact.shapes == (Shape.CHAIN, Shape.DYNAMIC)

@@ -12,12 +12,9 @@ from slipstream.core.request.tools import Tool, call_schema
 
 INTEGER, TEXT = {"type": "integer"}, {"type": "string"}
 DATA = [
-    {"$ref": "#/a"},
-    {"$ref": "#", "$id": "x", "$anchor": "y", "enum": None},
-    [{"$dynamicRef": "#x", "properties": None}],
-    {"properties": {"a": {"$ref": "#/nowhere"}}},
-    None,
-    [None, {"type": None}],
+    *({"$ref": "#/a"}, {"$ref": "#", "$id": "x", "$anchor": "y", "enum": None}),
+    *([{"$dynamicRef": "#x", "properties": None}], {"properties": {"a": {"$ref": "#/nowhere"}}}),
+    *(None, [None, {"type": None}]),
 ]
 VALUES = [1, "x", None, {}, [], [1], ["x"], {"a": 1}, {"a": "x"}, {"a": {"a": 1}}, {"a": None}]
 VALUES += [{"a": {"a": "x"}}, {"$ref": 1}, {"$ref": "x"}, {"enum": 1}, {"enum": "x"}, *DATA]
@@ -50,22 +47,17 @@ REFERENCES = {
     "a property named $ref": {"properties": {"$ref": INTEGER, "enum": {"$ref": "#/$defs/n"}}}
     | {"$defs": {"n": INTEGER}},
 }
-HOLDERS = {
+ONE = ("additionalProperties", "unevaluatedProperties", "propertyNames", "items", "not")
+ONE += ("unevaluatedItems", "contains")
+HOLDERS = {key: lambda at, key=key: {key: at} for key in ONE} | {
     "properties": lambda at: {"properties": {"a": at}},
     "properties of a property": lambda at: {"properties": {"a": {"properties": {"a": at}}}},
     "patternProperties": lambda at: {"patternProperties": {"^a": at}},
-    "additionalProperties": lambda at: {"additionalProperties": at},
-    "unevaluatedProperties": lambda at: {"unevaluatedProperties": at},
-    "propertyNames": lambda at: {"propertyNames": at},
     "dependentSchemas": lambda at: {"dependentSchemas": {"a": at}},
-    "items": lambda at: {"items": at},
     "prefixItems": lambda at: {"prefixItems": [at]},
-    "unevaluatedItems": lambda at: {"unevaluatedItems": at},
-    "contains": lambda at: {"contains": at},
     "anyOf": lambda at: {"anyOf": [{"const": "x"}, at]},
     "oneOf": lambda at: {"oneOf": [{"const": "x"}, at]},
     "allOf": lambda at: {"allOf": [at]},
-    "not": lambda at: {"not": at},
     "if": lambda at: {"if": at, "else": False},
     "then": lambda at: {"if": True, "then": at},
     "else": lambda at: {"if": False, "else": at},

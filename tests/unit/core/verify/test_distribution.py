@@ -18,8 +18,8 @@ from support.models import oracle
 PROMPT = [3, 5, 5]
 
 
-def scores_of(logits, prefix=(), *, prompt=0, **params):
-    return SamplingDistribution(SamplingParams(**params), prompt).scores(np.float32(logits), prefix)
+def scores_of(logits, **params):
+    return SamplingDistribution(SamplingParams(**params), 0).scores(np.float32(logits), ())
 
 
 def kept(scores):
@@ -61,12 +61,6 @@ def test_bias_and_penalties_are_those_of_the_prefix_of_the_slot(logits, output, 
     assert found.tolist() == pytest.approx(expected, rel=1e-5, abs=1e-5)
 
 
-def test_the_prompt_counts_for_repetition_only():
-    scores = scores_of([2.0, 2.0], [0], prompt=1, presence_penalty=1.0, frequency_penalty=1.0)
-    assert scores.tolist() == [2.0, 2.0]
-    assert scores_of([2.0, 2.0], [0], prompt=1, repetition_penalty=2.0).tolist() == [1.0, 2.0]
-
-
 def test_logits_are_never_written_to():
     logits = np.float32([1.0, 2.0, 3.0, 4.0])
     sampling = SamplingParams(
@@ -84,20 +78,15 @@ def test_nothing_is_copied_when_nothing_applies():
 
 @pytest.mark.parametrize("temperature", [1e-30, 1e-3, 0.7, 100.0])
 def test_every_temperature_gives_a_law(temperature):
-    probs = SamplingDistribution(SamplingParams(temperature=temperature), 1).probs(
-        np.float32([5.0, 7.0, -900.0]), []
-    )
-    expected = torch.softmax(
-        (torch.tensor([5.0, 7.0, -900.0], dtype=torch.float64) - 7) / temperature, -1
-    )
+    logits, sampling = [5.0, 7.0, -900.0], SamplingParams(temperature=temperature)
+    probs = SamplingDistribution(sampling, 1).probs(np.float32(logits), [])
+    expected = torch.softmax((torch.tensor(logits, dtype=torch.float64) - 7) / temperature, -1)
     assert probs.tolist() == pytest.approx(expected.tolist(), abs=1e-6)
 
 
 def test_a_greedy_law_is_one_hot_at_the_first_best_token():
-    probs = SamplingDistribution(SamplingParams(top_k=1, top_p=0.1), 1).probs(
-        np.float32([1.0, 3, 3]), []
-    )
-    assert probs.tolist() == [0, 1, 0]
+    greedy = SamplingDistribution(SamplingParams(top_k=1, top_p=0.1), 1)
+    assert greedy.probs(np.float32([1.0, 3, 3]), []).tolist() == [0, 1, 0]
 
 
 WEIGHTS = st.lists(st.sampled_from([1, 2, 4, 8, 64]), min_size=1, max_size=40)
@@ -141,12 +130,9 @@ def test_at_least_one_token_is_always_kept():
     assert kept(scores_of([0.0, 3.0, 3.0], temperature=1, top_k=1)) == {1}
 
 
-def test_top_k_keeps_exactly_k_smaller_ids_first_among_equals():
-    assert kept(scores_of([1.0, 2.0, 2.0, 2.0], temperature=1, top_k=2)) == {1, 2}
-
-
-def test_top_k_above_the_vocabulary_keeps_everything():
+def test_top_k_keeps_exactly_k_or_all_smaller_ids_first_among_equals():
     assert kept(scores_of([1.0, 2.0], temperature=1, top_k=99)) == {0, 1}
+    assert kept(scores_of([1.0, 2.0, 2.0, 2.0], temperature=1, top_k=2)) == {1, 2}
 
 
 def test_min_p_is_relative_to_the_best_token():

@@ -157,10 +157,8 @@ def test_the_code_has_the_bias_that_the_enumeration_predicts():
         table = {ROOT: first}
         for index, root in enumerate(roots):
             chance = float(ACCEPTANCE[root])
-            table |= {
-                2 * index: oracle.logs(chance, 1 - chance, 0),
-                2 * index + 1: oracle.logs(1, 1, 1),
-            }
+            table[2 * index] = oracle.logs(chance, 1 - chance, 0)
+            table[2 * index + 1] = oracle.logs(1, 1, 1)
         row, _ = rows_of(table)
         distributions = (None, sure, None, sure, None)
         walk = verify(session, PROMPT, Proposal(tree, distributions=distributions), row)

@@ -69,44 +69,30 @@ def test_what_no_target_can_say_is_refused(verdict, others, message):
         check(verdict, **others)
 
 
-def empty(kind, count):
-    """So many messages of two bytes each."""
-    return [kind()] * count
+LIKELIEST = common_pb2.TokenLogprob(top=[common_pb2.TopLogprob()] * 21, logprob=0)
+LAW = common_pb2.NodeLaw(law=common_pb2.SparseLaw(tokens=[1] * 257))
+TOO_MANY = {
+    "tokens": {"tokens": [1] * 129},
+    "roots": {"roots": [1] * 129},
+    "margins": {"margins": [1] * 129},
+    "forced": {"forced": [1] * 129},
+    "logprobs": {"logprobs": [common_pb2.TokenLogprob()] * 129},
+    "likeliest": {"logprobs": [LIKELIEST]},
+    "nodes": {"tree": common_pb2.TokenTree(tokens=[1] * 128, parents=[-1] * 128)},
+    "parents": {"tree": common_pb2.TokenTree(tokens=[1], parents=[-1] * 128)},
+    "distributions": {"laws": [common_pb2.NodeLaw()] * 2},
+    "tokens of a distribution": {"laws": [LAW]},
+}
 
 
-@pytest.mark.parametrize(
-    "proposal",
-    [
-        common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[1] * 128, parents=[-1] * 128)),
-        common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[1], parents=[-1] * 128)),
-        common_pb2.Proposal(laws=empty(common_pb2.NodeLaw, 2)),
-        common_pb2.Proposal(laws=[common_pb2.NodeLaw(law=common_pb2.SparseLaw(tokens=[1] * 257))]),
-    ],
-    ids=["nodes", "parents", "distributions", "tokens of a distribution"],
-)
-def test_a_proposal_of_too_many_is_refused_by_its_counts(proposal):
+@pytest.mark.parametrize("name", TOO_MANY)
+def test_messages_of_too_many_are_refused_by_their_counts(name):
+    fields = TOO_MANY[name]
     with pytest.raises(InvalidRequest, match="are told, but at most"):
-        proposal_from_pb(proposal)
-
-
-@pytest.mark.parametrize(
-    "verdict",
-    [
-        target_pb2.Verdict(tokens=[1] * 129),
-        target_pb2.Verdict(tokens=[1], roots=[1] * 129),
-        target_pb2.Verdict(tokens=[1], margins=[1] * 129),
-        target_pb2.Verdict(tokens=[1], forced=[1] * 129),
-        target_pb2.Verdict(tokens=[1], logprobs=empty(common_pb2.TokenLogprob, 129)),
-        target_pb2.Verdict(
-            tokens=[1],
-            logprobs=[common_pb2.TokenLogprob(top=empty(common_pb2.TopLogprob, 21), logprob=0)],
-        ),
-    ],
-    ids=["tokens", "roots", "margins", "forced", "logprobs", "likeliest"],
-)
-def test_a_verdict_of_too_many_is_refused_by_its_counts(verdict):
-    with pytest.raises(InvalidRequest, match="are told, but at most"):
-        verdict_from_pb(verdict, None)
+        if {"tree", "laws"} & {*fields}:
+            proposal_from_pb(common_pb2.Proposal(**fields))
+        else:
+            verdict_from_pb(target_pb2.Verdict(**{"tokens": [1], **fields}), None)
 
 
 def test_costs_that_are_too_many_are_a_hint_that_is_not_used():

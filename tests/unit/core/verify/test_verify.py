@@ -74,24 +74,16 @@ def test_rounds_put_together_are_plain_decoding():
     assert tokens[len(PROMPT) :] == plain(session, model, len(tokens) - len(PROMPT))
 
 
-def test_plain_draws_have_the_law_of_the_logits():
+@pytest.mark.parametrize("vary", ["seed", "position"])
+def test_plain_draws_have_the_law_of_the_logits(vary):
     p, count = oracle.distribution(8, 4, 2, 1, 1), 4000
-    logits = oracle.logs(*p) + 3
-    seen = Counter(
-        choose(session_of(SamplingParams(temperature=1, seed=seed)), logits, PROMPT)
-        for seed in range(count)
-    )
+    seen = Counter()
+    for at in range(1, count + 1):
+        seed, prefix = (at - 1, PROMPT) if vary == "seed" else (77, range(3, 3 + at))
+        session = session_of(SamplingParams(temperature=1, seed=seed))
+        seen[choose(session, oracle.logs(*p) + 3, prefix)] += 1
     observed = [seen[token] / count for token in range(5)]
     # The expected distance at 4000 draws is about 0.012.
-    assert oracle.total_variation(observed, p) < 0.03
-
-
-def test_draws_at_one_seed_and_different_positions_have_the_law_too():
-    p, count = oracle.distribution(8, 4, 2, 1, 1), 4000
-    logits = oracle.logs(*p)
-    session = session_of(SamplingParams(temperature=1, seed=77))
-    seen = Counter(choose(session, logits, range(3, 3 + at)) for at in range(1, count + 1))
-    observed = [seen[token] / count for token in range(5)]
     assert oracle.total_variation(observed, p) < 0.03
 
 
@@ -128,12 +120,8 @@ def test_candidates_and_tests_of_one_seed_are_independent_enough_to_keep_the_law
         walk = verify(session, PROMPT, proposal, target.rows(PROMPT, proposal.tree))
         tokens = [*(proposal.tree.tokens[node] for node in walk.nodes), walk.token]
         if len(tokens) == 1:
-            rest = verify(
-                session,
-                [*PROMPT, *tokens],
-                Proposal(),
-                target.rows([*PROMPT, *tokens], TokenTree()),
-            )
+            known = [*PROMPT, *tokens]
+            rest = verify(session, known, Proposal(), target.rows(known, TokenTree()))
             tokens.append(rest.token)
         seen[tuple(tokens[:2])] += 1
     expected = {}
@@ -191,7 +179,6 @@ EVEN = SparseDistribution((2, 3), (0.5, 0.5))
 
 
 def drawn(token, *distributions):
-    """A proposal of one token, and the distributions it comes with."""
     return "mcsd", Proposal(TokenTree.chain([token]), distributions=distributions)
 
 
@@ -212,6 +199,10 @@ FAULTS = {
     "has the probability nan": drawn(2, odd((2, 3), 0.5, float("nan")), None),
     "names a token twice": drawn(2, odd((2, 2), 0.5, 0.5), None),
     "distribution at node -1 has token 9, outside": drawn(2, odd((2, 9), 0.5, 0.5), None),
+    "2 nodes has 1 statistics": (
+        "exact",
+        Proposal(TokenTree.chain([1, 2]), stats=(NodeStats(1, 1, 0),)),
+    ),
     "one chain under each root": ("target-init", Proposal(TokenTree((2, 3, 4), (-1, 0, 0)))),
 }
 
@@ -222,12 +213,6 @@ def test_a_proposal_that_does_not_fit_its_mode_is_refused_with_a_reason(message)
     session = session_of(SamplingParams(), Verification(mode))
     with pytest.raises(InvalidRequest, match=message):
         check_proposal(session, proposal, vocab_size=VOCAB)
-
-
-def test_statistics_of_the_wrong_number_are_refused():
-    proposal = Proposal(TokenTree.chain([1, 2]), stats=(NodeStats(1, 1, 0),))
-    with pytest.raises(InvalidRequest, match="2 nodes has 1 statistics"):
-        check_proposal(session_of(SamplingParams()), proposal, vocab_size=VOCAB)
 
 
 @pytest.mark.parametrize("temperature", [0.05, 0.4, 1.0, 3.0])
