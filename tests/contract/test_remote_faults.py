@@ -1,7 +1,6 @@
 """Remote engines that fail, stay silent or are not there: one typed error, and nothing held."""
 
 import asyncio
-import socket
 
 import pytest
 
@@ -19,6 +18,7 @@ from support.models.scripted import (
     remote_target,
     target_engine,
 )
+from support.network.ports import free_port
 
 
 @BOTH
@@ -85,8 +85,7 @@ async def test_a_cancelled_round_frees_the_other_side(make_engine, make_remote, 
 
 @BOTH
 async def test_nobody_there_is_unavailable_and_named(make_engine, make_remote, answer):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        address = f"127.0.0.1:{free.getsockname()[1]}"
+    address = f"127.0.0.1:{free_port()}"
     async with connect(address, ChannelOptions()) as channel:
         with pytest.raises(errors.Unavailable, match=f"replica {address} can't be reached"):
             await first_round(make_remote(Peer(f"replica {address}", channel)))
@@ -108,9 +107,8 @@ async def test_an_answer_that_is_none_is_no_answer(make_engine, make_remote, ans
 
 async def test_a_broken_verdict_is_the_replicas_fault():
     engine = target_engine()
-    engine.answers.append(
-        target_pb2.VerifyResponse(verdict=target_pb2.Verdict(tokens=[1], finish_reason=77))  # type: ignore[arg-type]
-    )
+    broken = target_pb2.Verdict(tokens=[1], finish_reason=77)  # type: ignore[arg-type]
+    engine.answers.append(target_pb2.VerifyResponse(verdict=broken))
     async with reached(engine) as peer:
         remote = remote_target(peer)
         with pytest.raises(errors.InternalError, match="broken verdict"):

@@ -39,13 +39,8 @@ class Named(draft_pb2_grpc.DraftServiceServicer):
 @asynccontextmanager
 async def serving(name, address="127.0.0.1:0", *, age_s=1.0, age_grace_s=60.0, **options):
     """A service whose connections age; its port. More `options` are those of `ServerOptions`."""
-    options = ServerOptions(
-        address,
-        grace_s=0.1,
-        max_connection_age_s=age_s,
-        max_connection_age_grace_s=age_grace_s,
-        **options,
-    )
+    options |= {"max_connection_age_s": age_s, "max_connection_age_grace_s": age_grace_s}
+    options = ServerOptions(address, grace_s=0.1, **options)
     servicer = Named(name)
     register = draft_pb2_grpc.add_DraftServiceServicer_to_server
     server = Server(options, {NAME: lambda at: register(servicer, at)})
@@ -57,13 +52,11 @@ async def serving(name, address="127.0.0.1:0", *, age_s=1.0, age_grace_s=60.0, *
 
 
 async def asked(call):
-    """One message there and back on an open stream."""
     await call.write(draft_pb2.SpeculateRequest())
     return await call.read()
 
 
 async def who_answers(stub):
-    """The name of the service that a new call comes to."""
     return (await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())).kind
 
 
@@ -156,9 +149,8 @@ async def test_one_connection_too_many_is_closed_and_room_is_given_back():
         assert await who_answers(draft_pb2_grpc.DraftServiceStub(one)) == "full"
         await one.close()
         stub = draft_pb2_grpc.DraftServiceStub(another)
-        call = stub.DescribeDraft(
-            draft_pb2.DescribeDraftRequest(), wait_for_ready=True, timeout=LIMIT_S
-        )
+        waits = {"wait_for_ready": True, "timeout": LIMIT_S}
+        call = stub.DescribeDraft(draft_pb2.DescribeDraftRequest(), **waits)
         assert (await call).kind == "full"
         await another.close()
 
@@ -183,9 +175,8 @@ def test_an_age_that_makes_no_sense_is_refused(given, says):
 
 
 def test_where_nothing_ages_the_grace_binds_nobody():
-    build(
-        RouterConfig, targets=("127.0.0.1:1",), max_connection_age_s=0, max_connection_age_grace_s=0
-    )
+    ages = {"max_connection_age_s": 0, "max_connection_age_grace_s": 0}
+    build(RouterConfig, targets=("127.0.0.1:1",), **ages)
 
 
 def test_connections_to_routers_age_and_those_to_engines_do_not():

@@ -110,83 +110,49 @@ def test_origins_that_are_none_or_not_those_of_the_tokens_are_refused(origins, r
     message = pb.GenerateStreamResponse(token_ids=[5, 6, 7], origins=origins)
     with pytest.raises(InvalidRequest, match=reason):
         answered.chunk_from_pb(message)
-    finish = pb.FinishInfo(reason=1)
+    whole = pb.GenerateResponse(token_ids=[5, 6, 7], origins=origins, finish={"reason": 1})
     with pytest.raises(InvalidRequest, match=reason):
-        answered.result_from_pb(
-            pb.GenerateResponse(token_ids=[5, 6, 7], origins=origins, finish=finish)
-        )
+        answered.result_from_pb(whole)
+
+
+BOOLS, TEXTS = st.booleans(), st.lists(TEXT, max_size=2).map(tuple)
+MODES = st.builds(
+    VerificationInfo, st.sampled_from(Verification), members(Shape), TEXTS, BOOLS, TEXT
+)
+DRAFTERS = st.builds(
+    DrafterInfo, TEXT, members(Shape), members(StopPolicy), maybe(UINT32), UINT32, BOOLS
+)
 
 
 @given(
     st.builds(
         ModelInfo,
-        model=TEXT,
-        vocab_size=UINT32,
-        tokenizer_hash=TEXT,
+        **dict.fromkeys(("model", "tokenizer_hash", "numerics", "dtype"), TEXT),
+        **dict.fromkeys(("vocab_size", "num_targets"), UINT32),
         stop_token_ids=COUNTS,
-        has_chat_template=st.booleans(),
-        numerics=TEXT,
-        dtype=TEXT,
+        has_chat_template=BOOLS,
         limits=st.builds(Limits, *[UINT32 for _ in fields(Limits)]),
-        verifications=st.lists(
-            st.builds(
-                VerificationInfo,
-                st.sampled_from(Verification),
-                members(Shape),
-                st.lists(TEXT, max_size=2).map(tuple),
-                st.booleans(),
-                TEXT,
-            ),
-            max_size=2,
-        ).map(tuple),
-        drafters=st.lists(
-            st.builds(
-                DrafterInfo,
-                TEXT,
-                members(Shape),
-                members(StopPolicy),
-                maybe(UINT32),
-                UINT32,
-                st.booleans(),
-            ),
-            max_size=2,
-        ).map(tuple),
-        num_targets=UINT32,
+        verifications=st.lists(MODES, max_size=2).map(tuple),
+        drafters=st.lists(DRAFTERS, max_size=2).map(tuple),
     )
 )
 def test_a_model_is_the_same_on_the_other_side(model):
     assert info.model_info_from_pb(over_the_wire(info.model_info_to_pb(model))) == model
 
 
+ROLES, STATES = st.sampled_from(ReplicaRole), st.sampled_from(ReplicaState)
+REPLICAS = st.builds(ReplicaInfo, ROLES, TEXT, STATES, TEXT, TEXT, UINT32, TEXT, TEXT)
+RATIOS = maybe(st.floats(allow_nan=False))
+
+
 @given(
     st.builds(
         ServerInfo,
         version=TEXT,
-        protocol_version=UINT32,
         uptime_s=SECONDS,
-        num_requests=UINT32,
-        num_sessions=UINT32,
-        replicas=st.lists(
-            st.builds(
-                ReplicaInfo,
-                st.sampled_from(ReplicaRole),
-                TEXT,
-                st.sampled_from(ReplicaState),
-                TEXT,
-                TEXT,
-                UINT32,
-                TEXT,
-                TEXT,
-            ),
-            max_size=3,
-        ).map(tuple),
-        shadow=st.builds(
-            ShadowInfo,
-            SECONDS,
-            *[UINT32] * 8,
-            st.none() | st.floats(allow_nan=False),
-            st.none() | st.floats(allow_nan=False),
-        ),
+        **dict.fromkeys(("protocol_version", "num_requests", "num_sessions"), UINT32),
+        replicas=st.lists(REPLICAS, max_size=3).map(tuple),
+        shadow=st.builds(ShadowInfo, SECONDS, *[UINT32] * 8, RATIOS, RATIOS),
     )
 )
 def test_a_router_is_the_same_on_the_other_side(server):

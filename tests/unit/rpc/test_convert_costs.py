@@ -21,7 +21,6 @@ OFFERS = [
 
 
 def sent(offer):
-    """A verdict with this offer, as it is on the wire."""
     return verdict_to_pb(Verdict((5, 6), 1, offer=offer), TIMING)
 
 
@@ -35,12 +34,8 @@ def test_an_offer_comes_as_it_was_sent(offer):
 @pytest.mark.parametrize(
     "change",
     [
-        {"free_rows": 0},
-        {"round_s": -0.001},
-        {"round_s": float("nan")},
-        {"costs": [0.5, 1.0, 1.0]},
-        {"costs": [2.0, 1.5, 3.0]},
-        {"cost_tokens": [8, 2, 32]},
+        *({"free_rows": 0}, {"round_s": -0.001}, {"round_s": float("nan")}),
+        *({"costs": [0.5, 1.0, 1.0]}, {"costs": [2.0, 1.5, 3.0]}, {"cost_tokens": [8, 2, 32]}),
     ],
 )
 def test_an_offer_that_can_not_be_is_none_and_the_verdict_counts(change):

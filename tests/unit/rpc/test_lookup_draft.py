@@ -44,8 +44,13 @@ class Guesser:
         self.released.append(session_id)
 
 
-def session_of(*stop_ids, name="s"):
-    return Session(name, 1, 1000, stop_token_ids=frozenset(stop_ids))
+def guessing():
+    guesser = Guesser()
+    return guesser, ByDeltas(LookupDraft(guesser))
+
+
+def session_of(*stop_ids):
+    return Session("s", 1, 1000, stop_token_ids=frozenset(stop_ids))
 
 
 async def test_a_copy_stands_beside_what_the_draft_proposes():
@@ -54,6 +59,7 @@ async def test_a_copy_stands_beside_what_the_draft_proposes():
     assert proposal.tree == TokenTree((70, 71, 3, 1, 2, 3), (-1, 0, -1, 2, 3, 4))
     assert (proposal.num_copied, proposal.stopped_by) == (4, "policy")
     assert proposal.drafted == GUESS.tree
+    assert proposal.instead == TokenTree.chain([3, 1, 2, 3])
 
 
 @pytest.mark.parametrize("reason", [LATE, PENDING])
@@ -84,8 +90,7 @@ async def test_a_long_copy_whose_first_token_is_unsure_does_not_spare_the_draft(
 
 
 async def test_a_draft_that_was_spared_is_told_what_it_missed():
-    guesser = Guesser()
-    draft = ByDeltas(LookupDraft(guesser))
+    guesser, draft = guessing()
     await draft.propose(session_of(), Delta(0, (1, 2, 3)), ALONE)
     for start in range(3, 30):
         await draft.propose(session_of(), Delta(start, (1 + start % 3,)), ALONE)
@@ -95,8 +100,7 @@ async def test_a_draft_that_was_spared_is_told_what_it_missed():
 
 
 async def test_history_that_is_replaced_while_the_draft_is_spared_is_replaced_there_too():
-    guesser = Guesser()
-    draft = ByDeltas(LookupDraft(guesser))
+    guesser, draft = guessing()
     await draft.propose(session_of(), Delta(0, (1, 2, 3, 4)), ALONE)
     await draft.propose(session_of(), Delta(2, (1, 2)), ALONE)
     await draft.propose(session_of(), Delta(4, (50,)), ALONE)
@@ -143,8 +147,7 @@ async def test_a_draft_that_is_not_to_be_asked_is_not_even_where_nothing_repeats
 
 
 async def test_copies_that_keep_failing_give_the_draft_its_turn_back():
-    guesser = Guesser()
-    draft = ByDeltas(LookupDraft(guesser))
+    guesser, draft = guessing()
     tokens = [7, 7, 7]
     await draft.propose(session_of(), Delta(0, tuple(tokens)), ALONE)
     assert guesser.texts == []
@@ -171,8 +174,7 @@ async def test_a_fallback_is_told_though_something_was_copied():
 
 @pytest.mark.parametrize("plan", [BESIDE, ALONE])
 async def test_repeating_a_call_changes_nothing(plan):
-    guesser = Guesser()
-    draft = ByDeltas(LookupDraft(guesser))
+    guesser, draft = guessing()
     await draft.propose(session_of(), Delta(0, (1, 2, 3)), plan)
     first = await draft.propose(session_of(), Delta(3, (1, 9)), plan)
     for _ in range(20):
@@ -186,15 +188,14 @@ async def test_repeating_a_call_changes_nothing(plan):
 
 
 async def test_a_gap_in_the_final_tokens_is_refused_and_leaves_nothing_behind():
-    draft = ByDeltas(LookupDraft(Guesser()))
+    _, draft = guessing()
     with pytest.raises(SessionOutOfSync, match="position 3, but 0 tokens"):
         await draft.propose(session_of(), Delta(3, (1,)), BESIDE)
     await draft.propose(session_of(), Delta(0, (1,)), BESIDE)
 
 
 async def test_a_released_session_is_forgotten_on_both_sides():
-    guesser = Guesser()
-    draft = ByDeltas(LookupDraft(guesser))
+    guesser, draft = guessing()
     await draft.propose(session_of(), Delta(0, (1, 2, 1)), ALONE)
     await draft.release("s")
     await draft.release("never opened")
@@ -224,9 +225,8 @@ def test_a_forced_path_shares_what_the_draft_has_and_comes_last(tree, forced):
     assert len(set(zip(whole.tree.tokens, whole.tree.parents, strict=True))) == len(whole.tree)
     assert len(whole.tree.matching(forced)) == len(forced)
     assert whole.stopped_by == (GRAMMAR if forced and not len(tree) else "none")
-    kept = Round(
-        1, 0.0, proposal=whole, verdict=Verdict((*forced, 9), len(forced))
-    ).accepted_sources
+    verdict = Verdict((*forced, 9), len(forced))
+    kept = Round(1, 0.0, proposal=whole, verdict=verdict).accepted_sources
     assert len(kept) == len(forced) - len(tree.matching(forced))
 
 
@@ -249,10 +249,3 @@ async def test_what_a_store_knows_is_proposed_where_the_draft_is_not_asked_or_pr
     guesser.proposal = Proposal(stopped_by=TOO_DEAR)
     empty = await draft.propose(session_of(), Delta(2, (70,)), ALONE)
     assert (len(guesser.texts), empty.tree) == (2, alone.tree)
-
-
-async def test_a_proposal_says_what_it_would_have_been_without_the_draft():
-    draft = ByDeltas(LookupDraft(Guesser()))
-    proposal = await draft.propose(session_of(), AGAIN, BESIDE)
-    assert proposal.instead == TokenTree.chain([3, 1, 2, 3])
-    assert len(proposal.tree) == 6

@@ -1,6 +1,7 @@
 """Laws of certificates: replaced while a server runs, half written, taken away, and by name."""
 
 import shutil
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -36,18 +37,17 @@ class Answering(target_pb2_grpc.TargetServiceServicer):
 
 @pytest.fixture
 def mine(tmp_path, origin):
-    """Files that a test may replace."""
     folder = tmp_path / "mine"
     shutil.copytree(origin.folder, folder)
     return type(origin)(folder)
 
 
+@asynccontextmanager
 async def serving(tls, **options):
-    server = Server(
-        ServerOptions(tls=tls, **options),
-        {NAME: lambda at: target_pb2_grpc.add_TargetServiceServicer_to_server(Answering(), at)},
-    )
-    return server, f"localhost:{await server.start()}"
+    add = target_pb2_grpc.add_TargetServiceServicer_to_server
+    server = Server(ServerOptions(tls=tls, **options), {NAME: lambda at: add(Answering(), at)})
+    yield f"localhost:{await server.start()}"
+    await server.stop(0)
 
 
 async def ask(address, tls):
@@ -61,40 +61,37 @@ async def ask(address, tls):
 
 
 async def test_the_next_handshake_shows_the_new_certificate_and_open_streams_go_on(mine, other):
-    server, address = await serving(mine.server("target", is_mutual=False))
-    trusting_old = ClientTls(mine.folder / "old.pem")
-    shutil.copy(mine.ca, trusting_old.ca)
-    async with connect(address, ChannelOptions(tls=trusting_old)) as channel:
-        stream = target_pb2_grpc.TargetServiceStub(channel).Verify()
-        await stream.write(target_pb2.VerifyRequest())
-        assert await stream.read()
-        mine.replace(other, "target.key", "target.pem")
-        assert await ask(address, other.stranger()) is None
-        assert type(await ask(address, trusting_old)) is Unavailable
-        await stream.write(target_pb2.VerifyRequest())
-        assert await stream.read()
-        await stream.done_writing()
-    await server.stop(0)
+    async with serving(mine.server("target", is_mutual=False)) as address:
+        trusting_old = ClientTls(mine.folder / "old.pem")
+        shutil.copy(mine.ca, trusting_old.ca)
+        async with connect(address, ChannelOptions(tls=trusting_old)) as channel:
+            stream = target_pb2_grpc.TargetServiceStub(channel).Verify()
+            await stream.write(target_pb2.VerifyRequest())
+            assert await stream.read()
+            mine.replace(other, "target.key", "target.pem")
+            assert await ask(address, other.stranger()) is None
+            assert type(await ask(address, trusting_old)) is Unavailable
+            await stream.write(target_pb2.VerifyRequest())
+            assert await stream.read()
+            await stream.done_writing()
 
 
 async def test_an_authority_taken_away_lets_its_callers_in_no_more(mine, origin, other):
-    server, address = await serving(mine.server("target"))
-    assert await ask(address, origin.client("router")) is None
-    mine.replace(other, "ca.pem")
-    refused = await ask(address, origin.client("router"))
-    let_in = await ask(address, ClientTls(origin.ca, other.cert("router"), other.key("router")))
-    await server.stop(0)
+    async with serving(mine.server("target")) as address:
+        assert await ask(address, origin.client("router")) is None
+        mine.replace(other, "ca.pem")
+        refused = await ask(address, origin.client("router"))
+        let_in = await ask(address, ClientTls(origin.ca, other.cert("router"), other.key("router")))
     assert type(refused) is Unavailable
     assert let_in is None
 
 
 @pytest.mark.parametrize("broken", ["target.pem", "target.key", "ca.pem"])
 async def test_half_written_files_change_nothing_and_are_logged_once(mine, origin, broken, caplog):
-    server, address = await serving(mine.server("target"))
-    path = mine.folder / broken
-    path.write_bytes(path.read_bytes()[:-40])
-    answers = [await ask(address, origin.client("router")) for _ in range(3)]
-    await server.stop(0)
+    async with serving(mine.server("target")) as address:
+        path = mine.folder / broken
+        path.write_bytes(path.read_bytes()[:-40])
+        answers = [await ask(address, origin.client("router")) for _ in range(3)]
     assert answers == [None] * 3
     (record,) = [at for at in caplog.records if at.levelname == "WARNING"]
     assert "certificates stay as they were" in record.getMessage()
@@ -102,23 +99,21 @@ async def test_half_written_files_change_nothing_and_are_logged_once(mine, origi
 
 
 async def test_a_pair_is_taken_once_its_second_half_is_there(mine, other):
-    server, address = await serving(mine.server("target", is_mutual=False))
-    mine.replace(other, "target.pem")
-    first = await ask(address, mine.stranger())
-    mine.replace(other, "target.key")
-    second = await ask(address, other.stranger())
-    await server.stop(0)
+    async with serving(mine.server("target", is_mutual=False)) as address:
+        mine.replace(other, "target.pem")
+        first = await ask(address, mine.stranger())
+        mine.replace(other, "target.key")
+        second = await ask(address, other.stranger())
     assert (first, second) == (None, None)
 
 
 async def test_a_caller_without_a_certificate_or_with_a_strange_one_is_refused(origin, other):
-    server, address = await serving(origin.server("target"))
-    strange = ClientTls(origin.ca, other.cert("router"), other.key("router"))
-    for tls in (origin.stranger(), strange, other.client("router"), None):
-        refused = await ask(address, tls)
-        assert type(refused) is Unavailable
-        assert len(str(refused)) > 20
-    await server.stop(0)
+    async with serving(origin.server("target")) as address:
+        strange = ClientTls(origin.ca, other.cert("router"), other.key("router"))
+        for tls in (origin.stranger(), strange, other.client("router"), None):
+            refused = await ask(address, tls)
+            assert type(refused) is Unavailable
+            assert len(str(refused)) > 20
 
 
 @pytest.mark.parametrize("config", [RouterConfig, DraftConfig])
@@ -133,9 +128,8 @@ async def test_whoever_asks_for_a_name_takes_no_other_certificate(origin, config
     dials = build(config, **files, **needed, peer_target_name="target").to_targets().tls
     answers = {}
     for role in ("target", "draft"):
-        server, address = await serving(origin.server(role))
-        answers[role] = type(await ask(address, dials))
-        await server.stop(0)
+        async with serving(origin.server(role)) as address:
+            answers[role] = type(await ask(address, dials))
     assert answers == {"target": type(None), "draft": Unavailable}
 
 
@@ -187,34 +181,36 @@ def test_a_dialer_waits_for_files_that_are_whole(mine, other, caplog):
 
 
 async def test_who_comes_after_a_change_has_a_channel_with_the_new_certificates(mine, other):
-    server, address = await serving(other.server("target"))
-    channels = Channels(ChannelOptions(tls=mine.client("draft")))
-    async with channels.to(address) as old:
-        mine.replace(other, "ca.pem", "draft.key", "draft.pem")
-        async with channels.to(address) as new:
-            assert new is not old
-            stub = target_pb2_grpc.TargetServiceStub(new)
-            assert [_ async for _ in stub.StreamKv(target_pb2.StreamKvRequest())]
-    assert channels.num_open == 1
-    async with channels.to(address) as again:
-        assert again is new
-    await channels.close()
-    await server.stop(0)
+    async with serving(other.server("target")) as address:
+        channels = Channels(ChannelOptions(tls=mine.client("draft")))
+        async with channels.to(address) as old:
+            mine.replace(other, "ca.pem", "draft.key", "draft.pem")
+            async with channels.to(address) as new:
+                assert new is not old
+                stub = target_pb2_grpc.TargetServiceStub(new)
+                assert [_ async for _ in stub.StreamKv(target_pb2.StreamKvRequest())]
+        assert channels.num_open == 1
+        async with channels.to(address) as again:
+            assert again is new
+        await channels.close()
 
 
 async def test_a_draft_s_certificate_reads_keys_and_does_nothing_that_routers_do(origin):
     callers = named_callers(origin.ca, ("router",), StreamKv=("draft",))
-    server, address = await serving(origin.server("target"), callers=callers)
-    draft, router = origin.client("draft"), origin.client("router")
-    assert await ask(address, router) is None
-    refused = await ask(address, draft)
-    async with connect(address, ChannelOptions(tls=draft)) as channel:
-        stub = target_pb2_grpc.TargetServiceStub(channel)
-        read = [_ async for _ in stub.StreamKv(target_pb2.StreamKvRequest())]
-        with pytest.raises(grpc.aio.AioRpcError) as verify:
-            await stub.Verify().read()  # a write would fail by itself where the stream has ended
-        health = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-    await server.stop(0)
+    async with serving(origin.server("target"), callers=callers) as address:
+        draft, router = origin.client("draft"), origin.client("router")
+        assert await ask(address, router) is None
+        refused = await ask(address, draft)
+        async with connect(address, ChannelOptions(tls=draft)) as channel:
+            stub = target_pb2_grpc.TargetServiceStub(channel)
+            read = [_ async for _ in stub.StreamKv(target_pb2.StreamKvRequest())]
+            with pytest.raises(grpc.aio.AioRpcError) as verify:
+                await (
+                    stub.Verify().read()
+                )  # a write would fail by itself where the stream has ended
+            health = await health_pb2_grpc.HealthStub(channel).Check(
+                health_pb2.HealthCheckRequest()
+            )
     assert type(refused) is PermissionDenied
     assert "is for certificates of router, but the caller's is of draft" in str(refused)
     assert verify.value.code() is grpc.StatusCode.PERMISSION_DENIED
@@ -224,13 +220,14 @@ async def test_a_draft_s_certificate_reads_keys_and_does_nothing_that_routers_do
 
 async def test_a_certificate_of_neither_name_reads_no_keys(origin):
     callers = named_callers(origin.ca, ("router",), StreamKv=("draft",))
-    server, address = await serving(origin.server("target"), callers=callers)
-    async with connect(address, ChannelOptions(tls=origin.client("client"))) as channel:
+    strange = ChannelOptions(tls=origin.client("client"))
+    async with (
+        serving(origin.server("target"), callers=callers) as address,
+        connect(address, strange) as channel,
+    ):
         stub = target_pb2_grpc.TargetServiceStub(channel)
         with pytest.raises(grpc.aio.AioRpcError) as refused:
-            async for _ in stub.StreamKv(target_pb2.StreamKvRequest()):
-                pass
-    await server.stop(0)
+            await stub.StreamKv(target_pb2.StreamKvRequest()).read()
     assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 

@@ -2,7 +2,7 @@
 
 import asyncio
 import re
-import socket
+from contextlib import asynccontextmanager
 
 import grpc
 import pytest
@@ -14,6 +14,7 @@ from slipstream.rpc.channel import ChannelOptions, check_address, connect
 from slipstream.rpc.server import MAX_METADATA_BYTES, Server, ServerOptions
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
+from support.network.ports import free_port
 
 NAME = "slipstream.rpc.v1.DraftService"
 KINDS = """
@@ -50,70 +51,77 @@ class Failing(draft_pb2_grpc.DraftServiceServicer):
             raise self.error
 
 
+@asynccontextmanager
 async def serving(servicer, **options):
-    server = Server(
-        ServerOptions(**options),
-        {NAME: lambda at: draft_pb2_grpc.add_DraftServiceServicer_to_server(servicer, at)},
-    )
-    return server, f"127.0.0.1:{await server.start()}"
+    """A server of this, and a channel to it."""
+    add = draft_pb2_grpc.add_DraftServiceServicer_to_server
+    server = Server(ServerOptions(**options), {NAME: lambda at: add(servicer, at)})
+    async with connect(f"127.0.0.1:{await server.start()}", ChannelOptions()) as channel:
+        yield server, channel
+    await server.stop(0)
+
+
+def describe(channel, **options):
+    stub = draft_pb2_grpc.DraftServiceStub(channel)
+    return stub.DescribeDraft(draft_pb2.DescribeDraftRequest(), **options)
+
+
+def speculate(channel, *messages):
+    return draft_pb2_grpc.DraftServiceStub(channel).Speculate(iter(messages))
+
+
+async def failure(call):
+    """The status that a call, or a stream of answers, ends with."""
+    with pytest.raises(grpc.aio.AioRpcError) as caught:
+        if hasattr(call, "__aiter__"):
+            async for _ in call:
+                pass
+        else:
+            await call
+    return caught.value
 
 
 @pytest.mark.parametrize("name", KINDS.split())
 async def test_an_error_is_the_same_on_the_other_side(name):
     kind = getattr(errors, name)
-    server, address = await serving(Failing(kind("seven is 8, but must be 7")))
-    async with connect(address, ChannelOptions()) as channel:
-        stub = draft_pb2_grpc.DraftServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as single:
-            await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
-        call = stub.Speculate(iter([draft_pb2.SpeculateRequest()]))
-        with pytest.raises(grpc.aio.AioRpcError) as stream:
-            async for _ in call:
-                pass
-    await server.stop(0)
-    for caught in (single.value, stream.value):
-        error = error_from(caught)
-        assert type(error) is kind
-        assert str(error) == "seven is 8, but must be 7"
+    async with serving(Failing(kind("seven is 8, but must be 7"))) as (_, channel):
+        for call in (describe(channel), speculate(channel, draft_pb2.SpeculateRequest())):
+            error = error_from(await failure(call))
+            assert type(error) is kind
+            assert str(error) == "seven is 8, but must be 7"
 
 
 async def test_an_error_without_a_name_is_told_by_its_code_and_bugs_stay_inside(caplog):
-    server, address = await serving(Failing(RuntimeError("a secret of the inside")))
-    async with connect(address, ChannelOptions()) as channel:
-        stub = draft_pb2_grpc.DraftServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
-    await server.stop(0)
-    error = error_from(caught.value)
+    async with serving(Failing(RuntimeError("a secret of the inside"))) as (_, channel):
+        error = error_from(await failure(describe(channel)))
     assert type(error) is errors.InternalError
     assert "secret" not in str(error)
     assert "a secret of the inside" in caplog.text
 
 
+STATUS = health_pb2.HealthCheckResponse
+
+
 async def test_health_is_watched_from_serving_to_the_drain():
-    server, address = await serving(Failing(errors.NotBuilt("no")))
-    async with connect(address, ChannelOptions()) as channel:
+    async with serving(Failing(errors.NotBuilt("no"))) as (server, channel):
         stub = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=NAME))
         first = await watch.read()
         await server.drain()
         second = await watch.read()
         watch.cancel()
-    await server.stop(0)
-    status = health_pb2.HealthCheckResponse
-    assert (first.status, second.status) == (status.SERVING, status.NOT_SERVING)
+    assert (first.status, second.status) == (STATUS.SERVING, STATUS.NOT_SERVING)
 
 
 async def test_a_server_of_what_is_broken_says_so_stops_and_fails(caplog):
-    server, address = await serving(Failing(errors.NotBuilt("no")))
     is_broken = asyncio.Event()
 
     async def broken():
         await is_broken.wait()
         return "8 steps in a row have failed"
 
-    stopped = asyncio.create_task(server.serve_until_stopped(broken=broken))
-    async with connect(address, ChannelOptions()) as channel:
+    async with serving(Failing(errors.NotBuilt("no"))) as (server, channel):
+        stopped = asyncio.create_task(server.serve_until_stopped(broken=broken))
         stub = health_pb2_grpc.HealthStub(channel)
         watch = stub.Watch(health_pb2.HealthCheckRequest(service=NAME))
         first = await watch.read()
@@ -121,39 +129,31 @@ async def test_a_server_of_what_is_broken_says_so_stops_and_fails(caplog):
         second = await watch.read()
         with pytest.raises(errors.InternalError, match="8 steps in a row"):
             await stopped
-    status = health_pb2.HealthCheckResponse
-    assert (first.status, second.status) == (status.SERVING, status.NOT_SERVING)
+    assert (first.status, second.status) == (STATUS.SERVING, STATUS.NOT_SERVING)
     assert "8 steps in a row have failed" in caplog.text
 
 
 async def test_a_plaintext_port_serves_health_and_nothing_else():
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        health = f"127.0.0.1:{free.getsockname()[1]}"
-    server, _ = await serving(Failing(errors.NotBuilt("no")), health_address=health)
-    async with connect(health, ChannelOptions()) as channel:
+    health = f"127.0.0.1:{free_port()}"
+    async with (
+        serving(Failing(errors.NotBuilt("no")), health_address=health) as (server, _),
+        connect(health, ChannelOptions()) as channel,
+    ):
         stub = health_pb2_grpc.HealthStub(channel)
         answer = await stub.Check(health_pb2.HealthCheckRequest())
         await server.set_serving(False)
         waits = await stub.Check(health_pb2.HealthCheckRequest())
         lives = await stub.Check(health_pb2.HealthCheckRequest(service="live"))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await draft_pb2_grpc.DraftServiceStub(channel).DescribeDraft(
-                draft_pb2.DescribeDraftRequest()
-            )
-    await server.stop(0)
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    assert waits.status == health_pb2.HealthCheckResponse.NOT_SERVING
-    assert lives.status == health_pb2.HealthCheckResponse.SERVING
-    assert caught.value.code() is grpc.StatusCode.UNIMPLEMENTED
+        refused = await failure(describe(channel))
+    assert (answer.status, waits.status) == (STATUS.SERVING, STATUS.NOT_SERVING)
+    assert lives.status == STATUS.SERVING
+    assert refused.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_a_call_in_flight_is_finished_before_the_end():
     servicer = Failing(None)
-    server, address = await serving(servicer)
-    async with connect(address, ChannelOptions()) as channel:
-        stub = draft_pb2_grpc.DraftServiceStub(channel)
-        call = stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
-        waiting = asyncio.ensure_future(call)
+    async with serving(servicer) as (server, channel):
+        waiting = asyncio.ensure_future(describe(channel))
         await servicer.entered.wait()
         stopping = asyncio.ensure_future(server.stop(30))
         servicer.may_go.set()
@@ -163,11 +163,8 @@ async def test_a_call_in_flight_is_finished_before_the_end():
 
 async def test_a_call_that_is_cut_off_has_given_back_what_it_held_before_the_end():
     servicer = Failing(None)
-    server, address = await serving(servicer)
-    async with connect(address, ChannelOptions()) as channel:
-        call = draft_pb2_grpc.DraftServiceStub(channel).DescribeDraft(
-            draft_pb2.DescribeDraftRequest()
-        )
+    async with serving(servicer) as (server, channel):
+        call = describe(channel)
         await servicer.entered.wait()
         await server.stop(0)
         assert servicer.has_left
@@ -176,8 +173,7 @@ async def test_a_call_that_is_cut_off_has_given_back_what_it_held_before_the_end
 
 
 async def test_who_watches_health_does_not_keep_a_server_from_ending():
-    server, address = await serving(Failing(errors.NotBuilt("no")))
-    async with connect(address, ChannelOptions()) as channel:
+    async with serving(Failing(errors.NotBuilt("no"))) as (server, channel):
         watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
         await watch.read()
         async with asyncio.timeout(10):
@@ -186,64 +182,51 @@ async def test_who_watches_health_does_not_keep_a_server_from_ending():
 
 
 async def test_reflection_lists_the_service():
-    server, address = await serving(Failing(errors.NotBuilt("no")))
-    async with connect(address, ChannelOptions()) as channel:
+    async with serving(Failing(errors.NotBuilt("no"))) as (_, channel):
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)
         request = reflection_pb2.ServerReflectionRequest(list_services="")
         async for answer in stub.ServerReflectionInfo(iter([request])):
             names = {service.name for service in answer.list_services_response.service}
-    await server.stop(0)
     assert {NAME, "grpc.health.v1.Health"} <= names
 
 
 async def test_a_message_above_the_limit_is_refused_and_the_server_goes_on():
-    server, address = await serving(Failing(errors.NotBuilt("no")), max_message_bytes=1024)
-    async with connect(address, ChannelOptions()) as channel:
-        stub = draft_pb2_grpc.DraftServiceStub(channel)
-        large = draft_pb2.SpeculateRequest(propose=draft_pb2.Propose())
-        large.propose.delta.tokens.extend(range(4096))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in stub.Speculate(iter([large])):
-                pass
-        with pytest.raises(grpc.aio.AioRpcError) as after:
-            await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
-    await server.stop(0)
-    told = error_from(caught.value)
+    large = draft_pb2.SpeculateRequest(propose=draft_pb2.Propose())
+    large.propose.delta.tokens.extend(range(4096))
+    servicer = Failing(errors.NotBuilt("no"))
+    async with serving(servicer, max_message_bytes=1024) as (_, channel):
+        told = error_from(await failure(speculate(channel, large)))
+        after = await failure(describe(channel))
     assert type(told) is errors.RequestTooLarge
     assert re.fullmatch(r"the request is a message of \d+ bytes, but the limit is 1024", str(told))
-    assert after.value.code() is grpc.StatusCode.UNIMPLEMENTED
+    assert after.code() is grpc.StatusCode.UNIMPLEMENTED
 
 
 async def test_metadata_above_the_limit_is_refused_and_the_server_goes_on():
-    server, address = await serving(Failing(errors.NotBuilt("no")))
-    async with connect(address, ChannelOptions()) as channel:
-        stub = draft_pb2_grpc.DraftServiceStub(channel)
+    async with serving(Failing(errors.NotBuilt("no"))) as (_, channel):
         codes = []
         for size in (MAX_METADATA_BYTES, MAX_METADATA_BYTES // 2):
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                told = (("x-told", "a" * size),)
-                await stub.DescribeDraft(draft_pb2.DescribeDraftRequest(), metadata=told)
-            codes.append(caught.value.code())
-    await server.stop(0)
+            told = (("x-told", "a" * size),)
+            codes.append((await failure(describe(channel, metadata=told))).code())
     assert codes == [grpc.StatusCode.RESOURCE_EXHAUSTED, grpc.StatusCode.UNIMPLEMENTED]
 
 
 async def test_calls_above_the_limit_of_a_connection_wait_at_the_caller():
-    servicer = Failing(None)
-    server, address = await serving(servicer, max_streams=1)
-    async with connect(address, ChannelOptions()) as one, connect(address, ChannelOptions()) as two:
-        first = draft_pb2_grpc.DraftServiceStub(one).DescribeDraft(draft_pb2.DescribeDraftRequest())
+    servicer, check = Failing(None), health_pb2.HealthCheckRequest()
+    address = f"127.0.0.1:{free_port()}"
+    async with (
+        serving(servicer, max_streams=1, address=address) as (_, one),
+        connect(address, ChannelOptions()) as two,
+    ):
+        first = describe(one)
         async with asyncio.timeout(20):
             await servicer.entered.wait()
-        with pytest.raises(grpc.aio.AioRpcError) as late:
-            stub = health_pb2_grpc.HealthStub(one)
-            await stub.Check(health_pb2.HealthCheckRequest(), timeout=0.3)
-        other = await health_pb2_grpc.HealthStub(two).Check(health_pb2.HealthCheckRequest())
+        late = await failure(health_pb2_grpc.HealthStub(one).Check(check, timeout=0.3))
+        other = await health_pb2_grpc.HealthStub(two).Check(check)
         servicer.may_go.set()
         assert (await first).kind == "slow"
-    await server.stop(0)
-    assert late.value.code() is grpc.StatusCode.DEADLINE_EXCEEDED
-    assert other.status == health_pb2.HealthCheckResponse.SERVING
+    assert late.code() is grpc.StatusCode.DEADLINE_EXCEEDED
+    assert other.status == STATUS.SERVING
 
 
 @pytest.mark.parametrize("limit", ["max_streams", "max_message_bytes", "grace_s"])
@@ -254,15 +237,11 @@ def test_a_limit_that_is_none_is_refused(limit):
 
 @pytest.mark.parametrize("method", ["DescribeDraft", "Speculate"])
 async def test_bytes_that_are_no_message_are_an_invalid_argument(method):
-    server, address = await serving(Failing(errors.NotBuilt("no")))
-    async with connect(address, ChannelOptions()) as channel:
+    async with serving(Failing(errors.NotBuilt("no"))) as (_, channel):
         call = channel.stream_stream(f"/{NAME}/{method}")(iter([b"\xff\xff\xff"]))
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            async for _ in call:
-                pass
-    await server.stop(0)
-    assert caught.value.code() is grpc.StatusCode.INVALID_ARGUMENT
-    assert "3 bytes" in caught.value.details()
+        refused = await failure(call)
+    assert refused.code() is grpc.StatusCode.INVALID_ARGUMENT
+    assert "3 bytes" in refused.details()
 
 
 @pytest.mark.parametrize(
@@ -274,21 +253,18 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(method):
     ],
 )
 async def test_who_is_refused_for_now_is_told_when_to_come_back(error, wait_ms, wait_s):
-    server, address = await serving(Failing(error))
-    async with connect(address, ChannelOptions()) as channel:
-        stub = draft_pb2_grpc.DraftServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
-    await server.stop(0)
-    assert ("grpc-retry-pushback-ms", wait_ms) in tuple(caught.value.trailing_metadata())
-    assert getattr(error_from(caught.value), "retry_after_s", None) == wait_s
+    async with serving(Failing(error)) as (_, channel):
+        refused = await failure(describe(channel))
+    assert ("grpc-retry-pushback-ms", wait_ms) in tuple(refused.trailing_metadata())
+    assert getattr(error_from(refused), "retry_after_s", None) == wait_s
 
 
 async def test_an_address_in_use_is_refused():
-    server, address = await serving(Failing(None))
-    with pytest.raises(errors.Unavailable, match=address):
-        await serving(Failing(None), address=address)
-    await server.stop(0)
+    address = f"127.0.0.1:{free_port()}"
+    async with serving(Failing(None), address=address):
+        with pytest.raises(errors.Unavailable, match=address):
+            async with serving(Failing(None), address=address):
+                pass
 
 
 @pytest.mark.parametrize("address", ["", "here", ":1", "host:", "host:0", "host:70000", "a b:1"])
