@@ -1,16 +1,13 @@
 """A Redis that is slow, full, read-only, killed or forgetful: one sentence, and no wrong token."""
 
 import asyncio
-import time
 
 import pytest
 
 from slipstream.core.errors import SessionNotFound, SessionOutOfSync, Unavailable
-from slipstream.state.factory import open_store
-from slipstream.state.options import StoreOptions
 from slipstream.state.record import SessionUpdate, StoreLease
 from support.state.redis_server import redis_server
-from support.state.session_stores import BOUNDS, TIMEOUT_S, begins, claim, held, opened, told
+from support.state.session_stores import begins, claim, held, opened, store_at, told
 
 HASH, TOKENS = "slipstream:session:{chat}", "slipstream:session:{chat}:tokens"
 
@@ -29,44 +26,34 @@ def server(shared):
 
 @pytest.fixture
 async def store(server):
-    store = open_store(
-        StoreOptions(server.url, timeout_s=TIMEOUT_S), BOUNDS, time.monotonic, next_fence=int
-    )
-    yield store
-    await store.aclose()
+    async with store_at(server.url) as store:
+        yield store
 
 
 async def test_a_server_that_stops_is_waited_for_no_longer_than_said(server, store):
     lease = await held(store, begins())
-    hasty = open_store(
-        StoreOptions(server.url, timeout_s=0.05), BOUNDS, time.monotonic, next_fence=int
-    )
-    server.stop_answering()
-    asked = [hasty.append(lease, opened(5, 6)), hasty.renew(lease), hasty.acquire(claim())]
-    for answer in await asyncio.gather(*asked, return_exceptions=True):
-        assert isinstance(answer, Unavailable)
-        assert str(answer).endswith("did not answer in time")
-    server.go_on()
-    await hasty.aclose()
+    async with store_at(server.url, timeout_s=0.05) as hasty:
+        server.stop_answering()
+        asked = [hasty.append(lease, opened(5, 6)), hasty.renew(lease), hasty.acquire(claim())]
+        for answer in await asyncio.gather(*asked, return_exceptions=True):
+            assert isinstance(answer, Unavailable)
+            assert str(answer).endswith("did not answer in time")
+        server.go_on()
 
 
 async def test_late_answers_are_not_taken_for_others(server):
-    store = open_store(
-        StoreOptions(server.url, timeout_s=0.5), BOUNDS, time.monotonic, next_fence=int
-    )
-    leases = {}
-    for name in "abcd":
-        leases[name] = await until_answered(lambda name=name: held(store, begins(session_id=name)))
-    server.stop_answering()
-    writes = [store.append(lease, opened(5, 6)) for lease in leases.values()]
-    assert all(await asyncio.gather(*writes, return_exceptions=True))  # errors, all of them
-    server.go_on()
-    for number, (name, lease) in enumerate(leases.items()):
-        update = opened(5, 6, number)
-        await until_answered(lambda lease=lease, update=update: store.append(lease, update))
-        grant = await until_answered(lambda name=name: store.acquire(begins(session_id=name)))
-        assert (grant.record.session_id, grant.record.tokens) == (name, (5, 6, number))
-    await store.aclose()
+    async with store_at(server.url, timeout_s=0.5) as store:
+        asks = [begins(session_id=name) for name in "abcd"]
+        leases = [await until_answered(lambda ask=ask: held(store, ask)) for ask in asks]
+        server.stop_answering()
+        writes = [store.append(lease, opened(5, 6)) for lease in leases]
+        assert all(await asyncio.gather(*writes, return_exceptions=True))  # errors, all of them
+        server.go_on()
+        for number, (ask, lease) in enumerate(zip(asks, leases, strict=True)):
+            update = opened(5, 6, number)
+            await until_answered(lambda lease=lease, update=update: store.append(lease, update))
+            record = (await until_answered(lambda ask=ask: store.acquire(ask))).record
+            assert (record.session_id, record.tokens) == (ask.session_id, (5, 6, number))
 
 
 async def until_answered(ask):
@@ -154,9 +141,6 @@ async def test_a_replica_is_not_written(server, store):
 
 async def test_nobody_answers_where_nobody_is():
     for url in ("redis://127.0.0.1:1", "unix:///nowhere/redis.sock", "redis+cluster://127.0.0.1:1"):
-        store = open_store(
-            StoreOptions(url, timeout_s=TIMEOUT_S), BOUNDS, time.monotonic, next_fence=int
-        )
-        with pytest.raises(Unavailable, match="can't be reached"):
-            await store.renew(StoreLease("chat", 1, 1.0))
-        await store.aclose()
+        async with store_at(url) as store:
+            with pytest.raises(Unavailable, match="can't be reached"):
+                await store.renew(StoreLease("chat", 1, 1.0))

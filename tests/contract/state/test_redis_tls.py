@@ -2,19 +2,17 @@
 
 import hashlib
 import re
-import time
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from slipstream.core.errors import Unavailable
-from slipstream.state.factory import open_store
 from slipstream.state.options import StoreOptions
 from support.network.certificates import certificates
 from support.network.ports import free_port
 from support.state.redis_server import debian_binary, redis_server
-from support.state.session_stores import BOUNDS, begins, keeps_a_session, opened, told
+from support.state.session_stores import begins, keeps_a_session, opened, store_of, told
 
 ROOT = Path(__file__).parents[3]
 PASSWORD = "nobody must see this"
@@ -56,23 +54,16 @@ def server(made):
 
 @pytest.fixture
 def options(server, made):
-    return StoreOptions(
-        server.url,
-        user="slipstream",
-        password=PASSWORD,
-        ca=made.ca,
-        cert=made.cert("router"),
-        key=made.key("router"),
-        timeout_s=10.0,
-    )
+    files = {"ca": made.ca, "cert": made.cert("router"), "key": made.key("router")}
+    who = {"user": "slipstream", "password": PASSWORD}
+    return StoreOptions(server.url, **who, **files, timeout_s=10.0)
 
 
 async def refusal(options):
     """Why a session can't be had."""
-    store = open_store(options, BOUNDS, time.monotonic, next_fence=int)
-    with pytest.raises(Unavailable) as refused:
-        await store.acquire(begins())
-    await store.aclose()
+    async with store_of(options) as store:
+        with pytest.raises(Unavailable) as refused:
+            await store.acquire(begins())
     assert PASSWORD not in str(refused.value)
     return str(refused.value)
 
@@ -83,9 +74,8 @@ def test_the_documented_user_may_do_what_scripts_do_and_nothing_else():
 
 
 async def test_a_user_with_the_documented_rights_can_keep_sessions(options):
-    store = open_store(options, BOUNDS, time.monotonic, next_fence=int)
-    await keeps_a_session(store)
-    await store.aclose()
+    async with store_of(options) as store:
+        await keeps_a_session(store)
 
 
 async def test_what_the_user_may_not_do_is_said(options):
@@ -108,9 +98,8 @@ async def test_neither_side_talks_to_strangers(options, tmp_path):
 
 
 async def test_a_server_that_wants_tls_is_not_talked_to_without(options):
-    plain = replace(
-        options, url=options.url.replace("rediss", "redis"), ca=None, cert=None, key=None
-    )
+    url = options.url.replace("rediss", "redis")
+    plain = replace(options, url=url, ca=None, cert=None, key=None)
     assert "can't be reached" in await refusal(plain)
 
 
@@ -119,17 +108,11 @@ async def test_files_that_are_missing_are_said(options, tmp_path):
 
 
 async def test_new_certificates_need_no_new_client(server, options, made, tmp_path):
-    store, other = (
-        open_store(options, BOUNDS, time.monotonic, next_fence=int),
-        certificates(tmp_path),
-    )
-    await told(store, begins(), opened(5, 6, 7))
-    server.kill()
-    made.replace(
-        other,
-        "ca.pem",
-        *(f"{role}.{end}" for role in ("redis", "router") for end in ("pem", "key")),
-    )
-    server.start()
-    await told(store, begins(), opened(5, 6, 7))
-    await store.aclose()
+    other = certificates(tmp_path)
+    async with store_of(options) as store:
+        await told(store, begins(), opened(5, 6, 7))
+        server.kill()
+        files = [f"{role}.{end}" for role in ("redis", "router") for end in ("pem", "key")]
+        made.replace(other, "ca.pem", *files)
+        server.start()
+        await told(store, begins(), opened(5, 6, 7))

@@ -141,7 +141,6 @@ def named(answers, otherwise):
 
 
 def plain(answer):
-    """An answer without its fences, to be compared."""
     if isinstance(answer, Exception):
         return type(answer), str(answer)
     if hasattr(answer, "lease"):

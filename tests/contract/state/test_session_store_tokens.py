@@ -32,10 +32,7 @@ class StoreOf:
 async def test_what_is_kept_is_not_kept_twice(store):
     lease = await held(store, begins())
     for update in (
-        opened(5, 6, 7),
-        opened(5, 6, 7),
-        SessionUpdate(1, (6, 7, 8)),
-        SessionUpdate(2, (7, 8)),
+        *(opened(5, 6, 7), opened(5, 6, 7), SessionUpdate(1, (6, 7, 8)), SessionUpdate(2, (7, 8))),
         SessionUpdate(0, ()),
     ):
         await store.append(lease, update)
@@ -49,11 +46,8 @@ async def test_what_is_kept_is_not_kept_twice(store):
 @pytest.mark.parametrize(
     "update",
     [
-        SessionUpdate(4, (8,)),
-        SessionUpdate(4, ()),
-        SessionUpdate(2, (8,)),
-        SessionUpdate(0, (5, 6, 8, 9)),
-        SessionUpdate(0, (6,)),
+        *(SessionUpdate(4, (8,)), SessionUpdate(4, ()), SessionUpdate(2, (8,))),
+        *(SessionUpdate(0, (5, 6, 8, 9)), SessionUpdate(0, (6,))),
         opened(5, 6, 7, num_prompt_tokens=3),
     ],
 )

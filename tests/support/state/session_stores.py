@@ -1,7 +1,8 @@
 """Stores of sessions, in memory and in a real Redis, whose time passes when a test says so."""
 
+import time
 from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from dataclasses import replace
 from itertools import count
 from typing import Any
@@ -90,6 +91,21 @@ async def in_redis(server: RedisServer, bounds: Bounds = BOUNDS) -> AsyncIterato
     finally:
         await store.aclose()
         await client.aclose()
+
+
+@asynccontextmanager
+async def store_of(options: StoreOptions) -> AsyncIterator[SessionStore]:
+    """A store of these options, by this machine's clock."""
+    store = open_store(options, BOUNDS, time.monotonic, next_fence=int)
+    try:
+        yield store
+    finally:
+        await store.aclose()
+
+
+def store_at(url: str, timeout_s: float = TIMEOUT_S) -> AbstractAsyncContextManager[SessionStore]:
+    """A store in the servers of a URL."""
+    return store_of(StoreOptions(url, timeout_s=timeout_s))
 
 
 def claim(request_id: str = "r1", session_id: str = "chat", **rest: Any) -> Claim:

@@ -60,17 +60,6 @@ async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line):
         await journal.tend()
 
 
-async def test_what_could_not_be_kept_is_kept_when_the_store_is_back(line):
-    journal = await opened(line)
-    line.is_up = False
-    await journal.keep([4, 5], None)
-    line.is_up = True
-    await journal.tend()
-    assert journal.continuity().is_kept
-    await journal.keep([6], None)
-    assert (await kept(line)).output == (4, 5, 6)
-
-
 async def test_a_write_whose_answer_was_lost_is_not_doubled(line):
     journal = await opened(line)
     line.loses_answers = True
@@ -174,16 +163,20 @@ async def test_whoever_lost_the_session_in_the_dark_learns_of_it_and_writes_noth
     assert (await kept(line)).output == (4,)
 
 
-async def test_a_session_is_given_back_once_its_last_words_are_kept(line):
+@pytest.mark.parametrize("is_up", [True, False])
+async def test_a_session_is_given_back_once_its_end_is_kept_and_the_store_answers(line, is_up):
     journal = await opened(line)
-    line.is_up = False
+    line.is_up = is_up
     await journal.keep([4], ENDING)
+    line.is_up = False
     assert not await journal.close(target="t", draft=None)
     line.is_up = True
     assert await journal.close(target="t", draft=None)
     record = await kept(line)
     assert (record.output, record.target) == ((4,), "t")
     assert record.turn.ending is not None
+    grant = await line.acquire(replace(CLAIM, request_id="next", digest="next", create=False))
+    assert grant.lease is not None
 
 
 async def test_a_request_that_said_nothing_leaves_nothing(line):
@@ -192,62 +185,42 @@ async def test_a_request_that_said_nothing_leaves_nothing(line):
     assert await line.count() == 0
 
 
-async def begun_again_without_the_store(line, *output, ending=None):
-    """A journal of a request that another router kept so much of, and that begins anew."""
+async def begun_again_without_the_store(line, *output, says, ending=None):
+    """A request that another router kept so much of, and that says this without the store."""
     before = await opened(line)
     await before.keep(output, ending)
     line.is_up = False
     journal = StoreJournal(line, CLAIM, None)
     journal.open(PROMPT, OPENING)
+    await journal.keep(says, None)
+    line.is_up = True
+    await journal.tend()
     return journal
 
 
 async def test_a_request_that_begins_anew_writes_only_what_was_not_kept_before(line):
-    journal = await begun_again_without_the_store(line, 4, 5, 6)
-    await journal.keep([4, 5], None)
-    line.is_up = True
-    await journal.tend()
+    await begun_again_without_the_store(line, 4, 5, 6, says=[4, 5])
     assert (await kept(line)).output == (4, 5, 6)
 
 
 async def test_a_request_that_begins_anew_passes_what_was_kept_before(line):
-    journal = await begun_again_without_the_store(line, 4, 5, 6)
-    await journal.keep([4], None)
-    line.is_up = True
-    await journal.tend()
+    journal = await begun_again_without_the_store(line, 4, 5, 6, says=[4])
     await journal.keep([5, 6, 7], None)
     await journal.keep([8], ENDING)
     assert (await kept(line)).output == (4, 5, 6, 7, 8)
 
 
 async def test_an_answer_that_was_kept_whole_is_not_written_again(line):
-    journal = await begun_again_without_the_store(line, 4, 5, ending=ENDING)
-    await journal.keep([4], None)
-    line.is_up = True
-    await journal.tend()
+    journal = await begun_again_without_the_store(line, 4, 5, says=[4], ending=ENDING)
     await journal.keep([5], ENDING)
     assert await journal.close(target=None, draft=None)
     assert (await line.store.acquire(CLAIM)).lease is None
 
 
 async def test_a_request_that_comes_out_otherwise_than_before_says_no_more(line):
-    journal = await begun_again_without_the_store(line, 4, 5, 6)
-    await journal.keep([4], None)
-    line.is_up = True
-    await journal.tend()
+    journal = await begun_again_without_the_store(line, 4, 5, 6, says=[4])
     with pytest.raises(SessionTaken):
         await journal.keep([9], None)
-
-
-async def test_a_session_stays_to_be_given_back_until_the_store_answers(line):
-    journal = await opened(line)
-    await journal.keep([4], ENDING)
-    line.is_up = False
-    assert not await journal.close(target=None, draft=None)
-    line.is_up = True
-    assert await journal.close(target=None, draft=None)
-    grant = await line.acquire(replace(CLAIM, request_id="next", digest="next", create=False))
-    assert grant.lease is not None
 
 
 @pytest.mark.parametrize("seed", range(30))

@@ -27,8 +27,6 @@ IN_SESSION = replace(ASKED, session=SessionRef("chat", create=True))
 
 
 class NoProgress:
-    """A store that does not answer."""
-
     async def acquire(self, claim):
         raise Unavailable("the store does not answer")
 
@@ -38,23 +36,20 @@ def claims(store=None, **rules):
     return SessionLeases(store, KeepRules(**rules), next_fence=lambda: 7)
 
 
-@pytest.mark.parametrize(
-    "changed",
-    [
-        replace(ASKED, prompt="other"),
-        replace(ASKED, prompt=(104, 101)),
-        replace(ASKED, prompt=({"role": "user", "content": "hello"},)),
-        replace(ASKED, model="other"),
-        replace(ASKED, session=SessionRef("chat")),
-        replace(ASKED, ask=replace(ASKED.ask, max_tokens=5)),
-        replace(ASKED, ask=replace(ASKED.ask, stop=("x",))),
-        replace(ASKED, ask=replace(ASKED.ask, raw=True)),
-        replace(ASKED, ask=replace(ASKED.ask, sampling=SamplingParams(seed=1))),
-        replace(ASKED, ask=replace(ASKED.ask, speculation=SpeculationOptions(lookup=True))),
-    ],
-)
-def test_whatever_a_request_asks_for_makes_it_another_request(changed):
-    assert fingerprint(changed) != fingerprint(ASKED)
+OTHERS = [
+    *({"prompt": "other"}, {"prompt": (104, 101)}, {"model": "other"}),
+    *({"prompt": ({"role": "user", "content": "hello"},)}, {"session": SessionRef("chat")}),
+]
+ASKS = [
+    *({"max_tokens": 5}, {"stop": ("x",)}, {"raw": True}, {"sampling": SamplingParams(seed=1)}),
+    {"speculation": SpeculationOptions(lookup=True)},
+]
+OTHERS += [{"ask": replace(ASKED.ask, **fields)} for fields in ASKS]
+
+
+@pytest.mark.parametrize("fields", OTHERS)
+def test_whatever_a_request_asks_for_makes_it_another_request(fields):
+    assert fingerprint(replace(ASKED, **fields)) != fingerprint(ASKED)
 
 
 def test_messages_are_others_where_only_their_borders_are():
