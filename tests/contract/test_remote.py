@@ -9,41 +9,26 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, ReplyTiming, Verdict
 from slipstream.rpc.v1 import draft_pb2
-from support.models.scripted import (
-    BOTH,
-    FEED,
-    IDENTITY,
-    LAYOUT,
-    LIMIT_S,
-    PLAN,
-    SESSION,
-    draft_engine,
-    first_round,
-    proposed,
-    reached,
-    remote_draft,
-    remote_target,
-    target_engine,
-    verdict,
-)
+from support.models import scripted
+from support.models.scripted import BOTH, LIMIT_S, dialled, first_round, proposed, reached
 
 
 async def test_the_first_verification_opens_the_session_and_says_whom_it_expects():
-    engine = target_engine()
-    engine.answers += [verdict(9), verdict(8, 7)]
-    async with reached(engine) as peer:
-        remote = remote_target(peer)
+    engine = scripted.target_engine()
+    async with dialled(
+        engine, scripted.remote_target, scripted.verdict(9), scripted.verdict(8, 7)
+    ) as remote:
         assert remote.feed("10.0.0.1:7") is None
         proposal = Proposal(TokenTree.chain([5, 6]))
-        sequence = TokenSequence(SESSION, (1, 2, 3))
+        sequence = TokenSequence(scripted.SESSION, (1, 2, 3))
         assert await remote.verify(sequence, Proposal()) == Verdict((9,), 0)
         sequence.append((9,))
         assert await remote.verify(sequence, proposal) == Verdict((8, 7), 0)
-        assert remote.feed("10.0.0.1:7") == FEED
+        assert remote.feed("10.0.0.1:7") == scripted.FEED
         await remote.release("s")
         await asyncio.wait_for(engine.ended.wait(), LIMIT_S)
     assert engine.kinds == ["open", "verify", "verify"]
-    assert engine.got[0].open.expected == IDENTITY
+    assert engine.got[0].open.expected == scripted.IDENTITY
     assert engine.got[0].open.session.fence == 7
     assert list(engine.got[1].verify.delta.tokens) == [1, 2, 3]
     again = engine.got[2].verify.delta  # the target knows what it made final itself
@@ -52,33 +37,34 @@ async def test_the_first_verification_opens_the_session_and_says_whom_it_expects
 
 
 async def test_the_first_proposal_opens_the_session_for_this_target_and_names_its_keys():
-    engine = draft_engine()
+    engine = scripted.draft_engine()
     proposal = Proposal(TokenTree.chain([4, 5]), stopped_by="depth")
-    engine.answers += [proposed(proposal), proposed(Proposal(stopped_by="lag"))]
-    async with reached(engine) as peer:
-        remote = remote_draft(peer)
-        sequence = TokenSequence(SESSION, (1, 2, 3))
-        first = await remote.propose(sequence, PLAN)
+    async with dialled(
+        engine, scripted.remote_draft, proposed(proposal), proposed(Proposal(stopped_by="lag"))
+    ) as remote:
+        sequence = TokenSequence(scripted.SESSION, (1, 2, 3))
+        first = await remote.propose(sequence, scripted.PLAN)
         sequence.append((9, 8))
-        second = await remote.propose(sequence, PLAN)
-        await remote.release("s")
+        second = await remote.propose(sequence, scripted.PLAN)
     assert (first.tree, first.stopped_by, first.staleness) == (proposal.tree, "depth", 2)
     assert second.stopped_by == "lag"
-    assert engine.got[0].open.target == IDENTITY
-    assert engine.got[0].open.target_layout == LAYOUT
-    assert engine.got[1].propose.plan.feed == FEED
+    assert engine.got[0].open.target == scripted.IDENTITY
+    assert engine.got[0].open.target_layout == scripted.LAYOUT
+    assert engine.got[1].propose.plan.feed == scripted.FEED
     news = engine.got[2].propose.delta  # whatever became final since the last proposal
     assert (news.start, list(news.tokens)) == (3, [9, 8])
     assert engine.got[1].propose.plan.threshold == 0.5
 
 
 async def test_a_draft_that_reads_no_keys_is_told_of_none_and_is_never_stale():
-    engine = draft_engine()
-    engine.answers.append(proposed(Proposal(TokenTree.chain([4])), staleness=3))
-    async with reached(engine) as peer:
-        remote = remote_draft(peer, feed=None)
+    engine = scripted.draft_engine()
+    async with dialled(
+        engine,
+        scripted.remote_draft,
+        proposed(Proposal(TokenTree.chain([4])), staleness=3),
+        feed=None,
+    ) as remote:
         proposal = await first_round(remote)
-        await remote.release("s")
     assert proposal.staleness is None
     assert not engine.got[1].propose.plan.HasField("feed")
 
@@ -88,10 +74,8 @@ async def test_an_answer_has_all_its_times_with_serialisation(make_engine, make_
     engine = make_engine()
     engine.answers.append(answer)
     ticks = iter(range(100))
-    async with reached(engine) as peer:
-        remote = make_remote(peer, clock=lambda: next(ticks))
+    async with dialled(engine, make_remote, clock=lambda: next(ticks)) as remote:
         timing = (await first_round(remote)).timing
-        await remote.release("s")
     spent = 2  # one tick for packing, one for unpacking
     assert timing == ReplyTiming(0.004, 0.001, 0.002, 0.0005, spent)
 
@@ -101,8 +85,7 @@ async def test_a_released_stream_ends_at_once_and_again_is_fine(make_engine, mak
     engine = make_engine()
     engine.answers.append(answer)
     async with reached(engine) as peer:
-        remote = make_remote(peer)
-        await remote.release("s")
+        await make_remote(peer).release("s")
         remote = make_remote(peer)
         await first_round(remote)
         await remote.release("s")
@@ -116,9 +99,7 @@ async def test_a_released_stream_ends_at_once_and_again_is_fine(make_engine, mak
 async def test_a_parked_stream_ends_well(make_engine, make_remote, answer):
     engine = make_engine()
     parked = type(answer)(parked=draft_pb2.Parked())
-    engine.answers += [answer, parked]
-    async with reached(engine) as peer:
-        remote = make_remote(peer)
+    async with dialled(engine, make_remote, answer, parked) as remote:
         await first_round(remote)
         await remote.park(30)
         await asyncio.wait_for(engine.ended.wait(), LIMIT_S)
@@ -137,9 +118,8 @@ async def test_what_was_never_opened_needs_no_parking(make_engine, make_remote, 
 @BOTH
 async def test_taking_a_session_over_and_ending_asks_for_nothing(make_engine, make_remote, answer):
     engine = make_engine()
-    async with reached(engine) as peer:
-        remote = make_remote(peer)
-        await remote.open(SESSION)
+    async with dialled(engine, make_remote) as remote:
+        await remote.open(scripted.SESSION)
         remote.end()
         await asyncio.wait_for(engine.ended.wait(), LIMIT_S)
     assert engine.kinds == ["open"]

@@ -11,16 +11,8 @@ from slipstream.core.stop_reasons import AHEAD
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal
 from slipstream.rpc.v1 import draft_pb2
-from support.models.scripted import (
-    LIMIT_S,
-    PLAN,
-    SESSION,
-    ahead,
-    draft_engine,
-    proposed,
-    reached,
-    remote_draft,
-)
+from support.models import scripted
+from support.models.scripted import PLAN, SESSION, ahead, dialled, proposed, remote_draft
 
 OVERLAP = replace(PLAN, ahead=16)
 FIRST = proposed(Proposal(TokenTree.chain([4]), stopped_by="depth"))
@@ -32,17 +24,15 @@ async def rounds(answers, news, *, plan=OVERLAP):
 
     What the draft says unasked has come before each of them.
     """
-    engine = draft_engine()
+    engine = scripted.draft_engine()
     engine.answers += answers
     found = []
-    async with reached(engine) as peer:
-        remote = remote_draft(peer)
+    async with dialled(engine, remote_draft) as remote:
         sequence = TokenSequence(SESSION, (1, 2, 3))
         for tokens in news:
             sequence.append(tokens)
             found.append(await remote.propose(sequence, plan))
             await arrival(remote)
-        await remote.release("s")
     return found, engine.got
 
 
@@ -84,10 +74,7 @@ async def test_a_draft_is_only_asked_to_go_on_where_the_plan_says_so():
 @pytest.mark.parametrize(
     "push",
     [
-        ahead(TokenTree.chain(range(17))),
-        ahead(LINE),
-        FIRST,
-        b"\xff\xff",
+        *(ahead(TokenTree.chain(range(17))), ahead(LINE), FIRST, b"\xff\xff"),
         draft_pb2.SpeculateResponse(parked=draft_pb2.Parked()),
     ],
     ids=["more nodes", "a fourth tree", "a proposal", "no message", "another answer"],
@@ -110,28 +97,23 @@ async def test_a_tree_with_probabilities_that_are_none_is_refused(prob):
 
 
 async def test_a_stream_with_unread_trees_parks_well():
-    engine = draft_engine()
+    engine = scripted.draft_engine()
     parked = draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())
-    engine.answers += [(FIRST, ahead(LINE)), parked]
-    async with reached(engine) as peer:
-        remote = remote_draft(peer)
+    async with dialled(engine, remote_draft, (FIRST, ahead(LINE)), parked) as remote:
         await remote.propose(TokenSequence(SESSION, (1, 2, 3)), OVERLAP)
         await remote.park(30)
-        await asyncio.wait_for(engine.ended.wait(), LIMIT_S)
+        await asyncio.wait_for(engine.ended.wait(), scripted.LIMIT_S)
     assert engine.kinds[-1] == "park"
 
 
 async def test_a_draft_that_never_stops_talking_is_read_no_further_than_a_few_answers():
-    engine = draft_engine()
-    engine.answers += [(FIRST, *(ahead(LINE),) * 3000)]
-    async with reached(engine) as peer:
-        remote = remote_draft(peer)
+    engine = scripted.draft_engine()
+    async with dialled(engine, remote_draft, (FIRST, *(ahead(LINE),) * 3000)) as remote:
         sequence = TokenSequence(SESSION, (1, 2, 3))
         await remote.propose(sequence, OVERLAP)
         await arrival(remote)
         with pytest.raises(errors.InternalError, match="went on with 4 nodes, but up to 0"):
             await remote.propose(sequence, OVERLAP)
-        await remote.release("s")
 
 
 async def test_a_draft_that_is_lost_after_a_hit_is_missed_by_the_next_proposal_that_needs_it():

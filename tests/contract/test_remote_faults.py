@@ -8,16 +8,8 @@ from slipstream.core import errors
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.exchange import Peer
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
-from support.models.scripted import (
-    BOTH,
-    LIMIT_S,
-    draft_engine,
-    first_round,
-    reached,
-    remote_draft,
-    remote_target,
-    target_engine,
-)
+from support.models import scripted
+from support.models.scripted import BOTH, LIMIT_S, dialled, first_round, reached
 from support.network.ports import free_port
 
 
@@ -37,8 +29,7 @@ from support.network.ports import free_port
 async def test_an_error_of_the_peer_is_raised_here(make_engine, make_remote, answer, when, error):
     engine = make_engine()
     engine.answers[when:] = [error]
-    async with reached(engine) as peer:
-        remote = make_remote(peer)
+    async with dialled(engine, make_remote) as remote:
         with pytest.raises(type(error), match=str(error)):
             await first_round(remote)
         with pytest.raises(errors.Unavailable):
@@ -48,10 +39,8 @@ async def test_an_error_of_the_peer_is_raised_here(make_engine, make_remote, ans
 @BOTH
 async def test_a_replica_that_says_nothing_is_given_up_by_name(make_engine, make_remote, answer):
     engine = make_engine()
-    engine.answers.append(None)
-    async with reached(engine) as peer:
-        remote = make_remote(peer, round_s=0.5, token_s=0.1)
-        with pytest.raises(errors.DeadlineExceeded, match=f"{peer.name} did not answer.*0.8 s"):
+    async with dialled(engine, make_remote, None, round_s=0.5, token_s=0.1) as remote:
+        with pytest.raises(errors.DeadlineExceeded, match=f"{engine.name} did not answer.*0.8 s"):
             await first_round(remote)
         await asyncio.wait_for(engine.ended.wait(), LIMIT_S)
 
@@ -59,13 +48,11 @@ async def test_a_replica_that_says_nothing_is_given_up_by_name(make_engine, make
 @BOTH
 async def test_the_deadline_of_the_request_ends_the_stream(make_engine, make_remote, answer):
     engine = make_engine()
-    engine.answers.append(None)
-    async with reached(engine) as peer:
-        remote = make_remote(peer, remaining=lambda: 1.0)
+    async with dialled(engine, make_remote, None, remaining=lambda: 1.0) as remote:
         with pytest.raises(errors.DeadlineExceeded):
             await first_round(remote)
         await asyncio.wait_for(engine.ended.wait(), LIMIT_S)
-        late = make_remote(peer, remaining=lambda: -1.0)
+    async with dialled(make_engine(), make_remote, remaining=lambda: -1.0) as late:
         with pytest.raises(errors.DeadlineExceeded):
             await first_round(late)
 
@@ -97,32 +84,27 @@ async def test_nobody_there_is_unavailable_and_named(make_engine, make_remote, a
 )
 async def test_an_answer_that_is_none_is_no_answer(make_engine, make_remote, answer, data):
     engine = make_engine()
-    engine.answers.append(data)
-    async with reached(engine) as peer:
-        remote = make_remote(peer)
-        with pytest.raises(errors.InternalError, match=peer.name):
+    async with dialled(engine, make_remote, data) as remote:
+        with pytest.raises(errors.InternalError, match=engine.name):
             await first_round(remote)
-        await remote.release("s")
 
 
 async def test_a_broken_verdict_is_the_replicas_fault():
-    engine = target_engine()
+    engine = scripted.target_engine()
     broken = target_pb2.Verdict(tokens=[1], finish_reason=77)  # type: ignore[arg-type]
-    engine.answers.append(target_pb2.VerifyResponse(verdict=broken))
-    async with reached(engine) as peer:
-        remote = remote_target(peer)
+    async with dialled(
+        engine, scripted.remote_target, target_pb2.VerifyResponse(verdict=broken)
+    ) as remote:
         with pytest.raises(errors.InternalError, match="broken verdict"):
             await first_round(remote)
-        await remote.release("s")
 
 
 async def test_a_tree_that_is_none_is_refused():
-    engine = draft_engine()
+    engine = scripted.draft_engine()
     tree = common_pb2.TokenTree(tokens=[1, 2], parents=[1, -1])
     broken = draft_pb2.Proposed(proposal=common_pb2.Proposal(tree=tree))
-    engine.answers.append(draft_pb2.SpeculateResponse(proposed=broken))
-    async with reached(engine) as peer:
-        remote = remote_draft(peer)
+    async with dialled(
+        engine, scripted.remote_draft, draft_pb2.SpeculateResponse(proposed=broken)
+    ) as remote:
         with pytest.raises(errors.InvalidRequest, match="tree is broken"):
             await first_round(remote)
-        await remote.release("s")

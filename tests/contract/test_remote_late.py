@@ -11,7 +11,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import LATE, PENDING
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal
-from support.models.scripted import PLAN, SESSION, draft_engine, proposed, reached, remote_draft
+from support.models.scripted import PLAN, SESSION, dialled, draft_engine, proposed, remote_draft
 
 HASTY = replace(PLAN, worth_s=0.01)
 LINE = TokenTree.chain([4, 5, 6])
@@ -42,11 +42,8 @@ async def late():
     """A draft that holds its first answer back, dialled, and that answer."""
     engine = draft_engine()
     held = Held(line())
-    engine.answers += [held, line((9,))]
-    async with reached(engine) as peer:
-        remote = remote_draft(peer)
+    async with dialled(engine, remote_draft, held, line((9,))) as remote:
         yield engine, remote, held
-        await remote.release("s")
 
 
 async def test_a_late_proposal_is_not_waited_for_and_nothing_more_is_sent_until_it_comes(late):
@@ -80,8 +77,9 @@ async def test_a_draft_is_not_waited_for_where_its_last_answer_took_longer_than_
     engine = draft_engine()
     engine.answers += [line(), line((9, 8)), line((6,))]
     seconds = itertools.count()  # each reading of the clock is a second later
-    async with reached(engine) as peer:
-        remote = remote_draft(peer, clock=lambda: float(next(seconds)), round_s=1e6, token_s=0.0)
+    async with dialled(
+        engine, remote_draft, clock=lambda: float(next(seconds)), round_s=1e6, token_s=0.0
+    ) as remote:
         sequence = TokenSequence(SESSION, (1, 2, 3))
         assert (await remote.propose(sequence, PLAN)).tree == LINE
         sequence.append((7,))
@@ -90,14 +88,11 @@ async def test_a_draft_is_not_waited_for_where_its_last_answer_took_longer_than_
         await arrived(remote)
         sequence.append((9,))
         assert (await remote.propose(sequence, hasty)).tree == TokenTree.chain([8])
-        await remote.release("s")
 
 
 async def test_with_overlap_such_a_round_is_one_whose_proposal_is_pending():
     engine = draft_engine()
-    engine.answers += [None]
-    async with reached(engine) as peer:
-        remote = remote_draft(peer)
+    async with dialled(engine, remote_draft, None) as remote:
         sequence = TokenSequence(SESSION, (1, 2, 3))
         overlapping = replace(HASTY, ahead=8)
         proposals = [await remote.propose(sequence, overlapping) for _ in range(2)]
@@ -108,8 +103,9 @@ async def test_a_draft_that_does_not_answer_at_all_is_lost_once_its_limit_is_ove
     engine = draft_engine()
     engine.answers += [None]
     ticks = [0.0]
-    async with reached(engine) as peer:
-        remote = remote_draft(peer, clock=lambda: ticks[0], round_s=5.0, token_s=0.0)
+    async with dialled(
+        engine, remote_draft, clock=lambda: ticks[0], round_s=5.0, token_s=0.0
+    ) as remote:
         sequence = TokenSequence(SESSION, (1, 2, 3))
         for seconds in (0.0, 1.0, 4.9):
             ticks[0] = seconds
@@ -121,10 +117,7 @@ async def test_a_draft_that_does_not_answer_at_all_is_lost_once_its_limit_is_ove
 
 async def test_an_answer_in_time_is_what_it_was():
     engine = draft_engine()
-    engine.answers += [line()]
-    async with reached(engine) as peer:
-        remote = remote_draft(peer)
+    async with dialled(engine, remote_draft, line()) as remote:
         sequence = TokenSequence(SESSION, (1, 2, 3))
         proposal = await remote.propose(sequence, replace(PLAN, worth_s=60.0))
         assert (proposal.fallback, proposal.tree) == (None, LINE)
-        await remote.release("s")

@@ -4,6 +4,7 @@ import pytest
 
 from support.services.scripted_keys import true_engine, true_keys
 from support.services.tiny_services import Models
+from support.telemetry.listening import Listener
 
 
 @pytest.fixture(scope="module")
@@ -14,3 +15,8 @@ def models():
 @pytest.fixture(scope="module")
 def keys(models):
     return true_keys(true_engine(models))
+
+
+@pytest.fixture
+def heard():
+    return Listener()

@@ -59,9 +59,8 @@ async def made(kind, place, models, tokens=PROMPT):
     """A draft of this kind, and a target that holds the keys of all tokens but the last."""
     if place == "local":
         target = tiny.local_target(models.target, free_rows=16)
-        await target.verify(
-            TokenSequence(Session("s", len(tokens) - 1, 40), tokens[:-1]), Proposal()
-        )
+        before = TokenSequence(Session("s", len(tokens) - 1, 40), tokens[:-1])
+        await target.verify(before, Proposal())
         yield models.drafter(kind, target).draft
         return
     async with target_place(models) as targets, draft_place(models, kind) as drafts:
@@ -109,10 +108,9 @@ async def test_repeating_a_call_changes_nothing(draft):
 
 
 async def test_chains_under_roots_may_be_as_long_as_any(place, models):
-    session = replace(SESSION, verification=Verification.TARGET_INIT, num_roots=3)
-    options = SpeculationOptions(
-        verification=Verification.TARGET_INIT, num_roots=3, max_draft_tokens=40, max_nodes=127
-    )
+    roots = {"verification": Verification.TARGET_INIT, "num_roots": 3}
+    session = replace(SESSION, **roots)
+    options = SpeculationOptions(**roots, max_draft_tokens=40, max_nodes=127)
     settings = resolve(options, Profile(), drafter="vanilla", has_decision_model=False)
     longest = Planner(settings).plan(100, Verdict((), 0, roots=(3, 4, 5)))
     assert longest.max_depth == 41
@@ -193,15 +191,12 @@ async def test_an_eager_policy_still_drafts_one_token(model_draft):
 
 
 @pytest.mark.parametrize(
-    ("verification", "shape"),
-    [
-        (Verification.MCSD, Shape.PRODUCT),
-        (Verification.MCSD, Shape.CAPE),
-        (Verification.MCSD_REPLACEMENT, Shape.PRODUCT),
-    ],
+    ("mode", "shape"),
+    [("mcsd", Shape.PRODUCT), ("mcsd", Shape.CAPE), ("mcsd-replacement", Shape.PRODUCT)],
 )
-async def test_draws_come_with_the_law_they_were_drawn_from(model_draft, verification, shape):
-    session = Session("s", len(PROMPT), 40, SamplingParams(temperature=1.0, seed=1), verification)
+async def test_draws_come_with_the_law_they_were_drawn_from(model_draft, mode, shape):
+    sampling = SamplingParams(temperature=1.0, seed=1)
+    session = Session("s", len(PROMPT), 40, sampling, Verification(mode))
     proposal = await model_draft.propose(TokenSequence(session, PROMPT), plan(shape))
     tree = proposal.tree
     assert len(proposal.distributions) == len(tree) + 1

@@ -10,46 +10,30 @@ import pytest
 
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
-from support.services.scripted_keys import (
-    DEEP,
-    LAYERS,
-    LIMIT_S,
-    NUM_KEYS,
-    PROMPT,
-    SESSION,
-    Script,
-    following,
-    held,
-    message,
-    proposed,
-    true_engine,
-    true_keys,
-)
+from support.services import scripted_keys
+from support.services.scripted_keys import NUM_KEYS, PROMPT, Script, following, message, proposed
 from support.services.tiny_services import MAX_LAG
 
 
 @pytest.fixture(scope="module")
 def engine(models):
-    return true_engine(models)
-
-
-@pytest.fixture(scope="module")
-def keys(engine):
-    return true_keys(engine)
+    return scripted_keys.true_engine(models)
 
 
 async def caught_up(drafts, feed, keys):
     """Wait until a draft holds all keys, and see that they are the true ones."""
     draft = drafts.remote(lambda: feed)
-    await draft.propose(TokenSequence(SESSION, PROMPT), DEEP)
-    while drafts.receivers.view("s", LAYERS).count < NUM_KEYS:
+    await draft.propose(TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP)
+    while drafts.receivers.view("s", scripted_keys.LAYERS).count < NUM_KEYS:
         await drafts.load()
-    assert held(drafts, keys) == NUM_KEYS
+    assert scripted_keys.held(drafts, keys) == NUM_KEYS
     await draft.release("s")
 
 
 async def embedded(models, engine):
-    return await models.drafter("glide", engine).draft.propose(TokenSequence(SESSION, PROMPT), DEEP)
+    return await models.drafter("glide", engine).draft.propose(
+        TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP
+    )
 
 
 @pytest.mark.parametrize("step", [1, 7, NUM_KEYS])
@@ -58,7 +42,7 @@ async def test_keys_arrive_bit_for_bit_however_they_are_cut(models, engine, keys
     sent = [message(keys, at, min(at + step, NUM_KEYS)) for at in cuts]
     async with following(models, Script([*sent, asyncio.Event()])) as (drafts, feed):
         draft, proposal = await proposed(drafts, feed, NUM_KEYS)
-        assert held(drafts, keys) == NUM_KEYS
+        assert scripted_keys.held(drafts, keys) == NUM_KEYS
         await draft.release("s")
     assert proposal.tree == (await embedded(models, engine)).tree
     assert len(proposal.tree) == MAX_LAG
@@ -79,10 +63,12 @@ async def test_staleness_and_depth_stay_within_the_lag_of_training(models, keys,
 async def test_a_proposal_waits_for_the_newest_key(models, keys):
     there = asyncio.Event()
     script = Script([message(keys, 0, 5), there, message(keys, 5, NUM_KEYS), asyncio.Event()])
-    async with following(models, script, kv_wait_s=LIMIT_S) as (drafts, feed):
+    async with following(models, script, kv_wait_s=scripted_keys.LIMIT_S) as (drafts, feed):
         draft = drafts.remote(lambda: feed)
-        asked = asyncio.ensure_future(draft.propose(TokenSequence(SESSION, PROMPT), DEEP))
-        while drafts.receivers.view("s", LAYERS).count < 5:
+        asked = asyncio.ensure_future(
+            draft.propose(TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP)
+        )
+        while drafts.receivers.view("s", scripted_keys.LAYERS).count < 5:
             await drafts.load()
         assert not asked.done()
         there.set()
@@ -96,59 +82,54 @@ async def test_a_request_begins_with_keys_that_are_new_enough_to_draft(models, k
     there, rest = asyncio.Event(), asyncio.Event()
     known = len(PROMPT) - MAX_LAG
     script = Script([message(keys, 0, known - 1), there, message(keys, known - 1, known), rest])
-    async with following(models, script, kv_catch_up_s=LIMIT_S) as (drafts, feed):
+    async with following(models, script, kv_catch_up_s=scripted_keys.LIMIT_S) as (drafts, feed):
         draft = drafts.remote(lambda: feed)
-        asked = asyncio.ensure_future(draft.propose(TokenSequence(SESSION, PROMPT), DEEP))
-        while drafts.receivers.view("s", LAYERS).count < known - 1:
+        asked = asyncio.ensure_future(
+            draft.propose(TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP)
+        )
+        while drafts.receivers.view("s", scripted_keys.LAYERS).count < known - 1:
             await drafts.load()
         assert not asked.done()
         there.set()
         proposal = await asked
         # A later round does without: what it lacks may never come.
-        later = await draft.propose(TokenSequence(SESSION, (*PROMPT, 1, 2)), DEEP)
+        later = await draft.propose(
+            TokenSequence(scripted_keys.SESSION, (*PROMPT, 1, 2)), scripted_keys.DEEP
+        )
         await draft.release("s")
     assert (len(proposal.tree), proposal.staleness) == (1, MAX_LAG - 1)
     assert (len(later.tree), later.stopped_by) == (0, "lag")
 
 
 async def test_a_slice_from_a_lower_start_replaces_what_is_held(models, keys):
-    wrong = keys + 1
-    script = Script(
-        [message(keys, 0, 5), message(wrong, 5, 12), message(keys, 5, NUM_KEYS), asyncio.Event()]
-    )
+    wrong = message(keys + 1, 5, 12)
+    script = Script([message(keys, 0, 5), wrong, message(keys, 5, NUM_KEYS), asyncio.Event()])
     async with following(models, script) as (drafts, feed):
         draft, _ = await proposed(drafts, feed, NUM_KEYS)
-        assert held(drafts, keys) == NUM_KEYS
+        assert scripted_keys.held(drafts, keys) == NUM_KEYS
         await draft.release("s")
 
 
 @pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL])
 async def test_a_lost_stream_is_taken_up_where_it_broke_off(models, keys, status):
-    script = Script(
-        [message(keys, 0, 5), status], [status], [message(keys, 5, NUM_KEYS), asyncio.Event()]
-    )
+    rest = [message(keys, 5, NUM_KEYS), asyncio.Event()]
+    script = Script([message(keys, 0, 5), status], [status], rest)
     async with following(models, script) as (drafts, feed):
         await caught_up(drafts, feed, keys)
     assert [request.start for request in script.asked] == [0, 5, 5]
     assert {request.credential for request in script.asked} == {"secret"}
 
 
-@pytest.mark.parametrize(
-    "status",
-    [
-        grpc.StatusCode.NOT_FOUND,
-        grpc.StatusCode.PERMISSION_DENIED,
-        grpc.StatusCode.FAILED_PRECONDITION,
-        grpc.StatusCode.INVALID_ARGUMENT,
-        grpc.StatusCode.UNIMPLEMENTED,
-    ],
-)
+FINAL = "NOT_FOUND PERMISSION_DENIED FAILED_PRECONDITION INVALID_ARGUMENT UNIMPLEMENTED"
+
+
+@pytest.mark.parametrize("status", FINAL.split())
 async def test_what_no_second_try_can_mend_is_not_tried_again(models, keys, status):
-    script = Script([message(keys, 0, 5), status])
+    script = Script([message(keys, 0, 5), grpc.StatusCode[status]])
     async with following(models, script) as (drafts, feed):
         draft, proposal = await proposed(drafts, feed, NUM_KEYS)
         assert proposal.stopped_by == "lag"
-        assert held(drafts, keys) == 5
+        assert scripted_keys.held(drafts, keys) == 5
         await draft.release("s")
     assert len(script.asked) == 1
 
@@ -174,9 +155,9 @@ async def test_a_feed_of_another_process_starts_anew(models, keys):
     async with following(models, script) as (drafts, feed):
         draft, _ = await proposed(drafts, feed, 9)
         feed.incarnation = "two"
-        await draft.propose(TokenSequence(SESSION, PROMPT), DEEP)
-        await drafts.receivers.wait("s", NUM_KEYS, LIMIT_S)
-        assert held(drafts, keys) == NUM_KEYS
+        await draft.propose(TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP)
+        await drafts.receivers.wait("s", NUM_KEYS, scripted_keys.LIMIT_S)
+        assert scripted_keys.held(drafts, keys) == NUM_KEYS
         assert (await drafts.load()).num_kv_streams == 1
         await draft.release("s")
     assert [request.start for request in script.asked] == [0, 0]
@@ -191,9 +172,9 @@ async def test_a_new_credential_goes_on_from_what_is_held(models, keys):
     async with following(models, script) as (drafts, feed):
         draft, _ = await proposed(drafts, feed, NUM_KEYS)
         feed.credential = "another"
-        await draft.propose(TokenSequence(SESSION, PROMPT), DEEP)
-        await drafts.receivers.wait("s", NUM_KEYS, LIMIT_S)
-        assert held(drafts, keys) == NUM_KEYS
+        await draft.propose(TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP)
+        await drafts.receivers.wait("s", NUM_KEYS, scripted_keys.LIMIT_S)
+        assert scripted_keys.held(drafts, keys) == NUM_KEYS
         await draft.release("s")
     assert [request.start for request in script.asked] == [0, 9]
 
@@ -204,7 +185,7 @@ async def test_the_stream_ends_with_its_session(models, keys):
         draft, _ = await proposed(drafts, feed, 9)
         assert script.num_open == 1
         await draft.release("s")
-        async with asyncio.timeout(LIMIT_S):
+        async with asyncio.timeout(scripted_keys.LIMIT_S):
             while script.num_open:
                 await drafts.load()
 
@@ -215,8 +196,8 @@ async def test_sessions_of_one_target_share_a_channel(models, keys):
         open_drafts = [drafts.remote(lambda: feed) for _ in range(3)]
         for at, draft in enumerate(open_drafts):
             session = Session(f"s{at}", len(PROMPT), 30)
-            await draft.propose(TokenSequence(session, PROMPT), DEEP)
-        async with asyncio.timeout(LIMIT_S):
+            await draft.propose(TokenSequence(session, PROMPT), scripted_keys.DEEP)
+        async with asyncio.timeout(scripted_keys.LIMIT_S):
             while len(script.asked) < 3:
                 await drafts.load()
         assert drafts.receivers.num_channels == 1

@@ -62,27 +62,20 @@ async def test_keys_of_a_parked_session_give_way_to_those_of_a_running_one(model
 
 async def test_a_draft_without_room_for_a_session_says_so_and_how_much_it_does(models):
     async with draft_place(models, "vanilla") as drafts:
-        huge = Session("huge", len(PROMPT), 450)
-        names = [f"s{at}" for at in range(16)]
-        remotes = [drafts.remote() for _ in names]
-        for name, remote in zip(names, remotes, strict=True):  # five of its pages each
-            await remote.propose(TokenSequence(replace(huge, session_id=name), PROMPT), PLAN)
+        sequences = [TokenSequence(Session(f"s{at}", 21, 450), PROMPT) for at in range(16)]
+        remotes = [drafts.remote() for _ in sequences]
+        for sequence, remote in zip(sequences, remotes, strict=True):  # five of its pages each
+            full = await remote.propose(sequence, PLAN)
         load = await drafts.load()
         assert load.num_sessions == 16 and 12 * 4 <= load.num_steps <= load.num_rows
-        full = await remotes[-1].propose(
-            TokenSequence(replace(huge, session_id=names[-1]), PROMPT), PLAN
-        )
         assert (len(full.tree), full.stopped_by) == (0, NO_ROOM)
-        await remotes[0].release(names[0])
+        await remotes[0].release("s0")
 
         async def is_free() -> bool:
-            return (await drafts.load()).num_sessions < len(names)
+            return (await drafts.load()).num_sessions < len(sequences)
 
         await until(is_free)  # the stream ends here before its session does there
-        again = await remotes[-1].propose(
-            TokenSequence(replace(huge, session_id=names[-1]), PROMPT), PLAN
-        )
-        assert len(again.tree)
-        for name, remote in zip(names[1:], remotes[1:], strict=True):
-            await remote.release(name)
+        assert len((await remotes[-1].propose(sequences[-1], PLAN)).tree)
+        for at, remote in enumerate(remotes[1:], 1):
+            await remote.release(f"s{at}")
         await until(lambda: is_empty(drafts))

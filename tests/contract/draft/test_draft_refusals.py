@@ -52,68 +52,44 @@ async def test_a_plan_that_can_not_be_followed_is_refused(models, name):
         await target.release("s")
 
 
-@pytest.mark.parametrize("roots", [(), (1, 1), (tiny.VOCAB,), tuple(range(13))])
-async def test_roots_that_can_not_be_grown_are_refused(models, roots):
-    session = replace(SESSION, verification=Verification.TARGET_INIT, num_roots=4)
-    plan = replace(PLAN, shape=Shape.FORK, roots=roots)
-    async with draft_place(models, "vanilla") as drafts:
-        with pytest.raises(errors.InvalidRequest, match="root"):
-            await drafts.remote().propose(TokenSequence(session, PROMPT), plan)
-
-
-@pytest.mark.parametrize("plan", [replace(PLAN, shape=Shape.CAPE), replace(PLAN, stop="svip")])
-async def test_ngrams_have_no_law_to_ask_for(models, plan):
-    plan = replace(plan, stop=StopPolicy(plan.stop))
-    async with draft_place(models, "ngram") as drafts:
-        with pytest.raises(errors.UnsupportedCombination, match="ngram"):
-            await drafts.remote().propose(TokenSequence(SESSION, PROMPT), plan)
-
-
-@pytest.mark.parametrize("token", [tiny.VOCAB, 2**32 - 1])
-@pytest.mark.parametrize("kind", ["vanilla", "ngram"])
-async def test_a_token_outside_the_vocabulary_is_refused(models, kind, token):
-    async with draft_place(models, kind) as drafts:
-        with pytest.raises(errors.InvalidRequest, match=f"token {token}"):
-            await drafts.remote().propose(TokenSequence(SESSION, (1, token)), PLAN)
-
-
-async def test_more_tokens_than_the_request_can_have_are_refused(models):
-    async with draft_place(models, "vanilla") as drafts:
-        with pytest.raises(errors.InvalidRequest, match="52 tokens, but 51"):
-            await drafts.remote().propose(TokenSequence(SESSION, (1,) * 52), PLAN)
-
-
-@pytest.mark.parametrize("kind", ["vanilla", "ngram"])
-async def test_a_session_longer_than_the_context_is_refused(models, kind):
-    session = Session("s", 2**32 - 1, 2**32 - 1)
-    async with draft_place(models, kind) as drafts:
-        with pytest.raises(errors.PromptTooLong):
-            await drafts.remote().propose(TokenSequence(session, PROMPT), PLAN)
-        await until(lambda: is_empty(drafts))
-
-
-async def test_a_draft_that_reads_keys_is_told_where(models):
-    async with draft_place(models, "glide") as drafts:
-        with pytest.raises(errors.InvalidRequest, match="layers 0, 2: the plan needs a feed"):
-            await drafts.remote().propose(TokenSequence(SESSION, PROMPT), PLAN)
+ROOTED = replace(SESSION, verification=Verification.TARGET_INIT, num_roots=4)
+ROOTS = [(), (1, 1), (tiny.VOCAB,), tuple(range(13))]
+FORKS = [{"session": ROOTED, "plan": replace(PLAN, shape=Shape.FORK, roots=at)} for at in ROOTS]
+WITH_LAW = [
+    {"plan": replace(PLAN, shape=Shape.CAPE)},
+    {"plan": replace(PLAN, stop=StopPolicy.SVIP)},
+]
+FEED = {"address": "127.0.0.1:1", "session_id": "s", "incarnation": "i"}
+NO_FEEDS = [{"address": "nowhere"}, {"session_id": ""}, {"incarnation": ""}]
+ENDLESS = {"session": Session("s", 2**32 - 1, 2**32 - 1)}
+TOKENS = (tiny.VOCAB, 2**32 - 1)
+Invalid, Unsupported = errors.InvalidRequest, errors.UnsupportedCombination
 
 
 @pytest.mark.parametrize(
-    "changes", [{"address": "nowhere"}, {"session_id": ""}, {"incarnation": ""}]
+    ("kind", "given", "error", "sentence"),
+    [
+        *(("vanilla", fork, Invalid, "root") for fork in FORKS),
+        *(("ngram", law, Unsupported, "ngram") for law in WITH_LAW),
+        *(("vanilla", {"tokens": (1, at)}, Invalid, f"token {at}") for at in TOKENS),
+        *(("ngram", {"tokens": (1, at)}, Invalid, f"token {at}") for at in TOKENS),
+        ("vanilla", {"tokens": (1,) * 52}, Invalid, "52 tokens, but 51"),
+        *((kind, ENDLESS, errors.PromptTooLong, None) for kind in ("vanilla", "ngram")),
+        ("glide", {}, Invalid, "layers 0, 2: the plan needs a feed"),
+        *(("glide", {"feed": {**FEED, **changes}}, Invalid, None) for changes in NO_FEEDS),
+        ("vanilla", {"feed": FEED}, Invalid, "reads none"),
+    ],
 )
-async def test_a_feed_that_can_be_none_is_refused(models, changes):
-    given = {"address": "127.0.0.1:1", "session_id": "s", "incarnation": "i"}
-    feed = draft_pb2.KvFeed(**{**given, **changes})
-    async with draft_place(models, "glide") as drafts:
-        with pytest.raises(errors.InvalidRequest):
-            await drafts.remote(lambda: feed).propose(TokenSequence(SESSION, PROMPT), PLAN)
-
-
-async def test_a_feed_that_is_of_no_use_is_refused(models):
-    feed = draft_pb2.KvFeed(address="127.0.0.1:1", session_id="s", incarnation="i")
-    async with draft_place(models, "vanilla") as drafts:
-        with pytest.raises(errors.InvalidRequest, match="reads none"):
-            await drafts.remote(lambda: feed).propose(TokenSequence(SESSION, PROMPT), PLAN)
+async def test_what_a_draft_has_no_use_for_or_can_not_do_is_refused(
+    models, kind, given, error, sentence
+):
+    given = {"session": SESSION, "tokens": PROMPT, "plan": PLAN, "feed": None, **given}
+    feed = given["feed"] and draft_pb2.KvFeed(**given["feed"])
+    async with draft_place(models, kind) as drafts:
+        sequence = TokenSequence(given["session"], given["tokens"])
+        with pytest.raises(error, match=sentence):
+            await drafts.remote(lambda: feed).propose(sequence, given["plan"])
+        await until(lambda: is_empty(drafts))
 
 
 def opening(models, **changes):
@@ -123,9 +99,7 @@ def opening(models, **changes):
     layout.CopyFrom(models.layout)
     for name, value in changes.items():
         setattr(identity if name in identity.DESCRIPTOR.fields_by_name else layout, name, value)
-    session = common_pb2.SessionParams(
-        session_id="s", num_prompt_tokens=5, max_tokens=5, num_roots=1
-    )
+    session = {"session_id": "s", "num_prompt_tokens": 5, "max_tokens": 5, "num_roots": 1}
     opened = draft_pb2.OpenDraft(session=session, target=identity, target_layout=layout)
     return draft_pb2.SpeculateRequest(open=opened)
 
@@ -139,15 +113,8 @@ async def answers(drafts, *messages):
         raise error_from(status) from None
 
 
-MISMATCHES = {
-    "protocol_version": 2,
-    "model_id": "another",
-    "tokenizer_hash": "else",
-    "vocab_size": 49,
-    "num_layers": 4,
-    "num_kv_heads": 3,
-    "head_dim": 8,
-}
+MISMATCHES = {"protocol_version": 2, "model_id": "another", "tokenizer_hash": "else"}
+MISMATCHES |= {"vocab_size": 49, "num_layers": 4, "num_kv_heads": 3, "head_dim": 8}
 
 
 @pytest.mark.parametrize("name", MISMATCHES)

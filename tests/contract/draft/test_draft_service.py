@@ -19,14 +19,8 @@ from slipstream.train.data import Document
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
 from slipstream_draft.config import DraftSettings
 from support.models import tiny, tiny_checkpoint
-from support.services.tiny_services import (
-    Models,
-    draft_place,
-    is_empty,
-    rounds,
-    target_place,
-    until,
-)
+from support.services import tiny_services
+from support.services.tiny_services import draft_place, is_empty, rounds, target_place, until
 
 PROMPT = tuple(tiny.tokens(21))
 SESSION = Session("s", len(PROMPT), 30)
@@ -72,6 +66,23 @@ async def played_there(targets, drafts, session, prompt, plan=PLAN):
     finally:
         await draft.release(session.session_id)
         await target.release(session.session_id)
+
+
+@asynccontextmanager
+async def later_turn(models, turn):
+    """The load of a parked session, and the draft of its next turn, which has these tokens."""
+    async with pair(models) as (targets, drafts):
+        target = await targets.prefilled(SESSION, PROMPT)
+        draft = drafts.remote(lambda: target.feed(targets.address))
+        await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
+        await draft.park(60)
+        await target.park(60)
+        load = await drafts.load()
+        target = await targets.prefilled(SESSION, turn)
+        draft = drafts.remote(lambda: target.feed(targets.address))
+        yield load, draft, drafts
+        await draft.release("s")
+        await target.release("s")
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.shape.value)
@@ -160,21 +171,11 @@ async def test_cancelling_frees_everything(models):
 
 async def test_a_parked_session_goes_on_from_what_it_holds(models):
     turn = (*PROMPT, *tiny.tokens(9, seed=5))
-    async with pair(models) as (targets, drafts):
-        target = await targets.prefilled(SESSION, PROMPT)
-        draft = drafts.remote(lambda: target.feed(targets.address))
-        await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
-        await draft.park(60)
-        await target.park(60)
-        load = await drafts.load()
+    async with later_turn(models, turn) as (load, draft, drafts):
         assert (load.num_sessions, load.num_parked, load.num_kv_streams) == (0, 1, 0)
         assert load.kv_bytes > load.kv_streamed_bytes > 0
-        target = await targets.prefilled(SESSION, turn)
-        draft = drafts.remote(lambda: target.feed(targets.address))
         proposal = await draft.propose(TokenSequence(Session("s", len(turn), 30), turn), PLAN)
         after = await drafts.load()
-        await draft.release("s")
-        await target.release("s")
     assert proposal.staleness == 0
     per_position = load.kv_streamed_bytes // (len(PROMPT) - 1)
     assert after.kv_streamed_bytes == per_position * (len(turn) - 1)
@@ -183,22 +184,12 @@ async def test_a_parked_session_goes_on_from_what_it_holds(models):
 async def test_keys_of_tokens_that_were_replaced_meanwhile_are_read_again(models):
     turn = (*PROMPT[:10], *tiny.tokens(15, seed=5))
     session = Session("s", len(turn), 30)
-    async with pair(models) as (targets, drafts):
-        target = await targets.prefilled(SESSION, PROMPT)
-        draft = drafts.remote(lambda: target.feed(targets.address))
-        await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
-        await draft.park(60)
-        await target.park(60)
-        target = await targets.prefilled(SESSION, turn)
-        draft = drafts.remote(lambda: target.feed(targets.address))
+    async with later_turn(models, turn) as (_, draft, _):
         proposal = await draft.propose(TokenSequence(session, turn), PLAN)
-        await draft.release("s")
-        await target.release("s")
     here = tiny.local_target(models.target, free_rows=16)
     embedded = models.drafter("glide", here).draft
-    await here.verify(
-        TokenSequence(replace(session, num_prompt_tokens=len(turn) - 1), turn[:-1]), Proposal()
-    )
+    before = replace(session, num_prompt_tokens=len(turn) - 1)
+    await here.verify(TokenSequence(before, turn[:-1]), Proposal())
     assert proposal.tree == (await embedded.propose(TokenSequence(session, turn), PLAN)).tree
 
 
@@ -234,7 +225,10 @@ async def test_a_session_drafts_from_the_store_of_its_targets_tokenizer(tmp_path
     text = Document(np.array([5, 6, 7], np.int32), 1)
     tables = count([text] * 4, settings, progress=lambda *_: None)
     write_store(path, fitting(tables, settings, 8), StoreHeader("tiny", 8, 3, 8))
-    models, sequence = Models(stores=NgramStores((str(path),))), TokenSequence(SESSION, (5,))
+    models, sequence = (
+        tiny_services.Models(stores=NgramStores((str(path),))),
+        TokenSequence(SESSION, (5,)),
+    )
     for numbering, tokens in (("tiny", (6, 7)), ("else", ())):
         async with draft_place(replace(models, tokenizer_hash=numbering), "ngram") as drafts:
             draft = drafts.remote()
@@ -245,7 +239,7 @@ async def test_a_session_drafts_from_the_store_of_its_targets_tokenizer(tmp_path
 
 async def test_a_plain_draft_takes_sessions_and_tokens_beyond_its_own_and_drafts_what_it_can():
     llama = tiny_checkpoint.tiny_llama(vocab_size=32, context_length=40)
-    models = Models(plain=CausalModel(llama, numerics="fast"))
+    models = tiny_services.Models(plain=CausalModel(llama, numerics="fast"))
     session, prompt, asked = Session("s", 20, 600), tuple(range(20, 40)), Plan(4, 12)
     async with draft_place(models, "vanilla") as drafts:
         draft = drafts.remote()

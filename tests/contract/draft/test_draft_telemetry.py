@@ -16,28 +16,15 @@ from slipstream.telemetry.carrier import Carrier
 from support.services.scripted_keys import DEEP, LIMIT_S, NUM_KEYS, Script
 from support.services.scripted_keys import message as slice_of
 from support.services.tiny_services import draft_place
-from support.telemetry.listening import Listener, parent_id, span_id
-from support.telemetry.traced_drafts import (
-    FIRST,
-    NOTHING_NEW,
-    PROPOSE,
-    STREAM_KV,
-    all_keys,
-    reading,
-    request,
-)
+from support.telemetry import traced_drafts
+from support.telemetry.listening import parent_id, span_id
+from support.telemetry.traced_drafts import FIRST, NOTHING_NEW, PROPOSE, all_keys, reading
 
 WIDE = replace(DEEP, shape=Shape.CAPE)
 SMALL = Plan(4, 4)
 
 
-@pytest.fixture
-def heard():
-    return Listener()
-
-
 def parts_of(heard, span):
-    """The names of a span's children, in order."""
     own = [one for one in heard.spans() if parent_id(one) == span.context.span_id]
     return sorted(one.name for one in own)
 
@@ -54,7 +41,12 @@ async def test_a_traced_proposal_is_one_span_with_its_parts_inside_it(models, ke
             await asked
     span = heard.span(PROPOSE)
     assert (span.kind, parent_id(span)) == (SpanKind.SERVER, span_id(at))
-    assert parts_of(heard, span) == ["engine.queue", "engine.run", "kv.wait", STREAM_KV]
+    assert parts_of(heard, span) == [
+        "engine.queue",
+        "engine.run",
+        "kv.wait",
+        traced_drafts.STREAM_KV,
+    ]
     end = span.start_time
     for part in map(heard.span, ("kv.wait", "engine.queue", "engine.run")):
         assert end <= part.start_time <= part.end_time <= span.end_time
@@ -94,7 +86,7 @@ async def test_what_did_not_happen_is_no_part(models, keys, heard):
 async def test_of_drafts_that_read_no_keys_nothing_is_said_of_keys(models, heard):
     async with (
         draft_place(models, "ngram", telemetry=heard.telemetry) as drafts,
-        request(drafts) as asking,
+        traced_drafts.request(drafts) as asking,
     ):
         with heard.caller() as at:
             await asking.propose(FIRST, SMALL, at)
@@ -119,7 +111,7 @@ async def test_what_is_not_traced_makes_no_span(models, keys, heard, at):
 async def test_an_error_is_the_spans_status(models, heard):
     async with (
         draft_place(models, "ngram", telemetry=heard.telemetry) as drafts,
-        request(drafts) as asking,
+        traced_drafts.request(drafts) as asking,
     ):
         with heard.caller() as at, pytest.raises(grpc.aio.AioRpcError) as refused:
             await asking.propose(Delta(7, (1,)), SMALL, at)
@@ -153,17 +145,15 @@ async def test_the_metrics_of_proposals_are_what_the_proposals_said(models, keys
         assert (point.count, point.sum) == (3, pytest.approx(sum(values), abs=1e-5))
 
 
-async def test_what_a_draft_holds_is_told_as_it_is(models, keys, heard):
+@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice, which adds nothing"])
+async def test_what_a_draft_holds_is_told_as_it_is(models, keys, heard, times):
     async with reading(models, all_keys(keys), heard) as asking:
         await asking.propose(FIRST)
         load = await asking.drafts.load()
-        asking.drafts.servicer.sample(heard.telemetry.instruments)
-    expected = {
-        catalog.KV_USED: load.kv_bytes,
-        catalog.KV_STREAMS: 1,
-        catalog.WAITING: 0,
-        catalog.KV_RECEIVED: keys.nbytes,
-    }
+        for _ in range(times):
+            asking.drafts.servicer.sample(heard.telemetry.instruments)
+    expected = {catalog.KV_USED: load.kv_bytes, catalog.KV_STREAMS: 1, catalog.WAITING: 0}
+    expected[catalog.KV_RECEIVED] = keys.nbytes
     assert {metric: heard.point(metric).value for metric in expected} == expected
     assert heard.point(catalog.SESSIONS, state="active").value == 1
     assert heard.point(catalog.SESSIONS, state="parked").value == 0

@@ -3,25 +3,13 @@
 import asyncio
 
 import grpc
-import pytest
 from opentelemetry.trace import SpanKind, StatusCode
 
 from support.services.scripted_keys import NUM_KEYS, Script
 from support.services.scripted_keys import message as slice_of
-from support.telemetry.listening import Listener, parent_id, span_id
-from support.telemetry.traced_drafts import (
-    FIRST,
-    NOTHING_NEW,
-    PROPOSE,
-    STREAM_KV,
-    all_keys,
-    reading,
-)
-
-
-@pytest.fixture
-def heard():
-    return Listener()
+from support.telemetry import traced_drafts
+from support.telemetry.listening import parent_id, span_id
+from support.telemetry.traced_drafts import FIRST, PROPOSE, STREAM_KV, all_keys, reading
 
 
 def placed(script):
@@ -30,7 +18,6 @@ def placed(script):
 
 
 def end_of(span):
-    """How a call ended."""
     said = span.attributes
     return span.status.status_code, said["rpc.response.status_code"], said.get("error.type")
 
@@ -40,7 +27,7 @@ async def test_the_stream_of_keys_is_a_child_of_the_proposal_that_began_it(model
     async with reading(models, script, heard) as asking:
         with heard.caller() as at:
             await asking.propose(FIRST, at=at)
-            await asking.propose(NOTHING_NEW, at=at)
+            await asking.propose(traced_drafts.NOTHING_NEW, at=at)
         assert not heard.spans(STREAM_KV), "a stream's span ends with the stream"
         host, port = asking.feed.address.split(":")
     span, begun_by = heard.span(STREAM_KV), heard.spans(PROPOSE)[0]
@@ -97,7 +84,7 @@ async def test_a_stream_that_began_untraced_stays_untold(models, keys, heard):
     async with reading(models, script, heard) as asking:
         await asking.propose(FIRST)
         with heard.caller() as at:
-            await asking.propose(NOTHING_NEW, at=at)
+            await asking.propose(traced_drafts.NOTHING_NEW, at=at)
     assert heard.spans(PROPOSE)
     assert not heard.spans(STREAM_KV)
     assert len(script.asked) == 1
@@ -109,7 +96,7 @@ async def test_a_new_feed_is_a_child_of_the_proposal_that_names_it(models, keys,
         with heard.caller() as at:
             await asking.propose(FIRST, at=at)
             asking.feed.credential = "another"
-            await asking.propose(NOTHING_NEW, at=at)
+            await asking.propose(traced_drafts.NOTHING_NEW, at=at)
             while len(script.asked) < 2:
                 await asking.drafts.load()
     proposals = [span.context.span_id for span in heard.spans(PROPOSE)]

@@ -4,16 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.core.errors import (
-    InvalidRequest,
-    PermissionDenied,
-    RequestExists,
-    SessionBusy,
-    SessionExists,
-    SessionNotFound,
-    SessionOutOfSync,
-    SessionTaken,
-)
+from slipstream.core import errors
 from slipstream.state.record import Opening, SessionUpdate, StoredTurn
 from support.state.session_stores import BOUNDS, LEASE_S, begins, claim, held, opened, told
 
@@ -43,7 +34,7 @@ async def test_a_request_may_follow_the_newest_request_alone(store):
     second = SessionUpdate(3, (8, 9), Opening(4, "{}", "hash"), ending="{}")
     await told(store, claim("r2", after="r1"), second)
     for after in ("r1", "r0"):
-        with pytest.raises(SessionOutOfSync, match="session chat has gone on since"):
+        with pytest.raises(errors.SessionOutOfSync, match="session chat has gone on since"):
             await store.acquire(claim("r3", after=after))
     await store.release(await held(store, claim("r3", after="r2")), **NOWHERE)
     lost = await held(store, claim("r4", after="r2"))  # r3 has left no token
@@ -66,7 +57,7 @@ async def test_a_turn_that_was_left_ends_no_session(place, num_left, opens, is_r
         lease = await held(store, claim(f"left{number}", after="r1"))
         if opens:
             await store.append(lease, SessionUpdate(3, (8, 9), Opening(4, "{}", "hash")))
-            with pytest.raises(SessionBusy):  # not: has gone on since
+            with pytest.raises(errors.SessionBusy):  # not: has gone on since
                 await store.acquire(claim("r2", after="r1"))
         if is_released:
             await store.release(lease, **NOWHERE)
@@ -74,16 +65,16 @@ async def test_a_turn_that_was_left_ends_no_session(place, num_left, opens, is_r
     grant = await store.acquire(claim("r2", after="r1"))
     assert (grant.record.tokens, grant.record.output) == ((5, 6, 7), ())
     if opens:
-        with pytest.raises(SessionTaken):
+        with pytest.raises(errors.SessionTaken):
             await store.append(lease, SessionUpdate(5, (10,)))
     end = SessionUpdate(3, (1, 2), Opening(4, "{}", "hash"), ending="{}")
     await store.append(grant.lease, end)
     assert (await store.acquire(claim("r2", after="r1"))).record.tokens == (5, 6, 7, 1, 2)
     for after in ("r1", "left0"):  # a turn that ended is never dropped
-        with pytest.raises(SessionOutOfSync, match="session chat has gone on since"):
+        with pytest.raises(errors.SessionOutOfSync, match="session chat has gone on since"):
             await store.acquire(claim("r3", after=after))
     for number in range(num_left * (opens or not is_released)):
-        with pytest.raises(RequestExists):
+        with pytest.raises(errors.RequestExists):
             await store.acquire(claim(f"left{number}", after="r2"))
     assert (await store.acquire(claim("r3", after="r2"))).record.tokens == (5, 6, 7, 1, 2)
 
@@ -104,11 +95,11 @@ async def test_the_same_request_takes_over_and_the_older_lease_writes_no_more(st
     assert grant.record.tokens == (5, 6, 7)
     assert grant.record.turn == StoredTurn("r1", "digest of r1", 2, '{"seed": 1}')
     for write in (store.append(older, SessionUpdate(3, (8,))), store.renew(older)):
-        with pytest.raises(SessionTaken, match="session chat has been taken over"):
+        with pytest.raises(errors.SessionTaken, match="session chat has been taken over"):
             await write
     await store.release(older, **NOWHERE)
     await store.append(grant.lease, SessionUpdate(3, (9,)))
-    with pytest.raises(SessionBusy):
+    with pytest.raises(errors.SessionBusy):
         await store.acquire(claim("r2"))
 
 
@@ -120,7 +111,7 @@ async def test_an_attempt_that_comes_late_leaves_the_lease_to_the_one_that_runs(
     older = begins(holder="one-000000000001")
     for _ in range(2):
         for asked in (*late, older):
-            with pytest.raises(SessionTaken, match="session chat has been taken over"):
+            with pytest.raises(errors.SessionTaken, match="session chat has been taken over"):
                 await store.acquire(asked)
         await place.passes(LEASE_S + 10)  # in the lease, and behind it: it was not given back
     await store.append(newer, SessionUpdate(3, (8,)))
@@ -135,18 +126,18 @@ async def test_an_attempt_that_comes_late_leaves_the_lease_to_the_one_that_runs(
 async def test_another_request_waits_for_the_lease_to_end(place):
     lease = await held(place.store, begins())
     await place.store.append(lease, opened(5, 6, 7))
-    with pytest.raises(SessionBusy, match="session chat is busy with another request"):
+    with pytest.raises(errors.SessionBusy, match="session chat is busy with another request"):
         await place.store.acquire(claim("r2"))
     await place.passes(LEASE_S - 10)
     await place.store.renew(lease)
     await place.passes(LEASE_S - 10)
-    with pytest.raises(SessionBusy):
+    with pytest.raises(errors.SessionBusy):
         await place.store.acquire(claim("r2"))
     await place.passes(20)
     grant = await place.store.acquire(claim("r2"))
     assert grant.record.tokens == (5, 6, 7)
     assert grant.record.turn == StoredTurn("r2", "digest of r2")
-    with pytest.raises(SessionTaken):
+    with pytest.raises(errors.SessionTaken):
         await place.store.append(lease, SessionUpdate(3, (8,)))
 
 
@@ -155,7 +146,7 @@ async def test_a_lease_that_ran_out_writes_until_another_one_is_there(place):
     await place.store.append(lease, opened(5, 6))
     await place.passes(LEASE_S + 10)
     await place.store.append(lease, SessionUpdate(2, (7,)))
-    with pytest.raises(SessionBusy):  # for it holds the session again
+    with pytest.raises(errors.SessionBusy):  # for it holds the session again
         await place.store.acquire(claim("r2"))
 
 
@@ -205,12 +196,12 @@ async def test_a_broken_request_goes_on_where_it_was(store):
 
 async def test_the_id_of_a_request_is_that_of_one_request(store):
     await told(store, begins(), opened(5, 6))
-    with pytest.raises(RequestExists, match="request id 'r1' is that of another request"):
+    with pytest.raises(errors.RequestExists, match="request id 'r1' is that of another request"):
         await store.acquire(claim(digest="another"))
     for request_id in ("r2", "r3"):
         await told(store, claim(request_id), opened(start=2, num_prompt_tokens=2))
     for request_id in ("r1", "r2"):
-        with pytest.raises(RequestExists):
+        with pytest.raises(errors.RequestExists):
             await store.acquire(claim(request_id))
 
 
@@ -218,7 +209,7 @@ async def test_a_request_that_was_refused_may_be_corrected_under_its_id(store):
     await told(store, begins(), opened(5, 6))
     await store.release(await held(store, claim("r2")), **NOWHERE)
     await told(store, claim("r2", digest="corrected"), opened(7, 8, start=2, num_prompt_tokens=3))
-    with pytest.raises(RequestExists):
+    with pytest.raises(errors.RequestExists):
         await store.acquire(claim("r1"))
 
 
@@ -226,7 +217,7 @@ async def test_so_many_earlier_requests_are_remembered(store):
     await told(store, begins("r0"), opened(5, 6))
     for number in range(1, BOUNDS.max_past + 2):
         await told(store, claim(f"r{number}"), opened(start=2, num_prompt_tokens=2))
-    with pytest.raises(RequestExists):
+    with pytest.raises(errors.RequestExists):
         await store.acquire(claim("r1"))
     await held(store, claim("r0"))
 
@@ -241,30 +232,30 @@ async def test_an_id_that_is_part_of_another_one_is_its_own(store):
 async def test_a_session_is_its_owners(store):
     await told(store, begins(), opened(5, 6))
     for asked in (claim("r2", owner="bob"), begins(owner="bob"), claim("r2", owner="")):
-        with pytest.raises(PermissionDenied, match="session chat belongs to another key"):
+        with pytest.raises(errors.PermissionDenied, match="session chat belongs to another key"):
             await store.acquire(asked)
-    with pytest.raises(PermissionDenied):
+    with pytest.raises(errors.PermissionDenied):
         await store.delete("chat", "bob")
 
 
 async def test_a_session_is_with_one_model(store):
     await told(store, begins(), opened(5, 6))
-    with pytest.raises(InvalidRequest, match="session chat is with model small, not large"):
+    with pytest.raises(errors.InvalidRequest, match="session chat is with model small, not large"):
         await store.acquire(claim("r2", model="large"))
     await held(store, claim("r2", model=""))
 
 
 async def test_a_session_begins_once(store):
     await told(store, begins(), opened(5, 6))
-    with pytest.raises(SessionExists, match="session chat exists already"):
+    with pytest.raises(errors.SessionExists, match="session chat exists already"):
         await store.acquire(begins("r2"))
 
 
 @pytest.mark.parametrize("asked", [claim(), claim(model=""), begins(model="")])
 async def test_an_unknown_session_is_not_found(store, asked):
-    with pytest.raises(SessionNotFound, match="there is no session chat"):
+    with pytest.raises(errors.SessionNotFound, match="there is no session chat"):
         await store.acquire(asked)
-    with pytest.raises(SessionNotFound, match="there is no session chat"):
+    with pytest.raises(errors.SessionNotFound, match="there is no session chat"):
         await store.delete("chat", "ann")
 
 
@@ -272,9 +263,9 @@ async def test_what_is_said_of_a_request_on_its_own_names_the_request(store):
     alone = begins("mine", "r-0123", is_alone=True)
     await told(store, alone, replace(opened(5, 6, 7), ending="done"))
     assert (await store.acquire(alone)).record.output == (7,)
-    with pytest.raises(RequestExists, match="request id 'mine'"):
+    with pytest.raises(errors.RequestExists, match="request id 'mine'"):
         await store.acquire(replace(alone, digest="another"))
-    with pytest.raises(PermissionDenied, match="request 'mine' belongs to another key"):
+    with pytest.raises(errors.PermissionDenied, match="request 'mine' belongs to another key"):
         await store.acquire(replace(alone, owner="bob"))
 
 
@@ -286,5 +277,5 @@ async def test_what_is_said_of_a_request_on_its_own_names_the_request(store):
     ],
 )
 async def test_names_that_are_out_of_order_are_refused(store, asked):
-    with pytest.raises(InvalidRequest):
+    with pytest.raises(errors.InvalidRequest):
         await store.acquire(asked)

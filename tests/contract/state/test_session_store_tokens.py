@@ -4,14 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.core.errors import (
-    CapacityError,
-    InvalidRequest,
-    SessionBusy,
-    SessionNotFound,
-    SessionOutOfSync,
-    SessionTaken,
-)
+from slipstream.core import errors
 from slipstream.state.journal import StoreJournal
 from slipstream.state.record import Opening, SessionUpdate
 from support.state.session_stores import LEASE_S, TTL_S, begins, claim, held, opened, told
@@ -54,7 +47,7 @@ async def test_what_is_kept_is_not_kept_twice(store):
 async def test_what_does_not_go_on_from_what_is_kept_is_refused(store, update):
     lease = await held(store, begins())
     await store.append(lease, opened(5, 6, 7))
-    with pytest.raises(SessionOutOfSync):
+    with pytest.raises(errors.SessionOutOfSync):
         await store.append(lease, update)
     await store.append(lease, SessionUpdate(3, (8,)))
     assert (await store.acquire(begins())).record.tokens == (5, 6, 7, 8)
@@ -64,22 +57,22 @@ async def test_nothing_comes_after_the_end(store):
     lease = await held(store, begins())
     await store.append(lease, replace(opened(5, 6, 7), ending="done"))
     for update in (SessionUpdate(3, (8,)), SessionUpdate(3, (), ending="other")):
-        with pytest.raises(SessionOutOfSync):
+        with pytest.raises(errors.SessionOutOfSync):
             await store.append(lease, update)
 
 
 @pytest.mark.parametrize(
     ("update", "error"),
     [
-        (SessionUpdate(0, (1,) * 1001), CapacityError),
-        (SessionUpdate(1000, (1,)), CapacityError),
-        (SessionUpdate(0, (1,), ending="é" * 51), CapacityError),
-        (SessionUpdate(0, (1,), Opening(1, "x" * 101, "")), CapacityError),
-        (SessionUpdate(0, (1,), Opening(0, "", "")), InvalidRequest),
-        (SessionUpdate(0, (1,), Opening(2, "", "")), InvalidRequest),
-        (SessionUpdate(-1, (1,)), InvalidRequest),
-        (SessionUpdate(0, (-1,)), InvalidRequest),
-        (SessionUpdate(0, (2**32,)), InvalidRequest),
+        (SessionUpdate(0, (1,) * 1001), errors.CapacityError),
+        (SessionUpdate(1000, (1,)), errors.CapacityError),
+        (SessionUpdate(0, (1,), ending="é" * 51), errors.CapacityError),
+        (SessionUpdate(0, (1,), Opening(1, "x" * 101, "")), errors.CapacityError),
+        (SessionUpdate(0, (1,), Opening(0, "", "")), errors.InvalidRequest),
+        (SessionUpdate(0, (1,), Opening(2, "", "")), errors.InvalidRequest),
+        (SessionUpdate(-1, (1,)), errors.InvalidRequest),
+        (SessionUpdate(0, (-1,)), errors.InvalidRequest),
+        (SessionUpdate(0, (2**32,)), errors.InvalidRequest),
     ],
 )
 async def test_there_are_bounds_to_what_is_kept(store, update, error):
@@ -92,14 +85,16 @@ async def test_there_are_bounds_to_what_is_kept(store, update, error):
 async def test_a_session_that_never_said_anything_is_forgotten(place):
     store = place.store
     await store.release(await held(store, begins()), **NOWHERE)
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         await store.acquire(claim("r2"))
     silent = await held(store, begins("r2"))
     await place.passes(LEASE_S + 10)
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         await store.acquire(claim("r3"))
     for write in (store.append(silent, opened(5, 6)), store.renew(silent)):
-        with pytest.raises(SessionOutOfSync, match="knows nothing of this lease of session chat"):
+        with pytest.raises(
+            errors.SessionOutOfSync, match="knows nothing of this lease of session chat"
+        ):
             await write
     await held(store, begins("r3"))
 
@@ -118,7 +113,7 @@ async def test_a_session_is_remembered_from_its_last_use_on(place):
     await place.passes(TTL_S - 10)
     assert (await store.acquire(claim("r2"))).record.tokens == (5, 6, 7, 8)
     await place.passes(TTL_S + 10)
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         await store.acquire(claim("r2"))
 
 
@@ -129,25 +124,25 @@ async def test_a_session_in_use_outlives_its_time(place):
     await place.store.append(lease, SessionUpdate(2, (7,)))
     await place.store.release(lease, **NOWHERE)
     await place.passes(LEASE_S / 2)
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         await place.store.acquire(claim())
 
 
 async def test_a_deleted_session_is_gone(store):
     lease = await held(store, begins())
     await store.append(lease, opened(5, 6, 7))
-    with pytest.raises(SessionBusy):
+    with pytest.raises(errors.SessionBusy):
         await store.delete("chat", "ann")
     await store.release(lease, target="target:1", draft=None)
     gone = await store.delete("chat", "ann")
     assert gone.tokens == (5, 6, 7)
     assert gone.target == "target:1"
     assert gone.fence > lease.fence
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         await store.delete("chat", "ann")
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         await store.acquire(claim("r2"))
-    with pytest.raises(SessionOutOfSync):
+    with pytest.raises(errors.SessionOutOfSync):
         await store.append(lease, SessionUpdate(3, (8,)))
     grant = await store.acquire(begins(owner="bob", model="large"))
     assert (grant.record.tokens, grant.record.target) == ((), None)
@@ -171,11 +166,11 @@ async def test_a_lease_that_was_lost_is_not_taken_for_another_one(place):
     await place.store.append(lease, opened(5, 6))
     await place.loses_all()
     for write in (place.store.append(lease, SessionUpdate(2, (7,))), place.store.renew(lease)):
-        with pytest.raises(SessionOutOfSync):
+        with pytest.raises(errors.SessionOutOfSync):
             await write
     await place.store.release(lease, **NOWHERE)
     again = await held(place.store, begins())
-    with pytest.raises(SessionTaken):
+    with pytest.raises(errors.SessionTaken):
         await place.store.append(lease, opened(5, 6, 7))
     await place.store.append(again, opened(5, 6, 7))
 
@@ -191,7 +186,7 @@ async def test_a_request_outlives_the_loss_of_all_data_at_any_moment(place, lost
         if moment == lost_at:
             await place.loses_all()
             await journal.tend()
-            with pytest.raises(SessionBusy):  # it is held, though nothing is kept yet
+            with pytest.raises(errors.SessionBusy):  # it is held, though nothing is kept yet
                 await place.store.acquire(claim("another"))
 
     await lost(0)

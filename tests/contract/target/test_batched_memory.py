@@ -10,7 +10,7 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
 from support.models import tiny
-from support.models.batches import ask, batched, session_of
+from support.models.batches import ask, batched, session_of, verifying
 
 
 @asynccontextmanager
@@ -36,10 +36,7 @@ async def test_who_finds_no_memory_waits_until_a_session_leaves_it(model):
         await steps(target, thread)
         assert not waiting.done()
         assert target.num_waiting == 1
-        more = await target.verify(
-            TokenSequence(session_of(0, 100), (*tiny.tokens(100, 0), 1)), Proposal()
-        )
-        assert more.tokens
+        assert (await verifying(target, 0, (*tiny.tokens(100, 0), 1), 100)).tokens
         await target.release("s2")
         assert (await waiting).tokens
 
@@ -63,15 +60,6 @@ async def test_no_more_wait_than_may(model):
             await ask(target, 6)
         await target.release("s0")
         assert (await waiting).tokens
-
-
-async def test_who_waits_for_memory_can_leave(model):
-    async with full(model) as (target, thread):
-        first, second = ask(target, 4), ask(target, 6)
-        await steps(target, thread)
-        first.cancel()
-        await target.release("s0")
-        assert (await second).tokens
 
 
 async def test_what_nobody_can_make_room_for_is_refused(model):

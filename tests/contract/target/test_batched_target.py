@@ -5,19 +5,13 @@ import asyncio
 import pytest
 import torch
 
-from slipstream.core.errors import (
-    InternalError,
-    InvalidRequest,
-    SessionClosed,
-    SessionTaken,
-    Unavailable,
-)
+from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal
 from slipstream.engine.thread import MAX_FAILED_STEPS
 from slipstream.verifying.schedule import StepBudget
 from support.models import tiny
-from support.models.batches import ask, batched, guess, held, session_of
+from support.models.batches import ask, batched, guess, held, session_of, verifying
 
 DTYPES = [torch.float32, torch.bfloat16]
 
@@ -68,12 +62,8 @@ async def test_verdicts_are_those_of_a_target_of_ones_own(dtype):
         await alone.release(f"s{number}")
     budget = StepBudget(max_tokens=48, tile=16)
     async with batched(tiny.local_target(model), budget) as (target, _):
-        together = await asyncio.gather(
-            *(
-                conversation(target.verify, number, prompt, plain[number])
-                for number, prompt in enumerate(prompts)
-            )
-        )
+        asks = [(number, prompt, plain[number]) for number, prompt in enumerate(prompts)]
+        together = await asyncio.gather(*(conversation(target.verify, *each) for each in asks))
     for verdicts, expected in zip(together, drafted, strict=True):
         assert [verdict.tokens for verdict in verdicts] == [at.tokens for at in expected]
         assert [at.num_accepted for at in verdicts] == [at.num_accepted for at in expected]
@@ -82,12 +72,8 @@ async def test_verdicts_are_those_of_a_target_of_ones_own(dtype):
 
 async def test_sessions_share_their_steps(model):
     async with batched(tiny.local_target(model)) as (target, _):
-        answers = await asyncio.gather(
-            *(
-                conversation(target.verify, 2 * number, tuple(tiny.tokens(8, number)))
-                for number in range(8)
-            )
-        )
+        asks = [(2 * number, tuple(tiny.tokens(8, number))) for number in range(8)]
+        answers = await asyncio.gather(*(conversation(target.verify, *each) for each in asks))
         num_rounds = sum(map(len, answers))
         assert target.num_steps < num_rounds / 4
         assert target.num_tokens == num_rounds - 8 + 8 * 8
@@ -96,17 +82,11 @@ async def test_sessions_share_their_steps(model):
 async def test_a_prompt_and_running_sessions_go_on_side_by_side(model):
     budget = StepBudget(max_tokens=32, tile=8)
     async with batched(tiny.local_target(model), budget) as (target, _):
-        running = asyncio.ensure_future(
-            conversation(target.verify, 0, tuple(tiny.tokens(8)), known=())
-        )
+        running = asyncio.ensure_future(conversation(target.verify, 0, tuple(tiny.tokens(8))))
         while target.num_steps < 3:
             await asyncio.sleep(0)
-        long = tuple(tiny.tokens(400))
-        prompt = asyncio.ensure_future(
-            target.run(TokenSequence(session_of(2, 400), long), Proposal())
-        )
         before = target.num_steps
-        await prompt
+        await target.run(TokenSequence(session_of(2, 400), tiny.tokens(400)), Proposal())
         assert target.num_steps - before >= 400 / 32
         verdicts = await running
         alone = tiny.local_target(model)
@@ -130,36 +110,26 @@ async def test_a_reply_says_how_long_it_waited_and_computed(model):
 async def test_what_is_refused_is_refused_alone(model):
     async with batched(tiny.local_target(model)) as (target, thread):
         async with held(thread):
-            good, bad = (
-                asyncio.ensure_future(
-                    target.verify(TokenSequence(session_of(number, 3), tokens), Proposal())
-                )
-                for number, tokens in enumerate([(1, 2, 3), (1, 2)])
-            )
+            good, bad = verifying(target, 0, (1, 2, 3)), verifying(target, 1, (1, 2), 3)
             await asyncio.sleep(0)
         assert (await good).tokens
-        with pytest.raises(InvalidRequest, match="would have 2 tokens"):
+        with pytest.raises(errors.InvalidRequest, match="would have 2 tokens"):
             await bad
 
 
-async def test_a_step_that_fails_is_the_error_of_those_in_it_and_the_engine_goes_on(model, caplog):
-    engine = Faulty(tiny.local_target(model))
+@pytest.mark.parametrize("kind", [RuntimeError, errors.InvalidRequest, ValueError])
+async def test_a_step_that_fails_is_never_blamed_on_its_requests_and_the_engine_goes_on(
+    model, kind, caplog
+):
+    engine = Faulty(tiny.local_target(model), kind("out of luck"))
     async with batched(engine) as (target, _):
         engine.num_failures = 1
-        with pytest.raises(InternalError, match="a step of the target failed"):
-            await target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
+        said = r"a step of the target failed.* no fault of the request"
+        with pytest.raises(errors.InternalError, match=said):
+            await verifying(target, 0, (1, 2, 3))
         assert "a step of 1 sessions failed" in caplog.text
         assert "out of luck" in caplog.text
-        assert (await target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())).tokens
-
-
-@pytest.mark.parametrize("error", [InvalidRequest("a bad row"), ValueError("a bad row")])
-async def test_what_fails_inside_a_step_is_never_blamed_on_the_request(model, error):
-    engine = Faulty(tiny.local_target(model), error)
-    async with batched(engine) as (target, _):
-        engine.num_failures = 1
-        with pytest.raises(InternalError, match="no fault of the request"):
-            await target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
+        assert (await verifying(target, 0, (1, 2, 3))).tokens
 
 
 async def test_an_engine_is_broken_after_so_many_failed_steps_in_a_row_and_not_before(model):
@@ -171,7 +141,7 @@ async def test_an_engine_is_broken_after_so_many_failed_steps_in_a_row_and_not_b
             engine.num_failures = times
             for _ in range(times):
                 assert not broken.done()
-                with pytest.raises(InternalError):
+                with pytest.raises(errors.InternalError):
                     await ask(target, 0)
 
         await fail(MAX_FAILED_STEPS - 1)
@@ -183,14 +153,9 @@ async def test_an_engine_is_broken_after_so_many_failed_steps_in_a_row_and_not_b
 async def test_a_second_call_takes_the_session_over(model):
     async with batched(tiny.local_target(model)) as (target, thread):
         async with held(thread):
-            first, second = (
-                asyncio.ensure_future(
-                    target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
-                )
-                for _ in range(2)
-            )
+            first, second = (verifying(target, 0, (1, 2, 3)) for _ in range(2))
             await asyncio.sleep(0)
-            with pytest.raises(SessionTaken, match="s0"):
+            with pytest.raises(errors.SessionTaken, match="s0"):
                 await first
         assert (await second).tokens
         assert target.num_steps == 1
@@ -199,14 +164,12 @@ async def test_a_second_call_takes_the_session_over(model):
 async def test_who_stops_waiting_is_not_computed_for(model):
     async with batched(tiny.local_target(model)) as (target, thread):
         async with held(thread):
-            asked = asyncio.ensure_future(
-                target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
-            )
+            asked = verifying(target, 0, (1, 2, 3))
             await asyncio.sleep(0)
             asked.cancel()
             with pytest.raises(asyncio.CancelledError):
                 await asked
-        assert (await target.verify(TokenSequence(session_of(2, 3), (1, 2, 3)), Proposal())).tokens
+        assert (await verifying(target, 2, (1, 2, 3))).tokens
         assert (target.num_steps, target.num_tokens) == (1, 3)
 
 
@@ -214,28 +177,23 @@ async def test_a_prompt_is_dropped_between_its_chunks(model):
     budget = StepBudget(max_tokens=8, tile=8)
     async with batched(tiny.local_target(model), budget) as (target, _):
         prompt = tuple(tiny.tokens(400))
-        asked = asyncio.ensure_future(
-            target.verify(TokenSequence(session_of(0, 400), prompt), Proposal())
-        )
+        asked = verifying(target, 0, prompt)
         while target.num_steps < 3:
             await asyncio.sleep(0)
         asked.cancel()
         with pytest.raises(asyncio.CancelledError):
             await asked
-        verdict = await target.verify(TokenSequence(session_of(0, 400), prompt), Proposal())
-        assert verdict.num_cached >= 3 * 8
+        assert (await verifying(target, 0, prompt)).num_cached >= 3 * 8
 
 
 async def test_a_session_that_is_released_ends_what_is_under_way(model):
     engine = tiny.local_target(model)
     async with batched(engine) as (target, thread):
         async with held(thread):
-            asked = asyncio.ensure_future(
-                target.verify(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
-            )
+            asked = verifying(target, 0, (1, 2, 3))
             await asyncio.sleep(0)
             released = asyncio.ensure_future(target.release("s0"))
-            with pytest.raises(SessionClosed):
+            with pytest.raises(errors.SessionClosed):
                 await asked
         await released
         assert engine.kv_bytes("s0") == 0
@@ -246,12 +204,10 @@ async def test_a_parked_session_goes_on_where_it_was(model):
     engine = tiny.local_target(model)
     prompt = tuple(tiny.tokens(200))
     async with batched(engine) as (target, _):
-        first = await target.verify(TokenSequence(session_of(0, 200), prompt), Proposal())
+        first = await verifying(target, 0, prompt)
         await target.park("s0")
         assert engine.kv_bytes("s0") == 0
-        again = await target.verify(
-            TokenSequence(session_of(0, 200), (*prompt, *first.tokens)), Proposal()
-        )
+        again = await verifying(target, 0, (*prompt, *first.tokens), 200)
         assert again.num_cached == 200
 
 
@@ -261,8 +217,8 @@ async def test_a_target_that_stops_takes_nothing_more(model):
             asked = ask(target, 0)
             await asyncio.sleep(0)
             closing = asyncio.ensure_future(target.close())
-            with pytest.raises(Unavailable):
+            with pytest.raises(errors.Unavailable):
                 await asked
         await closing
-        with pytest.raises(Unavailable):
+        with pytest.raises(errors.Unavailable):
             await ask(target, 2)

@@ -18,7 +18,6 @@ NUM_PAGES = 8
 
 
 async def turn(target, session, tokens):
-    """A request to its end, and its tokens."""
     sequence = TokenSequence(session, tokens)
     while True:
         verdict = await target.verify(sequence, Proposal())
@@ -63,5 +62,6 @@ async def test_sessions_that_come_and_go_leave_nothing_behind(seed):
     while len(asyncio.all_tasks()) > 1:  # what was shielded is still on its way
         await asyncio.sleep(0)
     assert engine.memory.pool.num_used_bytes == engine.memory.num_cached_bytes
+    assert engine.memory.num_cached_bytes == engine.memory.num_idle_bytes
     await target.close()
     thread.close()

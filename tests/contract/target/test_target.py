@@ -57,7 +57,6 @@ class Elsewhere:
 
 @asynccontextmanager
 async def place(name, model):
-    """A target that is local, or elsewhere."""
     if name == "local":
         yield tiny.local_target(model, free_rows=16, max_sessions=3)
         return
@@ -82,19 +81,12 @@ def chain(*tokens):
 
 
 async def plain(target, count, name="plain", prompt=PROMPT):
-    """Tokens of plain decoding."""
     sequence = TokenSequence(session(name, prompt=prompt), prompt)
     for _ in range(count):
         verdict = await target.verify(sequence, Proposal())
         sequence.append(verdict.tokens)
     await target.release(name)
     return tuple(sequence.tokens[len(prompt) :])
-
-
-async def test_an_empty_proposal_yields_one_token(target):
-    verdict = await target.verify(TokenSequence(session(), PROMPT), Proposal())
-    assert len(verdict.tokens) == 1
-    assert verdict.num_accepted == 0
 
 
 async def test_a_right_proposal_is_accepted_and_followed_by_a_bonus_token(target):
@@ -150,9 +142,8 @@ async def test_a_stop_token_inside_an_accepted_path_ends_the_request(target):
 
 async def test_the_limit_inside_an_accepted_path_ends_the_request(target):
     expected = await plain(target, 4)
-    verdict = await target.verify(
-        TokenSequence(session(max_tokens=2), PROMPT), chain(*expected[:3])
-    )
+    short = TokenSequence(session(max_tokens=2), PROMPT)
+    verdict = await target.verify(short, chain(*expected[:3]))
     assert verdict.tokens == expected[:2]
     assert verdict.finish_reason is FinishReason.LENGTH
 

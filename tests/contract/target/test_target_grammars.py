@@ -12,9 +12,9 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import FinishReason, Proposal, SamplingParams, Session
 from slipstream.models.loading import load_target_parts
-from slipstream.verifying.build import BuiltTarget, build_target
-from slipstream.verifying.request import TargetRequest
-from support.models.batches import batched, held
+from slipstream.target.build import BuiltTarget, build_target
+from slipstream.target.request import TargetRequest
+from support.models.batches import batched
 from support.models.grammar_texts import EOS, STOPS, TEXT, VOCAB, ids, regex
 from support.models.tiny import causal, local_target
 from support.services import fleet
@@ -197,15 +197,6 @@ async def test_a_parser_that_gives_up_ends_its_request_and_no_other(built):
     assert "can't be followed beyond 2500 tokens: lexer error" in str(error)
     assert output == plain
     await engine.release("hungry")
-
-
-async def test_grammars_compile_while_the_engine_is_busy(built):
-    async with batched(built.target) as (target, thread):
-        async with held(thread):
-            await target.prepare(session_of(grammar=regex("(x|yy){3,9}")))
-            with pytest.raises(InvalidRequest, match="unclosed"):
-                await target.prepare(session_of(grammar=regex("[x")))
-        assert built.target.grammars.find(regex("(x|yy){3,9}")) is not None
 
 
 async def test_sessions_with_and_without_grammars_share_steps(built):

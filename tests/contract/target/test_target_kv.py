@@ -20,17 +20,13 @@ from support.services.served_target import IDENTITY, refusal, served_target, wid
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)
 LONG = tuple(tiny.tokens(900))
+INVALID = StatusCode.INVALID_ARGUMENT
+SKIPPING = {"start": 5, "skip_from": 4, "skip_to": 9}
 
 
 @pytest.fixture(scope="module")
 def model():
     return tiny.causal(dtype=torch.bfloat16)
-
-
-@pytest.fixture
-async def served(model):
-    async with served_target(model) as at:
-        yield at
 
 
 def same(mirror, cached):
@@ -40,8 +36,7 @@ def same(mirror, cached):
     )
 
 
-async def test_the_prefix_and_every_delta_are_the_cache_bit_for_bit(served):
-    stream = await served.open(SESSION)
+async def test_the_prefix_and_every_delta_are_the_cache_bit_for_bit(served, stream):
     mirror = served.mirror(stream, (2, 0))
     tokens = PROMPT
     for start in (0, *range(len(PROMPT), len(PROMPT) + 5)):
@@ -50,21 +45,9 @@ async def test_the_prefix_and_every_delta_are_the_cache_bit_for_bit(served):
         assert same(mirror, served.cached(stream, mirror))
         tokens = (*tokens, *verdict.tokens)
     assert mirror.frames == [(0, 20), *((at, 1) for at in range(20, 25))]
-    await stream.end()
 
 
-async def test_a_reader_may_come_before_there_is_anything_to_read(served):
-    stream = await served.open(SESSION)
-    mirror = served.mirror(stream, (1,))
-    await served.until(lambda load: load.num_kv_streams == 1)
-    await stream.verify(0, PROMPT)
-    await mirror.read_to(len(PROMPT))
-    assert same(mirror, served.cached(stream, mirror))
-    await stream.end()
-
-
-async def test_8_bit_values_come_close_to_the_cache(served):
-    stream = await served.open(SESSION)
+async def test_8_bit_values_come_close_to_the_cache(served, stream):
     await stream.verify(0, PROMPT)
     mirror = served.mirror(stream, (0, 1, 2), encoding=KvEncoding.INT8)
     await mirror.read_to(len(PROMPT))
@@ -73,11 +56,9 @@ async def test_8_bit_values_come_close_to_the_cache(served):
         error = np.abs(ours[:, : mirror.count].astype(np.float32) - exact)
         assert error.max() > 0
         assert (error <= np.abs(exact).max(-1, keepdims=True) / 127).all()
-    await stream.end()
 
 
-async def test_tokens_that_are_taken_back_are_replaced(served):
-    stream = await served.open(SESSION)
+async def test_tokens_that_are_taken_back_are_replaced(served, stream):
     tokens = await stream.rounds(PROMPT, 6)
     mirror = served.mirror(stream, (0, 2))
     await mirror.read_to(len(tokens) - 1)
@@ -86,11 +67,9 @@ async def test_tokens_that_are_taken_back_are_replaced(served):
     await mirror.read()
     assert mirror.frames == [(0, 25), (22, 2)]
     assert same(mirror, served.cached(stream, mirror))
-    await stream.end()
 
 
-async def test_a_reader_goes_on_from_what_it_holds(served):
-    stream = await served.open(SESSION)
+async def test_a_reader_goes_on_from_what_it_holds(served, stream):
     tokens = await stream.rounds(PROMPT, 3)
     first = served.mirror(stream, (0, 2))
     await first.read_to(len(tokens) - 1)
@@ -102,22 +81,9 @@ async def test_a_reader_goes_on_from_what_it_holds(served):
     await second.read_to(len(tokens))
     assert second.frames == [(held, 1)]
     assert same(second, served.cached(stream, second))
-    await stream.end()
 
 
-async def test_a_reader_that_holds_everything_waits_for_more(served):
-    stream = await served.open(SESSION)
-    verdict = await stream.verify(0, PROMPT)
-    mirror = served.mirror(stream, (1,), start=len(PROMPT))
-    await served.until(lambda load: load.num_kv_streams == 1)
-    await stream.verify(len(PROMPT), tuple(verdict.tokens))
-    assert await mirror.read()
-    assert mirror.frames == [(len(PROMPT), 1)]
-    await stream.end()
-
-
-async def test_positions_that_a_reader_skips_are_not_sent(served):
-    stream = await served.open(SESSION)
+async def test_positions_that_a_reader_skips_are_not_sent(served, stream):
     mirror = served.mirror(stream, (0, 2), skipped=range(4, 16))
     await served.until(lambda load: load.num_kv_streams == 1)
     verdict = await stream.verify(0, PROMPT)
@@ -128,12 +94,10 @@ async def test_positions_that_a_reader_skips_are_not_sent(served):
     for ours, theirs in zip(mirror.layers, served.cached(stream, mirror), strict=True):
         assert np.array_equal(ours[:, :4], theirs[:, :4])
         assert np.array_equal(ours[:, 16 : mirror.count], theirs[:, 16:])
-    await stream.end()
 
 
 @pytest.mark.parametrize(("count", "frames"), [(9, [(16, 5)]), (3, [(3, 1), (16, 5)])])
-async def test_after_tokens_are_taken_back_what_is_skipped_stays_so(served, count, frames):
-    stream = await served.open(SESSION)
+async def test_after_tokens_are_taken_back_what_is_skipped_stays_so(served, stream, count, frames):
     tokens = await stream.rounds(PROMPT, 6)
     mirror = served.mirror(stream, (0,), skipped=range(4, 16))
     await mirror.read_to(len(tokens) - 1)
@@ -142,7 +106,6 @@ async def test_after_tokens_are_taken_back_what_is_skipped_stays_so(served, coun
     for _ in frames:
         await mirror.read()
     assert mirror.frames == [(0, 4), (16, 9), *frames]
-    await stream.end()
 
 
 @pytest.mark.parametrize(
@@ -154,27 +117,20 @@ async def test_after_tokens_are_taken_back_what_is_skipped_stays_so(served, coun
         ({"session_id": "t"}, StatusCode.NOT_FOUND, "session t"),
         ({"credential": ""}, StatusCode.PERMISSION_DENIED, "credential"),
         ({"credential": "ключ"}, StatusCode.PERMISSION_DENIED, "credential"),
-        ({"layers": ()}, StatusCode.INVALID_ARGUMENT, "no layer"),
-        ({"layers": (1, 1)}, StatusCode.INVALID_ARGUMENT, "1, 1"),
-        (
-            {"layers": (3,)},
-            StatusCode.INVALID_ARGUMENT,
-            "layer 3 was asked for, but the model has 3",
-        ),
-        ({"layers": (2**32 - 1,)}, StatusCode.INVALID_ARGUMENT, "layer 4294967295"),
-        ({"encoding": 9}, StatusCode.INVALID_ARGUMENT, "encoding"),
-        (
-            {"start": 5, "skip_from": 4, "skip_to": 9},
-            StatusCode.INVALID_ARGUMENT,
-            "start is 5, but positions 4 to 8 are not read",
-        ),
+        ({"layers": ()}, INVALID, "no layer"),
+        ({"layers": (1, 1)}, INVALID, "1, 1"),
+        ({"layers": (3,)}, INVALID, "layer 3 was asked for, but the model has 3"),
+        ({"layers": (2**32 - 1,)}, INVALID, "layer 4294967295"),
+        ({"encoding": 9}, INVALID, "encoding"),
+        (SKIPPING, INVALID, "start is 5, but positions 4 to 8 are not read"),
         ({"start": 128, "skip_from": 128, "skip_to": 128}, StatusCode.OUT_OF_RANGE, "but 20"),
         ({"start": 21}, StatusCode.OUT_OF_RANGE, "position 21 on were asked for, but 20"),
         ({"start": 2**32 - 1}, StatusCode.OUT_OF_RANGE, "but 20 positions are held"),
     ],
 )
-async def test_a_reader_that_may_not_is_refused_and_disturbs_nobody(served, fields, code, sentence):
-    stream = await served.open(SESSION)
+async def test_a_reader_that_may_not_is_refused_and_disturbs_nobody(
+    served, stream, fields, code, sentence
+):
     await stream.verify(0, PROMPT)
     request = served.request(stream, **{"layers": (1,), **fields})
     status = await refusal(served.stub.StreamKv(request).read())
@@ -183,15 +139,12 @@ async def test_a_reader_that_may_not_is_refused_and_disturbs_nobody(served, fiel
     load = await served.load()
     assert (load.num_sessions, load.num_kv_streams, load.kv_streamed_bytes) == (1, 0, 0)
     assert (await stream.verify(0, PROMPT)).tokens
-    await stream.end()
 
 
-async def test_a_start_above_a_session_that_holds_nothing_yet_is_out_of_range(served):
-    stream = await served.open(SESSION)
+async def test_a_start_above_a_session_that_holds_nothing_yet_is_out_of_range(served, stream):
     status = await refusal(served.stub.StreamKv(served.request(stream, (1,), 1)).read())
     assert status.code() is StatusCode.OUT_OF_RANGE
     assert isinstance(error_from(status), errors.SessionOutOfSync)
-    await stream.end()
 
 
 async def test_the_credential_of_an_earlier_request_opens_nothing(served):
@@ -200,46 +153,36 @@ async def test_the_credential_of_an_earlier_request_opens_nothing(served):
     await old.park()
     new = await served.open(SESSION)
     request = served.request(new, (1,), credential=old.credential)
-    assert (await refusal(served.stub.StreamKv(request).read())).code() is (
-        StatusCode.PERMISSION_DENIED
-    )
+    status = await refusal(served.stub.StreamKv(request).read())
+    assert status.code() is StatusCode.PERMISSION_DENIED
     await new.end()
 
 
-async def test_more_readers_than_a_session_may_have_are_refused(served):
-    stream = await served.open(SESSION)
+async def test_more_readers_than_a_session_may_have_are_refused(served, stream):
     await stream.verify(0, PROMPT)
     mirrors = [served.mirror(stream, (1,)) for _ in range(MAX_READERS)]
     for mirror in mirrors:
         await mirror.read_to(len(PROMPT))
     status = await refusal(served.mirror(stream, (1,)).read())
     assert status.code() is StatusCode.RESOURCE_EXHAUSTED
-    await stream.end()
 
 
-@pytest.mark.parametrize("end", ["end", "park", "cancel"])
+@pytest.mark.parametrize("end", ["end", "park", "cancel", "taken over"])
 async def test_the_stream_ends_well_with_the_request(served, end):
-    stream = await served.open(SESSION)
+    stream = await served.open(SESSION, fence=1)
     await stream.verify(0, PROMPT)
     mirror = served.mirror(stream, (1,))
     await mirror.read_to(len(PROMPT))
-    if end == "cancel":
+    if end == "taken over":
+        stream = await served.open(SESSION, fence=2)
+    elif end == "cancel":
         stream.call.cancel()
     else:
         await getattr(stream, end)()
     assert not await mirror.read()
     assert await mirror.call.code() is StatusCode.OK
-
-
-async def test_the_stream_ends_well_when_another_request_takes_the_session_over(served):
-    old = await served.open(SESSION, fence=1)
-    await old.verify(0, PROMPT)
-    mirror = served.mirror(old, (1,))
-    await mirror.read_to(len(PROMPT))
-    new = await served.open(SESSION, fence=2)
-    assert not await mirror.read()
-    assert await mirror.call.code() is StatusCode.OK
-    await new.end()
+    if end == "taken over":
+        await stream.end()
 
 
 async def test_a_reader_that_leaves_leaves_nothing_behind(served):

@@ -8,20 +8,13 @@ from grpc import RpcError, StatusCode
 from slipstream.core import errors
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Session
-from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from support.models import tiny
-from support.services.served_target import IDENTITY, Served, Stream, refusal, served_target
+from support.services.served_target import IDENTITY, Served, Stream, refusal
 
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)
-
-
-@pytest.fixture
-async def served(model):
-    async with served_target(model) as at:
-        yield at
 
 
 async def last_message(at: Served, *messages: target_pb2.VerifyRequest):
@@ -45,16 +38,6 @@ def opening(session_id="s", prompt=20, **expected) -> target_pb2.VerifyRequest:
     return target_pb2.VerifyRequest(open=target_pb2.OpenTarget(session=params, expected=identity))
 
 
-async def test_a_stream_verifies_round_after_round(served):
-    stream = await served.open(SESSION)
-    tokens = await stream.rounds(PROMPT, 4)
-    proposal = Proposal(TokenTree.chain(tokens[-2:]))
-    again = await stream.verify(0, tokens[:-2], proposal)
-    assert tuple(again.tokens[:2]) == tokens[-2:]
-    assert again.num_accepted == 2
-    await stream.end()
-
-
 async def test_a_delta_may_come_behind_the_tokens_of_the_last_verdict_or_repeat_them(served):
     told, repeated = await served.open(SESSION), await served.open(Session("t", len(PROMPT), 50))
     tokens = PROMPT
@@ -69,12 +52,10 @@ async def test_a_delta_may_come_behind_the_tokens_of_the_last_verdict_or_repeat_
     await repeated.end()
 
 
-async def test_a_reply_says_where_its_time_went(served):
-    stream = await served.open(SESSION)
+async def test_a_reply_says_where_its_time_went(stream):
     timing = (await stream.verify(0, PROMPT)).timing
     assert 0 < timing.engine_us <= timing.total_us
     assert timing.engine_us + timing.queue_us <= timing.total_us + 1  # each is rounded
-    await stream.end()
 
 
 @pytest.mark.parametrize(
@@ -218,27 +199,6 @@ async def test_what_was_parked_is_freed_when_its_time_is_up(served):
     await stream.verify(0, PROMPT)
     await stream.park(ttl_s=0.001)
     await served.until_empty()
-
-
-async def test_the_longest_parked_session_makes_room_for_a_new_one(model):
-    async with served_target(model, LeaseLimits(max_sessions=2), max_sessions=2) as served:
-        for name in ("old", "young"):
-            stream = await served.open(Session(name, len(PROMPT), 50))
-            await stream.verify(0, PROMPT)
-            await stream.park()
-        stream = await served.open(SESSION)
-        assert (await stream.verify(0, PROMPT)).tokens
-        load = await served.load()
-        assert (load.num_sessions, load.num_parked) == (1, 1)
-        await stream.end()
-
-
-async def test_more_running_sessions_than_there_is_room_for_are_refused(model):
-    async with served_target(model, LeaseLimits(max_sessions=1), max_sessions=1) as served:
-        stream = await served.open(SESSION)
-        status = await last_message(served, opening("another"))
-        assert status.code() is StatusCode.RESOURCE_EXHAUSTED
-        await stream.end()
 
 
 @pytest.mark.parametrize("ttl_ms", [0, 2**32 - 1])

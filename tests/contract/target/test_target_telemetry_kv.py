@@ -40,15 +40,10 @@ async def test_a_snapshot_links_to_its_stream_and_belongs_to_its_verification(se
     links = {link.context.span_id for span in spans for link in span.links}
     assert links == {about.context.span_id}
     size = mirror.form.bytes_per_position
-    assert [dict(span.attributes) for span in spans] == [
-        {
-            "slipstream.kv.bytes": count * size,
-            "slipstream.kv.layers": 2,
-            "slipstream.kv.start": start,
-            "slipstream.kv.count": count,
-        }
-        for start, count in ((0, 20), (20, 1), (22, 1))
-    ]
+    names = [f"slipstream.kv.{name}" for name in ("bytes", "layers", "start", "count")]
+    values = [(20 * size, 2, 0, 20), (size, 2, 20, 1), (size, 2, 22, 1)]
+    expected = [dict(zip(names, row, strict=True)) for row in values]
+    assert [dict(span.attributes) for span in spans] == expected
     assert dict(about.attributes) == {
         "rpc.system.name": "grpc",
         "rpc.method": STREAM_KV,
@@ -109,8 +104,7 @@ async def test_slices_that_go_out_at_a_stretch_are_one_snapshot(listener):
     assert (size.sum, size.count) == (num_bytes, 1)
 
 
-async def test_a_reader_that_leaves_is_no_error(served, listener):
-    stream = await served.open(SESSION)
+async def test_a_reader_that_leaves_is_no_error(served, stream, listener):
     with listener.caller() as trace:
         mirror = served.mirror(stream, (0,), trace=trace)
         await stream.verify(0, PROMPT)
@@ -120,7 +114,6 @@ async def test_a_reader_that_leaves_is_no_error(served, listener):
     span = listener.span(STREAM_KV)
     assert span.attributes["rpc.response.status_code"] == "CANCELLED"
     assert span.status.status_code is SpanStatus.UNSET
-    await stream.end()
 
 
 @pytest.mark.parametrize(
@@ -132,8 +125,9 @@ async def test_a_reader_that_leaves_is_no_error(served, listener):
         ({"encoding": 77}, StatusCode.INVALID_ARGUMENT),
     ],
 )
-async def test_a_refused_stream_says_its_status_and_no_secret(served, listener, fields, code):
-    stream = await served.open(SESSION)
+async def test_a_refused_stream_says_its_status_and_no_secret(
+    served, stream, listener, fields, code
+):
     await stream.verify(0, PROMPT)
     with listener.caller() as trace:
         said = {"layers": (0,), "trace": {"traceparent": trace.traceparent}, **fields}
@@ -145,4 +139,3 @@ async def test_a_refused_stream_says_its_status_and_no_secret(served, listener, 
     told = f"{dict(span.attributes)} {span.status.description}"
     assert stream.credential not in told
     assert "a guess" not in told
-    await stream.end()

@@ -2,6 +2,7 @@
 
 import asyncio
 import threading
+from collections.abc import Sequence
 from contextlib import asynccontextmanager
 
 from slipstream.core.sequence import TokenSequence
@@ -49,9 +50,14 @@ def guess(number: int, round_: int, ahead: list[int]) -> Proposal:
     return Proposal(TokenTree((*tokens, other), parents))
 
 
+def verifying(
+    target: BatchedTarget, number: int, prompt: Sequence[int], num_tokens: int | None = None
+) -> "asyncio.Future[Verdict]":
+    """A verification under way of a prompt, of so many tokens where a text goes on behind it."""
+    session = session_of(number, num_tokens or len(prompt))
+    return asyncio.ensure_future(target.verify(TokenSequence(session, prompt), Proposal()))
+
+
 def ask(target: BatchedTarget, number: int) -> "asyncio.Future[Verdict]":
     """A verification under way of a prompt of 100 tokens."""
-    prompt = tuple(tiny.tokens(100, number))
-    return asyncio.ensure_future(
-        target.verify(TokenSequence(session_of(number, 100), prompt), Proposal())
-    )
+    return verifying(target, number, tuple(tiny.tokens(100, number)))

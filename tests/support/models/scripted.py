@@ -90,6 +90,17 @@ async def reached(engine):
     await server.stop(0)
 
 
+@asynccontextmanager
+async def dialled(engine, make_remote, *answers, **options):
+    """A port to an engine that gives these answers, released in the end."""
+    engine.answers += answers
+    async with reached(engine) as peer:
+        engine.name = peer.name
+        remote = make_remote(peer, **options)
+        yield remote
+        await remote.release("s")
+
+
 def target_engine():
     engine = Engine(VERIFY, target_pb2.VerifyRequest)
     opened = target_pb2.TargetOpened(kv_credential="key")

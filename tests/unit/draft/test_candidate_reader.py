@@ -55,13 +55,8 @@ def spoilt(size, values):
 @pytest.mark.parametrize(
     "row",
     [
-        [NAN] * 8,
-        [-INF] * 8,
-        [NAN] * 1000,
-        spoilt(8, {5: NAN}),
-        spoilt(8, {5: INF}),
-        spoilt(1000, {5: NAN}),
-        spoilt(1000, {999: NAN}),
+        *([NAN] * 8, [-INF] * 8, [NAN] * 1000, spoilt(8, {5: NAN}), spoilt(8, {5: INF})),
+        *(spoilt(1000, {5: NAN}), spoilt(1000, {999: NAN})),
         spoilt(1000, {at: NAN for at in range(0, 1000, 7)}),
     ],
     ids=["nan", "-inf", "many nan", "a nan", "inf", "a nan of many", "the last nan", "some nan"],
@@ -95,11 +90,9 @@ def test_a_draft_whose_weights_are_broken_raises_an_error_of_the_model(shape):
     native = model._decoder._model
     norm = np.full(native._shape.hidden, NAN, np.float32)
     native._do("set_norm", -1, 0, 0, norm.ctypes.data, len(norm))
-    draft, prompt = LocalDraft(CausalScorer(model)), tuple(tiny.tokens(9))
+    sequence = TokenSequence(Session("s", 9, 20), tiny.tokens(9))
     with pytest.raises(ModelError):
-        finished(
-            draft.propose(TokenSequence(Session("s", 9, 20), prompt), Plan(3, 12, shape=shape))
-        )
+        finished(LocalDraft(CausalScorer(model)).propose(sequence, Plan(3, 12, shape=shape)))
 
 
 class Keys:

@@ -26,15 +26,9 @@ from slipstream_draft.kv_sources import MAX_IDLE, Channels
 from support.models import tiny_checkpoint
 
 REFUSED = [
-    {"max_sessions": 0},
-    {"max_parked_bytes": -1},
-    {"kv_wait_ms": -1.0},
-    {"threads": 0},
-    {"max_park_ttl_s": 0.0},
-    {"kv_encoding": "int4"},
-    {"window": 127},
-    {"tls_client_ca": Path("c")},
-    {"peer_cert": Path("c"), "peer_key": Path("k")},
+    *({"max_sessions": 0}, {"max_parked_bytes": -1}, {"kv_wait_ms": -1.0}, {"threads": 0}),
+    *({"max_park_ttl_s": 0.0}, {"kv_encoding": "int4"}, {"window": 127}),
+    *({"tls_client_ca": Path("c")}, {"peer_cert": Path("c"), "peer_key": Path("k")}),
     {"grace_s": -1.0},
 ]
 
@@ -46,17 +40,14 @@ def checkpoint(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def weights(checkpoint, tmp_path_factory):
-    """GliDe weights for the checkpoint."""
     shape = GlideShape(target_layers=(1,), head_size=40, max_lag=5, num_layers=1)
     return saved(checkpoint, shape, tmp_path_factory.mktemp("drafts") / "mine")
 
 
 def saved(checkpoint, shape, folder):
-    """Untrained weights of a shape for the checkpoint."""
     loaded = load_target_parts(str(checkpoint), dtype="float32")
-    config = config_for_target(
-        loaded.model, shape, name="tiny", tokenizer_hash=loaded.tokenizer_hash
-    )
+    names = {"name": "tiny", "tokenizer_hash": loaded.tokenizer_hash}
+    config = config_for_target(loaded.model, shape, **names)
     save_glide(init_from_target(loaded.model, config), torch.arange(40), folder)
     return folder
 
@@ -74,9 +65,6 @@ async def about(**options):
 def test_what_makes_no_sense_is_refused(options):
     with pytest.raises(InvalidRequest, match=next(iter(options))):
         build(DraftConfig, **options)
-
-
-def test_a_certificate_without_its_key_is_refused():
     for given in ({"tls_cert": Path("c")}, {"peer_ca": Path("c"), "peer_cert": Path("c")}):
         with pytest.raises(InvalidRequest, match="key"):
             build(DraftConfig, **given)

@@ -15,21 +15,13 @@ from slipstream.drafting.request import DraftRequest
 from slipstream.engine.thread import MAX_FAILED_STEPS, EngineThread
 from slipstream.models.scorer import Sync
 from support.models import tiny
-from support.services.draft_crowd import (
-    PROFILE,
-    Keys,
-    alone,
-    asked,
-    batched,
-    both_scorers,
-    engine,
-    same,
-)
+from support.services import draft_crowd
+from support.services.draft_crowd import PROFILE, Keys, alone, asked, batched, engine, same
 
 
 @pytest.fixture(scope="module")
 def scorers():
-    return both_scorers()
+    return draft_crowd.both_scorers()
 
 
 @pytest.mark.parametrize("kind", ["glide", "vanilla"])
@@ -72,9 +64,8 @@ def test_a_long_prefix_comes_in_pieces_that_end_in_the_same_proposal(scorers, ki
     view = keys.view("s1", (0, 2)) if kind == "glide" else None
     whole = scorer.score([Sync(scorer.open(400), tokens, view)])
     best = int(whole.logits[0].argmax())
-    assert drafting.result().tree.tokens == (
-        best if scorer.vocab is None else int(scorer.vocab[best]),
-    )
+    best = best if scorer.vocab is None else int(scorer.vocab[best])
+    assert drafting.result().tree.tokens == (best,)
 
 
 def test_a_step_has_room_for_one_long_prefix_and_for_everybody_else(scorers):
@@ -104,11 +95,10 @@ async def test_a_cancelled_waiter_is_left_and_the_others_go_on(scorers):
         tasks[1].cancel()
         tasks[4].cancel()
         found = await asyncio.gather(*tasks, return_exceptions=True)
-        for at, one in enumerate(found):
-            if at in (1, 4):
-                assert isinstance(one, asyncio.CancelledError)
-            else:
-                same(one, alone(scorers, "glide", *calls[at]))
+        for at in (1, 4):
+            assert isinstance(found[at], asyncio.CancelledError)
+        for at in (0, 2, 3, 5):
+            same(found[at], alone(scorers, "glide", *calls[at]))
 
 
 async def test_what_is_under_way_ends_with_its_session(scorers):
@@ -130,15 +120,12 @@ async def test_what_is_under_way_ends_with_its_session(scorers):
 async def test_what_is_asked_of_a_session_happens_in_the_order_given(scorers):
     local, call = engine(scorers), asked(1)
     async with batched(local) as draft:
-        first, _, second = await asyncio.gather(
-            *(draft.propose(*call), draft.release("s1"), draft.propose(*call)),
-            return_exceptions=True,
-        )
+        asks = draft.propose(*call), draft.release("s1"), draft.propose(*call)
+        first, _, second = await asyncio.gather(*asks, return_exceptions=True)
         assert isinstance(first, Cancelled)
         same(second, alone(scorers, "glide", *call))
-        last, _ = await asyncio.gather(
-            draft.propose(*call), draft.release("s1"), return_exceptions=True
-        )
+        asks = draft.propose(*call), draft.release("s1")
+        last, _ = await asyncio.gather(*asks, return_exceptions=True)
         assert isinstance(last, Cancelled) and local.num_kv_bytes == 0
 
 
@@ -148,11 +135,15 @@ async def test_what_is_wrong_with_one_session_is_nobody_elses_fault(scorers):
     odd = replace(how, shape=Shape.CHAIN, stop=StopPolicy.FIXED, threshold=0.5)
     calls = [*wrong, (asked(1)[0], odd), asked(2)]
     async with batched(engine(scorers)) as draft:
-        found = await asyncio.gather(
-            *(draft.propose(*call) for call in calls), return_exceptions=True
-        )
+        found = await proposals(draft, calls)
     assert [type(one) for one in found[:2]] == [InvalidRequest, InvalidRequest]
     same(found[2], alone(scorers, "glide", *calls[2]))
+
+
+async def proposals(draft, calls):
+    """Proposals of calls at once, or the errors that they end with."""
+    asked = (draft.propose(*call) for call in calls)
+    return await asyncio.gather(*asked, return_exceptions=True)
 
 
 class Garbled(Keys):
@@ -176,19 +167,13 @@ async def test_keys_that_are_none_end_one_draft(scorers, temperature):
         for at, _ in map(asked, range(5))
     ]
     async with batched(local) as draft:
-        found = await asyncio.gather(
-            *(draft.propose(*call) for call in calls), return_exceptions=True
-        )
-    for at, one in enumerate(found):
-        if at in (1, 2):
-            assert isinstance(one, Exception)
-        else:
-            same(one, alone(scorers, "glide", *calls[at]))
+        found = await proposals(draft, calls)
+    assert [isinstance(one, Exception) for one in found] == [False, True, True, False, False]
+    for at in (0, 3, 4):
+        same(found[at], alone(scorers, "glide", *calls[at]))
 
 
 class Failing:
-    """A draft model whose next passes fail."""
-
     def __init__(self, scorer):
         self._scorer = scorer
         self.num_failures = 0
@@ -210,9 +195,7 @@ async def test_a_pass_that_fails_ends_those_in_it_and_leaves_no_trace(scorers, c
     calls = [asked(0), asked(3)]
     async with batched(local) as draft:
         scorer.num_failures = 1
-        found = await asyncio.gather(
-            *(draft.propose(*call) for call in calls), return_exceptions=True
-        )
+        found = await proposals(draft, calls)
         assert [type(one) for one in found] == [InternalError] * 2
         assert "out of luck" in caplog.text
         assert local.num_kv_bytes == 0

@@ -93,9 +93,8 @@ async def one_life(draft, rng, number):
     tokens = tuple(tiny.tokens(5, seed=number % 9))
     session = Session(f"s{number}", 5, 12, SamplingParams(temperature=number % 2))
     shape = rng.choice(SHAPES[:3])
-    task = asyncio.create_task(
-        draft.propose(TokenSequence(session, tokens), Plan(2, 3, shape, StopPolicy.FIXED))
-    )
+    plan = Plan(2, 3, shape, StopPolicy.FIXED)
+    task = asyncio.create_task(draft.propose(TokenSequence(session, tokens), plan))
     for _ in range(rng.randrange(4)):
         await asyncio.sleep(0)
     if rng.random() < 0.5:
@@ -128,7 +127,6 @@ def test_a_budget_that_is_none_is_refused_at_the_start(budget):
 
 
 def filled(count, value):
-    """Keys and values of so many positions, all of one value."""
     return np.full((1, 2, count, 4), value, np.float32)
 
 

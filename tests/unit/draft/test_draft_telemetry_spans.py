@@ -12,7 +12,6 @@ from support.telemetry.listening import Listener
 
 
 def said_of(proposal):
-    """The attributes of its span."""
     heard = Listener()
     telemetry = DraftTelemetry(heard.telemetry)
     with heard.caller() as at:
@@ -39,11 +38,5 @@ async def test_entropy_and_score_are_those_where_the_longest_path_ends(score):
 
 
 async def test_of_an_empty_proposal_it_is_said_why_and_how_far_the_keys_lagged_behind():
-    proposal = Proposal(stopped_by="lag", staleness=9)
-    assert said_of(proposal) == {
-        "nodes": 0,
-        "depth": 0,
-        "stop_reason": "lag",
-        "staleness": 9,
-        "kv_wait_ms": 0.0,
-    }
+    said = {"nodes": 0, "depth": 0, "stop_reason": "lag", "staleness": 9, "kv_wait_ms": 0.0}
+    assert said_of(Proposal(stopped_by="lag", staleness=9)) == said

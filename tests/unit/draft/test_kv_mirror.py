@@ -34,12 +34,9 @@ def mirror():
     return KvMirror(LAYERS, LAYOUT, limit=1000)
 
 
-def test_a_fresh_mirror_shows_nothing(mirror):
-    assert mirror.view().count == mirror.num_bytes == 0
-
-
 def test_slices_of_any_size_add_up_to_the_whole(mirror):
     whole, at = truth(900), 0
+    assert mirror.view().count == mirror.num_bytes == 0
     for size in (1, 127, 1, 300, 2, 469):
         send(mirror, whole, at, at + size)
         at += size

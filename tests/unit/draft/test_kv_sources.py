@@ -8,31 +8,11 @@ from slipstream_draft.config import DraftConfig
 from slipstream_draft.kv_sources import ANYWHERE, THIS_MACHINE, KvSources, dialled, usual_sources
 
 NO_ADDRESSES = [
-    "",
-    "nowhere",
-    "host:0",
-    "host:65536",
-    "host:http",
-    "host:٣",
-    ":50061",
-    "a b:50061",
-    "host\n:50061",
-    "user@host:50061",
-    "unix:/run/x.sock",
-    "unix:///run/x.sock:80",
-    "unix-abstract:x:80",
-    "vsock:2:80",
-    "xds:///target:80",
-    "ipv4:10.0.0.1:80",
-    "ipv6:[::1]:80",
-    "::1:80",
-    "[10.0.0.1]:80",
-    "[name]:80",
-    "dns:target:80",
-    "dns://10.0.0.1/target:80",
-    "http://target:80",
-    "h" * 9999 + ":80",
-    "/" * 9999,
+    *("", "nowhere", "host:0", "host:65536", "host:http", "host:٣", ":50061", "a b:50061"),
+    *("host\n:50061", "user@host:50061", "unix:/run/x.sock", "unix:///run/x.sock:80"),
+    *("unix-abstract:x:80", "vsock:2:80", "xds:///target:80", "ipv4:10.0.0.1:80", "ipv6:[::1]:80"),
+    *("::1:80", "[10.0.0.1]:80", "[name]:80", "dns:target:80", "dns://10.0.0.1/target:80"),
+    *("http://target:80", "h" * 9999 + ":80", "/" * 9999),
 ]
 
 
@@ -43,15 +23,12 @@ def test_an_address_that_is_not_a_host_and_a_port_is_refused_briefly(address):
     assert len(str(refusal.value)) < 200
 
 
+OPEN = ("10.0.0.1:1", "[fe80::1]:65535", "target-0.targets.svc:50061", "dns:///target:50061")
+HERE = ("127.0.0.1:9", "127.9.9.9:9", "[::1]:9", "LocalHost:9")
+ELSEWHERE = ("10.0.0.1:9", "localhost.example:9", "[::ffff:10.0.0.1]:9")
 ALLOWED = [
-    (ANYWHERE, "10.0.0.1:1"),
-    (ANYWHERE, "[fe80::1]:65535"),
-    (ANYWHERE, "target-0.targets.svc:50061"),
-    (ANYWHERE, "dns:///target:50061"),
-    (THIS_MACHINE, "127.0.0.1:9"),
-    (THIS_MACHINE, "127.9.9.9:9"),
-    (THIS_MACHINE, "[::1]:9"),
-    (THIS_MACHINE, "LocalHost:9"),
+    *((ANYWHERE, address) for address in OPEN),
+    *((THIS_MACHINE, address) for address in HERE),
     (("10.0.0.0/8:50061",), "10.200.3.4:50061"),
     (("[fd00::/8]:50061",), "[fd00::1]:50061"),
     (("10.0.0.7:*",), "10.0.0.7:1"),
@@ -60,9 +37,7 @@ ALLOWED = [
     (("a:1", "b:2"), "b:2"),
 ]
 REFUSED = [
-    (THIS_MACHINE, "10.0.0.1:9"),
-    (THIS_MACHINE, "localhost.example:9"),
-    (THIS_MACHINE, "[::ffff:10.0.0.1]:9"),
+    *((THIS_MACHINE, address) for address in ELSEWHERE),
     (("10.0.0.0/8:50061",), "10.0.0.1:50062"),
     (("10.0.0.0/8:*",), "11.0.0.1:1"),
     (("10.0.0.0/8:*",), "10.0.0.1.example:1"),

@@ -8,17 +8,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.logprobs import TokenLogprob, TopLogprob
+from slipstream.core.request import server_info
 from slipstream.core.request.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
 from slipstream.core.request.origins import TokenOrigin
 from slipstream.core.request.results import Chunk, PromptInfo, RequestStats, Result, Timings
-from slipstream.core.request.server_info import (
-    ReplicaInfo,
-    ReplicaRole,
-    ReplicaState,
-    ServerInfo,
-    ShadowInfo,
-)
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import (
@@ -140,19 +133,19 @@ def test_a_model_is_the_same_on_the_other_side(model):
     assert info.model_info_from_pb(over_the_wire(info.model_info_to_pb(model))) == model
 
 
-ROLES, STATES = st.sampled_from(ReplicaRole), st.sampled_from(ReplicaState)
-REPLICAS = st.builds(ReplicaInfo, ROLES, TEXT, STATES, TEXT, TEXT, UINT32, TEXT, TEXT)
+ROLES, STATES = st.sampled_from(server_info.ReplicaRole), st.sampled_from(server_info.ReplicaState)
+REPLICAS = st.builds(server_info.ReplicaInfo, ROLES, TEXT, STATES, TEXT, TEXT, UINT32, TEXT, TEXT)
 RATIOS = maybe(st.floats(allow_nan=False))
 
 
 @given(
     st.builds(
-        ServerInfo,
+        server_info.ServerInfo,
         version=TEXT,
         uptime_s=SECONDS,
         **dict.fromkeys(("protocol_version", "num_requests", "num_sessions"), UINT32),
         replicas=st.lists(REPLICAS, max_size=3).map(tuple),
-        shadow=st.builds(ShadowInfo, SECONDS, *[UINT32] * 8, RATIOS, RATIOS),
+        shadow=st.builds(server_info.ShadowInfo, SECONDS, *[UINT32] * 8, RATIOS, RATIOS),
     )
 )
 def test_a_router_is_the_same_on_the_other_side(server):

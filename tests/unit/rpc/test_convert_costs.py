@@ -4,12 +4,7 @@ import pytest
 
 from slipstream.core.row_costs import Offer, RowCosts
 from slipstream.core.types import Plan, ReplyTiming, Verdict
-from slipstream.rpc.conversion.convert import (
-    plan_from_pb,
-    plan_to_pb,
-    verdict_from_pb,
-    verdict_to_pb,
-)
+from slipstream.rpc.conversion import convert
 
 TIMING = ReplyTiming()
 OFFERS = [
@@ -21,12 +16,12 @@ OFFERS = [
 
 
 def sent(offer):
-    return verdict_to_pb(Verdict((5, 6), 1, offer=offer), TIMING)
+    return convert.verdict_to_pb(Verdict((5, 6), 1, offer=offer), TIMING)
 
 
 @pytest.mark.parametrize("offer", OFFERS)
 def test_an_offer_comes_as_it_was_sent(offer):
-    arrived = verdict_from_pb(sent(offer), TIMING).offer
+    arrived = convert.verdict_from_pb(sent(offer), TIMING).offer
     told = offer is not None and offer.costs is not None and len(offer.costs.points) > 1
     assert arrived == (offer if told or offer is None else Offer(offer.rows, offer.round_s))
 
@@ -46,10 +41,10 @@ def test_an_offer_that_can_not_be_is_none_and_the_verdict_counts(change):
             getattr(message, name).extend(value)
         else:
             setattr(message, name, value)
-    verdict = verdict_from_pb(message, TIMING)
+    verdict = convert.verdict_from_pb(message, TIMING)
     assert (verdict.tokens, verdict.offer) == ((5, 6), None)
 
 
 def test_a_plan_s_prices_come_as_they_were_sent():
     plan = Plan(4, 15, worth=0.125, row_prices=(0.25, 0.5))
-    assert plan_from_pb(plan_to_pb(plan, None)) == plan
+    assert convert.plan_from_pb(convert.plan_to_pb(plan, None)) == plan

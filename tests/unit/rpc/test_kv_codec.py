@@ -6,21 +6,12 @@ import numpy as np
 import pytest
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.rpc.kv import (
-    MAX_HEAD_BYTES,
-    MAX_PAYLOAD_BYTES,
-    KvDtype,
-    KvEncoding,
-    KvFormat,
-    KvFrame,
-    KvStreamSource,
-    frame_from_bytes,
-    frame_to_bytes,
-)
+from slipstream.rpc import kv
+from slipstream.rpc.kv import KvDtype, KvEncoding, KvFormat, KvFrame, frame_from_bytes
 from slipstream.rpc.tensors import dtype_of, element_type, pack, unpack
 from slipstream.rpc.v1.target_pb2 import StreamKvResponse
 
-SOURCE = KvStreamSource("a session", "a process")
+SOURCE = kv.KvStreamSource("a session", "a process")
 FORM = KvFormat((7, 2), num_kv_heads=3, head_dim=16, dtype=KvDtype.BFLOAT16)
 DTYPES = list(KvDtype)
 
@@ -93,24 +84,24 @@ def test_a_payload_has_the_size_that_its_format_says(encoding, dtype):
 def test_the_largest_payload_is_as_large_as_the_bound_allows(encoding):
     form = KvFormat((0, 1), num_kv_heads=8, head_dim=128, dtype=KvDtype.BFLOAT16, encoding=encoding)
     size = form.max_positions * form.bytes_per_position
-    assert size <= MAX_PAYLOAD_BYTES < size + form.bytes_per_position
+    assert size <= kv.MAX_PAYLOAD_BYTES < size + form.bytes_per_position
 
 
 def test_a_position_that_is_larger_than_the_bound_travels_alone():
     form = KvFormat(tuple(range(160)), num_kv_heads=8, head_dim=128, dtype=KvDtype.FLOAT32)
-    assert form.bytes_per_position > MAX_PAYLOAD_BYTES
+    assert form.bytes_per_position > kv.MAX_PAYLOAD_BYTES
     assert form.max_positions == 1
 
 
 def test_a_message_carries_a_frame_there_and_back():
     for encoding in KvEncoding:
         form = replace(FORM, encoding=encoding)
-        wire = frame_to_bytes(SOURCE, form, frame(form))
+        wire = kv.frame_to_bytes(SOURCE, form, frame(form))
         assert frame_from_bytes(wire, SOURCE, form) == frame(form)
 
 
 def test_a_frame_is_serialised_as_its_message_is():
-    wire = frame_to_bytes(SOURCE, FORM, frame())
+    wire = kv.frame_to_bytes(SOURCE, FORM, frame())
     message = StreamKvResponse.FromString(wire)
     assert message.payload == frame().payload
     assert message.SerializeToString() == wire
@@ -137,19 +128,19 @@ def test_a_frame_is_serialised_as_its_message_is():
     ],
 )
 def test_a_message_that_is_not_as_agreed_is_refused_naming_both_values(field, value, sentence):
-    message = StreamKvResponse.FromString(frame_to_bytes(SOURCE, FORM, frame()))
+    message = StreamKvResponse.FromString(kv.frame_to_bytes(SOURCE, FORM, frame()))
     setattr(message, field, value)
     with pytest.raises(InvalidRequest, match=sentence):
         frame_from_bytes(message.SerializeToString(), SOURCE, FORM)
 
 
 def test_layers_in_another_order_are_refused():
-    message = frame_to_bytes(SOURCE, replace(FORM, layers=(2, 7)), frame())
+    message = kv.frame_to_bytes(SOURCE, replace(FORM, layers=(2, 7)), frame())
     with pytest.raises(InvalidRequest, match=r"layers \(2, 7\), but \(7, 2\) was expected"):
         frame_from_bytes(message, SOURCE, FORM)
 
 
-WIRE = frame_to_bytes(SOURCE, FORM, frame())
+WIRE = kv.frame_to_bytes(SOURCE, FORM, frame())
 
 
 @pytest.mark.parametrize(
@@ -163,8 +154,8 @@ WIRE = frame_to_bytes(SOURCE, FORM, frame())
         (b"\x0b" + WIRE, "can't be parsed"),  # a group
         (b"\x80" * 11 + WIRE, "can't be parsed"),  # a number of more than 64 bits
         (WIRE + WIRE, "two payloads"),
-        (WIRE + bytes(MAX_HEAD_BYTES), "bytes beside its payload, but may have up to 16384"),
-        (b"\x20\x05" * MAX_HEAD_BYTES + WIRE, "bytes beside its payload, but may have up to"),
+        (WIRE + bytes(kv.MAX_HEAD_BYTES), "bytes beside its payload, but may have up to 16384"),
+        (b"\x20\x05" * kv.MAX_HEAD_BYTES + WIRE, "bytes beside its payload, but may have up to"),
     ],
 )
 def test_bytes_that_are_no_slice_are_refused(wire, sentence):

@@ -32,19 +32,18 @@ def engine():
     return Engine()
 
 
-async def test_closing_frees_the_session(engine):
+@pytest.mark.parametrize(("is_parked", "refused"), [(False, (3, 2)), (True, (2,))])
+async def test_a_session_is_refused_to_a_lower_fence_and_a_running_one_to_an_equal_one(
+    engine, is_parked, refused
+):
     leases = engine.leases()
-    await leases.close(await leases.open("a", 1))
-    assert engine.freed == ["a"]
-    assert leases.num_active == 0
-
-
-async def test_a_running_session_is_refused_to_an_equal_or_lower_fence(engine):
-    leases = engine.leases()
-    await leases.open("a", 3)
-    for fence in (3, 2):
+    lease = await leases.open("a", 3)
+    if is_parked:
+        await leases.park(lease, ttl_s=60)
+    for fence in refused:
         with pytest.raises(SessionTaken, match=f"fence 3, not {fence}"):
             await leases.open("a", fence)
+    await leases.clear()
 
 
 async def test_a_higher_fence_revokes_and_the_old_stream_frees_nothing(engine):
@@ -56,7 +55,7 @@ async def test_a_higher_fence_revokes_and_the_old_stream_frees_nothing(engine):
     await leases.close(old)
     assert engine.freed == []
     await leases.close(new)
-    assert engine.freed == ["a"]
+    assert (engine.freed, leases.num_active) == (["a"], 0)
 
 
 async def test_a_parked_session_goes_on_and_is_not_freed(engine):
@@ -66,14 +65,6 @@ async def test_a_parked_session_goes_on_and_is_not_freed(engine):
     await leases.open("a", 1)
     assert (leases.num_active, leases.num_parked) == (1, 0)
     assert engine.freed == []
-
-
-async def test_a_parked_session_is_refused_to_a_lower_fence(engine):
-    leases = engine.leases()
-    await leases.park(await leases.open("a", 5), ttl_s=60)
-    with pytest.raises(SessionTaken):
-        await leases.open("a", 4)
-    await leases.clear()
 
 
 async def test_the_least_recently_parked_is_evicted_when_bytes_run_out(engine):

@@ -119,13 +119,13 @@ async def test_a_caller_without_a_certificate_or_with_a_strange_one_is_refused(o
 @pytest.mark.parametrize("config", [RouterConfig, DraftConfig])
 async def test_whoever_asks_for_a_name_takes_no_other_certificate(origin, config):
     """Though all of them are good for the address: one role can't stand in for another."""
-    files = {
-        "peer_ca": origin.ca,
-        "peer_cert": origin.cert("draft"),
-        "peer_key": origin.key("draft"),
-    }
+    own = {"peer_cert": origin.cert("draft"), "peer_key": origin.key("draft")}
     needed = {"targets": ("a:1",)} if config is RouterConfig else {}
-    dials = build(config, **files, **needed, peer_target_name="target").to_targets().tls
+    dials = (
+        build(config, peer_ca=origin.ca, **own, **needed, peer_target_name="target")
+        .to_targets()
+        .tls
+    )
     answers = {}
     for role in ("target", "draft"):
         async with serving(origin.server(role)) as address:

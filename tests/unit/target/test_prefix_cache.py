@@ -19,7 +19,6 @@ def made(num_pages=16, max_pages=16):
 
 
 def leave(pool, prefixes, tokens):
-    """A session that held `tokens` alone, and is gone."""
     pages = pool.take(round_up(len(tokens), BLOCK_SIZE) // BLOCK_SIZE)
     prefixes.insert(tokens, pages)
     for page in pages:
@@ -35,13 +34,6 @@ def test_the_longest_beginning_is_found():
     assert prefixes.match((*FIRST, 1, 9, 9))[0] == (one[0], two[1])
     assert prefixes.match((*FIRST, 5))[0] == (one[0],)
     assert prefixes.match((7, *FIRST))[1] == 0
-
-
-def test_part_of_a_page_is_a_match_of_its_beginning():
-    pool, prefixes = made()
-    (page,) = leave(pool, prefixes, (5, 6, 7, 8))
-    pages, count = prefixes.match((5, 6, 9))
-    assert (pages, count) == ((page,), 2)
 
 
 @given(st.permutations([20, 12, 16, 20, 14, 3]))

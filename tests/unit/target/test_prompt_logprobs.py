@@ -30,7 +30,6 @@ def client(request, tmp_path_factory):
 
 
 def expected(folder, ids):
-    """Log-softmax of one forward of transformers."""
     from transformers import AutoModelForCausalLM
 
     model = AutoModelForCausalLM.from_pretrained(folder, dtype=torch.float32)

@@ -24,20 +24,21 @@ def spend(clock, spent, *turns):
         clock.now += seconds
 
 
-def test_before_any_turn_all_time_is_idle(clock, spent):
+MANY = [(IDLE, 3), (BUSY, 2), (WAITING, 1), (BUSY, 4), (WAITING, 0.5), (IDLE, 7)]
+
+
+@pytest.mark.parametrize(
+    ("turns", "busy", "waiting", "idle"),
+    [([], 0, 0, 5), ([(BUSY, 2)] * 3, 11, 0, 0), (MANY, 6, 1.5, 15)],
+    ids=["before any turn", "turns to the same", "turns to others"],
+)
+def test_busy_waiting_and_idle_are_told_apart_and_add_up(clock, spent, turns, busy, waiting, idle):
+    before = spent.totals()
+    spend(clock, spent, *turns)
     clock.now += 5
-    assert spent.totals() == {BUSY: 0, WAITING: 0, IDLE: 5}
-
-
-def test_busy_waiting_and_idle_are_told_apart_and_add_up(clock, spent):
-    spend(clock, spent, (IDLE, 3), (BUSY, 2), (WAITING, 1), (BUSY, 4), (WAITING, 0.5), (IDLE, 7))
-    assert spent.totals() == {BUSY: 6, WAITING: 1.5, IDLE: 10}
+    assert spent.totals() == {BUSY: busy, WAITING: waiting, IDLE: idle}
     assert sum(spent.totals().values()) == clock.now - 1000
-
-
-def test_a_turn_to_the_same_changes_nothing(clock, spent):
-    spend(clock, spent, (BUSY, 2), (BUSY, 2), (BUSY, 2))
-    assert spent.totals() == {BUSY: 6, WAITING: 0, IDLE: 0}
+    assert not any(before.values()), "totals are a copy"
 
 
 def test_what_is_under_way_counts_as_far_as_it_has_come(clock, spent):
@@ -47,18 +48,8 @@ def test_what_is_under_way_counts_as_far_as_it_has_come(clock, spent):
     assert spent.totals()[BUSY] == 5
 
 
-def test_totals_are_a_copy(clock, spent):
-    before = spent.totals()
-    spend(clock, spent, (BUSY, 2))
-    spent.totals()
-    assert before[BUSY] == 0
-
-
-def test_no_time_has_no_share(spent):
-    assert spent.waiting_share() == 0
-
-
 def test_the_share_is_of_all_time_while_there_is_less_than_a_window(clock, spent):
+    assert spent.waiting_share() == 0
     spend(clock, spent, (WAITING, 2), (BUSY, 6))
     assert spent.waiting_share() == 0.25
 

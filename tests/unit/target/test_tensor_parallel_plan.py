@@ -12,6 +12,7 @@ from slipstream.options import build
 from slipstream_target.config import TargetConfig
 from slipstream_target.tensor_parallel import check_devices
 
+ODD = {"hidden_size": 576, "num_attention_heads": 9, "num_key_value_heads": 3}
 SHAPE = {"num_attention_heads": 8, "num_key_value_heads": 4}
 
 
@@ -31,11 +32,7 @@ def test_a_model_whose_heads_divide_can_be_split(tmp_path, config):
     [
         (LlamaConfig(**SHAPE), 3, "has 4 key heads, which don't divide among so many"),
         (LlamaConfig(**SHAPE), 8, "tensor_parallel is 8, but .* has 4 key heads"),
-        (
-            LlamaConfig(hidden_size=576, num_attention_heads=9, num_key_value_heads=3),
-            2,
-            "has 3 key heads",
-        ),
+        (LlamaConfig(**ODD), 2, "has 3 key heads"),
         (GPT2Config(), 2, "no plan that splits the attention of a gpt2 model"),
         (Phi3Config(), 2, "no plan that splits the attention of a phi3 model"),
     ],

@@ -21,13 +21,7 @@ SCHEMA = {
 }
 TOOLS = (Tool("strict", "", json.dumps(SCHEMA), strict=True), Tool("free", "", json.dumps(SCHEMA)))
 FREE = [
-    "",
-    "Hello",
-    "<tool",
-    'say {"name": 1',
-    "a [TOOL",
-    '{"city": 2}',
-    "\n\n \n",
+    *("", "Hello", "<tool", 'say {"name": 1', "a [TOOL", '{"city": 2}', "\n\n \n"),
     "<think>é ✓<think>",
 ]
 ARGUMENTS = {  # the first of these that is not allowed, at the place that is marked
