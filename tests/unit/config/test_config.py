@@ -32,8 +32,6 @@ class Options:
 
 @dataclass(frozen=True, slots=True)
 class Needy:
-    """An option without a default."""
-
     address: str = field(metadata={"help": "Where."})
 
 
@@ -84,27 +82,22 @@ def load(tmp_path):
     return call
 
 
-def test_the_cache_directory_is_the_one_the_environment_names():
-    assert load_settings({"SLIPSTREAM_CACHE": "/a/b"}).cache_dir == Path("/a/b")
-
-
-def test_without_a_choice_the_cache_lies_in_the_users_cache_directory():
-    assert load_settings({"HOME": "/u"}).cache_dir == Path("/u/.cache/slipstream/models")
-    assert load_settings({"XDG_CACHE_HOME": "/x"}).cache_dir == Path("/x/slipstream/models")
-
-
-def test_traces_are_kept_beside_the_models_or_in_the_cache_that_is_named():
-    assert traces_dir({"HOME": "/u"}) == Path("/u/.cache/slipstream/traces")
-    assert traces_dir({"XDG_CACHE_HOME": "/x"}) == Path("/x/slipstream/traces")
-    assert traces_dir({"HOME": "/u", "SLIPSTREAM_CACHE": "/a/b"}) == Path("/a/b/traces")
+@pytest.mark.parametrize(
+    ("env", "models", "traces"),
+    [
+        ({"HOME": "/u"}, "/u/.cache/slipstream/models", "/u/.cache/slipstream/traces"),
+        ({"XDG_CACHE_HOME": "/x"}, "/x/slipstream/models", "/x/slipstream/traces"),
+        ({"HOME": "/u", "SLIPSTREAM_CACHE": "/a/b"}, "/a/b", "/a/b/traces"),
+        ({"SLIPSTREAM_CACHE": "/a/b"}, "/a/b", "/a/b/traces"),
+    ],
+)
+def test_the_cache_is_the_users_or_the_one_that_the_environment_names(env, models, traces):
+    assert (load_settings(env).cache_dir, traces_dir(env)) == (Path(models), Path(traces))
 
 
 @pytest.mark.parametrize(("value", "offline"), [("", False), ("0", False), ("1", True)])
 def test_offline_is_a_switch(value, offline):
     assert load_settings({"HOME": "/u", "SLIPSTREAM_OFFLINE": value}).offline is offline
-
-
-def test_a_switch_that_is_neither_on_nor_off_is_refused():
     with pytest.raises(InvalidRequest, match="SLIPSTREAM_OFFLINE is 'maybe'"):
         load_settings({"HOME": "/u", "SLIPSTREAM_OFFLINE": "maybe"})
 
@@ -116,16 +109,12 @@ def test_a_clients_token_is_in_the_environment_and_not_in_what_is_printed():
     assert load_settings({"HOME": "/u", "SLIPSTREAM_TOKEN": ""}).token is None
 
 
-def test_what_nobody_sets_has_its_default(load):
-    assert load() == Options()
-    assert load_config(Options, section="target", env={}) == Options()
-
-
 def test_a_file_gives_values_of_every_kind(load):
     at = load(FILE)
     assert (at.name, at.size, at.share, at.is_open) == ("from the file", 7, 1.0, True)
     assert (at.place, at.peers) == (Path("x/y"), ("a:1", "b:2"))
     assert type(at.share) is float
+    assert load(FILE, argv=["--no-is-open"]).is_open is False
 
 
 def test_the_environment_overrides_the_file_and_flags_override_both(load):
@@ -148,10 +137,6 @@ def test_flags_are_text_in_every_kind(load):
     assert (at.place, at.peers) == (Path("p"), ("a:1", "b:2", "c:3"))
 
 
-def test_a_switch_can_be_switched_off_again(load):
-    assert load(FILE, argv=["--no-is-open"]).is_open is False
-
-
 def test_an_empty_text_takes_an_optional_value_back(load):
     at = load('[target]\nmost = 3\ntitle = "t"\n', {"SLIPSTREAM_TARGET_MOST": ""}, ["--least", ""])
     assert (at.most, at.least, at.title) == (None, None, "t")
@@ -159,7 +144,7 @@ def test_an_empty_text_takes_an_optional_value_back(load):
 
 def test_another_services_variables_are_not_looked_at(load):
     env = {"SLIPSTREAM_DRAFT_SIZE": "x", "SLIPSTREAM_CACHE": "/c", "OTHER": "1"}
-    assert load(env=env) == Options()
+    assert load(env=env) == Options() == load_config(Options, section="target", env={})
 
 
 def test_values_in_code_need_no_text():

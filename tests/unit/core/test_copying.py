@@ -60,14 +60,10 @@ def test_a_source_is_believed_as_far_as_it_holds():
     assert wrong.share < 0.1
 
 
-@pytest.mark.parametrize(
-    "rule",
-    [
-        {"shortest": 0, "max_depth": 1},
-        {"shortest": 1, "max_depth": 0},
-        {"shortest": 1, "max_depth": 1, "alone": float("nan")},
-    ],
-)
+NAN = float("nan")
+
+
+@pytest.mark.parametrize("rule", [(0, 1), (1, 0), (1, 1, NAN)])
 def test_rules_that_mean_nothing_are_refused(rule):
     with pytest.raises(InvalidRequest, match="must be"):
-        Copying(**rule)
+        Copying(*rule)

@@ -21,29 +21,16 @@ from slipstream.core.verify.likelihood import token_logprob
 from slipstream.models.target.causal import CausalModel
 from support.models import tiny
 from support.models.batches import batched, guess, session_of
-from support.models.tiny_runs import FACTS, PROMPT, WAYS, Letters, agreeing_models, run_of
+from support.models.tiny_runs import FACTS, PROMPT, WAYS, Letters, run_of
 
 LOSSLESS = [*((way, "vanilla") for way in WAYS if way != "roots"), ("chain", "ngram")]
+CHANGED = {"temperature": 0.7, "top_p": 0.8, "top_k": 20, "min_p": 0.01, "repetition_penalty": 1.3}
+CHANGED |= {"presence_penalty": 0.5, "frequency_penalty": 0.2, "logit_bias": ((5, 2.0), (9, -3.0))}
 SAMPLINGS = {
     "greedy": SamplingParams(),
     "sampled": SamplingParams(temperature=1.5, seed=3),
-    "changed": SamplingParams(
-        temperature=0.7,
-        top_p=0.8,
-        top_k=20,
-        min_p=0.01,
-        repetition_penalty=1.3,
-        presence_penalty=0.5,
-        frequency_penalty=0.2,
-        logit_bias=((5, 2.0), (9, -3.0)),
-        seed=8,
-    ),
+    "changed": SamplingParams(**CHANGED, seed=8),
 }
-
-
-@pytest.fixture(scope="module")
-def models():
-    return agreeing_models()
 
 
 def told(models, tokens, num_top):

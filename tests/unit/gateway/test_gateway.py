@@ -16,6 +16,7 @@ from slipstream_gateway.sdk_options import chat_options, completion_options, see
 
 HELLO = [{"role": "user", "content": "hello"}]
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
+WRITTEN = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 
 
 def chat(**body):
@@ -75,10 +76,7 @@ def test_either_name_of_the_limit_counts_and_two_limits_do_not():
     [
         ({"response_format": {"type": "text"}}, {}),
         ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
-        (
-            {"response_format": {"type": "json_schema", "json_schema": {"schema": SCHEMA}}},
-            {"json_schema": SCHEMA},
-        ),
+        ({"response_format": WRITTEN}, {"json_schema": SCHEMA}),
         ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
         ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
         ({"structured_outputs": {"choice": ["yes", "no"]}}, {"regex": "(yes)|(no)"}),
@@ -119,14 +117,10 @@ def test_log_probabilities_are_asked_for_as_each_kind_of_request_does():
     assert chat(logprobs=True)["logprobs"] == 0
     assert chat(logprobs=True, top_logprobs=20)["logprobs"] == 20
     assert completion(logprobs=0)["logprobs"] == 0
-    for refused in (
-        lambda: chat(logprobs=True, top_logprobs=21),
-        lambda: completion(logprobs=21),
-        lambda: completion(logprobs=True),
-        lambda: chat(logprobs=1),
-    ):
+    refused = [(chat, {"logprobs": True, "top_logprobs": 21}), (chat, {"logprobs": 1})]
+    for options, asked in (*refused, *((completion, {"logprobs": at}) for at in (21, True))):
         with pytest.raises(HttpError, match="logprobs"):
-            refused()
+            options(**asked)
 
 
 def test_a_refusal_quotes_nothing_that_was_written():

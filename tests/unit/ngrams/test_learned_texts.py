@@ -24,12 +24,10 @@ def learned(*texts, max_tokens=AMPLE):
 
 
 def newest(text):
-    """The end of a text as `after` takes it."""
     return tuple(reversed(text[-LATEST:]))
 
 
 def common(first, second):
-    """How many tokens two ends share."""
     pairs = zip(first, second, strict=False)
     return next((at for at, (a, b) in enumerate(pairs) if a != b), min(len(first), len(second)))
 

@@ -21,19 +21,21 @@ def line():
     return Line(lambda: 1000.0)
 
 
-async def test_what_was_told_is_kept_with_the_prompt_before_it(line):
-    journal = await opened(line)
+@pytest.fixture
+async def journal(line):
+    return await opened(line)
+
+
+async def test_what_was_told_is_kept_with_the_prompt_before_it(line, journal):
     await journal.keep([4, 5], None)
     record = await kept(line)
     assert (record.tokens, record.output) == ((1, 2, 3, 4, 5), (4, 5))
     assert journal.continuity().is_kept
 
 
-async def test_the_ending_is_kept_with_the_last_tokens(line):
-    journal = await opened(line)
+async def test_the_ending_is_kept_with_the_last_tokens(line, journal):
     await journal.keep([4], ENDING)
-    record = await kept(line)
-    found = Ending.from_json(record.turn.ending)
+    found = Ending.from_json((await kept(line)).turn.ending)
     assert found.reason is FinishReason.STOP
     assert found.stats.continuity.is_kept
 
@@ -49,8 +51,7 @@ async def test_the_ending_of_a_request_of_very_many_rounds_is_kept_with_its_stat
     assert found.stats.speculation == speculation
 
 
-async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line):
-    journal = await opened(line)
+async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line, journal):
     await journal.keep([4], None)
     line.is_up = False
     await journal.keep([5, 6], None)
@@ -60,8 +61,7 @@ async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line):
         await journal.tend()
 
 
-async def test_a_write_whose_answer_was_lost_is_not_doubled(line):
-    journal = await opened(line)
+async def test_a_write_whose_answer_was_lost_is_not_doubled(line, journal):
     line.loses_answers = True
     await journal.keep([4, 5], None)
     line.loses_answers = False
@@ -70,16 +70,14 @@ async def test_a_write_whose_answer_was_lost_is_not_doubled(line):
     assert (await kept(line)).output == (4, 5, 6)
 
 
-async def test_a_store_that_lost_everything_is_told_everything_again(line):
-    journal = await opened(line)
+async def test_a_store_that_lost_everything_is_told_everything_again(line, journal):
     await journal.keep([4, 5], None)
     line.lose_everything()
     await journal.keep([6], None)
     assert (await kept(line)).tokens == (1, 2, 3, 4, 5, 6)
 
 
-async def test_a_claim_that_is_lost_again_at_once_is_a_silence_of_the_store(line):
-    journal = await opened(line)
+async def test_a_claim_that_is_lost_again_at_once_is_a_silence_of_the_store(line, journal):
     line.loses_leases = True
     await journal.keep([4], None)
     await journal.keep([5], None)
@@ -91,8 +89,7 @@ async def test_a_claim_that_is_lost_again_at_once_is_a_silence_of_the_store(line
     assert (await kept(line)).output == (4, 5, 6)
 
 
-async def test_a_lease_that_is_renewed_while_it_is_acquired_anew_ends_nothing(line):
-    journal = await opened(line)
+async def test_a_lease_that_is_renewed_while_it_is_acquired_anew_ends_nothing(line, journal):
     line.lose_everything()
     async with asyncio.TaskGroup() as group:
         for _ in range(3):
@@ -104,8 +101,7 @@ async def test_a_lease_that_is_renewed_while_it_is_acquired_anew_ends_nothing(li
     assert (await kept(line)).output == (4, 5)
 
 
-async def test_a_session_that_another_key_began_in_an_empty_store_is_taken(line):
-    journal = await opened(line)
+async def test_a_session_that_another_key_began_in_an_empty_store_is_taken(line, journal):
     line.lose_everything()
     await line.acquire(replace(CLAIM, owner="another"))
     await journal.tend()
@@ -140,8 +136,7 @@ async def test_a_request_that_began_without_the_store_is_kept_later(line):
     assert (await kept(line)).output == (4,)
 
 
-async def test_whoever_lost_the_session_says_nothing_more(line):
-    journal = await opened(line)
+async def test_whoever_lost_the_session_says_nothing_more(line, journal):
     await journal.keep([4], None)
     await line.acquire(CLAIM)
     with pytest.raises(SessionTaken):
@@ -149,8 +144,7 @@ async def test_whoever_lost_the_session_says_nothing_more(line):
     assert (await kept(line)).output == (4,)
 
 
-async def test_whoever_lost_the_session_in_the_dark_learns_of_it_and_writes_nothing(line):
-    journal = await opened(line)
+async def test_whoever_lost_the_session_in_the_dark_learns_of_it_and_writes_nothing(line, journal):
     await journal.keep([4], None)
     line.is_up = False
     await journal.keep([5], None)
@@ -164,8 +158,7 @@ async def test_whoever_lost_the_session_in_the_dark_learns_of_it_and_writes_noth
 
 
 @pytest.mark.parametrize("is_up", [True, False])
-async def test_a_session_is_given_back_once_its_end_is_kept_and_the_store_answers(line, is_up):
-    journal = await opened(line)
+async def test_a_session_is_given_back_once_its_last_words_are_kept(line, journal, is_up):
     line.is_up = is_up
     await journal.keep([4], ENDING)
     line.is_up = False
@@ -179,8 +172,7 @@ async def test_a_session_is_given_back_once_its_end_is_kept_and_the_store_answer
     assert grant.lease is not None
 
 
-async def test_a_request_that_said_nothing_leaves_nothing(line):
-    journal = await opened(line)
+async def test_a_request_that_said_nothing_leaves_nothing(line, journal):
     assert await journal.close(target=None, draft=None)
     assert await line.count() == 0
 

@@ -6,14 +6,7 @@ from itertools import count
 
 import pytest
 
-from slipstream.core.errors import (
-    InvalidRequest,
-    RequestExists,
-    SessionNotFound,
-    SessionOutOfSync,
-    Unavailable,
-)
-from slipstream.core.policy.options import SpeculationOptions
+from slipstream.core import errors
 from slipstream.core.request.fingerprint import fingerprint
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.types import SamplingParams, Verification
@@ -28,7 +21,7 @@ IN_SESSION = replace(ASKED, session=SessionRef("chat", create=True))
 
 class NoProgress:
     async def acquire(self, claim):
-        raise Unavailable("the store does not answer")
+        raise errors.Unavailable("the store does not answer")
 
 
 def claims(store=None, **rules):
@@ -82,7 +75,7 @@ def test_requests_on_their_own_are_kept_by_owner_and_id():
 
 async def test_nobody_comes_to_a_request_on_its_own_by_the_name_of_a_session():
     place = session_of(ASKED, "alice")
-    with pytest.raises(InvalidRequest, match="of this form"):
+    with pytest.raises(errors.InvalidRequest, match="of this form"):
         await claims().acquire(replace(ASKED, session=SessionRef(place)), "alice", "m")
 
 
@@ -91,7 +84,7 @@ async def test_another_request_under_the_id_is_refused_and_another_owner_s_is_no
     taken = await door.acquire(ASKED, "alice", "m")
     taken.journal.open((1, 2), Opening(2, "{}", "hash"))
     await taken.journal.keep([3], None)
-    with pytest.raises(RequestExists):
+    with pytest.raises(errors.RequestExists):
         await door.acquire(replace(ASKED, prompt="other"), "alice", "m")
     assert (await door.acquire(replace(ASKED, prompt="other"), "bob", "m")).record.tokens == ()
 
@@ -101,7 +94,7 @@ async def test_without_the_store_new_requests_run_unkept_unless_that_is_forbidde
         taken = await claims(NoProgress()).acquire(asked, "", "m")
         assert taken.journal.is_behind
         assert taken.record.fence == 7
-        with pytest.raises(Unavailable):
+        with pytest.raises(errors.Unavailable):
             await claims(NoProgress(), allows_unkept=False).acquire(asked, "", "m")
 
 
@@ -145,9 +138,9 @@ async def test_a_caller_that_leaves_before_its_claim_is_answered_leaves_the_sess
 
 async def test_a_session_that_goes_on_needs_the_store():
     asked = replace(ASKED, session=SessionRef("chat"))
-    with pytest.raises(Unavailable, match="session chat can't be looked up"):
+    with pytest.raises(errors.Unavailable, match="session chat can't be looked up"):
         await claims(NoProgress()).acquire(asked, "", "m")
-    with pytest.raises(SessionNotFound):
+    with pytest.raises(errors.SessionNotFound):
         await claims().acquire(asked, "", "m")
 
 
@@ -155,11 +148,11 @@ async def test_tokens_that_were_not_kept_are_made_again_only_where_they_come_out
     record = (await claims().acquire(ASKED, "", "m")).record
     held = replace(ASKED, num_received=3)
     check_received(held, record, is_repeatable=True)
-    with pytest.raises(SessionOutOfSync, match="these numerics"):
+    with pytest.raises(errors.SessionOutOfSync, match="these numerics"):
         check_received(held, record, is_repeatable=False)
     for verification in set(Verification) - {Verification.EXACT}:
         options = SpeculationOptions(verification=verification)
         other = replace(held, ask=replace(held.ask, speculation=options))
-        with pytest.raises(SessionOutOfSync, match=verification):
+        with pytest.raises(errors.SessionOutOfSync, match=verification):
             check_received(other, record, is_repeatable=True)
         check_received(replace(other, num_received=0), record, is_repeatable=False)

@@ -10,12 +10,8 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.draft.candidates import (
-    coupled,
-    draw_with_replacement,
-    draw_without_replacement,
-    sparse_distribution,
-)
+from slipstream.core.draft import candidates
+from slipstream.core.draft.candidates import draw_without_replacement, ordered_top
 from slipstream.core.errors import ModelError
 from slipstream.core.types import SparseDistribution
 from slipstream.core.verify.keyed_noise import Purpose
@@ -68,13 +64,13 @@ def test_rows_of_a_batch_are_selected_alone_and_k_is_capped_by_the_vocabulary():
 @settings(max_examples=100, deadline=None)
 @given(TIED.filter(lambda scores: max(scores) > -math.inf))
 def test_the_best_token_is_the_first_among_equals(scores):
-    assert argmax_first(np.float32(scores)) == by_definition(scores, 1)[0]
+    assert candidates.argmax_first(np.float32(scores)) == by_definition(scores, 1)[0]
 
 
 @pytest.mark.parametrize("bad", [-math.inf, math.inf, math.nan])
 def test_scores_whose_best_is_no_finite_number_have_no_best_token(bad):
     with pytest.raises(ModelError, match="the best score of a position"):
-        argmax_first(np.float32([bad, bad]))
+        candidates.argmax_first(np.float32([bad, bad]))
 
 
 @pytest.mark.parametrize("size", [3, 500])
@@ -87,18 +83,18 @@ def test_coupled_candidates_wear_the_noise_of_the_targets_draw():
     scores = np.float32([0.5, 0.25, 0.125])
     ids = np.array([7, 900, 3])
     noise = gumbel(1, 5, 1000, purpose=Purpose.DRAW)
-    found = coupled(scores, 1, position=5, ids=ids)
+    found = candidates.coupled(scores, 1, position=5, ids=ids)
     assert np.array_equal(found, np.float32(1.12) * scores + noise[ids])
 
 
 def test_a_sparse_law_is_the_best_tokens_renormalised():
-    distribution = sparse_distribution(np.log(np.float32([1, 4, 2, 4])), 3)
+    distribution = candidates.sparse_distribution(np.log(np.float32([1, 4, 2, 4])), 3)
     assert distribution.tokens == (1, 3, 2)
     assert distribution.probs == pytest.approx((0.4, 0.4, 0.2))
 
 
 def test_a_sparse_law_leaves_out_what_can_not_be_drawn():
-    assert sparse_distribution(np.float32([0, -math.inf, 0]), 3).tokens == (0, 2)
+    assert candidates.sparse_distribution(np.float32([0, -math.inf, 0]), 3).tokens == (0, 2)
 
 
 def test_draws_without_replacement_differ_and_are_capped_by_the_support():
@@ -111,7 +107,7 @@ def test_draws_without_replacement_differ_and_are_capped_by_the_support():
 def test_ordered_draws_have_the_law_of_sequential_sampling(replacement):
     q, count = oracle.distribution(4, 2, 1, 1), 6_000
     distribution = SparseDistribution((10, 20, 30, 40), tuple(float(x) for x in q))
-    draw = draw_with_replacement if replacement else draw_without_replacement
+    draw = candidates.draw_with_replacement if replacement else draw_without_replacement
     seen = Counter(draw(distribution, 2, seed=seed, position=9) for seed in range(count))
     expected = {
         tuple((10, 20, 30, 40)[i] for i in tokens): chance

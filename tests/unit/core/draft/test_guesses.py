@@ -1,5 +1,7 @@
 """Guesses of several sources add up to a probability, and are believed as far as they held."""
 
+from types import SimpleNamespace
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
@@ -28,14 +30,9 @@ class Store:
         return self.guesses
 
 
-class Memory:
+def memory(token, match):
     """Texts of earlier requests, in which one token always follows."""
-
-    def __init__(self, token, match):
-        self.found = (token, match)
-
-    def after(self, latest):
-        return self.found
+    return SimpleNamespace(after=lambda latest: (token, match))
 
 
 def guesses_of(tokens, sources=None, sampling=GREEDY):
@@ -59,22 +56,23 @@ def by_token(guesses, path=()):
     TOKENS,
     TOKENS,
     st.lists(st.floats(0, 0.3), max_size=3),
-    st.sampled_from([None, Memory(1, 3), Memory(9, 16)]),
+    st.sampled_from([None, (1, 3), (9, 16)]),
     st.sampled_from([0.0, 1.0]),
 )
 def test_what_may_follow_has_probabilities_that_add_up_to_one_at_most(
-    tokens, path, shares, memory, temperature
+    tokens, path, shares, learned, temperature
 ):
     store = Store(*enumerate(shares))
     sampling = SamplingParams(temperature=temperature)
-    guesses = guesses_of(tokens, NgramSources(store, memory), sampling).after(tuple(path))
+    texts = memory(*learned) if learned else None
+    guesses = guesses_of(tokens, NgramSources(store, texts), sampling).after(tuple(path))
     assert len({guess.token for guess in guesses}) == len(guesses)
     assert all(guess.probability >= 0 for guess in guesses)
     assert sum(guess.probability for guess in guesses) <= 1 + 1e-9
 
 
 def test_each_guess_has_the_first_of_its_sources():
-    sources = NgramSources(Store((2, 0.5), (8, 0.2), (9, 0.1)), Memory(8, 4))
+    sources = NgramSources(Store((2, 0.5), (8, 0.2), (9, 0.1)), memory(8, 4))
     found = by_token(guesses_of([1, 2, 1], sources))
     assert found[2].source is CopySource.LOOKUP
     assert found[8].source is CopySource.LEARNED

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 from slipstream.core.copying import Copying, CopySource
 from slipstream.core.draft.ngram import MAX_TOKEN_ID, OwnText
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
-from slipstream.core.draft.ngram_sources import NgramSources
-from slipstream.core.errors import InvalidRequest, SessionOutOfSync, UnsupportedCombination
+from slipstream.core.draft.ngram_sources import Copying, CopySource, NgramSources
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.inline import finished
 from slipstream.core.types import Plan, Session, Shape
 from slipstream.rpc.delta import Delta
@@ -52,22 +52,6 @@ def next_of(text, path=()):
 
 def test_the_worked_example():
     assert text_of([1, 2, 3, 4, 2, 3]).after() == (4, 2)
-
-
-def test_the_longest_match_wins_over_a_more_recent_shorter_one():
-    tokens = [1, 2, 3, 7, 0, 3, 8, 1, 2, 3]
-    assert next_of(text_of(tokens)) == 7
-    assert next_of(text_of(tokens, max_n=1)) == 8
-
-
-def test_the_most_recent_of_equally_long_matches_wins():
-    assert next_of(text_of([1, 2, 7, 1, 2, 8, 1, 2])) == 8
-
-
-def test_without_a_match_there_is_nothing():
-    assert text_of([1, 2, 3]).after() is None
-    assert text_of([]).after() is None
-    assert text_of([1]).after() is None
 
 
 def test_a_match_is_measured_beyond_what_is_searched_for():
@@ -144,13 +128,6 @@ async def test_nothing_is_proposed_after_a_stop_token():
     assert (proposal.tree.tokens, proposal.stopped_by) == ((6,), "eos")
 
 
-async def test_a_gap_in_the_final_tokens_is_refused():
-    draft = ByDeltas(NgramDraft())
-    await draft.propose(session_of(), Delta(0, (1, 2)), plan_of(1))
-    with pytest.raises(SessionOutOfSync, match="position 3, but 2 tokens"):
-        await draft.propose(session_of(), Delta(3, (1,)), plan_of(1))
-
-
 async def test_sessions_do_not_see_each_other_and_are_forgotten_when_released():
     draft, plan = ByDeltas(NgramDraft()), plan_of(1)
     await draft.propose(session_of(name="a"), Delta(0, (1, 2, 1)), plan)
@@ -158,8 +135,8 @@ async def test_sessions_do_not_see_each_other_and_are_forgotten_when_released():
     assert (len(other.tree), other.stopped_by) == (0, "none")
     await draft.release("a")
     await draft.release("never opened")
-    with pytest.raises(SessionOutOfSync):
-        await draft.propose(session_of(name="a"), Delta(3, (2,)), plan)
+    again = await draft.propose(session_of(name="a"), Delta(0, (1,)), plan)
+    assert len(again.tree) == 0
 
 
 async def test_shapes_of_models_are_refused():
@@ -180,12 +157,8 @@ async def test_a_tree_has_what_the_text_and_the_store_know_and_a_chain_the_best_
     sources = NgramSources(Store())
     delta, plan = Delta(0, (6, 5, 6)), plan_of(2, shape=Shape.DYNAMIC)
     proposal = await ByDeltas(NgramDraft(sources)).propose(session_of(), delta, plan)
-    assert {proposal.tree.path_tokens(node) for node in range(len(proposal.tree))} == {
-        (5,),
-        (7,),
-        (8,),
-        (5, 6),
-    }
+    paths = {proposal.tree.path_tokens(node) for node in range(len(proposal.tree))}
+    assert paths == {(5,), (7,), (8,), (5, 6)}
     assert set(proposal.sources) == {CopySource.LOOKUP, CopySource.STORE}
     chain = await ByDeltas(NgramDraft(sources)).propose(session_of(), delta, plan_of(4))
     assert chain.tree.is_chain()

@@ -84,20 +84,6 @@ def test_the_fastest_of_several_forwards_counts():
         assert curve.seconds(rows) == pytest.approx(staircase(rows), rel=0.15)
 
 
-points = st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=9)
-
-
-@settings(deadline=None)
-@given(points, st.sampled_from([None, 4]), st.lists(st.tuples(st.integers(1, 99), st.floats(0, 9))))
-def test_more_rows_never_cost_less_whatever_was_timed(seconds, tile, steps):
-    curve = CostCurve([(3 * at + 1, value) for at, value in enumerate(seconds)], tile=tile)
-    for rows, taken in steps:
-        curve.record(rows, 1 + rows % 3, 10 * rows, seconds=taken)
-    costs = [curve.seconds(rows) for rows in range(1, 120)]
-    assert costs == sorted(costs)
-    assert costs[0] > 0
-
-
 def record(curve, times, *, law, rows=12):
     for _ in range(times):
         curve.record(rows, seconds=law(rows))
@@ -152,10 +138,18 @@ STEPS = st.tuples(
 
 
 @settings(deadline=None)  # on a busy machine an example may take long
-@given(st.lists(STEPS, max_size=60), st.sampled_from([None, 16]), st.floats(0, 1e9))
-def test_whatever_is_recorded_a_forward_takes_a_time_that_rises_with_its_rows(steps, tile, first):
+@given(
+    st.lists(st.floats(1e-4, 1.0), min_size=2, max_size=9),
+    st.lists(STEPS, max_size=60),
+    st.sampled_from([None, 4, 16]),
+    st.floats(0, 1e9),
+)
+def test_whatever_is_timed_a_forward_takes_a_time_that_rises_with_its_rows(
+    timed, steps, tile, first
+):
     """Also behind a first crowd forward that took ages, as the processor was taken away."""
-    curve = CostCurve([(1, 0.01), (16, 0.02), (32, 0.04)], tile=tile, session_s=first)
+    points = [(3 * at + 1, seconds) for at, seconds in enumerate(timed)]
+    curve = CostCurve(points, tile=tile, session_s=first)
     for rows, sessions, keys, seconds in steps:
         curve.record(rows, sessions, keys, seconds=seconds)
     for sessions, keys in ((1, 0), (4, 5000)):

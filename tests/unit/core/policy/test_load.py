@@ -8,16 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy import load
 from slipstream.core.policy.cost_curve import CostCurve
-from slipstream.core.policy.load import (
-    AcceptanceEstimate,
-    BatchSize,
-    DraftWait,
-    Probes,
-    TokenBudget,
-)
-from slipstream.core.row_costs import Offer
-from slipstream.verifying.meter import FixedMeter, HarmlessMeter, LoadMeter, StepCost
+from slipstream.core.policy.load import AcceptanceEstimate, DraftWait, Probes, TokenBudget
+from slipstream.core.policy.row_costs import Offer
+from slipstream.target.meter import FixedMeter, HarmlessMeter, LoadMeter, StepCost
 
 TILE = 32
 
@@ -106,7 +101,7 @@ def test_a_number_of_rows_stays_until_another_is_clearly_better():
 
 
 def test_a_crowd_is_met_at_once_and_leaves_slowly():
-    batch = BatchSize()
+    batch = load.BatchSize()
     assert batch.size == 1
     batch.count(8)
     assert batch.size == 8
@@ -120,7 +115,7 @@ def test_a_crowd_is_met_at_once_and_leaves_slowly():
 
 
 def test_steps_that_only_read_prompts_say_nothing_about_the_crowd():
-    batch = BatchSize()
+    batch = load.BatchSize()
     for _ in range(100):
         batch.count(0)
     assert batch.size == 1

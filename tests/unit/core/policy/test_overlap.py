@@ -41,10 +41,7 @@ def test_a_change_is_noticed(before, after):
 
 def test_rounds_that_are_shorter_and_bring_fewer_tokens_do_not_pay():
     gain = OverlapGain()
+    assert not gain.is_on
     for _ in range(20 * gain.PHASE):
         gain.record(1 if gain.is_on else 2, 0.6 if gain.is_on else 1.0, is_on=gain.is_on)
     assert not gain.is_on
-
-
-def test_it_begins_without():
-    assert not OverlapGain().is_on

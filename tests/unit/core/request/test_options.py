@@ -6,16 +6,8 @@ from enum import StrEnum
 import pytest
 
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.core.policy.options import (
-    DRAFTERS,
-    VERIFICATIONS,
-    Mode,
-    SpeculationOptions,
-    check_combination,
-    fitting_shape,
-    fitting_stop,
-    num_product_nodes,
-)
+from slipstream.core.request import options as rules
+from slipstream.core.request.options import DRAFTERS, VERIFICATIONS, Mode, SpeculationOptions
 from slipstream.core.types import Shape, StopPolicy, Verification
 
 V, S, P = Verification, Shape, StopPolicy
@@ -24,7 +16,9 @@ V, S, P = Verification, Shape, StopPolicy
 def check(drafter="glide", *, has_decision_model=True, **fields):
     if fields.get("shape") is S.PRODUCT:
         fields.setdefault("widths", (2, 2))
-    check_combination(SpeculationOptions(**fields), drafter, has_decision_model=has_decision_model)
+    rules.check_combination(
+        SpeculationOptions(**fields), drafter, has_decision_model=has_decision_model
+    )
 
 
 def is_supported(verification, shape, drafter):
@@ -89,8 +83,8 @@ def test_defaults_are_made_to_fit(verification, drafter):
     if drafter not in VERIFICATIONS[verification].drafters:
         return
     options = SpeculationOptions(verification=verification)
-    shape = fitting_shape(options, S.CAPE, drafter=drafter)
-    stop = fitting_stop(options, P.SVIP, drafter=drafter)
+    shape = rules.fitting_shape(options, S.CAPE, drafter=drafter)
+    stop = rules.fitting_stop(options, P.SVIP, drafter=drafter)
     assert is_supported(verification, shape, drafter)
     check(drafter, verification=verification, stop=stop)
 
@@ -136,7 +130,7 @@ def test_options_out_of_range_or_without_their_other_half_are_refused_at_birth(f
     ("widths", "nodes"), [((), 0), ((3,), 3), ((4, 2, 2), 28), ((4, 2, 2, 1), 44)]
 )
 def test_a_product_tree_has_as_many_nodes_as_its_levels_add_up_to(widths, nodes):
-    assert num_product_nodes(widths) == nodes
+    assert rules.num_product_nodes(widths) == nodes
 
 
 @pytest.mark.parametrize("drafter", ["glide", "vanilla"])

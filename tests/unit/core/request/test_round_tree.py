@@ -12,7 +12,7 @@ from slipstream.core.request.round_tree import RoundNode, RoundToken, round_tree
 from slipstream.core.round import Round
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Verdict
-from support.models.tiny_runs import WAYS, agreeing_models, run_of
+from support.models.tiny_runs import WAYS, run_of
 
 DRAFT, RUNNER_UP, TARGET = TokenOrigin.DRAFT, TokenOrigin.RUNNER_UP, TokenOrigin.TARGET
 
@@ -45,11 +45,6 @@ def test_a_round_is_its_tree_with_what_was_kept():
         RoundToken(b"", TARGET),
     )
     assert (shown.draft_s, shown.verify_s) == (0.25, 0.75)
-
-
-@pytest.fixture(scope="module")
-def models():
-    return agreeing_models()
 
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])

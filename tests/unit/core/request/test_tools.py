@@ -7,15 +7,8 @@ import jsonschema
 import pytest
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.tools import (
-    MAX_TOOL_BYTES,
-    MAX_TOOLS,
-    Tool,
-    call_schema,
-    check_tools,
-    forced_tools,
-    tools_of,
-)
+from slipstream.core.request import tools
+from slipstream.core.request.tools import Tool, forced_tools, tools_of
 
 PLACE = {
     "type": "object",
@@ -54,15 +47,16 @@ def test_schemas_of_tools_are_objects_of_bounded_size():
     for parameters in ("[]", "{", "3"):
         with pytest.raises(InvalidRequest, match="schema of tool f must be a JSON object"):
             Tool("f", "", parameters)
-    with pytest.raises(InvalidRequest, match=f"at most {MAX_TOOL_BYTES} fit"):
-        Tool("f", "x" * MAX_TOOL_BYTES)
+    with pytest.raises(InvalidRequest, match=f"at most {tools.MAX_TOOL_BYTES} fit"):
+        Tool("f", "x" * tools.MAX_TOOL_BYTES)
 
 
 def test_tools_are_few_and_have_names_of_their_own():
-    with pytest.raises(InvalidRequest, match=f"tools has {MAX_TOOLS + 1}, but at most {MAX_TOOLS}"):
-        check_tools([Tool(f"f{number}") for number in range(MAX_TOOLS + 1)])
+    most = tools.MAX_TOOLS
+    with pytest.raises(InvalidRequest, match=f"tools has {most + 1}, but at most {most}"):
+        tools.check_tools([Tool(f"f{number}") for number in range(most + 1)])
     with pytest.raises(InvalidRequest, match="tools has two named f"):
-        check_tools([F, Tool("f")])
+        tools.check_tools([F, Tool("f")])
 
 
 def test_a_choice_forces_any_tool_one_or_none():
@@ -93,5 +87,5 @@ def test_a_choice_forces_any_tool_one_or_none():
     ],
 )
 def test_a_forced_call_follows_the_schema_of_its_tool_with_its_own_references(call, is_valid):
-    judge = jsonschema.Draft202012Validator(call_schema((F, G)))
+    judge = jsonschema.Draft202012Validator(tools.call_schema((F, G)))
     assert judge.is_valid(call) == is_valid

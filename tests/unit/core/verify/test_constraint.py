@@ -7,6 +7,7 @@ enumerated elsewhere.
 import dataclasses
 import itertools
 import math
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -81,15 +82,8 @@ def test_the_law_after_every_part_of_a_word_is_the_masked_one_renormalised(sampl
 
 def test_top_k_counts_allowed_tokens_only_and_nothing_else_is_in_the_support():
     logits = np.float32([9.0, 8.0, 7.0, 1.0, 0.5, 0.25])
-
-    class Low:
-        def allowed(self, output):
-            return np.array([3, 4, 5])
-
-        def forced(self, output):
-            return ()
-
-    distributions = SamplingDistribution(SamplingParams(temperature=1, top_k=2), 0, Low())
+    low = SimpleNamespace(allowed=lambda output: np.array([3, 4, 5]), forced=lambda output: ())
+    distributions = SamplingDistribution(SamplingParams(temperature=1, top_k=2), 0, low)
     scores, ids = distributions.support(logits, [])
     assert ids.tolist() == [3, 4]
     assert scores.tolist() == [1.0, 0.5]

@@ -49,12 +49,9 @@ def naive_penalties(logits, prefix, sampling, num_prompt_tokens):
     st.lists(st.tuples(st.integers(0, 7), st.floats(-5, 5)), max_size=2, unique_by=lambda b: b[0]),
 )
 def test_bias_and_penalties_are_those_of_the_prefix_of_the_slot(logits, output, penalties, bias):
-    sampling = SamplingParams(
-        repetition_penalty=penalties[0],
-        presence_penalty=penalties[1],
-        frequency_penalty=penalties[2],
-        logit_bias=tuple(bias),
-    )
+    names = "repetition_penalty", "presence_penalty", "frequency_penalty"
+    given = dict(zip(names, penalties, strict=True))
+    sampling = SamplingParams(**given, logit_bias=tuple(bias))
     prefix = PROMPT + output
     found = SamplingDistribution(sampling, len(PROMPT)).scores(np.float32(logits), prefix)
     expected = naive_penalties(logits, prefix, sampling, len(PROMPT))
@@ -108,10 +105,6 @@ def test_top_p_keeps_what_the_sorted_definition_keeps_ties_included(weights, tho
     assert kept(scores_of(logits.tolist(), temperature=1, top_p=top_p)) == expected
 
 
-def test_top_p_takes_as_many_of_equals_as_the_mass_needs_smallest_ids_first():
-    assert kept(scores_of([0.0] * 1000, temperature=1, top_p=0.5)) == set(range(500))
-
-
 @pytest.mark.parametrize("scale", [0.1, 1.0, 5.0])
 def test_partial_selection_agrees_with_a_full_sort_on_a_large_row(scale):
     tied = torch.randn(20_000, generator=torch.Generator().manual_seed(1)) * scale
@@ -124,34 +117,31 @@ def test_partial_selection_agrees_with_a_full_sort_on_a_large_row(scale):
     assert kept(scores) == set(order[:count])
 
 
-def test_at_least_one_token_is_always_kept():
-    for params in ({"top_p": 1e-9}, {"top_k": 1}, {"min_p": 1.0}):
-        assert kept(scores_of([0.0, 3.0, 3.0], temperature=1, **params)) - {2} == {1}
-    assert kept(scores_of([0.0, 3.0, 3.0], temperature=1, top_k=1)) == {1}
+def logs(*weights):
+    return [math.log(weight) for weight in weights]
 
 
-def test_top_k_keeps_exactly_k_or_all_smaller_ids_first_among_equals():
-    assert kept(scores_of([1.0, 2.0], temperature=1, top_k=99)) == {0, 1}
-    assert kept(scores_of([1.0, 2.0, 2.0, 2.0], temperature=1, top_k=2)) == {1, 2}
-
-
-def test_min_p_is_relative_to_the_best_token():
-    logits = [math.log(8), math.log(4), math.log(1.9), math.log(1)]
-    assert kept(scores_of(logits, temperature=1, min_p=0.25)) == {0, 1}
-
-
-def test_each_filter_works_on_what_the_one_before_left_over():
-    # After top_k 2 the masses are 2/3 and 1/3: top_p 0.6 keeps one token, where 0.5/0.75/...
-    # of the whole vocabulary it would have kept two.
-    logits = [math.log(8), math.log(4), math.log(2), math.log(2)]
-    assert kept(scores_of(logits, temperature=1, top_p=0.6)) == {0, 1}
-    assert kept(scores_of(logits, temperature=1, top_k=2, top_p=0.6)) == {0}
-
-
-def test_temperature_comes_before_the_filters():
-    logits = [math.log(4), math.log(2), math.log(1), math.log(1)]
-    assert kept(scores_of(logits, temperature=1, top_p=0.6)) == {0, 1}
-    assert kept(scores_of(logits, temperature=0.5, top_p=0.6)) == {0}
+@pytest.mark.parametrize(
+    ("logits", "params", "expected"),
+    [
+        ([1.0, 2.0], {"top_k": 99}, {0, 1}),
+        ([1.0, 2.0, 2.0, 2.0], {"top_k": 2}, {1, 2}),  # smaller ids first among equals
+        ([0.0] * 1000, {"top_p": 0.5}, set(range(500))),  # as many of equals as the mass needs
+        ([0.0, 3.0, 3.0], {"top_p": 1e-9}, {1}),  # at least one
+        ([0.0, 3.0, 3.0], {"top_k": 1}, {1}),
+        ([0.0, 3.0, 3.0], {"min_p": 1.0}, {1, 2}),
+        (logs(8, 4, 1.9, 1), {"min_p": 0.25}, {0, 1}),  # relative to the best token
+        # Each filter works on what the one before left over: after top_k 2 the masses are 2/3 and
+        # 1/3, so that top_p 0.6 keeps one token, where of the whole vocabulary it keeps two.
+        (logs(8, 4, 2, 2), {"top_p": 0.6}, {0, 1}),
+        (logs(8, 4, 2, 2), {"top_k": 2, "top_p": 0.6}, {0}),
+        # Temperature comes before the filters.
+        (logs(4, 2, 1, 1), {"top_p": 0.6}, {0, 1}),
+        (logs(4, 2, 1, 1), {"temperature": 0.5, "top_p": 0.6}, {0}),
+    ],
+)
+def test_filters_keep_what_they_say_in_their_order(logits, params, expected):
+    assert kept(scores_of(logits, **{"temperature": 1, **params})) == expected
 
 
 @settings(max_examples=60, deadline=None)

@@ -9,7 +9,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.draft.candidates import draw_with_replacement, draw_without_replacement
+from slipstream.core.draft import candidates
+from slipstream.core.draft.candidates import draw_without_replacement, softmax
 from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
@@ -90,7 +91,7 @@ def test_plain_draws_have_the_law_of_the_logits(vary):
 def mcsd_proposal(model, session, widths, *, seed):
     """A product tree honestly drawn, all its candidates from the draft's own distribution."""
     replacement = session.verification is Verification.MCSD_REPLACEMENT
-    pick = draw_with_replacement if replacement else draw_without_replacement
+    pick = candidates.draw_with_replacement if replacement else draw_without_replacement
     tokens, parents, distributions, level = [], [], {}, [ROOT]
     for width in widths:
         above, level = level, []
