@@ -54,22 +54,10 @@ def speculate(  # noqa: PLR0913 - a request's parts
     observer: RoundObserver | None = None,
 ) -> Output:
     """One request, from an empty session to its release."""
-    settings = resolve(
-        options,
-        profile,
-        drafter=kind,
-        has_decision_model=has_decision_model,
-        temperature=sampling.temperature,
-    )
-    session = Session(
-        name,
-        len(prompt),
-        max_tokens,
-        sampling,
-        settings.verification,
-        stop_token_ids,
-        settings.num_roots,
-    )
+    facts = {"drafter": kind, "has_decision_model": has_decision_model}
+    settings = resolve(options, profile, **facts, temperature=sampling.temperature)
+    rules = settings.verification, stop_token_ids, settings.num_roots
+    session = Session(name, len(prompt), max_tokens, sampling, *rules)
     sequence = TokenSequence(session, prompt)
     planner, ports = Planner(settings), (draft, target)
     decoding = decode(*ports, planner, sequence, clock=lambda: 0.0, observer=observer)
@@ -87,16 +75,9 @@ async def _released(engine, name):
 
 def plain(target, prompt, *, sampling, max_tokens, stop_token_ids=frozenset()) -> Output:
     """The same request without speculation."""
-    return speculate(
-        target,
-        NgramDraft(),
-        "ngram",
-        prompt,
-        sampling=sampling,
-        options=SpeculationOptions(mode=Mode.OFF),
-        max_tokens=max_tokens,
-        stop_token_ids=stop_token_ids,
-    )
+    off = SpeculationOptions(mode=Mode.OFF)
+    asked = {"sampling": sampling, "max_tokens": max_tokens, "stop_token_ids": stop_token_ids}
+    return speculate(target, NgramDraft(), "ngram", prompt, options=off, **asked)
 
 
 def round_of(proposal, verdict, waited_s=None) -> Round:

@@ -22,11 +22,7 @@ def test_a_path_leads_from_the_root_through_parents(tree):
         assert path[-1] == node
         assert [tree.parents[step] for step in path] == [ROOT, *path[:-1]]
         assert tree.path_tokens(node) == tuple(tree.tokens[step] for step in path)
-
-
-@given(trees())
-def test_depth_is_the_length_of_the_path(tree):
-    assert tree.depths() == tuple(len(tree.path(node)) for node in range(len(tree)))
+        assert tree.depths()[node] == len(path)
 
 
 @given(trees())

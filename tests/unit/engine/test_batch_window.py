@@ -30,7 +30,6 @@ class Engine:
             heapq.heappush(self.coming, (0.013 * at, name))
 
     def step(self) -> set[str]:
-        """The sessions of the next step."""
         if not self.waiting:
             self.now = max(self.now, self.coming[0][0])
             self._arrive()

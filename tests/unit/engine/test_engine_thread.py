@@ -6,6 +6,7 @@ import threading
 import pytest
 
 from slipstream.engine.thread import EngineThread
+from support.models.batches import held
 from support.models.hand_clock import HandClock
 
 
@@ -40,16 +41,12 @@ async def test_jobs_run_in_order_and_say_how_long_they_waited(thread, clock):
 
 
 async def test_a_job_whose_waiter_has_gone_never_runs(thread):
-    began, go = threading.Event(), threading.Event()
-    first = asyncio.ensure_future(thread.run(lambda: (began.set(), go.wait(60))))
-    await asyncio.to_thread(began.wait, 60)
     ran: list[int] = []
-    second = asyncio.ensure_future(thread.run(lambda: ran.append(1)))
-    await asyncio.sleep(0)
-    second.cancel()
-    await asyncio.wait({second})
-    go.set()
-    await first
+    async with held(thread):
+        second = asyncio.ensure_future(thread.run(lambda: ran.append(1)))
+        await asyncio.sleep(0)
+        second.cancel()
+        await asyncio.wait({second})
     await thread.run(lambda: None)
     assert (ran, thread.num_waiting) == ([], 0)
 

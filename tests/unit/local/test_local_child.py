@@ -31,8 +31,7 @@ asyncio.run(main())
 
 @pytest.fixture(autouse=True)
 def path(monkeypatch):
-    """Children find the package and the stand-in."""
-    monkeypatch.setenv("PYTHONPATH", f"{IMPORT_PATH}{os.pathsep}{TESTS}")
+    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent / '.dev'}{os.pathsep}{TESTS}")
 
 
 class Ear:
@@ -76,23 +75,18 @@ async def test_all_that_a_child_writes_is_told_but_for_the_line_that_it_is_ready
     assert sum(line.count("x") for line in lines) == 200_000
 
 
-@pytest.mark.parametrize(("code", "kind"), [(2, InvalidRequest), (1, ServiceError)])
-async def test_the_last_words_of_a_child_that_does_not_start_are_the_reason(code, kind):
-    child = await start("--dies", str(code))
-    with pytest.raises(kind, match=r"^the draft did not start: it is not to be$"):
-        await child.ready()
-
-
 @pytest.mark.parametrize(
-    ("flags", "reason"),
+    ("flags", "kind", "reason"),
     [
-        (["--crashes"], r"ended with exit code 1 \(RuntimeError: a bug\)"),
-        (["--is-killed"], "ended by SIGKILL"),
+        (["--dies", "2"], InvalidRequest, "it is not to be"),
+        (["--dies", "1"], ServiceError, "it is not to be"),
+        (["--crashes"], ServiceError, r"ended with exit code 1 \(RuntimeError: a bug\)"),
+        (["--is-killed"], ServiceError, "ended by SIGKILL"),
     ],
 )
-async def test_without_an_error_line_the_reason_is_how_a_child_ended(flags, reason):
+async def test_a_child_that_does_not_start_says_why_or_else_how_it_ended(flags, kind, reason):
     child = await start(*flags)
-    with pytest.raises(ServiceError, match=f"^the draft did not start: {reason}$"):
+    with pytest.raises(kind, match=f"^the draft did not start: {reason}$"):
         await child.ready()
 
 

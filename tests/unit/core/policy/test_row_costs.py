@@ -18,14 +18,10 @@ CURVES = st.lists(st.tuples(st.integers(1, 9), st.floats(0, 3)), max_size=9).map
 
 
 @given(CURVES)
-def test_a_round_of_more_tokens_never_costs_less_and_a_plain_one_costs_one(costs):
+def test_costs_go_through_their_points_never_fall_and_begin_with_one(costs):
     of = [costs.of(tokens) for tokens in range(1, 150)]
     assert of[0] == 1
     assert of == pytest.approx(sorted(of))
-
-
-@given(CURVES)
-def test_the_points_are_on_the_curve(costs):
     assert all(costs.of(tokens) == pytest.approx(cost) for tokens, cost in costs.points)
 
 
