@@ -15,9 +15,8 @@ from support.models.scripted import BOTH, LIMIT_S, dialled, first_round, propose
 
 async def test_the_first_verification_opens_the_session_and_says_whom_it_expects():
     engine = scripted.target_engine()
-    async with dialled(
-        engine, scripted.remote_target, scripted.verdict(9), scripted.verdict(8, 7)
-    ) as remote:
+    verdicts = scripted.verdict(9), scripted.verdict(8, 7)
+    async with dialled(engine, scripted.remote_target, *verdicts) as remote:
         assert remote.feed("10.0.0.1:7") is None
         proposal = Proposal(TokenTree.chain([5, 6]))
         sequence = TokenSequence(scripted.SESSION, (1, 2, 3))

@@ -75,11 +75,10 @@ async def test_a_late_proposal_serves_as_far_as_it_fits_what_came_meanwhile(late
 
 async def test_a_draft_is_not_waited_for_where_its_last_answer_took_longer_than_that_is_worth():
     engine = draft_engine()
-    engine.answers += [line(), line((9, 8)), line((6,))]
+    answers = line(), line((9, 8)), line((6,))
     seconds = itertools.count()  # each reading of the clock is a second later
-    async with dialled(
-        engine, remote_draft, clock=lambda: float(next(seconds)), round_s=1e6, token_s=0.0
-    ) as remote:
+    options = {"clock": lambda: float(next(seconds)), "round_s": 1e6, "token_s": 0.0}
+    async with dialled(engine, remote_draft, *answers, **options) as remote:
         sequence = TokenSequence(SESSION, (1, 2, 3))
         assert (await remote.propose(sequence, PLAN)).tree == LINE
         sequence.append((7,))
@@ -101,11 +100,9 @@ async def test_with_overlap_such_a_round_is_one_whose_proposal_is_pending():
 
 async def test_a_draft_that_does_not_answer_at_all_is_lost_once_its_limit_is_over():
     engine = draft_engine()
-    engine.answers += [None]
     ticks = [0.0]
-    async with dialled(
-        engine, remote_draft, clock=lambda: ticks[0], round_s=5.0, token_s=0.0
-    ) as remote:
+    options = {"clock": lambda: ticks[0], "round_s": 5.0, "token_s": 0.0}
+    async with dialled(engine, remote_draft, None, **options) as remote:
         sequence = TokenSequence(SESSION, (1, 2, 3))
         for seconds in (0.0, 1.0, 4.9):
             ticks[0] = seconds

@@ -179,15 +179,13 @@ async def test_a_stop_token_ends_the_chain(model_draft):
     await model_draft.release("s")
     session = Session("s", len(PROMPT), 40, stop_token_ids=frozenset({stop}))
     proposal = await model_draft.propose(TokenSequence(session, PROMPT), plan())
-    assert proposal.tree.tokens == (stop,)
-    assert proposal.stopped_by == "eos"
+    assert (proposal.tree.tokens, proposal.stopped_by) == ((stop,), "eos")
 
 
 async def test_an_eager_policy_still_drafts_one_token(model_draft):
     asked = plan(stop=StopPolicy.SVIP, threshold=1e-6)
     proposal = await model_draft.propose(TokenSequence(SESSION, PROMPT), asked)
-    assert len(proposal.tree) == 1
-    assert proposal.stopped_by == "policy"
+    assert (len(proposal.tree), proposal.stopped_by) == (1, "policy")
 
 
 @pytest.mark.parametrize(
@@ -216,9 +214,7 @@ async def test_drafting_stops_at_the_lag_the_weights_were_trained_for(models):
         asked = plan(max_depth=20, max_nodes=40)
         proposal = await glide.propose(TokenSequence(SESSION, PROMPT), asked)
     # The target holds all but the newest token and the first slot is one behind that.
-    assert len(proposal.tree) == 6
-    assert proposal.stopped_by == "lag"
-    assert proposal.staleness == 0
+    assert (len(proposal.tree), proposal.stopped_by, proposal.staleness) == (6, "lag", 0)
 
 
 async def test_a_later_turn_that_needs_more_room_gets_it(models, place):

@@ -30,12 +30,6 @@ async def caught_up(drafts, feed, keys):
     await draft.release("s")
 
 
-async def embedded(models, engine):
-    return await models.drafter("glide", engine).draft.propose(
-        TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP
-    )
-
-
 @pytest.mark.parametrize("step", [1, 7, NUM_KEYS])
 async def test_keys_arrive_bit_for_bit_however_they_are_cut(models, engine, keys, step):
     cuts = range(0, NUM_KEYS, step)
@@ -44,7 +38,9 @@ async def test_keys_arrive_bit_for_bit_however_they_are_cut(models, engine, keys
         draft, proposal = await proposed(drafts, feed, NUM_KEYS)
         assert scripted_keys.held(drafts, keys) == NUM_KEYS
         await draft.release("s")
-    assert proposal.tree == (await embedded(models, engine)).tree
+    embedded = models.drafter("glide", engine).draft
+    asked = TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP
+    assert proposal.tree == (await embedded.propose(*asked)).tree
     assert len(proposal.tree) == MAX_LAG
 
 
@@ -56,8 +52,7 @@ async def test_staleness_and_depth_stay_within_the_lag_of_training(models, keys,
         draft, proposal = await proposed(drafts, feed, known)
         await draft.release("s")
     assert proposal.staleness == staleness
-    assert len(proposal.tree) == max(MAX_LAG - staleness, 0)
-    assert proposal.stopped_by == "lag"
+    assert (len(proposal.tree), proposal.stopped_by) == (max(MAX_LAG - staleness, 0), "lag")
 
 
 async def test_a_proposal_waits_for_the_newest_key(models, keys):

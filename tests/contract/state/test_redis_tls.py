@@ -26,12 +26,6 @@ def documented_user():
     return line
 
 
-def needed_commands():
-    """What scripts call, and what calls scripts."""
-    texts = [path.read_text() for path in (ROOT / "slipstream" / "state").glob("*.py")]
-    return {"EVAL", "EVALSHA", *re.findall(r"redis\.p?call\('([A-Z]+)'", "".join(texts))}
-
-
 @pytest.fixture(scope="module")
 def made(tmp_path_factory):
     """Certificates, in files that one test replaces."""
@@ -70,7 +64,9 @@ async def refusal(options):
 
 def test_the_documented_user_may_do_what_scripts_do_and_nothing_else():
     allowed = re.findall(r" \+(\S+)", documented_user())
-    assert {name.upper() for name in allowed} == needed_commands()
+    texts = [path.read_text() for path in (ROOT / "services" / "state").glob("*.py")]
+    called = re.findall(r"redis\.p?call\('([A-Z]+)'", "".join(texts))
+    assert {name.upper() for name in allowed} == {"EVAL", "EVALSHA", *called}
 
 
 async def test_a_user_with_the_documented_rights_can_keep_sessions(options):

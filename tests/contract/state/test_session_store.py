@@ -188,8 +188,7 @@ async def test_the_next_turn_keeps_all_tokens_however_the_last_one_ended(store, 
 async def test_a_broken_request_goes_on_where_it_was(store):
     await told(store, begins(), opened(5, 6, 7), target="target:1")
     grant = await store.acquire(begins())
-    assert grant.record.output == (7,)
-    assert grant.record.target == "target:1"
+    assert (grant.record.output, grant.record.target) == ((7,), "target:1")
     await store.append(grant.lease, SessionUpdate(3, (8,), ending="done"))
     assert (await store.acquire(begins())).record.output == (7, 8)
 

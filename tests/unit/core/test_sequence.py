@@ -21,8 +21,7 @@ def test_what_is_appended_to_a_sequence_comes_after_its_tokens():
     made = TokenSequence(SESSION, tokens)
     made.append((7, 8))
     made.append(())
-    assert (made.tokens, len(made), made.session_id) == ([5, 6, 7, 8], 4, "s")
-    assert tokens == [5, 6]
+    assert (made.tokens, len(made), made.session_id, tokens) == ([5, 6, 7, 8], 4, "s", [5, 6])
 
 
 @pytest.mark.parametrize(
@@ -81,8 +80,7 @@ def test_a_delta_that_goes_back_makes_another_sequence(delta, tokens):
     made = sequence(5, 6, 7)
     other = delta.applied(made)
     assert other is not made
-    assert (other.tokens, other.session) == (tokens, SESSION)
-    assert made.tokens == [5, 6, 7]
+    assert (other.tokens, other.session, made.tokens) == (tokens, SESSION, [5, 6, 7])
 
 
 @pytest.mark.parametrize("start", [-1, 4, 99])

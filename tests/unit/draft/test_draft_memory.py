@@ -103,14 +103,11 @@ async def one_life(draft, rng, number):
     await draft.release(session.session_id)
 
 
-def test_a_budget_covers_own_and_mirrored_pages():
+def test_a_budget_covers_own_and_mirrored_pages_and_no_more_than_sessions_can_use():
     plan = DraftMemory("1MiB", 64, is_mirroring=True).plan(LAYOUT, NEEDS, num_target_layers=3)
     assert plan.page_bytes == 4 * LAYOUT.bytes_per_page
     assert plan.kv_bytes <= 1 << 20 < plan.kv_bytes + plan.page_bytes
     assert DraftMemory("1MiB", 64).plan(LAYOUT, NEEDS, num_target_layers=3).num_pages == 10
-
-
-def test_no_more_is_taken_than_sessions_can_use():
     longest = 9  # pages of 1000 tokens and a tree
     assert DraftMemory("2GiB", 5).plan(LAYOUT, NEEDS).num_pages == 5 * longest
 

@@ -64,8 +64,7 @@ def test_a_text_is_forgotten_when_its_time_is_up_and_its_scope_with_it():
     assert memories.texts("alice").after((5, 4, 3)) == (6, 3)
     clock.now += 1
     memories.expire()
-    assert memories.num_tokens == 0
-    assert memories.num_evicted == 21
+    assert (memories.num_tokens, memories.num_evicted) == (0, 21)
     assert memories.texts("alice").after((5, 4, 3)) is None
 
 

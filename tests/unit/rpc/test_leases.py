@@ -63,8 +63,7 @@ async def test_a_parked_session_goes_on_and_is_not_freed(engine):
     await leases.park(await leases.open("a", 1), ttl_s=60)
     assert (leases.num_active, leases.num_parked) == (0, 1)
     await leases.open("a", 1)
-    assert (leases.num_active, leases.num_parked) == (1, 0)
-    assert engine.freed == []
+    assert (leases.num_active, leases.num_parked, engine.freed) == (1, 0, [])
 
 
 async def test_the_least_recently_parked_is_evicted_when_bytes_run_out(engine):
@@ -145,8 +144,7 @@ async def test_the_session_is_freed_even_when_the_closing_stream_is_cancelled(en
         await closing
     engine.gate.set()
     await leases.clear()
-    assert engine.freed == ["a"]
-    assert leases.num_active == 0
+    assert (engine.freed, leases.num_active) == (["a"], 0)
 
 
 async def test_a_lease_whose_opening_is_cancelled_is_not_held(engine):
@@ -161,8 +159,7 @@ async def test_a_lease_whose_opening_is_cancelled_is_not_held(engine):
     with pytest.raises(asyncio.CancelledError):
         await opening
     await leases.clear()
-    assert (leases.num_active, leases.num_parked) == (0, 0)
-    assert set(engine.freed) == {"a", "b"}
+    assert (leases.num_active, leases.num_parked, set(engine.freed)) == (0, 0, {"a", "b"})
 
 
 async def test_a_lease_for_which_no_room_can_be_made_is_not_held(engine):
@@ -171,5 +168,4 @@ async def test_a_lease_for_which_no_room_can_be_made_is_not_held(engine):
     engine.stuck = "a"
     with pytest.raises(InternalError, match="freed"):
         await leases.open("b", 1)
-    assert (leases.num_active, leases.num_parked) == (0, 0)
-    assert engine.freed == ["b"]
+    assert (leases.num_active, leases.num_parked, engine.freed) == (0, 0, ["b"])

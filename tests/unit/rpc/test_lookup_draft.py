@@ -76,8 +76,7 @@ async def test_a_sure_copy_spares_the_draft():
     guesser = Guesser()
     proposal = await ByDeltas(LookupDraft(guesser)).propose(session_of(), AGAIN, ALONE)
     assert proposal.tree == TokenTree.chain([3, 1, 2, 3])
-    assert (proposal.num_copied, proposal.stopped_by) == (4, LOOKUP)
-    assert guesser.texts == []
+    assert (proposal.num_copied, proposal.stopped_by, guesser.texts) == (4, LOOKUP, [])
 
 
 async def test_a_long_copy_whose_first_token_is_unsure_does_not_spare_the_draft():
@@ -104,8 +103,7 @@ async def test_history_that_is_replaced_while_the_draft_is_spared_is_replaced_th
     await draft.propose(session_of(), Delta(0, (1, 2, 3, 4)), ALONE)
     await draft.propose(session_of(), Delta(2, (1, 2)), ALONE)
     await draft.propose(session_of(), Delta(4, (50,)), ALONE)
-    assert len(guesser.texts) == 2
-    assert guesser.texts[-1] == [1, 2, 1, 2, 50]
+    assert (len(guesser.texts), guesser.texts[-1]) == (2, [1, 2, 1, 2, 50])
 
 
 async def test_a_draft_that_failed_is_told_everything_once_more():

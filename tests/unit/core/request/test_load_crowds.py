@@ -18,17 +18,12 @@ def staircase(tile, step):
     return seconds
 
 
-def flat(knee):
-    """A GPU: nothing up to the knee, and as many times more as there are rows beyond."""
-    return lambda rows, sessions: ROUND_S * max(1.0, rows / knee) + 1e-6 * rows
-
-
-def line(row):
-    """Rows cost from the first one on."""
-    return lambda rows, sessions: ROUND_S * (1 + row * rows)
-
-
-TARGETS = {"cpu": staircase(32, 0.95), "gpu": flat(48), "steep": line(0.03)}
+TARGETS = {
+    "cpu": staircase(32, 0.95),
+    # Nothing up to the knee, and as many times more as there are rows beyond.
+    "gpu": lambda rows, sessions: ROUND_S * max(1.0, rows / 48) + 1e-6 * rows,
+    "steep": lambda rows, sessions: ROUND_S * (1 + 0.03 * rows),
+}
 DRAFTS = {
     "batched": lambda sessions: 0.03 * ROUND_S,
     "one by one": lambda sessions: (0.02 + 0.012 * sessions) * ROUND_S,

@@ -31,8 +31,7 @@ def test_a_worked_example():
     outcomes.record(outcome(8, 4, 1, stopped_by="depth"))
     outcomes.record(outcome(0, 0, 0))
     stats = outcomes.summary(num_spec_tokens=4, lossless=False)
-    assert stats.mean_acceptance_length == 3.0
-    assert stats.draft_acceptance_rate == 0.2
+    assert (stats.mean_acceptance_length, stats.draft_acceptance_rate) == (3.0, 0.2)
     assert stats.acceptance_histogram == {1: 2, 4: 1}
     assert (stats.num_spec_steps, stats.num_plain_steps) == (3, 1)
     assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (30, 6)
@@ -79,8 +78,7 @@ def test_a_summary_is_not_changed_by_later_rounds():
     outcomes.record(outcome(2, 2, 1))
     before = outcomes.summary(num_spec_tokens=2, lossless=True)
     outcomes.record(outcome(2, 2, 2, stopped_by="eos"))
-    assert before.per_step_accepted == (1,)
-    assert before.stop_reasons == {"none": 1}
+    assert (before.per_step_accepted, before.stop_reasons) == ((1,), {"none": 1})
 
 
 def test_copied_tokens_are_counted_among_the_draft_tokens_and_apart():

@@ -45,12 +45,9 @@ def test_noise_is_that_of_double_precision_up_to_one_rounding():
     assert np.abs(gumbel(5, 9, 50_000, purpose=Purpose.DRAW) - exact).max() < 2e-6
 
 
-def test_no_noise_exceeds_its_bound():
+def test_noise_is_finite_at_both_ends_of_the_hash_and_never_exceeds_its_bound():
     smallest = 0.5 * 2.0**-32
     assert 22.8 < -math.log(-math.log1p(-smallest)) < MAX_GUMBEL
-
-
-def test_noise_is_finite_at_both_ends_of_the_hash():
     noise = np.concatenate([gumbel(1, at, 50_000, purpose=Purpose.DRAW) for at in range(40)])
     assert noise.dtype == np.float32 and np.isfinite(noise).all()
     u = np.concatenate([uniforms(1, at, 50_000, purpose=Purpose.DRAW) for at in range(40)])

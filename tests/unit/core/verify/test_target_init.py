@@ -42,8 +42,7 @@ def rows_of(table):
 def test_an_empty_proposal_draws_the_roots_and_makes_nothing_final():
     row, visited = rows_of({ROOT: [1.0, 3, 2, 3]})
     walk = verify(session_of(GREEDY, 3), PROMPT, Proposal(), row)
-    assert (walk.nodes, walk.token, walk.roots) == ((), None, (1, 3, 2))
-    assert visited == [ROOT]
+    assert (walk.nodes, walk.token, walk.roots, visited) == ((), None, (1, 3, 2), [ROOT])
 
 
 @pytest.mark.parametrize("bad", [-float("inf"), float("nan"), float("inf")])
@@ -107,13 +106,9 @@ def test_sampled_roots_have_the_law_of_draws_without_replacement():
     assert oracle.total_variation(observed, list(expected.values())) < 0.03
 
 
-def law_of(*weights):
-    return SparseDistribution(tuple(range(len(weights))), tuple(w / sum(weights) for w in weights))
-
-
 def test_the_next_roots_come_from_the_residual_only_after_something_was_accepted():
     """Faithful to the released code, which continues from plain p when nothing was accepted."""
-    q = law_of(0, 1, 1)
+    q = SparseDistribution((0, 1, 2), (0.0, 0.5, 0.5))
     even = oracle.logs(1, 1, 0)  # p - q leaves token 0 only
     for seed in range(20):
         session = session_of(SamplingParams(temperature=1, seed=seed))
