@@ -104,7 +104,6 @@ def real_model(pytestconfig: pytest.Config) -> Path:
 
 @pytest.fixture(scope="session")
 def hatch_build():
-    """The build script, as a module."""
     pytest.importorskip("hatchling")
     spec = spec_from_file_location("hatch_build", Path(__file__).parents[1] / "hatch_build.py")
     module = module_from_spec(spec)
@@ -114,7 +113,6 @@ def hatch_build():
 
 @pytest.fixture(scope="module")
 def origin(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Certificates of one authority."""
     from support.network.certificates import certificates
 
     return certificates(tmp_path_factory.mktemp("origin"))
@@ -122,7 +120,6 @@ def origin(tmp_path_factory: pytest.TempPathFactory) -> Any:
 
 @pytest.fixture(scope="module")
 def other(tmp_path_factory: pytest.TempPathFactory) -> Any:
-    """Those of another one."""
     from support.network.certificates import certificates
 
     return certificates(tmp_path_factory.mktemp("other"))

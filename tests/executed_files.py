@@ -68,7 +68,6 @@ async def executed_files(way: str, folder: Path) -> list[str]:
 
 
 def main(way: str) -> None:
-    """Print the files, one a line; `way` is `embedded` or `distributed`."""
     with tempfile.TemporaryDirectory() as folder:
         files = asyncio.run(executed_files(way, Path(folder)))
     sys.stdout.write("".join(f"{file}\n" for file in files))

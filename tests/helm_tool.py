@@ -35,7 +35,6 @@ class Helm:
 
     @property
     def path(self) -> Path:
-        """Where its binary is, once it has been fetched."""
         return cache() / f"helm-{self.version}" / "helm"
 
 
@@ -58,7 +57,6 @@ class NotToBeHad(Exception):
 
 
 def cache() -> Path:
-    """The directory of tools, beside that of models."""
     base = os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache"
     return Path(base) / "slipstream" / "tools"
 
@@ -120,7 +118,6 @@ def keep(content: bytes, path: Path) -> None:
 
 
 def main() -> None:
-    """Fetch all; where one is not to be had, say so: its tests are skipped then."""
     for helm in HELMS:
         try:
             fetch(helm)

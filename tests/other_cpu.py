@@ -48,8 +48,6 @@ def forced(shape: Shape) -> SpeculationOptions:
 
 
 async def answers(client: AsyncClient) -> tuple[list[Result], list[Result]]:
-    """What all requests give one by one without drafts, and at once with them."""
-
     def ask(prompt: str, sampling: SamplingParams, options: SpeculationOptions):
         return client.generate(
             prompt, max_tokens=NUM_TOKENS, sampling=sampling, speculation=options
@@ -61,7 +59,6 @@ async def answers(client: AsyncClient) -> tuple[list[Result], list[Result]]:
 
 
 async def main(dtype: str) -> dict[str, object]:
-    """Run all requests in both ways, and return what came of them."""
     backend = AsyncEmbedded.load(MODEL, "glide", EngineOptions(dtype=dtype))
     async with AsyncClient.of(backend) as client:
         (model,) = await client.models()

@@ -74,7 +74,6 @@ def spread_data(place: Path) -> dict[str, object]:
 
 
 def main(place: Path) -> None:
-    """See the module."""
     os.environ["PYTHONPATH"] = os.pathsep.join(sys.path)  # workers find what this process finds
     os.environ |= {"RAY_worker_niceness": "0"}  # other tests do not keep workers waiting
     training_place(place)

@@ -77,12 +77,10 @@ def table(source: str) -> str:
 
 
 def section(title: str, rows: list[str]) -> str:
-    """A list with its heading."""
     return "\n".join([f"### {title}", "", "| Value | Default | Meaning |", *rows, ""])
 
 
 def rows_of(found: list[Value]) -> list[str]:
-    """Lines of a table."""
     return ["| --- | --- | --- |", *(row(at.path, shown(at.default), at.text) for at in found)]
 
 
@@ -103,17 +101,14 @@ def twins(found: list[Value]) -> list[str]:
 
 
 def row(name: str, default: str, text: str) -> str:
-    """A line of a table."""
     return f"| `{name}` | {default} | {text} |"
 
 
 def shown(value: Any) -> str:
-    """A default as JSON."""
     return f"`{json.dumps(value)}`".replace("|", "\\|")
 
 
 def with_values(page: str, source: str) -> str:
-    """The page with the lists that the file wants."""
     return LIST.sub(lambda at: f"{at[1]}{table(source)}{at[2]}", page)
 
 

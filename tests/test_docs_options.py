@@ -39,7 +39,6 @@ ERROR = re.compile(r"^\| `([A-Z_]+)` \| (.*?) \|", re.MULTILINE)
 
 
 def options_table(config: type) -> str:
-    """Every option of a table, as it stands in the page."""
     rows = [
         f"| `{at.name}` | {kind_text(at.kind)} | {default_text(at.default)} | {at.help} |"
         for at in options_of(config)
@@ -59,7 +58,6 @@ def default_text(default: object) -> str:
 
 
 def with_tables(page: str) -> str:
-    """The page with the tables that the code wants."""
     return TABLE.sub(lambda at: f"{at[1]}{options_table(TABLES[at[2]])}\n{at[3]}", page)
 
 

@@ -28,7 +28,6 @@ NOTE = "<!-- Written by `make docs` out of the code; changes by hand are lost. -
 
 
 def written(name: str) -> str:
-    """The file of a page, as it should be."""
     return f"{NOTE}{PAGES[name]().rstrip()}\n"
 
 

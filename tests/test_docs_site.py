@@ -96,7 +96,6 @@ def test_everything_that_a_page_loads_or_leads_to_is_there(pages):
 
 
 def named(nav: Any) -> Iterator[str]:
-    """Files of the navigation."""
     if isinstance(nav, str):
         yield nav
     for part in nav.values() if isinstance(nav, dict) else nav if isinstance(nav, list) else ():

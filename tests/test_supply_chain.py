@@ -17,7 +17,6 @@ ENTRY = {"reason": "it is never called", "until": datetime.date(2026, 2, 1)}
 
 
 def script(name):
-    """A script of .ci as a module."""
     spec = importlib.util.spec_from_file_location(name, ROOT / ".ci" / f"{name}.py")
     module = importlib.util.module_from_spec(spec)
     spec.loader.exec_module(module)
@@ -35,7 +34,6 @@ def audit():
 
 
 def tree(folder, dockerfile, workflow=""):
-    """A checkout with a Dockerfile and a workflow."""
     (folder / "images").mkdir()
     (folder / "images/Dockerfile").write_text(dockerfile)
     (folder / ".github/workflows").mkdir(parents=True)

@@ -33,7 +33,6 @@ def blocks():
 
 @pytest.fixture(scope="module")
 def names(tmp_path_factory):
-    """What the pages call ADDRESS, MODEL and so on."""
     folder = tmp_path_factory.mktemp("docs")
     model = tiny_checkpoint.save_checkpoint(folder / "tiny")
     config = json.loads((model / "config.json").read_text())

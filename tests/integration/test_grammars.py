@@ -47,7 +47,6 @@ ASKED = {"max_tokens": 400, "sampling": SAMPLED}
 
 @pytest.fixture(scope="module")
 def plain(folder):
-    """What the target alone writes."""
     with Client.embedded(str(folder), "none", dtype="float32") as client:
         return {
             "json": client.generate("hello", json_schema=SCHEMA, **ASKED),

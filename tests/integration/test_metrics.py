@@ -40,7 +40,6 @@ class Told:
     """Names that the collector has."""
 
     def total(self, name):
-        """Return the sum of a count of speculation over all requests."""
         return sum(getattr(at.speculation, name) for at in self.stats)
 
     def counted(self, name):
@@ -49,7 +48,6 @@ class Told:
 
     @property
     def num_rounds(self):
-        """Return the rounds of all requests, by kind."""
         return {
             "prefill": len(self.stats),
             "speculative": self.total("num_spec_steps"),
@@ -58,7 +56,6 @@ class Told:
 
 
 def read(process):
-    """The page of a service."""
     url = process.until_logged("metrics at").rpartition(" ")[2]
     with urlopen(url, timeout=20) as page:
         return page.read().decode()

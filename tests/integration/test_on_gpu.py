@@ -34,7 +34,6 @@ def folders(tmp_path):
 
 
 async def answers(client, *, mode):
-    """What all requests get at once."""
     requests = (
         client.generate(
             PROMPT,

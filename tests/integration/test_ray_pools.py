@@ -17,7 +17,6 @@ FORCED = SpeculationOptions(mode=Mode.FORCED)
 
 @pytest.fixture(scope="module")
 def pools(model):
-    """A target and two drafts."""
     with ray_up(model, "--min-drafts", "2") as pools:
         pools.process.ready()
         pools.process.until_logged("is ready", times=3)  # to the router

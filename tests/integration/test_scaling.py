@@ -34,7 +34,6 @@ def model(tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def answers(model):
-    """What plain decoding in one process says."""
     return plain_answers(str(model), ERRANDS)
 
 

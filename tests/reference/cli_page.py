@@ -43,7 +43,6 @@ class Command:
 
 
 def page() -> str:
-    """The page."""
     found = list(commands())
     index = table(
         ("Command", "What it does"),
@@ -69,7 +68,6 @@ def _within(words: str, found: Any) -> Iterator[Command]:
 
 
 def section(at: Command) -> str:
-    """What the page has of one command."""
     role = at.words.removeprefix("slipstream serve ")
     parts = [f"## {at.words}", "", text_of(at), ""]
     if role in ROLES:
@@ -87,7 +85,6 @@ def section(at: Command) -> str:
 
 
 def usage(at: Command) -> str:
-    """One line: the words, and what goes behind them."""
     arguments = [param for param in at.inner.params if not is_option(param)]
     names = [f"{param.name.upper()}{'...' if param.nargs < 0 else ''}" for param in arguments]
     needed = [
@@ -99,14 +96,12 @@ def usage(at: Command) -> str:
 
 
 def row(at: Command, param: Any) -> tuple[str, ...]:
-    """What a table has of an option."""
     names = [*param.opts, *param.secondary_opts]
     kind = inspect.signature(at.inner.callback).parameters[param.name].annotation
     return ", ".join(map(code, names)), value_text(kind), default(param), cell(param.help or "")
 
 
 def value_text(kind: Any) -> str:
-    """What an option takes, out of its annotation."""
     kind = get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
     if get_origin(kind) is Literal:
         return ", ".join(map(code, get_args(kind)))
@@ -138,21 +133,17 @@ def default(param: Any) -> str:
 
 
 def is_option(param: Any) -> bool:
-    """Whether it is no argument."""
     return bool(param.param_type_name == "option")
 
 
 def panel_of(param: Any) -> str:
-    """The heading of its table."""
     return str(param.rich_help_panel or "Options")
 
 
 def text_of(at: Command) -> str:
-    """What the command says of itself, a paragraph a line."""
     paragraphs = (at.inner.help or "").strip().split("\n\n")
     return "\n\n".join(" ".join(part.split()) for part in paragraphs)
 
 
 def first_line(at: Command) -> str:
-    """The first paragraph, for the list."""
     return cell(text_of(at).split("\n\n")[0])

@@ -56,7 +56,6 @@ ABROAD_TEXT = "What users of other engines ask for, with the test that shows it 
 
 
 def page() -> str:
-    """The page."""
     honoured = {body: set(names(kind)) for body, kind in BODIES.items()}
     fields = [
         (code(name), *("yes" if name in found else "" for found in honoured.values()))
@@ -93,7 +92,6 @@ def names(kind: type[StrictModel], place: str = "") -> Iterator[str]:
 
 
 def part_of(annotation: Any) -> type[StrictModel] | None:
-    """The model of a field that is an object."""
     kinds = [annotation, *get_args(annotation)]
     found = [kind for kind in kinds if isinstance(kind, type) and issubclass(kind, StrictModel)]
     return found[0] if found and not str(annotation).startswith("list") else None

@@ -19,13 +19,11 @@ the [services](../services.md#how-the-wire-works) say when which one comes.
 
 
 def page() -> str:
-    """The page."""
     heads = ("Error", "A kind of", "gRPC status", "Reason", "Meaning")
     return "\n".join([INTRODUCTION, table(heads, rows(SlipstreamError))])
 
 
 def rows(kind: type[SlipstreamError]) -> Iterator[tuple[str, ...]]:
-    """The rows of an error and of all below it."""
     parent = kind.__mro__[1]
     sample = kind("")
     yield (

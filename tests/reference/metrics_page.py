@@ -17,7 +17,6 @@ OWNERS = {"Router": ROUTER, "Target": TARGET, "Draft": DRAFT, "SDK": CLIENT}
 
 
 def page() -> str:
-    """The page."""
     parts = [INTRODUCTION]
     for title, role in OWNERS.items():
         rows = [row(metric) for metric in CATALOG if role in metric.roles]
@@ -27,7 +26,6 @@ def page() -> str:
 
 
 def row(metric: Metric) -> tuple[str, ...]:
-    """What a table has of a metric."""
     attributes = ", ".join(map(code, metric.attributes)) or "-"
     buckets = ", ".join(f"{bound:g}" for bound in metric.buckets) or "-"
     names = code(metric.name), code(family(metric))

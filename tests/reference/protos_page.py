@@ -30,7 +30,6 @@ Comments = dict[tuple[int, ...], str]
 
 
 def page() -> str:
-    """The page."""
     return "\n".join([INTRODUCTION, *(section(file) for file in files())])
 
 
@@ -56,7 +55,6 @@ def files() -> list[Any]:
 
 
 def section(file: Any) -> str:
-    """What the page has of one file."""
     said = comments(file)
     parts = [f"## {file.name.rpartition('/')[2]}", "", said.get((PACKAGE_LINE,), ""), ""]
     for at, service in enumerate(file.service):
@@ -80,7 +78,6 @@ def comments(file: Any) -> Comments:
 
 
 def service_lines(service: Any, said: Comments, path: tuple[int, ...]) -> list[str]:
-    """A service and its methods."""
     rows = [
         (code(method.name), sides(method), cell(said.get((*path, MEMBERS, at), "")))
         for at, method in enumerate(service.method)
@@ -90,14 +87,12 @@ def service_lines(service: Any, said: Comments, path: tuple[int, ...]) -> list[s
 
 
 def sides(method: Any) -> str:
-    """Types of a method's two sides."""
     takes = "stream of " if method.client_streaming else ""
     gives = "stream of " if method.server_streaming else ""
     return f"{takes}{link(method.input_type)}, {gives}{link(method.output_type)}"
 
 
 def message_lines(message: Any, said: Comments, path: tuple[int, ...], name: str) -> Iterator[str]:
-    """A message, its fields, and what is nested in it."""
     maps = {nested.name: nested for nested in message.nested_type if nested.options.map_entry}
     rows = []
     for at, field in enumerate(message.field):
@@ -129,7 +124,6 @@ def kind(field: Any, message: Any, maps: dict[str, Any]) -> str:
 
 
 def plain(field: Any) -> str:
-    """A type by itself."""
     if field.type_name:
         return link(field.type_name)
     return FieldDescriptorProto.Type.Name(field.type).removeprefix("TYPE_").lower()
@@ -144,7 +138,6 @@ def link(full_name: str) -> str:
 
 
 def enum_lines(enum: Any, said: Comments, path: tuple[int, ...], name: str) -> list[str]:
-    """An enum and its values."""
     rows = [
         (str(value.number), code(value.name), cell(said.get((*path, MEMBERS, at), "")))
         for at, value in enumerate(enum.value)

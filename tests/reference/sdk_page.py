@@ -39,7 +39,6 @@ FIELDS = "__dataclass_fields__"
 
 
 def page() -> str:
-    """The page."""
     grouped = {name for names in GROUPS.values() for name in names}
     rest = [
         name
@@ -74,7 +73,6 @@ def kinds_in(hint: Any) -> list[type]:
 
 
 def section(name: str, found: Any) -> str:
-    """What the page has of one name."""
     if inspect.isfunction(found):
         text = " ".join(docs(found).split())
         return "\n".join([f"### {name}", "", f"`{name}{signature(found)}`", "", text, ""])
@@ -91,7 +89,6 @@ def section(name: str, found: Any) -> str:
 
 
 def members(found: type) -> Iterator[str]:
-    """Tables of what a class has, and its methods."""
     said = attribute_docs(found)
     if issubclass(found, Enum):
         rows = [
@@ -153,7 +150,6 @@ def attribute_docs(found: type) -> dict[str, str]:
 
 
 def signature(found: Any) -> str:
-    """Parameters and what comes back."""
     gives = inspect.signature(found).return_annotation
     behind = "" if gives is inspect.Signature.empty else f" -> {kind_text(gives)}"
     return f"({', '.join(parameters(found))}){behind}"
@@ -171,7 +167,6 @@ def parameters(found: Any) -> list[str]:
 
 
 def parameter(at: inspect.Parameter) -> str:
-    """A parameter as the code has it."""
     name = f"**{at.name}" if at.kind is at.VAR_KEYWORD else at.name
     kind = "" if at.annotation is at.empty else f": {kind_text(at.annotation)}"
     return f"{name}{kind}{'' if at.default is at.empty else f' = {value_text(at.default)}'}"
@@ -186,12 +181,10 @@ def kind_text(kind: Any) -> str:
 
 
 def value_text(value: Any) -> str:
-    """A default as the code has it."""
     return f"{type(value).__name__}.{value.name}" if isinstance(value, Enum) else repr(value)
 
 
 def default_text(at: Field[Any]) -> str:
-    """The default of a field."""
     if at.default is not MISSING:
         return code(value_text(at.default))
     if at.default_factory is not MISSING:

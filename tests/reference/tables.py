@@ -15,5 +15,4 @@ def cell(text: str) -> str:
 
 
 def code(text: str) -> str:
-    """A name or a value, as it is typed."""
     return f"`{text}`".replace("|", "\\|")

@@ -12,5 +12,4 @@ What `helm/slipstream` takes, from its `values.yaml`; anything else is refused.
 
 
 def page() -> str:
-    """The page."""
     return INTRODUCTION + "\n" + table(VALUES.read_text()).replace("### ", "## ")

@@ -17,7 +17,6 @@ NUM_TOKENS = 120
 
 @pytest.fixture(scope="module")
 def plain(folder):
-    """What the target alone writes."""
     client = Client.embedded(str(folder), "none", dtype="float32")
     return {
         sampling: client.generate("hello", max_tokens=NUM_TOKENS, sampling=sampling, logprobs=2)
@@ -37,7 +36,6 @@ def draft(folder):
 
 
 async def busy(workers):
-    """The worker that runs a request."""
     for worker in workers:
         if (await worker.load()).num_sessions:
             return worker

@@ -32,7 +32,6 @@ OPENED = draft_pb2.SpeculateResponse(opened=draft_pb2.DraftOpened()).SerializeTo
 
 
 async def described(served):
-    """What a target says of itself, its tokenizer included."""
     async with connect(served.address, ChannelOptions()) as channel:
         stub = target_pb2_grpc.TargetServiceStub(channel)
         return await stub.DescribeTarget(target_pb2.DescribeTargetRequest(with_tokenizer=True))

@@ -54,7 +54,6 @@ async def two(folder, server=None, **config):
 
 
 async def begin(client, request_id, num_tokens=10, **asked):
-    """A stream, and the chunks of its first tokens."""
     stream, chunks = client.stream("hello", request_id=request_id, **asked), []
     async for chunk in stream:
         chunks.append(chunk)
@@ -64,7 +63,6 @@ async def begin(client, request_id, num_tokens=10, **asked):
 
 
 async def rest(client, request_id, held, **asked):
-    """The chunks that follow those that are held."""
     num_received = sum(len(at.token_ids) for at in held)
     again = client.stream("hello", request_id=request_id, num_received=num_received, **asked)
     return [chunk async for chunk in again]

@@ -150,7 +150,6 @@ def found(words, streams):
 
 
 async def refusal(client):
-    """What a client is refused with."""
     async with client:
         try:
             await client.server_info()

@@ -28,7 +28,6 @@ def prompts():
 
 @pytest.fixture(scope="module")
 def expected(prompts):
-    """What the embedded engine says."""
     with Client.embedded() as client:
         return {
             law: [

@@ -34,7 +34,6 @@ def places(seed, num):
 
 
 def whole(client, options):
-    """All chunks of one answer."""
     return list(client.stream("once upon", **options))
 
 

@@ -40,8 +40,6 @@ class Stream:
 
 
 class _Thread(threading.local):
-    """State of the current thread: its capture, and the list that takes kernels' signatures."""
-
     capture: Graph | None = None
     trace: list[Any] | None = None
     stream: Stream | None = None

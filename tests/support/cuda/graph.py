@@ -27,7 +27,6 @@ class GpuError(Exception):
 
 
 def storage_of(tensor: Tensor) -> int:
-    """Return the identity of a CPU tensor's memory."""
     return tensor.untyped_storage()._cdata
 
 

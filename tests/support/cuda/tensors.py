@@ -22,8 +22,6 @@ _WHOLE = {
 
 
 class _Running(threading.local):
-    """The kernels of each thread."""
-
     kernels: "Kernels"
 
 
@@ -80,7 +78,6 @@ class CudaTensor(Tensor):
 
 
 def name_of(func: Any) -> str:
-    """Return an operator's name, without namespace and overload."""
     schema = getattr(func, "_schema", None)
     if schema is not None:
         return str(schema.name).split("::")[-1]
@@ -88,7 +85,6 @@ def name_of(func: Any) -> str:
 
 
 def leaves(values: Any) -> list[Tensor]:
-    """Return the tensors among values."""
     found: list[Tensor] = []
     replaced(values, lambda leaf: found.append(leaf) or leaf)
     return found
@@ -173,7 +169,6 @@ def _new(func: Any, args: Any, kwargs: Any) -> Tensor:
 
 
 def _converted(func: Any, args: Any, kwargs: Any) -> Tensor:
-    """Return what `Tensor.to` does."""
     source, *rest = args
     if len(rest) == 1 and isinstance(rest[0], Tensor):
         rest = [rest[0].device, rest[0].dtype]

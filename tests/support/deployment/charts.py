@@ -59,13 +59,11 @@ class Pod:
 
     @property
     def ports(self) -> dict[str, int]:
-        """Ports by name."""
         named = (port for at in self.containers for port in at.get("ports", ()))
         return {port["name"]: port["containerPort"] for port in named}
 
     @property
     def main(self) -> Json:
-        """The container that serves."""
         found: Json = self.spec["containers"][0]
         return found
 
@@ -107,19 +105,16 @@ def nested(values: Json) -> Json:
 
 
 def template(helm: Helm, *flags: str | Path, **more: Any) -> Any:
-    """`helm template` with flags and values, whatever comes of it."""
     release = more.pop("release", RELEASE)
     return run(helm, "template", release, CHART, "--namespace", NAMESPACE, *flags, **more)
 
 
 def case_file(case: str) -> Path:
-    """The value file of a case."""
     return CHART / f"ci/{case}.yaml"
 
 
 @cache
 def rendered(case: str, helm: Helm = HELMS[-1], *flags: str) -> tuple[Json, ...]:
-    """All documents that come of a value file."""
     done = template(helm, "--values", case_file(case), *flags)
     assert done.returncode == 0, done.stderr
     return parsed(done.stdout)
@@ -141,7 +136,6 @@ def with_values(
 
 
 def of_kind(documents: Sequence[Json], *kinds: str) -> list[Json]:
-    """Documents of these kinds."""
     return [at for at in documents if at["kind"] in kinds]
 
 
@@ -152,12 +146,10 @@ def named(documents: Sequence[Json], kind: str, name: str) -> Json:
 
 
 def title(document: Json) -> str:
-    """What a document is called in a message."""
     return f"{document['kind']}/{document['metadata']['name']}"
 
 
 def pods(documents: Sequence[Json]) -> list[Pod]:
-    """Every pod that the documents describe."""
     return [pod for document in documents for pod in _pods(document)]
 
 
@@ -192,7 +184,6 @@ def secret_texts(secret: Json) -> dict[str, str]:
 
 
 def settings(documents: Sequence[Json]) -> dict[str, Json]:
-    """The tables of the configuration file that the services read."""
     files = [
         text
         for document in of_kind(documents, "ConfigMap")

@@ -42,12 +42,10 @@ class Stage:
     instructions: list[Instruction] = field(default_factory=list)
 
     def all(self, keyword: str) -> list[Instruction]:
-        """Return the instructions of a kind."""
         return [each for each in self.instructions if each.keyword == keyword]
 
 
 def lines(text: str) -> list[str]:
-    """Instructions, each on one line, without comments."""
     kept = [line for line in text.splitlines() if line.strip() and not line.startswith("#")]
     return "\n".join(kept).replace("\\\n", " ").splitlines()
 
@@ -78,7 +76,6 @@ def stages() -> dict[str, Stage]:
 
 
 def lineage(known: dict[str, Stage], name: str) -> Iterator[Stage]:
-    """A stage and those that it stands on, the last one's base being an image."""
     while name in known:
         yield known[name]
         name = known[name].base
@@ -114,7 +111,6 @@ class Workshop:
         (root / "build").mkdir(parents=True)
 
     def carry_out(self, stage: Stage) -> None:
-        """Do what the stage's own instructions say."""
         variables: dict[str, str] = {}
         for each in stage.instructions:
             if each.keyword == "COPY":
@@ -160,7 +156,6 @@ class Workshop:
 
 
 def _clean() -> dict[str, str]:
-    """This environment without what it tells Python and pip."""
     return {name: value for name, value in os.environ.items() if name[:3] not in {"PYT", "PIP"}}
 
 

@@ -15,14 +15,11 @@ _HASH = re.compile(r"--hash=sha256:([0-9a-f]{64})")
 
 @dataclass(frozen=True, slots=True)
 class Pin:
-    """A package of a lock."""
-
     requirement: Requirement
     hashes: tuple[str, ...]
 
     @property
     def name(self) -> str:
-        """The package's name in its one spelling."""
         return canonicalize_name(self.requirement.name)
 
     @property
@@ -35,7 +32,6 @@ class Pin:
 
 
 def names() -> list[str]:
-    """Names of all locks."""
     return sorted(path.stem for path in LOCKS.glob("*.lock"))
 
 
@@ -63,7 +59,6 @@ def rehashed(text: str, wheels: Iterable[Path]) -> str:
 
 
 def _lines(text: str) -> Iterator[str]:
-    """Entries, each on one line, without comments."""
     for line in text.replace("\\\n", " ").splitlines():
         if line.strip() and not line.startswith("#"):
             yield line

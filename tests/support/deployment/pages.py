@@ -171,7 +171,6 @@ def _alone() -> Iterator[Sequence[str]]:
 
 @cache
 def has_network() -> bool:
-    """Whether commands can have a network of their own here."""
     if which("unshare") is None or which("ip") is None:
         return False
     words = [*_NETWORK, *_LOOPBACK, "true"]

@@ -21,14 +21,12 @@ def pack(names: Iterable[str], folder: Path) -> Path:
 
 
 def needed(name: str) -> set[str]:
-    """What an installed package asks for here, without any extra."""
     asked = [Requirement(line) for line in distribution(name).requires or ()]
     here = [each for each in asked if each.marker is None or each.marker.evaluate({"extra": ""})]
     return {canonicalize_name(each.name) for each in here}
 
 
 def closure(name: str) -> set[str]:
-    """An installed package and all that it needs."""
     found: set[str] = set()
     left = {canonicalize_name(name)}
     while left:
@@ -53,7 +51,6 @@ def _is_kept(parts: tuple[str, ...], name: str) -> bool:
 
 
 def _tag(found: Distribution) -> str:
-    """As in a file's name: what runs it, its interface, where."""
     text = found.read_text("WHEEL") or ""
     tags = [line[5:].split("-") for line in text.splitlines() if line.startswith("Tag: ")]
     return "-".join(".".join(dict.fromkeys(part)) for part in zip(*tags, strict=True))

@@ -13,7 +13,6 @@ Distribution = tuple[Fraction, ...]
 
 
 def distribution(*weights: int) -> Distribution:
-    """The weights as a distribution."""
     return tuple(Fraction(weight, sum(weights)) for weight in weights)
 
 
@@ -34,7 +33,6 @@ def residual(p: Distribution, q: Distribution) -> Distribution:
 
 
 def without(q: Distribution, token: int) -> Distribution:
-    """q given that it is not `token`."""
     left = [Fraction(0) if index == token else weight for index, weight in enumerate(q)]
     return normalise(left) if any(left) else q
 
@@ -105,6 +103,5 @@ def top_p(weights: Sequence[Fraction], limit: Fraction) -> set[int]:
 
 
 def logs(*weights):
-    """Logarithms of weights, float32, -inf for 0."""
     with np.errstate(divide="ignore"):
         return np.log(np.float32([float(weight) for weight in weights]))

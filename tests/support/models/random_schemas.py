@@ -40,7 +40,6 @@ class DrawnTokens:
 
     @property
     def prompt(self) -> str:
-        """What a model is asked."""
         return f"Describe {self.topic} in JSON."
 
 

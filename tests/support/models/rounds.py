@@ -20,8 +20,6 @@ DEFAULTS = Profile()
 
 @dataclass(frozen=True)
 class Output:
-    """A finished request."""
-
     tokens: tuple[int, ...]
     rounds: tuple[Round, ...]
 
@@ -53,11 +51,22 @@ def speculate(  # noqa: PLR0913 - a request's parts
     name: str = "s",
     observer: RoundObserver | None = None,
 ) -> Output:
-    """One request, from an empty session to its release."""
-    facts = {"drafter": kind, "has_decision_model": has_decision_model}
-    settings = resolve(options, profile, **facts, temperature=sampling.temperature)
-    rules = settings.verification, stop_token_ids, settings.num_roots
-    session = Session(name, len(prompt), max_tokens, sampling, *rules)
+    settings = resolve(
+        options,
+        profile,
+        drafter=kind,
+        has_decision_model=has_decision_model,
+        temperature=sampling.temperature,
+    )
+    session = Session(
+        name,
+        len(prompt),
+        max_tokens,
+        sampling,
+        settings.verification,
+        stop_token_ids,
+        settings.num_roots,
+    )
     sequence = TokenSequence(session, prompt)
     planner, ports = Planner(settings), (draft, target)
     decoding = decode(*ports, planner, sequence, clock=lambda: 0.0, observer=observer)
@@ -74,10 +83,16 @@ async def _released(engine, name):
 
 
 def plain(target, prompt, *, sampling, max_tokens, stop_token_ids=frozenset()) -> Output:
-    """The same request without speculation."""
-    off = SpeculationOptions(mode=Mode.OFF)
-    asked = {"sampling": sampling, "max_tokens": max_tokens, "stop_token_ids": stop_token_ids}
-    return speculate(target, NgramDraft(), "ngram", prompt, options=off, **asked)
+    return speculate(
+        target,
+        NgramDraft(),
+        "ngram",
+        prompt,
+        sampling=sampling,
+        options=SpeculationOptions(mode=Mode.OFF),
+        max_tokens=max_tokens,
+        stop_token_ids=stop_token_ids,
+    )
 
 
 def round_of(proposal, verdict, waited_s=None) -> Round:

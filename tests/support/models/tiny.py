@@ -54,7 +54,6 @@ FAMILIES = tuple(_FAMILIES)
 
 
 def hf_model(family: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
-    """A transformers model of a family, with weights large enough to have opinions."""
     config, model, extra = _FAMILIES[family]
     torch.manual_seed(seed)
     made = model(config(**_SHAPE, **extra, initializer_range=0.12))
@@ -69,7 +68,6 @@ def causal(
     seed: int = 0,
     engine: Engine | None = None,
 ) -> CausalModel:
-    """A `CausalModel` over `hf_model`."""
     return CausalModel(hf_model(family, dtype=dtype, seed=seed), numerics=numerics, engine=engine)
 
 
@@ -112,6 +110,5 @@ def glide(
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:
-    """Random token ids, end of sequence excluded."""
     noise = torch.Generator().manual_seed(seed)
     return (1 + torch.randint(VOCAB - 1, (count,), generator=noise)).tolist()

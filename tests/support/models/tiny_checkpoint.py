@@ -74,7 +74,6 @@ def tiny_llama(
 
 
 def save_checkpoint(folder: Path, *, vocab_size: int = 259, context_length: int = 128) -> Path:
-    """A complete model directory."""
     model = tiny_llama(vocab_size=vocab_size, context_length=context_length)
     model.save_pretrained(folder)
     byte_tokenizer().save_pretrained(folder)
@@ -82,7 +81,6 @@ def save_checkpoint(folder: Path, *, vocab_size: int = 259, context_length: int 
 
 
 def save_draft(target: Path, folder: Path, tokenizer_hash: str | None = None) -> Path:
-    """A directory of untrained GliDe weights for a `save_checkpoint`."""
     loaded = load_target_parts(str(target), dtype="float32")
     vocab = torch.arange(0, 259, 2)
     config = config_for_target(

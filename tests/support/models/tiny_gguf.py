@@ -26,7 +26,6 @@ NAMES = {
 
 
 def gguf_name(name: str) -> str:
-    """A tensor's name in GGUF files, from transformers'."""
     for ours, theirs in NAMES.items():
         name = name.replace(ours, theirs)
     return name
@@ -69,7 +68,6 @@ def random_blocks(kind: str, rows: int, columns: int, noise: np.random.Generator
 
 
 def finish(writer: GGUFWriter) -> None:
-    """Write what was added, and close the file."""
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_tensors_to_file()
@@ -77,7 +75,6 @@ def finish(writer: GGUFWriter) -> None:
 
 
 def add_field(writer: GGUFWriter, name: str, value: Any) -> None:
-    """Add a field in the type of its value."""
     kinds = {bool: "bool", int: "uint32", float: "float32", str: "string", list: "array"}
     getattr(writer, f"add_{kinds[type(value)]}")(name, value)
 

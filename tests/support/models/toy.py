@@ -35,7 +35,6 @@ class ToyModel:
 
 
 def plain(session, model, count, constraint=None):
-    """What plain decoding puts after PROMPT."""
     tokens = list(PROMPT)
     for _ in range(count):
         tokens.append(choose(session, model.logits(tokens), tokens, constraint=constraint))
@@ -44,7 +43,6 @@ def plain(session, model, count, constraint=None):
 
 @st.composite
 def trees(draw):
-    """Trees whose siblings carry different tokens."""
     tokens, parents = [], []
     for _ in range(draw(st.integers(0, 14))):
         parent = draw(st.integers(ROOT, len(tokens) - 1))
@@ -56,7 +54,6 @@ def trees(draw):
 
 
 def forest(*branches):
-    """A tree of chains, side by side."""
     tokens, parents = [], []
     for branch in branches:
         for depth, token in enumerate(branch):

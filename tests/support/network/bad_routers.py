@@ -11,7 +11,6 @@ from slipstream.rpc.v1.generation_pb2_grpc import (
 
 
 def register(servicer):
-    """What `background.served` takes."""
     return lambda server: add_GenerationServiceServicer_to_server(servicer, server)
 
 

@@ -17,7 +17,6 @@ class Certificates:
 
     @property
     def ca(self) -> Path:
-        """Whom to trust."""
         return cert_path(self.folder, AUTHORITY)
 
     def cert(self, role: str) -> Path:
@@ -27,15 +26,12 @@ class Certificates:
         return key_path(self.folder, role)
 
     def server(self, role: str, *, is_mutual: bool = True) -> ServerTls:
-        """A server that is in this role."""
         return ServerTls(self.cert(role), self.key(role), self.ca if is_mutual else None)
 
     def client(self, role: str) -> ClientTls:
-        """A caller that is in this role."""
         return ClientTls(self.ca, self.cert(role), self.key(role))
 
     def stranger(self) -> ClientTls:
-        """A caller without a certificate."""
         return ClientTls(self.ca)
 
     def replace(self, other: "Certificates", *names: str) -> None:
@@ -47,6 +43,5 @@ class Certificates:
 
 
 def certificates(folder: Path) -> Certificates:
-    """Those of a new authority."""
     make_certificates(folder, CertificateOptions())
     return Certificates(folder)

@@ -52,7 +52,6 @@ def says(*answers: bytes) -> Reply:
 
 
 async def watches(context, messages):
-    """Say that it is serving, and stay."""
     yield SERVING
     await asyncio.Event().wait()
 
@@ -66,12 +65,10 @@ async def flips(context, messages):
 
 
 def detailed(*details: any_pb2.Any) -> bytes:
-    """A status with details, as its trailer carries it."""
     return status_pb2.Status(code=13, message="no", details=details).SerializeToString()
 
 
 def details_of(message: Any) -> any_pb2.Any:
-    """A message as a detail."""
     packed = any_pb2.Any()
     packed.Pack(message)
     return packed

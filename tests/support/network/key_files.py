@@ -6,12 +6,10 @@ from typing import Any
 
 
 def digest(token: str) -> str:
-    """What a file says of a token."""
     return sha256(token.encode()).hexdigest()
 
 
 def key(name: str, token: str, **values: Any) -> str:
-    """A key as it stands in a file."""
     lines = [f"{name} = {value}" for name, value in values.items()]
     return "\n".join([f"[keys.{name}]", f'sha256 = "{digest(token)}"', *lines, ""])
 

@@ -24,6 +24,5 @@ def free_ports(count: int) -> list[int]:
 
 
 def free_port() -> int:
-    """Return one such port."""
     [port] = free_ports(1)
     return port

@@ -43,11 +43,9 @@ class RawCaller:
         return self._last_stream
 
     def open_window(self, stream, num_bytes):
-        """Let so many more bytes of a stream come."""
         self._send(_WINDOW_UPDATE, 0, stream, struct.pack("!I", num_bytes))
 
     async def until(self, holds, limit_s=20):
-        """Wait until that holds of what has come."""
         async with asyncio.timeout(limit_s), self._changed:
             await self._changed.wait_for(holds)
 

@@ -46,7 +46,6 @@ class Relay:
 
     @property
     def num_connections(self) -> int:
-        """Of all times."""
         return len(self.streams) // 2
 
     def cut(self) -> None:
@@ -96,7 +95,6 @@ class Packets:
         self._thread.start()
 
     def of(self, ports: set[int]) -> list[bytearray]:
-        """All that was sent from these ports and to them."""
         self._is_over.set()
         self._thread.join()
         return [data for at, data in self._streams.items() if not ports.isdisjoint(at)]

@@ -72,7 +72,6 @@ class RedisServer:
 
     @property
     def url(self) -> str:
-        """Where it is."""
         if self.port is None:
             return f"unix://{self.socket}"
         return f"redis{'s' * self._is_tls}://127.0.0.1:{self.port}/0"
@@ -151,6 +150,5 @@ def redis_server(*flags: str, **options: Any) -> Iterator[RedisServer]:
 
 @contextmanager
 def running_redis() -> Iterator[str]:
-    """The URL of a server that keeps nothing on disk."""
     with redis_server() as server:
         yield server.url

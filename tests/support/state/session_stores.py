@@ -39,8 +39,6 @@ end
 
 
 class InMemory:
-    """Sessions in memory."""
-
     def __init__(self, bounds: Bounds = BOUNDS) -> None:
         self._bounds = bounds
         self._now_s = 1e9
@@ -61,8 +59,6 @@ class InMemory:
 
 
 class InRedis:
-    """Sessions in a server that runs."""
-
     def __init__(self, store: SessionStore, client: Any) -> None:
         self.store = store
         self._client = client
@@ -124,12 +120,10 @@ def claim(request_id: str = "r1", session_id: str = "chat", **rest: Any) -> Clai
 
 
 def begins(request_id: str = "r1", session_id: str = "chat", **rest: Any) -> Claim:
-    """One that begins a session."""
     return claim(request_id, session_id, create=True, **rest)
 
 
 async def held(store: SessionStore, asked: Claim) -> StoreLease:
-    """The lease of a claim that is granted."""
     grant = await store.acquire(asked)
     assert grant.lease is not None
     assert grant.lease.fence == grant.record.fence
@@ -137,12 +131,10 @@ async def held(store: SessionStore, asked: Claim) -> StoreLease:
 
 
 def opened(*tokens: int, num_prompt_tokens: int = 2, start: int = 0) -> SessionUpdate:
-    """A request's first tokens."""
     return SessionUpdate(start, tokens, Opening(num_prompt_tokens, '{"seed": 1}', "hash"))
 
 
 async def told(store: SessionStore, asked: Claim, update: SessionUpdate, **placed: Any) -> None:
-    """A request that says something and ends its lease."""
     lease = await held(store, asked)
     await store.append(lease, update)
     await store.release(lease, **{"target": None, "draft": None, **placed})

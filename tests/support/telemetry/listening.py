@@ -38,12 +38,10 @@ class Listener:
         return [span for span in ended if name in (None, span.name)]
 
     def span(self, name):
-        """The only one of this name."""
         [span] = self.spans(name)
         return span
 
     def points(self, metric):
-        """What was told of a metric: its data points by their attributes."""
         data = self._reader.get_metrics_data()
         found = [
             one
@@ -59,12 +57,10 @@ class Listener:
         }
 
     def point(self, metric, **attributes):
-        """The data point of a metric with these attributes."""
         return self.points(metric)[tuple(sorted(attributes.items()))]
 
 
 def parent_id(span):
-    """The id of a span's parent; None for a root."""
     return None if span.parent is None else span.parent.span_id
 
 

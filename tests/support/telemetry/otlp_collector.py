@@ -32,12 +32,10 @@ class Collector:
 
     @property
     def spans(self) -> tuple[Span, ...]:
-        """Spans in order of arrival."""
         with self._heard:
             return tuple(self._spans)
 
     def traces(self) -> dict[str, list[Span]]:
-        """Spans by the id of their trace."""
         return traces_of(self.spans)
 
     def metrics(self, service: str) -> dict[str, Any]:
@@ -52,13 +50,11 @@ class Collector:
         return condition()
 
     def take_spans(self, request: Any) -> None:
-        """One message of an exporter."""
         with self._heard:
             self._spans += spans_in(otlp_json(request))
             self._heard.notify_all()
 
     def take_metrics(self, request: Any) -> None:
-        """One message of an exporter."""
         with self._heard:
             for resource in request.resource_metrics:
                 about = {item.key: item.value for item in resource.resource.attributes}
@@ -70,7 +66,6 @@ class Collector:
 
 @contextmanager
 def collector() -> Iterator[Collector]:
-    """One that listens meanwhile."""
     found, thread = Collector(), LoopThread()
     serving = _receiver(found)
     found.url = thread.run(serving.__aenter__)
@@ -82,7 +77,6 @@ def collector() -> Iterator[Collector]:
 
 
 def traces_of(spans: Sequence[Span]) -> dict[str, list[Span]]:
-    """Spans by the id of their trace."""
     found: dict[str, list[Span]] = defaultdict(list)
     for span in spans:
         found[span.trace_id].append(span)

@@ -64,12 +64,10 @@ def exported(*metrics: Metric) -> Iterator[CollectorRegistry]:
 
 @cache
 def all_samples() -> Mapping[str, frozenset[str]]:
-    """Those of all metrics."""
     return {name: labels for metric in CATALOG for name, labels in samples(metric).items()}
 
 
 def label(attribute: str) -> str:
-    """What an attribute is called there."""
     (metric, *_) = (at for at in CATALOG if attribute in at.attributes)
     (found,) = (
         name

@@ -85,7 +85,6 @@ def services(to: Collector, target: Path, draft: str) -> Iterator[Services]:
 
 @contextmanager
 def asking(router: Process, telemetry: ClientTelemetry | None = None) -> Iterator[Client]:
-    """A client of a router; `telemetry` records its requests."""
     to = connection(router.ready(), token=TOKEN, tls=None, retries=True)
     backend = RemoteBackend(to, 60, to.channel(is_blocking=True))
     with Client.of(backend, telemetry=telemetry) as client:

@@ -56,7 +56,6 @@ class Seen:
 
     @property
     def well(self):
-        """Requests to which nothing happened."""
         return [*self.watched, *self.bare]
 
 
@@ -122,7 +121,6 @@ def ask_for_trouble(seen, running, router, watcher):
 
 
 def is_whole(seen):
-    """Whether drafts have told of all that they were asked so far."""
     spans = seen.collector.spans
     ids = {span.span_id for span in spans}
     asked = {span.parent_id for span in spans if span.service in (TARGET, DRAFT)}
@@ -131,7 +129,6 @@ def is_whole(seen):
 
 
 def ask_all(seen, running: Services, store, watcher):
-    """The whole story."""
     bounds = ("--trace-rounds", FIRST, "--trace-slowest", SLOWEST, "--trace-rejected", REJECTED)
     told = running.router("--store-url", store, *map(str, bounds))
     quiet = running.router(ratio=0)

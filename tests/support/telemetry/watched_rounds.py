@@ -53,7 +53,6 @@ PREFILL = Script(None, depth=0, accepted=0)
 
 @st.composite
 def scripts(draw, max_size=12):
-    """Rounds of a request: prefill, then speculative and plain ones."""
     seconds = st.integers(0, 9)
     rounds = [Script(None, draw(seconds), draw(seconds), depth=0, accepted=0)]
     for _ in range(draw(st.integers(0, max_size))):
@@ -65,8 +64,6 @@ def scripts(draw, max_size=12):
 
 
 class Clock:
-    """Shows what it is told to."""
-
     def __init__(self):
         self.now_s = 100.0
 
@@ -116,7 +113,6 @@ class Watched:
         self.engine = Engine(self.clock)
 
     def runs(self, rounds):
-        """All of the rounds, and the request's end; an error of theirs is its own, and returned."""
         error = None
         try:
             for index, script in enumerate(rounds):
@@ -151,7 +147,6 @@ def done(coroutine):
 
 
 def watched(rounds, bounds, carrier=None):
-    """What is heard of a request, and the request."""
     heard = Listener()
     request = Watched(heard.telemetry, bounds, carrier)
     request.error = request.runs(rounds)
@@ -159,7 +154,6 @@ def watched(rounds, bounds, carrier=None):
 
 
 def told(rounds):
-    """What is heard of the metrics of rounds."""
     heard = Listener()
     metrics = RoundMetrics(heard.telemetry.instruments)
     request = Watched(Telemetry(), NONE)

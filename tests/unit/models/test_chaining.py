@@ -78,7 +78,6 @@ def drafts(num_layers=1, missing=0, texts=None, window=0):
 
 
 def propose(draft, texts, plans, samplings):
-    """One round of all sessions together."""
     begun = []
     for at, (text, plan) in enumerate(zip(texts, plans, strict=True)):
         sampling = samplings[at % len(samplings)]

@@ -18,7 +18,6 @@ def gpu():
 
 
 def run(body, *inputs, replay=None):
-    """The results of a captured body on the host."""
     replay = Replay(CUDA) if replay is None else replay
     return [out.cpu() for out in replay.run("a body", body, inputs)]
 

@@ -39,7 +39,6 @@ PROMPT = (3, 14, 15, 9, 26, 5, 35, 8, 9, 7)
 
 
 def saved_target(model, base):
-    """A target's directory."""
     model.save_pretrained(base)
     # One word less than the model knows: transformers adds one to the tokenizers of some models.
     words = Tokenizer(models.WordLevel({f"w{i}": i for i in EVERY[:-1]}, unk_token="w0"))

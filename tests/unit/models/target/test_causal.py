@@ -31,7 +31,6 @@ def test_logits_are_those_of_transformers(family):
 
 
 def one_by_one(model, tokens, start):
-    """Hidden states of plain decoding from position `start` on."""
     cache = model.open(len(tokens))
     model.prefill(cache, tokens[:start])
     states = []
