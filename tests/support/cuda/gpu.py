@@ -1,9 +1,7 @@
 """A simulated GPU: streams, graphs, and a refusal of all that a real one would answer with an error
 or with wrong numbers.
-
 Kernels run at once, on the CPU. What they touch is reported to torch's CUDA sanitizer, which finds
-accesses that no wait orders; what a capture holds is recorded and checked by `Graph`.
-"""
+accesses that no wait orders; what a capture holds is recorded and checked by `Graph`."""
 
 import threading
 import weakref
@@ -59,14 +57,12 @@ class Gpu:
         self._current: dict[int, int] = {}
 
     def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """See `tensors.Kernels.run`. Raises `GpuError`."""
         self._check_devices(func, (args, kwargs))
         for leaf in leaves((args, kwargs)):
             self._check_age(func, leaf)
         return self.make(func, args, kwargs)
 
     def make(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """See `tensors.Kernels.make`."""
         given = on_host((args, kwargs), self.place)
         if self.thread.capture is not None:
             self.thread.capture.check(func, *given)
@@ -80,7 +76,6 @@ class Gpu:
         return self._born(on_device(out, (args, kwargs)))
 
     def read(self, name: str, source: CudaTensor) -> Tensor:
-        """See `tensors.Kernels.read`."""
         self._check_age(name, source)
         self._refuse_in_capture(f"{name} reads values on the host")
         if self.refuses_waits:
@@ -89,14 +84,12 @@ class Gpu:
         return source.inner if self.place == "cpu" else torch.ones_like(source.inner, device="cpu")
 
     def send(self, name: str, source: Tensor) -> CudaTensor:
-        """See `tensors.Kernels.send`."""
         self._refuse_in_capture(f"{name} copies between devices")
         sent = source.to(self.place, copy=True)
         self.launch(name, [], [sent])
         return self._born(CudaTensor(sent))
 
     def pin(self, source: Tensor) -> Tensor:
-        """See `tensors.Kernels.pin`."""
         self._refuse_in_capture("pin_memory allocates")
         return source.clone()
 
@@ -209,9 +202,7 @@ def _checked_run(gpu: Gpu) -> Callable[..., tuple[Tensor, ...]]:
 @contextmanager
 def simulated_gpu(*, has_values: bool = True) -> Iterator[Gpu]:
     """Let `cuda` be a simulated device of this thread, and of those that it starts.
-
-    Without values every operator has its shapes and types, and takes no time and memory.
-    """
+    Without values every operator has its shapes and types, and takes no time and memory."""
     gpu, run = Gpu(has_values=has_values), threading.Thread.run
 
     def run_on_gpu(thread: threading.Thread) -> None:

@@ -1,8 +1,6 @@
 """A graph of the simulated GPU: the operators of a capture, and their storages.
-
 A replay runs the recorded operators again on the same storages, and no Python of the body. The
-guard refuses what a capture refuses; a replay finds a pointer whose memory is gone.
-"""
+guard refuses what a capture refuses; a replay finds a pointer whose memory is gone."""
 
 from collections import Counter
 from collections.abc import Callable

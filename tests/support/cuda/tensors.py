@@ -1,8 +1,6 @@
 """Tensors that say they are on a GPU and compute on the CPU, for machines without one.
-
 A `CudaTensor` wraps a CPU tensor. Each operator on one goes through the `Kernels` given to
-`on_gpu`, which refuse what a GPU would: operands of two devices, and what a capture can't hold.
-"""
+`on_gpu`, which refuse what a GPU would: operands of two devices, and what a capture can't hold."""
 
 import threading
 from collections.abc import Callable, Iterator
@@ -153,19 +151,11 @@ def _read(func: Any, args: Any, kwargs: Any) -> Any:
     return func(_running.kernels.read(name_of(func), args[0]), *args[1:], **kwargs)
 
 
-def _copied(_: Any, args: Any, __: Any) -> Any:
-    return _running.kernels.run(torch.ops.aten.copy_.default, args[:2], {})
-
-
 def _moved(func: Any, args: Any, _: Any) -> Any:
     source, name, kernels = args[0], name_of(func), _running.kernels
     if isinstance(source, CudaTensor):
         return kernels.read(name, source).clone() if name == "cpu" else source
     return kernels.send(name, source) if name == "cuda" else source
-
-
-def _new(func: Any, args: Any, kwargs: Any) -> Tensor:
-    return _running.kernels.send(name_of(func), func(args[0].inner, *args[1:], **kwargs))
 
 
 def _converted(func: Any, args: Any, kwargs: Any) -> Tensor:
@@ -193,8 +183,10 @@ _ANSWERS: dict[str, Callable[[Any, Any, Any], Any]] = {
     **dict.fromkeys(("tolist", "numpy", "item"), _read),
     **dict.fromkeys(("__float__", "__int__", "__bool__", "__index__"), _read),
     **dict.fromkeys(("cpu", "cuda"), _moved),
-    "copy_": _copied,
-    "new_tensor": _new,
+    "copy_": lambda _, args, __: _running.kernels.run(torch.ops.aten.copy_.default, args[:2], {}),
+    "new_tensor": lambda func, args, kwargs: _running.kernels.send(
+        name_of(func), func(args[0].inner, *args[1:], **kwargs)
+    ),
     "to": _converted,
     "pin_memory": lambda _, args, __: _running.kernels.pin(args[0]),
 }

@@ -1,8 +1,6 @@
 """A service in miniature: sessions that share a target and a draft, on a clock of its own.
-
 No model: what a step costs, and how often a draft is right, are laws. Plans, offers, prices and
-the shape of trees are the project's own.
-"""
+the shape of trees are the project's own."""
 
 import heapq
 import itertools

@@ -7,13 +7,8 @@ import torch
 from transformers import AutoConfig, AutoModelForCausalLM
 
 SIZES = {
-    "vocab_size": 48,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 4,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 512,
+    **{"vocab_size": 48, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 4},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 512},
     "initializer_range": 0.12,
     **dict.fromkeys(("pad_token_id", "bos_token_id"), None),
     "eos_token_id": 0,

@@ -1,7 +1,5 @@
 """A slow, obvious referee: the distributions of verification in exact fractions, by enumeration.
-
-Written from the algorithms, not from the code it judges, and shares nothing with it.
-"""
+Written from the algorithms, not from the code it judges, and shares nothing with it."""
 
 import itertools
 from collections.abc import Iterator, Sequence
@@ -55,10 +53,8 @@ def multi_candidate(
     p: Distribution, q: Distribution, k: int, *, replacement: bool, updates_q: bool = True
 ) -> Distribution:
     """The distribution of one slot's token under recursive rejection sampling with k candidates.
-
     With `updates_q` False, q stays as it is although the draws were without replacement: the
-    mistake that the real thing must not make.
-    """
+    mistake that the real thing must not make."""
     out = [Fraction(0)] * len(p)
     for tokens, chance in draws(q, k, replacement=replacement):
         left_p, left_q, alive = p, q, chance
@@ -76,10 +72,8 @@ def multi_candidate(
 
 def target_initialised(p: Distribution, acceptance: Sequence[Fraction], width: int) -> Distribution:
     """The distribution of the root that stays, of `width` drawn from p without replacement.
-
     Each root's one draft token is accepted with the probability `acceptance` gives for that
-    root; the longest branch stays, the first drawn among equals.
-    """
+    root; the longest branch stays, the first drawn among equals."""
     out = [Fraction(0)] * len(p)
     for roots, chance in draws(p, width, replacement=False):
         for hits in itertools.product((False, True), repeat=width):

@@ -29,10 +29,8 @@ _BYTES_OF_CHAR = 4
 @dataclass(frozen=True, slots=True)
 class DrawnTokens:
     """A schema, what a text about it is to describe, and the bytes of its longest text.
-
     A token has a byte at least, so that a request for as many tokens and one more always ends by
-    itself.
-    """
+    itself."""
 
     schema: Schema
     topic: str

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.core.draft.ngram_draft import NgramDraft
-from slipstream.core.inline import iterated
+from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
@@ -51,48 +51,23 @@ def speculate(  # noqa: PLR0913 - a request's parts
     name: str = "s",
     observer: RoundObserver | None = None,
 ) -> Output:
-    settings = resolve(
-        options,
-        profile,
-        drafter=kind,
-        has_decision_model=has_decision_model,
-        temperature=sampling.temperature,
-    )
-    session = Session(
-        name,
-        len(prompt),
-        max_tokens,
-        sampling,
-        settings.verification,
-        stop_token_ids,
-        settings.num_roots,
-    )
+    known = {"drafter": kind, "has_decision_model": has_decision_model}
+    settings = resolve(options, profile, **known, temperature=sampling.temperature)
+    more = (settings.verification, stop_token_ids, settings.num_roots)
+    session = Session(name, len(prompt), max_tokens, sampling, *more)
     sequence = TokenSequence(session, prompt)
     planner, ports = Planner(settings), (draft, target)
     decoding = decode(*ports, planner, sequence, clock=lambda: 0.0, observer=observer)
     rounds = tuple(iterated(decoding))
     for engine in (draft, target):
-        for _ in iterated(_released(engine, name)):
-            pass
+        finished(engine.release(name))
     return Output(tuple(t for at in rounds for t in at.verdict.tokens), rounds)
 
 
-async def _released(engine, name):
-    await engine.release(name)
-    yield
-
-
 def plain(target, prompt, *, sampling, max_tokens, stop_token_ids=frozenset()) -> Output:
-    return speculate(
-        target,
-        NgramDraft(),
-        "ngram",
-        prompt,
-        sampling=sampling,
-        options=SpeculationOptions(mode=Mode.OFF),
-        max_tokens=max_tokens,
-        stop_token_ids=stop_token_ids,
-    )
+    asked = {"sampling": sampling, "max_tokens": max_tokens, "stop_token_ids": stop_token_ids}
+    off = SpeculationOptions(mode=Mode.OFF)
+    return speculate(target, NgramDraft(), "ngram", prompt, options=off, **asked)
 
 
 def round_of(proposal, verdict, waited_s=None) -> Round:
@@ -107,3 +82,11 @@ def outcome(drafted, depth, accepted, sources=(), **fields) -> Round:
     tree = TokenTree(tuple(range(drafted)), parents)
     proposal = Proposal(tree, sources=sources, num_copied=len(sources), **fields)
     return round_of(proposal, Verdict((*range(accepted), 99), accepted))
+
+
+def next_token(target, session, told) -> int:
+    """The token behind these on an engine that has never heard of the session."""
+    finished(target.release(session.session_id))
+    verdict = finished(target.verify(TokenSequence(session, told), Proposal()))
+    finished(target.release(session.session_id))
+    return verdict.tokens[0]

@@ -32,7 +32,6 @@ TIMING = ReplyTiming(service_s=0.004, queue_s=0.001, engine_s=0.002, kv_wait_s=0
 
 class Engine:
     """The other end of a stream: answers from a list, and remembers what it was sent.
-
     An answer is bytes, a message, an exception, a tuple of answers, or None: say nothing, and wait.
     """
 
@@ -79,9 +78,8 @@ async def reached(engine):
     server = grpc.aio.server()
     service, name = engine.method.strip("/").split("/")
     handler = grpc.stream_stream_rpc_method_handler(engine.serve)
-    server.add_generic_rpc_handlers(
-        (grpc.method_handlers_generic_handler(service, {name: handler}),)
-    )
+    methods = grpc.method_handlers_generic_handler(service, {name: handler})
+    server.add_generic_rpc_handlers((methods,))
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     address = f"127.0.0.1:{port}"
@@ -119,19 +117,16 @@ def verdict(*tokens):
 
 
 def proposed(proposal, staleness=2):
-    return draft_pb2.SpeculateResponse(
-        proposed=draft_pb2.Proposed(
-            proposal=proposal_to_pb(proposal), staleness=staleness, timing=timing_to_pb(TIMING)
-        )
-    )
+    told = {"staleness": staleness, "timing": timing_to_pb(TIMING)}
+    message = draft_pb2.Proposed(proposal=proposal_to_pb(proposal), **told)
+    return draft_pb2.SpeculateResponse(proposed=message)
 
 
 def ahead(tree, prob=0.5):
     """The tree that a draft went on with; its nodes are all as likely."""
     stats = (NodeStats(prob, prob, 1.0),) * len(tree)
-    return draft_pb2.SpeculateResponse(
-        ahead=draft_pb2.DraftedAhead(tree=proposal_to_pb(Proposal(tree, stats)))
-    )
+    message = draft_pb2.DraftedAhead(tree=proposal_to_pb(Proposal(tree, stats)))
+    return draft_pb2.SpeculateResponse(ahead=message)
 
 
 def remote_target(peer, **options):
@@ -139,9 +134,8 @@ def remote_target(peer, **options):
 
 
 def remote_draft(peer, *, feed=FEED, **options):
-    return RemoteDraft(
-        peer, TargetSide(IDENTITY, LAYOUT, lambda: feed), CallOptions(fence=7, **options)
-    )
+    side = TargetSide(IDENTITY, LAYOUT, lambda: feed)
+    return RemoteDraft(peer, side, CallOptions(fence=7, **options))
 
 
 async def first_round(remote):

@@ -3,18 +3,7 @@
 from typing import Any
 
 import torch
-from transformers import (
-    GPTNeoXConfig,
-    GPTNeoXForCausalLM,
-    LlamaConfig,
-    LlamaForCausalLM,
-    Phi3Config,
-    Phi3ForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
+import transformers
 
 from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_files import weights_of
@@ -23,6 +12,7 @@ from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.numerics.rules import Numerics
 from slipstream.models.target.causal import CausalModel, Engine
+from slipstream.models.target.token_layout import Part
 from slipstream.models.torch_arrays import numpy_dtype
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.memory import KvMemory
@@ -31,30 +21,25 @@ from slipstream.verifying.meter import FixedMeter
 VOCAB = 48
 EOS = 0
 _SHAPE = {
-    "vocab_size": VOCAB,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 3,
-    "num_attention_heads": 4,
-    "max_position_embeddings": 512,
-    "eos_token_id": EOS,
-    "bos_token_id": None,
-    "pad_token_id": None,
+    **{"vocab_size": VOCAB, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 3},
+    **{"num_attention_heads": 4, "max_position_embeddings": 512},
+    **{"eos_token_id": EOS, "bos_token_id": None, "pad_token_id": None},
 }
 _GROUPED = {"num_key_value_heads": 2, "head_dim": 16}
-_FAMILIES: dict[str, tuple[Any, Any, dict[str, Any]]] = {
-    "llama": (LlamaConfig, LlamaForCausalLM, _GROUPED),
-    "qwen2": (Qwen2Config, Qwen2ForCausalLM, {"num_key_value_heads": 2}),
-    "qwen3": (Qwen3Config, Qwen3ForCausalLM, _GROUPED),
+_FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
+    "llama": ("Llama", _GROUPED),
+    "qwen2": ("Qwen2", {"num_key_value_heads": 2}),
+    "qwen3": ("Qwen3", _GROUPED),
     # Fused projections and a parallel residual: served by transformers' own modules.
-    "phi3": (Phi3Config, Phi3ForCausalLM, {"num_key_value_heads": 2}),
-    "gpt-neox": (GPTNeoXConfig, GPTNeoXForCausalLM, {}),
+    "phi3": ("Phi3", {"num_key_value_heads": 2}),
+    "gpt-neox": ("GPTNeoX", {}),
 }
 FAMILIES = tuple(_FAMILIES)
 
 
 def hf_model(family: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
-    config, model, extra = _FAMILIES[family]
+    name, extra = _FAMILIES[family]
+    config, model = (getattr(transformers, name + end) for end in ("Config", "ForCausalLM"))
     torch.manual_seed(seed)
     made = model(config(**_SHAPE, **extra, initializer_range=0.12))
     return made.to(dtype).eval()
@@ -90,19 +75,10 @@ def glide(
     """An untrained GliDe draft of `hf_model()`, its head trimmed to every token but a few."""
     model = hf_model(dtype=dtype).to(device)
     parts = target_parts(model)
-    config = GlideConfig(
-        target_model="tiny",
-        tokenizer_hash="tiny",
-        vocab_size=VOCAB,
-        head_size=VOCAB - 6,
-        hidden_size=64,
-        intermediate_size=96,
-        num_heads=4,
-        num_kv_heads=2,
-        head_dim=16,
-        target_layers=layers,
-        max_lag=max_lag,
-    )
+    names = {"target_model": "tiny", "tokenizer_hash": "tiny"}
+    sizes = {"vocab_size": VOCAB, "head_size": VOCAB - 6, "hidden_size": 64}
+    heads = {"num_heads": 4, "num_kv_heads": 2, "head_dim": 16, "intermediate_size": 96}
+    config = GlideConfig(**names, **sizes, **heads, target_layers=layers, max_lag=max_lag)
     vocab = torch.tensor([token for token in range(VOCAB) if token % 8 != 5])
     draft = init_from_target(model, config).to(device)
     weights = weights_of(draft, vocab)
@@ -112,3 +88,9 @@ def glide(
 def tokens(count: int, seed: int = 0) -> list[int]:
     noise = torch.Generator().manual_seed(seed)
     return (1 + torch.randint(VOCAB - 1, (count,), generator=noise)).tolist()
+
+
+def whole(model: CausalModel, text: list[int]) -> Any:
+    """Hidden states and logits of a text, read at once."""
+    hidden, _ = model.forward([Part(model.open(len(text)), text)])
+    return hidden, model.logits(hidden)

@@ -1,6 +1,8 @@
 """A random two-layer Llama and a byte tokenizer, saved as a real checkpoint. No downloads."""
 
+import json
 from pathlib import Path
+from typing import Any
 
 import torch
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
@@ -58,19 +60,10 @@ def tiny_llama(
 ) -> LlamaForCausalLM:
     """Random weights, two layers, grouped queries, float32."""
     torch.manual_seed(seed)
-    config = LlamaConfig(
-        vocab_size=vocab_size,
-        hidden_size=32,
-        intermediate_size=64,
-        num_hidden_layers=2,
-        num_attention_heads=4,
-        num_key_value_heads=2,
-        max_position_embeddings=context_length,
-        bos_token_id=None,
-        eos_token_id=0,
-        tie_word_embeddings=True,
-    )
-    return LlamaForCausalLM(config)
+    sizes = {"vocab_size": vocab_size, "max_position_embeddings": context_length}
+    sizes |= {"hidden_size": 32, "intermediate_size": 64, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "tie_word_embeddings": True}
+    return LlamaForCausalLM(LlamaConfig(**sizes, **heads, bos_token_id=None, eos_token_id=0))
 
 
 def save_checkpoint(folder: Path, *, vocab_size: int = 259, context_length: int = 128) -> Path:
@@ -83,11 +76,13 @@ def save_checkpoint(folder: Path, *, vocab_size: int = 259, context_length: int 
 def save_draft(target: Path, folder: Path, tokenizer_hash: str | None = None) -> Path:
     loaded = load_target_parts(str(target), dtype="float32")
     vocab = torch.arange(0, 259, 2)
-    config = config_for_target(
-        loaded.model,
-        GlideShape(target_layers=(1,), head_size=len(vocab), max_lag=4),
-        name="tiny",
-        tokenizer_hash=tokenizer_hash or loaded.tokenizer_hash,
-    )
+    shape = GlideShape(target_layers=(1,), head_size=len(vocab), max_lag=4)
+    named = {"name": "tiny", "tokenizer_hash": tokenizer_hash or loaded.tokenizer_hash}
+    config = config_for_target(loaded.model, shape, **named)
     save_glide(init_from_target(loaded.model, config), vocab, folder)
     return folder
+
+
+def change_config(folder: Path, **changes: Any) -> None:
+    config = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({**config, **changes}))

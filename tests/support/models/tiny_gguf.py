@@ -10,18 +10,11 @@ from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 from support.models.tiny_checkpoint import SPECIAL, byte_tokenizer, tiny_llama
 
 NAMES = {
-    "model.embed_tokens": "token_embd",
-    "model.norm": "output_norm",
-    "input_layernorm": "attn_norm",
-    "post_attention_layernorm": "ffn_norm",
-    "self_attn.q_proj": "attn_q",
-    "self_attn.k_proj": "attn_k",
-    "self_attn.v_proj": "attn_v",
+    **{"model.embed_tokens": "token_embd", "model.norm": "output_norm", "model.layers": "blk"},
+    **{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
+    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
     "self_attn.o_proj": "attn_output",
-    "mlp.gate_proj": "ffn_gate",
-    "mlp.up_proj": "ffn_up",
-    "mlp.down_proj": "ffn_down",
-    "model.layers": "blk",
+    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
 }
 
 
@@ -38,6 +31,7 @@ def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
 
 
 HIDDEN, MLP, HEADS, KEY_HEADS, LAYERS, VOCAB = 256, 512, 4, 2, 2, 260
+_COMMON = {"context_length": 128, "layer_norm_rms_eps": 1e-6, "rope_freq_base": 10000.0}
 _HEAD_DIM = {"qwen3": 128}
 """Elements of a head where they are not those of the hidden state."""
 _SCALES = {
@@ -107,7 +101,10 @@ def write(
     noise = np.random.default_rng(0)
     writer = GGUFWriter(path, family)
     dim = _HEAD_DIM.get(family, hidden // HEADS)
-    _write_facts(writer, dim, hidden)
+    sizes = {"embedding_length": hidden, "block_count": LAYERS, "feed_forward_length": MLP}
+    heads = {"head_count": HEADS, "head_count_kv": KEY_HEADS, "vocab_size": VOCAB}
+    dims = dict.fromkeys(("key_length", "value_length", "rope_dimension_count"), dim)
+    _write_facts(writer, **_COMMON, **sizes, **heads, **dims)
     write_tokenizer(writer)
     for name, value in (more or {}).items():
         if isinstance(value, np.ndarray):
@@ -128,31 +125,16 @@ def write(
     return path
 
 
-def _write_facts(writer: GGUFWriter, dim: int, hidden: int) -> None:
-    writer.add_context_length(128)
-    writer.add_embedding_length(hidden)
-    writer.add_block_count(LAYERS)
-    writer.add_feed_forward_length(MLP)
-    writer.add_head_count(HEADS)
-    writer.add_head_count_kv(KEY_HEADS)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_key_length(dim)
-    writer.add_value_length(dim)
-    writer.add_rope_dimension_count(dim)
-    writer.add_vocab_size(VOCAB)
+def _write_facts(writer: GGUFWriter, **facts: float) -> None:
+    for name, value in facts.items():
+        getattr(writer, f"add_{name}")(value)
 
 
 def _matrices(dim: int, hidden: int) -> dict[str, tuple[int, int]]:
-    layer = {
-        "attn_q": (HEADS * dim, hidden),
-        "attn_k": (KEY_HEADS * dim, hidden),
-        "attn_v": (KEY_HEADS * dim, hidden),
-        "attn_output": (hidden, HEADS * dim),
-        "ffn_gate": (MLP, hidden),
-        "ffn_up": (MLP, hidden),
-        "ffn_down": (hidden, MLP),
-    }
+    keys = {f"attn_{part}": (KEY_HEADS * dim, hidden) for part in "kv"}
+    heads = {"attn_q": (HEADS * dim, hidden), **keys, "attn_output": (hidden, HEADS * dim)}
+    inner = {f"ffn_{part}": (MLP, hidden) for part in ("gate", "up")}
+    layer = {**heads, **inner, "ffn_down": (hidden, MLP)}
     all_layers = {f"blk.{at}.{name}": size for at in range(LAYERS) for name, size in layer.items()}
     return {"token_embd": (VOCAB, hidden), **all_layers}
 
@@ -172,15 +154,9 @@ def _vectors(family: str, dim: int, hidden: int) -> dict[str, tuple[int, float]]
 def write_gguf(path: Path) -> Path:
     """`tiny_llama` with its weights as they are."""
     writer = GGUFWriter(path, "llama")
-    writer.add_context_length(128)
-    writer.add_embedding_length(32)
-    writer.add_block_count(2)
-    writer.add_feed_forward_length(64)
-    writer.add_head_count(4)
-    writer.add_head_count_kv(2)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(10000.0)
-    writer.add_vocab_size(260)
+    sizes = {"embedding_length": 32, "block_count": 2, "feed_forward_length": 64}
+    heads = {"head_count": 4, "head_count_kv": 2, "vocab_size": 260}
+    _write_facts(writer, **_COMMON, **sizes, **heads)
     write_tokenizer(writer)
     for name, value in tiny_llama(vocab_size=260).state_dict().items():
         if name == "lm_head.weight":

@@ -1,5 +1,6 @@
 """The probe finds which row counts share their bits, and tiling keeps to them."""
 
+import pytest
 import torch
 
 from slipstream.models.numerics.invariance import probe_rows, tiled
@@ -18,20 +19,17 @@ def product_with_other_bits(*counts):
     return product
 
 
-def test_a_product_that_never_differs_allows_every_probed_count():
-    assert probe_rows(product_with_other_bits(), EXAMPLE) == RowRule(1, 128)
+RULES = [
+    ((), RowRule(1, 128)),  # every count that is probed
+    ((1,), RowRule(2, 128)),
+    ((48, 64, 96, 128), RowRule(1, 33)),  # a change of kernel
+    ((1, 3, 5), RowRule(16, 16)),  # padded to one count
+]
 
 
-def test_a_lone_row_that_differs_is_left_out():
-    assert probe_rows(product_with_other_bits(1), EXAMPLE) == RowRule(2, 128)
-
-
-def test_counts_above_a_change_of_kernel_are_left_out():
-    assert probe_rows(product_with_other_bits(48, 64, 96, 128), EXAMPLE) == RowRule(1, 33)
-
-
-def test_a_product_that_differs_between_small_counts_is_padded_to_one_count():
-    assert probe_rows(product_with_other_bits(1, 3, 5), EXAMPLE) == RowRule(16, 16)
+@pytest.mark.parametrize(("counts", "rule"), RULES)
+def test_counts_whose_bits_differ_are_left_out(counts, rule):
+    assert probe_rows(product_with_other_bits(*counts), EXAMPLE) == rule
 
 
 def test_tiling_only_ever_asks_for_counts_within_the_rule():
@@ -54,6 +52,5 @@ def test_a_packed_product_is_the_product():
     bias = torch.arange(24).bfloat16()
     x = EXAMPLE[:5].repeat(1, 2).bfloat16()
     expected = torch.nn.functional.linear(x.float(), weight.float(), bias.float())
-    torch.testing.assert_close(
-        PackedLinear(weight, bias)(x).float(), expected, rtol=2e-2, atol=2e-2
-    )
+    found = PackedLinear(weight, bias)(x).float()
+    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)

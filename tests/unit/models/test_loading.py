@@ -1,6 +1,5 @@
 """A checkpoint loads whole and as asked, or is refused with the reason. No pickles, no code."""
 
-import json
 from contextlib import nullcontext
 
 import pytest
@@ -14,7 +13,14 @@ from slipstream.models.loading import load_model, load_target_parts, require_sam
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
-from support.models.tiny_checkpoint import byte_tokenizer, save_checkpoint, tiny_llama
+from support.models.tiny_checkpoint import (
+    byte_tokenizer,
+    change_config,
+    save_checkpoint,
+    tiny_llama,
+)
+
+LOADERS = (load_model, load_target_parts)
 
 
 @pytest.fixture
@@ -47,26 +53,28 @@ def test_a_device_that_can_not_be_used_is_refused(checkpoint, device):
         load_target_parts(str(checkpoint), device=device)
 
 
-def test_a_truncated_weights_file_is_refused(checkpoint):
+@pytest.mark.parametrize("load", LOADERS)
+@pytest.mark.parametrize("length", [0, 4, 1000])
+def test_a_truncated_weights_file_is_refused(checkpoint, load, length):
     weights = checkpoint / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:1000])
+    weights.write_bytes(weights.read_bytes()[:length])
     with pytest.raises(WeightsError, match="can't be loaded"):
-        load_target_parts(str(checkpoint))
+        load(str(checkpoint))
 
 
-def test_a_lost_tensor_is_refused_and_named(checkpoint):
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("model.layers.1.mlp.up_proj.weight", None, r"layers\.1\.mlp\.up_proj"),
+        ("model.norm.weight", torch.ones(7), None),
+    ],
+)
+def test_a_tensor_that_is_lost_or_of_another_shape_is_refused(checkpoint, name, value, reason):
     tensors = load_file(checkpoint / "model.safetensors")
-    del tensors["model.layers.1.mlp.up_proj.weight"]
-    save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(WeightsError, match=r"layers\.1\.mlp\.up_proj"):
-        load_target_parts(str(checkpoint))
-
-
-def test_a_tensor_of_another_shape_is_refused(checkpoint):
-    tensors = load_file(checkpoint / "model.safetensors")
-    tensors["model.norm.weight"] = torch.ones(7)
-    save_file(tensors, checkpoint / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(WeightsError):
+    del tensors[name]
+    more = {} if value is None else {name: value}
+    save_file({**tensors, **more}, checkpoint / "model.safetensors", metadata={"format": "pt"})
+    with pytest.raises(WeightsError, match=reason):
         load_target_parts(str(checkpoint))
 
 
@@ -78,36 +86,40 @@ def test_pickled_weights_are_not_loaded(checkpoint):
 
 def test_code_in_a_model_directory_does_not_run(checkpoint):
     (checkpoint / "evil.py").write_text("raise SystemExit('code of the model ran')")
-    config = json.loads((checkpoint / "config.json").read_text())
-    config["model_type"] = "evil"
-    config["auto_map"] = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
-    (checkpoint / "config.json").write_text(json.dumps(config))
-    with pytest.raises(WeightsError, match="can't be loaded"):
+    classes = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    change_config(checkpoint, model_type="evil", auto_map=classes)
+    with pytest.raises(WeightsError, match="can't be read"):
         load_target_parts(str(checkpoint))
 
 
-@pytest.mark.parametrize(
-    ("name", "text", "error", "reason"),
-    [
-        ("config.json", '{"model_type": "t5"}', ModelMismatch, "of type t5"),
-        ("config.json", "{", WeightsError, r"config\.json"),
-        ("tokenizer.json", "{}", WeightsError, "tokenizer"),
-    ],
-)
-def test_files_of_no_language_model_are_refused(checkpoint, name, text, error, reason):
+BROKEN = [
+    ("config.json", '{"model_type": "t5"}', ModelMismatch, "of type t5"),
+    ("config.json", "{", WeightsError, r"config\.json"),
+    ("config.json", "[]", WeightsError, None),
+    ("tokenizer.json", "{}", WeightsError, "tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "error", "reason"), BROKEN)
+def test_files_of_no_language_model_are_refused_alike(checkpoint, name, text, error, reason):
     (checkpoint / name).write_text(text)
-    with pytest.raises(error, match=reason):
-        load_target_parts(str(checkpoint))
+    said = []
+    for load in LOADERS:
+        with pytest.raises(error, match=reason) as refused:
+            load(str(checkpoint))
+        said.append(str(refused.value))
+    assert said[0] == said[1]
 
 
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path):
+@pytest.mark.parametrize("load", LOADERS)
+def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path, load):
     folder = save_checkpoint(tmp_path / "small", vocab_size=200)
     with pytest.raises(ModelMismatch, match="up to id 258, but the model knows 200 tokens"):
-        load_target_parts(str(folder))
+        load(str(folder))
 
 
 @pytest.mark.parametrize("names", [["[PAD]"], ["[PAD]", "[MORE]"]])
-@pytest.mark.parametrize("load", [load_model, load_target_parts])
+@pytest.mark.parametrize("load", LOADERS)
 def test_tokens_added_past_the_embedding_are_left_out(names, load, checkpoint, tmp_path):
     plain = load(str(checkpoint))
     folder = save_checkpoint(tmp_path / "padded")
@@ -123,7 +135,7 @@ def test_tokens_added_past_the_embedding_are_left_out(names, load, checkpoint, t
         encode_prompt(text, [1, 259])
 
 
-@pytest.mark.parametrize("load", [load_model, load_target_parts])
+@pytest.mark.parametrize("load", LOADERS)
 def test_a_tokenizer_that_begins_texts_with_a_token_past_the_embedding_is_refused(load, tmp_path):
     folder = save_checkpoint(tmp_path / "bos")
     tokenizer = byte_tokenizer()
@@ -137,9 +149,8 @@ def test_a_tokenizer_that_begins_texts_with_a_token_past_the_embedding_is_refuse
 
 
 def test_ids_of_no_token_end_and_pad_nothing(checkpoint):
-    plain, path = load_model(str(checkpoint)).stop_token_ids, checkpoint / "config.json"
-    config = {"eos_token_id": [*plain, 999], "pad_token_id": 4000}
-    path.write_text(json.dumps(json.loads(path.read_text()) | config))
+    plain = load_model(str(checkpoint)).stop_token_ids
+    change_config(checkpoint, eos_token_id=[*plain, 999], pad_token_id=4000)
     loaded = load_model(str(checkpoint))
     assert loaded.stop_token_ids == plain
     CausalModel(loaded.model)

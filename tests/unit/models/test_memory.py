@@ -82,24 +82,21 @@ def test_an_account_is_readable():
     assert shown(12) == "12 B"
 
 
-@pytest.mark.parametrize(
-    ("files", "left"),
-    [
-        ({"memory.max": "5000\n", "memory.current": "2000\n"}, 3000),
-        ({"memory.max": "2000\n", "memory.current": "5000\n"}, 0),
-        (
-            {"memory/memory.limit_in_bytes": "5000\n", "memory/memory.usage_in_bytes": "1000\n"},
-            4000,
-        ),
-    ],
-)
-def test_a_limit_of_the_control_group_bounds_what_is_free(files, left, tmp_path, monkeypatch):
+OLD = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")
+NEW = ("memory.max", "memory.current")
+GROUPS = [(NEW, 5000, 2000, 3000), (NEW, 2000, 5000, 0), (OLD, 5000, 1000, 4000)]
+
+
+@pytest.mark.parametrize(("names", "limit", "used", "left"), GROUPS)
+def test_a_limit_of_the_control_group_bounds_what_is_free(
+    names, limit, used, left, tmp_path, monkeypatch
+):
     """Both versions of control groups have such a limit."""
     monkeypatch.setattr(memory, "_GROUPS", tmp_path)
     assert free_bytes(CPU) > 5000
-    for name, text in files.items():
+    for name, number in zip(names, (limit, used), strict=True):
         (tmp_path / name).parent.mkdir(exist_ok=True)
-        (tmp_path / name).write_text(text)
+        (tmp_path / name).write_text(f"{number}\n")
     assert free_bytes(CPU) == left
 
 

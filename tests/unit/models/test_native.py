@@ -46,13 +46,6 @@ def native(make, dtype=torch.float32):
     return CausalModel(make(dtype=dtype), engine="native")
 
 
-def whole(model, tokens):
-    """Hidden states and logits of a text, read at once."""
-    cache = model.open(len(tokens))
-    hidden, _ = model.forward([Part(cache, tokens)])
-    return hidden, model.logits(hidden)
-
-
 def norm(values):
     return np.linalg.norm(values.astype(np.float64))
 
@@ -75,7 +68,7 @@ def require_transformers_numbers(make):
     tokens = words(model, 150)
     with torch.inference_mode():
         expected = make()(torch.tensor([tokens])).logits[0].numpy()
-    _, logits = whole(model, tokens)
+    _, logits = tiny.whole(model, tokens)
     assert norm(logits - expected) / norm(expected) < 2e-5
 
 
@@ -105,7 +98,7 @@ def test_each_scale_is_honoured_on_its_own(scale):
         partial(families.family_model, "granite", **{**usual, **at}) for at in ({}, {scale: 0.3})
     ]
     require_transformers_numbers(makers[1])
-    first, second = (whole(native(make), [1, 2, 3])[1] for make in makers)
+    first, second = (tiny.whole(native(make), [1, 2, 3])[1] for make in makers)
     assert not np.allclose(first, second, rtol=0.05)
 
 
@@ -119,7 +112,7 @@ def test_a_node_sees_the_window_before_it_in_any_company(window, dtype):
     model.prefill(cache, tokens)
     hidden, _ = model.forward([Part(cache, [3], TREE)])
     for node, path in enumerate(PATHS):
-        expected, _ = whole(model, [*tokens, 3, *path])
+        expected, _ = tiny.whole(model, [*tokens, 3, *path])
         assert np.array_equal(hidden[1 + node], expected[-1]), path
 
 
@@ -136,7 +129,7 @@ def test_bfloat16_rounds_what_is_multiplied_by_weights_and_what_is_cached_and_no
             if isinstance(part, torch.nn.Linear):
                 part.register_forward_pre_hook(lambda _, args: (narrowed(args[0]),))
         expected = wide(torch.tensor([tokens]), past_key_values=NarrowCache()).logits[0].numpy()
-    _, ours = whole(model, tokens)
+    _, ours = tiny.whole(model, tokens)
     assert norm(ours - expected) < norm(theirs - expected) / 4
     assert norm(ours - exact) < norm(theirs - exact)
     assert model.dtype == BFLOAT16
@@ -147,7 +140,7 @@ def test_bfloat16_rounds_what_is_multiplied_by_weights_and_what_is_cached_and_no
 def test_a_token_has_the_same_bits_in_any_company(name, dtype):
     model = native(MAKERS[name], dtype)
     tokens = words(model, 130)
-    together, _ = whole(model, tokens)
+    together, _ = tiny.whole(model, tokens)
     for size in (1, 2, 3, 5, 6, 7, 8, 13, 64):
         cache, parts = model.open(130), []
         for start in range(0, len(tokens), size):
@@ -167,11 +160,11 @@ def test_a_node_of_a_tree_has_the_bits_of_plain_decoding_and_so_have_kept_keys(d
         model.prefill(cache, tokens)
     hidden, (slots, _) = model.forward([Part(caches[0], [3], TREE), Part(caches[1], [9], TREE)])
     for node, path in enumerate(PATHS):
-        expected, _ = whole(model, [*tokens, 3, *path])
+        expected, _ = tiny.whole(model, [*tokens, 3, *path])
         assert np.array_equal(hidden[1 + node], expected[-1]), path
     caches[0].keep([slots[0], *(slots[1 + node] for node in (0, 1, 4))])
     after, _ = model.forward([Part(caches[0], [11])])
-    expected, _ = whole(model, [*tokens, 3, 4, 5, 8, 11])
+    expected, _ = tiny.whole(model, [*tokens, 3, 4, 5, 8, 11])
     assert np.array_equal(after[0], expected[-1])
 
 
@@ -213,7 +206,7 @@ def digest_of_known_weights():
     digest = hashlib.sha256()
     for dtype in (torch.float32, torch.bfloat16):
         model = CausalModel(model_of_known_weights().to(dtype), engine="native")
-        for values in whole(model, [(at * 7 + 3) % tiny.VOCAB for at in range(200)]):
+        for values in tiny.whole(model, [(at * 7 + 3) % tiny.VOCAB for at in range(200)]):
             digest.update(values.tobytes())
     return digest.hexdigest()
 
@@ -246,7 +239,7 @@ def test_float32_keeps_weights_that_bfloat16_holds_in_it_and_rounds_no_tokens():
     narrow, wide = CausalModel(exact, engine="native"), native(MAKERS["llama"])
     assert narrow.weight_bytes < 0.6 * wide.weight_bytes
     assert narrow.dtype == wide.dtype == FLOAT32
-    _, logits = whole(narrow, tokens)
+    _, logits = tiny.whole(narrow, tokens)
     assert norm(logits - expected) / norm(expected) < 2e-5
 
 
@@ -261,6 +254,6 @@ def test_a_tied_embedding_is_an_untied_copy_held_once_if_products_have_all_of_it
     models[0].lm_head.weight = models[0].model.embed_tokens.weight
     tied, untied = (CausalModel(model, engine="native") for model in models)
     tokens = tiny.tokens(40)
-    assert all(map(np.array_equal, whole(tied, tokens), whole(untied, tokens)))
+    assert all(map(np.array_equal, tiny.whole(tied, tokens), tiny.whole(untied, tokens)))
     is_rounded = dtype == torch.bfloat16 and size < 1
     assert (tied.weight_bytes < untied.weight_bytes) is not is_rounded

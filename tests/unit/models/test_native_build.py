@@ -105,25 +105,16 @@ def test_a_wheel_with_kernels_is_for_one_platform_any_python_3(hatch_build, monk
     assert (data["pure_python"], data["tag"]) == (False, "py3-none-linux_x86_64")
 
 
-@pytest.mark.parametrize(
-    ("python", "target", "tag", "flags"),
-    [
-        ("linux-aarch64", None, "linux_aarch64", ()),
-        ("macosx-11.0-arm64", None, "macosx_11_0_arm64", "-arch arm64 -mmacosx-version-min=11.0"),
-        (
-            "macosx-10.9-x86_64",
-            "11.0",
-            "macosx_11_0_x86_64",
-            "-arch x86_64 -mmacosx-version-min=11.0",
-        ),
-        (
-            "macosx-10.9-universal2",
-            "14.0",
-            "macosx_14_0_arm64",
-            "-arch arm64 -mmacosx-version-min=14.0",
-        ),
-    ],
-)
+MACS = [("11.0-arm64", None, "11_0_arm64"), ("10.9-x86_64", "11.0", "11_0_x86_64")]
+MACS += [("10.9-universal2", "14.0", "14_0_arm64")]
+PLATFORMS = [("linux-aarch64", None, "linux_aarch64", ())]
+for at, oldest, tag in MACS:
+    major, minor, machine = tag.split("_", 2)
+    flags = ("-arch", machine, f"-mmacosx-version-min={major}.{minor}")
+    PLATFORMS.append((f"macosx-{at}", oldest, f"macosx_{tag}", flags))
+
+
+@pytest.mark.parametrize(("python", "target", "tag", "flags"), PLATFORMS)
 def test_the_compiler_has_the_tags_platform(hatch_build, monkeypatch, python, target, tag, flags):
     monkeypatch.setattr(sysconfig, "get_platform", lambda: python)
     monkeypatch.setattr(hatch_build.platform, "machine", lambda: "arm64")
@@ -131,7 +122,7 @@ def test_the_compiler_has_the_tags_platform(hatch_build, monkeypatch, python, ta
     if target:
         monkeypatch.setenv("MACOSX_DEPLOYMENT_TARGET", target)
     assert hatch_build.platform_tag() == tag
-    assert hatch_build._macos_flags() == (tuple(flags.split()) if flags else ())
+    assert hatch_build._macos_flags() == flags
 
 
 def test_other_architectures_are_torchs_and_the_log_says_why(caplog):

@@ -107,30 +107,19 @@ def test_a_row_that_is_no_law_has_no_token_and_ends_its_walk_with_an_error(bad):
         walk_drawn(TokenTree.chain([tokens[0]]), tokens)
 
 
-@pytest.mark.parametrize(
-    ("changes", "fits"),
-    [
-        ({}, True),
-        ({"temperature": 0.8}, True),
-        ({"top_k": 5, "top_p": 0.5}, True),  # greedy: nothing is truncated
-        ({"temperature": 0.8, "top_k": 5}, False),
-        ({"temperature": 0.8, "top_p": 0.9}, False),
-        ({"temperature": 0.8, "min_p": 0.1}, False),
-        ({"repetition_penalty": 1.1}, False),
-        ({"presence_penalty": 0.1}, False),
-        ({"frequency_penalty": 0.1}, False),
-        ({"logit_bias": ((1, 1.0),)}, False),
-    ],
-)
-def test_only_laws_of_logits_and_temperature_fit(changes, fits):
-    assert fits_device(Session("s", 1, 1, SamplingParams(**changes))) is fits
+FITTING = ({}, {"temperature": 0.8}, {"top_k": 5, "top_p": 0.5})  # greedy: nothing is truncated
+OTHER = [{"temperature": 0.8, **at} for at in ({"top_k": 5}, {"top_p": 0.9}, {"min_p": 0.1})]
+OTHER += [{f"{kind}_penalty": at} for kind, at in (("repetition", 1.1), ("presence", 0.1))]
+OTHER += [{"frequency_penalty": 0.1}, {"logit_bias": ((1, 1.0),)}]
 
 
-@pytest.mark.parametrize(
-    "verification", [mode for mode in Verification if mode is not Verification.EXACT]
-)
-def test_only_exact_verification_fits(verification):
-    assert not fits_device(Session("s", 1, 1, verification=verification))
+@pytest.mark.parametrize("changes", [*FITTING, *OTHER])
+def test_only_laws_of_logits_and_temperature_fit_and_only_exact_verification(changes):
+    sampling = SamplingParams(**changes)
+    for mode in Verification:
+        is_exact = mode is Verification.EXACT
+        fits = fits_device(Session("s", 1, 1, sampling, verification=mode))
+        assert fits is (changes in FITTING and is_exact)
 
 
 @pytest.mark.gpu

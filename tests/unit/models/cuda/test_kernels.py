@@ -1,7 +1,6 @@
 """A kernel over pages is torch's own, or one that gives a token the same bits in any batch."""
 
 import pytest
-import torch
 
 from slipstream.core.errors import ModelError
 from slipstream.models.cuda import attention_kernels
@@ -9,9 +8,6 @@ from slipstream.models.cuda.attention_kernels import Trial, choose_kernel
 from slipstream.models.dtypes import CPU, FLOAT32
 from slipstream.models.kv.paged import attend_paged
 from slipstream.models.kv.pool import KvLayout
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.token_layout import Part
-from support.models import tiny
 
 LAYOUT = KvLayout(1, 2, 16, FLOAT32, CPU)
 
@@ -48,13 +44,3 @@ def test_the_first_steady_kernel_computes_for_invariant_numerics(monkeypatch):
 
 def test_on_a_cpu_there_is_nothing_to_choose():
     assert choose_kernel(LAYOUT, 2, is_invariant=True) is attend_paged
-
-
-@pytest.mark.gpu
-@pytest.mark.parametrize("numerics", ["invariant", "fast"])
-def test_a_device_finds_a_kernel(numerics):
-    hf = tiny.hf_model(dtype=torch.bfloat16).cuda()
-    model = CausalModel(hf, numerics=numerics)
-    cache = model.open_in(model.pool(2))
-    hidden, _ = model.forward([Part(cache, tiny.tokens(5))])
-    assert hidden.isfinite().all()

@@ -1,7 +1,5 @@
 """The CUDA path at the sizes of large models: shapes, dtypes and devices of every operator.
-
-No tensor has values: what the host reads is ones.
-"""
+No tensor has values: what the host reads is ones."""
 
 import re
 from copy import deepcopy
@@ -43,55 +41,23 @@ from support.cuda.gpu import simulated_gpu
 from support.models import tiny
 from support.models.rounds import speculate
 
-_GROUPED = {"num_attention_heads": 32, "num_key_value_heads": 8}
+
+def _sizes(vocab, hidden, intermediate, layers, context, **more):
+    heads = {"num_attention_heads": 32, "num_key_value_heads": 8}
+    widths = {"vocab_size": vocab, "hidden_size": hidden, "intermediate_size": intermediate}
+    lengths = {"num_hidden_layers": layers, "max_position_embeddings": context}
+    return {**heads, **widths, **lengths, **more}
+
+
+_8B = LlamaConfig(**_sizes(128256, 4096, 14336, 32, 8192))
+_QWEN = Qwen3Config(**_sizes(151936, 4096, 12288, 36, 40960, head_dim=128))
+_70B = LlamaConfig(**_sizes(128256, 8192, 28672, 80, 8192, num_attention_heads=64))
+_MISTRAL = MistralConfig(**_sizes(32768, 4096, 14336, 32, 32768, sliding_window=None))
 MODELS = {
-    "llama-3-8b": (
-        LlamaForCausalLM,
-        LlamaConfig(
-            vocab_size=128256,
-            hidden_size=4096,
-            intermediate_size=14336,
-            num_hidden_layers=32,
-            max_position_embeddings=8192,
-            **_GROUPED,
-        ),
-    ),
-    "qwen3-8b": (
-        Qwen3ForCausalLM,
-        Qwen3Config(
-            vocab_size=151936,
-            hidden_size=4096,
-            intermediate_size=12288,
-            num_hidden_layers=36,
-            head_dim=128,
-            max_position_embeddings=40960,
-            **_GROUPED,
-        ),
-    ),
-    "llama-3-70b": (
-        LlamaForCausalLM,
-        LlamaConfig(
-            vocab_size=128256,
-            hidden_size=8192,
-            intermediate_size=28672,
-            num_hidden_layers=80,
-            num_attention_heads=64,
-            num_key_value_heads=8,
-            max_position_embeddings=8192,
-        ),
-    ),
-    "mistral-7b": (
-        MistralForCausalLM,
-        MistralConfig(
-            vocab_size=32768,
-            hidden_size=4096,
-            intermediate_size=14336,
-            num_hidden_layers=32,
-            sliding_window=None,
-            max_position_embeddings=32768,
-            **_GROUPED,
-        ),
-    ),
+    "llama-3-8b": (LlamaForCausalLM, _8B),
+    "qwen3-8b": (Qwen3ForCausalLM, _QWEN),
+    "llama-3-70b": (LlamaForCausalLM, _70B),
+    "mistral-7b": (MistralForCausalLM, _MISTRAL),
 }
 
 
@@ -112,11 +78,6 @@ def large(name):
     family, config = MODELS[name]
     with torch.device("meta"):
         return family(deepcopy(config)).to(torch.bfloat16).eval().requires_grad_(False).cuda()
-
-
-def without_memory(shape):
-    """An array of one number, over and over."""
-    return np.lib.stride_tricks.as_strided(np.zeros(1, BFLOAT16), shape, [0] * len(shape))
 
 
 @pytest.mark.parametrize("name", WHOLE)
@@ -149,36 +110,23 @@ def test_a_verification_has_the_shapes_and_types_of_the_model(name):
 )
 def test_rounds_of_a_draft_run_on_the_device_alone(name, sampling):
     hf = large(name)
-    config = config_for_target(
-        hf,
-        GlideShape(target_layers=(8, 16, 24), head_size=16384, max_lag=8),
-        name=name,
-        tokenizer_hash="t",
-    )
-    tensors = {at: without_memory(shape) for at, shape in glide_shapes(config)}
+    shape = GlideShape(target_layers=(8, 16, 24), head_size=16384, max_lag=8)
+    config = config_for_target(hf, shape, name=name, tokenizer_hash="t")
+    number, strided = np.zeros(1, BFLOAT16), np.lib.stride_tricks.as_strided  # over and over
+    tensors = {at: strided(number, size, [0] * len(size)) for at, size in glide_shapes(config)}
     weights = GlideWeights(config, tensors, np.arange(16384))
     decision = DecisionNetwork(config.hidden_size).model()
     scorer = GlideScorer(weights, target_parts(hf), dtype=BFLOAT16)
-    chains = GlideChains(
-        scorer, Replay(torch.device("cuda")), context_length=2048, decision=decision
-    )
+    replay = Replay(torch.device("cuda"))
+    chains = GlideChains(scorer, replay, context_length=2048, decision=decision)
     target = tiny.local_target(CausalModel(hf, numerics="fast"), num_pages=16)
-    engine = LocalDraft(
-        scorer, TargetKv(target, config.target_layers), decision=decision.score, chains=chains
-    )
-    options = SpeculationOptions(
-        mode=Mode.FORCED, shape=Shape.CHAIN, stop=StopPolicy.DECISION, max_nodes=5
-    )
-    out = speculate(
-        target,
-        engine,
-        "glide",
-        tiny.tokens(40),
-        sampling=sampling,
-        options=options,
-        max_tokens=4,
-        has_decision_model=True,
-    )
+    feed = TargetKv(target, config.target_layers)
+    engine = LocalDraft(scorer, feed, decision=decision.score, chains=chains)
+    chain = {"shape": Shape.CHAIN, "stop": StopPolicy.DECISION, "max_nodes": 5}
+    options = SpeculationOptions(mode=Mode.FORCED, **chain)
+    asked = {"sampling": sampling, "options": options, "max_tokens": 4}
+    asked["has_decision_model"] = True
+    out = speculate(target, engine, "glide", tiny.tokens(40), **asked)
     assert len(out.tokens) == 4
     assert out.num_drafted > 0
     assert bool(len(chains.replay)) is (sampling.top_p == 1)

@@ -14,7 +14,7 @@ from transformers import (
 )
 
 from slipstream.cli.main import exit_code
-from slipstream.core.errors import InvalidRequest, ModelMismatch
+from slipstream.core.errors import ModelMismatch
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Session, Shape, StopPolicy
@@ -59,6 +59,11 @@ def saved_draft(target, base, *, vocab=EVERY, layers=(), num_layers=1):
     return base
 
 
+@pytest.fixture
+def target(tmp_path):
+    return saved_target(tiny.llama(), tmp_path / "target")
+
+
 @pytest.mark.parametrize(("name", "num_layers"), [("llama", 2), *((name, 1) for name in TARGETS)])
 def test_the_checkpoint_scores_the_trimmed_vocabulary_as_the_draft(name, num_layers, tmp_path):
     target = saved_target(TARGETS[name](), tmp_path / "target")
@@ -75,8 +80,7 @@ def test_the_checkpoint_scores_the_trimmed_vocabulary_as_the_draft(name, num_lay
     assert (embeddings.weight is head.weight) == ("tied" in name)
 
 
-def test_the_checkpoint_proposes_what_the_draft_proposes(tmp_path):
-    target = saved_target(tiny.llama(), tmp_path / "target")
+def test_the_checkpoint_proposes_what_the_draft_proposes(target, tmp_path):
     weights = saved_draft(target, tmp_path / "w")
     export_hf(weights, str(target), tmp_path / "hf")
     loaded = load_parts(str(target), dtype="float32")
@@ -91,8 +95,7 @@ def test_the_checkpoint_proposes_what_the_draft_proposes(tmp_path):
     assert len(trees[0]) == 12
 
 
-def test_tokenizer_and_template_are_the_targets_own_files(tmp_path):
-    target = saved_target(tiny.llama(), tmp_path / "target")
+def test_tokenizer_and_template_are_the_targets_own_files(target, tmp_path):
     export_hf(saved_draft(target, tmp_path / "w"), str(target), tmp_path / "hf")
     for name in ("tokenizer.json", "tokenizer_config.json", "chat_template.jinja"):
         assert (tmp_path / "hf" / name).read_bytes() == (target / name).read_bytes()
@@ -100,8 +103,7 @@ def test_tokenizer_and_template_are_the_targets_own_files(tmp_path):
     assert (config["architectures"], config["dtype"]) == (["LlamaForCausalLM"], "float32")
 
 
-def test_a_draft_that_reads_the_target_is_refused(tmp_path):
-    target = saved_target(tiny.llama(), tmp_path / "target")
+def test_a_draft_that_reads_the_target_is_refused(target, tmp_path):
     weights = saved_draft(target, tmp_path / "w", layers=(1, 3))
     with pytest.raises(ModelMismatch, match="reads target layers 1, 3"):
         export_hf(weights, str(target), tmp_path / "hf")
@@ -118,22 +120,14 @@ def test_a_target_that_computes_otherwise_is_refused(tmp_path):
     assert sorted(path.name for path in tmp_path.iterdir()) == ["target", "w"]
 
 
-def test_the_draft_of_another_target_is_refused(tmp_path):
-    target = saved_target(tiny.llama(), tmp_path / "target")
+def test_the_draft_of_another_target_is_refused(target, tmp_path):
     weights = saved_draft(target, tmp_path / "w")
     other = saved_target(tiny.llama(hidden_size=64), tmp_path / "other")
     with pytest.raises(ModelMismatch, match="hidden_size"):
         export_hf(weights, str(other), tmp_path / "hf")
 
 
-def test_what_is_there_is_not_overwritten(tmp_path):
-    target = saved_target(tiny.llama(), tmp_path / "target")
-    with pytest.raises(InvalidRequest, match="is there already"):
-        export_hf(saved_draft(target, tmp_path / "w"), str(target), target)
-
-
-def test_the_command_writes_it_and_says_where(tmp_path, capsys):
-    target = saved_target(tiny.llama(), tmp_path / "target")
+def test_the_command_writes_it_and_says_where(target, tmp_path, capsys):
     weights, out = saved_draft(target, tmp_path / "w"), tmp_path / "hf"
     options = [str(weights), "--target", str(target), "--out", str(out)]
     assert exit_code(["train", "export-hf", *options]) == 0

@@ -57,22 +57,18 @@ def test_a_deeper_draft_starts_from_the_last_layers_in_order():
         assert torch.equal(ours.mlp.up_proj.weight, theirs.mlp.up_proj.weight)
 
 
-def test_a_layer_the_target_lacks_is_refused():
-    with pytest.raises(ModelMismatch, match=r"\[7\] do not exist, the target has 4"):
-        config_for_target(
-            tiny.llama(), tiny.shape(target_layers=(1, 7)), name="x", tokenizer_hash="x"
-        )
+GPT = GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=11)
+UNFIT = [
+    (tiny.llama, tiny.shape(target_layers=(1, 7)), r"\[7\] do not exist, the target has 4"),
+    (lambda: tiny.llama(hidden_act="gelu"), tiny.shape(), "gelu"),
+    (lambda: GPT2LMHeadModel(GPT), GlideShape((0,), 5, 4), "rotary"),
+]
 
 
-def test_another_activation_is_refused():
-    with pytest.raises(ModelMismatch, match="gelu"):
-        tiny.config(tiny.llama(hidden_act="gelu"))
-
-
-def test_a_target_without_rotary_positions_is_refused():
-    gpt = GPT2LMHeadModel(GPT2Config(n_layer=1, n_embd=8, n_head=2, vocab_size=11))
-    with pytest.raises(ModelMismatch, match="rotary"):
-        config_for_target(gpt, GlideShape((0,), 5, 4), name="x", tokenizer_hash="x")
+@pytest.mark.parametrize(("make", "shape", "reason"), UNFIT, ids=["layer", "gelu", "positions"])
+def test_a_target_that_a_draft_can_not_read_is_refused(make, shape, reason):
+    with pytest.raises(ModelMismatch, match=reason):
+        config_for_target(make(), shape, name="x", tokenizer_hash="x")
 
 
 def test_the_rotation_is_the_targets_own():
@@ -91,18 +87,16 @@ def test_a_partial_rotation_leaves_the_rest_alone():
     torch.testing.assert_close(turned[..., :4], rotate(x[..., :4].contiguous(), cos, sin))
 
 
-def test_the_trimmed_vocabulary_holds_the_frequent_and_the_forced_in_order():
-    counts = torch.tensor([0, 5, 0, 9, 1, 5, 7])
-    assert trimmed_vocab(counts, 3, forced=[0]).tolist() == [0, 3, 6]
-    assert trimmed_vocab(counts, 4, forced=[]).tolist() == [1, 3, 5, 6]
+COUNTS, EQUAL = torch.tensor([0, 5, 0, 9, 1, 5, 7]), torch.ones(6)
+TRIMMED = [(COUNTS, 3, [0], [0, 3, 6]), (COUNTS, 4, [], [1, 3, 5, 6])]
+TRIMMED += [(EQUAL, 2, [5], [0, 5]), (EQUAL, 1, [5, 3], [3, 5])]
 
 
-def test_equal_counts_go_to_the_lower_id():
-    assert trimmed_vocab(torch.ones(6), 2, forced=[5]).tolist() == [0, 5]
-
-
-def test_more_forced_tokens_than_room_are_all_kept():
-    assert trimmed_vocab(torch.ones(6), 1, forced=[5, 3]).tolist() == [3, 5]
+@pytest.mark.parametrize(("counts", "size", "forced", "kept"), TRIMMED)
+def test_the_trimmed_vocabulary_is_the_frequent_the_lower_of_equals_and_all_forced(
+    counts, size, forced, kept
+):
+    assert trimmed_vocab(counts, size, forced=forced).tolist() == kept
 
 
 def test_tokenizers_that_number_alike_hash_alike():
@@ -157,19 +151,14 @@ def test_an_output_of_zeros_quantises_to_zeros():
     assert not levels.any() and torch.isfinite(scales).all()
 
 
-@pytest.mark.parametrize("bias", [None, torch.ones(24, dtype=torch.bfloat16)])
-def test_one_row_and_many_agree_up_to_rounding(bias):
-    torch.manual_seed(0)
-    linear = DraftLinear(torch.randn(24, 64, dtype=torch.bfloat16), bias)
-    x = torch.randn(5, 64, dtype=torch.bfloat16)
-    rows = torch.cat([linear(row[None]) for row in x]).float()
-    assert (rows - linear(x).float()).norm() < 0.02 * rows.norm()
+BIAS = torch.ones(24, dtype=torch.bfloat16)
+LINEARS = [(24, 64, None), (24, 64, BIAS), *((400, inputs, None) for inputs in (297, 300, 304))]
 
 
-@pytest.mark.parametrize("inputs", [297, 300, 304])
-def test_a_row_of_any_length_is_the_same_alone(inputs):
+@pytest.mark.parametrize(("outputs", "inputs", "bias"), LINEARS)
+def test_one_row_of_any_length_and_many_agree_up_to_rounding(outputs, inputs, bias):
     torch.manual_seed(0)
-    linear = DraftLinear(torch.randn(400, inputs, dtype=torch.bfloat16))
+    linear = DraftLinear(torch.randn(outputs, inputs, dtype=torch.bfloat16), bias)
     x = torch.randn(5, inputs, dtype=torch.bfloat16)
     rows = torch.cat([linear(row[None]) for row in x]).float()
     assert (rows - linear(x).float()).norm() < 0.02 * rows.norm()

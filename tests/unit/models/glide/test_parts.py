@@ -1,7 +1,5 @@
 """A draft shares the target's own parts: those of the whole model, bit for bit, layers unread."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -21,8 +19,6 @@ from support.models import tiny, tiny_checkpoint
 RENAMED = "gpt-neox"
 """Its files name the head otherwise than the model does."""
 PIECEWISE = [family for family in tiny.FAMILIES if family != RENAMED]
-LOADERS = [load_parts, load_torch_parts]
-"""Of native code where it computes, and of torch."""
 SCALED = {"rope_type": "linear", "factor": 2.0, "rope_theta": 5000.0}
 
 
@@ -30,6 +26,12 @@ def save(folder, model):
     model.save_pretrained(folder)
     tiny_checkpoint.byte_tokenizer().save_pretrained(folder)
     return folder
+
+
+@pytest.fixture(params=[load_parts, load_torch_parts])
+def load(request):
+    """Of native code where it computes, and of torch."""
+    return request.param
 
 
 @pytest.fixture
@@ -82,7 +84,6 @@ def forbid_whole(monkeypatch):
     monkeypatch.setattr(module, "load_target_parts", refused)
 
 
-@pytest.mark.parametrize("load", LOADERS)
 @pytest.mark.parametrize("family", PIECEWISE)
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
 def test_the_parts_are_those_of_the_whole_model(tmp_path, monkeypatch, family, dtype, load):
@@ -117,7 +118,6 @@ def test_a_tied_head_is_in_memory_once_in_native_code_too(checkpoint, dtype):
     assert np.array_equal(every_row(found), as_float32(found.embedding.matrix))
 
 
-@pytest.mark.parametrize("load", LOADERS)
 def test_scaled_rotary_positions_stay_scaled(tmp_path, monkeypatch, load):
     config = tiny_checkpoint.tiny_llama().config
     config.rope_parameters = SCALED
@@ -130,7 +130,6 @@ def test_scaled_rotary_positions_stay_scaled(tmp_path, monkeypatch, load):
     assert not np.allclose(tables(found)[0], plain[:, : tables(found)[0].shape[1]], atol=1e-2)
 
 
-@pytest.mark.parametrize("load", LOADERS)
 def test_parts_are_found_in_whichever_shard_holds_them(tmp_path, monkeypatch, load):
     model = tiny.hf_model("qwen2")
     model.resize_token_embeddings(264)
@@ -142,7 +141,6 @@ def test_parts_are_found_in_whichever_shard_holds_them(tmp_path, monkeypatch, lo
     assert_same(load(str(tmp_path), dtype="float32").parts, whole)
 
 
-@pytest.mark.parametrize("load", LOADERS)
 def test_layers_are_not_read(checkpoint, monkeypatch, load):
     path = checkpoint / "model.safetensors"
     tensors = load_file(path)
@@ -153,7 +151,6 @@ def test_layers_are_not_read(checkpoint, monkeypatch, load):
     assert_same(load(str(checkpoint), dtype="float32").parts, whole)
 
 
-@pytest.mark.parametrize("load", LOADERS)
 def test_weights_under_other_names_are_loaded_whole(checkpoint, load):
     path = checkpoint / "model.safetensors"
     whole = whole_parts(checkpoint)
@@ -171,7 +168,6 @@ def test_a_family_whose_files_name_tensors_otherwise_is_loaded_whole(tmp_path):
     assert found.context_length == 512
 
 
-@pytest.mark.parametrize("load", LOADERS)
 def test_a_broken_file_is_refused(checkpoint, load):
     path = checkpoint / "model.safetensors"
     path.write_bytes(path.read_bytes()[:1000])
@@ -179,18 +175,14 @@ def test_a_broken_file_is_refused(checkpoint, load):
         load(str(checkpoint))
 
 
-@pytest.mark.parametrize("load", LOADERS)
 def test_a_tokenizer_of_another_model_is_refused(tmp_path, load):
     save(tmp_path, tiny_checkpoint.tiny_llama(vocab_size=100))
     with pytest.raises(ModelMismatch, match="up to id 258"):
         load(str(tmp_path))
 
 
-@pytest.mark.parametrize("load", LOADERS)
 def test_embeddings_of_another_size_than_the_config_says_are_refused(checkpoint, load):
-    config = json.loads((checkpoint / "config.json").read_text())
-    config["vocab_size"] = 300
-    (checkpoint / "config.json").write_text(json.dumps(config))
+    tiny_checkpoint.change_config(checkpoint, vocab_size=300)
     with pytest.raises(WeightsError):
         load(str(checkpoint))
 

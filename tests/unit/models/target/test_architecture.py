@@ -20,15 +20,9 @@ from slipstream.models.target.architecture import HEAD, context_length, parse
 from slipstream.models.target.rope import Rotary, rotary_tables
 
 SIZES = {
-    "vocab_size": 48,
-    "hidden_size": 64,
-    "intermediate_size": 96,
-    "num_hidden_layers": 2,
-    "num_attention_heads": 4,
-    "num_key_value_heads": 2,
-    "max_position_embeddings": 4096,
-    "rms_norm_eps": 1e-5,
-    "pad_token_id": 0,
+    **{"vocab_size": 48, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},
+    **{"num_attention_heads": 4, "num_key_value_heads": 2, "max_position_embeddings": 4096},
+    **{"rms_norm_eps": 1e-5, "pad_token_id": 0},
 }
 CONFIGS = {
     "llama": LlamaConfig(**SIZES),
@@ -38,39 +32,17 @@ CONFIGS = {
     "qwen3": Qwen3Config(**SIZES, head_dim=32, attention_bias=True),
     "smollm3": SmolLM3Config(**SIZES, no_rope_layers=[1, 1]),
 }
+LONG = {"original_max_position_embeddings": 1024}
+YARN = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+DEEPSEEK = {"factor": 40.0, "mscale": 0.707, "mscale_all_dim": 1.0, "beta_fast": 16}
+LLAMA3 = {"rope_type": "llama3", "rope_theta": 500000.0, "factor": 8.0, **LONG}
 ROPES = {
     "default": {"rope_type": "default", "rope_theta": 100000.0},
     "linear": {"rope_type": "linear", "factor": 2.5, "rope_theta": 5000},
-    "llama3": {
-        "rope_type": "llama3",
-        "rope_theta": 500000.0,
-        "factor": 8.0,
-        "low_freq_factor": 1.0,
-        "high_freq_factor": 4.0,
-        "original_max_position_embeddings": 1024,
-    },
-    "yarn": {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 4.0,
-        "original_max_position_embeddings": 1024,
-    },
-    "yarn of DeepSeek": {
-        "rope_type": "yarn",
-        "rope_theta": 10000.0,
-        "factor": 40.0,
-        "mscale": 0.707,
-        "mscale_all_dim": 1.0,
-        "beta_fast": 16,
-        "truncate": False,
-    },
-    "yarn with a factor": {
-        "rope_type": "yarn",
-        "rope_theta": 1e6,
-        "factor": 4.0,
-        "attention_factor": 0.8,
-        "beta_slow": 2,
-    },
+    "llama3": {**LLAMA3, "low_freq_factor": 1.0, "high_freq_factor": 4.0},
+    "yarn": {**YARN, **LONG},
+    "yarn of DeepSeek": {**YARN, **DEEPSEEK, "truncate": False},
+    "yarn with a factor": {**YARN, "rope_theta": 1e6, "attention_factor": 0.8, "beta_slow": 2},
 }
 SCALED = {"rope_theta": 20000.0, "rope_scaling": {"type": "linear", "factor": 2.0}}
 

@@ -29,10 +29,9 @@ from slipstream.models.target.architecture import parse
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.families import FORMS, account_fields, defaults, fields_of
 from slipstream.models.target.rope import ORIGINAL
-from slipstream.models.target.token_layout import Part
 from support.models import families, tiny
 from support.models.families import OPTIONS, SIZES, family_model
-from support.models.tiny_checkpoint import byte_tokenizer
+from support.models.tiny_checkpoint import byte_tokenizer, change_config
 
 needs_kernels = pytest.mark.skipif(
     not library.PATH.is_file(), reason="no native kernels were built"
@@ -54,20 +53,13 @@ def saved(folder, model):
     return folder
 
 
-def change(folder, **fields):
-    config = json.loads((folder / "config.json").read_text())
-    (folder / "config.json").write_text(json.dumps({**config, **fields}))
+def logits(model):
+    return tiny.whole(model, tiny.tokens(60))[1]
 
 
 def add_tensor(folder, name):
     path = folder / "model.safetensors"
     save_file({**load_file(path), name: torch.ones(3)}, path, metadata={"format": "pt"})
-
-
-def logits(model):
-    tokens = tiny.tokens(60)
-    hidden, _ = model.forward([Part(model.open(60), tokens)])
-    return model.logits(hidden)
 
 
 @pytest.mark.parametrize("family", FORMS)
@@ -276,13 +268,13 @@ def test_what_torch_computes_is_accounted_for_as_well(tmp_path, field, caplog):
     model.resize_token_embeddings(264)
     folder = saved(tmp_path, model)
     wrong, neutral = UNREAD[field]
-    change(folder, **{field: neutral}, **HARMLESS)
+    change_config(folder, **{field: neutral}, **HARMLESS)
     load_model(str(folder))
     if library.PATH.is_file():
         [record] = [at for at in caplog.records if "loaded by transformers" in at.message]
         assert record.levelno == logging.WARNING
         assert "models of type gpt_neox have no native forward; torch takes" in record.message
-    change(folder, **{field: wrong})
+    change_config(folder, **{field: wrong})
     with pytest.raises(WeightsError, match=rf"config\.json has {field} of"):
         load_model(str(folder))
 
