@@ -14,10 +14,12 @@ SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
 LAWS = [SamplingParams(), SAMPLED]
 FORCED = SpeculationOptions(mode=Mode.FORCED)
 OFF = SpeculationOptions(mode=Mode.OFF)
+MODES = (FORCED, OFF, SpeculationOptions())
 REQUESTS = [
-    (prompt, LAWS[(at + other) % 2], (FORCED, OFF, SpeculationOptions())[at % 3])
-    for other in range(2)
+    {"prompt": prompt, "max_tokens": 30, "sampling": law, "speculation": MODES[at % 3]}
+    for first in (0, 1)
     for at, prompt in enumerate(PROMPTS)
+    for law in [LAWS[(at + first) % 2]]
 ]
 
 
@@ -31,17 +33,9 @@ def folder(tmp_path_factory):
 async def test_requests_at_once_have_the_tokens_they_have_alone(folder, dtype, draft):
     draft = f"vanilla:{folder}" if draft == "vanilla" else draft
     with Client.embedded(str(folder), draft, dtype=dtype) as client:
-        alone = [
-            client.generate(prompt, max_tokens=30, sampling=law, speculation=options)
-            for prompt, law, options in REQUESTS
-        ]
+        alone = [client.generate(**asked) for asked in REQUESTS]
     async with AsyncClient.embedded(str(folder), draft, dtype=dtype) as client:
-        together = await asyncio.gather(
-            *(
-                client.generate(prompt, max_tokens=30, sampling=law, speculation=options)
-                for prompt, law, options in REQUESTS
-            )
-        )
+        together = await asyncio.gather(*(client.generate(**asked) for asked in REQUESTS))
     assert [at.token_ids for at in together] == [at.token_ids for at in alone]
     assert [at.text for at in together] == [at.text for at in alone]
 

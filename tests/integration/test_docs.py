@@ -1,6 +1,5 @@
 """Every Python block of the user pages runs as it stands, against real services on a tiny model."""
 
-import json
 import re
 import subprocess
 import sys
@@ -35,9 +34,8 @@ def blocks():
 def names(tmp_path_factory):
     folder = tmp_path_factory.mktemp("docs")
     model = tiny_checkpoint.save_checkpoint(folder / "tiny")
-    config = json.loads((model / "config.json").read_text())
     # The pages leave limits to their defaults, which the tiny model's own context has no room for.
-    (model / "config.json").write_text(json.dumps(config | {"max_position_embeddings": 1024}))
+    tiny_checkpoint.change_config(model, max_position_embeddings=1024)
     made = certificates(folder / "certs")
     keys = write_keys(folder / "keys.toml", key_of("alice", TOKEN))
     safe = {"tls_cert": made.cert("router"), "tls_key": made.key("router"), "key_file": keys}

@@ -22,25 +22,17 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import FinishReason
 from slipstream.verifying.grammar_constraint import GrammarConstraint
 from support.models.random_schemas import draw_schemas
+from support.network.streams import busy, read, tokens_of
 from support.services.fleet import draft_worker, glide_of, routed, running, target_worker
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, max_draft_tokens=6)
 OFF = SpeculationOptions(mode=Mode.OFF)
 SAMPLED = SamplingParams(temperature=0.9, seed=11)
-SCHEMA = {
-    "type": "object",
-    "properties": {
-        "colours": {
-            "type": "array",
-            "items": {"enum": ["red", "green", "blue"]},
-            "minItems": 4,
-            "maxItems": 8,
-        },
-        "name": {"type": "string", "maxLength": 12},
-    },
-    "required": ["colours", "name"],
-    "additionalProperties": False,
-}
+COLOUR = {"enum": ["red", "green", "blue"]}
+COLOURS = {"type": "array", "items": COLOUR, "minItems": 4, "maxItems": 8}
+FIELDS = {"colours": COLOURS, "name": {"type": "string", "maxLength": 12}}
+SCHEMA = {"type": "object", "properties": FIELDS, "required": [*FIELDS]}
+SCHEMA |= {"additionalProperties": False}
 REGEX = "(the (red|green|blue) (car|house), ){5,9}and so on"
 ASKED = {"max_tokens": 400, "sampling": SAMPLED}
 
@@ -79,14 +71,10 @@ async def test_a_text_that_moves_to_another_target_goes_on_with_its_grammar(fold
     draft = draft_worker(str(glide_of(folder)), folder)
     async with running(*targets, draft), routed(targets, [draft]) as client:
         stream = client.stream("hello", regex=REGEX, **ASKED, speculation=FORCED)
-        chunks = []
-        async for chunk in stream:
-            chunks.append(chunk)
-            if len(chunks) == 4:
-                loads = [(await target.load()).num_sessions for target in targets]
-                await targets[loads.index(1)].stop()
-        tokens = [token for chunk in chunks for token in chunk.token_ids]
-        assert tuple(tokens) == plain["regex"].token_ids
+        chunks = await read(stream, 10)
+        await (await busy(targets)).stop()
+        chunks += await read(stream)
+        assert tokens_of(chunks) == plain["regex"].token_ids
         assert chunks[-1].stats.continuity.num_target_losses == 1
         result = await client.generate("hello", json_schema=SCHEMA, **ASKED)
         assert result.token_ids == plain["json"].token_ids
@@ -145,13 +133,10 @@ async def test_answers_by_random_schemas_are_valid_and_the_same_with_speculation
     async with AsyncClient.of(engines) as client:
 
         async def answer(schema, speculation):
-            return await client.generate(
-                schema.prompt,
-                json_schema=schema.schema,
-                max_tokens=schema.longest + 1,
-                sampling=SamplingParams(temperature=temperature),
-                speculation=speculation,
-            )
+            sampling = SamplingParams(temperature=temperature)
+            asked = {"json_schema": schema.schema, "max_tokens": schema.longest + 1}
+            asked |= {"sampling": sampling, "speculation": speculation}
+            return await client.generate(schema.prompt, **asked)
 
         for speculation, jumps in ((OFF, True), (FORCED, True), (FORCED, False)):
             if not jumps:

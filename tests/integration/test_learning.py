@@ -117,15 +117,17 @@ async def test_a_request_that_does_not_end_well_is_not_learned(served):
             await anext(chunks)
         with pytest.raises(InvalidRequest):
             await client.generate(PROMPT, max_tokens=1 << 20)
-        await eventually(running(client), lambda count: count == 0)
+        await eventually(client.server_info, lambda info: info.num_requests == 0)
         assert learned(client, "request") == 0
 
 
-def running(client):
-    async def num_requests():
-        return (await client.server_info()).num_requests
+def soon(look, holds):
+    """Wait until that holds of what is seen."""
 
-    return num_requests
+    async def seen():
+        return look()
+
+    return eventually(seen, holds)
 
 
 @asynccontextmanager
@@ -192,29 +194,16 @@ async def test_what_others_write_into_the_store_changes_no_token(served):
         store = {"learn": "model", "store_url": server.url, "store_timeout_s": 2.0}
         async with routed([served], **store) as client:
             tokens, start = await text_of(client)
-            (name,) = await eventually(scopes_in(server), lambda names: len(names) == 1)
+            (name,) = await soon(lambda: server.call("KEYS", "*:texts:*"), lambda at: len(at) == 1)
             bad = [(*tokens[at : at + 3], 259 + at) for at in range(len(tokens) - 3)]
             for text in bad:
                 data = zlib.compress(packed(text))
                 server.call("XADD", name, "*", "by", "x", "tokens", data)
             server.call("XADD", name, "*", "by", "x", "tokens", b"no text")
-            await eventually(num_invalid(client), lambda count: count == len(bad) + 1)
+            lost = lambda: Sampled(client.router)(catalog.LEARNED_LOST, "invalid")  # noqa: E731
+            await soon(lost, lambda count: count == len(bad) + 1)
             assert await text_of(client) == (tokens, start)
             assert learned(client, "replica") == 0
-
-
-def scopes_in(server):
-    async def names():
-        return server.call("KEYS", "*:texts:*")
-
-    return names
-
-
-def num_invalid(client):
-    async def count():
-        return Sampled(client.router)(catalog.LEARNED_LOST, "invalid")
-
-    return count
 
 
 async def test_a_store_that_hangs_delays_no_request_and_learning_goes_on(served):
@@ -230,8 +219,5 @@ async def test_a_store_that_hangs_delays_no_request_and_learning_goes_on(served)
 
 async def knows(client, tokens, start):
     """Wait until a client's router has a text that it did not run."""
-
-    async def num_proposed():
-        return proposed(memory_of(client), tokens, start)
-
-    await eventually(num_proposed, lambda count: count == NUM_TOKENS)
+    known = lambda: proposed(memory_of(client), tokens, start)  # noqa: E731
+    await soon(known, lambda count: count == NUM_TOKENS)

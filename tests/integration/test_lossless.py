@@ -1,7 +1,5 @@
 """Speculation changes no token: every draft, shape and stop policy, greedy and sampled.
-
-On tiny models with random weights, in float32 and, with invariant numerics, in bfloat16.
-"""
+On tiny models with random weights, in float32 and, with invariant numerics, in bfloat16."""
 
 import itertools
 from dataclasses import replace
@@ -11,29 +9,23 @@ import torch
 
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
 from slipstream.core.errors import UnsupportedCombination
-from slipstream.core.policy.options import DRAFTERS, Mode, SpeculationOptions
-from slipstream.core.policy.profile import Profile
-from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
-from slipstream.drafting.engine import LocalDraft, TargetKv
+from slipstream.core.request.options import DRAFTERS, Mode, SpeculationOptions
+from slipstream.core.request.profile import Profile
+from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy, Verification
+from slipstream.draft.engine import LocalDraft, TargetKv
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny
-from support.models.rounds import DEFAULTS, plain, speculate
+from support.models.rounds import DEFAULTS, next_token, plain, speculate
 
 DTYPES = {"float32": torch.float32, "bfloat16": torch.bfloat16}
 SAMPLINGS = {
     "greedy": SamplingParams(),
     "sampled": SamplingParams(temperature=1.0, seed=11),
     "everything": SamplingParams(
-        temperature=0.8,
-        top_k=30,
-        top_p=0.95,
-        min_p=0.01,
-        repetition_penalty=1.2,
-        presence_penalty=0.3,
-        frequency_penalty=0.2,
+        **{"temperature": 0.8, "top_k": 30, "top_p": 0.95, "min_p": 0.01, "seed": 2**64 - 1},
+        **{"repetition_penalty": 1.2, "presence_penalty": 0.3, "frequency_penalty": 0.2},
         logit_bias=((3, 1.5), (7, -2.0)),
-        seed=2**64 - 1,
     ),
 }
 SHAPES = [shape for shape in Shape if shape is not Shape.FORK]
@@ -65,25 +57,17 @@ class World:
     def plain(self, index, sampling):
         key = (index, sampling)
         if key not in self._plain:
-            out = plain(
-                self.target, PROMPTS[index], sampling=SAMPLINGS[sampling], max_tokens=MAX_TOKENS
-            )
+            asked = {"sampling": SAMPLINGS[sampling], "max_tokens": MAX_TOKENS}
+            out = plain(self.target, PROMPTS[index], **asked)
             assert out.num_drafted == 0
             self._plain[key] = out.tokens
         return self._plain[key]
 
     def speculate(self, kind, index, sampling, options, profile=DEFAULTS):
-        return speculate(
-            self.target,
-            LookupDraft(self.drafts[kind]),
-            kind,
-            PROMPTS[index],
-            sampling=sampling,
-            options=options,
-            max_tokens=MAX_TOKENS,
-            has_decision_model=True,
-            profile=profile,
-        )
+        asked = {"sampling": sampling, "options": options, "max_tokens": MAX_TOKENS}
+        asked |= {"has_decision_model": True, "profile": profile}
+        draft = LookupDraft(self.drafts[kind])
+        return speculate(self.target, draft, kind, PROMPTS[index], **asked)
 
 
 @pytest.fixture(scope="module", params=DTYPES)
@@ -98,14 +82,15 @@ def options(shape, stop, **more):
     )
 
 
-def combinations():
-    for kind, shape, stop in itertools.product(DRAFTERS, SHAPES, StopPolicy):
-        if shape in DRAFTERS[kind].shapes and stop in DRAFTERS[kind].stops:
-            yield kind, shape, stop
+COMBINATIONS = [
+    (kind, shape, stop)
+    for kind, shape, stop in itertools.product(DRAFTERS, SHAPES, StopPolicy)
+    if shape in DRAFTERS[kind].shapes and stop in DRAFTERS[kind].stops
+]
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-@pytest.mark.parametrize(("kind", "shape", "stop"), list(combinations()))
+@pytest.mark.parametrize(("kind", "shape", "stop"), COMBINATIONS)
 def test_the_output_is_that_of_plain_decoding(world, kind, shape, stop, sampling):
     drafted = 0
     for index in range(len(PROMPTS)):
@@ -197,16 +182,10 @@ def test_a_stop_token_in_the_middle_of_a_round_ends_the_output_there(world):
     whole = world.plain(0, "greedy")
     stop = whole[7]
     expected = whole[: whole.index(stop) + 1]
-    out = speculate(
-        world.target,
-        world.drafts["vanilla"],
-        "vanilla",
-        PROMPTS[0],
-        sampling=SAMPLINGS["greedy"],
-        options=options(Shape.CHAIN, StopPolicy.FIXED),
-        max_tokens=MAX_TOKENS,
-        stop_token_ids=frozenset({stop}),
-    )
+    asked = {"sampling": SAMPLINGS["greedy"], "max_tokens": MAX_TOKENS}
+    asked |= {"options": options(Shape.CHAIN, StopPolicy.FIXED)}
+    asked |= {"stop_token_ids": frozenset({stop})}
+    out = speculate(world.target, world.drafts["vanilla"], "vanilla", PROMPTS[0], **asked)
     assert out.tokens == expected
 
 
@@ -234,22 +213,7 @@ def test_a_session_moved_in_the_middle_goes_on_with_the_same_tokens(world):
     for sampling in SAMPLINGS.values():
         out = plain(world.target, PROMPTS[1], sampling=sampling, max_tokens=MAX_TOKENS)
         other = tiny.local_target(world.target._model, free_rows=24)
-        at = _session(PROMPTS[1], sampling)
+        at = Session("moved", len(PROMPTS[1]), MAX_TOKENS, sampling)
         for length in (1, 9, 10, 11):
             told = (*PROMPTS[1], *out.tokens[:length])
-            assert _next(other, at, told) == out.tokens[length]
-
-
-def _session(prompt, sampling):
-    from slipstream.core.types import Session
-
-    return Session("moved", len(prompt), MAX_TOKENS, sampling)
-
-
-def _next(target, session, tokens):
-    from slipstream.core.inline import finished
-    from slipstream.core.sequence import TokenSequence
-    from slipstream.core.types import Proposal
-
-    finished(target.release("moved"))
-    return finished(target.verify(TokenSequence(session, tokens), Proposal())).tokens[0]
+            assert next_token(other, at, told) == out.tokens[length]

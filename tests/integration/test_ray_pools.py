@@ -7,6 +7,7 @@ from itertools import islice
 import pytest
 
 from slipstream.client import Client, Mode, SpeculationOptions
+from support.network.streams import tokens_of
 from support.services.pools import ray_up
 from support.services.processes import command_line, freeze, kill, thaw
 
@@ -31,10 +32,6 @@ def pools(model):
 def client(pools):
     with Client(pools.process.ready()) as client:
         yield client
-
-
-def tokens_of(chunks):
-    return tuple(token for chunk in chunks for token in chunk.token_ids)
 
 
 def test_pools_say_what_plain_decoding_says_and_rounds_go_past_ray(pools, client, plain):

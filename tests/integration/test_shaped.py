@@ -51,15 +51,8 @@ def test_the_output_is_that_of_plain_decoding_without_shapes(sampling, shape, pr
     expected = plain(tiny.local_target(tiny.causal()), prompt, sampling=sampling, max_tokens=24)
     target, _ = shaped_target()
     options = SpeculationOptions(mode=Mode.FORCED, shape=shape, stop=StopPolicy.SVIP, max_nodes=15)
-    out = speculate(
-        target,
-        shaped_draft(target),
-        "glide",
-        prompt,
-        sampling=sampling,
-        options=options,
-        max_tokens=24,
-    )
+    asked = {"sampling": sampling, "options": options, "max_tokens": 24}
+    out = speculate(target, shaped_draft(target), "glide", prompt, **asked)
     assert out.tokens == expected.tokens
     assert out.num_drafted > 0
 
@@ -92,27 +85,22 @@ def test_requests_of_every_kind_share_a_step(device):
     assert verdicts[0] == verdicts[1]
 
 
+ON_DEVICE = [(0, Shape.CAPE), (1, Shape.CHAIN), (1, Shape.DYNAMIC), (2, Shape.CAPE)]
+ON_DEVICE = [(SAMPLINGS[at], shape, Verification.EXACT) for at, shape in ON_DEVICE]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(
     ("sampling", "shape", "verification"),
-    [
-        (SAMPLINGS[0], Shape.CAPE, Verification.EXACT),
-        (SAMPLINGS[1], Shape.CHAIN, Verification.EXACT),
-        (SAMPLINGS[1], Shape.DYNAMIC, Verification.EXACT),
-        (SAMPLINGS[2], Shape.CAPE, Verification.EXACT),
-        (SAMPLINGS[1], Shape.CAPE, Verification.MCSD),
-    ],
+    [*ON_DEVICE, (SAMPLINGS[1], Shape.CAPE, Verification.MCSD)],
 )
 def test_the_output_on_a_device_is_that_of_plain_decoding_there(sampling, shape, verification):
     target, _ = shaped_target("cuda")
     expected = plain(target, PROMPTS[1], sampling=sampling, max_tokens=12)
-    options = SpeculationOptions(
-        mode=Mode.FORCED, shape=shape, stop=StopPolicy.SVIP, max_nodes=15, verification=verification
-    )
-    draft = shaped_draft(target, "cuda")
-    out = speculate(
-        target, draft, "glide", PROMPTS[1], sampling=sampling, options=options, max_tokens=12
-    )
+    tree = {"shape": shape, "stop": StopPolicy.SVIP, "max_nodes": 15}
+    options = SpeculationOptions(mode=Mode.FORCED, verification=verification, **tree)
+    asked = {"sampling": sampling, "options": options, "max_tokens": 12}
+    out = speculate(target, shaped_draft(target, "cuda"), "glide", PROMPTS[1], **asked)
     assert out.num_drafted > 0
     assert len(out.tokens) == 12
     if verification is Verification.EXACT:

@@ -44,10 +44,6 @@ def save_model(folder, family):
     return folder
 
 
-def not_lost(reason, is_input):
-    raise AssertionError(reason)
-
-
 class World:
     """Both models, whole and shared with a second process."""
 
@@ -69,7 +65,7 @@ def world(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "0")  # so that it is afterwards as it was
         plan = TensorParallelPlan(2, folder, dtype, "cpu", "invariant", 1)
-        with WorkerProcesses(plan, not_lost) as driver:
+        with WorkerProcesses(plan, lambda reason, _: pytest.fail(reason)) as driver:
             yield World(folder, dtype, family, driver)
 
 

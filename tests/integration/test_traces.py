@@ -1,7 +1,5 @@
 """Traces of the three services as processes, and of who asks them, as a collector gets them.
-
-Everything is asked once, the services end, and the laws are about what had come by then.
-"""
+Everything is asked once, the services end, and the laws are about what had come by then."""
 
 from collections import Counter
 
@@ -28,23 +26,15 @@ from support.telemetry.traced_story import (
 STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
 OUTLASTING = (STREAM_KV, "kv.snapshot")
 GENERATE = "slipstream.rpc.v1.GenerationService/Generate"
+SERVED, CALLED = (GENERATE, f"{GENERATE}Stream"), (STREAM_KV, "draft.propose", "target.verify")
+STORED = [f"session.{at}" for at in ("acquire", "append", "release")]
+INNER = ("round", "prompt.encode", "session.park", "kv.snapshot", "kv.wait", "engine.queue")
 KINDS = {
-    GENERATE: {SpanKind.SERVER},
-    f"{GENERATE}Stream": {SpanKind.SERVER},
-    STREAM_KV: {SpanKind.CLIENT, SpanKind.SERVER},
-    "draft.propose": {SpanKind.CLIENT, SpanKind.SERVER},
-    "target.verify": {SpanKind.CLIENT, SpanKind.SERVER},
-    "session.acquire": {SpanKind.CLIENT, SpanKind.INTERNAL},
-    "session.append": {SpanKind.CLIENT, SpanKind.INTERNAL},
-    "session.release": {SpanKind.CLIENT, SpanKind.INTERNAL},
+    **{name: {SpanKind.SERVER} for name in SERVED},
+    **{name: {SpanKind.CLIENT, SpanKind.SERVER} for name in CALLED},
+    **{name: {SpanKind.CLIENT, SpanKind.INTERNAL} for name in STORED},
+    **{name: {SpanKind.INTERNAL} for name in (*INNER, "engine.run")},
     "chat": {SpanKind.CLIENT},
-    "round": {SpanKind.INTERNAL},
-    "prompt.encode": {SpanKind.INTERNAL},
-    "session.park": {SpanKind.INTERNAL},
-    "kv.snapshot": {SpanKind.INTERNAL},
-    "kv.wait": {SpanKind.INTERNAL},
-    "engine.queue": {SpanKind.INTERNAL},
-    "engine.run": {SpanKind.INTERNAL},
 }
 
 

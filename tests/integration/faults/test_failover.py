@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.client import Client, Mode, SamplingParams, SpeculationOptions, StopPolicy
 from slipstream.core.errors import Unavailable
-from support.services import fleet
+from support.network.streams import busy, logprobs_of, read, text_of, tokens_of
 from support.services.fleet import draft_worker, glide_of, routed, running, target_worker
 
 FORCED = SpeculationOptions(Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3, lookup=False)
@@ -35,28 +35,6 @@ def draft(folder):
     return draft_worker(str(glide_of(folder)), folder)
 
 
-async def busy(workers):
-    for worker in workers:
-        if (await worker.load()).num_sessions:
-            return worker
-    raise AssertionError("no worker runs a request")
-
-
-async def read(stream, num_tokens=None):
-    """Tokens and text of a stream, to its end or until there are so many."""
-    chunks = []
-    async for chunk in stream:
-        chunks.append(chunk)
-        if num_tokens is not None and sum(len(at.token_ids) for at in chunks) >= num_tokens:
-            break
-    return chunks
-
-
-def whole(chunks):
-    tokens = [token for chunk in chunks for token in chunk.token_ids]
-    return tuple(tokens), "".join(chunk.text for chunk in chunks)
-
-
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
 async def test_a_stream_goes_on_at_another_target_with_the_tokens_it_would_have_had(
     targets, draft, plain, sampling
@@ -67,8 +45,9 @@ async def test_a_stream_goes_on_at_another_target_with_the_tokens_it_would_have_
         begun = await read(stream, 20)
         await (await busy(targets)).stop()
         chunks = begun + await read(stream)
-    assert whole(chunks) == (plain[sampling].token_ids, plain[sampling].text)
-    assert tuple(item for chunk in chunks for item in chunk.logprobs) == plain[sampling].logprobs
+    assert tokens_of(chunks) == plain[sampling].token_ids
+    assert text_of(chunks) == plain[sampling].text
+    assert logprobs_of(chunks) == plain[sampling].logprobs
     stats = chunks[-1].stats
     assert stats.continuity.num_target_losses == 1
     assert stats.continuity.is_kept
@@ -84,7 +63,7 @@ async def test_the_only_target_may_come_back_as_another_process(targets, draft, 
         await target.stop()
         await target.start()
         chunks = begun + await read(stream)
-    assert whole(chunks)[0] == plain[GREEDY].token_ids
+    assert tokens_of(chunks) == plain[GREEDY].token_ids
 
 
 async def test_target_and_draft_may_be_lost_at_once(targets, draft, plain):
@@ -95,7 +74,7 @@ async def test_target_and_draft_may_be_lost_at_once(targets, draft, plain):
         begun += await read(stream, 20)
         await draft.start()
         chunks = begun + await read(stream)
-    assert whole(chunks)[0] == plain[GREEDY].token_ids
+    assert tokens_of(chunks) == plain[GREEDY].token_ids
     assert chunks[-1].stats.speculation.fallbacks
 
 
@@ -107,20 +86,6 @@ async def test_without_any_target_a_request_waits_no_longer_than_it_is_told(targ
         await target.stop()
         with pytest.raises(Unavailable):
             await read(stream)
-
-
-async def test_a_target_of_another_dtype_does_not_take_over(folder):
-    targets = [target_worker(folder, dtype=at) for at in ("float32", "bfloat16")]
-    async with running(*targets), routed(targets, target_wait_s=0.3) as client:
-        info = await fleet.until(client, lambda info: fleet.num_ready(info, "target") == 2)
-        told = {at.address: at.dtype for at in info.replicas}
-        assert told == {targets[0].address: "float32", targets[1].address: "bfloat16"}
-        stream = client.stream("hello", max_tokens=NUM_TOKENS)
-        await read(stream, 20)
-        await (await busy(targets)).stop()
-        with pytest.raises(Unavailable):
-            await read(stream)
-        assert len((await client.generate("hello", max_tokens=3)).token_ids) == 3
 
 
 async def test_the_next_turn_of_a_session_goes_to_a_target_that_never_saw_it(targets, folder):

@@ -10,8 +10,9 @@ from types import SimpleNamespace
 import pytest
 
 from slipstream.core.errors import SessionNotFound
-from slipstream_router import app
-from slipstream_router.lease_keeper import BEAT_S
+from slipstream.router import app
+from slipstream.router.lease_keeper import BEAT_S
+from support.network.streams import read, tokens_of
 from support.services.fleet import routed, running, target_worker
 from support.state.redis_server import redis_server
 
@@ -33,16 +34,6 @@ async def router(folder):
         yield lambda **config: stack.enter_async_context(routed([target], **config))
 
 
-async def read(stream, num_tokens=NUM_TOKENS):
-    """Tokens until there are so many, or the end."""
-    found = []
-    async for chunk in stream:
-        found += chunk.token_ids
-        if len(found) >= num_tokens:
-            break
-    return found
-
-
 async def test_a_later_turn_goes_on_while_the_store_loses_its_data(router, server):
     client = await router(store_url=server.url, store_timeout_s=2.0)
     async with client.session() as session:
@@ -51,7 +42,7 @@ async def test_a_later_turn_goes_on_while_the_store_loses_its_data(router, serve
         found = await read(stream, 20)
         server.call("FLUSHALL")
         found += await read(stream)
-        assert len(found) == NUM_TOKENS
+        assert len(tokens_of(found)) == NUM_TOKENS
         assert (await session.generate("three", max_tokens=5)).stats.continuity.is_kept
         server.call("FLUSHALL")
         with pytest.raises(SessionNotFound):
@@ -88,7 +79,7 @@ async def test_sessions_in_memory_outlive_jumps_of_the_clock(router, monkeypatch
         stream = session.stream("two", max_tokens=60)
         found = await read(stream, 10)
         jumped_s = -86_400.0
-        assert len(found + await read(stream)) == 60
+        assert len(tokens_of(found + await read(stream))) == 60
         jumped_s = 2 * 86_400.0
         await session.generate("three", max_tokens=5)
 
@@ -100,15 +91,15 @@ async def test_streams_left_while_the_store_was_silent_go_on_alone(router, serve
     clients = [await router(**options) for _ in range(num_routers)]
     expected = (await clients[0].generate("hello", max_tokens=NUM_TOKENS)).token_ids
 
-    async def outlived(number: int, silent: asyncio.Event) -> list[int]:
+    async def outlived(number: int, silent: asyncio.Event) -> tuple[int, ...]:
         name = {"request_id": token_hex(8), "max_tokens": NUM_TOKENS}
         await silent.wait()
         left = clients[0].stream("hello", **name)
         found = await read(left, 5)
         await left.aclose()
         await asyncio.sleep(0.07 * number)  # beats of the two fall in either order
-        again = clients[-1].stream("hello", num_received=len(found), **name)
-        return found + await read(again)
+        again = clients[-1].stream("hello", num_received=len(tokens_of(found)), **name)
+        return tokens_of(found + await read(again))
 
     silent = asyncio.Event()
     async with asyncio.TaskGroup() as group:
@@ -117,4 +108,4 @@ async def test_streams_left_while_the_store_was_silent_go_on_alone(router, serve
         silent.set()
         await asyncio.sleep(1.0)
         server.go_on()
-    assert [tuple(stream.result()) for stream in streams] == [expected] * NUM_STREAMS
+    assert [stream.result() for stream in streams] == [expected] * NUM_STREAMS

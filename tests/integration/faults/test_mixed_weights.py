@@ -5,6 +5,7 @@ import pytest
 from slipstream.client import SamplingParams
 from slipstream.core.errors import Unavailable
 from slipstream.models.store.digests import weights_digest
+from support.network.streams import busy, read, tokens_of
 from support.services import fleet
 from support.services.fleet import num_ready, routed, running, target_worker
 from support.state.redis_server import RedisServer
@@ -28,32 +29,24 @@ def server(tmp_path):
         yield server
 
 
-async def begun(client, **asked):
-    """A stream of which some tokens have come."""
-    stream, count = client.stream("hello", max_tokens=NUM_TOKENS, **asked), 0
-    async for chunk in stream:
-        count += len(chunk.token_ids)
-        if count >= 20:
-            break
-    return stream, count
+def pair(folders, differs):
+    """Two targets that differ in this alone."""
+    if differs == "weights":
+        return [target_worker(folder) for folder in folders]
+    return [target_worker(folders[0], dtype=at) for at in ("float32", "bfloat16")]
 
 
-async def busy(workers):
-    """The workers, that which runs a request first."""
-    loads = [(await worker.load()).num_sessions for worker in workers]
-    return [worker for _, worker in sorted(zip(loads, workers, strict=True), key=lambda at: -at[0])]
-
-
-async def test_a_request_that_loses_its_target_ends_rather_than_mix_weights(folders):
-    old, new = workers = [target_worker(folder) for folder in folders]
+@pytest.mark.parametrize("differs", ["weights", "dtype"])
+async def test_a_request_that_loses_its_target_ends_rather_than_mix_two(folders, differs):
+    old, new = workers = pair(folders, differs)
     async with running(old, new), routed([old, new], target_wait_s=0.3) as client:
         await fleet.until(client, lambda info: num_ready(info, "target") == 2)
-        stream, _ = await begun(client)
-        first, _ = await busy(workers)
+        stream = client.stream("hello", max_tokens=NUM_TOKENS)
+        await read(stream, 20)
+        first = await busy(workers)
         await first.stop()
         with pytest.raises(Unavailable, match=f"target {first.address} "):
-            async for _ in stream:
-                pass
+            await read(stream)
         assert len((await client.generate("hello", max_tokens=3)).token_ids) == 3
 
 
@@ -65,32 +58,23 @@ async def test_among_mixed_weights_a_request_goes_on_at_an_equal_target(folders)
         await fleet.until(client, lambda info: num_ready(info, "target") == 4)
         plain = {(await client.generate("hello", **SAMPLED)).token_ids for _ in workers}
         assert len(plain) == 2  # requests that begin are spread over all weights
-        stream, tokens = client.stream("hello", **SAMPLED), []
-        async for chunk in stream:
-            if not tokens:
-                first, *_ = await busy(workers)
-                await first.stop()
-            tokens += chunk.token_ids
-        assert tuple(tokens) in plain
-        assert chunk.stats.continuity.num_target_losses == 1
+        stream = client.stream("hello", **SAMPLED)
+        chunks = await read(stream, 1)
+        await (await busy(workers)).stop()
+        chunks += await read(stream)
+        assert tokens_of(chunks) in plain
+        assert chunks[-1].stats.continuity.num_target_losses == 1
 
 
 @pytest.mark.parametrize("differs", ["weights", "dtype"])
 async def test_another_router_resumes_a_request_only_at_an_equal_target(folders, server, differs):
-    old = target_worker(folders[0])
-    new = (
-        target_worker(folders[1])
-        if differs == "weights"
-        else target_worker(folders[0], dtype="bfloat16")
-    )
+    old, new = pair(folders, differs)
     store = {"store_url": server.url, "store_timeout_s": 2.0}
     async with running(old, new), routed([old], **store) as one, routed([new], **store) as other:
-        _, count = await begun(one, request_id="r")
+        asked = {"max_tokens": NUM_TOKENS, "request_id": "r"}
+        count = len(tokens_of(await read(one.stream("hello", **asked), 20)))
         with pytest.raises(Unavailable, match="with the weights, element type and numerics"):
-            async for _ in other.stream(
-                "hello", max_tokens=NUM_TOKENS, request_id="r", num_received=count
-            ):
-                pass
+            await read(other.stream("hello", **asked, num_received=count))
 
 
 async def test_the_next_turn_of_a_session_has_new_weights_once_the_old_are_gone(folders, server):

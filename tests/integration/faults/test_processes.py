@@ -8,17 +8,16 @@ import signal
 import socket
 import sys
 from contextlib import closing
-from dataclasses import dataclass
 from itertools import islice
-from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
 from slipstream.cli.main import exit_code
 from slipstream.client import Client, FinishReason, Mode, SpeculationOptions
 from slipstream.core.errors import ServiceError
+from support.network.streams import tokens_of
 from support.services.processes import (
-    CONTEXT,
     Process,
     command_line,
     freeze,
@@ -51,14 +50,6 @@ def running(model):
 def client(running):
     with Client(running.ready()) as client:
         yield client
-
-
-def is_ready_draft(line):
-    return "slipstream_router draft " in line and line.endswith(" is ready")
-
-
-def tokens_of(chunks):
-    return tuple(token for chunk in chunks for token in chunk.token_ids)
 
 
 def test_up_says_last_on_standard_output_where_the_router_serves(running, client):
@@ -100,7 +91,8 @@ def test_chat_keeps_its_conversation_at_the_router(running, capsys, monkeypatch)
 
 def test_a_draft_that_is_killed_costs_no_token_and_is_used_again_once_back(running, client, plain):
     draft, target = running.child("draft"), running.child("target")
-    (ready,) = [line.partition("draft ")[2] for line in running.err if is_ready_draft(line)]
+    said = [line for line in running.err if "slipstream.router draft " in line]
+    (ready,) = [line.partition("draft ")[2] for line in said if line.endswith(" is ready")]
     with closing(client.stream(PROMPT, max_tokens=LONG, speculation=FORCED)) as chunks:
         before = list(islice(chunks, 5))
         freeze(target)  # so that the request is still going on when its draft is gone
@@ -120,23 +112,9 @@ def test_a_draft_that_is_killed_costs_no_token_and_is_used_again_once_back(runni
     assert again.stats.speculation.fallbacks == {}
 
 
-@dataclass(frozen=True)
-class Stopped:
-    """What is left of `slipstream up` that was told to stop while a stream ran."""
-
-    code: int
-    children: list[int]
-    tokens: tuple[int, ...]
-    """Of that stream."""
-    traces: Path
-    request_id: str
-    """Of a request before."""
-    hint: str
-    """Where its trace is to be found."""
-
-
 @pytest.fixture(scope="module")
 def stopped(model, tmp_path_factory):
+    """What is left of `slipstream up` that was told to stop while a stream ran."""
     traces = tmp_path_factory.mktemp("up") / "traces"
     flags = ("--traces", str(traces))
     with up(model, "ngram", *flags) as process, Client(process.ready()) as client:
@@ -150,7 +128,8 @@ def stopped(model, tmp_path_factory):
             with Client(process.ready(), retries=False) as late, pytest.raises(ServiceError):
                 late.generate(PROMPT, max_tokens=4)
             tokens = tokens_of([*before, *chunks])
-        return Stopped(process.wait(), children, tokens, traces, asked.request_id, hint)
+        found = {"code": process.wait(), "children": children, "tokens": tokens}
+        return SimpleNamespace(**found, traces=traces, request_id=asked.request_id, hint=hint)
 
 
 def test_who_is_told_to_stop_finishes_what_runs_and_takes_nothing_new(stopped, plain):
@@ -254,8 +233,3 @@ def test_a_service_that_is_told_nonsense_says_one_sentence_and_exits_with_2(
     assert len(said) == 1
     assert reason in said[0]
     assert process.err[-1] == said[0]
-
-
-def test_a_request_that_does_not_fit_names_the_limit(client):
-    with pytest.raises(ValueError, match=f"context of {CONTEXT}"):
-        client.generate(PROMPT, max_tokens=CONTEXT)

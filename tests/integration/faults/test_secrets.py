@@ -1,7 +1,5 @@
 """No secret of a router shows in its command line, in what it writes, or in what it tells.
-
-Nor does what callers say show in any service's log.
-"""
+Nor does what callers say show in any service's log."""
 
 import asyncio
 import json

@@ -7,6 +7,7 @@ import pytest
 
 from slipstream.client import Client, SamplingParams, SpeculationOptions, Verification
 from slipstream.core.errors import RequestExists, SessionOutOfSync, SessionTaken, Unavailable
+from support.network.streams import logprobs_of, read, text_of, tokens_of
 from support.services import fleet
 from support.services.fleet import routed, running, target_worker
 from support.state.redis_server import RedisServer
@@ -54,30 +55,14 @@ async def two(folder, server=None, **config):
 
 
 async def begin(client, request_id, num_tokens=10, **asked):
-    stream, chunks = client.stream("hello", request_id=request_id, **asked), []
-    async for chunk in stream:
-        chunks.append(chunk)
-        if sum(len(at.token_ids) for at in chunks) >= num_tokens:
-            break
-    return stream, chunks
+    stream = client.stream("hello", request_id=request_id, **asked)
+    return stream, await read(stream, num_tokens)
 
 
 async def rest(client, request_id, held, **asked):
-    num_received = sum(len(at.token_ids) for at in held)
+    num_received = len(tokens_of(held))
     again = client.stream("hello", request_id=request_id, num_received=num_received, **asked)
-    return [chunk async for chunk in again]
-
-
-def tokens(chunks):
-    return tuple(token for chunk in chunks for token in chunk.token_ids)
-
-
-def logprobs(chunks):
-    return tuple(item for chunk in chunks for item in chunk.logprobs)
-
-
-def text(chunks):
-    return "".join(chunk.text for chunk in chunks)
+    return await read(again)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
@@ -87,13 +72,13 @@ async def test_a_broken_stream_goes_on_at_another_router(folder, server, plain, 
         stream, held = await begin(routers.one, name, **asked)
         await stream.aclose()
         chunks = held + await rest(routers.other, name, held, **asked)
-    assert (tokens(chunks), text(chunks)) == (plain[sampling].token_ids, plain[sampling].text)
+    assert (tokens_of(chunks), text_of(chunks)) == (plain[sampling].token_ids, plain[sampling].text)
     stats = chunks[-1].stats
     assert stats.num_output_tokens == NUM_TOKENS
-    assert stats.continuity.num_resumed_tokens >= len(tokens(held))
-    known, first = logprobs(held), stats.continuity.num_resumed_tokens
+    assert stats.continuity.num_resumed_tokens >= len(tokens_of(held))
+    known, first = logprobs_of(held), stats.continuity.num_resumed_tokens
     unknown = (None,) * (first - len(known))
-    assert logprobs(chunks) == known + unknown + plain[sampling].logprobs[first:]
+    assert logprobs_of(chunks) == known + unknown + plain[sampling].logprobs[first:]
     assert known == plain[sampling].logprobs[: len(known)]
 
 
@@ -101,10 +86,9 @@ async def test_the_newer_call_takes_a_running_request_and_the_older_one_is_abort
     name, asked = token_hex(8), {"max_tokens": LONG}
     async with two(folder, server) as routers:
         old, held = await begin(routers.one, name, **asked)
-        new, _ = await begin(routers.other, name, len(tokens(held)) + 20, **asked)
+        new, _ = await begin(routers.other, name, len(tokens_of(held)) + 20, **asked)
         with pytest.raises(SessionTaken):
-            async for _ in old:
-                pass
+            await read(old)
         await anext(new)
         await new.aclose()
 
@@ -117,8 +101,8 @@ async def test_a_request_that_has_ended_is_answered_again_and_runs_never(folder,
         again = await routers.other.generate("hello", request_id=name, **asked)
         part = await rest(routers.other, name, [], **asked)
         assert await routers.num_rounds() == num_rounds
-    assert first.token_ids == again.token_ids == tokens(part) == plain[GREEDY].token_ids
-    assert again.text == text(part) == first.text
+    assert first.token_ids == again.token_ids == tokens_of(part) == plain[GREEDY].token_ids
+    assert again.text == text_of(part) == first.text
     assert again.stats.continuity.num_resumed_tokens == NUM_TOKENS
 
 
@@ -159,7 +143,7 @@ async def test_a_router_that_knows_nothing_of_a_request_gives_the_same_rest(fold
         stream, held = await begin(routers.one, name, **asked)
         await stream.aclose()
         chunks = held + await rest(routers.other, name, held, **asked)
-    assert (tokens(chunks), text(chunks)) == (plain[SAMPLED].token_ids, plain[SAMPLED].text)
+    assert (tokens_of(chunks), text_of(chunks)) == (plain[SAMPLED].token_ids, plain[SAMPLED].text)
 
 
 async def test_tokens_that_could_come_out_otherwise_are_not_made_up(folder):
@@ -178,16 +162,17 @@ async def test_requests_outlive_the_store_and_are_kept_again_when_it_is_back(fol
     async with two(folder, server, store_timeout_s=0.1) as routers:
         stream, held = await begin(routers.one, name, **asked)
         server.kill()
-        while len(tokens(held)) < 60:
+        while len(tokens_of(held)) < 60:
             held.append(await anext(stream))
         server.start()
         await fleet.eventually(lambda: _num_kept(server), lambda num: num > 60 * 4)
         await stream.aclose()
-        more, chunks = await begin(routers.other, name, 80, num_received=len(tokens(held)), **asked)
+        num_held = len(tokens_of(held))
+        more, chunks = await begin(routers.other, name, 80, num_received=num_held, **asked)
         await more.aclose()
-        whole = await begin(routers.one, token_hex(8), len(tokens(held + chunks)), **asked)
+        whole = await begin(routers.one, token_hex(8), len(tokens_of(held + chunks)), **asked)
         await whole[0].aclose()
-    assert tokens(held + chunks) == tokens(whole[1])[: len(tokens(held + chunks))]
+    assert tokens_of(held + chunks) == tokens_of(whole[1])[: len(tokens_of(held + chunks))]
 
 
 async def test_new_requests_run_unkept_or_are_refused_while_the_store_is_silent(folder, server):

@@ -1,9 +1,7 @@
 """Real processes on which libraries and native code may use the instructions of an older processor.
-
 Without native code everything is torch's, as on a machine without a compiler. What a mask can't
 show is a processor that rounds in another way; what it can show is every other kernel, and every
-operator that is not there.
-"""
+operator that is not there."""
 
 import json
 import os

@@ -8,11 +8,11 @@ from transformers import AutoModelForCausalLM
 
 from slipstream.bench.questions import read_questions, select
 from slipstream.client.engine import Engine, EngineOptions
-from slipstream.core.policy.options import Mode, SpeculationOptions
-from slipstream.core.policy.settings import resolve
-from slipstream.core.types import SamplingParams, Shape, StopPolicy
+from slipstream.core.request.options import Mode, SpeculationOptions
+from slipstream.core.request.settings import resolve
+from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy
 from slipstream.text.prompts import encode_prompt
-from support.models.rounds import plain, speculate
+from support.models.rounds import next_token, plain, speculate
 
 pytestmark = pytest.mark.real
 
@@ -57,13 +57,9 @@ class Real:
         """Plain decoding; a shorter run is the beginning of a longer one."""
         key = (prompt, sampling)
         if key not in self._plain or self._plain[key][0] < max_tokens:
-            out = plain(
-                self.engine.target,
-                prompt,
-                sampling=sampling,
-                max_tokens=max_tokens,
-                stop_token_ids=self.engine.facts.stop_token_ids,
-            )
+            asked = {"sampling": sampling, "max_tokens": max_tokens}
+            stops = self.engine.facts.stop_token_ids
+            out = plain(self.engine.target, prompt, **asked, stop_token_ids=stops)
             self._plain[key] = (max_tokens, out.tokens)
         return self._plain[key][1][:max_tokens]
 
@@ -71,17 +67,10 @@ class Real:
         drafter = self.drafters[kind]
         settings = {"profile": drafter.facts.profile, "drafter": kind, "has_decision_model": False}
         assert resolve(options, **settings).mode is not Mode.OFF
-        return speculate(
-            self.engine.target,
-            drafter.draft,
-            kind,
-            prompt,
-            sampling=sampling,
-            options=options,
-            max_tokens=max_tokens,
-            stop_token_ids=self.engine.facts.stop_token_ids,
-            profile=drafter.facts.profile,
-        )
+        asked = {"sampling": sampling, "options": options, "max_tokens": max_tokens}
+        asked |= {"profile": drafter.facts.profile}
+        asked |= {"stop_token_ids": self.engine.facts.stop_token_ids}
+        return speculate(self.engine.target, drafter.draft, kind, prompt, **asked)
 
 
 @pytest.fixture(scope="module")
@@ -119,14 +108,8 @@ def test_the_shipped_setting_in_bfloat16_is_plain_decoding(bfloat16, sampling):
 def covering(kind, shape, stop):
     depth = 2 if kind == "vanilla" else 4  # a step of the target's twin costs as much as a round
     widths = (3, 2, 1)[:depth] if shape is Shape.PRODUCT else None
-    return SpeculationOptions(
-        mode=Mode.FORCED,
-        shape=shape,
-        stop=stop,
-        widths=widths,
-        max_draft_tokens=depth,
-        max_nodes=15,
-    )
+    sizes = {"widths": widths, "max_draft_tokens": depth, "max_nodes": 15}
+    return SpeculationOptions(mode=Mode.FORCED, shape=shape, stop=stop, **sizes)
 
 
 @pytest.mark.parametrize(("kind", "shape", "stop", "sampling"), PAIRS)
@@ -179,18 +162,5 @@ def test_replaying_a_conversation_from_0_gives_the_same_tokens(bfloat16):
     whole = bfloat16.plain(prompt, SAMPLED, NUM_TOKENS)
     for length in (1, 17, 31):
         told = (*prompt, *whole[:length])
-        session_law = replayed(bfloat16, prompt, told, SAMPLED)
-        assert session_law == whole[length]
-
-
-def replayed(real, prompt, told, sampling):
-    from slipstream.core.inline import finished
-    from slipstream.core.sequence import TokenSequence
-    from slipstream.core.types import Proposal, Session
-
-    target = real.engine.target
-    session = Session("replay", len(prompt), NUM_TOKENS, sampling)
-    finished(target.release("replay"))
-    verdict = finished(target.verify(TokenSequence(session, told), Proposal()))
-    finished(target.release("replay"))
-    return verdict.tokens[0]
+        session = Session("replay", len(prompt), NUM_TOKENS, SAMPLED)
+        assert next_token(bfloat16.engine.target, session, told) == whole[length]

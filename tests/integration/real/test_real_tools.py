@@ -18,11 +18,7 @@ FIELDS = {
     "get_weather": {"city": TEXT, "unit": {"enum": ["celsius", "fahrenheit"]}},
     "book_table": {"name": TEXT, "people": COUNT, "day": DAY},
     "convert": {"amount": {"type": "number"}, "source": TEXT, "target": TEXT},
-    "set_alarm": {
-        "hour": COUNT,
-        "minute": COUNT,
-        "days": {"type": "array", "items": DAY, "maxItems": 3},
-    },
+    "set_alarm": {"hour": COUNT, "minute": COUNT, "days": DAYS},
     "search": {"query": TEXT, "filters": {"$ref": "#/$defs/filters"}},
 }
 FILTERS = {"type": "object", "properties": {"year": COUNT, "is_open": {"type": "boolean"}}}
@@ -106,14 +102,9 @@ def client(real_model):
 def called(client, name, question, law, mode):
     """The answer's tokens, and the call in it; half of the questions may choose any tool."""
     choice = {"type": "function", "function": {"name": name}} if len(question) % 2 else "required"
-    result = client.generate(
-        [{"role": "user", "content": f"{name.replace('_', ' ')} {question}"}],
-        tools=TOOLS,
-        tool_choice=choice,
-        max_tokens=160,
-        sampling=law,
-        speculation=SpeculationOptions(mode=mode),
-    )
+    said = [{"role": "user", "content": f"{name.replace('_', ' ')} {question}"}]
+    asked = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 160, "sampling": law}
+    result = client.generate(said, **asked, speculation=SpeculationOptions(mode=mode))
     text, (call,) = read_tool_calls(result, tools_of(TOOLS), is_forced=True)
     assert text == ""
     if choice != "required":

@@ -2,6 +2,7 @@
 
 import pytest
 
+from slipstream.client import Client
 from support.models import tiny_checkpoint
 from support.services.cluster import running
 
@@ -15,3 +16,9 @@ def folder(tmp_path_factory):
 def router(folder):
     with running(folder, f"vanilla:{folder}") as cluster:
         yield cluster
+
+
+@pytest.fixture(scope="module")
+def embedded(folder):
+    with Client.embedded(str(folder), f"vanilla:{folder}", dtype="float32") as client:
+        yield client

@@ -31,12 +31,6 @@ SAMPLED = SamplingParams(temperature=1.0, seed=4)
 
 
 @pytest.fixture(scope="module")
-def embedded(folder):
-    with Client.embedded(str(folder), f"vanilla:{folder}", dtype="float32") as client:
-        yield client
-
-
-@pytest.fixture(scope="module")
 def remote(router):
     with Client(router.address) as client:
         yield client
@@ -143,7 +137,8 @@ def test_a_session_can_be_closed_in_the_middle_of_a_turn(client):
 
 
 def test_what_can_be_refused_is_refused_before_a_stream_is_returned(client):
-    for prompt in ("", [], [999], [{"role": "user"}], 7, b"x"):
+    content = {"role": "user", "content": 3}
+    for prompt in ("", "  ", [], [999], [-1], [{"role": "user"}], [content], 7, b"x"):
         with pytest.raises(InvalidRequest):
             client.stream(prompt)
     with pytest.raises(PromptTooLong, match="context of 128"):

@@ -8,24 +8,13 @@ import pytest
 from slipstream.client import AsyncClient, Client, SamplingParams
 from slipstream.core.errors import (
     Cancelled,
-    DeadlineExceeded,
     InvalidRequest,
-    ModelNotFound,
-    PromptTooLong,
-    SessionBusy,
     SessionClosed,
-    SessionNotFound,
 )
 from support.network.bad_routers import Scripted, first_chunk, register
 from support.services.background import served
 
 SAMPLED = SamplingParams(temperature=1.0, seed=4)
-
-
-@pytest.fixture(scope="module")
-def reference(folder):
-    with Client.embedded(str(folder), f"vanilla:{folder}", dtype="float32") as client:
-        yield client
 
 
 @pytest.fixture(params=["embedded", "remote"])
@@ -48,13 +37,13 @@ async def test_a_stream_adds_up_to_the_result(client):
     assert [chunk.prompt is None for chunk in chunks] == [False] + [True] * (len(chunks) - 1)
 
 
-async def test_requests_at_once_have_the_tokens_they_have_alone(client, reference):
+async def test_requests_at_once_have_the_tokens_they_have_alone(client, embedded):
     prompts = [f"question {number}" for number in range(6)]
     answers = await asyncio.gather(
         *(client.generate(prompt, max_tokens=20, sampling=SAMPLED) for prompt in prompts)
     )
     for prompt, answer in zip(prompts, answers, strict=True):
-        alone = reference.generate(prompt, max_tokens=20, sampling=SAMPLED)
+        alone = embedded.generate(prompt, max_tokens=20, sampling=SAMPLED)
         assert answer.token_ids == alone.token_ids
 
 
@@ -64,35 +53,6 @@ async def test_streams_take_turns(client):
     assert all(first.finish_reason is None for first in firsts)
     for stream in streams:
         await stream.aclose()
-
-
-async def test_a_session_remembers(client):
-    async with client.session() as session:
-        first = await session.generate("hello", max_tokens=12)
-        second = await session.generate("more", max_tokens=12)
-    assert second.stats.num_prompt_tokens > first.stats.num_prompt_tokens + 12
-    assert second.stats.num_cached_tokens > 0
-
-
-async def test_a_session_that_is_left_open_goes_on_by_its_name(client, monkeypatch):
-    begun = client.session()
-    await begun.generate("hello", max_tokens=5)
-    async with client.session(begun.session_id) as session:
-        assert (await session.generate("more", max_tokens=5)).stats.num_cached_tokens
-    monkeypatch.setattr("slipstream.client.session.PAUSES_S", (0.05,))
-    with pytest.raises(SessionNotFound):
-        await begun.generate("again")
-
-
-async def test_a_second_turn_waits_for_the_first_to_be_read_or_left(client):
-    async with client.session() as session:
-        stream = session.stream("hello", max_tokens=40)
-        await anext(stream)
-        with pytest.raises(SessionBusy):
-            await session.generate("at once")
-        await stream.aclose()
-        assert [chunk async for chunk in stream] == []
-        assert (await session.generate("later", max_tokens=3)).token_ids
 
 
 async def test_a_stream_that_is_dropped_frees_its_session(client):
@@ -127,25 +87,6 @@ async def test_nothing_is_sent_before_a_chunk_is_asked_for(client):
     with pytest.raises(InvalidRequest, match="empty"):
         await anext(stream)
     await client.stream("hello").aclose()
-
-
-async def test_errors_are_those_of_the_other_client(client):
-    with pytest.raises(PromptTooLong, match="context of 128") as refused:
-        await client.generate("x" * 120, max_tokens=20, request_id="mine")
-    assert refused.value.request_id == "mine"
-    with pytest.raises(ModelNotFound, match="huge"):
-        await client.generate("hello", model="huge")
-    with pytest.raises(DeadlineExceeded, match=r"longer than its 1e-06 s|deadline has passed"):
-        await client.generate("hello", max_tokens=50, timeout_s=1e-6)
-    with pytest.raises(InvalidRequest, match="no option max_token"):
-        client.stream("hello", max_token=5)
-
-
-async def test_a_prompt_and_a_model_are_described_alike(client, reference):
-    assert await client.tokenize("hello") == reference.tokenize("hello")
-    info = await client.model_info()
-    assert info.limits == reference.model_info().limits
-    assert await client.models() == (info,)
 
 
 async def test_a_closed_client_refuses_everything(client):
@@ -192,9 +133,9 @@ async def test_a_request_ends_with_its_client():
 
 
 @pytest.mark.parametrize("place", ["embedded", "remote"])
-async def test_a_client_for_threads_works_in_a_running_loop_as_notebooks(reference, router, place):
+async def test_a_client_for_threads_works_in_a_running_loop_as_notebooks(embedded, router, place):
     with Client(router.address) as remote:
-        client = reference if place == "embedded" else remote
+        client = embedded if place == "embedded" else remote
         text = client.generate("hello", max_tokens=20).text
         assert "".join(chunk.text for chunk in client.stream("hello", max_tokens=20)) == text
         with client.session() as session:

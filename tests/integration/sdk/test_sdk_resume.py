@@ -12,7 +12,6 @@ from slipstream.client.retries import RetryTimeouts
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.server import ServerOptions
 from support.network.bad_routers import Breaking, Failing, register
-from support.network.certificates import certificates
 from support.services.background import served
 
 GONE = errors.Unavailable("about to stop")
@@ -157,23 +156,22 @@ async def test_requests_take_turns_on_several_routers_and_leave_out_one_that_is_
     assert second.num_calls == num_calls
 
 
-def test_several_routers_with_tls_share_a_name(tmp_path):
-    made = certificates(tmp_path)
-    guarded = ServerOptions(tls=made.server("router", is_mutual=False))
+def test_several_routers_with_tls_share_a_name(origin):
+    guarded = ServerOptions(tls=origin.server("router", is_mutual=False))
     first, second = Failing(GONE, times=0), Failing(GONE, times=0)
     with served(register(first), guarded) as one, served(register(second), guarded) as two:
         with pytest.raises(errors.InvalidRequest, match="certificates share"):
-            Client(f"{one},{two}", tls=ClientTls(made.ca))
-        with Client(f"{one},{two}", tls=ClientTls(made.ca, name="localhost")) as client:
+            Client(f"{one},{two}", tls=ClientTls(origin.ca))
+        with Client(f"{one},{two}", tls=ClientTls(origin.ca, name="localhost")) as client:
             while not (first.num_calls and second.num_calls):
                 assert client.generate("hello").text == "done"
         with (
-            Client(one, tls=ClientTls(made.ca, name="elsewhere"), retries=False) as client,
+            Client(one, tls=ClientTls(origin.ca, name="elsewhere"), retries=False) as client,
             pytest.raises(errors.Unavailable),
         ):
             client.generate("hello")
     with pytest.raises(errors.InvalidRequest, match="a host's name"):
-        ClientTls(made.ca, name="two words")
+        ClientTls(origin.ca, name="two words")
 
 
 async def test_the_rest_of_a_stream_can_be_asked_for_by_hand():

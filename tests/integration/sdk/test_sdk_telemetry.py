@@ -8,7 +8,6 @@ from slipstream.client.embedded import Embedded
 from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
 from slipstream.telemetry.catalog import CATALOG, CLIENT
-from support.services.cluster import running
 from support.telemetry.told_client import Told, async_remote, remote
 
 SECRET = "the-cat-sat"
@@ -21,12 +20,6 @@ def told():
 
 
 @pytest.fixture(scope="module")
-def router(folder):
-    with running(folder, f"vanilla:{folder}") as cluster:
-        yield cluster.address
-
-
-@pytest.fixture(scope="module")
 def engines(folder):
     return Embedded.load(str(folder), f"vanilla:{folder}", FLOAT32)
 
@@ -35,7 +28,7 @@ def engines(folder):
 def backend(request):
     if request.param == "embedded":
         return request.getfixturevalue("engines")
-    return remote(request.getfixturevalue("router"))
+    return remote(request.getfixturevalue("router").address)
 
 
 @pytest.fixture
@@ -46,7 +39,7 @@ def client(backend, told):
 @pytest.fixture(params=["embedded", "remote"])
 async def async_client(request, folder, router, told):
     if request.param == "remote":
-        backend = async_remote(router)
+        backend = async_remote(router.address)
     else:
         backend = AsyncEmbedded.load(str(folder), f"vanilla:{folder}", FLOAT32)
     async with AsyncClient.of(backend, telemetry=told.telemetry) as client:
@@ -90,11 +83,11 @@ def test_a_span_says_where_the_engines_are(engines, router, told):
     span = told.span()
     assert span.kind is SpanKind.INTERNAL
     assert "server.address" not in span.attributes
-    with Client.of(remote(router), telemetry=told.telemetry) as client:
+    with Client.of(remote(router.address), telemetry=told.telemetry) as client:
         client.generate("hello", max_tokens=2)
     span = told.span()
     assert span.kind is SpanKind.CLIENT
-    host, _, port = router.rpartition(":")
+    host, _, port = router.address.rpartition(":")
     assert (span.attributes["server.address"], span.attributes["server.port"]) == (host, int(port))
 
 
@@ -207,7 +200,7 @@ def test_no_attribute_holds_the_prompt_or_the_answer(client, told):
 
 
 def test_a_request_counts_once_in_each_metric(router, told):
-    with Client.of(remote(router), telemetry=told.telemetry) as client:
+    with Client.of(remote(router.address), telemetry=told.telemetry) as client:
         result = client.generate("hello", max_tokens=5, model="tiny")
         list(client.stream("hello", max_tokens=5, model="tiny"))
         with pytest.raises(errors.PromptTooLong):

@@ -63,13 +63,6 @@ def test_a_stream_that_goes_on_says_where_in_the_same_span(told):
     assert resumed(told.span()) == [3, 3, 8]
 
 
-async def test_a_stream_for_asyncio_that_goes_on_says_where_in_the_same_span(told):
-    with served(register(Breaking(GONE, [3, 20]))) as address:
-        async with AsyncClient.of(async_remote(address), telemetry=told.telemetry) as client:
-            assert [chunk async for chunk in client.stream("hello")]
-    assert resumed(told.span()) == [3]
-
-
 def resumed(span):
     assert {event.name for event in span.events} == {"resumed"}
     return [event.attributes["slipstream.resumed.num_received"] for event in span.events]

@@ -45,9 +45,7 @@ class Failing(GenerationServiceServicer):
 
 class Breaking(GenerationServiceServicer):
     """Says a, b, c and so on, a token each, and goes on behind what the caller holds.
-
-    Each call breaks after as many tokens as `nums` says for it, and later ones like the last.
-    """
+    Each call breaks after as many tokens as `nums` says for it, and later ones like the last."""
 
     def __init__(self, error: Exception, nums: list[int], *, num_tokens: int = 20) -> None:
         self._error = error

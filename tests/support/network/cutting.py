@@ -10,9 +10,7 @@ LOOPBACK = "127.0.0.1"
 
 class Cutter:
     """Passes connections on to ports in turn. Each ends after as many bytes as are drawn for it.
-
-    Once no more numbers are left, connections last.
-    """
+    Once no more numbers are left, connections last."""
 
     def __init__(self, *addresses: str, after: Iterable[int] = ()) -> None:
         self._ports = [int(address.rpartition(":")[2]) for address in addresses]

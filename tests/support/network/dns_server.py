@@ -1,8 +1,6 @@
 """A name server on loopback that knows one name, and says whatever addresses it has at the moment.
-
 It speaks as much of the DNS (RFC 1035) as gRPC's resolver asks for: A records over UDP, and that
-there are none of any other type.
-"""
+there are none of any other type."""
 
 import asyncio
 import ipaddress
