@@ -72,9 +72,7 @@ def one_thread(request: pytest.FixtureRequest) -> Iterator[None]:
 
 def _spread(items: list[pytest.Item]) -> None:
     """Long tests first, every other file of them for each of two processes.
-
-    These share what is left: unit tests, which lose little when a file is torn apart.
-    """
+    These share what is left: unit tests, which lose little when a file is torn apart."""
     files: dict[tuple[bool, Path], list[pytest.Item]] = {}
     for item in items:
         is_real = item.get_closest_marker("real") is not None

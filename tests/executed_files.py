@@ -1,8 +1,6 @@
-"""Files of the packages that one request executes: `python tests/executed_files.py embedded`.
-
+"""Files of the package that one request executes: `python tests/executed_files.py embedded`.
 A file counts when one of its functions is called between a request and its answer. Imports, loading
-and generated code do not count. `distributed` has client, router, target and draft on loopback.
-"""
+and generated code do not count. `distributed` has client, router, target and draft on loopback."""
 
 import asyncio
 import inspect

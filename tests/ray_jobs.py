@@ -1,8 +1,6 @@
 """What Ray does for training, in a process of its own: python ray_jobs.py DIRECTORY.
-
 Ray runs threads and children that a process full of other tests had better not have. What
-happened is left in DIRECTORY/said.json.
-"""
+happened is left in DIRECTORY/said.json."""
 
 import itertools
 import json

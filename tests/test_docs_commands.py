@@ -16,15 +16,8 @@ from slipstream_target.config import TargetConfig
 
 ROLES = {"target": TargetConfig, "draft": DraftConfig, "router": RouterConfig, "http": HttpConfig}
 DOCS = Path(__file__).parents[1] / "docs"
-PAGES = [
-    "train-your-own.md",
-    "benchmarks.md",
-    "security.md",
-    "http.md",
-    "kubernetes.md",
-    "sizing.md",
-    "papers.md",
-]
+NAMES = ("train-your-own", "benchmarks", "security", "http", "kubernetes", "sizing", "papers")
+PAGES = [f"{name}.md" for name in NAMES]
 EVERY_PAGE = sorted(
     str(page.relative_to(DOCS))
     for page in DOCS.rglob("*.md")

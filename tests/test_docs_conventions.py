@@ -1,7 +1,5 @@
 """docs/semantic-conventions.md has every attribute of ours that services say, and no other.
-
-Its metrics are those of the catalogue.
-"""
+Its metrics are those of the catalogue."""
 
 import ast
 import re

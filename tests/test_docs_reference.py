@@ -1,29 +1,16 @@
 """The pages of docs/reference say what the code says. Run as a program, it writes them anew."""
 
+from importlib import import_module
 from pathlib import Path
 
 import pytest
 
-from reference import (
-    cli_page,
-    compatibility_page,
-    errors_page,
-    metrics_page,
-    protos_page,
-    sdk_page,
-    values_page,
-)
+from reference import compatibility_page
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-PAGES = {
-    "cli": cli_page.page,
-    "sdk": sdk_page.page,
-    "protos": protos_page.page,
-    "values": values_page.page,
-    "metrics": metrics_page.page,
-    "errors": errors_page.page,
-    "../compatibility": compatibility_page.page,
-}
+NAMES = ("cli", "sdk", "protos", "values", "metrics", "errors")
+PAGES = {name: import_module(f"reference.{name}_page").page for name in NAMES}
+PAGES["../compatibility"] = compatibility_page.page
 NOTE = "<!-- Written by `make docs` out of the code; changes by hand are lost. -->\n\n"
 
 

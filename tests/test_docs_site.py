@@ -18,13 +18,8 @@ from support.commands import ran
 ROOT = Path(__file__).parents[1]
 DOCS = ROOT / "docs"
 SETTINGS = ROOT / "mkdocs.yml"
-FRONT = [
-    "README.md",
-    "ARCHITECTURE.md",
-    "CONTRIBUTING.md",
-    "SECURITY.md",
-    "helm/slipstream/README.md",
-]
+FRONT = [*(f"{at}.md" for at in ("README", "ARCHITECTURE", "CONTRIBUTING", "SECURITY"))]
+FRONT += ["helm/slipstream/README.md"]
 """Pages for the repository, which are no part of the site."""
 WORKFLOW = ROOT / ".github" / "workflows" / "docs.yml"
 LOADING = {"script": "src", "link": "href", "img": "src", "iframe": "src", "source": "src"}
@@ -134,18 +129,14 @@ def test_links_of_pages_beside_the_site_lead_to_what_is_there(page, pages, site)
     for address in re.findall(r"\]\(([^)\s]+)\)", text):
         at = urlsplit(address)
         file = (ROOT / page).parent / at.path if at.path else ROOT / page
-        built = (
-            site / file.resolve().relative_to(DOCS).with_suffix(".html") if in_docs(file) else None
-        )
+        built, whole = None, file.resolve()
+        if DOCS in whole.parents and whole.suffix == ".md":
+            built = site / whole.relative_to(DOCS).with_suffix(".html")
         if at.netloc:
             continue
         if not file.exists() or (built and at.fragment and at.fragment not in pages[built].anchors):
             lost.append(address)
     assert lost == []
-
-
-def in_docs(path: Path) -> bool:
-    return DOCS in path.resolve().parents and path.suffix == ".md"
 
 
 @pytest.mark.parametrize(
@@ -172,9 +163,7 @@ def test_the_workflow_builds_strictly_with_pinned_actions_and_may_only_read():
     (job,) = workflow["jobs"].values()
     assert workflow["permissions"] == {}
     assert job["permissions"] == {"contents": "read"}
-    used = re.findall(
-        r"uses: [\w-]+/[\w-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", WORKFLOW.read_text(), re.M
-    )
+    used = re.findall(PINNED, WORKFLOW.read_text(), re.M)
     assert len(used) == sum("uses" in step for step in job["steps"]) == 3
     scripts = [step["run"] for step in job["steps"] if "run" in step]
     assert any("mkdocs build --strict" in script for script in scripts)

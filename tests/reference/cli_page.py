@@ -44,10 +44,9 @@ class Command:
 
 def page() -> str:
     found = list(commands())
-    index = table(
-        ("Command", "What it does"),
-        [(f"[`{at.words}`](#{at.words.replace(' ', '-')})", first_line(at)) for at in found],
-    )
+    links = [f"[`{at.words}`](#{at.words.replace(' ', '-')})" for at in found]
+    firsts = [cell(text_of(at).split("\n\n")[0]) for at in found]
+    index = table(("Command", "What it does"), zip(links, firsts, strict=True))
     return "\n".join([INTRODUCTION, index, *(section(at) for at in found)])
 
 
@@ -143,7 +142,3 @@ def panel_of(param: Any) -> str:
 def text_of(at: Command) -> str:
     paragraphs = (at.inner.help or "").strip().split("\n\n")
     return "\n\n".join(" ".join(part.split()) for part in paragraphs)
-
-
-def first_line(at: Command) -> str:
-    return cell(text_of(at).split("\n\n")[0])

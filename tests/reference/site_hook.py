@@ -1,9 +1,7 @@
 """What MkDocs is told beyond its settings: of links that leave docs/, and of pictures.
-
 Knows pages as text; what stands in them is none of its business. A link to a file of the
 repository leads to `extra.repository_url` (the environment's `REPOSITORY_URL`) where that is set,
-and is the file's path otherwise. An SVG becomes part of its page, where the page's colours are.
-"""
+and is the file's path otherwise. An SVG becomes part of its page, where the page's colours are."""
 
 import posixpath
 import re

@@ -1,7 +1,5 @@
 """The chart as it renders: value files of helm/slipstream/ci through both versions of Helm.
-
-What was rendered once is kept; tests must not change it. Pods are found wherever they hide.
-"""
+What was rendered once is kept; tests must not change it. Pods are found wherever they hide."""
 
 import base64
 import json
@@ -82,9 +80,7 @@ def run(
     helm: Helm, *arguments: str | Path, values: Json | None = None
 ) -> subprocess.CompletedProcess[str]:
     """What Helm says, with values on its standard input; skips the test where it is not there.
-
-    Values are named by their paths: `{"target.gpu.count": 1}`.
-    """
+    Values are named by their paths: `{"target.gpu.count": 1}`."""
     if why := missing(helm):
         pytest.skip(why)
     more = [] if values is None else ["--values", "-"]

@@ -1,7 +1,5 @@
 """images/Dockerfile as stages of instructions, and its RUN steps on this machine.
-
-Reads as much of the language as that file uses: no heredocs, no escapes but a line's end.
-"""
+Reads as much of the language as that file uses: no heredocs, no escapes but a line's end."""
 
 import os
 import re
@@ -95,10 +93,8 @@ def environment(known: dict[str, Stage], name: str) -> dict[str, str]:
 
 class Workshop:
     """A directory in the place of a builder's root, where stages are carried out.
-
     Only what they do in /app, /own, /wheel, /tools and /build, and with packages from `wheels`:
-    the bases, and what is done as root to them, are not ours to run.
-    """
+    the bases, and what is done as root to them, are not ours to run."""
 
     def __init__(
         self, root: Path, wheels: Path, edited: Callable[[str], str] | None = None

@@ -1,10 +1,8 @@
 """What NetworkPolicies let through: a pure judge of one connection between two pods.
-
 As Kubernetes has it: a pod that no policy of a direction selects is open in that direction; else
-one rule of one of them must admit the connection, and both ends must.
-"""
+one rule of one of them must admit the connection, and both ends must."""
 
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from ipaddress import ip_address, ip_network
 from typing import Any
@@ -49,7 +47,8 @@ def _lets(
     rules = [rule for spec in at_work for rule in spec.get(direction.lower()) or ()]
     peers = "from" if direction == "Ingress" else "to"
     return not at_work or any(
-        _port(rule.get("ports"), port, named) and _peer(rule.get(peers), other, end)
+        _port(rule.get("ports"), port, named)
+        and (not rule.get(peers) or any(_is_peer(peer, other, end) for peer in rule[peers]))
         for rule in rules
     )
 
@@ -58,11 +57,8 @@ def _selects(policy: Json, direction: str, end: End) -> bool:
     spec = policy["spec"]
     if end.labels is None or policy["metadata"].get("namespace", end.namespace) != end.namespace:
         return False
-    return direction in _types(spec) and matches(spec["podSelector"], end.labels)
-
-
-def _types(spec: Json) -> Iterable[str]:
-    return spec.get("policyTypes") or ["Ingress", *(["Egress"] if "egress" in spec else [])]
+    types = spec.get("policyTypes") or ["Ingress", *(["Egress"] if "egress" in spec else [])]
+    return direction in types and matches(spec["podSelector"], end.labels)
 
 
 def _port(ports: Sequence[Json] | None, number: int, target: End) -> bool:
@@ -77,10 +73,6 @@ def _is_port(rule: Json, number: int, target: End) -> bool:
     if port is not None and first is None:
         return False
     return port is None or first <= number <= rule.get("endPort", first)
-
-
-def _peer(peers: Sequence[Json] | None, other: End, end: End) -> bool:
-    return not peers or any(_is_peer(peer, other, end) for peer in peers)
 
 
 def _is_peer(peer: Json, other: End, end: End) -> bool:

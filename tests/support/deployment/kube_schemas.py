@@ -1,7 +1,5 @@
 """Whether Kubernetes would take a document, by its own schemas and those kept for custom kinds.
-
-The newest three versions are asked, in their strict form, where an unknown field is a fault.
-"""
+The newest three versions are asked, in their strict form, where an unknown field is a fault."""
 
 import json
 import re

@@ -1,9 +1,7 @@
 """Pages of the documentation as programs: their blocks, run in order in one shell, and its output.
-
 What a reader sees is what runs. ```sh blocks are a bash session, ```python blocks programs on
 their own; a ```text block shows what the one before it prints. `...` there stands for anything,
-a line of it for any lines, and services that write meanwhile may come between.
-"""
+a line of it for any lines, and services that write meanwhile may come between."""
 
 import os
 import re
@@ -98,9 +96,7 @@ def missing(shown: Sequence[str], said: Sequence[str]) -> str | None:
 
 def run(page: Sequence[Block], folder: Path, *, tools: Path, model: Path | None = None) -> Outcome:
     """Run a page in `folder`; programs in `tools` are found first. All that it started is ended.
-
-    `model` is where the pages' model is; without one none is to be had.
-    """
+    `model` is where the pages' model is; without one none is to be had."""
     script = folder.parent / f"{folder.name}.sh"
     script.write_text(_STRICT + "".join(block.shell for block in page))
     with _alone() as words, tempfile.TemporaryDirectory(prefix="models") as models:

@@ -37,17 +37,14 @@ def closure(name: str) -> set[str]:
 
 def _pack(found: Distribution, folder: Path) -> None:
     stem = f"{found.name.replace('-', '_').replace('.', '_')}-{found.version}"
-    files = [file for file in found.files or () if _is_kept(file.parts, file.name)]
+    inside = [file for file in found.files or () if file.parts[0] != ".."]
+    files = [at for at in inside if at.name not in _DROPPED and not at.name.endswith(".pyc")]
     with zipfile.ZipFile(folder / f"{stem}-{_tag(found)}.whl", "w") as wheel:
         for file in files:
             entry = zipfile.ZipInfo(file.as_posix())
             entry.external_attr = 0o644 << 16
             with open(found.locate_file(file), "rb") as source, wheel.open(entry, "w") as copy:
                 shutil.copyfileobj(source, copy)
-
-
-def _is_kept(parts: tuple[str, ...], name: str) -> bool:
-    return parts[0] != ".." and not name.endswith(".pyc") and name not in _DROPPED
 
 
 def _tag(found: Distribution) -> str:

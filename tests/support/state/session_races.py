@@ -13,9 +13,7 @@ from support.state.session_stores import begins, claim
 
 class Race:
     """Leases of one session, by the same and by different requests; each writes what only it says.
-
-    A token says which claim wrote it, and claims are numbered across all routers.
-    """
+    A token says which claim wrote it, and claims are numbered across all routers."""
 
     def __init__(self, stores: Sequence[SessionStore], *, seed: int) -> None:
         self._stores = stores
@@ -72,9 +70,7 @@ class Race:
 
     async def check(self) -> None:
         """What is kept is what was accepted, once each, in the order of fences.
-
-        And whoever had the newest fence found the session as it was when it got it.
-        """
+        And whoever had the newest fence found the session as it was when it got it."""
         assert self.seen["SessionOutOfSync"] == 0
         assert len(set(self._fences)) == len(self._fences)
         tokens = (await self._stores[0].acquire(claim("last"))).record.tokens

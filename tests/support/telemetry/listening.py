@@ -42,22 +42,21 @@ class Listener:
         return span
 
     def points(self, metric):
-        data = self._reader.get_metrics_data()
-        found = [
-            one
-            for resource in (data.resource_metrics if data else ())
-            for scope in resource.scope_metrics
-            for one in scope.metrics
-            if one.name == metric.name
-        ]
-        return {
-            tuple(sorted(point.attributes.items())): point
-            for one in found
-            for point in one.data.data_points
-        }
+        known = data_points(self._reader)
+        told = [point for one, point in known if one.name == metric.name]
+        return {tuple(sorted(point.attributes.items())): point for point in told}
 
     def point(self, metric, **attributes):
         return self.points(metric)[tuple(sorted(attributes.items()))]
+
+
+def data_points(reader):
+    """Each metric with each of its data points."""
+    data = reader.get_metrics_data()
+    resources = data.resource_metrics if data else ()
+    scopes = [scope for resource in resources for scope in resource.scope_metrics]
+    metrics = [metric for scope in scopes for metric in scope.metrics]
+    return [(metric, point) for metric in metrics for point in metric.data.data_points]
 
 
 def parent_id(span):

@@ -1,8 +1,6 @@
 """What Prometheus gets to see of the metrics there are: asked of the exporter itself.
-
 Names and labels follow rules of their own (units and kinds become part of a name); nobody writes
-them down twice.
-"""
+them down twice."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager

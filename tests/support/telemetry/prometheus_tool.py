@@ -10,9 +10,7 @@ from support.commands import ran
 
 def promtool(*arguments: str | Path, text: str | None = None) -> None:
     """Run it, with the text on its standard input; skip the test where there is none.
-
-    What it does not take fails, with all that it says.
-    """
+    What it does not take fails, with all that it says."""
     tool = shutil.which("promtool")
     if tool is None:
         pytest.skip("promtool is not installed; it comes with Prometheus")

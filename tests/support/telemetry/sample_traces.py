@@ -17,15 +17,8 @@ GENERATE = "slipstream.rpc.v1.GenerationService/GenerateStream"
 STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
 SERVER, CLIENT, INTERNAL = SpanKind.SERVER, SpanKind.CLIENT, SpanKind.INTERNAL
 STAGES = {
-    "acquire": 2.0,
-    "encode": 1.0,
-    "prefill": 20.0,
-    "draft": 30.0,
-    "verify": 40.0,
-    "between": 1.0,
-    "settle": 2.0,
-    "park": 1.0,
-    "close": 2.0,
+    **{"acquire": 2.0, "encode": 1.0, "prefill": 20.0, "draft": 30.0, "verify": 40.0},
+    **{"between": 1.0, "settle": 2.0, "park": 1.0, "close": 2.0},
 }
 Attributes = Mapping[str, Any]
 

@@ -9,6 +9,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from slipstream.client.connection import connection
 from slipstream.client.remote import RemoteBackend
 from slipstream.telemetry.sdk_spans import SdkTelemetry
+from support.telemetry.listening import data_points
 
 
 class Told:
@@ -33,13 +34,9 @@ class Told:
 
     def points(self):
         """Counts and sums of each metric, by name and attributes."""
-        data = self._reader.get_metrics_data()
         return {
             (metric.name, frozenset(point.attributes.items())): (point.count, point.sum)
-            for resource in (data.resource_metrics if data else ())
-            for scope in resource.scope_metrics
-            for metric in scope.metrics
-            for point in metric.data.data_points
+            for metric, point in data_points(self._reader)
         }
 
 

@@ -61,9 +61,7 @@ async def request(drafts, feed=None):
 @asynccontextmanager
 async def reading(models, script, heard, *, kv_wait_s=LIMIT_S):
     """A request to a draft that reads from the script, and tells `heard` if that is somebody.
-
-    Afterwards everything has ended.
-    """
+    Afterwards everything has ended."""
     telemetry = None if heard is None else heard.telemetry
     waits = {"kv_wait_s": kv_wait_s, "kv_catch_up_s": LIMIT_S}
     async with (

@@ -12,6 +12,7 @@ from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.round_metrics import RoundMetrics
 from slipstream.telemetry.rounds import RoundTracer
 from slipstream.telemetry.telemetry import Telemetry, TraceBounds
+from support.models.hand_clock import HandClock
 from support.telemetry.listening import Listener
 
 PLAN = Plan(max_depth=4, max_nodes=8)
@@ -63,17 +64,6 @@ def scripts(draw, max_size=12):
     return rounds
 
 
-class Clock:
-    def __init__(self):
-        self.now_s = 100.0
-
-    def __call__(self):
-        return self.now_s
-
-    def passes(self, seconds):
-        self.now_s += seconds
-
-
 class Engine:
     """Both engines; remembers what messages to them would carry."""
 
@@ -106,8 +96,8 @@ class Watched:
     """A request whose rounds go by a script, and all that was seen of it."""
 
     def __init__(self, telemetry, bounds, carrier=None):
-        self.clock = Clock()
-        self.request = RequestSpan(telemetry, "request", carrier, {}, clock=self.clock)
+        self.clock = HandClock()
+        self.request = request_span(telemetry, "request", carrier, {}, clock=self.clock)
         self.seen = []
         self.tracer = RoundTracer(self.request, bounds, self.seen.append)
         self.engine = Engine(self.clock)
