@@ -43,9 +43,8 @@ def asked(extras):
     for line in lines:
         found = Requirement(line)
         if found.name == "slipstream":
-            lines += [
-                other for extra in found.extras for other in PROJECT["optional-dependencies"][extra]
-            ]
+            optional = PROJECT["optional-dependencies"]
+            lines += [other for extra in found.extras for other in optional[extra]]
         elif found.marker is None or found.marker.evaluate():
             yield found
 
@@ -102,9 +101,8 @@ def test_a_lock_has_the_versions_that_everything_is_tested_with(name):
 
 def test_torch_for_cpus_is_the_version_that_is_tested_built_for_cpus():
     pins = lock_files.read("torch-cpu")
-    assert {at: pin.version for at, pin in pins.items()} == {
-        "torch": f"{constraints()['torch']}+cpu"
-    }
+    (pin,) = pins.values()
+    assert (pin.name, pin.version) == ("torch", f"{constraints()['torch']}+cpu")
 
 
 def test_an_image_for_cpus_has_no_library_for_gpus():

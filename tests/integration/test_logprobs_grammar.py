@@ -33,9 +33,8 @@ def test_log_probabilities_do_not_know_of_grammars(client, temperature):
     with torch.no_grad():
         logits = tiny_checkpoint.tiny_llama().eval()(ids).logits[0].double()
     distributions = torch.log_softmax(logits[-len(plain.token_ids) - 1 : -1], -1)
-    for distribution, token, item in zip(
-        distributions, plain.token_ids, plain.logprobs, strict=True
-    ):
+    each = zip(distributions, plain.token_ids, plain.logprobs, strict=True)
+    for distribution, token, item in each:
         assert item.logprob == pytest.approx(float(distribution[token]), abs=1e-5)
         assert item.top[0].logprob == pytest.approx(float(distribution.max()), abs=1e-5)
     assert any(item.top[0].text != item.text for item in plain.logprobs)

@@ -77,9 +77,8 @@ def world(request):
 
 def options(shape, stop, **more):
     widths = (3, 2, 1) if shape is Shape.PRODUCT else None
-    return SpeculationOptions(
-        mode=Mode.FORCED, shape=shape, stop=stop, widths=widths, max_nodes=23, **more
-    )
+    tree = {"shape": shape, "widths": widths, "max_nodes": 23}
+    return SpeculationOptions(mode=Mode.FORCED, stop=stop, **tree, **more)
 
 
 COMBINATIONS = [

@@ -64,10 +64,8 @@ def named(trace, name, service=None, kind=None):
 
 
 def rounds(trace, selected=None):
-    said = [span for span in trace.spans if span.name == "round"]
-    return [
-        span for span in said if selected in (None, span.attributes["slipstream.round.selected"])
-    ]
+    said, why = [at for at in trace.spans if at.name == "round"], "slipstream.round.selected"
+    return [span for span in said if selected in (None, span.attributes[why])]
 
 
 def test_the_services_end_well_and_complain_of_nothing(seen):
@@ -134,6 +132,21 @@ def is_answered(trace, propose):
     (answer,) = children(trace, propose)
     parts = {span.name for span in children(trace, answer)} - {"kv.wait", STREAM_KV}
     return answer.service == DRAFT and parts == {"engine.queue", "engine.run"}
+
+
+def test_snapshots_are_linked_to_the_stream_that_they_went_out_on(seen):
+    for request_id in seen.well:
+        trace = seen.trace(request_id)
+        (sent,) = named(trace, STREAM_KV, TARGET, SpanKind.SERVER)
+        (opened,) = named(trace, STREAM_KV, DRAFT, SpanKind.CLIENT)
+        assert sent.parent_id == opened.span_id
+        snapshots = named(trace, "kv.snapshot", TARGET)
+        assert snapshots
+        for span in snapshots:
+            (link,) = span.links
+            assert (link.trace_id, link.span_id) == (sent.trace_id, sent.span_id)
+        total = sum(span.attributes["slipstream.kv.bytes"] for span in snapshots)
+        assert 0 < total <= sent.attributes["slipstream.kv.bytes"]
 
 
 def test_the_session_store_is_in_the_trace(seen):

@@ -91,9 +91,7 @@ def section(name: str, found: Any) -> str:
 def members(found: type) -> Iterator[str]:
     said = attribute_docs(found)
     if issubclass(found, Enum):
-        rows = [
-            (code(each.name), code(repr(each.value)), said.get(each.name, "")) for each in found
-        ]
+        rows = [(code(at.name), code(repr(at.value)), said.get(at.name, "")) for at in found]
         yield told(("Name", "Value", "Meaning"), rows)
     elif is_typeddict(found):
         kinds = found.__annotations__.items()

@@ -223,9 +223,7 @@ BAD = [
 
 
 @pytest.mark.parametrize(("role", "flags", "env", "reason"), BAD)
-def test_a_service_that_is_told_nonsense_says_one_sentence_and_exits_with_2(
-    role, flags, env, reason
-):
+def test_a_service_told_nonsense_says_one_sentence_and_exits_with_2(role, flags, env, reason):
     with serve(role, *flags, env=env) as process:
         assert process.wait() == 2
         said = [line for line in process.err if line.startswith("error: ")]

@@ -33,8 +33,7 @@ async def test_requests_at_once_have_the_tokens_they_have_alone(real_model):
             )
         )
     with Client.embedded(real_model, "none") as client:
-        alone = [
-            client.generate(prompt, max_tokens=24, sampling=law) for prompt, law, _ in requests(6)
-        ]
+        asked = {"max_tokens": 24}
+        alone = [client.generate(at, **asked, sampling=law) for at, law, _ in requests(6)]
     assert [at.token_ids for at in together] == [at.token_ids for at in alone]
     assert sum(at.stats.speculation.num_draft_tokens for at in together) > 0

@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 from torch.cuda._sanitizer import EventHandler
 
+from slipstream.models.cuda import attention_kernels
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.kv.paged import attend_paged
 from support.cuda.graph import INDEXING, GpuError, Graph, signature, storage_of, written_by
@@ -214,9 +215,7 @@ def simulated_gpu(*, has_values: bool = True) -> Iterator[Gpu]:
         mock.patch.multiple(torch.cuda, **_runtime(gpu)),
         mock.patch.object(Replay, "run", _checked_run(gpu)),
         mock.patch("torch.cuda._sanitizer.traceback", _NoTraceback),
-        mock.patch(
-            "slipstream.models.cuda.attention_kernels.choose_kernel", lambda *_, **__: attend_paged
-        ),
+        mock.patch.object(attention_kernels, "choose_kernel", lambda *_, **__: attend_paged),
         on_gpu(gpu),
     ):
         yield gpu

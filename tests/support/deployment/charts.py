@@ -151,9 +151,8 @@ def pods(documents: Sequence[Json]) -> list[Pod]:
 
 def service_pods(documents: Sequence[Json]) -> list[Pod]:
     """Those of services that run as Kubernetes' own workloads."""
-    return [
-        pod for pod in pods(of_kind(documents, "Deployment", "StatefulSet")) if pod.role in SERVICES
-    ]
+    found = of_kind(documents, "Deployment", "StatefulSet")
+    return [pod for pod in pods(found) if pod.role in SERVICES]
 
 
 def _pods(document: Json) -> Iterator[Pod]:

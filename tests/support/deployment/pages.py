@@ -63,9 +63,8 @@ class Outcome:
 
 def fences(text: str) -> list[tuple[int, str, str]]:
     """Every block of a page: its line, its language, its content."""
-    return [
-        (text.count("\n", 0, at.start(2)) + 1, at[1].strip(), at[2]) for at in FENCE.finditer(text)
-    ]
+    found = FENCE.finditer(text)
+    return [(text.count("\n", 0, at.start(2)) + 1, at[1].strip(), at[2]) for at in found]
 
 
 def blocks(text: str) -> list[Block]:

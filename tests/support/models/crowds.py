@@ -179,8 +179,7 @@ class World:
         )
         tree = cape_tree(chain, NodeBudget(plan.max_nodes, prices=plan.row_prices))
         tops = tops[: max(tree.depths(), default=0)]
-        leaves = [
-            parent for token, parent in zip(tree.tokens, tree.parents, strict=True) if token >= 100
-        ]
+        nodes = zip(tree.tokens, tree.parents, strict=True)
+        leaves = [parent for token, parent in nodes if token >= 100]
         beside = [leaves.count(depth - 1) for depth in range(len(tops))]
         return Drafted(at, self.now, Proposal(tree), tuple(tops), tuple(beside), len(tops))

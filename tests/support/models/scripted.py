@@ -20,9 +20,8 @@ from slipstream.rpc.status import status_of
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
 LIMIT_S = 10
-IDENTITY = common_pb2.ModelIdentity(
-    protocol_version=1, model_id="small", vocab_size=100, incarnation="one"
-)
+_NAMED = {"model_id": "small", "vocab_size": 100, "incarnation": "one"}
+IDENTITY = common_pb2.ModelIdentity(protocol_version=1, **_NAMED)
 LAYOUT = common_pb2.KvLayout(num_layers=2, num_kv_heads=1, head_dim=4)
 SESSION = Session("s", num_prompt_tokens=3, max_tokens=20, stop_token_ids=frozenset({0}))
 PLAN = Plan(max_depth=3, max_nodes=5, shape=Shape.CAPE, threshold=0.5)

@@ -89,9 +89,8 @@ def view(
     nonsense."""
     layers, capacity = {}, max(capacity, len(tokens))
     for index, (keys, values) in enumerate(target_kv(target, tokens)):
-        padded = [
-            part.new_full((part.shape[1], capacity, part.shape[3]), 1e4) for part in (keys, values)
-        ]
+        size = (keys.shape[1], capacity, keys.shape[3])
+        padded = [part.new_full(size, 1e4) for part in (keys, values)]
         padded[0][:, :count], padded[1][:, :count] = keys[0, :, :count], values[0, :, :count]
         layers[index] = (_read(padded[0], skipped), _read(padded[1], skipped))
     return KvView(count, layers, skipped)
@@ -110,9 +109,7 @@ def reference(
     `NUM_SINKS` left out: row j reads the target positions before both `count` and its own (row 0
     reads position 0)."""
     at = _read(torch.arange(len(tokens))[:, None], skipped)[:, 0]
-    kvs = [
-        (_read(keys, skipped), _read(values, skipped)) for keys, values in target_kv(target, tokens)
-    ]
+    kvs = [tuple(_read(at, skipped) for at in pair) for pair in target_kv(target, tokens)]
     tables = rotary_tables(target_parts(target), len(tokens), dtype=torch.float32)
     rope = Rope(*(table[at] for table in tables))
     allowed = (at[None] < at[:, None]) & (at[None] < count)

@@ -19,9 +19,8 @@ DETAILS = "grpc-status-details-bin"
 GARBAGE = b"\xff\xff\xff\xff"
 """Bytes that are no message of any kind."""
 _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
-SERVING = health_pb2.HealthCheckResponse(
-    status=health_pb2.HealthCheckResponse.SERVING
-).SerializeToString()
+_IS_SERVING = health_pb2.HealthCheckResponse.SERVING
+SERVING = health_pb2.HealthCheckResponse(status=_IS_SERVING).SerializeToString()
 Reply = Callable[[Any, Any], AsyncIterator[bytes]]
 """What a method does: its context and its messages in, raw messages out; it may also abort."""
 

@@ -16,9 +16,8 @@ from slipstream.state.record import Bounds, Claim, Opening
 PROMPT = (1, 2, 3)
 OPENING = Opening(len(PROMPT), "{}", "hash")
 CLAIM = Claim("s", "r", "digest", "", "here", "model", True, 100.0)
-STATS = RequestStats(
-    3, 0, 4, Timings(0, 0, 0, 0), Outcomes().summary(num_spec_tokens=0, lossless=True)
-)
+_OUTCOMES = Outcomes().summary(num_spec_tokens=0, lossless=True)
+STATS = RequestStats(3, 0, 4, Timings(0, 0, 0, 0), _OUTCOMES)
 ENDING = Ending(FinishReason.STOP, STATS)
 
 

@@ -42,9 +42,8 @@ def page() -> str:
 def exported(*metrics: Metric) -> Iterator[CollectorRegistry]:
     """The exporter's registry, with a value of each metric."""
     registry = CollectorRegistry()
-    reader = PrometheusMetricReader(
-        disable_target_info=True, scope_info_enabled=False, registry=registry
-    )
+    bare = {"disable_target_info": True, "scope_info_enabled": False}
+    reader = PrometheusMetricReader(registry=registry, **bare)
     provider = MeterProvider([reader], shutdown_on_exit=False)
     instruments = Instruments(provider.get_meter("slipstream"))
     tell = {

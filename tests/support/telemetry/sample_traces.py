@@ -135,9 +135,8 @@ def _round(
     stream = _propose(to, around, (start, middle), error) if index else None
     asked = to.span("router", "target.verify", (middle, end), around, kind=CLIENT, say=_VERDICT)
     rows = {"slipstream.batch.rows": 6, "slipstream.batch.sessions": 1}
-    done = to.span(
-        "target", "target.verify", (middle + 0.2, end - 0.2), asked, kind=SERVER, say=rows
-    )
+    within = (middle + 0.2, end - 0.2)
+    done = to.span("target", "target.verify", within, asked, kind=SERVER, say=rows)
     to.span("target", "engine.queue", (middle + 0.2, middle + 0.4), done)
     to.span("target", "engine.run", (middle + 0.4, end - 0.4), done)
     if stream is not None:

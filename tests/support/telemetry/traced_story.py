@@ -91,9 +91,8 @@ def ask_unsampled(router, request_id):
         prompt = pb.Prompt(text=PROMPT)
         asked = pb.Generation(prompt=prompt, request_id=request_id)
         asked.stopping.max_new_tokens = 8
-        GenerationServiceStub(channel).Generate(
-            pb.GenerateRequest(generation=asked), metadata=metadata
-        )
+        request = pb.GenerateRequest(generation=asked)
+        GenerationServiceStub(channel).Generate(request, metadata=metadata)
     return trace_id
 
 

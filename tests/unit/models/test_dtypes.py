@@ -57,9 +57,8 @@ def test_a_slow_dtype_works_with_one_warning_that_names_the_faster_one(caplog):
     assert choose_dtype("float16", CPU, machine=modern()) is DTYPES["float16"]
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING
-    assert warning.getMessage() == (
-        "dtype float16 is 4.0 times slower than bfloat16 on this CPU: use auto"
-    )
+    said = "dtype float16 is 4.0 times slower than bfloat16 on this CPU: use auto"
+    assert warning.getMessage() == said
 
 
 @pytest.mark.parametrize("has_kernels", [True, False])

@@ -88,7 +88,7 @@ GROUPS = [(NEW, 5000, 2000, 3000), (NEW, 2000, 5000, 0), (OLD, 5000, 1000, 4000)
 
 
 @pytest.mark.parametrize(("names", "limit", "used", "left"), GROUPS)
-def test_a_limit_of_the_control_group_bounds_what_is_free(
+def test_a_limit_of_the_control_group_bounds_memory(
     names, limit, used, left, tmp_path, monkeypatch
 ):
     """Both versions of control groups have such a limit."""

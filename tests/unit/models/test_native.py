@@ -94,9 +94,8 @@ def test_each_bias_is_added_on_its_own(linear):
 @pytest.mark.parametrize("scale", SCALES)
 def test_each_scale_is_honoured_on_its_own(scale):
     usual = dict.fromkeys(SCALES, 1.0)
-    makers = [
-        partial(families.family_model, "granite", **{**usual, **at}) for at in ({}, {scale: 0.3})
-    ]
+    make = partial(families.family_model, "granite")
+    makers = [partial(make, **{**usual, **at}) for at in ({}, {scale: 0.3})]
     require_transformers_numbers(makers[1])
     first, second = (tiny.whole(native(make), [1, 2, 3])[1] for make in makers)
     assert not np.allclose(first, second, rtol=0.05)

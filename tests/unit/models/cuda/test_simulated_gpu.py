@@ -26,9 +26,8 @@ def test_a_graph_computes_what_its_body_does_with_each_input(gpu):
     replay = Replay(CUDA)
     for seed in range(3):
         x = torch.randn(4, generator=torch.Generator().manual_seed(seed))
-        (out,) = run(
-            lambda given: (given.cumsum(0) * 2 + torch.arange(4, device=CUDA),), x, replay=replay
-        )
+        body = lambda given: (given.cumsum(0) * 2 + torch.arange(4, device=CUDA),)  # noqa: E731
+        (out,) = run(body, x, replay=replay)
         assert torch.equal(out, x.cumsum(0) * 2 + torch.arange(4))
 
 

@@ -149,18 +149,14 @@ def test_without_a_view_the_cross_attention_is_left_out():
             for cross in layer.cross:
                 cross.o_proj.weight.zero_()
     muted = tiny.scorer(target, model)
-    close(
-        muted.score([Sync(muted.open(16), TOKENS, tiny.view(target, TOKENS, 9))]).logits,
-        blind.logits,
-    )
+    without = muted.score([Sync(muted.open(16), TOKENS, tiny.view(target, TOKENS, 9))])
+    close(without.logits, blind.logits)
 
 
 def test_the_last_tokens_own_target_position_is_never_read():
     target, _, scorer = case()
-    knowing = scorer.score([Sync(scorer.open(16), TOKENS, tiny.view(target, TOKENS, len(TOKENS)))])
-    before = scorer.score(
-        [Sync(scorer.open(16), TOKENS, tiny.view(target, TOKENS, len(TOKENS) - 1))]
-    )
+    views = [tiny.view(target, TOKENS, len(TOKENS) - at) for at in (0, 1)]
+    knowing, before = (scorer.score([Sync(scorer.open(16), TOKENS, view)]) for view in views)
     close(knowing.logits, before.logits)
 
 
@@ -214,9 +210,8 @@ def test_saved_weights_score_as_before(tmp_path):
     loaded = load_glide(tmp_path, target, tokenizer_hash="t" * 64)
     view = tiny.view(target, TOKENS, 9)
     expected = scorer.score([Sync(scorer.open(16), TOKENS, view)])
-    assert np.array_equal(
-        loaded.score([Sync(loaded.open(16), TOKENS, view)]).logits, expected.logits
-    )
+    found = loaded.score([Sync(loaded.open(16), TOKENS, view)])
+    assert np.array_equal(found.logits, expected.logits)
 
 
 @pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_heads", "head_dim"])

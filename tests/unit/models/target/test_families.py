@@ -33,9 +33,8 @@ from support.models import families, tiny
 from support.models.families import OPTIONS, SIZES, family_model
 from support.models.tiny_checkpoint import byte_tokenizer, change_config
 
-needs_kernels = pytest.mark.skipif(
-    not library.PATH.is_file(), reason="no native kernels were built"
-)
+has_kernels = library.PATH.is_file()
+needs_kernels = pytest.mark.skipif(not has_kernels, reason="no native kernels were built")
 PUBLISHED = json.loads((Path(families.__file__).parent / "published_configs.json").read_text())
 
 
@@ -196,9 +195,8 @@ def test_whatever_a_field_has_it_is_read_or_refused(family, value):
     for kind in ("linear", "yarn", "llama3", "longrope", value):
         rope = {"rope_type": kind, "factor": 2.0, "low_freq_factor": 1.0, "high_freq_factor": 4.0}
         rope["short_factor"] = [1.0] * 8
-        changes += [
-            {"rope_scaling": {**rope, name: value}} for name in [*rope, "rope_theta", ORIGINAL]
-        ]
+        names = [*rope, "rope_theta", ORIGINAL]
+        changes += [{"rope_scaling": {**rope, name: value}} for name in names]
     for change in changes:
         with suppress(NotNative, ModelError):
             parse(config_of(family, **change)).rotaries()
