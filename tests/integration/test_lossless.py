@@ -9,10 +9,10 @@ import torch
 
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
 from slipstream.core.errors import UnsupportedCombination
-from slipstream.core.request.options import DRAFTERS, Mode, SpeculationOptions
-from slipstream.core.request.profile import Profile
+from slipstream.core.policy.options import DRAFTERS, Mode, SpeculationOptions
+from slipstream.core.policy.profile import Profile
 from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy, Verification
-from slipstream.draft.engine import LocalDraft, TargetKv
+from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny

@@ -4,6 +4,8 @@ from slipstream.models.loading import load_target_parts
 from slipstream.rpc.kv import DTYPE, KvDtype
 from slipstream.rpc.v1 import target_pb2
 from slipstream.text.tokenizer import TextTokenizer
+from slipstream.verifying.build import build_target
+from slipstream_target.description import describe
 from support.models.tiny_checkpoint import save_checkpoint
 from support.services.served_target import IDENTITY
 

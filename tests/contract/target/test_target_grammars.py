@@ -12,8 +12,8 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import FinishReason, Proposal, SamplingParams, Session
 from slipstream.models.loading import load_target_parts
-from slipstream.target.build import BuiltTarget, build_target
-from slipstream.target.request import TargetRequest
+from slipstream.verifying.build import BuiltTarget, build_target
+from slipstream.verifying.request import TargetRequest
 from support.models.batches import batched
 from support.models.grammar_texts import EOS, STOPS, TEXT, VOCAB, ids, regex
 from support.models.tiny import causal, local_target

@@ -10,8 +10,8 @@ from types import SimpleNamespace
 import pytest
 
 from slipstream.core.errors import SessionNotFound
-from slipstream.router import app
-from slipstream.router.lease_keeper import BEAT_S
+from slipstream_router import app
+from slipstream_router.lease_keeper import BEAT_S
 from support.network.streams import read, tokens_of
 from support.services.fleet import routed, running, target_worker
 from support.state.redis_server import redis_server

@@ -91,7 +91,7 @@ def test_chat_keeps_its_conversation_at_the_router(running, capsys, monkeypatch)
 
 def test_a_draft_that_is_killed_costs_no_token_and_is_used_again_once_back(running, client, plain):
     draft, target = running.child("draft"), running.child("target")
-    said = [line for line in running.err if "slipstream.router draft " in line]
+    said = [line for line in running.err if "slipstream_router draft " in line]
     (ready,) = [line.partition("draft ")[2] for line in said if line.endswith(" is ready")]
     with closing(client.stream(PROMPT, max_tokens=LONG, speculation=FORCED)) as chunks:
         before = list(islice(chunks, 5))

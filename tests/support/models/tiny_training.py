@@ -70,9 +70,7 @@ def hooks(check: Any = lambda result: None) -> TrainHooks:
     return TrainHooks(lambda: float(next(ticks)), lambda report: None, check)
 
 
-def train(
-    run: GlideRun, check: Any = lambda result: None, *, group: TrainGroup = SINGLE_PROCESS
-) -> list[Check]:
+def train(run: GlideRun, check: Any = lambda result: None) -> list[Check]:
     checks: list[Check] = []
 
     def told(result: Check) -> None:

@@ -97,7 +97,7 @@ class Watched:
 
     def __init__(self, telemetry, bounds, carrier=None):
         self.clock = HandClock()
-        self.request = request_span(telemetry, "request", carrier, {}, clock=self.clock)
+        self.request = RequestSpan(telemetry, "request", carrier, {}, clock=self.clock)
         self.seen = []
         self.tracer = RoundTracer(self.request, bounds, self.seen.append)
         self.engine = Engine(self.clock)

@@ -31,7 +31,7 @@ asyncio.run(main())
 
 @pytest.fixture(autouse=True)
 def path(monkeypatch):
-    monkeypatch.setenv("PYTHONPATH", f"{TESTS.parent / '.dev'}{os.pathsep}{TESTS}")
+    monkeypatch.setenv("PYTHONPATH", f"{IMPORT_PATH}{os.pathsep}{TESTS}")
 
 
 class Ear:

@@ -88,7 +88,7 @@ def test_code_in_a_model_directory_does_not_run(checkpoint):
     (checkpoint / "evil.py").write_text("raise SystemExit('code of the model ran')")
     classes = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
     change_config(checkpoint, model_type="evil", auto_map=classes)
-    with pytest.raises(WeightsError, match="can't be read"):
+    with pytest.raises(WeightsError, match="can't be loaded"):
         load_target_parts(str(checkpoint))
 
 

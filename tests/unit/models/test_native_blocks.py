@@ -42,12 +42,6 @@ def product_with(name):
     return model
 
 
-def square_model(layers):
-    """Of 64 elements, one head and four tokens."""
-    shape = NativeShape(layers, 64, 1, 1, 64, 64, 0, 0, 1e-5, 1.0)
-    return NativeModel(shape, weights.plain(np.zeros((4, 64), np.float32)))
-
-
 def dense(name):
     values = quants.dequantize(BLOCKS[name], GGMLQuantizationType[name])
     return values.astype(np.float32).reshape(OUTPUTS, INPUTS)
@@ -140,27 +134,19 @@ ODD = {
 
 @pytest.mark.parametrize("name", ODD)
 def test_the_library_refuses_a_matrix_of_other_sizes(name):
-    model = square_model(1)
+    shape = NativeShape(1, 64, 1, 1, 64, 64, 0, 0, 1e-5, 1.0)
+    model = NativeModel(shape, weights.plain(np.zeros((4, 64), np.float32)))
     with pytest.raises(ModelError, match="native code refuses set_matrices"):
         model.set_head(np.ones(64, np.float32), ODD[name])
 
 
 @pytest.mark.parametrize("place", ["norm", "query_norm", "key_norm", "into", "out"])
 def test_the_library_refuses_a_block_of_other_sizes(place):
-    model = square_model(1)
+    shape = NativeShape(1, 64, 1, 1, 64, 64, 0, 0, 1e-5, 1.0)
+    model = NativeModel(shape, weights.plain(np.zeros((4, 64), np.float32)))
     square, short = weights.plain(np.zeros((64, 64), np.float32)), np.ones(18, np.float32)
     block = BlockWeights(np.ones(64, np.float32), [square] * 3, square)
     model.set_layer(0, [block])
     odd = {"into": [square] * 2, "out": weights.plain(np.zeros((48, 64), np.float32))}
     with pytest.raises(ModelError, match="types or lengths are not the model's"):
         model.set_layer(0, [replace(block, **{place: odd.get(place, short)})])
-
-
-def test_a_token_without_an_embedding_is_refused():
-    model = square_model(0)
-    model.set_head(np.ones(64, np.float32), weights.plain(np.zeros((4, 64), np.float32)))
-    tokens = NativeTokens()
-    tokens.tokens = [4]
-    with pytest.raises(ModelError, match="native code refuses forward"):
-        pool = KvPool(KvLayout(1, 1, 64, FLOAT32, "cpu"), 1, scratch_rows=1)
-        model.forward(pool, tokens.batch(1))

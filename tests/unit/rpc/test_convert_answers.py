@@ -8,6 +8,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.request import server_info
 from slipstream.core.request.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
 from slipstream.core.request.origins import TokenOrigin

@@ -8,8 +8,7 @@ from hypothesis import strategies as st
 
 from slipstream.core.copying import Copying, CopySource
 from slipstream.core.draft.ngram_draft import GRAMMAR, LOOKUP, LookupDraft, with_forced
-from slipstream.core.draft.ngram_sources import Copying, CopySource, NgramSources
-from slipstream.core.policy.stop import LATE, PENDING, TOO_DEAR
+from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.round import Round
 from slipstream.core.stop_reasons import LATE, PENDING, TOO_DEAR
 from slipstream.core.tree import TokenTree

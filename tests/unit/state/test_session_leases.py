@@ -7,6 +7,7 @@ from itertools import count
 import pytest
 
 from slipstream.core import errors
+from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.request.fingerprint import fingerprint
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.types import SamplingParams, Verification

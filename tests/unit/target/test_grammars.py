@@ -14,8 +14,7 @@ from slipstream.core.errors import InvalidRequest, ModelMismatch, NotBuilt
 from slipstream.core.grammar import MAX_GRAMMAR_BYTES
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
-from slipstream.core.verify.grammar import MAX_GRAMMAR_BYTES
-from slipstream.target.grammars import MAX_COMPILED, Grammars, constraint_of
+from slipstream.verifying.grammars import MAX_COMPILED, Grammars, constraint_of
 from support.models import grammar_texts
 from support.models.grammar_texts import EOS, STOPS, TEXT, VOCAB, grammars, ids, regex, schema
 from support.models.random_schemas import draw_schemas

@@ -11,7 +11,7 @@ from hypothesis import strategies as st
 from slipstream.core.copying import Copying, CopySource
 from slipstream.core.draft.ngram import MAX_TOKEN_ID, OwnText
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
-from slipstream.core.draft.ngram_sources import Copying, CopySource, NgramSources
+from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.inline import finished
 from slipstream.core.types import Plan, Session, Shape

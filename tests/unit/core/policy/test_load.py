@@ -11,8 +11,8 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy import load
 from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.policy.load import AcceptanceEstimate, DraftWait, Probes, TokenBudget
-from slipstream.core.policy.row_costs import Offer
-from slipstream.target.meter import FixedMeter, HarmlessMeter, LoadMeter, StepCost
+from slipstream.core.row_costs import Offer
+from slipstream.verifying.meter import FixedMeter, HarmlessMeter, LoadMeter, StepCost
 
 TILE = 32
 

@@ -2,6 +2,8 @@
 
 import pytest
 
+from slipstream.core.policy.options import DRAFTERS, VERIFICATIONS
+from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.model_info import drafter_info, drafter_infos, verification_infos
 from slipstream.core.types import Shape, StopPolicy, Verification
 

@@ -10,7 +10,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.draft import candidates
-from slipstream.core.draft.candidates import draw_without_replacement, softmax
+from slipstream.core.draft.candidates import draw_without_replacement
 from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import (
