@@ -26,7 +26,7 @@ from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Result
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.core.request.tools import Tool, tools_of
-from slipstream.core.text.checks import check_token_ids
+from slipstream.core.text.text import check_token_ids
 
 if TYPE_CHECKING:
     from slipstream.rpc.security import ClientTls

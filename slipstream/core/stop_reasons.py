@@ -1,4 +1,4 @@
-"""What ends the drafting of a proposal, by name. Values."""
+"""Reasons for which the drafting of a proposal ends, by name. Values."""
 
 CONTEXT = "context"
 """What ends the drafting where the draft's own context does."""

@@ -10,7 +10,7 @@ from typing import Any
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong, UnsupportedCombination
 from slipstream.core.request.tools import Tool, check_tools
-from slipstream.core.text.checks import check_token_ids, check_unicode
+from slipstream.core.text.text import check_token_ids, check_unicode
 
 Message = Mapping[str, Any]
 """`role` and `content`, a text or parts of it; an assistant's may have `tool_calls` as OpenAI

@@ -11,11 +11,11 @@ from dataclasses import dataclass
 from typing import Protocol
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.text.checks import check_token_ids, check_unicode
 
 MAX_STOP_STRINGS = 16
 MAX_STOP_BYTES = 240
 MAX_STOP_TOKEN_IDS = 64
+MAX_TOKEN_ID = 2**31 - 1
 _INCOMPLETE = "\ufffd"
 _MAX_CHARACTER = 4
 """Bytes of a character, and so its tokens, at most."""
@@ -207,3 +207,18 @@ def joined(pieces: Sequence[Piece]) -> Piece:
     text = "".join(piece.text for piece in pieces)
     tokens = tuple(token for piece in pieces for token in piece.tokens)
     return Piece(text, tokens, any(piece.is_stopped for piece in pieces))
+
+
+def check_unicode(text: str, name: str) -> None:
+    """Raises `InvalidRequest` for text that has no bytes: half of a surrogate pair."""
+    try:
+        text.encode()
+    except UnicodeEncodeError as error:
+        raise InvalidRequest(f"{name} is not valid Unicode ({error.reason})") from None
+
+
+def check_token_ids(tokens: Sequence[int], what: str = "the prompt") -> None:
+    """Raise `InvalidRequest` for ids that are none."""
+    for token in (min(tokens, default=0), max(tokens, default=0)):
+        if not 0 <= token <= MAX_TOKEN_ID:
+            raise InvalidRequest(f"{what} has token id {token}, not 0 to {MAX_TOKEN_ID}")

@@ -22,7 +22,7 @@ from slipstream.core.request.prompt import (
 )
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, Ask, Generation, SessionRef
 from slipstream.core.request.tools import NO_PARAMETERS, Tool, check_num_tools
-from slipstream.core.text.checks import check_unicode
+from slipstream.core.text.text import check_unicode
 from slipstream.core.types import SamplingParams
 from slipstream.rpc.conversion import enums
 from slipstream.rpc.conversion.convert import sampling_from_pb, sampling_to_pb

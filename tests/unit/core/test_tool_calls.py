@@ -8,9 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as some
 
+from slipstream.core.request import tool_calls
 from slipstream.core.request.tool_calls import CallPiece, ToolCallParser, call_id
 from slipstream.core.request.tools import ToolFormat
-from slipstream.core.text import tool_calls
 
 NAMES = ("f", "g")
 HERMES, LLAMA3, MISTRAL = ToolFormat

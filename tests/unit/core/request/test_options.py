@@ -6,8 +6,8 @@ from enum import StrEnum
 import pytest
 
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.policy import options as rules
 from slipstream.core.policy.options import DRAFTERS, VERIFICATIONS, Mode, SpeculationOptions
-from slipstream.core.request import options as rules
 from slipstream.core.types import Shape, StopPolicy, Verification
 
 V, S, P = Verification, Shape, StopPolicy
