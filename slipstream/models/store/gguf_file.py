@@ -34,9 +34,7 @@ _SCALARS = {
 _STRING, _ARRAY = 8, 9
 MAX_LAYERS = 1024
 """Layers of a model. A parser builds a module for each before it looks for the weights."""
-MAX_STRINGS = 1 << 22
-"""Texts of a list, such as the tokens of a vocabulary."""
-_MAX_FIELDS, _MAX_TENSORS = 1 << 16, 1 << 18
+_MAX_FIELDS, _MAX_TENSORS, MAX_STRINGS = 1 << 16, 1 << 18, 1 << 22
 _MAX_DIMENSIONS = 4
 _MAX_NAME = 256
 """Characters of the name of a field or tensor, which messages show."""
@@ -170,7 +168,9 @@ class _Part:
     def _whole(self, name: str, default: int) -> int:
         value = self.fields.get(name, default)
         if not isinstance(value, int):
-            raise WeightsError(f"{self.path.name} has a {name} of {value!r}, which is no number")
+            raise WeightsError(
+                f"{self.path.name} has a {name} of {value!r:.60}, which is no number"
+            )
         return value
 
 
@@ -199,15 +199,14 @@ class _Reader:
                 raise self._broken(f"it has the field {name} twice")
             found[name] = self._value(self._number("I"))
             if name.endswith(".block_count") and not _is_count(found[name]):
-                raise self._broken(
-                    f"its {name} is {found[name]!r}, but 1 to {MAX_LAYERS} can be loaded"
-                )
+                shown = f"{found[name]!r:.60}"
+                raise self._broken(f"its {name} is {shown}, but 1 to {MAX_LAYERS} can be loaded")
         return found
 
     def tensors(self, count: int, alignment: object) -> dict[str, GgufTensor]:
         self._expect(count, 24, "tensors", _MAX_TENSORS)
         if not isinstance(alignment, int) or not 0 < alignment <= 1 << 20 or alignment % 8:
-            raise self._broken(f"its alignment is {alignment!r}, but must be a multiple of 8")
+            raise self._broken(f"its alignment is {alignment!r:.60}, but must be a multiple of 8")
         tensors = [self._tensor() for _ in range(count)]
         names = sorted(name for name, _ in tensors)
         if twice := [name for name, other in pairwise(names) if name == other]:

@@ -97,7 +97,7 @@ def _checked(
         raise NotNative(f"its rotary embedding has no {missing[0]}")
     for name in (*numbers, *(name for name in optional if rope.get(name))):
         if not is_number(rope[name]):
-            raise WeightsError(f"config.json has rope.{name} of {rope[name]!r}, which is no number")
+            raise WeightsError(f"config.json has rope.{name} of {rope[name]!r:.60}, no number")
     return rope
 
 
