@@ -105,7 +105,7 @@ async def test_a_session_that_another_key_began_in_an_empty_store_is_taken(line,
     line.lose_everything()
     await line.acquire(replace(CLAIM, owner="another"))
     await journal.tend()
-    with pytest.raises(SessionTaken, match="belongs to another key"):
+    with pytest.raises(SessionTaken, match="taken over by another request"):
         await journal.keep([4], None)
 
 
