@@ -68,9 +68,9 @@ class GlideConfig:
 
 def _check_layers(layers: tuple[int, ...], max_lag: int) -> None:
     if min(layers, default=0) < 0:
-        raise WeightsError(f"target_layers {layers} must name layers from 0 up")
+        raise WeightsError(f"target_layers {layers!r:.60} must name layers from 0 up")
     if len(set(layers)) != len(layers):
-        raise WeightsError(f"target_layers {layers} names a layer twice")
+        raise WeightsError(f"target_layers {layers!r:.60} names a layer twice")
     if max_lag < 1 if layers else max_lag != 0:
         raise WeightsError(
             f"max_lag is {max_lag} with {len(layers)} target_layers, it must be at least 1 with"
@@ -80,6 +80,7 @@ def _check_layers(layers: tuple[int, ...], max_lag: int) -> None:
 
 _KINDS: Mapping[Any, Any] = {int: int, float: int | float, str: str, bool: bool}
 """Types of the fields, and what JSON may have for them."""
+_LARGEST = 2**31 - 1
 _POSITIVE = (
     "vocab_size",
     "head_size",
@@ -115,9 +116,9 @@ def _from_json(raw: Any, path: Path) -> GlideConfig:
     if unknown:
         raise WeightsError(f"{path} has unknown fields: {shown(unknown)}")
     for at in fields(GlideConfig):
-        if at.name in raw and not isinstance(raw[at.name], _KINDS.get(at.type, object)):
-            raise WeightsError(
-                f"{path} has {at.name} of {raw[at.name]!r:.40}, which is no {at.type}"
-            )
+        value, kind = raw.get(at.name), _KINDS.get(at.type, object)
+        is_large = isinstance(value, int) and abs(value) > _LARGEST
+        if at.name in raw and (is_large or not isinstance(value, kind)):
+            raise WeightsError(f"{path} has {at.name} of {value!r:.40}, which can't be one")
     layers = tuple(int(layer) for layer in raw["target_layers"])
     return GlideConfig(**{**raw, "target_layers": layers})

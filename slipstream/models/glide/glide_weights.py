@@ -180,14 +180,14 @@ def check_target(config: GlideConfig, parts: TargetParts) -> None:
     for name in ("vocab_size", "hidden_size", "num_heads", "num_kv_heads", "head_dim"):
         ours, theirs = getattr(config, name), getattr(parts, name)
         if ours != theirs:
-            raise ModelMismatch(f"the draft's {name} is {ours}, the target's {theirs}")
+            raise ModelMismatch(f"the draft's {name} is {ours!r:.60}, the target's {theirs}")
     if parts.tokenizer_hash not in (None, config.tokenizer_hash):
         raise ModelMismatch(
-            f"the draft was trained with tokenizer {config.tokenizer_hash[:12]}, "
+            f"the draft was trained with tokenizer {shown([config.tokenizer_hash[:12]])}, "
             f"the target's is {str(parts.tokenizer_hash)[:12]}"
         )
     if max(config.target_layers, default=0) >= parts.num_layers:
         raise ModelMismatch(
-            f"the draft reads target layer {max(config.target_layers)}, "
+            f"the draft reads target layer {max(config.target_layers)!r:.60}, "
             f"the target has {parts.num_layers} layers"
         )
