@@ -3,7 +3,7 @@
 The kernels are compiled into a copy of the checkout, so that its own library stays as it is. Python
 is not built with the sanitizers; their runtime is preloaded. A report ends the process that it is
 of, and so the run: `python .ci/sanitize.py [TEST ...]`, the tests of native code by default;
-`python .ci/sanitize.py --files CASES` loads broken and hostile files of weights instead.
+`python .ci/sanitize.py --files CASES [--seed SEED]` loads broken and hostile files of weights instead.
 """
 
 import os
@@ -93,7 +93,7 @@ def main(tests: list[str]) -> None:
         subprocess.run([sys.executable, root / "hatch_build.py", *FLAGS], check=True)
         env = environment(root)
         if tests[:1] == ["--files"]:
-            command = ("-m", "fuzz.files", "--cases", tests[1], "--kinds", ",".join(FILES))
+            command = ("-m", "fuzz.files", "--kinds", ",".join(FILES), "--cases", *tests[1:])
             subprocess.run([sys.executable, *command], cwd=root, env=env, check=True)
             return
         found = [path for each in TESTS for path in sorted(root.glob(each))]

@@ -268,6 +268,8 @@ def _assembled(
         if name.startswith("tokenizer.chat_template.")
     }
     default = file.fields.get("tokenizer.chat_template")
+    if odd := [at for at in (default or "", *named_templates.values()) if not isinstance(at, str)]:
+        raise WeightsError(f"{file.name} has a chat template {odd[0]!r:.40}, which is no text")
     tokenizer.chat_template = (
         {"default": default, **named_templates} if named_templates else default
     )
