@@ -3,7 +3,7 @@
 The kernels are compiled into a copy of the checkout, so that its own library stays as it is. Python
 is not built with the sanitizers; their runtime is preloaded. A report ends the process that it is
 of, and so the run: `python .ci/sanitize.py [TEST ...]`, the tests of native code by default;
-`python .ci/sanitize.py --files CASES [--seed SEED]` loads broken and hostile files of weights instead.
+`python .ci/sanitize.py --files CASES [--seed SEED]` loads as many broken files of weights instead.
 """
 
 import os
