@@ -6,6 +6,7 @@ line of JSON, and writes a line of JSON for each case: its outcome, and what is 
 
 import base64
 import json
+import os
 import resource
 import sys
 import tempfile
@@ -63,8 +64,8 @@ def main() -> None:
     """Serve requests until standard input ends."""
     names, num_bytes, seconds = sys.argv[1].split(","), int(sys.argv[2]), float(sys.argv[3])
     kinds = kinds_of(names)
-    replies = sys.stdout
-    sys.stdout = sys.stderr  # what libraries print is no reply
+    replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")
+    os.dup2(sys.stderr.fileno(), sys.stdout.fileno())  # what libraries print is no reply
     with tempfile.TemporaryDirectory() as scratch:
         paths: dict[str, Path] = {}
         for line in sys.stdin:
