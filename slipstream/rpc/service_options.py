@@ -63,7 +63,9 @@ class SessionOptions:
 
     max_sessions: int = option(64, "Sessions held at once, parked ones included.", above=0)
     max_parked_bytes: int = option(
-        1 << 30, "Bytes kept for the next turns of sessions; those of the API key with most go first.", least=0
+        1 << 30,
+        "Bytes kept for the next turns of sessions; those of the API key with most go first.",
+        least=0,
     )
     max_park_ttl_s: float = option(
         600.0, "Longest time that a router may ask to keep them.", above=0
