@@ -113,5 +113,5 @@ def _become(words: list[str], out: str, err: str, clock: Path | None) -> None:
         os.dup2(os.open(path, os.O_WRONLY | os.O_CREAT | os.O_APPEND, 0o600), number)
     if words[0] not in ROLES:
         os.execv(words[0], words)
-    service = importlib.import_module(f"slipstream.{words[0]}.__main__")
+    service = importlib.import_module(f"slipstream_{words[0]}.__main__")
     sys.exit(service.main(words[1:]))

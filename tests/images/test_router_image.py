@@ -27,13 +27,14 @@ LEFT_OUT = {"huggingface-hub"}
 HEAVY = {"torch", "transformers", "accelerate", "gguf", "numpy"}
 NEEDED = """
 import importlib, pkgutil, sys
+SERVICES = ("slipstream_gateway", "slipstream_router")
 import opentelemetry.exporter.otlp.proto.grpc.metric_exporter
 import opentelemetry.exporter.otlp.proto.grpc.trace_exporter
 import opentelemetry.exporter.otlp.proto.http.metric_exporter
 import opentelemetry.exporter.otlp.proto.http.trace_exporter
 import opentelemetry.exporter.prometheus
-for part in ("gateway", "router", "state", "telemetry", "text"):
-    home = importlib.import_module(f"slipstream.{part}")
+for part in ("slipstream.state", "slipstream.telemetry", "slipstream.text", *SERVICES):
+    home = importlib.import_module(part)
     for module in pkgutil.walk_packages(home.__path__, f"{home.__name__}."):
         importlib.import_module(module.name)
 print(sys.modules["slipstream"].__file__)

@@ -52,7 +52,7 @@ def test_after_its_first_start_a_native_pair_generates_without_torch(pair, tmp_p
 def test_a_service_is_imported_without_torch(module, pair, tmp_path):
     program = f"""
 import sys
-import slipstream.{module}.__main__
+import slipstream_{module}.__main__
 sys.stdout.write(" ".join(sorted({{"torch", "transformers"}} & set(sys.modules))))
 """
     assert imported(program, pair, tmp_path) == ""
