@@ -1,7 +1,7 @@
 """Budgets of the code: `python tests/budgets.py [--json]` prints each figure and its limit.
 
-`tests/test_house_rules.py` checks them. A limit is lowered when its figure falls. Only a change
-that adds a function of the changelog raises lines and files, by what that takes.
+`tests/test_house_rules.py` checks them. A limit is lowered when its figure falls, and never raised:
+a change that adds makes room.
 """
 
 import ast
@@ -143,9 +143,9 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("lines of library and services", 65_340, lambda: num_lines(*PRODUCT)),
-    Budget("lines of tests/", 64_400, lambda: num_lines(TESTS)),
-    Budget("files of library and services", 459, lambda: len(python_files(*PRODUCT))),
+    Budget("lines of library and services", 63_040, lambda: num_lines(*PRODUCT)),
+    Budget("lines of tests/", 64_380, lambda: num_lines(TESTS)),
+    Budget("files of library and services", 454, lambda: len(python_files(*PRODUCT))),
     Budget("files of the largest folder", 24, largest_folder),
     Budget("files executed, embedded", 95, lambda: len(executed_files("embedded"))),
     Budget("files executed, distributed", 160, lambda: len(executed_files("distributed"))),
