@@ -270,10 +270,9 @@ def test_telemetry_is_told_alike(mounted, tmp_path):
 
 
 def test_texts_with_quotes_survive_the_file():
-    name = 'a "quoted" \\ name\t#'
-    documents = with_values({"model.name": name, "redis.enabled": False})
-    assert settings(documents)["target"]["model"] == name
-    assert settings(documents)["draft"]["target_model"] == name
+    text = 'a "quoted" \\ text\t#'
+    documents = with_values({"draft.config.profile": text})
+    assert settings(documents)["draft"]["profile"] == text
 
 
 def test_flags_and_variables_that_operators_add_are_taken(mounted, tmp_path):
