@@ -59,7 +59,7 @@ def test_drafts_grow_under_load_and_shrink_after_it_and_no_stream_fails(tiny):
         address = pools.process.ready()
         first = pools.until("draft", number=1)
         grown = answers_until(address, lambda: pools.until("draft", number=3), callers=CALLERS)
-        pools.process.until_logged("slipstream_router draft ", times=3)
+        pools.process.until_logged("slipstream.router draft ", times=3)
         # One caller is no reason for three drafts, and is there when two of them go.
         shrunk = answers_until(address, lambda: pools.until("draft", number=1), callers=1)
         assert len(pools.until("draft", number=1)) == len(first)

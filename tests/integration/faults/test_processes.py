@@ -91,7 +91,7 @@ def test_chat_keeps_its_conversation_at_the_router(running, capsys, monkeypatch)
 
 def test_a_draft_that_is_killed_costs_no_token_and_is_used_again_once_back(running, client, plain):
     draft, target = running.child("draft"), running.child("target")
-    said = [line for line in running.err if "slipstream_router draft " in line]
+    said = [line for line in running.err if "slipstream.router draft " in line]
     (ready,) = [line.partition("draft ")[2] for line in said if line.endswith(" is ready")]
     with closing(client.stream(PROMPT, max_tokens=LONG, speculation=FORCED)) as chunks:
         before = list(islice(chunks, 5))
@@ -162,7 +162,7 @@ def test_a_draft_that_can_not_start_ends_up_while_the_target_still_loads(model, 
     profile = tmp_path / "profile.json"
     os.mkfifo(profile)  # the draft reads it no sooner than it is written here
     with up(model, f"vanilla:{model}", "--profile", str(profile)) as process:
-        process.until_logged("slipstream_target configuration")
+        process.until_logged("slipstream.target configuration")
         target, draft = process.child("target"), os.pidfd_open(process.child("draft"))
         freeze(target)
         profile.write_text("{")
@@ -171,14 +171,14 @@ def test_a_draft_that_can_not_start_ends_up_while_the_target_still_loads(model, 
         thaw(target)
         assert process.wait() == 2
         assert process.err[-1].startswith(f"error: the draft did not start: the profile {profile}")
-        assert not [line for line in process.err if "slipstream_target model" in line]
+        assert not [line for line in process.err if "slipstream.target model" in line]
         assert command_line(target) == ""
     assert process.out == []
 
 
 def test_a_target_that_is_killed_while_it_loads_ends_up_and_is_named(model):
     with up(model, f"vanilla:{model}") as process:
-        process.until_logged("slipstream_target configuration")
+        process.until_logged("slipstream.target configuration")
         kill(process.child("target"))
         assert process.wait() == 1
         assert process.err[-1] == "error: the target did not start: ended by SIGKILL"

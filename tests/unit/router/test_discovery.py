@@ -94,7 +94,7 @@ async def test_a_broken_or_lost_file_leaves_the_last_list_and_warns_once(tmp_pat
     listing.write_text("10.0.0.1:7\n")
     steps = Steps()
     said, _, task = await following(parse_source([f"file:{listing}"], pause=steps.pause))
-    with caplog.at_level(logging.WARNING, "slipstream_router"):
+    with caplog.at_level(logging.WARNING, "slipstream.router"):
         await steps.step()
         listing.write_bytes(broken)
         await steps.step()
@@ -163,7 +163,7 @@ async def test_a_registry_that_fails_changes_nothing_and_says_so_once(caplog):
 
     source = parse_source(["registry:"], registered=registered, pause=steps.pause)
     said, _, task = await following(source)
-    with caplog.at_level(logging.WARNING, "slipstream_router"):
+    with caplog.at_level(logging.WARNING, "slipstream.router"):
         await steps.step()
         await steps.step()
         await asyncio.wait_for(steps.reached.acquire(), 5)

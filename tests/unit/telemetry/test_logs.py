@@ -264,7 +264,7 @@ def test_logs_and_warnings_go_to_standard_error_in_one_format(capsys, as_json):
 def test_libraries_never_say_more_than_info(capsys, level):
     with bare_logging():
         set_up_logging(as_json=True, level=level, role="draft")
-        for name in ("slipstream_draft", "a.library"):
+        for name in ("slipstream.draft", "a.library"):
             for severity in LEVELS:
                 getattr(logging.getLogger(name), severity)(severity)
     said = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
