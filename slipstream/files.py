@@ -36,7 +36,7 @@ def read_bytes(
     try:
         mode = path.stat().st_mode
         if not (stat.S_ISREG(mode) or (pipe and stat.S_ISFIFO(mode))):
-            raise refusal(f"{path} can't be read (it is no regular file)")
+            raise OSError("it is no regular file")
         # Without a process that writes, a pipe ends at once.
         handle = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK)
         with os.fdopen(handle, "rb") as file:
