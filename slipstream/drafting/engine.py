@@ -15,16 +15,11 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import CONTEXT
 from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verification
+from slipstream.drafting import reader
 from slipstream.drafting.growers import grow_cape, grow_chain, grow_dynamic, grow_fork, grow_product
 from slipstream.drafting.growth import DepthLimit, DraftSession, Growth
 from slipstream.drafting.growth_ahead import NUM_CANDIDATES, grow_ahead
-from slipstream.drafting.reader import (
-    CandidateReader,
-    Candidates,
-    Score,
-    chain_candidates,
-    read_each,
-)
+from slipstream.drafting.reader import CandidateReader, Candidates, chain_candidates, read_each
 from slipstream.drafting.request import DraftRequest, DraftStep, ProposalSteps
 from slipstream.engine.thread import internal_errors
 from slipstream.models.kv.pool import KvPool
@@ -72,7 +67,7 @@ class LocalDraft:
         scorer: Scorer,
         target_kv: TargetKv | None = None,
         *,
-        decision: Score | None = None,
+        decision: reader.Score | None = None,
         profile: Profile | None = None,
         pool: KvPool | None = None,
         chains: "GlideChains | None" = None,
@@ -285,7 +280,7 @@ class LocalDraft:
             limit = DepthLimit(context_length + 1 - num_tokens, CONTEXT)
         return limit
 
-    def _score(self, plan: Plan) -> Score | None:
+    def _score(self, plan: Plan) -> reader.Score | None:
         """Return the decision model where its score decides: it costs a part of every draft step.
 
         A dynamic tree reads ten positions a level, of which `cost` looks at one.

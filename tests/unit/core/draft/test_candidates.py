@@ -16,7 +16,7 @@ from slipstream.core.errors import ModelError
 from slipstream.core.types import SparseDistribution
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel
-from slipstream.core.verify.scores import ordered_top
+from slipstream.core.verify.scores import argmax_first, ordered_top
 from slipstream.models.cuda.draws import top_by_key
 from support.models import oracle
 
@@ -64,13 +64,13 @@ def test_rows_of_a_batch_are_selected_alone_and_k_is_capped_by_the_vocabulary():
 @settings(max_examples=100, deadline=None)
 @given(TIED.filter(lambda scores: max(scores) > -math.inf))
 def test_the_best_token_is_the_first_among_equals(scores):
-    assert candidates.argmax_first(np.float32(scores)) == by_definition(scores, 1)[0]
+    assert argmax_first(np.float32(scores)) == by_definition(scores, 1)[0]
 
 
 @pytest.mark.parametrize("bad", [-math.inf, math.inf, math.nan])
 def test_scores_whose_best_is_no_finite_number_have_no_best_token(bad):
     with pytest.raises(ModelError, match="the best score of a position"):
-        candidates.argmax_first(np.float32([bad, bad]))
+        argmax_first(np.float32([bad, bad]))
 
 
 @pytest.mark.parametrize("size", [3, 500])
