@@ -143,7 +143,7 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("lines of library and services", 63_040, lambda: num_lines(*PRODUCT)),
+    Budget("lines of library and services", 63_080, lambda: num_lines(*PRODUCT)),
     Budget("lines of tests/", 64_380, lambda: num_lines(TESTS)),
     Budget("files of library and services", 454, lambda: len(python_files(*PRODUCT))),
     Budget("files of the largest folder", 24, largest_folder),
