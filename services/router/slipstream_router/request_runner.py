@@ -41,7 +41,6 @@ from slipstream_router.replicas.request_replicas import (
 from slipstream_router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
 from slipstream_router.shadow import AnsweredRequest, Shadow
 
-INVARIANT = "invariant"
 _FORGET_LIMIT_S = 2.0
 _LEFT_TURN_S, _LEFT_TURN_STEP_S = 5.0, 0.1
 """Longest wait for a turn that was left, and time between two looks at it."""
@@ -51,8 +50,7 @@ Remaining = Callable[[], float | None]
 
 @dataclass(frozen=True, slots=True)
 class Timeouts:
-    """Times that rounds may take and wait for memory, that requests wait for a target when all
-    are lost, and how long keys and values are kept between turns. See `RouterConfig`."""
+    """Limits of time of rounds, requests and parked keys and values: see `RouterConfig`."""
 
     target_round_s: float = 30.0
     target_token_s: float = 0.02
@@ -97,7 +95,6 @@ class RequestRunner:
         shadow: Shadow,
         telemetry: RouterTelemetry,
     ) -> None:
-        """A request that has ended well is offered to the `shadow`."""
         self._fleet = fleet
         self._state = state
         self._admission = admission
@@ -163,10 +160,13 @@ class RequestRunner:
         asked, record, journal, recorder = job.asked, job.record, job.journal, job.recorder
         async with AsyncExitStack() as stack:
             location = await stack.enter_async_context(self._state.leases.kept(journal))
-            placed = self._fleet.target(_wanted(record), excluded=self._fleet.breakers.resting())
+            place = partial(self._fleet.target, _wanted(record))
+            placed = place(excluded=self._fleet.breakers.resting())
             recorder.span.ends("between")
             with recorder.span.stage("encode", "prompt.encode"):
                 request, facts = await self._request(asked, record, placed)
+            again = place(excluded=self._fleet.breakers.resting())  # others were placed meanwhile
+            placed = again if again.model.facts == placed.model.facts else placed
             self._telemetry.record_start(request)
             recorder.span.begins("between")
             journal.open(request.tokens, _opening(request, placed.model))
@@ -232,7 +232,7 @@ class RequestRunner:
         self, asked: Generation, record: Record, placed: ChosenTarget
     ) -> tuple[Request, DraftFacts]:
         ask, model = asked.ask, placed.model
-        check_received(asked, record, is_repeatable=model.description.numerics == INVARIANT)
+        check_received(asked, record, is_repeatable=model.description.numerics == "invariant")
         facts = self._fleet.draft_facts(placed, ask.speculation.drafter)
         encode = partial(_encoded, model, asked)
         return await turn_request(asked, record, model.facts, facts, encode), facts

@@ -28,6 +28,7 @@ _SAMPLE_S = LIMIT_MS / 5000
 _NS_IN_MS = 1e6
 _TESTS = str(Path(__file__).parents[2]) + "/"
 _LINE = re.compile(r"the (?:event loop|interpreter's lock) was held for ([\d.]+) ms of CPU by (.*)")
+_COLLECTING = re.compile(r"of which ([\d.]+) ms collecting")
 _NUMBER = re.compile(r":\d+|, of which .*")
 
 
@@ -45,10 +46,14 @@ class LoggedStall:
 
 
 def stalls_in(log: str) -> list[LoggedStall]:
-    """Those that a service has written, in their order."""
+    """Those that a service has written, in their order. Collections of garbage do not count."""
     lines = [line for line in log.splitlines() if "longest of all callbacks" not in line]
     found = [match for line in lines if (match := _LINE.search(line))]
-    return [LoggedStall(float(match[1]), match[2]) for match in found]
+    collecting = [sum(map(float, _COLLECTING.findall(match[2]))) for match in found]
+    return [
+        LoggedStall(float(match[1]) - ms, match[2])
+        for match, ms in zip(found, collecting, strict=True)
+    ]
 
 
 def long_stalls(stalls: Iterable[LoggedStall]) -> list[LoggedStall]:

@@ -189,7 +189,7 @@ def test_all_kinds_of_lines_open_conversations(place, tmp_path, name):
 @pytest.mark.parametrize(
     ("line", "reason"),
     [
-        ("{", "line 1 is no JSON"),
+        ("{", "line 1 is not JSON"),
         ('{"turns": []}', 'line 1 has no "prompt"'),
         ('{"turns": "abc"}', 'line 1 has no "prompt"'),
         ('{"prompt": 3}', 'line 1 has no "prompt"'),
