@@ -57,10 +57,10 @@ fuzz: $(READY)  ## send messages of every kind to all services for MINUTES; FUZZ
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(MINUTES) --report $(FUZZ_REPORT) $(if $(SEED),--seed $(SEED))
 
 soak: model     ## mixed load with a kill a minute for MINUTES (180 for a release); report and plot beside SOAK_REPORT
-	PYTHONPATH=.dev:tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos.soak --minutes $(MINUTES) --report $(SOAK_REPORT)
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos.soak --minutes $(MINUTES) --report $(SOAK_REPORT)
 
 fuzz-files: $(READY) ## load CASES broken and hostile files of every kind; FUZZ_REPORT as JSON, SEED to repeat
-	PYTHONPATH=.dev:tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.files --cases $(CASES) --report $(FUZZ_REPORT) $(if $(SEED),--seed $(SEED))
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.files --cases $(CASES) --report $(FUZZ_REPORT) $(if $(SEED),--seed $(SEED))
 
 check: test package ## everything CI runs, and the built packages
 

@@ -72,7 +72,7 @@ class ServiceLoad:
 
 
 class Service:
-    """A running `python -m slipstream.ROLE`. For any thread."""
+    """A running `python -m slipstream_ROLE`. For any thread."""
 
     def __init__(self, role: str, flags: Sequence[str], ports: ServicePorts) -> None:
         """Return once it serves. Raises what `Child.ready` does."""
