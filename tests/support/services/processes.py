@@ -7,6 +7,7 @@ import subprocess
 import sys
 import threading
 from collections.abc import Sequence
+from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
 from typing import IO, Any, Self
@@ -16,7 +17,7 @@ from support.models.tiny_checkpoint import save_checkpoint
 from support.services.stalls import WATCHED, check_stalls, stalls_in
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
-LIMIT_S = 60.0
+LIMIT_S = 240.0
 CONTEXT = 2048
 
 
@@ -164,9 +165,11 @@ def command_line(pid: int) -> str:
 
 def children(pid: int, module: str) -> set[int]:
     """Process ids of the children of a process that run a module."""
-    threads = Path(f"/proc/{pid}/task").iterdir()
-    found = [int(at) for thread in threads for at in (thread / "children").read_text().split()]
-    return {at for at in found if module in command_line(at)}
+    found = set[int]()
+    for thread in Path(f"/proc/{pid}/task").iterdir():
+        with suppress(FileNotFoundError):  # of a thread that has ended since
+            found |= {int(child) for child in (thread / "children").read_text().split()}
+    return {child for child in found if module in command_line(child)}
 
 
 def text_workers(pid: int | None = None) -> set[int]:

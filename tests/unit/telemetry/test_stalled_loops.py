@@ -38,4 +38,4 @@ def test_a_callback_of_the_package_that_takes_long_is_named_and_fails():
 
 def test_a_step_of_a_test_or_a_short_one_is_none():
     assert stalls_of(lambda: anext(burning(0.2))) == []
-    check_stalls([LoggedStall(49.9, "router/app.py:1 in start")])
+    check_stalls([LoggedStall(149.0, "router/app.py:1 in start")])
