@@ -39,7 +39,7 @@ from slipstream.text.token_bytes import MAX_TABLE_BYTES, TokenTable
 from slipstream.text.worker import SIZES, WorkerRequest, load_request, prompt_request
 
 LONG_PROMPT = 8192
-"""Bytes from which on a prompt is for the worker of long ones."""
+"""Bytes from which on a prompt is for the worker of long ones, which the first of them starts."""
 SLOWEST = 30.0
 """Times the CPU time that a request to a worker may take on the clock."""
 _PIECE = 1 << 18
@@ -70,11 +70,6 @@ class TextWorker:
         """Start the process; return what it answers about the model's files."""
         async with self._lock:
             return await self._start()
-
-    def warm(self) -> None:
-        """Have a process for the next request before it comes."""
-        if self._process is None and not self._is_closed:
-            self._spawn(self._restart())
 
     async def ask(self, request: WorkerRequest) -> Answer:
         """Return the answer to a request. Raises `InvalidRequest` where it takes too much.
@@ -121,7 +116,8 @@ class TextWorker:
             raise InvalidRequest("the prompt has ended two processes that were to encode it")
         finally:
             self._lock.release()
-            self.warm()
+            if self._process is None and not self._is_closed:
+                self._spawn(self._restart())  # before the next request comes
 
     async def _restart(self) -> None:
         async with self._lock:
@@ -236,7 +232,6 @@ async def open_text(
     workers = TextWorker(load), TextWorker(load)
     try:
         about, body = await workers[0].load()
-        workers[1].warm()
         text = ModelText(
             TokenTable.from_bytes(body), workers, has_chat_template=bool(chat_template)
         )
