@@ -46,8 +46,8 @@ BOUNDS = {
         "router/encoder.py:encode",
         *("state/session_leases.py:acquire", "state/session_leases.py:turn_request"),
     ),
-    "an entry of the store: MAX_TEXT_BYTES of state/registry.py, MAX_TEXT_TOKENS of a text": (
-        *("state/registry.py:live", "state/text_exchange.py:read", "state/journal.py:keep"),
+    "an entry of the store: MAX_TEXT_BYTES of state/registry.py": (
+        *("state/registry.py:live", "state/journal.py:keep"),
     ),
     "the caller's own request, in its own process": (
         *("client/client.py:tokenize", "client/remote.py:_next", "client/remote.py:generate"),

@@ -22,7 +22,6 @@ _MARKS = {
     TokenOrigin.RUNNER_UP: ("r", "yellow"),
     TokenOrigin.LOOKUP: ("l", "cyan"),
     TokenOrigin.NGRAM_STORE: ("n", "blue"),
-    TokenOrigin.LEARNED: ("e", "bright_cyan"),
     TokenOrigin.TARGET: ("t", "magenta"),
     None: ("-", "dim"),
 }

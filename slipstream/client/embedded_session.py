@@ -87,7 +87,7 @@ class EmbeddedSession:
         self._engine = engine
         self._facts = facts
         draft = _tolerant(ports.draft, facts.kind, vocab_size=engine.facts.vocab_size, clock=clock)
-        self._ports = replace(ports, draft=LookupDraft(draft, engine.sources))
+        self._ports = replace(ports, draft=LookupDraft(draft, engine.store))
         self._clock = clock
         self._answer: Answer | None = None
 

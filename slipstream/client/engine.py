@@ -5,7 +5,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import ModelFacts
 from slipstream.drafting.build import (
@@ -107,7 +106,7 @@ class Engine:
         self.dtype = self.model.dtype.name
         self.facts: ModelFacts = built.facts
         store = store_named(options.ngrams, loaded.tokenizer_hash, vocab_size=self.facts.vocab_size)
-        self.sources = NgramSources(store)
+        self.store = store
 
     @classmethod
     def load(cls, target: str, options: EngineOptions) -> "Engine":
@@ -139,7 +138,7 @@ class Engine:
             options.device,
             self.facts.context_length,
             DraftMemory() if options.kv_memory == AUTO else DraftMemory(options.kv_memory),
-            self.sources,
+            self.store,
         )
 
 

@@ -14,8 +14,6 @@ class CopySource(StrEnum):
     """Earlier in the text of its own session."""
     STORE = "ngram-store"
     """In the n-gram store of the model."""
-    LEARNED = "learned"
-    """In the text of earlier requests."""
     GRAMMAR = "grammar"
     """Forced by the grammar of the request."""
 

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from slipstream.core.draft.ngram_draft import NgramDraft
-from slipstream.core.draft.ngram_sources import NgramSources
+from slipstream.core.draft.ngram_sources import NgramStore
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.profile import NGRAM, DraftFacts, Profile
 from slipstream.core.ports import Draft
@@ -54,7 +54,7 @@ class DraftTarget:
 
     `parts` are shared with GliDe, None for other drafts; `source` has its keys and values;
     `tokenizer_hash` None skips the check of a plain draft's tokenizer; `context_length` None means
-    that the target checks lengths; `memory` limits keys and values; `sources` are those of n-grams.
+    that the target checks lengths; `memory` limits keys and values; `store` is that of n-grams.
     """
 
     model_id: str
@@ -65,7 +65,7 @@ class DraftTarget:
     device: str = "cpu"
     context_length: int | None = None
     memory: DraftMemory = field(default_factory=DraftMemory)
-    sources: NgramSources = field(default_factory=NgramSources)
+    store: NgramStore | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -199,7 +199,7 @@ def build_drafter(name: str, target: DraftTarget, *, profile: Path | None = None
         if profile is not None:
             raise InvalidRequest(f"the draft is {name}, which takes no profile")
         facts = DraftFacts(NO_DRAFTER) if name == NO_DRAFTER else NGRAM
-        return Drafter(NgramDraft(target.sources), facts)
+        return Drafter(NgramDraft(target.store), facts)
     model = load_draft_model(name, target)
     return model.drafter(None if profile is None else read_profile(profile, model.pair))
 

@@ -1,7 +1,6 @@
 """Opens the stores that options name: in memory or in Redis, which each is connected to when first
 used. Only here Redis's package is imported."""
 
-import secrets
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
@@ -17,7 +16,6 @@ from slipstream.state.redis_quotas import RedisQuotas
 from slipstream.state.redis_store import RedisStore
 from slipstream.state.registry import Announcement, Registry, announced
 from slipstream.state.store import SessionStore
-from slipstream.state.text_exchange import RedisTexts
 
 if TYPE_CHECKING:
     from redis.asyncio import Redis, RedisCluster
@@ -25,7 +23,7 @@ if TYPE_CHECKING:
     from slipstream.state.redis_client import RedisClient
 
 REGISTRY_LIMIT_S = 1.0
-"""Least timeout of Redis for replicas and texts: no request waits for them."""
+"""Least timeout of Redis for replicas: no request waits for them."""
 
 
 def open_store(
@@ -51,18 +49,6 @@ def open_quotas(options: StoreOptions, clock: Clock) -> Quotas:
 def open_registry(options: StoreOptions) -> Registry:
     """Return the list of live replicas. Raises as `open_client` does."""
     return Registry(_client(options, REGISTRY_LIMIT_S), prefix=options.prefix)
-
-
-def open_texts(options: StoreOptions, *, num_kept: int, ttl_s: float) -> RedisTexts | None:
-    """Return the texts that routers share; None without a URL. See `RedisTexts`. Raises as
-    `open_client` does."""
-    if options.url is None:
-        return None
-    client = _client(options, REGISTRY_LIMIT_S)
-    replica = secrets.token_hex(8)
-    return RedisTexts(
-        client, prefix=options.prefix, replica=replica, num_kept=num_kept, ttl_s=ttl_s
-    )
 
 
 @asynccontextmanager

@@ -81,8 +81,6 @@ def stats_attributes(reason: FinishReason, stats: RequestStats) -> Attributes:
         "slipstream.speculation.accepted_lookup_tokens": speculation.num_accepted_lookup_tokens,
         "slipstream.speculation.store_tokens": speculation.num_store_tokens,
         "slipstream.speculation.accepted_store_tokens": speculation.num_accepted_store_tokens,
-        "slipstream.speculation.learned_tokens": speculation.num_learned_tokens,
-        "slipstream.speculation.accepted_learned_tokens": speculation.num_accepted_learned_tokens,
         "slipstream.speculation.acceptance_length": speculation.mean_acceptance_length,
         "slipstream.speculation.acceptance_rate": speculation.draft_acceptance_rate,
         "slipstream.continuity.is_kept": continuity.is_kept,

@@ -162,12 +162,6 @@ STORE_DURATION = _seconds(
 TOKENS_UNKEPT = _counter("tokens.unkept", "{token}", "Tokens sent before they could be kept.")
 SHADOW_CHECKED = _counter("shadow.checked", "{request}", "Requests decoded again without drafts.")
 SHADOW_DIVERGED = _counter("shadow.diverged", "{request}", "Of those, the ones that differed.")
-LEARNED_TOKENS = _gauge("learned.tokens", "{token}", "Tokens of earlier requests to draft from.")
-LEARNED_TEXTS = _counter("learned.texts", "{text}", "Texts that were learned.", "source")
-LEARNED_EVICTED = _counter("learned.evicted", "{token}", "Learned tokens that were forgotten.")
-LEARNED_LOST = _counter(
-    "learned.lost", "{text}", "Texts that were not learned, or not shared.", "reason"
-)
 
 STEP_DURATION = _seconds("target.step.duration", "Forwards of the target.", role=TARGET)
 STEP_ROWS = _sizes("target.step.rows", "{row}", "Rows of a forward.", TARGET, _ROWS)

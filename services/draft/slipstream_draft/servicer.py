@@ -14,7 +14,6 @@ from typing import Any
 import grpc
 
 from slipstream.core.draft.ngram_draft import NgramDraft
-from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import HandshakeError, InvalidRequest, SessionTaken
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
@@ -192,7 +191,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if isinstance(self._drafter.draft, NgramDraft) and self._drafter.stores is not None:
             numbering = asked.target.tokenizer_hash
             store = self._drafter.stores.of(numbering, vocab_size=vocab_size)
-            self._drafter.draft.begin(session, NgramSources(store))
+            self._drafter.draft.begin(session, store)
         return SpeculateStream(TokenSequence(session), lease, vocab_size, form)
 
     async def _answers(

@@ -23,7 +23,6 @@ from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments
 from slipstream.telemetry.telemetry import Telemetry
 from slipstream_router.config import RouterConfig
-from slipstream_router.learner import TrafficLearner
 from slipstream_router.lease_keeper import LeaseKeeper
 from slipstream_router.limits import Admission, KeyLimits
 from slipstream_router.replicas.discovery import Sources
@@ -76,7 +75,6 @@ class Router:
         self._quotas = open_quotas(config.store, time.monotonic)
         self._leases = LeaseKeeper(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
         self._shadow = Shadow(self._fleet, self._admission, config.shadow_options())
-        self._learner = TrafficLearner(config.learn_options(), config.store)
         self._runner = self._make_runner()
         self._server = Server(config.server_options(), {SERVICE: self._register()})
         self._background: asyncio.Task[None] | None = None
@@ -122,7 +120,6 @@ class Router:
         shadow = self._shadow.info
         instruments.total(catalog.SHADOW_CHECKED, shadow.num_checked)
         instruments.total(catalog.SHADOW_DIVERGED, shadow.num_diverged)
-        self._learner.sample(instruments)
         states = Counter((at.role.value, at.state.value) for at in self._fleet.infos())
         for role, state in product(ReplicaRole, ReplicaState):
             count = states[role.value, state.value]
@@ -156,7 +153,7 @@ class Router:
         claims = SessionLeases(self._store, config.keep_rules(), next_fence=self._next_fence)
         return RequestRunner(
             self._fleet,
-            RouterState(claims, self._leases, NgramStores(config.ngrams), self._learner),
+            RouterState(claims, self._leases, NgramStores(config.ngrams)),
             self._admission,
             timeouts=_timeouts(config),
             shadow=self._shadow,
@@ -182,7 +179,6 @@ class Router:
             group.create_task(self._drafts.run())
             group.create_task(self._follow())
             group.create_task(self._shadow.run())
-            group.create_task(self._learner.run())
 
     async def _follow(self) -> None:
         """Have health say whether requests can run, and the log whether weights differ."""
@@ -201,7 +197,6 @@ class Router:
             await asyncio.wait({background})
         await self._target_probe.aclose()
         await self._leases.aclose()
-        await self._learner.aclose()
         await self._store.aclose()
         await self._sources.aclose()
         await self._quotas.aclose()

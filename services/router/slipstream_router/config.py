@@ -20,7 +20,6 @@ from slipstream.rpc.service_options import (
 from slipstream.state.options import StoreOptions
 from slipstream.state.record import Bounds
 from slipstream.state.session_leases import KeepRules
-from slipstream_router.learner import KEY, OFF, LearnOptions
 from slipstream_router.replicas.heartbeat import Heartbeat
 from slipstream_router.shadow import ShadowOptions
 
@@ -117,14 +116,6 @@ class RouterConfig:
     park_ttl_s: float = option(
         300.0, "How long engines keep a session's keys and values for its next turn.", above=0
     )
-    learn: str = option(
-        OFF,
-        "Draft from texts of earlier requests: off, key (of the same API key) or model (of all).",
-    )
-    learn_tokens: int = option(500_000, "Tokens of learned texts kept in memory.", above=0)
-    learn_ttl_s: float = option(
-        86_400.0, "Longest time that a learned text is kept in memory and in the store.", above=0
-    )
     shadow_rate: float = option(
         0.0, "Share of requests decoded again without drafts, to compare the tokens."
     )
@@ -169,11 +160,6 @@ class RouterConfig:
             raise InvalidRequest("a router needs targets, and none are named")
         self.heartbeat()
         self.shadow_options()
-        if self.learn_options().learn == KEY and self.key_file is None:
-            raise InvalidRequest(
-                f"learn is {KEY!r}, but there is no key_file, so all callers would share what is"
-                " learned: name one, or set learn to 'model' where that is meant"
-            )
         if self.store_down not in (ALLOW, REFUSE):
             raise InvalidRequest(
                 f"store_down is {self.store_down!r}, but must be {ALLOW} or {REFUSE}"
@@ -218,10 +204,6 @@ class RouterConfig:
             self.target_round_timeout_s,
             self.target_token_timeout_s,
         )
-
-    def learn_options(self) -> LearnOptions:
-        """Return what is learned from requests."""
-        return LearnOptions(self.learn, self.learn_tokens, self.learn_ttl_s)
 
     def to_targets(self) -> ChannelOptions:
         """Return how to dial targets."""

@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from slipstream.core.draft.ngram_sources import NgramSources
+from slipstream.core.draft.ngram_sources import NgramStore
 from slipstream.core.errors import SessionBusy, Unavailable
 from slipstream.core.journal import Journal
 from slipstream.core.policy.profile import DraftFacts
@@ -28,7 +28,6 @@ from slipstream.state.session_leases import (
     turn_request,
 )
 from slipstream_router.ahead import WriteBehind, one_ahead
-from slipstream_router.learner import TrafficLearner
 from slipstream_router.lease_keeper import LeaseKeeper
 from slipstream_router.limits import Admission
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
@@ -68,7 +67,6 @@ class RouterState:
     claims: SessionLeases
     leases: LeaseKeeper
     stores: NgramStores
-    learner: TrafficLearner
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,7 +180,7 @@ class RequestRunner:
                 yield chunk
                 if chunk.stats is not None:
                     answered = _answered(request, run.output, chunk.stats, placed)
-                    self._ended(answered, placed, record.owner)
+                    self._shadow.offer(answered)
                     self._telemetry.record_end(chunk.stats)
             recorder.record_settled()
             if asked.session is not None:
@@ -210,12 +208,6 @@ class RequestRunner:
         )
         return await asyncio.to_thread(make_run) if request.past else make_run()
 
-    def _ended(self, answered: AnsweredRequest, placed: ChosenTarget, owner: str) -> None:
-        """Have a request that has ended well checked, perhaps, and learned from."""
-        self._shadow.offer(answered)
-        text = (*answered.request.tokens, *answered.output)
-        self._state.learner.learn(placed.model, owner, text)
-
     def _model(self, asked: Generation) -> str:
         """The model that is meant; empty for that of a session which goes on."""
         if asked.session is not None and not asked.session.create and not asked.model:
@@ -237,11 +229,10 @@ class RequestRunner:
         encode = partial(_encoded, model, asked)
         return await turn_request(asked, record, model.facts, facts, encode), facts
 
-    def _sources(self, placed: ChosenTarget, record: Record) -> NgramSources:
-        """Return what a request may copy from, beside its own text."""
-        state, model = self._state, placed.model
-        store = state.stores.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size)
-        return NgramSources(store, state.learner.memory(model, record.owner))
+    def _store(self, placed: ChosenTarget) -> NgramStore | None:
+        """Return the n-gram store of the target's model, if there is one."""
+        model = placed.model
+        return self._state.stores.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size)
 
     def _replicas(self, placed: ChosenTarget, kind: str, job: _RunningRequest) -> RequestReplicas:
         limits, record, remaining = self._timeouts, job.record, job.remaining
@@ -261,7 +252,7 @@ class RequestRunner:
             kind,
             sticky=record.draft,
             target_wait_s=limits.target_wait_s,
-            sources=self._sources(placed, record),
+            store=self._store(placed),
         )
         on_loss = self._telemetry.counting_losses(job.journal.lost_target)
         return RequestReplicas(self._fleet, placed, options, on_loss=on_loss)

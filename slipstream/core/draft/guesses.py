@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from slipstream.core.copying import CopySource
 from slipstream.core.draft.ngram import OwnText
-from slipstream.core.draft.ngram_sources import LATEST, Acceptance, MatchAcceptance, NgramSources
+from slipstream.core.draft.ngram_sources import LATEST, Acceptance, MatchAcceptance, NgramStore
 from slipstream.core.sequence import TokenSequence, common_prefix
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
 from slipstream.core.types import SamplingParams
@@ -27,9 +27,6 @@ STORE_PRIOR = 0.7
 SmolLM2-135M, of other kinds than the store was counted on: 0.66 to 0.73 for 0.1 to 0.5.)"""
 DRAFT_PRIOR = 0.85
 """The same of a draft model's."""
-LEARNED_DOUBT = 8.0
-"""Doubt of matches in the texts of other requests; see `MatchAcceptance`. (Replayed texts of
-SmolLM2-135M: of 1, 2, 4, 8, 16 and 32 it predicts best what follows, for known prompts and new.)"""
 
 _Path = tuple[int, ...]
 
@@ -42,24 +39,17 @@ class Guess(NamedTuple):
     source: CopySource
 
 
-class _Found(NamedTuple):
-    """Continuations behind one path, in the text of the session and in learned ones."""
-
-    own: tuple[int, int] | None
-    learned: tuple[int, int] | None
-
-
 class Guesses:
     """One session's guesses. Every source is trusted as far as it was right in this session."""
 
-    def __init__(self, sources: NgramSources, sampling: SamplingParams) -> None:
-        self._sources = sources
+    def __init__(self, store: NgramStore | None, sampling: SamplingParams) -> None:
+        self._store = store
         self._sampling = sampling
         self._text = OwnText()
-        self._own, self._learned = MatchAcceptance(), MatchAcceptance(LEARNED_DOUBT)
-        self._store, self._draft = Acceptance(STORE_PRIOR), Acceptance(DRAFT_PRIOR)
-        self._found: dict[_Path, _Found] = {}
-        """What was found behind the text that ends at `_start`, by path."""
+        self._own = MatchAcceptance()
+        self._stored_share, self._draft = Acceptance(STORE_PRIOR), Acceptance(DRAFT_PRIOR)
+        self._copies: dict[_Path, tuple[int, int] | None] = {}
+        """Token and match behind the text that ends at `_start` and a path."""
         self._stored: dict[_Path, Sequence[tuple[int, float]]] = {}
         """What the store has there, where it was asked."""
         self._weighed: dict[tuple[_Path, int, bool], Sequence[Guess]] = {}
@@ -81,7 +71,7 @@ class Guesses:
                 final = self._text.tokens[same:]
                 self._learn(final)
                 self._learn_of_draft(final)
-            self._found.clear()
+            self._copies.clear()
             self._stored.clear()
             self._weighed.clear()
             self._drafted = (EMPTY, ())
@@ -99,25 +89,17 @@ class Guesses:
         return guesses
 
     def _weigh(self, path: _Path, shortest: int, with_store: bool) -> Sequence[Guess]:
-        found = self._found.get(path)
-        if found is None:
-            found = self._found[path] = self._find(path)
+        copied = self._copy_after(path)
         shares: dict[int, float] = {}
         origins: dict[int, CopySource] = {}
         rest = 1.0
-        if found.own is not None and found.own[1] >= shortest:
-            token, match = found.own
+        if copied is not None and copied[1] >= shortest:
+            token, match = copied
             shares[token] = self._own.of(match)
             origins[token] = CopySource.LOOKUP
             rest -= shares[token]
-        if found.learned is not None:
-            token, match = found.learned
-            share = rest * self._learned.of(match)
-            shares[token] = shares.get(token, 0.0) + share
-            origins.setdefault(token, CopySource.LEARNED)
-            rest -= share
         if with_store and (stored := self._stored_after(path)):
-            scale = rest * self._store.share
+            scale = rest * self._stored_share.share
             for token, probability in stored:
                 shares[token] = shares.get(token, 0.0) + scale * probability
                 origins.setdefault(token, CopySource.STORE)
@@ -147,14 +129,14 @@ class Guesses:
         kept = 1.0 - DRAWN_DOUBT * min(self._sampling.temperature, 1.0)
         return {token: kept * weight / total for token, weight in weights.items()}
 
-    def _find(self, path: _Path) -> _Found:
-        own, memory = self._text.after(path), self._sources.memory
-        return _Found(own, None if memory is None else memory.after(self._latest(path)))
+    def _copy_after(self, path: _Path) -> tuple[int, int] | None:
+        if path not in self._copies:
+            self._copies[path] = self._text.after(path)
+        return self._copies[path]
 
     def _stored_after(self, path: _Path) -> Sequence[tuple[int, float]]:
-        store = self._sources.store
-        if store is not None and path not in self._stored:
-            self._stored[path] = store.after(self._latest(path))
+        if self._store is not None and path not in self._stored:
+            self._stored[path] = self._store.after(self._latest(path))
         return self._stored.get(path, ())
 
     def _latest(self, path: _Path) -> tuple[int, ...]:
@@ -164,16 +146,15 @@ class Guesses:
         """Learn from every place of the final text that was looked at, proposed or not."""
         path: _Path = ()
         for token in final:
-            found = self._found.get(path)
-            if found is None:
+            if path not in self._copies:
                 return
-            for match, acceptance in ((found.own, self._own), (found.learned, self._learned)):
-                if match is not None:
-                    acceptance.learn(match[1], is_right=match[0] == token)
+            copied = self._copies[path]
+            if copied is not None:
+                self._own.learn(copied[1], is_right=copied[0] == token)
             if stored := self._stored.get(path):
                 expected = sum(probability for _, probability in stored)
                 is_right = any(one == token for one, _ in stored)
-                self._store.learn(expected, is_right=is_right)
+                self._stored_share.learn(expected, is_right=is_right)
             path = (*path, token)
 
     def _learn_of_draft(self, final: Sequence[int]) -> None:

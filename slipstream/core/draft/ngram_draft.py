@@ -10,7 +10,7 @@ from functools import partial
 
 from slipstream.core.copying import Copying, CopySource
 from slipstream.core.draft.guesses import Guesses
-from slipstream.core.draft.ngram_sources import NgramSources
+from slipstream.core.draft.ngram_sources import NgramStore
 from slipstream.core.draft.ngram_tree import Grown, TreeLimits, grow
 from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.ports import Draft
@@ -23,13 +23,13 @@ from slipstream.core.types import Plan, Proposal, Session, Shape
 class NgramDraft:
     """A `Draft` that looks the latest tokens up in the session's own text and in `sources`."""
 
-    def __init__(self, sources: NgramSources | None = None) -> None:
-        self._sources = sources or NgramSources()
+    def __init__(self, store: NgramStore | None = None) -> None:
+        self._store = store
         self._guesses: dict[str, Guesses] = {}
 
-    def begin(self, session: Session, sources: NgramSources) -> None:
-        """Draft a session, or a parked one's next request, from sources of its own."""
-        self._guesses[session.session_id] = Guesses(sources, session.sampling)
+    def begin(self, session: Session, store: NgramStore | None) -> None:
+        """Draft a session, or a parked one's next request, from a store of its own."""
+        self._guesses[session.session_id] = Guesses(store, session.sampling)
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """Propose the likeliest continuations: one of every position in a chain, else a tree."""
@@ -39,7 +39,7 @@ class NgramDraft:
             )
         session = sequence.session
         guesses = self._guesses.get(session.session_id)
-        guesses = guesses or Guesses(self._sources, session.sampling)
+        guesses = guesses or Guesses(self._store, session.sampling)
         guesses.take(sequence)
         self._guesses[session.session_id] = guesses
         limits = TreeLimits(
@@ -85,9 +85,9 @@ class LookupDraft:
     What a store knows is proposed where the draft proposes nothing: else the draft knows better.
     """
 
-    def __init__(self, draft: Draft, sources: NgramSources | None = None) -> None:
+    def __init__(self, draft: Draft, store: NgramStore | None = None) -> None:
         self._draft = draft
-        self._sources = sources or NgramSources()
+        self._store = store
         self._guesses: dict[str, Guesses] = {}
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
@@ -98,7 +98,7 @@ class LookupDraft:
         session = sequence.session
         guesses = self._guesses.get(session.session_id)
         if guesses is None:
-            guesses = Guesses(self._sources, session.sampling)
+            guesses = Guesses(self._store, session.sampling)
             self._guesses[session.session_id] = guesses
         guesses.take(sequence)
         copies = _grown(guesses, session, plan, copying)

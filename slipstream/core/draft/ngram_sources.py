@@ -4,7 +4,6 @@ Knows token ids only: neither files, nor stores, nor drafts.
 """
 
 from collections.abc import Sequence
-from dataclasses import dataclass
 from typing import Protocol
 
 LATEST = 16
@@ -22,48 +21,30 @@ class NgramStore(Protocol):
         ...
 
 
-class TextMemory(Protocol):
-    """Texts of earlier requests."""
-
-    def after(self, latest: Sequence[int]) -> tuple[int, int] | None:
-        """Return the token behind the best earlier match, and how many tokens matched; or None.
-
-        `latest` are up to `LATEST` tokens, the newest one first.
-        """
-        ...
-
-
-@dataclass(frozen=True, slots=True)
-class NgramSources:
-    """Sources that a request may copy from, beside its own text."""
-
-    store: NgramStore | None = None
-    memory: TextMemory | None = None
-
-
 PRIOR_WEIGHT = 8.0
 """Tokens that what is assumed before anything was seen counts for."""
 _GROUPS = (2, 3, 6)
 """Matches of 1, of 2, of 3 to 5 and of more tokens are learnt about apart."""
 
+_DOUBT = 2.0
+
 
 class MatchAcceptance:
     """Probability that the token behind a match becomes final, learnt within a session.
 
-    Behind a match of n tokens the next one is right with a probability of n / (n + doubt) until
+    Behind a match of n tokens the next one is right with a probability of n / (n + 2) until
     more is known. (Greedy text of SmolLM2-135M, copied from itself: 0.25, 0.56, 0.62, 0.66, 0.71,
-    0.75 for n from 1 to 6, hence a doubt of 2; other texts that begin alike are less sure.)
+    0.75 for n from 1 to 6, hence a doubt of 2.)
     """
 
-    def __init__(self, doubt: float = 2.0) -> None:
-        self._doubt = doubt
+    def __init__(self) -> None:
         self._kept = [0] * (len(_GROUPS) + 1)
         self._tried = [0] * (len(_GROUPS) + 1)
 
     def of(self, match: int) -> float:
         """Return the probability of the next token behind a match of this length."""
         group = _group(match)
-        assumed = PRIOR_WEIGHT * match / (match + self._doubt)
+        assumed = PRIOR_WEIGHT * match / (match + _DOUBT)
         return (assumed + self._kept[group]) / (PRIOR_WEIGHT + self._tried[group])
 
     def learn(self, match: int, *, is_right: bool) -> None:

@@ -18,8 +18,6 @@ class TokenOrigin(StrEnum):
     """Copied from the text, or forced by a grammar."""
     NGRAM_STORE = "ngram-store"
     """From the n-gram store of the model."""
-    LEARNED = "learned"
-    """Copied from the text of an earlier request."""
     TARGET = "target"
     """The target's own: the prompt's first token, and those that no proposal had."""
 
@@ -28,7 +26,6 @@ _OF_SOURCES = {
     CopySource.LOOKUP: TokenOrigin.LOOKUP,
     CopySource.GRAMMAR: TokenOrigin.LOOKUP,
     CopySource.STORE: TokenOrigin.NGRAM_STORE,
-    CopySource.LEARNED: TokenOrigin.LEARNED,
 }
 
 Origins = tuple[TokenOrigin | None, ...]

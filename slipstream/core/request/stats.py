@@ -10,7 +10,7 @@ from dataclasses import dataclass, field
 from slipstream.core.copying import CopySource
 from slipstream.core.round import Round
 
-LOOKUP, STORE, LEARNED, GRAMMAR = CopySource
+LOOKUP, STORE, GRAMMAR = CopySource
 
 MAX_PER_STEP = 1024
 """Steps, the newest ones, of which statistics have the outcome one by one."""
@@ -55,10 +55,6 @@ class SpeculationStats:
     num_store_tokens: int = 0
     """Of the draft tokens, those that only the n-gram store proposed."""
     num_accepted_store_tokens: int = 0
-    """Of those, the ones that became final."""
-    num_learned_tokens: int = 0
-    """Of the draft tokens, those that were copied from the text of earlier requests."""
-    num_accepted_learned_tokens: int = 0
     """Of those, the ones that became final."""
 
     @property
@@ -129,6 +125,4 @@ class Outcomes:
             num_accepted_lookup_tokens=kept[LOOKUP] + kept[GRAMMAR],
             num_store_tokens=self._copied[STORE],
             num_accepted_store_tokens=kept[STORE],
-            num_learned_tokens=self._copied[LEARNED],
-            num_accepted_learned_tokens=kept[LEARNED],
         )

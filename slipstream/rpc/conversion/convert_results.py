@@ -36,8 +36,6 @@ _COUNTS = (
     "num_accepted_lookup_tokens",
     "num_store_tokens",
     "num_accepted_store_tokens",
-    "num_learned_tokens",
-    "num_accepted_learned_tokens",
 )
 _PER_STEP = ("per_step_accepted", "per_step_drafted", "per_step_depth")
 

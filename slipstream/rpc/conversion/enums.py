@@ -41,7 +41,12 @@ class WireEnum(Generic[E]):
 def paired(name: str, wire: Any, kind: type[E]) -> WireEnum[E]:
     """Pair by name: VERIFICATION_MCSD_REPLACEMENT on the wire is mcsd-replacement in the core."""
     prefix = wire.Name(0).removesuffix("UNSPECIFIED")
-    named = {number: key.removeprefix(prefix).lower() for key, number in wire.items() if number}
+    deprecated = {value.number for value in wire.DESCRIPTOR.values if value.GetOptions().deprecated}
+    named = {
+        number: key.removeprefix(prefix).lower()
+        for key, number in wire.items()
+        if number and number not in deprecated
+    }
     return WireEnum(name, {at: kind(value.replace("_", "-")) for at, value in named.items()})
 
 

@@ -18,6 +18,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _SpeculationMode:
@@ -66,8 +71,10 @@ class _TokenOriginEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_TokenOrig
     """The target's own."""
     TOKEN_ORIGIN_NGRAM_STORE: _TokenOrigin.ValueType  # 5
     """Copied from the n-gram store of the model."""
-    TOKEN_ORIGIN_LEARNED: _TokenOrigin.ValueType  # 6
-    """Copied from the text of an earlier request."""
+    @_builtins.property
+    @_deprecated("""This enum value has been marked as deprecated using proto enum value options.""")
+    def TOKEN_ORIGIN_LEARNED(self) -> _TokenOrigin.ValueType:   # 6
+        """Never sent: routers learn nothing from requests any more."""
 
 class TokenOrigin(_TokenOrigin, metaclass=_TokenOriginEnumTypeWrapper):
     """Origin of a token of the output."""
@@ -85,7 +92,7 @@ TOKEN_ORIGIN_TARGET: TokenOrigin.ValueType  # 4
 TOKEN_ORIGIN_NGRAM_STORE: TokenOrigin.ValueType  # 5
 """Copied from the n-gram store of the model."""
 TOKEN_ORIGIN_LEARNED: TokenOrigin.ValueType  # 6
-"""Copied from the text of an earlier request."""
+"""Never sent: routers learn nothing from requests any more."""
 Global___TokenOrigin: _TypeAlias = TokenOrigin  # noqa: Y015
 
 class _ReplicaRole:
@@ -805,10 +812,26 @@ class SpeculationStats(_message.Message):
     """Draft tokens that only the n-gram store proposed."""
     num_accepted_store_tokens: _builtins.int
     """Those of `num_store_tokens` that became final."""
-    num_learned_tokens: _builtins.int
-    """Draft tokens that were copied from the text of earlier requests."""
-    num_accepted_learned_tokens: _builtins.int
-    """Those of `num_learned_tokens` that became final."""
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def num_learned_tokens(self) -> _builtins.int:
+        """Always 0: routers learn nothing from requests any more."""
+
+    @num_learned_tokens.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def num_learned_tokens(self, value: _builtins.int) -> None:
+        """Always 0: routers learn nothing from requests any more."""
+
+    @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def num_accepted_learned_tokens(self) -> _builtins.int:
+        """Always 0."""
+
+    @num_accepted_learned_tokens.setter
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
+    def num_accepted_learned_tokens(self, value: _builtins.int) -> None:
+        """Always 0."""
+
     @_builtins.property
     def per_step_accepted(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
         """Accepted tokens of each of the newest 1024 steps, in order."""

@@ -90,7 +90,7 @@ def test_an_answer_is_shown_with_the_origin_of_each_token(page, sdk):
     assert answer(page) == sdk.generate("hello", max_tokens=24, sampling=SAMPLED).text
     origins = page.eval_on_selector_all(".token", "all => all.map(it => it.classList[1])")
     assert len(origins) > 12
-    assert set(origins) <= {"draft", "runner-up", "lookup", "ngram-store", "learned", "target"}
+    assert set(origins) <= {"draft", "runner-up", "lookup", "ngram-store", "target"}
     assert "draft" in origins
     assert "24 tokens" in page.text_content(".figures >> nth=0")
 

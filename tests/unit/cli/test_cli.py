@@ -74,7 +74,7 @@ def test_origins_mark_every_token_behind_its_text(generate):
     text, _, rest = out.partition("\n\n")
     marks = "".join(re.findall(MARKS, text))
     letters = {"draft": "d", "runner-up": "r", "lookup": "l"}
-    letters |= {"ngram-store": "n", "learned": "e", "target": "t"}
+    letters |= {"ngram-store": "n", "target": "t"}
     assert marks == "".join(letters[origin] for origin in answer["origins"])
     assert re.sub(MARKS, "", text) == answer["text"]
     counts = [f"{mark} {name} {marks.count(mark)}" for name, mark in letters.items()]

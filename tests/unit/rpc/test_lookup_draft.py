@@ -8,7 +8,6 @@ from hypothesis import strategies as st
 
 from slipstream.core.copying import Copying, CopySource
 from slipstream.core.draft.ngram_draft import GRAMMAR, LOOKUP, LookupDraft, with_forced
-from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.round import Round
 from slipstream.core.stop_reasons import LATE, PENDING, TOO_DEAR
 from slipstream.core.tree import TokenTree
@@ -218,7 +217,7 @@ class Store:
 
 async def test_what_a_store_knows_is_proposed_where_the_draft_is_not_asked_or_proposes_nothing():
     guesser = Guesser()
-    draft = ByDeltas(LookupDraft(guesser, NgramSources(Store())))
+    draft = ByDeltas(LookupDraft(guesser, Store()))
     asked = await draft.propose(session_of(), Delta(0, (1, 71)), ALONE)
     assert (len(guesser.texts), asked.drafted) == (1, GUESS.tree)
     assert CopySource.STORE not in asked.sources

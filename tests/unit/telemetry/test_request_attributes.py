@@ -116,8 +116,6 @@ def test_the_end_says_what_it_took_and_what_speculation_brought():
         "slipstream.speculation.accepted_lookup_tokens": 0,
         "slipstream.speculation.store_tokens": 0,
         "slipstream.speculation.accepted_store_tokens": 0,
-        "slipstream.speculation.learned_tokens": 0,
-        "slipstream.speculation.accepted_learned_tokens": 0,
         "slipstream.speculation.acceptance_length": 2,
         "slipstream.speculation.acceptance_rate": 2 / 7,
         "slipstream.stops.policy": 2,

@@ -7,7 +7,6 @@ export const ORIGINS = {
   "runner-up": "CaPE leaf or branch",
   lookup: "copy of the text",
   "ngram-store": "n-gram store",
-  learned: "learned",
   target: "target",
 };
 

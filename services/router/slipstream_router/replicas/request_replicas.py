@@ -4,11 +4,11 @@ import asyncio
 import logging
 import time
 from collections.abc import Callable, Collection
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from itertools import count
 
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
-from slipstream.core.draft.ngram_sources import NgramSources
+from slipstream.core.draft.ngram_sources import NgramStore
 from slipstream.core.errors import SlipstreamError, Unavailable
 from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.core.failover.failover_draft import FailoverDraft
@@ -46,7 +46,7 @@ class RequestReplicaOptions:
     """Address of the draft that may hold the session's keys and values."""
     target_wait_s: float = 30.0
     """How long to wait for a target when all are lost."""
-    sources: NgramSources = field(default_factory=NgramSources)
+    store: NgramStore | None = None
     """What may be copied from, beside the request's own text."""
 
 
@@ -67,7 +67,7 @@ class RequestReplicas:
         self._options = options
         self._attempts = count()
         self._failover: FailoverDraft | None = None
-        self.draft: Draft = LookupDraft(self._drafter(), options.sources)
+        self.draft: Draft = LookupDraft(self._drafter(), options.store)
         search = Search(
             self._choose_target,
             lambda: asyncio.sleep(SEARCH_S),
@@ -91,7 +91,7 @@ class RequestReplicas:
     def _drafter(self) -> Draft:
         options = self._options
         if options.kind == NGRAM.kind:
-            return NgramDraft(options.sources)
+            return NgramDraft(options.store)
         self._failover = FailoverDraft(
             self._choose_draft,
             self._failures(),

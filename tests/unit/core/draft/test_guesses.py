@@ -1,14 +1,11 @@
 """Guesses of several sources add up to a probability, and are believed as far as they held."""
 
-from types import SimpleNamespace
-
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.copying import CopySource
 from slipstream.core.draft.guesses import DRAFT_PRIOR, STORE_PRIOR, Guesses
-from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import SamplingParams, Session
@@ -30,13 +27,8 @@ class Store:
         return self.guesses
 
 
-def memory(token, match):
-    """Texts of earlier requests, in which one token always follows."""
-    return SimpleNamespace(after=lambda latest: (token, match))
-
-
-def guesses_of(tokens, sources=None, sampling=GREEDY):
-    guesses = Guesses(sources or NgramSources(), sampling)
+def guesses_of(tokens, store=None, sampling=GREEDY):
+    guesses = Guesses(store, sampling)
     guesses.sequence = TokenSequence(Session("s", 1, 100), tokens)
     guesses.take(guesses.sequence)
     return guesses
@@ -56,32 +48,28 @@ def by_token(guesses, path=()):
     TOKENS,
     TOKENS,
     st.lists(st.floats(0, 0.3), max_size=3),
-    st.sampled_from([None, (1, 3), (9, 16)]),
     st.sampled_from([0.0, 1.0]),
 )
 def test_what_may_follow_has_probabilities_that_add_up_to_one_at_most(
-    tokens, path, shares, learned, temperature
+    tokens, path, shares, temperature
 ):
     store = Store(*enumerate(shares))
     sampling = SamplingParams(temperature=temperature)
-    texts = memory(*learned) if learned else None
-    guesses = guesses_of(tokens, NgramSources(store, texts), sampling).after(tuple(path))
+    guesses = guesses_of(tokens, store, sampling).after(tuple(path))
     assert len({guess.token for guess in guesses}) == len(guesses)
     assert all(guess.probability >= 0 for guess in guesses)
     assert sum(guess.probability for guess in guesses) <= 1 + 1e-9
 
 
 def test_each_guess_has_the_first_of_its_sources():
-    sources = NgramSources(Store((2, 0.5), (8, 0.2), (9, 0.1)), memory(8, 4))
-    found = by_token(guesses_of([1, 2, 1], sources))
+    found = by_token(guesses_of([1, 2, 1], Store((2, 0.5), (9, 0.1))))
     assert found[2].source is CopySource.LOOKUP
-    assert found[8].source is CopySource.LEARNED
     assert found[9].source is CopySource.STORE
 
 
 def test_sources_are_given_the_newest_tokens_first_and_the_path_before_the_text():
     store = Store()
-    guesses_of(range(40), NgramSources(store)).after((70, 71))
+    guesses_of(range(40), store).after((70, 71))
     assert store.seen == [(71, 70, *range(39, 25, -1))]
 
 
@@ -93,7 +81,7 @@ def test_short_matches_of_the_text_are_left_out_where_asked():
 
 def test_a_store_that_is_wrong_is_believed_less_and_one_that_is_right_more():
     for token, compare in ((5, float.__gt__), (6, float.__lt__)):
-        guesses = guesses_of([100], NgramSources(Store((5, 0.6))))
+        guesses = guesses_of([100], Store((5, 0.6)))
         first = by_token(guesses)[5].probability
         assert first == pytest.approx(0.6 * STORE_PRIOR)
         for position in range(1, 30):
@@ -141,7 +129,7 @@ def test_at_a_temperature_guesses_follow_the_noise_of_their_position():
     shares = [(token, 0.2) for token in range(5)]
     for seed in range(20):
         sampling = SamplingParams(temperature=1.0, seed=seed)
-        found = by_token(guesses_of([100, 101], NgramSources(Store(*shares)), sampling), (102,))
+        found = by_token(guesses_of([100, 101], Store(*shares), sampling), (102,))
         noise = [gumbel_of(seed, 3, token, purpose=Purpose.DRAW) for token in range(5)]
         ranked = sorted(found, key=lambda token: found[token].probability)
         assert ranked == sorted(range(5), key=noise.__getitem__)

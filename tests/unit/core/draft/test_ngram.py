@@ -11,7 +11,6 @@ from hypothesis import strategies as st
 from slipstream.core.copying import Copying, CopySource
 from slipstream.core.draft.ngram import MAX_TOKEN_ID, OwnText
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
-from slipstream.core.draft.ngram_sources import NgramSources
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.inline import finished
 from slipstream.core.types import Plan, Session, Shape
@@ -154,7 +153,7 @@ class Store:
 
 
 async def test_a_tree_has_what_the_text_and_the_store_know_and_a_chain_the_best_of_them():
-    sources = NgramSources(Store())
+    sources = Store()
     delta, plan = Delta(0, (6, 5, 6)), plan_of(2, shape=Shape.DYNAMIC)
     proposal = await ByDeltas(NgramDraft(sources)).propose(session_of(), delta, plan)
     paths = {proposal.tree.path_tokens(node) for node in range(len(proposal.tree))}
@@ -167,7 +166,5 @@ async def test_a_tree_has_what_the_text_and_the_store_know_and_a_chain_the_best_
 
 async def test_nodes_that_do_not_pay_are_left_out():
     plan = plan_of(4, shape=Shape.DYNAMIC, row_prices=(0.3,) * 9)
-    proposal = await ByDeltas(NgramDraft(NgramSources(Store()))).propose(
-        session_of(), Delta(0, (6,)), plan
-    )
+    proposal = await ByDeltas(NgramDraft(Store())).propose(session_of(), Delta(0, (6,)), plan)
     assert (proposal.tree.tokens, proposal.stopped_by) == ((7,), "load")

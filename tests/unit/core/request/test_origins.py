@@ -16,8 +16,8 @@ from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Verdict
 from support.models.tiny_runs import WAYS, run_of
 
-DRAFT, RUNNER_UP, LOOKUP, STORE, LEARNED, TARGET = TokenOrigin
-COPIED = (LOOKUP, STORE, LEARNED)
+DRAFT, RUNNER_UP, LOOKUP, STORE, TARGET = TokenOrigin
+COPIED = (LOOKUP, STORE)
 CAPE = Proposal(
     cape_tree(Chain([1, 2, 3], [[11, 12], [21], [31]], [0.5, 0.9, 0.9]), NodeBudget(31))
 )
@@ -50,7 +50,6 @@ def test_what_follows_a_runner_up_is_no_best_guess_any_more():
         (CopySource.LOOKUP, LOOKUP),
         (CopySource.GRAMMAR, LOOKUP),
         (CopySource.STORE, STORE),
-        (CopySource.LEARNED, LEARNED),
     ],
 )
 def test_what_was_copied_is_its_sources_and_what_the_draft_had_too_is_the_drafts(source, origin):
@@ -113,7 +112,7 @@ def test_what_the_draft_says_is_what_the_statistics_accepted(models, way, temper
 def test_the_drafts_the_texts_and_the_targets_are_all_seen(models):
     ask = Ask(max_tokens=60, speculation=WAYS["lookup"], with_origins=True)
     seen = set(collected(run_of(models, ask)).origins)
-    assert seen == set(TokenOrigin) - {STORE, LEARNED}
+    assert seen == set(TokenOrigin) - {STORE}
 
 
 def test_nobody_says_where_tokens_came_from_who_is_not_asked(models):

@@ -14,7 +14,7 @@ ROUNDS = st.lists(
     st.tuples(st.integers(0, 9), st.integers(0, 9), st.integers(0, 9)).map(sorted), max_size=20
 )
 
-LOOKUP, STORE, LEARNED, GRAMMAR = CopySource
+LOOKUP, STORE, GRAMMAR = CopySource
 
 
 def stats_of(rounds, **fields):
@@ -84,15 +84,14 @@ def test_a_summary_is_not_changed_by_later_rounds():
 def test_copied_tokens_are_counted_among_the_draft_tokens_and_apart():
     outcomes = Outcomes()
     path = TokenTree((1, 2, 3, 4, 5, 6, 7), (-1, 0, 1, 2, -1, -1, -1))
-    sources = (LOOKUP, STORE, STORE, LEARNED, STORE)
+    sources = (LOOKUP, STORE, STORE, STORE, STORE)
     outcomes.record(round_of(Proposal(path, sources=sources), Verdict((1, 2, 3, 4, 99), 4)))
     copied = [LOOKUP] * 5 + [GRAMMAR]
     outcomes.record(outcome(6, 6, 6, stopped_by="lookup", sources=tuple(copied)))
     stats = outcomes.summary(num_spec_tokens=6, lossless=True)
     assert (stats.num_draft_tokens, stats.num_accepted_draft_tokens) == (13, 10)
     assert (stats.num_lookup_tokens, stats.num_accepted_lookup_tokens) == (7, 7)
-    assert (stats.num_store_tokens, stats.num_accepted_store_tokens) == (3, 1)
-    assert (stats.num_learned_tokens, stats.num_accepted_learned_tokens) == (1, 0)
+    assert (stats.num_store_tokens, stats.num_accepted_store_tokens) == (4, 1)
 
 
 def test_a_round_without_a_draft_in_which_something_was_copied_is_no_plain_step():
