@@ -264,8 +264,6 @@ class Proposal:
     """Where the last nodes were found, which no model proposed."""
     instead: TokenTree | None = field(default=None, compare=False)
     """Copies proposed without the draft, where they are known; none that a store has."""
-    rivals: tuple[int, ...] = ()
-    """Not of a draft: tokens that the one of the round's first position is to be compared with."""
 
     @property
     def drafted(self) -> TokenTree:
@@ -281,7 +279,7 @@ class Verdict:
     `num_accepted` of the `tokens` came from the proposal. `roots` are the target-initialised
     roots of the next position, in `target-init` only. `offer` is what the target has for the next
     round; None: all that is asked for. `num_cached` leading tokens had their keys and values
-    cached before the round. `margins` say by how much the first token beats each rival asked for.
+    cached before the round.
     """
 
     tokens: tuple[int, ...]
@@ -291,7 +289,6 @@ class Verdict:
     offer: Offer | None = None
     num_cached: int = field(default=0, compare=False)
     timing: ReplyTiming | None = field(default=None, compare=False)
-    margins: tuple[float, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
     """Of each token, where they were asked for."""
     forced: tuple[int, ...] = ()

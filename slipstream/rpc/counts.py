@@ -25,7 +25,7 @@ def check_proposal_counts(message: common_pb2.Proposal) -> None:
 
 def check_verdict_counts(message: target_pb2.Verdict) -> None:
     """Raise `InvalidRequest` for more of anything than a verdict on any proposal has."""
-    for name in ("tokens", "roots", "margins", "forced", "logprobs"):
+    for name in ("tokens", "roots", "forced", "logprobs"):
         _check(f"{name} of a verdict", len(getattr(message, name)), MAX_NODES + 1)
     for item in message.logprobs:
         _check("likeliest tokens of a position", len(item.top), MAX_LOGPROBS)

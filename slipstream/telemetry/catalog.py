@@ -160,8 +160,6 @@ STORE_DURATION = _seconds(
     "store.duration", "Operations of the session store.", "operation", "outcome"
 )
 TOKENS_UNKEPT = _counter("tokens.unkept", "{token}", "Tokens sent before they could be kept.")
-SHADOW_CHECKED = _counter("shadow.checked", "{request}", "Requests decoded again without drafts.")
-SHADOW_DIVERGED = _counter("shadow.diverged", "{request}", "Of those, the ones that differed.")
 
 STEP_DURATION = _seconds("target.step.duration", "Forwards of the target.", role=TARGET)
 STEP_ROWS = _sizes("target.step.rows", "{row}", "Rows of a forward.", TARGET, _ROWS)

@@ -113,8 +113,7 @@ def _part(at: ScheduledRequest[TargetRequest]) -> Part:
 
 
 def _is_drawn(request: TargetRequest) -> bool:
-    # Margins need the logits of a row, not its token alone.
-    return not request.proposal.rivals and fits_device(request.session)
+    return fits_device(request.session)
 
 
 def _draws(request: TargetRequest, end: int) -> list[Draw]:

@@ -204,7 +204,6 @@ class LocalTarget:
         )
         request.verdict = replace(
             verdict,
-            margins=walk.margins,
             logprobs=walk.logprobs[: len(final)],
             prompt_logprobs=tuple(request.prompt_logprobs),
             forced=request.forced() if reason is None else (),

@@ -236,8 +236,6 @@ def test_keys_that_are_given_as_values_are_a_file_that_routers_read(tmp_path):
     [
         ("router", "max_requests", 7),
         ("router", "store_down", "refuse"),
-        ("router", "shadow_rate", 0.25),
-        ("router", "shadow_rate", 0.0),
         ("router", "max_message_bytes", 4194304),
         ("draft", "kv_encoding", "int8"),
         ("target", "pin_threads", True),

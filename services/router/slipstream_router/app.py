@@ -33,7 +33,6 @@ from slipstream_router.replicas.replica import Hooks
 from slipstream_router.request_runner import RequestRunner, RouterState, Timeouts
 from slipstream_router.request_telemetry import RouterTelemetry
 from slipstream_router.servicer import SERVICE, GenerationServicer, Parts
-from slipstream_router.shadow import Shadow
 from slipstream_router.watched_store import MEMORY, REDIS, WatchedStore
 
 _LOG = logging.getLogger("slipstream.router")
@@ -74,7 +73,6 @@ class Router:
         self._store = self._open_store()
         self._quotas = open_quotas(config.store, time.monotonic)
         self._leases = LeaseKeeper(lease_s=config.lease_s, max_late_bytes=config.max_sessions_bytes)
-        self._shadow = Shadow(self._fleet, self._admission, config.shadow_options())
         self._runner = self._make_runner()
         self._server = Server(config.server_options(), {SERVICE: self._register()})
         self._background: asyncio.Task[None] | None = None
@@ -117,9 +115,6 @@ class Router:
         self._request_telemetry.export()
         instruments.put(catalog.REQUESTS_RUNNING, self._admission.num_requests)
         instruments.put(catalog.REQUESTS_CAPACITY, self._config.max_requests)
-        shadow = self._shadow.info
-        instruments.total(catalog.SHADOW_CHECKED, shadow.num_checked)
-        instruments.total(catalog.SHADOW_DIVERGED, shadow.num_diverged)
         states = Counter((at.role.value, at.state.value) for at in self._fleet.infos())
         for role, state in product(ReplicaRole, ReplicaState):
             count = states[role.value, state.value]
@@ -156,7 +151,6 @@ class Router:
             RouterState(claims, self._leases, NgramStores(config.ngrams)),
             self._admission,
             timeouts=_timeouts(config),
-            shadow=self._shadow,
             telemetry=self._request_telemetry,
         )
 
@@ -168,7 +162,6 @@ class Router:
             self._runner,
             self._store,
             self._admission,
-            self._shadow,
         )
         servicer = GenerationServicer(parts, self._request_telemetry)
         return lambda server: add_GenerationServiceServicer_to_server(servicer, server)
@@ -178,7 +171,6 @@ class Router:
             group.create_task(self._targets.run())
             group.create_task(self._drafts.run())
             group.create_task(self._follow())
-            group.create_task(self._shadow.run())
 
     async def _follow(self) -> None:
         """Have health say whether requests can run, and the log whether weights differ."""

@@ -21,7 +21,6 @@ from slipstream.state.options import StoreOptions
 from slipstream.state.record import Bounds
 from slipstream.state.session_leases import KeepRules
 from slipstream_router.replicas.heartbeat import Heartbeat
-from slipstream_router.shadow import ShadowOptions
 
 _LONGEST_QUEUE_S = 86400.0
 MAX_FIELDS = 10_000
@@ -116,10 +115,6 @@ class RouterConfig:
     park_ttl_s: float = option(
         300.0, "How long engines keep a session's keys and values for its next turn.", above=0
     )
-    shadow_rate: float = option(
-        0.0, "Share of requests decoded again without drafts, to compare the tokens."
-    )
-    shadow_queue: int = option(16, "Requests that may wait for that; more are not compared.")
     max_streams: int = option(MAX_STREAMS, "Calls that one connection may have open at once.")
     max_connections: int = option(
         1000, "Connections at once; further ones are closed. 0 for no limit."
@@ -159,7 +154,6 @@ class RouterConfig:
         if not self.targets:
             raise InvalidRequest("a router needs targets, and none are named")
         self.heartbeat()
-        self.shadow_options()
         if self.store_down not in (ALLOW, REFUSE):
             raise InvalidRequest(
                 f"store_down is {self.store_down!r}, but must be {ALLOW} or {REFUSE}"
@@ -195,15 +189,6 @@ class RouterConfig:
     def heartbeat(self) -> Heartbeat:
         """Return the interval and the time limit of heartbeats."""
         return Heartbeat(self.heartbeat_s, self.replica_timeout_s)
-
-    def shadow_options(self) -> ShadowOptions:
-        """Return which requests are compared, and how long their rounds may take."""
-        return ShadowOptions(
-            self.shadow_rate,
-            self.shadow_queue,
-            self.target_round_timeout_s,
-            self.target_token_timeout_s,
-        )
 
     def to_targets(self) -> ChannelOptions:
         """Return how to dial targets."""

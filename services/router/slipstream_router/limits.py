@@ -103,11 +103,6 @@ class Admission:
         self.num_requests = 0
         self.is_draining = False
 
-    @property
-    def has_room(self) -> bool:
-        """Return whether one more request would be let in."""
-        return not self.is_draining and self.num_requests < self._max_requests
-
     @contextmanager
     def place(self) -> Iterator[None]:
         """A place for one request. Raises `Unavailable` while draining, `CapacityError` if full."""

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -13,7 +13,7 @@ from slipstream.core.errors import SessionBusy, Unavailable
 from slipstream.core.journal import Journal
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.request import Generation, Request
-from slipstream.core.request.results import Chunk, RequestStats
+from slipstream.core.request.results import Chunk
 from slipstream.core.run import Run
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.exchange import CallOptions
@@ -38,7 +38,6 @@ from slipstream_router.replicas.request_replicas import (
     free_parked,
 )
 from slipstream_router.request_telemetry import ENTER, RequestRecorder, RouterTelemetry
-from slipstream_router.shadow import AnsweredRequest, Shadow
 
 _FORGET_LIMIT_S = 2.0
 _LEFT_TURN_S, _LEFT_TURN_STEP_S = 5.0, 0.1
@@ -90,14 +89,12 @@ class RequestRunner:
         admission: Admission,
         *,
         timeouts: Timeouts,
-        shadow: Shadow,
         telemetry: RouterTelemetry,
     ) -> None:
         self._fleet = fleet
         self._state = state
         self._admission = admission
         self._timeouts = timeouts
-        self._shadow = shadow
         self._telemetry = telemetry
 
     async def chunks(
@@ -179,8 +176,6 @@ class RequestRunner:
                 await written.settled()
                 yield chunk
                 if chunk.stats is not None:
-                    answered = _answered(request, run.output, chunk.stats, placed)
-                    self._shadow.offer(answered)
                     self._telemetry.record_end(chunk.stats)
             recorder.record_settled()
             if asked.session is not None:
@@ -281,11 +276,3 @@ def _wanted(record: Record) -> TargetNeeds:
 
 def _opening(request: Request, model: DescribedTarget) -> Opening:
     return Opening.of(request, model.tokenizer_hash, arithmetic=model.arithmetic)
-
-
-def _answered(
-    request: Request, output: Sequence[int], stats: RequestStats, placed: ChosenTarget
-) -> AnsweredRequest:
-    model = placed.model
-    wanted = TargetNeeds(model.name, model.tokenizer_hash, arithmetic=model.arithmetic)
-    return AnsweredRequest(request, tuple(output), stats.speculation.num_draft_tokens, wanted)

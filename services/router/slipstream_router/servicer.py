@@ -42,7 +42,6 @@ from slipstream_router.replicas.fleet import ChosenTarget, Fleet
 from slipstream_router.replicas.probes import DescribedDraft
 from slipstream_router.request_runner import RequestRunner
 from slipstream_router.request_telemetry import RequestRecorder, RouterTelemetry
-from slipstream_router.shadow import Shadow
 
 SERVICE = "slipstream.rpc.v1.GenerationService"
 GENERATE, STREAM = f"{SERVICE}/Generate", f"{SERVICE}/GenerateStream"
@@ -58,7 +57,6 @@ class Parts:
     runner: RequestRunner
     store: SessionStore
     admission: Admission
-    shadow: Shadow
 
 
 class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
@@ -154,7 +152,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             num_requests=parts.admission.num_requests,
             num_sessions=await parts.store.count() or 0,
             replicas=parts.fleet.infos(),
-            shadow=parts.shadow.info,
         )
         return server_info_to_pb(info)
 

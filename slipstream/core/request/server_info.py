@@ -1,6 +1,6 @@
 """A router and its replicas, as it reports them to clients. Plain values."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from enum import StrEnum
 
 
@@ -47,35 +47,6 @@ class ReplicaInfo:
 
 
 @dataclass(frozen=True, slots=True)
-class ShadowInfo:
-    """Results of the shadow check, since the router's start.
-
-    Of the requests drawn for it, `num_offered`, each is in one of the counts of outcomes, or waits.
-    """
-
-    rate: float = 0.0
-    """Share of finished requests that are drawn; 0 where the check is off."""
-    num_offered: int = 0
-    num_checked: int = 0
-    """Decoded again to their end, or to the first difference."""
-    num_checked_tokens: int = 0
-    """Output tokens compared, those of checks that were given up included."""
-    num_diverged: int = 0
-    """Of those checked, how many differed from plain decoding."""
-    num_inconclusive: int = 0
-    """Nothing was drafted, so there was nothing to check."""
-    num_incomparable: int = 0
-    """Their verification keeps a distribution rather than tokens, or nothing."""
-    num_skipped: int = 0
-    """No target had room for them, or the router had none left."""
-    num_dropped: int = 0
-    """Too many waited already."""
-    smallest_margin: float | None = None
-    """Of all differences whose margin is known; None without any."""
-    largest_margin: float | None = None
-
-
-@dataclass(frozen=True, slots=True)
 class ServerInfo:
     """A router and its replicas, sorted by role and address."""
 
@@ -85,4 +56,3 @@ class ServerInfo:
     num_requests: int
     num_sessions: int
     replicas: tuple[ReplicaInfo, ...] = ()
-    shadow: ShadowInfo = field(default_factory=ShadowInfo)

@@ -9,7 +9,6 @@ from slipstream.core.stop_reasons import STOP_REASONS
 from slipstream.core.tree import MAX_NODES, ROOT, TokenTree
 from slipstream.core.types import Proposal, Session, SparseDistribution, Verdict, Verification
 
-MAX_RIVALS = 64
 _MASS_TOLERANCE = 1e-3
 
 
@@ -28,7 +27,6 @@ def check_proposal(
             f" not by one of {', '.join(STOP_REASONS)}"
         )
     check_tokens(tree.tokens, vocab_size, "the proposal")
-    _check_rivals(proposal.rivals, mode, vocab_size)
     if mode is not Verification.MCSD_REPLACEMENT:
         _check_siblings(tree)
     if mode is Verification.TARGET_INIT:
@@ -70,16 +68,6 @@ def check_tokens(tokens: Sequence[int], vocab_size: int, source: str) -> None:
     if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
         bad = next(token for token in tokens if not 0 <= token < vocab_size)
         raise InvalidRequest(f"{source} has token {bad}, outside the vocabulary of {vocab_size}")
-
-
-def _check_rivals(rivals: Sequence[int], mode: Verification, vocab_size: int) -> None:
-    if not rivals:
-        return
-    if mode is not Verification.EXACT:
-        raise InvalidRequest(f"{mode.value} verification gives no margins over rivals")
-    if len(rivals) > MAX_RIVALS:
-        raise InvalidRequest(f"{len(rivals)} rivals are asked for, but at most {MAX_RIVALS} may be")
-    check_tokens(rivals, vocab_size, "the list of rivals")
 
 
 def _check_siblings(tree: TokenTree) -> None:
@@ -146,12 +134,6 @@ def check_verdict(
     _check_roots(session, verdict, vocab_size)
     if verdict.num_cached > num_tokens:
         raise InvalidRequest(f"{verdict.num_cached} of {num_tokens} tokens are said to be cached")
-    if len(verdict.margins) not in (0, len(proposal.rivals)) or any(
-        map(math.isnan, verdict.margins)
-    ):
-        raise InvalidRequest(
-            f"{len(verdict.margins)} margins, or no numbers, are over {len(proposal.rivals)} rivals"
-        )
 
 
 def _check_length(session: Session, num_tokens: int, proposal: Proposal, verdict: Verdict) -> None:

@@ -19,7 +19,7 @@ from slipstream.core.verify.distribution import SamplingDistribution, distributi
 from slipstream.core.verify.draws import FindContenders, best_with_noise, draw_among, is_softmax
 from slipstream.core.verify.keyed_noise import Purpose, gumbel_of, uniform
 from slipstream.core.verify.likelihood import recording
-from slipstream.core.verify.noise import MAX_GUMBEL, Floats, Ids, gumbel
+from slipstream.core.verify.noise import MAX_GUMBEL, Floats, Ids
 from slipstream.core.verify.rejection import draw, multi_candidate
 from slipstream.core.verify.scores import argmax_first
 from slipstream.core.verify.target_init import verify_forest
@@ -45,7 +45,7 @@ def verify(
     grammar, and holds for every node's own prefix. `find` is a faster way to the same tokens.
     Raises `ModelError` where logits are no distribution.
     """
-    row = cache(row)  # margins read the root's again, and branches share theirs
+    row = cache(row)  # branches share theirs
     if session.verification is Verification.TARGET_INIT:
         return verify_forest(session, prefix, proposal, row, constraint=constraint)
     distribution = distribution_of(session, constraint)
@@ -61,30 +61,7 @@ def verify(
     walk = descend(proposal.tree, ROOT, prefix, rule, row)
     if logprobs:
         walk = replace(walk, logprobs=tuple(logprobs))
-    if not proposal.rivals:
-        return walk
-    token = proposal.tree.tokens[walk.nodes[0]] if walk.nodes else walk.token
-    assert token is not None, "exact verification always draws"
-    tokens = (token, *proposal.rivals)
-    return replace(walk, margins=_margins(session, distribution, row(ROOT), prefix, tokens))
-
-
-def _margins(
-    session: Session,
-    distribution: SamplingDistribution,
-    logits: Floats,
-    prefix: Sequence[int],
-    tokens: Sequence[int],
-) -> tuple[float, ...]:
-    """Return by how much the first of `tokens` beats each other one in the draw after `prefix`.
-
-    In the processed distribution, noise included; infinite for a token outside its support.
-    """
-    ids = np.array(tokens)
-    scores = distribution.scores(logits, prefix)[ids]
-    if not session.sampling.is_greedy:
-        scores += gumbel(session.sampling.seed, len(prefix), ids, purpose=Purpose.DRAW)
-    return tuple((scores[0] - scores[1:]).tolist())
+    return walk
 
 
 def choose(

@@ -20,15 +20,13 @@ class Walk:
     """Result of verification.
 
     `nodes` are the accepted nodes from the root down, `token` is the target's own after them.
-    With target-initialised roots there is no such token, but `roots` in its place. `margins` say
-    by how much the first token beats each of the proposal's rivals, `logprobs` how likely each
-    token was, where that is asked for.
+    With target-initialised roots there is no such token, but `roots` in its place. `logprobs` are
+    those of each token, where they are asked for.
     """
 
     nodes: tuple[int, ...]
     token: int | None
     roots: tuple[int, ...] = ()
-    margins: tuple[float, ...] = ()
     logprobs: tuple[TokenLogprob, ...] = ()
 
 

@@ -3,7 +3,6 @@
 `x_to_pb` takes a core value, `x_from_pb` raises `InvalidRequest` for what is no such value.
 """
 
-from dataclasses import replace
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
@@ -136,16 +135,14 @@ def verify_to_pb(delta: Delta, proposal: Proposal) -> target_pb2.VerifyProposal:
     return target_pb2.VerifyProposal(
         delta=delta_to_pb(delta),
         proposal=proposal_to_pb(proposal, with_stats=False),
-        rivals=proposal.rivals,
     )
 
 
 def verify_from_pb(message: target_pb2.VerifyProposal) -> tuple[Delta, Proposal]:
     """A round that is asked for."""
-    proposal = proposal_from_pb(message.proposal)
     if message.rivals:
-        proposal = replace(proposal, rivals=tuple(message.rivals))
-    return delta_from_pb(message.delta), proposal
+        raise InvalidRequest("rivals are given, but targets compare no tokens with others any more")
+    return delta_from_pb(message.delta), proposal_from_pb(message.proposal)
 
 
 def verdict_to_pb(verdict: Verdict, timing: ReplyTiming) -> target_pb2.Verdict:
@@ -157,7 +154,6 @@ def verdict_to_pb(verdict: Verdict, timing: ReplyTiming) -> target_pb2.Verdict:
         roots=verdict.roots,
         num_cached=verdict.num_cached,
         timing=timing_to_pb(timing),
-        margins=verdict.margins,
         logprobs=logprobs_to_pb(verdict.logprobs),
         forced=verdict.forced,
         prompt_logprobs=logprobs_to_pb(verdict.prompt_logprobs),
@@ -187,7 +183,6 @@ def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict
         _offer_from_pb(message),
         message.num_cached,
         timing,
-        tuple(message.margins),
         known_logprobs_from_pb(message.logprobs, num_tokens=len(message.tokens)),
         tuple(message.forced),
         known_logprobs_from_pb(message.prompt_logprobs, num_tokens=len(message.prompt_logprobs)),

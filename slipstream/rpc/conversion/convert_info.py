@@ -9,13 +9,11 @@ from typing import TypeVar
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
-from slipstream.core.request.server_info import ReplicaInfo, ServerInfo, ShadowInfo
+from slipstream.core.request.server_info import ReplicaInfo, ServerInfo
 from slipstream.rpc.conversion import enums
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 E = TypeVar("E", bound=StrEnum)
-
-_MARGINS = ("smallest_margin", "largest_margin")
 
 
 def model_info_to_pb(info: ModelInfo) -> pb.ModelInfo:
@@ -69,7 +67,6 @@ def server_info_to_pb(info: ServerInfo) -> pb.GetServerInfoResponse:
         num_requests=info.num_requests,
         num_sessions=info.num_sessions,
         replicas=[_replica_to_pb(item) for item in info.replicas],
-        shadow=pb.ShadowInfo(**asdict(info.shadow)),
     )
 
 
@@ -82,7 +79,6 @@ def server_info_from_pb(message: pb.GetServerInfoResponse) -> ServerInfo:
         num_requests=message.num_requests,
         num_sessions=message.num_sessions,
         replicas=tuple(_replica_from_pb(item) for item in message.replicas),
-        shadow=_shadow_from_pb(message.shadow),
     )
 
 
@@ -127,12 +123,6 @@ def _drafter_from_pb(message: pb.DrafterCapability) -> DrafterInfo:
         message.num_replicas,
         message.lookup,
     )
-
-
-def _shadow_from_pb(message: pb.ShadowInfo) -> ShadowInfo:
-    known = [at.name for at in fields(ShadowInfo) if at.name not in _MARGINS]
-    margins = {name: getattr(message, name) for name in _MARGINS if message.HasField(name)}  # type: ignore[arg-type]
-    return ShadowInfo(**{name: getattr(message, name) for name in known}, **margins)
 
 
 def _replica_to_pb(info: ReplicaInfo) -> pb.ReplicaInfo:

@@ -1777,8 +1777,9 @@ class GetServerInfoResponse(_message.Message):
         """Its replicas, by role and address."""
 
     @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def shadow(self) -> Global___ShadowInfo:
-        """Results of its shadow check."""
+        """Never set: routers check no requests again any more."""
 
     def __init__(
         self,
@@ -1799,11 +1800,10 @@ class GetServerInfoResponse(_message.Message):
 
 Global___GetServerInfoResponse: _TypeAlias = GetServerInfoResponse  # noqa: Y015
 
+@_deprecated("""This message has been marked as deprecated using proto message options.""")
 @_typing.final
 class ShadowInfo(_message.Message):
-    """Results of the shadow check since the start: finished requests, decoded again without
-    speculation and compared. Each request drawn for it is in one of the counts, or waits.
-    """
+    """Results of a check that is gone: finished requests, decoded again without speculation."""
 
     DESCRIPTOR: _descriptor.Descriptor
 

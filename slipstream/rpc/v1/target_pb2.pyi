@@ -152,8 +152,9 @@ class VerifyProposal(_message.Message):
         """The proposal; empty for a plain round."""
 
     @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def rivals(self) -> _containers.RepeatedScalarFieldContainer[_builtins.int]:
-        """Near-tie tokens to compare with the token at the round's first position; exact verification only."""
+        """Refused: targets compare no tokens with others any more."""
 
     def __init__(
         self,
@@ -309,10 +310,9 @@ class Verdict(_message.Message):
         """Times of the reply."""
 
     @_builtins.property
+    @_deprecated("""This field has been marked as deprecated using proto field options.""")
     def margins(self) -> _containers.RepeatedScalarFieldContainer[_builtins.float]:
-        """Margin of the first token over each near-tie token (`rivals`): difference of scores after
-        temperature, penalties and bias, noise included; infinite for a token outside the support.
-        """
+        """Always empty."""
 
     @_builtins.property
     def logprobs(self) -> _containers.RepeatedCompositeFieldContainer[_common_pb2.TokenLogprob]:

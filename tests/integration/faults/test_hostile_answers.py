@@ -118,14 +118,13 @@ def decides(**fields):
         decides(tokens=[5, 6, 7]),
         decides(tokens=[5], num_accepted=2**32 - 1),
         decides(tokens=[2**32 - 1]),
-        decides(tokens=[5], margins=[nan]),
         decides(tokens=[5], finish_reason=99),
         decides(tokens=[1] * 300_000),
         decides(tokens=[5], logprobs=[common_pb2.TokenLogprob()] * 600_000),
     ],
     ids=[
         *("garbage", "broken details", "huge pushback", "no token", "too many tokens"),
-        *("too many accepted", "no token of the vocabulary", "margins", "finish reason"),
+        *("too many accepted", "no token of the vocabulary", "finish reason"),
         *("300,000 tokens", "1.2 MB of empty messages"),
     ],
 )

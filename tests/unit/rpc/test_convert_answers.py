@@ -146,7 +146,6 @@ RATIOS = maybe(st.floats(allow_nan=False))
         uptime_s=SECONDS,
         **dict.fromkeys(("protocol_version", "num_requests", "num_sessions"), UINT32),
         replicas=st.lists(REPLICAS, max_size=3).map(tuple),
-        shadow=st.builds(server_info.ShadowInfo, SECONDS, *[UINT32] * 8, RATIOS, RATIOS),
     )
 )
 def test_a_router_is_the_same_on_the_other_side(server):

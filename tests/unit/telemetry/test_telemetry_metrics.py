@@ -109,9 +109,9 @@ def test_a_total_is_the_highest_that_was_told_and_never_goes_down(told):
 def test_attributes_tell_a_metrics_values_apart_in_whatever_order_they_are_given():
     heard = Listener()
     instruments = heard.telemetry.instruments
-    instruments.total(catalog.SHADOW_CHECKED, 3, {"a": 1, "b": 2})
-    instruments.total(catalog.SHADOW_CHECKED, 4, {"b": 2, "a": 1})
-    assert heard.point(catalog.SHADOW_CHECKED, a=1, b=2).value == 4
+    instruments.total(catalog.TOKENS_DRAFTED, 3, {"a": 1, "b": 2})
+    instruments.total(catalog.TOKENS_DRAFTED, 4, {"b": 2, "a": 1})
+    assert heard.point(catalog.TOKENS_DRAFTED, a=1, b=2).value == 4
 
 
 def test_an_instrument_says_what_the_catalog_says_of_it():

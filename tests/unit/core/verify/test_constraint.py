@@ -144,16 +144,6 @@ def test_target_initialised_roots_and_branches_follow_it_too(sampling, seed, dat
     assert set(walk.roots) <= set(Words().allowed(output).tolist())
 
 
-def test_margins_are_those_of_the_constrained_draw():
-    session, model = session_of(SamplingParams()), ToyModel(0)
-    proposal = Proposal(rivals=tuple(range(VOCAB)))
-    walk = verify(session, PROMPT, proposal, lambda _: model.logits(PROMPT), constraint=Words())
-    is_out = [margin == math.inf for margin in walk.margins]
-    allowed = Words().allowed([]).tolist()
-    assert is_out == [token not in allowed for token in range(VOCAB)]
-    assert min(walk.margins) == 0
-
-
 def test_rows_of_a_request_with_a_grammar_never_draw_where_the_logits_are():
     grammar = Grammar(GrammarKind.REGEX, "a")
     assert fits_device(session_of(SamplingParams()))

@@ -36,7 +36,6 @@ def check(verdict, *, session=SESSION, num_tokens=3, proposal=CHAIN):
         (Verdict((5,), 0, LENGTH), {"num_tokens": 7}),
         (Verdict((), 0, LENGTH), {"num_tokens": 8}),
         (Verdict((), 0, roots=(4, 5)), {"session": ROOTED, "proposal": Proposal()}),
-        (Verdict((5,), 0, margins=(0.5, float("inf"))), {"proposal": Proposal(rivals=(1, 2))}),
     ],
 )
 def test_what_a_target_can_say_passes(verdict, others):
@@ -60,8 +59,6 @@ def test_what_a_target_can_say_passes(verdict, others):
         (Verdict((), 0, roots=(4, 5, 6)), {"session": ROOTED, "proposal": Proposal()}, "3 roots"),
         (Verdict((), 0, roots=(4,)), {"session": ROOTED}, "no token"),
         (Verdict((5,), 0, num_cached=9), {}, "9 of 3 tokens"),
-        (Verdict((5,), 0, margins=(1.0,)), {}, "over 0 rivals"),
-        (Verdict((5,), 0, margins=(NAN,)), {"proposal": Proposal(rivals=(1,))}, "over 1 rivals"),
     ],
 )
 def test_what_no_target_can_say_is_refused(verdict, others, message):
@@ -74,7 +71,6 @@ LAW = common_pb2.NodeLaw(law=common_pb2.SparseLaw(tokens=[1] * 257))
 TOO_MANY = {
     "tokens": {"tokens": [1] * 129},
     "roots": {"roots": [1] * 129},
-    "margins": {"margins": [1] * 129},
     "forced": {"forced": [1] * 129},
     "logprobs": {"logprobs": [common_pb2.TokenLogprob()] * 129},
     "likeliest": {"logprobs": [LIKELIEST]},
