@@ -18,7 +18,7 @@ from slipstream.state.registry import Announcement, Registry, announced
 from slipstream.state.store import SessionStore
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis, RedisCluster
+    from redis.asyncio import Redis
 
     from slipstream.state.redis_client import RedisClient
 
@@ -63,7 +63,7 @@ async def announced_in(
         yield
 
 
-def open_client(options: StoreOptions) -> "Redis | RedisCluster":
+def open_client(options: StoreOptions) -> "Redis":
     """Return a client of the Redis that options name. Raises `InvalidRequest` as `open_store`."""
     try:
         from slipstream.state.redis_client import connect

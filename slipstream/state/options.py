@@ -1,11 +1,10 @@
-"""The `store_*` options of a service, checked, and the servers that its URL names.
+"""The `store_*` options of a service, checked, and the endpoint that its URL names.
 
 Reads the password's file; opens no connection.
 """
 
 import re
 from dataclasses import dataclass
-from enum import Enum
 from pathlib import Path
 from urllib.parse import SplitResult, parse_qsl, unquote, urlsplit
 
@@ -14,55 +13,26 @@ from slipstream.files import read_secret
 from slipstream.options import option
 
 DEFAULT_PORT = 6379
-DEFAULT_SENTINEL_PORT = 26379
-FORMS = (
-    "redis://HOST:PORT/DB, unix:///PATH?db=DB, redis+sentinel://HOST:PORT,HOST:PORT/MASTER/DB or"
-    " redis+cluster://HOST:PORT,HOST:PORT (rediss instead of redis for TLS)"
-)
-
-
-class Topology(Enum):
-    """The relation of the servers to each other."""
-
-    SINGLE = "single"
-    UNIX = "unix"
-    SENTINEL = "sentinel"
-    CLUSTER = "cluster"
+FORMS = "redis://HOST:PORT/DB, rediss://HOST:PORT/DB (TLS) or unix:///PATH?db=DB"
 
 
 @dataclass(frozen=True, slots=True)
 class Address:
-    """Servers of Redis: `nodes` are hosts and ports, of sentinels for a master with a name."""
+    """One endpoint of Redis: a host and port, or the path of a Unix socket."""
 
-    topology: Topology
-    is_tls: bool = False
-    nodes: tuple[tuple[str, int], ...] = ()
+    host: str = ""
+    port: int = DEFAULT_PORT
     path: str = ""
     """Path of a Unix socket."""
-    master: str = ""
-    """Name of the master among sentinels."""
+    is_tls: bool = False
     db: int = 0
 
     def __str__(self) -> str:
-        if self.topology is Topology.UNIX:
-            return self.path
-        nodes = ", ".join(f"{host}:{port}" for host, port in self.nodes)
-        return f"{self.master} of {nodes}" if self.master else nodes
-
-
-_SCHEMES = {
-    "redis": (Topology.SINGLE, False),
-    "rediss": (Topology.SINGLE, True),
-    "unix": (Topology.UNIX, False),
-    "redis+sentinel": (Topology.SENTINEL, False),
-    "rediss+sentinel": (Topology.SENTINEL, True),
-    "redis+cluster": (Topology.CLUSTER, False),
-    "rediss+cluster": (Topology.CLUSTER, True),
-}
+        return self.path or f"{self.host}:{self.port}"
 
 
 def parse_address(url: str) -> Address:
-    """Return the servers that a URL names. Raises `InvalidRequest`, also for a password inside.
+    """Return the endpoint that a URL names. Raises `InvalidRequest`, also for a password inside.
 
     Errors repeat nothing that might be a secret.
     """
@@ -75,47 +45,38 @@ def parse_address(url: str) -> Address:
         parts = urlsplit(url)
     except ValueError:
         raise _refusal("can't be read") from None
-    if parts.scheme not in _SCHEMES:
-        raise _refusal(f"begins with {parts.scheme!r}")
-    topology, is_tls = _SCHEMES[parts.scheme]
-    if topology is Topology.UNIX:
+    if "," in parts.netloc or parts.scheme.endswith(("+sentinel", "+cluster")):
+        raise InvalidRequest(
+            "store_url names a group of servers, but must name one endpoint that leads to the"
+            " primary: a managed Redis, a proxy, or a Kubernetes Service before the primary"
+        )
+    if parts.scheme == "unix":
         return _unix(parts)
-    return _servers(topology, parts, is_tls=is_tls)
+    if parts.scheme not in ("redis", "rediss"):
+        raise _refusal(f"begins with {parts.scheme!r}")
+    return _server(parts)
 
 
-def _servers(topology: Topology, parts: SplitResult, *, is_tls: bool) -> Address:
+def _server(parts: SplitResult) -> Address:
     if parts.query or parts.fragment:
         raise _refusal("ends in a query")
-    words = [unquote(word) for word in parts.path.split("/") if word]
-    port = DEFAULT_SENTINEL_PORT if topology is Topology.SENTINEL else DEFAULT_PORT
-    nodes = tuple(_node(text, port) for text in parts.netloc.split(","))
-    if topology is Topology.SINGLE and len(nodes) > 1:
-        raise InvalidRequest("store_url names several servers, which redis+sentinel or +cluster do")
-    if topology is Topology.SENTINEL and not words:
-        raise _refusal("names no master")
-    master = words.pop(0) if topology is Topology.SENTINEL else ""
-    if len(words) > (0 if topology is Topology.CLUSTER else 1):
-        raise _refusal(f"has {'/'.join(words)!r} left over")
-    return Address(topology, is_tls, nodes, master=master, db=_db(words[0]) if words else 0)
-
-
-def _refusal(what: str) -> InvalidRequest:
-    return InvalidRequest(f"store_url {what}, but must be {FORMS}")
+    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", parts.netloc)
+    port = DEFAULT_PORT if found is None or found[2] is None else int(found[2])
+    if found is None or not 0 < port < 1 << 16:
+        raise _refusal(f"names the server {parts.netloc!r}")
+    db = _db(unquote(parts.path).strip("/") or "0")
+    return Address(found[1].strip("[]"), port, is_tls=parts.scheme == "rediss", db=db)
 
 
 def _unix(parts: SplitResult) -> Address:
     query = dict(parse_qsl(parts.query))
     if parts.netloc or not parts.path or parts.fragment or not query.keys() <= {"db"}:
         raise _refusal("is not the path of a socket")
-    return Address(Topology.UNIX, path=unquote(parts.path), db=_db(query.get("db", "0")))
+    return Address(path=unquote(parts.path), db=_db(query.get("db", "0")))
 
 
-def _node(text: str, default_port: int) -> tuple[str, int]:
-    found = re.fullmatch(r"(\[[0-9A-Fa-f:.]+\]|[^:\[\]\s]+)(?::([0-9]{1,5}))?", text)
-    port = default_port if found is None or found[2] is None else int(found[2])
-    if found is None or not 0 < port < 1 << 16:
-        raise _refusal(f"names the server {text!r}")
-    return found[1].strip("[]"), port
+def _refusal(what: str) -> InvalidRequest:
+    return InvalidRequest(f"store_url {what}, but must be {FORMS}")
 
 
 def _db(text: str) -> int:
@@ -165,7 +126,7 @@ class StoreOptions:
             raise InvalidRequest("store_ca and store_cert need a store_url that begins with rediss")
 
     def address(self) -> Address | None:
-        """Return the servers; None for memory."""
+        """Return the endpoint; None for memory."""
         return None if self.url is None else parse_address(self.url)
 
     def secret(self) -> str | None:

@@ -1,4 +1,4 @@
-"""A client of Redis: connections to whatever servers options name, and scripts within a time limit.
+"""A client of Redis: connections to one endpoint, and scripts within a time limit.
 
 The only module that imports `redis`; to be imported itself only where one is configured.
 """
@@ -10,15 +10,13 @@ from collections.abc import Coroutine, Mapping, Sequence
 from typing import Any
 
 from redis import exceptions as faults
-from redis.asyncio import Connection, ConnectionPool, Redis, RedisCluster, SSLConnection
-from redis.asyncio.cluster import ClusterNode
+from redis.asyncio import Connection, ConnectionPool, Redis, SSLConnection
 from redis.asyncio.connection import UnixDomainSocketConnection
 from redis.asyncio.retry import Retry
-from redis.asyncio.sentinel import Sentinel, SentinelConnectionPool, SentinelManagedConnection
 from redis.backoff import NoBackoff
 
 from slipstream.core.errors import InvalidRequest, Unavailable
-from slipstream.state.options import Address, StoreOptions, Topology
+from slipstream.state.options import Address, StoreOptions
 from slipstream.state.scripts import Script
 
 MAX_CONNECTIONS = 1024
@@ -35,9 +33,7 @@ _REASONS: tuple[tuple[Any, str], ...] = (
     (faults.ReadOnlyError, _IS_REPLICA),
     (faults.BusyLoadingError, "is still reading its data"),
     (faults.MaxConnectionsError, "gets too many requests at once"),
-    (faults.MovedError, "is part of a cluster, but store_url does not begin with redis+cluster"),
-    (faults.ClusterDownError, "is a cluster that is down"),
-    (faults.RedisClusterException, "is a cluster that can't be reached"),
+    (faults.MovedError | faults.ClusterDownError, "is part of a Redis Cluster, which is not used"),
 )
 _SCRIPT_REASONS = {
     "NOPERM": _NO_PERMISSION,
@@ -51,14 +47,11 @@ _SCRIPT_REASONS = {
 class RedisClient:
     """Runs scripts in one Redis."""
 
-    def __init__(self, client: Any, *, timeout_s: float, place: str) -> None:
-        """`client` is one of `redis.asyncio`, closed with this; `place` is for errors."""
+    def __init__(self, client: Redis, *, timeout_s: float, place: str) -> None:
+        """`client` is closed with this; `place` is for errors."""
         self._client = client
         self._timeout_s = timeout_s
         self._place = place
-        self._is_cluster = isinstance(client, RedisCluster)
-        self._preparing: asyncio.Future[Any] | None = None
-        """Held because the loop does not hold it."""
         self._is_closed = False
         self._running: set[asyncio.Task[Any]] = set()
 
@@ -73,9 +66,9 @@ class RedisClient:
             raise Unavailable(f"the store at {self._place} is closed")
         try:
             return await self._in_time(self._evaluate(script, keys, args, again=again))
-        except (faults.RedisError, faults.RedisClusterException, OSError) as error:
-            if isinstance(error, faults.ReadOnlyError) and not self._is_cluster:
-                # Another server may answer to the name by now.
+        except (faults.RedisError, OSError) as error:
+            if isinstance(error, faults.ReadOnlyError):
+                # The endpoint may lead to another server by now.
                 await self._client.connection_pool.disconnect(inuse_connections=False)
             raise Unavailable(f"the store at {self._place} {_reason(error)}") from None
 
@@ -113,9 +106,6 @@ class RedisClient:
     async def _evaluate(
         self, script: Script, keys: Sequence[str], args: Sequence[Any], *, again: bool
     ) -> Any:
-        if self._is_cluster:  # learning its layout may take longer than an operation may
-            self._preparing = asyncio.ensure_future(self._client.initialize())
-            await asyncio.shield(self._preparing)
         command = self._client.execute_command
         rest = (len(keys), *keys, *args)
         try:
@@ -160,69 +150,22 @@ class _FreshTls(SSLConnection):
         return super()._connection_arguments()
 
 
-class _FreshSentinelTls(SentinelManagedConnection, _FreshTls):
-    """Such TLS to the master that sentinels name."""
-
-
-class _WatchedPool(SentinelConnectionPool):
-    """Connections to the master that sentinels name; those to sentinels end with it."""
-
-    async def aclose(self) -> None:
-        await super().aclose()
-        await self.sentinel_manager.aclose()
-
-
-def connect(options: StoreOptions) -> Redis | RedisCluster:
+def connect(options: StoreOptions) -> Redis:
     """Return a client, which connects when first used. Raises `InvalidRequest` without a URL."""
     address = options.address()
     if address is None:
         raise InvalidRequest("there is no store_url to connect to")
-    shared, tls = _shared(options), _tls(address, options)
-    if address.topology is Topology.CLUSTER:
-        return _cluster(address, shared, tls)
+    shared = _shared(options) | {"db": address.db}
     pool: ConnectionPool
-    if address.topology is Topology.SENTINEL:
-        pool = _sentinel_pool(address, options, tls)
-    elif address.topology is Topology.UNIX:
-        shared |= {"path": address.path, "db": address.db}
-        pool = ConnectionPool(UnixDomainSocketConnection, MAX_CONNECTIONS, **shared)
+    if address.path:
+        pool = ConnectionPool(
+            UnixDomainSocketConnection, MAX_CONNECTIONS, path=address.path, **shared
+        )
     else:
-        ((host, port),) = address.nodes
-        shared |= tls | {"host": host, "port": port, "db": address.db}
         kind = _FreshTls if address.is_tls else Connection
+        shared |= _tls(address, options) | {"host": address.host, "port": address.port}
         pool = ConnectionPool(kind, MAX_CONNECTIONS, **shared)
     return Redis.from_pool(pool)  # which is closed with the client
-
-
-def _sentinel_pool(address: Address, options: StoreOptions, tls: dict[str, Any]) -> ConnectionPool:
-    shared = _shared(options)
-    # A sentinel that does not answer must leave time for the others, and then the master.
-    part_s = options.timeout_s / (len(address.nodes) + 1)
-    own = shared | {"socket_timeout": part_s, "socket_connect_timeout": part_s}
-    own |= {"username": None, "password": None}  # sentinels have users of their own
-    if tls:
-        own |= {"ssl": True, **tls}
-    sentinels = Sentinel(address.nodes, sentinel_kwargs=own)
-    if tls:
-        for sentinel in sentinels.sentinels:
-            sentinel.connection_pool.connection_class = _FreshTls
-    kind = _FreshSentinelTls if tls else SentinelManagedConnection
-    shared |= tls | {"db": address.db, "max_connections": MAX_CONNECTIONS}
-    make: Any = _WatchedPool  # whose constructor has no types
-    pool: ConnectionPool = make(address.master, sentinels, connection_class=kind, **shared)
-    return pool
-
-
-def _cluster(address: Address, shared: dict[str, Any], tls: dict[str, Any]) -> RedisCluster:
-    nodes = [ClusterNode(host, port) for host, port in address.nodes]
-    client = RedisCluster(
-        startup_nodes=nodes, max_connections=MAX_CONNECTIONS, ssl=bool(tls), **(shared | tls)
-    )
-    if tls:
-        client.nodes_manager.connection_kwargs["connection_class"] = _FreshTls
-        for node in client.nodes_manager.startup_nodes.values():
-            node.connection_class = _FreshTls
-    return client
 
 
 def _shared(options: StoreOptions) -> dict[str, Any]:

@@ -157,6 +157,5 @@ class RedisQuotas:
         return answer
 
     def _keys(self, key: str) -> list[str]:
-        # The braces decide the place in a cluster: one for all three.
         name = f"{self._prefix}:quota:{{{key}}}"
         return [f"{name}:{part}" for part in ("left", "running", "attempts")]

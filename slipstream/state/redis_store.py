@@ -88,7 +88,7 @@ class RedisStore:
         await self._redis.aclose()
 
     def _keys(self, session_id: str) -> tuple[str, str]:
-        # Ids become keys, and in a cluster what is in braces decides where both are.
+        # Ids become keys.
         SessionRef(session_id)
         name = f"{self._prefix}:session:{{{session_id}}}"
         return name, f"{name}:tokens"

@@ -160,7 +160,6 @@ class Registry:
         return found
 
     async def _run(self, script: Script, role: ReplicaRole, *words: Any) -> Any:
-        # The braces decide the place in a cluster.
         key = f"{self._prefix}:replicas:{{{role.value}}}"
         return await self._redis.run(script, [key], words)
 

@@ -1,7 +1,7 @@
 """Scripts of Redis, and those that change a session there. `MemoryStore` is their model.
 
-A session is a hash and its tokens, a string of four bytes each, little-endian. Both have one place
-in a cluster and expire at once. The hash's `count` is the number of tokens: where it differs,
+A session is a hash and its tokens, a string of four bytes each, little-endian. Both
+expire together. The hash's `count` is the number of tokens: where it differs,
 the server has evicted one of the two, and the session is not there. A session that was
 deleted leaves its fence behind for a while, so that the next one's is above it.
 

@@ -202,8 +202,7 @@ HTTP = {"telemetry.otlp.protocol": "http"}
     [
         (REDIS, "redis://r", {}, {6379}, {6380}),
         (REDIS, "rediss://r:6380/0", {}, {6380}, {6379}),
-        (REDIS, "redis+cluster://[2001:db8::1]:7001,b:7002", {}, {7001, 7002}, {6379, 8}),
-        (REDIS, "redis+sentinel://a,b:26380/main/0", {}, {26379, 26380, 6379}, {6380}),
+        (REDIS, "redis://[2001:db8::1]:7001", {}, {7001}, {6379, 8}),
         (REDIS, "redis://r:7", {"networkPolicy.redisPorts": [7000]}, {7, 7000}, {6379}),
         (HUB, "", {}, {443}, {80}),
         (HUB, "http://hub.example.com/models", {}, {80}, {443}),

@@ -50,7 +50,7 @@ WRONG = {
     "longestGenerationSeconds": 0,
     "discovery": "guess",
     "auth.keys": {"alice": {"token": "in the clear"}},
-    "redis.external.url": "http://redis:6379",
+    "redis.external.url": "redis+sentinel://redis:26379/main",
     "tls.certManager.issuerRef.kind": "Isuer",
     "inferenceGateway.endpointPicker.failureMode": "Fail",
 }

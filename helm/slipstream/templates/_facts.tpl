@@ -85,13 +85,8 @@ upgrade would render the default. */}}
 {{- toJson (uniq $ports) -}}
 {{- end -}}
 
-{{/* Ports of an external Redis. Sentinels name servers whose ports are not in the URL. */}}
 {{- define "slipstream.redis.ports" -}}
-{{- $url := .Values.redis.external.url -}}
-{{- $hasSentinels := contains "+sentinel://" $url -}}
-{{- $more := .Values.networkPolicy.redisPorts -}}
-{{- if and $hasSentinels (not $more) }}{{ $more = list 6379 }}{{ end -}}
-{{- include "slipstream.url.ports" (dict "url" $url "default" (ternary 26379 6379 $hasSentinels) "more" $more) -}}
+{{- include "slipstream.url.ports" (dict "url" .Values.redis.external.url "default" 6379 "more" .Values.networkPolicy.redisPorts) -}}
 {{- end -}}
 
 {{- define "slipstream.hub.ports" -}}

@@ -6,6 +6,8 @@ import pytest
 
 from slipstream.core.errors import SessionNotFound, SessionOutOfSync, Unavailable
 from slipstream.state.record import SessionUpdate, StoreLease
+from support.network.ports import free_port
+from support.services.background import until
 from support.state.redis_server import redis_server
 from support.state.session_stores import begins, claim, held, opened, store_at, told
 
@@ -139,8 +141,41 @@ async def test_a_replica_is_not_written(server, store):
     await store.append(lease, opened(5, 6))
 
 
+@pytest.mark.parametrize("is_killed", [True, False])
+async def test_sessions_go_on_when_the_endpoint_leads_to_another_server(is_killed):
+    port = free_port()
+    with (
+        redis_server(port=port) as first,
+        redis_server("--replicaof", f"127.0.0.1 {port}") as second,
+    ):
+        await until(lambda: second.call("INFO", "replication")["master_link_status"] == "up")
+        async with store_at(first.url) as store:
+            lease = await held(store, begins())
+            await store.append(lease, opened(5, 6, 7))
+            assert first.call("WAIT", 1, 5000) == 1
+            if is_killed:
+                first.kill()
+            else:  # connections to it stay open
+                first.call("CONFIG", "SET", "port", 0)
+                first.call("REPLICAOF", "127.0.0.1", "1")
+            with pytest.raises(Unavailable):
+                await store.append(lease, SessionUpdate(3, (8,)))
+            second.call("REPLICAOF", "NO", "ONE")
+            second.call("CONFIG", "SET", "port", port)
+            await store.append(lease, SessionUpdate(3, (8,)))
+            assert (await store.acquire(begins())).record.tokens == (5, 6, 7, 8)
+
+
+async def test_a_node_of_a_cluster_is_refused_in_a_sentence():
+    flags = ("--cluster-enabled", "yes", "--cluster-port", str(free_port()))
+    with redis_server(*flags, port=free_port()) as node:
+        async with store_at(node.url.removesuffix("/0")) as store:
+            with pytest.raises(Unavailable, match="is part of a Redis Cluster"):
+                await store.acquire(begins())
+
+
 async def test_nobody_answers_where_nobody_is():
-    for url in ("redis://127.0.0.1:1", "unix:///nowhere/redis.sock", "redis+cluster://127.0.0.1:1"):
+    for url in ("redis://127.0.0.1:1", "unix:///nowhere/redis.sock"):
         async with store_at(url) as store:
             with pytest.raises(Unavailable, match="can't be reached"):
                 await store.renew(StoreLease("chat", 1, 1.0))

@@ -18,8 +18,7 @@ import pytest
 import redis
 
 LIMIT_S = 20.0
-_READY = "eady to accept connections"  # sentinels say it in other words
-_SENTINEL_READY = "+monitor master"
+_READY = "eady to accept connections"
 
 
 def valkey_binary() -> Path:
@@ -49,19 +48,16 @@ class RedisServer:
         binary: Path | None = None,
         is_tls: bool = False,
     ) -> None:
-        """`flags` come after those that are always there, and win; also a file, if first."""
+        """`flags` come after those that are always there, and win."""
         self.folder = folder
         self.port = port
         self.socket = folder / "redis.sock"
         self._is_tls = is_tls
         tcp = ["--tls-port", str(port), "--port", "0"] if is_tls else ["--port", str(port or 0)]
-        words = [str(binary or valkey_binary())]
-        if flags and not flags[0].startswith("--"):
-            words, flags = [*words, flags[0]], flags[1:]
-        words += ["--dir", str(folder), "--unixsocket", str(self.socket), "--bind", "127.0.0.1"]
+        words = [str(binary or valkey_binary()), "--dir", str(folder)]
+        words += ["--unixsocket", str(self.socket), "--bind", "127.0.0.1"]
         words += [*tcp, "--save", "", "--loglevel", "notice", "--daemonize", "no"]
         self._words = [*words, *flags]
-        self._ready = _SENTINEL_READY if "--sentinel" in flags else _READY
         self._process: subprocess.Popen[str] | None = None
         self._reader: threading.Thread | None = None
         self.lines: list[str] = []
@@ -129,7 +125,7 @@ class RedisServer:
         with process.stdout as lines:
             for line in lines:
                 self.lines.append(line.rstrip())
-                if self._ready in line:
+                if _READY in line:
                     is_ready.set()
         is_ready.set()  # it has ended: nobody waits for it
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.state.options import Address, StoreOptions, Topology, parse_address
+from slipstream.state.options import Address, StoreOptions, parse_address
 from support.commands import ran_python
 
 SECRET = "nobody must see this"
@@ -15,33 +15,23 @@ SECRET = "nobody must see this"
 @pytest.mark.parametrize(
     ("url", "address"),
     [
-        ("redis://a", Address(Topology.SINGLE, nodes=(("a", 6379),))),
-        ("redis://a:1/2", Address(Topology.SINGLE, nodes=(("a", 1),), db=2)),
-        ("rediss://[::1]:1/", Address(Topology.SINGLE, True, (("::1", 1),))),
-        ("unix:///a/b.sock?db=3", Address(Topology.UNIX, path="/a/b.sock", db=3)),
-        (
-            "redis+sentinel://a,b:2/main/1",
-            Address(Topology.SENTINEL, nodes=(("a", 26379), ("b", 2)), master="main", db=1),
-        ),
-        (
-            "rediss+sentinel://a/main",
-            Address(Topology.SENTINEL, True, (("a", 26379),), master="main"),
-        ),
-        ("redis+cluster://a,b:2", Address(Topology.CLUSTER, nodes=(("a", 6379), ("b", 2)))),
-        ("rediss+cluster://a/", Address(Topology.CLUSTER, True, (("a", 6379),))),
+        ("redis://a", Address("a", 6379)),
+        ("redis://a:1/2", Address("a", 1, db=2)),
+        ("rediss://[::1]:1/", Address("::1", 1, is_tls=True)),
+        ("unix:///a/b.sock?db=3", Address(path="/a/b.sock", db=3)),
     ],
 )
-def test_a_url_names_servers(url, address):
+def test_a_url_names_one_endpoint(url, address):
     assert parse_address(url) == address
 
 
 NO_ADDRESSES = [
-    *("", "a:1", "http://a", "redis://", "redis://a,b", "redis://a:0", "redis://a:99999"),
+    *("", "a:1", "http://a", "redis://", "redis://a:0", "redis://a:99999"),
     *("redis://a:b", "redis://a/main", "redis://a/1/2", "redis://[::1"),
     *(f"redis://a?password={SECRET}", f"redis://a#{SECRET}", "unix://a", "unix://"),
-    *(f"unix:///a?password={SECRET}", "redis+sentinel://a", "redis+sentinel://a/main/x"),
-    *("redis+sentinel://a/main/1/2", "redis+cluster://a/1", "redis+cluster://a,,b"),
+    *(f"unix:///a?password={SECRET}", "unix://a/b"),
 ]
+GROUPS = ["redis://a,b", "redis+sentinel://a/main", "rediss+cluster://a,b:2"]
 WITH_PASSWORDS = [f"redis://:{SECRET}@a", "redis://u@a", "redis+cluster://a,u:p@b"]
 
 
@@ -49,6 +39,10 @@ WITH_PASSWORDS = [f"redis://:{SECRET}@a", "redis://u@a", "redis+cluster://a,u:p@
     ("given", "said"),
     [
         *(({"url": url}, "store_url") for url in NO_ADDRESSES),
+        *(
+            ({"url": url}, "one endpoint .* a Kubernetes Service before the primary")
+            for url in GROUPS
+        ),
         *(({"url": url}, "store_password_file") for url in WITH_PASSWORDS),
         ({"prefix": ""}, "store_prefix"),
         ({"prefix": "a{b}"}, "store_prefix"),
