@@ -87,11 +87,6 @@ class Round:
         return SPECULATIVE if self.num_nodes else PLAIN
 
     @property
-    def is_rejected(self) -> bool:
-        """Return whether none of the draft tokens was accepted."""
-        return self.error is None and self.num_nodes > 0 and self.num_accepted == 0
-
-    @property
     def _num_roots(self) -> int:
         """Nodes of the tree that the target drew itself: target-initialised roots."""
         return len(self.plan.roots) if len(self.proposal.tree) else 0

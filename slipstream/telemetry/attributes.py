@@ -142,15 +142,14 @@ def _number(value: int) -> int | str:
     return value if -(2**63) <= value < 2**63 else str(value)
 
 
-def round_attributes(at: Round, selected: str) -> Attributes:
-    """Return attributes of the round's span; `selected` says why it has one."""
+def round_attributes(at: Round) -> Attributes:
+    """Return attributes of the round's span."""
     return {
         "slipstream.round.index": at.index,
         "slipstream.round.kind": at.kind,
         "slipstream.round.drafted": at.num_nodes,
         "slipstream.round.accepted": at.num_accepted,
         "slipstream.round.final": len(at.verdict.tokens),
-        "slipstream.round.selected": selected,
     }
 
 

@@ -11,12 +11,12 @@ from urllib.parse import urlsplit
 from slipstream.core.errors import InvalidRequest
 from slipstream.files import path_of
 from slipstream.options import option
-from slipstream.telemetry.telemetry import TraceBounds
 
 SECTION = "telemetry"
 OTLP, OTLP_HTTP, CONSOLE, FILE = "otlp", "otlp-http", "console", "file:"
 TEXT, JSON = "text", "json"
 _EXPORTERS = (OTLP, OTLP_HTTP, CONSOLE)
+MAX_ROUNDS = 1000
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -36,16 +36,9 @@ class TelemetryConfig:
     metrics_address: str | None = option(
         None, "A plaintext port that Prometheus reads metrics from."
     )
-    vllm_metrics: bool = option(
-        False, "Whether that page has series under vLLM's names, too, where there are such."
-    )
     metrics_interval_s: float = option(15.0, "How often metrics are sent.")
     trace_ratio: float = option(0.1, "Share of requests traced, where callers do not decide it.")
-    trace_rounds: int = option(8, "Rounds of a request that every service has spans of: its first.")
-    trace_slowest: int = option(
-        4, "Slowest of the other rounds, which have spans of the router alone."
-    )
-    trace_rejected: int = option(8, "Others that kept nothing of what was drafted, likewise.")
+    trace_rounds: int = option(8, "Rounds of a request that have spans: its first.")
     trace_content: bool = option(False, "Whether spans carry prompts and answers.")
     log_format: str = option(TEXT, "Lines of the log: text or json.")
     log_level: str = option("info", "What is logged: debug, info, warning or error.")
@@ -69,11 +62,6 @@ class TelemetryConfig:
         _check("log_level", self.log_level, _LEVELS)
         self._check_numbers()
         self._check_endpoint()
-        if self.vllm_metrics and self.metrics_address is None:
-            raise InvalidRequest(
-                "vllm_metrics is set, but there is no metrics_address to serve them at"
-            )
-        self.bounds()
         self.metrics_place()
 
     def _check_endpoint(self) -> None:
@@ -97,6 +85,10 @@ class TelemetryConfig:
     def _check_numbers(self) -> None:
         if not 0 <= self.trace_ratio <= 1:
             raise InvalidRequest(f"trace_ratio is {self.trace_ratio}, but must be from 0 to 1")
+        if not 0 <= self.trace_rounds <= MAX_ROUNDS:
+            raise InvalidRequest(
+                f"trace_rounds is {self.trace_rounds}, but must be from 0 to {MAX_ROUNDS}"
+            )
         if not 0.1 <= self.metrics_interval_s <= 3600:
             raise InvalidRequest(
                 f"metrics_interval_s is {self.metrics_interval_s:g}, but must be from 0.1 to 3600"
@@ -111,10 +103,6 @@ class TelemetryConfig:
     def directory(name: str) -> Path:
         """Return the directory of the exporter file:DIRECTORY."""
         return path_of(name.removeprefix(FILE))
-
-    def bounds(self) -> TraceBounds:
-        """Return how many rounds of a request have spans."""
-        return TraceBounds(self.trace_rounds, self.trace_slowest, self.trace_rejected)
 
     def metrics_place(self) -> tuple[str, int] | None:
         """Return host and port of the page for Prometheus. Raises `InvalidRequest`."""

@@ -64,7 +64,7 @@ def telemetry(config: TelemetryConfig, process: Process) -> Iterator[Telemetry]:
     try:
         tracer = _tracer(config, process, shutdowns)
         instruments = _instruments(config, process, shutdowns)
-        yield Telemetry(tracer, instruments, config.bounds(), config.trace_content)
+        yield Telemetry(tracer, instruments, config.trace_rounds, config.trace_content)
     finally:
         _shut_down(shutdowns)
 
@@ -114,7 +114,7 @@ def _instruments(config: TelemetryConfig, process: Process, shutdowns: Shutdowns
         return no_instruments()
     readers: list[MetricReader] = []
     if address is not None:  # first: the others begin to send when they are made
-        readers.append(_prometheus_reader(*address, shutdowns, has_vllm=config.vllm_metrics))
+        readers.append(_prometheus_reader(*address, shutdowns))
     interval_ms = config.metrics_interval_s * 1000
     readers += [
         PeriodicExportingMetricReader(_metric_exporter(name, config), interval_ms)
@@ -164,20 +164,13 @@ def _session(*, is_local: bool) -> Any:
     return session
 
 
-def _prometheus_reader(
-    host: str, port: int, shutdowns: Shutdowns, *, has_vllm: bool
-) -> MetricReader:
+def _prometheus_reader(host: str, port: int, shutdowns: Shutdowns) -> MetricReader:
     """Serve the page that Prometheus reads."""
     with _installed("metrics_address"):
         from opentelemetry.exporter.prometheus import PrometheusMetricReader
         from prometheus_client import CollectorRegistry, start_http_server
     registry = CollectorRegistry()
     reader = PrometheusMetricReader(scope_info_enabled=False, registry=registry)
-    if has_vllm:
-        from slipstream.telemetry.vllm_names import VllmNames
-
-        own, registry = registry, CollectorRegistry(auto_describe=False)
-        registry.register(VllmNames(own.collect))
     try:
         server, thread = start_http_server(port, host, registry)
     except OSError as error:

@@ -62,7 +62,7 @@ def test_the_route_leads_to_the_pool_and_waits_for_the_longest_generation():
 
 
 def test_pods_of_the_front_have_an_engine_type_where_a_picker_reads_them_and_nowhere_else():
-    assert front().labels[ENGINE] == "vllm"
+    assert front().labels[ENGINE] == "slipstream"
     for case in ("http", "tls"):
         assert all(ENGINE not in at.labels for at in service_pods(rendered(case)))
     assert all(ENGINE not in at.labels for at in service_pods(rendered(CASE)) if at.role != "http")

@@ -137,7 +137,7 @@ class RouterTelemetry:
         said: Attributes = {"rpc.system.name": "grpc", "rpc.method": method}
         span = RequestSpan(self._telemetry, method, _carrier(metadata), said)
         span.begins(ENTER)
-        rounds = RoundTracer(span, self._telemetry.bounds, self._rounds.record)
+        rounds = RoundTracer(span, self._telemetry.trace_rounds, self._rounds.record)
         recorder = RequestRecorder(span, self._telemetry.instruments, rounds)
         if self._telemetry.shows_content:
             recorder.show_content()

@@ -29,7 +29,7 @@ class TargetTelemetry:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._replies = Replies(telemetry.tracer)
-        self._num_first = telemetry.bounds.first
+        self._num_first = telemetry.trace_rounds
         self._instruments = telemetry.instruments
         self._is_measured = telemetry.instruments.are_exported
 

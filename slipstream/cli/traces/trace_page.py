@@ -22,7 +22,7 @@ _SERVICES = ("client", "router", "draft", "target")
 _ATTRIBUTES = {
     "gen_ai.usage.": "input_tokens output_tokens",
     "gen_ai.response.": "finish_reasons",
-    "slipstream.round.": "kind drafted accepted final selected",
+    "slipstream.round.": "kind drafted accepted final",
     "slipstream.proposal.": "fallback nodes depth stop_reason entropy score staleness kv_wait_ms"
     " waited_ms",
     "slipstream.verdict.": "nodes accepted finish_reason waited_ms",
@@ -32,8 +32,6 @@ _ATTRIBUTES = {
     "db.system.": "name",
 }
 """Attributes that rows have, in this order."""
-_USUAL = "first"
-"""Rounds are mostly selected because they are the first ones."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -110,6 +108,6 @@ def _about(span: Span) -> Iterator[str]:
     for prefix, names in _ATTRIBUTES.items():
         for name in names.split():
             value = span.attributes.get(prefix + name)
-            if value and value != _USUAL:
+            if value:
                 unit = " ms" if name.endswith("_ms") else ""
                 yield f"{name.removesuffix('_ms').replace('_', ' ')} {value_text(value)}{unit}"

@@ -10,7 +10,6 @@ from opentelemetry.trace import StatusCode as SpanStatus
 from slipstream.core.types import Session
 from slipstream.rpc.kv import KvEncoding
 from slipstream.telemetry import catalog
-from slipstream.telemetry.telemetry import TraceBounds
 from slipstream_target.kv_streams import SLICE_BYTES
 from slipstream_target.telemetry import STREAM_KV
 from support.models import tiny
@@ -57,7 +56,7 @@ async def test_a_snapshot_links_to_its_stream_and_belongs_to_its_verification(se
 
 
 async def test_only_the_first_snapshots_of_a_stream_are_spans(model, listener):
-    bounded = replace(listener.telemetry, bounds=TraceBounds(first=2))
+    bounded = replace(listener.telemetry, trace_rounds=2)
     async with served_target(model, telemetry=bounded) as served:
         stream = await served.open(SESSION)
         mirror = served.mirror(stream, (1,))

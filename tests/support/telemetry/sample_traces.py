@@ -131,7 +131,7 @@ def _round(
     counts = {"drafted": 5, "accepted": 2, "final": 3} if index else {"final": 1}
     about = {f"slipstream.round.{name}": value for name, value in counts.items()}
     about |= {"slipstream.round.index": index, "slipstream.round.kind": kind}
-    around = to.span("router", "round", at, top, say=about | {"slipstream.round.selected": "first"})
+    around = to.span("router", "round", at, top, say=about)
     stream = _propose(to, around, (start, middle), error) if index else None
     asked = to.span("router", "target.verify", (middle, end), around, kind=CLIENT, say=_VERDICT)
     rows = {"slipstream.batch.rows": 6, "slipstream.batch.sessions": 1}

@@ -27,7 +27,7 @@ TARGET, DRAFT = "slipstream-target", "slipstream-draft"
 PROMPT = "walrus umbrella marmalade"
 MARK = "xylophone"
 SAMPLED = SamplingParams(temperature=0.8, seed=7)
-FIRST, SLOWEST, REJECTED = 4, 2, 3
+FIRST = 4
 _NOT_SAMPLED = "00"
 
 
@@ -128,8 +128,7 @@ def is_whole(seen):
 
 
 def ask_all(seen, running: Services, store, watcher):
-    bounds = ("--trace-rounds", FIRST, "--trace-slowest", SLOWEST, "--trace-rejected", REJECTED)
-    told = running.router("--store-url", store, *map(str, bounds))
+    told = running.router("--store-url", store, "--trace-rounds", str(FIRST))
     quiet = running.router(ratio=0)
     ask_well(seen, told, watcher)
     with asking(told) as client:

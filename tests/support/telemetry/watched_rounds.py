@@ -11,14 +11,13 @@ from slipstream.telemetry.carrier import Carrier, carried
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.round_metrics import RoundMetrics
 from slipstream.telemetry.rounds import RoundTracer
-from slipstream.telemetry.telemetry import Telemetry, TraceBounds
+from slipstream.telemetry.telemetry import Telemetry
 from support.models.hand_clock import HandClock
 from support.telemetry.listening import Listener
 
 PLAN = Plan(max_depth=4, max_nodes=8)
 UNSAMPLED = Carrier("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
 """What a caller says that is in a trace which nobody keeps."""
-NONE = TraceBounds(0, 0, 0)
 
 
 @dataclass(frozen=True)
@@ -37,10 +36,6 @@ class Script:
     plan: Plan = PLAN
     draft_error: BaseException | None = None
     target_error: BaseException | None = None
-
-    @property
-    def is_rejected(self):
-        return self.draft_s is not None and self.depth > 0 and self.accepted == 0
 
     @property
     def seconds(self):
@@ -95,11 +90,11 @@ class Engine:
 class Watched:
     """A request whose rounds go by a script, and all that was seen of it."""
 
-    def __init__(self, telemetry, bounds, carrier=None):
+    def __init__(self, telemetry, num_rounds, carrier=None):
         self.clock = HandClock()
         self.request = RequestSpan(telemetry, "request", carrier, {}, clock=self.clock)
         self.seen = []
-        self.tracer = RoundTracer(self.request, bounds, self.seen.append)
+        self.tracer = RoundTracer(self.request, num_rounds, self.seen.append)
         self.engine = Engine(self.clock)
 
     def runs(self, rounds):
@@ -136,9 +131,9 @@ def done(coroutine):
     raise AssertionError("it waits")
 
 
-def watched(rounds, bounds, carrier=None):
+def watched(rounds, num_rounds, carrier=None):
     heard = Listener()
-    request = Watched(heard.telemetry, bounds, carrier)
+    request = Watched(heard.telemetry, num_rounds, carrier)
     request.error = request.runs(rounds)
     return heard, request
 
@@ -146,7 +141,7 @@ def watched(rounds, bounds, carrier=None):
 def told(rounds):
     heard = Listener()
     metrics = RoundMetrics(heard.telemetry.instruments)
-    request = Watched(Telemetry(), NONE)
+    request = Watched(Telemetry(), 0)
     request.runs(rounds)
     for at in request.seen:
         metrics.record(at)

@@ -17,7 +17,7 @@ from slipstream.telemetry.metric import Instruments, Metric, MetricKind, no_inst
 from slipstream.telemetry.round_metrics import MAX_POSITION, RoundMetrics, SpeculationGain
 from slipstream.telemetry.telemetry import Telemetry
 from support.telemetry.listening import Listener
-from support.telemetry.watched_rounds import NONE, PREFILL, Script, Watched, scripts, told
+from support.telemetry.watched_rounds import PREFILL, Script, Watched, scripts, told
 
 # Written out as the semantic conventions for generative AI have them.
 DURATION = (
@@ -201,7 +201,7 @@ def test_rounds_without_a_draft_and_prompts_that_were_known_are_counted():
 
 def test_rounds_whose_metrics_are_not_exported_are_not_counted():
     metrics = RoundMetrics(no_instruments())
-    request = Watched(Telemetry(), NONE)
+    request = Watched(Telemetry(), 0)
     request.runs([Script(None, depth=0)])
     metrics.record(request.seen[0])
     assert metrics._counts == {}

@@ -10,18 +10,17 @@ from hypothesis import strategies as st
 from opentelemetry.trace import SpanKind, StatusCode
 
 from slipstream.core.draft.ngram_draft import NgramDraft
-from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.core.errors import Unavailable
 from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.round import Port, Round, timed
 from slipstream.core.tree import ROOT
 from slipstream.core.types import FinishReason, SamplingParams, Verdict
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.rounds import RoundTracer
-from slipstream.telemetry.telemetry import Telemetry, TraceBounds
+from slipstream.telemetry.telemetry import Telemetry
 from support.models.rounds import speculate
 from support.telemetry.listening import Listener, parent_id, span_id
 from support.telemetry.watched_rounds import (
-    NONE,
     PREFILL,
     UNSAMPLED,
     Script,
@@ -30,51 +29,34 @@ from support.telemetry.watched_rounds import (
     watched,
 )
 
-BOUNDS = st.builds(TraceBounds, st.integers(0, 5), st.integers(0, 4), st.integers(0, 4))
-
-
-def selected(heard):
-    """Why which rounds have a span."""
-    return {
-        span.attributes["slipstream.round.index"]: span.attributes["slipstream.round.selected"]
-        for span in heard.spans("round")
-    }
-
-
-def wanted(rounds, bounds):
-    """The same, by the bounds' own words."""
-    late = list(enumerate(rounds))[bounds.first :]
-    rejected = [index for index, at in late if at.is_rejected][: bounds.rejected]
-    slowest = sorted(late, key=lambda item: (-item[1].seconds, item[0]))[: bounds.slowest]
-    first = dict.fromkeys(range(min(bounds.first, len(rounds))), "first")
-    return first | dict.fromkeys(rejected, "rejected") | {at: "slowest" for at, _ in slowest}
+COUNTS = st.integers(0, 5)
 
 
 def is_within(span, other):
     return other.start_time <= span.start_time <= span.end_time <= other.end_time
 
 
-@given(scripts(), BOUNDS)
-def test_the_first_the_slowest_and_the_rejected_rounds_have_spans_and_no_others(rounds, bounds):
-    heard, _ = watched(rounds, bounds)
-    chosen = wanted(rounds, bounds)
-    assert selected(heard) == chosen
-    drafted = sum(rounds[index].draft_s is not None for index in chosen)
-    assert len(heard.spans("target.verify")) == len(chosen)
+@given(scripts(), COUNTS)
+def test_the_first_rounds_have_spans_and_no_others(rounds, num_rounds):
+    heard, _ = watched(rounds, num_rounds)
+    first = rounds[:num_rounds]
+    indices = [span.attributes["slipstream.round.index"] for span in heard.spans("round")]
+    assert indices == [*range(len(first))]
+    drafted = sum(at.draft_s is not None for at in first)
+    assert len(heard.spans("target.verify")) == len(first)
     assert len(heard.spans("draft.propose")) == drafted
-    assert len(heard.spans()) == 1 + 2 * len(chosen) + drafted
-    assert len(chosen) <= bounds.first + bounds.slowest + bounds.rejected
+    assert len(heard.spans()) == 1 + 2 * len(first) + drafted
 
 
-@given(scripts(), BOUNDS)
-def test_engines_are_told_of_the_first_rounds_and_not_even_of_the_request_later(rounds, bounds):
-    heard, request = watched(rounds, bounds)
+@given(scripts(), COUNTS)
+def test_engines_are_told_of_the_first_rounds_and_not_even_of_the_request_later(rounds, num_rounds):
+    heard, request = watched(rounds, num_rounds)
     told = iter(request.engine.told)
     for index, at in enumerate(rounds):
         names = ["target.verify"] if at.draft_s is None else ["draft.propose", "target.verify"]
         for name in names:
             carrier = next(told)
-            if index >= bounds.first:
+            if index >= num_rounds:
                 assert carrier is None
                 continue
             [asked] = [span for span in heard.spans(name) if span_id(carrier) == span_of(span)]
@@ -86,9 +68,11 @@ def span_of(span):
     return span.context.span_id
 
 
-@given(scripts(), BOUNDS)
-def test_spans_of_a_request_are_a_tree_each_within_its_parent_and_as_long_as_it_is(rounds, bounds):
-    heard, _ = watched(rounds, bounds)
+@given(scripts(), COUNTS)
+def test_spans_of_a_request_are_a_tree_each_within_its_parent_and_as_long_as_it_is(
+    rounds, num_rounds
+):
+    heard, _ = watched(rounds, num_rounds)
     by_id = {span_of(span): span for span in heard.spans()}
     for span in heard.spans():
         if span.name == "request":
@@ -102,20 +86,20 @@ def test_spans_of_a_request_are_a_tree_each_within_its_parent_and_as_long_as_it_
         assert span.kind is (SpanKind.INTERNAL if span.name == "round" else SpanKind.CLIENT)
 
 
-@given(scripts(), BOUNDS, st.sampled_from(["unsampled", "nobody"]))
-def test_a_request_that_is_not_traced_has_no_span_but_its_rounds_are_seen(rounds, bounds, why):
+@given(scripts(), COUNTS, st.sampled_from(["unsampled", "nobody"]))
+def test_a_request_that_is_not_traced_has_no_span_but_its_rounds_are_seen(rounds, num_rounds, why):
     heard = Listener()
     telemetry = heard.telemetry if why == "unsampled" else Telemetry()
-    request = Watched(telemetry, bounds, UNSAMPLED)
+    request = Watched(telemetry, num_rounds, UNSAMPLED)
     assert request.runs(rounds) is None
     assert heard.spans() == []
     assert set(request.engine.told) == {None}
     assert [at.seconds for at in request.seen] == [at.seconds for at in rounds]
 
 
-@given(scripts(), BOUNDS)
-def test_stages_of_rounds_are_disjoint_and_add_up_to_all_the_time_there_was(rounds, bounds):
-    heard, request = watched(rounds, bounds)
+@given(scripts(), COUNTS)
+def test_stages_of_rounds_are_disjoint_and_add_up_to_all_the_time_there_was(rounds, num_rounds):
+    heard, request = watched(rounds, num_rounds)
     spent = request.request.spent
     assert spent["prefill"] == rounds[0].verify_s
     assert spent.get("verify", 0) == sum(at.verify_s for at in rounds[1:])
@@ -129,7 +113,7 @@ def test_stages_of_rounds_are_disjoint_and_add_up_to_all_the_time_there_was(roun
 def test_making_a_span_takes_time_that_counts_once():
     clock = partial(next, count(100.0))  # every look at it takes a second
     request = RequestSpan(Telemetry(), "request", None, {}, clock=clock)
-    tracer, at = RoundTracer(request, NONE, lambda _: None), Round(0, 100.0)
+    tracer, at = RoundTracer(request, 0, lambda _: None), Round(0, 100.0)
     request.begins("between")
     began_s = clock() - 1
     with timed(at, Port.VERIFY, clock, tracer):
@@ -140,7 +124,7 @@ def test_making_a_span_takes_time_that_counts_once():
 
 def test_other_stages_are_timed_and_only_those_with_a_name_have_a_span():
     heard = Listener()
-    request = Watched(heard.telemetry, NONE)
+    request = Watched(heard.telemetry, 0)
     clock, span = request.clock, request.request
     with span.stage("acquire"):
         clock.passes(2)
@@ -169,7 +153,7 @@ BROKEN = [{"draft_error": Unavailable("it is away")}, {"target_error": Unavailab
 
 @pytest.mark.parametrize("how", BROKEN, ids=["draft", "target"])
 def test_an_error_ends_the_spans_of_its_round_as_failed(how):
-    heard, request = watched([PREFILL, Script(), Script(**how)], TraceBounds(9, 0, 0))
+    heard, request = watched([PREFILL, Script(), Script(**how)], 9)
     asked = "draft.propose" if "draft_error" in how else "target.verify"
     failed = [span for span in heard.spans() if span.status.status_code is StatusCode.ERROR]
     assert [span.name for span in failed] == [asked, "round", "request"]
@@ -184,23 +168,11 @@ def test_an_error_ends_the_spans_of_its_round_as_failed(how):
 @pytest.mark.parametrize("how", BROKEN, ids=["draft", "target"])
 @pytest.mark.parametrize("error", [asyncio.CancelledError(), GeneratorExit()], ids=repr)
 def test_a_round_that_is_given_up_has_ended_and_not_failed(how, error):
-    heard, request = watched([PREFILL, Script(**dict.fromkeys(how, error))], TraceBounds(9, 0, 0))
+    heard, request = watched([PREFILL, Script(**dict.fromkeys(how, error))], 9)
     assert request.error is error
     assert len(heard.spans("round")) == 2
     assert {span.status.status_code for span in heard.spans()} == {StatusCode.UNSET}
     assert heard.span("request").attributes["error.type"] == "Cancelled"
-
-
-def test_a_late_round_that_fails_is_not_one_that_was_rejected():
-    error = InvalidRequest("'some secret' is refused")
-    rounds = [PREFILL, Script(accepted=0), Script(accepted=0, verify_s=9, target_error=error)]
-    heard, _ = watched(rounds, TraceBounds(1, 0, 9))
-    assert selected(heard) == {0: "first", 1: "rejected"}
-    heard, _ = watched(rounds, TraceBounds(1, 1, 9))
-    assert selected(heard) == {0: "first", 1: "rejected", 2: "slowest"}
-    failed = [span for span in heard.spans() if span.status.status_code is StatusCode.ERROR]
-    assert [span.name for span in failed] == ["target.verify", "round", "request"]
-    assert {span.status.description for span in failed} == {None}
 
 
 class Follows:
@@ -241,7 +213,7 @@ def test_the_same_tokens_in_the_same_rounds_come_out_watched_or_not(prompt, max_
         )
 
     heard = Listener()
-    request = Watched(heard.telemetry, TraceBounds(2, 2, 2))
+    request = Watched(heard.telemetry, 2)
     alone = run()
     assert run(request.tracer).tokens == alone.tokens
     assert len(alone.tokens) == max_tokens

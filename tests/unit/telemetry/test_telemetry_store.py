@@ -10,13 +10,12 @@ from slipstream.core.errors import SessionBusy, SessionNotFound, Unavailable
 from slipstream.state.record import SessionUpdate
 from slipstream.telemetry import catalog
 from slipstream.telemetry.request_span import MAX_STORED
-from slipstream.telemetry.telemetry import TraceBounds
 from slipstream_router.watched_store import MEMORY, WatchedStore
 from support.state.session_stores import InMemory, begins, claim, held, opened
 from support.telemetry.listening import Listener, parent_id
 from support.telemetry.watched_rounds import UNSAMPLED, Watched
 
-NONE = TraceBounds(0, 0, 0)
+NONE = 0
 NOWHERE = {"target": None, "draft": None}
 
 
