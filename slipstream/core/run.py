@@ -1,6 +1,6 @@
 """A running request: rounds in, chunks of text and statistics out."""
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
 from typing import Generic, TypeVar
@@ -22,7 +22,6 @@ from slipstream.core.timing import Clock, ReplySeconds
 from slipstream.core.types import FinishReason
 
 T = TypeVar("T")
-Rounds = AsyncGenerator[Round, None]
 
 
 class TokenBuffer(Generic[T]):
@@ -80,13 +79,9 @@ class Run:
         self._first_s: float | None = None
         self.output: list[int] = list(request.past)
 
-    async def chunks(
-        self, ahead: Callable[[Rounds], Rounds] = lambda rounds: rounds
-    ) -> AsyncGenerator[Chunk, None]:
-        """Chunks as they become final; the last one carries the reason and the statistics.
+    async def chunks(self) -> AsyncGenerator[Chunk, None]:
+        """Yield chunks as they become final; the last one has the reason and the statistics.
 
-        `ahead` may begin the next round before the text of one is made: not for a request with stop
-        strings, which the text may end.
         Raises `SessionTaken` once another process goes on with the request.
         """
         request = self._request
@@ -104,7 +99,7 @@ class Run:
             clock=self._clock,
             observer=self._observer,
         )
-        async with aclosing(ahead(rounds)) as rounds:
+        async with aclosing(rounds):
             async for at in rounds:
                 self._count(at, start)
                 piece, reason = self._piece(at)

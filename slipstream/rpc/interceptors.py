@@ -13,7 +13,13 @@ import grpc.aio
 from google.protobuf.descriptor import Descriptor
 from google.protobuf.message import DecodeError
 
-from slipstream.core.errors import DeadlineExceeded, InvalidRequest, SlipstreamError, Unavailable
+from slipstream.core.errors import (
+    Cancelled,
+    DeadlineExceeded,
+    InvalidRequest,
+    SlipstreamError,
+    Unavailable,
+)
 from slipstream.rpc.security import Callers
 from slipstream.rpc.status import pushback_of, status_of
 from slipstream.rpc.wire import check_num_fields
@@ -79,16 +85,6 @@ class Calls:
             if not self._num_running:
                 self._idle.set()
 
-    async def send(self, messages: AsyncIterator[Any], context: Any) -> None:
-        """Send the messages of a stream. Raises `Unavailable` when the caller does not take one."""
-        is_first = True
-        async for message in messages:
-            async with _Limit(self.limits.send_s, _not_taken):
-                if is_first:  # by itself: otherwise no status could follow a message that is stuck
-                    await context.send_initial_metadata(())
-                await context.write(message)
-            is_first = False
-
     def close(self) -> None:
         """Refuse those that come from now on."""
         self._is_closed = True
@@ -134,10 +130,10 @@ class ErrorsToStatuses(grpc.aio.ServerInterceptor):
         answers = "stream" if handler.response_streaming else "unary"
         inner = getattr(handler, f"{requests}_{answers}")
         check = _CheckedMessages if handler.request_streaming else _checked
-        # A stream is a generator, or a coroutine that writes to its context.
-        guard = _streaming if inspect.isasyncgenfunction(inner) else _awaited
+        if handler.response_streaming:
+            inner = _taken_in_time(inner, self._calls.limits.send_s)
         return getattr(grpc, f"{requests}_{answers}_rpc_method_handler")(
-            guard(inner, method, self._calls, check),
+            _guarded(inner, method, self._calls, check),
             request_deserializer=_lenient(handler.request_deserializer, self._calls.limits),
             response_serializer=handler.response_serializer,
         )
@@ -209,7 +205,45 @@ class _CheckedMessages:
         return _checked(await anext(self._messages))
 
 
-def _awaited(handler: Any, method: str, calls: Calls, check: Callable[[Any], Any]) -> Any:
+class _TimedContext:
+    """Context of a stream, whose caller must take each message in time."""
+
+    def __init__(self, context: Any, send_s: float) -> None:
+        self._context = context
+        self._send_s = send_s
+        self._is_first = True
+
+    def __getattr__(self, name: str) -> Any:
+        return getattr(self._context, name)
+
+    async def write(self, message: Any) -> None:
+        """Send a message. Raises `Unavailable` where the caller does not take it in time, and
+        `Cancelled` where it has left: a write may find that before the call is cancelled."""
+        try:
+            async with _Limit(self._send_s, _not_taken):
+                if self._is_first:  # by itself: no status could follow a message that is stuck
+                    await self._context.send_initial_metadata(())
+                    self._is_first = False
+                await self._context.write(message)
+        except grpc.aio.InternalError:
+            raise Cancelled("the caller has left") from None
+
+
+def _taken_in_time(handler: Any, send_s: float) -> Any:
+    """Return the handler of a stream: a generator, or a coroutine that writes to its context."""
+
+    async def answer(request: Any, context: Any) -> None:
+        timed = _TimedContext(context, send_s)
+        if not inspect.isasyncgenfunction(handler):
+            return await handler(request, timed)
+        async with aclosing(handler(request, timed)) as messages:
+            async for message in messages:
+                await timed.write(message)
+
+    return answer
+
+
+def _guarded(handler: Any, method: str, calls: Calls, check: Callable[[Any], Any]) -> Any:
     async def answer(request: Any, context: Any) -> Any:
         try:
             async with calls.one(method, context):
@@ -220,25 +254,9 @@ def _awaited(handler: Any, method: str, calls: Calls, check: Callable[[Any], Any
     return answer
 
 
-def _streaming(handler: Any, method: str, calls: Calls, check: Callable[[Any], Any]) -> Any:
-    async def answer(request: Any, context: Any) -> None:
-        try:
-            async with (
-                calls.one(method, context),
-                aclosing(handler(check(request), context)) as answers,
-            ):
-                await calls.send(answers, context)
-        except Exception as error:
-            await _abort(context, error, method)
-
-    return answer
-
-
 async def _abort(context: Any, error: Exception, method: str) -> None:
     if isinstance(error, grpc.aio.AbortError):
         raise error
-    if isinstance(error, grpc.aio.InternalError):
-        return  # a message could not be written: the caller has gone
     if not isinstance(error, SlipstreamError):
         _LOG.error("%s failed", method, exc_info=error)
         await context.abort(grpc.StatusCode.INTERNAL, f"{method} failed; the log says why")

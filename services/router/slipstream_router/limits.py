@@ -2,8 +2,8 @@
 
 import asyncio
 import secrets
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Iterator
-from contextlib import aclosing, asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator
+from contextlib import asynccontextmanager, contextmanager
 
 from slipstream.core.errors import CapacityError, Unavailable
 from slipstream.core.request.request import Generation
@@ -18,6 +18,8 @@ BATCH_TOKENS = 64
 """Tokens are counted in lots of these: a count may be a way to Redis and back."""
 
 Remaining = Callable[[], float | None]
+Charge = Callable[[int], Awaitable[None]]
+"""Counts tokens of the prompt or the output."""
 
 
 class QuotaUse:
@@ -60,37 +62,31 @@ class KeyLimits:
     @asynccontextmanager
     async def admitted(
         self, key: Key, asked: Generation, remaining: Remaining
-    ) -> AsyncIterator[QuotaUse]:
+    ) -> AsyncIterator[Charge]:
         """Let a request run. Raises `LimitExceeded`, which says when there is room again.
 
-        `remaining` is the caller's patience in seconds, None being endless.
+        `remaining` returns the seconds that the caller waits, None without a limit.
         """
+        if not key.limits.given():
+            yield _uncounted
+            return
         attempt = secrets.token_hex(8)
         request = request_name(asked, key.name) if asked.ask.request_id else attempt
         ticket = Ticket(key.name, key.limits, request, attempt)
-        spending = QuotaUse(self._quotas, ticket, remaining)
-        await spending.begin()
+        use = QuotaUse(self._quotas, ticket, remaining)
+        await use.begin()
         try:
-            yield spending
+            yield use.charge
         finally:
-            await spending.end()
-
-    async def within(
-        self, key: Key, asked: Generation, chunks: AsyncGenerator[Chunk, None], remaining: Remaining
-    ) -> AsyncGenerator[Chunk, None]:
-        """The chunks of a request, each counted before it is given out."""
-        async with aclosing(chunks):
-            if not key.limits.given():
-                async for chunk in chunks:
-                    yield chunk
-                return
-            async with self.admitted(key, asked, remaining) as spending:
-                async for chunk in chunks:
-                    await spending.charge(_num_tokens(chunk))
-                    yield chunk
+            await use.end()
 
 
-def _num_tokens(chunk: Chunk) -> int:
+async def _uncounted(num_tokens: int) -> None:
+    """Count nothing: the key has no limits."""
+
+
+def num_tokens(chunk: Chunk) -> int:
+    """Return the tokens of a chunk, those of the prompt included where it has their number."""
     prompt = 0 if chunk.prompt is None else chunk.prompt.num_prompt_tokens
     return prompt + len(chunk.token_ids)
 

@@ -3,7 +3,7 @@
 import asyncio
 import secrets
 import time
-from collections.abc import AsyncGenerator, Callable
+from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
@@ -44,6 +44,8 @@ _LEFT_TURN_S, _LEFT_TURN_STEP_S = 5.0, 0.1
 """Longest wait for a turn that was left, and time between two looks at it."""
 
 Remaining = Callable[[], float | None]
+Send = Callable[[Chunk], Awaitable[None]]
+"""Sends a chunk to the caller, and returns when there is room for the next one."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,14 +71,15 @@ class RouterState:
 
 
 @dataclass(frozen=True, slots=True)
-class _RunningRequest:
-    """A request that holds its session's lease."""
+class RouterCall:
+    """A request of an owner, and how its caller gets the answer."""
 
     asked: Generation
-    record: Record
-    journal: StoreJournal
+    owner: str
     remaining: Remaining
+    """Returns the seconds that the caller waits, None without a limit."""
     recorder: RequestRecorder
+    send: Send
 
 
 class RequestRunner:
@@ -97,36 +100,29 @@ class RequestRunner:
         self._timeouts = timeouts
         self._telemetry = telemetry
 
-    async def chunks(
-        self, asked: Generation, owner: str, remaining: Remaining, recorder: RequestRecorder
-    ) -> AsyncGenerator[Chunk, None]:
-        """Run a request of an owner, go on with it, or return its stored answer.
-
-        `remaining` returns the seconds that the caller waits, None without a limit.
-        """
+    async def run(self, call: RouterCall) -> None:
+        """Run a request, go on with it, or send its stored answer."""
         with self._admission.place():
-            asked = _named(asked)
+            asked, recorder = _named(call.asked), call.recorder
             recorder.record_id(asked.ask.request_id)
             recorder.span.ends(ENTER)
             with recorder.span.stage("acquire"):
-                taken = await self._acquired(asked, owner)
+                taken = await self._acquired(asked, call.owner)
             recorder.span.begins("between")
             recorder.record_session(taken.record.session_id)
             if taken.journal is None:
                 model = self._answered_by(taken.record)
                 decode = model.text.table.decode
-                yield await asyncio.to_thread(replayed, asked, taken.record, model.facts, decode)
-                return
-            work = _RunningRequest(asked, taken.record, taken.journal, remaining, recorder)
-            async with aclosing(self._run(work)) as chunks:
-                async for chunk in chunks:
-                    yield chunk
+                answer = (asked, taken.record, model.facts, decode)
+                await call.send(await asyncio.to_thread(replayed, *answer))
+            else:
+                await self._run(replace(call, asked=asked), taken.record, taken.journal)
 
-    async def tokens(self, asked: Generation) -> AsyncGenerator[Chunk, None]:
-        """One chunk of a prompt's token ids, as a request with it would use them."""
+    async def token_ids(self, asked: Generation) -> tuple[int, ...]:
+        """Return a prompt's token ids, as a request with it would use them."""
         with self._admission.place():
             model = self._fleet.models()[self._fleet.model_name(asked.model)].model
-            yield Chunk("", await _encoded(model, asked))
+            return await _encoded(model, asked)
 
     async def forget(self, session_id: str, owner: str) -> None:
         """Forget a session, and have its keys freed where they may be."""
@@ -151,30 +147,27 @@ class RequestRunner:
             num_left -= 1
             await asyncio.sleep(_LEFT_TURN_STEP_S)
 
-    async def _run(self, job: _RunningRequest) -> AsyncGenerator[Chunk, None]:
-        asked, record, journal, recorder = job.asked, job.record, job.journal, job.recorder
+    async def _run(self, call: RouterCall, record: Record, journal: StoreJournal) -> None:
+        """Run a request that holds the lease of its session."""
+        asked, recorder = call.asked, call.recorder
         async with AsyncExitStack() as stack:
             location = await stack.enter_async_context(self._state.leases.kept(journal))
-            place = partial(self._fleet.target, _wanted(record))
-            placed = place(excluded=self._fleet.breakers.resting())
-            recorder.span.ends("between")
-            with recorder.span.stage("encode", "prompt.encode"):
-                request, facts = await self._request(asked, record, placed)
-            again = place(excluded=self._fleet.breakers.resting())  # others were placed meanwhile
-            placed = again if again.model.facts == placed.model.facts else placed
+            placed, request, facts = await self._placed(call, record)
             self._telemetry.record_start(request)
             recorder.span.begins("between")
             journal.open(request.tokens, _opening(request, placed.model))
-            replicas = self._replicas(placed, facts.kind, job)
+            options = self._options(call, record, placed, facts.kind)
+            on_loss = self._telemetry.counting_losses(journal.lost_target)
+            replicas = RequestReplicas(self._fleet, placed, options, on_loss=on_loss)
             stack.push_async_callback(replicas.release, record.session_id)
             written = WriteBehind(journal)
             stack.push_async_callback(written.finish)
             run = await self._prepared(request, replicas, placed, written, recorder)
-            # A stop string is found in the text, and must end the request before the next round.
-            chunks = one_ahead(run.chunks()) if request.stop else run.chunks(one_ahead)
-            async for chunk in await stack.enter_async_context(aclosing(chunks)):
+            # The text of a round comes first: a stop string in it is to end the request.
+            chunks = aclosing(one_ahead(run.chunks()))
+            async for chunk in await stack.enter_async_context(chunks):
                 await written.settled()
-                yield chunk
+                await call.send(chunk)
                 if chunk.stats is not None:
                     self._telemetry.record_end(chunk.stats)
             recorder.record_settled()
@@ -215,22 +208,32 @@ class RequestRunner:
             raise Unavailable(f"no target for model {record.model} has been reached yet")
         return placed.model
 
-    async def _request(
-        self, asked: Generation, record: Record, placed: ChosenTarget
-    ) -> tuple[Request, DraftFacts]:
-        ask, model = asked.ask, placed.model
-        check_received(asked, record, is_repeatable=model.description.numerics == "invariant")
-        facts = self._fleet.draft_facts(placed, ask.speculation.drafter)
-        encode = partial(_encoded, model, asked)
-        return await turn_request(asked, record, model.facts, facts, encode), facts
+    async def _placed(
+        self, call: RouterCall, record: Record
+    ) -> tuple[ChosenTarget, Request, DraftFacts]:
+        """Choose a target, encode the prompt, and choose again: others were placed meanwhile."""
+        asked, span, resting = call.asked, call.recorder.span, self._fleet.breakers.resting
+        place = partial(self._fleet.target, _wanted(record))
+        placed = place(excluded=resting())
+        span.ends("between")
+        with span.stage("encode", "prompt.encode"):
+            model = placed.model
+            check_received(asked, record, is_repeatable=model.description.numerics == "invariant")
+            facts = self._fleet.draft_facts(placed, asked.ask.speculation.drafter)
+            encode = partial(_encoded, model, asked)
+            request = await turn_request(asked, record, model.facts, facts, encode)
+        again = place(excluded=resting())
+        return again if again.model.facts == model.facts else placed, request, facts
 
     def _store(self, placed: ChosenTarget) -> NgramStore | None:
         """Return the n-gram store of the target's model, if there is one."""
         model = placed.model
         return self._state.stores.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size)
 
-    def _replicas(self, placed: ChosenTarget, kind: str, job: _RunningRequest) -> RequestReplicas:
-        limits, record, remaining = self._timeouts, job.record, job.remaining
+    def _options(
+        self, call: RouterCall, record: Record, placed: ChosenTarget, kind: str
+    ) -> RequestReplicaOptions:
+        limits, remaining = self._timeouts, call.remaining
         target = CallOptions(
             record.fence,
             limits.target_round_s,
@@ -241,7 +244,7 @@ class RequestRunner:
         )
         times = (limits.draft_round_s, limits.draft_token_s)
         draft = CallOptions(record.fence, *times, remaining, owner=target.owner)
-        options = RequestReplicaOptions(
+        return RequestReplicaOptions(
             target,
             draft,
             kind,
@@ -249,8 +252,6 @@ class RequestRunner:
             target_wait_s=limits.target_wait_s,
             store=self._store(placed),
         )
-        on_loss = self._telemetry.counting_losses(job.journal.lost_target)
-        return RequestReplicas(self._fleet, placed, options, on_loss=on_loss)
 
 
 async def _encoded(

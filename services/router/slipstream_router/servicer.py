@@ -1,8 +1,7 @@
 """The public API on the wire: unpack, delegate, pack. Errors become statuses in the server."""
 
 import time
-from collections.abc import AsyncGenerator, AsyncIterator, Callable, Sequence
-from contextlib import aclosing
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -37,10 +36,10 @@ from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
 from slipstream.state.access import Access, Key
 from slipstream.state.store import SessionStore
-from slipstream_router.limits import Admission, KeyLimits
+from slipstream_router.limits import Admission, KeyLimits, num_tokens
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet
 from slipstream_router.replicas.probes import DescribedDraft
-from slipstream_router.request_runner import RequestRunner
+from slipstream_router.request_runner import RequestRunner, RouterCall, Send
 from slipstream_router.request_telemetry import RequestRecorder, RouterTelemetry
 
 SERVICE = "slipstream.rpc.v1.GenerationService"
@@ -84,20 +83,27 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
                 raise InvalidRequest("num_received_tokens is given, but Generate answers with all")
             if asked.ask.with_rounds:
                 raise InvalidRequest("with_rounds is given, but Generate answers without rounds")
-            async with aclosing(self._chunks(asked, key, context, recorder)) as chunks:
-                return result_to_pb(collected([chunk async for chunk in chunks]))
+            chunks: list[Chunk] = []
 
-    async def GenerateStream(
+            async def keep(chunk: Chunk) -> None:
+                chunks.append(chunk)
+
+            await self._run(asked, key, context, recorder, keep)
+            return result_to_pb(collected(chunks))
+
+    async def GenerateStream(  # type: ignore[override]  # a coroutine that writes
         self, request: pb.GenerateStreamRequest, context: Any
-    ) -> AsyncIterator[pb.GenerateStreamResponse]:
+    ) -> None:
         """See `generation.proto`."""
         with self._telemetry.request(STREAM, context.invocation_metadata()) as recorder:
             key = self._enter(request, context, request.generation.prompt)
             asked = generation_from_pb(request.generation)
             recorder.record_request(asked, is_stream=True)
-            async with aclosing(self._chunks(asked, key, context, recorder)) as chunks:
-                async for chunk in chunks:
-                    yield chunk_to_pb(chunk)
+
+            async def send(chunk: Chunk) -> None:
+                await context.write(chunk_to_pb(chunk))
+
+            await self._run(asked, key, context, recorder, send)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
         """See `generation.proto`."""
@@ -105,11 +111,10 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         prompt, form = prompt_from_pb(request.prompt)
         ask = Ask(raw=form.raw, allow_special_tokens=form.allow_special_tokens, tools=form.tools)
         asked = Generation(prompt, ask, request.model)
-        run = parts.runner.tokens(asked)
-        async with aclosing(
-            parts.limits.within(key, asked, run, self._remaining(context))
-        ) as chunks:
-            return pb.TokenizeResponse(token_ids=(await anext(chunks)).token_ids)
+        async with parts.limits.admitted(key, asked, self._remaining(context)) as charge:
+            token_ids = await parts.runner.token_ids(asked)
+            await charge(len(token_ids))
+        return pb.TokenizeResponse(token_ids=token_ids)
 
     async def Detokenize(
         self, request: pb.DetokenizeRequest, context: Any
@@ -174,15 +179,19 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         refuse_unknown(request)
         return key
 
-    async def _chunks(
-        self, asked: Generation, key: Key, context: Any, recorder: RequestRecorder
-    ) -> AsyncGenerator[Chunk, None]:
+    async def _run(
+        self, asked: Generation, key: Key, context: Any, recorder: RequestRecorder, send: Send
+    ) -> None:
+        """Run a request within the limits of its key; each chunk is counted before it is sent."""
         remaining, parts = self._remaining(context), self._parts
-        run = parts.runner.chunks(asked, key.name, remaining, recorder)
-        async with aclosing(parts.limits.within(key, asked, run, remaining)) as chunks:
-            async for chunk in chunks:
+        async with parts.limits.admitted(key, asked, remaining) as charge:
+
+            async def counted(chunk: Chunk) -> None:
+                await charge(num_tokens(chunk))
                 recorder.record_chunk(chunk)
-                yield chunk
+                await send(chunk)
+
+            await parts.runner.run(RouterCall(asked, key.name, remaining, recorder, counted))
 
     def _remaining(self, context: Any) -> Callable[[], float | None]:
         """Seconds until the caller's deadline, also after the call has ended."""

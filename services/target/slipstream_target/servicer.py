@@ -12,7 +12,7 @@ from typing import Any
 
 import grpc
 
-from slipstream.core.errors import InvalidRequest, SessionOutOfSync
+from slipstream.core.errors import Cancelled, InvalidRequest, SessionOutOfSync
 from slipstream.core.types import ReplyTiming
 from slipstream.rpc.conversion.convert import session_from_pb, verdict_to_pb, verify_from_pb
 from slipstream.rpc.inbox import Inbox
@@ -107,8 +107,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                 await self._kv.serve(request, context.write, on_sent)
         except SessionOutOfSync as error:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
-        except grpc.aio.InternalError as error:
-            # A write meets the reader's end before the call's cancellation does.
+        except Cancelled as error:
             _LOG.debug("a reader of session %s has left: %s", request.session_id, error)
 
     async def DescribeTarget(

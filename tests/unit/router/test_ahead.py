@@ -89,7 +89,7 @@ async def test_the_second_round_is_time_of_decoding_also_where_it_begins_before_
 
     ports = SimpleNamespace(draft=None, target=SimpleNamespace(verify=verify))
     run = Run(ports, request, text=Letters(), clock=clock)
-    *_, last = [chunk async for chunk in run.chunks(one_ahead)]
+    *_, last = [chunk async for chunk in one_ahead(run.chunks())]
     timings = last.stats.timings
     assert (timings.prefill_s, timings.decode_s, timings.verify_s) == (1, 2, 2)
 

@@ -11,7 +11,7 @@ from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Chunk, PromptInfo
 from slipstream.state.access import Key
 from slipstream.state.quotas import MemoryQuotas, QuotaLimits
-from slipstream_router.limits import BATCH_TOKENS, LONGEST_S, KeyLimits
+from slipstream_router.limits import BATCH_TOKENS, LONGEST_S, KeyLimits, num_tokens
 
 
 class Counted:
@@ -46,8 +46,11 @@ async def chunks(*sizes, num_prompt_tokens=0):
         yield Chunk("", tuple(range(size)), prompt=info)
 
 
-def within(limits, given, key=ALICE, *, asked=UNNAMED, remaining=lambda: None):
-    return limits.within(key, asked, given, remaining)
+async def within(limits, given, key=ALICE, *, asked=UNNAMED, remaining=lambda: None):
+    async with limits.admitted(key, asked, remaining) as charge, aclosing(given):
+        async for chunk in given:
+            await charge(num_tokens(chunk))
+            yield chunk
 
 
 async def test_tokens_are_counted_in_lots_and_the_rest_at_the_end():
