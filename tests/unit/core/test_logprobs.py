@@ -13,10 +13,9 @@ from slipstream.core.inline import finished
 from slipstream.core.logprobs import MAX_LOGPROBS, TokenLogprob, TopLogprob, with_texts
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.request import Ask, make_request
-from slipstream.core.request.results import Chunk, collected
+from slipstream.core.request.results import collected
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, SamplingParams, Session, Verification
-from slipstream.core.verify.draws import fits_device
 from slipstream.core.verify.likelihood import token_logprob
 from slipstream.models.target.causal import CausalModel
 from support.models import tiny
@@ -142,44 +141,6 @@ def test_who_does_not_ask_gets_none_and_the_same_answer(models, way):
     assert all(chunk.logprobs == () for chunk in unasked)
     asked = run_of(models, replace(ask, num_logprobs=3))
     assert [replace(chunk, logprobs=()) for chunk in asked] == unasked
-
-
-def test_rows_draw_on_their_own_unless_more_than_tokens_is_asked_for():
-    session = Session("s", 3, 9)
-    assert fits_device(session)
-    assert not fits_device(replace(session, num_logprobs=0))
-
-
-def test_a_stop_string_cuts_them_with_the_tokens(models):
-    ask = Ask(max_tokens=24, speculation=WAYS["cape"], num_logprobs=1)
-    whole = collected(run_of(models, ask))
-    for start in range(2, len(whole.text) - 2, 9):
-        cut = collected(run_of(models, replace(ask, stop=(whole.text[start : start + 2],))))
-        assert cut.logprobs == whole.logprobs[: len(cut.token_ids)]
-
-
-@pytest.mark.parametrize("max_tokens", range(1, 9))
-def test_the_limit_cuts_them_with_the_tokens(models, max_tokens):
-    ask = Ask(max_tokens=9, speculation=WAYS["cape"], num_logprobs=1)
-    whole = collected(run_of(models, ask)).logprobs
-    cut = collected(run_of(models, replace(ask, max_tokens=max_tokens)))
-    assert cut.logprobs == whole[:max_tokens]
-
-
-@pytest.mark.parametrize(("num_past", "num_received"), [(7, 0), (7, 5), (7, 12), (20, 20)])
-def test_of_a_request_that_goes_on_the_old_tokens_have_none(models, num_past, num_received):
-    ask = Ask(max_tokens=30, request_id="r", speculation=WAYS["cape"], num_logprobs=2)
-    whole = collected(run_of(models, ask))
-    past = whole.token_ids[:num_past]
-    chunks = run_of(models, ask, past=past, num_received=num_received)
-    found = [item for chunk in chunks for item in chunk.logprobs]
-    expected = [None] * num_past + list(whole.logprobs[num_past:])
-    assert found == expected[num_received:]
-
-
-def test_they_are_those_of_the_tokens():
-    with pytest.raises(InvalidRequest, match="2 tokens have 1 log-probabilities"):
-        Chunk("ab", (1, 2), logprobs=(TokenLogprob(-1.0),))
 
 
 @pytest.mark.parametrize("count", [-1, 21, 1.0, True])

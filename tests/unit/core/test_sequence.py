@@ -33,12 +33,6 @@ def test_a_common_prefix_ends_at_the_first_difference(one, other, count):
     assert common_prefix(one, other, start=count) == count
 
 
-def test_asking_what_is_the_same_changes_nothing():
-    synced = SyncedTokens([5, 6, 7])
-    assert synced.num_same(sequence(5, 6, 9)) == 2
-    assert synced.tokens == [5, 6, 7]
-
-
 def test_a_sequence_taken_before_is_read_from_its_news_on():
     synced, known = SyncedTokens(), sequence(1, 2, 3)
     synced.take(known)
@@ -46,14 +40,6 @@ def test_a_sequence_taken_before_is_read_from_its_news_on():
     known.append((4,))
     assert synced.take(known) == 3
     assert synced.tokens == [1, 2, 3, 4]
-
-
-def test_a_sequence_is_read_from_its_beginning_after_another_one_was_taken():
-    synced, one = SyncedTokens(), sequence(1, 2, 3)
-    synced.take(one)
-    synced.take(sequence(1, 9))
-    assert synced.take(one) == 1
-    assert synced.tokens == [1, 2, 3]
 
 
 def test_a_delta_is_what_came_after_the_tokens_sent():

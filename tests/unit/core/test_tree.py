@@ -4,7 +4,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.core.tree import ROOT, TokenTree
 
 
 @st.composite
@@ -38,12 +38,6 @@ def test_a_chain_is_the_tree_with_a_single_path(tokens):
     chain = TokenTree.chain(tokens)
     assert chain.is_chain()
     assert chain.path_tokens(len(tokens) - 1) == tuple(tokens)
-
-
-def test_the_empty_tree_has_the_root_only():
-    assert len(EMPTY) == 0
-    assert EMPTY.path(ROOT) == ()
-    assert list(EMPTY.children(ROOT)) == []
 
 
 @pytest.mark.parametrize("parents", [(0,), (-2,), (-1, 1), (-1, 2, 0)])

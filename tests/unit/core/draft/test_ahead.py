@@ -76,13 +76,6 @@ def test_nodes_that_cost_more_than_they_bring_are_left_out():
     assert tree.below((), plan).tree == TokenTree.chain([4, 5])
 
 
-def test_another_token_than_any_in_the_tree_leaves_nothing():
-    tree = grown([4, 5], [-1, 0], [0.9, 0.5])
-    assert tree.below((4, 6), PLAN) is None
-    assert tree.below((4, 5), PLAN) is None  # nothing below
-    assert tree.below((4,), PLAN).tree == TokenTree.chain([5])
-
-
 def test_the_likeliest_nodes_of_all_levels_are_scored_first():
     tree = BestFirstTree()
     tree.add(ROOT, [1, 2], stats(0.6, 0.3), [0.6, 0.3])

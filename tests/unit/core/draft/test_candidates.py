@@ -127,8 +127,3 @@ def test_draws_do_not_depend_on_the_order_the_law_is_listed_in():
             draw_without_replacement(at, 3, seed=seed, position=4) for at in (distribution, turned)
         )
         assert one == other
-
-
-def test_asking_for_no_candidate_at_all_is_refused():
-    with pytest.raises(ValueError, match="at least 1"):
-        ordered_top(np.zeros(3, np.float32), 0)

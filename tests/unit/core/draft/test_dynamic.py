@@ -50,25 +50,3 @@ def test_the_frontier_is_the_best_of_the_newest_level_only():
     tree.grow(0, [3, 4], [math.log(0.6), math.log(0.4)])
     tree.grow(1, [5, 6], [math.log(0.9), math.log(0.1)])
     assert tree.frontier(2) == (2, 3)
-
-
-def test_among_equal_scores_the_earlier_is_taken():
-    tree = DynamicTree()
-    tree.grow(ROOT, [1, 2, 3], [math.log(0.5)] * 3)
-    assert tree.frontier(2) == (0, 1)
-    tree.grow(0, [4], [0.0])
-    tree.frontier(1)
-    assert tree.rerank(2)[1] == (0, 1)  # the leaf of equal score is deeper
-
-
-def test_only_nodes_of_finished_levels_can_be_grown():
-    tree = DynamicTree()
-    tree.grow(ROOT, [1], [0.0])
-    with pytest.raises(ValueError, match="not on a finished level"):
-        tree.grow(0, [2], [0.0])
-
-
-@pytest.mark.parametrize("log_prob", [0.1, math.nan])
-def test_a_log_probability_above_zero_or_no_number_is_refused(log_prob):
-    with pytest.raises(ValueError, match="above 0"):
-        DynamicTree().grow(ROOT, [1], [log_prob])

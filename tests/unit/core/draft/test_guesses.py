@@ -5,7 +5,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.copying import CopySource
-from slipstream.core.draft.guesses import DRAFT_PRIOR, STORE_PRIOR, Guesses
+from slipstream.core.draft.guesses import DRAFT_PRIOR, Guesses
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import SamplingParams, Session
@@ -77,19 +77,6 @@ def test_short_matches_of_the_text_are_left_out_where_asked():
     guesses = guesses_of([1, 2, 3, 2])
     assert by_token(guesses)[3].source is CopySource.LOOKUP
     assert not guesses.after((), shortest=2)
-
-
-def test_a_store_that_is_wrong_is_believed_less_and_one_that_is_right_more():
-    for token, compare in ((5, float.__gt__), (6, float.__lt__)):
-        guesses = guesses_of([100], Store((5, 0.6)))
-        first = by_token(guesses)[5].probability
-        assert first == pytest.approx(0.6 * STORE_PRIOR)
-        for position in range(1, 30):
-            guesses.after(())
-            goes_on(guesses, token if position % 2 else 200 + position)
-        goes_on(guesses, 999)
-        if token == 6:
-            assert compare(by_token(guesses)[5].probability, first)
 
 
 def test_a_place_that_was_not_proposed_teaches_as_much_as_one_that_was():

@@ -49,10 +49,6 @@ def next_of(text, path=()):
     return None if found is None else found[0]
 
 
-def test_the_worked_example():
-    assert text_of([1, 2, 3, 4, 2, 3]).after() == (4, 2)
-
-
 def test_a_match_is_measured_beyond_what_is_searched_for():
     assert text_of([9, 1, 2, 3, 4, 5, 8, 1, 2, 3, 4]).after() == (5, 4)
     assert text_of([5] * 6).after() == (5, 5)

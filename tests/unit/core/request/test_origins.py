@@ -8,6 +8,7 @@ import pytest
 from slipstream.core.copying import CopySource
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.logprobs import TokenLogprob
 from slipstream.core.request.origins import TokenOrigin, origins_of
 from slipstream.core.request.request import Ask
 from slipstream.core.request.results import Chunk, collected
@@ -76,9 +77,10 @@ def test_origins_come_with_their_tokens_however_late_these_are_sent():
     assert trail.send(3) == (TARGET, DRAFT, TARGET)
 
 
-def test_origins_that_are_not_those_of_the_tokens_are_refused():
-    with pytest.raises(InvalidRequest, match="2 tokens have 1 origins"):
-        Chunk("ab", (1, 2), origins=(TARGET,))
+@pytest.mark.parametrize("name", ["origins", "logprobs"])
+def test_what_is_known_of_other_tokens_is_refused(name):
+    with pytest.raises(InvalidRequest, match="2 tokens have 1 "):
+        Chunk("ab", (1, 2), **{name: (TARGET if name == "origins" else TokenLogprob(-1.0),)})
 
 
 def test_parts_of_an_answer_without_origins_are_not_known(models):
@@ -123,27 +125,38 @@ def test_nobody_says_where_tokens_came_from_who_is_not_asked(models):
     assert [replace(chunk, origins=()) for chunk in asked] == unasked
 
 
-def test_a_stop_string_cuts_origins_with_the_tokens(models):
-    ask = Ask(max_tokens=40, speculation=WAYS["cape"], with_origins=True)
+def test_a_stop_string_or_the_limit_cuts_what_is_known_of_tokens_with_them(models):
+    told = {"with_origins": True, "num_logprobs": 1}
+    ask = Ask(max_tokens=40, speculation=WAYS["cape"], **told)
     whole = collected(run_of(models, ask))
-    for start in range(2, len(whole.text) - 2):
+    for start in range(2, len(whole.text) - 2, 3):
         cut = collected(run_of(models, replace(ask, stop=(whole.text[start : start + 2],))))
         count = len(cut.token_ids)
         assert cut.token_ids == whole.token_ids[:count]
         assert cut.origins == whole.origins[:count]
+        assert cut.logprobs == whole.logprobs[:count]
         assert count <= 40
+    for most in range(1, 9):
+        assert (
+            collected(run_of(models, replace(ask, max_tokens=most))).logprobs
+            == (whole.logprobs[:most])
+        )
 
 
 @pytest.mark.parametrize("num_past", [0, 7, 20])
 @pytest.mark.parametrize("num_received", [0, 5, 20])
 def test_of_a_request_that_goes_on_the_old_tokens_say_nothing(models, num_past, num_received):
-    ask = Ask(max_tokens=30, request_id="r", speculation=WAYS["cape"], with_origins=True)
+    told = {"with_origins": True, "num_logprobs": 2}
+    ask = Ask(max_tokens=30, request_id="r", speculation=WAYS["cape"], **told)
     whole = collected(run_of(models, ask))
     past = whole.token_ids[:num_past]
     chunks = run_of(models, ask, past=past, num_received=num_received)
-    tokens = [token for chunk in chunks for token in chunk.token_ids]
+    assert [token for chunk in chunks for token in chunk.token_ids] == list(
+        whole.token_ids[num_received:]
+    )
+    logprobs = [None] * num_past + list(whole.logprobs[num_past:])
+    assert [item for chunk in chunks for item in chunk.logprobs] == logprobs[num_received:]
     origins = [origin for chunk in chunks for origin in chunk.origins]
-    assert tokens == list(whole.token_ids[num_received:])
     num_old = max(num_past - num_received, 0)
     assert origins[:num_old] == [None] * num_old
     assert None not in origins[num_old:]

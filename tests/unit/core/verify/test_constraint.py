@@ -15,11 +15,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, SparseDistribution, Verification
 from slipstream.core.verify.distribution import SamplingDistribution
-from slipstream.core.verify.draws import fits_device
 from slipstream.core.verify.verify import verify
 from support.models.toy import PROMPT, VOCAB, ToyModel, forest, plain, session_of, trees
 
@@ -142,9 +140,3 @@ def test_target_initialised_roots_and_branches_follow_it_too(sampling, seed, dat
     for count, token in enumerate(output):
         assert token in Words().allowed(output[:count])
     assert set(walk.roots) <= set(Words().allowed(output).tolist())
-
-
-def test_rows_of_a_request_with_a_grammar_never_draw_where_the_logits_are():
-    grammar = Grammar(GrammarKind.REGEX, "a")
-    assert fits_device(session_of(SamplingParams()))
-    assert not fits_device(session_of(SamplingParams(), grammar=grammar))

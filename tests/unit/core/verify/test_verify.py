@@ -1,7 +1,6 @@
 """Verification walks the tree as far as it is right, and never a token further."""
 
 import dataclasses
-import random
 from collections import Counter
 
 import numpy as np
@@ -61,18 +60,6 @@ def test_a_proposal_of_the_right_tokens_is_accepted_to_its_end(sampling):
     walk = verify(session, PROMPT, Proposal(tree), model.rows(PROMPT, tree))
     assert walk.nodes == tuple(range(8))
     assert walk.token == expected[8]
-
-
-def test_rounds_put_together_are_plain_decoding():
-    rng, session, model = random.Random(3), session_of(SAMPLINGS[1]), ToyModel(1)
-    tokens, drafted = list(PROMPT), 0
-    while len(tokens) < 60:
-        tree = TokenTree.chain([rng.randrange(VOCAB) for _ in range(4)])
-        walk = verify(session, tokens, Proposal(tree), model.rows(tokens, tree))
-        drafted += len(walk.nodes)
-        tokens += [*(tree.tokens[node] for node in walk.nodes), walk.token]
-    assert drafted > 0
-    assert tokens[len(PROMPT) :] == plain(session, model, len(tokens) - len(PROMPT))
 
 
 @pytest.mark.parametrize("vary", ["seed", "position"])
@@ -165,15 +152,6 @@ def test_greedy_rejection_sampling_gives_the_greedy_tokens(mode):
         walk = verify(session, PROMPT, proposal, target.rows(PROMPT, proposal.tree))
         tokens = [*(proposal.tree.tokens[node] for node in walk.nodes), walk.token]
         assert tokens == plain(session, target, len(tokens))
-
-
-def test_repeating_a_verification_changes_nothing():
-    target, draft = ToyModel(1), ToyModel(2)
-    for mode in Verification:
-        session = session_of(SamplingParams(temperature=1, seed=5), mode)
-        proposal = mcsd_proposal(draft, session, (1, 1, 1), seed=5)
-        rows = target.rows(PROMPT, proposal.tree)
-        assert verify(session, PROMPT, proposal, rows) == verify(session, PROMPT, proposal, rows)
 
 
 EVEN = SparseDistribution((2, 3), (0.5, 0.5))
