@@ -90,12 +90,6 @@ async def test_a_tree_that_was_never_allowed_for_is_refused():
         await rounds([(FIRST, ahead(LINE)), FIRST], [(), (4,)], plan=PLAN)
 
 
-@pytest.mark.parametrize("prob", [-1.0, 2.0, float("nan"), float("inf")])
-async def test_a_tree_with_probabilities_that_are_none_is_refused(prob):
-    with pytest.raises(errors.InvalidRequest, match="not one from 0 to 1"):
-        await rounds([(FIRST, ahead(LINE, prob)), FIRST], [(), (4, 5)])
-
-
 async def test_a_stream_with_unread_trees_parks_well():
     engine = scripted.draft_engine()
     parked = draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())

@@ -110,11 +110,3 @@ async def test_a_draft_that_does_not_answer_at_all_is_lost_once_its_limit_is_ove
         ticks[0] = 5.1
         with pytest.raises(errors.DeadlineExceeded, match="did not answer within 5 s"):
             await remote.propose(sequence, HASTY)
-
-
-async def test_an_answer_in_time_is_what_it_was():
-    engine = draft_engine()
-    async with dialled(engine, remote_draft, line()) as remote:
-        sequence = TokenSequence(SESSION, (1, 2, 3))
-        proposal = await remote.propose(sequence, replace(PLAN, worth_s=60.0))
-        assert (proposal.fallback, proposal.tree) == (None, LINE)

@@ -5,25 +5,16 @@ The target here is a real server that sends what each test has it send.
 
 import asyncio
 
-import google_crc32c
 import pytest
 
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
-from slipstream.rpc.v1 import common_pb2, target_pb2
 from support.services import scripted_keys
 from support.services.scripted_keys import NUM_KEYS, PROMPT, Script, following, held, message
 
 BAD = {
-    "no payload": lambda keys: {"payload": b"", "crc32c": google_crc32c.value(b"")},
     "a flipped bit": lambda keys: {"payload": flipped(message(keys, 5, 9).payload)},
-    "another dtype": lambda keys: {"dtype": common_pb2.KV_DTYPE_BFLOAT16},
-    "another encoding": lambda keys: {"encoding": target_pb2.KV_ENCODING_INT8},
     "another process": lambda keys: {"incarnation": "two"},
-    "another session": lambda keys: {"session_id": "t"},
-    "layers turned round": lambda keys: {"layers": (2, 0)},
-    "one layer": lambda keys: {"layers": (0,)},
-    "more heads": lambda keys: {"num_kv_heads": 4},
     "more positions": lambda keys: {"count": 2**32 - 1},
     "a gap": lambda keys: {"start": 6},
     "far away": lambda keys: {"start": 2**32 - 1},

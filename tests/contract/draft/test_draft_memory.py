@@ -5,7 +5,6 @@ from dataclasses import replace
 
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Session
-from slipstream.drafting.engine import NO_ROOM
 from support.models import tiny
 from support.services.tiny_services import draft_place, is_empty, target_place, until
 
@@ -58,24 +57,3 @@ async def test_keys_of_a_parked_session_give_way_to_those_of_a_running_one(model
             assert len((await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)).tree), (
                 "it is read again"
             )
-
-
-async def test_a_draft_without_room_for_a_session_says_so_and_how_much_it_does(models):
-    async with draft_place(models, "vanilla") as drafts:
-        sequences = [TokenSequence(Session(f"s{at}", 21, 450), PROMPT) for at in range(16)]
-        remotes = [drafts.remote() for _ in sequences]
-        for sequence, remote in zip(sequences, remotes, strict=True):  # five of its pages each
-            full = await remote.propose(sequence, PLAN)
-        load = await drafts.load()
-        assert load.num_sessions == 16 and 12 * 4 <= load.num_steps <= load.num_rows
-        assert (len(full.tree), full.stopped_by) == (0, NO_ROOM)
-        await remotes[0].release("s0")
-
-        async def is_free() -> bool:
-            return (await drafts.load()).num_sessions < len(sequences)
-
-        await until(is_free)  # the stream ends here before its session does there
-        assert len((await remotes[-1].propose(sequences[-1], PLAN)).tree)
-        for at, remote in enumerate(remotes[1:], 1):
-            await remote.release(f"s{at}")
-        await until(lambda: is_empty(drafts))

@@ -1,6 +1,5 @@
 """What the draft service promises beside the port: leases, refusals, and no key it can't trust."""
 
-import asyncio
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape
 from slipstream.models.target.causal import CausalModel
 from slipstream.ngrams.store_file import SUFFIX, NgramStores, StoreHeader
 from slipstream.rpc.kv import KvEncoding
-from slipstream.rpc.leases import LeaseLimits
 from slipstream.train.data import Document
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
 from slipstream_draft.config import DraftSettings
@@ -31,7 +29,6 @@ PLANS = [
     replace(PLAN, shape=Shape.DYNAMIC),
     replace(PLAN, shape=Shape.PRODUCT, widths=(2, 2, 1)),
 ]
-LIMIT_S = 60
 
 
 @asynccontextmanager
@@ -107,19 +104,6 @@ async def test_drafts_that_read_no_keys_propose_as_embedded_ones(models, kind):
         assert (await drafts.load()).kv_streamed_bytes == 0
 
 
-async def test_sessions_at_once_propose_as_one_by_one(models):
-    prompts = [tuple(tiny.tokens(15 + size, seed=size)) for size in range(8)]
-    sessions = [Session(f"s{at}", len(prompt), 30) for at, prompt in enumerate(prompts)]
-    pairs = list(zip(sessions, prompts, strict=True))
-    expected = [await played_here(models, "glide", *pair) for pair in pairs]
-    async with pair(models) as (targets, drafts):
-        together = await asyncio.gather(
-            *(played_there(targets, drafts, session, prompt) for session, prompt in pairs)
-        )
-        await until(lambda: is_empty(drafts))
-    assert together == expected
-
-
 async def test_eight_bit_keys_change_no_final_token(models):
     raw = await played_here(models, "glide", SESSION, PROMPT)
     settings = DraftSettings(kv_wait_s=5.0, kv_encoding=KvEncoding.INT8)
@@ -145,15 +129,6 @@ async def test_a_draft_with_a_window_streams_the_first_keys_and_the_newest(model
     assert all(len(tree) > 1 and staleness == 0 for _, tree, _, staleness in seen)
     num_keys = len(seen[-1][0]) + PLAN.max_depth - 128  # a page is skipped
     assert load.kv_streamed_bytes <= num_keys * 2 * 4 * 64
-
-
-async def test_a_window_as_long_as_the_text_changes_no_proposal(models):
-    prompt = tuple(tiny.tokens(450))
-    session = Session("s", len(prompt), 30)
-    expected = await played_here(models, "glide", session, prompt)
-    settings = DraftSettings(kv_wait_s=5.0, window=450)
-    async with pair(models, settings=settings) as (targets, drafts):
-        assert await played_there(targets, drafts, session, prompt) == expected
 
 
 async def test_cancelling_frees_everything(models):
@@ -205,18 +180,6 @@ async def test_a_higher_fence_takes_the_session_over(models):
         with pytest.raises(errors.SessionTaken, match="fence 2, not 1"):
             await drafts.remote(fence=1).propose(TokenSequence(SESSION, PROMPT), PLAN)
         await newer.release("s")
-
-
-async def test_no_more_sessions_than_there_is_room_for(models):
-    settings = DraftSettings(limits=LeaseLimits(max_sessions=1))
-    async with draft_place(models, "ngram", settings) as drafts:
-        first = drafts.remote()
-        await first.propose(TokenSequence(SESSION, PROMPT), PLAN)
-        with pytest.raises(errors.CapacityError):
-            second = replace(SESSION, session_id="t")
-            await drafts.remote().propose(TokenSequence(second, PROMPT), PLAN)
-        await first.propose(TokenSequence(SESSION, PROMPT), PLAN)
-        await first.release("s")
 
 
 async def test_a_session_drafts_from_the_store_of_its_targets_tokenizer(tmp_path):

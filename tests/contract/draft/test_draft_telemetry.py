@@ -3,21 +3,17 @@
 import asyncio
 from dataclasses import replace
 
-import grpc.aio
 import pytest
-from opentelemetry.trace import SpanKind, StatusCode
 
 from slipstream.core.types import Plan, Shape
 from slipstream.rpc.conversion.convert import timing_from_pb
 from slipstream.rpc.conversion.convert_proposal import proposal_from_pb
-from slipstream.rpc.delta import Delta
 from slipstream.telemetry import catalog
-from slipstream.telemetry.carrier import Carrier
 from support.services.scripted_keys import DEEP, LIMIT_S, NUM_KEYS, Script
 from support.services.scripted_keys import message as slice_of
 from support.services.tiny_services import draft_place
 from support.telemetry import traced_drafts
-from support.telemetry.listening import parent_id, span_id
+from support.telemetry.listening import parent_id
 from support.telemetry.traced_drafts import FIRST, NOTHING_NEW, PROPOSE, all_keys, reading
 
 WIDE = replace(DEEP, shape=Shape.CAPE)
@@ -27,31 +23,6 @@ SMALL = Plan(4, 4)
 def parts_of(heard, span):
     own = [one for one in heard.spans() if parent_id(one) == span.context.span_id]
     return sorted(one.name for one in own)
-
-
-async def test_a_traced_proposal_is_one_span_with_its_parts_inside_it(models, keys, heard):
-    there = asyncio.Event()
-    script = Script([there, slice_of(keys, 0, NUM_KEYS), asyncio.Event()])
-    async with reading(models, script, heard) as asking:
-        with heard.caller() as at:
-            asked = asyncio.ensure_future(asking.propose(FIRST, at=at))
-            while not script.asked:
-                await asking.drafts.load()
-            there.set()
-            await asked
-    span = heard.span(PROPOSE)
-    assert (span.kind, parent_id(span)) == (SpanKind.SERVER, span_id(at))
-    assert parts_of(heard, span) == [
-        "engine.queue",
-        "engine.run",
-        "kv.wait",
-        traced_drafts.STREAM_KV,
-    ]
-    end = span.start_time
-    for part in map(heard.span, ("kv.wait", "engine.queue", "engine.run")):
-        assert end <= part.start_time <= part.end_time <= span.end_time
-        end = part.end_time
-    assert {one.context.trace_id for one in heard.spans()} == {span.context.trace_id}
 
 
 @pytest.mark.parametrize("plan", [DEEP, WIDE], ids=["chain", "cape"])
@@ -97,29 +68,6 @@ async def test_of_drafts_that_read_no_keys_nothing_is_said_of_keys(models, heard
     assert heard.points(catalog.DRAFT_NODES)
     assert not heard.points(catalog.STALENESS)
     assert not heard.points(catalog.KV_WAIT)
-
-
-@pytest.mark.parametrize("at", [None, Carrier("no trace context")], ids=["nothing", "nonsense"])
-async def test_what_is_not_traced_makes_no_span(models, keys, heard, at):
-    script = all_keys(keys)
-    async with reading(models, script, heard) as asking:
-        await asking.propose(FIRST, at=at)
-    assert not heard.spans()
-    assert not script.asked[0].HasField("trace")
-
-
-async def test_an_error_is_the_spans_status(models, heard):
-    async with (
-        draft_place(models, "ngram", telemetry=heard.telemetry) as drafts,
-        traced_drafts.request(drafts) as asking,
-    ):
-        with heard.caller() as at, pytest.raises(grpc.aio.AioRpcError) as refused:
-            await asking.propose(Delta(7, (1,)), SMALL, at)
-    span = heard.span(PROPOSE)
-    assert span.status.status_code is StatusCode.ERROR
-    assert span.status.description == refused.value.details()
-    assert span.attributes["error.type"] == "SessionOutOfSync"
-    assert not heard.points(catalog.DRAFT_NODES)
 
 
 @pytest.mark.parametrize("staleness", [0, 3])

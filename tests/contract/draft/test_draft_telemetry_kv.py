@@ -1,7 +1,5 @@
 """What a draft tells of the streams of keys it reads: one span a call, below what began it."""
 
-import asyncio
-
 import grpc
 from opentelemetry.trace import SpanKind, StatusCode
 
@@ -64,48 +62,3 @@ async def test_every_try_to_read_keys_is_a_call_of_its_own(models, keys, heard):
         (StatusCode.UNSET, "OK", None),
     ]
     assert [call.attributes["slipstream.kv.snapshots"] for call in calls] == [2, 1]
-
-
-async def test_keys_that_cant_be_right_are_the_error_of_their_stream(models, keys, heard):
-    script = Script([slice_of(keys, 0, NUM_KEYS, crc32c=1), asyncio.Event()])
-    async with reading(models, script, heard) as asking:
-        with heard.caller() as at:
-            await asking.propose(FIRST, at=at)
-        while not heard.spans(STREAM_KV):
-            await asking.drafts.load()
-    span = heard.span(STREAM_KV)
-    # The draft itself has ended that call.
-    assert end_of(span) == (StatusCode.ERROR, "CANCELLED", "InvalidRequest")
-    assert span.attributes["slipstream.kv.snapshots"] == 0
-
-
-async def test_a_stream_that_began_untraced_stays_untold(models, keys, heard):
-    script = all_keys(keys)
-    async with reading(models, script, heard) as asking:
-        await asking.propose(FIRST)
-        with heard.caller() as at:
-            await asking.propose(traced_drafts.NOTHING_NEW, at=at)
-    assert heard.spans(PROPOSE)
-    assert not heard.spans(STREAM_KV)
-    assert len(script.asked) == 1
-
-
-async def test_a_new_feed_is_a_child_of_the_proposal_that_names_it(models, keys, heard):
-    script = Script([slice_of(keys, 0, NUM_KEYS), asyncio.Event()])
-    async with reading(models, script, heard) as asking:
-        with heard.caller() as at:
-            await asking.propose(FIRST, at=at)
-            asking.feed.credential = "another"
-            await asking.propose(traced_drafts.NOTHING_NEW, at=at)
-            while len(script.asked) < 2:
-                await asking.drafts.load()
-    proposals = [span.context.span_id for span in heard.spans(PROPOSE)]
-    assert [parent_id(call) for call in heard.spans(STREAM_KV)] == proposals
-
-
-async def test_a_draft_that_tells_nobody_passes_on_where_it_stands(models, keys, heard):
-    script = all_keys(keys)
-    async with reading(models, script, None) as asking:
-        with heard.caller() as at:
-            await asking.propose(FIRST, at=at)
-    assert [asked.trace.traceparent for asked in script.asked] == [at.traceparent]

@@ -10,7 +10,7 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
 from support.models import tiny
-from support.models.batches import ask, batched, session_of, verifying
+from support.models.batches import ask, batched, session_of
 
 
 @asynccontextmanager
@@ -28,17 +28,6 @@ async def steps(target, thread):
     for _ in range(3):
         await thread.run(lambda: None)
         await asyncio.sleep(0)
-
-
-async def test_who_finds_no_memory_waits_until_a_session_leaves_it(model):
-    async with full(model) as (target, thread):
-        waiting = ask(target, 4)
-        await steps(target, thread)
-        assert not waiting.done()
-        assert target.num_waiting == 1
-        assert (await verifying(target, 0, (*tiny.tokens(100, 0), 1), 100)).tokens
-        await target.release("s2")
-        assert (await waiting).tokens
 
 
 @pytest.mark.parametrize("leave", ["park", "release"])

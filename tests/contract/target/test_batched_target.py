@@ -79,34 +79,6 @@ async def test_sessions_share_their_steps(model):
         assert target.num_tokens == num_rounds - 8 + 8 * 8
 
 
-async def test_a_prompt_and_running_sessions_go_on_side_by_side(model):
-    budget = StepBudget(max_tokens=32, tile=8)
-    async with batched(tiny.local_target(model), budget) as (target, _):
-        running = asyncio.ensure_future(conversation(target.verify, 0, tuple(tiny.tokens(8))))
-        while target.num_steps < 3:
-            await asyncio.sleep(0)
-        before = target.num_steps
-        await target.run(TokenSequence(session_of(2, 400), tiny.tokens(400)), Proposal())
-        assert target.num_steps - before >= 400 / 32
-        verdicts = await running
-        alone = tiny.local_target(model)
-        expected = await conversation(alone.verify, 0, tuple(tiny.tokens(8)))
-        assert [verdict.tokens for verdict in verdicts] == [at.tokens for at in expected]
-
-
-async def test_a_reply_says_how_long_it_waited_and_computed(model):
-    async with batched(tiny.local_target(model)) as (target, thread):
-        async with held(thread):
-            asked = asyncio.ensure_future(
-                target.run(TokenSequence(session_of(0, 3), (1, 2, 3)), Proposal())
-            )
-            await asyncio.sleep(0)
-            assert target.num_waiting == 1
-        done = await asked
-        assert done.queue_s > 0 < done.engine_s
-        assert target.num_waiting == 0
-
-
 async def test_what_is_refused_is_refused_alone(model):
     async with batched(tiny.local_target(model)) as (target, thread):
         async with held(thread):
@@ -198,17 +170,6 @@ async def test_a_session_that_is_released_ends_what_is_under_way(model):
         await released
         assert engine.kv_bytes("s0") == 0
         assert target.num_steps == 0
-
-
-async def test_a_parked_session_goes_on_where_it_was(model):
-    engine = tiny.local_target(model)
-    prompt = tuple(tiny.tokens(200))
-    async with batched(engine) as (target, _):
-        first = await verifying(target, 0, prompt)
-        await target.park("s0")
-        assert engine.kv_bytes("s0") == 0
-        again = await verifying(target, 0, (*prompt, *first.tokens), 200)
-        assert again.num_cached == 200
 
 
 async def test_a_target_that_stops_takes_nothing_more(model):

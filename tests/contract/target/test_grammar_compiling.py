@@ -6,12 +6,11 @@ import threading
 import pytest
 from llguidance import LLTokenizer
 
-from slipstream.core.errors import CapacityError, InternalError, InvalidRequest
+from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
 from slipstream.models.target.causal import CausalModel
 from slipstream.verifying.grammars import MAX_COMPILED, MAX_COMPILING, Grammars
-from slipstream.verifying.request import TargetRequest
 from support.models import tiny
 from support.models.batches import batched, held
 from support.models.grammar_texts import STOPS, TEXT, VOCAB, grammars, ids, regex
@@ -92,12 +91,6 @@ async def test_a_prepared_grammar_is_found_for_as_long_as_it_is_held(engine):
         run = target.run(TokenSequence(session_of("a", WORDS), PROMPT), Proposal())
         assert (await run).result().tokens
         assert prepared.grammar == WORDS
-
-
-async def test_an_engine_that_lacks_a_grammar_does_not_compile_it(engine):
-    with pytest.raises(InternalError, match="before it was compiled"):
-        engine.begin(TargetRequest(TokenSequence(session_of("a", WORDS), PROMPT), Proposal()))
-    assert not engine.threads
 
 
 async def test_steps_of_others_go_on_while_a_grammar_is_compiled(engine):

@@ -7,16 +7,14 @@ import re
 
 import pytest
 
-from slipstream.core.errors import InvalidRequest, NotBuilt
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import FinishReason, Proposal, SamplingParams, Session
+from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.models.loading import load_target_parts
 from slipstream.verifying.build import BuiltTarget, build_target
-from slipstream.verifying.request import TargetRequest
 from support.models.batches import batched
 from support.models.grammar_texts import EOS, STOPS, TEXT, VOCAB, ids, regex
-from support.models.tiny import causal, local_target
 from support.services import fleet
 
 WORDS = regex("(red|green|blue)( and (red|green|blue)){1,4}[.]")
@@ -152,13 +150,6 @@ async def test_each_turn_follows_its_own_grammar_and_none_the_text_before(built)
     await target.release("s")
 
 
-async def test_the_limit_on_tokens_cuts_a_text_wherever_it_is(built):
-    output, verdicts = await written(built.target, session_of(most=5))
-    assert len(output) == 5
-    assert verdicts[-1].finish_reason is FinishReason.LENGTH
-    assert text_of(output) in ("red a", "green", "blue ")
-
-
 @pytest.mark.parametrize(
     ("grammar", "known", "reason"),
     [
@@ -209,10 +200,3 @@ async def test_sessions_with_and_without_grammars_share_steps(built):
     async with batched(built.target) as (target, _):
         together = await asyncio.gather(*[written(target, session) for session in sessions])
     assert [output for output, _ in together] == alone
-
-
-async def test_a_target_without_grammars_refuses_them(built):
-    engine = local_target(causal())
-    with pytest.raises(NotBuilt, match="can't follow any"):
-        engine.begin(TargetRequest(TokenSequence(session_of(), [1] * len(PROMPT)), Proposal()))
-    assert built.facts.has_grammars

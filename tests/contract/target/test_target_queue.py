@@ -3,20 +3,16 @@
 import asyncio
 
 import pytest
-from grpc import StatusCode
 
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
-from slipstream.rpc.conversion.convert import verify_to_pb
-from slipstream.rpc.delta import Delta
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_target import RemoteTarget
-from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import target_pb2
 from support.models import tiny
 from support.models.scripted import LIMIT_S, first_round, reached, remote_target, target_engine
-from support.services.served_target import IDENTITY, Served, refusal, served_target
+from support.services.served_target import IDENTITY, Served, served_target
 
 PROMPT, OTHER = (tuple(tiny.tokens(100, seed)) for seed in (0, 1))
 QUEUED = target_pb2.VerifyResponse(queued=target_pb2.Queued())
@@ -71,18 +67,6 @@ async def test_a_round_that_waits_for_too_long_is_refused_as_busy_and_leaves_the
         await verifying(remote(served, queue_s=0.05), "late")
     await until_waiting(served, 0)
     assert (await stream.verify(100, (1,))).tokens
-    await stream.end()
-
-
-async def test_the_status_of_a_queue_that_is_too_long_is_that_of_a_busy_service(full):
-    served, stream = full
-    late = await served.open(session("late"), max_queue_ms=0)
-    asked = verify_to_pb(Delta(0, OTHER), Proposal())
-    await late.call.write(target_pb2.VerifyRequest(verify=asked))
-    assert (await late.call.read()).HasField("queued")
-    status = await refusal(late.call.read())
-    assert status.code() is StatusCode.RESOURCE_EXHAUSTED
-    assert isinstance(error_from(status), errors.CapacityError)
     await stream.end()
 
 

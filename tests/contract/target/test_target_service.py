@@ -1,7 +1,5 @@
 """What the target service promises beside the port: handshakes, leases, refusals, its own load."""
 
-import asyncio
-
 import pytest
 from grpc import RpcError, StatusCode
 
@@ -11,7 +9,7 @@ from slipstream.core.types import Proposal, Session
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from support.models import tiny
-from support.services.served_target import IDENTITY, Served, Stream, refusal
+from support.services.served_target import IDENTITY, Served, refusal
 
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)
@@ -179,36 +177,6 @@ async def test_tokens_that_need_no_computing_are_counted(served):
     assert (await served.load()).num_cached_tokens == len(PROMPT) - 1
 
 
-async def test_streams_at_once_share_steps_and_have_the_tokens_they_have_alone(served):
-    prompts = [tuple(tiny.tokens(length, length)) for length in (3, 20, 50, 127, 130, 200)]
-
-    async def tokens(number: int, name: str) -> tuple[int, ...]:
-        stream = await served.open(Session(name, len(prompts[number]), 50))
-        answer = await stream.rounds(prompts[number], 12)
-        await stream.end()
-        return answer
-
-    together = await asyncio.gather(*(tokens(at, f"t{at}") for at in range(len(prompts))))
-    load = await served.load()
-    assert load.num_steps < load.num_rounds == 12 * len(prompts)
-    assert list(together) == [await tokens(at, f"a{at}") for at in range(len(prompts))]
-
-
-async def test_what_was_parked_is_freed_when_its_time_is_up(served):
-    stream = await served.open(SESSION)
-    await stream.verify(0, PROMPT)
-    await stream.park(ttl_s=0.001)
-    await served.until_empty()
-
-
-@pytest.mark.parametrize("ttl_ms", [0, 2**32 - 1])
-async def test_a_time_to_park_out_of_bounds_is_refused_and_frees_the_session(served, ttl_ms):
-    park = target_pb2.VerifyRequest(park=draft_pb2.Park(ttl_ms=ttl_ms))
-    status = await last_message(served, opening(), park)
-    assert status.code() is StatusCode.INVALID_ARGUMENT
-    await served.until_empty()
-
-
 async def test_a_higher_fence_takes_a_session_over_with_all_it_holds(served):
     old = await served.open(SESSION, fence=4)
     await old.verify(0, PROMPT)
@@ -219,20 +187,4 @@ async def test_a_higher_fence_takes_a_session_over_with_all_it_holds(served):
     assert (await new.verify(0, PROMPT)).num_cached == len(PROMPT) - 1
     assert new.credential != old.credential
     await new.end()
-    await served.until_empty()
-
-
-@pytest.mark.parametrize("fence", [3, 4])
-async def test_a_fence_that_is_no_higher_is_refused_and_disturbs_nobody(served, fence):
-    stream = await served.open(SESSION, fence=4)
-    late = opening()
-    late.open.session.fence = fence
-    assert (await last_message(served, late)).code() is StatusCode.ABORTED
-    assert (await stream.verify(0, PROMPT)).tokens
-    await stream.end()
-
-
-async def test_a_stream_without_messages_opens_nothing(served):
-    stream = Stream(served.stub.Verify(), "", "")
-    await stream.end()
     await served.until_empty()

@@ -6,7 +6,6 @@ from dataclasses import replace
 from fractions import Fraction
 
 import pytest
-from opentelemetry.trace import SpanKind
 from opentelemetry.trace import StatusCode as SpanStatus
 
 from slipstream.core.sequence import TokenSequence
@@ -22,7 +21,6 @@ from slipstream_target.telemetry import TargetTelemetry
 from support.models import tiny
 from support.models.hand_clock import HandClock
 from support.services.served_target import refusal, served_target
-from support.telemetry.listening import parent_id, span_id
 
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)
@@ -36,21 +34,6 @@ def verdict_attributes(span):
 
 def batch_of(span):
     return span.attributes["slipstream.batch.rows"], span.attributes["slipstream.batch.sessions"]
-
-
-async def test_a_traced_verification_is_a_span_with_its_queue_and_its_run_inside(served, listener):
-    stream = await served.open(SESSION)
-    with listener.caller() as trace:
-        await stream.verify(0, PROMPT, trace=trace)
-    await stream.end()
-    verify, queue, run = map(listener.span, ("target.verify", "engine.queue", "engine.run"))
-    assert (verify.kind, parent_id(verify)) == (SpanKind.SERVER, span_id(trace))
-    assert parent_id(queue) == parent_id(run) == verify.context.span_id
-    assert verify.start_time <= queue.start_time <= queue.end_time == run.start_time
-    assert run.start_time < run.end_time <= verify.end_time
-    assert verify.status.status_code is SpanStatus.UNSET
-    assert verdict_attributes(verify) == {"nodes": 0, "accepted": 0, "final": 1, "num_cached": 0}
-    assert batch_of(verify) == (len(PROMPT), 1)
 
 
 async def test_a_span_says_what_was_decided_and_what_was_cached_once(served, listener):
@@ -201,18 +184,6 @@ async def test_a_target_waits_while_a_running_session_is_between_two_rounds(mode
     await target.release(SESSION.session_id)
     clock.now += 5
     assert target.spent.totals()[Activity.IDLE] == 12
-    await target.close()
-    thread.close()
-
-
-async def test_a_session_that_has_ended_is_not_waited_for(model):
-    clock = HandClock(0.0)
-    thread = EngineThread("target", clock=clock)
-    target = BatchedTarget(Slow(tiny.local_target(model), clock), thread, clock=clock)
-    verdict = await target.verify(TokenSequence(replace(SESSION, max_tokens=1), PROMPT), Proposal())
-    assert verdict.finish_reason is not None
-    clock.now += 3
-    assert target.spent.totals() == {Activity.BUSY: 2, Activity.WAITING: 0, Activity.IDLE: 3}
     await target.close()
     thread.close()
 

@@ -8,7 +8,6 @@ from opentelemetry.trace import SpanKind
 from opentelemetry.trace import StatusCode as SpanStatus
 
 from slipstream.core.types import Session
-from slipstream.rpc.kv import KvEncoding
 from slipstream.telemetry import catalog
 from slipstream_target.kv_streams import SLICE_BYTES
 from slipstream_target.telemetry import STREAM_KV
@@ -71,19 +70,6 @@ async def test_only_the_first_snapshots_of_a_stream_are_spans(model, listener):
     assert starts == [0, 20]
 
 
-async def test_a_reader_that_comes_late_is_sent_what_the_last_verification_made(served, listener):
-    stream = await served.open(SESSION)
-    with listener.caller() as trace:
-        await stream.verify(0, PROMPT, trace=trace)
-        mirror = served.mirror(stream, (0,), trace=trace, encoding=KvEncoding.INT8)
-        await mirror.read_to(len(PROMPT))
-        await stream.end()
-        assert not await mirror.read()
-    [verify] = listener.spans("target.verify")
-    assert parent_id(listener.span("kv.snapshot")) == verify.context.span_id
-    assert listener.span(STREAM_KV).attributes["slipstream.kv.encoding"] == "int8"
-
-
 async def test_slices_that_go_out_at_a_stretch_are_one_snapshot(listener):
     prompt = tuple(tiny.tokens(300))
     async with served_target(wide_model(), telemetry=listener.telemetry) as served:
@@ -101,18 +87,6 @@ async def test_slices_that_go_out_at_a_stretch_are_one_snapshot(listener):
     assert span.attributes["slipstream.kv.count"] == len(prompt)
     size = listener.point(catalog.SNAPSHOT_SIZE)
     assert (size.sum, size.count) == (num_bytes, 1)
-
-
-async def test_a_reader_that_leaves_is_no_error(served, stream, listener):
-    with listener.caller() as trace:
-        mirror = served.mirror(stream, (0,), trace=trace)
-        await stream.verify(0, PROMPT)
-        await mirror.read_to(len(PROMPT))
-        mirror.call.cancel()
-        await served.until(lambda load: load.num_kv_streams == 0)
-    span = listener.span(STREAM_KV)
-    assert span.attributes["rpc.response.status_code"] == "CANCELLED"
-    assert span.status.status_code is SpanStatus.UNSET
 
 
 @pytest.mark.parametrize(

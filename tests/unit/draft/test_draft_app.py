@@ -134,11 +134,6 @@ async def test_an_ngram_draft_needs_no_model_at_all():
     assert (said.kind, said.identity.tokenizer_hash, said.identity.vocab_size) == ("ngram", "", 0)
 
 
-async def test_every_process_has_an_incarnation_of_its_own():
-    first, second = await about(draft="ngram"), await about(draft="ngram")
-    assert first.identity.incarnation != second.identity.incarnation
-
-
 async def test_a_draft_that_is_none_is_refused(checkpoint):
     for name in ("none", "", "no-such-draft"):
         with pytest.raises(InvalidRequest):

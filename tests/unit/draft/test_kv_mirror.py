@@ -77,16 +77,6 @@ def test_what_a_reader_was_shown_stays_as_it_was(mirror, forget_first):
     assert_shows(shown, first, 20)
 
 
-def test_what_is_appended_needs_no_new_buffers(mirror):
-    mirror.reserve(400)
-    size, whole = mirror.num_bytes, truth(400)
-    before = mirror.view().layers[5][0].ctypes.data
-    for at in range(0, 400, 50):
-        send(mirror, whole, at, at + 50)
-    assert mirror.view().layers[5][0].ctypes.data == before
-    assert mirror.num_bytes == size
-
-
 def test_room_is_never_made_past_the_limit():
     mirror = KvMirror(LAYERS, LAYOUT, limit=100)
     mirror.reserve(10**9)
@@ -126,8 +116,3 @@ def test_positions_that_are_left_out_are_refused(mirror, start, end):
     with pytest.raises(InvalidRequest, match="512 from 128 on are left out"):
         send(mirror, truth(900), start, end)
     assert mirror.count == 640
-
-
-def test_a_layout_of_other_layers_is_refused():
-    with pytest.raises(InvalidRequest, match="1 layers"):
-        KvMirror((3,), LAYOUT, limit=10)

@@ -15,7 +15,7 @@ from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.drafting.request import DraftRequest
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.glide.chain_stop import DecisionNetwork
-from slipstream.models.glide.glide_chains import _SPARE, GlideChains
+from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.scorer import ChainRequest, Grow, KvView, Sync, skippable
 from support.models import tiny, tiny_glide
 
@@ -159,18 +159,6 @@ def test_long_texts_are_read_without_what_is_skipped(num_layers, temperature):
     assert [device._sessions[str(at)].state.skipped for at in range(4)] == [128, 128, 0, 128]
 
 
-def test_padding_leaves_the_keys_of_sessions_as_they_are():
-    texts = [tiny.tokens(length, seed=length) for length in (60, 50, 40)]
-    (host, device), texts = drafts(num_layers=2, texts=texts)
-    for draft in (host, device):
-        propose(draft, texts, [PLAN] * 3, [SamplingParams()])
-    for at, text in enumerate(texts):
-        caches = [draft._sessions[f"{at}"].state.cache for draft in (host, device)]
-        for layer in range(2):
-            ours, theirs = (cache.gather(layer, 0, len(text)).cpu() for cache in caches)
-            np.testing.assert_allclose(ours, theirs, rtol=1e-4, atol=1e-4)
-
-
 def test_what_a_device_cannot_follow_is_grown_by_the_host():
     (host, device), texts = drafts()
     plan = Plan(4, 20, Shape.CHAIN, StopPolicy.FIXED)
@@ -237,18 +225,6 @@ def test_chains_whose_keys_do_not_fit_at_once_follow_each_other():
     chains._max_bytes = 3 * chains._num_bytes(1, 128, 128)
     assert_same(propose(device, texts, [plan] * 4, samplings)[0], expected)
     assert {shape.sessions for _, shape in chains.replay._entries} == {1, 2}
-
-
-def test_shapes_share_the_memory_of_the_targets_keys():
-    (_, device), texts = drafts()
-    plan = Plan(4, 20, Shape.CHAIN, StopPolicy.FIXED)
-    for count in (1, 2, 4, 3):
-        propose(device, texts[:count], [plan] * count, [SamplingParams()])
-    stages = device.chains._stages
-    assert len(stages) > 2
-    needed = max(stage[0].numel() for stage in stages.values())
-    owned = {layer._base.shape for stage in stages.values() for layer in stage[:1]}
-    assert sum(size[0] for size in owned) <= _SPARE * needed
 
 
 class SpoiltSource(Source):

@@ -154,11 +154,6 @@ def test_a_file_that_is_no_decision_model_is_refused(folder, change):
         load_decision(folder, hidden_size=6)
 
 
-def test_a_network_without_width_is_refused():
-    with pytest.raises(WeightsError, match="width 0"):
-        DecisionNetwork(6, 0)
-
-
 @pytest.mark.parametrize(
     ("stop", "shape", "is_scored"),
     [

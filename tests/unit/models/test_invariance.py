@@ -4,7 +4,6 @@ import pytest
 import torch
 
 from slipstream.models.numerics.invariance import probe_rows, tiled
-from slipstream.models.numerics.linears import PackedLinear
 from slipstream.models.numerics.rules import RowRule
 
 EXAMPLE = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
@@ -45,12 +44,3 @@ def test_tiling_only_ever_asks_for_counts_within_the_rule():
             assert torch.equal(tiled(product, x, rule), x * 2)
         assert rule.min_rows <= min(asked)
         assert max(asked) <= rule.max_rows
-
-
-def test_a_packed_product_is_the_product():
-    weight = torch.randn(24, 16, generator=torch.Generator().manual_seed(1)).bfloat16()
-    bias = torch.arange(24).bfloat16()
-    x = EXAMPLE[:5].repeat(1, 2).bfloat16()
-    expected = torch.nn.functional.linear(x.float(), weight.float(), bias.float())
-    found = PackedLinear(weight, bias)(x).float()
-    torch.testing.assert_close(found, expected, rtol=2e-2, atol=2e-2)

@@ -7,12 +7,10 @@ from slipstream.models import memory
 from slipstream.models.dtypes import CPU, FLOAT32
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.memory import (
-    MemoryPlan,
     budget_bytes,
     check_budget,
     free_bytes,
     num_pages,
-    shown,
 )
 from slipstream.verifying.build import TargetLimits, plan_memory
 from support.models import tiny
@@ -72,14 +70,6 @@ def test_nothing_is_kept_of_nobody_where_that_is_forbidden():
     model.prefill(cache, tiny.tokens(150))
     memory.close(cache, tiny.tokens(150))
     assert (memory.num_cached_bytes, memory.pool.num_used_bytes) == (0, 0)
-
-
-def test_an_account_is_readable():
-    plan = MemoryPlan(3 << 20, 4, 1 << 20, 1 << 10)
-    assert str(plan) == (
-        "weights 3.0 MiB, keys and values 4.0 MiB (4 pages), workspace 1.0 KiB, 7.0 MiB in all"
-    )
-    assert shown(12) == "12 B"
 
 
 OLD = ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes")

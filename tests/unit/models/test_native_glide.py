@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import chain, product
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -220,20 +219,6 @@ def test_switched_off_or_in_another_dtype_torch_computes(monkeypatch, caplog):
     assert "torch computes the draft: float16 on cpu has no native kernels" in caplog.text
     monkeypatch.setenv(NATIVE_VARIABLE, "off")
     assert tiny.glide().engine == "torch"
-
-
-def test_without_a_library_torch_computes(monkeypatch):
-    target, model = large()
-    view = tiny_glide.view(target, TOKENS, 5)
-    expected = chain_scores(native(target, model), view)
-    monkeypatch.setattr(library, "PATH", Path("nowhere.so"))
-    library.library.cache_clear()
-    try:
-        scorer = tiny_glide.scorer(target, model)
-        assert scorer.engine == "torch"
-        near(chain_scores(scorer, view), expected, 0.05)
-    finally:
-        library.library.cache_clear()
 
 
 def test_heads_that_are_rotated_in_part_are_torchs():

@@ -244,8 +244,3 @@ def test_a_cache_that_can_not_be_written_is_one_sentence(tmp_path):
     with pytest.raises(ModelError, match="can't be written") as refusal, exclusive(cache_dir, "m"):
         pass
     assert "SLIPSTREAM_CACHE" in str(refusal.value)
-
-
-def test_the_catalogue_pins_what_it_takes_from_the_index():
-    for model in CATALOG.values():
-        assert model.wheel is None or len(bytes.fromhex(model.wheel.sha256)) == 32

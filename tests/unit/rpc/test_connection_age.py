@@ -174,11 +174,6 @@ def test_an_age_that_makes_no_sense_is_refused(given, says):
         build(RouterConfig, targets=("127.0.0.1:1",), **given)
 
 
-def test_where_nothing_ages_the_grace_binds_nobody():
-    ages = {"max_connection_age_s": 0, "max_connection_age_grace_s": 0}
-    build(RouterConfig, targets=("127.0.0.1:1",), **ages)
-
-
 def test_connections_to_routers_age_and_those_to_engines_do_not():
     router = build(RouterConfig, targets=("127.0.0.1:1",)).server_options()
     assert 0 < router.max_connection_age_s < router.max_connection_age_grace_s

@@ -229,12 +229,6 @@ async def test_calls_above_the_limit_of_a_connection_wait_at_the_caller():
     assert other.status == STATUS.SERVING
 
 
-@pytest.mark.parametrize("limit", ["max_streams", "max_message_bytes", "grace_s"])
-def test_a_limit_that_is_none_is_refused(limit):
-    with pytest.raises(errors.InvalidRequest, match=f"{limit} is -1"):
-        ServerOptions(**{limit: -1})
-
-
 @pytest.mark.parametrize("method", ["DescribeDraft", "Speculate"])
 async def test_bytes_that_are_no_message_are_an_invalid_argument(method):
     async with serving(Failing(errors.NotBuilt("no"))) as (_, channel):

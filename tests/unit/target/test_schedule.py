@@ -208,28 +208,11 @@ def test_prompts_delay_no_step_by_more_than_allowed_or_what_a_few_tokens_take(
     assert not any(key >= 100 for key in target.left)
 
 
-def test_a_prompt_that_got_too_little_gets_a_tile_in_the_next_step():
-    target = Target(StepBudget())
-    target.add(9, 4000)
-    chunks = []
-    for _ in range(4):
-        target.add(0, 1, 30)
-        chunks.append(target.step()[9])
-    assert chunks == [1, 33, 1, 33]
-
-
 def test_long_prompts_take_turns():
     target = Target(StepBudget(max_tokens=64))
     for key in range(3):
         target.add(key, 200)
     assert [list(target.step()) for _ in range(5)] == [[0], [1], [2], [0], [1]]
-
-
-def test_what_a_prompt_leaves_of_its_chunk_is_the_next_ones():
-    target = Target(StepBudget(max_tokens=64))
-    target.add(0, 20)
-    target.add(1, 200)
-    assert target.step() == {0: 20, 1: 44}
 
 
 def test_a_tree_joins_with_the_last_token_and_is_never_cut():
@@ -246,16 +229,6 @@ def test_a_tree_that_finds_no_room_waits_for_the_next_step():
     target.add(2, 1, 3)
     assert target.step() == {0: 20, 2: 4}
     assert target.step() == {1: 20}
-
-
-def test_a_tree_larger_than_any_step_goes_alone():
-    target = Target(StepBudget(max_tokens=32))
-    target.add(0, 1)
-    target.add(1, 1, 100)
-    assert target.step() == {0: 1}
-    target.add(2, 1)
-    assert target.step() == {1: 101}
-    assert target.step() == {2: 1}
 
 
 def test_what_is_removed_joins_no_step():

@@ -4,21 +4,11 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.config import load_config
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import build
-from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.security import ServerTls
 from slipstream.verifying.build import TargetLimits
 from slipstream_target.config import TargetConfig
-
-
-def test_the_defaults_are_a_target():
-    config = load_config(TargetConfig, section="target", env={})
-    assert config == TargetConfig()
-    assert config.server_options().tls is None
-    assert config.sessions.lease_limits() == LeaseLimits()
-    assert config.target_limits() == TargetLimits(max_cached_bytes=1 << 30)
 
 
 @pytest.mark.parametrize(

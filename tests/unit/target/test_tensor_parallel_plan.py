@@ -6,8 +6,6 @@ from transformers import GPT2Config, LlamaConfig, MixtralConfig, Phi3Config
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.models.loading import check_ranks
-from slipstream.models.numerics.rules import RowRule
-from slipstream.models.parallel.ranks import ALONE
 from slipstream.options import build
 from slipstream_target.config import TargetConfig
 from slipstream_target.tensor_parallel import check_devices
@@ -72,8 +70,3 @@ def test_ranks_share_the_threads_of_the_machine():
     assert build(TargetConfig, tensor_parallel=2, threads=3).rank_threads() == 3
     with pytest.raises(InvalidRequest, match="tensor_parallel is 0, but must be above 0"):
         build(TargetConfig, tensor_parallel=0)
-
-
-def test_one_rank_alone_needs_nobody_to_agree_with():
-    rule = RowRule(2, 16)
-    assert ALONE.meet(rule, torch.device("cpu")) is rule

@@ -140,11 +140,6 @@ def test_a_template_with_mistakes_leaves_raw_text(source, reason):
         tokenizer.render(MESSAGES)
 
 
-def test_no_messages_are_refused():
-    with pytest.raises(InvalidRequest, match="no messages"):
-        render(TEMPLATE, [])
-
-
 @pytest.mark.parametrize(
     ("size", "special_tokens"),
     [(MAX_TEMPLATE_BYTES, {}), (MAX_TEMPLATE_BYTES - 12, {"bos_token": "<s>"})],

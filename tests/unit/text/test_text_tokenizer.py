@@ -125,14 +125,6 @@ def test_its_parts_make_the_same_tokenizer_elsewhere(hf, text):
         assert again.encode(string, add_special_tokens=True) == hf.encode(string)
 
 
-def test_a_caller_s_mapping_may_change_afterwards():
-    special = {"bos_token": "<s>"}
-    json_ = text_tokenizer(byte_tokenizer()).parts().json
-    tokenizer = TextTokenizer.from_parts(json_, "{{ bos_token }}", special)
-    special["bos_token"] = "other"
-    assert tokenizer.render([{"role": "user", "content": "a"}]) == "<s>"
-
-
 def test_nothing_is_cut_or_filled_up_whatever_the_file_says():
     hf = byte_tokenizer()
     whole = hf.encode("hello")

@@ -7,13 +7,12 @@ import pytest
 import torch
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
-from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.core.verify.draws import draw_keys, walk_drawn
 from slipstream.core.verify.verify import verify
 from slipstream.models.cuda.bucketed import Draw, buckets_for
-from slipstream.models.cuda.buckets import Buckets, pack
+from slipstream.models.cuda.buckets import Buckets
 from slipstream.models.memory import temporary_bytes
 from slipstream.models.numerics.rules import RowRule
 from slipstream.models.target.causal import CausalModel
@@ -135,15 +134,6 @@ def test_memory_of_captures_is_accounted():
     used = sum(out.nbytes for entry in entries for out in entry.outputs)
     accounted = shaped_model.workspace_bytes(16) - plain.workspace_bytes(16)
     assert accounted > temporary_bytes(torch.device("cuda")) + used
-
-
-def test_too_many_rows_are_named():
-    model = tiny.causal()
-    cache = model.open_in(model.pool(1))
-    cache.reserve(9)
-    buckets = buckets_for(max_rows=4, context_length=512, rule=RowRule(1, 32))
-    with pytest.raises(CapacityError, match="9 tokens of one forward are needed"):
-        pack([Part(cache, tiny.tokens(9), EMPTY)], [], buckets)
 
 
 def test_every_bucket_can_be_captured():

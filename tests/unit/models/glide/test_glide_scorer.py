@@ -126,19 +126,6 @@ def test_every_path_of_a_tree_scores_like_a_chain(num_layers):
         close(row, expected.logits[0])
 
 
-def test_a_chain_that_forks_late_is_masked_like_a_tree():
-    target, _, scorer = case()
-    prefix, view = TOKENS[:6], tiny.view(target, TOKENS, 5)
-    state, alone = scorer.open(32), scorer.open(32)
-    scorer.score([Sync(state, prefix, view)])
-    scorer.score([Grow(state, [10], [-1])])
-    scorer.score([Grow(state, [11], [0])])
-    forked = scorer.score([Grow(state, [12], [0])])
-    scorer.score([Sync(alone, prefix, view)])
-    scorer.score([Grow(alone, [10], [-1])])
-    close(forked.logits, scorer.score([Grow(alone, [12], [0])]).logits)
-
-
 def test_without_a_view_the_cross_attention_is_left_out():
     target, model, scorer = case()
     seen = scorer.score([Sync(scorer.open(16), TOKENS, tiny.view(target, TOKENS, 9))])

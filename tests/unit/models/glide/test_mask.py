@@ -1,6 +1,5 @@
 """A sliced mask shows each node its ancestors and itself, and is built once per topology."""
 
-import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
@@ -51,13 +50,3 @@ def test_other_topologies_have_masks_of_their_own_and_the_oldest_go():
     for parents in ((-1, 0, 0), (-1, 0, 1), (-1, -1, 1)):
         assert torch.equal(masks.rows(parents, 0), ancestor_mask(parents))
     assert len(masks) == 2
-
-
-def test_a_child_before_its_parent_is_refused():
-    with pytest.raises(ValueError, match="parents come first"):
-        ancestor_mask((1, -1))
-
-
-def test_a_store_without_room_is_refused():
-    with pytest.raises(ValueError, match="capacity"):
-        SlicedMasks(0)
