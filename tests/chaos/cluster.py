@@ -12,10 +12,10 @@ from typing import Any
 from chaos import clocks, valkey
 from chaos.member import Command, Member, says_ready
 from chaos.pair import Pair
-from chaos.proxy import Proxy, Weather
 from slipstream.client import AsyncClient
 from slipstream.core.errors import SlipstreamError
 from support.network.ports import free_ports
+from support.network.relay import Relay, Weather
 from support.services import fleet
 from support.services.stalls import LoggedStall, stalls_in
 
@@ -36,7 +36,7 @@ class Cluster:
         names = [name for role in sizes for name in self.names(role)]
         self.ports = dict(zip([*names, "redis-0"], free_ports(len(names) + 1), strict=True))
         self.members: dict[str, Member] = {}
-        self.links: dict[tuple[str, str], Proxy] = {}
+        self.links: dict[tuple[str, str], Relay] = {}
         self._proxied = proxied
         self._watchers: dict[str, AsyncClient] = {}
 
@@ -118,7 +118,7 @@ class Cluster:
         ways = [(router, end) for router in self.names("router") for end in engines]
         ways += [("draft", target) for target in self.names("target")]
         for way in ways:
-            self.links[way] = Proxy(f"127.0.0.1:{self.ports[way[1]]}", seed=len(self.links))
+            self.links[way] = Relay(f"127.0.0.1:{self.ports[way[1]]}", seed=len(self.links))
             await self.links[way].start()
 
     def _at(self, to: str, *, by: str = "") -> str:

@@ -4,8 +4,8 @@ import asyncio
 
 import pytest
 
-from chaos.proxy import Weather
 from chaos.scenario import alone, disturbed
+from support.network.relay import Weather
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 LENGTH_S = 12

@@ -89,7 +89,7 @@ async def test_engines_answer_routers_alone(model, origin, other):
     }
     async with guarded(model, origin) as at:
         for (hop, method), (tls, refused) in product(LOAD.items(), callers.items()):
-            async with connect(at.hops[hop].address, ChannelOptions(tls=tls)) as channel:
+            async with connect(at.address(hop), ChannelOptions(tls=tls)) as channel:
                 assert await code_of(channel.unary_unary(method)(b"")) is refused
 
 

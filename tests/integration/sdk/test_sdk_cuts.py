@@ -7,7 +7,7 @@ from contextlib import asynccontextmanager
 import pytest
 
 from slipstream.client import AsyncClient, Client, SamplingParams
-from support.network.cutting import Cutter
+from support.network.relay import Relay
 from support.services.fleet import routed, running, save_models, target_worker
 
 LENGTH = 40
@@ -23,7 +23,7 @@ def model(tmp_path_factory):
 async def cut(model):
     """A client of a router, and a way there that can be cut."""
     worker = target_worker(model)
-    async with running(worker), routed([worker]) as client, Cutter(client.address) as way:
+    async with running(worker), routed([worker]) as client, Relay(client.address) as way:
         yield client, way
 
 

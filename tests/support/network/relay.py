@@ -1,87 +1,173 @@
-"""What passes over a connection, for tests of who could read it: a TCP relay, and raw packets."""
+"""TCP relays between services on loopback: they keep what passes, cut it, or are a bad network."""
 
 import asyncio
+import random
 import socket
 import struct
+import sys
 import threading
 from collections import defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
+from enum import Enum
+from typing import Self
 
 LOOPBACK = "127.0.0.1"
+RETRANSMIT_S = 0.2
+"""Least cost of a lost packet in TCP."""
+SLOW_S = 0.3
+"""Delay of each piece on a slow way."""
+_PIECE = 1 << 16
 _ALL_PROTOCOLS, _IPV4, _TCP, _OUTGOING = 3, 0x0800, 6, 4
 
 
-class Relay:
-    """Passes on every connection to a port of this machine, and keeps what went through."""
+class Weather(Enum):
+    """Treatment of bytes on their way."""
 
-    def __init__(self, port: int) -> None:
-        self._to = port
+    FAIR = "fair"
+    SILENT = "silent"
+    """Nothing arrives, and no connection ends: a partition."""
+    CUT = "cut"
+    """Connections are reset, new ones are refused at once."""
+    LOSSY = "lossy"
+    """Some pieces arrive late, and all behind them."""
+    SLOW = "slow"
+    """Each piece arrives late."""
+
+
+class Relay:
+    """A TCP relay to a port of this machine, for one event loop.
+
+    `streams` has the bytes of each connection that were sent there, and those that came back.
+    """
+
+    def __init__(self, to: str, *, loss: float = 0.02, seed: int = 0, keeps: bool = False) -> None:
+        self._port = int(to.rpartition(":")[2])
+        self._loss, self._random = loss, random.Random(seed)
+        self._keeps = keeps
         self._server: asyncio.Server | None = None
         self._tasks: set[asyncio.Task[None]] = set()
         self._writers: set[asyncio.StreamWriter] = set()
+        self._passes = asyncio.Event()
+        self._passes.set()
+        self._weather = Weather.FAIR
+        self._limits: Iterator[int] = iter(())
         self.streams: list[bytearray] = []
-        """Of each connection, one of what was sent there and one of what came back."""
+        self.num_connections = self.num_cuts = self.num_lost = 0
 
-    async def __aenter__(self) -> "Relay":
+    async def start(self) -> Self:
+        """Listen."""
         self._server = await asyncio.start_server(self._accept, LOOPBACK, 0)
         return self
 
+    async def stop(self) -> None:
+        """End the relay and all its connections."""
+        self.become(Weather.CUT)
+        if self._server is not None:
+            self._server.close()
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    async def __aenter__(self) -> Self:
+        return await self.start()
+
     async def __aexit__(self, *_: object) -> None:
-        self._server.close()
-        self.cut()
-        await asyncio.gather(*self._tasks)
+        await self.stop()
 
     @property
     def port(self) -> int:
-        return self._server.sockets[0].getsockname()[1]
+        """Return the port where the relay listens."""
+        assert self._server is not None
+        return int(self._server.sockets[0].getsockname()[1])
 
     @property
     def address(self) -> str:
-        return f"localhost:{self.port}"
+        """Return the address where the relay listens."""
+        return f"{LOOPBACK}:{self.port}"
 
     @property
     def num_bytes(self) -> int:
+        """Return the number of bytes that were kept."""
         return sum(map(len, self.streams))
 
-    @property
-    def num_connections(self) -> int:
-        return len(self.streams) // 2
+    def become(self, weather: Weather) -> None:
+        """Change the treatment of bytes from now on, also on connections that stand."""
+        self._weather = weather
+        if weather is Weather.SILENT:
+            self._passes.clear()
+        else:
+            self._passes.set()
+        if weather is Weather.CUT:
+            self.cut()
 
     def cut(self) -> None:
         """End all connections; there may be new ones."""
-        for writer in self._writers:
+        for writer in list(self._writers):
             writer.transport.abort()
 
-    def _accept(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self._writers.add(writer)
-        task = asyncio.get_running_loop().create_task(self._both_ways(reader, writer))
+    def cuts(self, after: Iterable[int]) -> None:
+        """End all connections, and each later one after so many bytes of its answers."""
+        self._limits = iter(after)
+        self.cut()
+
+    async def _accept(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
         self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
-
-    async def _both_ways(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
-        far = None
+        self._writers.add(near)
         try:
-            far_reader, far = await asyncio.open_connection(LOOPBACK, self._to)
-            self._writers.add(far)
-            await asyncio.gather(self._pass_on(reader, far), self._pass_on(far_reader, near))
-        except OSError:
-            pass  # the other side is gone, as is to be seen on this one
-        for writer in filter(None, (near, far)):
-            writer.transport.abort()
-            with suppress(OSError):
-                await writer.wait_closed()
-            self._writers.discard(writer)
-
-    async def _pass_on(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        self.streams.append(kept := bytearray())
-        try:
-            while data := await reader.read(1 << 16):
-                kept += data
-                writer.write(data)
-                await writer.drain()
+            await self._join(reader, near)
+        except asyncio.CancelledError:
+            pass  # the relay is stopped
         finally:
-            writer.close()
+            self._tasks.discard(task)
+            self._writers.discard(near)
+            near.transport.abort()
+
+    async def _join(self, reader: asyncio.StreamReader, near: asyncio.StreamWriter) -> None:
+        if self._weather is Weather.CUT:
+            return
+        await self._passes.wait()
+        self.num_connections += 1
+        limit = next(self._limits, sys.maxsize)
+        try:
+            back, far = await asyncio.open_connection(LOOPBACK, self._port)
+        except OSError:
+            return
+        self._writers.add(far)
+        there = asyncio.ensure_future(self._carry(reader, far, sys.maxsize))
+        answers = asyncio.ensure_future(self._carry(back, near, limit))
+        try:
+            await asyncio.wait((there, answers), return_when=asyncio.FIRST_COMPLETED)
+        finally:
+            self.num_cuts += answers.done()
+            self._writers.discard(far)
+            far.transport.abort()
+            for way in (there, answers):
+                way.cancel()
+            await asyncio.wait((there, answers))
+
+    async def _carry(
+        self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter, limit: int
+    ) -> None:
+        """Pass bytes on until one side ends, or so many have passed."""
+        kept = bytearray()
+        if self._keeps:
+            self.streams.append(kept)
+        with suppress(OSError):
+            while limit > 0 and (piece := await reader.read(_PIECE)):
+                await self._passes.wait()
+                if self._weather is Weather.LOSSY and self._random.random() < self._loss:
+                    self.num_lost += 1
+                    await asyncio.sleep(RETRANSMIT_S)
+                if self._weather is Weather.SLOW:
+                    await asyncio.sleep(SLOW_S)
+                if self._keeps:
+                    kept += piece
+                writer.write(piece[:limit])
+                await writer.drain()
+                limit -= len(piece)
 
 
 class Packets:

@@ -38,7 +38,7 @@ class Guarded:
     def client(self, **options: Any) -> AsyncClient:
         """One that shows a certificate where that is asked for."""
         tls = None if self.made is None else self.made.client("client")
-        return AsyncClient(self.hops["client"].address, **{"tls": tls, "retries": False, **options})
+        return AsyncClient(self.address("client"), **{"tls": tls, "retries": False, **options})
 
     def serving(self, role: str) -> dict[str, Path]:
         """A service's options, if there is TLS."""
@@ -54,11 +54,15 @@ class Guarded:
         files = {"peer_cert": self.made.cert(role), "peer_key": self.made.key(role)}
         return {"peer_ca": self.made.ca, **files}
 
+    def address(self, hop: str) -> str:
+        """Return the address of a relay, by a name that certificates have."""
+        return f"localhost:{self.hops[hop].port}"
+
     async def hop(self, stack: AsyncExitStack, name: str, port: int) -> str:
         """The address of a new relay to a port."""
-        self.hops[name] = await stack.enter_async_context(Relay(port))
+        self.hops[name] = await stack.enter_async_context(Relay(f":{port}", keeps=True))
         self.ports |= {port, self.hops[name].port}
-        return self.hops[name].address
+        return self.address(name)
 
 
 @asynccontextmanager
