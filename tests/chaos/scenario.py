@@ -3,9 +3,10 @@
 Knows the cluster, the traffic and the report; a test says what happens to whom.
 """
 
+import asyncio
 import random
 import time
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, replace
 
@@ -84,6 +85,20 @@ class Chaos:
         """Wait until its streams have gone on and all members serve."""
         await self.gone_on(fault)
         await self.cluster.settled()
+
+    async def lasting(
+        self, names: Sequence[str], begin: Callable[[], None], end: Callable[[], None], *, s: float
+    ) -> None:
+        """Begin a disturbance at some moment, and end it after its time and all its streams."""
+        await self.some_moment()
+        fault = self.strike(*names)
+        begin()
+        try:
+            await asyncio.sleep(s)  # the rule is for so long
+            await self.traffic.ended(fault.streams)
+        finally:
+            end()
+        await self.over(fault)
 
     async def over(self, fault: Fault) -> None:
         """Wait until the streams it came over have ended and everybody is back."""

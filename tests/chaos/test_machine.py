@@ -1,38 +1,70 @@
-"""What a machine does to processes: CPU taken away, clocks set, a full disk. No token changes."""
+"""What a machine does to processes: stops, little CPU, set clocks, full disks. No token changes."""
 
-import asyncio
 import os
+import subprocess
 import sys
 import time
+from contextlib import ExitStack
 
 import pytest
 
 from chaos import clocks
-from chaos.neighbours import busy_neighbours
 from chaos.nursery import Forked
 from chaos.scenario import alone, disturbed
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(900), pytest.mark.asyncio(loop_scope="module")]
 LENGTH_S = 5
+STOPPED_S = 10
 TIMES = 3
 JUMP_S = 3600
-CLOCKED = ("router", "target", "draft", "redis")
+ROLES = ("router", "target", "draft", "redis")
 
 
-async def test_busy_neighbours_change_no_token(cluster, load, report):
-    async with disturbed(cluster, load, report, "CPU taken by neighbours") as chaos:
+def asked_of(role, load):
+    """The load that a role's loss of memory, writes or time leaves answerable.
+
+    What a session said before is known to Redis alone, so its next turn would wait or fail.
+    """
+    return alone(load) if role == "redis" else load
+
+
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_stop_changes_no_token_and_what_wakes_overwrites_nothing(
+    cluster, load, report, role
+):
+    async with disturbed(cluster, asked_of(role, load), report, f"stop of {role}") as chaos:
         for _ in range(TIMES):
-            await chaos.some_moment()
-            fault = chaos.strike("all")
-            with busy_neighbours(4 * (os.cpu_count() or 1)):
-                await asyncio.sleep(LENGTH_S)  # the rule is for so long
-            await chaos.over(fault)
+            (name,) = chaos.one_of(role)
+            member = cluster.members[name]
+            await chaos.lasting([name], member.freeze, member.thaw, s=STOPPED_S)
         await chaos.idle()
 
 
-async def test_a_clock_that_is_set_shows_in_its_process(cluster, tmp_path):
+async def test_busy_neighbours_change_no_token(cluster, load, report):
+    words = [sys.executable, "-c", "while True: pass"]
+    stack = ExitStack()
+
+    def begin():
+        for _ in range(4 * (os.cpu_count() or 1)):
+            neighbour = subprocess.Popen(words)
+            stack.callback(neighbour.wait)
+            stack.callback(neighbour.kill)
+
+    async with disturbed(cluster, load, report, "CPU taken by neighbours") as chaos:
+        for _ in range(TIMES):
+            await chaos.lasting(["all"], begin, stack.close, s=LENGTH_S)
+        await chaos.idle()
+
+
+@pytest.fixture
+def clocked(cluster):
+    """The cluster, whose clocks can be set."""
     if not cluster.has_clocks:
         pytest.skip("clocks are set by a library that needs a C compiler, and there is none")
+    return cluster
+
+
+async def test_a_clock_that_is_set_shows_in_its_process(clocked, tmp_path):
     clock, out = tmp_path / "clock", tmp_path / "out"
     clocks.set_clock(clock, JUMP_S)
     words = [sys.executable, "-c", "import time; print(time.time(), flush=True)"]
@@ -41,56 +73,27 @@ async def test_a_clock_that_is_set_shows_in_its_process(cluster, tmp_path):
 
 
 @pytest.mark.parametrize("seconds", [JUMP_S, -JUMP_S], ids=["forward", "back"])
-@pytest.mark.parametrize("role", CLOCKED)
-async def test_a_clock_that_is_set_changes_no_token(cluster, load, report, role, seconds):
-    if not cluster.has_clocks:
-        pytest.skip("clocks are set by a library that needs a C compiler, and there is none")
-    # A server that lost its sessions to a later clock can't continue them.
-    load = alone(load) if role == "redis" else load
-    async with disturbed(cluster, load, report, f"clock of a {role} set {seconds} s") as chaos:
+@pytest.mark.parametrize("role", ROLES)
+async def test_a_clock_that_is_set_changes_no_token(clocked, load, report, role, seconds):
+    name = f"clock of a {role} set {seconds} s"
+    async with disturbed(clocked, asked_of(role, load), report, name) as chaos:
         (name,) = chaos.one_of(role)
-        await chaos.some_moment()
-        fault = chaos.strike(name)
-        cluster.members[name].set_clock(seconds)
-        try:
-            await chaos.gone_on(fault)
-            await asyncio.sleep(LENGTH_S)  # the rule is for so long
-            await chaos.over(fault)
-        finally:
-            cluster.members[name].set_clock(0)
+        set_clock = clocked.members[name].set_clock
+        await chaos.lasting([name], lambda: set_clock(seconds), lambda: set_clock(0), s=LENGTH_S)
         await chaos.some_moment()
         await chaos.over(chaos.strike(name))
         await chaos.idle()
 
 
-async def test_running_and_new_requests_end_while_the_disk_of_redis_is_full(cluster, load, report):
-    # The server takes no write then, so the other router may not know what a session said last.
-    async with disturbed(cluster, alone(load), report, "full disk of redis") as chaos:
-        for _ in range(TIMES):
-            await chaos.some_moment()
-            fault = chaos.strike("redis-0")
-            cluster.members["redis-0"].fill_disk()
-            try:
-                await asyncio.sleep(LENGTH_S)  # the rule is for so long
-                await chaos.traffic.ended(fault.streams)
-            finally:
-                cluster.members["redis-0"].free_disk()
-            await chaos.over(fault)
-        await chaos.idle()
+@pytest.mark.parametrize("role", ["redis", "all services"])
+async def test_a_full_disk_changes_no_token_and_ends_no_request(cluster, load, report, role):
+    is_redis = role == "redis"
+    members = {name: at for name, at in cluster.members.items() if ("redis" in name) == is_redis}
 
+    def each(act):
+        return lambda: [getattr(member, act)() for member in members.values()]
 
-async def test_a_disk_that_is_full_for_logs_and_traces_changes_no_token(cluster, load, report):
-    async with disturbed(cluster, load, report, "full disk of services") as chaos:
-        services = [name for name in cluster.members if not name.startswith("redis")]
-        await chaos.some_moment()
-        fault = chaos.strike(*services)
-        for name in services:
-            cluster.members[name].fill_disk()
-        try:
-            await asyncio.sleep(LENGTH_S)  # the rule is for so long
-            await chaos.traffic.ended(fault.streams)
-        finally:
-            for name in services:
-                cluster.members[name].free_disk()
-        await chaos.over(fault)
+    async with disturbed(cluster, asked_of(role, load), report, f"full disk of {role}") as chaos:
+        for _ in range(TIMES if is_redis else 1):
+            await chaos.lasting([*members], each("fill_disk"), each("free_disk"), s=LENGTH_S)
         await chaos.idle()

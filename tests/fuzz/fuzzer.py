@@ -2,15 +2,14 @@
 
 import asyncio
 import time
-from collections import Counter
 from collections.abc import Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from fuzz.case import HTTP, WIRE, Case, file_name, save
+from fuzz.case import HTTP, WIRE, Case
 from fuzz.generator import ROLES, Generator
 from fuzz.minimise import minimised
+from fuzz.report import Finding, Tally
 from fuzz.sender import Sender
 from fuzz.victims import Symptom, Victims
 
@@ -20,49 +19,8 @@ HANG_S = 30.0
 SETTLE_S = 30.0
 SEARCH_S = 20.0
 """Longest search for the case behind a fault."""
-MAX_RSS_GROWTH_MIB = 400
 _LOOK_S = 0.02
 """A log line is written a moment after the answer."""
-
-
-@dataclass(slots=True)
-class Finding:
-    """A fault, and the smallest case that shows it; several where none does alone."""
-
-    symptom: Symptom
-    first: str
-    """Role and number of the first batch that showed it."""
-    cases: list[Case]
-    num_batches: int = 1
-
-    def values(self) -> dict[str, Any]:
-        """The finding as JSON takes it."""
-        return {
-            "symptom": str(self.symptom),
-            "log": self.symptom.log,
-            "first": self.first,
-            "batches": self.num_batches,
-            "cases": len(self.cases),
-            "file": file_name(str(self.symptom)) if len(self.cases) == 1 else "the whole batch",
-        }
-
-
-@dataclass(slots=True)
-class Tally:
-    """What was sent, and what came of it."""
-
-    num_messages: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By role and kind."""
-    statuses: Counter[tuple[str, str]] = field(default_factory=Counter)
-    """By role and status."""
-    findings: dict[Symptom, Finding] = field(default_factory=dict)
-    next_batches: dict[str, int] = field(default_factory=dict)
-
-    def count(self, case: Case, outcome: str) -> None:
-        """Take a case in."""
-        num = 1 if case.to in (HTTP, WIRE) else len(case.parts)
-        self.num_messages[case.role, case.kind] += num
-        self.statuses[case.role, outcome.partition(":")[0]] += 1
 
 
 class Fuzzer:
@@ -90,7 +48,6 @@ class Fuzzer:
                 if time.monotonic() > until:
                     return
                 await self.batch(role, number)
-                self.tally.next_batches[role] = number + 1
             number += 1
 
     async def batch(self, role: str, number: int, size: int = BATCH) -> None:
@@ -100,13 +57,14 @@ class Fuzzer:
         for symptom in await self._look():
             shown.setdefault(symptom, None)
         for symptom, case in shown.items():
-            if symptom in self.tally.findings:
-                self.tally.findings[symptom].num_batches += 1
+            if (known := self.tally.findings.get(str(symptom))) is not None:
+                known.count += 1
                 continue
-            found = await self._behind(symptom, [case] if case else cases)
-            self.tally.findings[symptom] = Finding(symptom, f"{role} {number}", found)
-            if self._folder is not None and len(found) == 1:  # else the seed says what it was
-                save(self._folder / file_name(str(symptom)), found, symptom=str(symptom))
+            smallest = await self._behind(symptom, [case] if case else cases)
+            found = Finding(str(symptom), f"{role} {number}", smallest, symptom.log)
+            self.tally.findings[found.what] = found
+            if self._folder is not None:
+                found.keep(self._folder)
 
     async def send(self, cases: Sequence[Case]) -> dict[Symptom, Case | None]:
         """Send cases, many at once; those with a status that no caller should see."""
@@ -116,7 +74,9 @@ class Fuzzer:
         async def one(case: Case) -> None:
             async with places:
                 outcome = await self._outcome(case)
-            self.tally.count(case, outcome)
+            num = 1 if case.to in (HTTP, WIRE) else len(case.parts)
+            self.tally.forms[case.role][case.kind] += num
+            self.tally.outcomes[case.role][outcome.partition(":")[0]] += 1
             if (symptom := _symptom(case, outcome)) is not None:
                 bad.setdefault(symptom, case)
 

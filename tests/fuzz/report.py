@@ -1,71 +1,111 @@
-"""What a run came to: a table for people, and JSON."""
+"""What a run of a fuzzer came to: a table, JSON and an exit code; and its command line."""
 
-from collections import Counter
+import argparse
+import json
+import secrets
+import sys
+from collections import Counter, defaultdict
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any
 
-from fuzz.fuzzer import Tally
-from support.services.stalls import LoggedStall
+from fuzz.case import Case, file_name, save
+
+_MAX_KEPT_BYTES = 12_000
 
 
-def values(
-    tally: Tally, stalls: dict[str, list[LoggedStall]], rss: dict[str, list[int]], **about: Any
-) -> dict[str, Any]:
-    """All of it as JSON."""
-    return {
-        **about,
-        "messages": sum(tally.num_messages.values()),
-        "roles": {role: _of_role(role, tally, stalls[role], rss[role]) for role in stalls},
-        "crashes": _count(tally, "crash"),
-        "stalls_above_100_ms": _count(tally, "stall"),
-        "findings": [finding.values() for finding in tally.findings.values()],
-        "next_batches": tally.next_batches,
-    }
+@dataclass(slots=True)
+class Finding:
+    """A fault, and the smallest case that shows it; several where none does alone."""
+
+    what: str
+    first: str
+    """Where it came first, which the seed makes again."""
+    cases: list[Case]
+    log: str = ""
+    count: int = 1
+    """Batches or cases that showed it."""
+
+    def values(self) -> dict[str, Any]:
+        """Return the finding as JSON takes it."""
+        is_one = len(self.cases) == 1
+        return {
+            "what": self.what,
+            "first": self.first,
+            "count": self.count,
+            "bytes": sum(len(part) for case in self.cases for part in case.parts),
+            "file": file_name(self.what) if is_one else "the whole batch",
+            "log": self.log,
+        }
+
+    def keep(self, folder: Path) -> None:
+        """Write the case to a folder, if it is one and small: else the seed says what it was."""
+        num_bytes = sum(map(len, self.cases[0].parts))
+        if len(self.cases) == 1 and num_bytes <= _MAX_KEPT_BYTES:
+            save(folder / file_name(self.what), self.cases, symptom=self.what)
 
 
-def lines(told: dict[str, Any]) -> list[str]:
-    """The table."""
-    head = f"{'service':8} {'messages':>9} {'stalls':>7} {'longest ms':>10} {'RSS MiB':>12}  kinds"
-    table = [head]
-    for role, about in told["roles"].items():
-        kinds = " ".join(f"{kind} {count}" for kind, count in about["kinds"].items())
-        before, after = about["rss_mib"]
-        table.append(
-            f"{role:8} {about['messages']:9} {about['stalls']:7} {about['longest_ms']:10.1f}"
-            f" {before:5} → {after:4}  {kinds}"
-        )
-        table.append(f"{'':8} {' '.join(f'{name} {n}' for name, n in about['statuses'].items())}")
-        if about["longest_ms"]:
-            table.append(f"{'':8} longest: {about['longest']}")
-    table += [f"finding: {each['symptom']} ({each['file']})" for each in told["findings"]]
-    sessions = told["sessions"]
-    table.append(f"sessions: {sessions['calls']} calls; {sessions['failed'] or 'none failed'}")
-    table.append(
-        f"seed {told['seed']}: {told['messages']} messages in {told['seconds']:.0f} s,"
-        f" {told['crashes']} crashes, {told['stalls_above_100_ms']} stalls above 100 ms of CPU,"
-        f" {len(told['findings'])} findings, held at the end: {told['held'] or 'nothing'}"
-    )
-    return table
+@dataclass(slots=True)
+class Tally:
+    """What was sent or loaded, and what came of it; by role, or by kind of file."""
+
+    outcomes: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    forms: dict[str, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    """How cases were made."""
+    findings: dict[str, Finding] = field(default_factory=dict)
+    notes: dict[str, str] = field(default_factory=dict)
+    """What else there is to say of each."""
+
+    @property
+    def num_cases(self) -> int:
+        """Return the number of all cases."""
+        return sum(counts.total() for counts in self.outcomes.values())
+
+    def values(self) -> dict[str, Any]:
+        """Return all of it as JSON."""
+        return {
+            "cases": self.num_cases,
+            "outcomes": self.outcomes,
+            "forms": self.forms,
+            "notes": self.notes,
+            "findings": [each.values() for each in self.findings.values()],
+        }
+
+    def lines(self) -> list[str]:
+        """Return the table."""
+        table = []
+        for name, counts in self.outcomes.items():
+            table.append(f"{name:24}{counts.total():10,}  {_listed(counts)}")
+            more = [_listed(self.forms[name]) if name in self.forms else "", self.notes.get(name)]
+            table += [f"{'':36}{line}" for line in more if line]
+        for each in self.findings.values():
+            table.append(f"finding: {each.what} ({each.count}, first {each.first})")
+        return table
 
 
-def _count(tally: Tally, kind: str) -> int:
-    found = tally.findings.values()
-    return sum(each.num_batches for each in found if each.symptom.kind == kind)
+def _listed(counts: Counter[str]) -> str:
+    return " ".join(f"{name} {count:,}" for name, count in counts.most_common())
 
 
-def _of_role(role: str, tally: Tally, stalls: list[LoggedStall], rss: list[int]) -> dict[str, Any]:
-    longest = max(stalls, key=lambda stall: stall.cpu_ms, default=LoggedStall(0.0, ""))
-    kinds, statuses = _sorted(tally.num_messages, role), _sorted(tally.statuses, role)
-    return {
-        "messages": sum(kinds.values()),
-        "kinds": kinds,
-        "statuses": statuses,
-        "stalls": len(stalls),
-        "longest_ms": longest.cpu_ms,
-        "longest": longest.place,
-        "rss_mib": rss,
-    }
+def parser(prog: str, doc: str | None, keep: Path, minutes: float) -> argparse.ArgumentParser:
+    """Return the options that all fuzzers have."""
+    made = argparse.ArgumentParser(prog, description=doc)
+    made.add_argument("--minutes", type=float, default=minutes, help="longest time")
+    made.add_argument("--seed", type=int, default=secrets.randbits(32))
+    made.add_argument("--first", type=int, default=0, help="number of the first batch or case")
+    made.add_argument("--report", type=Path, help="a file for the report as JSON")
+    made.add_argument("--keep", type=Path, default=keep, help="a folder for findings")
+    return made
 
 
-def _sorted(counts: Counter[tuple[str, str]], role: str) -> dict[str, int]:
-    own = {name: count for (at, name), count in counts.items() if at == role}
-    return dict(sorted(own.items(), key=lambda item: -item[1]))
+def conclude(
+    asked: argparse.Namespace, tally: Tally, about: dict[str, Any], faults: Sequence[str]
+) -> int:
+    """Print and write the report; 1 where there are findings or other faults, else 0."""
+    lines = [*tally.lines(), *faults, f"seed {asked.seed}: {tally.num_cases:,} cases, {about}"]
+    sys.stdout.write("\n".join(lines) + "\n")
+    if asked.report is not None:
+        values = {"seed": asked.seed, **about, "faults": faults, **tally.values()}
+        asked.report.write_text(json.dumps(values, indent=1) + "\n")
+    return 1 if faults or tally.findings else 0

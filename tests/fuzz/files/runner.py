@@ -7,16 +7,16 @@ import select
 import signal
 import subprocess
 import sys
-from collections import Counter
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from fuzz.case import CORPUS, Case, file_name, save
-from fuzz.files.child import FAULT, LOADED, REFUSED
+from fuzz.case import CORPUS, Case
+from fuzz.files.child import LOADED, REFUSED
 from fuzz.files.kinds import MODULES, kinds_of
 from fuzz.minimise import minimised
+from fuzz.report import Finding, Tally
 from support.commands import IMPORT_PATH, ROOT
 
 FILE = "file"
@@ -28,7 +28,6 @@ MEMORY = 1 << 30
 CPU_S = 10.0
 _WALL_S = 300.0
 """Longest wait for a reply: a child that waits for something takes no CPU."""
-_MAX_KEPT_BYTES = 12_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -105,51 +104,6 @@ class Child:
         )
 
 
-@dataclass(slots=True)
-class Finding:
-    """A fault of a kind of files: its first case, which kind, seed and number make again."""
-
-    kind: str
-    fault: str
-    seed: int
-    number: int
-    case: Case
-    num_cases: int = 1
-
-    def values(self) -> dict[str, Any]:
-        """Return the finding as JSON takes it."""
-        names = ("kind", "fault", "seed", "number", "num_cases")
-        size = len(self.case.parts[0])
-        return {name: getattr(self, name) for name in names} | {"minimised_bytes": size}
-
-
-@dataclass(slots=True)
-class Tally:
-    """Outcomes by kind, and what was found."""
-
-    outcomes: dict[str, Counter[str]] = field(default_factory=dict)
-    findings: dict[tuple[str, str], Finding] = field(default_factory=dict)
-
-    def values(self) -> dict[str, Any]:
-        """Return all of it as JSON."""
-        return {
-            "cases": sum(sum(counts.values()) for counts in self.outcomes.values()),
-            "kinds": {name: dict(counts) for name, counts in self.outcomes.items()},
-            "findings": [each.values() for each in self.findings.values()],
-        }
-
-    def lines(self) -> list[str]:
-        """Return the table."""
-        names = (LOADED, REFUSED, FAULT, CRASH, SLOW)
-        table = [f"{'kind':24}" + "".join(f"{name:>10}" for name in names)]
-        for kind, counts in self.outcomes.items():
-            table.append(f"{kind:24}" + "".join(f"{counts[name]:10,}" for name in names))
-        for each in self.findings.values():
-            case = f"{each.num_cases} cases, first seed {each.seed} number {each.number}"
-            table.append(f"finding: {each.kind}: {each.fault} ({case})")
-        return table
-
-
 class Runner:
     """Runs cases of kinds. Findings are kept in `folder`, where there is one."""
 
@@ -171,28 +125,29 @@ class Runner:
     async def run(self, kind: str, seed: int, first: int, end: int) -> None:
         """Load the cases of a kind with the numbers from `first` to before `end`."""
         for number, outcome, fault in self._child.outcomes(kind, seed=seed, first=first, end=end):
-            self.tally.outcomes.setdefault(kind, Counter())[outcome] += 1
+            self.tally.outcomes[kind][outcome] += 1
             if outcome in (LOADED, REFUSED):
                 continue
-            if found := self.tally.findings.get((kind, fault)):
-                found.num_cases += 1
+            what = f"{kind}: {fault}"
+            if found := self.tally.findings.get(what):
+                found.count += 1
             else:
                 data, _ = self.kinds[kind].data(seed, number)
                 case = Case(FILE, kind, outcome, self.kinds[kind].file, (data,))
-                self.tally.findings[kind, fault] = Finding(kind, fault, seed, number, case)
+                self.tally.findings[what] = Finding(what, f"seed {seed} number {number}", [case])
 
     async def minimise(self) -> None:
         """Make the findings smaller, and keep those that are small."""
-        for (kind, fault), found in self.tally.findings.items():
+        for what, found in self.tally.findings.items():
 
-            async def shows_it(case: Case, wanted: str = fault) -> bool:
-                return self.load(case)[1] == wanted
+            async def shows_it(case: Case, wanted: str = what) -> bool:
+                return f"{case.to}: {self.load(case)[1]}" == wanted
 
-            if found.case.kind != SLOW and await shows_it(found.case):
-                found.case = await minimised(found.case, shows_it)
-            if self._folder is not None and len(found.case.parts[0]) <= _MAX_KEPT_BYTES:
-                name = file_name(f"{kind} {fault}")
-                save(self._folder / kind.replace(" ", "-") / name, [found.case], symptom=fault)
+            (case,) = found.cases
+            if case.kind != SLOW and await shows_it(case):
+                found.cases = [await minimised(case, shows_it)]
+            if self._folder is not None:
+                found.keep(self._folder / case.to.replace(" ", "-"))
 
     def load(self, case: Case) -> tuple[str, str]:
         """Load one case again; its outcome and its fault."""
