@@ -1,5 +1,6 @@
 """Drafts and targets that answer requests with bytes of their own: no request fails."""
 
+import asyncio
 from contextlib import asynccontextmanager
 from math import inf, nan
 
@@ -27,6 +28,7 @@ EXACT = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_to
 MCSD = SpeculationOptions(
     mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=1, verification=Verification.MCSD
 )
+OFF = SpeculationOptions(mode=Mode.OFF)
 SAMPLED = SamplingParams(temperature=1.0, seed=7)
 OPENED = draft_pb2.SpeculateResponse(opened=draft_pb2.DraftOpened()).SerializeToString()
 
@@ -38,12 +40,12 @@ async def described(served):
 
 
 @asynccontextmanager
-async def beside(served, speculate):
+async def beside(served, speculate, **config):
     """A client of a router over the target and a draft that fits it, and proposes so."""
     identity = (await described(served)).identity
     described_draft = draft_description(identity=identity).SerializeToString()
     replies = draft_replies(DescribeDraft=says(described_draft), Speculate=speculate)
-    async with hostile(replies) as address, routed([served], [address]) as client:
+    async with hostile(replies) as address, routed([served], [address], **config) as client:
         await fleet.until(client, lambda info: num_ready(info, "draft") == 1)
         yield client
 
@@ -68,7 +70,16 @@ async def test_a_draft_that_refuses_in_any_way_fails_no_request(served, refusal)
     assert result.stats.speculation.fallbacks
 
 
+async def silent(context, messages):
+    """Open a session, and answer nothing more."""
+    yield OPENED
+    await asyncio.Event().wait()
+
+
 HUGE = common_pb2.Proposal(stopped_by="x" * (2 << 20))
+DEEP = TokenTree((5,) * 100, (-1, *range(99)))
+WRONG_PARENT = common_pb2.TokenTree(tokens=[1], parents=[5])
+NO_PARENTS = common_pb2.TokenTree(tokens=[1, 2, 3])
 MANY = common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[1] * 100_000, parents=[-1] * 100_000))
 
 
@@ -79,16 +90,36 @@ MANY = common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[1] * 100_000, paren
         (says(b""), "failed"),
         (says(OPENED, GARBAGE), "failed"),
         (says(OPENED), "failed"),
+        (silent, "timeout"),
         (proposes(HUGE), "full"),
         (proposes(MANY), "invalid"),
+        (proposes(proposal_to_pb(Proposal(TokenTree.chain([4000])))), "invalid"),
+        (proposes(proposal_to_pb(Proposal(DEEP))), "invalid"),
+        (proposes(common_pb2.Proposal(tree=WRONG_PARENT)), "invalid"),
+        (proposes(common_pb2.Proposal(tree=NO_PARENTS)), "invalid"),
     ],
-    ids=["garbage", "nothing", "garbage later", "opened twice", "2 MiB", "100,000 nodes"],
+    ids=[
+        *("garbage", "nothing", "garbage later", "opened twice", "silence", "2 MiB"),
+        *("100,000 nodes", "no token of the vocabulary", "too deep", "no tree", "no parents"),
+    ],
 )
-async def test_an_answer_that_is_no_proposal_fails_no_request(served, speculate, word):
-    async with beside(served, speculate) as client:
+async def test_an_answer_that_is_no_proposal_changes_no_token(served, speculate, word):
+    async with beside(served, speculate, draft_round_timeout_s=0.5) as client:
+        plain = await client.generate("hello", max_tokens=8, speculation=OFF)
         result = await client.generate("hello", max_tokens=8, speculation=EXACT)
-    assert len(result.token_ids) == 8
+    assert result.token_ids == plain.token_ids
     assert result.stats.speculation.fallbacks.keys() == {word}
+
+
+async def test_a_draft_of_another_protocol_is_not_used_and_both_versions_are_named(served):
+    identity = (await described(served)).identity
+    identity.protocol_version = 99
+    about = draft_description(identity=identity).SerializeToString()
+    replies = draft_replies(DescribeDraft=says(about))
+    async with hostile(replies) as address, routed([served], [address]) as client:
+        info = await fleet.until(client, lambda info: info.replicas[0].state == "unfit")
+        assert "version 99 of the protocol, but this router version 1" in info.replicas[0].reason
+        await client.generate("hello", max_tokens=5)
 
 
 @pytest.mark.parametrize(
@@ -106,6 +137,29 @@ def decides(**fields):
     opened = target_pb2.VerifyResponse(opened=target_pb2.TargetOpened(kv_credential="key"))
     verdict = target_pb2.VerifyResponse(verdict=target_pb2.Verdict(**fields))
     return says(opened.SerializeToString(), verdict.SerializeToString())
+
+
+def target_replies(about, verify):
+    """Methods of a target that describes itself so, and verifies so."""
+    return {
+        "Watch": watches,
+        "DescribeTarget": says(about.SerializeToString()),
+        "GetTargetLoad": says(target_pb2.GetTargetLoadResponse().SerializeToString()),
+        "Verify": verify,
+    }
+
+
+async def test_a_target_with_a_tokenizer_that_is_not_its_own_is_not_used(served):
+    about = await described(served)
+    about.identity.tokenizer_hash = "0" * 64
+    replies = target_replies(about, says(GARBAGE))
+    async with hostile(replies) as liar, routed([served.address, liar]) as client:
+        is_unfit = lambda info: any(at.state == "unfit" for at in info.replicas)  # noqa: E731
+        info = await fleet.until(client, is_unfit)
+        (unfit,) = (at for at in info.replicas if at.state == "unfit")
+        assert unfit.address == liar
+        assert "but it says 000000000000" in unfit.reason
+        await client.generate("hello", max_tokens=3)
 
 
 @pytest.mark.parametrize(
@@ -137,13 +191,7 @@ async def test_a_target_that_answers_nonsense_is_lost_and_another_one_goes_on(se
         async for answer in verify(context, messages):
             yield answer
 
-    answer = target_pb2.GetTargetLoadResponse().SerializeToString()
-    replies = {
-        "Watch": watches,
-        "DescribeTarget": says((await described(served)).SerializeToString()),
-        "GetTargetLoad": says(answer),
-        "Verify": counted,
-    }
+    replies = target_replies(await described(served), counted)
     async with hostile(replies) as liar, routed([served.address, liar]) as client:
         await fleet.until(client, lambda info: num_ready(info, "target") == 2)
         results = [await client.generate("hello", max_tokens=8) for _ in range(3)]
