@@ -6,12 +6,12 @@ from pathlib import Path
 
 import pytest
 
-from slipstream.telemetry.catalog import CATALOG, CLIENT, DRAFT, HTTP, ROUTER, TARGET
+from slipstream.telemetry.catalog import CATALOG, DRAFT, HTTP, ROUTER, TARGET
 from support.telemetry.prometheus_names import family, page
 from support.telemetry.prometheus_tool import promtool
 
 PAGE = Path(__file__).parents[1] / "docs" / "runbook.md"
-SECTIONS = {"Router": ROUTER, "Target": TARGET, "Draft": DRAFT, "SDK": CLIENT, "HTTP front": HTTP}
+SECTIONS = {"Router": ROUTER, "Target": TARGET, "Draft": DRAFT, "HTTP front": HTTP}
 COLUMNS = 7
 NAMES = re.compile(r"`([a-z_.]+)` `([a-z_]+)`")
 

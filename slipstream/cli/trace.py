@@ -1,11 +1,8 @@
 """`slipstream trace`: where the time of one request went, from the files that services keep."""
 
-import json
-import math
-from collections.abc import Iterator
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import typer
 
@@ -33,7 +30,6 @@ class TraceFlags:
         None, "Directory of trace files.", show_default="where `slipstream up` keeps them"
     )
     html: Path | None = option(None, "Write a page to this file, in place of the terminal.")
-    json: bool = option(False, "Print spans and summary as JSON.")
 
     def check(self) -> None:
         """Raise `InvalidRequest` unless one request is meant."""
@@ -52,11 +48,11 @@ def trace(flags: TraceFlags) -> None:
         from slipstream.cli.traces.trace_page import page
 
         write_whole(flags.html, page(found).encode(errors="replace"), mode=0o644)
-        typer.echo(f"written to {flags.html}", err=flags.json)
-    if flags.json:
-        typer.echo(json.dumps(_json_values(found), indent=2, allow_nan=False))
-    elif flags.html is None:
-        typer.echo("\n".join(lines(found)))
+        typer.echo(f"written to {flags.html}")
+        return
+    from slipstream.cli.traces.trace_summary import summary
+
+    typer.echo("\n".join(summary(found).lines()))
 
 
 def _found(flags: TraceFlags) -> "Trace":
@@ -74,45 +70,3 @@ def _found(flags: TraceFlags) -> "Trace":
         f"{directory} has no trace of request {wanted!r}: it was not sampled, has not ended, or"
         f" its trace is gone with older ones; {_HOW}"
     )
-
-
-def lines(trace: "Trace") -> Iterator[str]:
-    """Yield the summary as lines of text."""
-    from slipstream.cli.traces.trace_summary import summary
-
-    found = summary(trace)
-    for name, value in found.facts:
-        yield f"{name:<19}{value}"
-    yield "\nwhere the time went"
-    for part in found.parts:
-        yield f"  {part.name:<17}{part.duration_ms:9.1f} ms {part.share:6.1%}"
-    yield f"{found.explained:.1%} of the wall time is accounted for.\n"
-    yield from found.sentences
-
-
-def _json_values(trace: "Trace") -> dict[str, Any]:
-    from slipstream.cli.traces.trace_summary import summary
-
-    found = summary(trace)
-    return {
-        "trace_id": trace.request.trace_id,
-        "request_span": trace.request.span_id,
-        "orphans": trace.orphans,
-        **asdict(found),
-        "facts": dict(found.facts),
-        "spans": [_plain(asdict(span)) for span in trace.spans],
-    }
-
-
-def _plain(value: Any) -> Any:
-    """Return the value with text for what JSON does not have."""
-    match value:
-        case dict():
-            return {key: _plain(item) for key, item in value.items()}
-        case list() | tuple():
-            return [_plain(item) for item in value]
-        case bytes():
-            return value.hex()
-        case float() if not math.isfinite(value):
-            return str(value)
-    return value

@@ -100,13 +100,9 @@ class StreamProgress:
             retries.trust()
         self.num_received = call.generation.num_received
         self._has_prompt = False
-        self._is_sent = False
 
     def next_call(self) -> ClientCall:
         """Return what to send now: the request, less what is held and the time that has passed."""
-        if self._is_sent:
-            self._call.telemetry.record_resumed(self.num_received)
-        self._is_sent = True
         generation = replace(self._call.generation, num_received=self.num_received)
         return replace(self._call, generation=generation, timeout_s=self.retries.left_s())
 

@@ -1,14 +1,14 @@
 """All metrics, and the bounds of their buckets.
 
 Names and buckets are those of the OpenTelemetry semantic conventions for generative AI where they
-have them (server and client metrics).
+have them (server metrics).
 """
 
 from functools import partial
 
 from slipstream.telemetry.metric import Metric, MetricKind
 
-ROUTER, TARGET, DRAFT, CLIENT, HTTP = "router", "target", "draft", "client", "http"
+ROUTER, TARGET, DRAFT, HTTP = "router", "target", "draft", "http"
 _ENGINES = (TARGET, DRAFT)
 _OPERATION = ("gen_ai.operation.name", "gen_ai.provider.name", "gen_ai.request.model")
 
@@ -19,7 +19,6 @@ _FIRST_TOKENS = (
     *(0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 )
 _TIMES_PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-_USAGES = tuple(float(4**power) for power in range(14))
 # Ours. Rounds take from less than a millisecond to seconds, by machine and model.
 _SHORT_TIMES = (
     *(0.0001, 0.00025, 0.0005, 0.001, 0.0025, 0.005, 0.01),
@@ -55,52 +54,21 @@ def _sizes(name: str, unit: str, text: str, role: str, buckets: tuple[float, ...
     return Metric(f"slipstream.{name}", MetricKind.HISTOGRAM, unit, text, (role,), (), buckets)
 
 
-def _gen_ai(
-    name: str, text: str, role: str, buckets: tuple[float, ...], *attributes: str, unit: str = "s"
-) -> Metric:
+def _gen_ai(name: str, text: str, buckets: tuple[float, ...], *attributes: str) -> Metric:
     kind, about = MetricKind.HISTOGRAM, (*_OPERATION, *attributes)
-    return Metric(f"gen_ai.{name}", kind, unit, text, (role,), about, buckets)
+    return Metric(f"gen_ai.server.{name}", kind, "s", text, (ROUTER,), about, buckets)
 
 
 REQUEST_DURATION = _gen_ai(
-    "server.request.duration",
-    "Requests, from their arrival to the last token.",
-    ROUTER,
-    _DURATIONS,
-    "error.type",
+    "request.duration", "Requests, from their arrival to the last token.", _DURATIONS, "error.type"
 )
 FIRST_TOKEN = _gen_ai(
-    "server.time_to_first_token",
-    "From a request's arrival to its first token.",
-    ROUTER,
-    _FIRST_TOKENS,
+    "time_to_first_token", "From a request's arrival to its first token.", _FIRST_TOKENS
 )
 PER_TOKEN = _gen_ai(
-    "server.time_per_output_token",
+    "time_per_output_token",
     "Time per output token after the first one, a mean of each request.",
-    ROUTER,
     _TIMES_PER_TOKEN,
-)
-CLIENT_DURATION = _gen_ai(
-    "client.operation.duration",
-    "Requests as callers of the SDK see them.",
-    CLIENT,
-    _DURATIONS,
-    "error.type",
-)
-CLIENT_FIRST_CHUNK = _gen_ai(
-    "client.operation.time_to_first_chunk",
-    "From a call of the SDK to the first piece of its answer.",
-    CLIENT,
-    _FIRST_TOKENS,
-)
-CLIENT_TOKENS = _gen_ai(
-    "client.token.usage",
-    "Tokens of requests as callers of the SDK see them.",
-    CLIENT,
-    _USAGES,
-    "gen_ai.token.type",
-    unit="{token}",
 )
 
 REQUESTS_RUNNING = _gauge(

@@ -3,9 +3,8 @@
 Needs no OpenTelemetry.
 """
 
-import base64
 import json
-from collections.abc import Callable, Iterable, Iterator, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from enum import StrEnum
 from pathlib import Path
@@ -47,14 +46,6 @@ _KINDS, _STATUSES = tuple(SpanKind), tuple(Status)
 
 
 @dataclass(frozen=True, slots=True)
-class Link:
-    """A related span, of the same or another trace."""
-
-    trace_id: str
-    span_id: str
-
-
-@dataclass(frozen=True, slots=True)
 class Span:
     """A span. Ids are in hex; times are nanoseconds since 1970."""
 
@@ -65,12 +56,11 @@ class Span:
     kind: SpanKind
     service: str
     """Name of its service, such as slipstream-router."""
-    process: str
-    """Process of that service."""
     start_ns: int
     end_ns: int
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    links: tuple[Link, ...] = ()
+    links: tuple[str, ...] = ()
+    """Ids of related spans, of the same or another trace."""
     status: Status = Status.UNSET
     error: str | None = None
     """Message of the status."""
@@ -134,8 +124,8 @@ def find_trace(spans: Iterable[Span], request_id: str | None) -> Trace | None:
         top = known[top.parent_id]
         above.add(top.span_id)
     # A caller may send several requests within one trace of its own.
-    same = [at for at in known.values() if at.span_id in above or not at.is_request]
-    orphans = [at.span_id for at in same if at.parent_id and at.parent_id not in known]
+    same = [span for span in known.values() if span.span_id in above or not span.is_request]
+    orphans = [span.span_id for span in same if span.parent_id and span.parent_id not in known]
     found, depths = zip(*_tree(top, same).values(), strict=True)
     return Trace(request, found, depths, tuple(orphans))
 
@@ -188,41 +178,28 @@ def _spans_of(file: Path) -> Iterator[Span]:
 def spans_in(data: Any) -> Iterator[Span]:
     """Return the spans of a TracesData message in OTLP/JSON. Raises for anything else."""
     for resource in data.get("resourceSpans", ()):
-        about = _attributes(resource.get("resource", {}))
-        service = str(about.get("service.name", "unknown"))
-        process = str(about.get("service.instance.id", ""))
+        service = str(_attributes(resource.get("resource", {})).get("service.name", "unknown"))
         for scope in resource.get("scopeSpans", ()):
             for span in scope.get("spans", ()):
-                yield _span(span, service, process)
+                yield _span(span, service)
 
 
-def _span(values: Mapping[str, Any], service: str, process: str) -> Span:
+def _span(values: Mapping[str, Any], service: str) -> Span:
     status = values.get("status", {})
     return Span(
-        trace_id=_id(values["traceId"], 16),
-        span_id=_id(values["spanId"], 8),
-        parent_id=_id(values["parentSpanId"], 8) if values.get("parentSpanId") else None,
+        trace_id=values["traceId"].lower(),
+        span_id=values["spanId"].lower(),
+        parent_id=values.get("parentSpanId", "").lower() or None,
         name=str(values.get("name", "")),
         kind=_KINDS[values.get("kind", 0)],
         service=service,
-        process=process,
         start_ns=int(values["startTimeUnixNano"]),
         end_ns=int(values["endTimeUnixNano"]),
         attributes=_attributes(values),
-        links=tuple(
-            Link(_id(link["traceId"], 16), _id(link["spanId"], 8))
-            for link in values.get("links", ())
-        ),
+        links=tuple(link["spanId"].lower() for link in values.get("links", ())),
         status=_STATUSES[status.get("code", 0)],
         error=status.get("message") or None,
     )
-
-
-def _id(text: str, num_bytes: int) -> str:
-    """Return an id in lower case. Raises `ValueError` for anything else."""
-    if len(bytes.fromhex(text)) != num_bytes:
-        raise ValueError(f"an id is {text!r}, but must be {num_bytes} bytes in hex")
-    return text.lower()
 
 
 def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -230,19 +207,13 @@ def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def _value(value: Mapping[str, Any]) -> Any:
-    """Return the value; None for one of no kind, or of a kind that is not known here."""
+    """Return the value; None for one of another kind than services write."""
     for kind, held in value.items():
+        if kind == "arrayValue":
+            return tuple(_value(item) for item in held.get("values", ()))
         if kind in _READERS:
             return _READERS[kind](held)
     return None
 
 
-_READERS: dict[str, Callable[[Any], Any]] = {
-    "stringValue": str,
-    "boolValue": bool,
-    "intValue": int,
-    "doubleValue": float,
-    "bytesValue": base64.b64decode,
-    "arrayValue": lambda held: tuple(_value(item) for item in held.get("values", ())),
-    "kvlistValue": lambda held: _attributes({"attributes": held.get("values", ())}),
-}
+_READERS = {"stringValue": str, "boolValue": bool, "intValue": int, "doubleValue": float}

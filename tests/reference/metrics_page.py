@@ -1,7 +1,7 @@
 """docs/reference/metrics.md: the catalogue of metrics, by who exports them."""
 
 from reference.tables import cell, code, table
-from slipstream.telemetry.catalog import CATALOG, CLIENT, DRAFT, ROUTER, TARGET
+from slipstream.telemetry.catalog import CATALOG, DRAFT, ROUTER, TARGET
 from slipstream.telemetry.metric import Metric
 from support.telemetry.prometheus_names import family
 
@@ -13,7 +13,7 @@ and what to do is in the [runbook](../runbook.md); how to switch metrics on is i
 [observability](../observability.md). A counter only grows; a gauge is looked at once a second; of a
 histogram Prometheus has `_bucket`, `_count` and `_sum`.
 """
-OWNERS = {"Router": ROUTER, "Target": TARGET, "Draft": DRAFT, "SDK": CLIENT}
+OWNERS = {"Router": ROUTER, "Target": TARGET, "Draft": DRAFT}
 
 
 def page() -> str:

@@ -40,12 +40,13 @@ class Gateway:
     def __init__(self, config: HttpConfig, telemetry: Telemetry | None = None) -> None:
         """Raises `InvalidRequest` for what can't be used."""
         self._config = config
-        self._instruments = (telemetry or Telemetry()).instruments
+        telemetry = telemetry or Telemetry()
+        self._instruments = telemetry.instruments
         # Tokens in the clear are allowed only where that is meant.
         to_router = config.to_router() or (False if config.plaintext_tokens else None)
         to = connection(config.router, token=None, tls=to_router, retries=True)
         remote = RemoteBackend(to, config.timeout_s, to.channel(is_blocking=False))
-        client = AsyncClient.of(remote, telemetry=SdkTelemetry.of(telemetry or Telemetry()))
+        client = AsyncClient.of(remote, telemetry=SdkTelemetry(telemetry.tracer))
         probe = AsyncClient(config.router, tls=to_router, timeout_s=PROBE_S, retries=False)
         self._clients = (client, probe)
         tls = config.tls()

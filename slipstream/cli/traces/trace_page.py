@@ -19,19 +19,7 @@ from slipstream.cli.traces.trace_summary import (
 from slipstream.telemetry.traces import REQUEST_ID, Span, Status, Trace
 
 _SERVICES = ("client", "router", "draft", "target")
-_ATTRIBUTES = {
-    "gen_ai.usage.": "input_tokens output_tokens",
-    "gen_ai.response.": "finish_reasons",
-    "slipstream.round.": "kind drafted accepted final",
-    "slipstream.proposal.": "fallback nodes depth stop_reason entropy score staleness kv_wait_ms"
-    " waited_ms",
-    "slipstream.verdict.": "nodes accepted finish_reason waited_ms",
-    "slipstream.reply.": "queue_ms engine_ms",
-    "slipstream.batch.": "rows sessions",
-    "slipstream.kv.": "bytes layers start count snapshots",
-    "db.system.": "name",
-}
-"""Attributes that rows have, in this order."""
+_OURS = "slipstream."
 
 
 @dataclass(frozen=True, slots=True)
@@ -58,8 +46,8 @@ def rows(trace: Trace) -> list[Row]:
     """Return a row per span. The axis is as long as the outermost span and the request."""
     start_ns, end_ns = _axis(trace)
 
-    def share(at_ns: int) -> float:
-        return min(max((at_ns - start_ns) / max(end_ns - start_ns, 1), 0.0), 1.0)
+    def share(time_ns: int) -> float:
+        return min(max((time_ns - start_ns) / max(end_ns - start_ns, 1), 0.0), 1.0)
 
     return [
         Row(
@@ -92,7 +80,7 @@ def page(trace: Trace) -> str:
         rows=found,
         services=dict.fromkeys(row.service for row in found),
         known=_SERVICES,
-        ticks=[(end_ns - start_ns) / 1e6 * at / 4 for at in range(5)],
+        ticks=[(end_ns - start_ns) / 1e6 * quarter / 4 for quarter in range(5)],
     )
 
 
@@ -102,12 +90,11 @@ def _axis(trace: Trace) -> tuple[int, int]:
 
 
 def _about(span: Span) -> Iterator[str]:
-    """Yield the main attributes of a span; zeros are left out."""
+    """Yield a span's error and our own attributes, but for the totals of a request."""
     if span.status is Status.ERROR:
         yield error_text(span)
-    for prefix, names in _ATTRIBUTES.items():
-        for name in names.split():
-            value = span.attributes.get(prefix + name)
-            if value:
-                unit = " ms" if name.endswith("_ms") else ""
-                yield f"{name.removesuffix('_ms').replace('_', ' ')} {value_text(value)}{unit}"
+    for key, value in span.attributes.items():
+        if value and key.startswith(_OURS) and not span.is_request:
+            unit = " ms" if key.endswith("_ms") else ""
+            name = key.rpartition(".")[2].removesuffix("_ms").replace("_", " ")
+            yield f"{name} {value_text(value)}{unit}"

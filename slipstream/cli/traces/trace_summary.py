@@ -11,11 +11,7 @@ from typing import Any
 from slipstream.telemetry.traces import REQUEST_ID, Span, Status, Trace
 
 _SPECULATION = "slipstream.speculation."
-_CONTINUITY = {
-    "target_losses": ("time", "It lost its target {} and went on with another one."),
-    "resumed_tokens": ("token", "It took up {} of an earlier attempt."),
-    "unkept_tokens": ("token", "{} were sent before the session store had kept them."),
-}
+_USAGE = {"input_tokens": "in", "output_tokens": "out", "cache_read.input_tokens": "cached"}
 Attributes = Mapping[str, Any]
 
 
@@ -32,27 +28,35 @@ class StageShare:
 class Summary:
     """A request in short."""
 
-    facts: tuple[tuple[str, str], ...]
+    facts: Mapping[str, str]
     parts: tuple[StageShare, ...]
     explained: float
     sentences: tuple[str, ...]
 
+    def lines(self) -> Iterator[str]:
+        """Yield the summary as lines of text."""
+        for name, value in self.facts.items():
+            yield f"{name:<19}{value}"
+        yield "\nwhere the time went"
+        for part in self.parts:
+            yield f"  {part.name:<17}{part.duration_ms:9.1f} ms {part.share:6.1%}"
+        yield f"{self.explained:.1%} of the wall time is accounted for.\n"
+        yield from self.sentences
+
 
 def summary(trace: Trace) -> Summary:
     """Return the summary of a trace."""
-    about = trace.request.attributes
-    sentences = (*_speculation(trace), *_continuity(about), *_faults(trace))
-    return Summary(tuple(_facts(trace.request)), tuple(_parts(trace)), trace.explained(), sentences)
+    sentences = (*_speculation(trace), *_faults(trace))
+    return Summary(dict(_facts(trace.request)), tuple(_parts(trace)), trace.explained(), sentences)
 
 
 def _facts(request: Span) -> Iterator[tuple[str, str]]:
     about = request.attributes
     yield "request", value_text(about.get(REQUEST_ID, "unknown"))
-    yield "trace", request.trace_id
+    yield "trace", printable(request.trace_id)
     if model := about.get("gen_ai.response.model", about.get("gen_ai.request.model")):
         yield "model", value_text(model)
-    usage = {"input_tokens": "in", "output_tokens": "out", "cache_read.input_tokens": "cached"}
-    counts = {what: about.get(f"gen_ai.usage.{name}") for name, what in usage.items()}
+    counts = {what: about.get(f"gen_ai.usage.{name}") for name, what in _USAGE.items()}
     yield "tokens", ", ".join(f"{value_text(n)} {what}" for what, n in counts.items() if n)
     if reasons := about.get("gen_ai.response.finish_reasons"):
         yield "finished by", value_text(reasons)
@@ -83,51 +87,38 @@ def _speculation(trace: Trace) -> Iterator[str]:
         yield f"In {times} no draft answered ({_counted(fallbacks)})."
     if stops := _by_reason(about, "slipstream.stops."):
         yield f"Drafting was ended by {_counted(stops)}."
-    if about.get(_SPECULATION + "lossless") is False:
-        yield "Its verification is not lossless: the text may be another than without a draft."
 
 
 def _drafted(trace: Trace, steps: int, plain: int) -> Iterator[str]:
-    about = trace.request.attributes
-    drafted, accepted, rejected = (
-        int(_number(about, _SPECULATION + name))
-        for name in ("draft_tokens", "accepted_tokens", "rejected_steps")
+    about, spent = trace.request.attributes, trace.stages()
+    drafted, accepted = (
+        int(_number(about, _SPECULATION + name)) for name in ("draft_tokens", "accepted_tokens")
     )
     length = _number(about, _SPECULATION + "acceptance_length") or 1 + accepted / steps
     others = f", {_times(plain, 'plain round')} one each" if plain else ""
     yield f"{_times(steps, 'round')} with a draft gave {length:.2f} tokens each{others}."
     share = accepted / max(drafted, 1)
     yield f"Of {_times(drafted, 'draft token')} {accepted} were accepted ({share:.0%})."
-    if rejected:
-        yield f"{_times(rejected, 'round')} kept nothing of what was drafted."
-    spent = trace.stages()
     draft_ms, verify_ms = spent.get("draft", 0.0), spent.get("verify", 0.0)
-    if verify_ms:
-        each_ms = (draft_ms + verify_ms) / (steps * length + plain)
-        waits = [f"{ms / (steps + plain):.1f} ms for its" for ms in (draft_ms, verify_ms)]
-        verdict = "speculation helped if a plain round takes longer than that"
-        if plain_ms := _number(about, _SPECULATION + "plain_round_ms"):
-            helped = "helped" if each_ms < plain_ms else "did not help"
-            verdict = f"plain rounds took {plain_ms:.1f} ms, so speculation {helped}"
-        places = f"{waits[0]} draft and {waits[1]} target, {each_ms:.1f} ms a token"
-        yield f"A round waited {places}: {verdict}."
-
-
-def _continuity(about: Attributes) -> Iterator[str]:
-    for name, (what, sentence) in _CONTINUITY.items():
-        if count := int(_number(about, f"slipstream.continuity.{name}")):
-            yield sentence.format(_times(count, what))
+    if not verify_ms:
+        return
+    each_ms = (draft_ms + verify_ms) / (steps * length + plain)
+    waits = [f"{ms / (steps + plain):.1f} ms for its" for ms in (draft_ms, verify_ms)]
+    verdict = "speculation helped if a plain round takes longer than that"
+    if plain_ms := _number(about, _SPECULATION + "plain_round_ms"):
+        helped = "helped" if each_ms < plain_ms else "did not help"
+        verdict = f"plain rounds took {plain_ms:.1f} ms, so speculation {helped}"
+    places = f"{waits[0]} draft and {waits[1]} target, {each_ms:.1f} ms a token"
+    yield f"A round waited {places}: {verdict}."
 
 
 def _faults(trace: Trace) -> Iterator[str]:
-    """Yield the errors of spans, and the spans that are missing."""
+    """Yield the errors of spans, and the number of spans that are missing."""
     for span in trace.spans:
         if span.status is Status.ERROR:
             yield f"{name_of(span)} of {service_of(span)} ended in {error_text(span)}."
-    if lost := [span for span in trace.orphans if span != trace.request.span_id]:
-        yield f"{_times(len(lost), 'span')} have parents that are not in these files, or not yet."
-    if trace.request.span_id in trace.orphans:
-        yield "The span of the caller is kept elsewhere."
+    if trace.orphans:
+        yield f"{_times(len(trace.orphans), 'span')} have parents that are not in these files."
 
 
 def _number(about: Attributes, name: str) -> float:
@@ -164,7 +155,7 @@ def service_of(span: Span) -> str:
 
 def printable(text: str) -> str:
     """Return the text with escapes for characters that a terminal might obey."""
-    return "".join(at if at.isprintable() else ascii(at)[1:-1] for at in text)
+    return "".join(char if char.isprintable() else ascii(char)[1:-1] for char in text)
 
 
 def value_text(value: Any) -> str:
@@ -182,4 +173,4 @@ def value_text(value: Any) -> str:
 def error_text(span: Span) -> str:
     """Return the type of a failed span's error, and its message if there is one."""
     kind = value_text(span.attributes.get("error.type", "an error"))
-    return f"{kind}: {printable(span.error)}" if span.error else kind
+    return f"{kind}: {printable(str(span.error))}" if span.error else kind

@@ -19,8 +19,8 @@ from slipstream.bench.questions import read_questions
 from slipstream.cli.authority import CertificateOptions, make_certificates
 from slipstream.cli.key_edits import add_key, remove_key
 from slipstream.cli.options import read_token
-from slipstream.cli.trace import lines
 from slipstream.cli.traces.trace_page import page
+from slipstream.cli.traces.trace_summary import summary
 from slipstream.config import load_config, load_settings
 from slipstream.models.store.folder import all_or_nothing
 from slipstream.models.store.wheel import GgufWheel, NoProgress, extract
@@ -158,7 +158,7 @@ def _traces(path: Path) -> None:
     """Read traces, and show the last request's."""
     if (found := find_trace(read_spans(path.parent), None)) is not None:
         page(found)
-        list(lines(found))
+        list(summary(found).lines())
 
 
 def _spans() -> list[bytes]:

@@ -1,7 +1,5 @@
 """Clients of an application with telemetry of its own, and what it gets to see of them."""
 
-from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import InMemoryMetricReader
 from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
@@ -9,7 +7,6 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from slipstream.client.connection import connection
 from slipstream.client.remote import RemoteBackend
 from slipstream.telemetry.sdk_spans import SdkTelemetry
-from support.telemetry.listening import data_points
 
 
 class Told:
@@ -19,8 +16,7 @@ class Told:
         self._spans = InMemorySpanExporter()
         self.tracers = TracerProvider(**options)
         self.tracers.add_span_processor(SimpleSpanProcessor(self._spans))
-        self._reader = InMemoryMetricReader()
-        self.telemetry = SdkTelemetry(self.tracers, MeterProvider([self._reader]))
+        self.telemetry = SdkTelemetry(self.tracers.get_tracer("app"))
 
     def spans(self):
         """Those that have ended since they were asked for, as dictionaries."""
@@ -31,13 +27,6 @@ class Told:
     def span(self):
         (span,) = self.spans()
         return span
-
-    def points(self):
-        """Counts and sums of each metric, by name and attributes."""
-        return {
-            (metric.name, frozenset(point.attributes.items())): (point.count, point.sum)
-            for metric, point in data_points(self._reader)
-        }
 
 
 def remote(address, *, is_blocking=True):

@@ -64,7 +64,7 @@ def application(to):
     """An application's own telemetry: everything is sampled, and sent to the same collector."""
     provider = TracerProvider(resource=Resource({"service.name": APPLICATION}))
     provider.add_span_processor(BatchSpanProcessor(OTLPSpanExporter(to.url)))
-    yield SdkTelemetry(provider)
+    yield SdkTelemetry(provider.get_tracer("app"))
     provider.shutdown()
 
 
@@ -123,7 +123,7 @@ def is_whole(seen):
     spans = seen.collector.spans
     ids = {span.span_id for span in spans}
     asked = {span.parent_id for span in spans if span.service in (TARGET, DRAFT)}
-    asked |= {link.span_id for span in spans for link in span.links}
+    asked |= {link for span in spans for link in span.links}
     return asked <= ids and all(find_trace(spans, name) for name in seen.well)
 
 

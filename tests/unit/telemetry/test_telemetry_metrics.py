@@ -27,16 +27,10 @@ FIRST_TOKEN = (
     *(0.001, 0.005, 0.01, 0.02, 0.04, 0.06, 0.08, 0.1, 0.25, 0.5, 0.75, 1.0, 2.5, 5.0, 7.5, 10.0),
 )
 PER_TOKEN = (0.01, 0.025, 0.05, 0.075, 0.1, 0.15, 0.2, 0.3, 0.4, 0.5, 0.75, 1.0, 2.5)
-USAGE = (
-    *(1, 4, 16, 64, 256, 1024, 4096, 16384, 65536, 262144, 1048576, 4194304, 16777216, 67108864),
-)
 CONVENTIONS = {
     "gen_ai.server.request.duration": ("s", DURATION),
     "gen_ai.server.time_to_first_token": ("s", FIRST_TOKEN),
     "gen_ai.server.time_per_output_token": ("s", PER_TOKEN),
-    "gen_ai.client.operation.duration": ("s", DURATION),
-    "gen_ai.client.operation.time_to_first_chunk": ("s", FIRST_TOKEN),
-    "gen_ai.client.token.usage": ("{token}", USAGE),
 }
 
 
@@ -53,7 +47,7 @@ def test_a_metric_has_a_name_a_unit_a_sentence_and_buckets_in_order(metric):
     assert metric.unit in {"s", "By", "1"} or re.fullmatch(r"\{[a-z]+\}", metric.unit)
     assert re.fullmatch(r"[A-Z][^\n]*\.", metric.text)
     assert metric.roles
-    assert set(metric.roles) <= {"router", "target", "draft", "client", "http"}
+    assert set(metric.roles) <= {"router", "target", "draft", "http"}
     assert list(metric.buckets) == sorted(set(metric.buckets))
     assert len(set(metric.attributes)) == len(metric.attributes)
 
