@@ -1,8 +1,7 @@
 """A watchdog of the event loop: logs what holds it for longer than a limit, with its place.
 
-Time is CPU time of a thread: on a shared machine, wall time depends on other processes. Two things
-hold a loop: its own callbacks, and another thread that keeps the interpreter's lock. Linux only;
-off by default, because it costs two system calls for each callback.
+Time is CPU time of the loop's thread: on a shared machine, wall time depends on other processes.
+Off by default, because it costs two system calls for each callback.
 """
 
 import asyncio
@@ -14,25 +13,18 @@ import threading
 import time
 from collections import Counter
 from collections.abc import Callable, Coroutine
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Any, TypeVar
 
-from slipstream.core.errors import InvalidRequest
-
 _LOG = logging.getLogger("slipstream.loop")
 _ROOT = str(Path(__file__).parents[2]) + "/"
 _PACKAGES = (_ROOT + "slipstream", _ROOT + "services/")
 _FOLDER = re.compile(r"(services/\w+|slipstream)/")
-_SCHEDULED = Path("/proc/thread-self/schedstat")
 _SAMPLES = 4
 """Samples of the loop's thread within the limit."""
-_WAKES = 5
-"""A thread that waits for the interpreter's lock wakes every 5 ms to request it. One that was late
-for want of a processor alone woke once, and one that got the lock, thrice."""
 _NS = 1_000_000_000
 T = TypeVar("T")
 
@@ -44,15 +36,11 @@ class Stall:
     cpu_s: float
     place: str
     """Innermost frame of this package, and the frame that it called where that is another's."""
-    thread: str = ""
-    """Thread that kept the interpreter's lock; empty for a callback of the loop."""
     collecting_s: float = 0.0
     """Part of it that went into collecting garbage."""
 
     def __str__(self) -> str:
-        where = f"{self.place}, on the thread {self.thread}" if self.thread else self.place
-        what = "interpreter's lock" if self.thread else "event loop"
-        text = f"the {what} was held for {self.cpu_s * 1000:.1f} ms of CPU by {where}"
+        text = f"the event loop was held for {self.cpu_s * 1000:.1f} ms of CPU by {self.place}"
         if self.collecting_s:
             text += f", of which {self.collecting_s * 1000:.1f} ms collecting garbage"
         return text
@@ -70,9 +58,6 @@ async def watched(
     """
     if not limit_ms:
         return await running
-    if not _SCHEDULED.exists():
-        running.close()
-        raise InvalidRequest(f"loop_watchdog_ms is {limit_ms:g}, but {_SCHEDULED} is not there")
     watchdog = LoopWatchdog(limit_ms / 1000, report or partial(_LOG.warning, "%s"))
     watchdog.start()
     try:
@@ -86,7 +71,7 @@ class LoopWatchdog:
     """Measures each callback of the running loop, and samples its thread to name the place."""
 
     def __init__(self, limit_s: float, report: Callable[[Stall], None]) -> None:
-        """`report` is called on the loop's thread, or on the watchdog's own."""
+        """`report` is called on the loop's thread."""
         self.longest = Stall(0.0, "nothing")
         self._limit_s = limit_s
         self._report = report
@@ -95,13 +80,9 @@ class LoopWatchdog:
         self._unwatched: Any = asyncio.Handle._run
         self._handle: asyncio.Handle | None = None
         """The callback that runs."""
-        self._is_armed = False
-        """Whether the start is over."""
         self._places: Counter[str] = Counter()
         """Where samples found the callback that runs."""
         self._collecting_ns = self._collecting_since = 0
-        self._began_at, self._longest_step_s = time.monotonic(), 0.0
-        """Start of the newest callback; the longest time between two starts since a sample."""
         self._stopping = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name="watchdog", daemon=True)
 
@@ -125,10 +106,7 @@ class LoopWatchdog:
         def run(handle: Any) -> None:
             if handle._loop is not loop:
                 return unwatched(handle)  # type: ignore[no-any-return]
-            self._collecting_ns, self._handle, self._is_armed = 0, handle, True
-            now = time.monotonic()
-            self._longest_step_s = max(self._longest_step_s, now - self._began_at)
-            self._began_at, began = now, cpu_ns()
+            self._collecting_ns, self._handle, began = 0, handle, cpu_ns()
             try:
                 unwatched(handle)
             finally:
@@ -157,51 +135,14 @@ class LoopWatchdog:
             self._collecting_ns += time.thread_time_ns() - self._collecting_since
 
     def _sample(self) -> None:
-        pause_s, before = self._limit_s / _SAMPLES, None
-        at, wakes, used = time.monotonic(), _num_wakes(), _used_s()
-        while not self._stopping.wait(pause_s):
-            frames = sys._current_frames()
-            handle, frame = self._handle, frames.get(self._ident)
+        before = None
+        while not self._stopping.wait(self._limit_s / _SAMPLES):
+            handle, frame = self._handle, sys._current_frames().get(self._ident)
             if handle is not before:
                 self._places.clear()
             if handle is not None and frame is not None:
                 self._places[place_of(frame) or handle_name(handle)] += 1
             before = handle
-            now, wakes_now, used_now = time.monotonic(), _num_wakes(), _used_s()
-            late_s = now - at - pause_s
-            # This thread alone may wait for the lock while the loop's gets it again and again.
-            held_s = min(late_s, max(self._longest_step_s, now - self._began_at))
-            if held_s >= self._limit_s and wakes_now - wakes > _WAKES and self._is_armed:
-                grown = {ident: cpu_s - used.get(ident, 0.0) for ident, cpu_s in used_now.items()}
-                ident = max(grown, key=grown.__getitem__)
-                self._name_holder(min(held_s, grown[ident]), ident, frames.get(ident))
-            at, wakes, used, self._longest_step_s = now, wakes_now, used_now, 0.0
-
-    def _name_holder(self, held_s: float, ident: int, frame: FrameType | None) -> None:
-        """Report the thread that kept the interpreter's lock, unless it is the loop's own."""
-        if ident == self._ident or held_s < self._limit_s:
-            return
-        names = {thread.ident: thread.name for thread in threading.enumerate()}
-        place = place_of(frame) or "code of another package"
-        stall = Stall(held_s, place, names.get(ident) or "unknown")
-        self._report(stall)
-
-
-def _num_wakes() -> int:
-    """Return how often the calling thread got a processor."""
-    return int(_SCHEDULED.read_text().split()[2])
-
-
-def _used_s() -> dict[int, float]:
-    """Return the CPU time of each Python thread but the calling one."""
-    own, used = threading.get_ident(), {}
-    for thread in threading.enumerate():
-        ident, number = thread.ident, thread.native_id
-        if ident is not None and number is not None and ident != own:
-            with suppress(OSError):  # it has ended
-                # The kernel's name of a thread's clock; pthread's crashes for one that has ended.
-                used[ident] = time.clock_gettime((~number << 3) | 6)
-    return used
 
 
 def place_of(frame: FrameType | None) -> str | None:

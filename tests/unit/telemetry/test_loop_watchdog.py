@@ -1,7 +1,6 @@
 """The watchdog of the event loop: what holds the loop is named, and nothing else is."""
 
 import asyncio
-import threading
 import time
 from dataclasses import dataclass
 
@@ -62,36 +61,6 @@ def test_many_callbacks_below_the_limit_are_no_stall():
             await asyncio.sleep(0)
 
     assert stalls_of(often, limit_ms=1000.0) == []
-
-
-def test_a_thread_that_keeps_the_interpreters_lock_is_a_stall_of_the_loop():
-    over = threading.Event()
-
-    def hold():
-        while not over.wait(0.01):
-            sum(range(20_000_000))  # one call in C, which gives the lock to nobody
-
-    async def wait(stalls):
-        thread = threading.Thread(target=hold, name="engine")
-        thread.start()
-        while not any(stall.thread for stall in stalls):
-            await asyncio.sleep(0.001)
-        over.set()
-        thread.join()
-
-    named = [stall for stall in stalls_of(wait) if stall.thread]
-    assert {stall.thread for stall in named} == {"engine"}
-    assert "on the thread engine" in str(named[0])
-
-
-def test_a_thread_that_lets_others_run_is_no_stall():
-    async def wait(_):
-        thread = threading.Thread(target=burn, args=(0.3,))
-        thread.start()
-        while thread.is_alive():
-            await asyncio.sleep(0.001)
-
-    assert stalls_of(wait) == []
 
 
 def test_a_loop_without_a_watchdog_runs_callbacks_as_ever():
