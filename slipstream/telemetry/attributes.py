@@ -234,11 +234,6 @@ def _reply(timing: ReplyTiming) -> Attributes:
     }
 
 
-def rpc_attributes(method: str, address: str) -> Attributes:
-    """Return attributes of a call of a method such as slipstream.rpc.v1.TargetService/StreamKv."""
-    return {"rpc.system.name": "grpc", "rpc.method": method, **server_attributes(address)}
-
-
 def server_attributes(address: str) -> Attributes:
     """Return attributes of a server at HOST:PORT, or at a gRPC name such as dns:///NAME:PORT."""
     host, _, port = address.rpartition("/")[2].rpartition(":")

@@ -59,8 +59,6 @@ class Span:
     start_ns: int
     end_ns: int
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    links: tuple[str, ...] = ()
-    """Ids of related spans, of the same or another trace."""
     status: Status = Status.UNSET
     error: str | None = None
     """Message of the status."""
@@ -196,7 +194,6 @@ def _span(values: Mapping[str, Any], service: str) -> Span:
         start_ns=int(values["startTimeUnixNano"]),
         end_ns=int(values["endTimeUnixNano"]),
         attributes=_attributes(values),
-        links=tuple(link["spanId"].lower() for link in values.get("links", ())),
         status=_STATUSES[status.get("code", 0)],
         error=status.get("message") or None,
     )

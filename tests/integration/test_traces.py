@@ -23,12 +23,10 @@ from support.telemetry.traced_story import (
     ask_all,
 )
 
-STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
-OUTLASTING = (STREAM_KV, "kv.snapshot")
 GENERATE = "slipstream.rpc.v1.GenerationService/Generate"
-SERVED, CALLED = (GENERATE, f"{GENERATE}Stream"), (STREAM_KV, "draft.propose", "target.verify")
+SERVED, CALLED = (GENERATE, f"{GENERATE}Stream"), ("draft.propose", "target.verify")
 STORED = [f"session.{at}" for at in ("acquire", "append", "release")]
-INNER = ("round", "prompt.encode", "session.park", "kv.snapshot", "kv.wait", "engine.queue")
+INNER = ("round", "prompt.encode", "session.park", "kv.wait", "engine.queue")
 KINDS = {
     **{name: {SpanKind.SERVER} for name in SERVED},
     **{name: {SpanKind.CLIENT, SpanKind.SERVER} for name in CALLED},
@@ -89,13 +87,13 @@ def test_spans_have_the_names_and_kinds_that_are_written_down(seen):
     assert found == KINDS
 
 
-def test_a_span_lies_within_its_parent_but_for_what_outlasts_who_began_it(seen):
+def test_a_span_lies_within_its_parent(seen):
     for request_id in seen.well:
         trace = seen.trace(request_id)
         known = {span.span_id: span for span in trace.spans}
         for span in trace.spans:
             parent = known.get(span.parent_id)
-            if parent and parent.service == span.service and span.name not in OUTLASTING:
+            if parent and parent.service == span.service:
                 assert parent.start_ns <= span.start_ns <= span.end_ns <= parent.end_ns
 
 
@@ -111,7 +109,7 @@ def test_the_first_rounds_have_children_in_both_engines(seen):
             (answer,) = children(trace, verify)
             assert (answer.service, answer.name) == (TARGET, "target.verify")
             parts = {at.name for at in children(trace, answer)}
-            assert parts - {"kv.snapshot"} == {"engine.queue", "engine.run"}
+            assert parts == {"engine.queue", "engine.run"}
             for propose in (at for at in children(trace, span) if at.name == "draft.propose"):
                 assert is_answered(trace, propose)
 
@@ -121,7 +119,7 @@ def is_answered(trace, propose):
     if propose.attributes["slipstream.proposal.stop_reason"] == "lookup":
         return children(trace, propose) == []
     (answer,) = children(trace, propose)
-    parts = {span.name for span in children(trace, answer)} - {"kv.wait", STREAM_KV}
+    parts = {span.name for span in children(trace, answer)} - {"kv.wait"}
     return answer.service == DRAFT and parts == {"engine.queue", "engine.run"}
 
 

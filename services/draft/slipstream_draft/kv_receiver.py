@@ -6,7 +6,7 @@ All on the event loop but `mirror.view`.
 import asyncio
 import logging
 from collections.abc import AsyncGenerator, Callable
-from contextlib import AbstractContextManager, aclosing, nullcontext, suppress
+from contextlib import aclosing, suppress
 from dataclasses import dataclass, field, replace
 from typing import Any
 
@@ -20,10 +20,7 @@ from slipstream.rpc.kv import ENCODING, KvFormat, KvStreamSource, frame_from_byt
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.status import error_from
 from slipstream.rpc.tensors import unpack
-from slipstream.rpc.tracing import status_name, trace_to_pb
 from slipstream.rpc.v1 import target_pb2
-from slipstream.telemetry.attributes import rpc_attributes
-from slipstream.telemetry.spans import ClientSpan, Reply
 from slipstream_draft.kv_sources import Channels
 
 STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
@@ -87,15 +84,13 @@ class KvReceiver:
         """Return whether this is what is read."""
         return at == self._at and self.is_reading
 
-    def follow(
-        self, at: KvAddress, *, num_same: int, skipped: range, parent: Reply | None = None
-    ) -> bool:
+    def follow(self, at: KvAddress, *, num_same: int, skipped: range) -> bool:
         """Read from there, unless that has ended already; return whether a reader starts.
 
-        `parent` is the span of all its calls. The same session of the same process goes on where
-        the mirror ends. While it is not read, replaced tokens are not known, so only what belongs
-        to the `num_same` leading tokens stays. `skipped` are the numbers of positions that may be
-        left out, the last one by a mirror that begins.
+        The same session of the same process goes on where the mirror ends. While it is not read,
+        replaced tokens are not known, so only what belongs to the `num_same` leading tokens stays.
+        `skipped` are the numbers of positions that may be left out, the last one by a mirror that
+        begins.
         """
         self.mirror.truncate(num_same)
         if at == self._at:
@@ -109,7 +104,7 @@ class KvReceiver:
         if self.mirror.skipped not in skipped or (goal and self.mirror.count <= NUM_SINKS):
             self.mirror.free(skipped=goal)
         self._at = at
-        self._reader = asyncio.get_running_loop().create_task(self._read(at, before, parent))
+        self._reader = asyncio.get_running_loop().create_task(self._read(at, before))
         self._readers.add(self._reader)
         self._reader.add_done_callback(self._readers.discard)
         return True
@@ -135,13 +130,11 @@ class KvReceiver:
                     self._changed.clear()
                     await self._changed.wait()
 
-    async def _read(
-        self, at: KvAddress, before: asyncio.Task[None] | None, parent: Reply | None
-    ) -> None:
+    async def _read(self, at: KvAddress, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait({before})
         try:
-            await self._keep_reading(at, parent)
+            await self._keep_reading(at)
         except SlipstreamError as error:
             _LOG.warning("%s: no more keys and values from %s: %s", *_names(at), error)
         except Exception:
@@ -149,15 +142,14 @@ class KvReceiver:
         finally:
             self._changed.set()
 
-    async def _keep_reading(self, at: KvAddress, parent: Reply | None) -> None:
+    async def _keep_reading(self, at: KvAddress) -> None:
         """Read until the target ends the stream. Raises an error that will not pass."""
         pause_s = FIRST_PAUSE_S
         while True:
             start = self.mirror.count
             error: SlipstreamError
             try:
-                with _client_span(at.address, parent) as span:
-                    await self._stream(at, span)
+                await self._stream(at)
                 return
             except NoRoom as refusal:
                 error = refusal
@@ -181,26 +173,17 @@ class KvReceiver:
         finally:
             self._is_pausing = False
 
-    async def _stream(self, at: KvAddress, span: ClientSpan | None) -> None:
+    async def _stream(self, at: KvAddress) -> None:
         # Each attempt uses the certificates of its time. No deadline: the session's lease ends the
         # reader, and keepalive finds a lost target.
-        num_before, num_snapshots = self.num_received_bytes, 0
         async with (
             self._channels.to(at.address) as channel,
-            aclosing(_messages(channel, self._request(at, span))) as messages,
+            aclosing(_messages(channel, self._request(at))) as messages,
         ):
-            try:
-                async for message in messages:
-                    self._take(message, at.source)
-                    num_snapshots += 1
-            finally:
-                if span is not None:
-                    num_bytes = self.num_received_bytes - num_before
-                    span.set(
-                        {"slipstream.kv.bytes": num_bytes, "slipstream.kv.snapshots": num_snapshots}
-                    )
+            async for message in messages:
+                self._take(message, at.source)
 
-    def _request(self, at: KvAddress, span: ClientSpan | None) -> target_pb2.StreamKvRequest:
+    def _request(self, at: KvAddress) -> target_pb2.StreamKvRequest:
         return target_pb2.StreamKvRequest(
             protocol_version=PROTOCOL_VERSION,
             session_id=at.source.session_id,
@@ -211,7 +194,6 @@ class KvReceiver:
             skip_to=self.mirror.gap.stop,
             start=self.mirror.count,
             encoding=ENCODING.to_pb(self.form.encoding),  # type: ignore[arg-type]
-            trace=trace_to_pb(span.carrier if span else None),
         )
 
     def _take(self, message: bytes, source: KvStreamSource) -> None:
@@ -242,11 +224,3 @@ async def _messages(
 
 def _names(at: KvAddress) -> tuple[str, str]:
     return at.source.session_id, at.address
-
-
-def _client_span(address: str, parent: Reply | None) -> AbstractContextManager[ClientSpan | None]:
-    """Return the span around a call; None without a parent."""
-    if parent is None:
-        return nullcontext()
-    attributes = rpc_attributes(STREAM_KV, address)
-    return parent.client_span(STREAM_KV, attributes, status_of=status_name)

@@ -19,7 +19,6 @@ from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import DTYPE, KvFormat, KvStreamSource, keep_freed_memory
 from slipstream.rpc.tensors import element_type
 from slipstream.rpc.v1 import common_pb2, draft_pb2
-from slipstream.telemetry.spans import Reply
 from slipstream_draft.config import DraftSettings
 from slipstream_draft.kv_receiver import KvAddress, KvReceiver
 from slipstream_draft.kv_sources import Channels, KvSources
@@ -82,13 +81,11 @@ class KvReceivers:
         *,
         num_same: Callable[[], int],
         skipped: range = range(1),
-        parent: Reply | None,
     ) -> bool:
         """Keep a session up to date from there; return whether a stream starts for it.
 
-        `num_same` returns how many leading tokens of the sequence the engine has already; `parent`
-        is the span of a stream that starts; `skipped` is as in `KvReceiver.follow`. Raises what
-        `KvSources.check` does.
+        `num_same` returns how many leading tokens of the sequence the engine has already; `skipped`
+        is as in `KvReceiver.follow`. Raises what `KvSources.check` does.
         """
         session = sequence.session
         receiver = self._receivers.get(session.session_id)
@@ -99,7 +96,7 @@ class KvReceivers:
             self.close(session.session_id)
             receiver = self._receivers[session.session_id] = self._receiver(form)
         receiver.mirror.limit = session.num_prompt_tokens + session.max_tokens
-        if not receiver.follow(at, num_same=num_same(), skipped=skipped, parent=parent):
+        if not receiver.follow(at, num_same=num_same(), skipped=skipped):
             return False
         with suppress(NoRoom):  # the reader raises it again, and tries again
             receiver.mirror.reserve(len(sequence))
@@ -184,16 +181,13 @@ class KvCatchUp:
         sequence: TokenSequence,
         form: KvFormat | None,
         plan: draft_pb2.Plan,
-        *,
-        parent: Reply | None,
     ) -> bool:
         """Read from the plan's feed, and wait for the newest; return whether there was a wait.
 
-        `parent` is the span of a stream that starts with it. Raises `InvalidRequest` for a feed
-        that is missing, or one too many.
+        Raises `InvalidRequest` for a feed that is missing, or one too many.
         """
         session_id, settings, has_waited = sequence.session_id, self._settings, False
-        if self._follow(sequence, form, plan, parent) and self._max_lag is not None:
+        if self._follow(sequence, form, plan) and self._max_lag is not None:
             # A lost round costs more than the first keys that are new enough do.
             count = len(sequence) - self._max_lag
             has_waited = await self._receivers.wait(session_id, count, settings.kv_catch_up_s)
@@ -205,7 +199,6 @@ class KvCatchUp:
         sequence: TokenSequence,
         form: KvFormat | None,
         plan: draft_pb2.Plan,
-        parent: Reply | None,
     ) -> bool:
         """Have keys and values read from the plan's feed; return whether a stream starts."""
         if form is None or self._local is None:
@@ -218,9 +211,7 @@ class KvCatchUp:
         num_same = partial(self._local.num_same, sequence)
         at = _address_from_pb(plan.feed)
         skipped = skippable(len(sequence), self._settings.window)
-        return self._receivers.follow(
-            sequence, at, form, num_same=num_same, skipped=skipped, parent=parent
-        )
+        return self._receivers.follow(sequence, at, form, num_same=num_same, skipped=skipped)
 
 
 def _address_from_pb(message: draft_pb2.KvFeed) -> KvAddress:

@@ -241,7 +241,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         at.sequence = delta.applied(at.sequence)
         check_plan(plan, at.session, self._drafter.facts, at.vocab_size)
         began = _clock()
-        ready = self._catch_up.ready(at.sequence, at.form, message.plan, parent=reply)
+        ready = self._catch_up.ready(at.sequence, at.form, message.plan)
         has_waited, asked = await ready, _clock()
         if has_waited and reply is not None:
             reply.part("kv.wait", began, asked)

@@ -6,7 +6,6 @@ serialised on another thread.
 """
 
 import asyncio
-import time
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import dataclass
 
@@ -17,7 +16,6 @@ from slipstream.core.errors import (
     SessionNotFound,
     SessionOutOfSync,
 )
-from slipstream.core.timing import Clock
 from slipstream.engine.thread import EngineThread
 from slipstream.rpc.kv import (
     ENCODING,
@@ -31,7 +29,6 @@ from slipstream.rpc.kv import (
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, require_agreement
 from slipstream.rpc.tensors import dtype_of, pack
 from slipstream.rpc.v1 import target_pb2
-from slipstream.telemetry.spans import Reply
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.kv_sender import KvSender, KvSlice, check_layers
 from slipstream_target.verify_stream import KvReader, VerifyStream
@@ -48,21 +45,9 @@ SHORT_BYTES = 64 << 10
 Write = Callable[[bytes], Awaitable[None]]
 
 
-@dataclass(slots=True)
-class Snapshot:
-    """All that there was for one reader at a time, sent in slices."""
-
-    began: float
-    reply: Reply | None = None
-    """Span of the verification that made it, if that is traced."""
-    start: int = 0
-    count: int = 0
-    num_bytes: int = 0
-    ended: float = 0.0
-
-
-OnSent = Callable[[Snapshot], None]
-"""Called with every snapshot once it is out."""
+OnSent = Callable[[int], None]
+"""Called with the bytes of every snapshot once it is out: all that there was for a reader at a
+time, sent in slices."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,13 +86,10 @@ class KvStreams:
         thread: EngineThread,
         sessions: Mapping[str, VerifyStream],
         incarnation: str,
-        *,
-        clock: Clock = time.perf_counter,
     ) -> None:
         """`sessions` are those with a running request."""
         keep_freed_memory()
         self._target = target
-        self._clock = clock
         self._thread = thread
         self._sessions = sessions
         self._incarnation = incarnation
@@ -194,33 +176,28 @@ class KvStreams:
         """Send snapshot after snapshot."""
         while not stream.session.is_ended:
             stream.reader.news.clear()
-            snapshot = Snapshot(self._clock())
             try:
-                is_new = await self._send_snapshot(stream, sender, snapshot)
+                num_bytes = await self._send_snapshot(stream, sender)
             except SessionClosed:
                 return
-            finally:
-                if snapshot.num_bytes:
-                    stream.on_sent(snapshot)
-            if not is_new:
-                stream.reader.take_reply()  # what it made went out before
+            if num_bytes:
+                stream.on_sent(num_bytes)
+            else:
                 await stream.reader.news.wait()
 
-    async def _send_snapshot(self, stream: _KvStream, sender: KvSender, snapshot: Snapshot) -> bool:
-        """Send slices until one takes all that is left; return whether there was anything."""
+    async def _send_snapshot(self, stream: _KvStream, sender: KvSender) -> int:
+        """Send slices until one takes all that is left; return the bytes of them."""
         messages = await self._next(stream, sender)
-        if not messages:
-            return False
-        snapshot.start = messages[0].start
-        snapshot.reply = stream.reader.take_reply()
+        count = 0
         while messages:
+            count += sum(message.count for message in messages)
             is_last = len(messages) < _slice_frames(stream.form) or stream.session.is_ended
             if is_last:
-                await self._write(stream, messages, snapshot)
+                await self._write(stream, messages)
                 break
             # The next slice is made while this one is sent.
             written, following = await asyncio.gather(
-                self._write(stream, messages, snapshot),
+                self._write(stream, messages),
                 self._next(stream, sender),
                 return_exceptions=True,
             )
@@ -229,18 +206,12 @@ class KvStreams:
             if isinstance(following, BaseException):
                 raise following
             messages = following
-        if snapshot.reply is None:  # the step was over, but its verdict not yet recorded
-            snapshot.reply = stream.reader.take_reply()
-        return True
+        return count * stream.form.bytes_per_position
 
-    async def _write(self, stream: _KvStream, messages: list[_Message], snapshot: Snapshot) -> None:
+    async def _write(self, stream: _KvStream, messages: list[_Message]) -> None:
         for message in messages:
             await stream.write(message.data)
-            num_bytes = message.count * stream.form.bytes_per_position
-            self.num_bytes += num_bytes
-            snapshot.num_bytes += num_bytes
-            snapshot.count += message.count
-            snapshot.ended = self._clock()
+            self.num_bytes += message.count * stream.form.bytes_per_position
 
     async def _next(self, stream: _KvStream, sender: KvSender) -> list[_Message]:
         """Return what comes next, as much as one copy may take, serialised."""

@@ -103,8 +103,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         """See target.proto."""
         bind(session_id=request.session_id)
         try:
-            with self._telemetry.streaming(request) as on_sent:
-                await self._kv.serve(request, context.write, on_sent)
+            await self._kv.serve(request, context.write, self._telemetry.record_sent)
         except SessionOutOfSync as error:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
         except Cancelled as error:
@@ -197,7 +196,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
                     timing = ReplyTiming(service_s, done.queue_s, done.engine_s)
                     verdict = verdict_to_pb(done.result(), timing)
                     yield target_pb2.VerifyResponse(verdict=verdict)
-                    stream.notify(reply)  # once it is on its way: nothing waits for the readers
+                    stream.notify()  # once it is on its way: nothing waits for the readers
                 case "park":
                     yield await self._park(message.park, stream)
                     return

@@ -1,14 +1,8 @@
 """Telemetry of the target service: spans of what is traced, and metrics of everything."""
 
-import asyncio
-from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager
+from collections.abc import Callable
+from contextlib import AbstractContextManager
 
-import grpc
-
-from slipstream.core.errors import SessionOutOfSync, SlipstreamError
-from slipstream.rpc.kv import ENCODING, KvEncoding
-from slipstream.rpc.status import code_of
 from slipstream.rpc.tracing import trace_from_pb
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.telemetry import catalog
@@ -18,10 +12,8 @@ from slipstream.telemetry.spans import Replies, Reply
 from slipstream.telemetry.telemetry import Telemetry
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.request import TargetRequest, TargetStep
-from slipstream_target.kv_streams import OnSent, Snapshot
 
 VERIFY = "target.verify"
-STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
 
 
 class TargetTelemetry:
@@ -29,7 +21,6 @@ class TargetTelemetry:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._replies = Replies(telemetry.tracer)
-        self._num_first = telemetry.trace_rounds
         self._instruments = telemetry.instruments
         self._is_measured = telemetry.instruments.are_exported
 
@@ -54,36 +45,10 @@ class TargetTelemetry:
             reply.part("engine.run", began, request.step.ended)
             reply.set(_attributes(request, request.step, is_first))
 
-    @contextmanager
-    def streaming(self, request: target_pb2.StreamKvRequest) -> Iterator[OnSent]:
-        """Trace a stream of keys and values; what it yields is called with every snapshot."""
-        num_layers = len(request.layers)
-        # An unknown encoding is about to be refused.
-        is_small = request.encoding == ENCODING.to_pb(KvEncoding.INT8)
-        attributes: Attributes = {
-            "slipstream.kv.layers": num_layers,
-            "slipstream.kv.encoding": (KvEncoding.INT8 if is_small else KvEncoding.RAW).value,
-        }
-        carrier = trace_from_pb(request.trace)
-        with self._replies.streaming(
-            STREAM_KV, carrier, attributes, status_of=_status_name, first=self._num_first
-        ) as stream:
-
-            def on_sent(snapshot: Snapshot) -> None:
-                if self._is_measured:
-                    self._instruments.record(catalog.SNAPSHOT_SIZE, snapshot.num_bytes)
-                stream.record_snapshot(
-                    snapshot.reply,
-                    (snapshot.began, snapshot.ended),
-                    num_bytes=snapshot.num_bytes,
-                    about={
-                        "slipstream.kv.layers": num_layers,
-                        "slipstream.kv.start": snapshot.start,
-                        "slipstream.kv.count": snapshot.count,
-                    },
-                )
-
-            yield on_sent
+    def record_sent(self, num_bytes: int) -> None:
+        """Record a snapshot of keys and values that was sent."""
+        if self._is_measured:
+            self._instruments.record(catalog.SNAPSHOT_SIZE, num_bytes)
 
     def _record_step(self, step: TargetStep) -> None:
         record = self._instruments.record
@@ -120,14 +85,3 @@ def _attributes(request: TargetRequest, step: TargetStep, is_first: bool) -> Att
     if is_first:
         attributes["slipstream.verdict.num_cached"] = request.num_cached
     return attributes
-
-
-def _status_name(error: BaseException) -> str:
-    """Return the status that `StreamKv` ends with."""
-    if isinstance(error, SessionOutOfSync):
-        return grpc.StatusCode.OUT_OF_RANGE.name
-    if isinstance(error, (asyncio.CancelledError, grpc.aio.InternalError)):  # the reader has left
-        return grpc.StatusCode.CANCELLED.name
-    if isinstance(error, SlipstreamError):
-        return code_of(error).name
-    return grpc.StatusCode.INTERNAL.name

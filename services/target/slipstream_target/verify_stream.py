@@ -13,7 +13,6 @@ from slipstream.core.errors import CapacityError, Unavailable
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
 from slipstream.rpc.leases import Lease
-from slipstream.telemetry.spans import Reply
 from slipstream.verifying.grammar_constraint import CompiledGrammar
 
 MAX_READERS = 4
@@ -28,13 +27,6 @@ class KvReader:
 
     news: asyncio.Event
     timeout: asyncio.Timeout
-    reply: Reply | None = None
-    """Span of the last traced verification that made news, until a snapshot takes it."""
-
-    def take_reply(self) -> Reply | None:
-        """Return the span, once."""
-        reply, self.reply = self.reply, None
-        return reply
 
 
 class VerifyStream:
@@ -54,7 +46,6 @@ class VerifyStream:
         """Whether the request has ended, or another one has taken the session over."""
         self._linger_s = linger_s
         self._readers: set[KvReader] = set()
-        self._reply: Reply | None = None
 
     @property
     def session_id(self) -> str:
@@ -65,11 +56,9 @@ class VerifyStream:
         """Return whether this is the secret; takes the same time whatever is wrong with it."""
         return secrets.compare_digest(credential.encode(), self.credential.encode())
 
-    def notify(self, reply: Reply | None = None) -> None:
-        """Let readers look for more, which the verification of this span has made."""
-        self._reply = reply
+    def notify(self) -> None:
+        """Let readers look for more."""
         for reader in self._readers:
-            reader.reply = reply or reader.reply
             reader.news.set()
 
     def end(self) -> None:
@@ -93,7 +82,7 @@ class VerifyStream:
             )
         try:
             async with asyncio.timeout(None) as timeout:
-                reader = KvReader(asyncio.Event(), timeout, self._reply)
+                reader = KvReader(asyncio.Event(), timeout)
                 self._readers.add(reader)
                 try:
                     yield reader

@@ -410,7 +410,7 @@ class StreamKvRequest(_message.Message):
 
     @_builtins.property
     def trace(self) -> _common_pb2.TraceContext:
-        """Trace context of the stream; unset: it is not traced."""
+        """Not read: streams have no spans."""
 
     def __init__(
         self,

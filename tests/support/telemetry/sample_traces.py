@@ -8,13 +8,12 @@ from typing import Any
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import ReadableSpan, TracerProvider
 from opentelemetry.sdk.trace.export import SimpleSpanProcessor
-from opentelemetry.trace import Link, Span, SpanKind, Status, StatusCode, set_span_in_context
+from opentelemetry.trace import Span, SpanKind, Status, StatusCode, set_span_in_context
 
 from slipstream.telemetry.trace_file import FileSpanExporter
 
 START_NS = 1_700_000_000_000_000_000
 GENERATE = "slipstream.rpc.v1.GenerationService/GenerateStream"
-STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
 SERVER, CLIENT, INTERNAL = SpanKind.SERVER, SpanKind.CLIENT, SpanKind.INTERNAL
 STAGES = {
     **{"acquire": 2.0, "encode": 1.0, "prefill": 20.0, "draft": 30.0, "verify": 40.0},
@@ -27,7 +26,6 @@ Attributes = Mapping[str, Any]
 class _More:
     kind: SpanKind = INTERNAL
     say: Attributes | None = None
-    link: Span | None = None
     error: str | None = None
 
 
@@ -55,7 +53,7 @@ class Recorder:
             None if parent is None else set_span_in_context(parent),
             rest.kind,
             dict(rest.say or {}),
-            [] if rest.link is None else [Link(rest.link.get_span_context())],
+            None,
             self.start_ns + round(at[0] * 1e6),
         )
         if rest.error is not None:
@@ -132,26 +130,22 @@ def _round(
     about = {f"slipstream.round.{name}": value for name, value in counts.items()}
     about |= {"slipstream.round.index": index, "slipstream.round.kind": kind}
     around = to.span("router", "round", at, top, say=about)
-    stream = _propose(to, around, (start, middle), error) if index else None
+    if index:
+        _propose(to, around, (start, middle), error)
     asked = to.span("router", "target.verify", (middle, end), around, kind=CLIENT, say=_VERDICT)
     rows = {"slipstream.batch.rows": 6, "slipstream.batch.sessions": 1}
     within = (middle + 0.2, end - 0.2)
     done = to.span("target", "target.verify", within, asked, kind=SERVER, say=rows)
     to.span("target", "engine.queue", (middle + 0.2, middle + 0.4), done)
     to.span("target", "engine.run", (middle + 0.4, end - 0.4), done)
-    if stream is not None:
-        copied = {"slipstream.kv.bytes": 65536, "slipstream.kv.layers": 1}
-        to.span("target", "kv.snapshot", (end - 0.4, end - 0.2), done, say=copied, link=stream)
 
 
-def _propose(to: Recorder, around: Span, at: tuple[float, float], error: str | None) -> Span:
+def _propose(to: Recorder, around: Span, at: tuple[float, float], error: str | None) -> None:
     start, end = at
     asked = to.span("router", "draft.propose", at, around, kind=CLIENT, say=_PROPOSAL, error=error)
     done = to.span("draft", "draft.propose", (start + 0.1, end - 0.1), asked, kind=SERVER)
     to.span("draft", "kv.wait", (start + 0.1, start + 0.5), done)
     to.span("draft", "engine.run", (start + 0.6, end - 0.1), done)
-    stream = to.span("draft", STREAM_KV, (start + 0.1, 99), done, kind=CLIENT)
-    return to.span("target", STREAM_KV, (start + 0.2, 99), stream, kind=SERVER)
 
 
 _VERDICT = {

@@ -22,7 +22,6 @@ from support.services.scripted_keys import message as slice_of
 from support.services.tiny_services import DraftPlace
 
 PROPOSE = "draft.propose"
-STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
 FIRST = Delta(0, PROMPT)
 NOTHING_NEW = Delta(len(PROMPT), ())
 
