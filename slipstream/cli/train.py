@@ -13,7 +13,6 @@ from slipstream.cli.training.train_decision import decision
 from slipstream.cli.training.train_glide import glide
 from slipstream.cli.training.train_quantise import quantise
 from slipstream.core.errors import TrainingError
-from slipstream.models.glide.glide_export import export_hf as export
 from slipstream.models.loading import find_sources, find_tokenizer
 from slipstream.models.store.resolve import resolve
 from slipstream.models.tokenizer import text_tokenizer
@@ -38,18 +37,6 @@ Data = Annotated[
 @app.callback()
 def _group() -> None:
     """Train draft models."""
-
-
-@app.command("export-hf")
-def export_hf(
-    weights: Annotated[Path, typer.Argument(help="Weights of a draft trained with --no-cross.")],
-    *,
-    target: Target,
-    out: Annotated[Path, typer.Option(help="Directory for the checkpoint; must not exist.")],
-) -> None:
-    """Write a draft without cross-attention as a checkpoint that transformers loads."""
-    export(weights, target, out)
-    typer.echo(out)
 
 
 @app.command()

@@ -91,14 +91,6 @@ class TrainSettings:
     batch_tokens: int = option(4096, "Tokens in a batch, padding included.")
     weight_decay: float = option(0.05, "Weight decay of matrices.")
     grad_clip: float = 1.0
-    ema: float = option(
-        0.0, "Decay of the average of weights that is checked and exported; 0: none."
-    )
-    patience: int = option(
-        0,
-        "Checks without a longer acceptance that end the run; 0: never.",
-        rich_help_panel="Checks",
-    )
     precision: Precision = option(
         Precision.BFLOAT16, "Type of matrix products.", rich_help_panel="Machine"
     )
@@ -115,9 +107,5 @@ class TrainSettings:
                 raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
         if self.weight_decay < 0 or self.grad_clip <= 0:
             raise TrainingError("weight_decay must not be negative and grad_clip must be positive")
-        if not 0 <= self.ema < 1:
-            raise TrainingError(f"ema is {self.ema}, it must be at least 0 and below 1")
-        if self.patience < 0:
-            raise TrainingError(f"patience is {self.patience}, it must not be negative")
         if self.report_seconds <= 0 or self.export_minutes <= 0:
             raise TrainingError("report_seconds and export_minutes must be positive")

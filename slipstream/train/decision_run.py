@@ -1,9 +1,9 @@
-"""A decision model from prompt files to weights: record rounds, train, judge, write.
+"""A decision model from prompt files to weights: record rounds, train, compare, write.
 
 Progress goes out through a callback.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
@@ -13,6 +13,7 @@ from torch import Tensor
 
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import TrainingError
+from slipstream.core.policy.fit import fit_calibration
 from slipstream.core.policy.profile import Profile
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import glide_folder
@@ -29,9 +30,9 @@ from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import ReadLimits, read_data
 from slipstream.train.decision import DecisionSettings, train_decision
+from slipstream.train.provenance import data_facts, write_provenance
 from slipstream.train.records import Records, joined
 from slipstream.train.rounds import RoundRecorder
-from slipstream.train.run_files import data_facts, write_provenance
 
 PROVENANCE_NAME = "decision.provenance.json"
 _EPS = 1e-4
@@ -74,33 +75,18 @@ class DecisionRun:
 
 
 @dataclass(frozen=True, slots=True)
-class DecisionReport:
-    """Estimates of acceptance on held-out tokens: mean negative log-likelihoods in nats, and what
-    the decision model gains per token over calibrated confidence, with the standard error, prompts
-    being what was sampled."""
+class DecisionOutcome:
+    """Mean negative log-likelihoods in nats, of held-out tokens, by the decision model and by the
+    draft's calibrated confidence; `weights` is None where the model is not better."""
 
     num_tokens: int
-    acceptance: float
-    losses: Mapping[str, float]
-    gain: float
-    error: float
-
-    @property
-    def is_better(self) -> bool:
-        """Return whether the gain exceeds its standard error."""
-        return self.gain > self.error
-
-
-@dataclass(frozen=True, slots=True)
-class DecisionOutcome:
-    """The report; `weights` is None where they are not better."""
-
-    report: DecisionReport
-    weights: Path | None
+    loss: float
+    calibrated_loss: float
+    weights: Path | None = None
 
 
 def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> DecisionOutcome:
-    """Record, train and judge. Weights are written only if they are better than calibrated
+    """Record, train and compare. Weights are written only if they are better than calibrated
     confidence on the held-out prompts."""
     plan = run.recording
     deadline = None if plan.minutes is None else clock() + 60 * plan.minutes
@@ -124,18 +110,20 @@ def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> Decis
         samplings = [SamplingParams(temperature=t, seed=plan.seed + number) for t in (0.0, 1.0)]
         parts.append(recorder.record(prompt, samplings, max_tokens=plan.max_tokens, number=number))
         progress(number + 1, len(prompts))
-    report, model = judged(joined(parts), replace(run.settings, seed=plan.seed))
-    if not report.is_better:
-        return DecisionOutcome(report, None)
+    outcome, model = judged(joined(parts), replace(run.settings, seed=plan.seed))
+    if not outcome.loss < outcome.calibrated_loss:
+        return outcome
     save_decision(model, folder)
     facts = {
         "revision": code_revision(),
         "data": [data_facts(data) for data in files],
         **{name: asdict(of) for name, of in (("recording", plan), ("settings", run.settings))},
-        "report": asdict(report),
+        "num_tokens": outcome.num_tokens,
+        "loss": outcome.loss,
+        "calibrated_loss": outcome.calibrated_loss,
     }
     write_provenance(folder / PROVENANCE_NAME, command=run.command, facts=facts)
-    return DecisionOutcome(report, folder / DECISION_NAME)
+    return replace(outcome, weights=folder / DECISION_NAME)
 
 
 def _depth(plan: RecordingPlan, scorer: GlideScorer) -> int:
@@ -143,11 +131,30 @@ def _depth(plan: RecordingPlan, scorer: GlideScorer) -> int:
     return plan.depth or min(scorer.max_lag or usual, usual)
 
 
-def judged(records: Records, settings: DecisionSettings) -> tuple[DecisionReport, DecisionModel]:
+def judged(records: Records, settings: DecisionSettings) -> tuple[DecisionOutcome, DecisionModel]:
     """Return a model trained on seven of ten prompts, and how it does on the other three."""
     train, validation, held = split(records)
     model = train_decision(train, validation, settings)
-    return make_report(model, joined([train, validation]), held), model
+    scores = torch.from_numpy(model.score(held.hidden.float().numpy(), held.stats.numpy()))
+    own = torch.where(held.is_greedy, scores[:, GREEDY], scores[:, SAMPLED])
+    losses = [
+        float(log_losses(probs, held.accepted).mean())
+        for probs in (own, calibrated(joined([train, validation]), held))
+    ]
+    return DecisionOutcome(len(held), *losses), model
+
+
+def calibrated(seen: Records, held: Records) -> Tensor:
+    """Return acceptance by the draft's confidence, [N], calibrated on `seen`, greedy and sampled
+    rounds apart."""
+    estimates = held.confidence.clone()
+    for is_greedy in (True, False):
+        known = seen.rows(seen.is_greedy == is_greedy)
+        pairs = zip(known.confidence.tolist(), known.accepted.tolist(), strict=True)
+        fit, rows = fit_calibration(pairs), held.is_greedy == is_greedy
+        points = [fit.probability(confidence) for confidence in held.confidence[rows].tolist()]
+        estimates[rows] = torch.tensor(points, dtype=estimates.dtype)
+    return estimates
 
 
 def split(records: Records) -> tuple[Records, Records, Records]:
@@ -166,61 +173,7 @@ def split(records: Records) -> tuple[Records, Records, Records]:
     return parts
 
 
-def make_report(model: DecisionModel, train: Records, held: Records) -> DecisionReport:
-    """Judge the model on `held`, beside the draft's confidence as it is, and calibrated on
-    `train`, greedy and sampled rounds apart."""
-    scores = torch.from_numpy(model.score(held.hidden.float().numpy(), held.stats.numpy()))
-    calibrated = held.confidence.clone()
-    for is_greedy in (True, False):
-        rows, seen = held.is_greedy == is_greedy, train.rows(train.is_greedy == is_greedy)
-        if len(seen):
-            fit = isotonic(seen.confidence, seen.accepted)
-            calibrated[rows] = _at(fit, held.confidence[rows]).to(calibrated.dtype)
-    estimates = {
-        "decision": torch.where(held.is_greedy, scores[:, GREEDY], scores[:, SAMPLED]),
-        "confidence": held.confidence,
-        "calibrated": calibrated,
-    }
-    losses = {name: log_losses(probs, held.accepted) for name, probs in estimates.items()}
-    each = losses["calibrated"] - losses["decision"]
-    _, index = held.prompt.unique(return_inverse=True)
-    sums = torch.zeros(int(index.max()) + 1, dtype=each.dtype)
-    sums.index_add_(0, index, each - each.mean())
-    return DecisionReport(
-        len(held),
-        float(held.accepted.double().mean()),
-        {name: float(values.mean()) for name, values in losses.items()},
-        float(each.mean()),
-        float(sums.square().sum().sqrt()) / len(each),
-    )
-
-
 def log_losses(probs: Tensor, accepted: Tensor) -> Tensor:
     """Return the negative log-likelihood of each outcome, [n] float64."""
     safe = probs.double().clamp(_EPS, 1 - _EPS)
     return -torch.where(accepted, safe, 1 - safe).log()
-
-
-def isotonic(scores: Tensor, accepted: Tensor) -> tuple[Tensor, Tensor]:
-    """Return where the rising step function of the score that fits best steps, and to what (pool
-    adjacent violators).
-
-    Each level counts one more token of the mean outcome, so that none is certain.
-    """
-    order, mean = scores.argsort(), float(accepted.double().mean())
-    levels: list[tuple[float, float, int]] = []
-    """Start, sum of outcomes and count of each level."""
-    for score, outcome in zip(scores[order].tolist(), accepted[order].tolist(), strict=True):
-        levels.append((score, float(outcome), 1))
-        while len(levels) > 1 and levels[-2][1] * levels[-1][2] >= levels[-1][1] * levels[-2][2]:
-            _, total, count = levels.pop()
-            start, before, size = levels.pop()
-            levels.append((start, before + total, size + count))
-    starts = torch.tensor([start for start, _, _ in levels], dtype=scores.dtype)
-    return starts, torch.tensor([(total + mean) / (count + 1) for _, total, count in levels])
-
-
-def _at(fit: tuple[Tensor, Tensor], scores: Tensor) -> Tensor:
-    starts, values = fit
-    place = torch.searchsorted(starts, scores.contiguous(), right=True) - 1
-    return values[place.clamp_min(0)]

@@ -4,11 +4,10 @@ They are this process alone, or those of torchrun. Every collective call must be
 members, in the same order.
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import timedelta
-from typing import TypeVar
 
 import torch
 import torch.distributed as dist
@@ -17,10 +16,8 @@ from torch.nn.parallel import DistributedDataParallel
 
 from slipstream.models.loading import parse_device
 from slipstream.train.config import Precision
-from slipstream.train.features import TrainBatch
 
 _CPU = torch.device("cpu")
-Item = TypeVar("Item")
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,34 +48,9 @@ class TrainGroup:
         dist.broadcast(shared, src=0)
         return float(shared)
 
-    def lead_first(self, work: Callable[[], Item]) -> Item:
-        """Return the result of `work` in each member; the others begin when the lead has done."""
-        if self.is_lead:
-            done = work()
-        self.of_lead(0.0)
-        return done if self.is_lead else work()
-
     def wrap(self, model: nn.Module) -> nn.Module:
         """Return the model to call in training: its gradients are means over the members'."""
         return DistributedDataParallel(model) if self.size > 1 else model
-
-    def place(self, batch: TrainBatch) -> TrainBatch:
-        """Return `batch` on this member's device; copies to a GPU overlap what it computes."""
-        if self.device.type == "cpu":
-            return batch
-        return TrainBatch(
-            ids=self._moved(batch.ids),
-            kvs=tuple((self._moved(keys), self._moved(values)) for keys, values in batch.kvs),
-            hidden=self._moved(batch.hidden),
-            argmax=self._moved(batch.argmax),
-            lengths=self._moved(batch.lengths),
-            num_prompts=self._moved(batch.num_prompts),
-        )
-
-    def _moved(self, value: Tensor) -> Tensor:
-        if value.device.type != "cpu":
-            return value
-        return value.pin_memory().to(self.device, non_blocking=True)
 
     def autocast(self, precision: Precision) -> torch.autocast:
         """Return mixed precision on this member's device, or none for float32."""
@@ -90,7 +62,7 @@ SINGLE_PROCESS = TrainGroup()
 
 
 _WAIT = timedelta(hours=12)
-"""Longest wait of members for each other: the lead may compute features first."""
+"""Longest wait of members for each other: the lead measures alone."""
 
 
 @contextmanager

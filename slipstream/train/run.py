@@ -1,12 +1,9 @@
-"""A GliDe training run from files to weights: read, compute features, train, export.
+"""A GliDe training run from files to weights: read, train, export.
 
-Progress goes out through `TrainHooks` and a feature callback.
+Progress goes out through `TrainHooks`.
 """
 
-import hashlib
-import json
-import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -29,19 +26,15 @@ from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout
 from slipstream.train.features import FeatureSet, FeatureSource
 from slipstream.train.first_draft import borrowed, first_draft
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
-from slipstream.train.run_files import (
+from slipstream.train.provenance import (
     PROVENANCE_NAME,
-    RunState,
     add_facts,
     data_facts,
-    draw_curves,
     read_provenance,
     write_provenance,
 )
-from slipstream.train.stores import Progress, feature_stores
 from slipstream.train.trainer import Check, Inputs, Trainer, TrainHooks
 
-_CHECKPOINT = "checkpoint"
 _NUM_FINAL_LAGS = 17
 
 
@@ -53,7 +46,6 @@ class DraftSettings:
 
     target: str = required("Target model: an alias, a path or a hub id.")
     layers: str = option("", "Target layers to read, as 19,28,29.", show_default="the last")
-    no_cross: bool = option(False, "Read no target layers: a draft without cross-attention.")
     num_layers: int = option(1, "Layers of the draft, each with all cross-attentions.")
     head_size: int = option(8192, "Tokens in the trimmed head.")
     init_from: Path | None = option(
@@ -64,14 +56,12 @@ class DraftSettings:
         for name in ("head_size", "num_layers"):
             if getattr(self, name) < 1:
                 raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
-        if self.layers and self.no_cross:
-            raise TrainingError(f"--no-cross reads no layers, but --layers names {self.layers}")
         self.layers_of(1)
 
     def layers_of(self, num_layers: int) -> tuple[int, ...]:
         """Return the layers that are read of a target with so many."""
         if not self.layers:
-            return () if self.no_cross else (num_layers - 1,)
+            return (num_layers - 1,)
         try:
             return tuple(int(part) for part in self.layers.split(","))
         except ValueError:
@@ -82,7 +72,7 @@ class DraftSettings:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GlideRun:
-    """Draft, data, settings and directories of a run."""
+    """Draft, data and settings of a run, and where its weights go."""
 
     PANEL: ClassVar[str] = "Files"
 
@@ -92,49 +82,11 @@ class GlideRun:
         "JSON lines to train on, or a directory of shards; repeatable."
     )
     out: Path = required("Directory for the weights.")
-    run_dir: Path | None = option(
-        None, "Directory for checkpoints and plots.", show_default="OUT.run"
-    )
-    feature_dir: Path | None = option(
-        None,
-        "Directory for target features, which several runs may share.",
-        show_default="RUN_DIR/features",
-    )
-    feature_gb: float | None = option(
-        None,
-        "GB on disk for target features; the others are computed anew in each batch.",
-        show_default="no bound",
-    )
-    resume: bool = option(False, "Continue from the checkpoint.")
     licence: str = option("unknown", "Licence of the target, for the provenance.")
     command: tuple[str, ...] = ()
 
-    def __post_init__(self) -> None:
-        if self.feature_gb is not None and not self.feature_gb >= 0:
-            raise TrainingError(f"feature_gb is {self.feature_gb}, it must not be negative")
-        if self.draft.init_from is not None and self.resume:
-            raise TrainingError(
-                "a resumed run takes its weights from the checkpoint: drop init_from"
-            )
 
-    @property
-    def work(self) -> Path:
-        """Return where checkpoints and plots go."""
-        return self.run_dir or self.out.with_name(self.out.name + ".run")
-
-    @property
-    def features(self) -> Path:
-        """Return where feature files go."""
-        return self.feature_dir or self.work / "features"
-
-
-def train_glide(
-    run: GlideRun,
-    hooks: TrainHooks,
-    *,
-    feature_progress: Progress,
-    group: TrainGroup = SINGLE_PROCESS,
-) -> None:
+def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_PROCESS) -> None:
     """Train to the end of the run; `run.out` holds the weights of the best check.
 
     Every member of a group calls this with the same `run`; the lead writes and reports.
@@ -142,22 +94,13 @@ def train_glide(
     revision = code_revision()
     # cuDNN plans its attention anew for each shape of a batch, which takes longer than the step.
     torch.backends.cuda.enable_cudnn_sdp(False)
-    if group.is_lead:
-        # A library that is missing shows now, not at the first check.
-        draw_curves(run.work, RunState(""))
     target = load_target_parts(run.draft.target, device=str(group.device))
     files, shape = _files(run, target), _shape(run, target)
     model, vocab = first_draft(target, shape, files, run.draft.init_from)
-    source = FeatureSource(
-        target.model, target.model_id, target.tokenizer_hash, shape.target_layers
-    )
-    features = _features(run, source, files, group=group, progress=feature_progress)
+    features = FeatureSet(files, FeatureSource(target.model, shape.target_layers))
     inputs = _inputs(run, target, features, vocab, group)
-    fingerprint = _fingerprint(run, files, vocab)
     model.to(group.device)
-    trainer = Trainer(model, inputs, run.settings, fingerprint=fingerprint, group=group)
-    if run.resume:
-        trainer.resume(run.work / _CHECKPOINT)
+    trainer = Trainer(model, inputs, run.settings, group=group)
     export = _Export(run, trainer, vocab, tuple(files), revision)
     trainer.run(TrainHooks(hooks.clock, hooks.report, export.before(hooks.check)))
     if group.is_lead:
@@ -173,33 +116,13 @@ def _files(run: GlideRun, target: LoadedModel) -> list[DataFile]:
 def _shape(run: GlideRun, target: LoadedModel) -> GlideShape:
     draft = run.draft
     layers = draft.layers_of(model_parts(target.model).num_layers)
-    max_lag = run.settings.loss.block_max if layers else 0
+    max_lag = run.settings.loss.block_max
     return GlideShape(layers, draft.head_size, max_lag, draft.num_layers)
-
-
-def _features(
-    run: GlideRun,
-    source: FeatureSource,
-    files: Sequence[DataFile],
-    *,
-    group: TrainGroup,
-    progress: Progress,
-) -> FeatureSet:
-    """Return all documents; their features are on disk as far as the budget goes."""
-    find = partial(
-        feature_stores,
-        source,
-        files,
-        run.features,
-        max_bytes=math.inf if run.feature_gb is None else run.feature_gb * 1e9,
-        progress=progress,
-    )
-    return FeatureSet(list(zip(files, group.lead_first(find), strict=True)), source)
 
 
 @dataclass(frozen=True, slots=True)
 class _Export:
-    """Files that a run writes: weights and their provenance, checkpoints, plots."""
+    """Files that a run writes: weights and their provenance."""
 
     run: GlideRun
     trainer: Trainer
@@ -213,12 +136,9 @@ class _Export:
         def check(result: Check) -> None:
             run, trainer = self.run, self.trainer
             if result.is_best:
-                with trainer.averaged():
-                    save_glide(trainer.model, self.vocab, run.out)
+                save_glide(trainer.model, self.vocab, run.out)
                 path = run.out / PROVENANCE_NAME
                 write_provenance(path, command=run.command, facts=self._facts())
-            trainer.save(run.work / _CHECKPOINT)
-            draw_curves(run.work, trainer.state)
             report(result)
 
         return check
@@ -253,15 +173,3 @@ def _inputs(
     dtype = getattr(torch, run.settings.precision.value)
     frozen = borrowed(target, vocab, longest).to(group.device, dtype)
     return Inputs(features, train, heldout, frozen)
-
-
-def _fingerprint(run: GlideRun, files: Sequence[DataFile], vocab: torch.Tensor) -> str:
-    """Return the hash of all that must be equal for a checkpoint to be resumed."""
-    record = {
-        "data": [data.sha256 for data in files],
-        "layers": run.draft.layers,
-        "num_layers": run.draft.num_layers,
-        "vocab": vocab.tolist(),
-        "settings": asdict(run.settings),
-    }
-    return hashlib.sha256(json.dumps(record, sort_keys=True).encode()).hexdigest()

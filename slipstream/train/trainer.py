@@ -1,10 +1,8 @@
-"""The training loop: schedule, steps, held-out checks, checkpoints, exports."""
+"""The training loop: schedule, steps, held-out checks."""
 
 import math
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import AbstractContextManager
 from dataclasses import dataclass, field, replace
-from pathlib import Path
 
 import torch
 from torch import Tensor
@@ -23,13 +21,6 @@ from slipstream.train.heldout import (
     spread,
 )
 from slipstream.train.masks import Blocks, draw_blocks
-from slipstream.train.run_files import (
-    RunState,
-    RunWeights,
-    WeightAverage,
-    load_checkpoint,
-    save_checkpoint,
-)
 
 NUM_LAGS = 7
 
@@ -76,6 +67,18 @@ class Inputs:
     frozen: Frozen
 
 
+@dataclass(slots=True)
+class RunState:
+    """Progress of a run; `history` are the held-out checks so far."""
+
+    step: int = 0
+    epoch: int = 0
+    num_tokens: int = 0
+    elapsed_seconds: float = 0.0
+    best_length: float = 0.0
+    history: list[dict[str, float]] = field(default_factory=list)
+
+
 class Trainer:
     """One member's share of a run over `inputs`; `run` returns when the run is over."""
 
@@ -85,45 +88,30 @@ class Trainer:
         inputs: Inputs,
         settings: TrainSettings,
         *,
-        fingerprint: str,
         group: TrainGroup = SINGLE_PROCESS,
     ) -> None:
         self.model = model
-        self.state = RunState(fingerprint)
+        self.state = RunState()
         self._inputs = inputs
         self._settings = settings
         self._group = group
-        optimizer = torch.optim.AdamW(
+        self._optimizer = torch.optim.AdamW(
             _groups(model, settings.weight_decay),
             lr=settings.schedule.lr,
             betas=(0.9, 0.95),
             fused=True,
         )
-        self._weights = RunWeights(model, optimizer, WeightAverage(model, settings.ema))
         self._trained = group.wrap(model)
         documents = inputs.features.documents
         self._lengths = [len(documents[index].ids) for index in inputs.train]
 
-    def resume(self, directory: Path) -> None:
-        """Take up the checkpoint in `directory`."""
-        self.state = load_checkpoint(directory, self._weights, fingerprint=self.state.fingerprint)
-
-    def save(self, directory: Path) -> None:
-        """Write a checkpoint."""
-        save_checkpoint(directory, self._weights, self.state)
-
-    def averaged(self) -> AbstractContextManager[None]:
-        """Return a context in which `model` holds the weights to export."""
-        return self._weights.average.applied()
-
     def run(self, hooks: TrainHooks) -> None:
-        """Train until the schedule or the patience ends, checking as often as is set.
+        """Train until the schedule ends, checking as often as is set.
 
         Only the lead's hooks are called, and only its clock counts.
         """
         state, settings, of_lead = self.state, self._settings, self._group.of_lead
-        begun = hooks.clock() - state.elapsed_seconds
-        meter, checked = _Meter(state.elapsed_seconds), state.elapsed_seconds
+        begun, meter, checked = hooks.clock(), _Meter(0.0), 0.0
         for picked in self._batches():
             done = progress(settings.schedule, state)
             if done >= 1:
@@ -135,30 +123,26 @@ class Trainer:
                 self._report(hooks, meter.report(state, done, lr))
                 meter = _Meter(state.elapsed_seconds)
             if state.elapsed_seconds - checked >= 60 * settings.export_minutes:
-                if self._check(hooks):
-                    return
+                self._check(hooks)
                 state.elapsed_seconds = checked = of_lead(hooks.clock() - begun)
                 meter = _Meter(checked)
         self._check(hooks)
 
     def _report(self, hooks: TrainHooks, report: TrainReport) -> None:
         if self._group.is_lead:
-            self.state.losses.append({"step": float(report.step), "loss": report.loss})
             hooks.report(report)
 
-    def _check(self, hooks: TrainHooks) -> bool:
-        """Check on held-out text, by the lead; return whether the run's patience is over."""
-        state, patience = self.state, self._settings.patience
+    def _check(self, hooks: TrainHooks) -> None:
+        """Check on held-out text, by the lead; the others wait for it."""
+        state = self.state
         if self._group.is_lead:
-            with self.averaged():
-                heldout = self.measure(self.model, NUM_LAGS)
+            heldout = self.measure(self.model, NUM_LAGS)
             is_best = heldout.length > state.best_length
             state.best_length = max(heldout.length, state.best_length)
-            state.num_stale = 0 if is_best else state.num_stale + 1
             rates = spread(heldout.acceptance, "lag") | spread(heldout.survival, "depth")
             state.history.append({"step": float(state.step), "length": heldout.length, **rates})
             hooks.check(Check(state.step, heldout, is_best))
-        return bool(self._group.of_lead(float(bool(patience) and state.num_stale >= patience)))
+        self._group.of_lead(0.0)
 
     def measure(self, model: GlideModel, num_lags: int) -> Heldout:
         """Return the rates of `model` on the held-out text, at lags 0 to `num_lags` - 1."""
@@ -167,23 +151,17 @@ class Trainer:
         with self._group.autocast(self._settings.precision):
             for picked in batches(lengths, self._settings.batch_tokens, seed=0, epoch=0):
                 batch = inputs.features.batch([inputs.heldout[index] for index in picked])
-                batch = self._group.place(batch)
                 matches = lag_matches(model, inputs.frozen, batch, counts.num_lags)
                 counts.add(matches, generated_positions(batch))
         return counts.result()
 
     def _batches(self) -> Iterator[list[int]]:
-        """Yield the documents of each batch, without end; the state names the next one."""
-        settings, state = self._settings, self.state
+        """Yield the documents of each batch, without end."""
+        size, seed, state = self._settings.batch_tokens, self._settings.seed, self.state
         while True:
-            plan = list(
-                batches(self._lengths, settings.batch_tokens, seed=settings.seed, epoch=state.epoch)
-            )
-            while state.batch < len(plan):
-                picked = plan[state.batch]
-                state.batch += 1
+            for picked in batches(self._lengths, size, seed=seed, epoch=state.epoch):
                 yield [self._inputs.train[index] for index in picked]
-            state.epoch, state.batch = state.epoch + 1, 0
+            state.epoch += 1
 
     def _share(self, picked: Sequence[int]) -> tuple[TrainBatch, Blocks]:
         """Return this member's part of a batch; where there is none, a document of no weight."""
@@ -196,12 +174,12 @@ class Trainer:
         else:
             batch, blocks = self._inputs.features.batch(picked[:1]), blocks.part(0, len(picked))
             batch = replace(batch, lengths=torch.zeros_like(batch.lengths))
-        return group.place(batch), blocks.to(group.device)
+        return batch, blocks.to(group.device)
 
     def _step(self, picked: Sequence[int], lr: float, meter: "_Meter") -> None:
         settings, state, group = self._settings, self.state, self._group
         batch, blocks = self._share(picked)
-        optimizer = self._weights.optimizer
+        optimizer = self._optimizer
         for parameters in optimizer.param_groups:
             parameters["lr"] = lr
         optimizer.zero_grad(set_to_none=True)
@@ -213,7 +191,6 @@ class Trainer:
         torch.nn.utils.clip_grad_norm_(self.model.parameters(), settings.grad_clip)
         optimizer.step()
         state.step += 1
-        self._weights.average.update(state.step)
         num_tokens = sum(len(self._inputs.features.documents[index].ids) for index in picked)
         state.num_tokens += num_tokens
         meter.add((part.value / part.weight.clamp_min(1.0)).detach(), num_tokens)

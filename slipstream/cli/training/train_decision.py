@@ -17,12 +17,9 @@ def decision(run: DecisionRun) -> None:
     run = replace(run, command=("slipstream", *sys.argv[1:]))
     with count_bar("prompts") as progress:
         outcome = run_decision(run, clock=time.monotonic, progress=progress)
-    report = outcome.report
-    typer.echo(f"{report.num_tokens} held-out tokens, {report.acceptance:.1%} accepted")
-    for name, loss in report.losses.items():
-        typer.echo(f"{name}: {loss:.4f} nats per token")
-    verdict = "better" if report.is_better else "not better"
+    verdict = "better" if outcome.weights else "not better"
     typer.echo(
-        f"{verdict} than calibrated confidence: {report.gain:+.4f} +- {report.error:.4f} nats"
+        f"{verdict} than calibrated confidence on {outcome.num_tokens} held-out tokens:"
+        f" {outcome.loss:.4f} and {outcome.calibrated_loss:.4f} nats per token"
     )
     typer.echo(f"weights {outcome.weights}" if outcome.weights else "no weights written")

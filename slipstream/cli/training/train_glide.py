@@ -40,20 +40,16 @@ def glide(run: GlideRun, machine: MachineFlags) -> None:
     with train_group(machine.device) as group:
         console = Console(highlight=False, soft_wrap=True, quiet=not group.is_lead)
         with progress_of(console, is_shown=group.is_lead) as bar:
-            reading = bar.add_task("features", total=1.0)
             training = bar.add_task("training", total=1.0)
 
             def report(result: TrainReport) -> None:
                 bar.update(training, completed=result.done)
                 console.print(_line(result))
 
-            def features(done: int, total: int) -> None:
-                bar.update(reading, completed=done / total)
-
             hooks = TrainHooks(
                 time.monotonic, report, lambda check: console.print(_check_line(check))
             )
-            train_glide(run, hooks, feature_progress=features, group=group)
+            train_glide(run, hooks, group=group)
 
 
 def _line(result: TrainReport) -> str:

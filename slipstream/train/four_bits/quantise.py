@@ -40,7 +40,7 @@ from slipstream.train.four_bits.gptq import Q4Matrix, gptq
 from slipstream.train.four_bits.moments import InputMoments, input_moments, input_of
 from slipstream.train.glide import Frozen
 from slipstream.train.heldout import CHAIN, Heldout, HeldoutCounts, generated_positions, lag_matches
-from slipstream.train.run_files import data_facts, write_provenance
+from slipstream.train.provenance import data_facts, write_provenance
 
 PROVENANCE_NAME = "model.q4_1.provenance.json"
 _BATCH_TOKENS = 4096
@@ -147,8 +147,7 @@ def _text(run: QuantiseRun, target: LoadedModel, layers: tuple[int, ...]) -> _Te
     limits = ReadLimits(model_parts(target.model).vocab_size)
     encode = partial(encode_prompt, text_tokenizer(target.tokenizer))
     files = tuple(read_data(path, limits, encode=encode) for path in run.data)
-    source = FeatureSource(target.model, target.model_id, target.tokenizer_hash, layers)
-    features = FeatureSet([(data, None) for data in files], source)
+    features = FeatureSet(files, FeatureSource(target.model, layers))
     documents = features.documents
     train, heldout = split_heldout(documents, run.num_heldout)
     answered = [at for at in train if len(documents[at].ids) > documents[at].num_prompt]

@@ -55,8 +55,6 @@ def glide_run(place: Path, out: Path, **changes: Any) -> GlideRun:
         ),
         "data": (place / "data.jsonl",),
         "out": out / "weights",
-        "run_dir": out / "work",
-        "feature_dir": place / "features",
         "settings": SETTINGS,
         "licence": "none",
         "command": ("slipstream", "train", "glide"),
@@ -77,5 +75,5 @@ def train(run: GlideRun, check: Any = lambda result: None) -> list[Check]:
         checks.append(result)
         check(result)
 
-    train_glide(run, hooks(told), feature_progress=lambda done, total: None)
+    train_glide(run, hooks(told))
     return checks

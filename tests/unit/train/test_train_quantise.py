@@ -94,10 +94,10 @@ def test_moments_are_those_of_the_inputs(place):
     model, vocab = load_weights(place / "weights")
     model = model.float()
     layers = model.config.target_layers
-    source = FeatureSource(target.model, target.model_id, target.tokenizer_hash, layers)
+    source = FeatureSource(target.model, layers)
     frozen = borrowed(target, vocab, 64).to(torch.device("cpu"), torch.float32)
     data = read_data(place / "data.jsonl", ReadLimits(61), encode=lambda prompt: [1, 2])
-    batch = FeatureSet([(data, None)], source).batch([0, 1, 2])
+    batch = FeatureSet([data], source).batch([0, 1, 2])
     moments = input_moments(model, frozen, [batch])
     keep = generated_positions(batch).flatten()
     parts = []

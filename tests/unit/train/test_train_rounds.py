@@ -124,15 +124,14 @@ def test_a_sampled_position_has_the_statistics_that_ranked_its_candidates(record
 def test_a_run_writes_weights_only_if_they_are_better(place, monkeypatch):
     (outcome, done), folder = run(place), place / "draft"
     assert done[-1] == (10, 10)
-    assert set(outcome.report.losses) == {"decision", "confidence", "calibrated"}
     written = load_decision(folder, hidden_size=32) is not None
-    assert written == outcome.report.is_better == (outcome.weights is not None)
+    is_better = outcome.loss < outcome.calibrated_loss
+    assert written == is_better == (outcome.weights is not None)
     monkeypatch.setattr(decision_run, "joined", lambda parts: _teach(joined(parts)))
     outcome, _ = run(place)
-    assert outcome.report.is_better
     assert outcome.weights == folder / DECISION_NAME
     facts = json.loads((folder / PROVENANCE_NAME).read_text())
-    assert facts["report"]["gain"] == outcome.report.gain
+    assert facts["loss"] == outcome.loss
     outcome.weights.unlink()
 
 

@@ -1,0 +1,50 @@
+"""Provenance of weights: the command, the versions and the data that they come from, as JSON."""
+
+import json
+import platform
+from collections.abc import Mapping, Sequence
+from importlib.metadata import version
+from pathlib import Path
+from typing import Any
+
+from slipstream.train.data import DataFile, write_json
+
+PROVENANCE_NAME = "provenance.json"
+_PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
+
+
+def environment() -> dict[str, str]:
+    """Return the versions of what computed the weights."""
+    packages = {name: version(name) for name in _PACKAGES}
+    return {"python": platform.python_version(), "machine": platform.machine(), **packages}
+
+
+def write_provenance(path: Path, *, command: Sequence[str], facts: Mapping[str, Any]) -> None:
+    """Write a provenance file, whole or not at all."""
+    record = {"command": " ".join(command), "environment": environment(), **facts}
+    write_json(path, record)
+
+
+def add_facts(directory: Path, facts: Mapping[str, Any]) -> None:
+    """Add to the provenance of the weights in `directory`."""
+    record = read_provenance(directory)
+    command = record.pop("command").split(" ")
+    write_provenance(directory / PROVENANCE_NAME, command=command, facts={**record, **facts})
+
+
+def read_provenance(directory: Path) -> Any:
+    """Return the provenance of the weights in `directory`; None where there is none."""
+    path = directory / PROVENANCE_NAME
+    return json.loads(path.read_text(encoding="utf-8")) if path.is_file() else None
+
+
+def data_facts(data: DataFile) -> dict[str, Any]:
+    """Return name, hash and sizes of a data file."""
+    return {
+        "file": data.name,
+        "sha256": data.sha256,
+        "num_documents": len(data.documents),
+        "num_tokens": data.num_tokens,
+        "num_generated_tokens": data.num_generated,
+        "num_skipped_documents": data.num_skipped,
+    }
