@@ -56,7 +56,7 @@ chaos: $(READY) ## kill, stop and cut off services for a long time; KILLS of eac
 fuzz: $(READY)  ## send messages of every kind to all services for MINUTES; FUZZ_REPORT as JSON, SEED to repeat
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(MINUTES) --report $(FUZZ_REPORT) $(if $(SEED),--seed $(SEED))
 
-soak: model     ## mixed load with a kill a minute for MINUTES (180 for a release); report and plot beside SOAK_REPORT
+soak: model     ## mixed load with a kill a minute for MINUTES (180 for a release); report in SOAK_REPORT
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos.soak --minutes $(MINUTES) --report $(SOAK_REPORT)
 
 fuzz-files: $(READY) ## load CASES broken and hostile files of every kind; FUZZ_REPORT as JSON, SEED to repeat

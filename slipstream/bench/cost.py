@@ -23,7 +23,7 @@ from slipstream.core.inline import finished
 from slipstream.core.policy.profile import Profile
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Plan, Session, StopPolicy
+from slipstream.core.types import Plan, Session
 from slipstream.drafting.build import DraftModel
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.memory import wait_for
@@ -36,23 +36,18 @@ MAX_ROWS = 128
 DRAFTED = 5
 """Nodes of the chain that a draft step is the median of, where its training allows so many."""
 _WARMUP = 3
-_NEVER = 1e-300
-"""A cost ratio that no path falls below."""
-
+_PLAIN, _PLAIN_TOKENS, _PLAIN_ROUNDS = ("plain", "plain+invariant"), 48, 3
+"""Methods of plain decoding, the tokens of a reply, and the replies of each."""
 Action = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class CostPlan:
-    """Plan of timings, and of `plain_rounds` replies of `plain_tokens` tokens by each method of
-    `plain`."""
+    """Plan of timings, and of replies by plain decoding."""
 
     rows: str = option("1,2,4,8,16,32", "Tokens of a verification, ascending from 1.")
     context: int = option(300, "Tokens before those that are verified.")
     rounds: int = option(20, "Timings of each forward.")
-    plain_tokens: int = 48
-    plain_rounds: int = 3
-    plain: tuple[str, ...] = ("plain", "plain+invariant", "hf")
 
     def __post_init__(self) -> None:
         rows = self.row_counts
@@ -60,7 +55,7 @@ class CostPlan:
             raise InvalidRequest(f"rows are {list(rows)}, but must ascend from 1")
         if rows[-1] > MAX_ROWS:
             raise InvalidRequest(f"rows go up to {rows[-1]}, but must be at most {MAX_ROWS}")
-        require_at_least(self, context=2, rounds=1, plain_tokens=2)
+        require_at_least(self, context=2, rounds=1)
 
     @property
     def row_counts(self) -> tuple[int, ...]:
@@ -99,7 +94,7 @@ def measure_cost(
             for numerics in targets
         },
         "draft": _draft_cost(ms, drafted) if has_draft else None,
-        "plain_ms_per_token": _plain_ms(plan, engines, tokens),
+        "plain_ms_per_token": _plain_ms(engines, tokens),
     }
 
 
@@ -134,25 +129,17 @@ class CacheSource:
 def _draft_actions(
     model: DraftModel, cache: KvCache, tokens: Sequence[int], *, drafted: int
 ) -> dict[str, Action]:
-    """Return a step of the model by itself, and proposals as a target gets them: of one token, of
-    `drafted` ones, and of as many that the decision model has scored."""
+    """Return a step of the model by itself, and a proposal of `drafted` tokens as a target gets
+    it."""
     draft = model.draft(Profile(), source=CacheSource(cache))
     session = Session("cost", num_prompt_tokens=len(tokens), max_tokens=MAX_ROWS)
     sequence = TokenSequence(session, tokens)
 
-    def proposal(plan: Plan) -> Action:
-        return lambda: finished(draft.propose(sequence, plan))
-
     view = cache.view(model.layers) if model.layers else None
-    actions: dict[str, Action] = {
+    return {
         "step": partial(_chain_seconds, model.scorer, _opened(model.scorer, tokens, view)),
-        "first": proposal(Plan(1, 1)),
-        "round": proposal(Plan(drafted, drafted)),
+        "round": lambda: finished(draft.propose(sequence, Plan(drafted, drafted))),
     }
-    if model.decision is not None:
-        scored = Plan(drafted, drafted, stop=StopPolicy.COST, threshold=_NEVER)
-        actions["scored"] = proposal(scored)
-    return actions
 
 
 def _opened(scorer: Scorer, tokens: Sequence[int], view: KvView | None) -> Sync:
@@ -192,50 +179,38 @@ def _timed(action: Action, device: str) -> list[float]:
 
 
 def _draft_cost(ms: Mapping[Any, float], drafted: int) -> dict[str, float]:
-    """Return the costs of a step by itself and in a round.
-
-    `first_ms` is a proposal of one token, `more_ms` what another adds, `score_ms` a score.
-    """
+    """Return the costs of a step by itself and in a round."""
     target, step, per_token = ms["fast", 1], ms["step"], ms["round"] / drafted
-    scored = ms.get("scored", ms["round"]) - ms["round"]
-    more = (ms["round"] - ms["first"]) / (drafted - 1) if drafted > 1 else step
     return {
         "step_ms": step,
         "step_ratio": step / target,
         "round_step_ms": per_token,
         "round_step_ratio": per_token / target,
-        "first_ms": ms["first"],
-        "more_ms": max(more, 0.0),
-        "score_ms": max(scored, 0.0) / drafted,
     }
 
 
-def _plain_ms(
-    plan: CostPlan, engines: MethodEngines, tokens: Sequence[int]
-) -> dict[str, float | None]:
+def _plain_ms(engines: MethodEngines, tokens: Sequence[int]) -> dict[str, float | None]:
     """Return milliseconds per token after the first; None where the model ended at once."""
-    methods = [parse_method(name) for name in plan.plain]
-    ms: dict[str, list[float]] = {name: [] for name in plan.plain}
-    for round_ in range(1 + plan.plain_rounds):
+    methods = [parse_method(name) for name in _PLAIN]
+    ms: dict[str, list[float]] = {name: [] for name in _PLAIN}
+    for round_ in range(1 + _PLAIN_ROUNDS):
         for method in methods:
-            value = _ms_per_token(engines, method, tokens, plan.plain_tokens)
+            value = _ms_per_token(engines, method, tokens)
             if round_ and value is not None:
                 ms[method.name].append(value)
     return {name: median(values) if values else None for name, values in ms.items()}
 
 
-def _ms_per_token(
-    engines: MethodEngines, method: Method, tokens: Sequence[int], max_tokens: int
-) -> float | None:
+def _ms_per_token(engines: MethodEngines, method: Method, tokens: Sequence[int]) -> float | None:
     with closing(engines.conversation(method)) as conversation:
-        reply = conversation.reply(tokens, max_tokens)
+        reply = conversation.reply(tokens, _PLAIN_TOKENS)
     later = len(reply.token_ids) - 1
     return 1000 * reply.timings.decode_s / later if later else None
 
 
 def _context(plan: CostPlan, engines: MethodEngines, text: str) -> list[int]:
     engine = engines.engine("fast")
-    room = engine.model.context_length - max(plan.row_counts[-1], plan.plain_tokens)
+    room = engine.model.context_length - max(plan.row_counts[-1], _PLAIN_TOKENS)
     if plan.context > room:
         raise PromptTooLong(
             f"a context of {plan.context} tokens leaves no room in the model's"
@@ -256,7 +231,7 @@ def cost_table(cost: Mapping[str, Any]) -> Table:
 
 
 def cost_lines(cost: Mapping[str, Any]) -> list[str]:
-    """Return the draft beside the target, and plain decoding beside transformers'."""
+    """Return the draft beside the target, and plain decoding."""
     lines = []
     if (draft := cost["draft"]) is not None:
         lines.append(

@@ -1,18 +1,9 @@
-"""Engines of the methods under test, with conversations that continue turn by turn.
+"""Engines of the methods under test, with conversations that continue turn by turn."""
 
-Beside our own engines there is transformers' own `generate`, on unchanged weights.
-"""
-
-import time
-from collections.abc import Sequence, Set
+from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
-from typing import Any
-
-import torch
-from torch import Tensor
-from transformers import GenerationConfig
 
 from slipstream.bench.methods import Method, Numerics
 from slipstream.bench.speed_figures import MethodReply
@@ -21,18 +12,15 @@ from slipstream.client.embedded import Embedded
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.options import SpeculationOptions
-from slipstream.core.request.results import Timings
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import SHIPPED, Drafter, DraftModel
-from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.models.store.digests import weights_digests
 
 
 class MethodEngines:
     """The methods of one run over one target. Engines and drafts are shared where they can be.
 
-    An engine takes its weights over, hence one copy per numerics, and an untouched one for
-    transformers' own `generate`.
+    An engine takes its weights over, hence one copy per numerics.
     """
 
     def __init__(
@@ -56,15 +44,11 @@ class MethodEngines:
         self._engines: dict[Numerics, Engine] = {}
         self._drafters: dict[tuple[Numerics, str], Drafter] = {}
         self._tuned: dict[str, Drafter] = {}
-        self._untouched: LoadedModel | None = None
         self.draft_digests: dict[str, str] = {}
         """SHA-256 of the GliDe weights when they were loaded, by file; empty without any."""
 
     def load(self, method: Method) -> None:
         """Load the models of a method; raises `ModelError` or `InvalidRequest` where it can't."""
-        if method.base == "hf":
-            self._load_untouched()
-            return
         try:
             with self.client(method).session() as session:
                 # Everything about a request is checked when it is made; this one never runs.
@@ -83,9 +67,9 @@ class MethodEngines:
         """Return the draft for the target in these numerics, without a profile."""
         return self.engine(numerics).draft_model(self._draft)
 
-    def tune(self, method: Method, drafter: Drafter) -> None:
-        """Give the method a drafter of its own, made for its numerics' engine."""
-        self._tuned[method.name] = drafter
+    def tune(self, method: str, drafter: Drafter) -> None:
+        """Give the method of this name a drafter of its own, made for its numerics' engine."""
+        self._tuned[method] = drafter
 
     def under(self, sampling: SamplingParams) -> "MethodEngines":
         """Return the same engines, with all that is loaded, under other sampling parameters."""
@@ -101,22 +85,11 @@ class MethodEngines:
 
     def conversation(self, method: Method) -> "Conversation":
         """Open a new conversation with a method."""
-        if method.base == "hf":
-            stop_token_ids = self.engine("fast").facts.stop_token_ids
-            return GenerateConversation(
-                self._load_untouched().model, stop_token_ids, self._sampling
-            )
-        return _SessionConversation(self.client(method).session(), method.options, self._sampling)
+        return Conversation(self.client(method).session(), method.options, self._sampling)
 
     def client(self, method: Method) -> Client:
         """Return a client of the method's engines."""
         return Client.of(Embedded(self.engine(method.numerics), self._drafter(method)))
-
-    def _load_untouched(self) -> LoadedModel:
-        if self._untouched is None:
-            at = self._options
-            self._untouched = load_target_parts(self._target, dtype=at.dtype, device=at.device)
-        return self._untouched
 
     def _drafter(self, method: Method) -> Drafter:
         if method.name in self._tuned:
@@ -138,7 +111,7 @@ def draft_name(method: Method, own: str) -> str:
     return {"plain": "none", "ngram": "ngram"}.get(method.base, own)
 
 
-class _SessionConversation:
+class Conversation:
     """Conversation with our own engines, through the SDK."""
 
     def __init__(
@@ -161,67 +134,3 @@ class _SessionConversation:
     def close(self) -> None:
         """Free its caches."""
         self._session.close()
-
-
-class GenerateConversation:
-    """Conversation by `generate`, which caches nothing from turn to turn."""
-
-    def __init__(self, model: Any, stop_token_ids: Set[int], sampling: SamplingParams) -> None:
-        """Temperature and seed of `sampling` are used; the noise is transformers' own."""
-        self._model = model
-        self._stop_token_ids = sorted(stop_token_ids)
-        self._sampling = sampling
-        self._tokens: list[int] = []
-
-    def reply(self, prompt: Sequence[int], max_tokens: int) -> MethodReply:
-        """Continue after `prompt`, the tokens that follow the conversation so far."""
-        self._tokens += prompt
-        tokens = torch.tensor([self._tokens], device=self._model.device)
-        first = _FirstToken()
-        torch.manual_seed(self._sampling.seed % 2**63)
-        start_s = time.perf_counter()
-        with torch.inference_mode():
-            out = self._model.generate(
-                tokens,
-                attention_mask=torch.ones_like(tokens),
-                generation_config=self._config(max_tokens),
-                streamer=first,
-            )
-        end_s = time.perf_counter()
-        reply = tuple(out[0, len(self._tokens) :].tolist())
-        self._tokens += reply
-        return MethodReply(reply, Timings(first.at_s - start_s, end_s - first.at_s, 0.0, 0.0))
-
-    def close(self) -> None:
-        """Nothing is held."""
-
-    def _config(self, max_tokens: int) -> GenerationConfig:
-        is_greedy = self._sampling.is_greedy
-        drawn = {} if is_greedy else {"temperature": self._sampling.temperature, "top_k": 0}
-        ends = self._stop_token_ids
-        return GenerationConfig(
-            do_sample=not is_greedy,
-            max_new_tokens=max_tokens,
-            eos_token_id=ends or None,
-            pad_token_id=ends[0] if ends else None,
-            **drawn,
-        )
-
-
-Conversation = GenerateConversation | _SessionConversation
-
-
-class _FirstToken:
-    """Streamer that keeps the time of the first token; `generate` puts the prompt before."""
-
-    def __init__(self) -> None:
-        self._num_puts = 0
-        self.at_s = time.perf_counter()
-
-    def put(self, value: Tensor) -> None:
-        self._num_puts += 1
-        if self._num_puts == 2:
-            self.at_s = time.perf_counter()
-
-    def end(self) -> None:
-        """Nothing is held back."""

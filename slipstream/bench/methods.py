@@ -14,12 +14,12 @@ from slipstream.core.policy.options import Mode, SpeculationOptions, check_combi
 from slipstream.core.types import Shape, StopPolicy, Verification
 
 Numerics = Literal["invariant", "fast"]
-Base = Literal["plain", "hf", "ngram", "glide", "vanilla", "best"]
+Base = Literal["plain", "ngram", "glide", "vanilla", "best"]
 
 PLAIN = "plain"
 CLASSIC_DEPTH = 5
 GRAMMAR = (
-    "a base (plain, hf, ngram, glide, vanilla:MODEL or best) and any of +chain, +cape, +dynamic,"
+    "a base (plain, ngram, glide, vanilla:MODEL or best) and any of +chain, +cape, +dynamic,"
     " +product=4x2x2, +fixed, +heuristic, +svip[=h], +decision[=h], +cost[=r], +depth=N, +nodes=N,"
     " +lookup, +no-lookup, +mcsd, +mcsd-replacement, +target-init, +forced, +auto,"
     " +invariant, +fast"
@@ -27,7 +27,6 @@ GRAMMAR = (
 
 _VANILLA = "vanilla:"
 _BASES: Mapping[str, Base] = {name: name for name in get_args(Base) if name != "vanilla"}
-_UNDRAFTED = frozenset({"plain", "hf"})
 _DEFAULTS = {"auto": "best", "forced": "best+forced"}
 """Methods of requests that leave all or almost all to the engine."""
 Read = Callable[[str | None], dict[str, Any]]
@@ -54,7 +53,7 @@ class Method:
     @property
     def is_drafting(self) -> bool:
         """Return whether it is meant to draft anything."""
-        return self.base not in _UNDRAFTED
+        return self.base != PLAIN
 
     @property
     def reference(self) -> str:
@@ -66,12 +65,11 @@ class Method:
         verification = self.options.verification or Verification.EXACT
         if is_greedy:
             return verification.is_lossless
-        return self.base != "hf" and verification is Verification.EXACT
+        return verification is Verification.EXACT
 
     def promises_identity(self, *, is_greedy: bool) -> bool:
         """Return whether the same tokens as plain decoding are promised, near-ties included."""
-        is_exact = self.is_comparable(is_greedy=is_greedy)
-        return is_exact and self.base != "hf" and self.numerics == "invariant"
+        return self.is_comparable(is_greedy=is_greedy) and self.numerics == "invariant"
 
 
 def parse_methods(text: str, *, numerics: Numerics = "invariant") -> tuple[Method, ...]:
@@ -92,8 +90,8 @@ def parse_method(name: str, *, numerics: Numerics = "invariant") -> Method:
     values: dict[str, Any] = {}
     for modifier in modifiers:
         _add(name, modifier, values)
-    if base in _UNDRAFTED:
-        return _undrafted(name, base, values)
+    if base == PLAIN:
+        return _plain(name, values)
     own: Numerics = values.pop("numerics", numerics)
     _fill(name, base, values)
     try:
@@ -122,7 +120,7 @@ def _request_method(name: str) -> Method:
             " a request's"
         )
     method = parse_method("+".join([_DEFAULTS.get(head, head), *modifiers]))
-    if method.base in ("hf", "vanilla"):
+    if method.base == "vanilla":
         raise UnsupportedCombination(
             f"method {name!r} needs an engine of its own; under load the methods are plain, auto,"
             " forced, and glide or ngram where that is the draft"
@@ -152,17 +150,15 @@ def _base(name: str, head: str) -> tuple[Base, str | None]:
     return _BASES[head], None
 
 
-def _undrafted(name: str, base: Base, values: dict[str, Any]) -> Method:
-    numerics: Numerics = "fast"
-    if base == "plain":
-        numerics = values.pop("numerics", numerics)
+def _plain(name: str, values: dict[str, Any]) -> Method:
+    numerics: Numerics = values.pop("numerics", "fast")
     if values:
         raise UnsupportedCombination(
             f"method {name!r} drafts nothing, so {', '.join(values)} can't be set"
         )
     # "plain+fast" and "plain" are the same run under one name.
-    canonical = f"{PLAIN}+invariant" if numerics == "invariant" else base
-    return Method(canonical, base, numerics, SpeculationOptions(mode=Mode.OFF))
+    canonical = f"{PLAIN}+invariant" if numerics == "invariant" else PLAIN
+    return Method(canonical, "plain", numerics, SpeculationOptions(mode=Mode.OFF))
 
 
 def _add(name: str, modifier: str, values: dict[str, Any]) -> None:

@@ -4,19 +4,31 @@ Knows only options, progress and printing.
 """
 
 import time
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
-from importlib.util import find_spec
 from pathlib import Path
-from typing import Any
 
 import typer
+from rich.table import Table
 
-from slipstream.bench.calibrate import run
-from slipstream.bench.calibrate.report import Calibrated, save_sweep, sweep_values, timed_table
-from slipstream.bench.calibrate.sweep import Evidence, sweep
+from slipstream.bench.calibrate import (
+    FIRST_SHARE,
+    RECORDING_SHARE,
+    CalibrationPlan,
+    Race,
+    Recorded,
+    Timed,
+    combined,
+    finalists,
+    fitted,
+    name_of,
+    record,
+    settings,
+)
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.environment import environment
 from slipstream.bench.harness import check_writable, write_json
+from slipstream.bench.report import fixed, table
 from slipstream.cli.benchmarks.bench_flags import QuestionFlags, command_line
 from slipstream.cli.engine import fetch
 from slipstream.cli.flags import with_flags
@@ -28,8 +40,8 @@ from slipstream.core.policy.profile import Profile
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import DraftModel
+from slipstream.drafting.profile_file import profile_file
 from slipstream.options import option, required
-from slipstream.plots import check_plot
 
 app = typer.Typer(add_completion=False)
 
@@ -56,95 +68,74 @@ class PairFlags:
 
 @dataclass(frozen=True, slots=True)
 class ProfileFlags:
-    """Files to write."""
+    """File to write."""
 
     out: Path = required(
         "The profile; beside GliDe weights, a file named profile.json is their default."
     )
-    sweep: Path | None = option(None, "All settings as JSON; default: OUT with .sweep.json.")
-    plot: Path | None = option(
-        None, "The sweep as PNG or SVG; default: OUT with .png, if matplotlib is here."
-    )
-
-    def sweep_path(self) -> Path:
-        """Return the file of all settings."""
-        return self.sweep or self.out.with_suffix(".sweep.json")
-
-    def plot_path(self) -> Path | None:
-        """Return the file of the plot; None for no plot."""
-        if self.plot is not None:
-            return self.plot
-        return None if find_spec("matplotlib") is None else self.out.with_suffix(".png")
-
-    def check(self) -> None:
-        """Raise `InvalidRequest` or `TrainingError` for files that can't be written."""
-        if self.plot is not None:
-            check_plot(self.plot)
-        paths = [self.out, self.sweep_path(), *([path] if (path := self.plot_path()) else [])]
-        if len(set(paths)) < len(paths):
-            raise InvalidRequest("profile, sweep and plot need a file each")
-        for path in paths:
-            check_writable(path)
 
 
 @app.command()
 @with_flags
 def calibrate(
-    files: ProfileFlags, models: PairFlags, prompts: QuestionFlags, plan: run.CalibrationPlan
+    files: ProfileFlags, models: PairFlags, prompts: QuestionFlags, plan: CalibrationPlan
 ) -> None:
     """Find the fastest way to draft for a pair of models on this machine.
 
-    Measures what steps and tokens cost, records drafts at every position of greedy and sampled
-    replies, tries stop policies, thresholds and node budgets on the records, and runs
-    the best against the clock. The fastest becomes the profile. Only the first turn of each prompt
-    is sent; use prompts like those that will be served.
+    Records how often the draft is right by its confidence, in greedy and sampled replies. Then
+    stop policies, their thresholds and shapes run against the clock on a few prompts, and the best
+    of them on many. The fastest becomes the profile. Only the first turn of each prompt is sent;
+    use prompts like those that will be served.
     """
     plan = replace(plan, questions=prompts.questions())
-    files.check()
+    check_writable(files.out)
     engines = models.engines()
-    result = _Stages(plan, engines, engines.draft_model(plan.numerics)).run()
-    console = figures_console()
-    console.print(timed_table(result.timed, result.tried))
-    console.print(f"chosen: {result.best.name}", markup=False, soft_wrap=True)
-    values = result.file(command_line(), environment(models.device), prompts.facts())
-    write_json(files.sweep_path(), sweep_values(result.tried, result.timed))
-    if (plot := files.plot_path()) is not None:
-        save_sweep(plot, result.tried)
-    write_json(files.out, values)
+    model = engines.draft_model(plan.numerics)
+    found, timed, num_prompts = _Stages(plan, engines, model).run()
+    figures_console().print(_table(timed))
+    best = timed[0]
+    typer.echo(f"chosen: {best.name}")
+    machine = environment(models.device)
+    notes = {
+        "command": command_line(),
+        "revision": machine.pop("git_commit", None),
+        "machine": machine,
+        "measured": {
+            **prompts.facts(),
+            "num_replies": found.num_replies,
+            "num_tokens": found.num_tokens,
+            "num_timed_prompts": num_prompts,
+            "chosen": best.name,
+            "greedy": dict(best.greedy),
+            "sampled": dict(best.sampled),
+        },
+    }
+    write_json(files.out, profile_file(best.profile, model.pair, notes))
     typer.echo(f"wrote {files.out}", err=True)
 
 
 class _Stages:
     """The stages, one after the other, each with a bar and the time that is left."""
 
-    def __init__(
-        self, plan: run.CalibrationPlan, engines: MethodEngines, model: DraftModel
-    ) -> None:
+    def __init__(self, plan: CalibrationPlan, engines: MethodEngines, model: DraftModel) -> None:
         self._plan = plan
         self._engines = engines
         self._model = model
         self._start_s = time.monotonic()
 
-    def run(self) -> Calibrated:
-        plan, engines, model = self._plan, self._engines, self._model
+    def run(self) -> tuple[Recorded, list[Timed], int]:
+        """Return what was recorded, the finalists, and the number of their prompts."""
+        plan, model = self._plan, self._model
         before = self._before()
-        self._print("measuring what steps and rows cost")
-        costs, measured = run.measure(plan, engines)
-        self._print("recording replies, and what the draft makes of them")
-        greedy, sampled = self._record()
-        evidence = Evidence(greedy, sampled, costs)
-        fitted = run.fitted(before or model.untuned_profile(), evidence)
-        num_replies = len(evidence.both)
-        self._print(f"trying settings on {evidence.num_tokens} tokens of {num_replies} replies")
-        tried = list(sweep(fitted, evidence, depth=plan.depth_of(model)))
-        best = run.best_of(tried, evidence, plan.finalists)
-        race = run.Race(plan, run.race_entries(before, best), plan.questions)
-        race = race.within(self._left_s(), evidence)
-        self._print(f"running the best {len(race.entries)} on {len(race.questions)} prompts")
-        with step_bar(race.num_steps) as advance:
-            timed = run.run_race(race, engines, model, advance=advance)
-        tried += [item for item in best if item not in tried]
-        return Calibrated(model.pair, timed, tried, evidence, measured, len(race.questions))
+        found = self._record()
+        base = fitted(before or model.untuned_profile(), found)
+        tried = settings(
+            base, depth=plan.depth_of(model), has_decision_model=model.decision is not None
+        )
+        entries = {name_of(profile): profile for profile in tried}
+        timed, _ = self._race(entries, found, 60 * plan.minutes * FIRST_SHARE)
+        entries = finalists(before, combined(timed), plan.finalists)
+        return found, *self._race(entries, found, self._left_s())
 
     def _before(self) -> Profile | None:
         try:
@@ -153,10 +144,11 @@ class _Stages:
             self._print(f"leaving the draft's own profile aside: {error}")
             return None
 
-    def _record(self) -> Any:
-        until = self._start_s + 60 * self._plan.minutes * run.RECORDING_SHARE
+    def _record(self) -> Recorded:
+        self._print("recording how often the draft is right")
+        until = self._start_s + 60 * self._plan.minutes * RECORDING_SHARE
         with step_bar(len(self._plan.questions)) as advance:
-            return run.record(
+            return record(
                 self._plan,
                 self._engines,
                 self._model,
@@ -164,8 +156,31 @@ class _Stages:
                 advance=advance,
             )
 
+    def _race(
+        self, entries: Mapping[str, Profile], found: Recorded, seconds: float
+    ) -> tuple[list[Timed], int]:
+        race = Race(self._plan, entries, self._plan.questions).within(seconds, found)
+        self._print(f"running {len(entries)} settings on {len(race.questions)} prompts")
+        with step_bar(race.num_steps) as advance:
+            return race.run(self._engines, self._model, advance=advance), len(race.questions)
+
     def _left_s(self) -> float:
         return self._start_s + 60 * self._plan.minutes - time.monotonic()
 
     def _print(self, what: str) -> None:
         typer.echo(f"{what}; {max(self._left_s(), 0) / 60:.1f} minutes left", err=True)
+
+
+def _table(timed: Sequence[Timed]) -> Table:
+    """Return one row for each finalist, the fastest first."""
+    shown = table("profile", "greedy", "sampled", "both", "tokens/round", "sampled")
+    for item in timed:
+        shown.add_row(
+            item.name,
+            fixed(item.greedy["ratio_decode"], 2, "x"),
+            fixed(item.sampled["ratio_decode"], 2, "x"),
+            fixed(item.ratio, 2, "x"),
+            fixed(item.greedy["mean_acceptance_length"], 2),
+            fixed(item.sampled["mean_acceptance_length"], 2),
+        )
+    return shown

@@ -169,7 +169,7 @@ async def soak(pair: Pair, minutes: float, folder: Path) -> Samples:
 
 
 def main() -> int:
-    """Soak, write the report and its plot, and print what came of it."""
+    """Soak, write the report, and print what came of it."""
     parser = argparse.ArgumentParser("soak", description=__doc__)
     parser.add_argument("--minutes", type=float, default=180.0)
     parser.add_argument("--model", choices=("tiny", "real"), default="real")

@@ -1,4 +1,4 @@
-"""Samples of what processes hold through a soak, the verdict on them, and their plot."""
+"""Samples of what processes hold through a soak, and the verdict on them."""
 
 import json
 import re
@@ -14,7 +14,6 @@ from typing import Any
 import redis
 
 from chaos.cluster import Cluster
-from slipstream.plots import save_plot
 from support.services.stalls import LoggedStall, long_stalls
 
 # What may grow from the end of the warm-up to the end, and the part of its median that may, too.
@@ -103,20 +102,10 @@ class Samples:
         )
 
     def write(self, path: Path) -> None:
-        """Write it as JSON, and the plot of all series beside it."""
+        """Write it as JSON."""
         values = {"summary": self.summary(), "growing": self.growing, **self._ended}
         values |= {"kills": self._kills, "minutes": self._minutes, "series": self._series}
         path.write_text(json.dumps(values) + "\n")
-
-        def draw(axes: Any) -> None:
-            for name, series in self._series.items():
-                first = max(statistics.median(series[len(series) // 4 :]), 1)
-                axes.plot(self._minutes, [value / first for value in series], label=name, lw=0.8)
-            for at, _ in self._kills:
-                axes.axvline(at, color="0.85", lw=0.5)
-
-        title = "Soak: each figure over its median"
-        save_plot(path.with_suffix(".svg"), draw, title=title, x="minutes", y="part of the median")
 
     def _now(self) -> float:
         return (time.monotonic() - self._began) / 60

@@ -111,7 +111,6 @@ BAD = [
     (["--requests-per-worker", "0"], "requests_per_worker is 0"),
     (["--methods", "plain,"], "must be names with commas between"),
     (["--methods", "auto,auto"], "method 'auto' is named twice"),
-    (["--methods", "hf"], "method 'hf' needs an engine of its own"),
     (["--methods", "vanilla:x"], "method 'vanilla:x' needs an engine of its own"),
     (["--methods", "glide+fast"], "numerics are the engine's"),
     (["--methods", "medusa"], "'medusa' is unknown"),

@@ -65,7 +65,6 @@ def test_references_are_added_once_and_only_where_needed():
     assert names("glide") == ["plain", "plain+invariant", "glide"]
     assert names("glide+fast") == ["plain", "glide+fast"]
     assert names("plain+invariant,glide,plain") == ["plain+invariant", "glide", "plain"]
-    assert names("hf") == ["plain", "hf"]
 
 
 def test_identity_is_promised_by_invariant_numerics_and_exact_verification_only():
@@ -77,12 +76,6 @@ def test_identity_is_promised_by_invariant_numerics_and_exact_verification_only(
     assert not promises("glide+mcsd", is_greedy=False)
     assert not promises("glide+target-init", is_greedy=True)
     assert not promises("glide+fast", is_greedy=True)
-    assert not promises("hf", is_greedy=True)
-
-
-def test_transformers_noise_is_its_own():
-    assert parse_method("hf").is_comparable(is_greedy=True)
-    assert not parse_method("hf").is_comparable(is_greedy=False)
 
 
 @pytest.mark.parametrize(
@@ -95,7 +88,6 @@ def test_transformers_noise_is_its_own():
         ("glide+fast+invariant", "numerics twice"),
         ("glide+product=2x2+depth=1", "have 2 depths, but max_draft_tokens is 1"),
         ("plain+svip", "drafts nothing"),
-        ("hf+fast", "drafts nothing"),
         ("ngram+svip", "does not go with ngram"),
         ("ngram+cape", "does not go with ngram"),
         ("glide+mcsd+dynamic", "does not go with mcsd"),

@@ -31,7 +31,7 @@ def speed(files, out, *options):
 
 
 def test_every_method_is_measured_and_identical_to_plain_decoding(files, tmp_path, capsys):
-    methods = "plain,hf,ngram,glide,glide+cape+svip,glide+fast,best"
+    methods = "plain,ngram,glide,glide+cape+svip,glide+fast,best"
     out = tmp_path / "out.json"
     assert speed(files, out, "--methods", methods, "--max-new-tokens", "12", "--repeats", "2") == 0
     written = json.loads(out.read_text())
@@ -53,14 +53,13 @@ def test_every_method_is_measured_and_identical_to_plain_decoding(files, tmp_pat
 
 def test_conversations_run_to_their_end_and_sampling_stays_exact(files, tmp_path):
     out = tmp_path / "out.json"
-    options = ["--methods", "glide+dynamic,glide+mcsd,hf", "--turns", "all", "--seed", "3"]
+    options = ["--methods", "glide+dynamic,glide+mcsd", "--turns", "all", "--seed", "3"]
     assert speed(files, out, *options, "--temperature", "0.9", "--max-new-tokens", "8") == 0
     methods = json.loads(out.read_text())["methods"]
     dynamic = methods["glide+dynamic"]["overall"]
     assert (dynamic["outputs"], dynamic["identical"], dynamic["identity"]) == (3, 3, "identical")
     assert dynamic["drafted_tokens"] > 0
     assert methods["glide+mcsd"]["overall"]["identity"] == "not-comparable"
-    assert methods["hf"]["overall"]["identity"] == "not-comparable"
 
 
 def test_costs_are_written_for_every_number_of_rows(files, tmp_path):
@@ -71,7 +70,7 @@ def test_costs_are_written_for_every_number_of_rows(files, tmp_path):
     assert set(cost["forward_ms"]) == {"fast", "invariant"}
     assert all(list(ms) == ["1", "4"] for ms in cost["forward_ms"].values())
     assert cost["draft"]["step_ms"] > 0
-    assert set(cost["plain_ms_per_token"]) == {"plain", "plain+invariant", "hf"}
+    assert set(cost["plain_ms_per_token"]) == {"plain", "plain+invariant"}
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ def calibrate(files, out, *options, draft="draft"):
 def out(files, tmp_path_factory):
     """What a short calibration writes."""
     out = tmp_path_factory.mktemp("out") / "mine.json"
-    short = ("--max-new-tokens", "12", "--minutes", "0.05", "--finalists", "2")
+    short = ("--max-new-tokens", "12", "--minutes", "0.01", "--finalists", "1")
     assert calibrate(files, out, *short) == 0
     return out
 
@@ -39,21 +39,16 @@ def embedded(files, **options):
     return Client.embedded(str(files / "tiny"), str(files / "draft"), dtype="float32", **options)
 
 
-def test_a_calibration_leaves_a_profile_a_sweep_and_a_plot(out):
-    names = {path.name for path in out.parent.iterdir()}
-    assert names == {"mine.json", "mine.sweep.json", "mine.png"}
+def test_a_calibration_leaves_a_profile(out):
+    assert [path.name for path in out.parent.iterdir()] == ["mine.json"]
     written = json.loads(out.read_text())
     assert written["format_version"] == 1
     assert set(written["models"]["weights_sha256"]) == {"model.safetensors"}
     assert written["profile"]["max_depth"] <= 4
     assert written["profile"]["step_cost"] is written["profile"]["row_cost"] is None
-    assert written["measured"]["num_replies"] >= 2
-    sweep = json.loads((out.parent / "mine.sweep.json").read_text())
-    speeds = [item["speed"] for item in sweep["simulated"]]
-    assert speeds == sorted(speeds, reverse=True)
-    assert {item["profile"]["stop"] for item in sweep["simulated"]} == {"fixed", "svip", "cost"}
-    assert written["measured"]["chosen"] == sweep["timed"][0]["name"]
-    assert "before" in {item["name"] for item in sweep["timed"]}
+    measured = written["measured"]
+    assert measured["num_replies"] >= 2 and measured["num_timed_prompts"] >= 1
+    assert measured["greedy"]["ratio_decode"] > 0
 
 
 def test_a_plain_draft_is_calibrated_as_well(files, tmp_path):
@@ -104,7 +99,6 @@ def test_a_profile_beside_glide_weights_is_their_default(files, out):
         (["--minutes", "0"], "minutes is 0, but must be above 0"),
         (["--finalists", "0"], "finalists is 0"),
         (["--max-new-tokens", "4"], "max_new_tokens is 4, but must be from 8"),
-        (["--plot", "x.gif"], "written as .png or .svg"),
         (["--draft", "ngram"], "only models are calibrated"),
         (["--prompts", "nowhere.jsonl"], "can't be read"),
         (["--out", "nowhere/profile.json"], "no writable directory"),

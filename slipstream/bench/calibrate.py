@@ -1,0 +1,299 @@
+"""Calibration of a draft: acceptance by confidence from real rounds, then settings by the clock.
+
+Settings run on the same prompts in turn, first all of them on a few, then the best on many.
+Greedy requests and sampled ones share the form of a proposal; each has its best threshold.
+"""
+
+import math
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from itertools import product
+from typing import Any
+
+from slipstream.bench.engines import MethodEngines
+from slipstream.bench.harness import Advance, SamplingPlan
+from slipstream.bench.methods import PLAIN, Method, Numerics, parse_method
+from slipstream.bench.questions import Question, in_turn
+from slipstream.bench.speed import SpeedPlan, run_speed
+from slipstream.bench.speed_figures import MethodComparison, figures
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.inline import finished, iterated
+from slipstream.core.loop import decode
+from slipstream.core.policy.fit import fit_calibration
+from slipstream.core.policy.options import Mode, SpeculationOptions
+from slipstream.core.policy.planner import Planner
+from slipstream.core.policy.profile import DraftFacts, Profile
+from slipstream.core.request.request import Ask, make_request
+from slipstream.core.round import Round
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import SamplingParams, Shape, StopPolicy
+from slipstream.drafting.build import Drafter, DraftModel
+from slipstream.options import option
+from slipstream.text.prompts import encode_prompt
+
+BEFORE = "before"
+"""Name of the profile that the draft had."""
+FIGURES = ("tokens_per_s", "ratio", "ratio_decode", "mean_acceptance_length", "tokens")
+RECORDING_SHARE, FIRST_SHARE = 0.2, 0.45
+"""Shares of the time: in which replies are recorded, and in which all settings run."""
+LOOKUPS = (0, 1, 3)
+"""Shortest matches behind which text is copied; 0 copies nothing."""
+_THRESHOLDS: Mapping[StopPolicy, tuple[float | None, ...]] = {
+    StopPolicy.FIXED: (None,),
+    StopPolicy.SVIP: (0.2, 0.3, 0.4, 0.6),
+    StopPolicy.DECISION: (0.2, 0.4, 0.6),
+    StopPolicy.COST: (0.05, 0.1, 0.2),
+}
+_MAX_NODES = 31
+_SESSION = "calibration"
+
+
+@dataclass(frozen=True, slots=True)
+class CalibrationPlan:
+    """Plan of a calibration: its extent, and how replies are drawn."""
+
+    max_new_tokens: int = option(
+        64, "Maximum number of tokens of a reply; more than 64 add little."
+    )
+    minutes: float = option(
+        8.0, "Minutes for everything. With fewer, fewer prompts are recorded and timed."
+    )
+    temperature: float = option(
+        1.0, "Temperature of the sampled replies; greedy ones run beside them."
+    )
+    seed: int = option(0, "Seed of the sampled replies.")
+    depth: int = option(
+        8,
+        "Longest chain that is tried, at most the lag that the draft was trained for. More than"
+        " twice the tokens per round is of no use.",
+    )
+    finalists: int = option(4, "Settings that run on many prompts.")
+    numerics: Numerics = option("invariant", "invariant, as is served by default, or fast.")
+    questions: tuple[Question, ...] = ()
+
+    def __post_init__(self) -> None:
+        limits = (("max_new_tokens", 8, 4096), ("depth", 1, 14), ("finalists", 1, 16))
+        for name, least, most in limits:
+            if not least <= getattr(self, name) <= most:
+                value = getattr(self, name)
+                raise InvalidRequest(f"{name} is {value}, but must be from {least} to {most}")
+        if not 0 < self.minutes <= 24 * 60:
+            raise InvalidRequest(
+                f"minutes is {self.minutes:g}, but must be above 0 and at most 1440"
+            )
+        if self.temperature == 0:
+            raise InvalidRequest("temperature is 0, but greedy replies are calibrated in any case")
+        SamplingParams(temperature=self.temperature, seed=self.seed)
+
+    @property
+    def samplings(self) -> tuple[SamplingParams, SamplingParams]:
+        """Return greedy and sampled parameters."""
+        return SamplingParams(), SamplingParams(temperature=self.temperature, seed=self.seed)
+
+    def depth_of(self, model: DraftModel) -> int:
+        """Return the longest chain that the draft was trained for as well."""
+        lag = model.scorer.max_lag
+        return self.depth if lag is None else min(self.depth, lag)
+
+
+Outcomes = list[tuple[float, bool]]
+"""Confidence of each drafted token behind an accepted path, and whether it was accepted."""
+
+
+@dataclass(slots=True)
+class Recorded:
+    """Outcomes of drafted tokens in greedy and in sampled replies, and the extent of these."""
+
+    greedy: Outcomes = field(default_factory=list)
+    sampled: Outcomes = field(default_factory=list)
+    num_replies: int = 0
+    num_tokens: int = 0
+    seconds: float = 0.0
+
+
+def record(
+    plan: CalibrationPlan,
+    engines: MethodEngines,
+    model: DraftModel,
+    *,
+    is_time_left: Callable[[], bool],
+    advance: Advance,
+) -> Recorded:
+    """Record rounds of whole chains, for as many prompts as there is time for, at least one."""
+    engine, found, begun = engines.engine(plan.numerics), Recorded(), time.monotonic()
+    profile = Profile(Shape.CHAIN, StopPolicy.FIXED, max_depth=plan.depth_of(model))
+    draft, facts = model.draft(profile), DraftFacts(model.kind, profile)
+    for number, question in enumerate(in_turn(plan.questions)):
+        if number and not is_time_left():
+            break
+        prompt = encode_prompt(engine.text, question.turns[0])
+        for sampling, outcomes in zip(plan.samplings, (found.greedy, found.sampled), strict=True):
+            forced = SpeculationOptions(mode=Mode.FORCED)
+            ask = Ask(sampling, plan.max_new_tokens, speculation=forced)
+            request = make_request(_SESSION, prompt, ask, engine.facts, facts)
+            sequence, planner = TokenSequence(request.session, prompt), Planner(request.settings)
+            rounds = decode(draft, engine.target, planner, sequence, clock=time.perf_counter)
+            for round_ in iterated(rounds):
+                outcomes.extend(_outcomes(round_))
+                found.num_tokens += len(round_.verdict.tokens)
+            found.num_replies += 1
+            for port in (draft, engine.target):
+                finished(port.release(_SESSION))
+        advance("recording")
+    found.seconds = time.monotonic() - begun
+    return found
+
+
+def _outcomes(round_: Round) -> Iterator[tuple[float, bool]]:
+    """Yield the outcomes of a chain up to the first wrong token; behind it none is known."""
+    proposal = round_.proposal
+    pairs = zip(proposal.tree.tokens, round_.verdict.tokens, proposal.stats, strict=False)
+    for drafted, final, stats in pairs:
+        yield stats.top_prob, drafted == final
+        if drafted != final:
+            return
+
+
+def fitted(base: Profile, found: Recorded) -> Profile:
+    """Return `base` with fitted calibrations, and costs as measured where it runs.
+
+    A machine's measured curve tells more than any two numbers here, which would stand in its place.
+    """
+    return replace(
+        base,
+        step_cost=None,
+        row_cost=None,
+        calibration=fit_calibration(found.greedy),
+        calibration_sampled=fit_calibration(found.sampled),
+    )
+
+
+def settings(base: Profile, *, depth: int, has_decision_model: bool) -> list[Profile]:
+    """Return every policy with its thresholds, as a chain and with leaves; `base` has the rest."""
+    found = []
+    for stop, thresholds in _THRESHOLDS.items():
+        if stop is StopPolicy.DECISION and not has_decision_model:
+            continue
+        depths = {min(2, depth), min(4, depth), depth} if stop is StopPolicy.FIXED else {depth}
+        shapes = (Shape.CHAIN, Shape.CAPE)
+        for max_depth, threshold, shape in product(sorted(depths), thresholds, shapes):
+            form = {"shape": shape, "max_depth": max_depth, "max_nodes": _MAX_NODES}
+            both = {"threshold": threshold, "threshold_sampled": threshold}
+            found.append(replace(base, stop=stop, **form, **both))
+    return found
+
+
+def name_of(profile: Profile) -> str:
+    """Return the policy with its thresholds, depth, shape and copies."""
+    thresholds = [f"{at:g}" for at in (profile.threshold, profile.threshold_sampled) if at]
+    stop = "=".join([profile.stop.value, *(["/".join(thresholds)] if thresholds else [])])
+    copies = f" lookup={profile.lookup}" if profile.lookup else ""
+    return f"{stop} depth={profile.max_depth} {profile.shape.value}{copies}"
+
+
+@dataclass(frozen=True, slots=True)
+class Timed:
+    """A profile and its figures (see `speed_figures.figures`), greedy and sampled."""
+
+    name: str
+    profile: Profile
+    greedy: Mapping[str, Any]
+    sampled: Mapping[str, Any]
+
+    @property
+    def ratio(self) -> float:
+        """Return the speed of decoding over plain decoding's, of both kinds of requests."""
+        return math.sqrt(_ratio(self.greedy) * _ratio(self.sampled))
+
+
+def _ratio(figures_of: Mapping[str, Any]) -> float:
+    return float(figures_of["ratio_decode"] or 0.0)
+
+
+def combined(timed: Sequence[Timed]) -> list[Profile]:
+    """Return a profile for each form, with its fastest thresholds; the fastest profile first."""
+    forms: dict[tuple[Any, ...], list[Timed]] = {}
+    for item in timed:
+        profile = item.profile
+        forms.setdefault((profile.stop, profile.shape, profile.max_depth), []).append(item)
+    best = []
+    for items in forms.values():
+        greedy = max(items, key=lambda item: _ratio(item.greedy))
+        sampled = max(items, key=lambda item: _ratio(item.sampled))
+        profile = replace(greedy.profile, threshold_sampled=sampled.profile.threshold_sampled)
+        best.append((_ratio(greedy.greedy) * _ratio(sampled.sampled), profile))
+    return [profile for _, profile in sorted(best, key=lambda item: -item[0])]
+
+
+def finalists(before: Profile | None, best: Sequence[Profile], count: int) -> dict[str, Profile]:
+    """Return the best profiles by name, the first of them with every lookup, and the draft's own,
+    so that nothing gets worse unseen."""
+    chosen = [*best[:count], *(replace(best[0], lookup=shortest) for shortest in LOOKUPS)]
+    named = {} if before is None else {BEFORE: before}
+    return named | {name_of(profile): profile for profile in chosen}
+
+
+@dataclass(frozen=True, slots=True)
+class Race:
+    """Profiles by name that run against the clock, and the prompts that they run on."""
+
+    plan: CalibrationPlan
+    entries: Mapping[str, Profile]
+    questions: tuple[Question, ...]
+
+    @property
+    def methods(self) -> tuple[Method, ...]:
+        """Return the entries behind the fastest plain decoding."""
+        numerics = self.plan.numerics
+        entries = [Method(name, "best", numerics, SpeculationOptions()) for name in self.entries]
+        return (parse_method(PLAIN), *entries)
+
+    @property
+    def num_steps(self) -> int:
+        """Return the conversations of the whole race."""
+        return 2 * len(self.methods) * (len(self.questions) + 1)
+
+    def within(self, seconds: float, found: Recorded) -> "Race":
+        """Return the race on as many prompts as that time allows by the recorded replies, at least
+        one; another one warms up."""
+        reply_s = max(found.seconds / found.num_replies, 1e-6)
+        count = math.floor(seconds / (2 * reply_s * len(self.methods))) - 1
+        return replace(self, questions=in_turn(self.questions)[: max(count, 1)])
+
+    def run(self, engines: MethodEngines, model: DraftModel, *, advance: Advance) -> list[Timed]:
+        """Run all on the same prompts, in turn; return the fastest first, the earlier of equals."""
+        drafts: dict[Any, Drafter] = {}
+        for name, profile in self.entries.items():
+            # What drafts hold of a profile is its calibration: most share one, and its memory.
+            key = profile.cape_table, profile.calibration, profile.calibration_sampled
+            shared = drafts.get(key) or drafts.setdefault(key, model.drafter(profile))
+            of = shared.facts
+            facts = DraftFacts(of.kind, profile, of.has_decision_model, of.max_lag, of.step_s)
+            engines.tune(name, replace(shared, facts=facts))
+        greedy, sampled = (
+            self._figures(engines.under(sampling), sampling, advance)
+            for sampling in self.plan.samplings
+        )
+        timed = [
+            Timed(name, profile, greedy[name], sampled[name])
+            for name, profile in self.entries.items()
+        ]
+        return sorted(timed, key=lambda item: -item.ratio)
+
+    def _figures(
+        self, engines: MethodEngines, sampling: SamplingParams, advance: Advance
+    ) -> dict[str, dict[str, Any]]:
+        """Return figures by method. Another benchmark compares the tokens with plain decoding's."""
+        speed = SpeedPlan(
+            self.plan.max_new_tokens,
+            sampling=SamplingPlan(sampling.temperature, sampling.seed),
+            methods=self.methods,
+            questions=self.questions,
+        )
+        outputs = run_speed(speed, engines, advance=advance)
+        plain, found = outputs[PLAIN], {}
+        for method in self.methods:
+            of = figures(MethodComparison(method, outputs[method.name], plain, plain))
+            found[method.name] = {key: of[key] for key in FIGURES}
+        return found
