@@ -103,13 +103,3 @@ def write_json(path: Path, values: Mapping[str, Any]) -> None:
         part = Path(folder) / path.name
         part.write_text(text, encoding="utf-8")
         part.replace(path)
-
-
-def processor_s(pid: int) -> float:
-    """Return user and system time of a process; 0 once it has ended."""
-    try:
-        text = Path(f"/proc/{pid}/stat").read_text(encoding="utf-8")
-    except OSError:
-        return 0.0
-    user, system = text.rpartition(")")[2].split()[11:13]
-    return (int(user) + int(system)) / os.sysconf("SC_CLK_TCK")

@@ -1,7 +1,7 @@
 """Cost of a round, embedded and distributed: both answer the same questions in turn."""
 
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from typing import Any
 
@@ -40,16 +40,11 @@ ByName = Mapping[str, Figures]
 
 @dataclass(frozen=True, slots=True)
 class RoundsSample:
-    """Request as its caller saw it.
-
-    `wall_s` is from the call to the last token; `others_cpu_s` the processor time that processes
-    with no part in it used meanwhile, None where they can't be seen.
-    """
+    """Request as its caller saw it; `wall_s` is from the call to the last token."""
 
     question_id: int | str
     result: Result
     wall_s: float
-    others_cpu_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,16 +62,10 @@ class RoundsPlan:
 
 @dataclass(frozen=True, slots=True)
 class RoundsEngine:
-    """Client of an engine, or of services.
-
-    `prepare` is called before each question; `others_cpu_s` is the processor time so far of those
-    that ought to be idle meanwhile, None where they can't be seen. With `overlap` its draft goes on
-    while the target verifies.
-    """
+    """Client of an engine, or of services; with `overlap` its draft goes on while the target
+    verifies."""
 
     client: Client
-    prepare: Callable[[], None] = lambda: None
-    others_cpu_s: Callable[[], float] | None = None
     overlap: bool = False
 
 
@@ -114,18 +103,14 @@ def run_rounds(
 
 
 def _ask(engine: RoundsEngine, question: Question, plan: RoundsPlan, clock: Clock) -> RoundsSample:
-    engine.prepare()
-    others = engine.others_cpu_s or (lambda: 0.0)
-    cpu_s, start = others(), clock()
+    start = clock()
     result = engine.client.generate(
         question.turns[0],
         max_tokens=plan.max_new_tokens,
         sampling=plan.sampling.params(),
         speculation=SpeculationOptions(mode=Mode.FORCED, overlap=engine.overlap),
     )
-    wall_s = clock() - start
-    seen_s = None if engine.others_cpu_s is None else others() - cpu_s
-    return RoundsSample(question.question_id, result, wall_s, seen_s)
+    return RoundsSample(question.question_id, result, clock() - start)
 
 
 def rounds_figures(samples: Samples) -> dict[str, dict[str, Any]]:
@@ -156,7 +141,6 @@ def _figures(
         "differences": different,
         "prefill_ms": 1000 * sum(at.prefill_s for at in timings) / len(of),
         "outside_ms": 1000 * sum(map(_outside_s, of)) / len(of),
-        "others_cpu_share": quotient(_sum_others(of), sum(at.wall_s for at in of)),
         "round_ms": {part: 1000 * s / max(counts.rounds, 1) for part, s in parts.items()},
     }
 
@@ -231,8 +215,3 @@ def _decode_rate(of: Sequence[RoundsSample]) -> float | None:
     """Return tokens after the first, which is prefill's, per second of decoding."""
     tokens = sum(max(len(sample.result.token_ids) - 1, 0) for sample in of)
     return quotient(tokens, sum(sample.result.stats.timings.decode_s for sample in of))
-
-
-def _sum_others(of: Sequence[RoundsSample]) -> float | None:
-    seen = [sample.others_cpu_s for sample in of if sample.others_cpu_s is not None]
-    return sum(seen) if seen else None

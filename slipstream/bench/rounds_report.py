@@ -29,9 +29,6 @@ def answers_table(figures: ByName) -> Table:
         "identical": lambda of: (
             "reference" if of is figures[EMBEDDED] else f"{of['identical']}/{of['requests']}"
         ),
-        "idle others' CPU": lambda of: (
-            "-" if of["others_cpu_share"] is None else f"{of['others_cpu_share']:.1%}"
-        ),
     }
     return table_of([""], columns, (([name], of) for name, of in figures.items()))
 

@@ -6,7 +6,7 @@ end of another process ends all.
 
 import asyncio
 import socket
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,6 @@ from slipstream.local.child import Child, OnLine, start_child
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
 ANY_PORT = "127.0.0.1:0"
-NOWHERE: Mapping[str, str] = {}
 HTTP = "http"
 """The front for OpenAI's clients, where one is wanted."""
 # Draft and target take turns on the same cores. A thread with nothing to do stops spinning soon,
@@ -76,20 +75,8 @@ class Stack:
         """Addresses of target and draft, once they serve."""
         self._launching: asyncio.Task[Child] | None = None
 
-    @property
-    def pids(self) -> dict[str, int]:
-        """The processes, by role."""
-        return {role: child.pid for role, child in self._children.items()}
-
-    async def start(
-        self,
-        advertised: Mapping[str, str] = NOWHERE,
-        on_engines: Callable[[Mapping[str, str]], None] = lambda engines: None,
-    ) -> str:
+    async def start(self) -> str:
         """Start all; return the router's address once it serves.
-
-        An engine is reached at the address that it is `advertised` at, by role, if there is one.
-        `on_engines` is called with their own addresses before the router starts.
 
         Raises what `Child.ready` does for the first service that fails, whatever the others still
         load, and `ServiceError` for a port that is in use, before anything loads.
@@ -97,10 +84,8 @@ class Stack:
         _require_free("router", self._plan.port)
         if self._plan.http is not None:
             _require_free(HTTP, self._plan.http_port)
-        self.engines = await self._start_engines(advertised)
-        on_engines(self.engines)
-        reached = self.engines | {"draft": advertised.get("draft", self.engines.get("draft", ""))}
-        flags = [part for role in self.engines for part in (f"--{role}s", reached[role])]
+        self.engines = await self._start_engines()
+        flags = [part for role, at in self.engines.items() for part in (f"--{role}s", at)]
         at = f"127.0.0.1:{self._plan.port}"
         router = await self._launch("router", at, (*flags, *self._plan.router))
         (address,) = await self._ready(router)
@@ -132,11 +117,8 @@ class Stack:
             children = [self._children[role] for role in roles if role in self._children]
             await asyncio.gather(*(child.stop(grace_s) for child in children))
 
-    async def _start_engines(self, advertised: Mapping[str, str]) -> dict[str, str]:
-        flags = self._plan.target
-        if "target" in advertised:
-            flags = (*flags, "--advertised-address", advertised["target"])
-        children = [await self._launch("target", ANY_PORT, flags)]
+    async def _start_engines(self) -> dict[str, str]:
+        children = [await self._launch("target", ANY_PORT, self._plan.target)]
         if self._plan.draft is not None:
             children.append(await self._launch("draft", ANY_PORT, self._plan.draft))
         found = await self._ready(*children)

@@ -1,9 +1,7 @@
 """`slipstream bench rounds`: embedded against distributed. Knows only options and printing."""
 
-import time
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 
 from slipstream.bench import rounds_report as report
 from slipstream.bench.rounds import (
@@ -21,36 +19,15 @@ from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console, show_lines
 from slipstream.client import Client
 from slipstream.config import load_settings
-from slipstream.core.errors import InvalidRequest, UnsupportedCombination
-from slipstream.options import items, option
+from slipstream.options import option
 
 
 @dataclass(frozen=True, slots=True)
 class ServiceFlags:
-    """The services that answer, and the distance of the draft."""
+    """The services that answer."""
 
     router: str | None = option(None, "HOST:PORT of a router; default: services are started.")
-    rtt_ms: str = option(
-        "0", "Round-trip times between the draft and the other services, separated by commas."
-    )
     overlap: bool = option(False, "Also measure with the option overlap.")
-    pin: bool = option(
-        False, "The target has a core for itself, with one thread; so has the embedded engine."
-    )
-
-    def __post_init__(self) -> None:
-        for ms in self.delays_ms():
-            if not 0 <= ms <= 1000:
-                raise InvalidRequest(f"rtt_ms is {ms:g}, but must be 0 to 1000")
-        if self.router is not None and (self.pin or self.delays_ms() != [0.0]):
-            raise UnsupportedCombination("--rtt-ms and --pin go with own services, not --router")
-
-    def delays_ms(self) -> list[float]:
-        """Return the round-trip times. Raises `InvalidRequest` for what is no number."""
-        try:
-            return [float(text) for text in items(self.rtt_ms)]
-        except ValueError:
-            raise InvalidRequest(f"rtt_ms is {self.rtt_ms!r}, but must be numbers") from None
 
 
 @with_flags
@@ -70,7 +47,6 @@ def rounds(
     models.check()
     output.check()
     plan = replace(plan, questions=prompts.questions())
-    models = replace(models, threads=1) if services.pin else models
     models.stack().fetch()
     with ExitStack() as stack:
         engines = _engines(stack, services, models)
@@ -89,20 +65,14 @@ def rounds(
 
 def _engines(stack: ExitStack, flags: ServiceFlags, models: ModelFlags) -> dict[str, RoundsEngine]:
     """Return the engines under test, until the stack closes."""
-    services, address, delays_ms = None, flags.router, flags.delays_ms()
+    address = flags.router
     if address is None:
-        plan = models.stack().plan(port=0)
-        services = LocalServices(plan, is_apart=delays_ms != [0.0], is_pinned=flags.pin)
+        services = LocalServices(models.stack().plan(port=0))
         address = stack.enter_context(services).address
     routed = stack.enter_context(Client(address, token=load_settings().token))
     embedded = stack.enter_context(Client.embedded(**asdict(models)))
     check_same_model(embedded.model_info(), routed.model_info())
-    others_cpu_s = None if services is None else services.cpu_s
-    engines = {EMBEDDED: RoundsEngine(embedded, others_cpu_s=others_cpu_s)}
-    for ms in delays_ms:
-        prepare = partial(services.set_delay, ms / 2000) if services else lambda: None
-        for overlap in (False, True)[: 1 + flags.overlap]:
-            name = f"{ms:g} ms{' overlap' if overlap else ''}"
-            idle_s = None if services is None else time.process_time
-            engines[name] = RoundsEngine(routed, prepare, idle_s, overlap=overlap)
+    engines = {EMBEDDED: RoundsEngine(embedded), "distributed": RoundsEngine(routed)}
+    if flags.overlap:
+        engines["overlap"] = RoundsEngine(routed, overlap=True)
     return engines

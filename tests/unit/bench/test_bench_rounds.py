@@ -47,8 +47,8 @@ def result(tokens, timings, **stats):
     return Result("text", tuple(tokens), FinishReason.LENGTH, counts, PromptInfo("r", "m", 0, 3))
 
 
-def sample(tokens=(1, 2, 3), timings=LOCAL, *, question_id=1, wall_s=12.0, others=None, **stats):
-    return RoundsSample(question_id, result(tokens, timings, **stats), wall_s, others)
+def sample(tokens=(1, 2, 3), timings=LOCAL, *, question_id=1, wall_s=12.0, **stats):
+    return RoundsSample(question_id, result(tokens, timings, **stats), wall_s)
 
 
 def test_the_parts_of_a_round_add_up_to_all_of_decoding():
@@ -107,12 +107,6 @@ def test_rounds_without_a_draft_are_told():
     ]
 
 
-def test_how_busy_the_idle_ones_were_is_known_only_where_they_can_be_seen():
-    of = rounds_figures({"embedded": [sample(others=0.6)], "distributed": [sample()]})
-    assert of["embedded"]["others_cpu_share"] == pytest.approx(0.05)
-    assert of["distributed"]["others_cpu_share"] is None
-
-
 class Recorder:
     """A client that says who was asked what."""
 
@@ -148,17 +142,6 @@ def test_every_question_goes_through_all_before_the_next_and_the_order_moves_on(
     assert [at.question_id for at in samples["b"]] == [0, 1, 2]
     assert all(at.wall_s == 1 for at in samples["a"])
     assert len(done) == len(log)
-
-
-def test_each_answer_is_prepared_for_and_the_others_are_watched_meanwhile():
-    log, used = [], iter([1.0, 1.25, 7.0, 7.0])
-    watched = RoundsEngine(
-        Recorder("a", log), lambda: log.append("prepared"), others_cpu_s=lambda: next(used)
-    )
-    plan = RoundsPlan(warmup=0, questions=questions(2))
-    samples = run_rounds(plan, {"a": watched}, advance=lambda name: None)
-    assert [entry == "prepared" for entry in log] == [True, False, True, False]
-    assert [at.others_cpu_s for at in samples["a"]] == [0.25, 0.0]
 
 
 @pytest.mark.parametrize(("name", "value"), [("max_new_tokens", 1), ("warmup", -1)])
