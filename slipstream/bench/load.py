@@ -24,7 +24,7 @@ from slipstream.bench.report import Figures, fixed, number, position_text, table
 from slipstream.bench.statistics import SpeculationCounts, differences, paired, positions
 from slipstream.core.errors import InvalidRequest, SlipstreamError
 from slipstream.core.request.stats import SpeculationStats
-from slipstream.core.timing import Clock
+from slipstream.core.round import Clock
 from slipstream.options import option
 
 MAX_CONCURRENCY = 4096

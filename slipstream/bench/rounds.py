@@ -14,8 +14,8 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.results import Result, Timings
+from slipstream.core.round import Clock
 from slipstream.core.stop_reasons import AHEAD
-from slipstream.core.timing import Clock
 from slipstream.options import group, option
 
 EMBEDDED = "embedded"

@@ -20,8 +20,8 @@ from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.ports import Draft, Target
 from slipstream.core.request.request import Generation
 from slipstream.core.request.results import Chunk
+from slipstream.core.round import Clock
 from slipstream.core.run import Run
-from slipstream.core.timing import Clock
 from slipstream.drafting.build import Drafter
 from slipstream.state.record import Opening
 from slipstream.state.session_leases import AcquiredSession, replayed, turn_request

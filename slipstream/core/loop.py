@@ -5,9 +5,8 @@ from collections.abc import AsyncGenerator
 from slipstream.core.draft.ngram_draft import with_forced
 from slipstream.core.policy.planner import Planner
 from slipstream.core.ports import Draft, Target
-from slipstream.core.round import NullObserver, Port, Round, RoundObserver, timed
+from slipstream.core.round import Clock, NullObserver, Port, Round, RoundObserver, timed
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.timing import Clock
 
 
 async def decode(

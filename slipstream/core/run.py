@@ -1,24 +1,29 @@
-"""A running request: rounds in, chunks of text and statistics out."""
+"""A running request: rounds in, chunks of text and statistics out, and its journal."""
 
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
-from typing import Generic, TypeVar
+from typing import Generic, Protocol, TypeVar
 
-from slipstream.core.journal import Ending, Journal, NoJournal
 from slipstream.core.logprobs import TokenLogprob, with_texts
 from slipstream.core.loop import decode
 from slipstream.core.policy.planner import Planner
 from slipstream.core.ports import RequestPorts
 from slipstream.core.request.origins import TokenOrigin, origins_of
 from slipstream.core.request.request import Request
-from slipstream.core.request.results import Chunk, Continuity, PromptInfo, RequestStats, Timings
+from slipstream.core.request.results import (
+    Chunk,
+    Continuity,
+    Ending,
+    PromptInfo,
+    RequestStats,
+    Timings,
+)
 from slipstream.core.request.round_tree import RoundTree, round_tree
 from slipstream.core.request.stats import Outcomes
-from slipstream.core.round import Round, RoundObserver
+from slipstream.core.round import Clock, ReplySeconds, Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.text.text import Detokenizer, Piece, TextStream, joined
-from slipstream.core.timing import Clock, ReplySeconds
 from slipstream.core.types import FinishReason
 
 T = TypeVar("T")
@@ -41,6 +46,32 @@ class TokenBuffer(Generic[T]):
         start = self._num_sent
         self._num_sent += num_tokens
         return tuple(self._items[start : self._num_sent])
+
+
+class Journal(Protocol):
+    """One request's."""
+
+    async def keep(self, tokens: Sequence[int], ending: Ending | None) -> None:
+        """Keep output tokens that follow those kept before; with the last ones, how it ended.
+
+        Raises `SessionTaken` when another process goes on with the request.
+        """
+        ...
+
+    def continuity(self) -> Continuity:
+        """Return the losses of the request so far, without those it began with."""
+        ...
+
+
+class NoJournal:
+    """Journal of requests that end with this process: it keeps nothing."""
+
+    async def keep(self, tokens: Sequence[int], ending: Ending | None) -> None:
+        """Keeps nothing."""
+
+    def continuity(self) -> Continuity:
+        """Nothing can become of it."""
+        return Continuity()
 
 
 class Run:

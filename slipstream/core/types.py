@@ -3,12 +3,11 @@
 from dataclasses import dataclass, field
 from enum import StrEnum
 
-from slipstream.core.copying import Copying, CopySource
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.grammar import Grammar
 from slipstream.core.logprobs import MAX_LOGPROBS, TokenLogprob
 from slipstream.core.row_costs import Offer
-from slipstream.core.tree import EMPTY, TokenTree
+from slipstream.core.tree import EMPTY, Copying, CopySource, TokenTree
 
 MAX_SEED = 2**64 - 1
 MAX_LOGIT_BIAS = 1024

@@ -17,8 +17,8 @@ from typing import Any, TypeVar
 from slipstream.core.draft.ahead import MAX_TREES
 from slipstream.core.errors import SlipstreamError, Unavailable
 from slipstream.core.inline import before, finished
+from slipstream.core.round import Clock
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.timing import Clock
 from slipstream.core.types import Plan, Proposal
 from slipstream.drafting.engine import LocalDraft
 from slipstream.drafting.growth import CHUNK

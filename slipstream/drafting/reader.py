@@ -23,9 +23,8 @@ from slipstream.core.draft.candidates import (
 )
 from slipstream.core.errors import ModelError
 from slipstream.core.types import NodeStats, Session, SparseDistribution, Verification
-from slipstream.core.verify.distribution import SamplingDistribution
+from slipstream.core.verify.distribution import SamplingDistribution, ordered_top
 from slipstream.core.verify.noise import Floats, Ids
-from slipstream.core.verify.scores import ordered_top
 from slipstream.models.decision import GREEDY, LEAST, SAMPLED, slot_stats
 from slipstream.models.scorer import ChainPosition, Scores
 

@@ -6,8 +6,8 @@ from collections.abc import Sequence
 import numpy as np
 
 from slipstream.core.inline import finished
+from slipstream.core.round import Clock
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.timing import Clock
 from slipstream.core.types import Plan, Session, StopPolicy
 from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
 from slipstream.models.kv.pool import KvLayout

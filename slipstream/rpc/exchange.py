@@ -14,7 +14,7 @@ import grpc.aio
 from google.protobuf.message import DecodeError, Message
 
 from slipstream.core.errors import DeadlineExceeded, InternalError, SlipstreamError, Unavailable
-from slipstream.core.timing import Clock
+from slipstream.core.round import Clock
 from slipstream.rpc.status import error_from
 
 # What grpc.aio says, in place of the status, of a write that meets the end of its stream. Openings

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import TYPE_CHECKING
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.timing import Clock
+from slipstream.core.round import Clock
 from slipstream.state.memory import MemoryStore
 from slipstream.state.options import StoreOptions
 from slipstream.state.quotas import MemoryQuotas, Quotas

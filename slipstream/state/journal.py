@@ -12,8 +12,7 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slipstream.core.errors import PermissionDenied, SessionError, SessionTaken, Unavailable
-from slipstream.core.journal import Ending
-from slipstream.core.request.results import Continuity
+from slipstream.core.request.results import Continuity, Ending
 from slipstream.state.record import Claim, Grant, Opening, SessionUpdate, StoreLease
 from slipstream.state.store import SessionStore
 
@@ -21,7 +20,7 @@ _LOG = logging.getLogger("slipstream.state")
 
 
 class StoreJournal:
-    """See `core.journal.Journal`. `close` it in any case, and again until it returns True."""
+    """See `core.run.Journal`. `close` it in any case, and again until it returns True."""
 
     def __init__(self, store: SessionStore, claim: Claim, grant: Grant | None) -> None:
         """`grant` None: the store did not answer the claim, but may later."""
@@ -62,7 +61,7 @@ class StoreJournal:
         self._opening = opening
 
     async def keep(self, tokens: Sequence[int], ending: Ending | None) -> None:
-        """See `core.journal.Journal.keep`. What can't be kept now is kept later."""
+        """See `core.run.Journal.keep`. What can't be kept now is kept later."""
         if self._error is not None:
             raise self._error
         self._tokens.extend(tokens)
@@ -84,7 +83,7 @@ class StoreJournal:
         self._num_target_losses += 1
 
     def continuity(self) -> Continuity:
-        """See `core.journal.Journal.continuity`."""
+        """See `core.run.Journal.continuity`."""
         return Continuity(
             is_kept=not self._is_behind,
             num_unkept_tokens=self._num_unkept,

@@ -6,7 +6,7 @@ No operation ever waits, so that code without an event loop can use it as well.
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
-from slipstream.core.timing import Clock
+from slipstream.core.round import Clock
 from slipstream.state.record import (
     Bounds,
     Claim,

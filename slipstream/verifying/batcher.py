@@ -13,8 +13,8 @@ from functools import partial
 
 from slipstream.core import errors
 from slipstream.core.inline import finished
+from slipstream.core.round import Clock
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.timing import Clock
 from slipstream.core.types import Proposal, Session, Verdict
 from slipstream.engine.batch_window import BatchWindow
 from slipstream.engine.thread import EngineThread, FailedSteps

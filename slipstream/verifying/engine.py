@@ -8,9 +8,9 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slipstream.core.errors import CapacityError, SessionNotFound, SlipstreamError
+from slipstream.core.round import Clock
 from slipstream.core.row_costs import Offer
 from slipstream.core.sequence import TokenSequence, finish
-from slipstream.core.timing import Clock
 from slipstream.core.types import FinishReason, Proposal, Verdict
 from slipstream.core.verify.port_checks import check_proposal, check_tokens
 from slipstream.core.verify.walk import Walk

@@ -73,7 +73,7 @@ class _LimitReached(Exception):
 
 
 class GrammarConstraint:
-    """`core.verify.constraint.Constraint` by one grammar, for one thread at a time."""
+    """`core.verify.distribution.Constraint` by one grammar, for one thread at a time."""
 
     def __init__(
         self,
@@ -96,7 +96,7 @@ class GrammarConstraint:
         """The newest output in which nothing was opened."""
 
     def allowed(self, output: Sequence[int]) -> NDArray[np.int64] | None:
-        """See `core.verify.constraint.Constraint.allowed`. Only stop tokens follow a stop token.
+        """See `core.verify.distribution.Constraint.allowed`. Only stop tokens follow a stop token.
         Anything follows where nothing was opened, or text of another form was."""
         if self._compiled.opening is None:
             return self._ids(output)

@@ -7,7 +7,7 @@ import logging
 from collections import deque
 
 from slipstream.core.errors import InternalError, NoRoom
-from slipstream.core.timing import Clock
+from slipstream.core.round import Clock
 from slipstream.engine.thread import internal_errors
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.request import TargetRequest, TargetStep

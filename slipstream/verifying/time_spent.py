@@ -3,7 +3,7 @@
 from collections import deque
 from enum import StrEnum
 
-from slipstream.core.timing import Clock
+from slipstream.core.round import Clock
 
 WINDOW_S = 30.0
 

@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.cost_curve import CROWD, Budget, CostCurve, Costs, learn
-from slipstream.core.timing import Clock
+from slipstream.core.round import Clock
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.machine import this_machine

@@ -10,8 +10,8 @@ from typing import TypeVar
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.inline import ended
-from slipstream.core.journal import Ending, Journal
-from slipstream.core.request.results import Continuity
+from slipstream.core.request.results import Continuity, Ending
+from slipstream.core.run import Journal
 
 T = TypeVar("T")
 
@@ -26,7 +26,7 @@ class WriteBehind:
         self._error: SlipstreamError | None = None
 
     async def keep(self, tokens: Sequence[int], ending: Ending | None) -> None:
-        """See `core.journal.Journal.keep`; only the last tokens are waited for here."""
+        """See `core.run.Journal.keep`; only the last tokens are waited for here."""
         if ending is not None:
             await self.settled()
             return await self._journal.keep(tokens, ending)
@@ -37,7 +37,7 @@ class WriteBehind:
         return None
 
     def continuity(self) -> Continuity:
-        """See `core.journal.Journal.continuity`."""
+        """See `core.run.Journal.continuity`."""
         return self._journal.continuity()
 
     async def settled(self) -> None:

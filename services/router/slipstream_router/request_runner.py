@@ -10,11 +10,10 @@ from functools import partial
 
 from slipstream.core.draft.ngram_sources import NgramStore
 from slipstream.core.errors import SessionBusy, Unavailable
-from slipstream.core.journal import Journal
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.request import Generation, Request
 from slipstream.core.request.results import Chunk
-from slipstream.core.run import Run
+from slipstream.core.run import Journal, Run
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.exchange import CallOptions
 from slipstream.state.journal import StoreJournal

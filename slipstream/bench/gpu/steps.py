@@ -13,7 +13,7 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
-from slipstream.core.timing import Clock
+from slipstream.core.round import Clock
 
 _LEAST_S = 5.0
 """A step is not begun with less time left."""

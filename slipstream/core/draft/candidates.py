@@ -8,10 +8,10 @@ import numpy as np
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import SparseDistribution
+from slipstream.core.verify.distribution import ordered_top, softmax
 from slipstream.core.verify.keyed_noise import Purpose, uniform
 from slipstream.core.verify.noise import Floats, Ids, gumbel
 from slipstream.core.verify.rejection import draw
-from slipstream.core.verify.scores import ordered_top, softmax
 
 SHARPNESS = 1.12
 """Factor of a draft's scores before noise is added: its distributions are flatter than a target's

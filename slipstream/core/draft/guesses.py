@@ -7,11 +7,10 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slipstream.core.copying import CopySource
 from slipstream.core.draft.ngram import OwnText
 from slipstream.core.draft.ngram_sources import LATEST, Acceptance, MatchAcceptance, NgramStore
 from slipstream.core.sequence import TokenSequence, common_prefix
-from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.core.tree import EMPTY, ROOT, CopySource, TokenTree
 from slipstream.core.types import SamplingParams
 from slipstream.core.verify.keyed_noise import Purpose, gumbels_of
 

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from functools import partial
 
-from slipstream.core.copying import Copying, CopySource
 from slipstream.core.draft.guesses import Guesses
 from slipstream.core.draft.ngram_sources import NgramStore
 from slipstream.core.draft.ngram_tree import Grown, TreeLimits, grow
@@ -16,7 +15,7 @@ from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.ports import Draft
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import LATE, PENDING, TOO_DEAR
-from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.core.tree import EMPTY, ROOT, Copying, CopySource, TokenTree
 from slipstream.core.types import Plan, Proposal, Session, Shape
 
 

@@ -11,10 +11,9 @@ from dataclasses import dataclass
 from itertools import accumulate
 from typing import NamedTuple
 
-from slipstream.core.copying import CopySource
 from slipstream.core.draft.guesses import Guess
 from slipstream.core.row_costs import num_paying
-from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.tree import ROOT, CopySource, TokenTree
 
 LEAST = 0.02
 """Nodes that are less likely to become final are never proposed."""

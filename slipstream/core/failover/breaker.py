@@ -10,7 +10,7 @@ from typing import Generic, TypeVar
 
 from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.timing import Clock
+from slipstream.core.round import Clock
 
 
 @dataclass(frozen=True, slots=True)

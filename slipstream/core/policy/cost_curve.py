@@ -10,7 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.timing import Clock
+from slipstream.core.round import Clock
 
 _LADDER = (*range(1, 9), 12, 16, 24, 32, 48, 64, 96, 128)
 _FIRST = (1, 8, 16, 64, 4)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from slipstream.core.copying import Copying
 from slipstream.core.draft.ngram_tree import LEAST
 from slipstream.core.pace import Average, RequestPace
 from slipstream.core.policy.backoff import Backoff
@@ -13,6 +12,7 @@ from slipstream.core.policy.stop import HeuristicLength
 from slipstream.core.round import NO_PLAN, Round
 from slipstream.core.row_costs import step_worth
 from slipstream.core.stop_reasons import AHEAD, LATE, PENDING, TOO_DEAR
+from slipstream.core.tree import Copying
 from slipstream.core.types import Plan, Proposal, StopPolicy, Verdict, Verification
 
 FIRST_PACE = 1.3

@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass, field
 
-from slipstream.core.copying import Copying
 from slipstream.core.policy.backoff import GainPrior
 from slipstream.core.policy.options import (
     Mode,
@@ -17,7 +16,7 @@ from slipstream.core.policy.options import (
 from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
-from slipstream.core.tree import MAX_NODES
+from slipstream.core.tree import MAX_NODES, Copying
 from slipstream.core.types import Shape, StopPolicy, Verification
 
 DEFAULT_NUM_ROOTS = 4

@@ -2,8 +2,7 @@
 
 from enum import StrEnum
 
-from slipstream.core.copying import CopySource
-from slipstream.core.tree import ROOT
+from slipstream.core.tree import ROOT, CopySource
 from slipstream.core.types import Proposal, Verdict
 
 

@@ -1,8 +1,9 @@
 """Results of a request. Plain values."""
 
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass
-from typing import TypeVar
+import json
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import asdict, dataclass, replace
+from typing import Any, TypeVar
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import Logprobs
@@ -13,6 +14,7 @@ from slipstream.core.request.tools import ToolFormat
 from slipstream.core.types import FinishReason
 
 T = TypeVar("T")
+_TUPLES = ("per_step_accepted", "per_step_drafted", "per_step_depth")
 
 
 @dataclass(frozen=True, slots=True)
@@ -92,6 +94,47 @@ class RequestStats:
     @property
     def _num_new_tokens(self) -> int:
         return max(self.num_output_tokens - self.continuity.num_resumed_tokens, 0)
+
+
+@dataclass(frozen=True, slots=True)
+class Ending:
+    """The last word of a request."""
+
+    reason: FinishReason
+    stats: RequestStats
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(asdict(self), separators=(",", ":"))
+
+    @classmethod
+    def from_json(cls, text: str) -> "Ending":
+        """Return the value of what `to_json` made. Raises `ValueError` for anything else."""
+        try:
+            values = json.loads(text)
+            return cls(FinishReason(values["reason"]), _stats_from(values["stats"]))
+        except (AttributeError, KeyError, TypeError) as error:
+            raise ValueError(f"this is no ending of a request: {error}") from None
+
+    def answered_again(self) -> "Ending":
+        """Return the ending for a caller who sends the request again: nothing of it is new."""
+        stats = self.stats
+        continuity = replace(stats.continuity, num_resumed_tokens=stats.num_output_tokens)
+        return Ending(self.reason, replace(stats, continuity=continuity))
+
+
+def _stats_from(values: Mapping[str, Any]) -> RequestStats:
+    speculation = values["speculation"]
+    lists = {name: tuple(speculation[name]) for name in _TUPLES}
+    histogram = {int(num): steps for num, steps in speculation["acceptance_histogram"].items()}
+    parts = {
+        "timings": Timings(**values["timings"]),
+        "speculation": SpeculationStats(
+            **{**speculation, **lists, "acceptance_histogram": histogram}
+        ),
+        "continuity": Continuity(**values["continuity"]),
+    }
+    return RequestStats(**{**values, **parts})
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,8 +7,8 @@ from collections import Counter, deque
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 
-from slipstream.core.copying import CopySource
 from slipstream.core.round import Round
+from slipstream.core.tree import CopySource
 
 LOOKUP, STORE, GRAMMAR = CopySource
 

@@ -13,9 +13,9 @@ from numpy.typing import NDArray
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import SamplingParams, Session, Verification
+from slipstream.core.verify.distribution import argmax_first
 from slipstream.core.verify.keyed_noise import Purpose, noise_keys, signed
 from slipstream.core.verify.noise import Floats, Ids, gumbel
-from slipstream.core.verify.scores import argmax_first
 from slipstream.core.verify.walk import Walk
 
 NO_TOKEN = -1

@@ -12,8 +12,8 @@ import numpy as np
 from slipstream.core.errors import ModelError
 from slipstream.core.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.tree import TokenTree
+from slipstream.core.verify.distribution import ordered_top
 from slipstream.core.verify.noise import Floats
-from slipstream.core.verify.scores import ordered_top
 from slipstream.core.verify.walk import PositionRule, WalkStep
 
 

@@ -14,12 +14,16 @@ import numpy as np
 from slipstream.core.errors import ModelError
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, Session, SparseDistribution
-from slipstream.core.verify.constraint import Constraint
-from slipstream.core.verify.distribution import SamplingDistribution, distribution_of
+from slipstream.core.verify.distribution import (
+    Constraint,
+    SamplingDistribution,
+    argmax_first,
+    distribution_of,
+    ordered_top,
+)
 from slipstream.core.verify.keyed_noise import Purpose, uniform
 from slipstream.core.verify.noise import Floats, Ids, gumbel
 from slipstream.core.verify.rejection import branch_test, residual
-from slipstream.core.verify.scores import argmax_first, ordered_top
 from slipstream.core.verify.walk import PositionRule, Row, Walk, WalkStep, descend
 
 

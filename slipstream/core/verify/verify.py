@@ -14,14 +14,17 @@ import numpy as np
 from slipstream.core.logprobs import TokenLogprob
 from slipstream.core.tree import ROOT
 from slipstream.core.types import Proposal, SamplingParams, Session, Verification
-from slipstream.core.verify.constraint import Constraint
-from slipstream.core.verify.distribution import SamplingDistribution, distribution_of
+from slipstream.core.verify.distribution import (
+    Constraint,
+    SamplingDistribution,
+    argmax_first,
+    distribution_of,
+)
 from slipstream.core.verify.draws import FindContenders, best_with_noise, draw_among, is_softmax
 from slipstream.core.verify.keyed_noise import Purpose, gumbel_of, uniform
 from slipstream.core.verify.likelihood import recording
 from slipstream.core.verify.noise import MAX_GUMBEL, Floats, Ids
 from slipstream.core.verify.rejection import draw, multi_candidate
-from slipstream.core.verify.scores import argmax_first
 from slipstream.core.verify.target_init import verify_forest
 from slipstream.core.verify.walk import PositionRule, Row, Walk, WalkStep, descend
 

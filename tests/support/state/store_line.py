@@ -5,8 +5,7 @@ from dataclasses import replace
 from itertools import count
 
 from slipstream.core.errors import Unavailable
-from slipstream.core.journal import Ending
-from slipstream.core.request.results import RequestStats, Timings
+from slipstream.core.request.results import Ending, RequestStats, Timings
 from slipstream.core.request.stats import Outcomes
 from slipstream.core.types import FinishReason
 from slipstream.state.journal import StoreJournal

@@ -6,9 +6,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.copying import Copying
 from slipstream.core.draft.ngram_sources import Acceptance, MatchAcceptance
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.tree import Copying
 
 OUTCOMES = st.lists(st.tuples(st.integers(1, 12), st.booleans()), max_size=60)
 

@@ -8,10 +8,9 @@ from types import SimpleNamespace
 import pytest
 
 from slipstream.core.errors import InternalError, SessionTaken
-from slipstream.core.journal import Ending
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.request import NO_DRAFTER, Ask, make_request
-from slipstream.core.request.results import Chunk, Continuity, RequestStats, Timings
+from slipstream.core.request.results import Chunk, Continuity, Ending, RequestStats, Timings
 from slipstream.core.request.stats import Outcomes
 from slipstream.core.run import Run
 from slipstream.core.types import FinishReason, Verdict

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.copying import Copying, CopySource
 from slipstream.core.draft.ngram_draft import GRAMMAR, LOOKUP, LookupDraft, with_forced
 from slipstream.core.round import Round
 from slipstream.core.stop_reasons import LATE, PENDING, TOO_DEAR
-from slipstream.core.tree import TokenTree
+from slipstream.core.tree import Copying, CopySource, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, Session, Verdict
 from slipstream.rpc.delta import Delta
 from support.models.deltas import ByDeltas

@@ -8,7 +8,7 @@ from dataclasses import replace
 import pytest
 
 from slipstream.core.errors import SessionTaken, Unavailable
-from slipstream.core.journal import Ending
+from slipstream.core.request.results import Ending
 from slipstream.core.request.stats import MAX_PER_STEP, Outcomes
 from slipstream.core.types import FinishReason
 from slipstream.state.journal import StoreJournal

@@ -8,12 +8,17 @@ import pytest
 
 from slipstream.core import errors
 from slipstream.core.policy.options import SpeculationOptions
-from slipstream.core.request.fingerprint import fingerprint
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.types import SamplingParams, Verification
 from slipstream.state.memory import MemoryStore
 from slipstream.state.record import Bounds, Opening
-from slipstream.state.session_leases import KeepRules, SessionLeases, check_received, session_of
+from slipstream.state.session_leases import (
+    KeepRules,
+    SessionLeases,
+    check_received,
+    fingerprint,
+    session_of,
+)
 from slipstream_router.lease_keeper import LeaseKeeper
 
 ASKED = Generation("hello", Ask(request_id="r1"))

@@ -15,7 +15,7 @@ from typing import Protocol
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.server_info import ReplicaRole
-from slipstream.core.timing import Clock
+from slipstream.core.round import Clock
 from slipstream.files import path_of, read_text
 from slipstream.rpc.channel import check_address
 from slipstream.state.factory import open_registry

@@ -14,9 +14,9 @@ from slipstream.core.draft import candidates
 from slipstream.core.draft.candidates import draw_without_replacement
 from slipstream.core.errors import ModelError
 from slipstream.core.types import SparseDistribution
+from slipstream.core.verify.distribution import argmax_first, ordered_top
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel
-from slipstream.core.verify.scores import argmax_first, ordered_top
 from slipstream.models.cuda.draws import top_by_key
 from support.models import oracle
 

@@ -4,10 +4,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.copying import CopySource
 from slipstream.core.draft.guesses import DRAFT_PRIOR, Guesses
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.tree import TokenTree
+from slipstream.core.tree import CopySource, TokenTree
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.keyed_noise import Purpose, gumbel_of
 

@@ -8,11 +8,11 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.copying import Copying, CopySource
 from slipstream.core.draft.ngram import MAX_TOKEN_ID, OwnText
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.inline import finished
+from slipstream.core.tree import Copying, CopySource
 from slipstream.core.types import Plan, Session, Shape
 from slipstream.rpc.delta import Delta
 from support.models.deltas import ByDeltas

@@ -6,10 +6,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.copying import CopySource
 from slipstream.core.draft.guesses import Guess
 from slipstream.core.draft.ngram_tree import LEAST, TreeLimits, grow
-from slipstream.core.tree import EMPTY, TokenTree
+from slipstream.core.tree import EMPTY, CopySource, TokenTree
 
 STORE = CopySource.STORE
 SHARES = st.lists(st.floats(0.03, 0.9), min_size=1, max_size=2).filter(lambda at: sum(at) <= 1)

@@ -5,7 +5,6 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.core.copying import CopySource
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import TokenLogprob
@@ -13,7 +12,7 @@ from slipstream.core.request.origins import TokenOrigin, origins_of
 from slipstream.core.request.request import Ask
 from slipstream.core.request.results import Chunk, collected
 from slipstream.core.run import TokenBuffer
-from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.tree import ROOT, CopySource, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Verdict
 from support.models.tiny_runs import WAYS, run_of
 

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.core.copying import CopySource
 from slipstream.core.request.origins import TokenOrigin
 from slipstream.core.request.request import Ask
 from slipstream.core.request.results import collected
 from slipstream.core.request.round_tree import RoundNode, RoundToken, round_tree
 from slipstream.core.round import Round
-from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.tree import ROOT, CopySource, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Verdict
 from support.models.tiny_runs import WAYS, run_of
 

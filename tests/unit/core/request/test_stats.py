@@ -3,9 +3,8 @@
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.copying import CopySource
 from slipstream.core.request.stats import MAX_PER_STEP, Outcomes
-from slipstream.core.tree import TokenTree
+from slipstream.core.tree import CopySource, TokenTree
 from slipstream.core.types import Proposal, Verdict
 from support.models.rounds import outcome, round_of
 

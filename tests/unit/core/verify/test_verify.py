@@ -19,10 +19,10 @@ from slipstream.core.types import (
     SparseDistribution,
     Verification,
 )
+from slipstream.core.verify.distribution import softmax
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel
 from slipstream.core.verify.port_checks import check_proposal
-from slipstream.core.verify.scores import softmax
 from slipstream.core.verify.verify import choose, verify
 from support.models import oracle
 from support.models.toy import PROMPT, VOCAB, ToyModel, plain, session_of, trees
