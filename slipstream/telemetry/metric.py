@@ -42,10 +42,6 @@ class Metric:
     attributes: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 
-    def __post_init__(self) -> None:
-        if (self.kind is MetricKind.HISTOGRAM) != bool(self.buckets):
-            raise ValueError(f"{self.name} is a {self.kind} with {len(self.buckets)} buckets")
-
 
 @dataclass(slots=True)
 class _Gauge:
@@ -73,7 +69,7 @@ class Instruments:
 
     def add(self, metric: Metric, amount: float = 1, attributes: Attributes | None = None) -> None:
         """Add to a counter."""
-        self._of(metric, MetricKind.COUNTER).add(amount, attributes)
+        self._of(metric).add(amount, attributes)
 
     def total(self, metric: Metric, total: float, attributes: Attributes | None = None) -> None:
         """Set the total of a counter, which never goes down. From one thread only."""
@@ -85,15 +81,13 @@ class Instruments:
 
     def put(self, metric: Metric, value: float, attributes: Attributes | None = None) -> None:
         """Set the value of a gauge."""
-        self._of(metric, MetricKind.GAUGE).values[tuple((attributes or {}).items())] = value
+        self._of(metric).values[tuple((attributes or {}).items())] = value
 
     def record(self, metric: Metric, value: float, attributes: Attributes | None = None) -> None:
         """Record one more value of a histogram."""
-        self._of(metric, MetricKind.HISTOGRAM).record(value, attributes)
+        self._of(metric).record(value, attributes)
 
-    def _of(self, metric: Metric, kind: MetricKind) -> Any:
-        if metric.kind is not kind:
-            raise ValueError(f"{metric.name} is a {metric.kind}, not a {kind}")
+    def _of(self, metric: Metric) -> Any:
         made = self._made.get(metric.name)
         if made is None:
             made = self._made[metric.name] = self._make(metric)

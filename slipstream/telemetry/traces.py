@@ -185,9 +185,9 @@ def spans_in(data: Any) -> Iterator[Span]:
 def _span(values: Mapping[str, Any], service: str) -> Span:
     status = values.get("status", {})
     return Span(
-        trace_id=values["traceId"].lower(),
-        span_id=values["spanId"].lower(),
-        parent_id=values.get("parentSpanId", "").lower() or None,
+        trace_id=values["traceId"],
+        span_id=values["spanId"],
+        parent_id=values.get("parentSpanId") or None,
         name=str(values.get("name", "")),
         kind=_KINDS[values.get("kind", 0)],
         service=service,

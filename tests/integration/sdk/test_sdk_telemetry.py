@@ -5,7 +5,6 @@ from opentelemetry.trace import SpanKind, StatusCode
 
 from slipstream.client import AsyncClient, Client, SamplingParams, errors
 from slipstream.client.embedded import Embedded
-from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
 from support.telemetry.told_client import Told, async_remote, remote
 
@@ -33,16 +32,6 @@ def backend(request):
 @pytest.fixture
 def client(backend, told):
     return Client.of(backend, telemetry=told.telemetry)
-
-
-@pytest.fixture(params=["embedded", "remote"])
-async def async_client(request, folder, router, told):
-    if request.param == "remote":
-        backend = async_remote(router.address)
-    else:
-        backend = AsyncEmbedded.load(str(folder), f"vanilla:{folder}", FLOAT32)
-    async with AsyncClient.of(backend, telemetry=told.telemetry) as client:
-        yield client
 
 
 def test_a_request_is_one_span_that_says_what_was_asked_and_what_it_cost(client, told):
@@ -112,16 +101,6 @@ def test_a_stream_is_one_span_that_ends_with_its_last_chunk(client, told):
     assert told.spans() == ()
 
 
-async def test_a_stream_for_asyncio_is_one_span_too(async_client, told):
-    stream = async_client.stream("hello", max_tokens=20)
-    chunks = [chunk async for chunk in stream]
-    span = told.span()
-    assert span.attributes["gen_ai.response.finish_reasons"] == ("length",)
-    assert span.attributes["gen_ai.response.id"] == chunks[0].prompt.request_id
-    assert span.attributes["gen_ai.usage.output_tokens"] == 20
-    assert span.attributes["gen_ai.response.time_to_first_chunk"] > 0
-
-
 def test_a_turn_names_its_conversation(client, told):
     with client.session() as session:
         session.generate("hello", max_tokens=5)
@@ -146,17 +125,6 @@ def test_an_abandoned_stream_ends_its_span(client, told, is_dropped):
     assert span.status.status_code is StatusCode.UNSET
 
 
-async def test_an_abandoned_stream_for_asyncio_ends_its_span(async_client, told):
-    stream = async_client.stream("hello", max_tokens=60)
-    await anext(stream)
-    await stream.aclose()
-    assert told.span().attributes["error.type"] == "Cancelled"
-    stream = async_client.stream("hello", max_tokens=60)
-    await anext(stream)
-    del stream
-    assert told.span().attributes["error.type"] == "Cancelled"
-
-
 def test_a_session_that_is_closed_ends_the_span_of_its_turn(client, told):
     session = client.session()
     stream = session.stream("hello", max_tokens=60)
@@ -165,8 +133,9 @@ def test_a_session_that_is_closed_ends_the_span_of_its_turn(client, told):
     assert told.span().attributes["error.type"] == "Cancelled"
 
 
-async def test_a_stream_that_is_never_read_was_no_request(async_client, told):
-    async_client.stream("hello")
+async def test_a_stream_that_is_never_read_was_no_request(router, told):
+    async with AsyncClient.of(async_remote(router.address), telemetry=told.telemetry) as client:
+        client.stream("hello")
     assert told.spans() == ()
 
 

@@ -152,15 +152,6 @@ async def test_tasks_that_run_together_do_not_mix_their_ids():
     assert "request_id" not in last
 
 
-def test_text_is_as_it_always_was_where_nothing_is_known():
-    log, before = Log(TextLines()), Log(logging.Formatter("%(levelname)s %(name)s %(message)s"))
-    for at in (log, before):
-        at.logger.warning("the %s is lost", "draft")
-    stamp, rest = log.text[:23], log.text[24:]
-    assert re.fullmatch(r"\d{4}-\d\d-\d\d \d\d:\d\d:\d\d,\d{3}", stamp)
-    assert rest == before.text
-
-
 @given(st.text(st.characters(codec=None)), st.booleans())
 def test_a_record_is_one_line_of_text_whatever_it_quotes(quoted, has_error):
     log = Log(TextLines())

@@ -197,22 +197,15 @@ def test_an_address_that_is_taken_is_unavailable_and_leaves_nothing_behind(tmp_p
     assert threading.active_count() == threads
 
 
-GRPC = "opentelemetry.exporter.otlp.proto.grpc"
-HTTP = "opentelemetry.exporter.otlp.proto.http"
+OTLP = "opentelemetry.exporter.otlp.proto"
 
 
 @pytest.mark.parametrize(
     ("options", "module", "named"),
     [
-        ({"traces": ("otlp",)}, f"{GRPC}.trace_exporter", "otlp"),
-        ({"metrics": ("otlp",)}, f"{GRPC}.metric_exporter", "otlp"),
-        ({"traces": ("otlp-http",)}, f"{HTTP}.trace_exporter", "otlp-http"),
-        ({"metrics": ("otlp-http",)}, f"{HTTP}.metric_exporter", "otlp-http"),
-        (
-            {"metrics_address": "127.0.0.1:0"},
-            "opentelemetry.exporter.prometheus",
-            "metrics_address",
-        ),
+        ({"traces": ("otlp",)}, f"{OTLP}.grpc.trace_exporter", "otlp"),
+        ({"metrics": ("otlp-http",)}, f"{OTLP}.http.metric_exporter", "otlp-http"),
+        ({"metrics_address": "[::1]:0"}, "opentelemetry.exporter.prometheus", "metrics_address"),
     ],
 )
 def test_a_missing_exporter_is_named_with_what_installs_it(monkeypatch, options, module, named):

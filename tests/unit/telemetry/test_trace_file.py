@@ -70,18 +70,6 @@ def test_a_collector_reads_the_same_message_as_over_the_wire():
     assert read == wire
 
 
-def test_every_batch_is_one_line(tmp_path):
-    exporter = FileSpanExporter(tmp_path, "router")
-    spans = made_spans()
-    for batch in (spans, spans[:1]):
-        assert exporter.export(batch) is SpanExportResult.SUCCESS
-    lines = (tmp_path / "router.jsonl").read_text().splitlines()
-    assert [json.loads(line) for line in lines] == [
-        otlp_json(encode_spans(spans)),
-        otlp_json(encode_spans(spans[:1])),
-    ]
-
-
 def test_what_was_exported_is_what_is_read(tmp_path):
     exported = {span.context.span_id: span for span in write_trace(tmp_path, error="no").spans}
     read = {int(span.span_id, 16): span for span in read_spans(tmp_path)}
@@ -115,13 +103,6 @@ def test_a_full_file_makes_room_and_one_before_it_is_kept(tmp_path):
     assert sizes[:4] == [[1], [2], [3], [3, 1]]
     assert sizes[4:] == [[3, 2], [3, 3], [3, 1], [3, 2], [3, 3], [3, 1]]
     assert {path.name for path in tmp_path.iterdir()} == {"router.jsonl", "router.1.jsonl"}
-
-
-def test_a_batch_larger_than_a_file_may_be_is_written_all_the_same(tmp_path):
-    exporter = FileSpanExporter(tmp_path, "router", max_bytes=1)
-    for _ in range(3):
-        assert exporter.export(made_spans()) is SpanExportResult.SUCCESS
-    assert len(read_spans(tmp_path)) == 2 * len(made_spans())
 
 
 def test_many_writers_share_a_file_and_no_line_is_torn(tmp_path):
