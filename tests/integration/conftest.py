@@ -4,6 +4,7 @@ import pytest
 
 from slipstream.client import Client
 from support.services import fleet
+from support.services.background import LoopThread
 from support.services.processes import save_long_checkpoint
 from support.services.stalls import LoopWatch, check_stalls
 
@@ -34,8 +35,11 @@ def plain(model):
         yield lambda prompt, most: client.generate(prompt, max_tokens=most).token_ids
 
 
-@pytest.fixture
-async def served(folder):
-    """A target that serves."""
-    async with fleet.running(worker := fleet.target_worker(folder)):
-        yield worker
+@pytest.fixture(scope="module")
+def served(folder):
+    """A target that serves all tests of a file, on a loop of its own."""
+    worker, thread = fleet.target_worker(folder), LoopThread()
+    thread.run(worker.start)
+    yield worker
+    thread.run(worker.stop)
+    thread.close()

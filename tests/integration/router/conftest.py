@@ -1,7 +1,14 @@
-"""A target and a draft that tests start behind their routers."""
+"""A target and a draft that tests start behind their routers, and a router that they share."""
+
+from contextlib import AsyncExitStack
 
 import pytest
 
+from slipstream.client import AsyncClient
+from slipstream.rpc.channel import ChannelOptions, connect
+from slipstream.rpc.v1 import generation_pb2_grpc
+from support.services import fleet
+from support.services.background import LoopThread
 from support.services.fleet import draft_worker, glide_of, target_worker
 
 
@@ -13,3 +20,30 @@ def target(folder):
 @pytest.fixture
 def draft(folder):
     return draft_worker(str(glide_of(folder)), folder)
+
+
+@pytest.fixture(scope="module")
+def shared_router(served):
+    """The address of a router with the defaults over `served`."""
+    thread, stack = LoopThread(), AsyncExitStack()
+
+    async def start():
+        client = await stack.enter_async_context(fleet.routed([served]))
+        return client.address
+
+    yield thread.run(start)
+    thread.run(stack.aclose)
+    thread.close()
+
+
+@pytest.fixture
+async def client(shared_router):
+    async with AsyncClient(shared_router, retries=False) as client:
+        yield client
+
+
+@pytest.fixture
+async def stub(shared_router):
+    """The public API without the SDK, which refuses much by itself."""
+    async with connect(shared_router, ChannelOptions()) as channel:
+        yield generation_pb2_grpc.GenerationServiceStub(channel)

@@ -8,7 +8,7 @@ import grpc
 import pytest
 
 from slipstream.client import AsyncClient, Mode, SpeculationOptions, StopPolicy
-from slipstream.core.errors import InvalidRequest, ModelNotFound, Unavailable
+from slipstream.core.errors import CapacityError, InvalidRequest, ModelNotFound, Unavailable
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import common_pb2, generation_pb2_grpc
@@ -51,113 +51,57 @@ async def code_of(call):
     return caught.value.code()
 
 
-REFUSALS = {
-    "a lora": (generation(adapter_id="lora"), CODE.UNIMPLEMENTED, "adapter_id"),
-    "two texts": (generation(n=2), CODE.UNIMPLEMENTED, "n above 1"),
-    "many log-probabilities": (generation(logprobs=21), CODE.INVALID_ARGUMENT, "logprobs is 21"),
-    "two grammars": (
-        generation(json_schema="{}", regex="a+"),
-        CODE.INVALID_ARGUMENT,
-        "json_schema and regex",
-    ),
-    "no prompt": (pb.Generation(), CODE.INVALID_ARGUMENT, "no prompt"),
-    "an empty prompt": (generation(prompt=pb.Prompt(text="")), CODE.INVALID_ARGUMENT, "empty"),
-    "another model": (generation(model="gpt"), CODE.NOT_FOUND, "no model 'gpt' here, but tiny"),
-    "a long prompt": (
-        generation(prompt=pb.Prompt(text="x" * 5000)),
-        CODE.INVALID_ARGUMENT,
-        "exceed the context of 4096",
-    ),
-    "a forged request id": (generation(request_id="a\nb"), CODE.INVALID_ARGUMENT, "request_id is"),
-    "a bad session id": (
-        generation(session=pb.SessionRef(session_id="a b")),
-        CODE.INVALID_ARGUMENT,
-        "session id is 'a b'",
-    ),
-    "an unknown session": (
-        generation(session=pb.SessionRef(session_id="never-begun")),
-        CODE.NOT_FOUND,
-        "no session never-begun",
-    ),
-    "too many stop strings": (
-        generation(stopping=pb.StoppingCriteria(stop=["x"] * 17)),
-        CODE.INVALID_ARGUMENT,
-        "stop has 17 strings",
-    ),
-    "no tokens at all": (
-        generation(stopping=pb.StoppingCriteria(max_new_tokens=0)),
-        CODE.INVALID_ARGUMENT,
-        "max_tokens is 0",
-    ),
-    "a bias for 1025 tokens": (
-        generation(sampling={"logit_bias": dict.fromkeys(range(1025), 1.0)}),
-        CODE.INVALID_ARGUMENT,
-        "up to 1024",
-    ),
-    "a bias beyond the vocabulary": (
-        generation(sampling={"logit_bias": {259: 1.0}}),
-        CODE.INVALID_ARGUMENT,
-        "the vocabulary has 259",
-    ),
-    "a negative temperature": (
-        generation(sampling={"temperature": -1}),
-        CODE.INVALID_ARGUMENT,
-        "temperature is -1",
-    ),
-    "an unknown token": (
-        generation(prompt=pb.Prompt(token_ids=pb.TokenIds(ids=[300]))),
-        CODE.INVALID_ARGUMENT,
-        "token id 300",
-    ),
-    "an unknown shape": (
-        generation(speculation=pb.SpeculationOptions(shape=77)),  # type: ignore[arg-type]
-        CODE.INVALID_ARGUMENT,
-        "shape is 77",
-    ),
-    "a shape the mode does not take": (
-        generation(speculation=pb.SpeculationOptions(shape=common_pb2.SHAPE_FORK)),
-        CODE.INVALID_ARGUMENT,
-        "shape fork does not go with exact",
-    ),
-    "a drafter that is not here": (
-        generation(speculation=pb.SpeculationOptions(drafter="glide")),
-        CODE.INVALID_ARGUMENT,
-        "drafter glide is not here, but ngram",
-    ),
-}
+def speculating(**fields):
+    return generation(speculation=pb.SpeculationOptions(**fields))
 
 
-async def test_what_can_not_be_honoured_is_refused_by_name_on_both_calls(served):
-    async with routed([served]) as client, stub_of(client) as stub:
-        for name, (asked, code, sentence) in REFUSALS.items():
-            with pytest.raises(grpc.aio.AioRpcError) as whole:
-                await stub.Generate(pb.GenerateRequest(generation=asked))
-            stream = stub.GenerateStream(pb.GenerateStreamRequest(generation=asked))
-            with pytest.raises(grpc.aio.AioRpcError) as parts:
-                await stream.read()
-            for caught in (whole.value, parts.value):
-                assert (name, caught.code()) == (name, code)
-                assert sentence in caught.details()
-        assert len((await client.generate("hello", max_tokens=3)).token_ids) == 3
+INVALID = CODE.INVALID_ARGUMENT
+REFUSALS = [
+    (generation(adapter_id="lora"), CODE.UNIMPLEMENTED, "adapter_id"),
+    (generation(n=2), CODE.UNIMPLEMENTED, "n above 1"),
+    (generation(logprobs=21), INVALID, "logprobs is 21"),
+    (generation(json_schema="{}", regex="a+"), INVALID, "json_schema and regex"),
+    (pb.Generation(), INVALID, "no prompt"),
+    (generation(prompt=pb.Prompt(text="")), INVALID, "empty"),
+    (generation(model="gpt"), CODE.NOT_FOUND, "no model 'gpt' here, but tiny"),
+    (generation(prompt=pb.Prompt(text="x" * 5000)), INVALID, "exceed the context of 4096"),
+    (generation(request_id="a\nb"), INVALID, "request_id is"),
+    (generation(session={"session_id": "a b"}), INVALID, "session id is 'a b'"),
+    (generation(session={"session_id": "never-begun"}), CODE.NOT_FOUND, "no session never-begun"),
+    (generation(stopping={"stop": ["x"] * 17}), INVALID, "stop has 17 strings"),
+    (generation(stopping={"max_new_tokens": 0}), INVALID, "max_tokens is 0"),
+    (generation(sampling={"logit_bias": {n: 1.0 for n in range(1025)}}), INVALID, "up to 1024"),
+    (generation(sampling={"logit_bias": {259: 1.0}}), INVALID, "the vocabulary has 259"),
+    (generation(sampling={"temperature": -1}), INVALID, "temperature is -1"),
+    (generation(prompt=pb.Prompt(token_ids={"ids": [300]})), INVALID, "token id 300"),
+    (speculating(shape=77), INVALID, "shape is 77"),
+    (speculating(shape=common_pb2.SHAPE_FORK), INVALID, "shape fork does not go with exact"),
+    (speculating(drafter="glide"), INVALID, "drafter glide is not here, but ngram"),
+]
+UNKNOWN = generation(sampling={"seed": 1})
+UNKNOWN.sampling.MergeFromString(b"\xa0\x06\x01")
+REFUSALS += [(UNKNOWN, CODE.UNIMPLEMENTED, "field 100 of SamplingParams")]
 
 
-async def test_a_field_that_this_version_does_not_know_is_refused_by_its_number(served):
-    asked = pb.GenerateRequest(generation=generation())
-    asked.generation.sampling.MergeFromString(b"\xa0\x06\x01")
-    async with routed([served]) as client, stub_of(client) as stub:
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Generate(asked)
-    assert caught.value.code() is CODE.UNIMPLEMENTED
-    assert "field 100 of SamplingParams" in caught.value.details()
-
-
-async def test_the_first_message_names_the_request_and_the_last_one_ends_it(served):
-    async with routed([served]) as client, stub_of(client) as stub:
-        asked = generation(request_id="mine", stopping={"max_new_tokens": 5}, sampling={"seed": 9})
+async def test_what_can_not_be_honoured_is_refused_by_name_on_both_calls(client, stub):
+    for asked, code, sentence in REFUSALS:
+        with pytest.raises(grpc.aio.AioRpcError) as whole:
+            await stub.Generate(pb.GenerateRequest(generation=asked))
         stream = stub.GenerateStream(pb.GenerateStreamRequest(generation=asked))
-        messages = [message async for message in stream]
-        whole = await stub.Generate(pb.GenerateRequest(generation=asked))
-        unnamed = await stub.Generate(pb.GenerateRequest(generation=generation()))
+        with pytest.raises(grpc.aio.AioRpcError) as parts:
+            await stream.read()
+        for caught in (whole.value, parts.value):
+            assert (sentence, caught.code()) == (sentence, code)
+            assert sentence in caught.details()
+    assert len((await client.generate("hello", max_tokens=3)).token_ids) == 3
+
+
+async def test_the_first_message_names_the_request_and_the_last_one_ends_it(stub):
+    asked = generation(request_id="mine", stopping={"max_new_tokens": 5}, sampling={"seed": 9})
+    stream = stub.GenerateStream(pb.GenerateStreamRequest(generation=asked))
+    messages = [message async for message in stream]
+    whole = await stub.Generate(pb.GenerateRequest(generation=asked))
+    unnamed = await stub.Generate(pb.GenerateRequest(generation=generation()))
     assert len(messages) > 1
     assert [at for at, message in enumerate(messages) if message.HasField("prompt")] == [0]
     assert [message for message in messages if message.HasField("finish")] == messages[-1:]
@@ -174,6 +118,8 @@ async def test_requests_that_find_no_place_are_told_when_to_come_again(served):
             await anext(running)
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await stub.Generate(pb.GenerateRequest(generation=generation()))
+            with pytest.raises(CapacityError, match="1 requests are running"):
+                await client.tokenize("hello")
         assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
         assert "1 requests are running" in caught.value.details()
         assert dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"]
