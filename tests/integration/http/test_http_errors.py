@@ -1,5 +1,7 @@
 """Refusals and failures over HTTP: OpenAI's statuses, format and exception classes, never a bug."""
 
+import re
+
 import httpx2
 import openai
 import pytest
@@ -29,11 +31,28 @@ FAILURES = [
     (errors.HandshakeError, openai.InternalServerError, 503, "unavailable"),
     (errors.DeadlineExceeded, openai.InternalServerError, 504, "deadline_exceeded"),
 ]
-REFUSED = [
+ROUTES = {
+    "chats": ("/v1/chat/completions", {"messages": HELLO}),
+    "completions": ("/v1/completions", {"prompt": "x"}),
+    "responses": ("/v1/responses", {"input": "hello", "store": False}),
+}
+MESSAGE = {"role": "assistant", "content": "Hello."}
+FUNCTION = {"name": "f", "parameters": {"type": "object", "additionalProperties": False}}
+WRONG = {"type": "wrong"}
+TOOLS = [
+    {"function": FUNCTION},
+    {"function": {"name": "g", "parameters": {"not": {"$ref": "#/no"}}}},
+]
+SCHEMA = "response_format.json_schema.schema"
+FORM = {"type": "json_schema", "json_schema": {"schema": WRONG}}
+CHATS = [
     ("n", 17),
     ("tools[0].type", [{"type": "web_search"}]),
     ("tools[0].function.name", [{"type": "function", "function": {"colour": 1}}]),
+    ("tools[1]", [{"function": FUNCTION}, {"function": {"name": "a b"}}]),
+    ("tools", [{"function": FUNCTION}] * 2),
     ("tool_choice", "required"),
+    ("tool_choice", {"type": "allowed_tools", "allowed_tools": {}}),
     ("temperature", 101),
     ("temperature", "hot"),
     ("temperature", True),
@@ -46,20 +65,54 @@ REFUSED = [
     ("stop_token_ids", [10**6]),
     ("stop_token_ids[0]", ["x"]),
     ("stop", 5),
+    ("stop", ["a"] * 17),
     ("logit_bias", {"x": 1}),
     ("logit_bias", {"5": 101}),
     ("top_logprobs", 3),
-    ("tool_choice", {"type": "allowed_tools", "allowed_tools": {}}),
+    ("add_special_tokens", True),
+    ("continue_final_message", True),
     ("speculation.mode", {"mode": "sometimes"}),
     ("response_format.type", {"type": "xml"}),
     ("response_format", {"type": "json_schema"}),
+    (SCHEMA, FORM),
     ("structured_outputs", {"regex": "a", "choice": ["a"]}),
     ("structured_outputs.choice", {"choice": []}),
+    ("messages", None),
+    ("messages", []),
+    ("messages", [*HELLO, MESSAGE]),
     ("messages[0].role", [{"role": "wizard", "content": "x"}]),
+    ("messages[0].content[0]", [{"role": "user", "content": [{"type": [5]}]}]),
+    ("messages[0].content[0]", [{"role": "user", "content": [{}]}]),
+    ("messages[1].content[0]", [*HELLO, {"role": "user", "content": [{"type": "file"}]}]),
     ("messages[0].content[0].text", [{"role": "user", "content": [{"text": 3}]}]),
     ("messages[0].tool_calls", [{"role": "user", "tool_calls": "x"}]),
-    ("messages", None),
+    ("messages[1].tool_calls[0]", [*HELLO, {**MESSAGE, "tool_calls": [{}]}]),
 ]
+COMPLETIONS = [
+    ("add_special_tokens", False),
+    ("prompt[1]", ["x", ""]),
+    ("prompt", [-1]),
+    ("structured_outputs.json", {"json": WRONG}),
+]
+RESPONSES = [
+    ("input[1].content[0]", [*HELLO, {"role": "user", "content": [{"type": "x"}]}]),
+    ("input[1].output[0]", [*HELLO, {"type": "function_call_output", "output": [5]}]),
+    ("input[0].content", [{"role": "user", "content": 5}]),
+    ("input[0].role", [{"role": "wizard", "content": "x"}]),
+    ("input[1].type", [*HELLO, {"type": "item_reference", "id": "x"}]),
+    ("input[0].name", [{"type": "function_call", "arguments": "{}"}]),
+    ("input[1]", [*HELLO, 5]),
+    ("max_output_tokens", -1),
+    ("tools[0]", [{**FUNCTION, "name": "a b"}]),
+    ("text.format.schema", {"format": {"type": "json_schema"}}),
+    ("text.format.schema", {"format": {"type": "json_schema", "schema": 5}}),
+]
+REFUSED = [
+    (body, *case)
+    for body, cases in (("chats", CHATS), ("completions", COMPLETIONS), ("responses", RESPONSES))
+    for case in cases
+]
+"""Bodies with one value at fault, whose place a refusal names."""
 
 
 @pytest.fixture(scope="module")
@@ -112,14 +165,23 @@ def test_without_a_router_health_and_requests_say_so():
     error_in(answer)
 
 
-@pytest.mark.parametrize(("param", "value"), REFUSED)
-def test_what_cannot_be_honoured_is_refused_by_name(url, param, value):
-    name = param.partition(".")[0].partition("[")[0]
-    answer = post(url, {"messages": HELLO, "max_tokens": 2, name: value})
+@pytest.mark.parametrize(("body", "place", "value"), REFUSED)
+def test_a_refusal_names_the_place_of_the_fault(url, body, place, value):
+    path, valid = ROUTES[body]
+    name = re.split(r"[.\[]", place)[0]
+    answer = post(url, {**valid, name: value}, path)
     error = error_in(answer)
-    assert (answer.status_code, error["param"]) == (400, param)
-    assert name in error["message"]
+    assert (answer.status_code, error["param"]) == (400, place)
+    assert error["message"].startswith((f"{place} ", f"{place}: "))
     assert "\n" not in error["message"]
+
+
+def test_a_schema_of_a_tool_that_can_not_be_followed_is_refused_by_its_place(url):
+    answer = post(url, {"messages": HELLO, "tools": TOOLS, "tool_choice": "required"})
+    assert (answer.status_code, error_in(answer)["param"]) == (
+        400,
+        "tools[1].function.parameters",
+    )
 
 
 def test_a_request_has_one_name_of_printable_ascii(url):
