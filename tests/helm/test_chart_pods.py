@@ -6,7 +6,6 @@ import pytest
 
 from support.deployment.charts import (
     every_case,
-    named,
     of_kind,
     pods,
     rendered,
@@ -139,14 +138,6 @@ def test_a_pod_has_time_to_load_and_is_not_killed_for_a_short_pause(case):
         assert pod.main["readinessProbe"]["periodSeconds"] <= 5
 
 
-@pytest.mark.parametrize("seconds", [7, 1201])
-def test_the_budget_to_start_is_at_least_what_is_asked_for(seconds):
-    for pod in service_pods(with_values({"target.probes.startup.budgetSeconds": seconds})):
-        if pod.role == "target":
-            probe = pod.main["startupProbe"]
-            assert probe["periodSeconds"] * probe["failureThreshold"] >= seconds
-
-
 @every_case()
 def test_a_pod_that_stops_is_off_the_lists_first_and_has_time_for_the_longest_request(case):
     documents = rendered(case)
@@ -224,25 +215,3 @@ def test_a_target_asks_for_its_gpus_and_spreads_its_model_over_them(count):
     assert target.get("tensor_parallel", 1) == count
     shared = [at for at in pod.main["volumeMounts"] if at["mountPath"] == "/dev/shm"]
     assert bool(shared) is (count > 1)
-
-
-def test_a_pod_that_need_not_wait_before_sigterm_has_no_hook():
-    documents = with_values({"router.drain.preStopSeconds": 0})
-    hooks = {at.role: at.main.get("lifecycle") for at in service_pods(documents)}
-    assert hooks["router"] is None and hooks["draft"]["preStop"]["sleep"] == {"seconds": 5}
-
-
-def test_pods_go_where_they_are_told():
-    documents = rendered("large-cluster")
-    (pod,) = (at for at in service_pods(documents) if at.role == "target")
-    assert pod.spec["nodeSelector"] == {"example.com/gpu": "h100"}
-    assert pod.spec["tolerations"][0]["key"] == "example.com/gpu"
-    assert pod.spec["priorityClassName"] == "inference"
-    assert pod.spec["imagePullSecrets"] == [{"name": "registry-credentials"}]
-    (router,) = (at for at in service_pods(documents) if at.role == "router")
-    (spread,) = router.spec["topologySpreadConstraints"]
-    assert spread["labelSelector"]["matchLabels"].items() <= router.labels.items()
-    single = {at.role: at for at in service_pods(rendered("one-gpu-node"))}
-    assert single["target"].spec["runtimeClassName"] == "nvidia"
-    deployment = named(rendered("one-gpu-node"), "Deployment", "demo-slipstream-target")
-    assert deployment["spec"]["strategy"]["rollingUpdate"]["maxSurge"] == 0

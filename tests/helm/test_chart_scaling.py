@@ -1,7 +1,6 @@
 """Each role is scaled by one controller at most, by metrics that its services export."""
 
 import re
-from pathlib import Path
 
 import pytest
 import yaml
@@ -12,7 +11,6 @@ from support.deployment.charts import (
     CHART,
     ROLES,
     ROOT,
-    SERVICES,
     every_case,
     named,
     of_kind,
@@ -23,7 +21,7 @@ from support.deployment.charts import (
 )
 from support.deployment.kube_policies import matches
 from support.telemetry.prometheus_names import all_samples, samples
-from support.telemetry.prometheus_tool import promtool
+from support.telemetry.prometheus_tool import check_expressions
 from support.telemetry.promql import SCRAPED, known_labels, spoken
 
 ROLES_OF = {sample: set(metric.roles) for metric in CATALOG for sample in samples(metric)}
@@ -123,18 +121,6 @@ def test_drafts_are_scaled_by_the_proposals_that_are_there_at_once_not_by_sessio
         assert query.startswith("sum(") and rates == ["queue", "engine"]
 
 
-def test_the_front_is_scaled_by_the_processor_time_that_it_requests():
-    (hpa,) = of_kind(rendered("http"), "HorizontalPodAutoscaler")
-    (metric,) = hpa["spec"]["metrics"]
-    assert metric["resource"]["target"]["averageUtilization"] == 70
-    (keda,) = (at for at in of_kind(rendered("keda"), "ScaledObject") if scaled(at) == "http")
-    (trigger,) = keda["spec"]["triggers"]
-    assert (trigger["type"], trigger["metadata"]["value"]) == ("cpu", "70")
-    for case in ("http", "keda"):
-        (pod,) = (at for at in service_pods(rendered(case)) if at.role == "http")
-        assert pod.main["resources"]["requests"]["cpu"]
-
-
 def offered(name, kind):
     """The rule of the page by which an adapter offers a metric."""
     (rule,) = (
@@ -170,35 +156,14 @@ def test_queries_speak_of_series_that_there_are_by_labels_that_those_have(case):
         known_labels(metadata["query"], by_pod | dict.fromkeys(RECORDED, BY_POD))
 
 
-def test_prometheus_understands_every_query(tmp_path: Path):
-    found = {
-        f"{role}:{index}": metadata["query"]
-        for index, (role, metadata) in enumerate(queries(rendered("keda")))
-    }
-    assert len(found) >= len(ROLES)
-    rules = [{"record": f"scale:{name}", "expr": query} for name, query in found.items()]
-    file = tmp_path / "rules.yaml"
-    file.write_text(yaml.safe_dump({"groups": [{"name": "scale", "rules": rules}]}))
-    promtool("check", "rules", file)
+def test_prometheus_understands_every_query(tmp_path):
+    check_expressions(tmp_path, (at["query"] for _, at in queries(rendered("keda"))))
 
 
 def test_queries_are_of_this_release_only():
     for role, metadata in queries(rendered("keda")):
         assert 'namespace="serving"' in metadata["query"], role
         assert "demo-slipstream-" in metadata["query"], role
-
-
-def test_scaling_down_is_slower_than_scaling_up():
-    behaviours = [
-        at["spec"]["behavior"] for at in of_kind(rendered("large-cluster"), SCALERS[0])
-    ] + [
-        at["spec"]["advanced"]["horizontalPodAutoscalerConfig"]["behavior"]
-        for at in of_kind(rendered("keda"), SCALERS[1])
-    ]
-    assert len(behaviours) == len(ROLES) + len(SERVICES)
-    for behaviour in behaviours:
-        up = behaviour.get("scaleUp", {}).get("stabilizationWindowSeconds", 0)
-        assert behaviour["scaleDown"]["stabilizationWindowSeconds"] > up
 
 
 @every_case()

@@ -8,10 +8,9 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-import yaml
 
 from support.telemetry.prometheus_names import all_samples
-from support.telemetry.prometheus_tool import promtool
+from support.telemetry.prometheus_tool import check_expressions
 from support.telemetry.promql import SCRAPED, known_labels
 
 FILE = Path(__file__).parents[2] / "helm/slipstream/dashboards/slipstream.json"
@@ -103,10 +102,4 @@ def test_variables_are_asked_of_series_that_have_their_label():
 
 
 def test_prometheus_understands_every_expression(tmp_path):
-    rules = [
-        {"record": f"panel:{panel['id']}:{target['refId']}", "expr": filled(target["expr"])}
-        for panel, target in targets()
-    ]
-    file = tmp_path / "rules.yaml"
-    file.write_text(yaml.safe_dump({"groups": [{"name": "dashboard", "rules": rules}]}))
-    promtool("check", "rules", file)
+    check_expressions(tmp_path, (filled(target["expr"]) for _, target in targets()))

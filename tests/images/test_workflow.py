@@ -35,12 +35,6 @@ def test_every_role_has_an_image_for_its_devices(job):
     assert built == {("router", "cpu", ""), *expected}
 
 
-def test_images_with_ray_have_its_extra_and_no_others(job):
-    for each in job["strategy"]["matrix"]["include"]:
-        extras = {"serve", "ray"} if each["suffix"].endswith("-ray") else {"serve"}
-        assert set(each["extras"].split("-")) == extras
-
-
 def test_what_is_published_is_signed_and_its_provenance_attested_by_its_digest(job, build):
     steps = {each.get("uses", each.get("name")).partition("@")[0]: each for each in job["steps"]}
     attest, sign = steps["actions/attest-build-provenance"], steps["Sign"]
@@ -93,14 +87,3 @@ def test_the_build_is_told_what_the_dockerfile_takes(build):
     taken = {each.partition("=")[0] for each in [*before, *inside]}
     assert set(given) == taken - {"PYTHON_IMAGE", "CUDA_IMAGE"}  # which the file pins
     assert build["with"]["file"] == str(FILE.relative_to(ROOT))
-
-
-def test_no_text_of_an_event_is_run_by_a_shell(job):
-    scripts = [each["run"] for each in job["steps"] if "run" in each]
-    assert scripts
-    assert not any("${{" in script for script in scripts)
-
-
-def test_no_secret_is_an_argument(build):
-    assert "secrets." not in build["with"]["build-args"]
-    assert build["with"]["secret-envs"] == "pip=PIP_CONF"

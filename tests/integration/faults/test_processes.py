@@ -16,12 +16,10 @@ from slipstream.client import Client, FinishReason, Mode, SpeculationOptions
 from slipstream.core.errors import ServiceError
 from support.network.streams import tokens_of
 from support.services.processes import (
-    Process,
     command_line,
     freeze,
     has_loaded,
     kill,
-    logged_values,
     serve,
     thaw,
     up,
@@ -30,7 +28,6 @@ from support.services.processes import (
 PROMPT = "the quick brown fox"
 LONG = 800
 FORCED = SpeculationOptions(mode=Mode.FORCED)
-OFF = SpeculationOptions(mode=Mode.OFF)
 
 
 @pytest.fixture(scope="module")
@@ -191,18 +188,6 @@ def test_up_for_a_model_that_is_nowhere_says_one_sentence_and_exits_with_2():
         assert process.wait() == 2
     (said,) = process.err
     assert said.startswith("error: the model 'no-such-model' is not on this machine")
-
-
-def test_options_come_from_file_environment_and_flags_and_are_logged(tmp_path):
-    file = tmp_path / "slipstream.toml"
-    lines = ["[router]", 'targets = ["127.0.0.1:1"]', 'drafter = "none"', "max_requests = 4"]
-    file.write_text("\n".join([*lines, "max_sessions = 5", ""]))
-    env = {"SLIPSTREAM_ROUTER_DRAFTER": "ngram", "SLIPSTREAM_ROUTER_MAX_SESSIONS": "6"}
-    flags = ("--config", str(file), "--max-sessions", "7", "--address", "127.0.0.1:0")
-    with Process("slipstream.cli.main", "serve", "router", *flags, env=env) as process:
-        values = logged_values(process.until_logged("configuration {"))
-    assert (values["targets"], values["max_requests"]) == (["127.0.0.1:1"], 4)
-    assert (values["drafter"], values["max_sessions"]) == ("ngram", 7)
 
 
 BAD = [

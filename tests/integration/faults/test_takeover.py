@@ -6,7 +6,7 @@ from secrets import token_hex
 import pytest
 
 from slipstream.client import Client, SamplingParams, SpeculationOptions, Verification
-from slipstream.core.errors import RequestExists, SessionOutOfSync, SessionTaken, Unavailable
+from slipstream.core.errors import SessionOutOfSync, SessionTaken, Unavailable
 from support.network.streams import logprobs_of, read, text_of, tokens_of
 from support.services import fleet
 from support.services.fleet import routed, running, target_worker
@@ -106,14 +106,6 @@ async def test_a_request_that_has_ended_is_answered_again_and_runs_never(folder,
     assert again.stats.continuity.num_resumed_tokens == NUM_TOKENS
 
 
-async def test_another_request_under_the_same_id_is_refused(folder, server):
-    name = token_hex(8)
-    async with two(folder, server) as routers:
-        await routers.one.generate("hello", request_id=name, max_tokens=5)
-        with pytest.raises(RequestExists):
-            await routers.other.generate("hello", request_id=name, max_tokens=6)
-
-
 async def test_a_request_that_was_refused_may_be_corrected_under_its_id(folder, server):
     name = token_hex(8)
     async with two(folder, server) as routers, routers.one.session() as session:
@@ -121,20 +113,6 @@ async def test_a_request_that_was_refused_may_be_corrected_under_its_id(folder, 
         with pytest.raises(ValueError, match="context"):
             await session.generate("two", max_tokens=10**6, request_id=name)
         assert (await session.generate("two", max_tokens=5, request_id=name)).token_ids
-
-
-async def test_a_conversation_goes_on_at_another_router(folder, server):
-    embedded = Client.embedded(str(folder), "none", dtype="float32")
-    with embedded.session() as session:
-        expected = [session.generate(at, max_tokens=8).token_ids for at in ("one", "two", "three")]
-    async with two(folder, server) as routers:
-        first = routers.one.session()
-        said = [(await first.generate("one", max_tokens=8)).token_ids]
-        second = routers.other.session(first.session_id)
-        said.append((await second.generate("two", max_tokens=8)).token_ids)
-        said.append((await first.generate("three", max_tokens=8)).token_ids)
-        await second.aclose()
-    assert said == expected
 
 
 async def test_a_router_that_knows_nothing_of_a_request_gives_the_same_rest(folder, plain):

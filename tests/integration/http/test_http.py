@@ -97,15 +97,6 @@ def test_a_prompt_that_was_read_before_counts_as_cached(client):
     assert again.usage.prompt_tokens_details.cached_tokens == first.usage.prompt_tokens - 1
 
 
-def test_without_a_temperature_it_is_one_and_zero_is_greedy(client, sdk):
-    for given, sampling in (
-        ({"seed": 3}, SamplingParams(temperature=1.0, seed=3)),
-        ({"seed": 3, "temperature": 0}, SamplingParams()),
-    ):
-        expected = sdk.generate("hello", sampling=sampling, max_tokens=12).text
-        assert chat(client, **given).choices[0].message.content == expected
-
-
 def test_without_a_seed_texts_differ_unless_the_request_has_the_same_name(client):
     texts = {chat(client).choices[0].message.content for _ in range(3)}
     assert len(texts) == 3

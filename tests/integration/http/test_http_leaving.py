@@ -24,7 +24,7 @@ from support.services import fleet
 from support.services.background import served
 from support.services.fleet import draft_worker, eventually, routed, target_worker
 from support.services.http_front import HELLO, async_client_of, client_of, fronted, post
-from support.services.processes import Process, has_loaded, save_long_checkpoint, up
+from support.services.processes import has_loaded, save_long_checkpoint, up
 
 PARENT = "00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01"
 
@@ -143,16 +143,6 @@ def test_up_with_http_starts_a_front_that_ends_after_what_runs(tmp_path, capsys)
     told = json.loads(capsys.readouterr().out)
     services = {span["service"].removeprefix("slipstream-") for span in told["spans"]}
     assert (services, told["orphans"]) == ({"http", "router", "target"}, [])
-
-
-def test_a_front_loads_nothing_that_computes():
-    with Process("slipstream_gateway", "--listen-address", "127.0.0.1:0") as process:
-        address = process.ready()
-        assert httpx2.get(f"http://{address}/openapi.json").status_code == 200
-        for library in ("torch", "tokenizers", "numpy"):
-            assert not has_loaded(process.pid, library)
-        process.signal(signal.SIGTERM)
-        assert process.wait() == 0
 
 
 def test_a_callers_trace_goes_on_to_the_router():

@@ -37,19 +37,25 @@ def no_proxy(monkeypatch):
         monkeypatch.delenv(name, raising=False)
 
 
+@pytest.fixture(scope="module")
+def port():
+    """The port of a router at all addresses of this machine."""
+    servicer = register(Failing(Unavailable("it answers")))
+    with served(servicer, ServerOptions("[::]:0")) as address:
+        yield address.rpartition(":")[2]
+
+
 @pytest.mark.parametrize("variable", VARIABLES)
 @pytest.mark.parametrize("address", LOCAL)
-def test_no_proxy_leads_to_this_machine(monkeypatch, variable, address):
+def test_no_proxy_leads_to_this_machine(monkeypatch, port, variable, address):
     monkeypatch.setenv(variable, NOWHERE)
-    assert are_local(address.replace("{}", "5"))
-    listen = "[::]:0" if "::1" in address else "0.0.0.0:0"
-    with served(register(Failing(Unavailable("it answers"))), ServerOptions(listen)) as at:
-        port = at.rpartition(":")[2]
-        with (
-            Client(address.replace("{}", port), retries=False, timeout_s=20) as client,
-            pytest.raises(Unavailable, match="it answers"),
-        ):
-            client.generate("hello")
+    at = address.replace("{}", port)
+    assert are_local(at)
+    with (
+        Client(at, retries=False, timeout_s=20) as client,
+        pytest.raises(Unavailable, match="it answers"),
+    ):
+        client.generate("hello")
 
 
 @pytest.mark.parametrize("variable", VARIABLES)

@@ -77,14 +77,3 @@ async def test_a_target_that_drains_gets_nothing_new(target, draft):
         await fleet.until(client, lambda info: num_ready(info, "target") == 0)
         with pytest.raises(Unavailable, match="no target for model tiny is ready"):
             await client.generate("hello", max_tokens=3)
-
-
-async def test_a_target_that_comes_back_as_another_process_is_met_anew(target):
-    async with running(target), routed([target]) as client:
-        before = (await client.server_info()).replicas[0].incarnation
-        await target.stop()
-        await fleet.until(client, lambda info: num_ready(info, "target") == 0)
-        await target.start()
-        info = await fleet.until(client, lambda info: num_ready(info, "target") == 1)
-        assert info.replicas[0].incarnation != before
-        assert len((await client.generate("hello", max_tokens=3)).token_ids) == 3

@@ -4,12 +4,10 @@ import pytest
 
 from slipstream.client import (
     Client,
-    FinishReason,
     Mode,
     SamplingParams,
     SpeculationOptions,
     StopPolicy,
-    Verification,
 )
 from slipstream.core.errors import (
     InvalidRequest,
@@ -39,53 +37,6 @@ def test_speculation_changes_the_rounds_and_not_the_tokens(embedded):
     assert stats.mean_acceptance_length > 2
     assert plain.stats.speculation.num_draft_tokens == 0
     assert plain.stats.speculation.num_plain_steps == 29
-
-
-def test_the_same_seed_repeats_and_another_differs(embedded):
-    def tokens(seed):
-        sampling = SamplingParams(temperature=1.0, seed=seed)
-        return embedded.generate("hello", max_tokens=30, sampling=sampling).token_ids
-
-    assert tokens(1) == tokens(1)
-    assert tokens(1) != tokens(2)
-
-
-def test_statistics_add_up(embedded):
-    stats = embedded.generate("hello", max_tokens=20).stats
-    speculation = stats.speculation
-    assert sum(speculation.acceptance_histogram.values()) == speculation.num_spec_steps
-    assert sum(speculation.per_step_drafted) == speculation.num_draft_tokens
-    assert stats.timings.draft_s + stats.timings.verify_s <= stats.timings.decode_s
-    assert stats.num_prompt_tokens > len("hello")
-
-
-def test_text_ends_before_a_stop_string(embedded):
-    whole = embedded.generate("hello", max_tokens=30, sampling=SAMPLED)
-    stop = whole.text[4:6]
-    cut = embedded.generate("hello", max_tokens=30, stop=[stop], sampling=SAMPLED)
-    assert cut.text == whole.text[: whole.text.index(stop)]
-    assert cut.finish_reason is FinishReason.STOP
-    assert cut.token_ids == whole.token_ids[: len(cut.token_ids)]
-
-
-def test_a_limit_is_exact_and_said_to_be_the_reason(embedded):
-    for count in (1, 2, 7):
-        result = embedded.generate("hello", max_tokens=count)
-        if result.finish_reason is FinishReason.LENGTH:
-            assert len(result.token_ids) == count
-
-
-def test_a_conversation_is_the_same_with_and_without_speculation(embedded):
-    spoken = []
-    for options in (SpeculationOptions(mode=Mode.FORCED), OFF):
-        with embedded.session() as session:
-            spoken.append(
-                [
-                    session.generate(turn, max_tokens=10, speculation=options).token_ids
-                    for turn in ("one", "two", "three")
-                ]
-            )
-    assert spoken[0] == spoken[1]
 
 
 def test_a_stop_string_in_one_turn_does_not_spoil_the_next(embedded):
@@ -118,12 +69,6 @@ def test_an_engine_without_a_draft_decodes_plainly_and_says_no_to_more(folder, n
 def test_a_policy_that_the_draft_can_not_serve_is_refused(embedded):
     with pytest.raises(UnsupportedCombination):
         embedded.generate("hello", speculation=SpeculationOptions(stop=StopPolicy.DECISION))
-
-
-def test_a_lossy_mode_says_so(embedded):
-    lossy = SpeculationOptions(verification=Verification.TARGET_INIT)
-    assert not embedded.generate("hello", max_tokens=8, speculation=lossy).lossless
-    assert embedded.generate("hello", max_tokens=8).lossless
 
 
 NO_OPTIONS = [{"numerics": "exactish"}, {"threads": 0}, {"dtype": "int3"}, {"device": "abacus"}]

@@ -8,7 +8,6 @@ import pytest
 from slipstream.client import AsyncClient, Client, SamplingParams
 from slipstream.core.errors import (
     Cancelled,
-    InvalidRequest,
     SessionClosed,
 )
 from support.network.bad_routers import Scripted, first_chunk, register
@@ -27,16 +26,6 @@ async def client(request, folder, router):
         yield client
 
 
-async def test_a_stream_adds_up_to_the_result(client):
-    result = await client.generate("hello", max_tokens=20)
-    chunks = [chunk async for chunk in client.stream("hello", max_tokens=20)]
-    assert "".join(chunk.text for chunk in chunks) == result.text
-    assert tuple(token for chunk in chunks for token in chunk.token_ids) == result.token_ids
-    assert [chunk.finish_reason for chunk in chunks[:-1]] == [None] * (len(chunks) - 1)
-    assert chunks[-1].stats.num_output_tokens == len(result.token_ids)
-    assert [chunk.prompt is None for chunk in chunks] == [False] + [True] * (len(chunks) - 1)
-
-
 async def test_requests_at_once_have_the_tokens_they_have_alone(client, embedded):
     prompts = [f"question {number}" for number in range(6)]
     answers = await asyncio.gather(
@@ -45,14 +34,6 @@ async def test_requests_at_once_have_the_tokens_they_have_alone(client, embedded
     for prompt, answer in zip(prompts, answers, strict=True):
         alone = embedded.generate(prompt, max_tokens=20, sampling=SAMPLED)
         assert answer.token_ids == alone.token_ids
-
-
-async def test_streams_take_turns(client):
-    streams = [client.stream(f"question {number}", max_tokens=30) for number in range(3)]
-    firsts = [await anext(stream) for stream in streams]
-    assert all(first.finish_reason is None for first in firsts)
-    for stream in streams:
-        await stream.aclose()
 
 
 async def test_a_stream_that_is_dropped_frees_its_session(client):
@@ -80,13 +61,6 @@ async def test_a_session_can_be_closed_in_the_middle_of_a_turn(client):
     assert [chunk async for chunk in stream] == []
     with pytest.raises(SessionClosed, match=session.session_id):
         await session.generate("more")
-
-
-async def test_nothing_is_sent_before_a_chunk_is_asked_for(client):
-    stream = client.stream("")
-    with pytest.raises(InvalidRequest, match="empty"):
-        await anext(stream)
-    await client.stream("hello").aclose()
 
 
 async def test_a_closed_client_refuses_everything(client):

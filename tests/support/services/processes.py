@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from contextlib import suppress
 from pathlib import Path
 from types import TracebackType
-from typing import IO, Any, Self
+from typing import IO, Self
 
 from support.commands import IMPORT_PATH
 from support.models.tiny_checkpoint import save_checkpoint
@@ -180,9 +180,3 @@ def text_workers(pid: int | None = None) -> set[int]:
 def has_loaded(pid: int, library: str) -> bool:
     """Whether a file of this name is mapped into a process."""
     return library in Path(f"/proc/{pid}/maps").read_text()
-
-
-def logged_values(line: str) -> dict[str, Any]:
-    """The JSON object at the end of a line."""
-    values: dict[str, Any] = json.loads(line[line.index("{") :])
-    return values
