@@ -3,8 +3,8 @@
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.policy.options import SpeculationOptions, check_combination
 from slipstream.core.policy.profile import DraftFacts
+from slipstream.core.sequence import Delta
 from slipstream.core.types import Plan, Session, Shape
-from slipstream.rpc.delta import Delta
 
 MAX_ID_LENGTH = 256
 MAX_TOKENS = 1 << 20

@@ -10,7 +10,7 @@ import google_crc32c
 from google.protobuf.message import DecodeError
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.rpc.conversion.enums import paired
+from slipstream.rpc.conversion.convert_common import paired
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.rpc.wire import bytes_field, cut_out
 

@@ -6,9 +6,8 @@ from typing import Generic, TypeVar
 from google.protobuf.message import Message
 
 from slipstream.core.errors import InternalError
-from slipstream.core.sequence import TokenSequence
+from slipstream.core.sequence import Delta, TokenSequence
 from slipstream.core.types import Session
-from slipstream.rpc.delta import Delta
 from slipstream.rpc.exchange import CallOptions, Exchange, Peer, parsed
 from slipstream.rpc.v1 import draft_pb2
 

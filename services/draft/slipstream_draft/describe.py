@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from slipstream.core.policy.profile import Profile
 from slipstream.drafting.build import Drafter
 from slipstream.models.glide.target_parts import TargetParts
-from slipstream.rpc.conversion import enums
+from slipstream.rpc.conversion.convert_common import SHAPE, STOP
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, identity_expectations
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 
@@ -70,8 +70,8 @@ def target_expectations(
 
 def _profile(profile: Profile) -> draft_pb2.DraftProfile:
     return draft_pb2.DraftProfile(
-        shape=enums.SHAPE.to_pb(profile.shape),  # type: ignore[arg-type]
-        stop=enums.STOP.to_pb(profile.stop),  # type: ignore[arg-type]
+        shape=SHAPE.to_pb(profile.shape),  # type: ignore[arg-type]
+        stop=STOP.to_pb(profile.stop),  # type: ignore[arg-type]
         threshold=profile.threshold,
         threshold_sampled=profile.threshold_sampled,
         max_depth=profile.max_depth,

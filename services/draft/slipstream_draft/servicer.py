@@ -24,10 +24,9 @@ from slipstream.drafting.checks import check_delta, check_plan, check_session
 from slipstream.drafting.engine import LocalDraft
 from slipstream.engine.thread import Done, EngineThread
 from slipstream.rpc.conversion import convert
-from slipstream.rpc.conversion.convert_proposal import ahead_to_pb, proposal_to_pb
-from slipstream.rpc.inbox import Inbox
+from slipstream.rpc.conversion.convert_common import ahead_to_pb, proposal_to_pb
 from slipstream.rpc.kv import KvFormat
-from slipstream.rpc.leases import Lease, Leases
+from slipstream.rpc.leases import Inbox, Lease, Leases
 from slipstream.rpc.protocol import require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc

@@ -6,7 +6,7 @@ from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loading import LoadedModel
 from slipstream.models.store.digests import hub_commit, weights_digest
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.rpc.conversion.enums import TOOL_FORMAT
+from slipstream.rpc.conversion.convert_common import TOOL_FORMAT
 from slipstream.rpc.kv import DTYPE
 from slipstream.rpc.protocol import PROTOCOL_VERSION, new_incarnation
 from slipstream.rpc.tensors import dtype_of

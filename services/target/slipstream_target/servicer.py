@@ -15,8 +15,7 @@ import grpc
 from slipstream.core.errors import Cancelled, InvalidRequest, SessionOutOfSync
 from slipstream.core.types import ReplyTiming
 from slipstream.rpc.conversion.convert import session_from_pb, verdict_to_pb, verify_from_pb
-from slipstream.rpc.inbox import Inbox
-from slipstream.rpc.leases import LeaseLimits, Leases
+from slipstream.rpc.leases import Inbox, LeaseLimits, Leases
 from slipstream.rpc.protocol import identity_expectations, require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc

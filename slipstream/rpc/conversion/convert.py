@@ -7,6 +7,7 @@ from typing import Any
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.row_costs import MAX_POINTS, Offer, RowCosts
+from slipstream.core.sequence import Delta
 from slipstream.core.types import (
     Plan,
     Proposal,
@@ -18,16 +19,19 @@ from slipstream.core.types import (
     Verdict,
     Verification,
 )
-from slipstream.rpc.conversion import enums
-from slipstream.rpc.conversion.convert_asked import (
+from slipstream.rpc.conversion.convert_common import (
+    FINISH,
+    SHAPE,
+    STOP,
+    VERIFICATION,
+    check_verdict_counts,
     grammar_from_pb,
     grammar_to_pb,
     known_logprobs_from_pb,
     logprobs_to_pb,
+    proposal_from_pb,
+    proposal_to_pb,
 )
-from slipstream.rpc.conversion.convert_proposal import proposal_from_pb, proposal_to_pb
-from slipstream.rpc.counts import check_verdict_counts
-from slipstream.rpc.delta import Delta
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
 _SAMPLING = (
@@ -58,7 +62,7 @@ def session_to_pb(session: Session, *, fence: int, owner: str = "") -> common_pb
         num_prompt_tokens=session.num_prompt_tokens,
         max_tokens=session.max_tokens,
         sampling=sampling_to_pb(session.sampling),
-        verification=enums.VERIFICATION.to_pb(session.verification),  # type: ignore[arg-type]
+        verification=VERIFICATION.to_pb(session.verification),  # type: ignore[arg-type]
         stop_token_ids=sorted(session.stop_token_ids),
         num_roots=session.num_roots,
         fence=fence,
@@ -78,7 +82,7 @@ def session_from_pb(message: common_pb2.SessionParams) -> Session:
         num_prompt_tokens=message.num_prompt_tokens,
         max_tokens=message.max_tokens,
         sampling=sampling_from_pb(message.sampling),
-        verification=enums.VERIFICATION.from_pb(message.verification) or Verification.EXACT,
+        verification=VERIFICATION.from_pb(message.verification) or Verification.EXACT,
         stop_token_ids=frozenset(message.stop_token_ids),
         num_roots=message.num_roots,
         grammar=grammar_from_pb(message.grammar) if message.HasField("grammar") else None,
@@ -88,12 +92,12 @@ def session_from_pb(message: common_pb2.SessionParams) -> Session:
 
 
 def delta_to_pb(delta: Delta) -> common_pb2.Delta:
-    """See `rpc.delta.Delta`."""
+    """See `core.sequence.Delta`."""
     return common_pb2.Delta(start=delta.start, tokens=delta.tokens)
 
 
 def delta_from_pb(message: common_pb2.Delta) -> Delta:
-    """See `rpc.delta.Delta`."""
+    """See `core.sequence.Delta`."""
     return Delta(message.start, tuple(message.tokens))
 
 
@@ -102,8 +106,8 @@ def plan_to_pb(plan: Plan, feed: draft_pb2.KvFeed | None) -> draft_pb2.Plan:
     return draft_pb2.Plan(
         max_depth=plan.max_depth,
         max_nodes=plan.max_nodes,
-        shape=enums.SHAPE.to_pb(plan.shape),  # type: ignore[arg-type]
-        stop=enums.STOP.to_pb(plan.stop),  # type: ignore[arg-type]
+        shape=SHAPE.to_pb(plan.shape),  # type: ignore[arg-type]
+        stop=STOP.to_pb(plan.stop),  # type: ignore[arg-type]
         threshold=plan.threshold,
         widths=plan.widths,
         roots=plan.roots,
@@ -119,8 +123,8 @@ def plan_from_pb(message: draft_pb2.Plan) -> Plan:
     return Plan(
         max_depth=message.max_depth,
         max_nodes=message.max_nodes,
-        shape=enums.SHAPE.from_pb(message.shape) or Shape.CHAIN,
-        stop=enums.STOP.from_pb(message.stop) or StopPolicy.FIXED,
+        shape=SHAPE.from_pb(message.shape) or Shape.CHAIN,
+        stop=STOP.from_pb(message.stop) or StopPolicy.FIXED,
         threshold=message.threshold if message.HasField("threshold") else None,
         widths=tuple(message.widths),
         roots=tuple(message.roots),
@@ -150,7 +154,7 @@ def verdict_to_pb(verdict: Verdict, timing: ReplyTiming) -> target_pb2.Verdict:
     return target_pb2.Verdict(
         tokens=verdict.tokens,
         num_accepted=verdict.num_accepted,
-        finish_reason=enums.FINISH.to_pb(verdict.finish_reason),  # type: ignore[arg-type]
+        finish_reason=FINISH.to_pb(verdict.finish_reason),  # type: ignore[arg-type]
         roots=verdict.roots,
         num_cached=verdict.num_cached,
         timing=timing_to_pb(timing),
@@ -178,7 +182,7 @@ def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict
     return Verdict(
         tuple(message.tokens),
         message.num_accepted,
-        enums.FINISH.from_pb(message.finish_reason),
+        FINISH.from_pb(message.finish_reason),
         tuple(message.roots),
         _offer_from_pb(message),
         message.num_cached,

@@ -8,7 +8,7 @@ from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.request.request import ModelFacts
 from slipstream.core.request.tools import ToolFormat
-from slipstream.rpc.conversion import enums
+from slipstream.rpc.conversion.convert_common import SHAPE, STOP, TOOL_FORMAT
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
@@ -71,7 +71,7 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
 
 def _tool_format(number: int) -> ToolFormat | None:
     try:
-        return enums.TOOL_FORMAT.from_pb(number)
+        return TOOL_FORMAT.from_pb(number)
     except InvalidRequest as error:
         raise HandshakeError(f"its {error}") from None
 
@@ -103,8 +103,8 @@ def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
 def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:
     defaults = Profile()
     return Profile(
-        shape=enums.SHAPE.from_pb(message.shape) or defaults.shape,
-        stop=enums.STOP.from_pb(message.stop) or defaults.stop,
+        shape=SHAPE.from_pb(message.shape) or defaults.shape,
+        stop=STOP.from_pb(message.stop) or defaults.stop,
         threshold=message.threshold if message.HasField("threshold") else None,
         threshold_sampled=(
             message.threshold_sampled if message.HasField("threshold_sampled") else None

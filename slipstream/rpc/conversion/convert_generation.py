@@ -24,8 +24,8 @@ from slipstream.core.request.request import DEFAULT_MAX_TOKENS, Ask, Generation,
 from slipstream.core.request.tools import NO_PARAMETERS, Tool, check_num_tools
 from slipstream.core.text.text import check_unicode
 from slipstream.core.types import SamplingParams
-from slipstream.rpc.conversion import enums
 from slipstream.rpc.conversion.convert import sampling_from_pb, sampling_to_pb
+from slipstream.rpc.conversion.convert_common import MODE, SHAPE, STOP, VERIFICATION
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 _MAX_UINT32 = 2**32 - 1
@@ -187,11 +187,11 @@ def session_ref_from_pb(message: pb.SessionRef) -> SessionRef:
 def speculation_to_pb(options: SpeculationOptions) -> pb.SpeculationOptions:
     """Convert speculation options; what is None stays unset."""
     return pb.SpeculationOptions(
-        mode=enums.MODE.to_pb(options.mode),  # type: ignore[arg-type]
-        shape=enums.SHAPE.to_pb(options.shape),  # type: ignore[arg-type]
-        stop=enums.STOP.to_pb(options.stop),  # type: ignore[arg-type]
+        mode=MODE.to_pb(options.mode),  # type: ignore[arg-type]
+        shape=SHAPE.to_pb(options.shape),  # type: ignore[arg-type]
+        stop=STOP.to_pb(options.stop),  # type: ignore[arg-type]
         widths=options.widths or (),
-        verification=enums.VERIFICATION.to_pb(options.verification),  # type: ignore[arg-type]
+        verification=VERIFICATION.to_pb(options.verification),  # type: ignore[arg-type]
         **{name: getattr(options, name) for name in _OPTIONAL},
     )
 
@@ -208,11 +208,11 @@ def speculation_from_pb(message: pb.SpeculationOptions) -> SpeculationOptions:
     if message.widths:
         check_num_depths(len(message.widths))
     return SpeculationOptions(
-        mode=enums.MODE.from_pb(message.mode) or Mode.AUTO,
-        shape=enums.SHAPE.from_pb(message.shape),
-        stop=enums.STOP.from_pb(message.stop),
+        mode=MODE.from_pb(message.mode) or Mode.AUTO,
+        shape=SHAPE.from_pb(message.shape),
+        stop=STOP.from_pb(message.stop),
         widths=tuple(message.widths) or None,
-        verification=enums.VERIFICATION.from_pb(message.verification),
+        verification=VERIFICATION.from_pb(message.verification),
         **given,
     )
 

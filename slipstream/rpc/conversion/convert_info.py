@@ -10,7 +10,7 @@ from typing import TypeVar
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
 from slipstream.core.request.server_info import ReplicaInfo, ServerInfo
-from slipstream.rpc.conversion import enums
+from slipstream.rpc.conversion.convert_common import ROLE, SHAPE, STATE, STOP, VERIFICATION
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 E = TypeVar("E", bound=StrEnum)
@@ -84,8 +84,8 @@ def server_info_from_pb(message: pb.GetServerInfoResponse) -> ServerInfo:
 
 def _verification_to_pb(info: VerificationInfo) -> pb.VerificationCapability:
     return pb.VerificationCapability(
-        verification=enums.VERIFICATION.to_pb(info.verification),  # type: ignore[arg-type]
-        shapes=[enums.SHAPE.to_pb(shape) for shape in info.shapes],  # type: ignore[misc]
+        verification=VERIFICATION.to_pb(info.verification),  # type: ignore[arg-type]
+        shapes=[SHAPE.to_pb(shape) for shape in info.shapes],  # type: ignore[misc]
         drafters=info.drafters,
         lossless=info.lossless,
         note=info.note,
@@ -94,8 +94,8 @@ def _verification_to_pb(info: VerificationInfo) -> pb.VerificationCapability:
 
 def _verification_from_pb(message: pb.VerificationCapability) -> VerificationInfo:
     return VerificationInfo(
-        _named(enums.VERIFICATION.from_pb(message.verification), "verification"),
-        tuple(_named(enums.SHAPE.from_pb(number), "shape") for number in message.shapes),
+        _named(VERIFICATION.from_pb(message.verification), "verification"),
+        tuple(_named(SHAPE.from_pb(number), "shape") for number in message.shapes),
         tuple(message.drafters),
         message.lossless,
         message.note,
@@ -105,8 +105,8 @@ def _verification_from_pb(message: pb.VerificationCapability) -> VerificationInf
 def _drafter_to_pb(info: DrafterInfo) -> pb.DrafterCapability:
     return pb.DrafterCapability(
         kind=info.kind,
-        shapes=[enums.SHAPE.to_pb(shape) for shape in info.shapes],  # type: ignore[misc]
-        stops=[enums.STOP.to_pb(stop) for stop in info.stops],  # type: ignore[misc]
+        shapes=[SHAPE.to_pb(shape) for shape in info.shapes],  # type: ignore[misc]
+        stops=[STOP.to_pb(stop) for stop in info.stops],  # type: ignore[misc]
         max_draft_tokens=info.max_draft_tokens,
         num_replicas=info.num_replicas,
         lookup=info.lookup,
@@ -117,8 +117,8 @@ def _drafter_from_pb(message: pb.DrafterCapability) -> DrafterInfo:
     has_limit = message.HasField("max_draft_tokens")
     return DrafterInfo(
         message.kind,
-        tuple(_named(enums.SHAPE.from_pb(number), "shape") for number in message.shapes),
-        tuple(_named(enums.STOP.from_pb(number), "stop policy") for number in message.stops),
+        tuple(_named(SHAPE.from_pb(number), "shape") for number in message.shapes),
+        tuple(_named(STOP.from_pb(number), "stop policy") for number in message.stops),
         message.max_draft_tokens if has_limit else None,
         message.num_replicas,
         message.lookup,
@@ -127,9 +127,9 @@ def _drafter_from_pb(message: pb.DrafterCapability) -> DrafterInfo:
 
 def _replica_to_pb(info: ReplicaInfo) -> pb.ReplicaInfo:
     return pb.ReplicaInfo(
-        role=enums.ROLE.to_pb(info.role),  # type: ignore[arg-type]
+        role=ROLE.to_pb(info.role),  # type: ignore[arg-type]
         address=info.address,
-        state=enums.STATE.to_pb(info.state),  # type: ignore[arg-type]
+        state=STATE.to_pb(info.state),  # type: ignore[arg-type]
         reason=info.reason,
         model=info.model,
         num_requests=info.num_requests,
@@ -142,9 +142,9 @@ def _replica_to_pb(info: ReplicaInfo) -> pb.ReplicaInfo:
 
 def _replica_from_pb(message: pb.ReplicaInfo) -> ReplicaInfo:
     return ReplicaInfo(
-        role=_named(enums.ROLE.from_pb(message.role), "role"),
+        role=_named(ROLE.from_pb(message.role), "role"),
         address=message.address,
-        state=_named(enums.STATE.from_pb(message.state), "state"),
+        state=_named(STATE.from_pb(message.state), "state"),
         reason=message.reason,
         model=message.model,
         num_requests=message.num_requests,

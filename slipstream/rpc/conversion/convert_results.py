@@ -22,8 +22,13 @@ from slipstream.core.request.results import (
 from slipstream.core.request.round_tree import RoundNode, RoundToken, RoundTree
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import FinishReason
-from slipstream.rpc.conversion import enums
-from slipstream.rpc.conversion.convert_asked import logprobs_from_pb, logprobs_to_pb
+from slipstream.rpc.conversion.convert_common import (
+    FINISH,
+    ORIGIN,
+    TOOL_FORMAT,
+    logprobs_from_pb,
+    logprobs_to_pb,
+)
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 _COUNTS = (
@@ -71,11 +76,11 @@ def chunk_from_pb(message: pb.GenerateStreamResponse) -> Chunk:
 
 
 def _round_to_pb(tree: RoundTree) -> pb.RoundTree:
-    nodes = [{**asdict(node), "origin": enums.ORIGIN.to_pb(node.origin)} for node in tree.nodes]
+    nodes = [{**asdict(node), "origin": ORIGIN.to_pb(node.origin)} for node in tree.nodes]
     return pb.RoundTree(
         nodes=[pb.RoundNode(**node) for node in nodes],
         tokens=[
-            pb.RoundToken(text=token.text, origin=enums.ORIGIN.to_pb(token.origin))  # type: ignore[arg-type]
+            pb.RoundToken(text=token.text, origin=ORIGIN.to_pb(token.origin))  # type: ignore[arg-type]
             for token in tree.tokens
         ],
         draft_s=tree.draft_s,
@@ -93,7 +98,7 @@ def _round_from_pb(message: pb.RoundTree) -> RoundTree:
 
 
 def _origin(number: int) -> TokenOrigin:
-    origin = enums.ORIGIN.from_pb(number)
+    origin = ORIGIN.from_pb(number)
     if origin is None:
         raise InvalidRequest("a token of a round has no origin")
     return origin
@@ -122,12 +127,12 @@ def result_from_pb(message: pb.GenerateResponse) -> Result:
 
 def origins_to_pb(origins: Origins) -> list[int]:
     """See `core.request.origins`."""
-    return [enums.ORIGIN.to_pb(origin) for origin in origins]
+    return [ORIGIN.to_pb(origin) for origin in origins]
 
 
 def origins_from_pb(numbers: Iterable[int]) -> Origins:
     """See `core.request.origins`."""
-    return tuple(enums.ORIGIN.from_pb(number) for number in numbers)
+    return tuple(ORIGIN.from_pb(number) for number in numbers)
 
 
 def prompt_info_to_pb(info: PromptInfo) -> pb.PromptInfo:
@@ -137,7 +142,7 @@ def prompt_info_to_pb(info: PromptInfo) -> pb.PromptInfo:
         model=info.model,
         seed=info.seed,
         num_prompt_tokens=info.num_prompt_tokens,
-        tool_format=enums.TOOL_FORMAT.to_pb(info.tool_format),  # type: ignore[arg-type]
+        tool_format=TOOL_FORMAT.to_pb(info.tool_format),  # type: ignore[arg-type]
         logprobs=logprobs_to_pb(info.logprobs),
     )
 
@@ -149,7 +154,7 @@ def prompt_info_from_pb(message: pb.PromptInfo) -> PromptInfo:
         message.model,
         message.seed,
         message.num_prompt_tokens,
-        enums.TOOL_FORMAT.from_pb(message.tool_format),
+        TOOL_FORMAT.from_pb(message.tool_format),
         logprobs_from_pb(message.logprobs),
     )
 
@@ -162,7 +167,7 @@ def finish_to_pb(reason: FinishReason, stats: RequestStats) -> pb.FinishInfo:
         num_output_tokens=stats.num_output_tokens,
     )
     return pb.FinishInfo(
-        reason=enums.FINISH.to_pb(reason),  # type: ignore[arg-type]
+        reason=FINISH.to_pb(reason),  # type: ignore[arg-type]
         usage=usage,
         speculation=speculation_stats_to_pb(stats.speculation),
         timings=timings_to_pb(stats.timings),
@@ -172,7 +177,7 @@ def finish_to_pb(reason: FinishReason, stats: RequestStats) -> pb.FinishInfo:
 
 def finish_from_pb(message: pb.FinishInfo) -> tuple[FinishReason, RequestStats]:
     """Convert the facts of a request at its end."""
-    reason = enums.FINISH.from_pb(message.reason)
+    reason = FINISH.from_pb(message.reason)
     if reason is None:
         raise InvalidRequest("an answer has ended without a reason")
     usage = message.usage

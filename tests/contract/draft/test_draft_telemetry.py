@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.core.types import Plan, Shape
 from slipstream.rpc.conversion.convert import timing_from_pb
-from slipstream.rpc.conversion.convert_proposal import proposal_from_pb
+from slipstream.rpc.conversion.convert_common import proposal_from_pb
 from slipstream.telemetry import catalog
 from support.services.scripted_keys import DEEP, LIMIT_S, NUM_KEYS, Script
 from support.services.scripted_keys import message as slice_of

@@ -10,7 +10,7 @@ from slipstream.client import Mode, SamplingParams, SpeculationOptions, StopPoli
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SparseDistribution
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.conversion.convert_proposal import proposal_to_pb
+from slipstream.rpc.conversion.convert_common import proposal_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from support.network.hostile_replicas import (
     GARBAGE,

@@ -12,7 +12,7 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, ReplyTiming, Session, Shape, Verdict
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert import timing_to_pb, verdict_to_pb
-from slipstream.rpc.conversion.convert_proposal import proposal_to_pb
+from slipstream.rpc.conversion.convert_common import proposal_to_pb
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_draft import SPECULATE, RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import VERIFY, RemoteTarget

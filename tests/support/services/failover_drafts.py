@@ -2,9 +2,9 @@
 
 from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.core.failover.failover_draft import FailoverDraft
+from slipstream.core.sequence import Delta
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Session
-from slipstream.rpc.delta import Delta
 from support.models.deltas import ByDeltas
 
 PLAN = Plan(max_depth=4, max_nodes=6)

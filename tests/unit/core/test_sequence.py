@@ -5,9 +5,8 @@ import random
 import pytest
 
 from slipstream.core.errors import SessionOutOfSync
-from slipstream.core.sequence import SyncedTokens, TokenSequence, common_prefix
+from slipstream.core.sequence import Delta, SyncedTokens, TokenSequence, common_prefix
 from slipstream.core.types import Session
-from slipstream.rpc.delta import Delta
 
 SESSION = Session("s", 3, 9)
 

@@ -25,7 +25,7 @@ from slipstream.core.types import (
 )
 from slipstream.rpc.conversion import convert_info as info
 from slipstream.rpc.conversion import convert_results as answered
-from slipstream.rpc.conversion.convert_proposal import proposal_to_pb
+from slipstream.rpc.conversion.convert_common import proposal_to_pb
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 UINT32 = st.integers(0, 2**32 - 1)

@@ -8,10 +8,10 @@ from hypothesis import strategies as st
 
 from slipstream.core.draft.ngram_draft import GRAMMAR, LOOKUP, LookupDraft, with_forced
 from slipstream.core.round import Round
+from slipstream.core.sequence import Delta
 from slipstream.core.stop_reasons import LATE, PENDING, TOO_DEAR
 from slipstream.core.tree import Copying, CopySource, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, Session, Verdict
-from slipstream.rpc.delta import Delta
 from support.models.deltas import ByDeltas
 
 BESIDE = Plan(8, 15, lookup=Copying(1, 4))

@@ -12,9 +12,9 @@ from slipstream.core.draft.ngram import MAX_TOKEN_ID, OwnText
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.inline import finished
+from slipstream.core.sequence import Delta
 from slipstream.core.tree import Copying, CopySource
 from slipstream.core.types import Plan, Session, Shape
-from slipstream.rpc.delta import Delta
 from support.models.deltas import ByDeltas
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)

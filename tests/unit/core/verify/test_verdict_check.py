@@ -10,7 +10,7 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import FinishReason, Proposal, Session, Verdict, Verification
 from slipstream.core.verify.port_checks import check_verdict
 from slipstream.rpc.conversion.convert import verdict_from_pb
-from slipstream.rpc.conversion.convert_proposal import proposal_from_pb
+from slipstream.rpc.conversion.convert_common import proposal_from_pb
 from slipstream.rpc.v1 import common_pb2, target_pb2
 
 SESSION = Session("s", num_prompt_tokens=3, max_tokens=5)
