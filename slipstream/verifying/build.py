@@ -21,7 +21,7 @@ from slipstream.text.tool_prompt import AUTO_FORMAT, format_of
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.grammars import Grammars
 from slipstream.verifying.memory import KvMemory
-from slipstream.verifying.meter import FixedMeter, LoadMeter, Meter
+from slipstream.verifying.meter import LoadMeter
 from slipstream.verifying.schedule import StepBudget
 from slipstream.verifying.trial import learn_cost
 
@@ -56,16 +56,14 @@ class TargetLimits:
     """Limits of what an engine holds and computes at once.
 
     `kv_memory` is a budget as in `models.memory.num_pages`; `max_cached_bytes` bounds the prefix
-    cache (None: all of it); `max_rows` are the batched tokens of one step, and `free_rows` the
-    token budget of every session's round (None: what pays, as it is learnt). `max_prompt_delay_s`
-    is the longest time that prompts add to a step of running sessions.
+    cache (None: all of it); `max_rows` are the batched tokens of one step. `max_prompt_delay_s` is
+    the longest time that prompts add to a step of running sessions.
     """
 
     max_sessions: int = 64
     kv_memory: str = AUTO
     max_cached_bytes: int | None = None
     max_rows: int = MAX_ROWS
-    free_rows: int | None = None
     max_prompt_delay_s: float = 0.05
 
 
@@ -92,9 +90,7 @@ def build_target(
         f"costs of {loaded.path} {model.weight_bytes} {model.dtype.name} {numerics} {model.engine}"
     )
     curve = learn_cost(model, memory.pool, max_tokens=max_tokens, seconds=_LEARN_S, name=name)
-    meter: Meter = LoadMeter(curve, max_tokens=limits.max_rows)
-    if limits.free_rows is not None:
-        meter = FixedMeter(limits.free_rows)
+    meter = LoadMeter(curve, max_tokens=limits.max_rows)
     grammars = grammars_of(loaded, model.vocab_size)
     target = LocalTarget(model, memory, meter, max_sessions=limits.max_sessions, grammars=grammars)
     facts = ModelFacts(

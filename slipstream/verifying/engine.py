@@ -23,7 +23,7 @@ from slipstream.verifying.decision import Batch, Decision, forward
 from slipstream.verifying.grammars import Grammars, constraint_of
 from slipstream.verifying.kv_sender import KvSender
 from slipstream.verifying.memory import KvMemory
-from slipstream.verifying.meter import HarmlessMeter, Meter, StepCost
+from slipstream.verifying.meter import Meter, StepCost
 from slipstream.verifying.request import TargetRequest, TargetSession, check_request
 from slipstream.verifying.schedule import ScheduledRequest
 
@@ -47,10 +47,10 @@ class LocalTarget:
         """`meter` makes the offer of a session's next round; `grammars` are those of outputs."""
         self._model = model
         self.memory = memory
-        self._meter = HarmlessMeter(meter)
+        self._meter = meter
         self._max_sessions = max_sessions
         self.grammars = grammars
-        self._clock, self._ended = clock, clock()
+        self._clock = clock
         self._sessions: dict[str, TargetSession] = {}
 
     async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
@@ -105,11 +105,8 @@ class LocalTarget:
                 self._decide(at, own, next(next_decision), offer)
             else:
                 at.request.cache.keep(own)
-        is_drafted = any(at.is_last and at.request.num_nodes for at in batch)
-        waited_s, self._ended = began - self._ended, self._clock()
-        seconds = self._ended - began
-        step = StepCost(num_tokens, len(batch), num_keys, seconds, waited_s, is_drafted)
-        self._meter.record(step)
+        seconds = self._clock() - began
+        self._meter.record(StepCost(num_tokens, len(batch), num_keys, seconds))
 
     def park(self, session_id: str) -> None:
         """Let others have a session's memory until its next turn. Unknown ids are fine."""
@@ -198,7 +195,6 @@ class LocalTarget:
             request, walk, slots[: at.num_pending], slots[at.num_pending :]
         )
         num_accepted = min(len(walk.nodes), len(final))
-        self._meter.verified(num_nodes=request.num_nodes, num_accepted=num_accepted)
         verdict = Verdict(
             final, num_accepted, reason, request.held.roots, offer, request.num_cached
         )

@@ -1,50 +1,46 @@
-"""Offers for sessions' next rounds, learnt from the target's own steps."""
+"""Offers for sessions' next rounds: what pays at the present batch size, by the measured costs."""
 
-import logging
 import math
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections import deque
 from dataclasses import dataclass
 from typing import Protocol
 
-from slipstream.core.policy.cost_curve import CostCurve
-from slipstream.core.policy.load import AcceptanceEstimate, BatchSize, DraftWait, TokenBudget
-from slipstream.core.row_costs import Offer
+from slipstream.core.policy.cost_curve import CostCurve, ladder
+from slipstream.core.row_costs import Offer, RowCosts
 
-_LOG = logging.getLogger("slipstream.target")
-
-_KEYS_WEIGHT = 0.1
+MAX_ROWS = 128
+"""Tokens of one session's round at most: the largest tree and its root."""
+ALONE = 4.0
+"""Plain rounds that a round may cost which has the target to itself: its request knows how likely
+its own nodes are, and prices them."""
+KEPT = 0.8
+"""Tokens that each doubling of a round's tokens is assumed to bring, where sessions share steps. A
+request whose draft brings less backs off by itself."""
+_SHORT_STEP = 8
+"""A staircase with shorter steps counts as a slope."""
+_NUM_STEPS = 8
+"""Steps whose largest number of sessions is the batch size."""
 _REFRESH = 16
 """Steps after which an offer is decided anew; another batch size has a new one at once."""
-_SCARCE = 2
+_KEYS_WEIGHT = 0.1
 
 
 @dataclass(frozen=True, slots=True)
 class StepCost:
     """A step of `num_tokens` batched tokens of so many sessions, which read `num_keys` keys: summed
-    over tokens.
-
-    It took `seconds`, and began `waited_s` after the one before had ended; `is_drafted` says that
-    sessions had something drafted meanwhile.
-    """
+    over tokens. It took `seconds`."""
 
     num_tokens: int
     num_sessions: int
     num_keys: int
     seconds: float
-    waited_s: float = 0.0
-    is_drafted: bool = False
 
 
 class Meter(Protocol):
-    """Kept by an engine, step by step: `offer`, then `verified` for each verdict, then `record`."""
+    """Kept by an engine, step by step: `offer`, then `record`."""
 
     def offer(self, num_verdicts: int) -> Offer | None:
         """Return what each session gets with its verdict, of which this step has so many."""
-        ...
-
-    def verified(self, *, num_nodes: int, num_accepted: int) -> None:
-        """Count a verdict on so many proposed nodes."""
         ...
 
     def record(self, step: StepCost) -> None:
@@ -52,99 +48,60 @@ class Meter(Protocol):
         ...
 
 
-class HarmlessMeter:
-    """A meter whose errors are logged, once, and fail no step: all that it gives are hints."""
-
-    def __init__(self, meter: Meter) -> None:
-        self._meter = meter
-        self._has_failed = False
-
-    def offer(self, num_verdicts: int) -> Offer | None:
-        """See `Meter`; None where there is no offer to be had."""
-        offer: Offer | None = None
-        with self._logged():
-            offer = self._meter.offer(num_verdicts)
-        return offer
-
-    def verified(self, *, num_nodes: int, num_accepted: int) -> None:
-        """See `Meter`."""
-        with self._logged():
-            self._meter.verified(num_nodes=num_nodes, num_accepted=num_accepted)
-
-    def record(self, step: StepCost) -> None:
-        """See `Meter`."""
-        with self._logged():
-            self._meter.record(step)
-
-    @contextmanager
-    def _logged(self) -> Iterator[None]:
-        try:
-            yield
-        except Exception:
-            if not self._has_failed:
-                _LOG.exception("the costs of steps are unknown: rounds go on without them")
-            self._has_failed = True
-
-
-class FixedMeter:
-    """Offers the same token budget to all sessions and learns nothing."""
-
-    def __init__(self, num_tokens: int) -> None:
-        self._offer = Offer(num_tokens)
-
-    def offer(self, num_verdicts: int) -> Offer:
-        """See `Meter`."""
-        return self._offer
-
-    def verified(self, *, num_nodes: int, num_accepted: int) -> None:
-        """See `Meter`."""
-
-    def record(self, step: StepCost) -> None:
-        """See `Meter`."""
-
-
 class LoadMeter:
-    """Offers what pays now, by the cost curve, the batch size and how much is accepted."""
+    """Offers the number of tokens that breaks even at the batch size, by the cost curve.
+
+    Cost is that of a step in which every session does alike: what one of them takes for itself is
+    taken from the others, so that none may count on their frugality.
+    """
 
     def __init__(self, curve: CostCurve, *, max_tokens: int = 512) -> None:
         """`max_tokens` is what a step has room for."""
         self.curve = curve
-        self._batch_size = BatchSize()
-        self._acceptance = AcceptanceEstimate()
-        self._budget = TokenBudget(max_rows=max_tokens)
-        self._draft_wait = DraftWait()
+        self._max_tokens = max_tokens
+        self._recent = deque([1], maxlen=_NUM_STEPS)
         self._keys_per_token = 0.0
         self._offer: Offer | None = None
         self._size = 0
         self._age = 0
 
     def offer(self, num_verdicts: int) -> Offer:
-        """See `Meter`."""
-        self._batch_size.count(num_verdicts)
+        """See `Meter`. A step that only reads prompts says nothing of the batch size."""
+        if num_verdicts:
+            self._recent.append(num_verdicts)
+        size = max(self._recent)
         self._age += 1
-        size = self._batch_size.size
-        # Where hardly anything is offered, every step may be one to try more in.
-        is_scarce = self._offer is not None and self._offer.rows <= _SCARCE
-        if self._offer is None or is_scarce or size != self._size or self._age >= _REFRESH:
+        if self._offer is None or size != self._size or self._age >= _REFRESH:
             self._size, self._age = size, 0
-            self._offer = self._budget.decide(
-                self.curve,
-                self._acceptance,
-                sessions=size,
-                keys=self._keys_per_token,
-                draft_s=self._draft_wait.draft_s,
-            )
+            self._offer = self._decided(size)
         return self._offer
 
-    def verified(self, *, num_nodes: int, num_accepted: int) -> None:
-        """See `Meter`."""
-        self._acceptance.record(num_nodes=num_nodes, num_accepted=num_accepted)
-
     def record(self, step: StepCost) -> None:
-        """See `Meter`. A step whose times are none teaches nothing."""
-        if not (0 <= step.seconds < math.inf and math.isfinite(step.waited_s)):
+        """See `Meter`. A step whose time is none teaches nothing."""
+        if not 0 <= step.seconds < math.inf:
             return
-        self._draft_wait.record(step.waited_s, step_s=step.seconds, is_drafting=step.is_drafted)
         num_tokens, num_keys = step.num_tokens, step.num_keys
         self.curve.record(num_tokens, step.num_sessions, num_keys, seconds=step.seconds)
         self._keys_per_token += _KEYS_WEIGHT * (num_keys / num_tokens - self._keys_per_token)
+
+    def _decided(self, sessions: int) -> Offer:
+        """Return the offer to each of so many sessions, with the costs of its tokens, at each step
+        of the staircase if there is one."""
+        tile = self.curve.tile
+        limit = max(min(self._max_tokens // sessions, MAX_ROWS), 1)
+        if sessions == 1:
+            limit = min(limit, tile or limit)
+        plain_s = self._seconds(1, sessions)
+        costs = {rows: self._seconds(rows, sessions) / plain_s for rows in range(1, limit + 1)}
+        if sessions == 1:
+            rows = max(rows for rows, cost in costs.items() if cost <= ALONE)
+        else:
+            rows = max(costs, key=lambda rows: (1 + KEPT * math.log2(rows)) / costs[rows])
+        step = (tile or 0) // sessions
+        steps = sorted({1, *ladder(step if step >= _SHORT_STEP else None, rows), rows})
+        points = [(at, costs[at]) for at in steps if at <= rows]
+        return Offer(rows, plain_s, RowCosts.rising(points))
+
+    def _seconds(self, rows: int, sessions: int) -> float:
+        num_keys = round(self._keys_per_token * rows * sessions)
+        return self.curve.seconds(rows * sessions, sessions, num_keys)

@@ -137,11 +137,13 @@ class Planner:
         """Expect of the draft what it gained before; beside copies, which cost nothing to draft,
         what its steps cost decides at first."""
         settings = self._settings
-        if self._has_begun or settings.lookup is None:
+        experience = settings.experience
+        if self._has_begun or (settings.lookup is None and experience is None):
             return
         self._has_begun = True
-        first = DRAFTED_TOKENS / (DRAFTED_ROUNDS + DRAFTED_STEPS * self._prices.step)
-        experience = settings.experience
+        first = Backoff.FIRST_GAIN
+        if settings.lookup is not None:
+            first = DRAFTED_TOKENS / (DRAFTED_ROUNDS + DRAFTED_STEPS * self._prices.step)
         self._backoff.expect(first if experience is None else experience.gain(first))
 
     def _pace_instead(self, proposal: Proposal, verdict: Verdict) -> float:

@@ -9,12 +9,14 @@ from dataclasses import dataclass, replace
 from random import Random
 
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
+from slipstream.core.policy.backoff import GainPrior
 from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.settings import resolve
 from slipstream.core.row_costs import Offer
+from slipstream.core.stop_reasons import TOO_DEAR
 from slipstream.core.types import FinishReason, Plan, Proposal, StopPolicy, Verdict
 from slipstream.verifying.meter import LoadMeter, StepCost
 from support.models.rounds import round_of
@@ -28,7 +30,7 @@ LENGTH = 96
 WIDTH = 7
 SHARES = [RUNNER_UP * 0.5 ** (1 + rank) for rank in range(WIDTH)]
 NOTHING = Proposal()
-PROFILE = Profile(stop=StopPolicy.FIXED, max_depth=8, max_nodes=15, step_cost=0.03, row_cost=0.01)
+PROFILE = Profile(stop=StopPolicy.FIXED, max_depth=8, max_nodes=15)
 POINTS = sorted({*range(1, 33, 3), *(at + more for at in range(32, 513, 16) for more in (0, 1))})
 
 
@@ -65,6 +67,7 @@ class World:
         self._machine, self._mode, self._sure = machine, mode, sure
         self._random = Random(seed)
         self.meter = LoadMeter(CostCurve([(rows, machine.target_s(rows, 1)) for rows in POINTS]))
+        self._experience = GainPrior()
         self._planners = [self._planner() for _ in range(sessions)]
         self._left = [1 + self._random.randrange(LENGTH) for _ in range(sessions)]
         self._drafting: list[Drafted] = []
@@ -73,7 +76,6 @@ class World:
         self._order = itertools.count()
         self._busy: set[str] = set()
         self.now = 0.0
-        self._ended = 0.0
         self.num_tokens = 0
         self.num_steps = 0
         self.offers: list[Offer] = []
@@ -93,7 +95,14 @@ class World:
 
     def _planner(self) -> Planner:
         options = SpeculationOptions(mode=self._mode)
-        return Planner(resolve(options, PROFILE, drafter="glide", has_decision_model=False))
+        settings = resolve(
+            options,
+            PROFILE,
+            drafter="glide",
+            has_decision_model=False,
+            step_s=self._machine.draft_s(1),
+        )
+        return Planner(replace(settings, experience=self._experience))
 
     def _start_steps(self) -> None:
         holds = self._machine.gathers and (self._drafting or "draft" in self._busy)
@@ -131,10 +140,7 @@ class World:
         self.offers.append(offer)
         for drafted in group:
             self._settle(drafted, offer)
-        waited_s = self.now - seconds - self._ended
-        self._ended = self.now
-        is_drafted = rows > len(group)
-        self.meter.record(StepCost(rows, len(group), 0, seconds, waited_s, is_drafted))
+        self.meter.record(StepCost(rows, len(group), 0, seconds))
 
     def _settle(self, drafted: Drafted, offer: Offer) -> None:
         at, accepted = drafted.session, self._accepted(drafted)
@@ -143,8 +149,6 @@ class World:
         self.num_tokens += num_tokens
         reason = None if self._left[at] else FinishReason.LENGTH
         verdict = Verdict((0,) * num_tokens, min(accepted, num_tokens), reason, offer=offer)
-        nodes = len(drafted.proposal.tree)
-        self.meter.verified(num_nodes=nodes, num_accepted=verdict.num_accepted)
         self._planners[at].record(round_of(drafted.proposal, verdict, drafted.waited_s))
         if reason is not None:
             self._left[at], self._planners[at] = LENGTH, self._planner()
@@ -182,4 +186,6 @@ class World:
         nodes = zip(tree.tokens, tree.parents, strict=True)
         leaves = [parent for token, parent in nodes if token >= 100]
         beside = [leaves.count(depth - 1) for depth in range(len(tops))]
-        return Drafted(at, self.now, Proposal(tree), tuple(tops), tuple(beside), len(tops))
+        proposal = Proposal(tree) if len(tree) else Proposal(stopped_by=TOO_DEAR)
+        num_levels = max(len(tops), 1)
+        return Drafted(at, self.now, proposal, tuple(tops), tuple(beside), num_levels)

@@ -5,6 +5,7 @@ from typing import Any
 import torch
 import transformers
 
+from slipstream.core.row_costs import Offer
 from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_files import weights_of
 from slipstream.models.glide.glide_init import init_from_target
@@ -16,7 +17,7 @@ from slipstream.models.target.token_layout import Part
 from slipstream.models.torch_arrays import numpy_dtype
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.memory import KvMemory
-from slipstream.verifying.meter import FixedMeter
+from slipstream.verifying.meter import StepCost
 
 VOCAB = 48
 EOS = 0
@@ -54,6 +55,19 @@ def causal(
     engine: Engine | None = None,
 ) -> CausalModel:
     return CausalModel(hf_model(family, dtype=dtype, seed=seed), numerics=numerics, engine=engine)
+
+
+class FixedMeter:
+    """Offers the same token budget to all sessions and learns nothing."""
+
+    def __init__(self, num_tokens: int) -> None:
+        self._offer = Offer(num_tokens)
+
+    def offer(self, num_verdicts: int) -> Offer:
+        return self._offer
+
+    def record(self, step: StepCost) -> None:
+        pass
 
 
 def local_target(

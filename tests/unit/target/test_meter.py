@@ -1,0 +1,100 @@
+"""What is offered shrinks with the batch, follows what pays, and does not flicker."""
+
+import math
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.cost_curve import CostCurve
+from slipstream.core.row_costs import Offer
+from slipstream.verifying.meter import LoadMeter, StepCost
+
+TILE = 32
+
+
+def staircase(rows):
+    return 0.02 * -(-rows // TILE) + 0.0002 * rows
+
+
+def curve_of(law=staircase, *, tile=TILE, rows=(1, 16, 32, 33, 64, 65, 96)):
+    return CostCurve([(at, law(at)) for at in rows], tile=tile)
+
+
+def offered(sessions, curve=None):
+    return LoadMeter(curve or curve_of()).offer(sessions)
+
+
+@pytest.mark.parametrize("curve", [curve_of(), curve_of(lambda n: 1 + (n > 6), rows=range(1, 33))])
+def test_a_session_alone_has_the_first_tile_and_what_its_rows_cost(curve):
+    offer = offered(1, curve)
+    assert offer.rows == TILE
+    assert offer.round_s == curve.seconds(1)
+    for rows in range(1, TILE + 1):
+        expected = curve.seconds(rows) / curve.seconds(1)
+        assert offer.costs.of(rows) == pytest.approx(expected, rel=0.02)
+
+
+@pytest.mark.parametrize(("sessions", "rows"), [(2, 16), (4, 8), (8, 4), (16, 2), (32, 1)])
+def test_a_tile_is_shared_evenly(sessions, rows):
+    assert offered(sessions).rows == rows
+
+
+def test_rows_that_are_too_dear_for_all_are_offered_to_none():
+    assert offered(16, curve_of(lambda rows: 0.01 * rows, tile=None)).rows == 1
+
+
+def test_prices_rise_with_the_crowd():
+    """Prices count one more node of every session, whose plain rounds are as long together."""
+    prices = [offered(sessions).costs.of(2) - 1 for sessions in (2, 4, 8, 16)]
+    assert prices == sorted(prices)
+    assert prices[0] > 0
+
+
+@pytest.mark.parametrize("sessions", [1, 2, 3, 8, 16, 30])
+def test_an_offer_tells_the_cost_of_every_step_of_the_staircase(sessions):
+    curve = curve_of(rows=(1, 32, 33, 64, 65, 96))
+    offer = offered(sessions, curve)
+    for rows in range(1, offer.rows + 1):
+        expected = curve.seconds(rows * sessions, sessions) / curve.seconds(sessions, sessions)
+        if TILE // sessions >= 8:
+            assert offer.costs.of(rows) == pytest.approx(expected, rel=0.02)
+        assert 1 <= offer.costs.of(rows) <= offer.costs.of(rows + 1)
+
+
+def test_a_crowd_is_met_at_once_and_leaves_after_a_few_steps():
+    meter = LoadMeter(curve_of())
+    assert meter.offer(1).rows == 32
+    assert meter.offer(8).rows == 4
+    rows = [meter.offer(2).rows for _ in range(9)]
+    assert rows == [4] * 7 + [16] * 2
+
+
+def test_steps_that_only_read_prompts_say_nothing_about_the_crowd():
+    meter = LoadMeter(curve_of())
+    meter.offer(8)
+    assert {meter.offer(0).rows for _ in range(40)} == {4}
+
+
+TIMES = st.floats(allow_nan=True)
+STEPS = st.tuples(st.integers(1, 64), st.integers(1, 256), st.integers(0, 10**9), TIMES)
+
+
+@settings(deadline=None, max_examples=50)
+@given(st.lists(STEPS, max_size=20))
+def test_whatever_steps_took_every_one_has_an_offer(taken):
+    meter = LoadMeter(curve_of())
+    for sessions, rows, keys, seconds in taken:
+        offer = meter.offer(sessions)
+        assert 0 < offer.round_s < math.inf
+        assert 1 <= offer.rows * sessions <= 512
+        meter.record(StepCost(rows, sessions, keys, seconds))
+
+
+@pytest.mark.parametrize(
+    "bad", [{"rows": 0}, {"rows": 2, "round_s": -1.0}, {"rows": 2, "round_s": math.inf}]
+)
+def test_an_offer_that_can_not_be_is_refused(bad):
+    with pytest.raises(InvalidRequest, match="offer"):
+        Offer(**bad)
