@@ -1,8 +1,7 @@
 """Forwards of a model before anything is served, to measure their costs on this machine."""
 
-import math
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
@@ -17,13 +16,10 @@ from slipstream.models.target.token_layout import Part
 
 _TOKEN = 0
 _CHECKED = (1, 8)
-"""Batched tokens of the forwards that kept costs are checked by, each up to three times."""
+"""Batched tokens of the forwards that kept costs are checked by."""
+_CHECKS = 2
 _FASTER = 0.8
-_BENT = 1.25
-"""Kept costs are those of a busy machine where a forward takes so much less than they say: they are
-all as much lower, unless the ratio of the two has changed by so much, and then measured again. Once
-a start has found them right, a changed ratio alone says that the machine is busy now."""
-_CHECKS = 3
+"""Kept costs are those of a busy machine where a forward takes so much less than they say."""
 _SHORTEST_TILE = 8
 """Products of fewer tokens make a slope, not a staircase."""
 
@@ -42,19 +38,20 @@ def learn_cost(
 ) -> CostCurve:
     """Time steps of up to `max_tokens` tokens, logits included, for about so many seconds.
 
-    Costs kept under this `name` by an earlier start hold if a few forwards confirm them, or if they
-    were measured twice: a machine that is always busy has no other costs. On a device they are
-    timed over the engine's own `pool`, so that its forwards are captured early.
+    Costs kept under this `name` by an earlier start hold unless a few forwards are clearly faster.
+    On a device they are timed over the engine's own `pool`, so that its forwards are captured
+    early.
     """
     max_tokens = min(max_tokens, model.context_length)
     forwards = _Forwards(model, pool, max_tokens)
     tile = model.rule.max_rows if _SHORTEST_TILE <= model.rule.max_rows < max_tokens else None
     is_cpu = model.device == "cpu"
-    costs = _confirmed(name, forwards.compute, clock, max_tokens) if is_cpu else None
+    costs = _kept(name, forwards.compute, clock, max_tokens) if is_cpu else None
     if costs is None:
         costs = learn(forwards.compute, clock, tile=tile, budget=Budget(seconds, max_tokens))
         if is_cpu:
-            _keep(name, costs, is_confirmed=this_machine().get(name) is not None)
+            points = [list(point) for point in costs.points]
+            this_machine().keep(name, [points, costs.session_s])
     forwards.close()
     return CostCurve(costs.points, tile=tile, session_s=costs.session_s)
 
@@ -91,48 +88,21 @@ class _Forwards:
         return cache
 
 
-def _keep(name: str, costs: Costs, *, is_confirmed: bool) -> None:
-    points = [list(point) for point in costs.points]
-    this_machine().keep(name, [points, costs.session_s, is_confirmed])
-
-
-def _confirmed(name: str, forward: Forward, clock: Clock, max_tokens: int) -> Costs | None:
-    """Return the costs of an earlier start, where this one finds the same."""
-    value = this_machine().get(name)
-    costs = _read(value)
+def _kept(name: str, forward: Forward, clock: Clock, max_tokens: int) -> Costs | None:
+    """Return the costs of an earlier start; None where forwards show that it was a busy one."""
+    costs = _read(this_machine().get(name))
     if costs is None or costs.points[-1][0] > max_tokens:
         return None
     seconds = dict(costs.points)
     if not seconds.keys() >= set(_CHECKED):
         return None
-    is_confirmed = bool(value[2:] and value[2])
-    factor, is_alike = _compared(forward, seconds, clock)
-    is_faster = factor <= _FASTER
-    if not is_alike and (is_faster or not is_confirmed):
-        return None
-    if is_faster:
-        points = tuple((count, factor * at) for count, at in costs.points)
-        costs = Costs(points, factor * costs.session_s)
-    if is_faster or not is_confirmed:
-        _keep(name, costs, is_confirmed=True)
-    return costs
-
-
-def _compared(forward: Forward, kept: Mapping[int, float], clock: Clock) -> tuple[float, bool]:
-    """Return the time of one token in units of the kept one, and whether several tokens take as
-    many times as long as they did."""
     forward(1, 1)
-    fastest, is_alike = dict.fromkeys(_CHECKED, math.inf), False
-    for _ in range(_CHECKS):
-        for count in _CHECKED:
-            start = clock()
-            forward(count, 1)
-            fastest[count] = min(fastest[count], max(clock() - start, 1e-9))
-        one, several = (fastest[count] / kept[count] for count in _CHECKED)
-        is_alike = 1 / _BENT < several / one < _BENT
-        if is_alike:
-            break
-    return one, is_alike
+    for count in _CHECKED * _CHECKS:
+        start = clock()
+        forward(count, 1)
+        if clock() - start < _FASTER * seconds[count]:
+            return None
+    return costs
 
 
 def _read(value: Any) -> Costs | None:
