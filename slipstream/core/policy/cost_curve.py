@@ -29,10 +29,8 @@ _LARGEST_DRIFT = 100.0
 """How many times faster or slower than at the start a forward may be held to be."""
 _DOUBT_ALL = 0.3
 """How far off the whole curve may be, as a part of it: the machine is shared, and grows hot."""
-_DOUBT_POINT = 0.05
-_DOUBT_SESSION = 0.02
 _DOUBT_KEYS = 1e-4
-"""How far off a session, and a key read by a row, may be: parts of a forward of one row."""
+"""How far off a key read by a row may be, as a part of a forward of one row."""
 
 Forward = Callable[[int, int], object]
 """Runs a forward of so many rows of so many sessions, to its very end."""
@@ -67,59 +65,45 @@ class CostCurve:
         own = [seconds for _, seconds in points]
         if not all(0 < seconds < math.inf for seconds in own) or not 0 <= session_s < math.inf:
             raise InvalidRequest("the time of a forward is not above 0, or no number")
-        self._rows, self._own = rows, own
-        self._bounds = [(at / _LARGEST_DRIFT, at * _LARGEST_DRIFT) for at in self._own]
+        self._rows = rows
         self.tile = tile
         self._scale = 1.0
         # A forward of several sessions never takes longer than one for each of them.
-        self._session_s = min(float(session_s), self._own[0])
+        self._session_s = min(float(session_s), own[0])
         self._key_s = 0.0
-        self._level()
+        self._seconds = _level(own)
 
     def seconds(self, rows: int, sessions: int = 1, keys: int = 0) -> float:
         """Return the time of a forward of `rows` rows; `keys` are those read, summed over rows."""
         if rows < 1 or sessions < 1 or keys < 0:
             raise InvalidRequest(f"no forward has {rows} rows of {sessions} sessions, {keys} keys")
-        others = self._session_s * (sessions - 1) + self._key_s * keys
-        return self._scale * self._alone(rows) + others
+        return self._scale * self._own(rows, sessions) + self._key_s * keys
 
     def record(self, rows: int, sessions: int = 1, keys: int = 0, *, seconds: float) -> None:
         """Take in what a step took; what is no time is left out.
 
-        Every term takes the part of the surprise that it is as uncertain of: mostly the speed of
-        the whole, seldom the shape. (One step of a Kalman filter whose doubts stay as they are.)
+        The speed of the whole and the cost of a key take the parts of the surprise that they are as
+        uncertain of. (One step of a Kalman filter whose doubts stay as they are.)
         """
         if not seconds >= 0:
             return
-        base, first = self._scale * self._alone(rows), self._own[0] * self._scale
+        own, first = self._own(rows, sessions), self._seconds[0] * self._scale
         expected = self.seconds(rows, sessions, keys)
         limit = _LARGEST_SURPRISE * expected
         surprise = _GAIN * min(max(seconds - expected, -limit), limit)
-        doubts = {
-            "all": (base * _DOUBT_ALL) ** 2,
-            "point": (base * _DOUBT_POINT) ** 2,
-            "session": ((sessions - 1) * first * _DOUBT_SESSION) ** 2,
-            "keys": (keys * first * _DOUBT_KEYS) ** 2,
-        }
-        share = {name: surprise * doubt / sum(doubts.values()) for name, doubt in doubts.items()}
-        if sessions > 1:
-            self._session_s = _within(
-                self._session_s + share["session"] / (sessions - 1), 0.0, first
-            )
+        doubt_all, doubt_keys = (
+            (self._scale * own * _DOUBT_ALL) ** 2,
+            (keys * first * _DOUBT_KEYS) ** 2,
+        )
+        surprise /= doubt_all + doubt_keys
         if keys:
-            self._key_s = _within(self._key_s + share["keys"] / keys, 0.0, first)
-        self._bend(rows, 1 + share["point"] / base)
-        scale = self._scale * (1 + share["all"] / base)
+            self._key_s = _within(self._key_s + surprise * doubt_keys / keys, 0.0, first)
+        scale = self._scale + surprise * doubt_all / own
         self._scale = _within(scale, 1 / _LARGEST_DRIFT, _LARGEST_DRIFT)
 
-    def _bend(self, rows: int, factor: float) -> None:
-        """Scale the points next to `rows`, the nearer the more."""
-        at, weight = self._place(self._inside(rows)[0])
-        for point, part in ((at, 1 - weight), (at + 1, weight)):
-            self._own[point] = _within(
-                self._own[point] * (1 + (factor - 1) * part), *self._bounds[point]
-            )
-        self._level()
+    def _own(self, rows: int, sessions: int) -> float:
+        """Return the time without keys, at the speed of the start."""
+        return self._alone(rows) + self._session_s * (sessions - 1)
 
     def _alone(self, rows: int) -> float:
         """Return the time of one session's rows, at the speed of the start."""
@@ -154,16 +138,17 @@ class CostCurve:
         last = self._rows[-1]
         return self.tile if self.tile and last >= 2 * self.tile else last // 2
 
-    def _level(self) -> None:
-        """Neighbours out of order share their mean: more rows never cost less."""
-        blocks: list[tuple[float, int]] = []
-        for seconds in self._own:
-            total, count = seconds, 1
-            while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
-                before = blocks.pop()
-                total, count = total + before[0], count + before[1]
-            blocks.append((total, count))
-        self._seconds = [total / count for total, count in blocks for _ in range(count)]
+
+def _level(times: Sequence[float]) -> list[float]:
+    """Have neighbours out of order share their mean: more rows never cost less."""
+    blocks: list[tuple[float, int]] = []
+    for seconds in times:
+        total, count = seconds, 1
+        while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
+            before = blocks.pop()
+            total, count = total + before[0], count + before[1]
+        blocks.append((total, count))
+    return [total / count for total, count in blocks for _ in range(count)]
 
 
 def _within(value: float, least: float, most: float) -> float:
