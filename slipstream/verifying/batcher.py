@@ -103,7 +103,7 @@ class BatchedTarget:
         pending = PendingRequest(request, max_queue_s, self._left)
         self._pending[session_id] = pending
         self._queue.add(request)
-        self._window.came(session_id, self.thread.idle_s)
+        self._window.came(session_id)
         self.spent.turn(self._activity())
         self._wake()
         return pending
@@ -220,7 +220,7 @@ class BatchedTarget:
 
     async def _step(self) -> None:
         has_room, self._has_room = self._has_room, False
-        self._window.started(self.thread.idle_s)
+        self._window.started()
         has_company = self._window.has_company
         self._is_stepping = True
         self.spent.turn(Activity.BUSY)
