@@ -7,7 +7,6 @@ the times that were taken anyway, so that a request that is not traced pays for 
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from contextvars import ContextVar
 
 from opentelemetry.context import Context, attach
 from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
@@ -19,9 +18,6 @@ from slipstream.telemetry.spans import record_error
 from slipstream.telemetry.telemetry import Telemetry
 
 _STAGE = "slipstream.stage.{}_ms"
-MAX_STORED = 9
-"""Operations of the store with spans in one request: one a round is too many."""
-_CURRENT: ContextVar["RequestSpan | None"] = ContextVar("slipstream_request", default=None)
 
 
 class RequestSpan:
@@ -50,7 +46,6 @@ class RequestSpan:
         self.is_traced = self.span.is_recording()
         self._spent: dict[str, float] = {}
         self._begun: dict[str, float] = {}
-        self._num_stored = 0
 
     @property
     def spent(self) -> Mapping[str, float]:
@@ -58,8 +53,7 @@ class RequestSpan:
         return self._spent
 
     def become_current(self) -> None:
-        """Be what this task, and those it starts, are about. For a task that ends with it."""
-        _CURRENT.set(self)
+        """Be the current span of this task and of those it starts. It ends with the task."""
         if self.is_traced:
             attach(in_context(self.span))
 
@@ -81,43 +75,8 @@ class RequestSpan:
             end_s = self.clock()
             self.spend(stage, end_s - start_s)
             if span is not None:
-                self.child(span, (start_s, end_s), error=error)
-
-    def child(
-        self,
-        name: str,
-        times: tuple[float, float],
-        attributes: Attributes | None = None,
-        *,
-        error: BaseException | None = None,
-        kind: SpanKind = SpanKind.INTERNAL,
-    ) -> None:
-        """Add a child that is over, with start and end."""
-        span = self.begin(name, times[0], kind=kind)
-        self.finish(span, times[1], attributes or {}, error)
-
-    def stored(
-        self,
-        operation: str,
-        times: tuple[float, float],
-        *,
-        system: str,
-        is_remote: bool,
-        error: BaseException | None = None,
-    ) -> None:
-        """Record an operation of the session store. Only the first have spans, and the one that
-        gives the session back."""
-        if operation != "release":
-            self._num_stored += 1
-            if self._num_stored > MAX_STORED:
-                return
-        self.child(
-            f"session.{operation}",
-            times,
-            {"db.system.name": system, "db.operation.name": operation},
-            error=error,
-            kind=SpanKind.CLIENT if is_remote else SpanKind.INTERNAL,
-        )
+                child = self.begin(span, start_s, kind=SpanKind.INTERNAL)
+                self.finish(child, end_s, {}, error)
 
     def begins(self, stage: str, at_s: float | None = None) -> None:
         """Begin a stage now, or at an earlier time; it `ends` elsewhere."""
@@ -162,8 +121,3 @@ class RequestSpan:
         if error is not None:
             record_error(self.span, error)
         self.span.end(self._timeline.ns(self.clock()))
-
-
-def current_request() -> RequestSpan | None:
-    """The request that this task is about."""
-    return _CURRENT.get()

@@ -1,7 +1,6 @@
 """Traces of the three services as processes, and of who asks them, as a collector gets them.
 Everything is asked once, the services end, and the laws are about what had come by then."""
 
-
 import pytest
 
 from slipstream.telemetry.traces import SpanKind, Status, find_trace
@@ -24,12 +23,10 @@ from support.telemetry.traced_story import (
 
 GENERATE = "slipstream.rpc.v1.GenerationService/Generate"
 SERVED, CALLED = (GENERATE, f"{GENERATE}Stream"), ("draft.propose", "target.verify")
-STORED = [f"session.{at}" for at in ("acquire", "append", "release")]
-INNER = ("round", "prompt.encode", "session.park", "kv.wait", "engine.queue")
+INNER = ("round", "prompt.encode", "session.acquire", "session.park", "kv.wait", "engine.queue")
 KINDS = {
     **{name: {SpanKind.SERVER} for name in SERVED},
     **{name: {SpanKind.CLIENT, SpanKind.SERVER} for name in CALLED},
-    **{name: {SpanKind.CLIENT, SpanKind.INTERNAL} for name in STORED},
     **{name: {SpanKind.INTERNAL} for name in (*INNER, "engine.run")},
     "chat": {SpanKind.CLIENT},
 }
@@ -113,16 +110,6 @@ def is_answered(trace, propose):
     (answer,) = children(trace, propose)
     parts = {span.name for span in children(trace, answer)} - {"kv.wait"}
     return answer.service == DRAFT and parts == {"engine.queue", "engine.run"}
-
-
-def test_the_session_store_is_in_the_trace(seen):
-    for request_id in seen.well:
-        trace = seen.trace(request_id)
-        stored = [span for span in trace.spans if "db.system.name" in span.attributes]
-        assert {span.attributes["db.system.name"] for span in stored} == {"redis"}
-        assert {span.kind for span in stored} == {SpanKind.CLIENT}
-        (acquired,) = [span for span in stored if span.name == "session.acquire"]
-        assert acquired.parent_id == trace.request.span_id
 
 
 def test_what_is_not_sampled_is_traced_nowhere(seen):

@@ -33,7 +33,7 @@ from slipstream_router.replicas.replica import Hooks
 from slipstream_router.request_runner import RequestRunner, RouterState, Timeouts
 from slipstream_router.request_telemetry import RouterTelemetry
 from slipstream_router.servicer import SERVICE, GenerationServicer, Parts
-from slipstream_router.watched_store import MEMORY, REDIS, WatchedStore
+from slipstream_router.watched_store import WatchedStore
 
 _LOG = logging.getLogger("slipstream.router")
 
@@ -140,7 +140,6 @@ class Router:
         return WatchedStore(
             open_store(options, config.bounds(), time.monotonic, next_fence=self._next_fence),
             self._telemetry.instruments,
-            system=REDIS if options.url else MEMORY,
         )
 
     def _make_runner(self) -> RequestRunner:

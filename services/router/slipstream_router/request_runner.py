@@ -105,7 +105,7 @@ class RequestRunner:
             asked, recorder = _named(call.asked), call.recorder
             recorder.record_id(asked.ask.request_id)
             recorder.span.ends(ENTER)
-            with recorder.span.stage("acquire"):
+            with recorder.span.stage("acquire", "session.acquire"):
                 taken = await self._acquired(asked, call.owner)
             recorder.span.begins("between")
             recorder.record_session(taken.record.session_id)

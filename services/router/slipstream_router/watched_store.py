@@ -1,4 +1,4 @@
-"""A session store whose operations are timed, and seen in the traces of their requests."""
+"""A session store whose operations are timed."""
 
 import time
 from collections.abc import Awaitable, Callable
@@ -9,10 +9,8 @@ from slipstream.state.record import Claim, Grant, Record, SessionUpdate, StoreLe
 from slipstream.state.store import SessionStore
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments
-from slipstream.telemetry.request_span import current_request
 
-REDIS, MEMORY = "redis", "memory"
-_OK = "ok"
+_OK, _OTHER = "ok", "other"
 R = TypeVar("R")
 
 
@@ -24,13 +22,10 @@ class WatchedStore:
         store: SessionStore,
         instruments: Instruments,
         *,
-        system: str,
         clock: Callable[[], float] = time.perf_counter,
     ) -> None:
-        """`system` is where sessions are, redis or memory."""
         self._store = store
         self._instruments = instruments
-        self._system = system
         self._clock = clock
 
     async def acquire(self, claim: Claim) -> Grant:
@@ -62,28 +57,13 @@ class WatchedStore:
         await self._store.aclose()
 
     async def _watched(self, operation: str, work: Awaitable[R]) -> R:
-        start_s = self._clock()
-        error: BaseException | None = None
+        start_s, outcome = self._clock(), _OK
         try:
             return await work
-        except BaseException as passing:
-            error = passing
+        except BaseException as error:
+            outcome = type(error).__name__ if isinstance(error, SlipstreamError) else _OTHER
             raise
         finally:
-            self._tell(operation, (start_s, self._clock()), error)
-
-    def _tell(
-        self, operation: str, times: tuple[float, float], error: BaseException | None
-    ) -> None:
-        if self._instruments.are_exported:
-            outcome = _OK if error is None else _name(error)
-            said = {"operation": operation, "outcome": outcome}
-            self._instruments.record(catalog.STORE_DURATION, times[1] - times[0], said)
-        request = current_request()
-        if request is not None and request.is_traced:
-            is_remote = self._system == REDIS
-            request.stored(operation, times, system=self._system, is_remote=is_remote, error=error)
-
-
-def _name(error: BaseException) -> str:
-    return type(error).__name__ if isinstance(error, SlipstreamError) else "other"
+            if self._instruments.are_exported:
+                about = {"operation": operation, "outcome": outcome}
+                self._instruments.record(catalog.STORE_DURATION, self._clock() - start_s, about)

@@ -106,13 +106,12 @@ def write_trace(
     chat = to.span("client", "chat smollm2-135m", (-1, 101), kind=CLIENT)
     about = request_attributes(request_id) | dict(say or {})
     top = to.span("router", GENERATE, (0, 100), chat, kind=SERVER, say=about)
-    redis = {"db.system.name": "redis"}
-    to.span("router", "session.acquire", (0, 2), top, kind=CLIENT, say=redis)
+    to.span("router", "session.acquire", (0, 2), top)
     to.span("router", "prompt.encode", (2, 3), top)
     _round(to, top, 0, (3, 23), "prefill")
     _round(to, top, 1, (24, 32), "speculative")
     _round(to, top, 2, (32, 40), "speculative", error=error)
-    to.span("router", "session.release", (98, 100), top, kind=CLIENT, say=redis)
+    to.span("router", "session.park", (98, 100), top)
     return to
 
 

@@ -35,9 +35,9 @@ def test_bars_lie_where_their_spans_do_and_end_at_the_edge_of_the_page(tmp_path)
     to = write_trace(tmp_path)
     to.span("target", "late", (90, 5000), to.spans[1])
     by_name = {row.span.name: row for row in rows(found(tmp_path))}
-    release, late = by_name["session.release"], by_name["late"]
-    assert release.offset_ms == 99
-    assert (release.left, release.width) == pytest.approx((99 / 102, 2 / 102))
+    park, late = by_name["session.park"], by_name["late"]
+    assert park.offset_ms == 99
+    assert (park.left, park.width) == pytest.approx((99 / 102, 2 / 102))
     assert late.left + late.width == 1
     assert late.span.duration_ms == 4910
 
