@@ -106,7 +106,7 @@ class RedisClient:
     async def _evaluate(
         self, script: Script, keys: Sequence[str], args: Sequence[Any], *, again: bool
     ) -> Any:
-        command = self._client.execute_command
+        command: Any = self._client.execute_command
         rest = (len(keys), *keys, *args)
         try:
             return await command("EVALSHA", script.digest, *rest)

@@ -126,7 +126,7 @@ class RouterTelemetry:
         self._telemetry = telemetry
         self._rounds = RoundMetrics(telemetry.instruments)
         for metric in _FROM_THE_START:
-            self._rounds.count(metric, 0)
+            self._rounds.count(metric, amount=0)
 
     @contextmanager
     def request(self, method: str, metadata: Metadata | None) -> Iterator[RequestRecorder]:
@@ -155,17 +155,17 @@ class RouterTelemetry:
 
     def record_start(self, request: Request) -> None:
         """Count the prompt of a request that is about to run."""
-        self._rounds.count(catalog.TOKENS_PROMPT, len(request.tokens))
+        self._rounds.count(catalog.TOKENS_PROMPT, amount=len(request.tokens))
 
     def record_end(self, stats: RequestStats) -> None:
         """Count a request that ran to its end."""
-        self._rounds.count(catalog.TOKENS_UNKEPT, stats.continuity.num_unkept_tokens)
+        self._rounds.count(catalog.TOKENS_UNKEPT, amount=stats.continuity.num_unkept_tokens)
 
     def counting_losses(self, on_loss: Callable[[], None]) -> Callable[[], None]:
         """Return `on_loss` with the loss of a target counted."""
 
         def lost() -> None:
-            self._rounds.count(catalog.TARGET_LOSSES, 1)
+            self._rounds.count(catalog.TARGET_LOSSES, amount=1)
             on_loss()
 
         return lost

@@ -14,7 +14,7 @@ from slipstream.core.row_costs import Offer
 from slipstream.core.types import FinishReason, Proposal, ReplyTiming, Verdict
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments, MetricKind, no_instruments, sampled
-from slipstream.telemetry.round_metrics import MAX_POSITION, RoundMetrics, SpeculationGain
+from slipstream.telemetry.round_metrics import MAX_POSITION, RoundMetrics
 from slipstream.telemetry.telemetry import Telemetry
 from support.telemetry.listening import Listener
 from support.telemetry.watched_rounds import PREFILL, Script, Watched, scripts, told
@@ -232,14 +232,7 @@ def test_neither_a_last_round_nor_waiting_for_a_lost_draft_says_whether_speculat
 
 
 def test_averages_begin_with_the_mean_and_then_forget_slowly():
-    gain = SpeculationGain()
-    for num_final in (1, 2, 6):
-        gain.record_speculative(num_final=num_final, seconds=2.0, verify_s=1.0)
-    assert gain.length == pytest.approx(3)
-    for _ in range(47):
-        gain.record_speculative(num_final=3, seconds=2.0, verify_s=1.0)
-    gain.record_speculative(num_final=53, seconds=2.0, verify_s=1.0)
-    assert gain.length == pytest.approx(3 + 50 * 0.02)
-    assert gain.break_even == 2.0
-    gain.record_plain(0.5)
-    assert gain.break_even == 4.0
+    rounds = [Script(draft_s=1, verify_s=1, accepted=accepted) for accepted in (0, 1, 5)]
+    assert gains(*rounds) == pytest.approx((3, 2))
+    rounds += [Script(draft_s=1, verify_s=1, accepted=2)] * 47
+    assert gains(*rounds, Script(draft_s=1, verify_s=1, accepted=52))[0] == pytest.approx(4)
