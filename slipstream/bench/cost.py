@@ -1,4 +1,4 @@
-"""Costs of forwards: of the target by batched tokens, of a draft step, of plain decoding.
+"""Costs of forwards: of the target by batched tokens, and of a draft step.
 
 Everything is timed in turn, round after round, and reported as a median, so that a drift of the
 machine hits all of it alike.
@@ -6,7 +6,6 @@ machine hits all of it alike.
 
 import time
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass
 from functools import partial
 from statistics import median
@@ -16,7 +15,6 @@ from rich.table import Table
 
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.harness import parse_numbers, require_at_least
-from slipstream.bench.methods import Method, parse_method
 from slipstream.bench.report import fixed, table
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
@@ -36,14 +34,13 @@ MAX_ROWS = 128
 DRAFTED = 5
 """Nodes of the chain that a draft step is the median of, where its training allows so many."""
 _WARMUP = 3
-_PLAIN, _PLAIN_TOKENS, _PLAIN_ROUNDS = ("plain", "plain+invariant"), 48, 3
-"""Methods of plain decoding, the tokens of a reply, and the replies of each."""
+
 Action = Callable[[], object]
 
 
 @dataclass(frozen=True, slots=True)
 class CostPlan:
-    """Plan of timings, and of replies by plain decoding."""
+    """Plan of timings."""
 
     rows: str = option("1,2,4,8,16,32", "Tokens of a verification, ascending from 1.")
     context: int = option(300, "Tokens before those that are verified.")
@@ -94,7 +91,6 @@ def measure_cost(
             for numerics in targets
         },
         "draft": _draft_cost(ms, drafted) if has_draft else None,
-        "plain_ms_per_token": _plain_ms(engines, tokens),
     }
 
 
@@ -189,28 +185,9 @@ def _draft_cost(ms: Mapping[Any, float], drafted: int) -> dict[str, float]:
     }
 
 
-def _plain_ms(engines: MethodEngines, tokens: Sequence[int]) -> dict[str, float | None]:
-    """Return milliseconds per token after the first; None where the model ended at once."""
-    methods = [parse_method(name) for name in _PLAIN]
-    ms: dict[str, list[float]] = {name: [] for name in _PLAIN}
-    for round_ in range(1 + _PLAIN_ROUNDS):
-        for method in methods:
-            value = _ms_per_token(engines, method, tokens)
-            if round_ and value is not None:
-                ms[method.name].append(value)
-    return {name: median(values) if values else None for name, values in ms.items()}
-
-
-def _ms_per_token(engines: MethodEngines, method: Method, tokens: Sequence[int]) -> float | None:
-    with closing(engines.conversation(method)) as conversation:
-        reply = conversation.reply(tokens, _PLAIN_TOKENS)
-    later = len(reply.token_ids) - 1
-    return 1000 * reply.timings.decode_s / later if later else None
-
-
 def _context(plan: CostPlan, engines: MethodEngines, text: str) -> list[int]:
     engine = engines.engine("fast")
-    room = engine.model.context_length - max(plan.row_counts[-1], _PLAIN_TOKENS)
+    room = engine.model.context_length - plan.row_counts[-1]
     if plan.context > room:
         raise PromptTooLong(
             f"a context of {plan.context} tokens leaves no room in the model's"
@@ -230,15 +207,10 @@ def cost_table(cost: Mapping[str, Any]) -> Table:
     return shown
 
 
-def cost_lines(cost: Mapping[str, Any]) -> list[str]:
-    """Return the draft beside the target, and plain decoding."""
-    lines = []
-    if (draft := cost["draft"]) is not None:
-        lines.append(
-            f"draft step {draft['step_ms']:.3f} ms, {draft['step_ratio']:.1%} of a one-row target"
-            " forward; in a round, with reading its distribution,"
-            f" {draft['round_step_ms']:.3f} ms, {draft['round_step_ratio']:.1%}"
-        )
-    plain = [f"{name} {fixed(ms, 2)} ms" for name, ms in cost["plain_ms_per_token"].items()]
-    lines.append(f"plain decoding, per token: {', '.join(plain)}")
-    return lines
+def draft_line(draft: Mapping[str, float]) -> str:
+    """Return the draft beside the target."""
+    return (
+        f"draft step {draft['step_ms']:.3f} ms, {draft['step_ratio']:.1%} of a one-row target"
+        " forward; in a round, with reading its distribution,"
+        f" {draft['round_step_ms']:.3f} ms, {draft['round_step_ratio']:.1%}"
+    )

@@ -234,7 +234,7 @@ def load_table(figures: Figures) -> Table:
     columns = {
         "tokens/s": number("tokens_per_s", 1),
         f"over {figures['base']}": lambda of: fixed((of["ratio"] or {}).get("median"), 2, "x"),
-        "interval": lambda of: _interval(of["ratio"]),
+        "lowest and highest": lambda of: _range(of["ratio"]),
         "acceptance length": number("mean_acceptance_length", 2),
         "speculative rounds": number("speculative_share", 2),
         "identical": lambda of: f"{of['identity']['identical']}/{of['identity']['outputs']}",
@@ -243,7 +243,7 @@ def load_table(figures: Figures) -> Table:
     return table_of(("users", "engine"), columns, (((u, n), of) for u, n, of in _rows(figures)))
 
 
-def _interval(ratio: Figures | None) -> str:
+def _range(ratio: Figures | None) -> str:
     return "-" if ratio is None else f"{ratio['low']:.2f} to {ratio['high']:.2f}"
 
 

@@ -43,15 +43,6 @@ def fixed(value: float | None, digits: int, unit: str = "") -> str:
     return "-" if value is None else f"{value:.{digits}f}{unit}"
 
 
-def markdown(shown: Table) -> str:
-    """Return a table with its title as Markdown."""
-    heads = [str(column.header) for column in shown.columns]
-    rows = zip(*(map(str, column.cells) for column in shown.columns), strict=True)
-    rules = ["---", *["---:"] * (len(heads) - 1)]
-    lines = [f"| {' | '.join(cells)} |" for cells in (heads, rules, *rows)]
-    return "\n".join([f"**{shown.title}**", "", *lines])
-
-
 def fallback_line(name: str, of: Mapping[str, int]) -> str:
     """Return the rounds without a draft, by reason, in words."""
     reasons = ", ".join(f"{count} {reason}" for reason, count in of.items())

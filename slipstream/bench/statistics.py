@@ -1,64 +1,28 @@
-"""Figures that benchmarks share: medians and ratios with intervals, rounds, and token identity.
+"""Figures that benchmarks share: medians and ratios, rounds, and token identity.
 
 Pure; independent of what is measured.
 """
 
-import math
 from collections import Counter
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from statistics import median
 from typing import Any, Self, TypeVar
 
 from slipstream.core.request.stats import SpeculationStats
 
-CONFIDENCE = 0.95
 Key = TypeVar("Key")
-
-
-@dataclass(frozen=True, slots=True)
-class Interval:
-    """Median of some values, and how sure that is.
-
-    `low` and `high` are two of the values. In `coverage` of all samples of this size the median
-    of what was sampled lies between them, whatever its distribution.
-    """
-
-    median: float
-    low: float
-    high: float
-    coverage: float
-    count: int
-
-
-def median_interval(values: Sequence[float], *, confidence: float = CONFIDENCE) -> Interval | None:
-    """Return the median, between the nearest order statistics that cover it with this confidence.
-
-    Fewer than 6 values can't reach 95%: then all of them are between `low` and `high`, and
-    `coverage` is their own. None of no values.
-    """
-    if not values:
-        return None
-    ordered, count, cut = sorted(values), len(values), 0
-    while 2 * (cut + 1) < count and _coverage(count, cut + 1) >= confidence:
-        cut += 1
-    middle = float(median(ordered))
-    return Interval(middle, ordered[cut], ordered[-1 - cut], _coverage(count, cut), count)
-
-
-def _coverage(count: int, cut: int) -> float:
-    """Return the probability that more than `cut` values lie on either side of the median."""
-    outside: float = sum(math.comb(count, below) for below in range(cut + 1)) / 2**count
-    return 1 - 2 * outside
 
 
 def paired(
     subject: Sequence[float | None], base: Sequence[float | None]
 ) -> dict[str, float] | None:
-    """Return median and interval of subject over base, repeat by repeat; None without a pair."""
+    """Return median, lowest and highest of subject over base, repeat by repeat; None without a
+    pair."""
     found = [a / b for a, b in zip(subject, base, strict=True) if a is not None and b]
-    interval = median_interval(found)
-    return None if interval is None else asdict(interval)
+    if not found:
+        return None
+    return {"median": median(found), "low": min(found), "high": max(found)}
 
 
 def quotient(value: float | None, by: float | None) -> float | None:

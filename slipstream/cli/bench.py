@@ -6,7 +6,7 @@ from dataclasses import asdict, dataclass, replace
 import typer
 
 from slipstream.bench import speed_figures as report
-from slipstream.bench.cost import CostPlan, cost_lines, cost_table, measure_cost
+from slipstream.bench.cost import CostPlan, cost_table, draft_line, measure_cost
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.methods import GRAMMAR, Method, Numerics, parse_methods, with_references
 from slipstream.bench.speed import SpeedPlan, compare, run_speed
@@ -92,7 +92,7 @@ def speed(
 @app.command()
 @with_flags
 def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
-    """Cost of verifying tokens, of a draft step, and of plain decoding, in milliseconds.
+    """Cost of verifying tokens, and of a draft step, in milliseconds.
 
     Every forward is timed in turn with the others; medians are printed. The tokens of a
     verification are one pending token and a chain of drafted ones, head included.
@@ -104,7 +104,8 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
     has_draft = models.draft != "glide" or engines.draft_folder().is_dir()
     measured = measure_cost(plan, engines, text, has_draft=has_draft)
     figures_console().print(cost_table(measured))
-    show_lines(cost_lines(measured))
+    if measured["draft"] is not None:
+        show_lines([draft_line(measured["draft"])])
     output.write({"environment": {**models.facts(), "rounds": plan.rounds}, "cost": measured})
 
 

@@ -11,13 +11,7 @@ import typer
 from slipstream.cli.engine import open_client, open_embedded
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import PlaceFlags, RequestFlags
-from slipstream.cli.report import (
-    OriginMarks,
-    PlainComparison,
-    logprob_lines,
-    result_object,
-    stats_line,
-)
+from slipstream.cli.report import PlainComparison, result_object, stats_line
 from slipstream.core.errors import InvalidRequest, SlipstreamError, UnsupportedCombination
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.policy.options import Mode, SpeculationOptions
@@ -63,10 +57,10 @@ class PrintFlags:
     compare: bool = option(False, "Decode plainly too; compare tokens and speed.")
     as_json: bool = option(False, "Print one JSON object and nothing else.", names=("--json",))
     quiet: bool = option(False, "Print the text alone.")
-    origins: bool = option(False, "Mark every token by its origin.")
+    origins: bool = option(False, "With --json: the origin of every token.")
     logprobs: int | None = option(
         None,
-        "Print the log probability of every token, and so many of the likeliest tokens.",
+        "With --json: the log probability of every token, and so many of the likeliest tokens.",
         min=0,
         max=MAX_LOGPROBS,
     )
@@ -75,10 +69,8 @@ class PrintFlags:
         """Raise `UnsupportedCombination` for what can't be printed together."""
         if self.quiet and self.as_json:
             raise UnsupportedCombination("--quiet prints the text alone, --json one object")
-        if self.quiet and self.origins:
-            raise UnsupportedCombination("--quiet prints the text alone, --origins marks as well")
-        if self.quiet and self.logprobs is not None:
-            raise UnsupportedCombination("--quiet prints the text alone, --logprobs a table")
+        if not self.as_json and (self.origins or self.logprobs is not None):
+            raise UnsupportedCombination("--origins and --logprobs go with --json only")
 
 
 @with_flags
@@ -111,21 +103,17 @@ def _stream(
     client: "Client", prompt: "Prompt", options: dict[str, Any], output: PrintFlags
 ) -> "Result":
     """Generate, showing text as it becomes final."""
-    chunks, marks, shows_text = [], OriginMarks(sys.stdout), not output.as_json
+    chunks, shows_text = [], not output.as_json
     try:
         for chunk in client.stream(prompt, **options):
             chunks.append(chunk)
             if shows_text:
                 sys.stdout.write(chunk.text)
-                marks.mark(chunk.origins)
                 sys.stdout.flush()
     except SlipstreamError:
         if chunks and shows_text:
             typer.echo()  # the error is printed on a line of its own
         raise
-    if output.origins and shows_text:
-        sys.stdout.write("\n\n")
-        marks.legend()
     return collected(chunks)
 
 
@@ -149,8 +137,6 @@ def _report(result: "Result", comparison: PlainComparison | None, output: PrintF
     typer.echo()
     if output.quiet:
         return
-    if result.logprobs:
-        typer.echo("\n" + "\n".join(logprob_lines(result.logprobs)))
     line = stats_line(result.stats)
     if comparison is not None:
         line += ", " + comparison.line()

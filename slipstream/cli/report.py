@@ -1,30 +1,16 @@
-"""Output of commands: a finished request in one line or as JSON, marks of tokens, figures."""
+"""Output of commands: a finished request in one line or as JSON, and figures."""
 
-import json
-from collections import Counter
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from dataclasses import asdict, dataclass
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
-from rich.text import Text
-
-from slipstream.core.request.origins import Origins, TokenOrigin
 
 if TYPE_CHECKING:
     from slipstream.core.logprobs import Logprobs, TokenLogprob, TopLogprob
     from slipstream.core.request.results import RequestStats, Result
 
 WIDTH_OF_FILES = 240
-_UNKNOWN = "-"
-_MARKS = {
-    TokenOrigin.DRAFT: ("d", "green"),
-    TokenOrigin.RUNNER_UP: ("r", "yellow"),
-    TokenOrigin.LOOKUP: ("l", "cyan"),
-    TokenOrigin.NGRAM_STORE: ("n", "blue"),
-    TokenOrigin.TARGET: ("t", "magenta"),
-    None: ("-", "dim"),
-}
 _IDENTITIES = {
     "identical": "tokens identical to plain decoding",
     "different": "tokens DIFFERENT from plain decoding",
@@ -119,16 +105,6 @@ def _stats_object(stats: "RequestStats") -> dict[str, Any]:
     }
 
 
-def logprob_lines(logprobs: "Logprobs") -> Iterator[str]:
-    """Return a line for each token: its log probability, its text, and the likeliest tokens."""
-    for item in logprobs:
-        if item is None:
-            yield f"{_UNKNOWN:>9}"
-            continue
-        top = ", ".join(f"{_quoted(other)} {other.logprob:.3f}" for other in item.top)
-        yield f"{item.logprob:9.3f}  {_quoted(item):14}  {top}".rstrip()
-
-
 def _logprob_values(logprobs: "Logprobs") -> list[dict[str, Any] | None]:
     """Return JSON values; bytes also as text, in which U+FFFD stands for what is no character."""
     return [
@@ -145,37 +121,6 @@ def _logprob_values(logprobs: "Logprobs") -> list[dict[str, Any] | None]:
 def _values(item: "TokenLogprob | TopLogprob") -> dict[str, Any]:
     text = item.text.decode(errors="replace")
     return {"logprob": item.logprob, "text": text, "bytes": list(item.text)}
-
-
-def _quoted(item: "TokenLogprob | TopLogprob") -> str:
-    return json.dumps(item.text.decode(errors="backslashreplace"), ensure_ascii=False)
-
-
-class OriginMarks:
-    """Marks behind pieces of text: a letter and a colour for each token, by its origin."""
-
-    def __init__(self, file: TextIO) -> None:
-        self._console = Console(file=file, highlight=False)
-        self._seen: Counter[TokenOrigin | None] = Counter()
-
-    def mark(self, origins: Origins) -> None:
-        """Write the marks of these tokens."""
-        self._seen.update(origins)
-        if origins:
-            inner = Text().join(Text(*_MARKS[origin]) for origin in origins)
-            self._write(Text("[", "dim").append_text(inner).append("]", "dim"))
-
-    def legend(self) -> None:
-        """Write what the marks mean, and how many of each there were."""
-        parts = [
-            Text(mark, style).append(f" {origin or 'not known'} {self._seen[origin]}", "default")
-            for origin, (mark, style) in _MARKS.items()
-            if origin is not None or self._seen[origin]
-        ]
-        self._write(Text(", ").join(parts))
-
-    def _write(self, text: Text) -> None:
-        self._console.print(text, end="", soft_wrap=True)
 
 
 def figures_console() -> Console:

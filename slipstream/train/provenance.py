@@ -25,13 +25,6 @@ def write_provenance(path: Path, *, command: Sequence[str], facts: Mapping[str, 
     write_json(path, record)
 
 
-def add_facts(directory: Path, facts: Mapping[str, Any]) -> None:
-    """Add to the provenance of the weights in `directory`."""
-    record = read_provenance(directory)
-    command = record.pop("command").split(" ")
-    write_provenance(directory / PROVENANCE_NAME, command=command, facts={**record, **facts})
-
-
 def read_provenance(directory: Path) -> Any:
     """Return the provenance of the weights in `directory`; None where there is none."""
     path = directory / PROVENANCE_NAME

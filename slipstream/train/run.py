@@ -13,7 +13,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
-from slipstream.models.glide.glide_files import load_weights, save_glide
+from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape
 from slipstream.models.glide.torch_parts import model_parts
 from slipstream.models.loading import LoadedModel, load_target_parts
@@ -28,14 +28,11 @@ from slipstream.train.first_draft import borrowed, first_draft
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
 from slipstream.train.provenance import (
     PROVENANCE_NAME,
-    add_facts,
     data_facts,
     read_provenance,
     write_provenance,
 )
 from slipstream.train.trainer import Check, Inputs, Trainer, TrainHooks
-
-_NUM_FINAL_LAGS = 17
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -103,8 +100,6 @@ def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_
     trainer = Trainer(model, inputs, run.settings, group=group)
     export = _Export(run, trainer, vocab, tuple(files), revision)
     trainer.run(TrainHooks(hooks.clock, hooks.report, export.before(hooks.check)))
-    if group.is_lead:
-        export.finish(group.device)
 
 
 def _files(run: GlideRun, target: LoadedModel) -> list[DataFile]:
@@ -142,13 +137,6 @@ class _Export:
             report(result)
 
         return check
-
-    def finish(self, device: torch.device) -> None:
-        """Measure the exported weights once more, with lags far beyond the usual."""
-        model, _ = load_weights(self.run.out)
-        model = model.float().to(device)
-        heldout = self.trainer.measure(model, _NUM_FINAL_LAGS)
-        add_facts(self.run.out, {"heldout": asdict(heldout), "heldout_length": heldout.length})
 
     def _facts(self) -> dict[str, Any]:
         run, state = self.run, self.trainer.state

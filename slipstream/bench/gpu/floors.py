@@ -48,25 +48,6 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "num_hidden_layers": 80,
         "num_attention_heads": 64,
     },
-    "qwen3-8b": {
-        **_LLAMA,
-        "model_type": "qwen3",
-        "intermediate_size": 12288,
-        "num_hidden_layers": 36,
-        "head_dim": 128,
-        "vocab_size": 151936,
-        "max_position_embeddings": 40960,
-        "rms_norm_eps": 1e-6,
-        "rope_theta": 1000000.0,
-    },
-    "mistral-7b": {
-        **_LLAMA,
-        "model_type": "mistral",
-        "vocab_size": 32768,
-        "max_position_embeddings": 32768,
-        "rope_theta": 1000000.0,
-        "sliding_window": None,
-    },
 }
 """Published sizes: fields of each one's config.json."""
 

@@ -13,6 +13,9 @@ from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
+from rich.table import Table
+
+from slipstream.bench.report import fixed, table
 from slipstream.core.round import Clock
 
 _LEAST_S = 5.0
@@ -115,3 +118,11 @@ _FAULTS: tuple[Callable[[dict[str, Any]], bool], ...] = (
 
 def _failed(step: GpuStep, seconds: float, reason: str, output: str) -> StepResult:
     return StepResult(step.name, Outcome.FAILED, seconds, reason, output)
+
+
+def summary(results: Sequence[StepResult]) -> Table:
+    """Return what came of each step."""
+    shown = table("step", "seconds", "outcome", "reason", title="Steps")
+    for result in results:
+        shown.add_row(result.name, fixed(result.seconds, 1), result.outcome, result.reason)
+    return shown

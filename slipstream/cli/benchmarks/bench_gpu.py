@@ -8,10 +8,9 @@ from typing import Any
 
 import typer
 
-from slipstream.bench.gpu import report
 from slipstream.bench.gpu.floors import measure_floors
 from slipstream.bench.gpu.graph_checks import check_graphs
-from slipstream.bench.gpu.steps import GpuStep, Outcome, run_steps
+from slipstream.bench.gpu.steps import GpuStep, Outcome, run_steps, summary
 from slipstream.bench.harness import write_json
 from slipstream.cli.benchmarks.bench_flags import ModelFlags, OutputFlags, machine_facts
 from slipstream.cli.flags import with_flags
@@ -38,7 +37,7 @@ class OneStep(StrEnum):
 class GpuRunFlags:
     """Extent of the run, and the directory of its results."""
 
-    out: Path = option(Path("gpu-results"), "Directory of results.json, page.md and their parts.")
+    out: Path = option(Path("gpu-results"), "Directory of results.json and its parts.")
     minutes: float = option(9.0, "Time for all steps; what is left then is not run.")
     shape: str | None = option(
         None,
@@ -102,10 +101,9 @@ def gpu(run: GpuRunFlags, models: ModelFlags, output: OutputFlags) -> None:
             advance(result.name)
     values: dict[str, Any] = {"environment": facts, "steps": [asdict(at) for at in results]}
     write_json(run.out / "results.json", values)
-    (run.out / "page.md").write_text(report.page(results, facts), encoding="utf-8")
     output.write(values)
-    figures_console().print(report.summary(results))
-    typer.echo(f"page {run.out / 'page.md'}")
+    figures_console().print(summary(results))
+    typer.echo(f"results {run.out / 'results.json'}")
     if any(at.outcome is Outcome.FAILED for at in results):
         raise typer.Exit(FAILED)
 

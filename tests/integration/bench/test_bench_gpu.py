@@ -7,8 +7,7 @@ import torch
 
 from slipstream.bench.gpu.floors import measure_floors
 from slipstream.bench.gpu.graph_checks import check_graphs
-from slipstream.bench.gpu.report import page
-from slipstream.bench.gpu.steps import GpuStep, Outcome, StepResult, found_faults, run_steps
+from slipstream.bench.gpu.steps import GpuStep, Outcome, found_faults, run_steps
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import InvalidRequest
 from support.models import tiny_checkpoint
@@ -24,7 +23,7 @@ def folders(tmp_path_factory):
     return str(target), str(tiny_checkpoint.save_draft(target, draft))
 
 
-def test_one_command_runs_every_step_and_writes_figures_and_a_page(folders, tmp_path, capsys):
+def test_one_command_runs_every_step_and_writes_figures(folders, tmp_path, capsys):
     target, draft = folders
     place = ("--target", target, "--draft", draft, "--dtype", "float32", "--shape", target)
     sizes = ("--limit", "1", "--max-new-tokens", "4", "--minutes", "8")
@@ -37,9 +36,6 @@ def test_one_command_runs_every_step_and_writes_figures_and_a_page(folders, tmp_
     assert all(at["is_equal"] for at in steps["graphs"]["forwards"])
     assert set(steps["floors"]["rows_ms"]) >= {"1", "256"}
     assert steps["speed"]["methods"]["best"]["overall"]["identity"] != "different"
-    text = (tmp_path / "page.md").read_text()
-    assert all(f"## {name}\n" in text for name in STEPS)
-    assert "of the speed of reading" in text
     assert "passed" in capsys.readouterr().out
 
 
@@ -80,11 +76,6 @@ def test_figures_that_must_be_the_same_and_are_not_fail_a_step(figures, num):
     assert len(list(found_faults(figures))) == num
 
 
-def test_a_page_has_the_reason_of_a_step_that_failed():
-    text = page([StepResult("graphs", Outcome.FAILED, 1.0, "2 differ")], {"device": "any"})
-    assert "| graphs | 1.0 | failed | 2 differ |" in text
-
-
 def test_an_unknown_shape_is_refused():
     with pytest.raises(InvalidRequest, match="the shape is 'abacus', but must be llama-3-8b"):
         measure_floors("abacus", dtype="auto", device="cpu", numerics="fast")
@@ -120,9 +111,6 @@ def test_graphs_and_chains_of_a_device_are_compared_and_never_wait(folders):
     assert found["waits"]["bodies"] == len(found["graphs"])
     assert found["chains"]["as_the_host"] == found["chains"]["proposals"]
     assert not list(found_faults(found))
-    text = page([StepResult("graphs", Outcome.PASSED, figures=found)], {})
-    assert "8 of 8 are as the host leads them" in text
-    assert text.count("None waits for the device.") == 2
 
 
 @pytest.mark.gpu
