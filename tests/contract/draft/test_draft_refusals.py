@@ -6,13 +6,15 @@ import grpc.aio
 import pytest
 
 from slipstream.core import errors
+from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Session, Shape, StopPolicy, Verification
+from slipstream.drafting.checks import check_plan
 from slipstream.rpc.conversion.convert_facts import draft_facts_from_pb
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from support.models import tiny
-from support.services.tiny_services import MAX_LAG, draft_place, is_empty, target_place, until
+from support.services.tiny_services import MAX_LAG, draft_place, is_empty, until
 
 PROMPT = tuple(tiny.tokens(21))
 SESSION = Session("s", len(PROMPT), 30)
@@ -40,16 +42,11 @@ BAD_PLANS = {
 
 
 @pytest.mark.parametrize("name", BAD_PLANS)
-async def test_a_plan_that_can_not_be_followed_is_refused(models, name):
+def test_a_plan_that_can_not_be_followed_is_refused(name):
     plan, kind = BAD_PLANS[name]
-    async with target_place(models) as targets, draft_place(models, "glide") as drafts:
-        target = await targets.prefilled(SESSION, PROMPT)
-        draft = drafts.remote(lambda: target.feed(targets.address))
-        with pytest.raises(kind) as caught:
-            await draft.propose(TokenSequence(SESSION, PROMPT), plan)
-        assert type(caught.value) is kind
-        await until(lambda: is_empty(drafts))
-        await target.release("s")
+    with pytest.raises(kind) as caught:
+        check_plan(plan, SESSION, DraftFacts("glide", max_lag=MAX_LAG), tiny.VOCAB)
+    assert type(caught.value) is kind
 
 
 ROOTED = replace(SESSION, verification=Verification.TARGET_INIT, num_roots=4)

@@ -214,3 +214,51 @@ async def test_a_plain_draft_takes_sessions_and_tokens_beyond_its_own_and_drafts
     assert (len(within.tree), within.stopped_by) == (4, "depth")
     assert (len(at_the_end.tree), at_the_end.stopped_by) == (2, "context")
     assert (len(beyond.tree), beyond.stopped_by) == (0, "context")
+
+
+OTHER = replace(SESSION, session_id="other")
+
+
+@asynccontextmanager
+async def request(targets, drafts, session):
+    """A request's target, which holds the prompt, and its draft."""
+    target = await targets.prefilled(session, PROMPT)
+    draft = drafts.remote(lambda: target.feed(targets.address))
+    try:
+        yield target, draft
+    finally:
+        await draft.release(session.session_id)
+        await target.release(session.session_id)
+
+
+async def test_without_room_for_keys_nothing_is_drafted_until_there_is_some(models):
+    async with target_place(models) as targets, draft_place(models, "glide") as drafts:
+        drafts.receivers.budget.limit = 1000
+        async with request(targets, drafts, SESSION) as (_, draft):
+            proposal = await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
+            assert (len(proposal.tree), proposal.stopped_by) == (0, "lag")
+            assert drafts.receivers.num_kv_bytes == 0
+            drafts.receivers.budget.limit = None
+
+            async def is_drafting():
+                return len((await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)).tree) > 0
+
+            await until(is_drafting)
+        await until(lambda: is_empty(drafts))
+        assert drafts.receivers.budget.num_bytes == 0
+
+
+async def test_keys_of_a_parked_session_give_way_to_those_of_a_running_one(models):
+    async with target_place(models) as targets, draft_place(models, "glide") as drafts:
+        async with request(targets, drafts, SESSION) as (_, draft):
+            await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
+            await draft.park(60)
+        drafts.receivers.budget.limit = drafts.receivers.kv_bytes("s")
+        assert drafts.receivers.kv_bytes("s") > 0
+        async with request(targets, drafts, OTHER) as (_, draft):
+            assert len((await draft.propose(TokenSequence(OTHER, PROMPT), PLAN)).tree)
+            assert drafts.receivers.kv_bytes("s") == 0 < drafts.receivers.kv_bytes("other")
+        async with request(targets, drafts, SESSION) as (_, draft):
+            assert len((await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)).tree), (
+                "it is read again"
+            )

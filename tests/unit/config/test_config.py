@@ -147,12 +147,6 @@ def test_another_services_variables_are_not_looked_at(load):
     assert load(env=env) == Options() == load_config(Options, section="target", env={})
 
 
-def test_values_in_code_need_no_text():
-    flags = {"size": 2, "peers": ("a", "b"), "place": Path("p"), "most": None}
-    at = load_config(Options, section="target", env={}, flags=flags)
-    assert (at.size, at.peers, at.place, at.most) == (2, ("a", "b"), Path("p"), None)
-
-
 KNOWN = "is_open, least, most, name"
 BAD_FILES = [
     ("[target]\nsise = 1", r"\[target\] of .*slipstream.toml has 'sise', but known are " + KNOWN),

@@ -103,9 +103,10 @@ def assert_same(ours, theirs):
             )
 
 
-@pytest.mark.parametrize("shape", [Shape.CHAIN, Shape.CAPE])
+@pytest.mark.parametrize(
+    ("shape", "temperature"), [(Shape.CHAIN, 0.0), (Shape.CHAIN, 1.0), (Shape.CAPE, 1.0)]
+)
 @pytest.mark.parametrize(("policy", "threshold"), POLICIES)
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_proposals_are_those_of_the_host(shape, policy, threshold, temperature):
     (host, device), texts = drafts()
     plan = Plan(6, 20, shape, policy, threshold)

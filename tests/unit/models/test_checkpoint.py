@@ -56,9 +56,11 @@ def saved(folder, family, dtype=torch.float32, **options):
     return folder
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-@pytest.mark.parametrize("stored", [torch.float32, torch.bfloat16, torch.float16])
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
+@pytest.mark.parametrize(
+    ("family", "stored"),
+    [("llama", torch.float32), ("qwen2", torch.bfloat16), ("qwen3", torch.float16)],
+)
 def test_files_and_a_model_in_memory_give_the_same_bits(tmp_path, family, stored, dtype):
     folder = saved(tmp_path, family, stored)
     read, loaded = load_model(str(folder), dtype=dtype), load_target_parts(str(folder), dtype=dtype)

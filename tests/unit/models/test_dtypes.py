@@ -46,13 +46,6 @@ def test_auto_is_bfloat16_unless_float32_is_clearly_faster(bfloat16, float32, ch
     assert choose_dtype("auto", CPU, machine=times) is DTYPES[chosen]
 
 
-def test_the_choice_is_logged_with_the_times_it_follows_from(caplog):
-    with caplog.at_level(logging.INFO, "slipstream.models"):
-        choose_dtype("auto", CPU, machine=machine(bfloat16=0.001, float16=None, float32=0.003))
-    (line,) = caplog.messages
-    assert line == "dtype bfloat16, chosen by timing: bfloat16 1.0 ms, float32 3.0 ms"
-
-
 def test_a_slow_dtype_works_with_one_warning_that_names_the_faster_one(caplog):
     assert choose_dtype("float16", CPU, machine=modern()) is DTYPES["float16"]
     (warning,) = caplog.records

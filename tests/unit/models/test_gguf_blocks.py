@@ -11,9 +11,7 @@ from slipstream.core.errors import WeightsError
 from slipstream.core.tree import TokenTree
 from slipstream.models.loading import load_model, load_target_parts
 from slipstream.models.native import library
-from slipstream.models.native.gguf_weights import PLAIN as PLAIN_TYPES
 from slipstream.models.native.gguf_weights import GgufSource
-from slipstream.models.native.weights import KINDS
 from slipstream.models.store.gguf_file import TYPES, GgufFile
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
@@ -107,7 +105,7 @@ def test_layers_lend_their_weights_to_transformers_and_take_them_back(file):
     assert {weight.device.type for weight in model.base_model.layers.parameters()} == {"meta"}
 
 
-@pytest.mark.parametrize("kind", [*KINDS, *PLAIN_TYPES])
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0", "F16", "F32"])
 def test_a_tied_embedding_is_an_untied_copy_held_once(kind, tmp_path):
     types = {"token_embd": kind}
     files = [
@@ -122,8 +120,9 @@ def test_a_tied_embedding_is_an_untied_copy_held_once(kind, tmp_path):
     assert untied.weight_bytes - tied.weight_bytes == table.num_bytes
 
 
-@pytest.mark.parametrize("kind", ["Q4_0", "Q8_0", "MXFP4"])
-@pytest.mark.parametrize("name", ["blk.1.attn_norm.weight", "output_norm.weight"])
+@pytest.mark.parametrize(
+    ("name", "kind"), [("blk.1.attn_norm.weight", "Q4_0"), ("output_norm.weight", "MXFP4")]
+)
 def test_a_norm_in_blocks_is_refused_by_its_name(plain, tmp_path, name, kind):
     mark = name.encode() + struct.pack("<IQ", 1, 256)
     number = struct.pack("<I", GGMLQuantizationType[kind])
@@ -134,7 +133,7 @@ def test_a_norm_in_blocks_is_refused_by_its_name(plain, tmp_path, name, kind):
         load_model(str(broken))
 
 
-@pytest.mark.parametrize("kind", [*sorted(UNREADABLE), 77])
+@pytest.mark.parametrize("kind", [*sorted(UNREADABLE)[::4], 77])
 def test_a_type_that_cannot_be_read_is_named(plain, tmp_path, kind):
     mark = b"blk.0.ffn_up.weight" + struct.pack("<IQQ", 2, 256, 512)
     known = struct.pack("<I", GGMLQuantizationType.Q4_1)

@@ -71,9 +71,9 @@ def plain(tmp_path_factory):
     return path, hidden(model_of(path))
 
 
-@pytest.mark.parametrize("family", ["llama", "qwen2", "qwen3"])
 @pytest.mark.parametrize("name", VALUES)
-def test_a_field_that_changes_answers_is_refused_by_its_name(name, family, tmp_path):
+def test_a_field_that_changes_answers_is_refused_by_its_name(name, tmp_path):
+    family = ("llama", "qwen2", "qwen3")[len(name) % 3]
     fields = {f"{family}.{name}": VALUES[name]}
     path = tiny_gguf.write(tmp_path / "odd.gguf", f32, family, more=fields)
     for dtype in ("auto", "float32"):
@@ -102,8 +102,7 @@ SIZES = {"attn_q": 256, "attn_k": 128, "attn_v": 128, "attn_output": 256}
 SIZES |= {"ffn_gate": 512, "ffn_up": 512, "ffn_down": 256}
 
 
-@pytest.mark.parametrize("part", SIZES)
-@pytest.mark.parametrize("layer", [0, 1])
+@pytest.mark.parametrize(("layer", "part"), [(at % 2, part) for at, part in enumerate(SIZES)])
 def test_a_bias_of_any_linear_is_added_wherever_it_is(part, layer, plain, tmp_path):
     bias = np.random.default_rng(1).normal(0, 0.5, SIZES[part])
     path = tiny_gguf.write(

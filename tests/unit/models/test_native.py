@@ -97,7 +97,7 @@ def test_each_scale_is_honoured_on_its_own(scale):
     assert not np.allclose(first, second, rtol=0.05)
 
 
-@pytest.mark.parametrize("window", [1, 2, 5, 16, 64, 100, 127, 128, 300])
+@pytest.mark.parametrize("window", [1, 5, 64, 127, 128, 300])
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_node_sees_the_window_before_it_in_any_company(window, dtype):
     make = partial(families.family_model, "mistral", sliding_window=window)

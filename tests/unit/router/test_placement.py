@@ -38,41 +38,37 @@ def draft(address="d1:1", **changes):
     return DraftView(address, **fields)
 
 
-def test_the_least_loaded_target_of_the_model_is_chosen():
-    views = [
-        target("a:1", num_requests=2),
-        target("b:1", num_requests=1),
-        target("c:1", num_requests=0, model_id="large"),
-    ]
-    chosen = choose_target(views, "small")
-    assert chosen is not None
-    assert chosen.address == "b:1"
+def chosen(views, excluded=frozenset(), **more):
+    """The address of the target for a request of the small model."""
+    found = choose_target(views, "small", excluded=excluded, **more)
+    return None if found is None else found.address
 
 
-def test_among_equals_the_one_that_has_had_no_request_for_longest_comes_next():
-    views = [target("a:1", last_began=4.0), target("b:1", last_began=3.0)]
-    chosen = choose_target(views, "small")
-    assert chosen is not None
-    assert chosen.address == "b:1"
+PAIR = [target("a:1"), target("b:1", num_requests=9)]
+CHOICES = {
+    "nobody": ([], {}, None),
+    "another model": ([target(model_id="large")], {}, None),
+    "the least loaded": ([target("a:1", num_requests=2), target("b:1", num_requests=1)], {}, "b:1"),
+    "the longest idle": ([target("a:1", last_began=4.0), target("b:1", last_began=3.0)], {}, "b:1"),
+    "keys of a full one": ([target("a:1", num_requests=1000)], {"sticky": "a:1"}, "a:1"),
+    "keys of one that is gone": ([target("b:1")], {"sticky": "a:1"}, "b:1"),
+    "keys of one that failed": (PAIR, {"sticky": "a:1", "excluded": {"a:1"}}, "b:1"),
+    "all failed": (PAIR, {"excluded": {"a:1", "b:1"}}, None),
+}
+
+
+@pytest.mark.parametrize("name", CHOICES)
+def test_a_target_is_chosen_by_model_failures_keys_and_load(name):
+    views, more, address = CHOICES[name]
+    assert chosen(views, **more) == address
 
 
 @pytest.mark.parametrize(("idlest", "most"), [(0, 8), (1, 10), (20, 48)])
 def test_whoever_holds_the_keys_comes_first_until_it_is_crowded(idlest, most):
     for num_requests, address in ((most, "a:1"), (most + 1, "c:1")):
-        views = [
-            target("a:1", num_requests=num_requests),
-            target("b:1", num_requests=idlest + 1),
-            target("c:1", num_requests=idlest),
-        ]
-        chosen = choose_target(views, "small", sticky="a:1")
-        assert chosen is not None
-        assert chosen.address == address
-
-
-def test_whoever_holds_the_keys_alone_is_never_crowded():
-    chosen = choose_target([target("a:1", num_requests=1000)], "small", sticky="a:1")
-    assert chosen is not None
-    assert chosen.address == "a:1"
+        numbers = {"a:1": num_requests, "b:1": idlest + 1, "c:1": idlest}
+        views = [target(at, num_requests=number) for at, number in numbers.items()]
+        assert chosen(views, sticky="a:1") == address
 
 
 def test_sessions_that_go_on_come_to_a_target_that_was_added():
@@ -81,22 +77,9 @@ def test_sessions_that_go_on_come_to_a_target_that_was_added():
     for number, holder in enumerate(holders):  # one turn ends, and the session's next one begins
         running[holder] -= 1
         views = [target(at, num_requests=count) for at, count in running.items()]
-        chosen = choose_target(views, "small", sticky=holder)
-        assert chosen is not None
-        holders[number] = chosen.address
-        running[chosen.address] += 1
+        holders[number] = chosen(views, sticky=holder)
+        running[holders[number]] += 1
     assert running == {"a:1": 43, "b:1": 17}
-
-
-def test_keys_on_a_replica_that_is_gone_hold_nobody():
-    chosen = choose_target([target("b:1")], "small", sticky="a:1")
-    assert chosen is not None
-    assert chosen.address == "b:1"
-
-
-def test_without_a_replica_of_the_model_nobody_is_chosen():
-    assert choose_target([target(model_id="large")], "small") is None
-    assert choose_draft([], target(), "glide") is None
 
 
 @pytest.mark.parametrize(
@@ -113,23 +96,12 @@ def test_a_draft_for_another_target_never_sits_with_this_one(change, part):
     assert choose_draft([draft(**change)], target(), "glide") is None
 
 
-def test_what_a_draft_does_not_depend_on_is_not_compared():
+def test_what_a_draft_does_not_depend_on_is_not_compared_but_its_kind():
     vanilla = draft(kind="vanilla", target_model_id="", target_layout=None, vocab_size=128)
     ngram = DraftView("d:1", "ngram")
     assert misfit(target(), vanilla) == ""
     assert misfit(target(), ngram) == ""
-
-
-def test_a_draft_of_another_kind_is_not_taken():
-    assert choose_draft([draft(kind="vanilla")], target(), "glide") is None
-
-
-def test_targets_that_failed_are_spared_even_where_they_hold_the_keys():
-    views = [target("a:1"), target("b:1", num_requests=9)]
-    chosen = choose_target(views, "small", sticky="a:1", excluded={"a:1"})
-    assert chosen is not None
-    assert chosen.address == "b:1"
-    assert choose_target(views, "small", excluded={"a:1", "b:1"}) is None
+    assert choose_draft([vanilla, ngram], target(), "glide") is None
 
 
 def test_drafts_that_failed_are_spared_even_where_they_hold_the_keys():

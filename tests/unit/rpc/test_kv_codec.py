@@ -84,17 +84,13 @@ def test_the_largest_payload_is_as_large_as_the_bound_allows(encoding):
     assert huge.max_positions == 1
 
 
-def test_a_message_carries_a_frame_there_and_back():
-    for encoding in KvEncoding:
-        form = replace(FORM, encoding=encoding)
-        wire = kv.frame_to_bytes(SOURCE, form, frame(form))
-        assert frame_from_bytes(wire, SOURCE, form) == frame(form)
-
-
-def test_a_frame_is_serialised_as_its_message_is():
-    wire = kv.frame_to_bytes(SOURCE, FORM, frame())
+@pytest.mark.parametrize("encoding", list(KvEncoding))
+def test_a_frame_travels_as_its_message_and_comes_back_the_same(encoding):
+    form = replace(FORM, encoding=encoding)
+    wire = kv.frame_to_bytes(SOURCE, form, frame(form))
+    assert frame_from_bytes(wire, SOURCE, form) == frame(form)
     message = StreamKvResponse.FromString(wire)
-    assert message.payload == frame().payload
+    assert message.payload == frame(form).payload
     assert message.SerializeToString() == wire
 
 

@@ -1,12 +1,158 @@
-"""What a caller says becomes the ids the chat template means, turn by turn or at once."""
+"""What a caller says becomes the ids the chat template means: turns, and tools as it knows them."""
+
+import json
 
 import pytest
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.request.prompt import PromptForm, checked_prompt
+from slipstream.core.request.tools import Tool, ToolFormat
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
+from slipstream.text.tokenizer import TextTokenizer
+from slipstream.text.tool_prompt import TOOL_FORMATS, format_of
 from support.models.tiny_checkpoint import byte_tokenizer
+
+PLAIN = "{% for m in messages %}<{{ m.role }}>{{ m.content }}</{{ m.role }}>{% endfor %}"
+KNOWING = (
+    "{% for t in tools or [] %}T{{ t.function | tojson }}{% endfor %}"
+    "{% for m in messages %}<{{ m.role }}>{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}C{{ c.function.name }}{{ c.function.arguments | tojson }}"
+    "{% endfor %}{% if m.tool_call_id %}#{{ m.tool_call_id }}{% endif %}{% endfor %}"
+)
+TOOL = Tool("f", "does f", '{"type": "object", "properties": {"x": {"type": "integer"}}}')
+CALL = {"id": "c1", "type": "function", "function": {"name": "f", "arguments": '{"x": 1}'}}
+TALK = [
+    {"role": "user", "content": "please"},
+    {"role": "assistant", "content": "", "tool_calls": (CALL,)},
+    {"role": "tool", "content": "7", "tool_call_id": "c1"},
+]
+
+
+def tokenizer(template):
+    parts = text_tokenizer(byte_tokenizer()).parts()
+    return TextTokenizer.from_parts(parts.json, template, parts.special_tokens)
+
+
+def test_a_template_that_knows_tools_gets_them_and_calls_with_values_for_arguments():
+    text = tokenizer(KNOWING).render(TALK, [TOOL])
+    shown, _, rest = text.partition("<user>")
+    about = {"name": "f", "description": "does f", "parameters": json.loads(TOOL.parameters)}
+    assert json.loads(shown[1:]) == about
+    assert rest == 'please<assistant>Cf{"x": 1}<tool>7#c1'
+
+
+def test_a_template_that_knows_none_has_them_as_text():
+    text = tokenizer(PLAIN).render(TALK, [TOOL])
+    assert text.startswith("<system>You may call one or more functions")
+    assert '"description": "does f"' in text
+    assert '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call></assistant>' in text
+    assert text.endswith("<user><tool_response>\n7\n</tool_response></user>")
+    assert tokenizer(PLAIN).render(TALK[:1]) == "<user>please</user>"
+
+
+def test_instructions_for_tools_follow_the_system_s_own():
+    messages = [{"role": "system", "content": "Be brief."}, *TALK[:1]]
+    text = tokenizer(PLAIN).render(messages, [TOOL])
+    assert text.startswith("<system>Be brief.\n\nYou may call one or more functions")
+    assert text.count("<system>") == 1
+
+
+@pytest.mark.parametrize("template", [PLAIN, KNOWING])
+def test_no_tool_and_no_call_can_write_a_control_token(template):
+    text = tokenizer(template)
+    name = next(iter(text.parts().special_tokens.values()))
+    token = text.encode(name, add_special_tokens=False)[0]
+    escaped = json.dumps({name: name}).replace("<", "\\u003c")
+    function = {"name": "f", "arguments": escaped}
+    talk = [TALK[0], {**TALK[1], "tool_calls": ({**CALL, "function": function},)}, TALK[2]]
+    tool = Tool("f", name, json.dumps({"type": "object", "properties": {name: {}}}))
+    ids = encode_prompt(text, talk, PromptForm(tools=(tool,)))
+    assert token not in ids
+
+
+@pytest.mark.parametrize(
+    ("template", "chosen", "found"),
+    [
+        ("", "auto", None),
+        (PLAIN, "auto", ToolFormat.HERMES),
+        ("{{ tools }}<tool_call>", "auto", ToolFormat.HERMES),
+        ("{{ tools }}[TOOL_CALLS]", "auto", ToolFormat.MISTRAL),
+        ("{{ tools }}<|python_tag|>", "auto", ToolFormat.LLAMA3),
+        (PLAIN, "mistral", ToolFormat.MISTRAL),
+        (PLAIN, "none", None),
+    ],
+)
+def test_the_format_goes_by_the_template_or_by_choice(template, chosen, found):
+    assert chosen in TOOL_FORMATS
+    assert format_of(template, chosen) is found
+
+
+def test_tools_go_with_a_first_turn_of_messages_only():
+    form, text = PromptForm(tools=(TOOL,)), tokenizer(PLAIN)
+    with pytest.raises(InvalidRequest, match="only the first can have any"):
+        encode_prompt(text, "hello", form, last_token=5)
+    with pytest.raises(UnsupportedCombination, match="token ids show none"):
+        encode_prompt(text, [1, 2], form)
+    with pytest.raises(UnsupportedCombination, match="a raw prompt shows none"):
+        PromptForm(raw=True, tools=(TOOL,))
+
+
+READING = (
+    "{% for m in messages %}<{{ m.role }}>{% if m.name %}{{ m.name }}:{% endif %}"
+    "{% if m.reasoning_content %}({{ m.reasoning_content }}){% endif %}{{ m.content }}"
+    "{% for c in m.tool_calls or [] %}C{{ c.function.arguments | tojson }}{% endfor %}{% endfor %}"
+)
+
+
+@pytest.mark.parametrize("tail", ["", "{# tools #}"], ids=["without tools", "with tools"])
+def test_what_a_template_reads_of_a_message_reaches_it(tail):
+    tokenizer = text_tokenizer(byte_tokenizer(template=READING + tail))
+    talk = [
+        {"role": "user", "content": "Hi", "name": "ann", "cache_control": {"a": 1}},
+        {"role": "assistant", "content": None, "reasoning_content": "hm", "annotations": []},
+        {"role": "developer", "content": ["a", {"type": "text", "text": "b"}], "name": None},
+    ]
+    ids = encode_prompt(tokenizer, talk)
+    assert tokenizer.decode(ids) == "<user>ann:Hi<assistant>(hm)<system>a\nb"
+
+
+@pytest.mark.parametrize(
+    ("given", "shown"),
+    [
+        (None, "{}"),
+        (" ", "{}"),
+        ({"a": 1}, '{"a": 1}'),
+        ('{"a":1}', '{"a": 1}'),
+        ('{"a": ', r'"{\"a\": "'),
+        (5, '"5"'),
+        ("null", '"null"'),
+        ([1], '"[1]"'),
+    ],
+)
+def test_arguments_are_an_object_or_else_the_text_that_they_are(given, shown):
+    tokenizer = text_tokenizer(byte_tokenizer(template=READING + "{# tools #}"))
+    call = {"function": {"name": "f", "arguments": given}}
+    talk = [{"role": "assistant", "tool_calls": [call]}, {"role": "user", "content": "x"}]
+    assert tokenizer.decode(encode_prompt(tokenizer, talk)) == f"<assistant>C{shown}<user>x"
+
+
+@pytest.mark.parametrize(("depth", "fits"), [(64, True), (65, False), (480, False), (10**5, False)])
+def test_arguments_of_earlier_calls_are_nested_within_a_limit(depth, fits):
+    tokenizer = text_tokenizer(byte_tokenizer(template="{{ tools }}{{ messages | tojson }}"))
+    arguments = '{"a":' + "[" * (depth - 1) + "]" * (depth - 1) + "}"
+    function = {"name": "f", "arguments": arguments}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    prompt = [
+        {"role": "assistant", "content": "", "tool_calls": calls},
+        {"role": "user", "content": "x"},
+    ]
+    if fits:
+        assert encode_prompt(tokenizer, prompt)
+        return
+    with pytest.raises(InvalidRequest, match=r"messages\[0\]\.tool_calls\[0\] must be nested at"):
+        encode_prompt(tokenizer, prompt)
+
 
 RAW = PromptForm(raw=True)
 

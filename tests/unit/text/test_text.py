@@ -39,14 +39,6 @@ TEXT = "plain, grüße, 日本語 and 🙂🙂 to the END. and more"
 
 
 @pytest.mark.parametrize("seed", range(20))
-def test_the_pieces_add_up_to_the_text_and_the_tokens_however_they_are_cut(seed):
-    data = TEXT.encode()
-    pieces = streamed(data, cuts(len(data), seed))
-    assert "".join(piece.text for piece in pieces) == TEXT
-    assert bytes(token for piece in pieces for token in piece.tokens) == data
-
-
-@pytest.mark.parametrize("seed", range(20))
 def test_every_piece_is_whole_tokens_with_exactly_their_text(seed):
     data = TEXT.encode()
     for piece in streamed(data, cuts(len(data), seed), ["never there"]):

@@ -1,4 +1,4 @@
-"""Guesses of several sources add up to a probability, and are believed as far as they held."""
+"""Guesses of several sources add up, are believed as far as they held, and become a tree."""
 
 import pytest
 from hypothesis import given, settings
@@ -119,3 +119,108 @@ def test_at_a_temperature_guesses_follow_the_noise_of_their_position():
         noise = [gumbel_of(seed, 3, token, purpose=Purpose.DRAW) for token in range(5)]
         ranked = sorted(found, key=lambda token: found[token].probability)
         assert ranked == sorted(range(5), key=noise.__getitem__)
+
+
+STORE = CopySource.STORE
+SHARES = st.lists(st.floats(0.03, 0.9), min_size=1, max_size=2).filter(lambda at: sum(at) <= 1)
+
+
+@st.composite
+def tables(draw):
+    """Probabilities of tokens 0 and 1 behind every path of up to three of them."""
+    paths = [path for n in range(4) for path in itertools.product(range(2), repeat=n)]
+    return {path: draw(SHARES) for path in paths}
+
+
+def after(table):
+    def guesses(path):
+        return [Guess(token, share, STORE) for token, share in enumerate(table.get(path, ()))]
+
+    return guesses
+
+
+def reaches(table):
+    """The probability of every path to become final."""
+    found = {(): 1.0}
+    for path, shares in table.items():
+        for token, share in enumerate(shares):
+            if path in found:
+                found[*path, token] = found[path] * share
+    del found[()]
+    return {path: reach for path, reach in found.items() if reach >= LEAST}
+
+
+def paths_of(tree):
+    return [tree.path_tokens(node) for node in range(len(tree))]
+
+
+@settings(deadline=None, max_examples=40)
+@given(tables(), st.integers(0, 12))
+def test_a_tree_has_the_likeliest_paths_of_all(table, max_nodes):
+    grown = grow(EMPTY, (), after(table), TreeLimits(4, max_nodes))
+    everything = sorted(reaches(table).values(), reverse=True)
+    assert list(grown.reaches) == pytest.approx(everything[:max_nodes])
+    by_path = reaches(table)
+    assert [by_path[path] for path in paths_of(grown.tree)] == pytest.approx(grown.reaches)
+
+
+@settings(deadline=None, max_examples=40)
+@given(tables(), st.lists(st.floats(0.01, 0.5), min_size=12, max_size=12).map(sorted))
+def test_no_other_number_of_nodes_pays_more_where_each_costs_more_than_the_last(table, prices):
+    grown = grow(EMPTY, (), after(table), TreeLimits(4, 12, prices))
+    values = sorted(reaches(table).values(), reverse=True)[:12]
+    gains = [sum(values[:n]) - sum(prices[:n]) for n in range(len(values) + 1)]
+    gain = sum(grown.reaches) - sum(prices[: len(grown.tree)])
+    # A node hardly above its price is added, and what follows it is not looked up.
+    assert gain >= max(gains) - 0.1
+
+
+@settings(deadline=None, max_examples=40)
+@given(tables(), st.integers(1, 4))
+def test_a_chain_has_the_likeliest_token_of_every_position(table, max_depth):
+    grown = grow(EMPTY, (), after(table), TreeLimits(max_depth, 12, is_chain=True))
+    assert grown.tree.is_chain()
+    assert len(grown.tree) <= max_depth
+    for node, token in enumerate(grown.tree.tokens):
+        shares = table[grown.tree.tokens[:node]]
+        assert shares[token] == max(shares)
+
+
+@st.composite
+def drafted(draw):
+    tokens, parents, seen = [], [], set()
+    for _ in range(draw(st.integers(1, 5))):
+        parent, token = draw(st.integers(-1, len(tokens) - 1)), draw(st.integers(0, 3))
+        if (parent, token) not in seen:
+            seen.add((parent, token))
+            tokens.append(token)
+            parents.append(parent)
+    tree = TokenTree(tuple(tokens), tuple(parents))
+    return tree, [draw(st.floats(0, 1)) for _ in tokens]
+
+
+@settings(deadline=None, max_examples=40)
+@given(tables(), drafted(), st.integers(0, 12))
+def test_what_a_draft_proposed_stays_and_is_shared(table, draft, max_nodes):
+    tree, probabilities = draft
+    limits = TreeLimits(4, max_nodes, (0.05,) * 12)
+    grown = grow(tree, probabilities, after(table), limits)
+    assert grown.tree.tokens[: len(tree)] == tree.tokens
+    assert grown.tree.parents[: len(tree)] == tree.parents
+    assert len(grown.tree) <= max(max_nodes, len(tree))
+    assert len(set(paths_of(grown.tree))) == len(grown.tree)
+    assert len(grown.sources) == len(grown.reaches) == len(grown.tree) - len(tree)
+
+
+def test_what_a_sure_draft_leaves_over_is_shared_among_the_others():
+    table = {(): [0.5, 0.4]}
+    sure = grow(TokenTree.chain((0,)), (0.9,), after(table), TreeLimits(1, 9))
+    unsure = grow(TokenTree.chain((0,)), (0.2,), after(table), TreeLimits(1, 9))
+    assert sure.reaches == pytest.approx([0.1 * 0.4 / 0.5])
+    assert unsure.reaches == pytest.approx([0.4])
+
+
+def test_nothing_follows_a_stop_token():
+    table = {(): [0.5, 0.4], (0,): [0.9], (1,): [0.9]}
+    limits = TreeLimits(4, 9, stop_token_ids=frozenset({1}))
+    assert set(paths_of(grow(EMPTY, (), after(table), limits).tree)) == {(0,), (1,), (0, 0)}

@@ -103,7 +103,6 @@ def test_a_verification_has_the_shapes_and_types_of_the_model(name):
 @pytest.mark.parametrize(
     ("name", "sampling"),
     [
-        ("llama-3-8b", SamplingParams()),
         ("llama-3-8b", SamplingParams(temperature=0.7, top_p=0.9, frequency_penalty=0.1, seed=3)),
         ("qwen3-8b", SamplingParams(temperature=1.0, seed=3)),
     ],

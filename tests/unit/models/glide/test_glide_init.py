@@ -18,7 +18,6 @@ from slipstream.models.glide.glide_init import (
 from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.glide.torch_parts import rotary_tables, rotate
 from slipstream.models.numerics.linears import DraftLinear, quantize
-from slipstream.text.tokenizer import vocab_hash
 from support.models import tiny_glide as tiny
 
 
@@ -97,12 +96,6 @@ def test_the_trimmed_vocabulary_is_the_frequent_the_lower_of_equals_and_all_forc
     counts, size, forced, kept
 ):
     assert trimmed_vocab(counts, size, forced=forced).tolist() == kept
-
-
-def test_tokenizers_that_number_alike_hash_alike():
-    first, turned = {"a": 0, "b": 1}, {"b": 1, "a": 0}
-    assert vocab_hash(first) == vocab_hash(turned)
-    assert vocab_hash(first) != vocab_hash({"a": 1, "b": 0})
 
 
 def test_a_config_survives_its_file(tmp_path):

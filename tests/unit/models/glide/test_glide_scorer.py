@@ -44,17 +44,8 @@ def close(actual, expected):
 
 @pytest.mark.parametrize("name", TARGETS)
 @pytest.mark.parametrize("num_layers", [1, 2])
-def test_a_synced_prefix_scores_as_in_training(name, num_layers):
+def test_a_prefix_and_a_grown_chain_score_as_in_training(name, num_layers):
     target, model, scorer = case(name, num_layers)
-    count = len(TOKENS) - 1
-    state = scorer.open(32)
-    scores = scorer.score([Sync(state, TOKENS, tiny.view(target, TOKENS, count))])
-    close(scores.logits[0], tiny.reference(target, model, TOKENS, count)[-1])
-
-
-@pytest.mark.parametrize("name", TARGETS)
-def test_a_grown_chain_scores_as_in_training(name):
-    target, model, scorer = case(name)
     count = 5
     state = scorer.open(32)
     view = tiny.view(target, TOKENS, count)

@@ -13,7 +13,7 @@ from slipstream.models.torch_arrays import as_tensor
 from support.models import tiny
 
 CASES = [("llama", torch.bfloat16), ("qwen2", torch.bfloat16), ("qwen3", torch.float32)]
-STARTS = [1, 5, 100, 121, 126, 127, 128, 129, 250, 256]
+STARTS = [1, 121, 126, 127, 128, 129, 250]
 LENGTH = 9
 
 
@@ -87,7 +87,7 @@ def test_what_follows_an_accepted_path_has_the_bits_of_plain_decoding(family, dt
 
 
 @pytest.mark.parametrize(("family", "dtype"), CASES)
-@pytest.mark.parametrize("chunk", [1, 2, 31, 33, 97, 128, 200])
+@pytest.mark.parametrize("chunk", [1, 33, 128, 200])
 def test_a_prompt_cut_differently_gives_the_same_bits(family, dtype, chunk):
     model = tiny.causal(family, dtype=dtype)
     tokens = tiny.tokens(300)

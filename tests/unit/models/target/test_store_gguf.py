@@ -6,11 +6,8 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.loading import load_model, load_target_parts
-from slipstream.models.native import library
-from slipstream.models.native.gguf_weights import GgufSource
+from slipstream.models.loading import load_target_parts
 from slipstream.models.store.gguf import convert
-from slipstream.models.target.causal import CausalModel
 from support.models.tiny_checkpoint import SPECIAL, tiny_llama
 from support.models.tiny_gguf import write_gguf
 
@@ -44,14 +41,6 @@ def test_the_converted_tokenizer_splits_digits_and_knows_its_special_tokens(conv
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_a_gguf_file_in_a_dtype_loads_by_its_path_as_it_does_converted(gguf, converted):
-    direct, kept = (load_target_parts(str(path), dtype="float32") for path in (gguf, converted))
-    assert direct.tokenizer_hash == kept.tokenizer_hash
-    for name, value in kept.model.state_dict().items():
-        there = direct.model.state_dict()[name].bfloat16().float()
-        torch.testing.assert_close(there, value, rtol=0, atol=0)
-
-
 def test_a_truncated_gguf_file_is_refused(gguf, tmp_path):
     broken = tmp_path / "broken.gguf"
     broken.write_bytes(gguf.read_bytes()[:5000])
@@ -60,14 +49,3 @@ def test_a_truncated_gguf_file_is_refused(gguf, tmp_path):
     assert not (tmp_path / "out").exists()
     with pytest.raises(WeightsError):
         load_target_parts(str(broken))
-
-
-@pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
-def test_native_code_reads_a_gguf_file_itself_and_agrees_with_transformers(gguf):
-    loaded = load_model(str(gguf))
-    assert isinstance(loaded.model, GgufSource)
-    assert CausalModel(loaded.model).is_native  # which compares hidden states
-    theirs = load_target_parts(str(gguf))
-    assert loaded.tokenizer_hash == theirs.tokenizer_hash
-    assert loaded.stop_token_ids == theirs.stop_token_ids
-    assert load_model(str(gguf)).tokenizer.parts() == loaded.tokenizer.parts()
