@@ -107,14 +107,6 @@ async def test_a_parked_stream_ends_well(make_engine, make_remote, answer):
 
 
 @BOTH
-async def test_what_was_never_opened_needs_no_parking(make_engine, make_remote, answer):
-    engine = make_engine()
-    async with reached(engine) as peer:
-        await make_remote(peer).park(30)
-    assert engine.got == []
-
-
-@BOTH
 async def test_taking_a_session_over_and_ending_asks_for_nothing(make_engine, make_remote, answer):
     engine = make_engine()
     async with dialled(engine, make_remote) as remote:

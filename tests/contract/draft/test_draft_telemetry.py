@@ -46,14 +46,6 @@ async def test_a_span_says_of_a_proposal_what_the_answer_says(models, keys, hear
     }
 
 
-async def test_what_did_not_happen_is_no_part(models, keys, heard):
-    async with reading(models, all_keys(keys), heard) as asking:
-        await asking.propose(FIRST)
-        with heard.caller() as at:
-            await asking.propose(NOTHING_NEW, at=at)
-    assert parts_of(heard, heard.span(PROPOSE)) == ["engine.queue", "engine.run"]
-
-
 async def test_of_drafts_that_read_no_keys_nothing_is_said_of_keys(models, heard):
     async with (
         draft_place(models, "ngram", telemetry=heard.telemetry) as drafts,

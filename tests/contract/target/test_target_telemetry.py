@@ -14,14 +14,11 @@ from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import EngineThread
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier
-from slipstream.telemetry.telemetry import Telemetry
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.time_spent import Activity
-from slipstream_target.kv_streams import SLICE_BYTES
-from slipstream_target.telemetry import TargetTelemetry
 from support.models import tiny
 from support.models.hand_clock import HandClock
-from support.services.served_target import refusal, served_target, wide_model
+from support.services.served_target import refusal
 
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)
@@ -184,27 +181,3 @@ async def test_a_target_waits_while_a_running_session_is_between_two_rounds(mode
     assert target.spent.totals()[Activity.IDLE] == 12
     await target.close()
     thread.close()
-
-
-async def test_where_nobody_listens_steps_are_told_to_nobody_and_traces_are_served(model):
-    assert TargetTelemetry(Telemetry()).on_step is None
-    trace = Carrier("00-" + 32 * "1" + "-" + 16 * "2" + "-01")
-    async with served_target(model) as served:
-        stream = await served.open(SESSION)
-        assert (await stream.verify(0, PROMPT, trace=trace)).tokens
-        await stream.end()
-
-
-async def test_slices_that_go_out_at_a_stretch_are_one_snapshot(listener):
-    prompt = tuple(tiny.tokens(300))
-    async with served_target(wide_model(), telemetry=listener.telemetry) as served:
-        stream = await served.open(Session("s", len(prompt), 50))
-        await stream.verify(0, prompt)
-        mirror = served.mirror(stream, (0, 1, 2, 3))
-        await mirror.read_to(len(prompt))
-        await stream.end()
-        assert not await mirror.read()
-    num_bytes = len(prompt) * mirror.form.bytes_per_position
-    assert num_bytes > SLICE_BYTES
-    size = listener.point(catalog.SNAPSHOT_SIZE)
-    assert (size.sum, size.count) == (num_bytes, 1)

@@ -18,7 +18,6 @@ from slipstream.models.store.digests import file_digest
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.conversion.convert_facts import draft_facts_from_pb
-from slipstream.rpc.kv import KvEncoding
 from slipstream.rpc.v1 import draft_pb2
 from slipstream_draft.app import load_draft
 from slipstream_draft.config import DraftConfig
@@ -68,12 +67,6 @@ def test_what_makes_no_sense_is_refused(options):
     for given in ({"tls_cert": Path("c")}, {"peer_ca": Path("c"), "peer_cert": Path("c")}):
         with pytest.raises(InvalidRequest, match="key"):
             build(DraftConfig, **given)
-
-
-def test_settings_follow_from_the_configuration():
-    settings = build(DraftConfig, max_sessions=3, kv_wait_ms=2.5, kv_encoding="int8").settings()
-    assert settings.limits.max_sessions == 3
-    assert (settings.kv_wait_s, settings.kv_encoding) == (0.0025, KvEncoding.INT8)
 
 
 async def test_only_a_draft_of_ngrams_reads_their_files(checkpoint):

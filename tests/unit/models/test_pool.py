@@ -36,14 +36,6 @@ def test_pages_are_neighbours_while_that_is_possible():
     assert free.take(2, after=9) == [0, 1]
 
 
-def test_pages_behind_the_last_one_come_first():
-    free = PageList(10)
-    mine, other = free.take(2), free.take(2)
-    for page in other:
-        free.give(page)
-    assert free.take(2, after=mine[-1]) == [2, 3]
-
-
 def test_scattered_pages_serve_where_no_run_is_long_enough():
     free = PageList(6)
     pages = free.take(6)
@@ -111,13 +103,6 @@ def test_slots_are_copied_as_they_were_before_any_was_written(kind, dtype):
         expected = before[at].copy()
         expected[:, into] = before[at][:, source]
         assert np.array_equal(pool.on_host(pool.layer(at)), expected)
-
-
-@pytest.mark.parametrize("kind", KINDS)
-def test_slots_of_pages_are_named_in_order(kind):
-    slots = as_array(kind(LAYOUT, 3).slots([2, 0]))
-    assert slots.dtype == np.int64
-    assert slots.tolist() == [*range(256, 384), *range(128)]
 
 
 def scattered(model, capacity, *, seed=0):

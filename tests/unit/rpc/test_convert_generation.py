@@ -23,7 +23,6 @@ from slipstream.rpc.v1 import generation_pb2 as pb
 
 RAW = PromptForm(raw=True)
 
-UINT32 = st.integers(0, 2**32 - 1)
 IDS = st.integers(0, 2**31 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
 ASKED_KINDS = (GrammarKind.JSON_SCHEMA, GrammarKind.REGEX)
@@ -178,13 +177,6 @@ def test_what_is_unset_takes_the_default():
 def test_zero_is_not_the_same_as_unset(message, reason):
     with pytest.raises(InvalidRequest, match=reason):
         asked.generation_from_pb(message)
-
-
-def test_a_temperature_of_zero_is_said_and_heard():
-    message = asked.generation_to_pb(Generation("hello"))
-    assert message.sampling.HasField("temperature")
-    assert message.stopping.HasField("max_new_tokens")
-    assert not message.sampling.HasField("top_k")
 
 
 @pytest.mark.parametrize("told", [{"mode": 9}, {"shape": 77}, {"stop": -1}, {"verification": 5}])

@@ -229,14 +229,6 @@ def test_a_model_without_template_takes_raw_prompts_only():
     assert encode_prompt(plain, "hello", RAW) == ids("hello")
 
 
-def test_what_the_template_refuses_is_refused():
-    strict = text_tokenizer(
-        byte_tokenizer(template="{{ raise_exception('roles must alternate') }}")
-    )
-    with pytest.raises(InvalidRequest, match="roles must alternate"):
-        encode_prompt(strict, "hello")
-
-
 @pytest.mark.parametrize("reply", ["Once", "Once ", " upon\n", ""])
 def test_the_last_reply_goes_on_without_an_end_or_a_new_turn(reply):
     form = PromptForm(continue_final=True)

@@ -1,12 +1,15 @@
 """Guesses of several sources add up, are believed as far as they held, and become a tree."""
 
+import itertools
+
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.draft.guesses import DRAFT_PRIOR, Guesses
+from slipstream.core.draft.guesses import DRAFT_PRIOR, Guess, Guesses
+from slipstream.core.draft.ngram_tree import LEAST, TreeLimits, grow
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.tree import CopySource, TokenTree
+from slipstream.core.tree import EMPTY, CopySource, TokenTree
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.keyed_noise import Purpose, gumbel_of
 

@@ -67,12 +67,6 @@ def test_logits_are_never_written_to():
     assert logits.tolist() == [1.0, 2.0, 3.0, 4.0]
 
 
-def test_nothing_is_copied_when_nothing_applies():
-    logits = np.float32([1.0, 2.0])
-    assert SamplingDistribution(SamplingParams(), 1).scores(logits, [1]) is logits
-    assert SamplingDistribution(SamplingParams(temperature=1), 1).scores(logits, [1]) is logits
-
-
 @pytest.mark.parametrize("temperature", [1e-30, 1e-3, 0.7, 100.0])
 def test_every_temperature_gives_a_law(temperature):
     logits, sampling = [5.0, 7.0, -900.0], SamplingParams(temperature=temperature)
