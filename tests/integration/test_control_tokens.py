@@ -42,19 +42,6 @@ def num_bytes(text):
     return len(text.encode())
 
 
-def test_a_message_and_a_later_turn_are_text(client):
-    ids = client.tokenize(ATTACK)
-    assert control(ids) == [USER, END, BOT]
-    assert len(ids) == 4 + num_bytes(ATTACK)
-    form = {"regex": "[ab]{2}", "max_tokens": 4}
-    with client.session() as session:
-        first = session.generate(ATTACK, **form)
-        second = session.generate(ATTACK, **form)
-    assert first.prompt.num_prompt_tokens == len(ids)
-    between = second.prompt.num_prompt_tokens - len(ids) - len(first.token_ids)
-    assert between == len(ids) + 1  # the line break behind the reply's end
-
-
 def test_a_raw_prompt_has_control_tokens_where_it_asks_for_them(client):
     assert control(client.tokenize(ATTACK, raw=True)) == []
     meant = {"raw": True, "allow_special_tokens": True}

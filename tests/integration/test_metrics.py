@@ -186,28 +186,6 @@ def test_tokens_are_those_of_the_requests_own_statistics(told):
         assert (metric.name, value(page, metric)) == (metric.name, expected)
 
 
-def test_rounds_are_those_of_the_requests_own_statistics(told):
-    page = told.pages[ROUTER]
-    for kind, expected in told.num_rounds.items():
-        assert value(page, catalog.ROUNDS, kind=kind) == expected
-        assert value(page, catalog.ROUND_DURATION, "_count", kind=kind) == expected
-    assert value(page, catalog.VERIFY_WAIT, "_count") == sum(told.num_rounds.values())
-    assert value(page, catalog.ROUND_ACCEPTED, "_count") == told.num_rounds["speculative"]
-    assert value(page, catalog.ROUND_ACCEPTED, "_sum") == told.total("num_accepted_draft_tokens")
-
-
-@pytest.mark.parametrize(
-    ("metric", "name"),
-    [(catalog.STOPS, "stop_reasons"), (catalog.FALLBACKS, "fallbacks")],
-    ids=["stops", "fallbacks"],
-)
-def test_reasons_are_those_of_the_requests_own_statistics(told, metric, name):
-    expected = told.counted(name)
-    assert expected
-    for reason, total in expected.items():
-        assert value(told.pages[ROUTER], metric, reason=reason) == total
-
-
 def test_engines_count_what_the_router_asked_them_for(told):
     rounds = told.num_rounds
     assert value(told.pages[TARGET], catalog.TARGET_QUEUE, "_count") == sum(rounds.values())
@@ -219,14 +197,3 @@ def test_engines_count_what_the_router_asked_them_for(told):
     for metric in (catalog.DRAFT_QUEUE, catalog.DRAFT_ENGINE, catalog.DRAFT_NODES):
         assert value(page, metric, "_count") == asked
     assert value(page, catalog.DRAFT_NODES, "_sum") == before.total("num_draft_tokens")
-
-
-def test_requests_are_measured_once_each(told):
-    page = told.pages[ROUTER]
-    for metric in (catalog.REQUEST_DURATION, catalog.FIRST_TOKEN, catalog.PER_TOKEN):
-        (name,) = [at for at in samples(metric) if at.endswith("_count")]
-        counts = {labels: at for (found, labels), at in values(page).items() if found == name}
-        (labels,) = counts
-        assert sum(counts.values()) == len(told.stats)
-        assert dict(labels)[label("gen_ai.operation.name")] == "chat"
-        assert dict(labels)[label("gen_ai.request.model")] == "tiny"

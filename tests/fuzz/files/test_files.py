@@ -1,45 +1,17 @@
-"""A short run of the fuzzer of files, and all files that it has kept; `make fuzz-files` runs it for
-longer. Its own kinds here are broken on purpose, each in another way."""
-
-import os
+"""A short run of the fuzzer of files, and all files that it has kept; `make fuzz-files` runs it
+for longer."""
 
 import pytest
 
 from fuzz.case import load
 from fuzz.files.child import FAULT, LOADED, REFUSED
-from fuzz.files.kinds import Kind, kinds_of
+from fuzz.files.kinds import kinds_of
 from fuzz.files.runner import CRASH, KEPT, SLOW, Limits, Runner
-from slipstream.core.errors import InvalidRequest
 
 SEED, NUM_CASES = 50, 60
 LIMITS = Limits(memory=256 << 20, cpu_s=0.5)
 
 
-def burn(path):
-    while True:
-        pass
-
-
-def refuse(path):
-    raise InvalidRequest("")
-
-
-def broken(name, load):
-    return Kind(name, "file", lambda: [b"intact"], lambda random, data: b"Broken" * 8, load)
-
-
-def on_broken(act):
-    """Return what loads an intact file, and does `act` over any other."""
-    return lambda path: act(path) if b"B" in path.read_bytes() else None
-
-
-KINDS = (
-    broken("ends its process", on_broken(lambda path: os.abort())),
-    broken("raises", on_broken(lambda path: {}["nothing"])),
-    broken("takes memory", on_broken(lambda path: bytearray(1 << 30))),
-    broken("has no end", on_broken(burn)),
-    broken("refuses without a word", on_broken(refuse)),
-)
 FAULTS = {
     "ends its process": (CRASH, "exit code -6"),
     "raises": (FAULT, "KeyError"),
@@ -58,7 +30,7 @@ def runner():
 
 @pytest.mark.parametrize("name", FAULTS)
 async def test_a_fault_of_a_file_is_found_made_smaller_and_ends_nothing_else(name, tmp_path):
-    runner = Runner(["fuzz.files.test_files"], LIMITS, tmp_path)
+    runner = Runner(["fuzz.files.broken_kinds"], LIMITS, tmp_path)
     outcome, fault = FAULTS[name]
     try:
         await runner.run(name, seed=0, first=0, end=3)

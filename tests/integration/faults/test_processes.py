@@ -18,7 +18,6 @@ from support.network.streams import tokens_of
 from support.services.processes import (
     command_line,
     freeze,
-    has_loaded,
     kill,
     serve,
     thaw,
@@ -59,12 +58,6 @@ def test_services_say_what_embedded_engines_say(client, plain):
     timings = result.stats.timings
     assert 0 < timings.draft_engine_s < timings.draft_service_s < timings.draft_s
     assert 0 < timings.target_engine_s < timings.target_service_s < timings.verify_s
-
-
-def test_neither_the_router_nor_a_native_draft_has_loaded_torch(running, client):
-    client.generate(PROMPT, max_tokens=8)
-    assert not has_loaded(running.child("router"), "torch")
-    assert not has_loaded(running.child("draft"), "torch")
 
 
 def test_generate_asks_a_router_and_compares_with_plain_decoding_there(running, plain, capsys):

@@ -13,7 +13,7 @@ import pytest
 from starlette.requests import ClientDisconnect
 
 from slipstream.cli.main import exit_code
-from slipstream.client import Client, errors
+from slipstream.client import AsyncClient, Client, errors
 from slipstream.rpc.server import ServerOptions
 from slipstream_gateway.config import HttpConfig
 from slipstream_gateway.http_io import read_body
@@ -22,7 +22,7 @@ from support.network.bad_routers import Failing, Scripted, first_chunk, register
 from support.network.certificates import certificates
 from support.services import fleet
 from support.services.background import served
-from support.services.fleet import draft_worker, eventually, routed, target_worker
+from support.services.fleet import eventually, routed, target_worker
 from support.services.http_front import HELLO, async_client_of, client_of, fronted, post
 from support.services.processes import has_loaded, save_long_checkpoint, up
 
@@ -34,57 +34,46 @@ async def is_idle(worker):
     return load.num_sessions - load.num_parked == 0
 
 
-async def test_who_leaves_frees_the_engines_streaming_or_not(folder):
-    target, draft = target_worker(folder), draft_worker(f"vanilla:{folder}", folder)
-    async with fleet.running(target, draft), routed([target], [draft]) as sdk:
-        gateway = Gateway(HttpConfig(sdk.address, "127.0.0.1:0"))
-        url = f"http://{await gateway.start()}"
-        asked = {"model": "tiny", "messages": HELLO, "max_tokens": 3500, "seed": 1}
-        async with async_client_of(url) as client:
-            stream = await client.chat.completions.create(**asked, stream=True)
-            assert [await anext(stream) for _ in range(3)]
-            await stream.close()
-            await eventually(sdk.server_info, lambda info: info.num_requests == 0)
-            whole = asyncio.create_task(client.chat.completions.create(**asked))
-            await eventually(sdk.server_info, lambda info: info.num_requests == 1)
-            whole.cancel()
-            await asyncio.wait({whole})
-            await eventually(sdk.server_info, lambda info: info.num_requests == 0)
-        for worker in (target, draft):
-            assert await eventually(lambda worker=worker: is_idle(worker), bool)
-        await gateway.stop(0)
+async def test_who_leaves_frees_the_engines_streaming_or_not(router, url):
+    asked = {"model": "tiny", "messages": HELLO, "max_tokens": 1900, "seed": 1}
+    async with async_client_of(url) as client, AsyncClient(router.address) as sdk:
+        stream = await client.chat.completions.create(**asked, stream=True)
+        assert [await anext(stream) for _ in range(3)]
+        await stream.close()
+        await eventually(sdk.server_info, lambda info: info.num_requests == 0)
+        whole = asyncio.create_task(client.chat.completions.create(**asked))
+        await eventually(sdk.server_info, lambda info: info.num_requests == 1)
+        whole.cancel()
+        await asyncio.wait({whole})
+        await eventually(sdk.server_info, lambda info: info.num_requests == 0)
+    for worker in router.workers:
+        assert await eventually(lambda worker=worker: is_idle(worker), bool)
 
 
 @pytest.mark.parametrize("is_stream", [True, False])
 @pytest.mark.parametrize("waits", ["not at all", "until it runs", "until it has written"])
-async def test_a_turn_that_was_left_is_no_part_of_its_session(folder, is_stream, waits):
+async def test_a_turn_that_was_left_is_no_part_of_its_session(router, url, is_stream, waits):
     """Twice, one left right after the other: the turn before them goes on at once."""
-    target, draft = target_worker(folder), draft_worker(f"vanilla:{folder}", folder)
-    async with fleet.running(target, draft), routed([target], [draft]) as sdk:
-        gateway = Gateway(HttpConfig(sdk.address, "127.0.0.1:0"))
-        url = f"http://{await gateway.start()}"
-        asked = {"model": "tiny", "max_output_tokens": 6, "temperature": 0}
-        long = {**asked, "input": "more", "max_output_tokens": 3000, "stream": is_stream}
-        async with async_client_of(url) as client:
-            clean, first = [await client.responses.create(**asked, input="hi") for _ in range(2)]
-            then = await client.responses.create(
-                **asked, input="then", previous_response_id=clean.id
+    asked = {"model": "tiny", "max_output_tokens": 6, "temperature": 0}
+    long = {**asked, "input": "more", "max_output_tokens": 1900, "stream": is_stream}
+    async with async_client_of(url) as client, AsyncClient(router.address) as sdk:
+        create = client.responses.create
+        clean, first = [await create(**asked, input="hi") for _ in range(2)]
+        then = await create(**asked, input="then", previous_response_id=clean.id)
+        for _ in range(2):
+            left = asyncio.create_task(
+                read_all(client, waits, **long, previous_response_id=first.id)
             )
-            for _ in range(2):
-                left = asyncio.create_task(
-                    read_all(client, waits, **long, previous_response_id=first.id)
-                )
-                await (asyncio.sleep(0.02) if waits == "not at all" else runs(sdk, target, waits))
-                left.cancel()
-                await asyncio.wait({left})
-            answer = await client.responses.create(
-                **asked, input="then", previous_response_id=first.id
-            )
-            assert answer.output_text == then.output_text
-            assert answer.usage.input_tokens == then.usage.input_tokens
-            with pytest.raises(openai.ConflictError, match="has gone on since"):
-                await client.responses.create(**asked, input="x", previous_response_id=first.id)
-        await gateway.stop(0)
+            target, _ = router.workers
+            await (asyncio.sleep(0.02) if waits == "not at all" else runs(sdk, target, waits))
+            left.cancel()
+            await asyncio.wait({left})
+        answer = await create(**asked, input="then", previous_response_id=first.id)
+        assert answer.output_text == then.output_text
+        assert answer.usage.input_tokens == then.usage.input_tokens
+        with pytest.raises(openai.ConflictError, match="has gone on since"):
+            await create(**asked, input="x", previous_response_id=first.id)
+        await eventually(sdk.server_info, lambda info: info.num_requests == 0)
 
 
 async def read_all(client, waits, **asked):

@@ -1,6 +1,7 @@
 """A target and a draft that tests start behind their routers, and a router that they share."""
 
 from contextlib import AsyncExitStack
+from dataclasses import dataclass
 
 import pytest
 
@@ -34,6 +35,40 @@ def shared_router(served):
     yield thread.run(start)
     thread.run(stack.aclose)
     thread.close()
+
+
+@pytest.fixture(scope="module")
+def trio(folder):
+    """A target, a GliDe draft and a plain draft of its, and the address of a router to them."""
+    workers = [
+        target_worker(folder),
+        draft_worker(str(glide_of(folder)), folder),
+        draft_worker(f"vanilla:{folder}", folder),
+    ]
+    thread, stack = LoopThread(), AsyncExitStack()
+
+    async def start():
+        await stack.enter_async_context(fleet.running(*workers))
+        client = await stack.enter_async_context(fleet.routed(workers[:1], workers[1:]))
+        return client.address
+
+    yield Trio(thread.run(start), *workers)
+    thread.run(stack.aclose)
+    thread.close()
+
+
+@dataclass(frozen=True)
+class Trio:
+    """Services that run for all tests of a file; no test may stop them."""
+
+    address: str
+    target: fleet.Worker
+    glide: fleet.Worker
+    vanilla: fleet.Worker
+
+    def client(self):
+        """Return a client of the router."""
+        return AsyncClient(self.address, retries=False)
 
 
 @pytest.fixture

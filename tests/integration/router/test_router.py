@@ -1,5 +1,7 @@
 """The router among real targets and drafts: the same tokens as embedded, whatever happens."""
 
+from dataclasses import replace
+
 import pytest
 
 from slipstream.client import (
@@ -14,9 +16,10 @@ from slipstream.core.errors import DeadlineExceeded, SessionNotFound
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
-from support.services.fleet import draft_worker, eventually, routed, running
+from support.services.fleet import eventually, routed, running
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
+GLIDE = replace(FORCED, drafter="glide")
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
 ENDLESS = SamplingParams(temperature=0.9, seed=3, logit_bias=((0, -100.0),))
 PENALISED = SamplingParams(temperature=0.7, repetition_penalty=1.3, presence_penalty=0.5, seed=5)
@@ -40,10 +43,9 @@ async def is_free(*workers, limit_s=5.0):
 
 
 @pytest.mark.parametrize("sampling", [SamplingParams(), SAMPLED, PENALISED])
-async def test_tokens_are_those_of_embedded_decoding(target, draft, folder, embedded, sampling):
-    vanilla = draft_worker(f"vanilla:{folder}", folder)
-    async with running(target, draft, vanilla), routed([target], [draft, vanilla]) as client:
-        expected = await embedded.generate("hello", max_tokens=60, sampling=sampling)
+async def test_tokens_are_those_of_embedded_decoding(trio, embedded, sampling):
+    expected = await embedded.generate("hello", max_tokens=60, sampling=sampling)
+    async with trio.client() as client:
         for drafter in (None, "glide", "vanilla", "ngram"):
             options = SpeculationOptions(mode=Mode.FORCED, drafter=drafter)
             asked = {"max_tokens": 60, "sampling": sampling, "speculation": options}
@@ -56,17 +58,17 @@ async def test_tokens_are_those_of_embedded_decoding(target, draft, folder, embe
             assert "".join(part.text for part in parts) == expected.text
             if drafter in ("glide", "vanilla"):
                 assert result.stats.speculation.num_spec_steps > 0
-        assert await is_free(target, draft, vanilla)
+    assert await is_free(trio.target, trio.glide, trio.vanilla)
 
 
-async def test_a_draft_that_copies_spare_keeps_up_with_text_and_keys(target, draft, embedded):
+async def test_a_draft_that_copies_spare_keeps_up_with_text_and_keys(trio, embedded):
     """One token nearly always, so that the draft is asked only now and then."""
     sampling = SamplingParams(temperature=0.5, seed=5, logit_bias=((0, -100.0), (7, 4.0)))
     asked = {"max_tokens": 120, "sampling": sampling}
-    async with running(target, draft), routed([target], [draft]) as client:
-        expected = await embedded.generate("hello", **asked)
+    expected = await embedded.generate("hello", **asked)
+    async with trio.client() as client:
         for lookup in (True, False):
-            options = SpeculationOptions(mode=Mode.FORCED, lookup=lookup)
+            options = SpeculationOptions(mode=Mode.FORCED, lookup=lookup, drafter="glide")
             result = await client.generate("hello", speculation=options, **asked)
             assert result.token_ids == expected.token_ids
             stats = result.stats.speculation
@@ -109,23 +111,23 @@ async def test_target_initialised_roots_survive_the_loss_of_the_draft(target, dr
     assert sum(without.stats.speculation.fallbacks.values()) == 30
 
 
-async def test_a_cancelled_stream_frees_both_engines_within_a_second(target, draft):
-    async with running(target, draft), routed([target], [draft]) as client:
-        async with client.stream("hello", max_tokens=4000, speculation=FORCED) as stream:
+async def test_a_cancelled_stream_frees_both_engines_within_a_second(trio):
+    async with trio.client() as client:
+        async with client.stream("hello", max_tokens=4000, speculation=GLIDE) as stream:
             for _ in range(3):
                 await anext(stream)
-            assert (await target.load()).num_sessions == 1
-            assert (await draft.load()).num_sessions == 1
-        assert await is_free(target, draft, limit_s=1.0)
+            assert (await trio.target.load()).num_sessions == 1
+            assert (await trio.glide.load()).num_sessions == 1
+        assert await is_free(trio.target, trio.glide, limit_s=1.0)
         info = await eventually(client.server_info, lambda info: info.num_requests == 0)
-        assert [at.num_requests for at in info.replicas] == [0, 0]
+        assert [at.num_requests for at in info.replicas] == [0, 0, 0]
 
 
-async def test_a_deadline_frees_both_engines_within_a_second(target, draft):
-    async with running(target, draft), routed([target], [draft]) as client:
+async def test_a_deadline_frees_both_engines_within_a_second(trio):
+    async with trio.client() as client:
         with pytest.raises(DeadlineExceeded):
-            await client.generate("hello", max_tokens=4000, timeout_s=0.5, speculation=FORCED)
-        assert await is_free(target, draft, limit_s=1.0)
+            await client.generate("hello", max_tokens=4000, timeout_s=0.5, speculation=GLIDE)
+        assert await is_free(trio.target, trio.glide, limit_s=1.0)
 
 
 async def test_a_session_goes_on_with_its_keys_where_they_are(target, draft, embedded):
@@ -148,8 +150,8 @@ async def test_a_session_goes_on_with_its_keys_where_they_are(target, draft, emb
         assert (await client.server_info()).num_sessions == 0
 
 
-async def test_a_turn_that_was_broken_off_stays_said_as_far_as_it_went(target, embedded):
-    async with running(target), routed([target]) as client:
+async def test_a_turn_that_was_broken_off_stays_said_as_far_as_it_went(trio):
+    async with trio.client() as client:
         async with client.session() as session:
             async with session.stream("hello", max_tokens=3000) as stream:
                 said = [await anext(stream) for _ in range(4)]
@@ -157,21 +159,20 @@ async def test_a_turn_that_was_broken_off_stays_said_as_far_as_it_went(target, e
             first = said[0].prompt.num_prompt_tokens
             result = await session.generate("go on", max_tokens=8)
         assert result.stats.num_prompt_tokens >= first + len(told)
-        assert await is_free(target)
+        assert await is_free(trio.target)
 
 
-async def test_a_deleted_session_is_freed_everywhere_and_not_found_any_more(target, draft):
-    async with running(target, draft), routed([target], [draft]) as client:
-        async with connect(client.address, ChannelOptions()) as channel:
-            stub = generation_pb2_grpc.GenerationServiceStub(channel)
-            begun = pb.Generation(
-                prompt=pb.Prompt(text="hello"),
-                session=pb.SessionRef(session_id="a-session", create=True),
-                stopping=pb.StoppingCriteria(max_new_tokens=10),
-            )
-            await stub.Generate(pb.GenerateRequest(generation=begun))
-            assert (await target.load()).num_parked == 1
-            await stub.DeleteSession(pb.DeleteSessionRequest(session_id="a-session"))
-        assert await is_free(target, draft)
+async def test_a_deleted_session_is_freed_everywhere_and_not_found_any_more(trio):
+    async with trio.client() as client, connect(trio.address, ChannelOptions()) as channel:
+        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+        begun = pb.Generation(
+            prompt=pb.Prompt(text="hello"),
+            session=pb.SessionRef(session_id="a-session", create=True),
+            stopping=pb.StoppingCriteria(max_new_tokens=10),
+        )
+        await stub.Generate(pb.GenerateRequest(generation=begun))
+        assert (await trio.target.load()).num_parked == 1
+        await stub.DeleteSession(pb.DeleteSessionRequest(session_id="a-session"))
+        assert await is_free(trio.target, trio.glide, trio.vanilla)
         with pytest.raises(SessionNotFound):
             await client.session("a-session").generate("more", max_tokens=3)

@@ -2,12 +2,11 @@
 
 import asyncio
 from contextlib import asynccontextmanager
-from pathlib import Path
 
 import grpc
 import pytest
 
-from slipstream.client import AsyncClient, Mode, SpeculationOptions, StopPolicy
+from slipstream.client import AsyncClient
 from slipstream.core.errors import CapacityError, InvalidRequest, ModelNotFound, Unavailable
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
@@ -15,7 +14,6 @@ from slipstream.rpc.v1 import common_pb2, generation_pb2_grpc
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream_router.app import Router
 from slipstream_router.config import RouterConfig
-from support.commands import ran_python
 from support.network.key_files import key, write_keys
 from support.services import fleet
 from support.services.fleet import (
@@ -28,8 +26,6 @@ from support.services.fleet import (
     target_worker,
 )
 
-ROOT = Path(__file__).resolve().parents[3]
-FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
 CODE = grpc.StatusCode
 
 
@@ -216,15 +212,3 @@ async def test_what_a_model_can_is_told_with_the_drafts_that_are_there(served, f
         await fleet.until(client, lambda info: num_ready(info, "draft") == 0)
         lost = {row.kind: row.num_replicas for row in (await client.model_info()).drafters}
         assert lost == {"glide": 0, "ngram": 1}
-
-
-def test_the_router_imports_nothing_that_computes():
-    code = """
-import pkgutil, sys, importlib, slipstream_router, slipstream.text
-for package in (slipstream_router, slipstream.text):
-    for module in pkgutil.iter_modules(package.__path__, package.__name__ + "."):
-        importlib.import_module(module.name)
-print(sorted({"torch", "numpy", "transformers"} & sys.modules.keys()))
-"""
-    done = ran_python("-c", code)
-    assert done.stdout.strip() == "[]", done.stderr

@@ -23,6 +23,11 @@ class Cluster:
         self.address = ""
 
     @property
+    def workers(self) -> tuple[fleet.Worker, fleet.Worker]:
+        """Return the target and the draft."""
+        return self._target, self._draft
+
+    @property
     def target_address(self) -> str:
         return self._target.address
 
