@@ -16,8 +16,6 @@ from google.protobuf.message import DecodeError, Message
 from slipstream.core.errors import DeadlineExceeded, InternalError, SlipstreamError, Unavailable
 from slipstream.core.round import Clock
 from slipstream.rpc.status import error_from
-from slipstream.rpc.v1 import common_pb2
-from slipstream.telemetry.carrier import Carrier
 
 # What grpc.aio says, in place of the status, of a write that meets the end of its stream. Openings
 # are answered before anything else is written, so no refusal is lost like that.
@@ -267,17 +265,3 @@ def parsed(kind: type[M], data: bytes, source: str, *, max_bytes: int = MAX_ANSW
         return kind.FromString(data)
     except DecodeError:
         raise InternalError(f"{source} answered with bytes that are no {kind.__name__}") from None
-
-
-def trace_to_pb(carrier: Carrier | None) -> common_pb2.TraceContext | None:
-    """None for what is not traced."""
-    if carrier is None:
-        return None
-    return common_pb2.TraceContext(traceparent=carrier.traceparent, tracestate=carrier.tracestate)
-
-
-def trace_from_pb(message: common_pb2.TraceContext) -> Carrier | None:
-    """None where nothing is said."""
-    if not message.traceparent:
-        return None
-    return Carrier(message.traceparent, message.tracestate)

@@ -20,8 +20,9 @@ from slipstream.rpc.conversion.convert import (
     timing_from_pb,
 )
 from slipstream.rpc.conversion.convert_common import ahead_from_pb, proposal_from_pb
-from slipstream.rpc.exchange import CallOptions, Peer, parsed, trace_to_pb
+from slipstream.rpc.exchange import CallOptions, Peer, parsed
 from slipstream.rpc.remote_engine import RemoteEngine
+from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry.carrier import carried
 

@@ -14,8 +14,9 @@ from slipstream.rpc.conversion.convert import (
     verdict_from_pb,
     verify_to_pb,
 )
-from slipstream.rpc.exchange import CallOptions, Peer, trace_to_pb
+from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
+from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.telemetry.carrier import carried
 

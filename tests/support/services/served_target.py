@@ -19,7 +19,6 @@ from slipstream.models.target.causal import CausalModel
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert import delta_to_pb, session_to_pb
 from slipstream.rpc.conversion.convert_common import proposal_to_pb
-from slipstream.rpc.exchange import trace_to_pb
 from slipstream.rpc.kv import (
     DTYPE,
     ENCODING,
@@ -31,6 +30,7 @@ from slipstream.rpc.kv import (
 from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.tensors import element_type, unpack
+from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.telemetry import Telemetry

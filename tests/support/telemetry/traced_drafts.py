@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.core.sequence import Delta
 from slipstream.rpc.conversion.convert import delta_to_pb, plan_to_pb, session_to_pb
-from slipstream.rpc.exchange import trace_to_pb
+from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
 from support.services.scripted_keys import (
     DEEP,
