@@ -2,10 +2,10 @@
 
 from typing import TYPE_CHECKING, Any
 
+from slipstream.client.backend import AsyncChunkStream, ChunkStream
 from slipstream.client.call import RequestOptions
 from slipstream.client.client import AsyncClient, Client
 from slipstream.client.session import AsyncClientSession, ClientSession
-from slipstream.client.stream import AsyncChunkStream, ChunkStream
 from slipstream.core import errors
 from slipstream.core.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.policy.options import Mode, SpeculationOptions

@@ -7,7 +7,13 @@ from os import PathLike
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, ClassVar, Self, Unpack
 
-from slipstream.client.backend import Backend, ClientContext, blocking
+from slipstream.client.backend import (
+    AsyncChunkStream,
+    Backend,
+    ChunkStream,
+    ClientContext,
+    blocking,
+)
 from slipstream.client.call import (
     NO_TELEMETRY,
     ClientTelemetry,
@@ -18,7 +24,6 @@ from slipstream.client.call import (
     only_model,
 )
 from slipstream.client.session import AsyncClientSession, ClientSession
-from slipstream.client.stream import AsyncChunkStream, ChunkStream
 from slipstream.core.inline import finished
 from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.prompt import Prompt, PromptForm

@@ -7,11 +7,10 @@ from itertools import count
 from pathlib import Path
 from typing import Self
 
-from slipstream.client.backend import ChunkSource
+from slipstream.client.backend import AsyncChunkStream, ChunkSource
 from slipstream.client.call import ClientCall
 from slipstream.client.embedded_session import Answer, EmbeddedSession, EnginePorts
 from slipstream.client.engine import Engine, EngineOptions
-from slipstream.client.stream import AsyncChunkStream
 from slipstream.core.errors import InvalidRequest, ModelNotFound, SessionClosed, SessionNotFound
 from slipstream.core.inline import finished
 from slipstream.core.request.model_info import Limits, ModelInfo, drafter_infos, verification_infos
@@ -25,8 +24,8 @@ from slipstream.core.request.results import Chunk, Result, collected
 from slipstream.core.request.server_info import ServerInfo
 from slipstream.drafting.build import Drafter
 from slipstream.state.memory import MemoryStore
-from slipstream.state.record import Bounds
 from slipstream.state.session_leases import KeepRules, SessionLeases, session_of
+from slipstream.state.store import Bounds
 from slipstream.text.prompts import encode_prompt
 
 _FOR_EVER_S = 1e9

@@ -23,8 +23,8 @@ from slipstream.core.request.results import Chunk
 from slipstream.core.round import Clock
 from slipstream.core.run import Run
 from slipstream.drafting.build import Drafter
-from slipstream.state.record import Opening
 from slipstream.state.session_leases import AcquiredSession, replayed, turn_request
+from slipstream.state.store import Opening
 from slipstream.text.prompts import encode_prompt
 
 _AT_ONCE = BreakerLimits(failures=1)

@@ -7,9 +7,14 @@ from dataclasses import replace
 from typing import Self, TypeVar, Unpack
 from weakref import WeakSet
 
-from slipstream.client.backend import ChunkSource, ClientContext, blocking
+from slipstream.client.backend import (
+    AsyncChunkStream,
+    ChunkSource,
+    ChunkStream,
+    ClientContext,
+    blocking,
+)
 from slipstream.client.call import ClientCall, RequestOptions, check_whole
-from slipstream.client.stream import AsyncChunkStream, ChunkStream
 from slipstream.core.errors import (
     SessionBusy,
     SessionClosed,

@@ -21,8 +21,7 @@ from slipstream.core.round import Clock
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal
 from slipstream.drafting.engine import LocalDraft
-from slipstream.drafting.growth import CHUNK
-from slipstream.drafting.request import DraftRequest
+from slipstream.drafting.growth import CHUNK, DraftRequest
 from slipstream.engine.thread import Done, EngineThread, FailedSteps
 
 _LOG = logging.getLogger("slipstream.draft")

@@ -6,8 +6,8 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
+from slipstream.core.draft.ngram import NgramStore
 from slipstream.core.draft.ngram_draft import NgramDraft
-from slipstream.core.draft.ngram_sources import NgramStore
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.profile import NGRAM, DraftFacts, Profile
 from slipstream.core.ports import Draft

@@ -17,10 +17,16 @@ from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verification
 from slipstream.drafting import reader
 from slipstream.drafting.growers import grow_cape, grow_chain, grow_dynamic, grow_fork, grow_product
-from slipstream.drafting.growth import DepthLimit, DraftSession, Growth
+from slipstream.drafting.growth import (
+    DepthLimit,
+    DraftRequest,
+    DraftSession,
+    DraftStep,
+    Growth,
+    ProposalSteps,
+)
 from slipstream.drafting.growth_ahead import NUM_CANDIDATES, grow_ahead
 from slipstream.drafting.reader import CandidateReader, Candidates, chain_candidates, read_each
-from slipstream.drafting.request import DraftRequest, DraftStep, ProposalSteps
 from slipstream.engine.thread import internal_errors
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.scorer import ChainRequest, KvView, Scorer

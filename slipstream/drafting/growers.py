@@ -10,9 +10,8 @@ from slipstream.core.policy.stop import Stop, StopSignal
 from slipstream.core.stop_reasons import TOO_DEAR
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, SparseDistribution, Verification
-from slipstream.drafting.growth import Growth
+from slipstream.drafting.growth import Growth, ProposalSteps, Steps
 from slipstream.drafting.reader import Candidates
-from slipstream.drafting.request import ProposalSteps, Steps
 
 
 @dataclass(frozen=True, slots=True)

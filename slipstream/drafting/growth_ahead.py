@@ -3,9 +3,8 @@
 from slipstream.core.draft.ahead import BestFirstTree
 from slipstream.core.draft.cape import shares_of
 from slipstream.core.tree import ROOT
-from slipstream.drafting.growth import Growth
+from slipstream.drafting.growth import Growth, ProposalSteps
 from slipstream.drafting.reader import Candidates
-from slipstream.drafting.request import ProposalSteps
 
 NUM_STEPS, WIDTH = 2, 10
 """Steps that a tree goes on for at a time, and nodes that are scored in each."""

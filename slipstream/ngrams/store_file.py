@@ -64,7 +64,7 @@ class StoreHeader:
 
 
 class NgramFile:
-    """A `core.draft.ngram_sources.NgramStore` in a file. Immutable; processes share its pages.
+    """A `core.draft.ngram.NgramStore` in a file. Immutable; processes share its pages.
 
     Whatever a file holds, a lookup reads a bounded part of it.
     """
@@ -86,7 +86,7 @@ class NgramFile:
         return len(self._fingerprints)
 
     def after(self, latest: Sequence[int]) -> Sequence[tuple[int, float]]:
-        """See `core.draft.ngram_sources.NgramStore.after`.
+        """See `core.draft.ngram.NgramStore.after`.
 
         Longer contexts come first; what is left of their probability goes to shorter ones
         (interpolated absolute discounting, Chen and Goodman 1999, 3.4).

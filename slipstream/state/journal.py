@@ -13,8 +13,7 @@ from dataclasses import replace
 
 from slipstream.core.errors import PermissionDenied, SessionError, SessionTaken, Unavailable
 from slipstream.core.request.results import Continuity, Ending
-from slipstream.state.record import Claim, Grant, Opening, SessionUpdate, StoreLease
-from slipstream.state.store import SessionStore
+from slipstream.state.store import Claim, Grant, Opening, SessionStore, SessionUpdate, StoreLease
 
 _LOG = logging.getLogger("slipstream.state")
 

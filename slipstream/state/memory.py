@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, field, replace
 
 from slipstream.core.round import Clock
-from slipstream.state.record import (
+from slipstream.state.store import (
     Bounds,
     Claim,
     Grant,
@@ -15,8 +15,11 @@ from slipstream.state.record import (
     SessionUpdate,
     StoredTurn,
     StoreLease,
+    check_claim,
+    check_update,
+    claim_refused,
+    session_refused,
 )
-from slipstream.state.store import check_claim, check_update, claim_refused, session_refused
 from slipstream.state.stored_session import Expiries, StoredSession
 
 

@@ -6,7 +6,8 @@ Each operation is one script there; see `scripts` for what is kept.
 from typing import TYPE_CHECKING, Any
 
 from slipstream.core.request.request import SessionRef
-from slipstream.state.record import (
+from slipstream.state.scripts import ACQUIRE, APPEND, DELETE, RELEASE, RENEW, packed, unpacked
+from slipstream.state.store import (
     Bounds,
     Claim,
     Grant,
@@ -14,9 +15,11 @@ from slipstream.state.record import (
     SessionUpdate,
     StoredTurn,
     StoreLease,
+    check_claim,
+    check_update,
+    claim_refused,
+    session_refused,
 )
-from slipstream.state.scripts import ACQUIRE, APPEND, DELETE, RELEASE, RENEW, packed, unpacked
-from slipstream.state.store import check_claim, check_update, claim_refused, session_refused
 
 if TYPE_CHECKING:
     from slipstream.state.redis_client import RedisClient

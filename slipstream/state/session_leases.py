@@ -31,8 +31,7 @@ from slipstream.core.request.results import Chunk, Ending, PromptInfo
 from slipstream.core.text.text import Piece, TextStream, joined
 from slipstream.core.types import Verification
 from slipstream.state.journal import StoreJournal
-from slipstream.state.record import Claim, Record, StoredTurn
-from slipstream.state.store import SessionStore
+from slipstream.state.store import Claim, Record, SessionStore, StoredTurn
 
 _SINGLE_REQUEST = re.compile(r"r-[0-9a-f]{48}")
 Encode = Callable[[int | None], Awaitable[Sequence[int]]]

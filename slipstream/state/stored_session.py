@@ -4,7 +4,7 @@ import heapq
 from array import array
 from dataclasses import dataclass, field, replace
 
-from slipstream.state.record import Claim, Record, SessionUpdate, StoredTurn
+from slipstream.state.store import Claim, Record, SessionUpdate, StoredTurn
 
 _OVERHEAD_BYTES = 2048
 """Names, times and the objects around them."""

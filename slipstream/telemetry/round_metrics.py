@@ -2,8 +2,8 @@
 
 from collections import Counter
 
-from slipstream.core.pace import Average
 from slipstream.core.round import PLAIN, PREFILL, SPECULATIVE, Round
+from slipstream.core.row_costs import Average
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments, Metric
 

@@ -18,8 +18,8 @@ from slipstream.rpc.service_options import (
     TlsOptions,
 )
 from slipstream.state.options import StoreOptions
-from slipstream.state.record import Bounds
 from slipstream.state.session_leases import KeepRules
+from slipstream.state.store import Bounds
 from slipstream_router.replicas.heartbeat import Heartbeat
 
 _LONGEST_QUEUE_S = 86400.0

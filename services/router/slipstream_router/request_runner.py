@@ -8,7 +8,7 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from slipstream.core.draft.ngram_sources import NgramStore
+from slipstream.core.draft.ngram import NgramStore
 from slipstream.core.errors import SessionBusy, Unavailable
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.request import Generation, Request
@@ -17,7 +17,6 @@ from slipstream.core.run import Journal, Run
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.exchange import CallOptions
 from slipstream.state.journal import StoreJournal
-from slipstream.state.record import Opening, Record
 from slipstream.state.session_leases import (
     AcquiredSession,
     SessionLeases,
@@ -26,6 +25,7 @@ from slipstream.state.session_leases import (
     replayed,
     turn_request,
 )
+from slipstream.state.store import Opening, Record
 from slipstream_router.ahead import WriteBehind, one_ahead
 from slipstream_router.lease_keeper import LeaseKeeper
 from slipstream_router.limits import Admission

@@ -5,8 +5,7 @@ from collections.abc import Awaitable, Callable
 from typing import TypeVar
 
 from slipstream.core.errors import SlipstreamError
-from slipstream.state.record import Claim, Grant, Record, SessionUpdate, StoreLease
-from slipstream.state.store import SessionStore
+from slipstream.state.store import Claim, Grant, Record, SessionStore, SessionUpdate, StoreLease
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments
 

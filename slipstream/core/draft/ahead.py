@@ -9,8 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.pace import Average
-from slipstream.core.row_costs import num_paying
+from slipstream.core.row_costs import Average, num_paying
 from slipstream.core.stop_reasons import AHEAD
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal

@@ -7,8 +7,7 @@ import math
 from collections.abc import Sequence
 from typing import NamedTuple
 
-from slipstream.core.draft.ngram import OwnText
-from slipstream.core.draft.ngram_sources import LATEST, Acceptance, MatchAcceptance, NgramStore
+from slipstream.core.draft.ngram import LATEST, Acceptance, MatchAcceptance, NgramStore, OwnText
 from slipstream.core.sequence import TokenSequence, common_prefix
 from slipstream.core.tree import EMPTY, ROOT, CopySource, TokenTree
 from slipstream.core.types import SamplingParams

@@ -9,7 +9,7 @@ from dataclasses import replace
 from functools import partial
 
 from slipstream.core.draft.guesses import Guesses
-from slipstream.core.draft.ngram_sources import NgramStore
+from slipstream.core.draft.ngram import NgramStore
 from slipstream.core.draft.ngram_tree import Grown, TreeLimits, grow
 from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.ports import Draft

@@ -1,6 +1,6 @@
 """Giving up speculation while it does not pay. Knows no clock: it counts rounds."""
 
-from slipstream.core.pace import Average
+from slipstream.core.row_costs import Average
 
 
 class GainPrior:

@@ -1,6 +1,6 @@
 """Measures whether drafting while the target verifies pays. Knows no clock."""
 
-from slipstream.core.pace import RequestPace
+from slipstream.core.row_costs import RequestPace
 
 
 class OverlapGain:

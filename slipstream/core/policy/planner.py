@@ -3,14 +3,13 @@
 from dataclasses import replace
 
 from slipstream.core.draft.ngram_tree import LEAST
-from slipstream.core.pace import Average, RequestPace
 from slipstream.core.policy.backoff import Backoff
 from slipstream.core.policy.options import Mode, num_product_nodes
 from slipstream.core.policy.prices import Prices
 from slipstream.core.policy.settings import Settings
 from slipstream.core.policy.stop import HeuristicLength
 from slipstream.core.round import NO_PLAN, Round
-from slipstream.core.row_costs import step_worth
+from slipstream.core.row_costs import Average, RequestPace, step_worth
 from slipstream.core.stop_reasons import AHEAD, LATE, PENDING, TOO_DEAR
 from slipstream.core.tree import Copying
 from slipstream.core.types import Plan, Proposal, StopPolicy, Verdict, Verification

@@ -11,8 +11,8 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import AHEAD
 from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape
 from slipstream.drafting.batcher import together
+from slipstream.drafting.growth import DraftRequest
 from slipstream.drafting.growth_ahead import NUM_CANDIDATES
-from slipstream.drafting.request import DraftRequest
 from support.models import tiny
 from support.services.tiny_services import draft_place, rounds, target_place
 

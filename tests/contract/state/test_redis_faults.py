@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from slipstream.core.errors import SessionNotFound, SessionOutOfSync, Unavailable
-from slipstream.state.record import SessionUpdate, StoreLease
+from slipstream.state.store import SessionUpdate, StoreLease
 from support.network.ports import free_port
 from support.services.background import until
 from support.state.redis_server import redis_server

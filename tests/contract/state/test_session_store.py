@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from slipstream.core import errors
-from slipstream.state.record import Opening, SessionUpdate, StoredTurn
+from slipstream.state.store import Opening, SessionUpdate, StoredTurn
 from support.state.session_stores import BOUNDS, LEASE_S, begins, claim, held, opened, told
 
 NOWHERE = {"target": None, "draft": None}

@@ -4,7 +4,7 @@ import random
 from dataclasses import replace
 
 from slipstream.core.errors import SlipstreamError
-from slipstream.state.record import Bounds, Opening, SessionUpdate, StoreLease
+from slipstream.state.store import Bounds, Opening, SessionUpdate, StoreLease
 from support.state.session_stores import InMemory, claim, in_redis
 
 NUM_SEQUENCES, LENGTH = 10, 80

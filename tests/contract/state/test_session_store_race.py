@@ -5,7 +5,7 @@ from collections import Counter
 
 import pytest
 
-from slipstream.state.record import Bounds
+from slipstream.state.store import Bounds
 from support.state.session_races import Race
 from support.state.session_stores import in_redis
 

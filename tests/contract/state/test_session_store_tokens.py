@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.core import errors
 from slipstream.state.journal import StoreJournal
-from slipstream.state.record import Opening, SessionUpdate
+from slipstream.state.store import Opening, SessionUpdate
 from support.state.session_stores import LEASE_S, TTL_S, begins, claim, held, opened, told
 
 NOWHERE = {"target": None, "draft": None}

@@ -11,7 +11,7 @@ import pytest
 from slipstream.client import AsyncClient, Mode, SpeculationOptions
 from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
-from slipstream.state.record import Record, StoredTurn
+from slipstream.state.store import Record, StoredTurn
 from slipstream.state.stored_session import StoredSession
 from support.services import fleet
 

@@ -6,8 +6,7 @@ from collections import Counter
 from collections.abc import Sequence
 
 from slipstream.core.errors import SessionError, SessionNotFound, SlipstreamError
-from slipstream.state.record import Grant, Opening, SessionUpdate
-from slipstream.state.store import SessionStore
+from slipstream.state.store import Grant, Opening, SessionStore, SessionUpdate
 from support.state.session_stores import begins, claim
 
 

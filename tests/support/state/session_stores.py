@@ -10,8 +10,7 @@ from typing import Any
 from slipstream.state.factory import open_client, open_store
 from slipstream.state.memory import MemoryStore
 from slipstream.state.options import StoreOptions
-from slipstream.state.record import Bounds, Claim, Opening, SessionUpdate, StoreLease
-from slipstream.state.store import SessionStore
+from slipstream.state.store import Bounds, Claim, Opening, SessionStore, SessionUpdate, StoreLease
 from support.state.redis_server import RedisServer
 
 TTL_S = 600.0

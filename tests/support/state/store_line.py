@@ -10,7 +10,7 @@ from slipstream.core.request.stats import Outcomes
 from slipstream.core.types import FinishReason
 from slipstream.state.journal import StoreJournal
 from slipstream.state.memory import MemoryStore
-from slipstream.state.record import Bounds, Claim, Opening
+from slipstream.state.store import Bounds, Claim, Opening
 
 PROMPT = (1, 2, 3)
 OPENING = Opening(len(PROMPT), "{}", "hash")

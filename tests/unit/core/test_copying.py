@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.draft.ngram_sources import Acceptance, MatchAcceptance
+from slipstream.core.draft.ngram import Acceptance, MatchAcceptance
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import Copying
 

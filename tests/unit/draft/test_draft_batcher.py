@@ -10,8 +10,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.batcher import STEPS, BatchedDraft, together
 from slipstream.drafting.engine import LocalDraft, TargetKv
-from slipstream.drafting.growth import CHUNK
-from slipstream.drafting.request import DraftRequest
+from slipstream.drafting.growth import CHUNK, DraftRequest
 from slipstream.engine.thread import MAX_FAILED_STEPS, EngineThread
 from slipstream.models.scorer import Sync
 from support.models import tiny

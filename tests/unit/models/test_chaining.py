@@ -12,7 +12,7 @@ from slipstream.core.policy.stop import Calibration, FixedStop
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft, TargetKv
-from slipstream.drafting.request import DraftRequest
+from slipstream.drafting.growth import DraftRequest
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import GlideChains

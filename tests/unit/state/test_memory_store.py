@@ -5,7 +5,7 @@ import tracemalloc
 
 from slipstream.core.errors import SessionNotFound
 from slipstream.core.inline import finished
-from slipstream.state.record import Bounds, SessionUpdate
+from slipstream.state.store import Bounds, SessionUpdate
 from slipstream.state.stored_session import Expiries
 from support.state.session_stores import InMemory, begins, claim, opened
 

@@ -11,7 +11,6 @@ from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.types import SamplingParams, Verification
 from slipstream.state.memory import MemoryStore
-from slipstream.state.record import Bounds, Opening
 from slipstream.state.session_leases import (
     KeepRules,
     SessionLeases,
@@ -19,6 +18,7 @@ from slipstream.state.session_leases import (
     fingerprint,
     session_of,
 )
+from slipstream.state.store import Bounds, Opening
 from slipstream_router.lease_keeper import LeaseKeeper
 
 ASKED = Generation("hello", Ask(request_id="r1"))

@@ -91,7 +91,7 @@ sys.modules["redis"] = None  # as if it were not installed
 from slipstream.core.errors import InvalidRequest
 from slipstream.state.factory import open_store
 from slipstream.state.options import StoreOptions
-from slipstream.state.record import Bounds
+from slipstream.state.store import Bounds
 open_store(StoreOptions(), Bounds(), time.monotonic, next_fence=int)
 try:
     open_store(StoreOptions("redis://a"), Bounds(), time.monotonic, next_fence=int)

@@ -7,8 +7,8 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from itertools import count
 
+from slipstream.core.draft.ngram import NgramStore
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
-from slipstream.core.draft.ngram_sources import NgramStore
 from slipstream.core.errors import SlipstreamError, Unavailable
 from slipstream.core.failover.breaker import BreakerLimits, Breakers, Failures, InUse
 from slipstream.core.failover.failover_draft import FailoverDraft
@@ -20,7 +20,7 @@ from slipstream.rpc.exchange import CallOptions
 from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.v1 import draft_pb2
-from slipstream.state.record import Record
+from slipstream.state.store import Record
 from slipstream_router.lease_keeper import KvLocation
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
 from slipstream_router.replicas.probes import DescribedDraft
