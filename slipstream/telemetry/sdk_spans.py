@@ -30,7 +30,7 @@ class SdkTelemetry:
     """Spans of a client's requests."""
 
     def __init__(self, tracer: Tracer | None = None) -> None:
-        """Without a tracer, spans go to the application's global provider, once it has set one."""
+        """Send spans to the tracer; by default to the application's, once it has set one up."""
         self._tracer = tracer or trace.get_tracer("slipstream.client", slipstream.__version__)
 
     def request(self, generation: Generation, *, address: str | None, is_stream: bool) -> "SdkSpan":

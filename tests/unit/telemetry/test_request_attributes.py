@@ -18,7 +18,6 @@ from slipstream.telemetry.attributes import (
     output_content,
     prompt_attributes,
     request_attributes,
-    rpc_attributes,
     server_attributes,
     stats_attributes,
 )
@@ -28,7 +27,6 @@ from support.telemetry.listening import Listener
 MARKER = "do-not-quote-me"
 MESSAGES = ({"role": "user", "content": f"say {MARKER}"},)
 PROMPTS = [f"say {MARKER}", MESSAGES, (5, 6, 7)]
-STREAM_KV = "slipstream.rpc.v1.TargetService/StreamKv"
 INFO = PromptInfo("r1", "small", 3, 12)
 
 
@@ -189,5 +187,3 @@ def test_content_that_is_too_long_is_told_by_its_length_and_never_cut():
 def test_a_server_is_named_by_host_and_port(address, host, port):
     said = {"server.address": host} | ({} if port is None else {"server.port": port})
     assert server_attributes(address) == said
-    about = {"rpc.system.name": "grpc", "rpc.method": STREAM_KV}
-    assert rpc_attributes(STREAM_KV, address) == about | said
