@@ -35,23 +35,11 @@ def read_questions(path: Path) -> tuple[Question, ...]:
     return tuple(questions.values())
 
 
-def select(
-    questions: Sequence[Question], *, categories: Sequence[str] = (), limit: int | None = None
-) -> tuple[Question, ...]:
-    """Select questions of some categories, at most `limit`, evenly from each, in order.
-
-    No categories means all. Raises `InvalidRequest` for a category that no question has.
-    """
+def select(questions: Sequence[Question], limit: int | None) -> tuple[Question, ...]:
+    """Select at most `limit` questions, evenly from all categories, in order; None means all."""
     if limit is not None and limit < 1:
         raise InvalidRequest(f"limit is {limit}, but must be at least 1")
-    known = list(dict.fromkeys(question.category for question in questions))
-    for category in categories:
-        if category not in known:
-            raise InvalidRequest(
-                f"no prompt has category {category!r}; there are {', '.join(known)}"
-            )
-    wanted = [item for item in questions if not categories or item.category in categories]
-    chosen = {question.question_id for question in in_turn(wanted)[:limit]}
+    chosen = {question.question_id for question in in_turn(questions)[:limit]}
     return tuple(question for question in questions if question.question_id in chosen)
 
 

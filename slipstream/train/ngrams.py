@@ -36,8 +36,6 @@ Progress = Callable[[int, int], None]
 _LEAST = 0.02
 """Probability of one that is kept."""
 _MAX_LEAST_COUNT = 1 << 20
-_PART_TOKENS = 1 << 24
-"""Tokens that are counted at once, about: memory for sorting is bounded by it."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +110,8 @@ def count(
         codes ^= ids[at - length] + np.uint64(1)
         codes *= np.uint64(FACTOR)
         codes ^= codes >> np.uint64(SHIFT)
-        tables.append(_table(codes, ids, at, settings.least(length, settings.min_count)))
+        counted = _counted(codes, ids[at].astype(np.int64))
+        tables.append(counted.kept(settings.least(length, settings.min_count)))
         progress(length, settings.max_context)
     return tables
 
@@ -152,22 +151,6 @@ def _generated(
     if not ids:
         return gap, np.zeros(0, np.int64)
     return np.concatenate(ids), np.concatenate(places)
-
-
-def _table(
-    codes: NDArray[np.uint64], ids: NDArray[np.uint32], at: NDArray[np.int64], least: int
-) -> Counted:
-    """Return what followed the contexts, counted by parts with discounts of their own."""
-    num_parts = len(codes) // _PART_TOKENS + 1
-    numbers = ((codes >> np.uint64(32)) % np.uint64(num_parts)).astype(np.uint8)
-    found = []
-    for number in range(num_parts):
-        chosen = np.flatnonzero(numbers == number)
-        found.append(_counted(codes[chosen], ids[at[chosen]].astype(np.int64)).kept(least))
-    sizes = np.concatenate([np.diff(part.starts) for part in found])
-    names = ("codes", "counts", "tokens", "probabilities")
-    joined = {name: np.concatenate([getattr(part, name) for part in found]) for name in names}
-    return Counted(starts=np.concatenate([[0], np.cumsum(sizes)]), **joined)
 
 
 def _counted(codes: NDArray[np.uint64], tokens: NDArray[np.int64]) -> Counted:

@@ -14,7 +14,7 @@ from slipstream.cli.up import StackFlags
 from slipstream.core.errors import InvalidRequest
 from slipstream.models.store.digests import file_digest, weights_digests
 from slipstream.models.store.resolve import find_local
-from slipstream.options import items, option
+from slipstream.options import option
 
 
 @dataclass(frozen=True, slots=True)
@@ -61,7 +61,6 @@ class QuestionFlags:
         None, "JSON lines with question_id, category, turns; default: a small set."
     )
     limit: int | None = option(None, "Maximum number of prompts, evenly from all categories.")
-    categories: str = option("", "Categories of prompts, separated by commas; default: all.")
 
     def path(self) -> Path:
         """Return the file, by default the one in the package."""
@@ -71,8 +70,7 @@ class QuestionFlags:
 
     def questions(self) -> tuple[Question, ...]:
         """Return the questions. Raises `InvalidRequest` for a bad file, line or choice."""
-        questions = read_questions(self.path())
-        return select(questions, categories=items(self.categories), limit=self.limit)
+        return select(read_questions(self.path()), self.limit)
 
     def facts(self) -> dict[str, Any]:
         """Return name and digest of the file."""

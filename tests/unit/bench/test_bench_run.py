@@ -4,8 +4,7 @@ import json
 
 import pytest
 
-from slipstream.bench.harness import rotated, write_json
-from slipstream.bench.methods import parse_methods
+from slipstream.bench.harness import write_json
 from slipstream.bench.speed import margin
 from slipstream.cli.main import exit_code
 from slipstream.core.types import SamplingParams, Session
@@ -76,17 +75,10 @@ def test_costs_are_written_for_every_number_of_rows(files, tmp_path):
     ("options", "reason"),
     [
         (["--methods", "medusa"], "'medusa' is unknown"),
-        (["--prompts", "nowhere.jsonl"], "nowhere.jsonl can't be read"),
-        (["--categories", "law"], "no prompt has category 'law'"),
-        (["--limit", "0"], "limit is 0"),
         (["--repeats", "0"], "repeats is 0"),
         (["--warmup", "-1"], "warmup is -1"),
-        (["--max-new-tokens", "0"], "max_new_tokens is 0"),
         (["--max-new-tokens", "4000"], "question 1 has"),
         (["--temperature", "nan"], "temperature is nan"),
-        (["--seed", str(-(2**64))], "seed is -18446744073709551616"),
-        (["--threads", "0"], "threads is 0"),
-        (["--dtype", "int3"], "'int3'"),
         (["--draft", "nowhere"], "the draft is 'nowhere'"),
         (["--target", "nowhere"], "'nowhere' is not on this machine"),
         (["--methods", "vanilla:nowhere"], "'nowhere' is not on this machine"),
@@ -94,7 +86,6 @@ def test_costs_are_written_for_every_number_of_rows(files, tmp_path):
         (["--methods", "glide+depth=20"], "trained for paths of at most"),
         (["--numerics", "wobbly"], "wobbly"),
         (["--json", "nowhere/out.json"], "can't be written"),
-        (["--json", "."], "is a directory"),
     ],
 )
 def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
@@ -115,7 +106,6 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
     [
         (["--rows", "1,x"], "must be numbers as 1,4,16"),
         (["--rows", "2,4"], "must ascend from 1"),
-        (["--rows", "1,4,4"], "must ascend from 1"),
         (["--rows", "1,500"], "at most 128"),
         (["--rounds", "0"], "rounds is 0"),
         (["--context", "100000"], "leaves no room"),
@@ -123,13 +113,6 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
 )
 def test_costs_that_can_not_be_taken_are_refused(files, capsys, options, reason):
     assert reason in refusal(capsys, "bench", "cost", *files[0], *options)
-
-
-def test_every_method_goes_first_equally_often():
-    methods = parse_methods("plain,ngram,glide")
-    firsts = [rotated(methods, number)[0].name for number in range(6)]
-    assert firsts == ["plain", "ngram", "glide"] * 2
-    assert all(set(rotated(methods, number)) == set(methods) for number in range(6))
 
 
 @pytest.mark.parametrize("temperature", [0.0, 0.8])

@@ -1,6 +1,5 @@
 """The formula of drafts and targets: worked out by hand, and laws of any system."""
 
-import random
 from dataclasses import replace
 
 import pytest
@@ -34,19 +33,6 @@ def test_chains_have_the_expected_acceptance():
     assert MeanRound.of_chain(0.0, 4).final == MeanRound.of_chain(0.9, 0).final == 1
 
 
-def random_system(seed):
-    """Pools, times and a round, drawn."""
-    rng = random.Random(seed)
-    sessions = rng.choice([1, 2, 4, 6, 8, 12, 16, 24])
-    drafts, targets = min(rng.choice([1, 2, 3, 4]), sessions), min(rng.choice([1, 2, 4]), sessions)
-    free, token_s = rng.choice([2, 8, 32]), rng.choice([0.0002, 0.0005, 0.001, 0.002])
-    verify = ((1, 0.04), (free, 0.04), (256, 0.04 + token_s * (256 - free)))
-    level_s, call_s = rng.choice([0.001, 0.002, 0.004, 0.008, 0.02]), rng.choice([0.0005, 0.004])
-    times = DeviceTimes(verify, level_s, rng.choice([0, 0.05, 0.25, 0.5]) * level_s, call_s=call_s)
-    average = MeanRound.of_chain(rng.choice([0.5, 0.7, 0.9]), rng.choice([2, 4, 8]), 1 / 4)
-    return Pools(drafts, targets, sessions), times, average
-
-
 def test_twice_of_everything_does_twice_as_much():
     once, twice = (estimate(TIMES, ROUND, Pools(n, n, 6 * n)) for n in (1, 2))
     assert twice.tokens_per_s == pytest.approx(2 * once.tokens_per_s)
@@ -64,21 +50,6 @@ def test_the_drafts_needed_are_the_fewest_that_reach_the_share():
     rates = [estimate(times, ROUND, Pools(n, 2, 16)).tokens_per_s for n in range(1, 17)]
     assert needed == 1 + next(at for at, rate in enumerate(rates) if rate >= 0.9 * rates[-1])
     assert 1 < needed < 16
-
-
-@pytest.mark.parametrize("seed", range(20))
-def test_targets_that_share_drafts_need_no_more_of_them_than_apart(seed):
-    pools, times, average = random_system(seed)
-    apart = drafts_needed(times, average, targets=pools.targets, sessions=pools.sessions)
-    for num in (2, 3):
-        fleet = {"targets": num * pools.targets, "sessions": num * pools.sessions}
-        assert drafts_needed(times, average, **fleet) <= num * apart
-
-
-def test_a_part_of_a_draft_that_each_target_needs_is_rounded_up_once_for_all():
-    times = replace(TIMES, level_token_s=0.0002)
-    needed = [drafts_needed(times, ROUND, targets=n, sessions=8 * n) for n in (1, 2, 3, 4)]
-    assert needed == [2, 3, 4, 5]
 
 
 def test_drafting_pays_above_the_break_even():

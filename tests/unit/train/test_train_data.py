@@ -1,6 +1,5 @@
 """What counts as training text, who is held out, and how it is cut into batches."""
 
-import gzip
 import json
 from dataclasses import replace
 
@@ -14,7 +13,6 @@ from slipstream.train.data import (
     batches,
     read_data,
     split_heldout,
-    token_counts,
 )
 
 LIMITS = ReadLimits(vocab_size=50, max_tokens=8)
@@ -67,20 +65,6 @@ def test_a_line_of_text_that_has_no_answer_is_named(tmp_path, line, sentence):
     path = write(tmp_path / "a.jsonl", line)
     with pytest.raises(TrainingError, match=f"line 1 has .*{sentence}"):
         read_data(path, replace(LIMITS, encode_answer=encode), encode=encode)
-
-
-def test_a_compressed_file_reads_like_a_plain_one(tmp_path):
-    plain = write(tmp_path / "a.jsonl", {"p": [1, 2], "g": [3]})
-    packed = tmp_path / "a.jsonl.gz"
-    packed.write_bytes(gzip.compress(plain.read_bytes()))
-    first, second = (read_data(p, LIMITS, encode=encode).documents[0] for p in (plain, packed))
-    assert first.ids.tolist() == second.ids.tolist()
-
-
-def test_long_documents_are_left_out_and_counted(tmp_path):
-    path = write(tmp_path / "a.jsonl", {"p": [1] * 4, "g": [2] * 5}, {"p": [1], "g": [2]})
-    data = read_data(path, LIMITS, encode=encode)
-    assert (len(data.documents), data.num_skipped) == (1, 1)
 
 
 @pytest.mark.parametrize(
@@ -136,11 +120,6 @@ def test_the_held_out_prompts_do_not_depend_on_the_order_or_on_other_training_te
 def test_too_few_prompts_to_hold_out_are_refused():
     with pytest.raises(TrainingError, match="too few"):
         split_heldout([document([1], [2])], 1)
-
-
-def test_only_generated_tokens_are_counted():
-    counts = token_counts([document([1, 1], [2, 3, 2])], 5)
-    assert counts.tolist() == [0, 0, 2, 1, 0]
 
 
 LENGTHS = [3, 9, 4, 30, 5, 7, 2, 8, 6, 5] * 7

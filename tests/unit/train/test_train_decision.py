@@ -79,8 +79,3 @@ def test_a_model_that_knows_more_than_confidence_gains():
     outcome, _ = judged(made, SETTINGS)
     assert outcome.loss < outcome.calibrated_loss - 0.01
     assert outcome.num_tokens == len(split(made)[2])
-
-
-def test_columns_of_different_lengths_are_no_records():
-    with pytest.raises(TrainingError, match="accepted"):
-        replace(records(0, 4), accepted=torch.ones(3, dtype=torch.bool))

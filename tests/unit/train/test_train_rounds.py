@@ -166,8 +166,6 @@ def _columns(made):
 @pytest.mark.parametrize(
     ("change", "message"),
     [
-        ({"--data": "absent.jsonl"}, "absent.jsonl can't be read"),
-        ({"--draft": "absent"}, "directory of GliDe weights"),
         ({"--minutes": "0"}, "minutes is 0.0"),
         ({"--lr": "-1"}, "lr is -1.0"),
         ({"--num-prompts": "3"}, "--num-prompts"),
