@@ -85,11 +85,6 @@ async def test_what_was_not_allowed_for_is_refused(push):
         await rounds([(FIRST, *extra), FIRST], [(), (4,)])
 
 
-async def test_a_tree_that_was_never_allowed_for_is_refused():
-    with pytest.raises(errors.InternalError):
-        await rounds([(FIRST, ahead(LINE)), FIRST], [(), (4,)], plan=PLAN)
-
-
 async def test_a_stream_with_unread_trees_parks_well():
     engine = scripted.draft_engine()
     parked = draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())

@@ -18,10 +18,7 @@ from support.network.ports import free_port
 @pytest.mark.parametrize(
     "error",
     [
-        errors.HandshakeError("this target has model_id x, but the caller expects y"),
         errors.SessionTaken("held with fence 8, not 7"),
-        errors.SessionOutOfSync("a gap"),
-        errors.CapacityError("64 sessions are running"),
         errors.ModelError("the best score of a position is nan"),
     ],
     ids=lambda error: type(error).__name__,

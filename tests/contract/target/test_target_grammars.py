@@ -110,29 +110,6 @@ async def test_forced_tokens_are_told_and_right_when_they_are_proposed(built, sa
         assert after.num_accepted == len(before.forced)
 
 
-async def test_a_session_goes_on_at_any_target_from_its_tokens_alone(built, build):
-    session = session_of(SAMPLINGS[1])
-    plain, _ = await written(built.target, session)
-    other = build().target
-    for count in range(1, len(plain), 7):
-        output, _ = await written(other, session, known=plain[:count])
-        assert output == plain
-
-
-async def test_rounds_that_are_repeated_say_the_same(built):
-    session = session_of(SAMPLINGS[1])
-    sequence = TokenSequence(session, PROMPT)
-    first = await built.target.verify(sequence, Proposal())
-    sequence.append(first.tokens)
-    second = await built.target.verify(sequence, Proposal())
-    for same in (sequence, TokenSequence(session, sequence.tokens), sequence):
-        again = await built.target.verify(same, Proposal())
-        assert (again.tokens, again.forced) == (second.tokens, second.forced)
-    back = await built.target.verify(TokenSequence(session, PROMPT), Proposal())
-    assert back.tokens == first.tokens
-    await built.target.release("s")
-
-
 async def test_each_turn_follows_its_own_grammar_and_none_the_text_before(built):
     target, tokens = built.target, list(PROMPT)
     for grammar in (WORDS, DATE, None, DATE):

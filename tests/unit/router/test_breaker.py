@@ -61,16 +61,6 @@ def test_every_failed_try_doubles_the_rest_up_to_a_limit_and_a_success_shortens_
     assert world.rest() == 0.5
 
 
-def test_after_the_rest_exactly_one_may_try():
-    world = World()
-    world.fail(3)
-    world.rest()
-    trial = world.breakers.begin("a")
-    assert world.breakers.resting() == {"a"}
-    trial.succeeded()
-    assert world.breakers.resting() == frozenset()
-
-
 def test_a_try_that_ends_without_an_outcome_lets_another_one_try():
     world = World()
     world.fail(3)

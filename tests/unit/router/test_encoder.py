@@ -78,12 +78,9 @@ async def test_whatever_a_template_does_the_next_prompt_has_its_tokens():
     async with opened(HOSTILE) as text:
         plain = await text.encode("hello", PLAIN_FORM, max_tokens=CONTEXT)
         for attack, sentence in {
-            "loop": "more than 2 s of CPU",
             "power": "more than 2 s of CPU",
             "doubling": "more than 768 MiB of memory",
-            "product": "more than 768 MiB of memory",
             "format": "more than 768 MiB of memory",
-            "recursion": "refuses these messages",
             "range": "refuses these messages",
         }.items():
             with pytest.raises(InvalidRequest, match=sentence):

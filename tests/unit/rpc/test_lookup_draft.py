@@ -121,14 +121,6 @@ async def test_no_draft_sees_what_a_plan_says_of_lookup(plan):
     assert (proposal is GUESS) == (plan.lookup is None)
 
 
-async def test_matches_shorter_than_the_shortest_are_not_copied():
-    plan = Plan(8, 15, lookup=Copying(3, 4, alone=0.1))
-    draft = ByDeltas(LookupDraft(Guesser()))
-    assert await draft.propose(session_of(), Delta(0, (1, 2, 3, 4, 2, 3)), plan) == GUESS
-    longer = await draft.propose(session_of(), Delta(6, (4,)), plan)
-    assert longer.tree.tokens == (2, 3, 4, 2)
-
-
 async def test_a_draft_that_is_not_to_be_asked_is_not_even_where_nothing_repeats():
     guesser = Guesser()
     proposal = await ByDeltas(LookupDraft(guesser)).propose(session_of(), Delta(0, (1, 2)), NEVER)

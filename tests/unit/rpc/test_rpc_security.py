@@ -98,15 +98,6 @@ async def test_half_written_files_change_nothing_and_are_logged_once(mine, origi
     assert broken in record.getMessage()
 
 
-async def test_a_pair_is_taken_once_its_second_half_is_there(mine, other):
-    async with serving(mine.server("target", is_mutual=False)) as address:
-        mine.replace(other, "target.pem")
-        first = await ask(address, mine.stranger())
-        mine.replace(other, "target.key")
-        second = await ask(address, other.stranger())
-    assert (first, second) == (None, None)
-
-
 async def test_a_caller_without_a_certificate_or_with_a_strange_one_is_refused(origin, other):
     async with serving(origin.server("target")) as address:
         strange = ClientTls(origin.ca, other.cert("router"), other.key("router"))
@@ -211,24 +202,16 @@ async def test_a_draft_s_certificate_reads_keys_and_does_nothing_that_routers_do
             health = await health_pb2_grpc.HealthStub(channel).Check(
                 health_pb2.HealthCheckRequest()
             )
+        async with connect(address, ChannelOptions(tls=origin.client("client"))) as channel:
+            stub = target_pb2_grpc.TargetServiceStub(channel)
+            with pytest.raises(grpc.aio.AioRpcError) as strange:
+                await stub.StreamKv(target_pb2.StreamKvRequest()).read()
     assert type(refused) is PermissionDenied
     assert "is for certificates of router, but the caller's is of draft" in str(refused)
     assert verify.value.code() is grpc.StatusCode.PERMISSION_DENIED
+    assert strange.value.code() is grpc.StatusCode.PERMISSION_DENIED
     assert len(read) == 1
     assert health.status == health_pb2.HealthCheckResponse.SERVING
-
-
-async def test_a_certificate_of_neither_name_reads_no_keys(origin):
-    callers = named_callers(origin.ca, ("router",), StreamKv=("draft",))
-    strange = ChannelOptions(tls=origin.client("client"))
-    async with (
-        serving(origin.server("target"), callers=callers) as address,
-        connect(address, strange) as channel,
-    ):
-        stub = target_pb2_grpc.TargetServiceStub(channel)
-        with pytest.raises(grpc.aio.AioRpcError) as refused:
-            await stub.StreamKv(target_pb2.StreamKvRequest()).read()
-    assert refused.value.code() is grpc.StatusCode.PERMISSION_DENIED
 
 
 def test_names_that_nobody_could_check_are_refused(origin):

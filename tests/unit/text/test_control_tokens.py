@@ -74,7 +74,7 @@ def spelled(model, ids):
     return b"".join(map(model.text.token_bytes, ids)).replace(b"\xe2\x96\x81", b" ")
 
 
-@settings(deadline=None)
+@settings(deadline=None, max_examples=40)
 @example(chat=messages(("user", "\x16")))
 @given(chat=chats(INNOCENT))
 def test_a_chat_without_names_of_control_tokens_has_the_ids_of_the_whole_string(model, chat):

@@ -33,18 +33,6 @@ def test_every_slice_is_that_of_a_mask_built_for_it(parents, data):
         assert torch.equal(masks.rows(parents[:size], start), expected)
 
 
-def test_a_tree_that_grows_leaves_one_mask_of_which_levels_are_views():
-    masks, parents = SlicedMasks(), (-1, -1, 0, 0, 1, 1, 2)
-    for size in (2, 6):
-        masks.rows(parents[:size], 0)
-    assert len(masks) == 1
-    whole = masks.rows(parents, 0)
-    for size, start in ((2, 0), (6, 2), (7, 6)):
-        level = masks.rows(parents[:size], start)
-        assert level.untyped_storage().data_ptr() == whole.untyped_storage().data_ptr()
-    assert len(masks) == 1
-
-
 def test_other_topologies_have_masks_of_their_own_and_the_oldest_go():
     masks = SlicedMasks(capacity=2)
     for parents in ((-1, 0, 0), (-1, 0, 1), (-1, -1, 1)):
