@@ -145,24 +145,6 @@ def test_a_token_has_the_same_bits_in_any_company(name, dtype):
         assert np.array_equal(np.concatenate(parts), together), size
 
 
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_node_of_a_tree_has_the_bits_of_plain_decoding_and_so_have_kept_keys(dtype):
-    model = native(MAKERS["llama"], dtype)
-    tokens = tiny.tokens(127)
-    pool = model.pool(8)
-    caches = [model.open_in(pool) for _ in range(2)]
-    for cache in caches:  # the pages of the two lie between each other's
-        model.prefill(cache, tokens)
-    hidden, (slots, _) = model.forward([Part(caches[0], [3], TREE), Part(caches[1], [9], TREE)])
-    for node, path in enumerate(PATHS):
-        expected, _ = tiny.whole(model, [*tokens, 3, *path])
-        assert np.array_equal(hidden[1 + node], expected[-1]), path
-    caches[0].keep([slots[0], *(slots[1 + node] for node in (0, 1, 4))])
-    after, _ = model.forward([Part(caches[0], [11])])
-    expected, _ = tiny.whole(model, [*tokens, 3, 4, 5, 8, 11])
-    assert np.array_equal(after[0], expected[-1])
-
-
 @pytest.mark.parametrize("name", MAKERS)
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_kernels_and_any_number_of_threads_give_the_same_bits(name, dtype, monkeypatch):

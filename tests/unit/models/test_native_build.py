@@ -59,12 +59,9 @@ int main() {{ std::puts(slipstream::{kernels}.name ? slipstream::{kernels}.name 
 """
 
 
-NEWER_KERNELS = {"avx2_vnni": "kAvx2Vnni", "avx512_bf16": "kAvx512BFloat16"}
-
-
 def kernels_compiled(hatch_build, compiler, name, folder):
     """The name of an instruction set's kernels, of a program that has no others."""
-    (folder / "main.cpp").write_text(PRINT_NAME.format(kernels=NEWER_KERNELS[name]))
+    (folder / "main.cpp").write_text(PRINT_NAME.format(kernels="kAvx512BFloat16"))
     src = ROOT / hatch_build.NATIVE / "src"
     sources = [folder / "main.cpp", *(src / f"{at}.cpp" for at in (name, "threads"))]
     sources += [src / f"{at}.cpp" for at in ("arena", "blocks", "packing")]
@@ -76,8 +73,8 @@ def kernels_compiled(hatch_build, compiler, name, folder):
 @pytest.mark.skipif(
     shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ on x86-64"
 )
-@pytest.mark.parametrize("name", NEWER_KERNELS)
-def test_a_compiler_too_old_for_a_set_of_kernels_compiles_the_rest(name, hatch_build, tmp_path):
+def test_a_compiler_too_old_for_a_set_of_kernels_compiles_the_rest(hatch_build, tmp_path):
+    name = "avx512_bf16"
     flag = hatch_build.NEWER[f"{name}.cpp"]
     compiler = tmp_path / "old"
     compiler.write_text(OLD_COMPILER.format(flag=flag))

@@ -71,17 +71,6 @@ def test_a_draft_that_reads_no_layers_scores_alike_with_any_view(num_layers):
     assert scorer.max_lag is None, "what is not read can't be stale"
 
 
-@pytest.mark.parametrize("split", range(1, len(TOKENS)))
-def test_however_a_prefix_is_split_or_repeated_its_scores_are_the_same(split):
-    target, _, scorer = case()
-    view = tiny.view(target, TOKENS, 9)
-    at_once = scorer.score([Sync(scorer.open(16), TOKENS, view)])
-    state = scorer.open(16)
-    scorer.score([Sync(state, TOKENS[:split], None)])
-    for _ in range(2):
-        close(scorer.score([Sync(state, TOKENS, view)]).logits, at_once.logits)
-
-
 def test_another_continuation_or_a_shorter_prefix_leaves_no_trace_of_the_first():
     target, model, scorer = case()
     state = scorer.open(32)
