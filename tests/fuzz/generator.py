@@ -66,7 +66,7 @@ class Generator:
 
     def _calls(self, role: str, random: Random) -> Iterator[Case]:
         methods = of_role(role)
-        heavy = [method for method in methods if method.name in self._recorded]
+        heavy = [method for method in methods if method.name in self._recorded] or methods
         while True:
             method = random.choice(heavy if random.random() < 0.9 else methods)
             if random.random() < _WIRE_SHARE:
@@ -75,11 +75,11 @@ class Generator:
                 yield self._call(method, random)
 
     def _call(self, method: Method, random: Random) -> Case:
-        calls = self._recorded[method.name]
+        calls = self._recorded.get(method.name, [()])
         call = random.choice(calls)
         manner = random.choice(MANNERS)
         if not method.is_stream:
-            valid = [parts[0] for parts in calls]
+            valid = [parts[0] for parts in calls if parts]
             data = messages.message_bytes(method.request, valid, random)
             return Case(method.role, method.name, _kind(data, valid), manner, (data,))
         valid = [part for parts in calls for part in parts]
@@ -95,7 +95,7 @@ class Generator:
         return Case(method.role, method.name, "stream", manner, tuple(parts))
 
     def _wire(self, method: Method, random: Random) -> tuple[bytes, ...]:
-        valid = [parts[0] for parts in self._recorded[method.name]]
+        valid = [parts[0] for parts in self._recorded.get(method.name, [(b"",)])]
         return wire.connection(method.path, random.choice(valid), random)
 
     def _http(self, role: str, random: Random) -> Iterator[Case]:

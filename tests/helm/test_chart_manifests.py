@@ -93,19 +93,13 @@ def test_every_custom_kind_that_the_chart_has_comes_in_some_value_file():
 
 
 @every_case()
-def test_names_are_unique_and_such_as_kubernetes_takes(case):
+def test_objects_have_names_and_labels_that_kubernetes_takes_and_are_of_the_release(case):
     documents = rendered(case)
     assert [at for at, count in Counter(map(title, documents)).items() if count > 1] == []
     for document in documents:
-        name = document["metadata"]["name"]
-        assert all(LABEL.fullmatch(part) for part in name.split(".")), name
-        assert len(name) <= 63
-
-
-@every_case()
-def test_every_object_is_of_the_release_and_has_labels_that_say_so(case):
-    for document in rendered(case):
         metadata = document["metadata"]
+        assert all(LABEL.fullmatch(part) for part in metadata["name"].split(".")), title(document)
+        assert len(metadata["name"]) <= 63
         assert metadata.get("namespace", NAMESPACE) == NAMESPACE, title(document)
         labels = metadata["labels"]
         assert labels["app.kubernetes.io/instance"] == "demo", title(document)

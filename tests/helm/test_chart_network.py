@@ -260,10 +260,6 @@ def test_the_front_is_called_from_where_callers_are_named_and_reaches_routers_th
     assert ("http", "router") in hops(closed) and ("elsewhere", "router") not in hops(closed)
 
 
-def test_without_policies_nothing_is_held_back():
-    assert policies_of(with_values({"networkPolicy.enabled": False})) == []
-
-
 def test_routers_find_replicas_by_redis_or_by_headless_services():
     by_redis = settings(rendered("tls"))["router"]
     assert by_redis["targets"] == by_redis["drafts"] == ["registry:"]

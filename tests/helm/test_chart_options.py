@@ -267,12 +267,6 @@ def test_telemetry_is_told_alike(mounted, tmp_path):
         assert telemetry.trace_rounds == 3
 
 
-def test_texts_with_quotes_survive_the_file():
-    text = 'a "quoted" \\ text\t#'
-    documents = with_values({"draft.config.profile": text})
-    assert settings(documents)["draft"]["profile"] == text
-
-
 def test_flags_and_variables_that_operators_add_are_taken(mounted, tmp_path):
     values = {
         "router.extraArgs": ["--max-requests", "9"],

@@ -22,8 +22,9 @@ GONE = 30
 
 
 @every_case()
-def test_every_container_runs_with_as_little_as_it_needs(case):
-    for pod in pods(rendered(case)):
+def test_every_pod_runs_with_as_little_as_it_needs_and_shares_nothing(case):
+    documents = rendered(case)
+    for pod in pods(documents):
         whole = pod.spec["securityContext"]
         assert whole["runAsNonRoot"] is True, pod.owner
         assert whole["runAsUser"] > 0 and whole["runAsGroup"] > 0, pod.owner
@@ -34,26 +35,15 @@ def test_every_container_runs_with_as_little_as_it_needs(case):
             assert own["allowPrivilegeEscalation"] is False, pod.owner
             assert own["capabilities"] == {"drop": ["ALL"]}, pod.owner
             assert not own.get("privileged"), pod.owner
-
-
-@every_case()
-def test_no_pod_shares_anything_of_its_node_or_may_ask_the_cluster(case):
-    documents = rendered(case)
-    for pod in pods(documents):
         asks = pod.role == "ray"  # Ray's head asks for pods, by an account that KubeRay makes
         assert asks or pod.spec["automountServiceAccountToken"] is False, pod.owner
         assert not any(pod.spec.get(at) for at in ("hostNetwork", "hostPID", "hostIPC"))
         assert not any("hostPath" in volume for volume in pod.spec.get("volumes", ()))
+        # A variable SLIPSTREAM_ROUTER_PORT, from a service of that name, would be refused.
+        assert pod.spec["enableServiceLinks"] is False, pod.owner
     for account in of_kind(documents, "ServiceAccount"):
         assert account["automountServiceAccountToken"] is False
     assert of_kind(documents, "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding") == []
-
-
-@every_case()
-def test_variables_of_other_services_do_not_reach_a_pod(case):
-    """A variable SLIPSTREAM_ROUTER_PORT, from a service of that name, would be refused."""
-    for pod in pods(rendered(case)):
-        assert pod.spec["enableServiceLinks"] is False, pod.owner
 
 
 @every_case()

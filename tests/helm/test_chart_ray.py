@@ -16,12 +16,6 @@ def ray_service():
     return named(rendered("ray"), "RayService", "demo-slipstream-ray")["spec"]
 
 
-def refused(*flags):
-    done = template(HELM, "--values", case_file("ray"), *flags)
-    assert done.returncode != 0
-    return done.stderr
-
-
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, of pydantic
 def test_serve_takes_what_it_is_told_and_so_do_the_pools():
     from ray.serve.schema import ServeDeploySchema
@@ -50,11 +44,6 @@ def test_every_pool_has_workers_of_its_own_with_room_for_one_replica_each():
         )
 
 
-def test_the_head_has_no_room_for_replicas():
-    head = ray_service()["rayClusterConfig"]["headGroupSpec"]
-    assert (head["rayStartParams"]["num-cpus"], head["rayStartParams"]["num-gpus"]) == ("0", "0")
-
-
 def test_pools_on_ray_are_not_deployments_too_but_reached_by_the_same_services():
     documents = rendered("ray")
     names = {at["metadata"]["name"] for at in of_kind(documents, "Deployment")}
@@ -63,17 +52,6 @@ def test_pools_on_ray_are_not_deployments_too_but_reached_by_the_same_services()
         wanted = named(documents, "Service", f"demo-slipstream-{role}")["spec"]["selector"]
         found = [pod for pod in pods(documents) if wanted.items() <= pod.labels.items()]
         assert [pod.owner for pod in found] == ["RayService/demo-slipstream-ray"]
-
-
-@pytest.mark.parametrize("role", ["draft", "target"])
-@pytest.mark.parametrize("scaler", ["hpa", "keda"])
-def test_nobody_but_ray_scales_its_pools(role, scaler):
-    said = refused("--set", f"{role}.autoscaling.{scaler}.enabled=true")
-    assert f"Ray scales the pool of {role}s by itself" in said
-
-
-def test_pools_on_ray_need_redis():
-    assert "ray.enabled needs Redis" in refused("--set", "redis.enabled=false")
 
 
 def test_without_drafts_there_is_no_pool_of_them():

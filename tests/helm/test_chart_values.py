@@ -69,7 +69,16 @@ CANT = {
         "autoscaling.prometheusAddress": "http://prometheus:9090",
     },
     "KEDA without Prometheus": {"draft.autoscaling.keda.enabled": True},
-    "Ray and an autoscaler": {"ray.enabled": True, "draft.autoscaling.hpa.enabled": True},
+    **{
+        f"Ray and {scaler} of {role}s": {
+            "ray.enabled": True,
+            "autoscaling.prometheusAddress": "http://prometheus:9090",
+            f"{role}.autoscaling.{scaler}.enabled": True,
+        }
+        for role in ("draft", "target")
+        for scaler in ("hpa", "keda")
+    },
+    "Ray without Redis": {"ray.enabled": True, "redis.enabled": False},
     "two Redis": {"redis.external.url": "redis://redis:6379/0"},
     "a registry without Redis": {"redis.enabled": False, "discovery": "registry"},
     "TLS without certificates": {"tls.enabled": True},

@@ -22,7 +22,6 @@ from support.deployment.dockerfile import (
     stages,
 )
 
-WORKFLOW_ARGUMENTS = {"PYTHON_IMAGE", "CUDA_IMAGE", "DEVICE"}
 SECRET = re.compile(r"token|password|secret|credential|key", re.IGNORECASE)
 
 
@@ -64,23 +63,20 @@ def test_an_image_runs_its_service_as_a_user_that_has_a_number_and_no_rights(kno
 
 
 @pytest.mark.parametrize("role", ROLES)
-def test_an_image_says_what_it_is(known, role):
+def test_an_image_says_what_it_is_has_the_ports_of_the_documentation_and_keeps_models(known, role):
     labels = last(known, role, "LABEL")
     for name in ("title", "description", "licenses", "version", "revision"):
         assert f"org.opencontainers.image.{name}=" in labels
     assert f'title="slipstream {role}"' in labels
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_an_image_keeps_models_where_its_user_may_write(known, role):
+    own = {"router": "50051", "draft": "50062", "target": "50061"}[role]
+    assert last(known, role, "EXPOSE").split() == [own, "50050", "9464"]
     said = environment(known, role)
     assert said[CACHE_VARIABLE] == "/models"
     assert said["HF_HOME"].startswith("/models/")
     assert said["HOME"] == "/tmp"
     made = [each.value for each in known["base"].all("RUN")]
-    assert any(
-        "install --directory --owner=65532 --group=65532 --mode=0755 /models" in run for run in made
-    )
+    writable = "install --directory --owner=65532 --group=65532 --mode=0755 /models"
+    assert any(writable in run for run in made)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -92,12 +88,6 @@ def test_nothing_is_given_to_the_user_and_nothing_runs_after_the_user_is_set(kno
     after = keywords[keywords.index("USER") :]
     assert not {"RUN", "COPY"} & set(after)
     assert all(int(each.flags["chmod"], 8) & 0o222 == 0 for each in known[role].all("COPY"))
-
-
-@pytest.mark.parametrize("role", ROLES)
-def test_ports_are_those_of_the_documentation(known, role):
-    own = {"router": "50051", "draft": "50062", "target": "50061"}[role]
-    assert last(known, role, "EXPOSE").split() == [own, "50050", "9464"]
 
 
 def test_the_images_of_one_tree_differ_only_in_what_they_start(known):

@@ -18,17 +18,17 @@ def unstalled_loops():
     check_stalls(watch.stalls)
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     return fleet.save_models(tmp_path_factory.mktemp("models"))
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def model(tmp_path_factory):
     return save_long_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def plain(model):
     """Plain decoding in one process: a prompt and a number of tokens to token ids."""
     with Client.embedded(str(model), "none", dtype="float32") as client:

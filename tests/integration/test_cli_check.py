@@ -30,32 +30,22 @@ def check(capsys):
 
 
 @asynccontextmanager
-async def installed(model, draft=None, **config):
-    """The address of a router with a target, and perhaps a draft."""
+async def installed(model, **config):
+    """The address of a router with a target."""
     target = fleet.target_worker(model)
-    drafts = [] if draft is None else [fleet.draft_worker(draft, model)]
-    async with (
-        fleet.running(target, *drafts),
-        fleet.routed([target], drafts, token=TOKEN, **config) as client,
-    ):
+    async with fleet.running(target), fleet.routed([target], token=TOKEN, **config) as client:
         yield client.address
 
 
-async def test_a_router_whose_draft_is_right_now_and_then_passes(check, model):
-    async with installed(model, draft=f"vanilla:{model}") as at:
-        code, said = await check("--router", at)
-    assert code == 0, said
-    assert said.startswith(f"{at} answers with 48 tokens of ")
-    assert "of them drafted (mean acceptance length" in said
-
-
-async def test_ready_replicas_are_counted_by_what_they_are_and_their_dtype(check, model):
+async def test_an_answer_and_the_ready_replicas_by_what_they_are_and_their_dtype(check, model):
     targets = [fleet.target_worker(model, dtype=at) for at in ("float32", "bfloat16", "float32")]
     draft = fleet.draft_worker(f"vanilla:{model}", model)
     async with fleet.running(*targets, draft), fleet.routed(targets, [draft]) as client:
         await fleet.until(client, lambda info: fleet.num_ready(info, "target") == 3)
         code, said = await check("--router", client.address)
     assert code == 0, said
+    assert said.startswith(f"{client.address} answers with 48 tokens of ")
+    assert "of them drafted (mean acceptance length" in said
     assert said.splitlines()[1:] == [
         "target tiny in bfloat16 by native, 1 ready",
         "target tiny in float32 by native, 2 ready",
@@ -87,6 +77,13 @@ async def test_a_router_that_asks_for_a_token_is_shown_the_one_of_the_environmen
     assert code == 0, said
 
 
+async def test_a_router_whose_drafts_are_gone_fails_though_text_comes(check, model):
+    async with installed(model, drafts=("127.0.0.1:1",)) as at:
+        code, said = await check("--router", at)
+    assert code == 1
+    assert "answers with 48 tokens" in said and "nothing was drafted (no draft)" in said
+
+
 async def test_a_router_that_is_not_there_fails_and_one_that_is_not_named_is_no_question(check):
     code, said = await check("--router", "127.0.0.1:1", "--timeout-s", "0.5")
     assert (code, said.startswith("error: ")) == (1, True)
@@ -115,11 +112,3 @@ async def test_a_token_goes_to_other_machines_in_the_clear_only_if_that_is_said(
     assert code == 2 and "in the clear" in said
     code, said = await check("--router", "router.invalid:1", "--plaintext", *limit)
     assert code == 1
-
-
-async def test_a_router_whose_drafts_are_gone_fails_though_text_comes(check, model):
-    target = fleet.target_worker(model)
-    async with fleet.running(target), fleet.routed([target], ("127.0.0.1:1",)) as client:
-        code, said = await check("--router", client.address)
-    assert code == 1
-    assert "answers with 48 tokens" in said and "nothing was drafted (no draft)" in said

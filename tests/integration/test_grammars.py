@@ -18,7 +18,6 @@ from slipstream.client import (
 )
 from slipstream.client.embedded_aio import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
-from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import FinishReason
 from slipstream.verifying.grammar_constraint import GrammarConstraint
 from support.models.random_schemas import draw_schemas
@@ -78,34 +77,6 @@ async def test_a_text_that_moves_to_another_target_goes_on_with_its_grammar(fold
         assert chunks[-1].stats.continuity.num_target_losses == 1
         result = await client.generate("hello", json_schema=SCHEMA, **ASKED)
         assert result.token_ids == plain["json"].token_ids
-
-
-async def test_what_cannot_be_followed_is_an_invalid_argument_of_the_request_alone(folder, plain):
-    target = target_worker(folder)
-    async with running(target), routed([target]) as client:
-        assert (await client.model_info()).limits.max_grammar_bytes > 0
-        for options, reason in (
-            ({"regex": "[a"}, "unclosed character class"),
-            ({"json_schema": {"not": {}}}, "Unimplemented keys"),
-            ({"regex": "a" * 70_000}, "70000 bytes"),
-        ):
-            with pytest.raises(InvalidRequest, match=reason):
-                await client.generate("hello", max_tokens=9, **options)
-        load = await target.load()
-        assert (load.num_sessions, load.num_steps) == (0, 0)
-        result = await client.generate("hello", regex=REGEX, **ASKED)
-        assert result.token_ids == plain["regex"].token_ids
-
-
-async def test_turns_of_a_conversation_follow_their_own_grammars(folder):
-    target = target_worker(folder)
-    async with running(target), routed([target]) as client, client.session() as session:
-        first = await session.generate("one", regex="[a-c]{5}", max_tokens=20)
-        second = await session.generate("two", regex="[0-9]{3}", max_tokens=20)
-        third = await session.generate("three", max_tokens=3)
-    assert re.fullmatch("[a-c]{5}", first.text)
-    assert re.fullmatch("[0-9]{3}", second.text)
-    assert third.finish_reason is FinishReason.LENGTH
 
 
 def test_the_command_takes_a_schema_as_a_file_or_as_it_is(folder, tmp_path, capsys):

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from slipstream.core.draft.ngram_draft import LookupDraft, NgramDraft
-from slipstream.core.errors import UnsupportedCombination
 from slipstream.core.policy.options import DRAFTERS, Mode, SpeculationOptions
 from slipstream.core.policy.profile import Profile
 from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy, Verification
@@ -158,23 +157,6 @@ def test_greedy_rejection_sampling_is_greedy_decoding(world, verification):
         out = world.speculate(kind, 0, SAMPLINGS["greedy"], asked)
         assert out.tokens == world.plain(0, "greedy")
         assert out.num_drafted > 0
-
-
-def test_what_does_not_go_together_is_refused(world):
-    for kind, asked in [
-        ("glide", options(Shape.DYNAMIC, None, verification=Verification.MCSD)),
-        ("glide", options(Shape.CAPE, None, verification=Verification.MCSD_REPLACEMENT)),
-        ("glide", options(Shape.CHAIN, None, verification=Verification.TARGET_INIT)),
-        ("glide", options(Shape.FORK, None)),
-        ("ngram", options(Shape.CAPE, None)),
-        ("ngram", options(Shape.CHAIN, StopPolicy.SVIP)),
-        ("ngram", options(Shape.CHAIN, None, verification=Verification.MCSD)),
-        ("ngram", options(Shape.CHAIN, None, lookup=True)),
-        ("glide", options(Shape.CHAIN, None, lookup=True, verification=Verification.MCSD)),
-        ("glide", options(Shape.FORK, None, lookup=True, verification=Verification.TARGET_INIT)),
-    ]:
-        with pytest.raises(UnsupportedCombination):
-            world.speculate(kind, 0, SAMPLINGS["greedy"], asked)
 
 
 def test_a_stop_token_in_the_middle_of_a_round_ends_the_output_there(world):

@@ -55,17 +55,6 @@ async def test_a_stream_goes_on_at_another_target_with_the_tokens_it_would_have_
     assert stats.num_output_tokens == len(plain[sampling].token_ids)
 
 
-async def test_the_only_target_may_come_back_as_another_process(targets, draft, plain):
-    target = targets[0]
-    async with running(target, draft), routed([target], [draft]) as client:
-        stream = client.stream("hello", max_tokens=NUM_TOKENS)
-        begun = await read(stream, 20)
-        await target.stop()
-        await target.start()
-        chunks = begun + await read(stream)
-    assert tokens_of(chunks) == plain[GREEDY].token_ids
-
-
 async def test_target_and_draft_may_be_lost_at_once(targets, draft, plain):
     async with running(*targets, draft), routed(targets, [draft]) as client:
         stream = client.stream("hello", max_tokens=NUM_TOKENS, speculation=FORCED)

@@ -176,18 +176,8 @@ def test_a_port_in_use_is_said_before_anything_loads(model, flag):
     assert f"can't start: the address 127.0.0.1:{port} can't be listened on" in said
 
 
-def test_up_for_a_model_that_is_nowhere_says_one_sentence_and_exits_with_2():
-    with up("no-such-model", "none") as process:
-        assert process.wait() == 2
-    (said,) = process.err
-    assert said.startswith("error: the model 'no-such-model' is not on this machine")
-
-
 BAD = [
-    ("router", [], {}, "a router needs targets"),
-    ("router", ["--no-such-flag"], {}, "has no '--no-such-flag'"),
     ("router", ["--targets", "a:1"], {"SLIPSTREAM_ROUTER_MAX_REQUESTS": "x"}, "must be a whole"),
-    ("target", ["--model", "no-such-model"], {}, "'no-such-model'"),
     ("draft", ["--draft", "nonsense", "--target-model", "no-such-model"], {}, "no-such-model"),
 ]
 

@@ -1,18 +1,15 @@
 """Laws of a cluster with TLS on every hop: nothing is read on the way, and nobody else let in."""
 
 import shutil
-import socket
 from itertools import product
 
 import grpc
 import pytest
-from grpc_health.v1 import health_pb2, health_pb2_grpc
 
 from slipstream.core import errors
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.security import ClientTls
-from slipstream.rpc.v1 import generation_pb2, generation_pb2_grpc
 from support.network.certificates import Certificates
 from support.network.key_files import key, write_keys
 from support.network.relay import captured
@@ -91,25 +88,6 @@ async def test_engines_answer_routers_alone(model, origin, other):
         for (hop, method), (tls, refused) in product(LOAD.items(), callers.items()):
             async with connect(at.address(hop), ChannelOptions(tls=tls)) as channel:
                 assert await code_of(channel.unary_unary(method)(b"")) is refused
-
-
-async def test_the_plaintext_port_serves_health_alone(model, origin):
-    with socket.create_server(("127.0.0.1", 0)) as free:
-        health = f"127.0.0.1:{free.getsockname()[1]}"
-    async with (
-        guarded(model, origin, health_address=health),
-        connect(health, ChannelOptions()) as channel,
-    ):
-        answer = await health_pb2_grpc.HealthStub(channel).Check(health_pb2.HealthCheckRequest())
-        reflection = channel.stream_stream("/grpc.reflection.v1alpha.ServerReflection/Server")
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        codes = [
-            await code_of(stub.GetServerInfo(generation_pb2.GetServerInfoRequest())),
-            await code_of(stub.Generate(generation_pb2.GenerateRequest())),
-            await code_of(reflection(iter([b""])).read()),
-        ]
-    assert answer.status == health_pb2.HealthCheckResponse.SERVING
-    assert codes == [grpc.StatusCode.UNIMPLEMENTED] * 3
 
 
 async def test_all_certificates_are_replaced_while_everything_runs(tmp_path, model, origin, other):

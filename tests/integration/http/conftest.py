@@ -11,7 +11,7 @@ from support.services.http_front import client_of, fronted
 from support.services.processes import save_long_checkpoint
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def checkpoint(tmp_path_factory):
     return save_long_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
 

@@ -52,13 +52,6 @@ def test_a_stream_says_who_speaks_then_the_text_then_why_it_ends(client):
     assert last.metrics == whole.metrics
 
 
-def test_a_stream_of_a_completion_is_the_completion(client):
-    *parts, last = completion(client, stream=True, **LIKELY)
-    whole = completion(client, **LIKELY)
-    assert "".join(part.choices[0].text for part in parts) == whole.choices[0].text
-    assert (last.choices[0].text, last.choices[0].finish_reason) == ("", "length")
-
-
 def test_usage_comes_last_where_a_stream_is_asked_for_it(client):
     whole = chat(client, **SAME_ROUNDS)
     asked = {"stream": True, "stream_options": {"include_usage": True}}
@@ -208,11 +201,6 @@ async def test_streams_at_once_are_those_that_come_alone(url):
         together = await asyncio.gather(*(one(number) for number in range(5)))
         assert together == [await one(number) for number in range(5)]
     assert len(set(together)) == 5
-
-
-def test_health_is_that_of_a_router_with_a_model(url):
-    answer = httpx2.get(f"{url}/health")
-    assert (answer.status_code, answer.json()) == (200, {"status": "ok"})
 
 
 def test_the_api_is_described_with_what_bodies_may_say(url):

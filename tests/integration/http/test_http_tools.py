@@ -96,22 +96,6 @@ def test_several_answers_have_seeds_one_after_the_other(client, sdk):
     assert len(answer.metrics["speculative_decoding"]) == 3
 
 
-def test_several_answers_are_streamed_side_by_side(client):
-    whole = chat(client, n=3, temperature=0.8, seed=7)
-    texts, reasons = {}, {}
-    *parts, last = chat(
-        client, n=3, temperature=0.8, seed=7, stream=True, stream_options={"include_usage": True}
-    )
-    for part in parts:
-        for choice in part.choices:
-            texts[choice.index] = texts.get(choice.index, "") + (choice.delta.content or "")
-            reasons[choice.index] = choice.finish_reason
-    assert [texts[index] for index in range(3)] == [
-        choice.message.content for choice in whole.choices
-    ]
-    assert (set(reasons.values()), last.usage.completion_tokens) == ({"length"}, 36)
-
-
 def test_a_response_says_what_the_chat_says(client):
     said = client.responses.create(
         model="tiny", input="hello", max_output_tokens=12, store=False, extra_body={"seed": 5}

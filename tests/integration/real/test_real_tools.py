@@ -24,17 +24,13 @@ FIELDS = {
 FILTERS = {"type": "object", "properties": {"year": COUNT, "is_open": {"type": "boolean"}}}
 FILTERS |= {"additionalProperties": False}
 QUESTIONS = {
-    "get_weather": (
-        "in Paris in celsius",
-        "for Tokyo",
-        "in New York in fahrenheit",
-        "today in Rome",
-    ),
-    "book_table": ("for two on friday", "for Ada, five people", "on monday for 3", "for my team"),
-    "convert": ("10 dollars to euros", "3 miles to km", "100 yen to pounds", "1.5 kg to pounds"),
-    "set_alarm": ("for 7:30", "at noon on weekdays", "at 6 on friday", "for 22:15 today"),
-    "search": ("papers on speculation", "open cafes", "films of 1999", "news of the day"),
+    "get_weather": ("in Paris in celsius", "in Berne"),
+    "book_table": ("for two on friday", "for Ada, five people"),
+    "convert": ("10 dollars to euros", "1.5 kg to pounds"),
+    "set_alarm": ("at noon on weekdays", "for 7:30"),
+    "search": ("papers on speculation", "open cafes"),
 }
+"""Of an odd and an even length: see `called`."""
 LAWS = (SamplingParams(), SamplingParams(temperature=1.0, seed=11))
 
 

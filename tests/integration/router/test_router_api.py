@@ -123,21 +123,6 @@ async def test_requests_that_find_no_place_are_told_when_to_come_again(served):
         await client.generate("hello", max_tokens=3)
 
 
-async def test_a_router_that_drains_finishes_what_it_has_and_takes_nothing_new(served):
-    router = Router(build(RouterConfig, address="127.0.0.1:0", targets=(served.address,)))
-    port = await router.start()
-    await asyncio.wait_for(router.ready(), LIMIT_S)
-    async with AsyncClient(f"127.0.0.1:{port}", retries=False) as client:
-        stream = client.stream("hello", max_tokens=300)
-        chunks = [await anext(stream)]
-        await router.drain()
-        with pytest.raises(Unavailable, match="about to stop"):
-            await client.generate("hello", max_tokens=3)
-        chunks += [chunk async for chunk in stream]
-        assert sum(len(chunk.token_ids) for chunk in chunks) == 300
-    await router.stop(LIMIT_S)
-
-
 async def test_without_a_target_nothing_runs_and_health_says_so():
     router = Router(build(RouterConfig, address="127.0.0.1:0", targets=("127.0.0.1:1",)))
     port = await router.start()

@@ -8,7 +8,8 @@ import pytest
 from grpc_health.v1 import health_pb2
 
 from slipstream.rpc.v1 import generation_pb2 as pb
-from support.services.fleet import long_context, routed, running, save_models, target_worker
+from support.models.tiny_checkpoint import change_config
+from support.services.fleet import routed, running, save_models, target_worker
 
 MOST = (4 << 20) - 4096
 SERVICE = pb.DESCRIPTOR.services_by_name["GenerationService"]
@@ -73,7 +74,8 @@ def requests(method, path):
 @pytest.fixture(scope="module")
 def long_model(tmp_path_factory):
     """A model with tools in its template, and a context into which megabytes might fit."""
-    folder = long_context(save_models(tmp_path_factory.mktemp("long")), 100_000)
+    folder = save_models(tmp_path_factory.mktemp("long"))
+    change_config(folder, max_position_embeddings=100_000)
     (folder / "chat_template.jinja").write_text("{{ tools | tojson }}{{ messages | tojson }}")
     return folder
 

@@ -1,22 +1,13 @@
 """The router and its replicas: they come, go, drain and share the sessions."""
 
-import asyncio
-
 import pytest
 
-from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOptions, StopPolicy
+from slipstream.client import Mode, SpeculationOptions, StopPolicy
 from slipstream.core.errors import Unavailable
 from support.services import fleet
 from support.services.fleet import draft_worker, glide_of, num_ready, routed, running
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
-SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, seed=11)
-
-
-@pytest.fixture
-async def embedded(folder):
-    async with AsyncClient.embedded(str(folder), "none", dtype="float32") as client:
-        yield client
 
 
 async def test_replicas_come_and_go_with_the_file_that_lists_them(target, folder, tmp_path):
@@ -49,20 +40,6 @@ async def test_replicas_come_and_go_with_the_file_that_lists_them(target, folder
             await fleet.until(
                 client, lambda info: target.address not in [at.address for at in info.replicas]
             )
-
-
-async def test_two_targets_and_three_drafts_share_the_sessions(target, folder, embedded):
-    targets = [target, target.twin()]
-    drafts = [draft_worker(str(glide_of(folder)), folder) for _ in range(3)]
-    async with running(*targets, *drafts), routed(targets, drafts) as client:
-        asked = {"max_tokens": 30, "sampling": SAMPLED, "speculation": FORCED}
-        prompts = [f"prompt {index}" for index in range(12)]
-        results = await asyncio.gather(*(client.generate(at, **asked) for at in prompts))
-        for worker in (*targets, *drafts):
-            assert (await worker.load()).num_rounds > 0
-        for prompt, result in zip(prompts, results, strict=True):
-            plain = await embedded.generate(prompt, max_tokens=30, sampling=SAMPLED)
-            assert result.token_ids == plain.token_ids
 
 
 async def test_a_target_that_drains_gets_nothing_new(target, draft):

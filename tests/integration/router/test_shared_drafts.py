@@ -7,7 +7,7 @@ import pytest
 from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOptions, StopPolicy
 from slipstream_router.replicas.placement import CROWD
 from support.services import fleet
-from support.services.fleet import draft_worker, glide_of, num_ready, routed, running, target_worker
+from support.services.fleet import draft_worker, glide_of, num_ready, routed, running
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
 PLAIN = SpeculationOptions(mode=Mode.OFF)
@@ -55,19 +55,6 @@ async def test_one_draft_serves_two_targets_of_a_model_at_once(target, draft, fo
     assert [result.token_ids for result in results] == await plain(prompts)
     assert all(result.stats.speculation.num_spec_steps > 0 for result in results)
     assert load.num_steps < 3 * load.num_rounds  # steps are shared, of sessions of both
-
-
-async def test_a_draft_of_another_model_is_used_by_no_target_here(target, folder, tmp_path, plain):
-    large = fleet.save_models(tmp_path, "large", seed=1)
-    stranger, other = draft_worker(str(glide_of(large)), large), target_worker(large)
-    async with running(target, other, stranger), routed([target, other], [stranger]) as client:
-        asked = {"max_tokens": NUM_TOKENS, "sampling": SAMPLED}
-        result = await client.generate("hello", model="tiny", **asked)
-        assert (await stranger.load()).num_rounds == 0
-        asked["speculation"] = FORCED
-        await client.generate("hello", model="large", **asked)
-        assert (await stranger.load()).num_rounds > 0
-    assert [result.token_ids] == await plain(["hello"])
 
 
 async def test_requests_of_three_targets_are_spread_evenly_over_two_drafts(target, folder, plain):

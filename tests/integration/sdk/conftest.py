@@ -7,7 +7,7 @@ from support.models import tiny_checkpoint
 from support.services.cluster import running
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def folder(tmp_path_factory):
     return tiny_checkpoint.save_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
 
@@ -18,7 +18,7 @@ def router(folder):
         yield cluster
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def embedded(folder):
     with Client.embedded(str(folder), f"vanilla:{folder}", dtype="float32") as client:
         yield client

@@ -2,7 +2,7 @@
 
 import asyncio
 import random
-from contextlib import asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager
 
 import pytest
 
@@ -33,10 +33,6 @@ def places(seed, num):
     return [draws.choice([draws.randint(0, 150), draws.randint(150, 2500)]) for _ in range(num)]
 
 
-def whole(client, options):
-    return list(client.stream("once upon", **options))
-
-
 def said(chunks):
     """Text and tokens, the last chunk having said why they end."""
     assert chunks[-1].finish_reason is not None
@@ -45,32 +41,35 @@ def said(chunks):
     return text, tuple(token for chunk in chunks for token in chunk.token_ids)
 
 
+@pytest.mark.parametrize("is_blocking", [False, True], ids=["asyncio", "threads"])
 @pytest.mark.parametrize("law", LAWS)
-async def test_a_stream_that_is_cut_anywhere_is_whole(model, law):
+async def test_an_answer_that_is_cut_anywhere_is_whole(model, law, is_blocking):
     options = {"max_tokens": LENGTH, "sampling": LAWS[law]}
-    async with cut(model) as (direct, way), AsyncClient(way.address) as client:
+
+    async def chunks_of(client):
+        if is_blocking:
+            return await asyncio.to_thread(lambda: list(client.stream("once upon", **options)))
+        return [chunk async for chunk in client.stream("once upon", **options)]
+
+    async with cut(model) as (direct, way), AsyncExitStack() as stack:
         expected = await direct.generate("once upon", **options)
+        client = (Client if is_blocking else AsyncClient)(way.address)
+        stack.push_async_callback(closed, client)
         for seed in range(6):
             way.cuts(places(seed, 4))
-            chunks = [chunk async for chunk in client.stream("once upon", **options)]
-            assert said(chunks) == (expected.text, expected.token_ids)
-        assert way.num_cuts > 6
-
-
-@pytest.mark.parametrize("law", LAWS)
-async def test_a_stream_for_threads_that_is_cut_anywhere_is_whole(model, law):
-    options = {"max_tokens": LENGTH, "sampling": LAWS[law]}
-    async with cut(model) as (direct, way):
-        expected = await direct.generate("once upon", **options)
-        with Client(way.address) as client:
-            for seed in range(6):
-                way.cuts(places(seed, 4))
-                chunks = await asyncio.to_thread(whole, client, options)
-                assert said(chunks) == (expected.text, expected.token_ids)
-            way.cuts(places(0, 4))
-            result = await asyncio.to_thread(lambda: client.generate("once upon", **options))
+            assert said(await chunks_of(client)) == (expected.text, expected.token_ids)
+        way.cuts(places(0, 4))
+        ask = lambda: client.generate("once upon", **options)  # noqa: E731
+        result = await (asyncio.to_thread(ask) if is_blocking else ask())
         assert result.token_ids == expected.token_ids
         assert way.num_cuts > 6
+
+
+async def closed(client):
+    if isinstance(client, AsyncClient):
+        await client.aclose()
+    else:
+        client.close()
 
 
 async def test_the_turns_of_a_session_that_is_cut_anywhere_are_whole(model):

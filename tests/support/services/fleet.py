@@ -1,7 +1,6 @@
 """Real targets, drafts and a router in this process, over loopback, on tiny models."""
 
 import asyncio
-import json
 from collections.abc import Awaitable, Callable
 from contextlib import AsyncExitStack, asynccontextmanager
 from pathlib import Path
@@ -30,7 +29,7 @@ from slipstream_target.description import describe
 from slipstream_target.servicer import SERVICE as TARGET
 from slipstream_target.servicer import TargetServicer
 from slipstream_target.servicer import register as register_target
-from support.models.tiny_checkpoint import save_checkpoint, tiny_llama
+from support.models.tiny_checkpoint import change_config, save_checkpoint, tiny_llama
 
 LIMIT_S = 20
 MAX_LAG = 8
@@ -41,21 +40,13 @@ def save_models(folder: Path, name: str = "tiny", *, seed: int = 0) -> Path:
     """A target's directory, with untrained GliDe weights for it beside."""
     target = save_checkpoint(folder / name)
     tiny_llama(seed=seed).save_pretrained(target)
-    long_context(target, CONTEXT)
+    change_config(target, max_position_embeddings=CONTEXT)
     loaded = load_target_parts(str(target), dtype="float32", device="cpu")
     shape = GlideShape((0, 1), head_size=259, max_lag=MAX_LAG)
     config = config_for_target(
         loaded.model, shape, name=loaded.model_id, tokenizer_hash=loaded.tokenizer_hash
     )
     save_glide(init_from_target(loaded.model, config), torch.arange(259), folder / f"{name}-glide")
-    return target
-
-
-def long_context(target: Path, num_tokens: int) -> Path:
-    """The directory, of a model whose context now has so many tokens."""
-    path = target / "config.json"
-    values = json.loads(path.read_text()) | {"max_position_embeddings": num_tokens}
-    path.write_text(json.dumps(values))
     return target
 
 

@@ -1,6 +1,5 @@
 """Real service processes on a tiny checkpoint: started, listened to, killed, and always ended."""
 
-import json
 import os
 import signal
 import subprocess
@@ -13,7 +12,7 @@ from types import TracebackType
 from typing import IO, Self
 
 from support.commands import IMPORT_PATH
-from support.models.tiny_checkpoint import save_checkpoint
+from support.models.tiny_checkpoint import change_config, save_checkpoint
 from support.services.stalls import WATCHED, check_stalls, stalls_in
 
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
@@ -23,10 +22,7 @@ CONTEXT = 2048
 
 def save_long_checkpoint(folder: Path) -> Path:
     """The tiny checkpoint with a context in which a request takes a while."""
-    save_checkpoint(folder)
-    path = folder / "config.json"
-    values = json.loads(path.read_text())
-    path.write_text(json.dumps(values | {"max_position_embeddings": CONTEXT}))
+    change_config(save_checkpoint(folder), max_position_embeddings=CONTEXT)
     return folder
 
 
