@@ -109,17 +109,6 @@ def test_every_picture_of_the_pages_is_told_in_words(pages):
     assert [file for words, file in drawn if len(words) < 8] == []
 
 
-def test_all_pictures_have_the_colours_of_the_site():
-    styles = {
-        re.search(r"<style>.*</style>", path.read_text(), re.DOTALL)[0]
-        for path in (DOCS / "img").glob("*.svg")
-    }
-    (style,) = styles
-    colours = re.findall(r"\.pic (\{ --ink[^}]*\})", (DOCS / "css" / "site.css").read_text())
-    assert re.findall(r"\.pic (\{ --ink[^}]*\})", style) == colours
-    assert len(set(colours)) == 2
-
-
 @pytest.mark.parametrize("page", FRONT)
 def test_links_of_pages_beside_the_site_lead_to_what_is_there(page, pages, site):
     text = re.sub(r"^```.*?^```", "", (ROOT / page).read_text(), flags=re.MULTILINE | re.DOTALL)

@@ -16,7 +16,6 @@ from support.deployment.charts import (
     CASES,
     CHART,
     NEWEST_HELM,
-    case_file,
     every_helm,
     rendered,
     settings,
@@ -218,20 +217,3 @@ def test_every_option_of_telemetry_is_a_value():
     options = set(SCHEMA["definitions"]["telemetryOptions"]["properties"])
     said = settings(rendered("large-cluster"))["telemetry"]
     assert options <= known and known - options <= {*said, "metrics"}
-
-
-@pytest.mark.parametrize("case", CASES)
-def test_value_files_say_what_is_not_said_already(case):
-    """A value that repeats a default hides what the file is about."""
-    own = yaml.safe_load(case_file(case).read_text())
-    assert repeated(own, VALUES, "") == []
-
-
-def repeated(own, default, path):
-    if isinstance(own, dict) and isinstance(default, dict) and default:
-        return [
-            name
-            for key, value in own.items()
-            for name in repeated(value, default.get(key), f"{path}.{key}".lstrip("."))
-        ]
-    return [path] if own == default else []

@@ -11,6 +11,7 @@ import resource
 import sys
 import tempfile
 import traceback
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -29,9 +30,8 @@ def data_bytes() -> int:
     return int(line.split()[1]) * 1024
 
 
-def outcome(kind: Kind, path: Path, data: bytes, *, is_intact: bool) -> tuple[str, str]:
-    """Load one file; what came of it, and its fault if it shows one."""
-    path.write_bytes(data)
+def outcome(kind: Kind, path: Path, *, is_intact: bool) -> tuple[str, str]:
+    """Load one file; what came of it, and its fault if it shows one, or the refusal."""
     try:
         kind.load(path)
     except kind.refusals as error:
@@ -39,7 +39,7 @@ def outcome(kind: Kind, path: Path, data: bytes, *, is_intact: bool) -> tuple[st
         if is_intact:
             return FAULT, f"an intact file is refused: {sentence[:200]}"
         is_sentence = sentence.isprintable() and 0 < len(sentence) <= _MAX_CHARS
-        return (REFUSED, "") if is_sentence else (FAULT, f"no sentence at {_place(error)}")
+        return (REFUSED, sentence) if is_sentence else (FAULT, f"no sentence at {_place(error)}")
     except BaseException as error:  # panics of libraries in Rust are no `Exception`
         return FAULT, f"{type(error).__name__} at {_place(error)}"
     return LOADED, ""
@@ -75,9 +75,9 @@ def main() -> None:
                 paths[kind.name] = _prepared(kind, Path(scratch) / kind.name)
                 limit = data_bytes() + num_bytes
                 resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-            for number, data, is_intact in _cases(kind, asked):
+            for number, path, is_intact in _cases(kind, paths[kind.name], asked):
                 limit_cpu(seconds)
-                came, fault = outcome(kind, paths[kind.name], data, is_intact=is_intact)
+                came, fault = outcome(kind, path, is_intact=is_intact)
                 replies.write(json.dumps([number, came, fault]) + "\n")
                 replies.flush()
 
@@ -86,16 +86,24 @@ def _prepared(kind: Kind, folder: Path) -> Path:
     """Make a kind's folder, and load what it needs once, before memory is limited."""
     folder.mkdir()
     kind.prepare(folder)
-    outcome(kind, folder / kind.file, kind.seeds()[0], is_intact=True)
-    return folder / kind.file
+    path = folder / kind.file
+    path.write_bytes(kind.seeds()[0])
+    outcome(kind, path, is_intact=True)
+    return path
 
 
-def _cases(kind: Kind, asked: dict[str, Any]) -> Any:
-    if "data" in asked:
-        yield 0, base64.b64decode(asked["data"]), False
-        return
-    for number in range(asked["first"], asked["end"]):
-        yield number, *kind.data(asked["seed"], number)
+def _cases(kind: Kind, path: Path, asked: dict[str, Any]) -> Iterator[tuple[int, Path, bool]]:
+    """Write each case where its kind has it; a path is a case as it is."""
+    if "path" in asked:
+        yield 0, Path(asked["path"]), False
+    elif "data" in asked:
+        path.write_bytes(base64.b64decode(asked["data"]))
+        yield 0, path, False
+    else:
+        for number in range(asked["first"], asked["end"]):
+            data, is_intact = kind.data(asked["seed"], number)
+            path.write_bytes(data)
+            yield number, path, is_intact
 
 
 if __name__ == "__main__":

@@ -163,7 +163,7 @@ def _source(path: Path) -> None:
 
 
 def _name(path: Path) -> str:
-    return str(path if path.suffix == ".gguf" else path.parent)
+    return str(path if path.suffix == ".gguf" or path.is_dir() else path.parent)
 
 
 def _whole(path: Path) -> None:

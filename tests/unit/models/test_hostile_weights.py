@@ -1,50 +1,18 @@
 """A broken or hostile model file gives one sentence: no crash, no hang, no gigantic allocation."""
 
 import json
-import os
-import select
 import struct
-import subprocess
-import sys
 from itertools import count
-from pathlib import Path
 
 import pytest
 
-from support.commands import IMPORT_PATH
+from fuzz.files import weights_kinds
+from fuzz.files.child import LOADED, REFUSED
+from fuzz.files.runner import Child, Limits
 from support.models import tiny_checkpoint
 from support.models.tiny_gguf import write_gguf
 
-ROOT = Path(__file__).parents[3]
 MEMORY = 1 << 30
-SECONDS, SECONDS_TO_START = 10, 90
-
-
-class Loader:
-    """A process with little memory that loads targets; one that dies or hangs fails the test."""
-
-    def __init__(self):
-        path = os.pathsep.join((IMPORT_PATH, str(ROOT / "tests")))
-        self.process = subprocess.Popen(
-            [sys.executable, ROOT / "tests" / "hostile_files.py", str(MEMORY)],
-            env={**os.environ, "PYTHONPATH": path, "OMP_NUM_THREADS": "1"},
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=subprocess.DEVNULL,
-            text=True,
-        )
-
-    def load(self, path, seconds=SECONDS):
-        self.process.stdin.write(f"{path}\n")
-        self.process.stdin.flush()
-        assert select.select([self.process.stdout], [], [], seconds)[0], "it hangs"
-        line = self.process.stdout.readline()
-        assert line, f"the process died of it ({self.process.wait()})"
-        return json.loads(line)
-
-    def close(self):
-        self.process.kill()
-        self.process.communicate()
 
 
 @pytest.fixture(scope="module")
@@ -56,16 +24,28 @@ def good(tmp_path_factory):
 
 
 @pytest.fixture(scope="module")
-def loader(good):
-    process = Loader()
-    assert all(process.load(path, SECONDS_TO_START)["kind"] == "" for path in good.values())
-    yield process
+def load(good):
+    """Load a target in a process with little memory; one that dies or hangs fails the test."""
+    process = Child([weights_kinds.__name__], Limits(memory=MEMORY))
+
+    def load(path):
+        found = [
+            outcome
+            for kind in ("GGUF target", "safetensors for torch")
+            for _, *outcome in process.outcomes(kind, path=str(path))
+        ]
+        return next((each for each in found if each[0] != LOADED), found[0])
+
+    assert [load(path)[0] for path in good.values()] == [LOADED] * len(good)
+    yield load
     process.close()
 
 
 def require_sentence(outcome):
-    assert outcome["kind"] == "ModelError", outcome
-    assert "\n" not in outcome["sentence"] and len(outcome["sentence"]) < 500, outcome
+    came, sentence = outcome
+    assert came == REFUSED, outcome
+    assert len(sentence) < 500, outcome
+    return sentence
 
 
 def text(value):
@@ -96,21 +76,19 @@ GGUFS = {
 
 
 @pytest.mark.parametrize("name", GGUFS)
-def test_a_gigantic_number_in_a_gguf_header_is_refused(loader, tmp_path, name):
+def test_a_gigantic_number_in_a_gguf_header_is_refused(load, tmp_path, name):
     path = tmp_path / "hostile.gguf"
     path.write_bytes(GGUFS[name])
-    require_sentence(loader.load(path))
+    require_sentence(load(path))
 
 
 @pytest.mark.parametrize("layers", [0, 2**20, 2**32 - 1])
-def test_layers_that_no_model_has_are_refused_in_gguf(loader, good, tmp_path, layers):
+def test_layers_that_no_model_has_are_refused_in_gguf(load, good, tmp_path, layers):
     data, key = bytearray(good["gguf"].read_bytes()), b"llama.block_count"
     struct.pack_into("<I", data, data.index(key) + len(key) + 4, layers)
     path = tmp_path / "hostile.gguf"
     path.write_bytes(data)
-    outcome = loader.load(path)
-    require_sentence(outcome)
-    assert f"block_count is {layers}, but 1 to 1024" in outcome["sentence"]
+    assert f"block_count is {layers}, but 1 to 1024" in require_sentence(load(path))
 
 
 DEEP = "[" * 100_000 + "]" * 100_000
@@ -160,14 +138,12 @@ FOLDERS = {
 
 
 @pytest.mark.parametrize("name", FOLDERS)
-def test_a_hostile_file_of_a_directory_is_refused(loader, tmp_path, name):
-    require_sentence(loader.load(folder(tmp_path, FOLDERS[name])))
+def test_a_hostile_file_of_a_directory_is_refused(load, tmp_path, name):
+    require_sentence(load(folder(tmp_path, FOLDERS[name])))
 
 
 @pytest.mark.parametrize("layers", [-1, 0, 10**6, 10**12])
-def test_layers_that_no_model_has_are_refused(loader, good, tmp_path, layers):
+def test_layers_that_no_model_has_are_refused(load, good, tmp_path, layers):
     config = json.loads((good["safetensors"] / "config.json").read_text())
     path = folder(tmp_path, {"config.json": json.dumps({**config, "num_hidden_layers": layers})})
-    outcome = loader.load(path)
-    require_sentence(outcome)
-    assert f"has {layers} layers, but 1 to 1024" in outcome["sentence"]
+    assert f"has {layers} layers, but 1 to 1024" in require_sentence(load(path))
