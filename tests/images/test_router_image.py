@@ -106,7 +106,7 @@ def test_the_entry_point_and_the_command_answer(image):
 def test_a_router_and_a_front_of_the_image_serve_and_have_loaded_no_torch(image, tmp_path):
     model = save_long_checkpoint(tmp_path / "tiny")
     with cluster.running(model, f"vanilla:{model}") as engines:
-        flags = ["--targets", engines.target_address, "--drafter", "ngram"]
+        flags = ["--targets", engines.target.address, "--drafter", "ngram"]
         flags += ["--address", "127.0.0.1:0"]
         flags += ["--metrics-address", "127.0.0.1:0", "--health-address", "127.0.0.1:0"]
         env = image.variables | {"PYTHONPATH": ""}

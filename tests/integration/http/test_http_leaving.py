@@ -46,7 +46,7 @@ async def test_who_leaves_frees_the_engines_streaming_or_not(router, url):
         whole.cancel()
         await asyncio.wait({whole})
         await eventually(sdk.server_info, lambda info: info.num_requests == 0)
-    for worker in router.workers:
+    for worker in (router.target, *router.drafts):
         assert await eventually(lambda worker=worker: is_idle(worker), bool)
 
 
@@ -64,8 +64,10 @@ async def test_a_turn_that_was_left_is_no_part_of_its_session(router, url, is_st
             left = asyncio.create_task(
                 read_all(client, waits, **long, previous_response_id=first.id)
             )
-            target, _ = router.workers
-            await (asyncio.sleep(0.02) if waits == "not at all" else runs(sdk, target, waits))
+            if waits == "not at all":
+                await asyncio.sleep(0.02)
+            else:
+                await runs(sdk, router.target, waits)
             left.cancel()
             await asyncio.wait({left})
         answer = await create(**asked, input="then", previous_response_id=first.id)

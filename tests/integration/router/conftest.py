@@ -1,16 +1,17 @@
 """A target and a draft that tests start behind their routers, and a router that they share."""
 
-from contextlib import AsyncExitStack
-from dataclasses import dataclass
+import time
 
 import pytest
 
-from slipstream.client import AsyncClient
+from slipstream.client import AsyncClient, Client
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import generation_pb2_grpc
-from support.services import fleet
-from support.services.background import LoopThread
-from support.services.fleet import draft_worker, glide_of, target_worker
+from support.services.cluster import running
+from support.services.fleet import draft_worker, glide_of, num_ready, target_worker
+
+PATIENT = {"draft_round_timeout_s": 30.0}
+"""A busy machine makes no draft late."""
 
 
 @pytest.fixture
@@ -24,51 +25,20 @@ def draft(folder):
 
 
 @pytest.fixture(scope="module")
-def shared_router(served):
-    """The address of a router with the defaults over `served`."""
-    thread, stack = LoopThread(), AsyncExitStack()
-
-    async def start():
-        client = await stack.enter_async_context(fleet.routed([served]))
-        return client.address
-
-    yield thread.run(start)
-    thread.run(stack.aclose)
-    thread.close()
+def shared_router(folder):
+    """The address of a router with the defaults over a target."""
+    with running(folder) as cluster:
+        yield cluster.address
 
 
 @pytest.fixture(scope="module")
 def trio(folder):
-    """A target, a GliDe draft and a plain draft of its, and the address of a router to them."""
-    workers = [
-        target_worker(folder),
-        draft_worker(str(glide_of(folder)), folder),
-        draft_worker(f"vanilla:{folder}", folder),
-    ]
-    thread, stack = LoopThread(), AsyncExitStack()
-
-    async def start():
-        await stack.enter_async_context(fleet.running(*workers))
-        client = await stack.enter_async_context(fleet.routed(workers[:1], workers[1:]))
-        return client.address
-
-    yield Trio(thread.run(start), *workers)
-    thread.run(stack.aclose)
-    thread.close()
-
-
-@dataclass(frozen=True)
-class Trio:
-    """Services that run for all tests of a file; no test may stop them."""
-
-    address: str
-    target: fleet.Worker
-    glide: fleet.Worker
-    vanilla: fleet.Worker
-
-    def client(self):
-        """Return a client of the router."""
-        return AsyncClient(self.address, retries=False)
+    """A target with a GliDe draft and a plain one; no test may stop them."""
+    with running(folder, str(glide_of(folder)), f"vanilla:{folder}", **PATIENT) as cluster:
+        with Client(cluster.address) as client:
+            while num_ready(client.server_info(), "draft") < 2:
+                time.sleep(0.01)
+        yield cluster
 
 
 @pytest.fixture

@@ -58,7 +58,7 @@ async def test_tokens_are_those_of_embedded_decoding(trio, embedded, sampling):
             assert "".join(part.text for part in parts) == expected.text
             if drafter in ("glide", "vanilla"):
                 assert result.stats.speculation.num_spec_steps > 0
-    assert await is_free(trio.target, trio.glide, trio.vanilla)
+    assert await is_free(trio.target, *trio.drafts)
 
 
 async def test_a_draft_that_copies_spare_keeps_up_with_text_and_keys(trio, embedded):
@@ -117,8 +117,8 @@ async def test_a_cancelled_stream_frees_both_engines_within_a_second(trio):
             for _ in range(3):
                 await anext(stream)
             assert (await trio.target.load()).num_sessions == 1
-            assert (await trio.glide.load()).num_sessions == 1
-        assert await is_free(trio.target, trio.glide, limit_s=1.0)
+            assert (await trio.drafts[0].load()).num_sessions == 1
+        assert await is_free(trio.target, trio.drafts[0], limit_s=1.0)
         info = await eventually(client.server_info, lambda info: info.num_requests == 0)
         assert [at.num_requests for at in info.replicas] == [0, 0, 0]
 
@@ -127,7 +127,7 @@ async def test_a_deadline_frees_both_engines_within_a_second(trio):
     async with trio.client() as client:
         with pytest.raises(DeadlineExceeded):
             await client.generate("hello", max_tokens=4000, timeout_s=0.5, speculation=GLIDE)
-        assert await is_free(trio.target, trio.glide, limit_s=1.0)
+        assert await is_free(trio.target, trio.drafts[0], limit_s=1.0)
 
 
 async def test_a_session_goes_on_with_its_keys_where_they_are(target, draft, embedded):
@@ -173,6 +173,6 @@ async def test_a_deleted_session_is_freed_everywhere_and_not_found_any_more(trio
         await stub.Generate(pb.GenerateRequest(generation=begun))
         assert (await trio.target.load()).num_parked == 1
         await stub.DeleteSession(pb.DeleteSessionRequest(session_id="a-session"))
-        assert await is_free(trio.target, trio.glide, trio.vanilla)
+        assert await is_free(trio.target, *trio.drafts)
         with pytest.raises(SessionNotFound):
             await client.session("a-session").generate("more", max_tokens=3)

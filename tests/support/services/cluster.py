@@ -5,6 +5,7 @@ from contextlib import AsyncExitStack, contextmanager
 from pathlib import Path
 from typing import Any
 
+from slipstream.client import AsyncClient
 from slipstream.options import build
 from slipstream_router.app import Router
 from slipstream_router.config import RouterConfig
@@ -13,46 +14,38 @@ from support.services.background import LoopThread
 
 
 class Cluster:
-    """One target, one draft and a router, all of them real. `start` and `stop` on one loop."""
+    """A target, drafts and a router, all of them real. `start` and `stop` on one loop."""
 
-    def __init__(self, model: Path, draft: str, router: dict[str, Any]) -> None:
-        self._target = fleet.target_worker(model)
-        self._draft = fleet.draft_worker(draft, model)
+    def __init__(self, model: Path, drafts: tuple[str, ...], router: dict[str, Any]) -> None:
+        self.target = fleet.target_worker(model)
+        self.drafts = [fleet.draft_worker(draft, model) for draft in drafts]
         self._router = router
         self._stack = AsyncExitStack()
         self.address = ""
 
-    @property
-    def workers(self) -> tuple[fleet.Worker, fleet.Worker]:
-        """Return the target and the draft."""
-        return self._target, self._draft
-
-    @property
-    def target_address(self) -> str:
-        return self._target.address
-
-    @property
-    def draft_address(self) -> str:
-        return self._draft.address
+    def client(self) -> AsyncClient:
+        """Return a client of the router, which tries nothing twice."""
+        return AsyncClient(self.address, retries=False)
 
     async def start(self) -> None:
         """Load the models and serve; returns once a target is ready."""
-        await self._stack.enter_async_context(fleet.running(self._target, self._draft))
-        replicas = {"targets": (self.target_address,), "drafts": (self.draft_address,)}
+        await self._stack.enter_async_context(fleet.running(self.target, *self.drafts))
+        drafts = tuple(draft.address for draft in self.drafts)
+        replicas = {"targets": (self.target.address,), "drafts": drafts}
         router = Router(build(RouterConfig, address="127.0.0.1:0", **replicas, **self._router))
         self.address = f"127.0.0.1:{await router.start()}"
         self._stack.push_async_callback(router.stop, 0)
         await router.ready()
 
     async def stop(self) -> None:
-        """End all three."""
+        """End all of them."""
         await self._stack.aclose()
 
 
 @contextmanager
-def running(model: Path, draft: str, **router: Any) -> Iterator[Cluster]:
+def running(model: Path, *drafts: str, **router: Any) -> Iterator[Cluster]:
     """A cluster that serves `model`; `router` are fields of its `RouterConfig`."""
-    cluster, thread = Cluster(model, draft, router), LoopThread()
+    cluster, thread = Cluster(model, drafts, router), LoopThread()
     try:
         thread.run(cluster.start)
         yield cluster
