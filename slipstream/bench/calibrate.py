@@ -251,7 +251,7 @@ class Race:
 
     @property
     def num_steps(self) -> int:
-        """Return the conversations of the whole race."""
+        """Return the replies of the whole race."""
         return 2 * len(self.methods) * (len(self.questions) + 1)
 
     def within(self, seconds: float, found: Recorded) -> "Race":

@@ -1,4 +1,4 @@
-"""Engines of the methods under test, with conversations that continue turn by turn."""
+"""Engines of the methods under test."""
 
 from collections.abc import Sequence
 from copy import copy
@@ -7,11 +7,10 @@ from pathlib import Path
 
 from slipstream.bench.methods import Method, Numerics
 from slipstream.bench.speed_figures import MethodReply
-from slipstream.client import Client, ClientSession
+from slipstream.client import Client
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import SHIPPED, Drafter, DraftModel
 from slipstream.models.store.digests import weights_digests
@@ -83,9 +82,15 @@ class MethodEngines:
             return SHIPPED / f"{self.engine('fast').model_id}-glide"
         return Path(self._draft).expanduser()
 
-    def conversation(self, method: Method) -> "Conversation":
-        """Open a new conversation with a method."""
-        return Conversation(self.client(method).session(), method.options, self._sampling)
+    def reply(self, method: Method, prompt: Sequence[int], max_tokens: int) -> MethodReply:
+        """Return a method's reply to a prompt of its own."""
+        result = self.client(method).generate(
+            tuple(prompt),
+            sampling=self._sampling,
+            max_tokens=max_tokens,
+            speculation=method.options,
+        )
+        return MethodReply(result.token_ids, result.stats.timings, result.stats.speculation)
 
     def client(self, method: Method) -> Client:
         """Return a client of the method's engines."""
@@ -109,28 +114,3 @@ def draft_name(method: Method, own: str) -> str:
     if method.base == "vanilla":
         return f"vanilla:{method.model}"
     return {"plain": "none", "ngram": "ngram"}.get(method.base, own)
-
-
-class Conversation:
-    """Conversation with our own engines, through the SDK."""
-
-    def __init__(
-        self, session: ClientSession, speculation: SpeculationOptions, sampling: SamplingParams
-    ) -> None:
-        self._session = session
-        self._speculation = speculation
-        self._sampling = sampling
-
-    def reply(self, prompt: Sequence[int], max_tokens: int) -> MethodReply:
-        """Continue after `prompt`, the tokens that follow the conversation so far."""
-        result = self._session.generate(
-            tuple(prompt),
-            sampling=self._sampling,
-            max_tokens=max_tokens,
-            speculation=self._speculation,
-        )
-        return MethodReply(result.token_ids, result.stats.timings, result.stats.speculation)
-
-    def close(self) -> None:
-        """Free its caches."""
-        self._session.close()

@@ -1,9 +1,7 @@
 """Runs of the methods over the questions, in turn."""
 
 from collections.abc import Mapping, Sequence
-from contextlib import closing
 from dataclasses import dataclass, replace
-from enum import StrEnum
 from typing import Any
 
 import numpy as np
@@ -40,13 +38,6 @@ Outputs = Mapping[str, Sequence[Output]]
 """Outputs by the name of the method."""
 
 
-class TurnChoice(StrEnum):
-    """Part of a conversation to run."""
-
-    FIRST = "first"
-    ALL = "all"
-
-
 @dataclass(frozen=True, slots=True)
 class SpeedPlan:
     """Plan of a comparison. `methods` include their references, see `with_references`."""
@@ -54,9 +45,6 @@ class SpeedPlan:
     max_new_tokens: int = option(128, "Maximum number of tokens of a reply.")
     warmup: int = option(1, "Short unmeasured replies of each method first.")
     repeats: int = option(1, "Runs over all prompts.")
-    turns: TurnChoice = option(
-        TurnChoice.FIRST, "first: one request a prompt; all: the whole conversation."
-    )
     sampling: SamplingPlan = group(SamplingPlan)
     methods: tuple[Method, ...] = ()
     questions: tuple[Question, ...] = ()
@@ -65,13 +53,9 @@ class SpeedPlan:
         require_at_least(self, max_new_tokens=1, repeats=1, warmup=0)
 
     @property
-    def num_conversations(self) -> int:
-        """Return the conversations of the whole run, warm-up included."""
+    def num_replies(self) -> int:
+        """Return the replies of the whole run, warm-up included."""
         return len(self.methods) * (self.repeats * len(self.questions) + self.warmup)
-
-    def texts(self, question: Question) -> tuple[str, ...]:
-        """Return what the user sends in a conversation."""
-        return question.turns if self.turns is TurnChoice.ALL else question.turns[:1]
 
 
 def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> Outputs:
@@ -87,7 +71,7 @@ def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> O
     outputs: dict[str, list[Output]] = {method.name: [] for method in plan.methods}
     for number, question in enumerate(plan.questions * plan.repeats):
         for method in rotated(plan.methods, number):
-            outputs[method.name] += _converse(plan, engines, method, question)
+            outputs[method.name].append(_output(plan, engines, method, question))
             advance(method.name)
     return outputs
 
@@ -115,40 +99,29 @@ def _measured(
     if not method.is_comparable(is_greedy=plan.sampling.params().is_greedy):
         return []
     reference = outputs[method.reference]
-    by_key = {output.key: output for output in reversed(reference)}
+    by_question = {output.question_id: output for output in reversed(reference)}
     model = engines.engine(method.numerics).model
     measured = []
     for item in divergences(outputs[method.name], reference):
-        plain = by_key[(item.question_id, item.turn)]
+        plain = by_question[item.question_id]
         prefix = (*plain.prompt, *plain.reply.token_ids[: item.position])
         measured.append(replace(item, margin=margin(model, prefix, plan.sampling.params())))
     return measured
 
 
-def _converse(
-    plan: SpeedPlan, engines: MethodEngines, method: Method, question: Question
-) -> list[Output]:
-    """Return the outputs of all turns of a question."""
-    tokenizer = engines.engine("fast").text
-    history: tuple[int, ...] = ()
-    outputs = []
-    with closing(engines.conversation(method)) as conversation:
-        for turn, text in enumerate(plan.texts(question)):
-            prompt = encode_prompt(tokenizer, text, last_token=history[-1] if history else None)
-            reply = conversation.reply(prompt, plan.max_new_tokens)
-            history += prompt
-            outputs.append(Output(question.question_id, question.category, turn, history, reply))
-            history += reply.token_ids
-    return outputs
+def _output(plan: SpeedPlan, engines: MethodEngines, method: Method, question: Question) -> Output:
+    """Return the output for the first turn of a question."""
+    prompt = encode_prompt(engines.engine("fast").text, question.turns[0])
+    reply = engines.reply(method, prompt, plan.max_new_tokens)
+    return Output(question.question_id, question.category, prompt, reply)
 
 
 def _warm_up(plan: SpeedPlan, engines: MethodEngines, advance: Advance) -> None:
     """Let every method generate a little, so that what is done once is not measured."""
-    question = replace(plan.questions[0], turns=plan.questions[0].turns[:1])
     short = replace(plan, max_new_tokens=min(plan.max_new_tokens, WARMUP_TOKENS))
     for _ in range(plan.warmup):
         for method in plan.methods:
-            _converse(short, engines, method, question)
+            _output(short, engines, method, plan.questions[0])
             advance(method.name)
 
 

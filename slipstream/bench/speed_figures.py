@@ -12,8 +12,6 @@ from slipstream.bench.statistics import SpeculationCounts, differences, quotient
 from slipstream.core.request.results import Timings
 from slipstream.core.request.stats import SpeculationStats
 
-Key = tuple[int | str, int]
-"""Question and turn."""
 ByMethod = Mapping[str, Figures]
 """Figures of `method_figures` by method."""
 
@@ -30,17 +28,12 @@ class MethodReply:
 
 @dataclass(frozen=True, slots=True)
 class Output:
-    """Run of one turn by one method. `prompt` is every token before the reply."""
+    """Reply of one method to one question."""
 
     question_id: int | str
     category: str
-    turn: int
     prompt: tuple[int, ...]
     reply: MethodReply
-
-    @property
-    def key(self) -> Key:
-        return (self.question_id, self.turn)
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +45,6 @@ class Divergence:
     """
 
     question_id: int | str
-    turn: int
     position: int
     margin: float | None = None
 
@@ -89,9 +81,9 @@ class MethodComparison:
 
 def divergences(outputs: Sequence[Output], reference: Sequence[Output]) -> list[Divergence]:
     """Return outputs that are not the reference's, at the earliest difference of repeats."""
-    expected = {output.key: output.reply.token_ids for output in reversed(reference)}
-    found = differences(((output.key, output.reply.token_ids) for output in outputs), expected)
-    return [Divergence(question_id, turn, at) for (question_id, turn), at in found.items()]
+    expected = {output.question_id: output.reply.token_ids for output in reversed(reference)}
+    pairs = ((output.question_id, output.reply.token_ids) for output in outputs)
+    return [Divergence(*item) for item in differences(pairs, expected).items()]
 
 
 def method_figures(comparison: MethodComparison) -> dict[str, Any]:
@@ -117,7 +109,7 @@ def figures(comparison: MethodComparison) -> dict[str, Any]:
         "mean_acceptance_length": counts.acceptance_length,
         "draft_acceptance_rate": quotient(counts.accepted, counts.drafted) or 0.0,
         "drafted_tokens": counts.drafted,
-        "outputs": len({output.key for output in outputs}),
+        "outputs": len({output.question_id for output in outputs}),
         **_identity(comparison, counts.drafted),
         "tokens": int(_sum(outputs, lambda reply: len(reply.token_ids))),
         "rounds": counts.speculative,
@@ -134,7 +126,7 @@ def _identity(comparison: MethodComparison, num_drafted: int) -> Mapping[str, An
     that), other tokens are no fault.
     """
     method = comparison.method
-    num_outputs = len({output.key for output in comparison.outputs})
+    num_outputs = len({output.question_id for output in comparison.outputs})
     num_different = len(divergences(comparison.outputs, comparison.reference))
     identical: int | None = num_outputs - num_different
     verdict = "different" if num_different else "identical"
@@ -217,9 +209,8 @@ def divergence_lines(methods: ByMethod) -> list[str]:
         if not of["divergences"] or of["identity"] == "reference":
             continue
         places = [
-            f"question {item['question_id']}"
-            + (f" turn {item['turn'] + 1}" if item["turn"] else "")
-            + f" at token {item['position']}, margin {item['margin']:.3g}"
+            f"question {item['question_id']} at token {item['position']},"
+            f" margin {item['margin']:.3g}"
             for item in of["divergences"]
         ]
         share = f"{of['identical']} of {of['outputs']} outputs identical"

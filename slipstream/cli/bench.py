@@ -7,7 +7,6 @@ import typer
 
 from slipstream.bench import speed_figures as report
 from slipstream.bench.cost import CostPlan, cost_table, draft_line, measure_cost
-from slipstream.bench.engines import MethodEngines
 from slipstream.bench.methods import GRAMMAR, Method, Numerics, parse_methods, with_references
 from slipstream.bench.speed import SpeedPlan, compare, run_speed
 from slipstream.cli.benchmarks.bench_flags import ModelFlags, OutputFlags, QuestionFlags
@@ -15,11 +14,9 @@ from slipstream.cli.benchmarks.bench_gpu import gpu
 from slipstream.cli.benchmarks.bench_load import peers, serve
 from slipstream.cli.benchmarks.bench_rounds import rounds
 from slipstream.cli.flags import with_flags
-from slipstream.cli.progress import bars, step_bar
+from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console, show_lines
-from slipstream.client.engine import EngineOptions
 from slipstream.core.types import SamplingParams
-from slipstream.models.store.resolve import resolve
 from slipstream.options import option
 
 app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
@@ -69,8 +66,8 @@ def speed(
     plan = replace(plan, methods=which.parsed(), questions=prompts.questions())
     models.check()
     output.check()
-    engines = _engines(plan.methods, plan.sampling.params(), models)
-    with step_bar(plan.num_conversations) as advance:
+    engines = models.engines(plan.sampling.params(), *_draft_models(plan.methods))
+    with step_bar(plan.num_replies) as advance:
         outputs = run_speed(plan, engines, advance=advance)
     figures = compare(plan, engines, outputs)
     console = figures_console()
@@ -82,7 +79,7 @@ def speed(
         **models.facts(*_draft_models(plan.methods)),
         **prompts.facts(),
         **asdict(plan.sampling),
-        **{name: getattr(plan, name) for name in ("max_new_tokens", "repeats", "warmup", "turns")},
+        **{name: getattr(plan, name) for name in ("max_new_tokens", "repeats", "warmup")},
         "num_prompts": len(plan.questions),
         "draft_sha256": engines.draft_digests,
     }
@@ -99,7 +96,7 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
     """
     models.check()
     output.check()
-    engines = _engines((), SamplingParams(), models)
+    engines = models.engines(SamplingParams())
     text = "\n".join(turn for question in QuestionFlags().questions() for turn in question.turns)
     has_draft = models.draft != "glide" or engines.draft_folder().is_dir()
     measured = measure_cost(plan, engines, text, has_draft=has_draft)
@@ -107,20 +104,6 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
     if measured["draft"] is not None:
         show_lines([draft_line(measured["draft"])])
     output.write({"environment": {**models.facts(), "rounds": plan.rounds}, "cost": measured})
-
-
-def _engines(
-    methods: Sequence[Method], sampling: SamplingParams, models: ModelFlags
-) -> MethodEngines:
-    """Find every model that is needed, and load none yet."""
-    # Methods share engines and get the same prompts: none may find what another has read.
-    options = EngineOptions(models.dtype, "fast", models.threads, models.device, max_cached_bytes=0)
-    with bars() as progress:
-        for name in (models.target, *_draft_models(methods)):
-            resolve(name, progress=progress)
-    return MethodEngines(
-        models.target, models.draft, options, sampling=sampling, profile=models.profile
-    )
 
 
 def _draft_models(methods: Sequence[Method]) -> Iterator[str]:

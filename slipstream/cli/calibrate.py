@@ -29,41 +29,19 @@ from slipstream.bench.engines import MethodEngines
 from slipstream.bench.environment import environment
 from slipstream.bench.harness import check_writable, write_json
 from slipstream.bench.report import fixed, table
-from slipstream.cli.benchmarks.bench_flags import QuestionFlags, command_line
-from slipstream.cli.engine import fetch
+from slipstream.cli.benchmarks.bench_flags import ModelFlags, QuestionFlags, command_line
 from slipstream.cli.flags import with_flags
-from slipstream.cli.progress import bars, step_bar
+from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console
-from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.policy.profile import Profile
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import DraftModel
-from slipstream.drafting.profile_file import profile_file
-from slipstream.options import option, required
+from slipstream.drafting.profile_file import profile_file, read_profile
+from slipstream.options import required
 
 app = typer.Typer(add_completion=False)
-
-
-@dataclass(frozen=True, slots=True)
-class PairFlags:
-    """Models, and how they run."""
-
-    target: str = option("smollm2-135m", "Target: an alias, a path or OWNER/NAME of the hub.")
-    draft: str = option("glide", "glide, a directory of GliDe weights, or vanilla:MODEL.")
-    dtype: str = option("auto", "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).")
-    threads: int | None = option(None, "CPU threads; default: torch's choice.")
-    device: str = option("cpu", "cpu, cuda or cuda:N.")
-
-    def engines(self) -> MethodEngines:
-        """Find the models, and load none yet. Raises `InvalidRequest` for a draft that is none."""
-        if self.draft in ("ngram", NO_DRAFTER):
-            raise InvalidRequest(f"the draft is {self.draft}, but only models are calibrated")
-        options = EngineOptions(self.dtype, "fast", self.threads, self.device)
-        with bars() as progress:
-            fetch(self.target, self.draft, progress)
-        return MethodEngines(self.target, self.draft, options, sampling=SamplingParams())
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +56,7 @@ class ProfileFlags:
 @app.command()
 @with_flags
 def calibrate(
-    files: ProfileFlags, models: PairFlags, prompts: QuestionFlags, plan: CalibrationPlan
+    files: ProfileFlags, models: ModelFlags, prompts: QuestionFlags, plan: CalibrationPlan
 ) -> None:
     """Find the fastest way to draft for a pair of models on this machine.
 
@@ -89,9 +67,11 @@ def calibrate(
     """
     plan = replace(plan, questions=prompts.questions())
     check_writable(files.out)
-    engines = models.engines()
+    if models.draft in ("ngram", NO_DRAFTER):
+        raise InvalidRequest(f"the draft is {models.draft}, but only models are calibrated")
+    engines = models.engines(SamplingParams())
     model = engines.draft_model(plan.numerics)
-    found, timed, num_prompts = _Stages(plan, engines, model).run()
+    found, timed, num_prompts = _Stages(plan, engines, model, models.profile).run()
     figures_console().print(_table(timed))
     best = timed[0]
     typer.echo(f"chosen: {best.name}")
@@ -117,8 +97,15 @@ def calibrate(
 class _Stages:
     """The stages, one after the other, each with a bar and the time that is left."""
 
-    def __init__(self, plan: CalibrationPlan, engines: MethodEngines, model: DraftModel) -> None:
+    def __init__(
+        self,
+        plan: CalibrationPlan,
+        engines: MethodEngines,
+        model: DraftModel,
+        profile: Path | None,
+    ) -> None:
         self._plan = plan
+        self._profile = profile
         self._engines = engines
         self._model = model
         self._start_s = time.monotonic()
@@ -139,6 +126,8 @@ class _Stages:
 
     def _before(self) -> Profile | None:
         try:
+            if self._profile is not None:
+                return read_profile(self._profile, self._model.pair)
             return self._model.default_profile()
         except (InvalidRequest, ModelMismatch) as error:
             self._print(f"leaving the draft's own profile aside: {error}")

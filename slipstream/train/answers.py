@@ -7,7 +7,6 @@ from typing import Any, Protocol
 import torch
 from torch import Tensor, nn
 
-from slipstream.core.errors import TrainingError
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.train.features import best_columns
@@ -33,17 +32,13 @@ class BatchDecoder(Protocol):
 
 
 @dataclass(frozen=True, slots=True)
-class AnswerRequest:
-    """Prompt (token ids) to answer at a temperature; 0 takes the likeliest token."""
+class Talk:
+    """Conversation: ids of its opening, the user's text after each answer, and the temperature of
+    its answers."""
 
     prompt: tuple[int, ...]
-    temperature: float
-
-    def __post_init__(self) -> None:
-        if not self.prompt:
-            raise TrainingError("a prompt to answer must hold at least 1 token")
-        if not 0 <= self.temperature <= 100:
-            raise TrainingError(f"the temperature is {self.temperature}, not within 0..100")
+    turns: tuple[str, ...] = ()
+    temperature: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,28 +48,24 @@ class EndRules:
     ends: frozenset[int]
     max_new_tokens: int
 
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise TrainingError(f"max_new_tokens is {self.max_new_tokens}, it must be at least 1")
-
 
 def answers(
     model: BatchDecoder,
-    requests: Sequence[AnswerRequest],
+    talks: Sequence[Talk],
     rules: EndRules,
     generator: torch.Generator,
 ) -> list[list[int]]:
-    """Return the answers to `requests`, in their order, decoded together.
+    """Return the answers to the openings of `talks`, in their order, decoded together.
 
     Every answer has random numbers of its own, so that none depends on how long others are.
     """
-    cache, logits = model.open([request.prompt for request in requests])
+    cache, logits = model.open([talk.prompt for talk in talks])
     rows = _Rows(
-        torch.arange(len(requests), device=logits.device),
-        torch.tensor([request.temperature for request in requests], device=logits.device),
-        torch.rand(len(requests), rules.max_new_tokens, generator=generator).to(logits.device),
+        torch.arange(len(talks), device=logits.device),
+        torch.tensor([talk.temperature for talk in talks], device=logits.device),
+        torch.rand(len(talks), rules.max_new_tokens, generator=generator).to(logits.device),
     )
-    out: list[list[int]] = [[] for _ in requests]
+    out: list[list[int]] = [[] for _ in talks]
     for step in range(rules.max_new_tokens):
         tokens = draw(logits, rows.temperatures, rows.noise[:, step])
         numbers = rows.numbers.tolist()
@@ -134,16 +125,6 @@ def _inverted(probs: Tensor, noise: Tensor) -> Tensor:
     return token[:, 0].clamp_max(probs.shape[1] - 1)
 
 
-@dataclass(frozen=True, slots=True)
-class Talk:
-    """Conversation: ids of its opening, the user's text after each answer, and the temperature of
-    its answers."""
-
-    prompt: tuple[int, ...]
-    turns: tuple[str, ...] = ()
-    temperature: float = 0.0
-
-
 def conversations(
     model: BatchDecoder,
     tokenizer: TextTokenizer,
@@ -160,11 +141,10 @@ def conversations(
     generator = torch.Generator().manual_seed(seed)
     lines: list[Line] = []
     while talks:
-        requests = [AnswerRequest(talk.prompt, talk.temperature) for talk in talks]
-        found = answers(model, requests, rules, generator)
+        found = answers(model, talks, rules, generator)
         lines += [
-            {"p": list(request.prompt), "g": answer, "t": request.temperature}
-            for request, answer in zip(requests, found, strict=True)
+            {"p": list(talk.prompt), "g": answer, "t": talk.temperature}
+            for talk, answer in zip(talks, found, strict=True)
         ]
         later = [
             _next(talk, answer, tokenizer)

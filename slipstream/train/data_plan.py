@@ -20,8 +20,6 @@ from slipstream.train.data import parse_line, read_lines
 
 _COMMON_PROMPT_TOKENS = 200
 """A batch holds as much as full rows of prompts this long; longer ones get fewer rows."""
-_SAMPLE_BYTES = 1 << 20
-_WEIGHTS = ("*.safetensors", "*.gguf")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -70,8 +68,7 @@ class DataRun:
 
     def seed_of(self, number: int) -> int:
         """Return the seed of a shard's random numbers."""
-        digest = hashlib.sha256(f"{self.seed}:{number}".encode()).digest()
-        return int.from_bytes(digest[:8], "little") >> 1
+        return random.Random(f"{self.seed}:{number}").getrandbits(63)
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,8 +82,7 @@ class DataPlan:
 
 def make_plan(run: DataRun) -> DataPlan:
     """Return what belongs into which shard; loads no weights."""
-    path = resolve(run.target)
-    tokenizer = text_tokenizer(load_tokenizer(*find_sources(path)))
+    tokenizer = text_tokenizer(load_tokenizer(*find_sources(resolve(run.target))))
     talks: list[Talk] = []
     digests: list[list[str]] = []
     for file in run.prompts:
@@ -101,7 +97,6 @@ def make_plan(run: DataRun) -> DataPlan:
     names = ("dtype", "max_new_tokens", "temperatures", "batch", "max_prompt_tokens", "seed")
     manifest = {
         "target": short_name(run.target),
-        "weights": _weights_mark(path),
         "tokenizer": tokenizer.vocab_hash,
         "chat_template": hashlib.sha256(tokenizer.chat_template.encode()).hexdigest(),
         "files": digests,
@@ -151,17 +146,3 @@ def _talks(path: Path, lines: Sequence[str], tokenizer: TextTokenizer) -> Iterat
             yield Talk(encode_prompt(tokenizer, opening), tuple(rest))
         except InvalidRequest as error:
             raise TrainingError(f"{where} can't be used: {error}") from None
-
-
-def _weights_mark(path: Path) -> str:
-    """Return a hash of sizes and both ends of the weights' files: a full one takes minutes."""
-    files = [path] if path.is_file() else sorted(f for kind in _WEIGHTS for f in path.glob(kind))
-    digest = hashlib.sha256()
-    for file in files:
-        size = file.stat().st_size
-        digest.update(f"{file.name} {size}\n".encode())
-        with file.open("rb") as content:
-            digest.update(content.read(_SAMPLE_BYTES))
-            content.seek(max(0, size - _SAMPLE_BYTES))
-            digest.update(content.read(_SAMPLE_BYTES))
-    return digest.hexdigest()

@@ -23,7 +23,7 @@ from slipstream.models.target.native_batch import NativeBatchModel
 from slipstream.models.threads import set_num_threads
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.train.answers import BatchDecoder, EndRules, conversations
-from slipstream.train.data import parse_line, read_lines, write_json, write_whole
+from slipstream.train.data import parse_line, read_lines, write_whole
 from slipstream.train.data_plan import DataPlan, DataRun, make_plan
 
 MANIFEST_NAME = "manifest.json"
@@ -133,10 +133,8 @@ def write_data(run: DataRun, hooks: DataHooks, *, spread: Spread = write_here) -
 
 @contextmanager
 def _directory(out: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
-    """Have a directory for this process alone, begun for a manifest or of the same one.
-
-    Raises `TrainingError`, which names what differs, for a directory of another manifest.
-    """
+    """Lock a directory for this process alone. Raises `TrainingError` for the shards of another
+    manifest."""
     lock, path = FileLock(out / "lock"), out / MANIFEST_NAME
     try:
         out.mkdir(parents=True, exist_ok=True)
@@ -146,29 +144,16 @@ def _directory(out: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
     except OSError as error:
         raise TrainingError(f"{out} can't be written: {error}") from None
     try:
-        if path.is_file():
-            _compare(path, json.loads(json.dumps(manifest)))
-        elif any(out.glob("shard-*")):
-            raise TrainingError(f"{out} holds shards but no {MANIFEST_NAME}")
-        else:
-            write_json(path, manifest)
+        text = (json.dumps(manifest, indent=2) + "\n").encode()
+        if not any(out.glob("shard-*")):
+            write_whole(path, text)
+        elif not path.is_file() or path.read_bytes() != text:
+            raise TrainingError(
+                f"{out} holds shards of other settings: {MANIFEST_NAME} there has them"
+            )
         yield
     finally:
         lock.release()
-
-
-def _compare(path: Path, wanted: Mapping[str, Any]) -> None:
-    try:
-        found: Any = json.loads(path.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise TrainingError(f"{path} can't be read: {error}") from None
-    found = found if isinstance(found, dict) else {}
-    for name in [*wanted, *found]:
-        if found.get(name) != wanted.get(name):
-            raise TrainingError(
-                f"{path.parent} holds shards of another run: {name} is "
-                f"{json.dumps(found.get(name))} there and {json.dumps(wanted.get(name))} here"
-            )
 
 
 def _num_generated(out: Path) -> int:

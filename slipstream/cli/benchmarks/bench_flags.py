@@ -7,13 +7,18 @@ from importlib import resources
 from pathlib import Path
 from typing import Any
 
+from slipstream.bench.engines import MethodEngines
 from slipstream.bench.environment import environment, running_dtype
 from slipstream.bench.harness import check_writable, write_json
 from slipstream.bench.questions import Question, read_questions, select
+from slipstream.cli.engine import fetch
+from slipstream.cli.progress import bars
 from slipstream.cli.up import StackFlags
+from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.types import SamplingParams
 from slipstream.models.store.digests import file_digest, weights_digests
-from slipstream.models.store.resolve import find_local
+from slipstream.models.store.resolve import find_local, resolve
 from slipstream.options import option
 
 
@@ -37,6 +42,18 @@ class ModelFlags:
                 f"the draft is {self.draft!r}, but must be glide or a directory of GliDe weights;"
                 " other drafts are methods"
             )
+
+    def engines(self, sampling: SamplingParams, *others: str) -> MethodEngines:
+        """Find these models and others by name, and load none yet."""
+        # Methods share engines and get the same prompts: none may find what another has read.
+        options = EngineOptions(self.dtype, "fast", self.threads, self.device, max_cached_bytes=0)
+        with bars() as progress:
+            fetch(self.target, self.draft, progress)
+            for name in others:
+                resolve(name, progress=progress)
+        return MethodEngines(
+            self.target, self.draft, options, sampling=sampling, profile=self.profile
+        )
 
     def stack(self) -> StackFlags:
         """Return the options of services with these models."""

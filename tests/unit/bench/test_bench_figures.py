@@ -32,7 +32,7 @@ def drafted(*rounds):
 def output(question_id, tokens, seconds, *, category="qa", stats=None):
     prefill_s, decode_s = seconds
     timings = Timings(prefill_s, decode_s, decode_s / 4, decode_s / 2)
-    return Output(question_id, category, 0, (1, 2), MethodReply(tuple(tokens), timings, stats))
+    return Output(question_id, category, (1, 2), MethodReply(tuple(tokens), timings, stats))
 
 
 PLAIN = [output(1, [5, 6, 7], (1.0, 2.0)), output(2, [5, 6, 7, 8, 9], (1.0, 4.0), category="math")]
@@ -66,9 +66,7 @@ def test_categories_are_the_same_figures_over_their_own_outputs():
     assert parts["qa"]["ratio"] == pytest.approx((3 / 1.5) / (3 / 3))
     assert parts["qa"]["divergences"] == []
     assert parts["math"]["identical"] == 0
-    assert parts["math"]["divergences"] == [
-        {"question_id": 2, "turn": 0, "position": 2, "margin": None}
-    ]
+    assert parts["math"]["divergences"] == [{"question_id": 2, "position": 2, "margin": None}]
 
 
 def test_plain_decoding_is_once_as_fast_as_itself_and_its_own_reference():
@@ -93,7 +91,7 @@ def test_an_output_is_identical_only_if_every_repeat_is():
     comparison = MethodComparison(parse_method("glide"), again, PLAIN[:1] * 2, PLAIN[:1] * 2)
     got = figures(comparison)
     assert (got["outputs"], got["identical"], got["tokens"]) == (1, 0, 5)
-    assert divergences(again, PLAIN[:1]) == [Divergence(1, 0, 2)]
+    assert divergences(again, PLAIN[:1]) == [Divergence(1, 2)]
 
 
 @pytest.mark.parametrize(

@@ -50,13 +50,13 @@ def test_every_method_is_measured_and_identical_to_plain_decoding(files, tmp_pat
     assert [path.name for path in tmp_path.iterdir()] == ["out.json"]
 
 
-def test_conversations_run_to_their_end_and_sampling_stays_exact(files, tmp_path):
+def test_sampling_stays_exact(files, tmp_path):
     out = tmp_path / "out.json"
-    options = ["--methods", "glide+dynamic,glide+mcsd", "--turns", "all", "--seed", "3"]
+    options = ["--methods", "glide+dynamic,glide+mcsd", "--seed", "3"]
     assert speed(files, out, *options, "--temperature", "0.9", "--max-new-tokens", "8") == 0
     methods = json.loads(out.read_text())["methods"]
     dynamic = methods["glide+dynamic"]["overall"]
-    assert (dynamic["outputs"], dynamic["identical"], dynamic["identity"]) == (3, 3, "identical")
+    assert (dynamic["outputs"], dynamic["identical"], dynamic["identity"]) == (2, 2, "identical")
     assert dynamic["drafted_tokens"] > 0
     assert methods["glide+mcsd"]["overall"]["identity"] == "not-comparable"
 

@@ -3,14 +3,13 @@
 import pytest
 import torch
 
-from slipstream.core.errors import TrainingError
 from slipstream.models.native.in_memory import InMemory
 from slipstream.models.native.library import has_kernels
 from slipstream.models.target import batch
 from slipstream.models.target.batch import BatchModel
 from slipstream.models.target.native_batch import NativeBatchModel
 from slipstream.train import answers as module
-from slipstream.train.answers import AnswerRequest, EndRules, answers, draw
+from slipstream.train.answers import EndRules, Talk, answers, draw
 from support.models import tiny
 
 PROMPTS = [tuple(tiny.tokens(count, seed=count)) for count in (3, 70, 1, 24)]
@@ -38,8 +37,7 @@ def noise(seed=0):
 
 def asks(*temperatures):
     return [
-        AnswerRequest(prompt, temperatures[i % len(temperatures)])
-        for i, prompt in enumerate(PROMPTS)
+        Talk(prompt, (), temperatures[i % len(temperatures)]) for i, prompt in enumerate(PROMPTS)
     ]
 
 
@@ -133,16 +131,3 @@ def test_noise_at_its_edges_draws_a_token_that_the_law_has(edge):
     logits = torch.full((1, 70), float("-inf"))
     logits[0, [1, 65]] = 0.0
     assert draw(logits, torch.ones(1), torch.tensor([edge])).item() == (1 if edge == 0 else 65)
-
-
-@pytest.mark.parametrize(
-    "make",
-    [
-        lambda: AnswerRequest((), 1.0),
-        lambda: AnswerRequest((1,), -1.0),
-        lambda: EndRules(frozenset(), 0),
-    ],
-)
-def test_impossible_orders_are_refused(make):
-    with pytest.raises(TrainingError):
-        make()
