@@ -178,9 +178,9 @@ def settings(base: Profile, *, depth: int, has_decision_model: bool) -> list[Pro
         depths = {min(2, depth), min(4, depth), depth} if stop is StopPolicy.FIXED else {depth}
         shapes = (Shape.CHAIN, Shape.CAPE)
         for max_depth, threshold, shape in product(sorted(depths), thresholds, shapes):
-            form = {"shape": shape, "max_depth": max_depth, "max_nodes": _MAX_NODES}
-            both = {"threshold": threshold, "threshold_sampled": threshold}
-            found.append(replace(base, stop=stop, **form, **both))
+            form = replace(base, shape=shape, max_depth=max_depth, max_nodes=_MAX_NODES)
+            both = replace(form, stop=stop, threshold=threshold, threshold_sampled=threshold)
+            found.append(both)
     return found
 
 

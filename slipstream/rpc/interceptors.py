@@ -235,7 +235,8 @@ def _taken_in_time(handler: Any, send_s: float) -> Any:
     async def answer(request: Any, context: Any) -> None:
         timed = _TimedContext(context, send_s)
         if not inspect.isasyncgenfunction(handler):
-            return await handler(request, timed)
+            await handler(request, timed)
+            return
         async with aclosing(handler(request, timed)) as messages:
             async for message in messages:
                 await timed.write(message)

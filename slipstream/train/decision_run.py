@@ -137,11 +137,9 @@ def judged(records: Records, settings: DecisionSettings) -> tuple[DecisionOutcom
     model = train_decision(train, validation, settings)
     scores = torch.from_numpy(model.score(held.hidden.float().numpy(), held.stats.numpy()))
     own = torch.where(held.is_greedy, scores[:, GREEDY], scores[:, SAMPLED])
-    losses = [
-        float(log_losses(probs, held.accepted).mean())
-        for probs in (own, calibrated(joined([train, validation]), held))
-    ]
-    return DecisionOutcome(len(held), *losses), model
+    theirs = calibrated(joined([train, validation]), held)
+    own_loss, loss = (float(log_losses(probs, held.accepted).mean()) for probs in (own, theirs))
+    return DecisionOutcome(len(held), own_loss, loss), model
 
 
 def calibrated(seen: Records, held: Records) -> Tensor:
