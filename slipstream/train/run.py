@@ -3,7 +3,9 @@
 Progress goes out through `TrainHooks`.
 """
 
-from collections.abc import Callable
+import hashlib
+import json
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -79,8 +81,14 @@ class GlideRun:
         "JSON lines to train on, or a directory of shards; repeatable."
     )
     out: Path = required("Directory for the weights.")
+    resume: bool = option(False, "Continue from the checkpoint, OUT.checkpoint.")
     licence: str = option("unknown", "Licence of the target, for the provenance.")
     command: tuple[str, ...] = ()
+
+    @property
+    def checkpoint(self) -> Path:
+        """Return the file that each check writes, with all that the run needs to go on."""
+        return self.out.with_name(self.out.name + ".checkpoint")
 
 
 def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_PROCESS) -> None:
@@ -98,8 +106,20 @@ def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_
     inputs = _inputs(run, target, features, vocab, group)
     model.to(group.device)
     trainer = Trainer(model, inputs, run.settings, group=group)
+    if run.resume:
+        trainer.resume(run.checkpoint, _fingerprint(run, files))
     export = _Export(run, trainer, vocab, tuple(files), revision)
     trainer.run(TrainHooks(hooks.clock, hooks.report, export.before(hooks.check)))
+
+
+def _fingerprint(run: GlideRun, files: Sequence[DataFile]) -> str:
+    """Return the hash of what must be equal for a checkpoint to be resumed."""
+    facts: dict[str, Any] = {
+        "data": [file.sha256 for file in files],
+        "settings": asdict(run.settings),
+    }
+    facts |= {"layers": run.draft.layers, "num_layers": run.draft.num_layers}
+    return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
 def _files(run: GlideRun, target: LoadedModel) -> list[DataFile]:
@@ -134,6 +154,7 @@ class _Export:
                 save_glide(trainer.model, self.vocab, run.out)
                 path = run.out / PROVENANCE_NAME
                 write_provenance(path, command=run.command, facts=self._facts())
+            trainer.save(run.checkpoint, _fingerprint(run, self.files))
             report(result)
 
         return check

@@ -1,12 +1,19 @@
-"""The training loop: schedule, steps, held-out checks."""
+"""The training loop: schedule, steps, held-out checks, checkpoints."""
 
+import json
 import math
+import os
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field, replace
+from dataclasses import asdict, dataclass, field, replace
+from itertools import islice
+from pathlib import Path
 
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file, save_file
 from torch import Tensor
 
+from slipstream.core.errors import TrainingError
 from slipstream.models.glide.glide import GlideModel
 from slipstream.train.config import TrainSchedule, TrainSettings
 from slipstream.train.data import batches
@@ -23,6 +30,7 @@ from slipstream.train.heldout import (
 from slipstream.train.masks import Blocks, draw_blocks
 
 NUM_LAGS = 7
+_OPTIMIZER = "optimizer/"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,10 +77,12 @@ class Inputs:
 
 @dataclass(slots=True)
 class RunState:
-    """Progress of a run; `history` are the held-out checks so far."""
+    """Progress of a run. `epoch` and `batch` name the next batch; `history` are the held-out
+    checks so far."""
 
     step: int = 0
     epoch: int = 0
+    batch: int = 0
     num_tokens: int = 0
     elapsed_seconds: float = 0.0
     best_length: float = 0.0
@@ -111,7 +121,8 @@ class Trainer:
         Only the lead's hooks are called, and only its clock counts.
         """
         state, settings, of_lead = self.state, self._settings, self._group.of_lead
-        begun, meter, checked = hooks.clock(), _Meter(0.0), 0.0
+        begun, checked = hooks.clock() - state.elapsed_seconds, state.elapsed_seconds
+        meter = _Meter(checked)
         for picked in self._batches():
             done = progress(settings.schedule, state)
             if done >= 1:
@@ -127,6 +138,37 @@ class Trainer:
                 state.elapsed_seconds = checked = of_lead(hooks.clock() - begun)
                 meter = _Meter(checked)
         self._check(hooks)
+
+    def save(self, path: Path, fingerprint: str) -> None:
+        """Write a checkpoint of the run with this fingerprint in place of the one before."""
+        part, tensors = path.with_name(path.name + ".part"), dict(self.model.state_dict())
+        for number, values in self._optimizer.state_dict()["state"].items():
+            tensors |= {f"{_OPTIMIZER}{number}/{key}": value for key, value in values.items()}
+        about = {"state": json.dumps(asdict(self.state)), "fingerprint": fingerprint}
+        save_file(tensors, part, about)
+        os.replace(part, path)
+
+    def resume(self, path: Path, fingerprint: str) -> None:
+        """Go on from a checkpoint: the rest of the run is that of an unbroken one.
+
+        Raises `TrainingError` where there is none, or one of other data or settings.
+        """
+        if not path.is_file():
+            raise TrainingError(f"{path} is no checkpoint to resume from")
+        with safe_open(path, "pt") as file:
+            about = file.metadata()
+        if about["fingerprint"] != fingerprint:
+            raise TrainingError(
+                f"the checkpoint {path} was made with other data or settings, start afresh"
+            )
+        saved = load_file(path, device=str(self._group.device))
+        optimizer: dict[int, dict[str, Tensor]] = {}
+        for name in [name for name in saved if name.startswith(_OPTIMIZER)]:
+            number, key = name.removeprefix(_OPTIMIZER).split("/")
+            optimizer.setdefault(int(number), {})[key] = saved.pop(name)
+        self.model.load_state_dict(saved)
+        self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": optimizer})
+        self.state = RunState(**json.loads(about["state"]))
 
     def _report(self, hooks: TrainHooks, report: TrainReport) -> None:
         if self._group.is_lead:
@@ -156,12 +198,14 @@ class Trainer:
         return counts.result()
 
     def _batches(self) -> Iterator[list[int]]:
-        """Yield the documents of each batch, without end."""
+        """Yield the documents of each batch, without end; the state names the next one."""
         size, seed, state = self._settings.batch_tokens, self._settings.seed, self.state
         while True:
-            for picked in batches(self._lengths, size, seed=seed, epoch=state.epoch):
+            epoch = batches(self._lengths, size, seed=seed, epoch=state.epoch)
+            for picked in islice(epoch, state.batch, None):
+                state.batch += 1
                 yield [self._inputs.train[index] for index in picked]
-            state.epoch += 1
+            state.epoch, state.batch = state.epoch + 1, 0
 
     def _share(self, picked: Sequence[int]) -> tuple[TrainBatch, Blocks]:
         """Return this member's part of a batch; where there is none, a document of no weight."""

@@ -6,6 +6,8 @@ from dataclasses import replace
 import numpy as np
 import pytest
 import torch
+from safetensors import safe_open
+from safetensors.torch import load_file
 
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import ModelMismatch, TrainingError
@@ -53,6 +55,38 @@ def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_
     assert any(check.is_best for check in checks)
     assert all(len(check.heldout.acceptance) == 7 for check in checks)
     assert max(at["length"] for at in record["checks"]) == max(at.heldout.length for at in checks)
+
+
+class Interrupted(Exception):
+    pass
+
+
+def step_of(run):
+    with safe_open(run.checkpoint, "pt") as file:
+        return json.loads(file.metadata()["state"])["step"]
+
+
+def test_a_resumed_run_ends_where_an_unbroken_one_does(place, tmp_path):
+    def interrupt(check):
+        if check.step > 1:
+            raise Interrupted
+
+    whole, broken = (
+        glide_run(place, tmp_path / name, settings=CHECKED) for name in ("whole", "broken")
+    )
+    train(whole)
+    with pytest.raises(Interrupted):
+        train(broken, interrupt)
+    assert 0 < step_of(broken) < 6
+    train(replace(broken, resume=True))
+    assert step_of(broken) == step_of(whole) == 6
+    ends = [load_file(run.checkpoint) for run in (whole, broken)]
+    assert all(torch.equal(value, ends[1][name]) for name, value in ends[0].items())
+    other = replace(SETTINGS, batch_tokens=50)
+    with pytest.raises(TrainingError, match="other data or settings"):
+        train(replace(broken, settings=other, resume=True))
+    with pytest.raises(TrainingError, match="no checkpoint to resume from"):
+        train(glide_run(place, tmp_path / "none", resume=True))
 
 
 def test_a_draft_of_two_layers_trains(place, tmp_path):
