@@ -16,7 +16,7 @@ from slipstream.client import (
     SpeculationOptions,
     StopPolicy,
 )
-from slipstream.client.embedded_aio import AsyncEmbedded
+from slipstream.client.embedded import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
 
 MODEL = "smollm2-135m"

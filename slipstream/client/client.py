@@ -95,8 +95,7 @@ class _ClientBase:
         `slipstream train ngrams`, auto for the one that is shipped or none. Raises `ModelError`,
         `InvalidRequest`, or `CapacityError` where the memory holds nothing.
         """
-        from slipstream.client.embedded import Embedded
-        from slipstream.client.embedded_aio import AsyncEmbedded
+        from slipstream.client.embedded import AsyncEmbedded, Embedded
         from slipstream.client.engine import EngineOptions
 
         options = EngineOptions(

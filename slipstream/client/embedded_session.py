@@ -8,6 +8,7 @@ from collections.abc import AsyncGenerator, Awaitable, Callable, Collection
 from contextlib import aclosing
 from dataclasses import dataclass, replace
 from functools import partial
+from itertools import count
 
 from slipstream.client.call import ClientCall, late
 from slipstream.client.engine import Engine
@@ -23,12 +24,30 @@ from slipstream.core.request.results import Chunk
 from slipstream.core.round import Clock
 from slipstream.core.run import Run
 from slipstream.drafting.build import Drafter
-from slipstream.state.session_leases import AcquiredSession, replayed, turn_request
-from slipstream.state.store import Opening
+from slipstream.state.memory import MemoryStore
+from slipstream.state.session_leases import (
+    AcquiredSession,
+    KeepRules,
+    SessionLeases,
+    replayed,
+    turn_request,
+)
+from slipstream.state.store import Bounds, Opening
 from slipstream.text.prompts import encode_prompt
 
+_FOR_EVER_S = 1e9
+"""Sessions here end with the process, or when they are closed."""
+_AGAIN_S = 60.0
+"""Time for which a request on its own is answered again under its id."""
 _AT_ONCE = BreakerLimits(failures=1)
 """After a failure a session is decoded plainly for a while, then the draft may try again."""
+
+
+def process_leases() -> SessionLeases:
+    """Return the leases of sessions that end with this process."""
+    store = MemoryStore(Bounds(lease_s=_FOR_EVER_S), time.monotonic, next_fence=count(1).__next__)
+    rules = KeepRules(session_ttl_s=_FOR_EVER_S, request_ttl_s=_AGAIN_S)
+    return SessionLeases(store, rules, next_fence=lambda: 0)
 
 
 @dataclass(frozen=True, slots=True)

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.model_info import Limits, ModelInfo, drafter_infos, verification_infos
 from slipstream.core.request.request import ModelFacts
 from slipstream.drafting.build import (
     Drafter,
@@ -122,6 +123,22 @@ class Engine:
         `profile` is a file that takes the place of the draft's own profile.
         """
         return build_drafter(name, self._for_draft(), profile=profile)
+
+    def info(self, drafter: Drafter) -> ModelInfo:
+        """Return the facts of this model with one draft."""
+        drafters = drafter_infos([drafter.facts])
+        return ModelInfo(
+            model=self.model_id,
+            vocab_size=self.facts.vocab_size,
+            tokenizer_hash=self.tokenizer_hash,
+            stop_token_ids=tuple(sorted(self.facts.stop_token_ids)),
+            has_chat_template=bool(self.text.chat_template),
+            numerics=self.options.numerics,
+            dtype=self.model.weights_type,
+            limits=Limits.of(self.facts),
+            verifications=verification_infos({item.kind for item in drafters}),
+            drafters=drafters,
+        )
 
     def draft_model(self, name: str) -> DraftModel:
         """The model behind such a draft, if it is one, without a profile."""

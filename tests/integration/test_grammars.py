@@ -16,7 +16,7 @@ from slipstream.client import (
     SpeculationOptions,
     TokenOrigin,
 )
-from slipstream.client.embedded_aio import AsyncEmbedded
+from slipstream.client.embedded import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
 from slipstream.core.types import FinishReason
 from slipstream.verifying.grammar_constraint import GrammarConstraint

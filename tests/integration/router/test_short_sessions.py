@@ -9,7 +9,7 @@ from contextlib import suppress
 import pytest
 
 from slipstream.client import AsyncClient, Mode, SpeculationOptions
-from slipstream.client.embedded_aio import AsyncEmbedded
+from slipstream.client.embedded import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
 from slipstream.state.store import Record, StoredTurn
 from slipstream.state.stored_session import StoredSession
