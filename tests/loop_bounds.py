@@ -37,12 +37,12 @@ BOUNDS = {
     "a few facts of this server, and of each model": (
         *("gateway/app.py:health", "gateway/app.py:model", "gateway/app.py:models"),
         *("gateway/app.py:version", "state/registry.py:announce"),
-        "router/watched_store.py:_watched",
     ),
     "a message: 4 MiB, 10,000 fields (rpc/wire.py), 2,048 messages, 128 tools": (
         *("router/servicer.py:Generate", "router/servicer.py:GenerateStream"),
         *("router/servicer.py:Tokenize", "router/limits.py:admitted"),
         *("router/request_runner.py:_run", "router/request_runner.py:run"),
+        "router/request_runner.py:_placed",
         "router/encoder.py:encode",
         *("state/session_leases.py:acquire", "state/session_leases.py:turn_request"),
     ),
@@ -51,7 +51,7 @@ BOUNDS = {
     ),
     "the caller's own request, in its own process": (
         *("client/client.py:tokenize", "client/remote.py:_next", "client/remote.py:generate"),
-        *("client/remote.py:tokenize", "client/embedded.py:start", "client/embedded.py:tokenize"),
+        *("client/remote.py:tokenize", "client/embedded.py:tokenize"),
         "client/embedded_session.py:_encode",
     ),
     "the head of an answer of a text worker: 64 KiB; a tokenizer's files are texts as they are": (

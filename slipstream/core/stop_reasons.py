@@ -2,6 +2,8 @@
 
 CONTEXT = "context"
 """What ends the drafting where the draft's own context does."""
+NO_ROOM = "memory"
+"""Reason of a session that the draft has no room for now."""
 TOO_DEAR = "load"
 """What ends the drafting where no further token is worth its time."""
 AHEAD = "ahead"
@@ -11,7 +13,7 @@ LATE = "late"
 PENDING = "pending"
 """The same with overlap, where the target does not wait for a draft that is far."""
 STOP_REASONS = (
-    *("depth", "nodes", "policy", TOO_DEAR, "eos", "lag", CONTEXT, "memory"),
+    *("depth", "nodes", "policy", TOO_DEAR, "eos", "lag", CONTEXT, NO_ROOM),
     *("lookup", "grammar", AHEAD, "none"),
 )
 """What may end the drafting of a proposal: `Proposal.stopped_by`."""

@@ -14,8 +14,8 @@ from slipstream.core.ports import Draft
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.drafting.checks import MAX_TOKENS
-from slipstream.drafting.engine import NUM_PAGES, KvSource, LocalDraft, TargetKv
-from slipstream.drafting.memory import DraftMemory, DraftNeeds
+from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
+from slipstream.drafting.memory import NUM_PAGES, DraftMemory, DraftNeeds
 from slipstream.drafting.profile_file import PROFILE_NAME, ModelPair, read_profile
 from slipstream.drafting.reader import Score
 from slipstream.drafting.trial import step_seconds

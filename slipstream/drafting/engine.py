@@ -12,7 +12,7 @@ from slipstream.core.policy.prices import DEFAULT_STEP_COST
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import Stop, make_stop
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.stop_reasons import CONTEXT
+from slipstream.core.stop_reasons import CONTEXT, NO_ROOM
 from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verification
 from slipstream.drafting import reader
@@ -26,6 +26,7 @@ from slipstream.drafting.growth import (
     ProposalSteps,
 )
 from slipstream.drafting.growth_ahead import NUM_CANDIDATES, grow_ahead
+from slipstream.drafting.memory import NUM_PAGES
 from slipstream.drafting.reader import CandidateReader, Candidates, chain_candidates, read_each
 from slipstream.engine.thread import internal_errors
 from slipstream.models.kv.pool import KvPool
@@ -41,12 +42,6 @@ _GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], ProposalSteps]] = {
     Shape.PRODUCT: grow_product,
     Shape.FORK: grow_fork,
 }
-
-NUM_PAGES = 64
-"""Memory of a draft without a budget: pages for some 8,000 tokens."""
-
-NO_ROOM = "memory"
-"""`Proposal.stopped_by` of a session that there is no room for now."""
 
 
 class KvSource(Protocol):
@@ -276,8 +271,7 @@ class LocalDraft:
         held.state, held.capacity = None, 0
 
     def _depth_limit(self, num_tokens: int, lag: int) -> DepthLimit:
-        """Return the greatest depth whose distance to the newest target key was trained for, and
-        whose path is within the draft's context."""
+        """Return the greatest depth that was trained for this lag and is within the context."""
         max_lag, context_length = self._scorer.max_lag, self._scorer.context_length
         limit = DepthLimit()
         if max_lag is not None and self._target_kv is not None:

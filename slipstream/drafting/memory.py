@@ -12,6 +12,8 @@ from slipstream.models.memory import MemoryPlan, budget_bytes, shown
 
 IN_PROCESS = "0.25"
 """The budget of a draft beside its target: several of them may be open at once."""
+NUM_PAGES = 64
+"""Memory of a draft without a budget: pages for some 8,000 tokens."""
 
 
 @dataclass(frozen=True, slots=True)
