@@ -139,35 +139,21 @@ async def test_a_target_that_holds_less_than_we_do_is_asked_for_all(models, keys
     assert [request.start for request in script.asked] == [0, 5, 0]
 
 
-async def test_a_feed_of_another_process_starts_anew(models, keys):
-    def from_two(*span):
-        return message(keys, *span, incarnation="two")
-
-    script = Script(
-        [message(keys, 0, 9), asyncio.Event()], [from_two(0, NUM_KEYS), asyncio.Event()]
-    )
+@pytest.mark.parametrize(("field", "start"), [("incarnation", 0), ("credential", 9)])
+async def test_another_process_is_read_anew_and_another_credential_from_what_is_held(
+    models, keys, field, start
+):
+    is_process = field == "incarnation"
+    end = asyncio.Event() if is_process else grpc.StatusCode.PERMISSION_DENIED
+    rest = message(keys, start, NUM_KEYS, **{"incarnation": "two"} if is_process else {})
+    script = Script([message(keys, 0, 9), end], [rest, asyncio.Event()])
     async with following(models, script) as (drafts, feed):
         draft, _ = await proposed(drafts, feed, 9)
-        feed.incarnation = "two"
+        setattr(feed, field, "two")
         await draft.propose(TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP)
         await drafts.receivers.wait("s", NUM_KEYS, scripted_keys.LIMIT_S)
         assert scripted_keys.held(drafts, keys) == NUM_KEYS
         assert (await drafts.load()).num_kv_streams == 1
         await draft.release("s")
-    assert [request.start for request in script.asked] == [0, 0]
-    assert [request.incarnation for request in script.asked] == ["one", "two"]
-
-
-async def test_a_new_credential_goes_on_from_what_is_held(models, keys):
-    script = Script(
-        [message(keys, 0, 9), grpc.StatusCode.PERMISSION_DENIED],
-        [message(keys, 9, NUM_KEYS), asyncio.Event()],
-    )
-    async with following(models, script) as (drafts, feed):
-        draft, _ = await proposed(drafts, feed, NUM_KEYS)
-        feed.credential = "another"
-        await draft.propose(TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP)
-        await drafts.receivers.wait("s", NUM_KEYS, scripted_keys.LIMIT_S)
-        assert scripted_keys.held(drafts, keys) == NUM_KEYS
-        await draft.release("s")
-    assert [request.start for request in script.asked] == [0, 9]
+    assert [request.start for request in script.asked] == [0, start]
+    assert getattr(script.asked[1], field) == "two" != getattr(script.asked[0], field)

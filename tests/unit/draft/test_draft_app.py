@@ -122,11 +122,6 @@ async def test_a_plain_draft_says_how_it_numbers_tokens(checkpoint):
     assert not said.HasField("max_lag")
 
 
-async def test_an_ngram_draft_needs_no_model_at_all():
-    said = await about(draft="ngram", target_model="no such model")
-    assert (said.kind, said.identity.tokenizer_hash, said.identity.vocab_size) == ("ngram", "", 0)
-
-
 async def test_a_draft_that_is_none_is_refused(checkpoint):
     for name in ("none", "", "no-such-draft"):
         with pytest.raises(InvalidRequest):

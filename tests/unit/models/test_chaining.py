@@ -144,8 +144,7 @@ def test_rounds_go_on_from_what_became_final():
             text += [*kept, 1 + round_id]
 
 
-@pytest.mark.parametrize("num_layers", [1, 2])
-@pytest.mark.parametrize("temperature", [0.0, 1.0])
+@pytest.mark.parametrize(("num_layers", "temperature"), [(1, 1.0), (2, 0.0)])
 def test_long_texts_are_read_without_what_is_skipped(num_layers, temperature):
     texts = [tiny.tokens(length, seed=5) for length in (420, 382, 30, 385)]
     texts = [[token % tiny_glide.VOCAB for token in text] for text in texts]

@@ -166,11 +166,6 @@ SHAPE, OTHER = struct.pack("<QQ", 512, 256), struct.pack("<QQ", 256, 512)
         (DOWN + SHAPE, DOWN + OTHER, r"down_proj\.weight has the shape \[512, 256\]"),
         (b"GGUF\x03", b"GGUF\x07", "its version is 7"),
         (b"GGUF\x03", b"GGML\x03", "it does not begin with GGUF"),
-        (
-            b"llama.block_count\x04\0\0\0\x02",
-            b"llama.block_count\x04\0\0\0\0",
-            "block_count is 0, but 1 to 1024",
-        ),
         (b"llama.block_count\x04", b"llama.block_count\x0d", "a field has the type 13"),
     ],
 )

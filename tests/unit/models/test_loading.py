@@ -37,11 +37,6 @@ def test_a_checkpoint_loads_with_the_weights_it_was_saved_with(checkpoint):
     assert not any(weight.requires_grad for weight in loaded.model.parameters())
 
 
-def test_an_unknown_dtype_is_refused(checkpoint):
-    with pytest.raises(InvalidRequest, match="'int3'"):
-        load_target_parts(str(checkpoint), dtype="int3")
-
-
 @pytest.mark.parametrize("device", ["", "nowhere", "meta", "cuda:99"])
 def test_a_device_that_can_not_be_used_is_refused(checkpoint, device):
     with pytest.raises(InvalidRequest, match=f"the device (is )?'{device}'"):

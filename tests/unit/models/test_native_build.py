@@ -1,6 +1,5 @@
 """A wheel has the native kernels of its platform, without a compiler none; torch stands in."""
 
-import os
 import platform
 import shutil
 import subprocess
@@ -60,11 +59,10 @@ int main() {{ std::puts(slipstream::{kernels}.name ? slipstream::{kernels}.name 
 
 
 def kernels_compiled(hatch_build, compiler, name, folder):
-    """The name of an instruction set's kernels, of a program that has no others."""
+    """The name of an instruction set's kernels, of a program that has nothing else."""
     (folder / "main.cpp").write_text(PRINT_NAME.format(kernels="kAvx512BFloat16"))
     src = ROOT / hatch_build.NATIVE / "src"
-    sources = [folder / "main.cpp", *(src / f"{at}.cpp" for at in (name, "threads"))]
-    sources += [src / f"{at}.cpp" for at in ("arena", "blocks", "packing")]
+    sources = [folder / "main.cpp", src / f"{name}.cpp"]
     objects = [hatch_build.compile_source(compiler, at, folder, (f"-I{src}",)) for at in sources]
     subprocess.run(["g++", "-pthread", *objects, "-o", folder / "program"], check=True)
     return subprocess.run([folder / "program"], check=True, capture_output=True, text=True).stdout
@@ -73,17 +71,12 @@ def kernels_compiled(hatch_build, compiler, name, folder):
 @pytest.mark.skipif(
     shutil.which("g++") is None or platform.machine() != "x86_64", reason="needs g++ on x86-64"
 )
-def test_a_compiler_too_old_for_a_set_of_kernels_compiles_the_rest(hatch_build, tmp_path):
+def test_a_compiler_too_old_for_a_set_of_kernels_leaves_them_out(hatch_build, tmp_path):
     name = "avx512_bf16"
-    flag = hatch_build.NEWER[f"{name}.cpp"]
     compiler = tmp_path / "old"
-    compiler.write_text(OLD_COMPILER.format(flag=flag))
+    compiler.write_text(OLD_COMPILER.format(flag=hatch_build.NEWER[f"{name}.cpp"]))
     compiler.chmod(0o755)
     assert kernels_compiled(hatch_build, str(compiler), name, tmp_path) == "none\n"
-    probe = ["g++", flag, "-E", "-x", "c++", os.devnull]
-    is_old = subprocess.run(probe, check=False, capture_output=True).returncode != 0
-    expected = "none\n" if is_old else f"{name}\n"
-    assert kernels_compiled(hatch_build, "g++", name, tmp_path) == expected
 
 
 def test_a_wheel_with_kernels_is_for_one_platform_any_python_3(hatch_build, monkeypatch, tmp_path):

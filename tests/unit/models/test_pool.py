@@ -69,16 +69,6 @@ def test_more_pages_than_there_are_is_not_a_matter_of_waiting():
     assert pool.num_free == 1
 
 
-def test_a_page_is_free_when_its_last_user_goes():
-    pool = KvPool(LAYOUT, 2)
-    (page,) = pool.take(1)
-    pool.share(page)
-    pool.drop(page)
-    assert (pool.num_free, pool.num_users(page)) == (1, 1)
-    pool.drop(page)
-    assert pool.num_free == 2
-
-
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_page_is_clear_when_it_is_handed_out_first(kind):
     pool = kind(LAYOUT, 3)

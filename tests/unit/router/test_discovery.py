@@ -83,9 +83,11 @@ async def test_a_file_is_read_again_and_only_changes_are_told(tmp_path):
     await steps.step()
     listing.write_text("10.0.0.2:7\n")
     await steps.step()
+    listing.write_text("# gone\n")
+    await steps.step()
     await steps.step()
     await ended(task)
-    assert said == [["10.0.0.1:7", "10.0.0.2:7"], ["10.0.0.2:7"]]
+    assert said == [["10.0.0.1:7", "10.0.0.2:7"], ["10.0.0.2:7"], []]
 
 
 @pytest.mark.parametrize("broken", [b"10.0.0.1:7\nnonsense\n", b"\xff\xfe"])
@@ -107,19 +109,6 @@ async def test_a_broken_or_lost_file_leaves_the_last_list_and_warns_once(tmp_pat
     await ended(task)
     assert said == [["10.0.0.1:7"], ["10.0.0.1:7", "10.0.0.3:7"]]
     assert len(caplog.records) == 2  # broken, then lost
-
-
-async def test_an_empty_file_means_that_there_are_none(tmp_path):
-    listing = tmp_path / "targets"
-    listing.write_text("10.0.0.1:7\n")
-    steps = Steps()
-    said, _, task = await following(parse_source([f"file:{listing}"], pause=steps.pause))
-    await steps.step()
-    listing.write_text("# gone\n")
-    await steps.step()
-    await steps.step()
-    await ended(task)
-    assert said == [["10.0.0.1:7"], []]
 
 
 async def test_a_name_is_resolved_again_and_outages_of_dns_change_nothing():

@@ -6,7 +6,7 @@ from dataclasses import dataclass, field
 
 import pytest
 
-from slipstream.core.errors import CapacityError, InvalidRequest
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.server_info import ReplicaState
 from slipstream.rpc.channel import ChannelOptions, Dialer
 from slipstream.rpc.protocol import PROTOCOL_VERSION
@@ -143,15 +143,6 @@ async def test_another_process_at_the_address_is_another_epoch_without_a_past():
                 assert not replica.epoch.is_lost
                 assert replica.info.incarnation == "two"
                 assert watched.forgotten == [address]
-
-
-async def test_a_refusal_is_an_answer():
-    draft = Draft()
-    async with served(draft) as (_, address), followed(address) as (replica, _):
-        draft.refusal = CapacityError("not now")
-        await asked_again(draft)
-        await asked_again(draft)
-        assert not replica.epoch.is_lost
 
 
 async def test_requests_of_other_routers_count_and_own_ones_at_once():

@@ -113,30 +113,21 @@ async def test_a_name_that_got_another_address_is_looked_up_when_a_connection_ha
         assert await call.code() is grpc.StatusCode.OK
 
 
-async def test_a_connection_without_a_call_is_closed_and_the_next_call_dials_anew():
-    async with (
-        serving("idle", age_s=0, max_connection_idle_s=1.0) as port,
-        connect(f"127.0.0.1:{port}", ChannelOptions()) as channel,
-    ):
-        stub = draft_pb2_grpc.DraftServiceStub(channel)
-        assert await who_answers(stub) == "idle"
-        await until_aged(channel)
-        assert await who_answers(stub) == "idle"
-
-
-async def test_a_connection_with_a_call_is_not_idle():
+async def test_a_connection_without_a_call_is_closed_and_one_with_a_call_is_not_idle():
     async with (
         serving("busy", age_s=0, max_connection_idle_s=1.0) as port,
         connect(f"127.0.0.1:{port}", ChannelOptions()) as channel,
         connect(f"127.0.0.1:{port}", ChannelOptions()) as other,
     ):
-        call = draft_pb2_grpc.DraftServiceStub(channel).Speculate()
+        call, idle = (draft_pb2_grpc.DraftServiceStub(at) for at in (channel, other))
+        call = call.Speculate()
         await asked(call)
-        assert await who_answers(draft_pb2_grpc.DraftServiceStub(other)) == "busy"
+        assert await who_answers(idle) == "busy"
         await until_aged(other)
         assert (await asked(call)).HasField("parked")
         assert channel.get_state() is grpc.ChannelConnectivity.READY
         await call.done_writing()
+        assert await who_answers(idle) == "busy", "the next call dials anew"
 
 
 async def test_one_connection_too_many_is_closed_and_room_is_given_back():

@@ -7,7 +7,6 @@ import pytest
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import build
 from slipstream.rpc.security import ServerTls
-from slipstream.verifying.build import TargetLimits
 from slipstream_target.config import TargetConfig
 
 
@@ -40,15 +39,3 @@ def test_what_makes_no_sense_is_refused(values, sentence):
 def test_files_of_certificates_become_the_server_s():
     config = build(TargetConfig, tls_cert=Path("c"), tls_key=Path("k"), tls_client_ca=Path("a"))
     assert config.server_options().tls == ServerTls(Path("c"), Path("k"), Path("a"))
-
-
-def test_the_engine_s_limits_are_what_was_told():
-    config = build(
-        TargetConfig,
-        max_sessions=3,
-        kv_memory="2GiB",
-        max_parked_bytes=0,
-        max_rows_per_step=512,
-        max_prompt_delay_ms=20.0,
-    )
-    assert config.target_limits() == TargetLimits(3, "2GiB", 0, 512, max_prompt_delay_s=0.02)

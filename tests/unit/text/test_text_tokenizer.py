@@ -13,7 +13,7 @@ from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.token_bytes import TokenTable
 from slipstream.text.tokenizer import TextTokenizer, vocab_hash
-from support.commands import ROOT, ran_python
+from support.commands import ROOT
 from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer
 
 LIBRARY = ROOT / "slipstream"
@@ -207,20 +207,6 @@ def test_a_tokenizer_that_only_transformers_can_run_is_refused():
                 tokenizer_object=byte_tokenizer().backend_tokenizer, split_special_tokens=True
             )
         )
-
-
-def test_text_needs_neither_torch_nor_numpy_nor_transformers():
-    modules = sorted(
-        f"slipstream.text.{path.stem}" for path in (LIBRARY / "text").glob("[a-z]*.py")
-    )
-    assert "slipstream.text.tokenizer" in modules
-    code = (
-        f"import sys, {', '.join(modules)}\n"
-        "heavy = {'torch', 'numpy', 'transformers'} & set(sys.modules)\n"
-        "assert not heavy, heavy"
-    )
-    done = ran_python("-c", f"import sys\n{code}")
-    assert done.returncode == 0, done.stderr
 
 
 def test_the_table_alone_reads_ids_as_the_tokenizer_does(hf, text):

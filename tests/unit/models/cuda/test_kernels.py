@@ -40,7 +40,3 @@ def test_the_first_steady_kernel_computes_for_invariant_numerics(monkeypatch):
     monkeypatch.setattr(attention_kernels, "_STEADY", (broken, drifting))
     with pytest.raises(ModelError, match="no attention kernel of cuda gives a row the same bits"):
         choose_kernel(layout, 2, is_invariant=True)
-
-
-def test_on_a_cpu_there_is_nothing_to_choose():
-    assert choose_kernel(LAYOUT, 2, is_invariant=True) is attend_paged

@@ -103,11 +103,3 @@ def test_a_device_scores_as_the_decision_model_does_also_states_in_bfloat16():
     assert chances.dtype == torch.float32
     theirs = network.model().score(hidden.float().numpy(), expected)
     np.testing.assert_allclose(chances, theirs, rtol=1e-5)
-
-
-def test_an_unknown_policy_has_no_rule():
-    class Never:
-        def should_stop(self, signal):
-            return False
-
-    assert rule_of(Never()) is None

@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from slipstream.config import NATIVE_VARIABLE
-from slipstream.core.errors import CapacityError, InvalidRequest, ModelMismatch, WeightsError
+from slipstream.core.errors import CapacityError, ModelMismatch, WeightsError
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_scorer import load_glide
@@ -145,29 +145,6 @@ def test_a_full_session_is_refused():
     scorer.score([Sync(state, TOKENS[:3], None)])
     with pytest.raises(CapacityError):
         scorer.score([Grow(state, [1, 2], [-1, -1])])
-
-
-@pytest.mark.parametrize(("tokens", "parents"), [([], []), ([1], [0]), ([1], [-2]), ([1, 2], [-1])])
-def test_nodes_hang_under_nodes_that_exist(tokens, parents):
-    _, _, scorer = case()
-    state = scorer.open(16)
-    scorer.score([Sync(state, TOKENS, None)])
-    with pytest.raises(InvalidRequest):
-        scorer.score([Grow(state, tokens, parents)])
-
-
-def test_an_empty_prefix_is_refused():
-    _, _, scorer = case()
-    with pytest.raises(InvalidRequest, match="empty prefix"):
-        scorer.score([Sync(scorer.open(16), [], None)])
-
-
-def test_a_view_without_a_layer_the_draft_reads_is_refused():
-    target, _, scorer = case()
-    view = tiny.view(target, TOKENS, 5)
-    partial = replace(view, layers={1: view.layers[1]})
-    with pytest.raises(ModelMismatch, match=r"lacks \[3\]"):
-        scorer.score([Sync(scorer.open(16), TOKENS, partial)])
 
 
 def test_saved_weights_score_as_before(tmp_path):
