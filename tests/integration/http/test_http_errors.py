@@ -77,6 +77,7 @@ CHATS = [
     (SCHEMA, FORM),
     ("structured_outputs", {"regex": "a", "choice": ["a"]}),
     ("structured_outputs.choice", {"choice": []}),
+    ("structured_outputs.regex", {"regex": "(("}),
     ("messages", None),
     ("messages", []),
     ("messages", [*HELLO, MESSAGE]),
