@@ -4,26 +4,58 @@ Knows the flags that connect them. Whatever ends is started again at its address
 """
 
 import asyncio
-from collections.abc import AsyncIterator, Iterable, Mapping
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from chaos import clocks, valkey
+from chaos import clocks
 from chaos.member import Command, Member, says_ready
-from chaos.pair import Pair
+from chaos.nursery import Forked
+from chaos.traffic import Errand
 from slipstream.client import AsyncClient
 from slipstream.core.errors import SlipstreamError
 from support.network.ports import free_ports
 from support.network.relay import Relay, Weather
 from support.services import fleet
 from support.services.stalls import LoggedStall, stalls_in
+from support.state.redis_server import valkey_binary
 
 ROLES = ("router", "target", "draft", "redis")
 TWO = {"router": 2, "target": 2, "draft": 2}
 SETTLE_LIMIT_S = 300.0
 GRACE_S = 60
 """What a process that is asked to end gives its streams."""
+TINY, REAL = "tiny", "real"
+_REAL_MODEL = "smollm2-135m"
+_REAL_SHARE = 8
+"""The real model decodes about so many times slower."""
+
+
+@dataclass(frozen=True, slots=True)
+class Pair:
+    """A target and the weights of its draft, each a name or a directory."""
+
+    target: str
+    draft: str
+    share: int = 1
+    """Requests ask for this part of the usual number of tokens."""
+
+    def shortened(self, errands: Sequence[Errand]) -> list[Errand]:
+        """The errands, as long as this target can answer in a few seconds."""
+        return [replace(each, max_tokens=each.max_tokens // self.share) for each in errands]
+
+
+def tiny_pair(folder: Path) -> Pair:
+    """Save an untrained pair in a folder."""
+    target = fleet.save_models(folder)
+    return Pair(str(target), str(fleet.glide_of(target)))
+
+
+def real_pair() -> Pair:
+    """The real model, which must be in the cache, with its trained draft."""
+    return Pair(_REAL_MODEL, "glide", _REAL_SHARE)
 
 
 class Cluster:
@@ -132,7 +164,7 @@ class Cluster:
     def _member(self, name: str) -> Member:
         role = name.partition("-")[0]
         if role == "redis":
-            command = valkey.command(self._folder / "redis", self.ports[name])
+            command = _redis(self._folder / "redis", self.ports[name])
             return Member(name, command, self._folder)
         if role == "gateway":
             words = [role, "--router", self.address, "--listen-address", self._at(name)]
@@ -167,3 +199,29 @@ async def running(pair: Pair, folder: Path, **how: Any) -> AsyncIterator[Cluster
         yield cluster
     finally:
         await cluster.stop()
+
+
+def _redis(folder: Path, port: int) -> Command:
+    """A server at a port. What it answers is written to its file before: a kill loses nothing."""
+    words = [str(valkey_binary()), "--port", str(port), "--bind", "127.0.0.1", "--dir", str(folder)]
+    words += ["--appendonly", "yes", "--appendfsync", "always", "--save", ""]
+
+    async def serves(_: Forked) -> bool:
+        return await _answers(port)
+
+    return Command(words, serves)
+
+
+async def _answers(port: int) -> bool:
+    """Whether it has read its file and takes commands."""
+    try:
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+    except OSError:
+        return False
+    try:
+        writer.write(b"PING\r\n")
+        return await reader.readline() == b"+PONG\r\n"
+    except OSError:
+        return False
+    finally:
+        writer.close()

@@ -7,7 +7,7 @@ import pytest_asyncio
 
 from chaos import cluster as clusters
 from chaos import nursery
-from chaos.pair import REAL, real_pair, tiny_pair
+from chaos.cluster import REAL, real_pair, tiny_pair
 from chaos.report import Report
 from chaos.scenario import MOST_TOKENS, Load
 from chaos.traffic import ERRANDS, plain_answers

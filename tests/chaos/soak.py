@@ -17,8 +17,7 @@ import httpx2
 import openai
 
 from chaos import nursery
-from chaos.cluster import Cluster
-from chaos.pair import Pair, real_pair, tiny_pair
+from chaos.cluster import Cluster, Pair, real_pair, tiny_pair
 from chaos.soak_report import Samples
 from chaos.traffic import ERRANDS, FORCED, TIMEOUT_S, Errand, Stream, Traffic, plain_results
 from slipstream.client import AsyncChunkStream, RequestOptions, Result, SamplingParams

@@ -10,8 +10,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from chaos.cluster import Cluster
-from chaos.pair import Pair
+from chaos.cluster import Cluster, Pair
 from slipstream.client import AsyncClient
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import target_pb2, target_pb2_grpc
