@@ -145,7 +145,7 @@ class Given:
     value: Any
     place: str
     is_text: bool = True
-    """Whether only text can stand there, which may mean a value of another type."""
+    """True where only text can stand, which may mean a value of another type."""
 
 
 def convert(given: Given, kind: Any, *, is_secret: bool = False) -> Any:

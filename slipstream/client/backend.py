@@ -158,7 +158,7 @@ class AsyncChunkStream:
         """`on_start` is called with the stream once the request is under way."""
         self.request_id = request_id
         self.is_open = True
-        """Whether there is more to read."""
+        """True while there is more to read."""
         self._source = source
         self._telemetry = telemetry
         self._on_start = on_start

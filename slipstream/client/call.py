@@ -41,7 +41,7 @@ class RequestOptions(TypedDict, total=False):
     ignore_eos: bool
     """Go on to `max_tokens` behind the tokens with which the model ends a text."""
     speculation: SpeculationOptions
-    """How to speculate; by default as calibrated, while it pays."""
+    """Options of speculation; by default as calibrated, while it pays."""
     raw: bool
     """Take a text prompt as it is, not as a user's message."""
     allow_special_tokens: bool

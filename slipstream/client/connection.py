@@ -35,7 +35,7 @@ class Connection:
     options: ChannelOptions
     timeouts: RetryTimeouts
     allows_tokens: bool = True
-    """Whether a token may go there: in the clear only where that is meant."""
+    """Permission to send the bearer token: over plaintext only where the caller allows it."""
 
     @property
     def address(self) -> str:

@@ -40,7 +40,7 @@ _FOR_EVER_S = 1e9
 _AGAIN_S = 60.0
 """Time for which a request on its own is answered again under its id."""
 _AT_ONCE = BreakerLimits(failures=1)
-"""After a failure a session is decoded plainly for a while, then the draft may try again."""
+"""Limits by which the first failure of a draft makes its session decode plainly for a while."""
 
 
 def process_leases() -> SessionLeases:

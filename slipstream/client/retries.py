@@ -92,7 +92,7 @@ class StreamProgress:
     def __init__(self, call: ClientCall, retries: Retries) -> None:
         self.retries = retries
         self.is_finished = False
-        """Whether the last chunk has come."""
+        """True once the last chunk has come."""
         self.request_id = call.request_id
         self._call = call
         session = call.generation.session

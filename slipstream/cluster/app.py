@@ -25,9 +25,9 @@ _POLICIES = {
     "draft": "slipstream.cluster.scaling:wanted_drafts",
 }
 _NO_CALLS_S = 0.1
-"""How long Serve waits for its own calls to a replica to end, again and again: there are none."""
+"""Time that Serve waits for its own calls to a replica to end, repeatedly: there are none."""
 _PUSH_S = 10.0
-"""How often replicas report at most; more often where the look-back time is short."""
+"""Longest interval of replicas' reports; it is shorter where the look-back time is short."""
 _LOG = logging.getLogger("ray.serve")
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 TTL_S = 5.0
-"""How long a replica is listed after it has announced itself."""
+"""Time for which a replica is listed after it has announced itself."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -23,7 +23,7 @@ class Listing:
 
     addresses: dict[str, tuple[str, ...]]
     is_whole: bool
-    """Whether every replica has had the time to announce itself."""
+    """True once every replica has had the time to announce itself."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ _POSITIVE = ("load_per_replica", "look_back_s")
 _NOT_NEGATIVE = ("num_cpus", "num_gpus", "upscale_delay_s", "downscale_delay_s")
 _IMPORT_PATH = "slipstream.cluster.app:build"
 _SPARE_S = 15.0
-"""How much longer than the grace of its service Ray waits for a replica that is to stop."""
+"""Time beyond its service's grace that Ray waits for a stopping replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

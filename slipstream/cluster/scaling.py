@@ -9,7 +9,7 @@ from typing import Any
 
 LOAD = "load"
 SPARE = 1.5
-"""How much more load a draft may have to take once another one is gone."""
+"""Growth of a draft's load that is allowed when another draft is removed."""
 
 
 def wanted_targets(context: Any) -> tuple[float, dict[str, Any]]:

@@ -29,7 +29,7 @@ _LOCAL = "127.0.0.1"
 _TIMEOUT_S = 5.0
 """Timeout of health checks, and of reading the page of metrics."""
 _SPARE_S = 5.0
-"""How much longer than its own grace the service gets before it is killed."""
+"""Time beyond its own grace that the service gets before it is killed."""
 # Metrics by their names on a page of Prometheus.
 _SESSIONS = 'slipstream_sessions{state="active"}'
 _WAITING = "slipstream_waiting"

@@ -21,7 +21,7 @@ from slipstream.local.child import Child, OnLine, start_child
 FOLLOW_S = 1.0
 _ANSWER_S = 10.0
 _SPARE_S = 5.0
-"""How much longer than its own grace the router gets before it is killed."""
+"""Time beyond its own grace that the router gets before it is killed."""
 _OBJECT_STORE_BYTES = 128 << 20
 """Nothing of ours is kept there."""
 _LOCAL = "127.0.0.1"

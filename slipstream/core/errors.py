@@ -129,7 +129,7 @@ class LimitExceeded(CapacityError):
     """The quota of an API key is used up for now."""
 
     retry_after_s: float | None = None
-    """In how many seconds there is room again, where that is known."""
+    """Seconds until there is room again, where that is known."""
 
     def __init__(self, sentence: str = "", *, retry_after_s: float | None = None) -> None:
         super().__init__(sentence)

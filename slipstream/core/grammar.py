@@ -6,7 +6,7 @@ from enum import StrEnum
 from slipstream.core.errors import InvalidRequest
 
 MAX_GRAMMAR_BYTES = 1 << 16
-"""Of a schema or an expression, in UTF-8."""
+"""Largest size of a schema or an expression, in UTF-8."""
 
 
 class GrammarKind(StrEnum):

@@ -68,7 +68,7 @@ class Round:
     proposing: Times | None = None
     verifying: Times | None = None
     error: BaseException | None = None
-    """What broke it off."""
+    """Exception that ended the round early."""
 
     @property
     def depth(self) -> int:

@@ -11,7 +11,7 @@ from itertools import accumulate, pairwise
 from slipstream.core.errors import InvalidRequest
 
 MAX_POINTS = 64
-"""Of one curve: more would only be a long message."""
+"""Most points of one curve: more would only make a long message."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -131,7 +131,7 @@ class RequestPace:
     """
 
     WEIGHT = 0.08
-    """Of a round in the long run."""
+    """Weight of one round in the running average."""
 
     def __init__(self, first: float, *, num_rounds: int = 3, weight: float = WEIGHT) -> None:
         """`first` is what is assumed before any round, and counts for so many of them; `weight` is

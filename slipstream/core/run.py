@@ -102,7 +102,7 @@ class Run:
         self._stream = TextStream(text.decode, request.stop, num_sent=num_sent)
         self._past = self._stream.push(request.past)
         self._rounds: list[RoundTree] = []
-        """Those whose tokens are not sent yet."""
+        """Rounds whose tokens are not sent yet."""
         self._origins = TokenBuffer[TokenOrigin](num_past=num_past, num_sent=num_sent)
         self._logprobs = TokenBuffer[TokenLogprob](num_past=num_past, num_sent=num_sent)
         self._outcomes = Outcomes()

@@ -9,7 +9,7 @@ from slipstream.core.errors import InvalidRequest
 
 ROOT = -1
 MAX_NODES = 127
-"""With the pending token: 128 rows, past which verification is free on no device seen so far."""
+"""Most nodes of a tree: 128 rows with the pending token. No device seen verifies more for free."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -21,7 +21,7 @@ class Verification(StrEnum):
     MCSD = "mcsd"
     """Recursive rejection sampling, candidates drawn without replacement: the same distribution."""
     MCSD_REPLACEMENT = "mcsd-replacement"
-    """The same with candidates drawn with replacement."""
+    """Recursive rejection sampling, candidates drawn with replacement: the same distribution."""
     TARGET_INIT = "target-init"
     """Target-initialised roots: NOT lossless, the draft influences which root stays."""
 
@@ -121,11 +121,11 @@ class Session:
     num_roots: int = 1
     """Target-initialised roots a verdict carries; 1 in every other mode."""
     grammar: Grammar | None = None
-    """What the request's output must follow."""
+    """Grammar that the request's output must follow."""
     num_logprobs: int | None = None
     """Likeliest tokens told of each position, beside its own; None: no log-probabilities at all."""
     has_prompt_logprobs: bool = False
-    """Whether the prompt's tokens have theirs, too; it is then computed as a whole."""
+    """True to return log probabilities of the prompt, too; it is then computed as a whole."""
 
     def __post_init__(self) -> None:
         length, told = self.num_prompt_tokens, self.num_logprobs
@@ -172,17 +172,17 @@ class Plan:
     shape: Shape = Shape.CHAIN
     stop: StopPolicy = StopPolicy.FIXED
     threshold: float | None = None
-    """Of the stop policy; None takes the policy's default."""
+    """Threshold of the stop policy; None takes the policy's default."""
     widths: tuple[int, ...] = ()
     """Children per depth, for `product`."""
     roots: tuple[int, ...] = ()
     """Target-initialised root tokens the tree hangs under, for `fork`."""
     lookup: Copying | None = None
-    """What may be copied beside the draft. No draft sees it: `LookupDraft` acts on it."""
+    """Limits of copies beside the draft. No draft sees them: `LookupDraft` acts on them."""
     worth: float | None = None
     """Least probability of a path that makes another draft step pay; None: any."""
     row_prices: tuple[float, ...] = ()
-    """What each of the round's nodes costs, in tokens, in turn; () where they are free."""
+    """Prices of the round's nodes, in tokens, in turn; () where they are free."""
     ahead: int = 0
     """Nodes of the tree that the draft goes on with while the round is verified; 0: none."""
     worth_s: float | None = None
@@ -251,16 +251,16 @@ class Proposal:
     stats: tuple[NodeStats, ...] = ()
     distributions: tuple[SparseDistribution | None, ...] = ()
     stopped_by: str = "none"
-    """What ended the drafting, one of `stop.STOP_REASONS`."""
+    """Reason for which the drafting ended, one of `stop_reasons.STOP_REASONS`."""
     fallback: str | None = None
-    """Why no draft answered, where a plain round stands in for a lost draft."""
+    """Reason why no draft answered, where a plain round stands in for a lost draft."""
     staleness: int | None = None
     """Positions by which the target's keys lagged behind; None for a draft that reads none."""
     timing: ReplyTiming | None = field(default=None, compare=False)
     num_copied: int = 0
     """Nodes, the last ones, that no draft proposed: copied, or forced by a grammar."""
     sources: tuple[CopySource, ...] = ()
-    """Where the last nodes were found, which no model proposed."""
+    """Sources of the last nodes, which no model proposed."""
     instead: TokenTree | None = field(default=None, compare=False)
     """Copies proposed without the draft, where they are known; none that a store has."""
 
@@ -289,8 +289,8 @@ class Verdict:
     num_cached: int = field(default=0, compare=False)
     timing: ReplyTiming | None = field(default=None, compare=False)
     logprobs: tuple[TokenLogprob, ...] = ()
-    """Of each token, where they were asked for."""
+    """Log probability of each token, where requested."""
     forced: tuple[int, ...] = ()
-    """What the session's grammar forces behind the tokens, as far as it is known."""
+    """Tokens that the session's grammar forces behind the verdict's, as far as they are known."""
     prompt_logprobs: tuple[TokenLogprob, ...] = ()
-    """Of each of the prompt's tokens but the first, where they were asked for: at its prefill."""
+    """Log probabilities of the prompt's tokens but the first, where requested: at its prefill."""

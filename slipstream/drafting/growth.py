@@ -55,7 +55,7 @@ class DraftRequest:
     arrived: float = 0.0
     began: float = 0.0
     is_ahead: bool = False
-    """Whether the tree of the session's last proposal goes on, rather than a new one begins."""
+    """True if the tree of the session's last proposal goes on, rather than a new one begins."""
     is_dropped: bool = False
     """No caller waits for it any more. Set on the event loop."""
     grower: ProposalSteps | None = None

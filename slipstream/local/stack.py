@@ -24,7 +24,7 @@ HTTP = "http"
 _TAKING_TURNS = {"GOMP_SPINCOUNT": "50000"}
 _STAYING = ("--pin-threads",)
 _SPARE_S = 15.0
-"""How much longer than its own grace a service gets before it is killed: it exports its last
+"""Time beyond its own grace that a service gets before it is killed: it exports its last
 telemetry, to a collector that may not answer."""
 
 
@@ -40,7 +40,7 @@ class StackPlan:
     grace_s: float = 30.0
     """Time for requests in flight when the services are to stop."""
     takes_turns: bool = True
-    """Whether draft and target each use all the cores of this machine."""
+    """True if draft and target each use all the cores of this machine."""
     http: tuple[str, ...] | None = None
     """Flags of the HTTP front; None starts none."""
     http_port: int = 0

@@ -29,13 +29,13 @@ DTYPES: Mapping[str, np.dtype[Any]] = {
 }
 
 _CANDIDATES = ("bfloat16", "float32")
-"""What `auto` chooses from on a CPU: models are trained in the former, the latter is always exact
+"""Choices of `auto` on a CPU: models are trained in the former, the latter is always exact
 enough. In float16 some models overflow."""
 _CLEARLY = 1.1
-"""How much faster float32 must be for twice the memory."""
+"""Least speedup by float32 that is worth twice the memory."""
 _SLOW = 1.5
-"""How many times slower in torch a configured dtype may be before a warning is logged. Native
-code multiplies either of `_CANDIDATES` as fast as memory allows."""
+"""Slowdown in torch from which on a warning is logged for a configured dtype. Native code
+multiplies either of `_CANDIDATES` as fast as memory allows."""
 
 
 def choose_dtype(

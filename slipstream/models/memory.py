@@ -11,9 +11,9 @@ from slipstream.models.kv.pool import KvLayout
 
 AUTO = "auto"
 _AUTO_SHARES = 0.25, 0.85
-"""Of what is free: on a CPU, whose memory belongs to others, too, and on a GPU."""
+"""Shares of the free memory for `auto`: on a CPU, where other processes need some, and on a GPU."""
 _PARTS = 16
-"""Of a device's memory, one is for what a captured forward gathers; on a CPU it is a constant."""
+"""Divisor of a device's memory for what a captured forward gathers; on a CPU it is a constant."""
 _HOST_BYTES = 1 << 30
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _GROUPS = Path("/sys/fs/cgroup")

@@ -15,7 +15,7 @@ from slipstream.files import read_bytes, warn_of_readers
 _LOG = logging.getLogger("slipstream.rpc")
 
 Stamp = tuple[tuple[int, int, int] | None, ...]
-"""Of files: another one once any of them has been written or replaced."""
+"""State of files, which changes once any of them has been written or replaced."""
 
 T = TypeVar("T")
 
@@ -59,7 +59,7 @@ class ReloadedFiles(Generic[T]):
         self._load = load
         self._refused: Stamp | None = None
         self.stamp = stamp_of(self._files)
-        """Of the files that `value` comes of."""
+        """State of the files from which `value` was loaded."""
         self.value = load()
 
     def refresh(self) -> bool:

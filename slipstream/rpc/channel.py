@@ -23,7 +23,7 @@ CONNECT_S = 5
 LONGEST_WAIT_MS = 2000
 """Between two attempts to reach a service, and to learn where it is."""
 MAX_MESSAGE_BYTES = 64 << 20
-"""What a caller takes: a tokenizer is the largest message there is."""
+"""Largest message that a client accepts: a tokenizer is the largest there is."""
 
 
 @dataclass(frozen=True, slots=True)

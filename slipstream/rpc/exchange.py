@@ -21,7 +21,7 @@ from slipstream.rpc.status import error_from
 # are answered before anything else is written, so no refusal is lost like that.
 _LOST_STATUS = "Internal error from Core"
 MAX_ANSWER_BYTES = 1 << 20
-"""Of any answer but a tokenizer: a tree of 127 nodes with its distributions has 210,000 at most."""
+"""Largest answer but a tokenizer: a tree of 127 nodes with distributions has 210,000 at most."""
 _TOO_LATE = "the request's deadline has passed"
 _MAX_UNREAD = 8
 """Answers that are read before they are used; a peer that sends more waits."""
@@ -35,7 +35,7 @@ class Peer:
     """A replica that can be reached."""
 
     name: str
-    """What errors call it: target 10.0.0.7:50052."""
+    """Name in error messages: target 10.0.0.7:50052."""
     channel: grpc.aio.Channel
     used: Callable[[], AbstractContextManager[object]] = nullcontext
     """Return the context of a use, for counting."""
@@ -82,7 +82,7 @@ class Exchange:
         self._posting: asyncio.Task[None] | None = None
         self._reader: asyncio.Task[None] | None = None
         self._answers: asyncio.Queue[Any] = asyncio.Queue(_MAX_UNREAD)
-        """What the reader has read, and when: answers, and what ended the stream."""
+        """Answers with the times of their arrival, and what ended the stream."""
         self._has_answers = asyncio.Event()
         self.read_s = 0.0
         """Time of the clock at which the last answer came."""

@@ -130,7 +130,7 @@ class Callers:
 
     names: tuple[str, ...] = ()
     more: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
-    """By the last part of a method's name: who else may call that one."""
+    """Further names that may call a method, by the last part of its name."""
 
     def check(self, method: str, caller: Caller) -> None:
         """Raises `PermissionDenied`. The method is /PACKAGE.SERVICE/NAME."""

@@ -21,15 +21,15 @@ from slipstream.rpc.security import Callers, ServerTls
 
 HEALTH = "grpc.health.v1.Health"
 LIVE = "live"
-"""What health calls the process itself: SERVING until told to stop, whatever its services say."""
+"""Name of the process in health checks: SERVING until stopped, whatever its services report."""
 LAST_WORDS_S = 0.25
 CLEAN_UP_S = 2.0
-"""For calls that were cut off to give back what they hold, with what is closed after the server."""
+"""Time for cut-off calls to release what they hold, and for what is closed after the server."""
 MAX_METADATA_BYTES = 16 << 10
 MAX_STREAMS = 256
 HANDSHAKE_S = 10
 MIN_AGE_S = 1.0
-"""Of connections that age or are idle: callers who dial more often do little else."""
+"""Least maximum age or idle time of connections: with less, clients mostly dial."""
 MAX_AGE_S = float((2**31 - 1) // 1000)
 """gRPC counts milliseconds in 32 bits."""
 _LOG = logging.getLogger("slipstream.rpc")
@@ -53,8 +53,8 @@ class ServerOptions:
     max_connection_idle_s: float = 0.0
     """A connection without a call for so long is closed, and its caller dials anew. 0 for never."""
     max_connection_age_s: float = 0.0
-    """After about so long a connection takes no new calls: its caller looks addresses up again and
-    dials anew, which is how servers that came later get their share. 0 for never."""
+    """Age from which on a connection takes no new calls: its client resolves addresses again and
+    dials anew, so that later servers get their share. 0 for never."""
     max_connection_age_grace_s: float = 3600.0
     """Longest time for calls on such a connection to end by themselves; then they are cut off."""
     limits: CallLimits = field(default_factory=CallLimits)

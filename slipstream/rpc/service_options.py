@@ -15,7 +15,7 @@ DEFAULT_ADDRESSES = {
     "draft": "127.0.0.1:50062",
     "http": "127.0.0.1:8000",
 }
-"""Where each service listens unless its options say otherwise."""
+"""Addresses on which services listen unless their options say otherwise."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from slipstream.core.errors import SlipstreamError, printable
 DOMAIN = "slipstream"
 PUSHBACK = "grpc-retry-pushback-ms"
 PUSHBACK_MS = 500
-"""Where the error does not know how long it takes."""
+"""Pushback of an error that has no estimate of its own."""
 _MAX_DIGITS = 9
 """Milliseconds of a pushback that is read: eleven days."""
 

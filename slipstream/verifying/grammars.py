@@ -40,7 +40,7 @@ MAX_COMPILED = 32
 MAX_COMPILING = 16
 """Grammars that may wait for their thread: each takes up to some 300 ms."""
 _TRIED_TOKENS = 4
-"""What an object's many properties cost shows behind its first brace."""
+"""Tokens tried of a grammar: an object's many properties show their cost behind its first brace."""
 _JSON = {
     "whitespace_flexible": False,
     "item_separator": ",",
@@ -57,7 +57,7 @@ _OPENINGS = {
     ToolFormat.LLAMA3: re.compile(rb'\A\s{0,4}(<\|python_tag\|>\s{0,4})?(?=\{\s?"name"\s?:)'),
     ToolFormat.MISTRAL: re.compile(rb"(?=\[TOOL_CALLS\])"),
 }
-"""What begins the first call of a text, at the end of a match."""
+"""Beginnings of a text's first call, at the end of a match."""
 _CALLS = {
     ToolFormat.HERMES: "start: (open ws call ws {end})+ TEXT\n{hermes}",
     ToolFormat.LLAMA3: 'start: ws call (ws ";" ws call)* ws\n',
@@ -65,7 +65,7 @@ _CALLS = {
 }
 _RULES = "TEXT: /(.|\\n)*/\nws: /[ \\n]{0,2}/\n"
 _LIMITS = LLParserLimits(max_lexer_states=20_000, step_lexer_fuel=100_000, verbose_errors=False)
-"""About 40 MB for a grammar, and 10 ms of work for a position."""
+"""Limits of the parser: about 40 MB for a grammar, and 10 ms of work for a position."""
 
 
 class Grammars:

@@ -64,7 +64,7 @@ class TargetRequest:
     cache: KvCache = field(init=False)
     num_cached: int = 0
     prompt_logprobs: list[TokenLogprob] = field(default_factory=list)
-    """Of the prompt's tokens behind those that were cached; each step adds its own."""
+    """Log probabilities of the prompt's uncached tokens; each step adds its own."""
     began: float | None = None
     engine_s: float = 0.0
     step: TargetStep | None = None

@@ -117,7 +117,7 @@ class ScheduledRequest(Generic[R]):
     request: R
     num_pending: int
     is_last: bool = field(init=False)
-    """Whether the forward decides the request."""
+    """True if the forward decides the request."""
     num_tokens: int = field(init=False)
     """Tokens that it adds to the forward, nodes included."""
 
@@ -133,7 +133,7 @@ class Schedule(Generic[R]):
         self._budget = budget
         self._waiting: dict[R, None] = {}
         self._is_owed = False
-        """Whether prompts had to stand back in the last step."""
+        """True if prompts were left out of the last step."""
 
     def __len__(self) -> int:
         return len(self._waiting)

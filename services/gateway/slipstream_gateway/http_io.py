@@ -34,7 +34,7 @@ Choice = ChatChoice | CompletionChoice
 
 DONE = b"data: [DONE]\n\n"
 COMMENT = b": keep-alive\n\n"
-"""What clients of server-sent events leave out."""
+"""Comment line, which clients of server-sent events ignore."""
 JSON = "application/json"
 
 

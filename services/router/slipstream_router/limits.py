@@ -13,7 +13,7 @@ from slipstream.state.quotas import Quotas, Ticket
 from slipstream.state.session_leases import request_name
 
 LONGEST_S = 600.0
-"""For how long a request that says nothing more counts as running, at most."""
+"""Longest time for which a silent request counts as running."""
 BATCH_TOKENS = 64
 """Tokens are counted in lots of these: a count may be a way to Redis and back."""
 

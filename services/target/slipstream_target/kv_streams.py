@@ -34,7 +34,7 @@ from slipstream.verifying.kv_sender import KvSender, KvSlice, check_layers
 from slipstream_target.verify_stream import KvReader, VerifyStream
 
 SLICE_BYTES = 4 << 20
-"""What a verification may have to wait for: one copy of about so many bytes, below a millisecond.
+"""Size of a slice, for which a verification may have to wait: a copy of less than a millisecond.
 
 Beside a busy engine one slice goes out per round, so this bounds the speed, too.
 """

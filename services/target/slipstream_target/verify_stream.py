@@ -37,13 +37,13 @@ class VerifyStream:
         self.sequence = TokenSequence(session)
         self.credential = secrets.token_urlsafe(24)
         self.has_begun = False
-        """Whether a verification of it was answered."""
+        """True once a verification of the request was answered."""
         self.grammar: CompiledGrammar | None = None
         """Grammar of its output; held, so that it need not be compiled again."""
         self.max_queue_s: float | None = None
         """Longest time for a round of it to wait for memory; None for no limit."""
         self.is_ended = False
-        """Whether the request has ended, or another one has taken the session over."""
+        """True if the request has ended, or another one has taken the session over."""
         self._linger_s = linger_s
         self._readers: set[KvReader] = set()
 

@@ -143,7 +143,7 @@ class AheadTrees:
     """Trees that the draft of a request went on with, and whether what is left of one will do."""
 
     WEIGHT = 0.1
-    """Of a round in the averages."""
+    """Weight of one round in the averages."""
     MOST = 4
     """Trees that are held: an answer that is late may still fit what came meanwhile."""
 

@@ -24,7 +24,7 @@ STORE_PRIOR = 0.7
 """Share of a store's probabilities that holds before anything was seen. (Greedy text of
 SmolLM2-135M, of other kinds than the store was counted on: 0.66 to 0.73 for 0.1 to 0.5.)"""
 DRAFT_PRIOR = 0.85
-"""The same of a draft model's."""
+"""Share of a draft model's probabilities that holds before anything was seen."""
 
 _Path = tuple[int, ...]
 
@@ -49,11 +49,11 @@ class Guesses:
         self._copies: dict[_Path, tuple[int, int] | None] = {}
         """Token and match behind the text that ends at `_start` and a path."""
         self._stored: dict[_Path, Sequence[tuple[int, float]]] = {}
-        """What the store has there, where it was asked."""
+        """Continuations in the store, for the paths that were looked up."""
         self._weighed: dict[tuple[_Path, int, bool], Sequence[Guess]] = {}
-        """What that was made of: a round may grow two trees."""
+        """Guesses made of both: a round may grow two trees."""
         self._drafted: tuple[TokenTree, Sequence[float]] = (EMPTY, ())
-        """What the draft proposed there."""
+        """Tree of the draft behind the same text, and its probabilities."""
         self._start = 0
         self._sequence: TokenSequence | None = None
 

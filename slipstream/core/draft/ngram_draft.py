@@ -73,7 +73,7 @@ def _stopped_by(grown: Grown, limits: TreeLimits) -> str:
 LOOKUP = "lookup"
 """`Proposal.stopped_by` where all was copied."""
 GRAMMAR = "grammar"
-"""The same where all was forced."""
+"""`Proposal.stopped_by` where a grammar forced all tokens."""
 _UNKNOWN = 0.6
 """Probability of a draft's node that comes without statistics."""
 

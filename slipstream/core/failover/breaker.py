@@ -116,7 +116,7 @@ class Attempt:
 @dataclass(slots=True)
 class _Breaker:
     num_failures: int = 0
-    """In a row."""
+    """Consecutive failures."""
     rest_s: float = 0.0
     """The last rest; 0 before the first, which is to say closed."""
     until: float = 0.0
@@ -142,7 +142,7 @@ class InUse(Generic[P]):
     """A replica that a request uses; releasing its session ends the use."""
 
     name: str
-    """Its address."""
+    """Address of the replica."""
     port: P
     park: Callable[[float], Awaitable[None]]
     """Keep the session for that many seconds, for its next turn."""

@@ -25,7 +25,7 @@ NO_DRAFT = "no draft"
 NO_KEYS = "no keys"
 """The draft lacks the target's newest keys and values: it can't reach them, or is too slow."""
 _LACKING = {"lag": NO_KEYS, CONTEXT: CONTEXT}
-"""Why a draft could propose nothing at all, by what ended its drafting."""
+"""Reasons of an empty proposal, by what ended its drafting."""
 _LOG = logging.getLogger("slipstream.router")
 # Few words, so that fallbacks can be counted by them. The more special class comes first.
 _REASONS: tuple[tuple[type[SlipstreamError], str], ...] = (

@@ -41,7 +41,7 @@ class Search:
     remaining: Callable[[], float | None]
     """Return the seconds that the request has left; None for no limit."""
     wait_s: float = 30.0
-    """How long a request waits for a target when all are lost."""
+    """Longest time that a request waits for a target when all are lost."""
 
 
 class FailoverTarget:

@@ -24,7 +24,7 @@ class VerificationInfo:
     shapes: tuple[Shape, ...]
     drafters: tuple[str, ...]
     lossless: bool
-    """Whether it keeps the target's distribution."""
+    """True if the mode keeps the target's distribution."""
     note: str = ""
 
 
@@ -39,7 +39,7 @@ class DrafterInfo:
     """Longest path it can be asked for; None for no limit of its own."""
     num_replicas: int = 1
     lookup: bool = False
-    """Whether copies of the text may stand beside its proposals, in exact verification."""
+    """Permission to copy text beside its proposals, in exact verification."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class Limits:
     max_logprobs: int | None = None
     """Likeliest tokens that logprobs can tell of a position; None where there are none."""
     max_grammar_bytes: int = 0
-    """Of a JSON schema or a regular expression; 0 where the output can't follow any."""
+    """Largest JSON schema or regular expression; 0 where the output can't follow any."""
 
     @classmethod
     def of(cls, facts: ModelFacts) -> "Limits":
@@ -75,7 +75,7 @@ class ModelInfo:
     """SHA-256 of the numbering of tokens: equal where ids mean the same."""
     stop_token_ids: tuple[int, ...]
     has_chat_template: bool
-    """Without one, prompts are raw text or token ids."""
+    """True if the model has a chat template; without one, prompts are raw text or token ids."""
     numerics: str
     """invariant or fast."""
     dtype: str

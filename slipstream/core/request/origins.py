@@ -16,7 +16,7 @@ class TokenOrigin(StrEnum):
     LOOKUP = "lookup"
     """Copied from the text, or forced by a grammar."""
     NGRAM_STORE = "ngram-store"
-    """From the n-gram store of the model."""
+    """Copied from the n-gram store of the model."""
     TARGET = "target"
     """The target's own: the prompt's first token, and those that no proposal had."""
 

@@ -20,9 +20,9 @@ there is, is left out."""
 Prompt = str | Sequence[int] | Sequence[Message]
 
 MAX_MESSAGES = 2048
-"""Of one prompt."""
+"""Most messages of one prompt."""
 MAX_TOOL_CALLS = 128
-"""Of one message."""
+"""Most tool calls of one message."""
 MAX_FIELDS = 32
 """Further texts of one message."""
 TOKEN_BYTES = 64
@@ -224,7 +224,7 @@ def _text(text: str, name: str) -> str:
 
 
 MAX_PARTS = 16_384
-"""Of all messages together: fields, tool calls and parts of contents."""
+"""Most parts of all messages together: fields, tool calls and parts of contents."""
 
 
 def check_num_parts(num_parts: int) -> None:

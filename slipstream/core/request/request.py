@@ -36,7 +36,7 @@ class ModelFacts:
     context_length: int
     stop_token_ids: frozenset[int]
     has_grammars: bool = False
-    """Whether its output can be made to follow one."""
+    """True if the target can make its output follow a grammar."""
     max_logprobs: int | None = None
     """Likeliest tokens that it can tell of a position; None: it tells no log-probabilities."""
     tool_format: ToolFormat | None = None

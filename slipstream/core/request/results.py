@@ -31,7 +31,7 @@ class PromptInfo:
     tool_format: ToolFormat | None = None
     """The text in which the model calls tools."""
     logprobs: Logprobs = ()
-    """How likely each token of the prompt was, None for the first; empty unless asked for."""
+    """Log probabilities of the prompt's tokens, None for the first; empty unless requested."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,7 +60,7 @@ class Continuity:
     """Losses that a request survived."""
 
     is_kept: bool = False
-    """Whether the answer was kept, so that the same request again gets it."""
+    """True if the answer was stored, so that the same request again gets it."""
     num_resumed_tokens: int = 0
     """Output tokens that were final before this call; statistics do not count their rounds."""
     num_unkept_tokens: int = 0
@@ -150,9 +150,9 @@ class Chunk:
     stats: RequestStats | None = None
     prompt: PromptInfo | None = None
     origins: Origins = ()
-    """Where each token came from; empty unless asked for."""
+    """Origin of each token; empty unless requested."""
     logprobs: Logprobs = ()
-    """How likely each token was; empty unless asked for."""
+    """Log probability of each token; empty unless requested."""
     rounds: tuple[RoundTree, ...] = ()
     """Rounds that made its tokens final, or more; empty unless asked for."""
 
@@ -171,9 +171,9 @@ class Result:
     stats: RequestStats
     prompt: PromptInfo
     origins: Origins = ()
-    """Where each token came from; empty unless asked for."""
+    """Origin of each token; empty unless requested."""
     logprobs: Logprobs = ()
-    """How likely each token was; empty unless asked for."""
+    """Log probability of each token; empty unless requested."""
 
     def __post_init__(self) -> None:
         _check_length("origins", self.origins, self.token_ids)

@@ -31,19 +31,19 @@ class ReplicaInfo:
     address: str
     state: ReplicaState
     reason: str = ""
-    """Why it is in that state, if there is more to say."""
+    """Reason of the state, if there is more to say."""
     model: str = ""
     """Model (target) or kind of drafter (draft); empty while unknown."""
     num_requests: int = 0
     """Requests that this router runs on it."""
     incarnation: str = ""
-    """Its process; empty while unknown."""
+    """Incarnation of the replica's process; empty while unknown."""
     dtype: str = ""
     """Element type of its weights; empty while unknown, and for a draft that is no model."""
     weights_digest: str = ""
     """SHA-256 of its weights; empty while unknown, and for a draft."""
     engine: str = ""
-    """What computes a target: native or torch; empty while unknown, and for a draft."""
+    """Engine of a target: native or torch; empty while unknown, and for a draft."""
 
 
 @dataclass(frozen=True, slots=True)

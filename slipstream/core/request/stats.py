@@ -43,19 +43,19 @@ class SpeculationStats:
     acceptance_histogram: Mapping[int, int]
     """All steps by how many draft tokens they accepted; counts of 0 steps are left out."""
     stop_reasons: Mapping[str, int]
-    """How often each thing ended the drafting of a step."""
+    """Number of draft steps by what ended their drafting."""
     lossless: bool
-    """Whether the verification used keeps the target's distribution."""
+    """True if the verification used keeps the target's distribution."""
     fallbacks: Mapping[str, int] = field(default_factory=dict)
     """Rounds in which no draft answered, by reason; plain steps unless something was copied."""
     num_lookup_tokens: int = 0
-    """Of the draft tokens, those that no model proposed: copied from the text, or forced."""
+    """Draft tokens that no model proposed: copied from the text, or forced."""
     num_accepted_lookup_tokens: int = 0
-    """Of those, the ones that became final."""
+    """Tokens of `num_lookup_tokens` that became final."""
     num_store_tokens: int = 0
-    """Of the draft tokens, those that only the n-gram store proposed."""
+    """Draft tokens that only the n-gram store proposed."""
     num_accepted_store_tokens: int = 0
-    """Of those, the ones that became final."""
+    """Tokens of `num_store_tokens` that became final."""
 
     @property
     def mean_acceptance_length(self) -> float:

@@ -111,14 +111,14 @@ class ToolCallParser:
         self._syntax = _FORCED if tool_format is None else _SYNTAXES[tool_format]
         self._names = frozenset(names)
         self._held: list[str] = []
-        """What was read, but is neither text nor a call yet."""
+        """Pieces that were read, but are neither text nor a call yet."""
         self._num_before = 0
         """Number of its parts before the call that is being read."""
         self._rest, self._at = "", 0
-        """What comes next, and the position up to which it was read."""
+        """Unread text, and the position up to which it was examined."""
         self._is_beginning, self._num_calls = True, 0
         self._has_call = False
-        """Whether there was a call since the last opening."""
+        """True if there was a call since the last opening."""
         self._nesting = _Nesting()
         self._read: Callable[[bool], _Pieces] = self._text
 

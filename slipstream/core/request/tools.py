@@ -12,15 +12,15 @@ from slipstream.core.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from slipstream.core.request.schemas import placed_schema
 
 MAX_TOOLS = 128
-"""Of one request."""
+"""Most tools of one request."""
 MAX_TOOL_BYTES = 65_536
-"""Of one tool: its name, description and schema."""
+"""Largest size of one tool: its name, description and schema."""
 _MAX_SCHEMA_CHARS = 2 * MAX_GRAMMAR_BYTES
-"""Of schemas before they are one grammar, which leaves out what says nothing."""
+"""Longest text of schemas before they are compacted into one grammar."""
 MAX_TOOLS_BYTES = 512 << 10
-"""Of all tools of a request to a router: it parses them on its event loop."""
+"""Largest size of all tools of a request to a router, which parses them on its event loop."""
 MAX_JSON_DEPTH = 64
-"""Of objects and lists within each other in schemas and in arguments of calls."""
+"""Deepest nesting of objects and lists in schemas and in arguments of calls."""
 NO_PARAMETERS = '{"type":"object","properties":{}}'
 _FUNCTION_FIELDS = {"name", "description", "parameters", "strict"}
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")

@@ -94,7 +94,7 @@ class TextStream:
         self._begin = 0
         """Length of the text that was emitted."""
         self._context = 0
-        """Where decoding starts: some decoders render a token by the one before it."""
+        """Start of decoding: some decoders render a token by the one before it."""
         self._num_open = 0
         """Characters that decoding the settled tokens gives for a character they only begin."""
         self._num_sent = num_sent

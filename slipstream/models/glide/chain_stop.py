@@ -24,7 +24,7 @@ from slipstream.models.decision import EPS, MOST, NUM_STATS, DecisionModel
 FIXED, SVIP, DECISION, COST = range(4)
 
 GOES_ON, AT_END, AT_LIMIT, BY_POLICY = range(4)
-"""Why a chain ended: a token that nothing follows, the depth it may have, or its policy."""
+"""Ends of a chain: a token that nothing follows, the depth it may have, or its policy."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -30,7 +30,7 @@ _LOG = logging.getLogger("slipstream.models")
 CONFIG = "config.json"
 _BODY = "model."
 _BODIES = (_BODY, "language_model.model.", "model.language_model.")
-"""How names begin in files of text alone, and of text and images in their older and newer style."""
+"""Prefixes of names in files of text alone, and of text and images in older and newer style."""
 _IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 
 

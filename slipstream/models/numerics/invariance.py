@@ -142,7 +142,7 @@ class QueryRule:
 
 
 ANY_QUERIES = QueryRule(range(1, 1 << 20))
-"""Where bits may differ."""
+"""Rule of queries whose bits may differ."""
 TOGETHER = QueryRule(range(1, MAX_ROWS + 1))
 APART = QueryRule(range(1, MAX_ROWS + 1), is_apart=True)
 

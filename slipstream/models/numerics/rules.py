@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from typing import Literal
 
 Numerics = Literal["invariant", "fast"]
-"""Whether a row's bits may depend on the other rows of a forward."""
+"""`fast`: a row's bits may depend on the other rows of a forward; `invariant`: they do not."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from slipstream.config import set_local_rank
 from slipstream.models.numerics.rules import RowRule
 
 _WAIT = timedelta(hours=2)
-"""How long ranks wait for each other: one may read its weights much later than another."""
+"""Time that ranks wait for each other: one may read its weights much later than another."""
 
 
 @dataclass(frozen=True, slots=True)

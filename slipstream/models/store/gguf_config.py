@@ -69,7 +69,7 @@ _ORIGINAL = "original_max_position_embeddings"
 _WINDOWED = {"llama": "mistral", "phi3": "phi3", "gemma3": "gemma3_text"}
 """Architectures whose layers may have windows, and what transformers calls them then."""
 _PERIOD, _LARGEST = 6, 62
-"""Of Gemma 3: each so many layers one has no window; the layers of the largest model, the one whose
+"""Gemma 3: period of layers without a window; layers of the largest model, the one whose
 queries are scaled by other than the size of a head."""
 _SCALING_KINDS = ("none", "linear", "yarn", "longrope")
 _WITHOUT_EFFECT = {"vocab_size", "tensor_data_layout", "rope.scaling.finetuned"}

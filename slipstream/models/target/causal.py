@@ -37,7 +37,7 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("slipstream.models")
 
 Engine = Literal["native", "torch", "shaped"]
-"""What computes: native code, torch, or torch in forwards of fixed shape."""
+"""Computing engine: native code, torch, or torch in forwards of fixed shape."""
 
 _CHUNK_ROWS = 256
 _MAX_SHAPED_ROWS = 512

@@ -16,9 +16,9 @@ from slipstream.core.errors import WeightsError
 from slipstream.models.store.folder import shown
 
 Norms = Literal["before", "after", "both"]
-"""Where a block has norms: of its input, of its output, or of both."""
+"""Position of a block's norms: on its input, on its output, or on both."""
 HeadNorms = Literal["none", "head", "all"]
-"""What one norm of queries or keys is of: nothing, each head, or all heads together."""
+"""Extent of one norm of queries or keys: nothing, each head, or all heads together."""
 _TABLE = json.loads((Path(__file__).parent / "families.json").read_text(encoding="utf-8"))
 _FAMILIES: dict[str, Any] = _TABLE["families"]
 _UNREAD: dict[str, dict[str, Any]] = _TABLE["unread"]

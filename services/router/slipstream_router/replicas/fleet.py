@@ -46,7 +46,7 @@ class ChosenTarget:
     replica: Replica[DescribedTarget]
     model: DescribedTarget
     epoch: Epoch
-    """Over as soon as the replica is lost, even if it is back at once."""
+    """Epoch of the replica, which ends as soon as it is lost, even if it is back at once."""
 
     @property
     def peer(self) -> Peer:

@@ -41,7 +41,7 @@ class TargetView:
     layout: Layout
     num_requests: int = 0
     last_began: float = 0.0
-    """When a request began there, by any clock; 0 for never."""
+    """Time of the last beginning of a request there, by any clock; 0 for never."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -56,7 +56,7 @@ class DraftView:
     target_layout: Layout | None = None
     num_requests: int = 0
     last_began: float = 0.0
-    """When a request began there, by any clock; 0 for never."""
+    """Time of the last beginning of a request there, by any clock; 0 for never."""
 
 
 View = TypeVar("View", TargetView, DraftView)

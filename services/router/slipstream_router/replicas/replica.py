@@ -101,21 +101,21 @@ class Replica(Generic[D]):
     ) -> None:
         self.address = address
         self.channel = dial(address)
-        """How it is reached; another one once certificates have changed and it was lost."""
+        """Channel to the replica; a new one once certificates have changed and it was lost."""
         self.state = ReplicaState.CONNECTING
         self.reason = "not reached yet"
         self.described: D | None = None
-        """What it said of itself last, whatever became of it since."""
+        """Last description received, kept when the replica is lost."""
         self.epoch = Epoch()
-        """Over while it is not reached; see `Epoch` for how to be told of that."""
+        """Epoch of the replica, over while it is unreachable; `Epoch` has callbacks for its end."""
         self.epoch.end(self.reason)
         self.load: common_pb2.Load | None = None
-        """What it said last that it holds; None before that."""
+        """Last load received; None before the first."""
         self.relieved: common_pb2.Load | None = None
         """The load that it had reported when a request last left it for a less crowded one."""
         self.num_requests = 0
         self.last_began = 0.0
-        """When this router's last request began here, by the monotonic clock."""
+        """Time at which this router's last request began here, by the monotonic clock."""
         self.idle = asyncio.Event()
         self.idle.set()
         self._dial = dial
@@ -127,7 +127,7 @@ class Replica(Generic[D]):
         self._num_others = 0
         """Requests of other routers that ran on it when it was asked last."""
         self._is_retired = self._is_reported = False
-        """Whether the log says why it is not reached."""
+        """True if the log has the reason why the replica is unreachable."""
 
     @property
     def name(self) -> str:

@@ -27,7 +27,7 @@ from slipstream_router.replicas.probes import DescribedDraft
 from slipstream_router.replicas.replica import Replica
 
 SEARCH_S = 0.1
-"""How often a request without a target looks for one."""
+"""Interval of searches for a target by a request without one."""
 _LOG = logging.getLogger("slipstream.router")
 _AT_ONCE = BreakerLimits(failures=1)
 """A request that was failed by a replica is not the next to try it."""
@@ -45,9 +45,9 @@ class RequestReplicaOptions:
     sticky: str | None = None
     """Address of the draft that may hold the session's keys and values."""
     target_wait_s: float = 30.0
-    """How long to wait for a target when all are lost."""
+    """Longest wait for a target when all are lost."""
     store: NgramStore | None = None
-    """What may be copied from, beside the request's own text."""
+    """Sources of copies beside the request's own text."""
 
 
 class RequestReplicas:
