@@ -4,7 +4,6 @@ import os
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING
 
 from slipstream.core.draft.ngram import NgramStore
 from slipstream.core.draft.ngram_draft import NgramDraft
@@ -32,9 +31,6 @@ from slipstream.models.store.digests import kept_digest
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.causal_scorer import CausalScorer
 from slipstream.ngrams.store_file import NgramStores
-
-if TYPE_CHECKING:
-    pass
 
 SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
