@@ -2,7 +2,7 @@
 
 import logging
 from collections import Counter
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass, replace
 
 from slipstream.core.errors import (
@@ -33,7 +33,7 @@ from slipstream_router.replicas.probes import (
     draft_view,
     target_view,
 )
-from slipstream_router.replicas.replica import Replica
+from slipstream_router.replicas.replica import D, Replica
 
 _LOG = logging.getLogger("slipstream.router")
 NO_TARGET = "no target has been reached yet"
@@ -125,8 +125,8 @@ class Fleet:
         self._reported = mixed
 
     def _mixed(self) -> frozenset[str]:
-        ready = [at.described for at in self._targets.ready() if at.described is not None]
-        known = {(model.name, model.weights_digest) for model in ready}
+        ready = _described(self._targets.ready())
+        known = {(model.name, model.weights_digest) for _, model in ready}
         counts = Counter(name for name, _ in known)
         return frozenset(name for name, count in counts.items() if count > 1)
 
@@ -137,11 +137,9 @@ class Fleet:
     def models(self) -> dict[str, ChosenTarget]:
         """A replica of every model: of all targets that were ever reached and are still listed."""
         found: dict[str, ChosenTarget] = {}
-        for replica in sorted(self._targets, key=lambda at: at.state is ReplicaState.READY):
-            if replica.described is not None:  # the ready ones come last, and stay
-                found[replica.described.name] = ChosenTarget(
-                    replica, replica.described, replica.epoch
-                )
+        known = _described(self._targets)
+        for replica, model in sorted(known, key=lambda pair: pair[0].state is ReplicaState.READY):
+            found[model.name] = ChosenTarget(replica, model, replica.epoch)  # ready ones stay
         return found
 
     def context_length(self) -> int:
@@ -178,26 +176,22 @@ class Fleet:
 
         Raises `Unavailable` when none is ready.
         """
-        ready = [(at, at.described) for at in self._targets.ready() if at.described is not None]
-        views = [target_view(at, model) for at, model in ready if wanted.admits(model)]
+        ready = _described(self._targets.ready())
+        views = [target_view(replica, model) for replica, model in ready if wanted.admits(model)]
         chosen = choose_target(views, wanted.model_id, sticky=wanted.sticky, excluded=excluded)
         if chosen is None:
             raise Unavailable(_without(wanted, has_others=bool(ready) and not views))
         return next(
-            ChosenTarget(at, at.described, at.epoch)
-            for at in self._targets.ready()
-            if at.address == chosen.address and at.described is not None
+            ChosenTarget(replica, model, replica.epoch)
+            for replica, model in ready
+            if replica.address == chosen.address
         )
 
     def draft(
         self, target: ChosenTarget, kind: str, *, sticky: str | None, excluded: Collection[str]
     ) -> tuple[Replica[DescribedDraft], DescribedDraft] | None:
         """The replica that is to guess for the target; None when there is none."""
-        known = {
-            at.address: (at, at.described)
-            for at in self._drafts.ready()
-            if at.described is not None
-        }
+        known = {pair[0].address: pair for pair in _described(self._drafts.ready())}
         chosen = choose_draft(
             [draft_view(*pair) for pair in known.values()],
             target_view(target.replica, target.model),
@@ -257,19 +251,18 @@ class Fleet:
         """Drafts that fit the target, ready ones first, each with whether it is ready."""
         view = target_view(target.replica, target.model)
         found = [
-            (at.described, at.state is ReplicaState.READY)
-            for at in self._drafts
-            if at.described is not None
-            and at.state is not ReplicaState.UNFIT
-            and not misfit(view, draft_view(at, at.described))
+            (model, replica.state is ReplicaState.READY)
+            for replica, model in _described(self._drafts)
+            if replica.state is not ReplicaState.UNFIT
+            and not misfit(view, draft_view(replica, model))
         ]
         return sorted(found, key=lambda pair: not pair[1])
 
     def at(self, address: str | None) -> ChosenTarget | None:
         """The ready target at an address."""
-        for replica in self._targets.ready():
-            if replica.address == address and replica.described is not None:
-                return ChosenTarget(replica, replica.described, replica.epoch)
+        for replica, model in _described(self._targets.ready()):
+            if replica.address == address:
+                return ChosenTarget(replica, model, replica.epoch)
         return None
 
     def draft_at(self, address: str | None) -> Replica[DescribedDraft] | None:
@@ -277,8 +270,12 @@ class Fleet:
         return next((at for at in self._drafts.ready() if at.address == address), None)
 
     def _target_views(self) -> list[TargetView]:
-        ready = self._targets.ready()
-        return [target_view(at, at.described) for at in ready if at.described is not None]
+        return [target_view(*pair) for pair in _described(self._targets.ready())]
+
+
+def _described(replicas: Iterable[Replica[D]]) -> list[tuple[Replica[D], D]]:
+    """Return the replicas that have described themselves, with their descriptions."""
+    return [(replica, replica.described) for replica in replicas if replica.described is not None]
 
 
 def _without(wanted: TargetNeeds, *, has_others: bool) -> str:
