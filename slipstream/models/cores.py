@@ -65,7 +65,7 @@ def _stay(first: int) -> None:
     """Give this thread and those of each pool that it starts, native code's here and torch's in
     `start_torch`, one of the cores each that the process may use."""
     free = sorted(os.sched_getaffinity(0))
-    _own[:] = [free[at % len(free)] for at in range(first, first + len(free))]
+    _own[:] = [free[index % len(free)] for index in range(first, first + len(free))]
     count = num_threads()  # which asks for the cores of this thread, too
     _place(lambda: team(count) if has_kernels() else None)
 

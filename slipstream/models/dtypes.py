@@ -93,5 +93,5 @@ def _fastest(times: Mapping[str, Any]) -> str:
 
 
 def _told(times: Mapping[str, Any]) -> str:
-    known = {name: at for name, at in times.items() if at is not None}
-    return ", ".join(f"{name} {1000 * at:.1f} ms" for name, at in known.items())
+    known = {name: seconds for name, seconds in times.items() if seconds is not None}
+    return ", ".join(f"{name} {1000 * seconds:.1f} ms" for name, seconds in known.items())

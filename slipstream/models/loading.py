@@ -76,9 +76,9 @@ def load_model(
         options: Any = {"progress": progress, "num_ranks": num_ranks}
         return load_target_parts(name, dtype=dtype, device=device, **options)
     with reading(path):
-        at = source.architecture
-        tokenizer = fitted(find_tokenizer(folder, gguf), path, at.vocab_size)
-        return _loaded(name, path, source, tokenizer, at.eos_ids | _generation_eos(folder))
+        arch = source.architecture
+        tokenizer = fitted(find_tokenizer(folder, gguf), path, arch.vocab_size)
+        return _loaded(name, path, source, tokenizer, arch.eos_ids | _generation_eos(folder))
 
 
 def load_target_parts(

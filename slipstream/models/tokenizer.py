@@ -109,7 +109,9 @@ def _trimmed(tokenizer: NumberedTokenizer, vocab_size: int) -> NumberedTokenizer
     text: TextTokenizer = text_tokenizer(tokenizer.text)
     parts = text.parts()
     content = json.loads(parts.json)
-    content["added_tokens"] = [at for at in content["added_tokens"] if at["id"] < vocab_size]
+    content["added_tokens"] = [
+        token for token in content["added_tokens"] if token["id"] < vocab_size
+    ]
     text = TextTokenizer.from_parts(json.dumps(content).encode(), *parts[1:])
     # What begins every text may be past the embeddings, too.
     ids = (*text.ids(), *text.encode("", add_special_tokens=True))

@@ -157,7 +157,7 @@ def pack(parts: Sequence[Part], wanted: Sequence[int], buckets: Buckets) -> Pack
     )
     void = parts[0].cache.pool.scratch.start // BLOCK_SIZE
     values = _row_values(rows, order, shape) + _segment_values(segments, shape, void)
-    values += _padded([order[at] for at in wanted], shape.draws)
+    values += _padded([order[index] for index in wanted], shape.draws)
     return PackedForward(shape, values, len(rows), tuple(places))
 
 

@@ -108,8 +108,8 @@ class DenseAttention:
         fresh = torch.cat([keys, values])
         dense, (num, count) = self.own[index], self.columns.shape
         by_session = fresh.view(len(fresh), num, count, -1).transpose(0, 1)
-        at = self.columns.view(num, 1, count, 1).expand_as(by_session)
-        dense.scatter_(2, at, by_session)
+        columns = self.columns.view(num, 1, count, 1).expand_as(by_session)
+        dense.scatter_(2, columns, by_session)
         if self.store_in is not None:
             pool, slots = self.store_in
             pool.layer(index).index_copy_(1, slots, fresh)
@@ -217,12 +217,14 @@ class ChainBody:
             x = layer(x, index, attention)
         return self._model.parts.norm(x)
 
-    def _attention(self, given: ChainInputs, own: Sequence[Tensor], at: _Columns) -> DenseAttention:
+    def _attention(
+        self, given: ChainInputs, own: Sequence[Tensor], place: _Columns
+    ) -> DenseAttention:
         shape, model = self._shape, self._model
-        columns, kept_columns = at.columns, at.kept_columns
+        columns, kept_columns = place.columns, place.kept_columns
         num_seen = given.num_seen.unsqueeze(1)
         limits = torch.minimum(num_seen, kept_columns)
-        if not at.is_last:  # position 0 has nothing before it; training lets it read itself
+        if not place.is_last:  # position 0 has nothing before it; training lets it read itself
             limits = torch.where(kept_columns == 0, num_seen.clamp(max=1), limits)
         device, dtype = columns.device, model.parts.embeddings.dtype
         visible = torch.arange(shape.width, device=device) <= kept_columns.unsqueeze(2)
@@ -231,13 +233,13 @@ class ChainBody:
         return DenseAttention(
             own=own,
             columns=columns,
-            store_in=None if at.slots is None else (self._pool, at.slots),
+            store_in=None if place.slots is None else (self._pool, place.slots),
             own_mask=additive(visible, model.group, dtype),
             others=self._others,
             others_mask=additive(read, model.group, dtype),
             reading=limits.view(-1, 1) > 0,
             rotation=model.parts.rotation.at((columns + skipped).flatten()),
-            kept=at.kept,
+            kept=place.kept,
         )
 
     def _read(self, given: ChainInputs, heat: Tensor, hidden: Tensor, depth: int) -> ChainScores:

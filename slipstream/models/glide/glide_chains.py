@@ -142,7 +142,7 @@ class GlideChains:
             if not self._memory or self._memory[0].numel() < count:
                 like, length = self._model.parts.embeddings, 1 << (count - 1).bit_length()
                 self._memory = [like.new_zeros(length) for _ in self._layers]
-            self._stages[key] = [at[:count].view(size) for at in self._memory]
+            self._stages[key] = [tensor[:count].view(size) for tensor in self._memory]
         return self._stages[key]
 
     def _fill(self, stage: Sequence[Tensor], row: int, ask: ChainRequest) -> None:

@@ -115,10 +115,10 @@ def _from_json(raw: Any, path: Path) -> GlideConfig:
     unknown = sorted(set(raw) - known)
     if unknown:
         raise WeightsError(f"{path} has unknown fields: {shown(unknown)}")
-    for at in fields(GlideConfig):
-        value, kind = raw.get(at.name), _KINDS.get(at.type, object)
+    for member in fields(GlideConfig):
+        value, kind = raw.get(member.name), _KINDS.get(member.type, object)
         is_large = isinstance(value, int) and abs(value) > _LARGEST
-        if at.name in raw and (is_large or not isinstance(value, kind)):
-            raise WeightsError(f"{path} has {at.name} of {value!r:.40}, which can't be one")
+        if member.name in raw and (is_large or not isinstance(value, kind)):
+            raise WeightsError(f"{path} has {member.name} of {value!r:.40}, which can't be one")
     layers = tuple(int(layer) for layer in raw["target_layers"])
     return GlideConfig(**{**raw, "target_layers": layers})

@@ -94,12 +94,12 @@ class PooledAttention:
         return any(part.target_kv for part in self.parts)
 
     def store(self, index: int, keys: Tensor, values: Tensor) -> None:
-        buffer, own, at = self.pool.layer(index), keys.size(0), 0
+        buffer, own, start = self.pool.layer(index), keys.size(0), 0
         for part in self.parts:
-            end = at + part.count
-            buffer[:own, part.slots] = keys[:, at:end]
-            buffer[own:, part.slots] = values[:, at:end]
-            at = end
+            end = start + part.count
+            buffer[:own, part.slots] = keys[:, start:end]
+            buffer[own:, part.slots] = values[:, start:end]
+            start = end
 
     def attend_own(self, index: int, query: Tensor) -> Tensor:
         buffer = self.pool.layer(index)
@@ -164,13 +164,15 @@ class PackedCross:
         self._out = _packed([cross.o_proj], dtype)
         self._num_heads = cross.num_heads
 
-    def __call__(self, x: Tensor, index: int, keys: DraftAttention, at: RotaryFactors) -> Tensor:
+    def __call__(
+        self, x: Tensor, index: int, keys: DraftAttention, rotary: RotaryFactors
+    ) -> Tensor:
         """Return [n, d] for the kept tokens' x [n, d], out of the `index`-th target layer."""
         query = self._query(self._norm(x)).view(x.size(0), self._num_heads, -1)
         if self._query_norm is not None:
             query = self._query_norm(query)
         # The output has no bias, so that nothing is added where nothing is read.
-        return self._out(keys.attend_target(index, at.rotate(query)))
+        return self._out(keys.attend_target(index, rotary.rotate(query)))
 
 
 class PackedLayer:

@@ -52,12 +52,14 @@ class GlideScorer:
     ) -> None:
         """`dtype` is that of keys and values; `native` False leaves all to torch, which alone has
         `parts`."""
-        at = self.config = weights.config
+        config = self.config = weights.config
         self.vocab = weights.vocab
-        self.hidden_size = at.hidden_size
-        self.max_lag = at.max_lag or None
+        self.hidden_size = config.hidden_size
+        self.max_lag = config.max_lag or None
         self.context_length: int | None = None
-        self.layout = KvLayout(at.num_layers, at.num_kv_heads, at.head_dim, dtype, target.device)
+        self.layout = KvLayout(
+            config.num_layers, config.num_kv_heads, config.head_dim, dtype, target.device
+        )
         made = _native(weights, target, self.layout) if native else None
         self._pass = made or _in_torch(weights, target, self.layout)
         self._length = 0
@@ -75,8 +77,8 @@ class GlideScorer:
     def workspace_bytes(self, num_rows: int) -> int:
         """Bytes that a pass of so many rows needs besides, at most: states and scores, and on a
         device the keys that captured chains read."""
-        at, device = self.config, self.layout.device
-        width = 6 * at.hidden_size + 3 * at.intermediate_size
+        config, device = self.config, self.layout.device
+        width = 6 * config.hidden_size + 3 * config.intermediate_size
         gathered = 0 if device == CPU else temporary_bytes(device)
         return num_rows * 4 * (width + 4 * len(self.vocab)) + gathered
 

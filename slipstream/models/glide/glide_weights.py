@@ -158,7 +158,7 @@ def _layer_shapes(config: GlideConfig) -> Iterator[tuple[str, tuple[int, ...]]]:
     hidden, mlp = config.hidden_size, config.intermediate_size
     queries, keys = (count * config.head_dim for count in (config.num_heads, config.num_kv_heads))
     attentions = {"self_attn": {"q": queries, "k": keys, "v": keys}}
-    attentions |= {f"cross.{at}": {"q": queries} for at in range(len(config.target_layers))}
+    attentions |= {f"cross.{index}": {"q": queries} for index in range(len(config.target_layers))}
     for name, projections in attentions.items():
         for which, size in projections.items():
             yield f"{name}.{which}_proj.weight", (size, hidden)

@@ -73,16 +73,16 @@ def target_parts(model: Any, *, tokenizer_hash: str | None = None) -> TargetPart
 
 def source_parts(source: WeightSource, *, tokenizer_hash: str | None = None) -> NativeParts:
     """Return the parts of a source of weights."""
-    at = source.architecture
+    arch = source.architecture
     return NativeParts(
         dtype=source.dtype,
         device=CPU,
-        vocab_size=at.vocab_size,
-        hidden_size=at.hidden,
-        num_layers=at.num_layers,
-        num_heads=at.num_heads,
-        num_kv_heads=at.num_kv_heads,
-        head_dim=at.head_dim,
+        vocab_size=arch.vocab_size,
+        hidden_size=arch.hidden,
+        num_layers=arch.num_layers,
+        num_heads=arch.num_heads,
+        num_kv_heads=arch.num_kv_heads,
+        head_dim=arch.head_dim,
         tokenizer_hash=tokenizer_hash,
         embedding=source.embedding(),
         head_rows=source.head_rows,
@@ -123,8 +123,8 @@ def load_parts(
 
 
 def _of_source(source: WeightSource, name: str, folder: Path, gguf: Path | None) -> LoadedParts:
-    at = source.architecture
+    arch = source.architecture
     with reading(gguf or folder):
-        tokenizer = fitted(find_tokenizer(folder, gguf), folder, at.vocab_size)
+        tokenizer = fitted(find_tokenizer(folder, gguf), folder, arch.vocab_size)
         parts = source_parts(source, tokenizer_hash=tokenizer.vocab_hash)
-    return LoadedParts(parts, short_name(name), tokenizer.vocab_hash, at.context_length)
+    return LoadedParts(parts, short_name(name), tokenizer.vocab_hash, arch.context_length)

@@ -86,7 +86,7 @@ def as_native(parts: TorchParts) -> NativeParts:
         cos, sin = rotary_tables(parts, length, dtype=torch.float32)
         return as_array(cos[:, : width // 2]), as_array(sin[:, : width // 2])
 
-    sizes = {at.name: getattr(parts, at.name) for at in fields(TargetParts)}
+    sizes = {field.name: getattr(parts, field.name) for field in fields(TargetParts)}
     return NativeParts(
         **sizes,
         embedding=plain(as_array(parts.embeddings)),

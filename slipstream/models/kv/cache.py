@@ -72,13 +72,13 @@ class KvCache:
 
         Raises `NoRoom` where a copy of a shared page finds no place.
         """
-        for at in range(self.count // BLOCK_SIZE, round_up(stop, BLOCK_SIZE) // BLOCK_SIZE):
-            page = self.pages[at]
+        for index in range(self.count // BLOCK_SIZE, round_up(stop, BLOCK_SIZE) // BLOCK_SIZE):
+            page = self.pages[index]
             if self.pool.num_users(page) > 1:
                 (own,) = self.pool.take(1)
-                self._copy_page(at, own)
+                self._copy_page(index, own)
                 self.pool.drop(page)
-                self.pages[at] = own
+                self.pages[index] = own
                 self._measure()
 
     def slot(self, position: int) -> int:
@@ -138,10 +138,10 @@ class KvCache:
         """The final positions of some layers, without a copy where the pages are neighbours."""
         half = self.pool.layout.num_kv_heads
         if self.base(self.num_slots) is None:
-            seen = {at: self.gather(at, 0, self.count) for at in layers}
+            seen = {layer: self.gather(layer, 0, self.count) for layer in layers}
         else:
-            seen = {at: self.gather(at, 0, self.num_slots) for at in layers}
-        pairs = {at: (both[:half], both[half:]) for at, both in seen.items()}
+            seen = {layer: self.gather(layer, 0, self.num_slots) for layer in layers}
+        pairs = {layer: (both[:half], both[half:]) for layer, both in seen.items()}
         return KvView(self.count, pairs)
 
     def trim(self) -> None:
@@ -157,15 +157,15 @@ class KvCache:
         self.truncate(0)
         self.trim()
 
-    def _copy_page(self, at: int, into: int) -> None:
-        held = min(self.count - at * BLOCK_SIZE, BLOCK_SIZE)
+    def _copy_page(self, index: int, into: int) -> None:
+        held = min(self.count - index * BLOCK_SIZE, BLOCK_SIZE)
         if held > 0:
-            first, goal = self.pages[at] * BLOCK_SIZE, into * BLOCK_SIZE
+            first, goal = self.pages[index] * BLOCK_SIZE, into * BLOCK_SIZE
             self.pool.copy(range(first, first + held), range(goal, goal + held))
 
     def _measure(self) -> None:
         """Note what follows from the pages."""
         self._table = self._table_address = None
         first = self.pages[0] if self.pages else 0
-        straight = (at for at, page in enumerate(self.pages) if page != first + at)
+        straight = (index for index, page in enumerate(self.pages) if page != first + index)
         self._num_straight = next(straight, len(self.pages))

@@ -145,9 +145,11 @@ def _columns(pages: Tensor, starts: Tensor, paths: Tensor) -> Tensor:
     if not paths.shape[1]:
         return slots
     width = slots.shape[1]
-    at = starts.unsqueeze(1) + torch.arange(paths.shape[1], device=pages.device)
-    at = torch.where(paths < 0, width, at).clamp(max=width)  # one more column takes the padding
-    return F.pad(slots, (0, 1)).scatter(1, at, paths.clamp(min=0))[:, :width]
+    columns = starts.unsqueeze(1) + torch.arange(paths.shape[1], device=pages.device)
+    columns = torch.where(paths < 0, width, columns).clamp(
+        max=width
+    )  # one more column takes the padding
+    return F.pad(slots, (0, 1)).scatter(1, columns, paths.clamp(min=0))[:, :width]
 
 
 def _visible(positions: Tensor, width: int, num_own: int) -> Tensor:

@@ -113,7 +113,7 @@ class PageList:
             pages += self._cut(self._run_at(after + 1), count)
         while len(pages) < count:
             missing = count - len(pages)
-            fitting = [at for at, (_, size) in enumerate(self._runs) if size >= missing]
+            fitting = [index for index, (_, size) in enumerate(self._runs) if size >= missing]
             sizes = [size for _, size in self._runs]
             best = min(fitting, key=sizes.__getitem__) if fitting else sizes.index(max(sizes))
             pages += self._cut(best, missing)
@@ -122,33 +122,33 @@ class PageList:
 
     def give(self, page: int) -> None:
         """Take a page back."""
-        at = bisect_left(self._runs, (page, 0))
+        index = bisect_left(self._runs, (page, 0))
         start, size = page, 1
-        if at < len(self._runs) and self._runs[at][0] == page + 1:
-            size += self._runs.pop(at)[1]
-        if at > 0 and sum(self._runs[at - 1]) == page:
-            at -= 1
-            start, before = self._runs.pop(at)
+        if index < len(self._runs) and self._runs[index][0] == page + 1:
+            size += self._runs.pop(index)[1]
+        if index > 0 and sum(self._runs[index - 1]) == page:
+            index -= 1
+            start, before = self._runs.pop(index)
             size += before
-        self._runs.insert(at, (start, size))
+        self._runs.insert(index, (start, size))
         self._num_free += 1
 
     def _run_at(self, page: int) -> int | None:
         """The run that begins with a page, if one does."""
-        at = bisect_left(self._runs, (page, 0))
-        found = at < len(self._runs) and self._runs[at][0] == page
-        return at if found else None
+        index = bisect_left(self._runs, (page, 0))
+        found = index < len(self._runs) and self._runs[index][0] == page
+        return index if found else None
 
-    def _cut(self, at: int | None, count: int) -> list[int]:
+    def _cut(self, index: int | None, count: int) -> list[int]:
         """Up to `count` pages off the front of a run."""
-        if at is None:
+        if index is None:
             return []
-        start, size = self._runs[at]
+        start, size = self._runs[index]
         taken = min(size, count)
         if taken == size:
-            del self._runs[at]
+            del self._runs[index]
         else:
-            self._runs[at] = (start + taken, size - taken)
+            self._runs[index] = (start + taken, size - taken)
         return list(range(start, start + taken))
 
 

@@ -52,7 +52,9 @@ class Checkpoint(WeightSource):
         self.architecture = parse(self.config)
         account_fields(self.config)
         self._files = Safetensors(folder)
-        self._body = next((at for at in _BODIES if f"{at}norm.weight" in self._files), _BODY)
+        self._body = next(
+            (prefix for prefix in _BODIES if f"{prefix}norm.weight" in self._files), _BODY
+        )
         self._embedding, self._head = self._tables()
         self.is_tied = self._embedding == self._head
         check_tensors(self, has_layers=has_layers)

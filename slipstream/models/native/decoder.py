@@ -29,13 +29,13 @@ class NativeDecoder:
 
         Raises `NotNative` for a machine that native code can't serve.
         """
-        at = source.architecture
+        arch = source.architecture
         self._model = NativeModel(_shape(source, layout), source.embedding())
         for number, rotary in enumerate(source.rotaries):
-            self._model.set_rotary(*rotary_tables(rotary, at.context_length), number)
+            self._model.set_rotary(*rotary_tables(rotary, arch.context_length), number)
         self._model.set_head(last_norm(source), head(source), is_tied=source.is_tied)
-        self._logits_scaling = np.float32(at.logits_scaling)
-        for index, places in enumerate(zip(at.windows, at.layer_ropes, strict=True)):
+        self._logits_scaling = np.float32(arch.logits_scaling)
+        for index, places in enumerate(zip(arch.windows, arch.layer_ropes, strict=True)):
             blocks = layer(source, index)
             self._model.set_layer(index, blocks, window=places[0], rotary=places[1])
             source.release(index)
@@ -53,7 +53,7 @@ class NativeDecoder:
         rows, layouts = NativeTokens(), lay_out(parts)
         for part, layout in zip(parts, layouts, strict=True):
             table, size = part.cache.table_address(), part.cache.num_slots
-            for row in (layout.tokens[at] for at in layout.order):
+            for row in (layout.tokens[index] for index in layout.order):
                 # What is not at the slot of its position: nodes above the row, maybe, and itself.
                 above = () if row.path_slots is None else row.path_slots[: row.position - part.end]
                 is_owned = not above and row.position < part.cache.num_slots
@@ -75,21 +75,21 @@ class NativeDecoder:
 
 
 def _shape(source: WeightSource, layout: KvLayout) -> NativeShape:
-    at, scale = source.architecture, source.architecture.embedding_scale
-    if at.form.has_root_scale:
+    arch, scale = source.architecture, source.architecture.embedding_scale
+    if arch.form.has_root_scale:
         scale = float(np.asarray(scale, np.float32).astype(source.dtype))
     return NativeShape(
-        layers=at.num_layers,
-        hidden=at.hidden,
-        heads=at.num_heads,
-        key_heads=at.num_kv_heads,
-        head_dim=at.head_dim,
-        mlp=at.mlp,
+        layers=arch.num_layers,
+        hidden=arch.hidden,
+        heads=arch.num_heads,
+        key_heads=arch.num_kv_heads,
+        head_dim=arch.head_dim,
+        mlp=arch.mlp,
         others=0,
         keys_are_bfloat16=layout.dtype == BFLOAT16,
-        norm_epsilon=at.norm_eps,
-        attention_scale=at.attention_scale,
+        norm_epsilon=arch.norm_eps,
+        attention_scale=arch.attention_scale,
         embedding_scale=scale,
-        residual_scale=at.residual_scale,
-        is_gelu=at.is_gelu,
+        residual_scale=arch.residual_scale,
+        is_gelu=arch.is_gelu,
     )

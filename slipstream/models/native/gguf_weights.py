@@ -180,15 +180,15 @@ class GgufSource(WeightSource):
         pairs = rows.values.reshape(count, -1, 2, *shape[1:])
         return _GgufRows(rows.type, np.ascontiguousarray(pairs.swapaxes(1, 2)).reshape(shape))
 
-    def _with_biases(self, at: Architecture) -> Architecture:
+    def _with_biases(self, arch: Architecture) -> Architecture:
         """Return an architecture with the biases that any layer has here."""
         there = {
             name
-            for name, _ in at.linears()
-            for layer in range(at.num_layers)
+            for name, _ in arch.linears()
+            for layer in range(arch.num_layers)
             if self._stored_name(f"model.layers.{layer}.{name}.bias") in self._file.tensors
         }
-        return replace(at, biases=frozenset(there.union(at.form.biases)))
+        return replace(arch, biases=frozenset(there.union(arch.form.biases)))
 
     def _missing_biases(self) -> dict[str, tuple[int, ...]]:
         """Return the biases, by name with their shapes, that other layers alone have."""
@@ -229,10 +229,10 @@ class GgufSource(WeightSource):
         return f"{_ENDS.get(stem, stem)}.{kind}"
 
     def _check_nothing_left(self) -> None:
-        at = self.architecture
-        known = {HEAD, *(name for name, _ in at.tensors())}
+        arch = self.architecture
+        known = {HEAD, *(name for name, _ in arch.tensors())}
         read = {_ROPE_FACTORS, *map(self._stored_name, known)}
-        if any(rope["rope_type"] == "longrope" for rope in at.ropes):
+        if any(rope["rope_type"] == "longrope" for rope in arch.ropes):
             read |= {f"{name}.weight" for name in LONG_FACTORS}
         if left := sorted(self._file.tensors.keys() - read):
             raise WeightsError(

@@ -97,7 +97,7 @@ class NativeGlide:
             layout, pairs = self._layout, [_dense(pair) for pair in state.target_kv]
             length = pairs[0][0].shape[1]
             form = (layout.dtype, (self._target.num_kv_heads, length, self._target.head_dim))
-            forms = {(at.dtype, at.shape) for pair in pairs for at in pair}
+            forms = {(array.dtype, array.shape) for pair in pairs for array in pair}
             if forms != {form} or len(pairs) != self._num_others:
                 raise ModelError(f"the target's keys and values are {forms}, but must be {form}")
             state.target_kv, state.addresses = (
@@ -115,10 +115,10 @@ def _add(rows: NativeTokens, step: SessionStep, chosen: range, others: Sequence[
     """Add some of a step's tokens."""
     state, cache = step.state, step.state.cache
     table, size = cache.table_address(), cache.num_slots
-    for at in chosen:
-        place = step.start + at
-        rows.tokens.append(step.tokens[at])
-        rows.positions.append(step.positions[at])
+    for index in chosen:
+        place = step.start + index
+        rows.tokens.append(step.tokens[index])
+        rows.positions.append(step.positions[index])
         rows.slots.append(cache.slot(place))
         rows.tables.append(table)
         rows.table_sizes.append(size)
@@ -128,8 +128,8 @@ def _add(rows: NativeTokens, step: SessionStep, chosen: range, others: Sequence[
         else:
             base = len(state.tokens)
             rows.in_table.append(base)
-            rows.add_line(cache.slot(base + node) for node in _line(state, step.first_node + at))
-        rows.in_others.append(_num_read(step, at))
+            rows.add_line(cache.slot(base + node) for node in _line(state, step.first_node + index))
+        rows.in_others.append(_num_read(step, index))
         rows.others += others
 
 
@@ -141,12 +141,12 @@ def _line(state: GlideState, node: int) -> list[int]:
     return line[::-1]
 
 
-def _num_read(step: SessionStep, at: int) -> int:
+def _num_read(step: SessionStep, index: int) -> int:
     """Positions of the target that a token sees: of a prefix those before its own. Position 0 has
     none and reads itself, as in training, unless it is the last one, whose view may lack it."""
     if step.first_node >= 0:
         return step.num_read
-    place, is_kept = step.start + at, at >= len(step.tokens) - step.num_kept
+    place, is_kept = step.start + index, index >= len(step.tokens) - step.num_kept
     return min(step.num_read, place if place or is_kept else 1)
 
 
@@ -163,26 +163,26 @@ def _stride(keys: Array) -> int:
 
 
 def _shape(weights: GlideWeights, layout: KvLayout) -> NativeShape:
-    at = weights.config
+    config = weights.config
     return NativeShape(
-        layers=at.num_layers,
-        hidden=at.hidden_size,
-        heads=at.num_heads,
-        key_heads=at.num_kv_heads,
-        head_dim=at.head_dim,
-        mlp=at.intermediate_size,
-        others=len(at.target_layers),
+        layers=config.num_layers,
+        hidden=config.hidden_size,
+        heads=config.num_heads,
+        key_heads=config.num_kv_heads,
+        head_dim=config.head_dim,
+        mlp=config.intermediate_size,
+        others=len(config.target_layers),
         keys_are_bfloat16=layout.dtype == BFLOAT16,
-        norm_epsilon=at.rms_norm_eps,
-        attention_scale=at.head_dim**-0.5,
+        norm_epsilon=config.rms_norm_eps,
+        attention_scale=config.head_dim**-0.5,
     )
 
 
 def _blocks(weights: GlideWeights, layer: str) -> Iterable[BlockWeights]:
     tensors = weights.tensors
     yield _attention(weights, f"{layer}.self_norm", f"{layer}.self_attn", "qkv")
-    for at in range(len(weights.config.target_layers)):
-        yield _attention(weights, f"{layer}.cross.{at}.norm", f"{layer}.cross.{at}", "q")
+    for index in range(len(weights.config.target_layers)):
+        yield _attention(weights, f"{layer}.cross.{index}.norm", f"{layer}.cross.{index}", "q")
     yield BlockWeights(
         as_float32(tensors[f"{layer}.mlp_norm.weight"]),
         _linears(weights, f"{layer}.mlp.gate_proj", f"{layer}.mlp.up_proj"),
@@ -192,11 +192,11 @@ def _blocks(weights: GlideWeights, layer: str) -> Iterable[BlockWeights]:
 
 def _attention(weights: GlideWeights, norm: str, attention: str, projections: str) -> BlockWeights:
     tensors = weights.tensors
-    norms = (tensors.get(f"{attention}.{at}_norm.weight") for at in "qk")
+    norms = (tensors.get(f"{attention}.{kind}_norm.weight") for kind in "qk")
     query_norm, key_norm = (None if own is None else as_float32(own) for own in norms)
     return BlockWeights(
         as_float32(tensors[f"{norm}.weight"]),
-        _linears(weights, *(f"{attention}.{at}_proj" for at in projections)),
+        _linears(weights, *(f"{attention}.{kind}_proj" for kind in projections)),
         _linears(weights, f"{attention}.o_proj")[0],
         query_norm,
         key_norm,

@@ -33,14 +33,14 @@ class InMemory(WeightSource):
         self._model: Any = model
         if model.device.type != "cpu" or model.dtype not in (torch.float32, torch.bfloat16):
             raise NotNative(f"{model.dtype} on {model.device.type} has no native kernels")
-        at = parse(model.config.get_text_config().to_dict())
-        biases = (name for name, _ in at.linears() if self.has(f"model.layers.0.{name}.bias"))
-        scale = getattr(self._model.get_input_embeddings(), "embed_scale", at.embedding_scale)
-        self.architecture = replace(at, biases=frozenset(biases), embedding_scale=float(scale))
+        arch = parse(model.config.get_text_config().to_dict())
+        biases = (name for name, _ in arch.linears() if self.has(f"model.layers.0.{name}.bias"))
+        scale = getattr(self._model.get_input_embeddings(), "embed_scale", arch.embedding_scale)
+        self.architecture = replace(arch, biases=frozenset(biases), embedding_scale=float(scale))
         _check_modules(model, self.architecture)
         self.name, self.dtype = type(model).__name__, numpy_dtype(model.dtype)
         own: Any = self._model.base_model.rotary_emb
-        kinds = [""] if len(at.ropes) == 1 else ["full_attention_", "sliding_attention_"]
+        kinds = [""] if len(arch.ropes) == 1 else ["full_attention_", "sliding_attention_"]
         there = [kind for kind in kinds if hasattr(own, f"{kind}inv_freq")]
         self.rotaries = tuple(_rotary(own, kind if kind in there else there[0]) for kind in kinds)
         ends = (self._model.get_input_embeddings(), self._model.get_output_embeddings())
@@ -78,7 +78,7 @@ def _rotary(module: Any, kind: str) -> Rotary:
     return Rotary(as_array(frequencies.float()), getattr(module, f"{kind}attention_scaling"))
 
 
-def _check_modules(model: Any, at: Architecture) -> None:
+def _check_modules(model: Any, arch: Architecture) -> None:
     body = model.base_model
     parts = {"embed_tokens", "layers", "norm", "rotary_emb"}
     if {name for name, _ in body.named_children()} != parts:
@@ -86,13 +86,13 @@ def _check_modules(model: Any, at: Architecture) -> None:
     if not _is_norm(body.norm):
         raise NotNative(f"its norm is a {type(body.norm).__name__}")
     for layer in body.layers:
-        _check_layer(layer, at)
+        _check_layer(layer, arch)
 
 
-def _check_layer(layer: nn.Module, at: Architecture) -> None:
+def _check_layer(layer: nn.Module, arch: Architecture) -> None:
     """Check that a layer has the tensors of the architecture, in modules of the usual kind."""
     first = "model.layers.0."
-    expected = set(at.layer(0))
+    expected = set(arch.layer(0))
     own = {(first + name, tuple(weight.shape)) for name, weight in layer.named_parameters()}
     if odd := sorted(own ^ expected):
         raise NotNative(f"its layers differ in {odd[0][0]}")
@@ -101,7 +101,7 @@ def _check_layer(layer: nn.Module, at: Architecture) -> None:
         if isinstance(module, nn.Dropout) or name in ("", "self_attn", "mlp"):
             continue
         if name in ("mlp.act_fn", "mlp.activation_fn"):
-            if kind not in (_GELUS if at.is_gelu else _SILUS):
+            if kind not in (_GELUS if arch.is_gelu else _SILUS):
                 raise NotNative(f"its MLP is gated by {kind}")
         elif type(module) is not nn.Linear and not _is_norm(module):
             raise NotNative(f"its {name} is a {kind}")

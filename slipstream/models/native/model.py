@@ -66,13 +66,13 @@ class NativeModel:
         """Copy a layer's blocks: self-attention, attentions over others' keys, MLP. The first sees
         the last `window` positions, 0 is all; `rotary` is the number of its factors, or -1."""
         self._do("set_layer", index, window, rotary)
-        for at, block in enumerate(blocks):
-            self._set_matrices(index, at, _INTO, block.into)
-            self._set_matrices(index, at, _OUT, [block.out])
+        for number, block in enumerate(blocks):
+            self._set_matrices(index, number, _INTO, block.into)
+            self._set_matrices(index, number, _OUT, [block.out])
             norms = (block.norm, block.query_norm, block.key_norm, block.norm_after)
             for place, norm in enumerate(norms):
                 if norm is not None:
-                    self._do("set_norm", index, at, place, *_floats(norm))
+                    self._do("set_norm", index, number, place, *_floats(norm))
 
     def set_head(self, norm: Array, head: Weights, *, is_tied: bool = False) -> None:
         """Copy the last norm's weight [d], float32, and the head. One that `is_tied` has the rows

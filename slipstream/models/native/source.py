@@ -83,15 +83,15 @@ class WeightSource(ABC):
 
     def outline(self) -> ModelSizes:
         """Return the sizes of the model, as everything that serves it needs them."""
-        at = self.architecture
+        arch = self.architecture
         return ModelSizes(
             self.name,
-            at.hidden,
-            at.mlp,
-            at.vocab_size,
-            at.context_length,
-            KvLayout(at.num_layers, at.num_kv_heads, at.head_dim, self.dtype, CPU),
-            at.vocab_size,
+            arch.hidden,
+            arch.mlp,
+            arch.vocab_size,
+            arch.context_length,
+            KvLayout(arch.num_layers, arch.num_kv_heads, arch.head_dim, self.dtype, CPU),
+            arch.vocab_size,
             self.weights_type(),
         )
 
@@ -103,9 +103,9 @@ class WeightSource(ABC):
 def check_tensors(source: WeightSource, *, has_layers: bool = True) -> None:
     """Raise `WeightsError` unless all tensors of the architecture are there, and of its shapes:
     embedding and head alone where the layers are not needed."""
-    at = source.architecture
-    ends = dict.fromkeys((EMBEDDING, HEAD), (at.vocab_size, at.hidden))
-    expected = ends | dict(at.tensors() if has_layers else ())
+    arch = source.architecture
+    ends = dict.fromkeys((EMBEDDING, HEAD), (arch.vocab_size, arch.hidden))
+    expected = ends | dict(arch.tensors() if has_layers else ())
     if source.is_tied:
         del expected[HEAD]
     shapes = {name: source.shape(name) for name in expected}
@@ -141,7 +141,7 @@ def _attention(source: WeightSource, layer: str) -> BlockWeights:
     own, form = f"{layer}.self_attn", source.architecture.form
     norms = (f"{own}.q_norm.weight", f"{own}.k_norm.weight")
     has_norms = form.head_norms != "none"
-    query_norm, key_norm = (_norm(source, at) if has_norms else None for at in norms)
+    query_norm, key_norm = (_norm(source, norm) if has_norms else None for norm in norms)
     before, after = _block_norms(source, layer, 0)
     return BlockWeights(
         before,

@@ -16,10 +16,12 @@ from slipstream.models.threads import num_threads
 BFLOAT16, FLOAT32, NARROW_FLOAT32, FLOAT16 = range(4)
 """Plain element types: see `Kind` in `src/model.h`."""
 _NAMES = ("Q4_0", "Q4_1", "Q5_0", "Q5_1", "Q8_0", "Q2_K", "Q3_K", "Q4_K", "Q5_K", "Q6_K")
-KINDS = {name: at for at, name in enumerate((*_NAMES, "IQ4_NL", "IQ4_XS", "MXFP4"), FLOAT16 + 1)}
+KINDS = {
+    name: number for number, name in enumerate((*_NAMES, "IQ4_NL", "IQ4_XS", "MXFP4"), FLOAT16 + 1)
+}
 """Types in blocks, by the names of GGUF files."""
 Q4_1, Q8_0 = KINDS["Q4_1"], KINDS["Q8_0"]
-_BLOCKS = {KINDS[at.name]: at for at in TYPES.values() if at.name in KINDS}
+_BLOCKS = {KINDS[kind.name]: kind for kind in TYPES.values() if kind.name in KINDS}
 
 
 @dataclass(frozen=True, slots=True)

@@ -37,7 +37,9 @@ def _measure() -> dict[str, float | None]:
         weight = torch.full(_SHAPE, 0.01, dtype=dtype)
         products[name] = [PackedLinear(weight.clone()) for _ in range(_COPIES)]
     for rows in _ROWS:
-        runs = [partial(_multiply, each, rows, TORCH_DTYPES[at]) for at, each in products.items()]
+        runs = [
+            partial(_multiply, each, rows, TORCH_DTYPES[name]) for name, each in products.items()
+        ]
         for name, seconds in zip(products, best_seconds(runs), strict=True):
             times[name] = (times[name] or 0.0) + seconds
     return times
@@ -52,4 +54,4 @@ def _multiply(products: Sequence[PackedLinear], rows: int, dtype: torch.dtype) -
 def _are_times(value: Any) -> bool:
     if not isinstance(value, dict) or set(value) != set(TORCH_DTYPES) or value["float32"] is None:
         return False
-    return all(at is None or (isinstance(at, float) and at > 0) for at in value.values())
+    return all(time is None or (isinstance(time, float) and time > 0) for time in value.values())

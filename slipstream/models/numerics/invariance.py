@@ -84,8 +84,8 @@ def cancelling_keys(half: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
     is their order within a block.
     """
     keys, values = (
-        torch.cat([at, sign * at], 2)[:, :, order].flatten(1, 2)
-        for at, sign in zip(half, (1, -1), strict=True)
+        torch.cat([part, sign * part], 2)[:, :, order].flatten(1, 2)
+        for part, sign in zip(half, (1, -1), strict=True)
     )
     return keys, values
 
@@ -229,7 +229,7 @@ def _is_rule(value: Any) -> bool:
     if not isinstance(value, dict) or set(value) != {"steady", "is_apart"}:
         return False
     steady = value["steady"]
-    numbers = isinstance(steady, list) and all(type(at) is int and at > 0 for at in steady)
+    numbers = isinstance(steady, list) and all(type(size) is int and size > 0 for size in steady)
     return bool(numbers and steady and steady == sorted(set(steady)))
 
 
@@ -247,7 +247,7 @@ def _both(rule: QueryRule | None, found: QueryRule | None, num_rows: int) -> Que
     """Counts that hold in both; `found` says nothing of more than `num_rows` rows."""
     if rule is None or found is None:
         return None
-    steady = tuple(at for at in rule.steady if at in found.steady or at > num_rows)
+    steady = tuple(size for size in rule.steady if size in found.steady or size > num_rows)
     return QueryRule(steady, rule.is_apart) if steady else None
 
 
@@ -262,7 +262,7 @@ def _tried(candidate: QueryRule, rows: int, width: int, shape: _Shape) -> QueryR
     mask = torch.zeros(rows, width).masked_fill_(torch.arange(width) >= seen, -torch.inf).to(dtype)
     half = random(2, heads, width // PAIRED, PAIRED // 2, dim)
     order = torch.randperm(PAIRED, generator=noise)
-    keys, values = (at.unsqueeze(0) for at in cancelling_keys(half, order))
+    keys, values = (key.unsqueeze(0) for key in cancelling_keys(half, order))
     look_at = apart if candidate.is_apart else together
 
     def attention(query: Tensor, mask: Tensor) -> tuple[Tensor, Tensor]:

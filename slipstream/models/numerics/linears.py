@@ -120,7 +120,9 @@ def _rule(weight: Tensor, bias: Tensor | None) -> RowRule:
 
 
 def _is_rule(value: Any) -> bool:
-    numbers = isinstance(value, list) and len(value) == 2 and all(type(at) is int for at in value)
+    numbers = (
+        isinstance(value, list) and len(value) == 2 and all(type(size) is int for size in value)
+    )
     return numbers and 1 <= value[0] <= value[1]
 
 

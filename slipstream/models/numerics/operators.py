@@ -121,9 +121,11 @@ def has_flash_attention(dtype: torch.dtype) -> bool:
     expected, limit = plain_attention(query, keys, values, mask, 0.1), _TOLERANCE.get(dtype, 0.0)
     return all(
         _works(
-            lambda at=at: flash_attention(query, keys, values, mask, 0.1)[at], expected[at], limit
+            lambda part=part: flash_attention(query, keys, values, mask, 0.1)[part],
+            expected[part],
+            limit,
         )
-        for at in range(2)
+        for part in range(2)
     )
 
 

@@ -206,5 +206,5 @@ def brief(error: BaseException) -> str:
     lines = str(error).strip().splitlines()
     if not lines or isinstance(error, KeyError):
         return " ".join([type(error).__name__, *lines[:1]])[:300]
-    line = "".join(at if at.isprintable() else "?" for at in lines[0])
+    line = "".join(char if char.isprintable() else "?" for char in lines[0])
     return line[:300].rstrip(".")

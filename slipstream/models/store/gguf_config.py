@@ -285,7 +285,7 @@ def _alternating(fields: _Fields, config: Mapping[str, Any]) -> dict[str, Any]:
         "query_pre_attn_scalar": config["hidden_size"] // heads
         if is_largest
         else config["head_dim"],
-        "layer_types": [kinds[(at + 1) % period == 0] for at in range(layers)],
+        "layer_types": [kinds[(layer + 1) % period == 0] for layer in range(layers)],
         "rope_parameters": {
             kinds[0]: {"rope_type": "default", "rope_theta": theta},
             kinds[1]: _rope(fields, config),

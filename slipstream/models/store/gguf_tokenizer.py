@@ -86,9 +86,9 @@ def read_gguf_tokenizer(file: GgufFile) -> Any:
     backend = kinds[kind](fields)
     types = fields.types
     special = [
-        it for it, at in zip(fields.tokens, types, strict=True) if at in (_CONTROL, _UNKNOWN)
+        it for it, kind in zip(fields.tokens, types, strict=True) if kind in (_CONTROL, _UNKNOWN)
     ]
-    named = [it for it, at in zip(fields.tokens, types, strict=True) if at == _USER_DEFINED]
+    named = [it for it, kind in zip(fields.tokens, types, strict=True) if kind == _USER_DEFINED]
     return _assembled(file, fields, backend, special, named)
 
 
@@ -102,8 +102,8 @@ def turn_ends(file: GgufFile) -> list[int]:
         typed = zip(fields.tokens, fields.types, strict=True)
         ends |= {
             number
-            for number, (token, at) in enumerate(typed)
-            if token in _TURN_ENDS and at == _CONTROL
+            for number, (token, kind) in enumerate(typed)
+            if token in _TURN_ENDS and kind == _CONTROL
         }
     return sorted(ends)
 
@@ -229,10 +229,10 @@ def _merges_by_score(vocab: Mapping[str, int], scores: Sequence[float]) -> list[
     if len(scores) < len(vocab):
         raise WeightsError(f"the tokenizer has {len(vocab)} pieces, but {len(scores)} scores")
     found = [
-        (-scores[number], vocab[piece[:at]], vocab[piece[at:]], piece[:at], piece[at:])
+        (-scores[number], vocab[piece[:cut]], vocab[piece[cut:]], piece[:cut], piece[cut:])
         for piece, number in vocab.items()
-        for at in range(1, len(piece))
-        if piece[:at] in vocab and piece[at:] in vocab
+        for cut in range(1, len(piece))
+        if piece[:cut] in vocab and piece[cut:] in vocab
     ]
     return [(one, other) for *_, one, other in sorted(found)]
 
@@ -268,7 +268,9 @@ def _assembled(
         if name.startswith("tokenizer.chat_template.")
     }
     default = file.fields.get("tokenizer.chat_template")
-    if odd := [at for at in (default or "", *named_templates.values()) if not isinstance(at, str)]:
+    if odd := [
+        text for text in (default or "", *named_templates.values()) if not isinstance(text, str)
+    ]:
         raise WeightsError(f"{file.name} has a chat template {odd[0]!r:.40}, which is no text")
     tokenizer.chat_template = (
         {"default": default, **named_templates} if named_templates else default

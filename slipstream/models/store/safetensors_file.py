@@ -55,16 +55,16 @@ class Safetensors:
 
     def tensor(self, name: str) -> Array:
         """Return a tensor in place. Raises `WeightsError` for a type that is no plain one."""
-        at = self._places[name]
+        place = self._places[name]
         if not self.is_plain(name):
-            raise WeightsError(f"{name} in {at.path} has the type {at.type}")
-        with reading(f"{name} in {at.path}"):
-            if at.path not in self._maps:
-                self._maps[at.path] = _mapped(at.path)
+            raise WeightsError(f"{name} in {place.path} has the type {place.type}")
+        with reading(f"{name} in {place.path}"):
+            if place.path not in self._maps:
+                self._maps[place.path] = _mapped(place.path)
             values = np.frombuffer(
-                self._maps[at.path], _PLAIN[at.type], math.prod(at.shape), at.start
+                self._maps[place.path], _PLAIN[place.type], math.prod(place.shape), place.start
             )
-            return values.reshape(at.shape)
+            return values.reshape(place.shape)
 
     def release(self, names: Iterable[str]) -> None:
         """Let go of the pages that tensors were read from; they are read again when needed."""
@@ -88,8 +88,10 @@ def _places(path: Path) -> dict[str, _Place]:
         header: dict[str, Any] = json.loads(file.read(size))
     header.pop("__metadata__", None)
     return {
-        name: _Place(path, 8 + size + at["data_offsets"][0], at["dtype"], tuple(at["shape"]))
-        for name, at in header.items()
+        name: _Place(
+            path, 8 + size + entry["data_offsets"][0], entry["dtype"], tuple(entry["shape"])
+        )
+        for name, entry in header.items()
     }
 
 

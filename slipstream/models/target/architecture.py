@@ -72,8 +72,8 @@ class Architecture:
         """Yield name and shape of every tensor but the head."""
         yield EMBEDDING, (self.vocab_size, self.hidden)
         yield NORM, (self.hidden,)
-        for at in range(self.num_layers):
-            yield from self.layer(at)
+        for layer in range(self.num_layers):
+            yield from self.layer(layer)
 
     def layer(self, index: int) -> Iterator[tuple[str, tuple[int, ...]]]:
         """Yield name and shape of every tensor of a layer."""
@@ -223,8 +223,8 @@ def _windows(own: Mapping[str, Any], form: Form) -> tuple[int, ...]:
     window: int = (own.get("use_sliding_window", True) and own.get("sliding_window")) or 0
     kinds = own.get("layer_types")
     if kinds is None:
-        slides = [window and _slides(own, form, at) for at in range(count)]
-        kinds = [_SLIDING if at else _FULL for at in slides]
+        slides = [window and _slides(own, form, layer) for layer in range(count)]
+        kinds = [_SLIDING if is_sliding else _FULL for is_sliding in slides]
     known = [_FULL, _SLIDING] if window else [_FULL]
     if len(kinds) != count or any(kind not in known for kind in kinds):
         raise ModelError(
@@ -259,7 +259,7 @@ def _ropes(
 def _layer_ropes(own: Mapping[str, Any], windows: Iterable[int], count: int) -> tuple[int, ...]:
     if count > 1:
         return tuple(1 if window else 0 for window in windows)
-    return tuple(0 if _has_rope(own, at) else -1 for at, _ in enumerate(windows))
+    return tuple(0 if _has_rope(own, layer) else -1 for layer, _ in enumerate(windows))
 
 
 def _has_rope(own: Mapping[str, Any], layer: int) -> bool:

@@ -30,7 +30,10 @@ def attend(
     num_kv = fresh.shape[1] // 2
     query = query.reshape(num_rows, num_kv, num_heads // num_kv, dim)
     key, value = fresh.unsqueeze(2).split(num_kv, 1)
-    parts = [_attend_past(query[at.start : at.stop], layer, at, scale) for at in batch.segments]
+    parts = [
+        _attend_past(query[segment.start : segment.stop], layer, segment, scale)
+        for segment in batch.segments
+    ]
     past, log_mass = parts[0]
     if len(parts) > 1:
         past = torch.cat([part[0] for part in parts])

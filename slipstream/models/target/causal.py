@@ -68,18 +68,18 @@ class CausalModel:
         this cache can't serve.
         """
         self.numerics = numerics
-        at = sizes_of(model, 1 if ranks is None else ranks.size)
-        self.layout, self.num_embeddings = at.layout, at.num_embeddings
-        self.hidden_size, self._mlp_size = at.hidden_size, at.mlp_size
-        self.vocab_size, self.context_length = at.vocab_size, at.context_length
-        self.device, self.dtype = at.layout.device, at.layout.dtype
-        self.weights_type = at.weights_type
-        with reading(at.name):
-            known = ReferenceCheck(model, at.vocab_size)
+        sizes = sizes_of(model, 1 if ranks is None else ranks.size)
+        self.layout, self.num_embeddings = sizes.layout, sizes.num_embeddings
+        self.hidden_size, self._mlp_size = sizes.hidden_size, sizes.mlp_size
+        self.vocab_size, self.context_length = sizes.vocab_size, sizes.context_length
+        self.device, self.dtype = sizes.layout.device, sizes.layout.dtype
+        self.weights_type = sizes.weights_type
+        with reading(sizes.name):
+            known = ReferenceCheck(model, sizes.vocab_size)
             self._decoder = self._chosen(model, ranks, engine)
         self.contenders: FindContenders | None = self._decoder.contenders
         self._shaped = self._with_shapes(engine, ranks)
-        known.check(self._sample, at.name)
+        known.check(self._sample, sizes.name)
 
     @property
     def is_native(self) -> bool:

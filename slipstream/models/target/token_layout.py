@@ -100,8 +100,8 @@ def _inputs(part: Part, scratch: Iterator[int]) -> list[TokenPlacement]:
     """Return pending tokens at the slots of their positions, then the nodes of the tree."""
     cache = part.cache
     rows = [
-        TokenPlacement(token, at, cache.slot(at), None)
-        for at, token in enumerate(part.pending, start=cache.count)
+        TokenPlacement(token, position, cache.slot(position), None)
+        for position, token in enumerate(part.pending, start=cache.count)
     ]
     return rows + _nodes(part, scratch)
 

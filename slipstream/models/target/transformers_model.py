@@ -35,7 +35,7 @@ def account_config(raw: Mapping[str, Any], config: "PretrainedConfig") -> None:
         with suppress(NotNative):
             parse(raw)
         return
-    known = {at.name for at in fields(config)} | set(config.attribute_map)
+    known = {field.name for field in fields(config)} | set(config.attribute_map)
     with suppress(Exception):  # some classes have no defaults
         known |= vars(type(config)()).keys()
     # What the class consumes otherwise is not kept under its own name.
@@ -98,12 +98,12 @@ def model_of(source: "WeightSource", config: "PretrainedConfig", *, is_lent: boo
     model.tie_weights()
     if not source.is_tied:
         _fill(model.get_output_embeddings(), HEAD.removesuffix(".weight"), source)
-    for at, layer in enumerate(body.layers):
+    for index, layer in enumerate(body.layers):
         _set_biases(layer, source)
         if is_lent:
-            _lend(layer, at, source)
+            _lend(layer, index, source)
         else:
-            _fill(layer, f"model.layers.{at}", source)
+            _fill(layer, f"model.layers.{index}", source)
     return model.eval().requires_grad_(False)
 
 
@@ -127,5 +127,7 @@ def _lend(layer: nn.Module, index: int, source: "WeightSource") -> None:
 
 
 def _fill(module: nn.Module, name: str, source: "WeightSource") -> None:
-    own = {at: as_tensor(source.dense(f"{name}.{at}")) for at, _ in module.named_parameters()}
+    own = {
+        param: as_tensor(source.dense(f"{name}.{param}")) for param, _ in module.named_parameters()
+    }
     module.load_state_dict(own, assign=True)
