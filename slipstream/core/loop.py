@@ -25,20 +25,20 @@ async def decode(
     """
     observer = observer or NullObserver()
     session = sequence.session
-    at = Round(0, clock())
+    round_ = Round(0, clock())
     while True:
-        with timed(at, Port.VERIFY, clock, observer):
-            at.verdict = await target.verify(sequence, at.proposal)
-        sequence.append(at.verdict.tokens)
-        observer.record(at)
-        planner.record(at)
-        yield at
-        if at.verdict.finish_reason is not None:
+        with timed(round_, Port.VERIFY, clock, observer):
+            round_.verdict = await target.verify(sequence, round_.proposal)
+        sequence.append(round_.verdict.tokens)
+        observer.record(round_)
+        planner.record(round_)
+        yield round_
+        if round_.verdict.finish_reason is not None:
             return
         remaining = session.num_prompt_tokens + session.max_tokens - len(sequence)
-        verdict, plan = at.verdict, planner.plan(remaining, at.verdict)
-        at = Round(at.index + 1, clock(), plan)
+        verdict, plan = round_.verdict, planner.plan(remaining, round_.verdict)
+        round_ = Round(round_.index + 1, clock(), plan)
         if plan.max_depth > 0:
-            with timed(at, Port.PROPOSE, clock, observer):
-                at.proposal = await draft.propose(sequence, plan)
-        at.proposal = with_forced(at.proposal, planner.forced(remaining, verdict))
+            with timed(round_, Port.PROPOSE, clock, observer):
+                round_.proposal = await draft.propose(sequence, plan)
+        round_.proposal = with_forced(round_.proposal, planner.forced(remaining, verdict))

@@ -126,11 +126,11 @@ class Round:
 class RoundObserver(Protocol):
     """Instrumentation of a request's rounds."""
 
-    def calling(self, at: Round, port: Port) -> AbstractContextManager[object]:
+    def calling(self, round_: Round, port: Port) -> AbstractContextManager[object]:
         """Return the context in which a port is called, for a span that engines continue."""
         ...
 
-    def record(self, at: Round) -> None:
+    def record(self, round_: Round) -> None:
         """Record a round that has its verdict."""
         ...
 
@@ -138,27 +138,27 @@ class RoundObserver(Protocol):
 class NullObserver:
     """A `RoundObserver` that records nothing."""
 
-    def calling(self, at: Round, port: Port) -> AbstractContextManager[object]:
+    def calling(self, round_: Round, port: Port) -> AbstractContextManager[object]:
         """Return an empty context."""
         return nullcontext()
 
-    def record(self, at: Round) -> None:
+    def record(self, round_: Round) -> None:
         """Do nothing."""
 
 
 @contextmanager
-def timed(at: Round, port: Port, clock: Clock, observer: RoundObserver) -> Iterator[None]:
+def timed(round_: Round, port: Port, clock: Clock, observer: RoundObserver) -> Iterator[None]:
     """Note in the round when the port was called and returned, and the error that it raised."""
     start_s = clock()
     try:
-        with observer.calling(at, port):
+        with observer.calling(round_, port):
             yield
     except BaseException as error:
-        at.error = error
+        round_.error = error
         raise
     finally:
         times = start_s, clock()
         if port is Port.PROPOSE:
-            at.proposing = times
+            round_.proposing = times
         else:
-            at.verifying = times
+            round_.verifying = times

@@ -50,7 +50,9 @@ class RowCosts:
         """
         slowest = accumulate((time for _, time in points), max)
         return cls(
-            tuple((at, time / points[0][1]) for (at, _), time in zip(points, slowest, strict=True))
+            tuple(
+                (rows, time / points[0][1]) for (rows, _), time in zip(points, slowest, strict=True)
+            )
         )
 
     def of(self, num_tokens: int) -> float:

@@ -131,20 +131,20 @@ class Run:
             observer=self._observer,
         )
         async with aclosing(rounds):
-            async for at in rounds:
-                self._count(at, start)
-                piece, reason = self._piece(at)
-                info = info and self._with_prompt_logprobs(info, at)
-                stats = await self._keep(at, reason, start)
+            async for round_ in rounds:
+                self._count(round_, start)
+                piece, reason = self._piece(round_)
+                info = info and self._with_prompt_logprobs(info, round_)
+                stats = await self._keep(round_, reason, start)
                 if piece.tokens or stats is not None:
                     yield self._chunk(piece, reason, stats, info)
                     info = None
                 if stats is not None:
                     return
 
-    def _with_prompt_logprobs(self, info: PromptInfo, at: Round) -> PromptInfo:
+    def _with_prompt_logprobs(self, info: PromptInfo, round_: Round) -> PromptInfo:
         """Return the facts with the log-probabilities of the prompt, which the prefill has."""
-        known, tokens = at.verdict.prompt_logprobs, self._request.tokens[1:]
+        known, tokens = round_.verdict.prompt_logprobs, self._request.tokens[1:]
         if not self._request.session.has_prompt_logprobs or len(known) != len(tokens):
             return info
         return replace(info, logprobs=(None, *with_texts(known, tokens, self._text.token_bytes)))
@@ -168,10 +168,10 @@ class Run:
         return self._request.session.num_logprobs is not None
 
     async def _keep(
-        self, at: Round, reason: FinishReason | None, start: float
+        self, round_: Round, reason: FinishReason | None, start: float
     ) -> RequestStats | None:
         """Write down what the round made final; the statistics if it was the last."""
-        news = at.verdict.tokens[: self._stream.num_tokens - len(self.output)]
+        news = round_.verdict.tokens[: self._stream.num_tokens - len(self.output)]
         self.output += news
         if reason is None:
             if news:
@@ -185,12 +185,14 @@ class Run:
         num_resumed = len(self._request.past)
         return replace(self._journal.continuity(), num_resumed_tokens=num_resumed)
 
-    def _piece(self, at: Round) -> tuple[Piece, FinishReason | None]:
-        verdict = at.verdict
+    def _piece(self, round_: Round) -> tuple[Piece, FinishReason | None]:
+        verdict = round_.verdict
         if self._request.with_rounds:
-            self._rounds.append(round_tree(at, self._text))
+            self._rounds.append(round_tree(round_, self._text))
         if self._request.with_origins:
-            self._origins.add(origins_of(at.proposal, verdict, has_roots=bool(at.plan.roots)))
+            self._origins.add(
+                origins_of(round_.proposal, verdict, has_roots=bool(round_.plan.roots))
+            )
         if self._tells_logprobs:  # a target of another version may have none to tell
             self._logprobs.add(verdict.logprobs or (None,) * len(verdict.tokens))
         piece = self._stream.push(verdict.tokens)
@@ -201,15 +203,15 @@ class Run:
             return piece, None
         return joined((piece, self._stream.finish())), reason
 
-    def _count(self, at: Round, start: float) -> None:
+    def _count(self, round_: Round, start: float) -> None:
         if self._first_s is None:  # the prompt's own round
-            self._first_s = at.start_s + at.seconds - start
-            self._num_cached = at.verdict.num_cached
+            self._first_s = round_.start_s + round_.seconds - start
+            self._num_cached = round_.verdict.num_cached
             return
-        if at.proposing is not None:
-            self._drafting.add(at.proposing_s, at.proposal.timing)
-        self._verifying.add(at.verifying_s, at.verdict.timing)
-        self._outcomes.record(at)
+        if round_.proposing is not None:
+            self._drafting.add(round_.proposing_s, round_.proposal.timing)
+        self._verifying.add(round_.verifying_s, round_.verdict.timing)
+        self._outcomes.record(round_)
 
     def _stats(self, elapsed_s: float) -> RequestStats:
         settings = self._request.settings

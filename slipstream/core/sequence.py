@@ -71,7 +71,7 @@ def common_prefix(one: Sequence[int], other: Sequence[int], *, start: int = 0) -
     end = min(len(one), len(other))
     if one[start:end] == other[start:end]:
         return end
-    return next((at for at in range(start, end) if one[at] != other[at]), end)
+    return next((index for index in range(start, end) if one[index] != other[index]), end)
 
 
 def finish(

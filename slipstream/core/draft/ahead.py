@@ -110,8 +110,8 @@ class AheadTree:
     def of(cls, proposal: Proposal) -> "AheadTree":
         """Return the tree of a proposal."""
         stats = proposal.stats
-        top_probs, probs = [at.top_prob for at in stats], [at.prob for at in stats]
-        return cls(proposal.tree, top_probs, probs, [at.entropy for at in stats])
+        top_probs, probs = [node.top_prob for node in stats], [node.prob for node in stats]
+        return cls(proposal.tree, top_probs, probs, [node.entropy for node in stats])
 
     def below(self, tokens: Sequence[int], plan: Plan) -> Proposal | None:
         """Return what is below `tokens`, as a proposal that keeps to a plan.

@@ -164,7 +164,7 @@ class Guesses:
             if not children:
                 return
             right = [child for child in children if tree.tokens[child] == token]
-            self._draft.learn(sum(probabilities[at] for at in children), is_right=bool(right))
+            self._draft.learn(sum(probabilities[child] for child in children), is_right=bool(right))
             if not right:
                 return
             node = right[0]

@@ -48,15 +48,19 @@ class Breakers:
 
     def may_ask(self, name: str) -> bool:
         """Return whether a request may ask it now."""
-        at = self._known.get(name)
-        return at is None or not at.is_open or (at.trial is None and self._clock() >= at.until)
+        breaker = self._known.get(name)
+        return (
+            breaker is None
+            or not breaker.is_open
+            or (breaker.trial is None and self._clock() >= breaker.until)
+        )
 
     def begin(self, name: str) -> "Attempt":
         """A request asks it from now on, having seen that it may. `end` what is returned."""
         attempt = Attempt(self, name)
-        at = self._known.get(name)
-        if at is not None and at.is_open and self.may_ask(name):
-            at.trial = attempt
+        breaker = self._known.get(name)
+        if breaker is not None and breaker.is_open and self.may_ask(name):
+            breaker.trial = attempt
         return attempt
 
     def forget(self, name: str) -> None:
@@ -65,32 +69,34 @@ class Breakers:
 
     def reason(self, name: str) -> str:
         """Return why it may not be used; empty when it may."""
-        at = self._known.get(name)
-        if at is None or not at.is_open:
+        breaker = self._known.get(name)
+        if breaker is None or not breaker.is_open:
             return ""
-        state = "resting" if self._clock() < at.until else "tried again"
-        return f"{state} after {at.num_failures} failure{'s' if at.num_failures > 1 else ''}"
+        state = "resting" if self._clock() < breaker.until else "tried again"
+        return (
+            f"{state} after {breaker.num_failures} failure{'s' if breaker.num_failures > 1 else ''}"
+        )
 
     def _succeeded(self, attempt: "Attempt") -> None:
-        at = self._known.get(attempt.name)
-        if at is not None and (not at.is_open or at.trial is attempt):
+        breaker = self._known.get(attempt.name)
+        if breaker is not None and (not breaker.is_open or breaker.trial is attempt):
             del self._known[attempt.name]
 
     def _failed(self, attempt: "Attempt") -> None:
-        at = self._known.setdefault(attempt.name, _Breaker())
-        if at.is_open and at.trial is not attempt:
+        breaker = self._known.setdefault(attempt.name, _Breaker())
+        if breaker.is_open and breaker.trial is not attempt:
             return  # it began before the rest did, and says nothing new
-        at.trial = None
-        at.num_failures += 1
-        if at.num_failures >= self._limits.failures:
-            rest_s = 2 * at.rest_s if at.rest_s else self._limits.first_s
-            at.rest_s = min(rest_s, self._limits.longest_s)
-            at.until = self._clock() + at.rest_s
+        breaker.trial = None
+        breaker.num_failures += 1
+        if breaker.num_failures >= self._limits.failures:
+            rest_s = 2 * breaker.rest_s if breaker.rest_s else self._limits.first_s
+            breaker.rest_s = min(rest_s, self._limits.longest_s)
+            breaker.until = self._clock() + breaker.rest_s
 
     def _ended(self, attempt: "Attempt") -> None:
-        at = self._known.get(attempt.name)
-        if at is not None and at.trial is attempt:
-            at.trial = None
+        breaker = self._known.get(attempt.name)
+        if breaker is not None and breaker.trial is attempt:
+            breaker.trial = None
 
 
 class Attempt:

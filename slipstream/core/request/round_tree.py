@@ -36,20 +36,22 @@ class RoundTree:
     verify_s: float
 
 
-def round_tree(at: Round, text: Detokenizer) -> RoundTree:
+def round_tree(round_: Round, text: Detokenizer) -> RoundTree:
     """Return what there is to see of a round that has its verdict."""
-    tree, verdict, has_roots = at.proposal.tree, at.verdict, bool(at.plan.roots)
+    tree, verdict, has_roots = round_.proposal.tree, round_.verdict, bool(round_.plan.roots)
     kept = set(tree.matching(verdict.tokens[: verdict.num_accepted]))
-    origins = node_origins(at.proposal, has_roots=has_roots)
+    origins = node_origins(round_.proposal, has_roots=has_roots)
     nodes = tuple(
         RoundNode(token, text.token_bytes(token), parent, origin, node in kept)
         for node, (token, parent, origin) in enumerate(
             zip(tree.tokens, tree.parents, origins, strict=True)
         )
     )
-    final = zip(verdict.tokens, origins_of(at.proposal, verdict, has_roots=has_roots), strict=True)
+    final = zip(
+        verdict.tokens, origins_of(round_.proposal, verdict, has_roots=has_roots), strict=True
+    )
     tokens = tuple(
         RoundToken(text.token_bytes(token) if text.decode((token,)) else b"", origin)
         for token, origin in final
     )
-    return RoundTree(nodes, tokens, at.proposing_s, at.verifying_s)
+    return RoundTree(nodes, tokens, round_.proposing_s, round_.verifying_s)

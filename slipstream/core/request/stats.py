@@ -86,24 +86,25 @@ class Outcomes:
         self._copied: Counter[CopySource] = Counter()
         self._copied_accepted: Counter[CopySource] = Counter()
 
-    def record(self, at: Round) -> None:
+    def record(self, round_: Round) -> None:
         """Count a round. Target-initialised roots are the target's own and are not counted."""
-        proposal = at.proposal
+        proposal = round_.proposal
         if proposal.fallback is not None:
             self._fallbacks[proposal.fallback] += 1
-        if not 0 <= at.num_accepted <= at.depth <= at.num_nodes:
+        if not 0 <= round_.num_accepted <= round_.depth <= round_.num_nodes:
             raise ValueError(
-                f"{at.num_accepted} accepted of depth {at.depth} of {at.num_nodes} nodes"
+                f"{round_.num_accepted} accepted of depth {round_.depth}"
+                f" of {round_.num_nodes} nodes"
             )
-        if at.num_nodes == 0:
+        if round_.num_nodes == 0:
             self._num_plain_steps += 1
             return
-        self._steps.append((at.num_accepted, at.num_nodes, at.depth))
-        self._accepted[at.num_accepted] += 1
-        self._num_drafted += at.num_nodes
+        self._steps.append((round_.num_accepted, round_.num_nodes, round_.depth))
+        self._accepted[round_.num_accepted] += 1
+        self._num_drafted += round_.num_nodes
         self._stop_reasons[proposal.stopped_by] += 1
         self._copied += Counter(proposal.sources)
-        self._copied_accepted += Counter(at.accepted_sources)
+        self._copied_accepted += Counter(round_.accepted_sources)
 
     def summary(self, *, num_spec_tokens: int, lossless: bool) -> SpeculationStats:
         """The figures so far."""

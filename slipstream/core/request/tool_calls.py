@@ -180,7 +180,7 @@ class ToolCallParser:
         """Return the length of the text's end if that may belong to an opening, else 0."""
         opening = self._syntax.opening
         sizes = range(len(opening) - 1, 0, -1)
-        return next((at for at in sizes if self._rest.endswith(opening[:at], self._at)), 0)
+        return next((size for size in sizes if self._rest.endswith(opening[:size], self._at)), 0)
 
     def _beside(self, is_end: bool) -> _Pieces:
         """Read what is between calls, up to the next one or to other text."""
@@ -277,24 +277,24 @@ class _Nesting:
         """Brackets and ends of strings so far."""
         self._is_string = self._is_escaped = False
 
-    def end_of(self, text: str, at: int) -> int:
+    def end_of(self, text: str, position: int) -> int:
         """Return the position behind the last bracket; 0 until it is there."""
-        while (at := self.next_mark(text, at)) and self.depth:
+        while (position := self.next_mark(text, position)) and self.depth:
             pass
-        return at
+        return position
 
-    def next_mark(self, text: str, at: int) -> int:
-        """Read from `at` on; return the position behind a bracket or a string, 0 for none."""
-        if self._is_escaped and at < len(text):
-            at, self._is_escaped = at + 1, False
-        while found := (_IN_STRING if self._is_string else _OUTSIDE).search(text, at):
-            at, char = found.end(), found[0]
+    def next_mark(self, text: str, position: int) -> int:
+        """Read from `position` on; return the position behind a bracket or a string, 0 for none."""
+        if self._is_escaped and position < len(text):
+            position, self._is_escaped = position + 1, False
+        while found := (_IN_STRING if self._is_string else _OUTSIDE).search(text, position):
+            position, char = found.end(), found[0]
             if char == "\\":
-                at, self._is_escaped = at + 1, at == len(text)
+                position, self._is_escaped = position + 1, position == len(text)
                 continue
             self._is_string = char == '"' and not self._is_string
             if not self._is_string:
                 self.depth += (char in "{[") - (char in "}]")
                 self.num_marks += 1
-                return at
+                return position
         return 0

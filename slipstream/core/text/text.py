@@ -160,7 +160,7 @@ class TextStream:
         sent = self._ends[self._num_sent - 1] if self._num_sent else 0
         start = max(sent, before - self._longest_stop + 1) - self._begin
         found = [self._text.find(string, start) for string in self._stop]
-        return min((self._begin + at for at in found if at >= 0), default=None)
+        return min((self._begin + position for position in found if position >= 0), default=None)
 
     def _held_back(self) -> int:
         """Length of the longest end of the text that some stop string begins with."""
@@ -198,7 +198,7 @@ class TextStream:
 
 def _common_start(one: str, other: str) -> str:
     pairs = enumerate(zip(one, other, strict=False))
-    differing = (at for at, (a, b) in pairs if a != b)
+    differing = (index for index, (a, b) in pairs if a != b)
     return one[: next(differing, min(len(one), len(other)))]
 
 

@@ -155,7 +155,9 @@ def _check_accepted(tree: TokenTree, verdict: Verdict) -> None:
     accepted = verdict.tokens[: verdict.num_accepted]
     nodes = {ROOT}
     for token in accepted:  # siblings may be alike, where they are drawn with replacement
-        nodes = {at for node in nodes for at in tree.children(node) if tree.tokens[at] == token}
+        nodes = {
+            child for node in nodes for child in tree.children(node) if tree.tokens[child] == token
+        }
     if len(accepted) < verdict.num_accepted or not nodes:
         raise InvalidRequest(f"{verdict.num_accepted} accepted tokens are no path of the proposal")
 
