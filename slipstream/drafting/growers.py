@@ -25,7 +25,7 @@ class _Path:
 def grow_chain(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
     """Grow a path of each position's best candidate."""
     path = yield from _follow(growth, plan, stop, num_candidates=1)
-    tree = TokenTree.chain([at.tokens[0] for at in path.positions])
+    tree = TokenTree.chain([position.tokens[0] for position in path.positions])
     return _proposal(growth, tree, path)
 
 
@@ -39,11 +39,11 @@ def grow_cape(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
     is_drawn = growth.session.verification is not Verification.EXACT
     positions = path.positions
     chain = Chain(
-        [at.tokens[0] for at in positions],
-        [at.tokens[1:] for at in positions],
-        [at.top_prob for at in positions],
-        None if is_drawn else [growth.acceptance(at) for at in positions],
-        None if is_drawn else [at.probs[1:] for at in positions],
+        [position.tokens[0] for position in positions],
+        [position.tokens[1:] for position in positions],
+        [position.top_prob for position in positions],
+        None if is_drawn else [growth.acceptance(position) for position in positions],
+        None if is_drawn else [position.probs[1:] for position in positions],
     )
     tree = cape_tree(chain, NodeBudget(plan.max_nodes, growth.profile.cape_table, plan.row_prices))
     path = path if len(tree) else _Path(positions, TOO_DEAR)
@@ -134,7 +134,10 @@ class _LevelTree:
         """Return up to `count` candidates below each of `nodes`, the last ones added."""
         if nodes == [ROOT]:
             return [(yield from self._growth.first(count))]
-        tokens, parents = [self.tokens[at] for at in nodes], [self.parents[at] for at in nodes]
+        tokens, parents = (
+            [self.tokens[node] for node in nodes],
+            [self.parents[node] for node in nodes],
+        )
         return (yield from self._growth.extend(tokens, parents, count))
 
     def proposal(self, stopped_by: str) -> Proposal:
@@ -217,7 +220,7 @@ def _expand(
     if not nodes:
         return {}
     parents = [rows[tree.parent(node)] for node in nodes]
-    rows.update({node: len(growth.depths) + at for at, node in enumerate(nodes)})
+    rows.update({node: len(growth.depths) + index for index, node in enumerate(nodes)})
     found = yield from growth.extend([tree.token(node) for node in nodes], parents, width)
     return dict(zip(nodes, found, strict=True))
 

@@ -192,10 +192,10 @@ class Growth:
     def follow(self, plan: Plan, stop: Stop, count: int) -> Steps[list[Candidates]]:
         """Return up to `count` candidates of each position of a whole chain, which is as long as
         plan and `stop` let it be."""
-        at, limit = self.held, self.max_path(plan)
+        held, limit = self.held, self.max_path(plan)
         done = yield from self._catch_up(MAX_NEW_TOKENS)
         ask = ChainRequest(
-            at.state,
+            held.state,
             self.tokens,
             self.view,
             self.session.sampling,
@@ -237,12 +237,12 @@ class Growth:
     ) -> Steps[list[Candidates]]:
         """Return the candidates below new nodes, whose indices continue those grown before."""
         depths = [1 if parent == ROOT else self.depths[parent] + 1 for parent in parents]
-        at = len(self.depths)
+        first = len(self.depths)
         self.depths += depths
         self.nodes += zip(tokens, parents, strict=True)
         ask = Grow(self.held.state, tokens, parents)
         found = yield DraftStep(ask, len(tokens), self._rows(depths, count))
-        self.read.update(enumerate(found, at))
+        self.read.update(enumerate(found, first))
         return [candidates.first(count) for candidates in found]
 
     def _rows(self, depths: Sequence[int], count: int) -> CandidateRows:
@@ -255,13 +255,13 @@ class Growth:
         """Return whether nothing can follow `token`."""
         return token in self.session.stop_token_ids
 
-    def acceptance(self, at: Candidates) -> float:
+    def acceptance(self, found: Candidates) -> float:
         """Return the estimated probability that the target accepts the first candidate."""
-        return self.calibration.probability(at.top_prob) if at.score is None else at.score
+        return self.calibration.probability(found.top_prob) if found.score is None else found.score
 
-    def signal(self, at: Candidates, depth: int, path_prob: float) -> StopSignal:
+    def signal(self, found: Candidates, depth: int, path_prob: float) -> StopSignal:
         """Return the signal of a stop policy once a candidate was appended at `depth`."""
-        return StopSignal(depth, at.top_prob, at.entropy, at.score, path_prob)
+        return StopSignal(depth, found.top_prob, found.entropy, found.score, path_prob)
 
     def distributions(
         self, tree: TokenTree, distributions: Mapping[int, SparseDistribution | None]

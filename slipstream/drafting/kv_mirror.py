@@ -170,9 +170,11 @@ class KvMirror:
         return int(self._held[2][0].shape[1])
 
     def _new_buffers(self, num_slots: int) -> list[Any]:
-        at = self._layout
-        shape = (2 * at.num_kv_heads, num_slots, at.head_dim)
-        return [new_buffer(shape, at.dtype, at.device, is_filled=True) for _ in self._layers]
+        layout = self._layout
+        shape = (2 * layout.num_kv_heads, num_slots, layout.head_dim)
+        return [
+            new_buffer(shape, layout.dtype, layout.device, is_filled=True) for _ in self._layers
+        ]
 
     def _replace_buffers(self, num_slots: int) -> None:
         skipped, count, old = self._held

@@ -195,9 +195,12 @@ class RowSoftmax:
 
 def chain_candidates(chain: Sequence[ChainPosition]) -> list[Candidates] | Exception:
     """Return the candidates of a chain that a device has computed, or the error of its scores."""
-    if any(math.isnan(at.top_prob) for at in chain):
+    if any(math.isnan(step.top_prob) for step in chain):
         return ModelError(_NO_DISTRIBUTION)
-    return [Candidates(at.tokens, at.probs, at.top_prob, at.entropy, at.score) for at in chain]
+    return [
+        Candidates(step.tokens, step.probs, step.top_prob, step.entropy, step.score)
+        for step in chain
+    ]
 
 
 def read_each(scores: Scores, parts: Sequence[CandidateRows]) -> list[list[Candidates] | Exception]:
@@ -226,7 +229,7 @@ def read_candidates(scores: Scores, parts: Sequence[CandidateRows]) -> list[list
     softmax, rows = RowSoftmax(ranked), count()
     decided = iter(_decision_scores(scores.hidden, softmax, parts))
     return [
-        [_candidates(part, at, softmax, next(rows), next(decided)) for at in part.positions]
+        [_candidates(part, step, softmax, next(rows), next(decided)) for step in part.positions]
         for part in parts
     ]
 

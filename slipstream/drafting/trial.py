@@ -55,7 +55,7 @@ def _measured(scorer: Scorer, layers: Sequence[int], clock: Clock) -> float:
     draft = LocalDraft(scorer, target_kv, pool=scorer.pool(_NUM_PAGES))
     session = Session("trial", _PROMPT, _ROUNDS)
     plan = Plan(_DEPTH, _DEPTH, stop=StopPolicy.FIXED)
-    sequence = TokenSequence(session, (at % 7 for at in range(_PROMPT)))
+    sequence = TokenSequence(session, (index % 7 for index in range(_PROMPT)))
     finished(draft.propose(sequence, plan))
     taken = []
     for _ in range(_ROUNDS):

@@ -54,9 +54,11 @@ class StoreHeader:
     format_version: int = FORMAT_VERSION
 
     def __post_init__(self) -> None:
-        for at in fields(self):
-            if type(getattr(self, at.name)) is not (str if at.name == "tokenizer_hash" else int):
-                raise ValueError(f"its {at.name} is {getattr(self, at.name)!r:.80}")
+        for field in fields(self):
+            if type(getattr(self, field.name)) is not (
+                str if field.name == "tokenizer_hash" else int
+            ):
+                raise ValueError(f"its {field.name} is {getattr(self, field.name)!r:.80}")
         if self.format_version != FORMAT_VERSION:
             raise ValueError(f"its format is {self.format_version}, not {FORMAT_VERSION}")
         if not 1 <= self.max_context <= MAX_CONTEXT:
@@ -94,10 +96,10 @@ class NgramFile:
         guesses: dict[int, float] = {}
         rest = 1.0
         for code in reversed(context_hashes(latest[: self.header.max_context])):
-            at = self._find(code)
-            if at is None:
+            index = self._find(code)
+            if index is None:
                 continue
-            begin, end = self._starts[at], self._starts[at + 1]
+            begin, end = self._starts[index], self._starts[index + 1]
             end = min(end, begin + MAX_FOLLOWING, len(self._tokens))
             total = 0
             for place in range(begin, end):
@@ -114,9 +116,9 @@ class NgramFile:
         """Return the number of the context with this hash; None where it is not there."""
         bucket, fingerprint = code >> (64 - self._bits), code & 0xFFFFFFFF
         begin, end = self._buckets[bucket], self._buckets[bucket + 1]
-        for at in range(begin, min(end, begin + _LONGEST_BUCKET, len(self._fingerprints))):
-            if self._fingerprints[at] == fingerprint:
-                return at
+        for index in range(begin, min(end, begin + _LONGEST_BUCKET, len(self._fingerprints))):
+            if self._fingerprints[index] == fingerprint:
+                return index
         return None
 
 

@@ -23,17 +23,19 @@ class ControlTokens:
     def __init__(self, backend: Tokenizer) -> None:
         """Add a token to `backend` that stands for a break, and is never one of a text's tokens."""
         tokens = [
-            at
-            for at in backend.get_added_tokens_decoder().values()
-            if at.special and at.content.strip()
+            token
+            for token in backend.get_added_tokens_decoder().values()
+            if token.special and token.content.strip()
         ]
-        self._names = tuple(sorted(at.content for at in tokens))
+        self._names = tuple(sorted(token.content for token in tokens))
         self._stems = frozenset(name[:2] for name in self._names)
         self._first = re.compile(f"(?s:(?={'|'.join(map(re.escape, self._names))}).)")
         self._beginnings = _parts(name[:end] for name in self._names for end in range(1, len(name)))
-        self._endings = _parts(name[at:] for name in self._names for at in range(1, len(name)))
+        self._endings = _parts(
+            name[start:] for name in self._names for start in range(1, len(name))
+        )
         self._normalizer = backend.normalizer
-        names = (at.content for at in tokens if at.normalized)
+        names = (token.content for token in tokens if token.normalized)
         self._normalized = tuple(map(self._normal, names)) if self._normalizer else ()
         backend.add_special_tokens([AddedToken(BREAK, normalized=False)])
         self.break_id = cast("int", backend.token_to_id(BREAK))
@@ -44,7 +46,7 @@ class ControlTokens:
         Raises `InvalidRequest` where a control token would be left all the same.
         """
         if self._has_name(text):
-            text = self._first.sub(lambda at: at[0] + BREAK, text)
+            text = self._first.sub(lambda match: match[0] + BREAK, text)
         normal = self._normal(text) if self._normalized else ""
         if self._has_name(text) or any(name in normal for name in self._normalized):
             raise InvalidRequest("the text has characters that are a control token of the model")

@@ -73,7 +73,7 @@ class ChatTemplate:
             raise InvalidRequest("there are no messages for the chat template")
         program, in_parts = self._program, self._roles_in_parts
         try:
-            return self._text(program, [_in_form(at, in_parts) for at in messages], tools)
+            return self._text(program, [_in_form(message, in_parts) for message in messages], tools)
         except (InvalidRequest, MemoryError):
             raise
         except Exception as error:  # a stranger's program fails as it likes

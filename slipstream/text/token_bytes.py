@@ -39,7 +39,7 @@ class TokenTable:
     def of(cls, backend: Tokenizer, *, without: int) -> "TokenTable":
         """Return the table of all tokens but one. Raises `WeightsError` for one too large."""
         added = backend.get_added_tokens_decoder()
-        kinds = {at.content: _SPECIAL if at.special else _ADDED for at in added.values()}
+        kinds = {token.content: _SPECIAL if token.special else _ADDED for token in added.values()}
         ids = backend.get_vocab(with_added_tokens=True).values()
         num_ids = max((token for token in ids if token != without), default=-1) + 1
         _check_bytes(num_ids * array("I").itemsize)

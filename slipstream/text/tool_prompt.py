@@ -63,9 +63,9 @@ def for_template(message: Message, place: str) -> Json:
     """Return a message as chat templates take it: arguments of calls are objects, and text only
     where they broke off. Raises `InvalidRequest` for arguments that are nested too deep."""
     calls = [
-        {**call, "function": {**call["function"], "arguments": _value(call, at)}}
+        {**call, "function": {**call["function"], "arguments": _value(call, path)}}
         for number, call in enumerate(message.get("tool_calls", ()))
-        for at in [f"{place}.tool_calls[{number}]"]
+        for path in [f"{place}.tool_calls[{number}]"]
     ]
     return {**message, "tool_calls": calls} if calls else dict(message)
 

@@ -35,9 +35,11 @@ assert ROOT == -1, "row 0 of the logits is the root's"
 
 def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
     """Compute a batch; return its slots, and the decision of each request that it decides."""
-    parts = [_part(at) for at in batch]
-    ends = accumulate(at.num_tokens for at in batch)
-    decided = [(at.request, end) for at, end in zip(batch, ends, strict=True) if at.is_last]
+    parts = [_part(entry) for entry in batch]
+    ends = accumulate(entry.num_tokens for entry in batch)
+    decided = [
+        (entry.request, end) for entry, end in zip(batch, ends, strict=True) if entry.is_last
+    ]
     draws = list[Draw]()
     if model.has_shapes:
         draws += [draw for request, end in decided for draw in _draws(request, end)]
@@ -64,26 +66,26 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
 def _add_prompt_logprobs(model: CausalModel, hidden: Any, batch: Batch) -> None:
     """Add log-probabilities of prompts to the requests that return them, by rows of `hidden`."""
     first = 0
-    for at in batch:
-        request, session = at.request, at.request.session
+    for entry in batch:
+        request, session = entry.request, entry.request.session
         begin, end = request.cache.count, session.num_prompt_tokens - 1
         if session.has_prompt_logprobs and session.num_logprobs is not None:
-            rows = range(begin, min(begin + at.num_pending, end))
+            rows = range(begin, min(begin + entry.num_pending, end))
             for start in range(rows.start, rows.stop, _LOGIT_ROWS):
                 block = rows[start - begin : start - begin + _LOGIT_ROWS]
                 logits = on_host(model.logits(hidden[[first + row - begin for row in block]]))
                 request.prompt_logprobs += [
-                    token_logprob(logits[at], request.tokens[row + 1], session.num_logprobs)
-                    for at, row in enumerate(block)
+                    token_logprob(logits[index], request.tokens[row + 1], session.num_logprobs)
+                    for index, row in enumerate(block)
                 ]
-        first += at.num_tokens
+        first += entry.num_tokens
 
 
 def _by_logits(
     model: CausalModel, hidden: Any, decided: Sequence[tuple[TargetRequest, int]]
 ) -> list[Decision]:
     """Return decisions by the logits of each request's rows, which end at `end` of `hidden`."""
-    rows = [at for request, end in decided for at in range(end - 1 - request.num_nodes, end)]
+    rows = [row for request, end in decided for row in range(end - 1 - request.num_nodes, end)]
     if not rows:
         return []
     logits = on_host(model.logits(hidden if len(rows) == len(hidden) else hidden[rows]))
@@ -106,10 +108,10 @@ def _verify(request: TargetRequest, logits: Floats, find: FindContenders | None)
     )
 
 
-def _part(at: ScheduledRequest[TargetRequest]) -> Part:
-    request, start = at.request, at.request.cache.count
-    tree = request.proposal.tree if at.is_last else EMPTY
-    return Part(request.cache, request.tokens[start : start + at.num_pending], tree)
+def _part(entry: ScheduledRequest[TargetRequest]) -> Part:
+    request, start = entry.request, entry.request.cache.count
+    tree = request.proposal.tree if entry.is_last else EMPTY
+    return Part(request.cache, request.tokens[start : start + entry.num_pending], tree)
 
 
 def _is_drawn(request: TargetRequest) -> bool:

@@ -96,15 +96,15 @@ class LocalTarget:
         """Compute one forward for what is scheduled, of different requests; those that it decides
         are done."""
         began = self._clock()
-        num_tokens = sum(at.num_tokens for at in batch)
-        num_keys = sum(at.num_tokens * at.request.num_keys for at in batch)
+        num_tokens = sum(entry.num_tokens for entry in batch)
+        num_keys = sum(entry.num_tokens * entry.request.num_keys for entry in batch)
         slots, decisions = forward(self._model, batch)
         offer, next_decision = self._meter.offer(len(decisions)), iter(decisions)
-        for at, own in zip(batch, slots, strict=True):
-            if at.is_last:
-                self._decide(at, own, next(next_decision), offer)
+        for entry, own in zip(batch, slots, strict=True):
+            if entry.is_last:
+                self._decide(entry, own, next(next_decision), offer)
             else:
-                at.request.cache.keep(own)
+                entry.request.cache.keep(own)
         seconds = self._clock() - began
         self._meter.record(StepCost(num_tokens, len(batch), num_keys, seconds))
 
@@ -180,19 +180,19 @@ class LocalTarget:
 
     def _decide(
         self,
-        at: ScheduledRequest[TargetRequest],
+        entry: ScheduledRequest[TargetRequest],
         slots: Sequence[int],
         decision: Decision,
         offer: Offer | None,
     ) -> None:
-        request = at.request
+        request = entry.request
         try:
             walk = decision()
         except SlipstreamError as error:
             request.error = error
             return
         final, reason = self._settle(
-            request, walk, slots[: at.num_pending], slots[at.num_pending :]
+            request, walk, slots[: entry.num_pending], slots[entry.num_pending :]
         )
         num_accepted = min(len(walk.nodes), len(final))
         verdict = Verdict(

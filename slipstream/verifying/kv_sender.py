@@ -79,7 +79,7 @@ class KvSender:
         if count <= 0:
             return None
         start, end = self.position, self.position + count
-        layers = [cache.gather(at, start, end) for at in self._layers]
+        layers = [cache.gather(layer, start, end) for layer in self._layers]
         values = np.empty((len(layers), *layers[0].shape), cache.pool.layout.dtype)
         for place, layer in zip(values, layers, strict=True):
             place[...] = cache.pool.on_host(layer)

@@ -99,7 +99,7 @@ class LoadMeter:
             rows = max(costs, key=lambda rows: (1 + KEPT * math.log2(rows)) / costs[rows])
         step = (tile or 0) // sessions
         steps = sorted({1, *ladder(step if step >= _SHORT_STEP else None, rows), rows})
-        points = [(at, costs[at]) for at in steps if at <= rows]
+        points = [(step, costs[step]) for step in steps if step <= rows]
         return Offer(rows, plain_s, RowCosts.rising(points))
 
     def _seconds(self, rows: int, sessions: int) -> float:

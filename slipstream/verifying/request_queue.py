@@ -68,7 +68,7 @@ class RequestQueue:
     def _drop(self) -> None:
         for request in [request for request in self._active if request.is_dropped]:
             self._end(request)
-        self.blocked = {at: None for at in self.blocked if not at.is_dropped}
+        self.blocked = {request: None for request in self.blocked if not request.is_dropped}
 
     def _end(self, request: TargetRequest) -> None:
         self._schedule.remove(request)
@@ -117,7 +117,7 @@ class RequestQueue:
         batch = self._schedule.next(has_company=has_company)
         if not batch:
             return None
-        num_tokens = sum(at.num_tokens for at in batch)
+        num_tokens = sum(entry.num_tokens for entry in batch)
         failure: InternalError | None = None
         began = self._clock()
         try:
@@ -128,7 +128,7 @@ class RequestQueue:
             failure = error
         seconds = self._clock() - began
         step = TargetStep(num_tokens, len(batch), began, seconds, has_failed=failure is not None)
-        for request in (at.request for at in batch):
+        for request in (entry.request for entry in batch):
             request.began = began if request.began is None else request.began
             request.engine_s += seconds
             request.step = step

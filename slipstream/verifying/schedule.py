@@ -163,14 +163,14 @@ class Schedule(Generic[R]):
         chosen = self._fitting(ready, few if prompts and self._is_owed else 0)
         limit = self._chunk(chosen, prompts, has_company or bool(ready)) if prompts else 0
         chunks = self._chunks(prompts, limit)
-        left = {at.request: at.request.num_pending - at.num_pending for at in chunks}
+        left = {chunk.request: chunk.request.num_pending - chunk.num_pending for chunk in chunks}
         is_left = any(left.get(request, request.num_pending) > 1 for request in prompts)
-        self._is_owed = is_left and sum(at.num_pending for at in chunks) < few
+        self._is_owed = is_left and sum(chunk.num_pending for chunk in chunks) < few
         scheduled = chosen + chunks
-        for at in scheduled:
-            del self._waiting[at.request]
-            if not at.is_last:  # to the end of the queue
-                self._waiting[at.request] = None
+        for entry in scheduled:
+            del self._waiting[entry.request]
+            if not entry.is_last:  # to the end of the queue
+                self._waiting[entry.request] = None
         return scheduled
 
     def _fitting(self, ready: Sequence[R], reserved: int) -> list[ScheduledRequest[R]]:
@@ -180,14 +180,16 @@ class Schedule(Generic[R]):
         """
         room = self._budget.max_tokens - reserved
         chosen: list[ScheduledRequest[R]] = []
-        for at in (ScheduledRequest(request, 1) for request in ready):
-            if at.num_tokens <= room:
-                chosen.append(at)
-                room -= at.num_tokens
+        for entry in (ScheduledRequest(request, 1) for request in ready):
+            if entry.num_tokens <= room:
+                chosen.append(entry)
+                room -= entry.num_tokens
             elif (
-                at.request is ready[0] and at.num_tokens > self._budget.max_tokens and not reserved
+                entry.request is ready[0]
+                and entry.num_tokens > self._budget.max_tokens
+                and not reserved
             ):
-                return [at]
+                return [entry]
         return chosen
 
     def _chunk(
@@ -199,10 +201,10 @@ class Schedule(Generic[R]):
         tile costs next to nothing.
         """
         budget = self._budget
-        num_tokens = sum(at.num_tokens for at in chosen)
+        num_tokens = sum(entry.num_tokens for entry in chosen)
         if not is_shared or num_tokens >= budget.max_tokens:
             return max(budget.max_tokens - num_tokens, 0)
-        own_keys = sum(at.num_tokens * at.request.num_keys for at in chosen)
+        own_keys = sum(entry.num_tokens * entry.request.num_keys for entry in chosen)
 
         def num_keys(size: int) -> int:
             keys, left = own_keys, size - num_tokens
@@ -219,11 +221,11 @@ class Schedule(Generic[R]):
         """Return `limit` tokens of the prompts, the longest waiting first."""
         chunks = []
         for request in prompts:
-            at = ScheduledRequest(request, request.num_pending)
-            if at.num_tokens > limit:
+            chunk = ScheduledRequest(request, request.num_pending)
+            if chunk.num_tokens > limit:
                 if limit == 0:
                     break
-                at = ScheduledRequest(request, min(limit, request.num_pending - 1))
-            chunks.append(at)
-            limit -= at.num_tokens
+                chunk = ScheduledRequest(request, min(limit, request.num_pending - 1))
+            chunks.append(chunk)
+            limit -= chunk.num_tokens
         return chunks
