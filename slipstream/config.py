@@ -108,8 +108,8 @@ def grpc_proxy() -> tuple[str, int] | None:
     name = next((name for name in _PROXIES if name in os.environ), "")
     value = os.environ.get(name, "")
     try:
-        at = urlsplit(value if "//" in value else f"//{value}")
-        return (name, at.port or 80) if at.hostname else None
+        url = urlsplit(value if "//" in value else f"//{value}")
+        return (name, url.port or 80) if url.hostname else None
     except ValueError:  # gRPC does not take it either
         return None
 
@@ -166,16 +166,16 @@ def load_config(
     items of a list and an empty text stands for None. Raises `InvalidRequest` for an unknown key,
     table, variable or flag, a value of another type, and whatever `cls` itself refuses.
     """
-    known = {at.name: at for at in options_of(cls)}
+    known = {option.name: option for option in options_of(cls)}
     prefix = f"SLIPSTREAM_{section.upper()}_"
     given = {
         **_from_file(file, section, known),
         **_from_env(os.environ if env is None else env, prefix, known),
         **_from_flags(flags or {}, known),
     }
-    for name, at in known.items():
-        if name not in given and at.default is MISSING:
-            raise InvalidRequest(f"{at.flag} is needed, or {prefix}{name.upper()}")
+    for name, option in known.items():
+        if name not in given and option.default is MISSING:
+            raise InvalidRequest(f"{option.flag} is needed, or {prefix}{name.upper()}")
     values = {
         name: convert(value, known[name].kind, is_secret=known[name].is_secret)
         for name, value in given.items()
@@ -193,28 +193,30 @@ def parse_flags(
     """
     parser = argparse.ArgumentParser(prog, None, doc, exit_on_error=False, allow_abbrev=False)
     parser.add_argument("--config", metavar="FILE", help="TOML file with a table per service.")
-    owned = [[at for at in options_of(cls) if not at.is_secret] for cls in classes]
-    known = [at for own in owned for at in own]
-    for at in known:
-        _add_flag(parser, at)
+    owned = [[option for option in options_of(cls) if not option.is_secret] for cls in classes]
+    known = [option for own in owned for option in own]
+    for option in known:
+        _add_flag(parser, option)
     try:
         values, rest = parser.parse_known_args(list(argv))
     except argparse.ArgumentError as error:
         raise InvalidRequest(f"{error.argument_name}: {error.message}") from None
     if rest:
-        names = ", ".join(["--config", *(at.flag for at in known)])
+        names = ", ".join(["--config", *(option.flag for option in known)])
         raise InvalidRequest(f"{prog} has no {rest[0]!r}; there are {names}")
     given = {name: value for name, value in vars(values).items() if value is not None}
     file = given.pop("config", None)
-    parts = [{at.name: given[at.name] for at in own if at.name in given} for own in owned]
+    parts = [
+        {option.name: given[option.name] for option in own if option.name in given} for own in owned
+    ]
     return parts, None if file is None else Path(file)
 
 
 def resolved(config: Any) -> dict[str, Any]:
     """Return the values of a configuration as JSON takes them, secrets masked."""
     return {
-        at.name: _shown(at.value_in(config), is_secret=at.is_secret)
-        for at in options_of(type(config))
+        option.name: _shown(option.value_in(config), is_secret=option.is_secret)
+        for option in options_of(type(config))
     }
 
 
@@ -266,19 +268,19 @@ def _check_known(names: Mapping[str, Any], known: Mapping[str, Any], place: str)
             raise InvalidRequest(f"{place} has {name!r}, but known are {', '.join(sorted(known))}")
 
 
-def _add_flag(parser: argparse.ArgumentParser, at: Option) -> None:
-    default = "" if at.default is MISSING else f" Default: {_default_text(at.default)}."
-    text = (at.help + default).replace("%", "%%")
-    kind, _ = without_none(at.kind)
+def _add_flag(parser: argparse.ArgumentParser, option: Option) -> None:
+    default = "" if option.default is MISSING else f" Default: {_default_text(option.default)}."
+    text = (option.help + default).replace("%", "%%")
+    kind, _ = without_none(option.kind)
     if kind is bool:
         action = argparse.BooleanOptionalAction
-        parser.add_argument(at.flag, action=action, default=None, help=text)
+        parser.add_argument(option.flag, action=action, default=None, help=text)
         return
     is_list = get_origin(kind) is tuple
     metavar = "A,B" if is_list else kind.__name__.upper()
     split: Callable[[str], Any] = items if is_list else str
     action_name = "extend" if is_list else "store"
-    parser.add_argument(at.flag, metavar=metavar, type=split, action=action_name, help=text)
+    parser.add_argument(option.flag, metavar=metavar, type=split, action=action_name, help=text)
 
 
 def _default_text(value: Any) -> str:

@@ -84,18 +84,18 @@ class Option:
 def options_of(cls: Any) -> Iterator[Option]:
     """Return the options of a dataclass and of its groups, in order; other fields are none."""
     kinds = get_type_hints(cls)
-    for at in fields(cls):
-        kind, about = kinds[at.name], at.metadata
+    for member in fields(cls):
+        kind, about = kinds[member.name], member.metadata
         if not is_dataclass(kind) and "help" not in about:
             continue  # a field that is no option
         if not is_dataclass(kind):
             facts = about.get("help", ""), about.get("secret", False), about.get("shown", {})
-            yield Option(at.name, kind, at.default, *facts, (at.name,), cls)
+            yield Option(member.name, kind, member.default, *facts, (member.name,), cls)
             continue
         changes = about.get("changes", {})
         for inner in options_of(kind):
             change = changes.get(inner.name)
-            name, path = about.get("prefix", "") + inner.name, (at.name, *inner.path)
+            name, path = about.get("prefix", "") + inner.name, (member.name, *inner.path)
             if change is None:
                 yield replace(inner, name=name, path=path)
             else:
@@ -106,10 +106,10 @@ def options_of(cls: Any) -> Iterator[Option]:
 def build(cls: Callable[..., T], **values: Any) -> T:
     """Return `cls` with these values of its options, groups included; the rest have defaults."""
     by_path: dict[tuple[str, ...], Any] = {}
-    for at in options_of(cls):
-        value = values.pop(at.name, at.default)
+    for option in options_of(cls):
+        value = values.pop(option.name, option.default)
         if value is not MISSING:
-            by_path[at.path] = value
+            by_path[option.path] = value
     if values:
         raise TypeError(f"{cls} has no option {min(values)}")
     built: T = _built(cls, by_path)
@@ -125,17 +125,20 @@ def _built(cls: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
             groups.setdefault(name, {})[tuple(inner)] = value
         else:
             given[name] = value
-    return cls(**given, **{name: _built(kinds[name], at) for name, at in groups.items()})
+    return cls(**given, **{name: _built(kinds[name], group) for name, group in groups.items()})
 
 
 def check_bounds(options: Any) -> None:
     """Raise `InvalidRequest` for a value of a dataclass that is not within its option's bounds."""
-    for at in fields(options):
-        value, above, least = getattr(options, at.name), *map(at.metadata.get, ("above", "least"))
+    for member in fields(options):
+        value, above, least = (
+            getattr(options, member.name),
+            *map(member.metadata.get, ("above", "least")),
+        )
         if value is not None and above is not None and not value > above:
-            raise InvalidRequest(f"{at.name} is {value}, but must be above {above}")
+            raise InvalidRequest(f"{member.name} is {value}, but must be above {above}")
         if value is not None and least is not None and not value >= least:
-            raise InvalidRequest(f"{at.name} is {value}, but must be {least} or more")
+            raise InvalidRequest(f"{member.name} is {value}, but must be {least} or more")
 
 
 @dataclass(frozen=True, slots=True)

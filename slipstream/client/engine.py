@@ -58,8 +58,8 @@ class WindowedKv:
     def _begin(
         self, session_id: str, layers: Sequence[int], num_skipped: int
     ) -> tuple[KvSender, KvMirror]:
-        at = self._target.layout
-        layout = KvLayout(len(layers), at.num_kv_heads, at.head_dim, at.dtype, CPU)
+        source = self._target.layout
+        layout = KvLayout(len(layers), source.num_kv_heads, source.head_dim, source.dtype, CPU)
         mirror = KvMirror(layers, layout, limit=sys.maxsize)
         mirror.free(skipped=num_skipped)
         sender = self._target.kv_sender(session_id, layers, 0, mirror.gap)

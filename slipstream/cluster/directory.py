@@ -50,7 +50,7 @@ class Directory:
         """Return the replicas that are there."""
         live = self._live()
         found = {
-            role: tuple(sorted(address for address, at in live.items() if at.role == role))
+            role: tuple(sorted(address for address, entry in live.items() if entry.role == role))
             for role in ("target", "draft")
         }
         return Listing(found, self._clock() - self._began_s >= TTL_S)
@@ -62,7 +62,9 @@ class Directory:
 
     def _live(self) -> dict[str, _ReplicaEntry]:
         now = self._clock()
-        self._known = {address: at for address, at in self._known.items() if now - at.at_s < TTL_S}
+        self._known = {
+            address: entry for address, entry in self._known.items() if now - entry.at_s < TTL_S
+        }
         return self._known
 
 
@@ -94,6 +96,6 @@ class AddressFiles:
 
     def _write(self, role: str, addresses: frozenset[str]) -> None:
         new = self._place / f"{role}.new"
-        new.write_text("".join(f"{at}\n" for at in sorted(addresses)), encoding="utf-8")
+        new.write_text("".join(f"{address}\n" for address in sorted(addresses)), encoding="utf-8")
         os.replace(new, self.path(role))  # a reader never gets half a file
         self._known[role] = addresses

@@ -159,7 +159,7 @@ def _made(kind: Any, values: Mapping[str, Any], place: str) -> Any:
     """Return a dataclass of these values, each of the type of its default."""
     usual = kind()
     for name, value in values.items():
-        known = [at.name for at in fields(kind)]
+        known = [field.name for field in fields(kind)]
         if name not in known:
             raise InvalidRequest(f"{place} has {name!r}, but known are {', '.join(sorted(known))}")
         wanted = _kinds(getattr(usual, name))

@@ -86,12 +86,14 @@ class Stack:
             _require_free(HTTP, self._plan.http_port)
         self.engines = await self._start_engines()
         flags = [part for role, at in self.engines.items() for part in (f"--{role}s", at)]
-        at = f"127.0.0.1:{self._plan.port}"
-        router = await self._launch("router", at, (*flags, *self._plan.router))
+        listen = f"127.0.0.1:{self._plan.port}"
+        router = await self._launch("router", listen, (*flags, *self._plan.router))
         (address,) = await self._ready(router)
         if self._plan.http is not None:
-            at = f"127.0.0.1:{self._plan.http_port}"
-            http = await self._launch(HTTP, at, ("--router", address, "--page", *self._plan.http))
+            listen = f"127.0.0.1:{self._plan.http_port}"
+            http = await self._launch(
+                HTTP, listen, ("--router", address, "--page", *self._plan.http)
+            )
             await self._ready(http)
         return address
 
@@ -122,7 +124,7 @@ class Stack:
         if self._plan.draft is not None:
             children.append(await self._launch("draft", ANY_PORT, self._plan.draft))
         found = await self._ready(*children)
-        return {child.name: at for child, at in zip(children, found, strict=True)}
+        return {child.name: address for child, address in zip(children, found, strict=True)}
 
     async def _ready(self, *children: Child) -> list[str]:
         """Return the addresses of these, once all serve. The first that fails ends the wait, and

@@ -68,7 +68,7 @@ class MeanRound:
                 f"acceptance is {acceptance:g} and depth {depth}, but must be from 0 to 1"
                 " and from 0 to 127"
             )
-        final = sum(acceptance**at for at in range(depth + 1))
+        final = sum(acceptance**node for node in range(depth + 1))
         return cls(depth, final, prompt_share * final)
 
 
