@@ -38,11 +38,11 @@ def require_agreement(side: str, expectations: list[Expectation]) -> None:
 
     `side` names ours in the sentence, such as "this target".
     """
-    for at in expectations:
-        if at.ours != at.theirs:
+    for expectation in expectations:
+        if expectation.ours != expectation.theirs:
             raise HandshakeError(
-                f"{side} has {at.name} {_brief(at.ours)}, but the caller expects"
-                f" {_brief(at.theirs)}"
+                f"{side} has {expectation.name} {_brief(expectation.ours)}, but the caller expects"
+                f" {_brief(expectation.theirs)}"
             )
 
 

@@ -38,20 +38,20 @@ def cut_out(data: bytes, number: int, limit: int) -> tuple[bytes, bytes]:
     Parsing copies a large field twice. The field begins within the first `limit` bytes; where none
     does, nothing is cut out. Raises `DecodeError` for bytes that are no message, or have groups.
     """
-    at = 0
+    position = 0
     try:
-        while at < min(len(data), limit):
-            start = at
-            tag, at = _varint(data, at)
+        while position < min(len(data), limit):
+            start = position
+            tag, position = _varint(data, position)
             kind = tag & 7
             if kind in (_START_GROUP, _END_GROUP):
                 raise DecodeError("the message has a group")
-            size, at = _size(data, kind, at)
-            if at + size > len(data):
+            size, position = _size(data, kind, position)
+            if position + size > len(data):
                 raise DecodeError("the message is cut off")
             if tag >> 3 == number and kind == _BYTES:
-                return data[:start] + data[at + size :], data[at : at + size]
-            at += size
+                return data[:start] + data[position + size :], data[position : position + size]
+            position += size
     except IndexError:
         raise DecodeError("the message is cut off") from None
     return data, b""
@@ -73,27 +73,27 @@ class _Count:
         self._data = data
         self._limit = self._num_left = limit
 
-    def read(self, at: int, end: int, descriptor: Descriptor) -> None:
+    def read(self, position: int, end: int, descriptor: Descriptor) -> None:
         """Count the fields of the message that lies there."""
         inner, depth = _inner(descriptor), 0
-        while at < end:
+        while position < end:
             self._take(1)
-            tag, at = _varint(self._data, at)
+            tag, position = _varint(self._data, position)
             kind = tag & 7
             depth += (kind == _START_GROUP) - (kind == _END_GROUP)
-            size, at = _size(self._data, kind, at)
-            if at + size > end:
+            size, position = _size(self._data, kind, position)
+            if position + size > end:
                 raise DecodeError("the message is cut off")
             if kind == _BYTES and not depth and tag >> 3 in inner:
-                self._read_inner(at, at + size, inner[tag >> 3])
-            at += size
+                self._read_inner(position, position + size, inner[tag >> 3])
+            position += size
 
-    def _read_inner(self, at: int, end: int, descriptor: Descriptor | None) -> None:
+    def _read_inner(self, position: int, end: int, descriptor: Descriptor | None) -> None:
         """Count what a field holds: a message, or numbers where there is no descriptor."""
         if descriptor is not None:
-            self.read(at, end, descriptor)
-        elif end - at >= NUMBERS:
-            self._take(len(self._data[at:end].translate(None, _NOT_LAST)) // NUMBERS)
+            self.read(position, end, descriptor)
+        elif end - position >= NUMBERS:
+            self._take(len(self._data[position:end].translate(None, _NOT_LAST)) // NUMBERS)
 
     def _take(self, num_fields: int) -> None:
         if self._num_left < num_fields:
@@ -104,27 +104,27 @@ class _Count:
         self._num_left -= num_fields
 
 
-def _size(data: bytes, kind: int, at: int) -> tuple[int, int]:
+def _size(data: bytes, kind: int, position: int) -> tuple[int, int]:
     """The bytes of a field's value, and where they begin."""
     if kind == _BYTES:
-        return _varint(data, at)
+        return _varint(data, position)
     if kind == _VARINT:
-        return 0, _varint(data, at)[1]
+        return 0, _varint(data, position)[1]
     if kind not in _SIZES:
         raise DecodeError(f"the message has a field of wire type {kind}")
-    return _SIZES[kind], at
+    return _SIZES[kind], position
 
 
-def _varint(data: bytes, at: int) -> tuple[int, int]:
-    value = data[at]
+def _varint(data: bytes, position: int) -> tuple[int, int]:
+    value = data[position]
     if value < 128:
-        return value, at + 1
+        return value, position + 1
     value &= 127
     for number in range(1, _MAX_VARINT_BYTES):
-        byte = data[at + number]
+        byte = data[position + number]
         value |= (byte & 127) << 7 * number
         if byte < 128:
-            return value, at + number + 1
+            return value, position + number + 1
     raise DecodeError("the message has a number of more than 64 bits")
 
 

@@ -171,7 +171,7 @@ def _offer_to_pb(offer: Offer | None) -> dict[str, Any]:
         return {}
     given: dict[str, Any] = {"free_rows": offer.rows, "round_s": offer.round_s}
     if offer.costs is not None:
-        given["cost_tokens"] = [at for at, _ in offer.costs.points[1:]]
+        given["cost_tokens"] = [rows for rows, _ in offer.costs.points[1:]]
         given["costs"] = [cost for _, cost in offer.costs.points[1:]]
     return given
 

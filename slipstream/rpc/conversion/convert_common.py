@@ -63,7 +63,9 @@ def paired(name: str, wire: Any, kind: type[E]) -> WireEnum[E]:
         for key, number in wire.items()
         if number and number not in deprecated
     }
-    return WireEnum(name, {at: kind(value.replace("_", "-")) for at, value in named.items()})
+    return WireEnum(
+        name, {number: kind(value.replace("_", "-")) for number, value in named.items()}
+    )
 
 
 VERIFICATION = paired("verification", common_pb2.Verification, Verification)
@@ -93,9 +95,9 @@ def _proposal_to_pb(proposal: Proposal, stats: Sequence[NodeStats]) -> common_pb
     scores = [stat.score for stat in stats if stat.score is not None]
     laws = [
         common_pb2.NodeLaw(
-            node=at - 1, law=common_pb2.SparseLaw(tokens=own.tokens, probs=own.probs)
+            node=index - 1, law=common_pb2.SparseLaw(tokens=own.tokens, probs=own.probs)
         )
-        for at, own in enumerate(proposal.distributions)
+        for index, own in enumerate(proposal.distributions)
         if own is not None
     ]
     return common_pb2.Proposal(

@@ -163,8 +163,8 @@ def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, PromptForm]:
             raise InvalidRequest("the request has no prompt")
     check_num_tools(len(message.tools))
     tools = [
-        Tool(at.name, at.description, at.parameters or NO_PARAMETERS, at.strict)
-        for at in message.tools
+        Tool(tool.name, tool.description, tool.parameters or NO_PARAMETERS, tool.strict)
+        for tool in message.tools
     ]
     form = PromptForm(
         message.raw, message.allow_special_tokens, tuple(tools), message.continue_final

@@ -52,7 +52,7 @@ def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
 
 
 def _limits_from_pb(message: pb.Limits) -> Limits:
-    values = {at.name: getattr(message, at.name) for at in fields(Limits)}
+    values = {field.name: getattr(message, field.name) for field in fields(Limits)}
     if not message.HasField("max_logprobs"):
         values["max_logprobs"] = None
     return Limits(**values)

@@ -199,17 +199,19 @@ def continuity_to_pb(continuity: Continuity) -> pb.Continuity:
 
 def continuity_from_pb(message: pb.Continuity) -> Continuity:
     """See `core.request.results.Continuity`."""
-    return Continuity(**{at.name: getattr(message, at.name) for at in fields(Continuity)})
+    return Continuity(**{field.name: getattr(message, field.name) for field in fields(Continuity)})
 
 
 def timings_to_pb(timings: Timings) -> pb.RequestTimings:
     """Seconds."""
-    return pb.RequestTimings(**{at.name: getattr(timings, at.name) for at in fields(timings)})
+    return pb.RequestTimings(
+        **{field.name: getattr(timings, field.name) for field in fields(timings)}
+    )
 
 
 def timings_from_pb(message: pb.RequestTimings) -> Timings:
     """Seconds; none is negative."""
-    values = {at.name: getattr(message, at.name) for at in fields(Timings)}
+    values = {field.name: getattr(message, field.name) for field in fields(Timings)}
     for name, value in values.items():
         if not (math.isfinite(value) and value >= 0):
             raise InvalidRequest(f"{name} is {value}, but must be a time of 0 seconds or more")
