@@ -80,11 +80,11 @@ class KvReceiver:
         """True while a reader runs, or is about to try again."""
         return self._reader is not None and not self._reader.done()
 
-    def is_following(self, at: KvAddress) -> bool:
+    def is_following(self, source: KvAddress) -> bool:
         """Return whether this is what is read."""
-        return at == self._at and self.is_reading
+        return source == self._at and self.is_reading
 
-    def follow(self, at: KvAddress, *, num_same: int, skipped: range) -> bool:
+    def follow(self, source: KvAddress, *, num_same: int, skipped: range) -> bool:
         """Read from there, unless that has ended already; return whether a reader starts.
 
         The same session of the same process goes on where the mirror ends. While it is not read,
@@ -93,18 +93,18 @@ class KvReceiver:
         begins.
         """
         self.mirror.truncate(num_same)
-        if at == self._at:
+        if source == self._at:
             return False
         before = self.cancel()
-        if not at.is_same_cache(self._at):
+        if not source.is_same_cache(self._at):
             limit = self.mirror.limit
             self.mirror.free()
             self.mirror = self._new_mirror(limit)
         goal = skipped[-1]
         if self.mirror.skipped not in skipped or (goal and self.mirror.count <= NUM_SINKS):
             self.mirror.free(skipped=goal)
-        self._at = at
-        self._reader = asyncio.get_running_loop().create_task(self._read(at, before))
+        self._at = source
+        self._reader = asyncio.get_running_loop().create_task(self._read(source, before))
         self._readers.add(self._reader)
         self._reader.add_done_callback(self._readers.discard)
         return True
@@ -130,26 +130,26 @@ class KvReceiver:
                     self._changed.clear()
                     await self._changed.wait()
 
-    async def _read(self, at: KvAddress, before: asyncio.Task[None] | None) -> None:
+    async def _read(self, source: KvAddress, before: asyncio.Task[None] | None) -> None:
         if before is not None:
             await asyncio.wait({before})
         try:
-            await self._keep_reading(at)
+            await self._keep_reading(source)
         except SlipstreamError as error:
-            _LOG.warning("%s: no more keys and values from %s: %s", *_names(at), error)
+            _LOG.warning("%s: no more keys and values from %s: %s", *_names(source), error)
         except Exception:
-            _LOG.exception("%s: the reader of %s failed", *_names(at))
+            _LOG.exception("%s: the reader of %s failed", *_names(source))
         finally:
             self._changed.set()
 
-    async def _keep_reading(self, at: KvAddress) -> None:
+    async def _keep_reading(self, source: KvAddress) -> None:
         """Read until the target ends the stream. Raises an error that will not pass."""
         pause_s = FIRST_PAUSE_S
         while True:
             start = self.mirror.count
             error: SlipstreamError
             try:
-                await self._stream(at)
+                await self._stream(source)
                 return
             except NoRoom as refusal:
                 error = refusal
@@ -161,7 +161,7 @@ class KvReceiver:
             if not isinstance(error, _TRANSIENT):
                 raise error
             pause_s = FIRST_PAUSE_S if self.mirror.count != start else pause_s
-            _LOG.info("%s: %s is tried again in %g s: %s", *_names(at), pause_s, error)
+            _LOG.info("%s: %s is tried again in %g s: %s", *_names(source), pause_s, error)
             await self._pause(pause_s)
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
 
@@ -173,22 +173,22 @@ class KvReceiver:
         finally:
             self._is_pausing = False
 
-    async def _stream(self, at: KvAddress) -> None:
+    async def _stream(self, source: KvAddress) -> None:
         # Each attempt uses the certificates of its time. No deadline: the session's lease ends the
         # reader, and keepalive finds a lost target.
         async with (
-            self._channels.to(at.address) as channel,
-            aclosing(_messages(channel, self._request(at))) as messages,
+            self._channels.to(source.address) as channel,
+            aclosing(_messages(channel, self._request(source))) as messages,
         ):
             async for message in messages:
-                self._take(message, at.source)
+                self._take(message, source.source)
 
-    def _request(self, at: KvAddress) -> target_pb2.StreamKvRequest:
+    def _request(self, source: KvAddress) -> target_pb2.StreamKvRequest:
         return target_pb2.StreamKvRequest(
             protocol_version=PROTOCOL_VERSION,
-            session_id=at.source.session_id,
-            incarnation=at.source.incarnation,
-            credential=at.credential,
+            session_id=source.source.session_id,
+            incarnation=source.source.incarnation,
+            credential=source.credential,
             layers=self.form.layers,
             skip_from=self.mirror.gap.start,
             skip_to=self.mirror.gap.stop,
@@ -222,5 +222,5 @@ async def _messages(
         call.cancel()
 
 
-def _names(at: KvAddress) -> tuple[str, str]:
-    return at.source.session_id, at.address
+def _names(source: KvAddress) -> tuple[str, str]:
+    return source.source.session_id, source.address

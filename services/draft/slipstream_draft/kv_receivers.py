@@ -76,7 +76,7 @@ class KvReceivers:
     def follow(
         self,
         sequence: TokenSequence,
-        at: KvAddress,
+        source: KvAddress,
         form: KvFormat,
         *,
         num_same: Callable[[], int],
@@ -89,14 +89,14 @@ class KvReceivers:
         """
         session = sequence.session
         receiver = self._receivers.get(session.session_id)
-        if receiver is not None and receiver.is_following(at):
+        if receiver is not None and receiver.is_following(source):
             return False
-        self._sources.check(at.address)
+        self._sources.check(source.address)
         if receiver is None or receiver.form != form:
             self.close(session.session_id)
             receiver = self._receivers[session.session_id] = self._receiver(form)
         receiver.mirror.limit = session.num_prompt_tokens + session.max_tokens
-        if not receiver.follow(at, num_same=num_same(), skipped=skipped):
+        if not receiver.follow(source, num_same=num_same(), skipped=skipped):
             return False
         with suppress(NoRoom):  # the reader raises it again, and tries again
             receiver.mirror.reserve(len(sequence))
@@ -209,9 +209,9 @@ class KvCatchUp:
             layers = ", ".join(map(str, form.layers))
             raise InvalidRequest(f"the draft reads target layers {layers}: the plan needs a feed")
         num_same = partial(self._local.num_same, sequence)
-        at = _address_from_pb(plan.feed)
+        source = _address_from_pb(plan.feed)
         skipped = skippable(len(sequence), self._settings.window)
-        return self._receivers.follow(sequence, at, form, num_same=num_same, skipped=skipped)
+        return self._receivers.follow(sequence, source, form, num_same=num_same, skipped=skipped)
 
 
 def _address_from_pb(message: draft_pb2.KvFeed) -> KvAddress:

@@ -140,12 +140,12 @@ class Channels:
     @asynccontextmanager
     async def to(self, address: str) -> AsyncIterator[grpc.aio.Channel]:
         """Keep a channel to HOST:PORT open meanwhile."""
-        at = address, self._dial.stamp()
-        channel = self._take(at)
+        key = address, self._dial.stamp()
+        channel = self._take(key)
         try:
             yield channel
         finally:
-            for unused in self._give(at):
+            for unused in self._give(key):
                 await unused.close()
 
     async def close(self) -> None:
@@ -153,23 +153,23 @@ class Channels:
         while self._idle:
             await self._idle.popitem()[1].close()
 
-    def _take(self, at: _DialledAddress) -> grpc.aio.Channel:
-        if at in self._used:
-            channel, num_users = self._used[at]
-        elif at in self._idle:
-            channel, num_users = self._idle.pop(at), 0
+    def _take(self, key: _DialledAddress) -> grpc.aio.Channel:
+        if key in self._used:
+            channel, num_users = self._used[key]
+        elif key in self._idle:
+            channel, num_users = self._idle.pop(key), 0
         else:
-            channel, num_users = self._dial(dialled(at[0])), 0
-        self._used[at] = (channel, num_users + 1)
+            channel, num_users = self._dial(dialled(key[0])), 0
+        self._used[key] = (channel, num_users + 1)
         return channel
 
-    def _give(self, at: _DialledAddress) -> list[grpc.aio.Channel]:
+    def _give(self, key: _DialledAddress) -> list[grpc.aio.Channel]:
         """Return the channels to close: one too many, and those with outdated certificates."""
-        channel, num_users = self._used.pop(at)
+        channel, num_users = self._used.pop(key)
         if num_users > 1:
-            self._used[at] = (channel, num_users - 1)
+            self._used[key] = (channel, num_users - 1)
             return []
-        self._idle[at] = channel
+        self._idle[key] = channel
         stamp = self._dial.stamp()
         outdated = [self._idle.pop(old) for old in tuple(self._idle) if old[1] != stamp]
         if len(self._idle) > MAX_IDLE:

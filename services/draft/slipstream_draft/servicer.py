@@ -113,20 +113,20 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         opening = await anext(request_iterator, None)
         if opening is None:
             return
-        at = await self._open(opening)
-        self._begin(at.lease)
-        inbox = Inbox(request_iterator, at.lease)
+        stream = await self._open(opening)
+        self._begin(stream.lease)
+        inbox = Inbox(request_iterator, stream.lease)
         try:
             opened = draft_pb2.DraftOpened(incarnation=self.about.identity.incarnation)
             yield draft_pb2.SpeculateResponse(opened=opened)
-            async with aclosing(self._answers(inbox, at)) as answers:
+            async with aclosing(self._answers(inbox, stream)) as answers:
                 async for answer in answers:
                     yield answer
         finally:
             try:
-                await self._leases.close(at.lease)
+                await self._leases.close(stream.lease)
             finally:
-                self._end(at.lease)
+                self._end(stream.lease)
 
     async def DescribeDraft(
         self, request: draft_pb2.DescribeDraftRequest, context: Context
@@ -194,12 +194,12 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return SpeculateStream(TokenSequence(session), lease, vocab_size, form)
 
     async def _answers(
-        self, inbox: Inbox[draft_pb2.SpeculateRequest], at: SpeculateStream
+        self, inbox: Inbox[draft_pb2.SpeculateRequest], stream: SpeculateStream
     ) -> AsyncGenerator[draft_pb2.SpeculateResponse, None]:
         """Answer message after message; what was proposed goes on until the next one comes."""
         message = await inbox.next()
         while message is not None:
-            yield await self._answer(message, at)
+            yield await self._answer(message, stream)
             if message.HasField("park"):
                 return
             if self._batched is None or not (num_nodes := message.propose.plan.ahead):
@@ -207,7 +207,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 continue
             upcoming = asyncio.ensure_future(inbox.next())
             try:
-                trees = gone_on(self._batched, at.sequence, num_nodes, until=upcoming)
+                trees = gone_on(self._batched, stream.sequence, num_nodes, until=upcoming)
                 async for tree in trees:
                     yield ahead_to_pb(tree)
                 message = await upcoming
@@ -215,36 +215,36 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 upcoming.cancel()
 
     async def _answer(
-        self, message: draft_pb2.SpeculateRequest, at: SpeculateStream
+        self, message: draft_pb2.SpeculateRequest, stream: SpeculateStream
     ) -> draft_pb2.SpeculateResponse:
         match message.WhichOneof("message"):
             case "propose":
                 with self._telemetry.answering(message) as reply:
-                    proposed = await self._propose(message.propose, at, reply)
+                    proposed = await self._propose(message.propose, stream, reply)
                 return draft_pb2.SpeculateResponse(proposed=proposed)
             case "park":
-                if self._batched is not None and not at.lease.is_revoked:
-                    await self._batched.park(at.session.session_id)
-                await self._leases.park(at.lease, message.park.ttl_ms / 1000)
-                self._receivers.park(at.session.session_id)
+                if self._batched is not None and not stream.lease.is_revoked:
+                    await self._batched.park(stream.session.session_id)
+                await self._leases.park(stream.lease, message.park.ttl_ms / 1000)
+                self._receivers.park(stream.session.session_id)
                 return draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())
             case _:
                 raise InvalidRequest(f"an open stream proposes or parks, but got {_kind(message)}")
 
     async def _propose(
-        self, message: draft_pb2.Propose, at: SpeculateStream, reply: Reply | None
+        self, message: draft_pb2.Propose, stream: SpeculateStream, reply: Reply | None
     ) -> draft_pb2.Proposed:
         arrived = _clock()
         delta, plan = convert.delta_from_pb(message.delta), convert.plan_from_pb(message.plan)
-        check_delta(delta, at.session, at.vocab_size)
-        at.sequence = delta.applied(at.sequence)
-        check_plan(plan, at.session, self._drafter.facts, at.vocab_size)
+        check_delta(delta, stream.session, stream.vocab_size)
+        stream.sequence = delta.applied(stream.sequence)
+        check_plan(plan, stream.session, self._drafter.facts, stream.vocab_size)
         began = _clock()
-        ready = self._catch_up.ready(at.sequence, at.form, message.plan)
+        ready = self._catch_up.ready(stream.sequence, stream.form, message.plan)
         has_waited, asked = await ready, _clock()
         if has_waited and reply is not None:
             reply.part("kv.wait", began, asked)
-        done = await self._draft(at, plan)
+        done = await self._draft(stream, plan)
         self._num_rounds += 1
         self._telemetry.record_proposal(reply, done, asked_s=asked, kv_wait_s=asked - began)
         proposal = done.value
@@ -255,20 +255,20 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             timing=convert.timing_to_pb(timing),
         )
 
-    async def _draft(self, at: SpeculateStream, plan: Plan) -> Done[Proposal]:
+    async def _draft(self, stream: SpeculateStream, plan: Plan) -> Done[Proposal]:
         """Propose on the engine's thread, unless another request takes the session over first."""
 
         def check() -> None:
-            if at.lease.is_revoked:
-                raise SessionTaken(f"session {at.session.session_id} was taken over")
+            if stream.lease.is_revoked:
+                raise SessionTaken(f"session {stream.session.session_id} was taken over")
 
         def propose() -> Proposal:
             check()
-            return finished(self._drafter.draft.propose(at.sequence, plan))
+            return finished(self._drafter.draft.propose(stream.sequence, plan))
 
         if self._batched is None:
             return await self._thread.run(propose)
-        return await self._batched.run(at.sequence, plan, check=check)
+        return await self._batched.run(stream.sequence, plan, check=check)
 
     def _kv_bytes(self, session_id: str) -> int:
         own_bytes = 0 if self._local is None else self._local.kv_bytes(session_id)

@@ -202,7 +202,10 @@ class Routes:
         stats = [result.stats for result in results]
         whole = self._envelope(style, request_id, results[0].prompt.model).around(
             style.object,
-            *(style.choice(at, result.prompt).whole(result) for at, result in enumerate(results)),
+            *(
+                style.choice(index, result.prompt).whole(result)
+                for index, result in enumerate(results)
+            ),
             usage=usage(stats, n=body.n),
             metrics=metrics(stats),
         )

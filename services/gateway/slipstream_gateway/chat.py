@@ -43,7 +43,9 @@ class ChatChoice:
         deltas = self._deltas(pieces)
         if logprobs is not None and not deltas:
             deltas = [{"content": ""}]
-        return [self._delta(delta, None if at else logprobs) for at, delta in enumerate(deltas)]
+        return [
+            self._delta(delta, None if index else logprobs) for index, delta in enumerate(deltas)
+        ]
 
     def ending(self, reason: FinishReason) -> list[Json]:
         """Return the last choices of a stream: what was held back, and the reason."""

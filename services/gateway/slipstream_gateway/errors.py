@@ -36,7 +36,7 @@ TABLE: tuple[tuple[type[SlipstreamError], int, str], ...] = (
 _PARAMETERS = {
     *("max_tokens", "logprobs", "messages", "input", "ignore_eos", "stop_token_ids", "stop"),
     *("tools", "tool_choice"),
-    *(at.name for at in fields(SamplingParams)),
+    *(field.name for field in fields(SamplingParams)),
 }
 _NOWHERE: Mapping[str, str] = {}
 _PLACE = re.compile(r"(\w+)[\w.\[\]]*")

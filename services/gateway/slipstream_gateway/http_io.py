@@ -230,7 +230,7 @@ class ChunkEvents:
         return with_errors(self._all(streams), error_event)
 
     async def _all(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
-        choices = [self._style.choice(at, stream.prompt) for at, stream in enumerate(streams)]
+        choices = [self._style.choice(index, stream.prompt) for index, stream in enumerate(streams)]
         self._num_prompt = sum(stream.prompt.num_prompt_tokens for stream in streams[:: self._n])
         openings = [opening for choice in choices if (opening := choice.opening())]
         yield b"".join(map(self._object, openings))

@@ -214,7 +214,7 @@ def _one_of(choices: Sequence[str]) -> str:
             f"structured_outputs.choice has {size} characters, but at most {MAX_GRAMMAR_BYTES} fit",
             param="structured_outputs.choice",
         )
-    return "|".join(f"({_SPECIAL.sub(lambda at: chr(92) + at[0], it)})" for it in choices)
+    return "|".join(f"({_SPECIAL.sub(lambda match: chr(92) + match[0], it)})" for it in choices)
 
 
 def _token_id(key: str) -> int:

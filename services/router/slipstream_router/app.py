@@ -115,7 +115,9 @@ class Router:
         self._request_telemetry.export()
         instruments.put(catalog.REQUESTS_RUNNING, self._admission.num_requests)
         instruments.put(catalog.REQUESTS_CAPACITY, self._config.max_requests)
-        states = Counter((at.role.value, at.state.value) for at in self._fleet.infos())
+        states = Counter(
+            (replica.role.value, replica.state.value) for replica in self._fleet.infos()
+        )
         for role, state in product(ReplicaRole, ReplicaState):
             count = states[role.value, state.value]
             said = {"role": role.value, "state": state.value}

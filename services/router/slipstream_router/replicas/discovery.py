@@ -99,7 +99,9 @@ class LingeringSource:
         found = await self._ask()
         now = self._clock()
         self._seen |= dict.fromkeys(found, now)
-        self._seen = {at: seen for at, seen in self._seen.items() if now - seen <= LINGER_S}
+        self._seen = {
+            address: seen for address, seen in self._seen.items() if now - seen <= LINGER_S
+        }
         return frozenset(self._seen)
 
 
@@ -190,6 +192,6 @@ class Sources:
             return parse_source(items)
 
         async def registered() -> Addresses:
-            return frozenset(at.address for at in await registry.live(role))
+            return frozenset(replica.address for replica in await registry.live(role))
 
         return parse_source(items, registered=registered)

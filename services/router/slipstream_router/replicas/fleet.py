@@ -107,10 +107,15 @@ class Fleet:
 
     def infos(self) -> tuple[ReplicaInfo, ...]:
         """Every replica, by role and address; a ready one may rest after failures."""
-        everyone = [*(at.info for at in self._drafts), *(at.info for at in self._targets)]
+        everyone = [
+            *(replica.info for replica in self._drafts),
+            *(replica.info for replica in self._targets),
+        ]
         return tuple(
-            replace(at, reason=at.reason or self.breakers.reason(at.address) or self._note(at))
-            for at in sorted(everyone, key=lambda at: (at.role.value, at.address))
+            replace(
+                info, reason=info.reason or self.breakers.reason(info.address) or self._note(info)
+            )
+            for info in sorted(everyone, key=lambda info: (info.role.value, info.address))
         )
 
     def check_weights(self) -> None:
@@ -144,14 +149,14 @@ class Fleet:
 
     def context_length(self) -> int:
         """Tokens of the longest context of all models. Raises `Unavailable` without any model."""
-        lengths = [at.model.facts.context_length for at in self.models().values()]
+        lengths = [target.model.facts.context_length for target in self.models().values()]
         if not lengths:
             raise Unavailable(NO_TARGET)
         return max(lengths)
 
     def num_targets(self, model_id: str) -> int:
         """Target replicas that serve the model now."""
-        return sum(at.model_id == model_id for at in self._target_views())
+        return sum(view.model_id == model_id for view in self._target_views())
 
     def model_name(self, asked: str) -> str:
         """The model that is meant; an empty name means the only one.
@@ -212,7 +217,7 @@ class Fleet:
         crowded = self.draft_at(address)
         if crowded is None or crowded.load is crowded.relieved:
             return False
-        others = [at for at in excluded if at != address]
+        others = [other for other in excluded if other != address]
         better = self.draft(target, kind, sticky=address, excluded=others)
         if better is None or better[0] is crowded:
             return False
@@ -267,7 +272,9 @@ class Fleet:
 
     def draft_at(self, address: str | None) -> Replica[DescribedDraft] | None:
         """The ready draft at an address."""
-        return next((at for at in self._drafts.ready() if at.address == address), None)
+        return next(
+            (replica for replica in self._drafts.ready() if replica.address == address), None
+        )
 
     def _target_views(self) -> list[TargetView]:
         return [target_view(*pair) for pair in _described(self._targets.ready())]

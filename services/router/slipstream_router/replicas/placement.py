@@ -70,7 +70,9 @@ def choose_target(
     excluded: Collection[str] = (),
 ) -> TargetView | None:
     """The replica for a request; `sticky` is the address that may hold the session's keys."""
-    fitting = [at for at in targets if at.model_id == model_id and at.address not in excluded]
+    fitting = [
+        view for view in targets if view.model_id == model_id and view.address not in excluded
+    ]
     return _chosen(fitting, sticky)
 
 
@@ -111,7 +113,9 @@ def misfit(target: TargetView, draft: DraftView) -> str:
 
 
 def _chosen(views: list[View], sticky: str | None) -> View | None:
-    idlest = min(views, key=lambda at: (at.num_requests, at.last_began, at.address), default=None)
+    idlest = min(
+        views, key=lambda view: (view.num_requests, view.last_began, view.address), default=None
+    )
     for view in views:
         if view.address == sticky and idlest is not None and not _is_crowded(view, idlest):
             return view
