@@ -28,7 +28,7 @@ def option(
     secret: bool = False,
     **shown: Any,
 ) -> T:
-    """Return a field with the line that says what it is, and its bounds for `check_bounds`.
+    """Return a field with its line of help, and its bounds for `check_bounds`.
 
     A secret has no flag, because everybody can read a process's arguments, and is never logged.
     `shown` are arguments of typer, for options of commands.

@@ -265,7 +265,7 @@ class Client(_ClientBase):
 
 
 class ApplicationTelemetry:
-    """See `ClientTelemetry`: what the application has set up, if anything.
+    """Telemetry of the application's own OpenTelemetry, if it has set one up.
 
     Loads OpenTelemetry only where the application has: without it nothing is recorded.
     """

@@ -194,6 +194,6 @@ def _said_before(chunk: Chunk) -> Answer:
         yield chunk
 
     async def end() -> None:
-        """Nothing runs."""
+        """End nothing: nothing runs."""
 
     return Answer(chunks(), end)

@@ -126,7 +126,7 @@ class PoolReplica:
 
 
 def _node_address() -> str:
-    """Return the address at which the cluster knows this node; others may lead elsewhere."""
+    """Return this node's address in the cluster; others may lead elsewhere."""
     here = ray.get_runtime_context().get_node_id()
     (address,) = (node["NodeManagerAddress"] for node in ray.nodes() if node["NodeID"] == here)
     return str(address)

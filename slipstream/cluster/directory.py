@@ -1,4 +1,4 @@
-"""The replicas of both pools, and the files in which a router reads where they are.
+"""The replicas of both pools, and the files from which a router reads their addresses.
 
 A replica that is silent for a while is gone. No round passes here, and nothing is lost with it:
 replicas announce themselves again within a second. Needs no Ray.
@@ -36,7 +36,7 @@ class Directory:
     """The replicas of both pools, as a deployment of Serve. For one event loop."""
 
     def __init__(self, *pools: Any, clock: Callable[[], float] = time.monotonic) -> None:
-        """`pools` are deployments, which become part of this one's application by that."""
+        """`pools` are deployments that become part of this one's application."""
         self._pools = pools
         self._clock = clock
         self._began_s = clock()
@@ -47,7 +47,7 @@ class Directory:
         self._known[address] = _ReplicaEntry(role, self._clock())
 
     async def listing(self) -> Listing:
-        """Return the replicas that are there."""
+        """Return the live replicas by role."""
         live = self._live()
         found = {
             role: tuple(sorted(address for address, entry in live.items() if entry.role == role))
@@ -56,7 +56,7 @@ class Directory:
         return Listing(found, self._clock() - self._began_s >= TTL_S)
 
     async def __call__(self, _request: Any = None) -> dict[str, int]:
-        """Return how many there are, over HTTP."""
+        """Return the number of replicas by role, for HTTP."""
         listing = await self.listing()
         return {f"{role}s": len(found) for role, found in listing.addresses.items()}
 

@@ -23,7 +23,7 @@ _ANSWER_S = 10.0
 _SPARE_S = 5.0
 """Time beyond its own grace that the router gets before it is killed."""
 _OBJECT_STORE_BYTES = 128 << 20
-"""Nothing of ours is kept there."""
+"""Size of Ray's object store, in which nothing of ours is kept."""
 _LOCAL = "127.0.0.1"
 _OUR_ERRORS = "slipstream.core.errors."
 _RAY_VARIABLES = {

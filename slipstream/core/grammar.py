@@ -17,7 +17,7 @@ class GrammarKind(StrEnum):
     REGEX = "regex"
     """The whole text matches the expression."""
     TOOL_CALLS = "tool-calls"
-    """Once the text has begun a call, that follows a schema: JSON with `format` and `schema`."""
+    """Calls that the text begins follow a schema: JSON with `format` and `schema`."""
 
 
 @dataclass(frozen=True, slots=True)

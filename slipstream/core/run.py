@@ -101,7 +101,7 @@ class Run:
         num_past, num_sent = len(request.past), request.num_received
         self._stream = TextStream(text.decode, request.stop, num_sent=num_sent)
         self._past = self._stream.push(request.past)
-        self._rounds: list[RoundTree] = []
+        self._unsent_rounds: list[RoundTree] = []
         """Rounds whose tokens are not sent yet."""
         self._origins = TokenBuffer[TokenOrigin](num_past=num_past, num_sent=num_sent)
         self._logprobs = TokenBuffer[TokenLogprob](num_past=num_past, num_sent=num_sent)
@@ -158,13 +158,13 @@ class Run:
     ) -> Chunk:
         tokens = piece.tokens
         origins = self._origins.send(len(tokens)) if self._request.with_origins else ()
-        logprobs = self._logprobs.send(len(tokens)) if self._tells_logprobs else ()
-        told = with_texts(logprobs, tokens, self._text.token_bytes) if logprobs else ()
-        rounds, self._rounds = tuple(self._rounds), []
-        return Chunk(piece.text, tokens, reason, stats, prompt, origins, told, rounds)
+        known = self._logprobs.send(len(tokens)) if self._returns_logprobs else ()
+        logprobs = with_texts(known, tokens, self._text.token_bytes) if known else ()
+        rounds, self._unsent_rounds = tuple(self._unsent_rounds), []
+        return Chunk(piece.text, tokens, reason, stats, prompt, origins, logprobs, rounds)
 
     @property
-    def _tells_logprobs(self) -> bool:
+    def _returns_logprobs(self) -> bool:
         return self._request.session.num_logprobs is not None
 
     async def _keep(
@@ -188,12 +188,12 @@ class Run:
     def _piece(self, round_: Round) -> tuple[Piece, FinishReason | None]:
         verdict = round_.verdict
         if self._request.with_rounds:
-            self._rounds.append(round_tree(round_, self._text))
+            self._unsent_rounds.append(round_tree(round_, self._text))
         if self._request.with_origins:
             self._origins.add(
                 origins_of(round_.proposal, verdict, has_roots=bool(round_.plan.roots))
             )
-        if self._tells_logprobs:  # a target of another version may have none to tell
+        if self._returns_logprobs:  # a target of another version may have none
             self._logprobs.add(verdict.logprobs or (None,) * len(verdict.tokens))
         piece = self._stream.push(verdict.tokens)
         if piece.is_stopped:

@@ -123,7 +123,7 @@ class Session:
     grammar: Grammar | None = None
     """Grammar that the request's output must follow."""
     num_logprobs: int | None = None
-    """Likeliest tokens told of each position, beside its own; None: no log-probabilities at all."""
+    """Likeliest tokens returned of each position, beside its own; None: no log-probabilities."""
     has_prompt_logprobs: bool = False
     """True to return log probabilities of the prompt, too; it is then computed as a whole."""
 

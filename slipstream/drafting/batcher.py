@@ -124,7 +124,7 @@ class BatchedDraft:
         return await answer
 
     async def _drive(self) -> None:
-        """Have the thread work for as long as there is anything to do."""
+        """Run the engine's thread for as long as there is work."""
         try:
             while self._inbox or self._running:
                 for has_failed in (await self._thread.run(self._work)).value:

@@ -211,7 +211,7 @@ class Growth:
         return (yield DraftStep(ask, max(len(self.tokens) - done, 1) + limit - 1, None))
 
     def _catch_up(self, rest: int) -> Steps[int]:
-        """Have all but up to `rest` tokens of the prefix computed; return how many are then."""
+        """Compute all but up to `rest` tokens of the prefix; return how many are computed."""
         tokens, done = self.tokens, self.num_same
         while len(tokens) - done > rest:
             count = min(CHUNK, len(tokens) - 1 - done)
@@ -221,7 +221,7 @@ class Growth:
         return done
 
     def hold(self, *, rows: CandidateRows | None = None) -> Steps[list[Candidates]]:
-        """Have the prefix computed, and return the candidates behind it if `rows` reads them."""
+        """Compute the prefix; return the candidates behind it if `rows` reads them."""
         done = yield from self._catch_up(CHUNK)
         last = Sync(self.held.state, self.tokens, self.view, is_scored=rows is not None)
         return (yield DraftStep(last, max(len(self.tokens) - done, 1), rows))

@@ -50,7 +50,7 @@ def load_on(call: Callable[[Callable[[], T]], T], load: Callable[[], T], cores: 
 
 
 def start_torch() -> None:
-    """Have torch compute with as many threads as native code, on the same cores where they stay.
+    """Let torch compute with as many threads as native code, on the same cores where they stay.
 
     Before it computes on this thread: what it starts later would share the core of this one.
     """

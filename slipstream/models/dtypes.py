@@ -73,7 +73,7 @@ def choose_dtype(
 
 @cache
 def _warn(name: str, fastest: str, factor: str) -> None:
-    """Once in a process, however often the dtype is chosen."""
+    """Warn once per process."""
     _LOG.warning("dtype %s is %s times slower than %s on this CPU: use auto", name, factor, fastest)
 
 

@@ -20,7 +20,7 @@ NUM_SINKS = 128
 nothing of use goes there (Xiao et al. 2023, "Efficient Streaming Language Models with Attention
 Sinks")."""
 WINDOW = 512
-"""Newest tokens that are read of a longer text, unless a draft's option says otherwise."""
+"""Newest tokens that are read of a longer text, unless a draft's option differs."""
 MAX_NEW_TOKENS = 32
 """Tokens of a prefix that a chain takes in; the caller syncs more before."""
 
@@ -197,7 +197,7 @@ class Scorer(Protocol):
         ...
 
     def skip(self, state: Any, skipped: int) -> None:
-        """Have the state leave out so many positions behind the first `NUM_SINKS`."""
+        """Leave out so many positions of the state behind the first `NUM_SINKS`."""
         ...
 
     def num_same(self, state: Any, tokens: Sequence[int]) -> int:

@@ -19,7 +19,7 @@ def num_threads() -> int:
 
 
 def set_num_threads(count: int) -> None:
-    """Have so many threads compute from now on: in models that are loaded later, and in torch."""
+    """Set the number of compute threads, of torch and of models that are loaded later."""
     _chosen[:] = [count]
     torch = sys.modules.get("torch")
     if torch is not None:

@@ -90,7 +90,7 @@ def metadata(options: ChannelOptions) -> tuple[tuple[str, str], ...]:
 
 
 def check_address(address: str) -> str:
-    """The address; `InvalidRequest` unless it is HOST:PORT or a gRPC name such as dns:///NAME:PORT."""
+    """The address; `InvalidRequest` unless it is HOST:PORT or a gRPC name, as dns:///NAME:PORT."""
     host, separator, port = address.rpartition(":")
     is_name = "://" in address or address.startswith("unix:")
     is_plain = (
@@ -125,12 +125,12 @@ def _arguments(address: str, options: ChannelOptions) -> list[tuple[str, Any]]:
         *([("grpc.enable_http_proxy", 0)] if are_local(address) else []),
         ("grpc.max_receive_message_length", options.max_message_bytes),
         ("grpc.max_send_message_length", MAX_MESSAGE_BYTES),
-        # Sent again is what its sender knows to be safe to send again.
+        # Only messages that their sender marks as safe are sent again.
         ("grpc.enable_retries", 0),
         ("grpc.service_config", json.dumps(config)),
         # Reconnecting must not wait minutes for a service that is back after seconds.
         ("grpc.initial_reconnect_backoff_ms", 100),
-        # Whatever its name says, this is how long an attempt may take: TLS is several round trips.
+        # Despite its name, this is how long an attempt may take: TLS is several round trips.
         ("grpc.min_reconnect_backoff_ms", CONNECT_S * 1000),
         ("grpc.max_reconnect_backoff_ms", LONGEST_WAIT_MS),
         # A name is looked up again when a connection ends; by itself gRPC does so twice a minute

@@ -17,7 +17,7 @@ from slipstream.core.errors import DeadlineExceeded, InternalError, SlipstreamEr
 from slipstream.core.round import Clock
 from slipstream.rpc.status import error_from
 
-# What grpc.aio says, in place of the status, of a write that meets the end of its stream. Openings
+# Details of grpc.aio's status for a write that meets the end of its stream. Openings
 # are answered before anything else is written, so no refusal is lost like that.
 _LOST_STATUS = "Internal error from Core"
 MAX_ANSWER_BYTES = 1 << 20
@@ -104,14 +104,14 @@ class Exchange:
 
     def post(self, message: bytes) -> None:
         """Send a message whose answer is read later, by `more` or `arrived`, and wait for nothing:
-        gRPC says late that a message is on its way. What is wrong with the stream, reading says.
+        gRPC acknowledges writes late; errors of the stream surface on read.
         """
         if self._is_over:
             raise self._has_ended()
         self._posting = asyncio.get_running_loop().create_task(self._write(message, self._posting))
 
     def read_ahead(self) -> None:
-        """Read answers as they come from now on, so that `arrived` returns them. Again is fine."""
+        """Read answers as they come, so that `arrived` returns them. May be repeated."""
         if self._reader is None:
             self._reader = asyncio.get_running_loop().create_task(self._keep_reading())
 
@@ -124,7 +124,7 @@ class Exchange:
         return None if self._answers.empty() else await self.more(self._options.limit_s(0))
 
     def expired(self, limit_s: float) -> SlipstreamError:
-        """End the stream, which did not answer within so many seconds; return the error of that."""
+        """End the stream, which did not answer within so many seconds; return the error."""
         self.cancel()
         return self._too_late(limit_s)
 
@@ -147,7 +147,7 @@ class Exchange:
             self.cancel()
 
     def cancel(self) -> None:
-        """End the stream now; the other side frees what it holds. Again is fine."""
+        """End the stream now; the other side frees what it holds. May be repeated."""
         self._is_over = True
         if self._call is not None:
             self._call.cancel()
@@ -168,7 +168,7 @@ class Exchange:
         except (SlipstreamError, asyncio.CancelledError):
             self.cancel()
             raise
-        except Exception as error:  # whatever it is, it comes from the other side
+        except Exception as error:  # any error here comes from the other side
             self.cancel()
             kind = type(error).__name__
             raise InternalError(f"{self._peer.name} is not understood: {kind}") from error
@@ -190,7 +190,7 @@ class Exchange:
             await asyncio.wait({before})
         if self._call is None:
             self._call = self._opened()
-        # Where the stream has ended, reading says why.
+        # The reason of a stream's end surfaces on read.
         with suppress(asyncio.InvalidStateError, grpc.aio.AioRpcError):
             await self._call.write(message)
 

@@ -95,7 +95,7 @@ class KvFrame:
 
 
 def keep_freed_memory() -> None:
-    """Have large messages take memory that others gave back, as far as the C library does that.
+    """Let large messages reuse freed memory, as far as the C library does that.
 
     glibc keeps as much as twice the largest block that was freed, up to 32 MB. By itself each
     message of 128 KiB or more is mapped anew, page by page, and takes twice the time. This block is

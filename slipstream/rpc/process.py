@@ -71,7 +71,7 @@ def say_ready(address: str) -> None:
 
 
 def _keep_all() -> None:
-    """Have the collector of garbage skip what there is: code and weights, for hundreds of
+    """Exempt all present objects from garbage collection: code and weights take hundreds of
     milliseconds at each full collection, on whichever thread comes to it."""
     gc.collect()
     gc.freeze()

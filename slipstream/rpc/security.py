@@ -50,7 +50,7 @@ class ServerTls:
 
 @dataclass(frozen=True, slots=True)
 class ClientTls:
-    """Whom a caller trusts (`ca`; None for the system's roots), and what it shows, if anything.
+    """TLS of a client: trusted roots (`ca`; None for the system's) and its certificate, if any.
 
     `name` is the one that a server's certificate must carry, where it is not the address's own.
     """
@@ -68,11 +68,11 @@ class ClientTls:
 
     @property
     def files(self) -> tuple[Path, ...]:
-        """All that is read."""
+        """Return all files that are read."""
         return tuple(filter(None, (self.ca, self.cert, self.key)))
 
     def stamp(self) -> Stamp:
-        """Another one once any of the files has changed."""
+        """Return a value that changes once any of the files has changed."""
         return stamp_of(self.files)
 
     def credentials(self) -> grpc.ChannelCredentials:
@@ -100,7 +100,7 @@ def server_tls(
 def peer_tls(
     peer_ca: Path | None, peer_cert: Path | None, peer_key: Path | None, name: str | None = None
 ) -> ClientTls | None:
-    """Likewise for whom a service calls; `name` is the one that their certificates must carry."""
+    """Return the TLS to a service's peers; `name` is the one that their certificates must carry."""
     if (peer_cert is None) != (peer_key is None):
         raise InvalidRequest("peer_cert and peer_key go together only")
     if peer_ca is None:
@@ -112,7 +112,7 @@ def peer_tls(
     return ClientTls(peer_ca, peer_cert, peer_key, name)
 
 
-# Where gRPC tells the alternative names and the common name of a subject.
+# Keys of gRPC for the alternative names and the common name of a subject.
 _NAMED_IN = ("peer_dns", "x509_common_name")
 
 
@@ -120,20 +120,20 @@ class Caller(Protocol):
     """Facts of a call by which its caller is known."""
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
-        """Return what gRPC knows of the caller."""
+        """Return gRPC's facts about the caller."""
         ...
 
 
 @dataclass(frozen=True, slots=True)
 class Callers:
-    """Lets those in whose certificate carries one of `names`; everybody where there are none."""
+    """Admits callers whose certificate carries one of `names`; all where there are none."""
 
     names: tuple[str, ...] = ()
     more: Mapping[str, tuple[str, ...]] = field(default_factory=dict)
     """Further names that may call a method, by the last part of its name."""
 
     def check(self, method: str, caller: Caller) -> None:
-        """Raises `PermissionDenied`. The method is /PACKAGE.SERVICE/NAME."""
+        """Raise `PermissionDenied` for others. The method is /PACKAGE.SERVICE/NAME."""
         if not self.names:
             return
         wanted = (*self.names, *self.more.get(method.rpartition("/")[2], ()))

@@ -63,7 +63,7 @@ class MemoryStore:
             if (why := kept.refusal(claim, now)) is not None:
                 raise claim_refused(why, claim, model=kept.record.model)
             kept.begin(claim, max_past=self._bounds.max_past)
-        elif kept.record.turn.ending is None and kept.is_held_from(claim):
+        elif kept.record.turn.ending is None and kept.is_leased_by_other_attempt(claim):
             raise claim_refused("taken", claim)
         self._expire(kept, now + min(claim.ttl_s, self._bounds.lease_s))
         if kept.record.turn.ending is not None:

@@ -60,7 +60,7 @@ class StoredSession:
         known = (self.record.owner, turn.request_id, turn.digest)
         return known == (claim.owner, claim.request_id, claim.digest)
 
-    def is_held_from(self, claim: Claim) -> bool:
+    def is_leased_by_other_attempt(self, claim: Claim) -> bool:
         """Return whether another attempt at the same request has the lease, and keeps it.
 
         The lease counts until it is released: one that ran out may be in use again.

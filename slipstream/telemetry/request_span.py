@@ -106,7 +106,7 @@ class RequestSpan:
             record_error(span, error)
         span.end(self._timeline.ns(end_s))
 
-    def say(self, attributes: Attributes) -> None:
+    def set_attributes(self, attributes: Attributes) -> None:
         """Set attributes."""
         if self.is_traced:
             self.span.set_attributes(attributes)
@@ -117,7 +117,9 @@ class RequestSpan:
             self.ends(stage)
         if not self.is_traced:
             return
-        self.say({_STAGE.format(name): 1000 * spent for name, spent in self._spent.items()})
+        self.set_attributes(
+            {_STAGE.format(name): 1000 * spent for name, spent in self._spent.items()}
+        )
         if error is not None:
             record_error(self.span, error)
         self.span.end(self._timeline.ns(self.clock()))

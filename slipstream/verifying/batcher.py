@@ -177,7 +177,7 @@ class BatchedTarget:
         self._end(session_id, errors.NoRoom(f"a round waited {limit_s:g} s for memory, the limit"))
 
     def _wake(self) -> None:
-        """Have the driver look again, since something has changed for the next step."""
+        """Wake the driver, since something has changed for the next step."""
         self._news.set()
         if self._driver is None and self._has_work():
             # Without a session's context: its logs are not about the one that came first.

@@ -22,7 +22,7 @@ from slipstream.verifying.request import TargetRequest
 from slipstream.verifying.schedule import ScheduledRequest
 
 Decision = Callable[[], Walk]
-"""Raises what `core.verify.verify` does."""
+"""Function that decides a request; it raises what `core.verify.verify` does."""
 Batch = Sequence[ScheduledRequest[TargetRequest]]
 Slots = tuple[tuple[int, ...], ...]
 """KV slots of a forward's tokens, request by request."""

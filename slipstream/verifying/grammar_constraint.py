@@ -69,7 +69,7 @@ class _OtherText(InvalidRequest):
 
 
 class _LimitReached(Exception):
-    """The matcher can't go on; the message says why."""
+    """The matcher can't go on; the message has the reason."""
 
 
 class GrammarConstraint:
@@ -189,7 +189,7 @@ class GrammarConstraint:
         return ids
 
     def _follow(self, output: Sequence[int]) -> None:
-        """Have the matcher read exactly this output, by as few steps back and forth as it takes."""
+        """Let the matcher read exactly this output, in as few steps back and forth as it can."""
         num_same = common_prefix(self._read, output)
         if num_same < len(self._read) and self._compiled.opening is not None:
             # The library goes back wrongly where spaces are optional.

@@ -178,7 +178,7 @@ class KvMemory:
         cache.close()
 
     def _free(self, count: int) -> None:
-        """Have so many free pages. Evicts only if that helps."""
+        """Free pages until there are so many. Evicts only if that helps."""
         missing = count - self.pool.num_free
         if missing <= 0 or count > self.pool.num_pages:  # what can never be is the cache's error
             return

@@ -40,7 +40,7 @@ class RequestQueue:
         """Sessions that may hold memory: they began, and have not left."""
 
     def add(self, request: TargetRequest) -> None:
-        """Have the next run take a request in. Any thread."""
+        """Queue a request for the next run. From any thread."""
         self._arrivals.append(request)
 
     def run(self, *, has_room: bool, has_company: bool) -> TargetStep | None:

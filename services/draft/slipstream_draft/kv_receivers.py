@@ -200,7 +200,7 @@ class KvCatchUp:
         form: KvFormat | None,
         plan: draft_pb2.Plan,
     ) -> bool:
-        """Have keys and values read from the plan's feed; return whether a stream starts."""
+        """Read keys and values from the plan's feed; return whether a stream starts."""
         if form is None or self._local is None:
             if plan.HasField("feed"):
                 raise InvalidRequest("the plan names a feed, but this draft reads none")

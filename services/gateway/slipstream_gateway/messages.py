@@ -33,7 +33,7 @@ class ChatMessage(StrictModel):
 
 
 class FunctionSchema(StrictModel):
-    """A function that the model may call; a `strict` one is called as its schema says."""
+    """A function that the model may call; arguments of a `strict` one follow its schema."""
 
     model_config = ConfigDict(extra="ignore")
 

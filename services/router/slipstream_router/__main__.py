@@ -12,7 +12,7 @@ from slipstream_router.config import RouterConfig
 
 
 def main(argv: Sequence[str]) -> int:
-    """Serve until told to stop; the process's exit code."""
+    """Serve until a signal stops it; return the process's exit code."""
     return run_service("router", RouterConfig, _serve, argv=argv, doc=str(__doc__))
 
 

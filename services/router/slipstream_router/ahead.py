@@ -1,4 +1,4 @@
-"""The next round runs while what the last one said is kept and sent. One round ahead, no more.
+"""The next round runs while the last one's tokens are stored and sent. One round ahead, no more.
 
 Knows journals, and nothing of engines or the wire.
 """
@@ -17,7 +17,7 @@ T = TypeVar("T")
 
 
 class WriteBehind:
-    """A journal that is written while its request goes on. `settled` before anything is told."""
+    """A journal that is written while its request goes on. `settled` before tokens are sent."""
 
     def __init__(self, journal: Journal) -> None:
         self._journal = journal

@@ -120,8 +120,8 @@ class Router:
         )
         for role, state in product(ReplicaRole, ReplicaState):
             count = states[role.value, state.value]
-            said = {"role": role.value, "state": state.value}
-            instruments.put(catalog.REPLICAS, count, said)
+            attributes = {"role": role.value, "state": state.value}
+            instruments.put(catalog.REPLICAS, count, attributes)
 
     async def drain(self) -> None:
         """Refuse new requests; those that run go on."""
@@ -174,7 +174,7 @@ class Router:
             group.create_task(self._follow())
 
     async def _follow(self) -> None:
-        """Have health say whether requests can run, and the log whether weights differ."""
+        """Report in health whether requests can run, and log when weights differ."""
         while True:
             self._changed.clear()
             self._fleet.check_weights()

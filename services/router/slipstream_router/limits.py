@@ -1,4 +1,4 @@
-"""Requests of a key, within its limits. Knows keys and their quotas; not what is generated."""
+"""Requests of an API key, within its quotas."""
 
 import asyncio
 import secrets
@@ -63,7 +63,7 @@ class KeyLimits:
     async def admitted(
         self, key: Key, asked: Generation, remaining: Remaining
     ) -> AsyncIterator[Charge]:
-        """Let a request run. Raises `LimitExceeded`, which says when there is room again.
+        """Let a request run. Raises `LimitExceeded`, with the time until there is room again.
 
         `remaining` returns the seconds that the caller waits, None without a limit.
         """

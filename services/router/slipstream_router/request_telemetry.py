@@ -55,26 +55,26 @@ class RequestRecorder:
         self._texts: list[str] | None = None
 
     def show_content(self) -> None:
-        """Have the span carry prompt and answer, if there is one."""
+        """Record prompt and answer in the span, if there is one."""
         self._texts = [] if self.span.is_traced else None
 
     def record_request(self, asked: Generation, *, is_stream: bool) -> None:
         """Record a parsed request."""
         self._asked = asked
         if self.span.is_traced:
-            self.span.say(request_attributes(asked, is_stream=is_stream))
+            self.span.set_attributes(request_attributes(asked, is_stream=is_stream))
         if self._texts is not None:
-            self.span.say(input_content(asked))
+            self.span.set_attributes(input_content(asked))
 
     def record_id(self, request_id: str) -> None:
         """Record the request's id, in logs and in its span."""
         bind(request_id=request_id)
-        self.span.say({"gen_ai.response.id": request_id})
+        self.span.set_attributes({"gen_ai.response.id": request_id})
 
     def record_session(self, session_id: str) -> None:
         """Record the session: the caller's, or one that only this request has."""
         bind(session_id=session_id)
-        self.span.say({"slipstream.session.id": session_id})
+        self.span.set_attributes({"slipstream.session.id": session_id})
 
     def record_settled(self) -> None:
         """Record that all rounds are over and the whole answer was sent."""
@@ -85,38 +85,38 @@ class RequestRecorder:
         """Record a piece of the answer that is about to be sent."""
         if chunk.token_ids and self._first_s is None:
             self._first_s = self.span.clock() - self._began_s
-            self.span.say({"gen_ai.response.time_to_first_chunk": self._first_s})
+            self.span.set_attributes({"gen_ai.response.time_to_first_chunk": self._first_s})
         self._num_tokens += len(chunk.token_ids)
         if chunk.prompt is not None:
             self._model = chunk.prompt.model
             if self.span.is_traced:
-                self.span.say(prompt_attributes(chunk.prompt))
+                self.span.set_attributes(prompt_attributes(chunk.prompt))
         if self._texts is not None:
             self._texts.append(chunk.text)
         if chunk.stats is not None and chunk.finish_reason is not None and self.span.is_traced:
-            self.span.say(stats_attributes(chunk.finish_reason, chunk.stats))
+            self.span.set_attributes(stats_attributes(chunk.finish_reason, chunk.stats))
             if self._texts is not None:
-                self.span.say(output_content("".join(self._texts), chunk.finish_reason))
+                self.span.set_attributes(output_content("".join(self._texts), chunk.finish_reason))
 
     def end(self, error: BaseException | None) -> None:
         """Record the end of the request."""
         self.rounds.end()
-        self.span.say({"rpc.response.status_code": _status(error)})
+        self.span.set_attributes({"rpc.response.status_code": _status(error)})
         self.span.end(error)
         if self._instruments.are_exported:
             self._measure(error)
 
     def _measure(self, error: BaseException | None) -> None:
         elapsed_s = self.span.clock() - self._began_s
-        said = {} if self._asked is None else operation_attributes(self._asked, self._model)
-        ended = said if error is None else {**said, "error.type": _error_type(error)}
+        attributes = {} if self._asked is None else operation_attributes(self._asked, self._model)
+        ended = attributes if error is None else {**attributes, "error.type": _error_type(error)}
         self._instruments.record(catalog.REQUEST_DURATION, elapsed_s, ended)
         if self._first_s is None:
             return
-        self._instruments.record(catalog.FIRST_TOKEN, self._first_s, said)
+        self._instruments.record(catalog.FIRST_TOKEN, self._first_s, attributes)
         if error is None and self._num_tokens > 1:
             per_token_s = (elapsed_s - self._first_s) / (self._num_tokens - 1)
-            self._instruments.record(catalog.PER_TOKEN, per_token_s, said)
+            self._instruments.record(catalog.PER_TOKEN, per_token_s, attributes)
 
 
 class RouterTelemetry:
@@ -134,8 +134,8 @@ class RouterTelemetry:
 
         For a task that ends with the request: the ids are bound to what it logs.
         """
-        said: Attributes = {"rpc.system.name": "grpc", "rpc.method": method}
-        span = RequestSpan(self._telemetry, method, _carrier(metadata), said)
+        attributes: Attributes = {"rpc.system.name": "grpc", "rpc.method": method}
+        span = RequestSpan(self._telemetry, method, _carrier(metadata), attributes)
         span.begins(ENTER)
         rounds = RoundTracer(span, self._telemetry.trace_rounds, self._rounds.record)
         recorder = RequestRecorder(span, self._telemetry.instruments, rounds)
@@ -150,7 +150,7 @@ class RouterTelemetry:
             raise
         finally:
             if (plain_s := self._rounds.plain_s) is not None:
-                span.say({"slipstream.speculation.plain_round_ms": 1000 * plain_s})
+                span.set_attributes({"slipstream.speculation.plain_round_ms": 1000 * plain_s})
             recorder.end(error)
 
     def record_start(self, request: Request) -> None:
@@ -176,9 +176,9 @@ class RouterTelemetry:
 
 
 def _carrier(metadata: Metadata | None) -> Carrier | None:
-    said = {name: value for name, value in metadata or () if isinstance(value, str)}
-    parent = said.get("traceparent")
-    return None if parent is None else Carrier(parent, said.get("tracestate", ""))
+    headers = {name: value for name, value in metadata or () if isinstance(value, str)}
+    parent = headers.get("traceparent")
+    return None if parent is None else Carrier(parent, headers.get("tracestate", ""))
 
 
 def _status(error: BaseException | None) -> str:

@@ -64,7 +64,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self.about.advertised_address = address
 
     async def broken(self) -> str:
-        """Wait until steps fail again and again; return a sentence that says so."""
+        """Wait until steps fail again and again; return the sentence for it."""
         return await self._target.failed_steps.too_many()
 
     async def close(self) -> None:

@@ -100,7 +100,7 @@ class WorkerProcesses:
             threading.Thread(target=self._watch, args=(worker,), daemon=True).start()
 
     def join(self) -> TensorParallelGroup:
-        """Meet the workers, as rank 0, on the thread that will compute."""
+        """Join the workers as rank 0, on the thread that will compute."""
         plan = self._plan
         return TensorParallelGroup(
             join_ranks(0, plan.size, device=plan.device, meeting=self._meeting), self
@@ -176,7 +176,7 @@ class WorkerProcesses:
 
 
 def start_workers(config: TargetConfig, on_lost: OnLost) -> WorkerProcesses:
-    """Start the workers that a configuration asks for.
+    """Start the workers of a configuration.
 
     Raises `InvalidRequest` for a model that can't be split so, or a machine without the GPUs, and
     what finding a model raises.

@@ -14,7 +14,7 @@ from slipstream.core.types import SamplingParams
 from slipstream.core.verify.keyed_noise import Purpose, gumbels_of
 
 NOISE_WEIGHT = 0.6
-"""Part of the noise that is believed in: probabilities are estimates. (Sampled text of
+"""Scale of the noise, as the probabilities are estimates. (Sampled text of
 SmolLM2-135M: with 0.6, guesses of 0.15, 0.25, 0.35, 0.45 held in 0.11, 0.19, 0.28, 0.40.)"""
 DRAWN_DOUBT = 0.25
 """Part of a guess that does not hold at temperature 1. (SmolLM2-135M, Spec-Bench: without it,

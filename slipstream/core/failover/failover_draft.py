@@ -87,7 +87,7 @@ class FailoverDraft:
         try:
             proposal = await used.port.propose(sequence, plan)
             _check(session, plan, proposal, vocab_size=self._vocab_size)
-        except Exception as error:  # whatever comes of reading its answer
+        except Exception as error:  # any failure of reading its answer
             await self._lose(used, error)
             return _without_draft(plan, Proposal(fallback=self._reason))
         if proposal.fallback is not None:  # neither a success nor a failure so far
@@ -108,13 +108,13 @@ class FailoverDraft:
         await self._end(self._let_go())
 
     async def park(self, ttl_s: float) -> str | None:
-        """Have the session kept; return the name of the draft that keeps it, None without one."""
+        """Park the session; return the name of the draft that keeps it, None without one."""
         used = self._let_go()
         if used is None:
             return None
         try:
             await used.park(ttl_s)
-        except Exception as error:  # whatever comes of reading its answer
+        except Exception as error:  # any failure of reading its answer
             _LOG.warning("%s did not park a session: %s", used.name, error)
             return None
         finally:

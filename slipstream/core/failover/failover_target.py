@@ -88,7 +88,7 @@ class FailoverTarget:
         await self._end()
 
     async def park(self, ttl_s: float) -> str | None:
-        """Have the session kept; return the name of the target that keeps it, None without one."""
+        """Park the session; return the name of the target that keeps it, None without one."""
         used = self._used
         if used is None:
             return None

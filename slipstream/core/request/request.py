@@ -1,4 +1,4 @@
-"""Requests that can run, out of what callers ask: everything that can be refused is here.
+"""Requests that can run, made of callers' options: everything that can be refused is here.
 
 Knows what a model and a draft say of themselves; nothing of where they live, or of text.
 """
@@ -38,9 +38,9 @@ class ModelFacts:
     has_grammars: bool = False
     """True if the target can make its output follow a grammar."""
     max_logprobs: int | None = None
-    """Likeliest tokens that it can tell of a position; None: it tells no log-probabilities."""
+    """Most likely tokens that it returns of a position; None: no log-probabilities."""
     tool_format: ToolFormat | None = None
-    """The text in which it calls tools; None: it takes no tools."""
+    """Format of its tool calls; None: it takes no tools."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -124,7 +124,7 @@ class SessionRef:
 
 @dataclass(frozen=True, slots=True)
 class Generation:
-    """All that a caller says: the prompt, what is wanted, of which model, in which session.
+    """Request of a caller: the prompt, its parameters, the model and the session.
 
     `model` may be empty where there is only one; without a session the request is on its own.
     `num_received` tokens of its output the caller holds from an answer that broke off.
@@ -270,7 +270,7 @@ def _check_length(num_prompt_tokens: int, max_tokens: int, limit: int) -> None:
 
 
 def check_name(what: str, name: str) -> None:
-    """Raises `InvalidRequest` for a name that is long, or not one line of printable ASCII."""
+    """Raise `InvalidRequest` for a name that is long, or not one line of printable ASCII."""
     # Names come back in errors and logs, where line breaks would forge lines.
     if len(name) > MAX_NAME_LENGTH or not (name.isascii() and name.isprintable()):
         raise InvalidRequest(

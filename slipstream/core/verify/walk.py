@@ -1,6 +1,6 @@
 """Walking a proposed tree down, one position per depth: what every verification mode shares.
 
-A mode is the rule of a single position. Rows of logits are asked for only where a walk goes,
+A mode is the rule of a single position. Rows of logits are computed only where a walk goes,
 because evaluating a distribution costs more than a node.
 """
 

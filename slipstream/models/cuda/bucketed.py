@@ -70,7 +70,7 @@ class BucketedForward:
         return self._max_bytes + num_rows * (row_bytes + MAX_GRAPHS * output_bytes)
 
     def serve(self, pool: KvPool) -> None:
-        """Have forwards over a pool that stays, an engine's."""
+        """Capture forwards over an engine's pool, which stays."""
         self._pools.add(pool)
 
     def pack(

@@ -152,7 +152,7 @@ class GlideScorer:
         state.tokens, state.target_kv, state.capacity = [], (), 0
 
     def _reach(self, length: int) -> None:
-        """Have what positions below `length` need."""
+        """Compute what positions below `length` need."""
         if length > self._length:
             self._pass.reach(length)
             self._length = length

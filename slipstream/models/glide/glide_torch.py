@@ -68,7 +68,7 @@ class TorchGlide:
         )
 
     def reach(self, length: int) -> None:
-        """Have rotary factors of positions 0..length-1."""
+        """Compute rotary factors of positions 0..length-1."""
         self._rotary = self._tables(length)
 
     def readable(self, values: Any) -> Tensor:

@@ -53,7 +53,7 @@ class KvCache:
         return len(self.pages) * self.pool.layout.bytes_per_page
 
     def reserve(self, num_slots: int) -> None:
-        """Have pages for that many positions.
+        """Take pages for that many positions.
 
         Raises `CapacityError` above the limit and what `KvPool.take` raises; then nothing changes.
         """
@@ -68,7 +68,7 @@ class KvCache:
             self._measure()
 
     def own(self, stop: int) -> None:
-        """Have the pages of positions count..stop-1 alone, so that they may be written.
+        """Own the pages of positions count..stop-1, so that they may be written.
 
         Raises `NoRoom` where a copy of a shared page finds no place.
         """
@@ -120,7 +120,7 @@ class KvCache:
         self.count = min(self.count, count)
 
     def turn(self, num_pages: int) -> None:
-        """Have pages behind the first one at the end: what follows them comes in their place."""
+        """Move pages behind the first one to the end: the following ones take their place."""
         self.pages[1:] = self.pages[1 + num_pages :] + self.pages[1 : 1 + num_pages]
         self._measure()
 

@@ -60,7 +60,7 @@ class NativeGlide:
             self.engine += " Q4_1" if head.kind == Q4_1 else " Q4_1+Q8_0"
 
     def reach(self, length: int) -> None:
-        """Have rotary factors of positions 0..length-1."""
+        """Compute rotary factors of positions 0..length-1."""
         self._model.set_rotary(*self._target.rotary(length))
 
     def readable(self, values: Any) -> Array:
@@ -86,8 +86,8 @@ class NativeGlide:
         return Scores(self._model.logits(hidden), hidden)
 
     def _others(self, state: GlideState) -> Sequence[int]:
-        """Return what `NativeTokens.others` takes of a session's token; nothing may be read without
-        keys. Addresses take long to ask for, and are kept with the keys.
+        """Return a session's entry of `NativeTokens.others`; nothing may be read without
+        keys. Addresses take long to read, and are kept with the keys.
 
         Raises `ModelError` for keys that are not of the target's form.
         """

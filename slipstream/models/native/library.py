@@ -25,7 +25,7 @@ class NotNative(Exception):
 
 
 class NoLibrary(NotNative):
-    """There is no library, for want of a C++ compiler."""
+    """There is no library, for lack of a C++ compiler."""
 
 
 class NativeShape(ctypes.Structure):

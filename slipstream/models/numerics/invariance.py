@@ -244,7 +244,7 @@ def _found(shape: _Shape) -> QueryRule | None:
 
 
 def _both(rule: QueryRule | None, found: QueryRule | None, num_rows: int) -> QueryRule | None:
-    """Counts that hold in both; `found` says nothing of more than `num_rows` rows."""
+    """Return the counts that hold in both; `found` covers no more than `num_rows` rows."""
     if rule is None or found is None:
         return None
     steady = tuple(size for size in rule.steady if size in found.steady or size > num_rows)

@@ -89,7 +89,7 @@ class Linears:
         form = (weight.shape, bias is not None)
         if form not in self._seen:
             self._seen.add(form)
-            self.rule = self.rule.meet(_rule(weight, bias))
+            self.rule = self.rule.intersect(_rule(weight, bias))
         return lambda x: tiled(packed, x, self.rule)
 
 

@@ -14,8 +14,8 @@ class RowRule:
     min_rows: int
     max_rows: int
 
-    def meet(self, other: "RowRule") -> "RowRule":
-        """The row counts that both rules allow."""
+    def intersect(self, other: "RowRule") -> "RowRule":
+        """Return the row counts that both rules allow."""
         return RowRule(max(self.min_rows, other.min_rows), min(self.max_rows, other.max_rows))
 
 

@@ -63,13 +63,13 @@ class Ranks:
         dist.broadcast(value, src=0)
         return value
 
-    def meet(self, rule: RowRule, device: torch.device) -> RowRule:
-        """The row counts that every rank's rule allows."""
+    def agree_on_rule(self, rule: RowRule, device: torch.device) -> RowRule:
+        """Return the row counts that every rank's rule allows."""
         if self.size == 1:
             return rule
         own = torch.tensor([rule.min_rows, rule.max_rows], device=device)
         for low, high in (part.tolist() for part in self._all(own)):
-            rule = rule.meet(RowRule(low, high))
+            rule = rule.intersect(RowRule(low, high))
         return rule
 
     def _all(self, part: Tensor) -> list[Tensor]:

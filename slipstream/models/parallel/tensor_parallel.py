@@ -116,7 +116,7 @@ class TensorParallelDriver:
         self._closed: list[int] = []
 
     def open(self, pool: KvPool) -> None:
-        """Have the others make the same pool; they free it some time after this one is gone."""
+        """Make the same pool on the other ranks; they free it some time after this one is gone."""
         number = self._num_pools
         self._num_pools += 1
         self._numbers[pool] = number

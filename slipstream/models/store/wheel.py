@@ -83,7 +83,7 @@ class Progress(Protocol):
         ...
 
     def advance(self, amount: int) -> None:
-        """So many more of the step's total are done."""
+        """Count so many more of the step's total as done."""
         ...
 
 

@@ -135,7 +135,7 @@ class CausalModel:
         return pool
 
     def drive(self, workers: "Workers") -> None:
-        """Have the other ranks compute with this one, rank 0, from now on."""
+        """Drive the other ranks from this one, rank 0, from now on."""
         assert not isinstance(self._decoder, NativeDecoder), "a model that is split is torch's"
         self._decoder.drive(workers)
 

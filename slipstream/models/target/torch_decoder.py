@@ -92,7 +92,7 @@ class TorchDecoder:
         count = sum(isinstance(module, FastAttention) for module in self._body.modules())
         if count not in (0, layout.num_layers):
             raise ModelError(f"{type(model).__name__} has attention of several forms")
-        linears.rule = self.rule = ranks.meet(linears.rule, model.device)
+        linears.rule = self.rule = ranks.agree_on_rule(linears.rule, model.device)
         model.config._attn_implementation = _ATTENTION
         self._ranks = ranks
         self._driver: TensorParallelDriver | None = None
@@ -101,7 +101,7 @@ class TorchDecoder:
         self._planner = BatchPlanner(layout, self.group, is_invariant=is_invariant, rule=rule)
 
     def drive(self, workers: Workers) -> None:
-        """Have the other ranks compute with this one, rank 0, from now on."""
+        """Drive the other ranks from this one, rank 0, from now on."""
         self._driver = TensorParallelDriver(self._ranks, workers)
 
     def pool(self, num_pages: int, scratch_rows: int) -> KvPool:

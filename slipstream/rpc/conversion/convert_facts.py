@@ -14,11 +14,11 @@ from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
 MAX_NAME_CHARS = 256
 MAX_STOP_TOKENS = 4096
-"""A model has a handful."""
+"""Most stop tokens of a model, which has a handful."""
 
 
 def check_identity(identity: common_pb2.ModelIdentity) -> None:
-    """Raises `HandshakeError` for another version of the protocol, and for names that are none."""
+    """Raise `HandshakeError` for another version of the protocol, and for names that are none."""
     if identity.protocol_version != PROTOCOL_VERSION:
         raise HandshakeError(
             f"it speaks version {identity.protocol_version} of the protocol, but this router"
@@ -32,7 +32,7 @@ def check_identity(identity: common_pb2.ModelIdentity) -> None:
 
 
 def _check_name(name: str, value: str) -> None:
-    """Names go into logs, answers and metrics."""
+    """Raise `HandshakeError` for a name that does not fit into logs, answers and metrics."""
     if len(value) > MAX_NAME_CHARS or not value.isprintable():
         raise HandshakeError(
             f"its {name} is {value[:40]!r}, but must be up to {MAX_NAME_CHARS} printable characters"

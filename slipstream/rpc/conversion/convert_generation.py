@@ -40,7 +40,7 @@ _OPTIONAL = (
 
 
 def generation_to_pb(generation: Generation) -> pb.Generation:
-    """All that a caller says. Raises `InvalidRequest` for what has no place on the wire."""
+    """Convert a request of the SDK. Raises `InvalidRequest` for what has no place on the wire."""
     ask = generation.ask
     return pb.Generation(
         request_id=ask.request_id,
@@ -56,7 +56,7 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
 
 
 def generation_from_pb(message: pb.Generation) -> Generation:
-    """All that a caller says. Raises `NotBuilt` for fields that nothing honours yet."""
+    """Convert a request from the wire. Raises `NotBuilt` for fields that nothing honours yet."""
     _refuse_not_built(message)
     prompt, form = prompt_from_pb(message.prompt)
     session = session_ref_from_pb(message.session) if message.HasField("session") else None

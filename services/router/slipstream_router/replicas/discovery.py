@@ -36,7 +36,7 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 class Source(Protocol):
-    """Says which addresses there are, first and whenever they change."""
+    """Source of a role's addresses: the first list, and each that differs."""
 
     def changes(self) -> AsyncIterator[Addresses]:
         """All addresses, each time other ones than the last time. May end; then nothing changes."""
@@ -50,12 +50,12 @@ class StaticSource:
     addresses: Addresses
 
     async def changes(self) -> AsyncIterator[Addresses]:
-        """Once."""
+        """Yield the addresses once."""
         yield self.addresses
 
 
 class PolledSource:
-    """Asks again and again. A question that fails changes nothing."""
+    """Addresses that are requested again and again. A request that fails changes nothing."""
 
     def __init__(self, ask: Ask, *, poll_s: float, pause: Pause) -> None:
         """`ask` may raise anything when it can't say."""

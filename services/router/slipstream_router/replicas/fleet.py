@@ -1,4 +1,4 @@
-"""All replicas, both roles: which models there are, and who is to run a request. No requests."""
+"""All replicas of both roles: the models, and the choice of replicas for a request."""
 
 import logging
 from collections import Counter
@@ -227,7 +227,7 @@ class Fleet:
     def draft_facts(self, target: ChosenTarget, asked: str | None) -> DraftFacts:
         """Return the facts of a target's draft for a request: one of the kind asked, or the best.
 
-        A draft that is lost for the moment still counts, by what it said last. Raises
+        A draft that is lost for the moment still counts, by its last description. Raises
         `UnsupportedCombination` when there are drafts, but none of this kind.
         """
         kind = asked or self._defaults.drafter
@@ -243,7 +243,7 @@ class Fleet:
         return self._unknown_draft(kind, {model.name for model, _ in known})
 
     def _unknown_draft(self, kind: str | None, here: set[str]) -> DraftFacts:
-        """Facts of a draft that never said anything; it may still come where drafts are listed."""
+        """Facts of a draft without a description; it may still come where drafts are listed."""
         expects = self._defaults.expects_drafts
         if kind is None:
             return DraftFacts(KINDS[0], overlap_gain=OverlapGain()) if expects else NGRAM

@@ -1,4 +1,4 @@
-"""All replicas of one role, as a source lists them. Knows nothing of what they are asked for."""
+"""All replicas of one role, as a source lists them."""
 
 import asyncio
 from collections.abc import Iterator
@@ -26,7 +26,7 @@ class Pool(Generic[D]):
         heartbeat: Heartbeat = _USUAL,
         hooks: Hooks = _NOBODY,
     ) -> None:
-        """`hooks` are told of the changes of every replica."""
+        """`hooks` receive the changes of every replica."""
         self._source = source
         self._probe = probe
         self._dial = dial

@@ -108,7 +108,7 @@ class DescribedDraft(SelfDescription[draft_pb2.DescribeDraftResponse]):
 
 
 class TargetProbe:
-    """Asks targets; opens the text of each model once. `aclose` it."""
+    """Probe of targets; loads the tokenizer of each model once. `aclose` it."""
 
     role = ReplicaRole.TARGET
     service = "slipstream.rpc.v1.TargetService"
@@ -120,7 +120,7 @@ class TargetProbe:
         self._opening = WeakValueDictionary[tuple[str, str], asyncio.Lock]()
 
     async def describe(self, channel: grpc.aio.Channel) -> DescribedTarget:
-        """See `Probe.describe`; a tokenizer that is not what its hash says can't be used."""
+        """See `Probe.describe`; a tokenizer with another hash than described can't be used."""
         answer = await _describe_target(channel, with_tokenizer=False)
         check_identity(answer.identity)
         facts = model_facts_from_pb(answer)
@@ -147,7 +147,7 @@ class TargetProbe:
 
 
 class DraftProbe:
-    """Asks drafts."""
+    """Probe of drafts."""
 
     role = ReplicaRole.DRAFT
     service = "slipstream.rpc.v1.DraftService"

@@ -173,12 +173,12 @@ class Replica(Generic[D]):
                 self.idle.set()
 
     def retire(self) -> None:
-        """Take nothing new. What runs is told when the replica is lost, as before."""
+        """Accept no new requests. Running ones still learn when the replica is lost."""
         self._is_retired = True
         self._set(self.state, self.reason)
 
     async def follow(self) -> None:
-        """Reach it, and follow what it says of itself, until cancelled or retired and lost."""
+        """Connect and follow its health, until cancelled, or retired and lost."""
         wait_s = FIRST_WAIT_S
         while not self._is_retired:
             began = time.monotonic()
@@ -196,7 +196,7 @@ class Replica(Generic[D]):
             await channel.close()
 
     async def _renew(self) -> None:
-        """Have the certificates of now. Who still waits at the old channel learns by its epoch."""
+        """Dial again where certificates have changed. Old calls end with the epoch."""
         if (stamp := self._dial.stamp()) != self._stamp:
             self._outdated.append(self.channel)
             self.channel, self._stamp = self._dial(self.address), stamp
@@ -204,7 +204,7 @@ class Replica(Generic[D]):
             await self._outdated.pop().close()
 
     async def _attend(self) -> str:
-        """Follow one connection to its end; why it ended."""
+        """Follow one connection to its end; return the reason."""
         reason = ""
         try:
             await self._renew()
@@ -216,7 +216,7 @@ class Replica(Generic[D]):
             reason = str(error_from(error))
         except SlipstreamError as error:
             reason = str(error)
-        except Exception as error:  # whatever a replica does, it is not the end of the others
+        except Exception as error:  # an error of one replica ends no other
             reason = f"it is not understood: {type(error).__name__}"
             if reason != self.reason:
                 _LOG.exception("%s is not understood", self.name)
@@ -237,7 +237,7 @@ class Replica(Generic[D]):
         return "it has ended the connection"
 
     async def _follow(self, watch: Any, health: health_pb2.HealthCheckResponse | None) -> None:
-        """Act on what it says of its health; the faster it says it, the longer that waits."""
+        """Act on changes of its health; frequent changes are read more slowly."""
         is_described, wait_s = False, FIRST_WAIT_S
         while health is not None:
             if health.status != health_pb2.HealthCheckResponse.SERVING:
@@ -255,7 +255,7 @@ class Replica(Generic[D]):
                 wait_s = FIRST_WAIT_S
 
     async def _describe(self) -> bool:
-        """Ask what it is; False for one that can't be used. It may come back as another one."""
+        """Request its description; return False for a replica that can't be used."""
         try:
             self.described = await self._probe.describe(self.channel)
         except HandshakeError as error:
@@ -269,7 +269,7 @@ class Replica(Generic[D]):
         return True
 
     async def _ask_load(self) -> None:
-        """Any answer will do, a refusal too; only gRPC's own, which is none, is passed over."""
+        """Request its load; any reply counts, errors included, except transport errors."""
         num_before = self.num_requests
         try:
             load = await self._probe.load(self.channel)
@@ -295,6 +295,6 @@ class Replica(Generic[D]):
 
 
 async def _read(watch: Any) -> health_pb2.HealthCheckResponse | None:
-    """Return what it says of its health, None at the end; `InternalError` for other bytes."""
+    """Return the next health response, None at the end; `InternalError` for other bytes."""
     answer, kind = await watch.read(), health_pb2.HealthCheckResponse
     return None if answer is grpc.aio.EOF else parsed(kind, answer, "it")

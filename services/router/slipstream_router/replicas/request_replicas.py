@@ -78,7 +78,7 @@ class RequestReplicas:
         self.target = FailoverTarget(first, search, self._failures(), on_loss=on_loss)
 
     async def park(self, ttl_s: float, location: KvLocation) -> None:
-        """Have the session kept on both sides, and set where."""
+        """Park the session on draft and target; record where."""
         if self._failover is not None:
             location.draft = await self._failover.park(ttl_s)
         location.target = await self.target.park(ttl_s)
@@ -150,7 +150,7 @@ class RequestReplicas:
 
 
 async def free_parked(fleet: Fleet, record: Record, options: CallOptions) -> None:
-    """Have both sides free what they keep for a session: opening it takes it over, ending frees."""
+    """Free a session on both sides: opening it takes it over, and ending it frees it."""
     placed = fleet.at(record.target)
     if placed is None:
         return

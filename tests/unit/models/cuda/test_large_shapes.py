@@ -143,7 +143,7 @@ def ranks():
     with (
         mock.patch.object(dist, "all_reduce"),
         mock.patch.object(dist, "all_gather", all_gather),
-        mock.patch.object(Ranks, "meet", lambda _ranks, rule, _device: rule),
+        mock.patch.object(Ranks, "agree_on_rule", lambda _ranks, rule, _device: rule),
     ):
         yield Ranks(0, 8)
     dist.destroy_process_group()
