@@ -1,6 +1,6 @@
 """Settings from files, the environment and flags; the environment is read here only.
 
-Knows nothing of models, services or commands: a service passes the dataclass of its options.
+Independent of models, services and commands: a service passes the dataclass of its options.
 """
 
 import argparse

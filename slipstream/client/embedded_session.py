@@ -1,6 +1,6 @@
-"""A session on engines in this process: turn after turn, each appended to what was said before.
+"""A session on engines in this process: turn after turn, each appended to those before.
 
-Knows the engines by their ports only, and so neither threads nor event loops.
+It uses the engines by their ports only, and so neither threads nor event loops.
 """
 
 import time

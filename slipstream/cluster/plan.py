@@ -102,7 +102,7 @@ class ClusterPlan:
     store_url: str | None = None
     """Redis that replicas announce themselves in."""
     host: str | None = None
-    """Address to listen on, on every node; None for the one by which its cluster knows it."""
+    """Address to listen on, on every node; None for its address in the cluster."""
     config: str | None = None
     """Configuration file of the services, at the same path on every node."""
 

@@ -70,7 +70,7 @@ class NoJournal:
         """Keeps nothing."""
 
     def continuity(self) -> Continuity:
-        """Nothing can become of it."""
+        """Return no losses: there is nothing to lose."""
         return Continuity()
 
 

@@ -101,7 +101,7 @@ class CopySource(StrEnum):
     LOOKUP = "lookup"
     """Earlier in the text of its own session."""
     STORE = "ngram-store"
-    """In the n-gram store of the model."""
+    """The n-gram store of the model."""
     GRAMMAR = "grammar"
     """Forced by the grammar of the request."""
 

@@ -128,9 +128,10 @@ class Session:
     """True to return log probabilities of the prompt, too; it is then computed as a whole."""
 
     def __post_init__(self) -> None:
-        length, told = self.num_prompt_tokens, self.num_logprobs
+        length, count = self.num_prompt_tokens, self.num_logprobs
         _check(length >= 1, "the prompt's length", length, "at least 1 token")
-        _check(told is None or 0 <= told <= MAX_LOGPROBS, "logprobs", told, f"0 to {MAX_LOGPROBS}")
+        is_fitting = count is None or 0 <= count <= MAX_LOGPROBS
+        _check(is_fitting, "logprobs", count, f"0 to {MAX_LOGPROBS}")
         _check(self.max_tokens >= 1, "max_tokens", self.max_tokens, "at least 1")
         _check(self.num_roots >= 1, "num_roots", self.num_roots, "at least 1")
 

@@ -132,7 +132,7 @@ CHUNK = 256
 
 @dataclass(frozen=True, slots=True)
 class DepthLimit:
-    """Limit of the depth of a session's next proposal, whatever the plan says, and its reason."""
+    """Limit of the depth of a session's next proposal, beside the plan's, and its reason."""
 
     max_depth: int = 1 << 30
     reason: str = "lag"

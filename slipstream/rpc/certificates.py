@@ -1,7 +1,4 @@
-"""Certificates and keys in files: read, checked, and read again once the files have changed.
-
-Knows nothing of who shows them to whom.
-"""
+"""Certificates and keys in files: read, checked, and read again once the files have changed."""
 
 import logging
 import ssl

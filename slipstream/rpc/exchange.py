@@ -129,7 +129,7 @@ class Exchange:
         return self._too_late(limit_s)
 
     async def more(self, limit_s: float) -> bytes:
-        """Wait for another answer to the last message, for so long. Raises as `ask` does."""
+        """Wait for another answer to the last message, for up to so long. Raises as `ask` does."""
         return await self._within(limit_s, self._read())
 
     async def finish(self, message: bytes) -> None:

@@ -1,6 +1,6 @@
 """Slices of keys and values on the wire: what their messages say, and what is refused of them.
 
-Knows sizes and checksums; tensors are `tensors.py`'s.
+Sizes and checksums only; tensors are `tensors.py`'s.
 """
 
 from dataclasses import dataclass

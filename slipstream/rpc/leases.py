@@ -2,7 +2,7 @@
 
 A stream is a lease: one at a time per session, and the higher fence wins. What a lease leaves
 parked is bounded by time, bytes and number; the least recently parked of the owner with most goes
-first. Knows nothing of engines but how to free a session and how large it is.
+first. Of engines it uses only what frees a session, and its size.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """Services as processes: options, telemetry, the line `ready HOST:PORT`, exit codes.
 
-Knows nothing of what is served, nor of gRPC.
+Independent of what is served, and of gRPC.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ def run_service(
 ) -> int:
     """Read the role's `options`, and `serve` them to the end with telemetry; the exit code.
 
-    `doc` says in `--help` what this is. Errors are one sentence on standard error; what is no
+    `doc` is the description of `--help`. Errors are one sentence on standard error; what is no
     `SlipstreamError` is a bug and passes through.
     """
     prog = f"slipstream serve {role}"

@@ -1,6 +1,6 @@
 """Serves any of the three services: health, reflection, limits, and an end that drops no call.
 
-Knows nothing of what is served.
+Independent of what is served.
 """
 
 import asyncio
@@ -132,7 +132,7 @@ class Server:
     async def start(self, *, serving: bool = True) -> int:
         """Listen; the port. Raises `Unavailable` when the address can't be had.
 
-        Health says SERVING unless `serving` is False; `set_serving` then changes it.
+        Health is SERVING unless `serving` is False; `set_serving` then changes it.
         """
         try:
             port = self._listen()

@@ -1,4 +1,4 @@
-"""Keys and values between arrays and bytes: raw or 8-bit. Knows no messages and no sessions."""
+"""Keys and values between arrays and bytes: raw or 8-bit. Without messages and sessions."""
 
 from typing import Any
 

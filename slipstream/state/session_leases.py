@@ -214,7 +214,7 @@ def _rest(
 
 
 def fingerprint(asked: Generation) -> str:
-    """SHA-256 in hexadecimal of what a request says of the answer that it wants.
+    """SHA-256 in hexadecimal of all of a request that decides its answer.
 
     Not among that are its id, what its caller holds, whether its session is to begin, and what
     tokens are to say of themselves. The same for every router of a version.

@@ -234,7 +234,7 @@ def _backend(json: bytes) -> Tokenizer:
         ) from None
     if not backend.get_vocab_size(with_added_tokens=True):
         raise WeightsError("the tokenizer has no tokens")
-    # Texts are never cut or filled up here, whatever the file says.
+    # Texts are never truncated or padded here, whatever the file has.
     backend.no_truncation()
     backend.no_padding()
     return backend

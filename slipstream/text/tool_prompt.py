@@ -33,7 +33,7 @@ For each function call, return a JSON object with function name and arguments wi
 def format_of(chat_template: str, chosen: str = AUTO_FORMAT) -> ToolFormat | None:
     """Return the format in which a model with this template calls tools; None without a template.
 
-    `chosen` is one of `TOOL_FORMATS`. A template that knows no tools has them as text, in the
+    `chosen` is one of `TOOL_FORMATS`. A template without tools has them as text, in the
     Hermes format.
     """
     if not chat_template or chosen == NO_FORMAT:
@@ -85,7 +85,7 @@ def broken_call(given: Sequence[Json]) -> str | None:
 
 
 def as_text(messages: Sequence[Message], tools: Sequence[Json]) -> list[Json]:
-    """Return messages for a template that knows no tools: all about tools is in their text."""
+    """Return messages for a template without tools: all about tools is in their text."""
     plain = [_plain(message) for message in messages]
     if not tools:
         return plain

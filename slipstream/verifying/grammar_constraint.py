@@ -204,7 +204,7 @@ class GrammarConstraint:
         read += news[:num_read]
         self._require_sound(output)
         if num_read < len(news):
-            self._matcher.compute_bitmask()  # at its limits the library says so here only
+            self._matcher.compute_bitmask()  # the library reports its limits here only
             self._require_sound(output)
             raise _OtherText(
                 f"token {num_same + num_read} of the output, {news[num_read]}, does not follow the"

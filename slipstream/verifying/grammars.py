@@ -79,7 +79,7 @@ class Grammars:
         stop_token_ids: frozenset[int],
         is_known: bool = False,
     ) -> None:
-        """`is_known` says that such grammars have been made before: what takes 200 ms then waits
+        """`is_known` if such grammars have been made before: what takes 200 ms then waits
         for the first grammar, or for `prepare`.
 
         Raises `ModelMismatch` for a tokenizer that texts can't be followed through, or without
@@ -205,7 +205,7 @@ class Grammars:
         if grammar.kind is GrammarKind.REGEX:
             return LLMatcher.grammar_from_regex(grammar.text)
         text = grammar.text
-        with suppress(ValueError, RecursionError):  # the library says what is wrong
+        with suppress(ValueError, RecursionError):  # the library's error has the reason
             value = placed_schema(json.loads(text), "#", "the json-schema")
             # The schema `true` allows what `{}` does, which has room for options.
             text = json.dumps({} if value is True else value)

@@ -84,7 +84,7 @@ class StepBudget:
     def most_beside(self, num_tokens: int, num_keys: Callable[[int], int], *, is_owed: bool) -> int:
         """Return the size of the largest step that prompts may make of one of so many tokens.
 
-        `num_keys` are the keys of a step by its size; `is_owed` says that it has to hold a chunk.
+        `num_keys` are the keys of a step by its size; `is_owed` if it has to hold a chunk.
         """
 
         def cost_s(size: int) -> float:
@@ -153,7 +153,7 @@ class Schedule(Generic[R]):
     def next(self, *, has_company: bool = False) -> list[ScheduledRequest[R]]:
         """Return what the next step computes. Requests that it decides wait no longer.
 
-        `has_company` says that sessions run which do not wait now: prompts leave room for them to
+        `has_company` if sessions run which do not wait now: prompts leave room for them to
         come back soon. No more tokens than the budget, but for one request that is larger by
         itself. The step has to be computed before the next call.
         """

@@ -1,6 +1,6 @@
 """The next round runs while the last one's tokens are stored and sent. One round ahead, no more.
 
-Knows journals, and nothing of engines or the wire.
+Uses journals, neither engines nor the wire.
 """
 
 import asyncio

@@ -1,6 +1,6 @@
 """A router put together: replicas, sessions and the public API in one process.
 
-It serves as soon as it listens; its health says SERVING while a target is ready.
+It serves as soon as it listens; its health is SERVING while a target is ready.
 """
 
 import asyncio
@@ -93,7 +93,7 @@ class Router:
             await self._background
 
     async def serve(self) -> None:
-        """Serve until told to stop by a signal; then finish what runs, and end.
+        """Serve until a signal; then finish what runs, and end.
 
         Raises what ended the background tasks, should that ever happen.
         """

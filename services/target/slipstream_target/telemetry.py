@@ -36,7 +36,7 @@ class TargetTelemetry:
     def record_verdict(
         self, reply: Reply | None, request: TargetRequest, *, is_first: bool
     ) -> None:
-        """Record a request that has its verdict; `is_first` says that its stream had none yet."""
+        """Record a request that has its verdict; `is_first` if its stream had none yet."""
         if self._is_measured:
             self._instruments.record(catalog.TARGET_QUEUE, request.queue_s)
         if reply is not None and request.step is not None:

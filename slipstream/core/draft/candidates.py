@@ -1,7 +1,7 @@
 """Choosing candidate tokens: exact order, coupled noise, and draws with and without replacement.
 
 Every order is (value descending, id ascending): ties are the rule in bf16, and an unstable order
-would make two replicas disagree. Knows nothing of trees, sessions or how candidates are verified.
+would make two replicas disagree. Independent of trees, sessions and verification.
 """
 
 import numpy as np

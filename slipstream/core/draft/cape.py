@@ -1,7 +1,7 @@
 """CaPE: runner-up leaves beside a drafted chain, more of them where the draft is unsure.
 
 (GliDe with a CaPE, C. Du et al. 2024, section 4.2 and appendix A.) Pure arithmetic on token ids
-and probabilities; knows nothing of tensors, models or how the tree is verified.
+and probabilities, without tensors, models or verification.
 """
 
 import math

@@ -1,6 +1,6 @@
 """Tokens that may follow a session's text by n-grams, with probabilities from what held before.
 
-Knows token ids and the interface of their sources; no draft and no model.
+It uses token ids and the interface of their sources, no draft and no model.
 """
 
 import math
@@ -156,7 +156,7 @@ class Guesses:
             path = (*path, token)
 
     def _learn_of_draft(self, final: Sequence[int]) -> None:
-        """Learn whether the draft's nodes became final as often as it said."""
+        """Learn whether the draft's nodes became final as often as it estimated."""
         tree, probabilities = self._drafted
         node = ROOT
         for token in final:

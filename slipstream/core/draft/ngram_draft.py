@@ -81,7 +81,7 @@ _UNKNOWN = 0.6
 class LookupDraft:
     """A `Draft` that adds copies to another draft's proposals, and spares it the sure ones.
 
-    What a store knows is proposed where the draft proposes nothing: else the draft knows better.
+    Tokens of a store are proposed where the draft proposes nothing: else the draft is better.
     """
 
     def __init__(self, draft: Draft, store: NgramStore | None = None) -> None:
@@ -133,7 +133,7 @@ def _grown(
 
 
 def _probabilities(proposal: Proposal | None) -> Sequence[float]:
-    """Return how likely each of the draft's nodes follows its parent, as far as it says."""
+    """Return the draft's probability of each node behind its parent, where it has one."""
     if proposal is None:
         return ()
     num_nodes = len(proposal.tree)

@@ -2,7 +2,7 @@
 
 Best first: a node's probability to become final is never above its parent's, so taking the
 likeliest candidate again and again gives the tree of that size with the most tokens expected
-(EAGLE-2, 4.2, picks its nodes by the same sum). Pure; knows neither sources nor drafts.
+(EAGLE-2, 4.2, picks its nodes by the same sum). Pure; without sources and drafts.
 """
 
 import heapq

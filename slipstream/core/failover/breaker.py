@@ -35,7 +35,7 @@ _USUAL = BreakerLimits()
 
 
 class Breakers:
-    """Names, each closed (all may ask), open (it rests) or half open (one may try)."""
+    """Breakers by name, each closed (all may call), open (it rests) or half open (one may try)."""
 
     def __init__(self, clock: Clock, limits: BreakerLimits = _USUAL) -> None:
         self._clock = clock
@@ -47,7 +47,7 @@ class Breakers:
         return frozenset(name for name in self._known if not self.may_ask(name))
 
     def may_ask(self, name: str) -> bool:
-        """Return whether a request may ask it now."""
+        """Return whether a request may call it now."""
         breaker = self._known.get(name)
         return (
             breaker is None
@@ -56,7 +56,7 @@ class Breakers:
         )
 
     def begin(self, name: str) -> "Attempt":
-        """A request asks it from now on, having seen that it may. `end` what is returned."""
+        """Begin an attempt of a request that may call it. `end` what is returned."""
         attempt = Attempt(self, name)
         breaker = self._known.get(name)
         if breaker is not None and breaker.is_open and self.may_ask(name):
@@ -85,7 +85,7 @@ class Breakers:
     def _failed(self, attempt: "Attempt") -> None:
         breaker = self._known.setdefault(attempt.name, _Breaker())
         if breaker.is_open and breaker.trial is not attempt:
-            return  # it began before the rest did, and says nothing new
+            return  # it began before the rest did: no news
         breaker.trial = None
         breaker.num_failures += 1
         if breaker.num_failures >= self._limits.failures:
@@ -115,7 +115,7 @@ class Attempt:
         self._breakers._failed(self)
 
     def end(self) -> None:
-        """The request asks no more. Without an outcome, another one may try. Again is fine."""
+        """End the attempt. Without an outcome, another request may try. May be repeated."""
         self._breakers._ended(self)
 
 
@@ -178,7 +178,7 @@ class ReplicaAttempt:
     shared: Attempt
 
     def failed(self, error: Exception) -> None:
-        """Count a failure: for all requests only where it says more of the replica than of this
+        """Count a failure: for all requests only where it concerns the replica more than this
         request, because it does not answer or fails inside."""
         self.own.failed()
         if isinstance(error, _OF_THE_REPLICA):

@@ -1,6 +1,6 @@
 """Prompts: text, messages or token ids. Form only.
 
-Knows no tokenizer, no chat template and no wire. Errors go into logs, so they quote no prompt.
+Without tokenizer, chat template and wire. Errors go into logs, so they quote no prompt.
 """
 
 import json

@@ -1,6 +1,6 @@
 """Requests that can run, made of callers' options: everything that can be refused is here.
 
-Knows what a model and a draft say of themselves; nothing of where they live, or of text.
+It uses descriptions of models and drafts, neither their places nor text.
 """
 
 import re
@@ -79,10 +79,10 @@ class Ask:
         check_stop_strings(self.stop)
         check_name("request_id", self.request_id)
         self._check_ends()
-        told = self.num_logprobs
-        if told is not None and (type(told) is not int or not 0 <= told <= MAX_LOGPROBS):
-            raise InvalidRequest(f"logprobs is {told}, but must be 0 to {MAX_LOGPROBS}")
-        if self.prompt_logprobs and told is None:
+        count = self.num_logprobs
+        if count is not None and (type(count) is not int or not 0 <= count <= MAX_LOGPROBS):
+            raise InvalidRequest(f"logprobs is {count}, but must be 0 to {MAX_LOGPROBS}")
+        if self.prompt_logprobs and count is None:
             raise InvalidRequest("prompt_logprobs goes with logprobs, the number of tokens")
 
     def _check_ends(self) -> None:

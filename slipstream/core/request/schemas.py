@@ -1,4 +1,4 @@
-"""JSON schemas as grammars take them: each reference is a pointer, and no keyword says nothing.
+"""JSON schemas as grammars take them: each reference is a pointer, each keyword has an effect.
 
 Only what is at a position of a schema is changed; data in `const`, `enum`, `default` and `examples`
 stays as it is.
@@ -169,7 +169,7 @@ def _held(keyword: str, value: Any) -> Iterable[tuple[Any, Any]]:
 
 
 def _is_absent(keyword: str, schema: dict[str, Any]) -> bool:
-    """Return whether a keyword says nothing, as null does. As `default` null is data, and as
+    """Return whether a keyword has no effect, as null has none. As `default` null is data, and as
     `const` where the type allows it."""
     kinds, value = schema.get("type"), schema[keyword]
     if value is not None:

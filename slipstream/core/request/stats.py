@@ -1,6 +1,6 @@
 """Speculation statistics of a request: sums and a histogram of all rounds, and the newest ones.
 
-Field names are those of vLLM's per-request acceptance metrics. Knows no clock and no exporter.
+Field names are those of vLLM's per-request acceptance metrics. Without a clock and an exporter.
 """
 
 from collections import Counter, deque

@@ -37,7 +37,7 @@ class Detokenizer(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """Whole tokens and all of their text. `is_stopped` says that a stop string ended it.
+    """Whole tokens and all of their text. `is_stopped` if a stop string ended it.
 
     On a stop the text ends before the stop string; `tokens` are those up to the one that
     completed it.

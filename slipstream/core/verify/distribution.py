@@ -95,7 +95,7 @@ class SamplingDistribution:
     `prefix` is every token of the session before the position, the path of its tree node included:
     the repetition penalty counts all of them, presence and frequency those from
     `num_prompt_tokens` on, which are the output that a `constraint` is about. What it does not
-    allow is in no distribution, whatever the rest says. Its errors are those of every method.
+    allow is in no distribution, whatever the rest adds. Its errors are those of every method.
     `ends` are the tokens that end the output, which has `min_tokens` before them.
     """
 

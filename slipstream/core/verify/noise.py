@@ -1,6 +1,6 @@
 """Keyed randomness as arrays: the numbers of `core.verify.keyed_noise`, for many tokens at once.
 
-Knows nothing of distributions, trees or models.
+Independent of distributions, trees and models.
 """
 
 from typing import Any

@@ -1,7 +1,7 @@
 """The target's decision: how far a proposal is right, and which token follows.
 
 `exact` draws each position's token as plain decoding would and follows it into the tree; `mcsd`
-tests candidates by rejection sampling; `target-init` has a file of its own. Knows nothing of
+tests candidates by rejection sampling; `target-init` has a file of its own. Independent of
 models, caches or where the proposal came from.
 """
 

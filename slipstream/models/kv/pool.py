@@ -212,7 +212,7 @@ class KvPool:
 
     @cached_property
     def addresses(self) -> tuple[int, ...]:
-        """Addresses of the layers' buffers on the host, which take long to ask for."""
+        """Addresses of the layers' buffers on the host, which take long to read."""
         return tuple(layer.ctypes.data for layer in self._layers)
 
     def on_host(self, values: Any) -> Any:

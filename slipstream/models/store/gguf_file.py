@@ -91,7 +91,7 @@ class GgufTensor:
 
 class GgufFile:
     """A GGUF file, or all parts of a split one by any of them: `fields` is the metadata of the
-    first part, `tensors` says where weights are."""
+    first part, `tensors` the places of weights."""
 
     def __init__(self, path: Path) -> None:
         """Read all but the weights. Raises `WeightsError` for what is no whole GGUF file."""
@@ -155,7 +155,7 @@ class _Part:
         self.path = path
         try:
             with path.open("rb") as file:
-                # What is private may be written to, which torch asks for.
+                # A private map may be written to, which torch needs.
                 self.data = mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)
         except (OSError, ValueError) as error:  # an empty file can't be mapped
             raise WeightsError(f"{path.name} can't be read ({error})") from None

@@ -96,5 +96,5 @@ def _places(path: Path) -> dict[str, _Place]:
 
 
 def _mapped(path: Path) -> mmap.mmap:
-    with path.open("rb") as file:  # private memory may be written to, which torch asks for
+    with path.open("rb") as file:  # private memory may be written to, which torch needs
         return mmap.mmap(file.fileno(), 0, access=mmap.ACCESS_COPY)

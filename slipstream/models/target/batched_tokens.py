@@ -25,7 +25,7 @@ class QuerySegment:
 
     `mask` is additive, [1, 1, (tokens + padding) * group, width], for query heads in groups per
     key head, or [tokens, 1, group, width] where each token `is_apart` (see `operators.py`).
-    `has_first` says that token `start` is at position 0, with no key before it.
+    `has_first` if token `start` is at position 0, with no key before it.
     """
 
     start: int
@@ -68,7 +68,7 @@ class BatchPlanner:
     def __init__(
         self, layout: KvLayout, group: int, *, is_invariant: bool, rule: QueryRule = ANY_QUERIES
     ) -> None:
-        """`group` is the number of query heads per key head; `rule` says how many tokens may
+        """`group` is the number of query heads per key head; `rule` limits how many tokens may
         attend together."""
         self._dtype = torch_dtype(layout.dtype)
         self._device = layout.device

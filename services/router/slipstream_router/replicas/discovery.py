@@ -1,7 +1,7 @@
 """Addresses of replicas: a fixed list, a DNS name, a file, or the registry that they announce
-themselves to. Knows addresses, not who answers there.
+themselves to. Addresses only, not what answers there.
 
-What can't be read for a moment changes nothing: the last list stays, and the log says why.
+What can't be read for a moment changes nothing: the last list stays, and the log has the reason.
 """
 
 import asyncio
@@ -58,7 +58,7 @@ class PolledSource:
     """Addresses that are requested again and again. A request that fails changes nothing."""
 
     def __init__(self, ask: Ask, *, poll_s: float, pause: Pause) -> None:
-        """`ask` may raise anything when it can't say."""
+        """`ask` may raise anything when it has no answer."""
         self._ask = ask
         self._poll_s = poll_s
         self._pause = pause

@@ -98,7 +98,7 @@ class Fleet:
         self._defaults = defaults
         self.breakers = breakers
         self._reported = frozenset[str]()
-        """Models of which the log says that their targets' weights differ."""
+        """Models whose targets' weights differ, as the log has it."""
 
     @property
     def has_target(self) -> bool:

@@ -1,6 +1,6 @@
 """Heartbeats of replicas: each is asked again and again, and must not be silent for long.
 
-Knows neither replicas nor the wire.
+Uses neither replicas nor the wire.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ class Heartbeat:
         return round(self.limit_s / self.every_s)
 
     async def follow(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
-        """Ask for ever. Raises `Unavailable` when no answer comes in time, and what `ask` did."""
+        """Call `ask` for ever. Raises `Unavailable` without an answer in time, or as `ask` does."""
         while True:
             await self._answered(asyncio.get_running_loop().create_task(ask()))
             await asyncio.sleep(self.every_s)

@@ -1,6 +1,6 @@
 """Descriptions of replicas, asked for once per connection, and checked.
 
-Knows the wire; not how replicas are found or chosen.
+It uses the wire; finding and choosing replicas are elsewhere.
 """
 
 import asyncio
