@@ -13,7 +13,8 @@ import sys
 from collections import Counter
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
-from itertools import chain
+from inspect import cleandoc
+from itertools import chain, pairwise
 from pathlib import Path
 
 from grimp import build_graph
@@ -92,14 +93,24 @@ def largest_folder() -> int:
 
 def bad_openings() -> list[str]:
     """Return the docstrings that begin with a preposition, a pronoun or a question word."""
-    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
     return [
-        f"{path.relative_to(ROOT)}:{node.body[0].lineno}: {words.splitlines()[0]}"
+        f"{path.relative_to(ROOT)}:{line}: {words.splitlines()[0]}"
         for path, node in nodes(*PRODUCT)
-        if isinstance(node, documented)
-        for words in [ast.get_docstring(node)]
-        if words and NO_OPENING.match(words)
+        for line, words in _docstrings(node)
+        if NO_OPENING.match(words)
     ]
+
+
+def _docstrings(node: ast.AST) -> Iterator[tuple[int, str]]:
+    documented = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
+    if not isinstance(node, documented):
+        return
+    if words := ast.get_docstring(node):
+        yield node.body[0].lineno, words
+    for member, behind in pairwise(node.body):
+        match member, behind:
+            case ast.Assign() | ast.AnnAssign(), ast.Expr(ast.Constant(str(words))):
+                yield behind.lineno, cleandoc(words)
 
 
 def persons() -> list[str]:

@@ -30,7 +30,7 @@ _FLAGS = (
     "amx_int8",
     "amx_bf16",
 )
-"""What the kernels of x86-64 use, as Linux calls it."""
+"""CPU flags that the kernels of x86-64 use, as Linux names them."""
 _ABSENT = "not installed"
 _VARIABLES = ("SLIPSTREAM_", "ONEDNN_", "ATEN_CPU", "OMP_NUM", "MKL_NUM", "CUDA_VISIBLE")
 

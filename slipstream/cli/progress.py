@@ -19,7 +19,7 @@ from rich.progress import (
 )
 
 QUIET: ContextVar[bool] = ContextVar("quiet", default=False)
-"""Whether no progress is shown."""
+"""True while no progress is shown."""
 
 
 def progress_of(

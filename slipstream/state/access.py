@@ -28,7 +28,7 @@ class Entry:
 
     name: str
     sha256: str
-    """Of the token: 64 lower-case hexadecimal digits."""
+    """SHA-256 of the bearer token: 64 lower-case hexadecimal digits."""
     limits: QuotaLimits = field(default_factory=QuotaLimits)
     expires: date | None = None
     """The first day, in UTC, on which it opens nothing."""
@@ -118,7 +118,7 @@ def _check_apart(entries: tuple[Entry, ...], path: str) -> None:
 
 
 CHECK_S = 1.0
-"""How often, at most, the file is looked at."""
+"""Shortest interval of checks whether the file has changed."""
 _PREFIX = "Bearer "
 _LOG = logging.getLogger("slipstream.router")
 

@@ -27,14 +27,14 @@ class StoreJournal:
         record = None if grant is None else grant.record
         model = claim.model if record is None else record.model
         self._claim = replace(claim, model=model, create=True)
-        """To begin the session anew, should the store lose it."""
+        """Claim that begins the session anew, should the store lose it."""
         self._lease: StoreLease | None = None if grant is None else grant.lease
         self._tokens = array("I", () if record is None else record.tokens)
         self._num_kept = len(self._tokens)
         self._ahead = array("I")
-        """What is kept, where that is more than this request has come to yet."""
+        """Stored tokens beyond those that this request has reached."""
         self._is_all_kept = False
-        """Whether another router kept the whole answer, while this one ran without the store."""
+        """True if another router stored the whole answer, while this one ran without the store."""
         self._is_opened = bool(record and record.turn.num_prompt_tokens)
         self._opening: Opening | None = None
         self._ending: str | None = None

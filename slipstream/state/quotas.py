@@ -15,7 +15,7 @@ from slipstream.core.errors import InvalidRequest, LimitExceeded
 
 MINUTE_S = 60.0
 RUNNING_RETRY_S = 1.0
-"""When to try again while too many requests run: it is not known when they end."""
+"""Time until the next try while too many requests run: their ends are unknown."""
 _ENOUGH = 1 - 1e-9
 """Part of a request that counts as one: rounding must not cost another wait."""
 

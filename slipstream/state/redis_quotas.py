@@ -16,7 +16,7 @@ if TYPE_CHECKING:
     from slipstream.state.redis_client import RedisClient
 
 PAUSE_S = 1.0
-"""How long Redis is not used after it has not answered."""
+"""Time for which Redis is not used after it has not answered."""
 _LOG = logging.getLogger("slipstream.state")
 
 # KEYS: buckets (a hash), requests that run (a sorted set, by when they count no more), and their

@@ -20,7 +20,7 @@ if TYPE_CHECKING:
 
 EVERY_S = 1.0
 TTL_S = 5.0
-"""How long a replica is listed after it has announced itself."""
+"""Time for which a replica is listed after it has announced itself."""
 _FORGET_S = 3600
 """Time after which a hash without announcements is forgotten as a whole."""
 MAX_TEXT_BYTES = 4096
@@ -69,7 +69,7 @@ class Announcement:
     address: str
     """Address at which routers reach it."""
     incarnation: str
-    """Its process."""
+    """Incarnation of the replica's process."""
     model: str = ""
     """Model of a target; of a draft the one that it is for, empty for any."""
     kind: str = ""

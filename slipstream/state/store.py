@@ -42,13 +42,13 @@ class Claim:
     model: str
     """The requested model; empty for that of the session, which must then exist."""
     create: bool
-    """Whether the session may be begun."""
+    """Permission to begin the session."""
     ttl_s: float
-    """How long the session is remembered from its last use on."""
+    """Time for which the session is kept from its last use on."""
     is_alone: bool = False
-    """Whether it is a request on its own: only itself can come back to the session."""
+    """True for a single request: only itself can come back to the session."""
     takes_over: bool = True
-    """Whether the lease of another attempt at the request ends, unless that one is newer and of the
+    """True to end the lease of another attempt at the request, unless that one is newer and of the
     same process. Otherwise there must be none that was not given back."""
     after: str = ""
     """Id of the request that must be the session's newest one with tokens, but for one that never
@@ -64,9 +64,9 @@ class StoredTurn:
     num_prompt_tokens: int = 0
     """Tokens of the session before this request's output; 0 until any of that is kept."""
     params: str = ""
-    """How it samples, as JSON, for people who look into the store."""
+    """Sampling parameters as JSON, for people who look into the store."""
     ending: str | None = None
-    """How it ended, as JSON; None while it has not."""
+    """Ending as JSON; None while the request runs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -151,7 +151,7 @@ class Bounds:
     """Limits of what a store keeps."""
 
     lease_s: float = 15.0
-    """How long a session stays busy for others when its holder does not renew."""
+    """Time for which a session stays busy for others when its holder does not renew."""
     max_sessions: int = 10_000
     """Most sessions in memory; an idle one of the owner with the most goes first."""
     max_bytes: int = 256 << 20

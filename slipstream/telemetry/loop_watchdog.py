@@ -81,7 +81,7 @@ class LoopWatchdog:
         self._handle: asyncio.Handle | None = None
         """The callback that runs."""
         self._places: Counter[str] = Counter()
-        """Where samples found the callback that runs."""
+        """Places at which samples found the running callback."""
         self._collecting_ns = self._collecting_since = 0
         self._stopping = threading.Event()
         self._sampler = threading.Thread(target=self._sample, name="watchdog", daemon=True)

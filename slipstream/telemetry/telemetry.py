@@ -16,4 +16,4 @@ class Telemetry:
     trace_rounds: int = 8
     """Rounds of a request that have spans: its first."""
     shows_content: bool = False
-    """Whether spans may carry prompts and answers."""
+    """Permission to put prompts and answers into spans."""

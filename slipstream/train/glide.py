@@ -16,7 +16,7 @@ _ROWS = {"cpu": 256}
 """Rows whose scores are alive at once: on a CPU the [rows, V_d] block then stays in cache."""
 _MANY_ROWS = 4096
 _LEAST_CHANCE = 1e-6
-"""Of acceptance, as the loss takes it: what is less likely has a bounded slope."""
+"""Least acceptance probability in the loss: below it the slope is bounded."""
 
 
 @dataclass(frozen=True, slots=True)

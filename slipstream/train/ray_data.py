@@ -14,7 +14,7 @@ from slipstream.train.data_plan import DataPlan, DataRun
 from slipstream.train.data_run import Worker, Written
 
 _RESTARTS = 2
-"""How often a worker that dies is started anew, and a shard that it held is tried again."""
+"""Restarts of a worker that dies, and further tries of a shard that it held."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ class GainPrior:
     """Gain of drafting in all requests to one draft, with which the next one begins."""
 
     WEIGHT = 0.02
-    """Of a round in the long run."""
+    """Weight of one round in the running average."""
     PRIOR_ROUNDS = 6
 
     def __init__(self) -> None:
@@ -39,7 +39,7 @@ class Backoff:
     PRIOR_ROUNDS = 3
     """Rounds that the first gain, which is only assumed, counts for."""
     WEIGHT = 0.08
-    """Of a round in the long run. Single rounds say little: they bring one token or many."""
+    """Weight of one round in the running average: small, as a round brings one token or many."""
     TOLERANCE = 0.96
     FIRST_PAUSE = 4
     LONGEST_PAUSE = 64

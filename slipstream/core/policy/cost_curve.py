@@ -14,7 +14,7 @@ from slipstream.core.round import Clock
 
 _LADDER = (*range(1, 9), 12, 16, 24, 32, 48, 64, 96, 128)
 _FIRST = (1, 8, 16, 64, 4)
-"""What to time first: trees are mostly small. Behind them all of the ladder, from its lower end."""
+"""Rows that are timed first, as trees are mostly small; then the ladder from its lower end."""
 CROWD = 8
 """Sessions of the one forward at the start that tells what a session adds."""
 _PASSES = 5
@@ -23,14 +23,14 @@ _LEAST = 5
 _GAIN = 0.1
 """Part of a surprise that is believed; the rest may be chance."""
 _LARGEST_SURPRISE = 0.5
-"""Of what the step should take: none, such as one whose processor was taken away, counts for
-more."""
+"""Largest surprise that counts, as a part of the expected time of the step: a step whose
+processor was taken away says no more."""
 _LARGEST_DRIFT = 100.0
-"""How many times faster or slower than at the start a forward may be held to be."""
+"""Largest factor by which a forward may seem faster or slower than at the start."""
 _DOUBT_ALL = 0.3
-"""How far off the whole curve may be, as a part of it: the machine is shared, and grows hot."""
+"""Uncertainty of the whole curve, as a part of it: the machine is shared, and grows hot."""
 _DOUBT_KEYS = 1e-4
-"""How far off a key read by a row may be, as a part of a forward of one row."""
+"""Uncertainty of the cost of a key read by a row, as a part of a forward of one row."""
 
 Forward = Callable[[int, int], object]
 """Runs a forward of so many rows of so many sessions, to its very end."""

@@ -23,7 +23,7 @@ class Mode(StrEnum):
     OFF = "off"
     """Plain decoding."""
     FORCED = "forced"
-    """In every round, paying or not."""
+    """Speculation in every round, paying or not."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -139,9 +139,9 @@ class Capability:
     drafters: frozenset[str]
     note: str = ""
     lookup: bool = False
-    """Whether copies of the text may stand beside the draft's proposals."""
+    """Permission to copy text beside the draft's proposals."""
     overlap: bool = False
-    """Whether a draft may go on while its proposal is verified."""
+    """Permission to draft while the draft's proposal is verified."""
 
 
 _MODELS = frozenset({"glide", "vanilla"})

@@ -21,7 +21,7 @@ class OverlapGain:
     def __init__(self) -> None:
         self._off, self._on = (RequestPace(1.0, num_rounds=0, weight=self.WEIGHT) for _ in range(2))
         self.is_on = False
-        """Whether the next round is to overlap."""
+        """True if the next round is to overlap."""
         self._is_trial = False
         self._left = self.PHASE
         self._rest = self._pause = 1

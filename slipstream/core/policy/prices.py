@@ -8,9 +8,9 @@ import math
 from slipstream.core.row_costs import Offer, RowCosts
 
 DEFAULT_STEP_COST = 0.05
-"""Of a draft that has not been timed."""
+"""Cost of a draft step, for drafts that have not been timed."""
 DEFAULT_ROW_COST = 0.01
-"""Of a target that says nothing of its costs."""
+"""Cost of a row, for targets that do not report their costs."""
 
 
 class Prices:

@@ -82,9 +82,9 @@ class DraftFacts:
     max_lag: int | None = None
     step_s: float | None = None
     experience: GainPrior = field(default_factory=GainPrior, compare=False)
-    """What it gained in the requests so far."""
+    """Gain of the draft in the requests so far."""
     overlap_gain: OverlapGain | None = field(default=None, compare=False)
-    """What drafting while its target verified gained; None for a draft in the target's process."""
+    """Gain of drafting while the target verified; None for a draft in the target's process."""
 
 
 NGRAM = DraftFacts(

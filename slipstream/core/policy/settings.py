@@ -41,12 +41,12 @@ class Settings:
     row_cost: float | None
     lookup: Copying | None
     overlap: bool | None = None
-    """Whether the draft goes on while a proposal is verified; None: where it is measured to pay."""
+    """Drafting while a proposal is verified; None: where it is measured to pay."""
     step_s: float | None = None
     experience: GainPrior | None = field(default=None, compare=False)
-    """What earlier requests gained by the same draft."""
+    """Gain of earlier requests by the same draft."""
     overlap_gain: OverlapGain | None = field(default=None, compare=False)
-    """What its drafting during verifications gained; None where it can't do that."""
+    """Gain of its drafting during verifications; None where it can't do that."""
 
     @property
     def longest_path(self) -> int:

@@ -51,7 +51,7 @@ SVIP_SLOPE = 0.15
 SVIP_THRESHOLD = 0.3
 DECISION_THRESHOLD = 0.4
 DECISION_THRESHOLD_SAMPLED = 0.6
-"""For sampled requests in `exact` verification, whose scores depend on the noise."""
+"""Threshold for sampled requests in `exact` verification, whose scores depend on the noise."""
 
 
 @dataclass(frozen=True, slots=True)
