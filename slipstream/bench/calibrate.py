@@ -186,7 +186,7 @@ def settings(base: Profile, *, depth: int, has_decision_model: bool) -> list[Pro
 
 def name_of(profile: Profile) -> str:
     """Return the policy with its thresholds, depth, shape and copies."""
-    thresholds = [f"{at:g}" for at in (profile.threshold, profile.threshold_sampled) if at]
+    thresholds = [f"{value:g}" for value in (profile.threshold, profile.threshold_sampled) if value]
     stop = "=".join([profile.stop.value, *(["/".join(thresholds)] if thresholds else [])])
     copies = f" lookup={profile.lookup}" if profile.lookup else ""
     return f"{stop} depth={profile.max_depth} {profile.shape.value}{copies}"

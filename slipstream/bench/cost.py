@@ -105,7 +105,7 @@ class _Forwards:
 
     def run(self, num_tokens: int) -> None:
         """Compute the logits of the last token and a chain of drafted ones."""
-        drafted = [self.tokens[at % len(self.tokens)] for at in range(num_tokens - 1)]
+        drafted = [self.tokens[index % len(self.tokens)] for index in range(num_tokens - 1)]
         part = Part(self.cache, self.tokens[-1:], TokenTree.chain(drafted))
         hidden, _ = self.model.forward([part])
         self.model.logits(hidden)

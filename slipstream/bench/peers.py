@@ -101,5 +101,5 @@ def endpoint_bench(
     """Return the benchmark of servers, in the order of `urls`; the first is the reference."""
     pool = ThreadPoolExecutor(max(plan.users), "endpoint")
     endpoints = {name: Endpoint(url, token, pool) for name, url in urls.items()}
-    engines = tuple(EngineUnderTest(name, at.send) for name, at in endpoints.items())
+    engines = tuple(EngineUnderTest(name, endpoint.send) for name, endpoint in endpoints.items())
     return LoadBench(plan, questions, engines, engines[0].send, advance)

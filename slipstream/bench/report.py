@@ -51,4 +51,6 @@ def fallback_line(name: str, of: Mapping[str, int]) -> str:
 
 def position_text(of: Iterable[Mapping[str, int | str]]) -> str:
     """Return where outputs differ, as a file holds it, in words."""
-    return "; ".join(f"{at['question_id']} at token {at['position']}" for at in of)
+    return "; ".join(
+        f"{difference['question_id']} at token {difference['position']}" for difference in of
+    )

@@ -139,7 +139,7 @@ def _figures(
         "fallbacks": dict(counts.fallbacks),
         "identical": len(of) - len(different),
         "differences": different,
-        "prefill_ms": 1000 * sum(at.prefill_s for at in timings) / len(of),
+        "prefill_ms": 1000 * sum(timing.prefill_s for timing in timings) / len(of),
         "outside_ms": 1000 * sum(map(_outside_s, of)) / len(of),
         "round_ms": {part: 1000 * s / max(counts.rounds, 1) for part, s in parts.items()},
     }
@@ -185,7 +185,7 @@ def distributed_parts(timings: Sequence[Timings]) -> dict[str, float]:
 def _sums(timings: Sequence[Timings]) -> dict[str, float]:
     """Return every timing, of all requests together."""
     names = (field.name for field in fields(Timings))
-    return {name: float(sum(getattr(at, name) for at in timings)) for name in names}
+    return {name: float(sum(getattr(timing, name) for timing in timings)) for name in names}
 
 
 def _different(

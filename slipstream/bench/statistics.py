@@ -82,12 +82,12 @@ def differences(
     """Return the position where each output leaves what is expected; the earliest of repeats."""
     found: dict[Key, int] = {}
     for key, tokens in outputs:
-        at = first_difference(tokens, expected[key])
-        if at is not None:
-            found[key] = min(at, found.get(key, at))
+        position = first_difference(tokens, expected[key])
+        if position is not None:
+            found[key] = min(position, found.get(key, position))
     return found
 
 
 def positions(of: Mapping[int | str, int]) -> list[dict[str, int | str]]:
     """Return differences as a file holds them."""
-    return [{"question_id": name, "position": at} for name, at in of.items()]
+    return [{"question_id": name, "position": position} for name, position in of.items()]

@@ -115,12 +115,14 @@ def verdict(router: str, result: "Result", *, is_plain: bool) -> str:
 
 def replica_lines(info: "ServerInfo") -> list[str]:
     """Return a line for each kind of ready replica: model, dtype, what computes it, how many."""
-    ready = [at for at in info.replicas if at.state is ReplicaState.READY]
-    kinds = Counter((at.role, at.model, at.dtype, at.engine) for at in ready)
+    ready = [replica for replica in info.replicas if replica.state is ReplicaState.READY]
+    kinds = Counter(
+        (replica.role, replica.model, replica.dtype, replica.engine) for replica in ready
+    )
     lines = []
     for role in (ReplicaRole.TARGET, ReplicaRole.DRAFT):
         for (_, model, dtype, engine), count in sorted(
-            at for at in kinds.items() if at[0][0] is role
+            kind for kind in kinds.items() if kind[0][0] is role
         ):
             made = f"{model} in {dtype}" if dtype else model
             made += f" by {engine}" if engine else ""

@@ -157,7 +157,7 @@ def _models() -> Facts:
     from slipstream.models.store.resolve import list_models
 
     cache = load_settings().cache_dir
-    sizes = [at.stat().st_size for at in cache.rglob("*") if at.is_file()]
+    sizes = [path.stat().st_size for path in cache.rglob("*") if path.is_file()]
     models = {
         model.name: "not here" if model.path is None else _tilde(str(model.path))
         for model in list_models()
@@ -171,7 +171,7 @@ def _gpu() -> Facts:
     if not torch.cuda.is_available():
         built = torch.version.cuda or "no CUDA"
         return {"devices": f"none (torch was built for {built})"}
-    names = [torch.cuda.get_device_name(at) for at in range(torch.cuda.device_count())]
+    names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
     return {"devices": names, "CUDA": torch.version.cuda}
 
 

@@ -22,7 +22,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     parameters: list[inspect.Parameter] = []
     for name, parameter in inspect.signature(command).parameters.items():
         if name in owned:
-            parameters += [_parameter(at) for at in owned[name]]
+            parameters += [_parameter(option) for option in owned[name]]
         else:
             parameters.append(parameter.replace(annotation=hints[name]))
 
@@ -30,7 +30,7 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     def grouped(**values: Any) -> None:
         built = {}
         for name, options in owned.items():
-            given = {at.name: _value(at, values.pop(at.name)) for at in options}
+            given = {option.name: _value(option, values.pop(option.name)) for option in options}
             built[name] = build(groups[name], **given)
         command(**values, **built)
 
@@ -41,26 +41,26 @@ def with_flags(command: Callable[..., None]) -> Callable[..., None]:
     return grouped
 
 
-def _parameter(at: Option) -> inspect.Parameter:
-    kind, default, shown = at.kind, at.default, dict(at.shown)
-    names = shown.pop("names", (at.flag,) if kind is bool and default is False else ())
-    if _is_list(at):
+def _parameter(option: Option) -> inspect.Parameter:
+    kind, default, shown = option.kind, option.default, dict(option.shown)
+    names = shown.pop("names", (option.flag,) if kind is bool and default is False else ())
+    if _is_list(option):
         kind, default = list[get_args(kind)[0]], default if default is MISSING else list(default)  # type: ignore[misc]
-    shown.setdefault("rich_help_panel", getattr(at.owner, "PANEL", None))
+    shown.setdefault("rich_help_panel", getattr(option.owner, "PANEL", None))
     make: Callable[..., Any] = typer.Option
     if shown.pop("is_argument", False):
         make, names = typer.Argument, ()
     return inspect.Parameter(
-        at.name,
+        option.name,
         inspect.Parameter.KEYWORD_ONLY,
-        annotation=Annotated[kind, make(*names, help=at.help, **shown)],
+        annotation=Annotated[kind, make(*names, help=option.help, **shown)],
         default=inspect.Parameter.empty if default is MISSING else default,
     )
 
 
-def _value(at: Option, value: Any) -> Any:
-    return tuple(value) if _is_list(at) else value
+def _value(option: Option, value: Any) -> Any:
+    return tuple(value) if _is_list(option) else value
 
 
-def _is_list(at: Option) -> bool:
-    return get_origin(at.kind) is tuple
+def _is_list(option: Option) -> bool:
+    return get_origin(option.kind) is tuple

@@ -52,10 +52,10 @@ def _without(text: str, name: str) -> str:
     """Return the text without a key's table; comments above the next table stay with that."""
     lines = text.splitlines(keepends=True)
     heads = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
-    mine = [at for at in heads if lines[at].split("#")[0].strip() == f"[keys.{name}]"]
+    mine = [index for index in heads if lines[index].split("#")[0].strip() == f"[keys.{name}]"]
     if not mine:
         return text
-    end = next((at for at in heads if at > mine[0]), len(lines))
+    end = next((index for index in heads if index > mine[0]), len(lines))
     while not lines[end - 1].split("#")[0].strip() and end < len(lines):
         end -= 1
     while end < len(lines) and not lines[end].strip():

@@ -34,7 +34,7 @@ def automatic_dtypes() -> list[tuple[str, str]]:
 
     native = has_kernels()
     devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    return [(at, choose_dtype(AUTO, at, native=native).name) for at in devices]
+    return [(device, choose_dtype(AUTO, device, native=native).name) for device in devices]
 
 
 @app.command()

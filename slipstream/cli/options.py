@@ -56,7 +56,7 @@ class EngineFlags:
 
     def given(self) -> dict[str, str | int | Path]:
         """Return the options that are given, by the names of `Client.embedded`."""
-        named = {at.name: getattr(self, at.name) for at in fields(self)}
+        named = {field.name: getattr(self, field.name) for field in fields(self)}
         return {name: value for name, value in named.items() if value is not None}
 
 
@@ -102,12 +102,16 @@ class PlaceFlags:
 
     def check(self) -> None:
         """Raise `UnsupportedCombination` for options of the place that is not chosen."""
-        given = [at.flag for at in options_of(EngineFlags) if at.value_in(self.engine) is not None]
+        given = [
+            option.flag
+            for option in options_of(EngineFlags)
+            if option.value_in(self.engine) is not None
+        ]
         if self.is_remote and given:
             raise UnsupportedCombination(
                 f"{min(given)} runs models in this process, but --router elsewhere"
             )
-        given = [at.flag for at in options_of(RouterFlags) if at.value_in(self.router)]
+        given = [option.flag for option in options_of(RouterFlags) if option.value_in(self.router)]
         if given and not self.is_remote:
             raise UnsupportedCombination(f"{given[0]} goes with --router only")
 

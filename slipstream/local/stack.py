@@ -85,7 +85,7 @@ class Stack:
         if self._plan.http is not None:
             _require_free(HTTP, self._plan.http_port)
         self.engines = await self._start_engines()
-        flags = [part for role, at in self.engines.items() for part in (f"--{role}s", at)]
+        flags = [part for role, address in self.engines.items() for part in (f"--{role}s", address)]
         listen = f"127.0.0.1:{self._plan.port}"
         router = await self._launch("router", listen, (*flags, *self._plan.router))
         (address,) = await self._ready(router)

@@ -18,7 +18,7 @@ from slipstream.state.quotas import QuotaLimits
 
 _NAME = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _DIGEST = re.compile(r"[0-9a-f]{64}")
-_LIMITS = tuple(at.name for at in fields(QuotaLimits))
+_LIMITS = tuple(field.name for field in fields(QuotaLimits))
 _KNOWN = ("sha256", *_LIMITS, "expires")
 
 

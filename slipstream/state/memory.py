@@ -157,10 +157,10 @@ class MemoryStore:
         self._num_bytes += num_bytes - kept.counted_bytes
         kept.counted_bytes = num_bytes
 
-    def _expire(self, kept: StoredSession, at: float) -> None:
+    def _expire(self, kept: StoredSession, time_s: float) -> None:
         """Have the session checked at that time; it is forgotten then or later."""
-        self._expiries.put(kept.record.session_id, at)
-        self._shares[kept.record.owner].expiries.put(kept.record.session_id, at)
+        self._expiries.put(kept.record.session_id, time_s)
+        self._shares[kept.record.owner].expiries.put(kept.record.session_id, time_s)
 
     def _forget(self, session_id: str) -> None:
         kept = self._all.pop(session_id)
@@ -189,9 +189,14 @@ class MemoryStore:
         bounds = self._bounds
         while len(self._all) > bounds.max_sessions or self._num_bytes > bounds.max_bytes:
             if len(self._all) > bounds.max_sessions:
-                used = [(at.num_sessions / bounds.max_sessions, at) for at in self._shares.values()]
+                used = [
+                    (share.num_sessions / bounds.max_sessions, share)
+                    for share in self._shares.values()
+                ]
             else:
-                used = [(at.num_bytes / bounds.max_bytes, at) for at in self._shares.values()]
+                used = [
+                    (share.num_bytes / bounds.max_bytes, share) for share in self._shares.values()
+                ]
             used.sort(key=lambda pair: pair[0], reverse=True)
             above = [share for part, share in used if part * len(used) > 1]
             if not any(self._forget_one(share, now) for share in above):
@@ -201,15 +206,15 @@ class MemoryStore:
         """Forget the idle session of an owner that would expire first, if there is one."""
         busy, is_found = [], False
         while not is_found and (first := share.expiries.first()) is not None:
-            at, session_id = first
+            time_s, session_id = first
             kept = self._all[session_id]
-            if kept.expires_at > at:
+            if kept.expires_at > time_s:
                 self._settle(session_id, now)
             elif is_found := kept.leased_until <= now:
                 self._forget(session_id)
             else:
-                busy.append((session_id, at))
+                busy.append((session_id, time_s))
                 share.expiries.discard(session_id)
-        for session_id, at in busy:
-            share.expiries.put(session_id, at)
+        for session_id, time_s in busy:
+            share.expiries.put(session_id, time_s)
         return is_found

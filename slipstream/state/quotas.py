@@ -163,7 +163,9 @@ class MemoryQuotas:
 
     def _account(self, ticket: Ticket, now_s: float) -> _Account:
         account = self._accounts.setdefault(ticket.key, _Account())
-        account.running = {name: at for name, at in account.running.items() if at[1] > now_s}
+        account.running = {
+            name: entry for name, entry in account.running.items() if entry[1] > now_s
+        }
         return account
 
 

@@ -56,9 +56,9 @@ class RedisStore:
         check_update(update, self._bounds)
         opening = ("", "", "", "", "")
         if update.opening is not None:
-            at = update.opening
-            facts = (at.params, at.tokenizer_hash, at.arithmetic)
-            opening = ("1", str(at.num_prompt_tokens), *facts)
+            opened = update.opening
+            facts = (opened.params, opened.tokenizer_hash, opened.arithmetic)
+            opening = ("1", str(opened.num_prompt_tokens), *facts)
         ending = ("", "") if update.ending is None else ("1", update.ending)
         args = (*self._held(lease), update.start, packed(update.tokens), *opening, *ending)
         _check(lease, await self._redis.run(APPEND, self._keys(lease.session_id), args))

@@ -105,7 +105,7 @@ def announcement_from(text: str) -> Announcement:
         values = None
     if not isinstance(values, dict):
         raise InvalidRequest(f"{text[:80]!r} is no announcement")
-    names = (at.name for at in fields(Announcement))
+    names = (field.name for field in fields(Announcement))
     known: dict[str, Any] = {name: values[name] for name in names if name in values}
     for name, value in known.items():
         kind = int if name.startswith(("num_", "kv_")) else str
@@ -139,7 +139,7 @@ class Registry:
     async def live(self, role: ReplicaRole) -> tuple[Announcement, ...]:
         """Return those that announced themselves lately, by address. Raises `Unavailable`."""
         texts = await self._run(_LIVE, role, self._ttl_ms)
-        return tuple(sorted(self._parsed(texts), key=lambda at: at.address))
+        return tuple(sorted(self._parsed(texts), key=lambda replica: replica.address))
 
     async def aclose(self) -> None:
         """End connections. May be repeated."""

@@ -151,10 +151,10 @@ class Expiries:
         """Return the number of names."""
         return len(self._newest)
 
-    def put(self, name: str, at: float) -> None:
+    def put(self, name: str, time_s: float) -> None:
         """Set the name's time. Costs a logarithm."""
         self._num_put += 1
-        entry = (at, self._num_put, name)
+        entry = (time_s, self._num_put, name)
         self._newest[name] = entry
         heapq.heappush(self._heap, entry)
         if len(self._heap) > 2 * len(self._newest) + _SLACK:

@@ -142,28 +142,28 @@ def _number(value: int) -> int | str:
     return value if -(2**63) <= value < 2**63 else str(value)
 
 
-def round_attributes(at: Round) -> Attributes:
+def round_attributes(round_: Round) -> Attributes:
     """Return attributes of the round's span."""
     return {
-        "slipstream.round.index": at.index,
-        "slipstream.round.kind": at.kind,
-        "slipstream.round.drafted": at.num_nodes,
-        "slipstream.round.accepted": at.num_accepted,
-        "slipstream.round.final": len(at.verdict.tokens),
+        "slipstream.round.index": round_.index,
+        "slipstream.round.kind": round_.kind,
+        "slipstream.round.drafted": round_.num_nodes,
+        "slipstream.round.accepted": round_.num_accepted,
+        "slipstream.round.final": len(round_.verdict.tokens),
     }
 
 
-def proposal_attributes(at: Round) -> Attributes:
+def proposal_attributes(round_: Round) -> Attributes:
     """Return attributes of the span of a proposal: the plan, what came, and why no more."""
-    proposal, plan = at.proposal, at.plan
+    proposal, plan = round_.proposal, round_.plan
     said: dict[str, Value] = {
-        "slipstream.proposal.waited_ms": 1000 * at.proposing_s,
+        "slipstream.proposal.waited_ms": 1000 * round_.proposing_s,
         "slipstream.plan.shape": plan.shape.value,
         "slipstream.plan.stop_policy": plan.stop.value,
         "slipstream.plan.max_depth": plan.max_depth,
         "slipstream.plan.max_nodes": plan.max_nodes,
     }
-    if at.error is not None and at.verifying is None:  # no proposal came
+    if round_.error is not None and round_.verifying is None:  # no proposal came
         return said
     said.update(proposed_attributes(proposal))
     said["slipstream.proposal.copied"] = proposal.num_copied
@@ -200,14 +200,14 @@ def proposed_attributes(proposal: Proposal) -> Attributes:
     return said
 
 
-def verdict_attributes(at: Round) -> Attributes:
+def verdict_attributes(round_: Round) -> Attributes:
     """Return attributes of the span of a verdict."""
-    verdict = at.verdict
+    verdict = round_.verdict
     said: dict[str, Value] = {
-        "slipstream.verdict.waited_ms": 1000 * at.verifying_s,
-        "slipstream.verdict.nodes": len(at.proposal.tree),
+        "slipstream.verdict.waited_ms": 1000 * round_.verifying_s,
+        "slipstream.verdict.nodes": len(round_.proposal.tree),
     }
-    if at.error is not None:  # no verdict came
+    if round_.error is not None:  # no verdict came
         return said
     said.update(decided_attributes(verdict))
     if verdict.timing is not None:

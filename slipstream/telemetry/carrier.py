@@ -28,8 +28,8 @@ class Carrier:
 
 def carried(span: Span | None = None) -> Carrier | None:
     """Return the carrier of a span, by default the current one; None if it is not sampled."""
-    at = trace.get_current_span() if span is None else span
-    return carrier_of(at) if at.get_span_context().trace_flags.sampled else None
+    current = trace.get_current_span() if span is None else span
+    return carrier_of(current) if current.get_span_context().trace_flags.sampled else None
 
 
 def carrier_of(span: Span) -> Carrier | None:

@@ -37,7 +37,7 @@ def bind(*, request_id: str | None = None, session_id: str | None = None) -> Non
     """
     before = _BOUND.get() or {}
     ids = {"request_id": request_id, "session_id": session_id}
-    _BOUND.set({name: before.get(name) if at is None else at for name, at in ids.items()})
+    _BOUND.set({name: before.get(name) if value is None else value for name, value in ids.items()})
 
 
 def set_up_logging(*, as_json: bool, level: str, role: str) -> None:
@@ -113,10 +113,10 @@ def _details(record: logging.LogRecord) -> dict[str, str]:
 def _ids() -> dict[str, str]:
     """Return the ids of the current span, request and session."""
     ids = {}
-    at = trace.get_current_span().get_span_context()
-    if at.is_valid and at.trace_flags.sampled:
-        ids["trace_id"] = trace.format_trace_id(at.trace_id)
-        ids["span_id"] = trace.format_span_id(at.span_id)
+    context = trace.get_current_span().get_span_context()
+    if context.is_valid and context.trace_flags.sampled:
+        ids["trace_id"] = trace.format_trace_id(context.trace_id)
+        ids["span_id"] = trace.format_span_id(context.span_id)
     return ids | {name: value for name, value in (_BOUND.get() or {}).items() if value}
 
 
@@ -133,7 +133,9 @@ def _one_line(text: str) -> str:
     """Return the text with escapes for line ends, control and invisible characters."""
     if text.isprintable():
         return text
-    shown = (at if at.isprintable() else at.encode("unicode_escape").decode() for at in text)
+    shown = (
+        char if char.isprintable() else char.encode("unicode_escape").decode() for char in text
+    )
     return "".join(shown)
 
 
@@ -144,8 +146,8 @@ def _error_lines(error: BaseException, seen: set[int]) -> Iterator[str]:
     while (before := _cause(chain[-1][0])) and id(before[0]) not in seen:
         chain.append(before)
         seen.add(id(before[0]))
-    for at, what_follows in reversed(chain):
-        yield from _one_error(at, seen)
+    for link, what_follows in reversed(chain):
+        yield from _one_error(link, seen)
         if what_follows:
             yield f"\n{what_follows}\n"
 

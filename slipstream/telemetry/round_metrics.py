@@ -28,21 +28,21 @@ class RoundMetrics:
         """Averages: tokens and seconds of a speculative round, seconds of a plain one and, the
         least that it can take, of a verification."""
 
-    def record(self, at: Round) -> None:
+    def record(self, round_: Round) -> None:
         """Count a round that has its verdict."""
-        self._learn(at)
+        self._learn(round_)
         if not self._instruments.are_exported:
             return
-        self.count(catalog.ROUNDS, at.kind)
-        self.count(catalog.TOKENS_FINAL, amount=len(at.verdict.tokens))
-        self._instruments.record(catalog.ROUND_DURATION, at.seconds, {"kind": at.kind})
-        self._times(at)
-        if at.kind == PREFILL:
-            self.count(catalog.TOKENS_CACHED, amount=at.verdict.num_cached)
-        elif at.kind == SPECULATIVE:
-            self._speculative(at)
-        if at.proposal.fallback is not None:
-            self.count(catalog.FALLBACKS, at.proposal.fallback)
+        self.count(catalog.ROUNDS, round_.kind)
+        self.count(catalog.TOKENS_FINAL, amount=len(round_.verdict.tokens))
+        self._instruments.record(catalog.ROUND_DURATION, round_.seconds, {"kind": round_.kind})
+        self._times(round_)
+        if round_.kind == PREFILL:
+            self.count(catalog.TOKENS_CACHED, amount=round_.verdict.num_cached)
+        elif round_.kind == SPECULATIVE:
+            self._speculative(round_)
+        if round_.proposal.fallback is not None:
+            self.count(catalog.FALLBACKS, round_.proposal.fallback)
 
     def count(self, metric: Metric, value: str = "", *, amount: int = 1) -> None:
         """Count for a metric; `value` is that of its attribute, if it has one."""
@@ -66,36 +66,36 @@ class RoundMetrics:
             break_even = self._speculative_s.value / plain_s
             self._instruments.put(catalog.SPECULATION_BREAK_EVEN, break_even)
 
-    def _times(self, at: Round) -> None:
-        if at.proposing is not None:
-            self._instruments.record(catalog.DRAFT_WAIT, at.proposing_s)
-        self._instruments.record(catalog.VERIFY_WAIT, at.verifying_s)
+    def _times(self, round_: Round) -> None:
+        if round_.proposing is not None:
+            self._instruments.record(catalog.DRAFT_WAIT, round_.proposing_s)
+        self._instruments.record(catalog.VERIFY_WAIT, round_.verifying_s)
 
-    def _speculative(self, at: Round) -> None:
-        self._instruments.record(catalog.ROUND_ACCEPTED, at.num_accepted)
-        self.count(catalog.TOKENS_DRAFTED, amount=at.num_nodes)
-        self.count(catalog.TOKENS_ACCEPTED, amount=at.num_accepted)
-        for source in at.proposal.sources:
+    def _speculative(self, round_: Round) -> None:
+        self._instruments.record(catalog.ROUND_ACCEPTED, round_.num_accepted)
+        self.count(catalog.TOKENS_DRAFTED, amount=round_.num_nodes)
+        self.count(catalog.TOKENS_ACCEPTED, amount=round_.num_accepted)
+        for source in round_.proposal.sources:
             self.count(catalog.TOKENS_COPIED, source.value)
-        for source in at.accepted_sources:
+        for source in round_.accepted_sources:
             self.count(catalog.TOKENS_COPIED_ACCEPTED, source.value)
-        self.count(catalog.STOPS, at.proposal.stopped_by)
+        self.count(catalog.STOPS, round_.proposal.stopped_by)
         for metric, reached in (
-            (catalog.POSITION_DRAFTED, at.depth),
-            (catalog.POSITION_ACCEPTED, at.num_accepted),
+            (catalog.POSITION_DRAFTED, round_.depth),
+            (catalog.POSITION_ACCEPTED, round_.num_accepted),
         ):
             for position in range(1, min(reached, MAX_POSITION) + 1):
                 self.count(metric, str(position))
 
-    def _learn(self, at: Round) -> None:
-        verdict = at.verdict
-        if at.kind == PLAIN:
-            self._plain_s.record(at.verifying_s)  # and no waiting for a draft that is lost
-        elif at.kind == SPECULATIVE and verdict.finish_reason is None:
+    def _learn(self, round_: Round) -> None:
+        verdict = round_.verdict
+        if round_.kind == PLAIN:
+            self._plain_s.record(round_.verifying_s)  # and no waiting for a draft that is lost
+        elif round_.kind == SPECULATIVE and verdict.finish_reason is None:
             # A last one is cut short for reasons of its own.
-            verify_s = at.verifying_s
+            verify_s = round_.verifying_s
             self._length.record(len(verdict.tokens))
-            self._speculative_s.record(at.seconds)
+            self._speculative_s.record(round_.seconds)
             self._verify_s.record(verify_s)
             offer, timing = verdict.offer, verdict.timing
             if offer is not None and offer.round_s:

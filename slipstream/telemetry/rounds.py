@@ -39,10 +39,10 @@ class RoundTracer:
         self._left_s: float | None = None
 
     @contextmanager
-    def calling(self, at: Round, port: Port) -> Iterator[None]:
+    def calling(self, round_: Round, port: Port) -> Iterator[None]:
         """Begin the round's spans, where it has any, and make that of the call the current one."""
-        if self._at is not at:
-            self._begin(at)
+        if self._at is not round_:
+            self._begin(round_)
         if not self._request.is_traced:
             yield
             return
@@ -55,10 +55,10 @@ class RoundTracer:
         with use_span(span, record_exception=False, set_status_on_exception=False):
             yield
 
-    def record(self, at: Round) -> None:
+    def record(self, round_: Round) -> None:
         """Record a round that has its verdict."""
-        self._close(at)
-        self._on_round(at)
+        self._close(round_)
+        self._on_round(round_)
 
     def settles(self) -> None:
         """Begin the stage after the last round, which lasts from its verdict on."""
@@ -69,22 +69,22 @@ class RoundTracer:
         if self._at is not None:
             self._close(self._at)
 
-    def _begin(self, at: Round) -> None:
-        self._at, self._calls, self._span = at, {}, INVALID_SPAN
-        if self._request.is_traced and at.index < self._num_rounds:
-            self._span = self._request.begin(ROUND, at.start_s, kind=SpanKind.INTERNAL)
+    def _begin(self, round_: Round) -> None:
+        self._at, self._calls, self._span = round_, {}, INVALID_SPAN
+        if self._request.is_traced and round_.index < self._num_rounds:
+            self._span = self._request.begin(ROUND, round_.start_s, kind=SpanKind.INTERNAL)
 
-    def _close(self, at: Round) -> None:
+    def _close(self, round_: Round) -> None:
         self._at = None
-        self._spend(at)
+        self._spend(round_)
         if self._span.is_recording():
-            self._finish(at)
+            self._finish(round_)
             self._span = INVALID_SPAN
 
-    def _spend(self, at: Round) -> None:
+    def _spend(self, round_: Round) -> None:
         """Count the time of the round by stage: its calls, and what was between them."""
-        verify = "verify" if at.index else "prefill"
-        for stage, times in (("draft", at.proposing), (verify, at.verifying)):
+        verify = "verify" if round_.index else "prefill"
+        for stage, times in (("draft", round_.proposing), (verify, round_.verifying)):
             if times is None:
                 continue
             if self._left_s is None:
@@ -94,16 +94,16 @@ class RoundTracer:
             self._request.spend(stage, times[1] - times[0])
             self._left_s = times[1]
 
-    def _finish(self, at: Round) -> None:
+    def _finish(self, round_: Round) -> None:
         """End the span of a round, and those of its calls."""
-        request, last = self._request, at.verifying or at.proposing
+        request, last = self._request, round_.verifying or round_.proposing
         for port in Port:
-            times = at.proposing if port is Port.PROPOSE else at.verifying
+            times = round_.proposing if port is Port.PROPOSE else round_.verifying
             if times is None:
                 continue
             about = proposal_attributes if port is Port.PROPOSE else verdict_attributes
             request.finish(
-                self._calls[port], times[1], about(at), at.error if times == last else None
+                self._calls[port], times[1], about(round_), round_.error if times == last else None
             )
-        end_s = at.start_s if last is None else last[1]
-        request.finish(self._span, end_s, round_attributes(at), at.error)
+        end_s = round_.start_s if last is None else last[1]
+        request.finish(self._span, end_s, round_attributes(round_), round_.error)

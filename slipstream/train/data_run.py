@@ -117,7 +117,7 @@ def write_data(run: DataRun, hooks: DataHooks, *, spread: Spread = write_here) -
     plan = make_plan(run)
     with _directory(run.out, plan.manifest):
         hooks.plan(plan)
-        left = [at for at in range(len(plan.shards)) if not _path(run.out, at).is_file()]
+        left = [shard for shard in range(len(plan.shards)) if not _path(run.out, shard).is_file()]
         done = len(plan.shards) - len(left)
         most = float("inf") if run.max_tokens is None else run.max_tokens - _num_generated(run.out)
         start, num_tokens = hooks.clock(), 0

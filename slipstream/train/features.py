@@ -117,7 +117,7 @@ def _read(source: FeatureSource, documents: Sequence[Document]) -> TrainBatch:
     sizes = [(len(document.ids), document.num_prompt) for document in documents]
     lengths, num_prompts = torch.tensor(sizes, device=ids.device).unbind(1)
     beyond = torch.arange(ids.shape[1], device=ids.device) >= lengths[:, None]
-    pairs = [(cache[at].keys, cache[at].values) for at in source.layers]
+    pairs = [(cache[layer].keys, cache[layer].values) for layer in source.layers]
     cut = beyond[:, None, :, None]
     return TrainBatch(
         ids=ids,

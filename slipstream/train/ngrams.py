@@ -101,16 +101,16 @@ def count(
 
     Contexts that were seen too seldom for any file are left out.
     """
-    ids, at = _generated(documents, settings.max_context)
-    if not len(at):
+    ids, ends = _generated(documents, settings.max_context)
+    if not len(ends):
         raise TrainingError("the data has no generated tokens to count")
-    codes = np.zeros(len(at), np.uint64)
+    codes = np.zeros(len(ends), np.uint64)
     tables = []
     for length in range(1, settings.max_context + 1):
-        codes ^= ids[at - length] + np.uint64(1)
+        codes ^= ids[ends - length] + np.uint64(1)
         codes *= np.uint64(FACTOR)
         codes ^= codes >> np.uint64(SHIFT)
-        counted = _counted(codes, ids[at].astype(np.int64))
+        counted = _counted(codes, ids[ends].astype(np.int64))
         tables.append(counted.kept(settings.least(length, settings.min_count)))
         progress(length, settings.max_context)
     return tables
@@ -120,7 +120,9 @@ def fitting(tables: Sequence[Counted], settings: CountSettings, vocab_size: int)
     """Return the arrays of a file of at most `max_bytes`, with as low a least count as fits."""
     least = settings.min_count
     while least < _MAX_LEAST_COUNT:
-        parts = [table.kept(settings.least(at, least)) for at, table in enumerate(tables, 1)]
+        parts = [
+            table.kept(settings.least(length, least)) for length, table in enumerate(tables, 1)
+        ]
         packed = _packed(parts, vocab_size)
         if sum(array.nbytes for array in packed.values()) <= settings.max_bytes:
             return packed

@@ -113,19 +113,19 @@ class RoundRecorder:
         rounds = decode(
             self._draft, self._engine.target, planner, sequence, clock=time.perf_counter
         )
-        for at in iterated(rounds):
-            positions += self._visited(at, reader, num_tokens)
-            num_tokens += len(at.verdict.tokens)
+        for round_ in iterated(rounds):
+            positions += self._visited(round_, reader, num_tokens)
+            num_tokens += len(round_.verdict.tokens)
         return positions
 
-    def _visited(self, at: Round, reader: CandidateReader, num_tokens: int) -> list[_Position]:
+    def _visited(self, round_: Round, reader: CandidateReader, num_tokens: int) -> list[_Position]:
         """Return the positions to the first rejection of a round behind so many tokens."""
         positions: list[_Position] = []
-        pairs = zip(at.proposal.tree.tokens, at.verdict.tokens, strict=False)
+        pairs = zip(round_.proposal.tree.tokens, round_.verdict.tokens, strict=False)
         for depth, (drafted, final) in enumerate(pairs):
             scores, same = self._recorded.scores[depth], drafted == final
             softmax = RowSoftmax(reader.ranked(scores.logits[0], num_tokens + depth)[None])
-            lag = depth + (at.proposal.staleness or 0)
+            lag = depth + (round_.proposal.staleness or 0)
             stats = slot_stats(softmax.best_two(0), float(softmax.entropies[0]), lag)
             positions.append(_Position(scores.hidden[0], stats, same))
             if not same:
@@ -134,10 +134,10 @@ class RoundRecorder:
 
 
 def _records(positions: Sequence[_Position], is_greedy: bool, number: int) -> Records:
-    accepted = torch.tensor([at.accepted for at in positions])
+    accepted = torch.tensor([position.accepted for position in positions])
     return Records(
-        hidden=torch.from_numpy(np.stack([at.hidden for at in positions])).bfloat16(),
-        stats=torch.tensor([at.stats for at in positions]),
+        hidden=torch.from_numpy(np.stack([position.hidden for position in positions])).bfloat16(),
+        stats=torch.tensor([position.stats for position in positions]),
         accepted=accepted,
         is_greedy=torch.full_like(accepted, is_greedy),
         prompt=torch.full(accepted.shape, number),

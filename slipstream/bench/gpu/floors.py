@@ -103,7 +103,8 @@ def _random_model(
             config, dtype=torch_dtype(choose_dtype(dtype, device))
         ).eval()
     head, embedding = (
-        at.weight for at in (made.get_output_embeddings(), made.get_input_embeddings())
+        embedding.weight
+        for embedding in (made.get_output_embeddings(), made.get_input_embeddings())
     )
     read = sum(weight.nbytes for weight in made.parameters())
     read -= 0 if head is embedding else embedding.nbytes

@@ -62,7 +62,8 @@ def _forwards(shaped: CausalModel, plain: CausalModel) -> Iterator[dict[str, Any
             cache = shaped.open_in(pool)
             own = plain.open(context + max(_ROWS))
             found, expected = (
-                _states(model, at, context, rows) for model, at in ((shaped, cache), (plain, own))
+                _states(model, used, context, rows)
+                for model, used in ((shaped, cache), (plain, own))
             )
             cache.close()
             error = float((found - expected).norm() / expected.norm())
@@ -84,7 +85,7 @@ def _states(model: CausalModel, cache: KvCache, context: int, rows: int) -> Tens
 
 
 def _tokens(model: CausalModel, count: int) -> list[int]:
-    return [1 + at * 7919 % (model.vocab_size - 1) for at in range(count)]
+    return [1 + index * 7919 % (model.vocab_size - 1) for index in range(count)]
 
 
 def _graphs(graphs: Replay) -> list[dict[str, Any]]:

@@ -100,8 +100,8 @@ def run_step(step: GpuStep, folder: Path, max_s: float, clock: Clock) -> StepRes
 def found_faults(figures: Any, path: str = "") -> Iterator[str]:
     """Yield where figures say that what must be the same is not."""
     if isinstance(figures, list):
-        for at, value in enumerate(figures):
-            yield from found_faults(value, f"{path}[{at}]")
+        for index, value in enumerate(figures):
+            yield from found_faults(value, f"{path}[{index}]")
     elif isinstance(figures, dict):
         if any(is_fault(figures) for is_fault in _FAULTS):
             yield path or "the figures"

@@ -99,12 +99,12 @@ def gpu(run: GpuRunFlags, models: ModelFlags, output: OutputFlags) -> None:
         for result in run_steps(steps, run.out, seconds=60 * run.minutes, clock=time.monotonic):
             results.append(result)
             advance(result.name)
-    values: dict[str, Any] = {"environment": facts, "steps": [asdict(at) for at in results]}
+    values: dict[str, Any] = {"environment": facts, "steps": [asdict(result) for result in results]}
     write_json(run.out / "results.json", values)
     output.write(values)
     figures_console().print(summary(results))
     typer.echo(f"results {run.out / 'results.json'}")
-    if any(at.outcome is Outcome.FAILED for at in results):
+    if any(result.outcome is Outcome.FAILED for result in results):
         raise typer.Exit(FAILED)
 
 

@@ -59,7 +59,7 @@ class CostCurve:
         session_s: float = 0,
     ) -> None:
         """`points` are (rows, seconds) of one session, ascending; `session_s` adds every other."""
-        rows = [at for at, _ in points]
+        rows = [rows for rows, _ in points]
         if len(points) < 2 or rows[0] != 1 or rows != sorted(set(rows)):
             raise InvalidRequest(f"forwards of {rows} rows were timed, but must ascend from 1")
         own = [seconds for _, seconds in points]
@@ -117,15 +117,15 @@ class CostCurve:
 
     def _between(self, rows: int) -> float:
         """Return the time of rows within the points: never less for more, not by a rounding."""
-        at, weight = self._place(rows)
-        low_s, high_s = self._seconds[at : at + 2]
+        index, weight = self._place(rows)
+        low_s, high_s = self._seconds[index : index + 2]
         return min(low_s + weight * (high_s - low_s), high_s)
 
     def _place(self, rows: float) -> tuple[int, float]:
         """The point below and the weight of the next one."""
-        at = min(bisect_right(self._rows, rows) - 1, len(self._rows) - 2)
-        low, high = self._rows[at : at + 2]
-        return at, (rows - low) / (high - low)
+        index = min(bisect_right(self._rows, rows) - 1, len(self._rows) - 2)
+        low, high = self._rows[index : index + 2]
+        return index, (rows - low) / (high - low)
 
     def _inside(self, rows: int) -> tuple[int, int]:
         """Return the rows within the points that cost as much, but for so many periods."""
@@ -189,30 +189,30 @@ def _fastest(
     seconds: dict[tuple[int, int], list[float]] = {}
     start = clock()
     forward(1, 1)
-    for at in _agenda(tile, budget.max_rows):
+    for size in _agenda(tile, budget.max_rows):
         if len(seconds) >= _LEAST and clock() - start > budget.seconds:
             break
         began = clock()
-        forward(*at)
-        seconds.setdefault(at, []).append(max(clock() - began, 1e-9))
-    enough = min(2, *(len(seconds[at]) for at in list(seconds)[:_LEAST]))
-    return {at: min(each) for at, each in seconds.items() if len(each) >= enough}
+        forward(*size)
+        seconds.setdefault(size, []).append(max(clock() - began, 1e-9))
+    enough = min(2, *(len(seconds[size]) for size in list(seconds)[:_LEAST]))
+    return {size: min(each) for size, each in seconds.items() if len(each) >= enough}
 
 
 def _agenda(tile: int | None, max_rows: int) -> list[tuple[int, int]]:
     """Forwards in the order to run them: what matters most comes twice before anything else."""
     wanted = [(rows, 1) for rows in sorted(ladder(tile, max_rows), key=_urgency(tile))]
     wanted.insert(_LEAST, (CROWD, CROWD))
-    parts = [wanted[at : at + _LEAST + 1] for at in range(0, len(wanted), _LEAST + 1)]
-    return [at for part in parts for at in part * 2] + wanted * (_PASSES - 2)
+    parts = [wanted[start : start + _LEAST + 1] for start in range(0, len(wanted), _LEAST + 1)]
+    return [size for part in parts for size in part * 2] + wanted * (_PASSES - 2)
 
 
 def ladder(tile: int | None, max_rows: int) -> tuple[int, ...]:
     """Rows worth timing: both sides of every step of the staircase among them."""
     limit = max(max_rows, 2 * tile if tile else 2)
     steps = range(tile, limit, tile) if tile else ()
-    rows = {*_LADDER, limit, *steps, *(at + 1 for at in steps)}
-    return tuple(sorted(at for at in rows if at <= limit))
+    rows = {*_LADDER, limit, *steps, *(rows + 1 for rows in steps)}
+    return tuple(sorted(count for count in rows if count <= limit))
 
 
 def _urgency(tile: int | None) -> Callable[[int], tuple[int, int]]:

@@ -86,29 +86,29 @@ class Planner:
         limit = min(self._free_nodes(verdict), remaining - 1, settings.longest_path)
         return verdict.forced[: max(limit, 0)]
 
-    def record(self, at: Round) -> None:
+    def record(self, round_: Round) -> None:
         """Learn from a round: how fast the request goes, and whether the draft is worth its time.
 
         Where it is known what would have been proposed without the draft, it has to be faster than
         that, else than plain decoding.
         """
-        proposal, verdict = at.proposal, at.verdict
+        proposal, verdict = round_.proposal, round_.verdict
         if proposal.fallback not in (None, LATE, PENDING):
             return
         depth = max(proposal.drafted.depths(), default=0)
         is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR or proposal.fallback == LATE
         if depth:
-            num_drafted = verdict.num_accepted - len(at.accepted_sources)
+            num_drafted = verdict.num_accepted - len(round_.accepted_sources)
             self._length = self._length.after(all_accepted=num_drafted == depth)
         if verdict.finish_reason is not None:  # a last round is cut short for reasons of its own
             return
-        self._record_overlap(at)
+        self._record_overlap(round_)
         cost, num_tokens = self._prices.round(len(proposal.tree)), len(verdict.tokens)
         if depth:
             self._drafted.record(num_tokens)
             self._drafted_cost.record(cost)
         if is_drafted:
-            cost += self._drafting_cost(at, max(depth, 1))
+            cost += self._drafting_cost(round_, max(depth, 1))
         cost = min(cost, _LONGEST_ROUND)
         self._pace.record(num_tokens, cost)
         if is_drafted:
@@ -117,20 +117,20 @@ class Planner:
             if self._settings.experience is not None:
                 self._settings.experience.record(gain)
 
-    def _drafting_cost(self, at: Round, depth: int) -> float:
+    def _drafting_cost(self, round_: Round, depth: int) -> float:
         """Return the plain rounds that a proposal took; only one that was drafted and waited for
         says what a draft step takes."""
-        if at.proposal.stopped_by == AHEAD or at.proposal.fallback == LATE:
-            return self._prices.waited(at.proposing_s)
-        seconds = None if at.proposing is None else at.proposing_s
+        if round_.proposal.stopped_by == AHEAD or round_.proposal.fallback == LATE:
+            return self._prices.waited(round_.proposing_s)
+        seconds = None if round_.proposing is None else round_.proposing_s
         return self._prices.drafted(depth, seconds)
 
-    def _record_overlap(self, at: Round) -> None:
+    def _record_overlap(self, round_: Round) -> None:
         """Learn how fast a round that could ask the draft was, with overlap or without."""
         gain, is_measured = self._settings.overlap_gain, self._settings.mode is Mode.AUTO
-        cost = self._prices.waited(at.proposing_s + at.verifying_s)
-        if gain is not None and is_measured and at.plan.may_ask and at.proposing and cost:
-            gain.record(len(at.verdict.tokens), cost, is_on=at.plan.ahead > 0)
+        cost = self._prices.waited(round_.proposing_s + round_.verifying_s)
+        if gain is not None and is_measured and round_.plan.may_ask and round_.proposing and cost:
+            gain.record(len(round_.verdict.tokens), cost, is_on=round_.plan.ahead > 0)
 
     def _begin(self) -> None:
         """Expect of the draft what it gained before; beside copies, which cost nothing to draft,

@@ -116,7 +116,7 @@ def _plain(value: Any) -> Any:
     if isinstance(value, Enum):
         return value.value
     if is_dataclass(value) and not isinstance(value, type):
-        return {at.name: _plain(getattr(value, at.name)) for at in fields(value)}
+        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
     return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
@@ -124,7 +124,7 @@ def _built(values: object, kind: Any, place: str) -> Any:
     if not isinstance(values, Mapping):
         raise InvalidRequest(f"{place} is no object of fields")
     kinds = get_type_hints(kind)
-    known = [at.name for at in fields(kind)]
+    known = [field.name for field in fields(kind)]
     for name in values:
         if name not in known:
             raise InvalidRequest(f"{place} has {name!r}, but known are {', '.join(known)}")

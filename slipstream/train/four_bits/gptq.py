@@ -113,12 +113,12 @@ def _rounded(values: Tensor, grid: _Grid, factor: Tensor) -> tuple[Tensor, Tenso
     """Return codes of a block's weights [R, 32], input by input, and their errors in units of the
     factor's [32, 32] diagonal."""
     left, codes, errors = values.clone(), torch.zeros_like(values), torch.zeros_like(values)
-    for at in range(BLOCK):
-        column = left[:, at : at + 1]
+    for index in range(BLOCK):
+        column = left[:, index : index + 1]
         found = grid.codes(column)
-        error = (column - grid.decoded(found)) / factor[at, at]
-        codes[:, at], errors[:, at] = found[:, 0], error[:, 0]
-        left[:, at + 1 :] -= error * factor[at, at + 1 :]
+        error = (column - grid.decoded(found)) / factor[index, index]
+        codes[:, index], errors[:, index] = found[:, 0], error[:, 0]
+        left[:, index + 1 :] -= error * factor[index, index + 1 :]
     return codes.to(torch.uint8), errors
 
 

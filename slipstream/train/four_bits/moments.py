@@ -43,8 +43,8 @@ class InputMoments:
 
     def mean(self, name: str) -> Tensor:
         """Return E[x x^T] of the inputs of a parameter, [d, d] float64 on the CPU."""
-        at = input_of(name)
-        return self._sums[at] / self._counts[at]
+        source = input_of(name)
+        return self._sums[source] / self._counts[source]
 
 
 @torch.inference_mode()
@@ -56,7 +56,7 @@ def input_moments(model: GlideModel, frozen: Frozen, batches: Iterable[TrainBatc
     for batch in batches:
         keep = generated_positions(batch).flatten()
         with _inputs_to(moments, model, keep):
-            for lag in (at for at in _LAGS if at < longest):
+            for lag in (lag for lag in _LAGS if lag < longest):
                 mask = lag_mask(batch.ids.shape[1], lag, device=batch.ids.device)
                 final = states(model, frozen, batch, mask.expand(len(batch.ids), -1, -1, -1))
                 moments.add(HEAD, final.flatten(0, 1)[keep])

@@ -150,14 +150,14 @@ def _text(run: QuantiseRun, target: LoadedModel, layers: tuple[int, ...]) -> _Te
     features = FeatureSet(files, FeatureSource(target.model, layers))
     documents = features.documents
     train, heldout = split_heldout(documents, run.num_heldout)
-    answered = [at for at in train if len(documents[at].ids) > documents[at].num_prompt]
+    answered = [index for index in train if len(documents[index].ids) > documents[index].num_prompt]
     if len(answered) < run.num_conversations:
         raise TrainingError(
             f"{len(answered)} answered conversations are too few to read {run.num_conversations},"
             f" with {run.num_heldout} prompts held out"
         )
     order = np.random.default_rng(run.seed).permutation(len(answered))
-    chosen = [answered[at] for at in order[: run.num_conversations]]
+    chosen = [answered[index] for index in order[: run.num_conversations]]
     lengths = [len(document.ids) for document in documents]
     read, measured = (
         padded_batches(sorted(part, key=lengths.__getitem__), lengths, _BATCH_TOKENS)
