@@ -78,7 +78,6 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         """The request whose trees may still come, and how many."""
         self._num_trees = 0
         self._trees = AheadTrees()
-        self._proposed_s: float | None = None
         self._late: _Wait | None = None
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
@@ -88,10 +87,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         with overlap, and so it is until the draft has answered; one whose last answer took longer
         is not waited for at all. What it answers serves as far as it fits what came meanwhile.
         """
-        clock = self._options.clock
-        began = clock()
-        if self._proposed_s is not None:
-            self._trees.verified(began - self._proposed_s)
+        began = self._options.clock()
         while (answer := await self._exchange.arrived()) is not None:
             self._take(answer)
         if self._late is not None and self._due:
@@ -99,10 +95,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         self._late = None
         limit_s = await self._send(sequence, plan)
         proposal = self._trees.rest(sequence.tokens, plan)
-        if proposal is None:
-            proposal = await self._awaited(sequence, plan, _Wait(began, limit_s))
-        self._proposed_s = clock() if plan.ahead else None
-        return proposal
+        return proposal or await self._awaited(sequence, plan, _Wait(began, limit_s))
 
     async def open(self, session: Session) -> None:
         """See `RemoteEngine.open`."""
@@ -168,7 +161,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         self._num_trees = MAX_TREES if sent.ahead else 0
         proposed = message.proposed
         proposal = proposal_from_pb(proposed.proposal)
-        self._trees.answered(proposal, self._exchange.read_s - sent.sent_s)
+        self._trees.answered(self._exchange.read_s - sent.sent_s)
         if proposal.stats and (sent.ahead or self._late is not None):
             self._trees.hold(sent.start, AheadTree.of(proposal))
         serialisation_s = sent.packed_s + self._options.clock() - began

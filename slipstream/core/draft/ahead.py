@@ -9,7 +9,7 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.row_costs import Average, num_paying
+from slipstream.core.row_costs import num_paying
 from slipstream.core.stop_reasons import AHEAD
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal
@@ -116,8 +116,9 @@ class AheadTree:
     def below(self, tokens: Sequence[int], plan: Plan) -> Proposal | None:
         """Return what is below `tokens`, as a proposal that keeps to a plan.
 
-        None where the tree does not have all of them, or nothing below. Nodes are taken in the
-        order of their probability to become final, as long as they bring more than they cost.
+        None where the tree does not have all of them, or nothing below that pays. Nodes are taken
+        in the order of their probability to become final, as long as they bring more than they
+        cost.
         """
         path = self.tree.matching(tokens)
         root = path[-1] if path else ROOT
@@ -131,6 +132,8 @@ class AheadTree:
                 probs[node] = probs.get(self.tree.parents[node], 1.0) * self.probs[node]
         ranked = sorted(sorted(probs), key=lambda node: -probs[node])[: plan.max_nodes]
         count = num_paying([probs[node] for node in ranked], plan.row_prices)
+        if not count:
+            return None
         kept = sorted(ranked[:count])
         tree = TokenTree.of_nodes(self.tree.tokens, self.tree.parents, kept, root)
         stats = tuple(
@@ -140,19 +143,14 @@ class AheadTree:
 
 
 class AheadTrees:
-    """Trees that the draft of a request went on with, and whether what is left of one will do."""
+    """Trees that the draft of a request went on with."""
 
-    WEIGHT = 0.1
-    """Weight of one round in the averages."""
     MOST = 4
     """Trees that are held: an answer that is late may still fit what came meanwhile."""
 
     def __init__(self) -> None:
         self._trees: dict[int, AheadTree] = {}
         """Trees by the number of tokens in front of them."""
-        self._wait_s, self._verify_s, self._fresh = (
-            Average(0.0, num_values=0, weight=self.WEIGHT) for _ in range(3)
-        )
         self._last_s = 0.0
 
     def __len__(self) -> int:
@@ -165,34 +163,19 @@ class AheadTrees:
             del self._trees[min(self._trees)]
 
     def rest(self, tokens: Sequence[int], plan: Plan) -> Proposal | None:
-        """Return what the trees have below `tokens`, the likeliest of them; None where a proposal
-        that would be waited for is worth more. Trees that don't go with the tokens are forgotten.
-        """
+        """Return what the trees have below `tokens`, the likeliest of them; None where they have
+        nothing. Trees that don't go with the tokens are forgotten."""
         found = {start: tree.below(tokens[start:], plan) for start, tree in self._trees.items()}
         self._trees = {start: self._trees[start] for start, rest in found.items() if rest}
-        best = max(filter(None, found.values()), key=expected_tokens, default=None)
-        if best is None or self.is_far(plan):
-            return best
-        return best if self._pays(expected_tokens(best)) else None
+        return max(filter(None, found.values()), key=expected_tokens, default=None)
 
     def is_far(self, plan: Plan) -> bool:
         """Return whether a proposal took longer, the last time, than waiting for one is worth."""
         return plan.worth_s is not None and self._last_s > plan.worth_s
 
-    def answered(self, fresh: Proposal, seconds: float) -> None:
+    def answered(self, seconds: float) -> None:
         """Learn that a proposal came so long after the request for it."""
         self._last_s = seconds
-        self._wait_s.record(seconds)
-        self._fresh.record(expected_tokens(fresh))
-
-    def verified(self, seconds: float) -> None:
-        """Learn the time from a proposal to the next."""
-        self._verify_s.record(seconds)
-
-    def _pays(self, expected: float) -> bool:
-        """Return whether a round with so many expected tokens is as fast as one that waits."""
-        wait_s, verify_s = self._wait_s.value, self._verify_s.value
-        return (1 + expected) * (verify_s + wait_s) >= (1 + self._fresh.value) * verify_s
 
 
 def expected_tokens(proposal: Proposal) -> float:

@@ -148,28 +148,11 @@ def test_no_more_trees_are_held_than_a_few():
     assert len(trees) <= AheadTrees.MOST
 
 
-def test_a_poor_rest_gives_way_to_a_proposal_that_is_hardly_waited_for():
-    poor = grown([4, 5], [-1, 0], [0.9, 0.1])
-    rich = grown([4, 5, 6], [-1, 0, 1], [0.9] * 3)
-    found = []
-    for wait_s in (0.001, 1.0):
-        trees = AheadTrees()
-        trees.verified(0.1)
-        trees.answered(proposal_of(rich), wait_s)
-        trees.hold(1, poor)
-        found.append(trees.rest([1, 4], PLAN))
-    assert found[0] is None
-    assert found[1].tree == TokenTree.chain([5])
-
-
-def test_a_poor_rest_serves_where_no_proposal_would_be_waited_for():
+def test_a_draft_whose_last_answer_came_later_than_a_wait_is_worth_is_far():
     trees = AheadTrees()
-    trees.verified(0.1)
-    trees.answered(proposal_of(grown([4, 5, 6], [-1, 0, 1], [0.9] * 3)), 0.001)
-    trees.hold(1, grown([4, 5], [-1, 0], [0.9, 0.1]))
-    hasty = replace(PLAN, worth_s=0.0005)
-    assert trees.is_far(hasty)
-    assert trees.rest([1, 4], hasty).tree == TokenTree.chain([5])
+    trees.answered(0.001)
+    assert trees.is_far(replace(PLAN, worth_s=0.0005))
+    assert not trees.is_far(replace(PLAN, worth_s=0.002))
 
 
 def test_expected_tokens_are_the_probabilities_of_all_paths():
