@@ -65,7 +65,7 @@ def test_what_follows_an_accepted_path_has_the_same_states():
     np.testing.assert_allclose(*states, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8, 1.0])
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
 def test_drawn_tokens_walk_as_verification_does(temperature):
     model, plain = shaped(device="cuda"), tiny.causal(engine="torch")
     trees = [tree_of(seed, 12) for seed in range(len(LENGTHS))]
