@@ -20,10 +20,10 @@ from slipstream.engine.batch_window import BatchWindow
 from slipstream.engine.thread import EngineThread, FailedSteps
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.grammar_constraint import CompiledGrammar
+from slipstream.verifying.meter import Activity, TimeSpent
 from slipstream.verifying.request import PendingRequest, TargetRequest, TargetStep
 from slipstream.verifying.request_queue import RequestQueue
 from slipstream.verifying.schedule import Schedule, StepBudget
-from slipstream.verifying.time_spent import Activity, TimeSpent
 
 _LOG = logging.getLogger("slipstream.target")
 

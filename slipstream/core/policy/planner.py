@@ -6,7 +6,7 @@ from slipstream.core.draft.ngram_tree import LEAST
 from slipstream.core.policy.backoff import Backoff
 from slipstream.core.policy.options import Mode, num_product_nodes
 from slipstream.core.policy.prices import Prices
-from slipstream.core.policy.settings import Settings
+from slipstream.core.policy.profile import Settings
 from slipstream.core.policy.stop import HeuristicLength
 from slipstream.core.round import NO_PLAN, Round
 from slipstream.core.row_costs import Average, RequestPace, step_worth

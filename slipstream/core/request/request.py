@@ -11,8 +11,7 @@ from slipstream.core.errors import InvalidRequest, NotBuilt, PromptTooLong, Unsu
 from slipstream.core.grammar import Grammar
 from slipstream.core.logprobs import MAX_LOGPROBS, check_num_prompt_logprobs
 from slipstream.core.policy.options import Mode, SpeculationOptions
-from slipstream.core.policy.profile import DraftFacts
-from slipstream.core.policy.settings import Settings, resolve
+from slipstream.core.policy.profile import DraftFacts, Settings, resolve
 from slipstream.core.request.prompt import Prompt, PromptForm, check_vocabulary
 from slipstream.core.request.results import PromptInfo
 from slipstream.core.request.tools import Tool, ToolFormat, calls_grammar

@@ -3,8 +3,8 @@
 import math
 
 from slipstream.core.errors import HandshakeError, InvalidRequest
+from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.options import DRAFTERS
-from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.request.request import ModelFacts
 from slipstream.core.request.tools import ToolFormat

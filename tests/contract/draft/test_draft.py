@@ -9,8 +9,7 @@ import torch
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.options import DRAFTERS, SpeculationOptions
 from slipstream.core.policy.planner import Planner
-from slipstream.core.policy.profile import Profile
-from slipstream.core.policy.settings import resolve
+from slipstream.core.policy.profile import Profile, resolve
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import ROOT
 from slipstream.core.types import (

@@ -15,7 +15,7 @@ from slipstream.engine.thread import EngineThread
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier
 from slipstream.verifying.batcher import BatchedTarget
-from slipstream.verifying.time_spent import Activity
+from slipstream.verifying.meter import Activity
 from support.models import tiny
 from support.models.hand_clock import HandClock
 from support.services.served_target import refusal

@@ -9,7 +9,7 @@ from transformers import AutoModelForCausalLM
 from slipstream.bench.questions import read_questions, select
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.policy.options import Mode, SpeculationOptions
-from slipstream.core.policy.settings import resolve
+from slipstream.core.policy.profile import resolve
 from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy
 from slipstream.text.prompts import encode_prompt
 from support.models.rounds import next_token, plain, speculate

@@ -13,8 +13,7 @@ from slipstream.core.policy.backoff import GainPrior
 from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
-from slipstream.core.policy.profile import Profile
-from slipstream.core.policy.settings import resolve
+from slipstream.core.policy.profile import Profile, resolve
 from slipstream.core.row_costs import Offer
 from slipstream.core.stop_reasons import TOO_DEAR
 from slipstream.core.types import FinishReason, Plan, Proposal, StopPolicy, Verdict

@@ -8,8 +8,7 @@ from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
-from slipstream.core.policy.profile import Profile
-from slipstream.core.policy.settings import resolve
+from slipstream.core.policy.profile import Profile, resolve
 from slipstream.core.round import Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree

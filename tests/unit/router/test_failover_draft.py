@@ -9,8 +9,7 @@ from slipstream.core import errors
 from slipstream.core.failover.failover_draft import LEAVE_ROUNDS, LEAVE_TOKENS, reason_of
 from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.policy.planner import Planner
-from slipstream.core.policy.profile import Profile
-from slipstream.core.policy.settings import resolve
+from slipstream.core.policy.profile import Profile, resolve
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verdict, Verification
 from support.models.rounds import round_of

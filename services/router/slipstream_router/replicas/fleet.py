@@ -12,7 +12,7 @@ from slipstream.core.errors import (
     UnsupportedCombination,
 )
 from slipstream.core.failover.breaker import Breakers
-from slipstream.core.policy.overlap import OverlapGain
+from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.profile import NGRAM, DraftFacts
 from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState

@@ -8,8 +8,7 @@ from slipstream.core.draft.ngram_tree import LEAST
 from slipstream.core.policy.backoff import Backoff, GainPrior
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import DRAFT_GAIN, Planner
-from slipstream.core.policy.profile import Profile
-from slipstream.core.policy.settings import resolve
+from slipstream.core.policy.profile import Profile, resolve
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Verdict
 from support.models.rounds import round_of

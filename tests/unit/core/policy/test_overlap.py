@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.core.policy.overlap import OverlapGain
+from slipstream.core.policy.backoff import OverlapGain
 
 
 def share_on(gain, cost_on, rounds):

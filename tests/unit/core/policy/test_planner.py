@@ -11,8 +11,7 @@ from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.policy.backoff import Backoff
 from slipstream.core.policy.options import Mode, SpeculationOptions, num_product_nodes
 from slipstream.core.policy.planner import SURE, Planner
-from slipstream.core.policy.profile import Profile
-from slipstream.core.policy.settings import resolve
+from slipstream.core.policy.profile import Profile, resolve
 from slipstream.core.row_costs import Offer
 from slipstream.core.tree import Copying, CopySource, TokenTree
 from slipstream.core.types import FinishReason, Proposal, Shape, StopPolicy, Verdict, Verification

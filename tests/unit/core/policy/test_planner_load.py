@@ -8,11 +8,10 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import UnsupportedCombination
+from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.options import Mode, SpeculationOptions
-from slipstream.core.policy.overlap import OverlapGain
 from slipstream.core.policy.planner import AHEAD_NODES, FITTING, SHORTEST_WAIT_S, Planner
-from slipstream.core.policy.profile import DraftFacts, Profile
-from slipstream.core.policy.settings import resolve
+from slipstream.core.policy.profile import DraftFacts, Profile, resolve
 from slipstream.core.request.request import draft_settings
 from slipstream.core.row_costs import Offer, RowCosts
 from slipstream.core.stop_reasons import AHEAD, LATE, PENDING, TOO_DEAR

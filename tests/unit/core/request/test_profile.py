@@ -7,8 +7,7 @@ import pytest
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.policy.options import SpeculationOptions
-from slipstream.core.policy.profile import Profile, profile_from_values, profile_values
-from slipstream.core.policy.settings import resolve
+from slipstream.core.policy.profile import Profile, profile_from_values, profile_values, resolve
 from slipstream.core.policy.stop import Calibration
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.drafting.profile_file import ModelPair, profile_file, read_profile

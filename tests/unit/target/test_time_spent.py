@@ -2,7 +2,7 @@
 
 import pytest
 
-from slipstream.verifying.time_spent import Activity, TimeSpent
+from slipstream.verifying.meter import Activity, TimeSpent
 from support.models.hand_clock import HandClock
 
 BUSY, WAITING, IDLE = Activity.BUSY, Activity.WAITING, Activity.IDLE
