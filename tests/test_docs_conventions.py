@@ -1,5 +1,5 @@
 """docs/semantic-conventions.md has every attribute of ours that services say, and no other.
-Its metrics are those of the catalogue."""
+Its metrics are those of the catalogue. Lines of all pages fit a screen."""
 
 import ast
 import re
@@ -17,6 +17,10 @@ METHODS = "slipstream.rpc.v1."
 NOT_HERE = ("slipstream/cli", "slipstream/rpc/v1", "slipstream/telemetry/catalog.py")
 """Readers of spans, generated code, and names of metrics, which the runbook has."""
 VARIABLE = "<name>"
+WIDTH = 100
+UNBROKEN = re.compile(r"\s*([|#<>]|!\[|\[[^\]]+\]:)")
+"""Beginnings of lines that can't be broken: tables, headings, pictures and definitions."""
+MARKER = re.compile(r"^\s*(?:[-*+]\s+|\d+[.)]\s+)?")
 
 
 def section(title: str) -> str:
@@ -91,3 +95,28 @@ def test_names_that_are_proposed_stand_beside_names_that_there_are():
     metrics = {metric.name for metric in CATALOG}
     for proposed, kind, ours in rows:
         assert ours in (metrics if kind == "metric" else said()), proposed
+
+
+def pages() -> list[Path]:
+    """Pages that people write: those of docs/ but the generated ones, and those beside it."""
+    docs = [path for path in (ROOT / "docs").rglob("*.md") if path.parent.name != "reference"]
+    beside = [ROOT / f"{name}.md" for name in ("ARCHITECTURE", "CONTRIBUTING", "README")]
+    found = [*sorted(docs), *beside, *sorted(ROOT.glob("services/*/README.md"))]
+    return [path for path in found if path.name != "compatibility.md"]
+
+
+def long_lines(text: str) -> Iterator[int]:
+    """Numbers of lines that are too long, outside blocks of code, and could be broken."""
+    is_code = False
+    for number, line in enumerate(text.splitlines(), 1):
+        if line.lstrip().startswith("```"):
+            is_code = not is_code
+        elif is_code or len(line) <= WIDTH or UNBROKEN.match(line):
+            continue
+        elif " " in MARKER.sub("", line, count=1).strip():
+            yield number
+
+
+def test_lines_of_pages_fit_a_screen():
+    found = {path: list(long_lines(path.read_text(encoding="utf-8"))) for path in pages()}
+    assert {str(path.relative_to(ROOT)): lines for path, lines in found.items() if lines} == {}
