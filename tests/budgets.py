@@ -178,7 +178,7 @@ class Budget:
 
 BUDGETS = (
     Budget("lines of library and services", 58_460, lambda: num_lines(*PRODUCT)),
-    Budget("lines of tests/", 57_820, lambda: num_lines(TESTS)),
+    Budget("lines of tests/", 57_860, lambda: num_lines(TESTS)),
     Budget("files of library and services", 420, lambda: len(python_files(*PRODUCT))),
     Budget("files of the largest folder", 24, largest_folder),
     Budget("files executed, embedded", 80, lambda: len(executed_files("embedded"))),

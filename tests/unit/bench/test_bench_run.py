@@ -4,7 +4,8 @@ import json
 
 import pytest
 
-from slipstream.bench.harness import write_json
+from slipstream.bench.harness import rotated, write_json
+from slipstream.bench.methods import parse_methods
 from slipstream.bench.speed import margin
 from slipstream.cli.main import exit_code
 from slipstream.core.types import SamplingParams, Session
@@ -137,3 +138,10 @@ def test_a_number_that_json_does_not_know_leaves_no_file(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "out.json", {"ratio": float("nan")})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_every_method_goes_first_equally_often():
+    methods = parse_methods("plain,ngram,glide")
+    firsts = [rotated(methods, number)[0].name for number in range(6)]
+    assert firsts == ["plain", "ngram", "glide"] * 2
+    assert all(set(rotated(methods, number)) == set(methods) for number in range(6))

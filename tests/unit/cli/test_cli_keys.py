@@ -154,3 +154,19 @@ def test_keys_that_are_added_at_once_are_all_there(file):
         entries = [Entry(name, digest(name)) for name in names]
         list(pool.map(lambda entry: add_key(file, entry), entries))
     assert sorted(entry.name for entry in read_keys(file)) == names
+
+
+def test_a_link_to_the_file_stays_a_link(tmp_path, file, keys):
+    (tmp_path / "real.toml").write_text(WRITTEN)
+    file.symlink_to("real.toml")
+    assert keys("revoke", "alice")[0] == 0
+    assert file.is_symlink()
+    assert [entry.name for entry in read_keys(tmp_path / "real.toml")] == ["bob"]
+
+
+def test_a_broken_file_is_not_made_worse(file, keys):
+    file.write_text("[keys.alice]\nsha256 = 'x'\n")
+    code, _, error = keys("new", "bob")
+    assert code == 2
+    assert "sha256 in [keys.alice]" in error
+    assert file.read_text() == "[keys.alice]\nsha256 = 'x'\n"

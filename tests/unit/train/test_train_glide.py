@@ -8,7 +8,7 @@ import torch.nn.functional as F
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide.glide import Rope
-from slipstream.train.config import LossSettings, TrainSchedule
+from slipstream.train.config import LossSettings, TrainSchedule, TrainSettings
 from slipstream.train.features import TrainBatch
 from slipstream.train.glide import (
     Frozen,
@@ -182,3 +182,9 @@ def test_a_schedule_without_one_positive_length_is_refused(changes):
 def test_a_loss_that_means_nothing_is_refused(changes, reason):
     with pytest.raises(TrainingError, match=reason):
         replace(LossSettings(), **changes)
+
+
+@pytest.mark.parametrize("changes", [{"grad_clip": 0.0}, {"batch_tokens": 0}])
+def test_settings_out_of_range_are_refused(changes):
+    with pytest.raises(TrainingError, match=next(iter(changes))):
+        TrainSettings(TrainSchedule(steps=1), **changes)

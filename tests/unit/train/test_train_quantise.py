@@ -10,6 +10,7 @@ from typer.testing import CliRunner
 from slipstream.cli.main import app
 from slipstream.client import Client
 from slipstream.core.types import SamplingParams
+from slipstream.models.glide.glide_config import CONFIG_NAME
 from slipstream.models.glide.glide_files import load_weights
 from slipstream.models.glide.glide_weights import BLOCKS_NAME, HEAD, read_glide
 from slipstream.models.loading import load_target_parts
@@ -128,3 +129,10 @@ def test_inputs_that_are_no_whole_blocks_are_refused(tmp_path):
     odd = training_place(tmp_path)
     train(glide_run(odd, odd))
     assert "has 48 inputs, but Q4_1" in str(command(odd, odd / "weights").exception)
+
+
+def test_the_target_of_another_tokenizer_is_refused(place, draft):
+    path = draft / CONFIG_NAME
+    values = json.loads(path.read_text())
+    path.write_text(json.dumps({**values, "tokenizer_hash": "f" * 64}))
+    assert "the draft was trained with tokenizer ffff" in str(command(place, draft).exception)
