@@ -14,7 +14,7 @@ import redis
 
 from slipstream.core.errors import LimitExceeded, Unavailable
 from slipstream.core.request.server_info import ReplicaRole
-from slipstream.state.factory import open_quotas, open_registry, open_store, open_texts
+from slipstream.state.factory import open_quotas, open_registry, open_store
 from slipstream.state.options import StoreOptions
 from slipstream.state.quotas import QuotaLimits, Ticket
 from slipstream.state.registry import Announcement
@@ -133,13 +133,6 @@ async def test_the_services_user_announces_replicas(options):
     await registry.leave(replica)
     assert await registry.live(ReplicaRole.TARGET) == ()
     await registry.aclose()
-
-
-async def test_the_services_user_shares_what_routers_learn(options):
-    routers = [open_texts(options, num_kept=10, ttl_s=60.0) for _ in range(2)]
-    await routers[0].publish("scope", (1, 2, 3))
-    assert (await routers[1].read("scope", "")).texts == ((1, 2, 3),)
-    await asyncio.gather(*(each.aclose() for each in routers))
 
 
 @pytest.mark.parametrize("words", FORBIDDEN, ids=" ".join)

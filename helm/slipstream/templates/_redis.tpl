@@ -30,7 +30,7 @@ REDISCLI_AUTH="$(cat /run/redis/operator)" redis-cli --user operator -p {{ .Valu
 
 {{/* The users, each with minimal rights. docs/sessions.md lists those of the services' user. */}}
 {{- define "slipstream.redis.rights" -}}
-~{{ .Values.redis.prefix }}:* resetchannels -@all +eval +evalsha +time +hget +hgetall +hmget +hset +hdel +get +getrange +strlen +append +del +expire +pexpire +pexpireat +zadd +zcard +zrem +zrangebyscore +zrevrange +xadd +xtrim +xrange +xrevrange
+~{{ .Values.redis.prefix }}:* resetchannels -@all +eval +evalsha +time +hget +hgetall +hmget +hset +hdel +get +getrange +strlen +append +del +expire +pexpire +pexpireat +zadd +zcard +zrem +zrangebyscore +zrevrange
 {{- end -}}
 
 {{- define "slipstream.redis.rayRights" -}}

@@ -1,7 +1,6 @@
 """Who leaves an HTTP request, stops its front, or traces it: nothing is lost, and nothing stays."""
 
 import asyncio
-import json
 import signal
 import ssl
 import time
@@ -12,9 +11,9 @@ import openai
 import pytest
 from starlette.requests import ClientDisconnect
 
-from slipstream.cli.main import exit_code
 from slipstream.client import AsyncClient, Client, errors
 from slipstream.rpc.server import ServerOptions
+from slipstream.telemetry.traces import find_trace, read_spans
 from slipstream_gateway.config import HttpConfig
 from slipstream_gateway.http_io import read_body
 from slipstream_gateway.server import Gateway
@@ -108,7 +107,7 @@ async def test_a_front_that_runs_out_of_grace_ends_its_requests_at_the_router(fo
                 [part async for part in stream]
 
 
-def test_up_with_http_starts_a_front_that_ends_after_what_runs(tmp_path, capsys):
+def test_up_with_http_starts_a_front_that_ends_after_what_runs(tmp_path):
     model = save_long_checkpoint(tmp_path / "tiny")
     traces = tmp_path / "traces"
     flags = "--http", "0", "--traces", str(traces)
@@ -130,10 +129,9 @@ def test_up_with_http_starts_a_front_that_ends_after_what_runs(tmp_path, capsys)
         assert parts[-1].choices[0].finish_reason == expected.finish_reason
         assert process.wait() == 0
     request_id = parts[0].id.removeprefix("cmpl-")
-    assert exit_code(["trace", request_id, "--json", "--dir", str(traces)]) == 0
-    told = json.loads(capsys.readouterr().out)
-    services = {span["service"].removeprefix("slipstream-") for span in told["spans"]}
-    assert (services, told["orphans"]) == ({"http", "router", "target"}, [])
+    found = find_trace(read_spans(traces), request_id)
+    services = {span.service.removeprefix("slipstream-") for span in found.spans}
+    assert (services, found.orphans) == ({"http", "router", "target"}, ())
 
 
 def test_a_callers_trace_goes_on_to_the_router():

@@ -48,14 +48,16 @@ class RedisServer:
         binary: Path | None = None,
         is_tls: bool = False,
     ) -> None:
-        """`flags` come after those that are always there, and win."""
+        """`flags` come after those that are always there, and win; also a file, if first."""
         self.folder = folder
         self.port = port
         self.socket = folder / "redis.sock"
         self._is_tls = is_tls
         tcp = ["--tls-port", str(port), "--port", "0"] if is_tls else ["--port", str(port or 0)]
-        words = [str(binary or valkey_binary()), "--dir", str(folder)]
-        words += ["--unixsocket", str(self.socket), "--bind", "127.0.0.1"]
+        words = [str(binary or valkey_binary())]
+        if flags and not flags[0].startswith("--"):
+            words, flags = [*words, flags[0]], flags[1:]
+        words += ["--dir", str(folder), "--unixsocket", str(self.socket), "--bind", "127.0.0.1"]
         words += [*tcp, "--save", "", "--loglevel", "notice", "--daemonize", "no"]
         self._words = [*words, *flags]
         self._process: subprocess.Popen[str] | None = None
