@@ -22,7 +22,7 @@ _GROUP_FILES = (
     ("memory/memory.limit_in_bytes", "memory/memory.usage_in_bytes"),
 )
 """Limit and use of the process's control group, in versions 2 and 1 of their interface."""
-_SIZE = re.compile(r"(\d+)(\.\d+)?\s*(B|KiB|MiB|GiB|TiB)?")
+_SIZE = re.compile(r"(\d{1,18})(\.\d+)?\s*(B|KiB|MiB|GiB|TiB)?")
 
 
 @dataclass(frozen=True, slots=True)

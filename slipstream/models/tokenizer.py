@@ -130,10 +130,10 @@ def _of_kept(kept: Any) -> NumberedTokenizer:
     text = TextTokenizer.from_parts(
         kept["json"].encode(), kept["chat_template"], kept["special_tokens"]
     )
-    eos = kept["eos_token_id"]
-    return NumberedTokenizer(
-        text, str(kept["vocab_hash"]), int(kept["num_ids"]), None if eos is None else int(eos)
-    )
+    eos, vocab_hash, num_ids = kept["eos_token_id"], str(kept["vocab_hash"]), int(kept["num_ids"])
+    if not vocab_hash or num_ids < 1:
+        raise ValueError(f"it has {num_ids} ids and the vocabulary's hash {vocab_hash!r}")
+    return NumberedTokenizer(text, vocab_hash, num_ids, None if eos is None else int(eos))
 
 
 def keep(tokenizer: Any, folder: Path, gguf: Path | None) -> NumberedTokenizer:

@@ -200,7 +200,8 @@ def _span(values: Mapping[str, Any], service: str) -> Span:
 
 
 def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
-    return {item["key"]: _value(item.get("value", {})) for item in values.get("attributes", ())}
+    items = values.get("attributes", ())
+    return {str(item["key"]): _value(item.get("value", {})) for item in items}
 
 
 def _value(value: Mapping[str, Any]) -> Any:

@@ -126,7 +126,7 @@ def _checked(random: Random, about: Any, whole: bytearray) -> Any:
         parts = [slice(*about[name]["data_offsets"]) for name in ARRAYS]
         header["crc32"] = checksum([bytes(whole[part]) for part in parts])
         about["__metadata__"]["ngrams"] = json.dumps(header)
-    except (TypeError, LookupError, AttributeError):
+    except (TypeError, ValueError, LookupError, AttributeError):
         pass
     return about
 
@@ -178,7 +178,7 @@ def _broken_tokenizer(random: Random, data: bytes) -> bytes:
         inner = values["json"]
         names = [name for name in inner if inner[name] is not None]
         name = random.choice(names)
-        if name == "model" and random.random() < 0.7:
+        if name == "model" and isinstance(inner[name], dict) and random.random() < 0.7:
             kept = {key: at for key, at in inner["model"].items() if key not in ("vocab", "merges")}
             inner["model"].update(_dictionary(changed(random, kept)))
         elif random.random() < 0.2:
