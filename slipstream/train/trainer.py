@@ -2,7 +2,6 @@
 
 import json
 import math
-import os
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from itertools import islice
@@ -10,11 +9,11 @@ from pathlib import Path
 
 import torch
 from safetensors import safe_open
-from safetensors.torch import load_file, save_file
 from torch import Tensor
 
 from slipstream.core.errors import TrainingError
 from slipstream.models.glide.glide import GlideModel
+from slipstream.models.glide.glide_files import read_tensors, write_tensors
 from slipstream.train.config import TrainSchedule, TrainSettings
 from slipstream.train.data import batches
 from slipstream.train.features import FeatureSet, TrainBatch
@@ -141,12 +140,11 @@ class Trainer:
 
     def save(self, path: Path, fingerprint: str) -> None:
         """Write a checkpoint of the run with this fingerprint in place of the one before."""
-        part, tensors = path.with_name(path.name + ".part"), dict(self.model.state_dict())
+        tensors = dict(self.model.state_dict())
         for number, values in self._optimizer.state_dict()["state"].items():
             tensors |= {f"{_OPTIMIZER}{number}/{key}": value for key, value in values.items()}
-        about = {"state": json.dumps(asdict(self.state)), "fingerprint": fingerprint}
-        save_file(tensors, part, about)
-        os.replace(part, path)
+        state = json.dumps(asdict(self.state))
+        write_tensors(tensors, path, state=state, fingerprint=fingerprint)
 
     def resume(self, path: Path, fingerprint: str) -> None:
         """Go on from a checkpoint: the rest of the run is that of an unbroken one.
@@ -155,13 +153,13 @@ class Trainer:
         """
         if not path.is_file():
             raise TrainingError(f"{path} is no checkpoint to resume from")
+        saved = read_tensors(path)
         with safe_open(path, "pt") as file:
             about = file.metadata()
         if about["fingerprint"] != fingerprint:
             raise TrainingError(
                 f"the checkpoint {path} was made with other data or settings, start afresh"
             )
-        saved = load_file(path, device=str(self._group.device))
         optimizer: dict[int, dict[str, Tensor]] = {}
         for name in [name for name in saved if name.startswith(_OPTIMIZER)]:
             number, key = name.removeprefix(_OPTIMIZER).split("/")

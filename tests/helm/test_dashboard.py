@@ -32,7 +32,7 @@ def targets() -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
 
 
 def filled(expression: str) -> str:
-    """With values for variables, as Grafana puts them there."""
+    """Put values for variables, as Grafana does."""
     return VARIABLE.sub(lambda at: "5m" if at[2] == "__rate_interval" else ".*", expression)
 
 

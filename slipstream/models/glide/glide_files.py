@@ -67,12 +67,12 @@ def weights_of(model: GlideModel, vocab: Tensor) -> GlideWeights:
     return GlideWeights(model.config, tensors, as_array(vocab.to(torch.int64)))
 
 
-def write_tensors(tensors: Mapping[str, Tensor], path: Path) -> None:
-    """Write a safetensors file, whole or not at all."""
+def write_tensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> None:
+    """Write a safetensors file with texts beside its tensors, whole or not at all."""
     part = path.with_name(path.name + ".part")
     # Not `save_file`, whose files only their owner may read. Some readers ask for the format.
     whole = {name: value.contiguous() for name, value in tensors.items()}
-    part.write_bytes(save(whole, metadata={"format": "pt"}))
+    part.write_bytes(save(whole, metadata={"format": "pt", **metadata}))
     os.replace(part, path)
 
 

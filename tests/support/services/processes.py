@@ -62,7 +62,7 @@ class Process:
         return self._process.poll() is None
 
     def ready(self) -> str:
-        """Its address, once it serves."""
+        """Return its address, once it serves."""
         return self._until(self.out, "ready ").removeprefix("ready ")
 
     def until_logged(self, text: str, *, times: int = 1) -> str:
@@ -77,7 +77,7 @@ class Process:
         self._process.send_signal(number)
 
     def wait(self, limit_s: float = LIMIT_S) -> int:
-        """Its exit code, once it has ended and said all; no loop of it may have been held."""
+        """Return its exit code, once it has ended and all is read; no loop may have been held."""
         code = self._process.wait(limit_s)
         for listener in self._listeners:
             listener.join(LIMIT_S)

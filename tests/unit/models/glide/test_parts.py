@@ -30,7 +30,7 @@ def save(folder, model):
 
 @pytest.fixture(params=[load_parts, load_torch_parts])
 def load(request):
-    """Of native code where it computes, and of torch."""
+    """Loader of native code where it computes, and of torch."""
     return request.param
 
 
