@@ -243,7 +243,8 @@ def test_more_prompts_than_run_at_once_are_answered_in_order(client):
 @pytest.mark.parametrize("ask", [chat, completion])
 def test_running_usage_is_in_every_part_and_ends_with_the_whole(client, ask):
     options = {"include_usage": True, "continuous_usage_stats": True}
-    parts = list(ask(client, stream=True, stream_options=options))
+    asked = {"stream": True, "stream_options": options, "extra_body": {"ignore_eos": True}}
+    parts = list(ask(client, **asked))
     counts = [part.usage.completion_tokens for part in parts]
     assert counts == sorted(counts)
     assert counts[-1] == 12

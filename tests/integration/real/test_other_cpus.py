@@ -28,6 +28,7 @@ NO_TILES = {**TORCH, "ONEDNN_MAX_CPU_ISA": "AVX512_CORE_BF16"}
 NO_VECTORS = {**TORCH, "ATEN_CPU_CAPABILITY": "default", "ONEDNN_MAX_CPU_ISA": "AVX2"}
 PROMPT = "Explain in three sentences why the sky is blue."
 DEMO = ("generate", "--target", "smollm2-135m", "--max-new-tokens", "32", "--compare", PROMPT)
+FORCED = ("--speculation", "forced")
 SAMPLED = ("--temperature", "0.8", "--seed", "7")
 
 
@@ -46,7 +47,7 @@ def run(mask, *arguments):
 )
 @pytest.mark.usefixtures("real_model")
 def test_the_demo_has_the_tokens_of_plain_decoding(mask, flags):
-    answer = run(mask, "-m", "slipstream.cli.main", *DEMO, "--json", *flags)
+    answer = run(mask, "-m", "slipstream.cli.main", *DEMO, "--json", *FORCED, *flags)
     assert answer["compare"]["identity"] == "identical"
     assert answer["token_ids"] == answer["compare"]["plain_token_ids"]
     assert answer["stats"]["num_accepted_draft_tokens"] > 0
