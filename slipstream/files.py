@@ -114,6 +114,12 @@ def write_whole(path: Path, data: bytes, *, mode: int | None = None) -> None:
         raise InvalidRequest(f"{path} can't be written ({error.strerror})") from None
 
 
+def write_json(path: Path, values: Any) -> None:
+    """Write JSON that all users can read, whole or not at all. Raises as `write_whole` does."""
+    text = json.dumps(values, indent=2, allow_nan=False) + "\n"
+    write_whole(path, text.encode(), mode=0o644)
+
+
 def _replace(path: Path, data: bytes, mode: int | None) -> None:
     before = path.stat() if mode is None and path.exists() else None
     handle, beside = tempfile.mkstemp(dir=path.parent, prefix=f".{path.name}.")  # mode 0600

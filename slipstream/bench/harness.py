@@ -4,13 +4,11 @@ Each question goes through all configurations before the next one, in an order t
 from question to question, so that a drift of the machine favours none of them.
 """
 
-import json
 import os
-import tempfile
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import TypeVar
 
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.types import SamplingParams
@@ -94,12 +92,3 @@ def check_writable(path: Path) -> None:
         raise InvalidRequest(f"{path} is a directory, but a file is to be written")
     if not path.parent.is_dir() or not os.access(path.parent, os.W_OK):
         raise InvalidRequest(f"{path} can't be written: {path.parent} is no writable directory")
-
-
-def write_json(path: Path, values: Mapping[str, Any]) -> None:
-    """Write a file whole or not at all."""
-    text = json.dumps(values, indent=2, allow_nan=False) + "\n"
-    with tempfile.TemporaryDirectory(dir=path.parent, prefix=f".{path.name}.") as folder:
-        part = Path(folder) / path.name
-        part.write_text(text, encoding="utf-8")
-        part.replace(path)

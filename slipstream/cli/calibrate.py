@@ -27,7 +27,7 @@ from slipstream.bench.calibrate import (
 )
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.environment import environment
-from slipstream.bench.harness import check_writable, write_json
+from slipstream.bench.harness import check_writable
 from slipstream.bench.report import fixed, table
 from slipstream.cli.benchmarks.bench_flags import ModelFlags, QuestionFlags, command_line
 from slipstream.cli.flags import with_flags
@@ -39,6 +39,7 @@ from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import DraftModel
 from slipstream.drafting.profile_file import profile_file, read_profile
+from slipstream.files import write_json
 from slipstream.options import required
 
 app = typer.Typer(add_completion=False)

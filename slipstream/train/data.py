@@ -8,7 +8,6 @@ and `{"messages": [...]}`, too. A directory of shards counts as one file of thei
 import gzip
 import hashlib
 import io
-import json
 import os
 import zlib
 from collections.abc import Callable, Iterator, Sequence
@@ -134,23 +133,6 @@ def _unpacked(data: bytes) -> bytes:
         return read_within(file, MAX_FILE_BYTES)
 
 
-def write_whole(path: Path, content: bytes) -> None:
-    """Write a file whole or not at all."""
-    part = path.with_name(path.name + ".part")
-    part.write_bytes(content)
-    part.replace(path)
-
-
-def write_json(path: Path, values: Any) -> None:
-    """Write values as JSON, whole or not at all."""
-    write_whole(path, (json.dumps(values, indent=2) + "\n").encode())
-
-
-def parse_line(line: str, where: str) -> Any:
-    """Parse a line of JSON; the TrainingError has `where` it is."""
-    return parse_json(line, where, TrainingError)
-
-
 def split_heldout(documents: Sequence[Document], count: int) -> tuple[list[int], list[int]]:
     """Return indices (train, held-out), the latter of `count` answered conversations, by hash.
 
@@ -228,7 +210,7 @@ def padded_batches(
 
 
 def _document(line: str, where: str, limits: ReadLimits, encode: Encode) -> Document:
-    raw = parse_line(line, where)
+    raw = parse_json(line, where, TrainingError)
     text = None if limits.encode_answer is None else _text_of(raw, where)
     if text is not None and limits.encode_answer is not None:
         prompt = _encoded(text[0], where, encode)

@@ -5,36 +5,163 @@ all, so that a run that was stopped goes on where it was.
 """
 
 import gzip
+import hashlib
 import json
+import random
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from filelock import FileLock, Timeout
 
 from slipstream.core.errors import InvalidRequest, TrainingError
-from slipstream.models.loading import load_model
+from slipstream.files import parse_json, write_whole
+from slipstream.models.dtypes import AUTO, CPU
+from slipstream.models.loading import find_sources, load_model, load_tokenizer
 from slipstream.models.native.source import WeightSource
+from slipstream.models.store.resolve import resolve, short_name
 from slipstream.models.target.batch import BatchModel
 from slipstream.models.target.causal import sizes_of
 from slipstream.models.target.native_batch import NativeBatchModel
 from slipstream.models.threads import set_num_threads
 from slipstream.models.tokenizer import text_tokenizer
-from slipstream.train.answers import BatchDecoder, EndRules, conversations
-from slipstream.train.data import parse_line, read_lines, write_whole
-from slipstream.train.data_plan import DataPlan, DataRun, make_plan
+from slipstream.options import option, required
+from slipstream.text.prompts import encode_prompt
+from slipstream.text.tokenizer import TextTokenizer
+from slipstream.train.answers import BatchDecoder, EndRules, Talk, conversations
+from slipstream.train.data import read_lines
 
 MANIFEST_NAME = "manifest.json"
+_COMMON_PROMPT_TOKENS = 200
+"""A batch holds as much as full rows of prompts this long; longer ones get fewer rows."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DataRun:
+    """Answers of a target to prompts, which go into a directory."""
+
+    target: str = required("Target model: an alias, a path or a hub id.")
+    prompts: tuple[Path, ...] = required(
+        "JSON lines (.jsonl, .jsonl.gz) of prompt, turns or p (ids); repeatable."
+    )
+    out: Path = required("Directory of the shards; an earlier run is continued there.")
+    device: str = option(CPU, "cpu, cuda or cuda:N.")
+    dtype: str = option(AUTO, "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).")
+    threads: int | None = option(None, "CPU threads.", min=1)
+    max_tokens: int | None = option(
+        None, "Begin no shard after so many generated tokens in all.", min=1
+    )
+    max_new_tokens: int = option(160, "Longest answer, in tokens.", min=1)
+    temperatures: str = option("0:0.5,0.7:0.2,1:0.3", "Temperatures and their weights.")
+    batch: int = option(128, "Conversations decoded together.", min=1)
+    max_prompt_tokens: int = option(
+        864, "Longest prompt, in tokens; longer ones are left out.", min=1
+    )
+    samples_per_prompt: int = option(1, "Answers to each prompt.", min=1)
+    seed: int = option(0, "Seed of temperatures, order and samples.", min=0)
+
+    def __post_init__(self) -> None:
+        for temperature, weight in self.weighted_temperatures():
+            if not 0 <= temperature <= 100:
+                raise TrainingError(f"the temperature is {temperature}, not within 0..100")
+            if not 0 < weight < float("inf"):
+                raise TrainingError(
+                    f"the weight of temperature {temperature} is {weight}, not over 0"
+                )
+
+    def weighted_temperatures(self) -> tuple[tuple[float, float], ...]:
+        """Return the numbers of 0:0.5,1:0.5; a temperature without a weight has weight 1."""
+        pairs = [part.partition(":") for part in self.temperatures.split(",")]
+        try:
+            return tuple((float(value), float(weight or 1)) for value, _, weight in pairs)
+        except ValueError:
+            raise TrainingError(
+                f"temperatures must be numbers with weights as 0:0.5,1:0.5, got"
+                f" {self.temperatures!r}"
+            ) from None
+
+    def seed_of(self, number: int) -> int:
+        """Return the seed of a shard's random numbers."""
+        return random.Random(f"{self.seed}:{number}").getrandbits(63)
 
 
 @dataclass(frozen=True, slots=True)
-class Written:
-    """A finished shard, and how many tokens the target wrote."""
+class DataPlan:
+    """Conversations of each shard, what they depend on, and the number of prompts too long."""
 
-    number: int
-    num_tokens: int
+    shards: tuple[tuple[Talk, ...], ...]
+    manifest: Mapping[str, Any]
+    num_skipped: int
+
+
+def make_plan(run: DataRun) -> DataPlan:
+    """Return what belongs into which shard; loads no weights."""
+    tokenizer = text_tokenizer(load_tokenizer(*find_sources(resolve(run.target))))
+    talks: list[Talk] = []
+    digests: list[list[str]] = []
+    for file in run.prompts:
+        if not file.name.endswith((".jsonl", ".jsonl.gz")):
+            raise TrainingError(f"{file} is none of .jsonl, .jsonl.gz")
+        raw, lines = read_lines(file)
+        digests.append([file.name, hashlib.sha256(raw).hexdigest()])
+        talks += _talks(file, lines, tokenizer)
+    kept = [talk for talk in talks if len(talk.prompt) <= run.max_prompt_tokens]
+    if not kept:
+        raise TrainingError("there is no prompt to answer")
+    names = ("dtype", "max_new_tokens", "temperatures", "batch", "max_prompt_tokens", "seed")
+    manifest = {
+        "target": short_name(run.target),
+        "tokenizer": tokenizer.vocab_hash,
+        "chat_template": hashlib.sha256(tokenizer.chat_template.encode()).hexdigest(),
+        "files": digests,
+        "samples_per_prompt": run.samples_per_prompt,
+        **{name: getattr(run, name) for name in names},
+    }
+    return DataPlan(make_shards(kept, run), manifest, len(talks) - len(kept))
+
+
+def make_shards(talks: Sequence[Talk], run: DataRun) -> tuple[tuple[Talk, ...], ...]:
+    """Return batches of conversations of similar length and number of turns, each with a
+    temperature, so ordered that any beginning is a fair sample."""
+    rng = random.Random(run.seed)
+    values, weights = zip(*run.weighted_temperatures(), strict=True)
+    drawn = [
+        replace(talk, temperature=float(rng.choices(values, weights)[0]))
+        for talk in talks
+        for _ in range(run.samples_per_prompt)
+    ]
+    room = run.batch * (_COMMON_PROMPT_TOKENS + run.max_new_tokens)
+    shards: list[list[Talk]] = []
+    for talk in sorted(drawn, key=lambda talk: (len(talk.turns), len(talk.prompt))):
+        last, num_tokens = shards[-1] if shards else [], len(talk.prompt) + run.max_new_tokens
+        fits = len(last) < run.batch and (len(last) + 1) * num_tokens <= room
+        if last and fits and len(last[0].turns) == len(talk.turns):
+            last.append(talk)
+        else:
+            shards.append([talk])
+    rng.shuffle(shards)
+    return tuple(map(tuple, shards))
+
+
+def _talks(path: Path, lines: Sequence[str], tokenizer: TextTokenizer) -> Iterator[Talk]:
+    """Parse {"prompt": text}, {"turns": [text, ...]} or {"p": [id, ...]}; "g" is answered anew."""
+    for number, line in enumerate(lines, start=1):
+        if not line.strip():
+            continue
+        where = f"{path}, line {number}"
+        item = parse_json(line, where, TrainingError)
+        fields = item if isinstance(item, dict) else {}
+        turns = [fields["prompt"]] if "prompt" in fields else fields.get("turns", [fields.get("p")])
+        kind = str if "prompt" in fields or "turns" in fields else list
+        if not isinstance(turns, list) or not turns or not all(isinstance(t, kind) for t in turns):
+            raise TrainingError(f'{where} has no "prompt" of text, "turns" of texts or "p" of ids')
+        opening, *rest = turns
+        try:
+            yield Talk(encode_prompt(tokenizer, opening), tuple(rest))
+        except InvalidRequest as error:
+            raise TrainingError(f"{where} can't be used: {error}") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,35 +169,45 @@ class DataReport:
     """Progress after a shard: finished ones, tokens of this run, seconds to the end."""
 
     num_done: int
-    num_shards: int
     num_tokens: int
     tokens_per_second: float
     seconds_left: float
 
 
-@dataclass(frozen=True, slots=True)
-class DataHooks:
-    """Callbacks of a run: the time in seconds, the plan, and each shard that is done."""
+def write_data(
+    run: DataRun,
+    plan: DataPlan,
+    *,
+    clock: Callable[[], float],
+    report: Callable[[DataReport], None],
+) -> int:
+    """Write all shards that are not finished, or as many as `run.max_tokens` needs.
 
-    clock: Callable[[], float]
-    plan: Callable[[DataPlan], None]
-    report: Callable[[DataReport], None]
+    Return how many are finished.
+    """
+    with _directory(run.out, plan.manifest):
+        left = [shard for shard in range(len(plan.shards)) if not _path(run.out, shard).is_file()]
+        done = len(plan.shards) - len(left)
+        most = float("inf") if run.max_tokens is None else run.max_tokens - _num_generated(run.out)
+        if not left or most <= 0:
+            return done
+        writer, start, num_tokens = _Writer(run), clock(), 0
+        for count, number in enumerate(left, 1):
+            num_tokens += writer.write(number, plan.shards[number])
+            seconds = clock() - start
+            rate, rest = num_tokens / max(seconds, 1e-9), seconds / count * (len(left) - count)
+            report(DataReport(done + count, num_tokens, rate, rest))
+            if num_tokens >= most:
+                break
+    return done + count
 
 
-Spread = Callable[[DataRun, DataPlan, Sequence[int]], Iterator[Written]]
-"""Function that writes the shards of these numbers, in any order, one per step."""
+class _Writer:
+    """Target that writes one shard after the other."""
 
-
-class Worker:
-    """Target of a process, loaded when first needed, which writes one shard after the other."""
-
-    def __init__(self, run: DataRun, plan: DataPlan) -> None:
-        self._run, self._shards = run, plan.shards
-        self._model: BatchDecoder | None = None
-
-    def load(self) -> None:
+    def __init__(self, run: DataRun) -> None:
         """Load the target. `InvalidRequest` when its context is too short for the settings."""
-        run = self._run
+        self._run = run
         if run.threads is not None:
             set_num_threads(run.threads)
         target = load_model(run.target, dtype=run.dtype, device=run.device)
@@ -81,54 +218,26 @@ class Worker:
                 f"{target.model_id} has {limit}"
             )
         self._tokenizer, self._ends = text_tokenizer(target.tokenizer), target.stop_token_ids
+        self._model: BatchDecoder
         if isinstance(target.model, WeightSource):
             self._model = NativeBatchModel(target.model, max_new_tokens=run.max_new_tokens)
         else:
             self._model = BatchModel(target.model)
 
-    def write(self, number: int) -> Written:
-        """Write a shard; the same conversations give the same bytes."""
-        if self._model is None:
-            self.load()
-        assert self._model is not None
+    def write(self, number: int, talks: Sequence[Talk]) -> int:
+        """Write a shard, and return the tokens that the target wrote; the same conversations give
+        the same bytes."""
         lines = conversations(
             self._model,
             self._tokenizer,
-            self._shards[number],
+            talks,
             EndRules(self._ends, self._run.max_new_tokens),
             seed=self._run.seed_of(number),
             max_prompt_tokens=self._run.max_prompt_tokens,
         )
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        write_whole(_path(self._run.out, number), gzip.compress(text.encode(), mtime=0))
-        return Written(number, sum(len(line["g"]) for line in lines))
-
-
-def write_here(run: DataRun, plan: DataPlan, numbers: Sequence[int]) -> Iterator[Written]:
-    """Write shards in this process."""
-    return map(Worker(run, plan).write, numbers)
-
-
-def write_data(run: DataRun, hooks: DataHooks, *, spread: Spread = write_here) -> tuple[int, int]:
-    """Write all shards that are not finished, or as many as `run.max_tokens` needs.
-
-    Return how many are finished, and how many there are.
-    """
-    plan = make_plan(run)
-    with _directory(run.out, plan.manifest):
-        hooks.plan(plan)
-        left = [shard for shard in range(len(plan.shards)) if not _path(run.out, shard).is_file()]
-        done = len(plan.shards) - len(left)
-        most = float("inf") if run.max_tokens is None else run.max_tokens - _num_generated(run.out)
-        start, num_tokens = hooks.clock(), 0
-        for count, written in enumerate(spread(run, plan, left) if left and most > 0 else (), 1):
-            done, num_tokens = done + 1, num_tokens + written.num_tokens
-            seconds = hooks.clock() - start
-            rate, rest = num_tokens / max(seconds, 1e-9), seconds / count * (len(left) - count)
-            hooks.report(DataReport(done, len(plan.shards), num_tokens, rate, rest))
-            if num_tokens >= most:
-                break
-    return done, len(plan.shards)
+        write_whole(_path(self._run.out, number), gzip.compress(text.encode(), mtime=0), mode=0o644)
+        return sum(len(line["g"]) for line in lines)
 
 
 @contextmanager
@@ -146,7 +255,7 @@ def _directory(out: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
     try:
         text = (json.dumps(manifest, indent=2) + "\n").encode()
         if not any(out.glob("shard-*")):
-            write_whole(path, text)
+            write_whole(path, text, mode=0o644)
         elif not path.is_file() or path.read_bytes() != text:
             raise TrainingError(
                 f"{out} holds shards of other settings: {MANIFEST_NAME} there has them"
@@ -158,8 +267,11 @@ def _directory(out: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
 
 def _num_generated(out: Path) -> int:
     """Return the tokens that the target wrote in the finished shards."""
-    lines = [(path, line) for path in out.glob("shard-*.jsonl.gz") for line in read_lines(path)[1]]
-    return sum(len(parse_line(line, str(path))["g"]) for path, line in lines if line)
+    files = [(str(path), read_lines(path)[1]) for path in out.glob("shard-*.jsonl.gz")]
+    shards = (
+        parse_json(line, path, TrainingError) for path, lines in files for line in lines if line
+    )
+    return sum(len(line["g"]) for line in shards)
 
 
 def _path(out: Path, number: int) -> Path:

@@ -7,7 +7,8 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any
 
-from slipstream.train.data import DataFile, write_json
+from slipstream.files import write_json
+from slipstream.train.data import DataFile
 
 PROVENANCE_NAME = "provenance.json"
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")

@@ -9,7 +9,7 @@ from typing import Any
 
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.environment import environment, running_dtype
-from slipstream.bench.harness import check_writable, write_json
+from slipstream.bench.harness import check_writable
 from slipstream.bench.questions import Question, read_questions, select
 from slipstream.cli.engine import fetch
 from slipstream.cli.progress import bars
@@ -17,6 +17,7 @@ from slipstream.cli.up import StackFlags
 from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import SamplingParams
+from slipstream.files import write_json
 from slipstream.models.store.digests import file_digest, weights_digests
 from slipstream.models.store.resolve import find_local, resolve
 from slipstream.options import option

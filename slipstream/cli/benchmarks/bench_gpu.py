@@ -11,13 +11,13 @@ import typer
 from slipstream.bench.gpu.floors import measure_floors
 from slipstream.bench.gpu.graph_checks import check_graphs
 from slipstream.bench.gpu.steps import GpuStep, Outcome, run_steps, summary
-from slipstream.bench.harness import write_json
 from slipstream.cli.benchmarks.bench_flags import ModelFlags, OutputFlags, machine_facts
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console
 from slipstream.core.errors import InvalidRequest, SlipstreamError
 from slipstream.exit_codes import FAILED
+from slipstream.files import write_json
 from slipstream.models.loading import parse_device
 from slipstream.models.store.resolve import find_local
 from slipstream.options import option

@@ -4,12 +4,13 @@ import json
 
 import pytest
 
-from slipstream.bench.harness import rotated, write_json
+from slipstream.bench.harness import rotated
 from slipstream.bench.methods import parse_methods
 from slipstream.bench.speed import margin
 from slipstream.cli.main import exit_code
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.verify import choose
+from slipstream.files import write_json
 from slipstream.models.scorer import on_host
 from slipstream.models.target.token_layout import Part
 from support.commands import refusal

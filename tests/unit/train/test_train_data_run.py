@@ -18,8 +18,7 @@ from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.models.native.library import has_kernels
 from slipstream.train.answers import Talk
 from slipstream.train.data import ReadLimits, finished_shards, read_data, read_lines
-from slipstream.train.data_plan import DataRun, make_plan, make_shards
-from slipstream.train.data_run import DataHooks, write_data
+from slipstream.train.data_run import DataRun, make_plan, make_shards, write_data
 from support.models.tiny_checkpoint import byte_tokenizer, tiny_llama
 
 END, USER, BOT = 0, 1, 2
@@ -65,11 +64,12 @@ def data_run(place, out, **changes):
     return DataRun(**{**values, **SIZES, **changes})
 
 
-def write(run, reports=None, **options):
-    """The outcome; the clock goes a second with every look."""
-    ticks = iter(range(1000))
+def write(run, reports=None):
+    """The finished shards, and all; the clock goes a second with every look."""
+    ticks, plan = iter(range(1000)), make_plan(run)
     tell = reports.append if reports is not None else lambda report: None
-    return write_data(run, DataHooks(lambda: next(ticks), lambda plan: None, tell), **options)
+    done = write_data(run, plan, clock=lambda: next(ticks), report=tell)
+    return done, len(plan.shards)
 
 
 def shards(out):
@@ -118,7 +118,7 @@ def test_an_interrupted_run_ends_with_the_shards_of_an_unbroken_one(place, tmp_p
     write(data_run(place, tmp_path / "whole"))
     broken = data_run(place, tmp_path / "broken")
     assert write(replace(broken, max_tokens=1)) == (1, 3)
-    assert write(replace(broken, max_tokens=1), spread=None) == (1, 3), "nothing is spread"
+    assert write(replace(broken, max_tokens=1)) == (1, 3), "there are as many tokens already"
     assert write(broken) == (3, 3)
     assert shards(tmp_path / "broken") == shards(tmp_path / "whole")
 
@@ -239,7 +239,6 @@ def test_the_command_says_what_it_reads_and_how_far_it_is(place, tmp_path, capsy
         (["--prompts", "missing.pdf"], "missing.pdf is none of"),
         (["--temperatures", "0;1"], "temperatures must be numbers"),
         (["--temperatures", "-1"], "the temperature is -1.0"),
-        (["--ray-workers", "2"], "--ray-workers needs --ray"),
         (["--device", "tpu"], "the device is 'tpu'"),
         (["--batch", "0"], "--batch"),
     ],
