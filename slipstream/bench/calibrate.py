@@ -15,8 +15,7 @@ from slipstream.bench.engines import MethodEngines
 from slipstream.bench.harness import Advance, SamplingPlan
 from slipstream.bench.methods import PLAIN, Method, Numerics, parse_method
 from slipstream.bench.questions import Question, in_turn
-from slipstream.bench.speed import SpeedPlan, run_speed
-from slipstream.bench.speed_figures import MethodComparison, figures
+from slipstream.bench.speed import SpeedPlan, method_figures, run_speed
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
@@ -194,7 +193,7 @@ def name_of(profile: Profile) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A profile and its figures (see `speed_figures.figures`), greedy and sampled."""
+    """A profile and its figures (see `speed.method_figures`), greedy and sampled."""
 
     name: str
     profile: Profile
@@ -291,9 +290,9 @@ class Race:
             methods=self.methods,
             questions=self.questions,
         )
-        outputs = run_speed(speed, engines, advance=advance)
-        plain, found = outputs[PLAIN], {}
+        samples = run_speed(speed, engines, advance=advance)
+        found = {}
         for method in self.methods:
-            of = figures(MethodComparison(method, outputs[method.name], plain, plain))
+            of = method_figures(method, samples)
             found[method.name] = {key: of[key] for key in FIGURES}
         return found

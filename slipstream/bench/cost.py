@@ -14,8 +14,8 @@ from typing import Any
 from rich.table import Table
 
 from slipstream.bench.engines import MethodEngines
-from slipstream.bench.harness import parse_numbers, require_at_least
-from slipstream.bench.report import fixed, table
+from slipstream.bench.figures import fixed, table
+from slipstream.bench.harness import parse_numbers
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
 from slipstream.core.policy.profile import Profile
@@ -28,7 +28,7 @@ from slipstream.models.memory import wait_for
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
-from slipstream.options import option
+from slipstream.options import check_bounds, option
 
 MAX_ROWS = 128
 DRAFTED = 5
@@ -43,8 +43,8 @@ class CostPlan:
     """Plan of timings."""
 
     rows: str = option("1,2,4,8,16,32", "Tokens of a verification, ascending from 1.")
-    context: int = option(300, "Tokens before those that are verified.")
-    rounds: int = option(20, "Timings of each forward.")
+    context: int = option(300, "Tokens before those that are verified.", least=2)
+    rounds: int = option(20, "Timings of each forward.", least=1)
 
     def __post_init__(self) -> None:
         rows = self.row_counts
@@ -52,7 +52,7 @@ class CostPlan:
             raise InvalidRequest(f"rows are {list(rows)}, but must ascend from 1")
         if rows[-1] > MAX_ROWS:
             raise InvalidRequest(f"rows go up to {rows[-1]}, but must be at most {MAX_ROWS}")
-        require_at_least(self, context=2, rounds=1)
+        check_bounds(self)
 
     @property
     def row_counts(self) -> tuple[int, ...]:

@@ -1,16 +1,17 @@
 """Engines of the methods under test."""
 
-from collections.abc import Sequence
 from copy import copy
 from dataclasses import replace
 from pathlib import Path
 
+from slipstream.bench.harness import Ask
 from slipstream.bench.methods import Method, Numerics
-from slipstream.bench.speed_figures import MethodReply
+from slipstream.bench.questions import Question
 from slipstream.client import Client
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.results import Result
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import SHIPPED, Drafter, DraftModel
 from slipstream.models.store.digests import weights_digests
@@ -82,15 +83,19 @@ class MethodEngines:
             return SHIPPED / f"{self.engine('fast').model_id}-glide"
         return Path(self._draft).expanduser()
 
-    def reply(self, method: Method, prompt: Sequence[int], max_tokens: int) -> MethodReply:
-        """Return a method's reply to a prompt of its own."""
-        result = self.client(method).generate(
-            tuple(prompt),
-            sampling=self._sampling,
-            max_tokens=max_tokens,
-            speculation=method.options,
-        )
-        return MethodReply(result.token_ids, result.stats.timings, result.stats.speculation)
+    def ask(self, method: Method) -> Ask:
+        """Return a function that answers questions by a method."""
+        client = self.client(method)
+
+        def ask(question: Question, max_tokens: int) -> Result:
+            return client.generate(
+                question.turns[0],
+                sampling=self._sampling,
+                max_tokens=max_tokens,
+                speculation=method.options,
+            )
+
+        return ask
 
     def client(self, method: Method) -> Client:
         """Return a client of the method's engines."""

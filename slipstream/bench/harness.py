@@ -1,16 +1,20 @@
-"""Harness of all benchmarks: checks of plans, the order of configurations, and files of figures.
+"""Harness of all benchmarks: checks of plans, and the order of configurations.
 
 Each question goes through all configurations before the next one, in an order that moves on by one
 from question to question, so that a drift of the machine favours none of them.
 """
 
 import os
-from collections.abc import Callable, Sequence
+import time
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TypeVar
 
+from slipstream.bench.questions import Question
 from slipstream.core.errors import InvalidRequest, PromptTooLong
+from slipstream.core.request.results import Result
+from slipstream.core.round import Clock
 from slipstream.core.types import SamplingParams
 from slipstream.options import option
 
@@ -39,18 +43,49 @@ class SamplingPlan:
         return SamplingParams(temperature=self.temperature, seed=self.seed)
 
 
+@dataclass(frozen=True, slots=True)
+class Sample:
+    """Answer as its caller saw it; `wall_s` is from the call to the last token."""
+
+    question: Question
+    result: Result
+    wall_s: float
+
+
+Ask = Callable[[Question, int], Result]
+"""Function that sends a question, to be answered with at most so many tokens."""
+Samples = Mapping[str, Sequence[Sample]]
+"""Samples by the name of the configuration."""
+
+
+def run_in_turn(
+    asks: Mapping[str, Ask],
+    questions: Sequence[Question],
+    *,
+    max_new_tokens: int,
+    warmup: int,
+    advance: Advance,
+    clock: Clock = time.perf_counter,
+) -> dict[str, list[Sample]]:
+    """Return every answer of all configurations, after short ones that are not measured."""
+    for _ in range(warmup):
+        for name, ask in asks.items():
+            ask(questions[0], min(max_new_tokens, WARMUP_TOKENS))
+            advance(name)
+    samples: dict[str, list[Sample]] = {name: [] for name in asks}
+    for turn, question in enumerate(questions):
+        for name in rotated(tuple(asks), turn):
+            start = clock()
+            result = asks[name](question, max_new_tokens)
+            samples[name].append(Sample(question, result, clock() - start))
+            advance(name)
+    return samples
+
+
 def rotated(items: Sequence[T], by: int) -> tuple[T, ...]:
     """Return `items` beginning with another one for each `by`."""
     start = by % max(len(items), 1)
     return (*items[start:], *items[:start])
-
-
-def require_at_least(plan: object, **limits: int) -> None:
-    """Raise `InvalidRequest` where a field of a plan is below its limit."""
-    for name, least in limits.items():
-        value = getattr(plan, name)
-        if value < least:
-            raise InvalidRequest(f"{name} is {value}, but must be at least {least}")
 
 
 def require_room(question_id: int | str, length: int, max_new_tokens: int, limit: int) -> None:

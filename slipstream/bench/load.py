@@ -11,21 +11,33 @@ from typing import Any
 
 from rich.table import Table
 
+from slipstream.bench.figures import (
+    Figures,
+    differences,
+    drafting_figures,
+    fixed,
+    number,
+    paired,
+    position_text,
+    quotient,
+    table_of,
+)
 from slipstream.bench.harness import (
     WARMUP_TOKENS,
     Advance,
     parse_numbers,
-    require_at_least,
     require_distinct,
+    require_room,
     rotated,
 )
+from slipstream.bench.methods import Method
 from slipstream.bench.questions import Question, in_turn
-from slipstream.bench.report import Figures, fixed, number, position_text, table_of
-from slipstream.bench.statistics import SpeculationCounts, differences, paired, positions
+from slipstream.client import AsyncClient
 from slipstream.core.errors import InvalidRequest, SlipstreamError
+from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.request.stats import SpeculationStats
-from slipstream.core.round import Clock
-from slipstream.options import option
+from slipstream.core.types import SamplingParams
+from slipstream.options import check_bounds, option
 
 MAX_CONCURRENCY = 4096
 _AFTER_FAILURE_S = 0.1
@@ -61,12 +73,12 @@ class LoadPlan:
     """Numbers of users, and what each of them sends."""
 
     concurrency: str = option("1,2,4,8", "Users who send the next request when answered, as 1,2,4.")
-    requests_per_worker: int = option(2, "Requests of each user in a run.")
-    repeats: int = option(7, "Runs of each engine with each number of users, in turn.")
-    max_new_tokens: int = option(128, "Maximum number of tokens of an answer.")
+    requests_per_worker: int = option(2, "Requests of each user in a run.", least=1)
+    repeats: int = option(7, "Runs of each engine with each number of users, in turn.", least=1)
+    max_new_tokens: int = option(128, "Maximum number of tokens of an answer.", least=1)
 
     def __post_init__(self) -> None:
-        require_at_least(self, max_new_tokens=1, repeats=1, requests_per_worker=1)
+        check_bounds(self)
         require_distinct([str(users) for users in self.users], "concurrency")
         for users in self.users:
             if not 1 <= users <= MAX_CONCURRENCY:
@@ -91,15 +103,6 @@ class LoadPlan:
         start = repeat * count % len(questions)
         return islice(cycle(in_turn(questions)), start, start + count)
 
-    def turns(
-        self, engines: Sequence[EngineUnderTest]
-    ) -> Iterator[tuple[int, EngineUnderTest, int]]:
-        """Yield users, engine and repeat of every run; the order of engines moves on by one."""
-        for repeat in range(self.repeats):
-            for users in self.users:
-                for engine in rotated(engines, repeat):
-                    yield users, engine, repeat
-
 
 @dataclass(slots=True)
 class LoadRun:
@@ -120,65 +123,94 @@ Runs = Mapping[int, Mapping[str, Sequence[LoadRun]]]
 """Runs by users and by engine, one a repeat."""
 
 
-@dataclass(frozen=True, slots=True)
-class LoadBench:
-    """A plan, its questions, the engines under test, and a clock in seconds.
+async def measure_load(
+    plan: LoadPlan,
+    questions: Sequence[Question],
+    engines: Sequence[EngineUnderTest],
+    reference: Send,
+    *,
+    advance: Advance,
+) -> dict[str, Any]:
+    """Measure every run, send the questions one by one to the reference, and return the figures.
 
-    Ratios are over the first engine; answers are compared with those of `reference`.
+    The order of the engines moves on by one from repeat to repeat. Raises what refuses the first
+    request of an engine; later failures are results.
     """
+    for engine in engines:
+        await engine.send(questions[0], min(WARMUP_TOKENS, plan.max_new_tokens))
+    runs: dict[int, dict[str, list[LoadRun]]] = {
+        users: {engine.name: [] for engine in engines} for users in plan.users
+    }
+    for repeat in range(plan.repeats):
+        for users in plan.users:
+            for engine in rotated(engines, repeat):
+                sent = plan.questions_of(questions, users, repeat)
+                run = await _run(engine.send, sent, users, plan.max_new_tokens)
+                runs[users][engine.name].append(run)
+                advance(engine.name)
+    each = [run for by_engine in runs.values() for of in by_engine.values() for run in of]
+    answered = {name for run in each for name, _ in run.answers}
+    references = {
+        question.question_id: (await reference(question, plan.max_new_tokens)).content
+        for question in questions
+        if question.question_id in answered
+    }
+    return load_figures(engines, runs, references)
 
-    plan: LoadPlan
-    questions: tuple[Question, ...]
-    engines: tuple[EngineUnderTest, ...]
-    reference: Send
-    advance: Advance
-    clock: Clock = time.perf_counter
 
-    async def figures(self) -> dict[str, Any]:
-        """Measure every run, send the questions one by one, and return what came of it.
+async def _run(
+    send: Send, questions: Iterator[Question], users: int, max_new_tokens: int
+) -> LoadRun:
+    """Have so many users send the next question when their last is answered."""
+    run = LoadRun()
 
-        Raises what refuses the first request of an engine; later failures are results.
-        """
-        for engine in self.engines:
-            await engine.send(self.questions[0], min(WARMUP_TOKENS, self.plan.max_new_tokens))
-        runs: dict[int, dict[str, list[LoadRun]]] = {
-            users: {engine.name: [] for engine in self.engines} for users in self.plan.users
-        }
-        for users, engine, repeat in self.plan.turns(self.engines):
-            runs[users][engine.name].append(await self._run(users, engine, repeat))
-            self.advance(engine.name)
-        return load_figures(self.engines, runs, await self._references(runs))
+    async def work() -> None:
+        for question in questions:  # which all users take from
+            try:
+                answer = await send(question, max_new_tokens)
+            except SlipstreamError as error:
+                run.errors[type(error).__name__] += 1
+                await asyncio.sleep(_AFTER_FAILURE_S)
+            else:
+                run.answers.append((question.question_id, answer))
 
-    async def _run(self, users: int, engine: EngineUnderTest, repeat: int) -> LoadRun:
-        """Have so many users send the next question when their last is answered."""
-        run, questions = LoadRun(), self.plan.questions_of(self.questions, users, repeat)
+    begun = time.perf_counter()
+    async with asyncio.TaskGroup() as group:
+        for _ in range(users):
+            group.create_task(work())
+    run.seconds = time.perf_counter() - begun
+    return run
 
-        async def work() -> None:
-            for question in questions:  # which all users take from
-                try:
-                    answer = await engine.send(question, self.plan.max_new_tokens)
-                except SlipstreamError as error:
-                    run.errors[type(error).__name__] += 1
-                    await asyncio.sleep(_AFTER_FAILURE_S)
-                else:
-                    run.answers.append((question.question_id, answer))
 
-        begun = self.clock()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(users):
-                group.create_task(work())
-        run.seconds = self.clock() - begun
-        return run
+def method_engines(
+    methods: Sequence[Method], client: AsyncClient, sampling: SamplingParams
+) -> list[EngineUnderTest]:
+    """Return methods as requests through one client of the SDK."""
 
-    async def _references(self, runs: Runs) -> References:
-        """Send every question that was answered to the reference, one by one."""
-        each = [run for by_engine in runs.values() for of in by_engine.values() for run in of]
-        answered = {name for run in each for name, _ in run.answers}
-        return {
-            question.question_id: (await self.reference(question, self.plan.max_new_tokens)).content
-            for question in self.questions
-            if question.question_id in answered
-        }
+    def sender(speculation: SpeculationOptions) -> Send:
+        async def send(question: Question, max_tokens: int) -> Answer:
+            result = await client.generate(
+                question.turns[0], max_tokens=max_tokens, sampling=sampling, speculation=speculation
+            )
+            return Answer(len(result.token_ids), result.token_ids, result.stats.speculation)
+
+        return send
+
+    is_greedy = sampling.is_greedy
+    return [
+        EngineUnderTest(
+            method.name, sender(method.options), method.is_comparable(is_greedy=is_greedy)
+        )
+        for method in methods
+    ]
+
+
+async def check_lengths(plan: LoadPlan, questions: Sequence[Question], client: AsyncClient) -> None:
+    """Raise `PromptTooLong` where a prompt and its answer exceed the model's context."""
+    limit = (await client.model_info()).limits.context_length
+    for question in questions:
+        length = len(await client.tokenize(question.turns[0]))
+        require_room(question.question_id, length, plan.max_new_tokens, limit)
 
 
 def load_figures(
@@ -207,7 +239,7 @@ def identity(runs: Sequence[LoadRun], references: References, *, is_exact: bool)
         "identical": sum(content == references[name] for name, content in outputs),
         "outputs": len(outputs),
         "expected": is_exact,
-        "differences": positions(differences(outputs, references)),
+        "differences": differences(outputs, references),
     }
 
 
@@ -216,16 +248,13 @@ def _figures(runs: Sequence[LoadRun]) -> dict[str, Any]:
     errors = sum((run.errors for run in runs), Counter[str]())
     speeds = [speed for run in runs if (speed := run.tokens_per_s) is not None]
     stats = [answer.speculation for answer in answers if answer.speculation is not None]
-    counts = SpeculationCounts.of(stats)
     return {
         "tokens_per_s": median(speeds) if speeds else None,
         "requests": len(answers) + errors.total(),
         "finished": len(answers),
         "tokens": sum(answer.num_tokens for answer in answers),
         "errors": dict(errors),
-        "mean_acceptance_length": counts.acceptance_length if stats else None,
-        "speculative_share": counts.speculative / max(counts.rounds, 1) if stats else None,
-        "drafted_tokens": counts.drafted,
+        **drafting_figures(stats),
     }
 
 
@@ -236,11 +265,15 @@ def load_table(figures: Figures) -> Table:
         f"over {figures['base']}": lambda of: fixed((of["ratio"] or {}).get("median"), 2, "x"),
         "lowest and highest": lambda of: _range(of["ratio"]),
         "acceptance length": number("mean_acceptance_length", 2),
-        "speculative rounds": number("speculative_share", 2),
+        "speculative rounds": lambda of: fixed(_share(of), 2),
         "identical": lambda of: f"{of['identity']['identical']}/{of['identity']['outputs']}",
         "errors": lambda of: str(sum(of["errors"].values())),
     }
     return table_of(("users", "engine"), columns, (((u, n), of) for u, n, of in _rows(figures)))
+
+
+def _share(of: Figures) -> float | None:
+    return quotient(of["rounds"] - of["plain_rounds"], of["rounds"])
 
 
 def _range(ratio: Figures | None) -> str:

@@ -1,11 +1,12 @@
 """Methods that a benchmark compares, named by a small grammar.
 
 A method is a base and modifiers: `glide+cape+svip=0.4+depth=8`. Bare `glide` and `vanilla:MODEL`
-are the classic: a chain of fixed length 5 in every round. `best` is the shipped default.
+are the classic: a chain of fixed length 5 in every round. `best`, or `auto`, is the default of the
+draft, and `forced` the same in every round.
 """
 
-from collections.abc import Callable, Iterable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
 from slipstream.bench.harness import parse_names, require_distinct
@@ -19,25 +20,41 @@ Base = Literal["plain", "ngram", "glide", "vanilla", "best"]
 PLAIN = "plain"
 CLASSIC_DEPTH = 5
 GRAMMAR = (
-    "a base (plain, ngram, glide, vanilla:MODEL or best) and any of +chain, +cape, +dynamic,"
-    " +product=4x2x2, +fixed, +heuristic, +svip[=h], +decision[=h], +cost[=r], +depth=N, +nodes=N,"
-    " +lookup, +no-lookup, +mcsd, +mcsd-replacement, +target-init, +forced, +auto,"
+    "a base (plain, ngram, glide, vanilla:MODEL, best, auto or forced) and any of +chain, +cape,"
+    " +dynamic, +product=4x2x2, +fixed, +heuristic, +svip[=h], +decision[=h], +cost[=r], +depth=N,"
+    " +nodes=N, +lookup, +no-lookup, +mcsd, +mcsd-replacement, +target-init, +forced, +auto,"
     " +invariant, +fast"
 )
 
 _VANILLA = "vanilla:"
 _BASES: Mapping[str, Base] = {name: name for name in get_args(Base) if name != "vanilla"}
-_DEFAULTS = {"auto": "best", "forced": "best+forced"}
-"""Methods of requests that leave all or almost all to the engine."""
-Read = Callable[[str | None], dict[str, Any]]
-_FORMS: Mapping[str, str] = {
-    "product": "product=4x2x2",
-    "depth": "depth=5",
-    "nodes": "nodes=16",
-    "svip": "svip or svip=0.3",
-    "decision": "decision or decision=0.4",
-    "cost": "cost or cost=0.05",
+_ALIASES = {"auto": "best", "forced": "best+forced"}
+_WORDS: Mapping[str, Mapping[str, Any]] = {
+    **{shape.value: {"shape": shape} for shape in (Shape.CHAIN, Shape.CAPE, Shape.DYNAMIC)},
+    **{stop.value: {"stop": stop} for stop in StopPolicy},
+    **{mode.value: {"verification": mode} for mode in Verification if mode.value != "exact"},
+    **{mode.value: {"mode": mode} for mode in (Mode.FORCED, Mode.AUTO)},
+    **{numerics: {"numerics": numerics} for numerics in get_args(Numerics)},
+    "lookup": {"lookup": True},
+    "no-lookup": {"lookup": False},
 }
+"""Modifiers without a value."""
+_THRESHOLDS = (StopPolicy.SVIP, StopPolicy.DECISION, StopPolicy.COST)
+_VALUES: Mapping[str, tuple[str, Callable[[str], Any], Mapping[str, Any], str]] = {
+    "depth": ("max_draft_tokens", int, {}, "depth=5"),
+    "nodes": ("max_nodes", int, {}, "nodes=16"),
+    "product": (
+        "widths",
+        lambda text: tuple(map(int, text.split("x"))),
+        {"shape": Shape.PRODUCT},
+        "product=4x2x2",
+    ),
+    **{
+        stop.value: ("threshold", float, {"stop": stop}, f"{stop.value} or {stop.value}=0.3")
+        for stop in _THRESHOLDS
+    },
+}
+"""Modifiers with a value: its option, how it is read, further options, and the form."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,14 +103,15 @@ def parse_methods(text: str, *, numerics: Numerics = "invariant") -> tuple[Metho
 def parse_method(name: str, *, numerics: Numerics = "invariant") -> Method:
     """Parse one method by name. See `parse_methods`."""
     head, *modifiers = name.split("+")
+    head, *more = _ALIASES.get(head, head).split("+")
     base, model = _base(name, head)
     values: dict[str, Any] = {}
-    for modifier in modifiers:
+    for modifier in (*more, *modifiers):
         _add(name, modifier, values)
     if base == PLAIN:
         return _plain(name, values)
     own: Numerics = values.pop("numerics", numerics)
-    _fill(name, base, values)
+    _fill(base, values)
     try:
         options = SpeculationOptions(**values)
         kind = "glide" if base == "best" else base
@@ -106,29 +124,21 @@ def parse_method(name: str, *, numerics: Numerics = "invariant") -> Method:
 def parse_request_methods(text: str) -> tuple[Method, ...]:
     """Parse methods that one engine or router takes per request.
 
-    Beside those of `parse_methods` there are `auto` (the default) and `forced` (the same in every
-    round). Raises `InvalidRequest` for what needs another engine, draft model or other numerics.
+    Raises `InvalidRequest` for what needs another engine, draft model or other numerics.
     """
-    return tuple(map(_request_method, parse_names(text, "method")))
-
-
-def _request_method(name: str) -> Method:
-    head, *modifiers = name.split("+")
-    if numerics := sorted({"fast", "invariant"}.intersection(modifiers)):
-        raise UnsupportedCombination(
-            f"method {name!r} asks for numerics {numerics[0]}, but numerics are the engine's, not"
-            " a request's"
-        )
-    method = parse_method("+".join([_DEFAULTS.get(head, head), *modifiers]))
-    if method.base == "vanilla":
-        raise UnsupportedCombination(
-            f"method {name!r} needs an engine of its own; under load the methods are plain, auto,"
-            " forced, and glide or ngram where that is the draft"
-        )
-    options = method.options
-    if method.base in ("glide", "ngram"):
-        options = replace(options, drafter=method.base)
-    return replace(method, name=name, options=options)
+    methods = parse_methods(text)
+    for method in methods:
+        if {"fast", "invariant"}.intersection(method.name.split("+")):
+            raise UnsupportedCombination(
+                f"method {method.name!r} asks for numerics, but numerics are the engine's, not a"
+                " request's"
+            )
+        if method.base == "vanilla":
+            raise UnsupportedCombination(
+                f"method {method.name!r} needs an engine of its own; under load the methods are"
+                " plain, auto, forced, and glide or ngram where that is the draft"
+            )
+    return methods
 
 
 def with_references(methods: Sequence[Method]) -> tuple[Method, ...]:
@@ -163,82 +173,37 @@ def _plain(name: str, values: dict[str, Any]) -> Method:
 
 def _add(name: str, modifier: str, values: dict[str, Any]) -> None:
     """Add the options that a modifier sets, each at most once."""
-    key, has_value, value = modifier.partition("=")
-    read = _MODIFIERS.get(key)
-    if read is None:
+    key, has_value, text = modifier.partition("=")
+    option, read, more, form = _VALUES.get(key, ("", str, {}, key))
+    if key not in _WORDS and not option:
         raise InvalidRequest(
             f"method {name!r} has an unknown modifier {modifier!r}; a method is {GRAMMAR}"
         )
     try:
-        given = read(value if has_value else None)
-    except ValueError:
+        given = {**more, option: read(text)} if has_value and option else _WORDS[modifier]
+    except (KeyError, ValueError):
         raise InvalidRequest(
-            f"method {name!r} has modifier {modifier!r}, which is not of the form"
-            f" {_FORMS.get(key, key)}"
+            f"method {name!r} has modifier {modifier!r}, which is not of the form {form}"
         ) from None
-    for option, setting in given.items():
-        if option in values:
+    for field, setting in given.items():
+        if field in values:
             raise UnsupportedCombination(
-                f"method {name!r} sets its {option.replace('_', ' ')} twice"
+                f"method {name!r} sets its {field.replace('_', ' ')} twice"
             )
-        values[option] = setting
+        values[field] = setting
 
 
-def _fill(name: str, base: Base, values: dict[str, Any]) -> None:
+def _fill(base: Base, values: dict[str, Any]) -> None:
     """Add what the base means where no modifier differs."""
     if values.get("verification") is Verification.TARGET_INIT:
         values.setdefault("shape", Shape.FORK)
     if base == "best":
         return
+    if base != "vanilla":
+        values["drafter"] = base
     values.setdefault("mode", Mode.FORCED)
     values.setdefault("shape", Shape.CHAIN)
     values.setdefault("stop", StopPolicy.FIXED)
     values.setdefault("lookup", False)
     if values["stop"] is StopPolicy.FIXED and "widths" not in values and base != "ngram":
         values.setdefault("max_draft_tokens", CLASSIC_DEPTH)
-
-
-def _flag(**settings: Any) -> Read:
-    def read(value: str | None) -> dict[str, Any]:
-        if value is not None:
-            raise ValueError(value)
-        return settings
-
-    return read
-
-
-def _number(option: str) -> Read:
-    return lambda value: {option: int(value or "")}
-
-
-def _stop(policy: StopPolicy) -> Read:
-    def read(value: str | None) -> dict[str, Any]:
-        return {"stop": policy} | ({} if value is None else {"threshold": float(value)})
-
-    return read
-
-
-def _product(value: str | None) -> dict[str, Any]:
-    return {"shape": Shape.PRODUCT, "widths": tuple(int(w) for w in (value or "").split("x"))}
-
-
-def _flags(option: str, values: Iterable[Any]) -> dict[str, Read]:
-    return {str(value): _flag(**{option: value}) for value in values}
-
-
-_MODIFIERS: Mapping[str, Read] = {
-    **_flags("shape", (Shape.CHAIN, Shape.CAPE, Shape.DYNAMIC)),
-    "product": _product,
-    **_flags("stop", (StopPolicy.FIXED, StopPolicy.HEURISTIC)),
-    **{
-        policy.value: _stop(policy)
-        for policy in (StopPolicy.SVIP, StopPolicy.DECISION, StopPolicy.COST)
-    },
-    "depth": _number("max_draft_tokens"),
-    "nodes": _number("max_nodes"),
-    "lookup": _flag(lookup=True),
-    "no-lookup": _flag(lookup=False),
-    **_flags("verification", set(Verification) - {Verification.EXACT}),
-    **_flags("mode", (Mode.FORCED, Mode.AUTO)),
-    **_flags("numerics", ("invariant", "fast")),
-}

@@ -13,8 +13,7 @@ from urllib.error import HTTPError
 from urllib.parse import urlsplit
 from urllib.request import ProxyHandler, Request, build_opener
 
-from slipstream.bench.harness import Advance
-from slipstream.bench.load import Answer, EngineUnderTest, LoadBench, LoadPlan
+from slipstream.bench.load import Answer, EngineUnderTest
 from slipstream.bench.questions import Question
 from slipstream.config import are_local
 from slipstream.core.errors import InvalidRequest, ServiceError
@@ -91,15 +90,9 @@ class Endpoint:
             raise ServiceError(f"{self._url}{path} does not answer ({error})") from None
 
 
-def endpoint_bench(
-    plan: LoadPlan,
-    questions: tuple[Question, ...],
-    urls: dict[str, str],
-    token: str | None,
-    advance: Advance,
-) -> LoadBench:
-    """Return the benchmark of servers, in the order of `urls`; the first is the reference."""
-    pool = ThreadPoolExecutor(max(plan.users), "endpoint")
+def endpoint_engines(
+    urls: dict[str, str], token: str | None, pool: ThreadPoolExecutor
+) -> list[EngineUnderTest]:
+    """Return the servers, in the order of `urls`. Raises `ServiceError` where one is missing."""
     endpoints = {name: Endpoint(url, token, pool) for name, url in urls.items()}
-    engines = tuple(EngineUnderTest(name, endpoint.send) for name, endpoint in endpoints.items())
-    return LoadBench(plan, questions, engines, engines[0].send, advance)
+    return [EngineUnderTest(name, endpoint.send) for name, endpoint in endpoints.items()]

@@ -1,22 +1,31 @@
 """Cost of a round, embedded and distributed: both answer the same questions in turn."""
 
-import time
-from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, fields, replace
+from collections.abc import Sequence
+from dataclasses import dataclass, fields
 from typing import Any
 
-from slipstream.bench.harness import WARMUP_TOKENS, Advance, SamplingPlan, require_at_least, rotated
+from rich.table import Table
+
+from slipstream.bench.figures import (
+    ByName,
+    fixed,
+    number,
+    position_text,
+    quotient,
+    sample_differences,
+    sample_figures,
+    table,
+    table_of,
+)
+from slipstream.bench.harness import Ask, Sample, Samples, SamplingPlan
 from slipstream.bench.questions import Question
-from slipstream.bench.report import Figures
-from slipstream.bench.statistics import SpeculationCounts, differences, positions, quotient
 from slipstream.client import Client
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.results import Result, Timings
-from slipstream.core.round import Clock
 from slipstream.core.stop_reasons import AHEAD
-from slipstream.options import group, option
+from slipstream.options import check_bounds, group, option
 
 EMBEDDED = "embedded"
 """Baseline: both engines in one process."""
@@ -32,41 +41,34 @@ PARTS = {
     "rest": "loop, text and the rest of the router",
 }
 """Parts of a round's time, and their labels."""
-Samples = Mapping[str, Sequence["RoundsSample"]]
-"""Samples by the name of the engine."""
-ByName = Mapping[str, Figures]
-"""Figures by the name of the engine."""
-
-
-@dataclass(frozen=True, slots=True)
-class RoundsSample:
-    """Request as its caller saw it; `wall_s` is from the call to the last token."""
-
-    question_id: int | str
-    result: Result
-    wall_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class RoundsPlan:
     """Plan of a comparison; every round drafts, so that all parts of a round are seen."""
 
-    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.")
-    warmup: int = option(1, "Short unmeasured replies of each engine first.")
+    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.", least=2)
+    warmup: int = option(1, "Short unmeasured replies of each engine first.", least=0)
     sampling: SamplingPlan = group(SamplingPlan)
     questions: tuple[Question, ...] = ()
 
     def __post_init__(self) -> None:
-        require_at_least(self, max_new_tokens=2, warmup=0)
+        check_bounds(self)
 
+    def ask(self, client: Client, *, overlap: bool = False) -> Ask:
+        """Return a function that sends questions to an engine or to services.
 
-@dataclass(frozen=True, slots=True)
-class RoundsEngine:
-    """Client of an engine, or of services; with `overlap` its draft goes on while the target
-    verifies."""
+        With `overlap` a draft goes on while the target verifies.
+        """
+        sampling = self.sampling.params()
+        speculation = SpeculationOptions(mode=Mode.FORCED, overlap=overlap)
 
-    client: Client
-    overlap: bool = False
+        def ask(question: Question, max_tokens: int) -> Result:
+            return client.generate(
+                question.turns[0], max_tokens=max_tokens, sampling=sampling, speculation=speculation
+            )
+
+        return ask
 
 
 def check_same_model(embedded: ModelInfo, routed: ModelInfo) -> None:
@@ -77,77 +79,31 @@ def check_same_model(embedded: ModelInfo, routed: ModelInfo) -> None:
             raise InvalidRequest(f"{name} is {ours!r} here, but {theirs!r} at the router")
 
 
-def run_rounds(
-    plan: RoundsPlan,
-    engines: Mapping[str, RoundsEngine],
-    *,
-    advance: Advance,
-    clock: Clock = time.perf_counter,
-) -> dict[str, list[RoundsSample]]:
-    """Return every answer of all engines; each question goes through all before the next.
-
-    The order moves on by one from question to question.
-    """
-    for _ in range(plan.warmup):
-        for name, engine in engines.items():
-            short = replace(plan, max_new_tokens=min(plan.max_new_tokens, WARMUP_TOKENS))
-            _ask(engine, plan.questions[0], short, clock)
-            advance(name)
-    samples: dict[str, list[RoundsSample]] = {name: [] for name in engines}
-    names = tuple(engines)
-    for turn, question in enumerate(plan.questions):
-        for name in rotated(names, turn):
-            samples[name].append(_ask(engines[name], question, plan, clock))
-            advance(name)
-    return samples
-
-
-def _ask(engine: RoundsEngine, question: Question, plan: RoundsPlan, clock: Clock) -> RoundsSample:
-    start = clock()
-    result = engine.client.generate(
-        question.turns[0],
-        max_tokens=plan.max_new_tokens,
-        sampling=plan.sampling.params(),
-        speculation=SpeculationOptions(mode=Mode.FORCED, overlap=engine.overlap),
-    )
-    return RoundsSample(question.question_id, result, clock() - start)
-
-
 def rounds_figures(samples: Samples) -> dict[str, dict[str, Any]]:
     """Return, by name: speed, identity, and the parts of a round in milliseconds."""
-    embedded = samples[EMBEDDED]
-    return {name: _figures(name, of, embedded) for name, of in samples.items()}
+    return {name: _figures(name, of, samples[EMBEDDED]) for name, of in samples.items()}
 
 
-def _figures(
-    name: str, of: Sequence[RoundsSample], embedded: Sequence[RoundsSample]
-) -> dict[str, Any]:
-    counts = SpeculationCounts.of(sample.result.stats.speculation for sample in of)
-    different = _different(of, embedded)
+def _figures(name: str, of: Sequence[Sample], embedded: Sequence[Sample]) -> dict[str, Any]:
+    figures, different = sample_figures(of, embedded), sample_differences(of, embedded)
+    rounds = max(figures["rounds"], 1)
     timings = [sample.result.stats.timings for sample in of]
     parts = embedded_parts(timings) if name == EMBEDDED else distributed_parts(timings)
+    # Rounds whose proposal was there before the draft was asked for it.
+    ahead = sum(sample.result.stats.speculation.stop_reasons.get(AHEAD, 0) for sample in of)
+    prefill_s = sum(times.prefill_s for times in timings)
+    # What callers waited for beside prompt and rounds: the way to the router.
+    outside_s = sum(at.wall_s for at in of) - prefill_s - sum(times.decode_s for times in timings)
     return {
-        "tokens_per_s": _rate(of),
-        "ratio": quotient(_rate(of), _rate(embedded)),
-        "decode_tokens_per_s": _decode_rate(of),
-        "ratio_decode": quotient(_decode_rate(of), _decode_rate(embedded)),
+        **figures,
         "requests": len(of),
-        "tokens": sum(len(sample.result.token_ids) for sample in of),
-        "rounds": counts.rounds,
-        "drafted_tokens": counts.drafted,
-        "ahead_share": _num_ahead(of) / max(counts.rounds, 1),
-        "fallbacks": dict(counts.fallbacks),
+        "ahead_share": ahead / rounds,
         "identical": len(of) - len(different),
         "differences": different,
-        "prefill_ms": 1000 * sum(timing.prefill_s for timing in timings) / len(of),
-        "outside_ms": 1000 * sum(map(_outside_s, of)) / len(of),
-        "round_ms": {part: 1000 * s / max(counts.rounds, 1) for part, s in parts.items()},
+        "prefill_ms": 1000 * prefill_s / len(of),
+        "outside_ms": 1000 * outside_s / len(of),
+        "round_ms": {part: 1000 * seconds / rounds for part, seconds in parts.items()},
     }
-
-
-def _num_ahead(of: Sequence[RoundsSample]) -> int:
-    """Return the rounds whose proposal was there before the draft was asked for it."""
-    return sum(sample.result.stats.speculation.stop_reasons.get(AHEAD, 0) for sample in of)
 
 
 def embedded_parts(timings: Sequence[Timings]) -> dict[str, float]:
@@ -188,30 +144,42 @@ def _sums(timings: Sequence[Timings]) -> dict[str, float]:
     return {name: float(sum(getattr(timing, name) for timing in timings)) for name in names}
 
 
-def _different(
-    of: Sequence[RoundsSample], embedded: Sequence[RoundsSample]
-) -> list[dict[str, Any]]:
-    """Return the questions whose tokens are not those of the embedded engine, and where."""
-    outputs, expected = (
-        [(sample.question_id, sample.result.token_ids) for sample in samples]
-        for samples in (of, embedded)
-    )
-    return positions(differences(outputs, dict(expected)))
+def answers_table(figures: ByName) -> Table:
+    """Return the speed of every engine, one row each."""
+    columns = {
+        "tokens/s": number("tokens_per_s", 1),
+        "ratio": number("ratio", 3, "x"),
+        "decode tokens/s": number("decode_tokens_per_s", 1),
+        "ratio decode": number("ratio_decode", 3, "x"),
+        "tokens per round": lambda of: fixed(quotient(of["tokens"], of["rounds"]), 2),
+        "without a wait": lambda of: f"{of['ahead_share']:.0%}",
+        "prefill ms": number("prefill_ms", 1),
+        "outside ms": number("outside_ms", 1),
+        "identical": lambda of: (
+            "reference" if of is figures[EMBEDDED] else f"{of['identical']}/{of['requests']}"
+        ),
+    }
+    return table_of([""], columns, (([name], of) for name, of in figures.items()))
 
 
-def _outside_s(sample: RoundsSample) -> float:
-    """Return what the caller waited for beside prompt and rounds: the way to the router."""
-    timings = sample.result.stats.timings
-    return sample.wall_s - timings.prefill_s - timings.decode_s
+def parts_table(figures: ByName) -> Table:
+    """Return what a mean round's milliseconds go to, one column for each engine."""
+    rows = table("ms per round", *figures)
+    for part, label in PARTS.items():
+        rows.add_row(label, *(fixed(of["round_ms"][part], 3) for of in figures.values()))
+    totals = (sum(of["round_ms"].values()) for of in figures.values())
+    rows.add_row("all", *(fixed(total, 3) for total in totals))
+    return rows
 
 
-def _rate(of: Sequence[RoundsSample]) -> float | None:
-    """Return tokens per second as callers see it, prefill included."""
-    tokens = sum(len(sample.result.token_ids) for sample in of)
-    return quotient(tokens, sum(sample.wall_s for sample in of))
-
-
-def _decode_rate(of: Sequence[RoundsSample]) -> float | None:
-    """Return tokens after the first, which is prefill's, per second of decoding."""
-    tokens = sum(max(len(sample.result.token_ids) - 1, 0) for sample in of)
-    return quotient(tokens, sum(sample.result.stats.timings.decode_s for sample in of))
+def remarks(figures: ByName) -> list[str]:
+    """Return what went wrong: other tokens, rounds without a draft."""
+    lines = []
+    for name, of in figures.items():
+        if places := of["differences"]:
+            where = position_text(places)
+            lines.append(f"{name}: other tokens than {EMBEDDED} in question {where}")
+        if of["fallbacks"]:
+            reasons = ", ".join(f"{count} {reason}" for reason, count in of["fallbacks"].items())
+            lines.append(f"{name}: rounds without a draft: {reasons}")
+    return lines

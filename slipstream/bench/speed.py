@@ -1,56 +1,51 @@
-"""Runs of the methods over the questions, in turn."""
+"""Speed and identity of methods on the same questions, in turn."""
 
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from typing import Any
 
-import numpy as np
+from rich.table import Table
 
 from slipstream.bench.engines import MethodEngines
+from slipstream.bench.figures import (
+    ByName,
+    Figures,
+    fixed,
+    number,
+    position_text,
+    quotient,
+    sample_differences,
+    sample_figures,
+    table,
+    table_of,
+)
 from slipstream.bench.harness import (
-    WARMUP_TOKENS,
     Advance,
+    Sample,
+    Samples,
     SamplingPlan,
-    require_at_least,
     require_room,
-    rotated,
+    run_in_turn,
 )
 from slipstream.bench.methods import PLAIN, Method
 from slipstream.bench.questions import Question
-from slipstream.bench.speed_figures import (
-    Divergence,
-    MethodComparison,
-    Output,
-    divergences,
-    method_figures,
-)
-from slipstream.core.types import SamplingParams
-from slipstream.core.verify.distribution import SamplingDistribution
-from slipstream.core.verify.keyed_noise import Purpose
-from slipstream.core.verify.noise import gumbel
-from slipstream.models.scorer import on_host
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.token_layout import Part
-from slipstream.options import group, option
+from slipstream.options import check_bounds, group, option
 from slipstream.text.prompts import encode_prompt
-
-Outputs = Mapping[str, Sequence[Output]]
-"""Outputs by the name of the method."""
 
 
 @dataclass(frozen=True, slots=True)
 class SpeedPlan:
     """Plan of a comparison. `methods` include their references, see `with_references`."""
 
-    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.")
-    warmup: int = option(1, "Short unmeasured replies of each method first.")
-    repeats: int = option(1, "Runs over all prompts.")
+    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.", least=1)
+    warmup: int = option(1, "Short unmeasured replies of each method first.", least=0)
+    repeats: int = option(1, "Runs over all prompts.", least=1)
     sampling: SamplingPlan = group(SamplingPlan)
     methods: tuple[Method, ...] = ()
     questions: tuple[Question, ...] = ()
 
     def __post_init__(self) -> None:
-        require_at_least(self, max_new_tokens=1, repeats=1, warmup=0)
+        check_bounds(self)
 
     @property
     def num_replies(self) -> int:
@@ -58,93 +53,139 @@ class SpeedPlan:
         return len(self.methods) * (self.repeats * len(self.questions) + self.warmup)
 
 
-def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> Outputs:
-    """Return every output of every method; each question goes through all methods before the next.
+def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> Samples:
+    """Return every reply of every method.
 
-    The order of the methods moves on by one from question to question. Raises `InvalidRequest`
-    before anything is measured when a prompt does not fit.
+    Raises `InvalidRequest` before anything is measured when a prompt does not fit.
     """
     for method in plan.methods:
         engines.load(method)
-    _check_lengths(plan, engines)
-    _warm_up(plan, engines, advance)
-    outputs: dict[str, list[Output]] = {method.name: [] for method in plan.methods}
-    for number, question in enumerate(plan.questions * plan.repeats):
-        for method in rotated(plan.methods, number):
-            outputs[method.name].append(_output(plan, engines, method, question))
-            advance(method.name)
-    return outputs
-
-
-def compare(plan: SpeedPlan, engines: MethodEngines, outputs: Outputs) -> dict[str, Any]:
-    """Return the figures of every method, with margins where outputs leave plain decoding's."""
-    compared = {}
-    for method in plan.methods:
-        comparison = MethodComparison(
-            method,
-            outputs[method.name],
-            outputs[PLAIN],
-            outputs[method.reference],
-            plan.sampling.params().is_greedy,
-            _measured(plan, engines, method, outputs),
-        )
-        compared[method.name] = method_figures(comparison)
-    return compared
-
-
-def _measured(
-    plan: SpeedPlan, engines: MethodEngines, method: Method, outputs: Outputs
-) -> list[Divergence]:
-    """Return where the outputs leave the reference's, with margins."""
-    if not method.is_comparable(is_greedy=plan.sampling.params().is_greedy):
-        return []
-    reference = outputs[method.reference]
-    by_question = {output.question_id: output for output in reversed(reference)}
-    model = engines.engine(method.numerics).model
-    measured = []
-    for item in divergences(outputs[method.name], reference):
-        plain = by_question[item.question_id]
-        prefix = (*plain.prompt, *plain.reply.token_ids[: item.position])
-        measured.append(replace(item, margin=margin(model, prefix, plan.sampling.params())))
-    return measured
-
-
-def _output(plan: SpeedPlan, engines: MethodEngines, method: Method, question: Question) -> Output:
-    """Return the output for the first turn of a question."""
-    prompt = encode_prompt(engines.engine("fast").text, question.turns[0])
-    reply = engines.reply(method, prompt, plan.max_new_tokens)
-    return Output(question.question_id, question.category, prompt, reply)
-
-
-def _warm_up(plan: SpeedPlan, engines: MethodEngines, advance: Advance) -> None:
-    """Let every method generate a little, so that what is done once is not measured."""
-    short = replace(plan, max_new_tokens=min(plan.max_new_tokens, WARMUP_TOKENS))
-    for _ in range(plan.warmup):
-        for method in plan.methods:
-            _output(short, engines, method, plan.questions[0])
-            advance(method.name)
-
-
-def _check_lengths(plan: SpeedPlan, engines: MethodEngines) -> None:
     engine = engines.engine("fast")
-    limit = engine.model.context_length
     for question in plan.questions:
         length = len(encode_prompt(engine.text, question.turns[0]))
+        limit = engine.model.context_length
         require_room(question.question_id, length, plan.max_new_tokens, limit)
+    return run_in_turn(
+        {method.name: engines.ask(method) for method in plan.methods},
+        plan.questions * plan.repeats,
+        max_new_tokens=plan.max_new_tokens,
+        warmup=plan.warmup,
+        advance=advance,
+    )
 
 
-def margin(model: CausalModel, prefix: Sequence[int], sampling: SamplingParams) -> float:
-    """Return the score of the token chosen after `prefix` over that of the next best.
+def compare(plan: SpeedPlan, samples: Samples) -> dict[str, Any]:
+    """Return by method `{"overall": R, "categories": {CATEGORY: R}}`; see `method_figures`."""
+    categories = dict.fromkeys(question.category for question in plan.questions)
+    is_greedy = plan.sampling.params().is_greedy
+    parts = {name: _only(samples, name) for name in categories}
+    return {
+        method.name: {
+            "overall": method_figures(method, samples, is_greedy=is_greedy),
+            "categories": {
+                name: method_figures(method, of, is_greedy=is_greedy) for name, of in parts.items()
+            },
+        }
+        for method in plan.methods
+    }
 
-    Greedy: the gap of the two best logits. Else the gap of log-probabilities (up to a
-    constant) plus noise, the sum whose largest value is drawn.
+
+def _only(samples: Samples, category: str) -> dict[str, list[Sample]]:
+    return {
+        name: [sample for sample in of if sample.question.category == category]
+        for name, of in samples.items()
+    }
+
+
+def method_figures(method: Method, samples: Samples, *, is_greedy: bool = True) -> dict[str, Any]:
+    """Return one R: speed over the fastest plain decoding, acceptance and identity of a method."""
+    own, timings = samples[method.name], [at.result.stats.timings for at in samples[method.name]]
+    decode_s = sum(times.decode_s for times in timings)
+    figures = sample_figures(own, samples[PLAIN])
+    return {
+        **figures,
+        "draft_share": quotient(sum(times.draft_s for times in timings), decode_s),
+        "verify_share": quotient(sum(times.verify_s for times in timings), decode_s),
+        **_identity(method, own, samples[method.reference], figures, is_greedy),
+    }
+
+
+def _identity(
+    method: Method,
+    samples: Sequence[Sample],
+    reference: Sequence[Sample],
+    figures: Figures,
+    is_greedy: bool,
+) -> Mapping[str, Any]:
+    """Count outputs with the tokens of plain decoding; None where that has no meaning.
+
+    Nothing drafted is nothing shown, and where only the distribution is the same (or not even
+    that), other tokens are no fault.
     """
-    cache = model.open(len(prefix))
-    model.prefill(cache, prefix[:-1])
-    hidden, _ = model.forward([Part(cache, prefix[-1:])])
-    logits = on_host(model.logits(hidden))[0]
-    scores = SamplingDistribution(sampling, len(prefix)).scores(logits, prefix)
-    if not sampling.is_greedy:
-        scores = scores + gumbel(sampling.seed, len(prefix), len(scores), purpose=Purpose.DRAW)
-    second, best = np.partition(scores, -2)[-2:]
-    return float(best - second)
+    different = sample_differences(samples, reference)
+    num_outputs = len({sample.question.question_id for sample in samples})
+    identical: int | None = num_outputs - len(different)
+    verdict = "different" if different else "identical"
+    if method.name == method.reference:
+        verdict = "reference"
+    elif method.is_drafting and not figures["drafted_tokens"]:
+        verdict, identical = "inconclusive", None
+    elif not method.is_comparable(is_greedy=is_greedy):
+        verdict = "not-comparable"
+    return {
+        "outputs": num_outputs,
+        "identical": identical,
+        "identity": verdict,
+        "identity_promised": method.promises_identity(is_greedy=is_greedy),
+        "differences": different,
+    }
+
+
+def speed_table(methods: ByName) -> Table:
+    """Return the figures of every method, all categories together."""
+    columns = {
+        "tokens/s": number("tokens_per_s", 1),
+        "ratio": number("ratio", 2, "x"),
+        "ratio decode": number("ratio_decode", 2, "x"),
+        "acceptance length": number("mean_acceptance_length", 2),
+        "acceptance rate": number("draft_acceptance_rate", 2),
+        "drafted": lambda of: str(of["drafted_tokens"]),
+        "draft share": number("draft_share", 2),
+        "identical": _identity_text,
+    }
+    rows = (([name], parts["overall"]) for name, parts in methods.items())
+    return table_of(["method"], columns, rows)
+
+
+def category_table(methods: ByName) -> Table:
+    """Return ratio and acceptance length of every method (columns) in every category (rows)."""
+    shown = table("ratio (acceptance length)", *methods)
+    names = dict.fromkeys(name for parts in methods.values() for name in parts["categories"])
+    for category in names:
+        found = [parts["categories"][category] for parts in methods.values()]
+        cells = [
+            f"{fixed(of['ratio'], 2, 'x')} ({of['mean_acceptance_length']:.2f})" for of in found
+        ]
+        shown.add_row(category, *cells)
+    return shown
+
+
+def _identity_text(of: Figures) -> str:
+    """Return how many outputs are those of plain decoding in the same numerics."""
+    if of["identity"] in ("reference", "inconclusive"):
+        return str(of["identity"])
+    share = f"{of['identical']}/{of['outputs']}"
+    if of["identity"] == "not-comparable":
+        return f"{share}, not expected"
+    if of["identity"] == "different" and of["identity_promised"]:
+        return f"{share}, BROKEN PROMISE"
+    return share
+
+
+def difference_lines(methods: ByName) -> list[str]:
+    """Return, per method that must have the tokens of plain decoding, where it first has others."""
+    return [
+        f"{name}: first differences in question {position_text(parts['overall']['differences'])}"
+        for name, parts in methods.items()
+        if parts["overall"]["identity"] == "different"
+    ]

@@ -5,10 +5,16 @@ from dataclasses import asdict, dataclass, replace
 
 import typer
 
-from slipstream.bench import speed_figures as report
 from slipstream.bench.cost import CostPlan, cost_table, draft_line, measure_cost
 from slipstream.bench.methods import GRAMMAR, Method, Numerics, parse_methods, with_references
-from slipstream.bench.speed import SpeedPlan, compare, run_speed
+from slipstream.bench.speed import (
+    SpeedPlan,
+    category_table,
+    compare,
+    difference_lines,
+    run_speed,
+    speed_table,
+)
 from slipstream.cli.benchmarks.bench_flags import ModelFlags, OutputFlags, QuestionFlags
 from slipstream.cli.benchmarks.bench_gpu import gpu
 from slipstream.cli.benchmarks.bench_load import peers, serve
@@ -68,13 +74,13 @@ def speed(
     output.check()
     engines = models.engines(plan.sampling.params(), *_draft_models(plan.methods))
     with step_bar(plan.num_replies) as advance:
-        outputs = run_speed(plan, engines, advance=advance)
-    figures = compare(plan, engines, outputs)
+        samples = run_speed(plan, engines, advance=advance)
+    figures = compare(plan, samples)
     console = figures_console()
-    console.print(report.speed_table(figures))
+    console.print(speed_table(figures))
     console.print()
-    console.print(report.category_table(figures))
-    show_lines(report.divergence_lines(figures))
+    console.print(category_table(figures))
+    show_lines(difference_lines(figures))
     environment = {
         **models.facts(*_draft_models(plan.methods)),
         **prompts.facts(),

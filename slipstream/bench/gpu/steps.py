@@ -15,7 +15,7 @@ from typing import Any
 
 from rich.table import Table
 
-from slipstream.bench.report import fixed, table
+from slipstream.bench.figures import fixed, table
 from slipstream.core.round import Clock
 
 _LEAST_S = 5.0

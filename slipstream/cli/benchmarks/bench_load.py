@@ -1,15 +1,22 @@
 """`slipstream bench serve` and `bench peers`: many requests at once. Options and printing only."""
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
 from slipstream.bench.harness import SamplingPlan
-from slipstream.bench.load import LoadPlan, load_table, remarks
-from slipstream.bench.methods import parse_request_methods
-from slipstream.bench.peers import endpoint_bench, parse_endpoints
-from slipstream.bench.serve import method_bench
+from slipstream.bench.load import (
+    LoadPlan,
+    check_lengths,
+    load_table,
+    measure_load,
+    method_engines,
+    remarks,
+)
+from slipstream.bench.methods import PLAIN, parse_method, parse_request_methods
+from slipstream.bench.peers import endpoint_engines, parse_endpoints
 from slipstream.cli.benchmarks.bench_flags import (
     OutputFlags,
     QuestionFlags,
@@ -70,10 +77,12 @@ def serve(
         async with opened or open_async_client(place) as client:
             info = await client.model_info()
             about = {"model": info.model, "dtype": info.dtype, "numerics": info.numerics}
-            with step_bar(plan.num_runs(len(methods))) as advance:
-                drawn = sampling.params()
-                bench = await method_bench(plan, questions, methods, client, drawn, advance)
-                return await bench.figures(), about
+            await check_lengths(plan, questions, client)
+            engines = method_engines(methods, client, sampling.params())
+            (plain,) = method_engines([parse_method(PLAIN)], client, sampling.params())
+            with step_bar(plan.num_runs(len(engines))) as advance:
+                run = measure_load(plan, questions, engines, plain.send, advance=advance)
+                return await run, about
 
     figures, about = asyncio.run(measured())
     facts = {**_environment(place, about), **prompts.facts(), **asdict(plan), **asdict(sampling)}
@@ -92,9 +101,13 @@ def peers(
     output.check()
     urls, questions = parse_endpoints(which.endpoint), prompts.questions()
     token = None if which.endpoint_token_file is None else read_token(which.endpoint_token_file)
-    with step_bar(plan.num_runs(len(urls))) as advance:
-        bench = endpoint_bench(plan, questions, urls, token, advance)
-        figures = asyncio.run(bench.figures())
+    with (
+        ThreadPoolExecutor(max(plan.users), "endpoint") as pool,
+        step_bar(plan.num_runs(len(urls))) as advance,
+    ):
+        engines = endpoint_engines(urls, token, pool)
+        run = measure_load(plan, questions, engines, engines[0].send, advance=advance)
+        figures = asyncio.run(run)
     facts = {**machine_facts("cpu"), "endpoints": urls, **prompts.facts(), **asdict(plan)}
     _show(figures, "peers", {**facts, "num_prompts": len(questions)}, output)
 

@@ -3,14 +3,15 @@
 from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 
-from slipstream.bench import rounds_report as report
+from slipstream.bench.harness import Ask, run_in_turn
 from slipstream.bench.rounds import (
     EMBEDDED,
-    RoundsEngine,
     RoundsPlan,
+    answers_table,
     check_same_model,
+    parts_table,
+    remarks,
     rounds_figures,
-    run_rounds,
 )
 from slipstream.bench.services import LocalServices
 from slipstream.cli.benchmarks.bench_flags import ModelFlags, OutputFlags, QuestionFlags
@@ -49,21 +50,29 @@ def rounds(
     plan = replace(plan, questions=prompts.questions())
     models.stack().fetch()
     with ExitStack() as stack:
-        engines = _engines(stack, services, models)
-        with step_bar(len(engines) * (plan.warmup + len(plan.questions))) as advance:
-            samples = run_rounds(plan, engines, advance=advance)
+        asks = _asks(stack, plan, services, models)
+        with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
+            samples = run_in_turn(
+                asks,
+                plan.questions,
+                max_new_tokens=plan.max_new_tokens,
+                warmup=plan.warmup,
+                advance=advance,
+            )
     figures = rounds_figures(samples)
     console = figures_console()
-    console.print(report.answers_table(figures))
+    console.print(answers_table(figures))
     console.print()
-    console.print(report.parts_table(figures))
-    show_lines(report.remarks(figures))
+    console.print(parts_table(figures))
+    show_lines(remarks(figures))
     facts = {**prompts.facts(), **asdict(services), **asdict(plan.sampling)}
     sizes = {"max_new_tokens": plan.max_new_tokens, "num_prompts": len(plan.questions)}
     output.write({"environment": {**models.facts(), **facts, **sizes}, "rounds": figures})
 
 
-def _engines(stack: ExitStack, flags: ServiceFlags, models: ModelFlags) -> dict[str, RoundsEngine]:
+def _asks(
+    stack: ExitStack, plan: RoundsPlan, flags: ServiceFlags, models: ModelFlags
+) -> dict[str, Ask]:
     """Return the engines under test, until the stack closes."""
     address = flags.router
     if address is None:
@@ -72,7 +81,7 @@ def _engines(stack: ExitStack, flags: ServiceFlags, models: ModelFlags) -> dict[
     routed = stack.enter_context(Client(address, token=load_settings().token))
     embedded = stack.enter_context(Client.embedded(**asdict(models)))
     check_same_model(embedded.model_info(), routed.model_info())
-    engines = {EMBEDDED: RoundsEngine(embedded), "distributed": RoundsEngine(routed)}
+    asks = {EMBEDDED: plan.ask(embedded), "distributed": plan.ask(routed)}
     if flags.overlap:
-        engines["overlap"] = RoundsEngine(routed, overlap=True)
-    return engines
+        asks["overlap"] = plan.ask(routed, overlap=True)
+    return asks

@@ -5,10 +5,9 @@ import json
 
 import pytest
 
-from slipstream.bench.load import LoadPlan
+from slipstream.bench.load import LoadPlan, measure_load, method_engines
 from slipstream.bench.methods import parse_request_methods
 from slipstream.bench.questions import Question
-from slipstream.bench.serve import method_bench
 from slipstream.cli.main import exit_code
 from slipstream.core.types import SamplingParams
 from support.commands import refusal
@@ -76,9 +75,10 @@ async def test_what_a_router_refuses_is_counted_and_the_rest_is_measured(target)
     one, draft = fleet.target_worker(target), fleet.draft_worker("ngram", target)
     limits = {"max_requests": 2}
     async with fleet.running(one, draft), fleet.routed([one], [draft], **limits) as client:
-        greedy, advance = SamplingParams(), lambda name: None
-        bench = await method_bench(plan, questions, methods, client, greedy, advance)
-        figures = await asyncio.wait_for(bench.figures(), 60)
+        engines = method_engines(methods, client, SamplingParams())
+        plain, advance = engines[0].send, lambda name: None
+        measured = measure_load(plan, questions, engines, plain, advance=advance)
+        figures = await asyncio.wait_for(measured, 60)
     for of in figures["levels"][0]["engines"].values():
         assert of["requests"] == 12
         assert of["finished"] + sum(of["errors"].values()) == 12

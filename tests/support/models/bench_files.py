@@ -1,10 +1,16 @@
 """Files that benchmarks of a tiny pair of models need."""
 
 import json
+from collections.abc import Sequence
 from pathlib import Path
 
 import torch
 
+from slipstream.bench.harness import Sample
+from slipstream.bench.questions import Question
+from slipstream.core.request.results import PromptInfo, RequestStats, Result, Timings
+from slipstream.core.request.stats import SpeculationStats
+from slipstream.core.types import FinishReason
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.loading import load_target_parts
@@ -42,3 +48,19 @@ def save_prompts(folder: Path, *questions: tuple[int, str, list[str]]) -> list[s
     path = folder / "prompts.jsonl"
     path.write_text("\n".join(lines))
     return ["--prompts", str(path)]
+
+
+def sample(
+    tokens: Sequence[int],
+    timings: Timings,
+    speculation: SpeculationStats,
+    *,
+    wall_s: float,
+    question_id: int = 1,
+    category: str = "qa",
+) -> Sample:
+    """An answer of these tokens."""
+    stats = RequestStats(3, 0, len(tokens), timings, speculation)
+    prompt = PromptInfo("r", "m", 0, 3)
+    result = Result("text", tuple(tokens), FinishReason.LENGTH, stats, prompt)
+    return Sample(Question(question_id, category, ("?",)), result, wall_s)

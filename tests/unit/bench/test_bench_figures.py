@@ -1,24 +1,16 @@
 """Figures of a method follow from its outputs by arithmetic that a reader can repeat."""
 
-from dataclasses import replace
-
 import pytest
 
+from slipstream.bench.figures import first_difference
 from slipstream.bench.methods import parse_method
-from slipstream.bench.speed_figures import (
-    Divergence,
-    MethodComparison,
-    MethodReply,
-    Output,
-    divergences,
-    figures,
-    method_figures,
-)
-from slipstream.bench.statistics import first_difference
+from slipstream.bench.speed import SpeedPlan, compare, method_figures
 from slipstream.core.request.results import Timings
 from slipstream.core.request.stats import Outcomes
-from support.models.bench_files import FIGURES
+from support.models.bench_files import FIGURES, sample
 from support.models.rounds import outcome
+
+TWO = {"question_id": 2, "category": "math"}
 
 
 def drafted(*rounds):
@@ -29,25 +21,25 @@ def drafted(*rounds):
     return outcomes.summary(num_spec_tokens=5, lossless=True)
 
 
-def output(question_id, tokens, seconds, *, category="qa", stats=None):
-    prefill_s, decode_s = seconds
+def output(tokens, prefill_s, decode_s, stats=None, **question):
     timings = Timings(prefill_s, decode_s, decode_s / 4, decode_s / 2)
-    return Output(question_id, category, (1, 2), MethodReply(tuple(tokens), timings, stats))
+    return sample(tokens, timings, stats or drafted(), wall_s=prefill_s + decode_s, **question)
 
 
-PLAIN = [output(1, [5, 6, 7], (1.0, 2.0)), output(2, [5, 6, 7, 8, 9], (1.0, 4.0), category="math")]
+PLAIN = [output([5, 6, 7], 1.0, 2.0), output([5, 6, 7, 8, 9], 1.0, 4.0, **TWO)]
 GLIDE = [
-    output(1, [5, 6, 7], (1.0, 0.5), stats=drafted((3, 1), (2, 0))),
-    output(2, [5, 6, 1, 8, 9], (1.0, 1.5), category="math", stats=drafted((5, 3))),
+    output([5, 6, 7], 1.0, 0.5, drafted((3, 1), (2, 0))),
+    output([5, 6, 1, 8, 9], 1.0, 1.5, drafted((5, 3)), **TWO),
 ]
 
 
-def compared(outputs=GLIDE, name="glide+fast", **more):
-    return MethodComparison(parse_method(name), outputs, PLAIN, PLAIN, **more)
+def figures(samples=GLIDE, name="glide+fast", plain=PLAIN, **more):
+    outputs = {"plain": plain, "plain+invariant": plain, name: samples}
+    return method_figures(parse_method(name), outputs, **more)
 
 
 def test_the_figures_of_a_hand_made_run():
-    got = figures(compared())
+    got = figures()
     assert set(got) > FIGURES
     assert got["tokens_per_s"] == pytest.approx(8 / 4)
     assert got["ratio"] == pytest.approx((8 / 4) / (8 / 8))
@@ -60,38 +52,38 @@ def test_the_figures_of_a_hand_made_run():
 
 
 def test_categories_are_the_same_figures_over_their_own_outputs():
-    found = divergences(GLIDE, PLAIN)
-    parts = method_figures(compared(divergences=found))["categories"]
+    plan = SpeedPlan(
+        methods=(parse_method("glide+fast"),), questions=tuple(at.question for at in GLIDE)
+    )
+    parts = compare(plan, {"plain": PLAIN, "glide+fast": GLIDE})["glide+fast"]["categories"]
     assert list(parts) == ["qa", "math"]
     assert parts["qa"]["ratio"] == pytest.approx((3 / 1.5) / (3 / 3))
-    assert parts["qa"]["divergences"] == []
+    assert parts["qa"]["differences"] == []
     assert parts["math"]["identical"] == 0
-    assert parts["math"]["divergences"] == [{"question_id": 2, "position": 2, "margin": None}]
+    assert parts["math"]["differences"] == [{"question_id": 2, "position": 2}]
 
 
 def test_plain_decoding_is_once_as_fast_as_itself_and_its_own_reference():
-    got = figures(compared(PLAIN, "plain"))
+    got = figures(PLAIN, "plain")
     assert (got["ratio"], got["ratio_decode"], got["identity"]) == (1, 1, "reference")
     assert (got["identical"], got["mean_acceptance_length"], got["drafted_tokens"]) == (2, 1, 0)
 
 
 def test_where_nothing_was_drafted_identity_is_inconclusive():
-    idle = [replace(out, reply=replace(out.reply, speculation=drafted())) for out in PLAIN]
-    got = figures(compared(idle, "glide"))
+    got = figures(PLAIN, "glide")
     assert (got["identical"], got["identity"], got["outputs"]) == (None, "inconclusive", 2)
 
 
 def test_other_tokens_are_no_fault_where_only_the_law_is_promised():
-    assert figures(compared(name="glide+mcsd", is_greedy=False))["identity"] == "not-comparable"
-    assert figures(compared(name="glide+mcsd", is_greedy=True))["identity"] == "different"
+    assert figures(name="glide+mcsd", is_greedy=False)["identity"] == "not-comparable"
+    assert figures(name="glide+mcsd", is_greedy=True)["identity"] == "different"
 
 
 def test_an_output_is_identical_only_if_every_repeat_is():
-    again = [GLIDE[0], replace(GLIDE[0], reply=replace(GLIDE[0].reply, token_ids=(5, 6)))]
-    comparison = MethodComparison(parse_method("glide"), again, PLAIN[:1] * 2, PLAIN[:1] * 2)
-    got = figures(comparison)
+    again = [GLIDE[0], output([5, 6], 1.0, 0.5, drafted((3, 1)))]
+    got = figures(again, "glide", PLAIN[:1] * 2)
     assert (got["outputs"], got["identical"], got["tokens"]) == (1, 0, 5)
-    assert divergences(again, PLAIN[:1]) == [Divergence(1, 2)]
+    assert got["differences"] == [{"question_id": 1, "position": 2}]
 
 
 @pytest.mark.parametrize(

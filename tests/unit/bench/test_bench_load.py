@@ -4,6 +4,7 @@ from collections import Counter
 
 import pytest
 
+from slipstream.bench.figures import paired
 from slipstream.bench.load import (
     Answer,
     EngineUnderTest,
@@ -11,11 +12,11 @@ from slipstream.bench.load import (
     LoadRun,
     identity,
     load_figures,
+    measure_load,
     remarks,
 )
 from slipstream.bench.methods import parse_request_methods
 from slipstream.bench.questions import Question
-from slipstream.bench.statistics import paired
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import Shape
@@ -45,12 +46,19 @@ def test_repeats_go_on_in_the_questions_which_are_mixed_by_category():
     assert sent == [[0, 1], [2, 3], [4, 0]]
 
 
-def test_every_repeat_goes_through_all_loads_and_the_order_of_engines_moves_on():
+async def test_every_repeat_goes_through_all_loads_and_the_order_of_engines_moves_on():
+    log = []
+
+    async def send(question, max_tokens):
+        return Answer(max_tokens, question.turns[0])
+
     plan = LoadPlan("1,2", repeats=2)
-    order = [(users, engine.name, repeat) for users, engine, repeat in plan.turns(ENGINES)]
-    assert order[:4] == [(1, "plain", 0), (1, "auto", 0), (2, "plain", 0), (2, "auto", 0)]
-    assert order[4:] == [(1, "auto", 1), (1, "plain", 1), (2, "auto", 1), (2, "plain", 1)]
-    assert plan.num_runs(2) == len(order)
+    engines = [EngineUnderTest(name, send) for name in ("plain", "auto")]
+    figures = await measure_load(plan, QUESTIONS, engines, send, advance=log.append)
+    assert log == ["plain", "auto"] * 2 + ["auto", "plain"] * 2
+    for level in figures["levels"]:
+        for of in level["engines"].values():
+            assert of["identity"]["identical"] == of["finished"] == 2 * 2 * level["users"]
 
 
 @pytest.mark.parametrize("answers", [{1: (5, 6), 2: (5, 6)}, {1: "ab", 2: "ac"}])
@@ -73,7 +81,7 @@ def test_figures_are_of_all_runs_and_ratios_of_neighbours():
     assert (base, level["users"]) == ("plain", 8)
     assert (of["tokens_per_s"], of["ratio"]["median"]) == (2.5, 1.5)
     assert (of["requests"], of["finished"], of["errors"]) == (5, 2, {"CapacityError": 3})
-    assert (of["mean_acceptance_length"], of["speculative_share"]) == (3.0, pytest.approx(2 / 3))
+    assert (of["mean_acceptance_length"], of["rounds"], of["plain_rounds"]) == (3.0, 6, 2)
     assert level["engines"]["plain"]["ratio"]["median"] == 1
     assert list(remarks(figures)) == [
         "auto with 8 users differs from the prompts alone: 1 at token 1",

@@ -10,11 +10,18 @@ from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.types import Shape, StopPolicy, Verification
 
 CLASSIC = SpeculationOptions(
-    mode=Mode.FORCED, max_draft_tokens=5, shape=Shape.CHAIN, stop=StopPolicy.FIXED, lookup=False
+    mode=Mode.FORCED,
+    max_draft_tokens=5,
+    shape=Shape.CHAIN,
+    stop=StopPolicy.FIXED,
+    lookup=False,
+    drafter="glide",
 )
 OPTIONS = {
     "glide": CLASSIC,
     "best": SpeculationOptions(),
+    "auto": SpeculationOptions(),
+    "forced": SpeculationOptions(mode=Mode.FORCED),
     "glide+cape+svip=0.4": replace(
         CLASSIC, shape=Shape.CAPE, stop=StopPolicy.SVIP, threshold=0.4, max_draft_tokens=None
     ),

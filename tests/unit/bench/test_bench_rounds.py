@@ -2,24 +2,21 @@
 
 import pytest
 
-from slipstream.bench import rounds_report
+from slipstream.bench.harness import run_in_turn
 from slipstream.bench.questions import Question
 from slipstream.bench.rounds import (
-    RoundsEngine,
     RoundsPlan,
-    RoundsSample,
     check_same_model,
     distributed_parts,
     embedded_parts,
+    remarks,
     rounds_figures,
-    run_rounds,
 )
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.options import Mode
 from slipstream.core.request.model_info import Limits, ModelInfo
-from slipstream.core.request.results import PromptInfo, RequestStats, Result, Timings
+from slipstream.core.request.results import Timings
 from slipstream.core.request.stats import SpeculationStats
-from slipstream.core.types import FinishReason
+from support.models import bench_files
 
 REMOTE = Timings(
     prefill_s=1.0,
@@ -36,17 +33,9 @@ REMOTE = Timings(
 LOCAL = Timings(prefill_s=1.0, decode_s=10.0, draft_s=2.0, verify_s=7.0)
 
 
-def speculation(rounds=4, fallbacks=None):
-    return SpeculationStats(rounds, 1, 9, 3, 5, (), (), (), {}, {}, True, fallbacks or {})
-
-
-def result(tokens, timings, **stats):
-    counts = RequestStats(3, 0, len(tokens), timings, speculation(**stats))
-    return Result("text", tuple(tokens), FinishReason.LENGTH, counts, PromptInfo("r", "m", 0, 3))
-
-
-def sample(tokens=(1, 2, 3), timings=LOCAL, *, question_id=1, wall_s=12.0, **stats):
-    return RoundsSample(question_id, result(tokens, timings, **stats), wall_s)
+def sample(tokens=(1, 2, 3), timings=LOCAL, *, question_id=1, wall_s=12.0, fallbacks=()):
+    speculation = SpeculationStats(4, 1, 9, 3, 5, (), (), (), {}, {}, True, dict(fallbacks))
+    return bench_files.sample(tokens, timings, speculation, wall_s=wall_s, question_id=question_id)
 
 
 def test_the_parts_of_a_round_add_up_to_all_of_decoding():
@@ -91,53 +80,31 @@ def test_other_tokens_are_found_by_question_and_position():
     )
     assert of["distributed"]["identical"] == 1
     assert of["distributed"]["differences"] == [{"question_id": 1, "position": 1}]
-    assert rounds_report.remarks(of) == [
-        "distributed: other tokens than embedded in question 1 at token 1"
-    ]
+    assert remarks(of) == ["distributed: other tokens than embedded in question 1 at token 1"]
 
 
 def test_rounds_without_a_draft_are_told():
     lost = sample(fallbacks={"unavailable": 2, "late": 1})
     of = rounds_figures({"embedded": [sample()], "distributed": [lost]})
     assert of["distributed"]["fallbacks"] == {"unavailable": 2, "late": 1}
-    assert rounds_report.remarks(of) == [
-        "distributed: rounds without a draft: 2 unavailable, 1 late"
-    ]
-
-
-class Recorder:
-    """A client that says who was asked what."""
-
-    def __init__(self, name, log):
-        self._name = name
-        self._log = log
-
-    def generate(self, prompt, *, max_tokens, sampling, speculation):
-        assert speculation.mode is Mode.FORCED
-        self._log.append((self._name, prompt, max_tokens))
-        return result((1,), LOCAL)
-
-
-def questions(count):
-    return tuple(Question(number, "c", (f"q{number}", "more")) for number in range(count))
+    assert remarks(of) == ["distributed: rounds without a draft: 2 unavailable, 1 late"]
 
 
 def test_every_question_goes_through_all_before_the_next_and_the_order_moves_on():
-    log, ticks = [], iter(range(100))
-    engines = {name: RoundsEngine(Recorder(name, log)) for name in ("a", "b")}
-    plan = RoundsPlan(50, warmup=1, questions=questions(3))
-    done = []
-    samples = run_rounds(plan, engines, advance=done.append, clock=lambda: next(ticks))
-    assert log[:2] == [("a", "q0", 32), ("b", "q0", 32)]
+    log, done, ticks = [], [], iter(range(100))
+    questions = [Question(number, "c", (f"q{number}", "more")) for number in range(3)]
+
+    def ask(name):
+        return lambda question, most: log.append((name, question.question_id, most))
+
+    asks = {name: ask(name) for name in ("a", "b")}
+    extent = {"max_new_tokens": 50, "warmup": 1}
+    samples = run_in_turn(asks, questions, **extent, advance=done.append, clock=lambda: next(ticks))
+    assert log[:2] == [("a", 0, 32), ("b", 0, 32)]
     assert log[2:] == [
-        ("a", "q0", 50),
-        ("b", "q0", 50),
-        ("b", "q1", 50),
-        ("a", "q1", 50),
-        ("a", "q2", 50),
-        ("b", "q2", 50),
+        (name, number, 50) for number, names in enumerate(("ab", "ba", "ab")) for name in names
     ]
-    assert [at.question_id for at in samples["b"]] == [0, 1, 2]
+    assert [at.question.question_id for at in samples["b"]] == [0, 1, 2]
     assert all(at.wall_s == 1 for at in samples["a"])
     assert len(done) == len(log)
 

@@ -4,18 +4,10 @@ import json
 
 import pytest
 
-from slipstream.bench.harness import rotated
-from slipstream.bench.methods import parse_methods
-from slipstream.bench.speed import margin
 from slipstream.cli.main import exit_code
-from slipstream.core.types import SamplingParams, Session
-from slipstream.core.verify.verify import choose
 from slipstream.files import write_json
-from slipstream.models.scorer import on_host
-from slipstream.models.target.token_layout import Part
 from support.commands import refusal
 from support.models.bench_files import FIGURES, save_pair, save_prompts
-from support.models.tiny import causal, tokens
 
 
 @pytest.fixture(scope="module")
@@ -117,32 +109,7 @@ def test_costs_that_can_not_be_taken_are_refused(files, capsys, options, reason)
     assert reason in refusal(capsys, "bench", "cost", *files[0], *options)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_the_margin_is_that_of_the_token_that_plain_decoding_chose(temperature):
-    model, prefix = causal(), tokens(9)
-    sampling = SamplingParams(temperature=temperature, seed=5)
-    cache = model.open(len(prefix))
-    hidden, _ = model.forward([Part(cache, prefix)])
-    logits = on_host(model.logits(hidden))[-1]
-    gap = margin(model, prefix, sampling)
-    chosen = choose(Session("s", len(prefix), 1, sampling), logits, prefix)
-    # Taking a little less than the margin (in the law's own scale) keeps the choice, more turns it.
-    scale = temperature or 1.0
-    for share, is_kept in ((0.99, True), (1.01, False)):
-        less = logits.copy()
-        less[chosen] -= share * gap * scale
-        again = choose(Session("s", len(prefix), 1, sampling), less, prefix)
-        assert (again == chosen) is is_kept
-
-
 def test_a_number_that_json_does_not_know_leaves_no_file(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "out.json", {"ratio": float("nan")})
     assert list(tmp_path.iterdir()) == []
-
-
-def test_every_method_goes_first_equally_often():
-    methods = parse_methods("plain,ngram,glide")
-    firsts = [rotated(methods, number)[0].name for number in range(6)]
-    assert firsts == ["plain", "ngram", "glide"] * 2
-    assert all(set(rotated(methods, number)) == set(methods) for number in range(6))

@@ -1,0 +1,147 @@
+"""Figures that benchmarks share, of speed, drafting and token identity, and tables of them."""
+
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from statistics import median
+from typing import Any
+
+from rich.table import Table
+
+from slipstream.bench.harness import Sample
+from slipstream.core.request.stats import SpeculationStats
+
+Figures = Mapping[str, Any]
+ByName = Mapping[str, Figures]
+"""Figures by the name of the configuration."""
+Cell = Callable[[Figures], str]
+"""Shows one of the figures of a row."""
+
+
+def sample_figures(samples: Sequence[Sample], base: Sequence[Sample]) -> dict[str, Any]:
+    """Return speed, which callers see, and drafting of some answers; ratios are over `base`."""
+    rates = [_rate(of) for of in (samples, base)]
+    decode_rates = [_decode_rate(of) for of in (samples, base)]
+    return {
+        "tokens_per_s": rates[0],
+        "ratio": quotient(*rates),
+        "decode_tokens_per_s": decode_rates[0],
+        "ratio_decode": quotient(*decode_rates),
+        "tokens": sum(len(sample.result.token_ids) for sample in samples),
+        **drafting_figures([sample.result.stats.speculation for sample in samples]),
+    }
+
+
+def drafting_figures(stats: Sequence[SpeculationStats]) -> dict[str, Any]:
+    """Return rounds, drafted tokens and acceptance of some answers together."""
+    steps = sum(part.num_spec_steps for part in stats)
+    plain = sum(part.num_plain_steps for part in stats)
+    drafted = sum(part.num_draft_tokens for part in stats)
+    accepted = sum(part.num_accepted_draft_tokens for part in stats)
+    return {
+        "rounds": steps + plain,
+        "plain_rounds": plain,
+        "drafted_tokens": drafted,
+        "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
+        "draft_acceptance_rate": quotient(accepted, drafted) or 0.0,
+        "fallbacks": dict(sum((Counter(part.fallbacks) for part in stats), Counter[str]())),
+    }
+
+
+def _rate(samples: Sequence[Sample]) -> float | None:
+    """Return tokens per second, prefill included."""
+    tokens = sum(len(sample.result.token_ids) for sample in samples)
+    return quotient(tokens, sum(sample.wall_s for sample in samples))
+
+
+def _decode_rate(samples: Sequence[Sample]) -> float | None:
+    """Return tokens after the first, which is prefill's, per second of decoding."""
+    tokens = sum(max(len(sample.result.token_ids) - 1, 0) for sample in samples)
+    return quotient(tokens, sum(sample.result.stats.timings.decode_s for sample in samples))
+
+
+def paired(
+    subject: Sequence[float | None], base: Sequence[float | None]
+) -> dict[str, float] | None:
+    """Return median, lowest and highest of subject over base, repeat by repeat; None without a
+    pair."""
+    found = [a / b for a, b in zip(subject, base, strict=True) if a is not None and b]
+    if not found:
+        return None
+    return {"median": median(found), "low": min(found), "high": max(found)}
+
+
+def quotient(value: float | None, by: float | None) -> float | None:
+    """Return value / by; None where either is missing or `by` is 0."""
+    return value / by if value is not None and by else None
+
+
+def first_difference(tokens: Sequence[Any], reference: Sequence[Any]) -> int | None:
+    """Return the index of the first token that differs or is missing on one side, if any."""
+    if tuple(tokens) == tuple(reference):
+        return None
+    pairs = enumerate(zip(tokens, reference, strict=False))
+    shorter = min(len(tokens), len(reference))
+    return next((index for index, (a, b) in pairs if a != b), shorter)
+
+
+def differences(
+    outputs: Iterable[tuple[int | str, Sequence[Any]]], expected: Mapping[int | str, Sequence[Any]]
+) -> list[dict[str, Any]]:
+    """Return the questions whose outputs are not as expected, and the earliest position of each."""
+    found: dict[int | str, int] = {}
+    for key, tokens in outputs:
+        position = first_difference(tokens, expected[key])
+        if position is not None:
+            found[key] = min(position, found.get(key, position))
+    return [{"question_id": name, "position": position} for name, position in found.items()]
+
+
+def sample_differences(
+    samples: Sequence[Sample], reference: Sequence[Sample]
+) -> list[dict[str, Any]]:
+    """Return the questions whose tokens are not the first ones of the reference, and where."""
+    outputs, expected = (
+        [(sample.question.question_id, sample.result.token_ids) for sample in of]
+        for of in (samples, reversed(reference))
+    )
+    return differences(outputs, dict(expected))
+
+
+def table(first: str, *others: str, title: str | None = None) -> Table:
+    """Return an empty table: names on the left, numbers on the right."""
+    empty = Table(title=title, box=None, pad_edge=False, header_style="bold")
+    empty.add_column(first, no_wrap=True)
+    for name in others:
+        empty.add_column(name, justify="right", overflow="fold")
+    return empty
+
+
+def table_of(
+    labels: Sequence[str],
+    columns: Mapping[str, Cell],
+    rows: Iterable[tuple[Sequence[str], Figures]],
+    *,
+    title: str | None = None,
+) -> Table:
+    """Return a table of rows, each with its labels and a cell for each column."""
+    shown = table(*labels, *columns, title=title)
+    for names, of in rows:
+        shown.add_row(*names, *(cell(of) for cell in columns.values()))
+    return shown
+
+
+def number(key: str, digits: int, unit: str = "") -> Cell:
+    """Return a cell that shows one of the figures."""
+    return lambda of: fixed(of[key], digits, unit)
+
+
+def fixed(value: float | None, digits: int, unit: str = "") -> str:
+    """Return a number, or a dash for none."""
+    return "-" if value is None else f"{value:.{digits}f}{unit}"
+
+
+def position_text(of: Iterable[Mapping[str, int | str]]) -> str:
+    """Return where outputs differ, as a file holds it, in words."""
+    return "; ".join(
+        f"{difference['question_id']} at token {difference['position']}" for difference in of
+    )
