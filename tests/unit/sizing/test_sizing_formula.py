@@ -1,80 +1,78 @@
-"""The formula of drafts and targets: worked out by hand, and laws of any system."""
+"""`slipstream size`: its formula, worked out by hand, laws of any system, and what it prints."""
 
+import json
 from dataclasses import replace
 
 import pytest
 
-from slipstream.core.errors import InvalidRequest
-from slipstream.sizing.formula import DeviceTimes, MeanRound, Pools, drafts_needed, estimate
+from slipstream.cli.main import exit_code
+from slipstream.sizing.formula import SizePlan
 
-TIMES = DeviceTimes(((1, 0.04), (32, 0.044), (256, 0.15)), 0.008, 0.0004, 0.001, call_s=0.002)
-ROUND = MeanRound(4, 3.0)
+PLAN = SizePlan(sessions=1, acceptance=0.75, verify_session_ms=1.0, draft_ms=8.0, wire_ms=2.0)
 
 
 def test_one_session_is_never_disturbed():
-    found = estimate(TIMES, ROUND, Pools(1, 1, 1))
-    round_s = 4 * 0.008 + TIMES.curve().seconds(5) + 2 * 0.002
-    assert found.tokens_per_s == pytest.approx(3 / round_s)
-    assert found.verify_s + found.draft_s + found.calls_s == pytest.approx(round_s)
-
-
-def test_plain_rounds_of_all_sessions_share_every_step():
-    found = estimate(TIMES, ROUND, Pools(0, 2, 12))
-    assert found.tokens_per_s == pytest.approx(12 / (TIMES.curve().seconds(6, 6) + 0.002))
-    assert found.tokens_per_s == found.plain_tokens_per_s
-
-
-def test_chains_have_the_expected_acceptance():
     # (1 - a^(d + 1)) / (1 - a): Leviathan et al. 2023, eq. 1.
-    found = MeanRound.of_chain(0.75, 4, prompt_share=0.5)
-    assert found.final == pytest.approx((1 - 0.75**5) / (1 - 0.75))
-    assert found.prompt == pytest.approx(found.final / 2)
-    assert MeanRound.of_chain(1.0, 4).final == 5
-    assert MeanRound.of_chain(0.0, 4).final == MeanRound.of_chain(0.9, 0).final == 1
+    assert PLAN.final == pytest.approx((1 - 0.75**5) / (1 - 0.75))
+    assert PLAN.round_ms(1) == (40.0, 4 * 8.0, 2 * 2.0)
+    assert PLAN.tokens_per_s(1) == pytest.approx(1000 * PLAN.final / 76)
+
+
+def test_all_sessions_of_a_target_share_a_step():
+    plan = replace(PLAN, sessions=16, targets=2)
+    # A pending token, four drafted ones and the prompt's share of each of 8 sessions, 32 for free.
+    num_tokens = round(8 * (5 + plan.final / 2))
+    assert plan.round_ms(16)[0] == pytest.approx(40 + 0.2 * (num_tokens - 32) + 7)
+    assert plan.tokens_per_s(0) == pytest.approx(1000 * 16 / (40 + 7 + 2))
 
 
 def test_twice_of_everything_does_twice_as_much():
-    once, twice = (estimate(TIMES, ROUND, Pools(n, n, 6 * n)) for n in (1, 2))
-    assert twice.tokens_per_s == pytest.approx(2 * once.tokens_per_s)
-    assert twice.plain_tokens_per_s == pytest.approx(2 * once.plain_tokens_per_s)
+    once, twice = (replace(PLAN, sessions=6 * n, targets=n) for n in (1, 2))
+    for drafts in (0, 1, 3):
+        assert twice.tokens_per_s(2 * drafts) == pytest.approx(2 * once.tokens_per_s(drafts))
 
 
-def test_more_drafts_never_do_less():
-    rates = [estimate(TIMES, ROUND, Pools(n, 1, 12)).tokens_per_s for n in range(1, 13)]
+def test_the_drafts_needed_are_the_fewest_that_reach_the_share_and_more_never_do_less():
+    plan = replace(PLAN, sessions=16, targets=2, draft_ms=20.0, draft_row_ms=10.0, share=0.9)
+    rates = [plan.tokens_per_s(n) for n in range(1, 17)]
     assert rates == sorted(rates)
-
-
-def test_the_drafts_needed_are_the_fewest_that_reach_the_share():
-    times = replace(TIMES, level_s=0.02, level_token_s=0.01)
-    needed = drafts_needed(times, ROUND, targets=2, sessions=16, share=0.9)
-    rates = [estimate(times, ROUND, Pools(n, 2, 16)).tokens_per_s for n in range(1, 17)]
-    assert needed == 1 + next(at for at, rate in enumerate(rates) if rate >= 0.9 * rates[-1])
-    assert 1 < needed < 16
+    first = next(index for index, rate in enumerate(rates) if rate >= 0.9 * rates[-1])
+    assert plan.drafts_needed == first + 1
+    assert 1 < plan.drafts_needed < 16
 
 
 def test_drafting_pays_above_the_break_even():
-    at = estimate(TIMES, ROUND, Pools(1, 1, 4))
-    for final, pays in ((at.break_even_final * 1.01, True), (at.break_even_final * 0.99, False)):
-        found = estimate(TIMES, replace(ROUND, final=final), Pools(1, 1, 4))
-        assert (found.tokens_per_s > found.plain_tokens_per_s) is pays
+    plan = replace(PLAN, sessions=4, prompt_tokens=1)
+    for acceptance in (0.2, 0.3, 0.4, 0.5, 0.6):
+        other = replace(plan, acceptance=acceptance)
+        pays = other.tokens_per_s(1) > other.tokens_per_s(0)
+        assert pays is (other.final > other.break_even(1))
 
 
-@pytest.mark.parametrize("numbers", [(-1, 1, 1), (1, 0, 1), (1, 1, 0)])
-def test_pools_without_engines_or_sessions_are_refused(numbers):
-    with pytest.raises(InvalidRequest):
-        Pools(*numbers)
+def printed(capsys, *args):
+    assert exit_code(("size", *args)) == 0
+    return capsys.readouterr().out
 
 
-def test_needs_that_cannot_be_met_are_refused():
-    with pytest.raises(InvalidRequest, match="the share is"):
-        drafts_needed(TIMES, ROUND, targets=1, sessions=4, share=1.5)
-    with pytest.raises(InvalidRequest, match="nothing is drafted"):
-        drafts_needed(TIMES, MeanRound(0, 1.0), targets=1, sessions=4)
+def test_size_prints_how_many_drafts_are_needed(capsys):
+    values = json.loads(printed(capsys, "--sessions", "16", "--json"))
+    assert values["drafts_needed"] == values["drafts"] >= 1
+    assert values["gain"] == values["tokens_per_s"] / values["plain_tokens_per_s"]
+    assert f"drafts needed   {values['drafts_needed']} for" in printed(capsys, "--sessions", "16")
 
 
 @pytest.mark.parametrize(
-    "wrong", [{"level_s": 0.0}, {"call_s": -1.0}, {"verify": ((2, 0.1), (3, 0.1))}]
+    "args",
+    [
+        ("--acceptance", "1.5"),
+        ("--depth", "0"),
+        ("--drafts", "-1"),
+        ("--targets", "0"),
+        ("--share", "0"),
+        ("--verify-ms", "inf"),
+        ("--wire-ms", "nan"),
+    ],
 )
-def test_devices_take_time(wrong):
-    with pytest.raises(InvalidRequest):
-        replace(TIMES, **wrong)
+def test_what_makes_no_sense_is_refused_in_a_sentence(capsys, args):
+    assert exit_code(("size", *args)) == 2
+    assert capsys.readouterr().err.startswith("error: ")
