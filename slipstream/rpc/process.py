@@ -18,7 +18,6 @@ from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
 from slipstream.exit_codes import BAD_INPUT, FAILED
 from slipstream.telemetry.config import JSON, SECTION, TelemetryConfig
 from slipstream.telemetry.logs import set_up_logging
-from slipstream.telemetry.loop_watchdog import watched
 from slipstream.telemetry.setup import Process, telemetry
 from slipstream.telemetry.telemetry import Telemetry
 
@@ -51,7 +50,7 @@ def run_service(
             )
         _keep_all()
         with telemetry(spoken, Process(role, __version__, os.getpid())) as listening:
-            asyncio.run(watched(serve(config, listening), spoken.loop_watchdog_ms))
+            asyncio.run(serve(config, listening))
     except SlipstreamError as error:
         sys.stderr.write(f"error: {error}\n")
         return BAD_INPUT if isinstance(error, InvalidRequest | ModelError) else FAILED

@@ -42,11 +42,6 @@ class TelemetryConfig:
     trace_content: bool = option(False, "Whether spans carry prompts and answers.")
     log_format: str = option(TEXT, "Lines of the log: text or json.")
     log_level: str = option("info", "What is logged: debug, info, warning or error.")
-    loop_watchdog_ms: float = option(
-        0.0,
-        "CPU time, in milliseconds, from which on a callback of the event loop is logged with its"
-        " place: 1 to 60000, or 0 for no watchdog.",
-    )
 
     def __post_init__(self) -> None:
         for name in self.traces:
@@ -92,11 +87,6 @@ class TelemetryConfig:
         if not 0.1 <= self.metrics_interval_s <= 3600:
             raise InvalidRequest(
                 f"metrics_interval_s is {self.metrics_interval_s:g}, but must be from 0.1 to 3600"
-            )
-        if self.loop_watchdog_ms != 0 and not 1 <= self.loop_watchdog_ms <= 60_000:
-            raise InvalidRequest(
-                f"loop_watchdog_ms is {self.loop_watchdog_ms:g}, but must be 0 for no watchdog, or"
-                " from 1 to 60000"
             )
 
     @staticmethod

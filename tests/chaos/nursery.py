@@ -22,14 +22,15 @@ import pytest
 
 from chaos import clocks
 from support.commands import IMPORT_PATH
+from support.services.stalls import LoopWatch, write_stall
 
 ROLES = ("router", "target", "draft", "gateway")
 _LOADED = [
     *("slipstream_gateway.server", "transformers.models.llama.modeling_llama", "redis.asyncio")
 ]
 _PR_SET_PDEATHSIG = 1
-_WATCHDOG_MS = "20"
-"""CPU time from which on services log what holds their event loops."""
+_STALL_MS = 20.0
+"""CPU time from which on services write what holds their event loops."""
 _CONTEXT = multiprocessing.get_context("forkserver")
 
 
@@ -41,7 +42,6 @@ def begin(folder: Path) -> None:
         patch.setenv("OMP_NUM_THREADS", "1")
         for name, value in clocks.preloading(folder).items():
             patch.setenv(name, value)
-        patch.setenv("SLIPSTREAM_TELEMETRY_LOOP_WATCHDOG_MS", _WATCHDOG_MS)
         forkserver.ensure_running()
 
 
@@ -114,4 +114,5 @@ def _become(words: list[str], out: str, err: str, clock: Path | None) -> None:
     if words[0] not in ROLES:
         os.execv(words[0], words)
     service = importlib.import_module(f"slipstream_{words[0]}.__main__")
+    LoopWatch(write_stall, limit_ms=_STALL_MS).start()
     sys.exit(service.main(words[1:]))

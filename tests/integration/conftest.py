@@ -6,16 +6,15 @@ from slipstream.client import Client
 from support.services import fleet
 from support.services.background import LoopThread
 from support.services.processes import save_long_checkpoint
-from support.services.stalls import LoopWatch, check_stalls
+from support.services.stalls import check_stalls, watching
 
 
 @pytest.fixture(autouse=True)
 def unstalled_loops():
     """Callbacks of the loops of this process take no longer than the limit."""
-    watch = LoopWatch()
-    with watch.watching():
+    with watching() as stalls:
         yield
-    check_stalls(watch.stalls)
+    check_stalls(stalls)
 
 
 @pytest.fixture(scope="session")

@@ -80,7 +80,7 @@ otlp_endpoint = "http://127.0.0.1:4317"
 metrics_address = "127.0.0.1:9464"
 trace_ratio = 0.5
 log_level = "info"
-loop_watchdog_ms = 100
+trace_rounds = 4
 """
 KEYS = b"""[keys.alice]
 sha256 = "62efda010f12aac931d40328c28718a719699b465eee5780543c9136772d5af7"

@@ -11,7 +11,6 @@ from pathlib import Path
 from types import TracebackType
 from typing import IO, Self
 
-from support.commands import IMPORT_PATH
 from support.models.tiny_checkpoint import change_config, save_checkpoint
 from support.services.stalls import WATCHED, check_stalls, stalls_in
 
@@ -36,7 +35,7 @@ class Process:
         env: dict[str, str] | None = None,
         python: str = sys.executable,
     ) -> None:
-        fixed = {"PYTHONPATH": IMPORT_PATH, "OMP_NUM_THREADS": "1", **WATCHED}
+        fixed = {"OMP_NUM_THREADS": "1", **WATCHED}
         self._process = subprocess.Popen(
             [python, "-m", module, *arguments],
             env={**os.environ, **fixed, **(env or {})},
