@@ -1,14 +1,12 @@
 """Attributes of spans and metrics: of a request, of its rounds, of calls.
 
 Those of a request are of the semantic conventions for generative AI (OpenTelemetry, gen_ai.*, in
-development), with ours beside them; both ends of a request have the same. Only functions named
-content return texts.
+development), with ours beside them; both ends of a request have the same. None has a text of
+a prompt or an answer.
 """
 
-import json
 from collections import Counter
 from collections.abc import Sequence
-from typing import Any
 
 from slipstream.core.request.prompt import are_ids
 from slipstream.core.request.request import Generation
@@ -19,8 +17,6 @@ from slipstream.telemetry.metric import Attributes, Value
 
 PROVIDER = "slipstream"
 CHAT, COMPLETION = "chat", "text_completion"
-MAX_CONTENT = 1 << 16
-"""Most characters of a prompt or an answer in a span."""
 
 _Values = dict[str, Value]
 
@@ -93,35 +89,6 @@ def stats_attributes(reason: FinishReason, stats: RequestStats) -> Attributes:
     for name, count in speculation.fallbacks.items():
         values[f"slipstream.fallbacks.{name.replace(' ', '_')}"] = count
     return {**values, "gen_ai.response.finish_reasons": (reason.value,)}
-
-
-def input_content(generation: Generation) -> Attributes:
-    """Return the prompt, for `trace_content`; of one that is too long the length."""
-    prompt = generation.prompt
-    if isinstance(prompt, str):
-        messages: list[Any] = [_message("user", prompt)]
-    elif are_ids(prompt):
-        messages = [_message("user", " ".join(map(str, prompt)))]
-    else:
-        messages = [_message(item["role"], item["content"]) for item in prompt]  # type: ignore[index]
-    return _content("input", messages)
-
-
-def output_content(text: str, reason: FinishReason) -> Attributes:
-    """Return the answer, likewise."""
-    message = {**_message("assistant", text), "finish_reason": reason.value}
-    return _content("output", [message])
-
-
-def _message(role: str, text: str) -> dict[str, Any]:
-    return {"role": role, "parts": [{"type": "text", "content": text}]}
-
-
-def _content(side: str, messages: list[Any]) -> Attributes:
-    text = json.dumps(messages, ensure_ascii=False)
-    if len(text) > MAX_CONTENT:
-        return {f"slipstream.{side}.omitted_chars": len(text)}
-    return {f"gen_ai.{side}.messages": text}
 
 
 def _sampling(sampling: SamplingParams) -> _Values:

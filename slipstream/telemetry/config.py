@@ -39,7 +39,6 @@ class TelemetryConfig:
     metrics_interval_s: float = option(15.0, "How often metrics are sent.")
     trace_ratio: float = option(0.1, "Share of requests traced, where callers do not decide it.")
     trace_rounds: int = option(8, "Rounds of a request that have spans: its first.")
-    trace_content: bool = option(False, "Whether spans carry prompts and answers.")
     log_format: str = option(TEXT, "Lines of the log: text or json.")
     log_level: str = option("info", "What is logged: debug, info, warning or error.")
 

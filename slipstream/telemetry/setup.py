@@ -64,7 +64,7 @@ def telemetry(config: TelemetryConfig, process: Process) -> Iterator[Telemetry]:
     try:
         tracer = _tracer(config, process, shutdowns)
         instruments = _instruments(config, process, shutdowns)
-        yield Telemetry(tracer, instruments, config.trace_rounds, config.trace_content)
+        yield Telemetry(tracer, instruments, config.trace_rounds)
     finally:
         _shut_down(shutdowns)
 

@@ -15,5 +15,3 @@ class Telemetry:
     instruments: Instruments = field(default_factory=no_instruments)
     trace_rounds: int = 8
     """Rounds of a request that have spans: its first."""
-    shows_content: bool = False
-    """Permission to put prompts and answers into spans."""

@@ -9,9 +9,7 @@ from slipstream.core.request.results import Chunk, RequestStats
 from slipstream.rpc.status import code_of
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import (
-    input_content,
     operation_attributes,
-    output_content,
     prompt_attributes,
     request_attributes,
     stats_attributes,
@@ -52,19 +50,12 @@ class RequestRecorder:
         self._model = ""
         self._first_s: float | None = None
         self._num_tokens = 0
-        self._texts: list[str] | None = None
-
-    def show_content(self) -> None:
-        """Record prompt and answer in the span, if there is one."""
-        self._texts = [] if self.span.is_traced else None
 
     def record_request(self, asked: Generation, *, is_stream: bool) -> None:
         """Record a parsed request."""
         self._asked = asked
         if self.span.is_traced:
             self.span.set_attributes(request_attributes(asked, is_stream=is_stream))
-        if self._texts is not None:
-            self.span.set_attributes(input_content(asked))
 
     def record_id(self, request_id: str) -> None:
         """Record the request's id, in logs and in its span."""
@@ -91,12 +82,8 @@ class RequestRecorder:
             self._model = chunk.prompt.model
             if self.span.is_traced:
                 self.span.set_attributes(prompt_attributes(chunk.prompt))
-        if self._texts is not None:
-            self._texts.append(chunk.text)
         if chunk.stats is not None and chunk.finish_reason is not None and self.span.is_traced:
             self.span.set_attributes(stats_attributes(chunk.finish_reason, chunk.stats))
-            if self._texts is not None:
-                self.span.set_attributes(output_content("".join(self._texts), chunk.finish_reason))
 
     def end(self, error: BaseException | None) -> None:
         """Record the end of the request."""
@@ -139,8 +126,6 @@ class RouterTelemetry:
         span.begins(ENTER)
         rounds = RoundTracer(span, self._telemetry.trace_rounds, self._rounds.record)
         recorder = RequestRecorder(span, self._telemetry.instruments, rounds)
-        if self._telemetry.shows_content:
-            recorder.show_content()
         span.become_current()
         error: BaseException | None = None
         try:

@@ -1,7 +1,5 @@
 """A request in the conventions' words: what it is and what it took, and of its text nothing."""
 
-import json
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -12,10 +10,7 @@ from slipstream.core.request.results import Continuity, PromptInfo, RequestStats
 from slipstream.core.request.stats import Outcomes
 from slipstream.core.types import MAX_SEED, FinishReason, SamplingParams, Verification
 from slipstream.telemetry.attributes import (
-    MAX_CONTENT,
-    input_content,
     operation_attributes,
-    output_content,
     prompt_attributes,
     request_attributes,
     server_attributes,
@@ -144,34 +139,6 @@ def test_no_attribute_has_any_of_the_text_and_each_is_one_that_a_span_takes(
     assert dict(heard.span("request").attributes) == said
     for value in said.values():
         assert type(value) is not int or -(2**63) <= value < 2**63
-
-
-def texts(said):
-    """What an attribute of content holds."""
-    [(name, value)] = said.items()
-    return name, json.loads(value)
-
-
-@pytest.mark.parametrize("prompt", PROMPTS)
-def test_content_is_whole_messages_where_it_is_asked_for(prompt):
-    name, messages = texts(input_content(Generation(prompt)))
-    text = "5 6 7" if prompt == (5, 6, 7) else f"say {MARKER}"
-    assert name == "gen_ai.input.messages"
-    assert messages == [{"role": "user", "parts": [{"type": "text", "content": text}]}]
-    name, messages = texts(output_content("some ✓", FinishReason.LENGTH))
-    assert name == "gen_ai.output.messages"
-    assert messages[0]["parts"] == [{"type": "text", "content": "some ✓"}]
-    assert (messages[0]["role"], messages[0]["finish_reason"]) == ("assistant", "length")
-
-
-def test_content_that_is_too_long_is_told_by_its_length_and_never_cut():
-    for said in (
-        input_content(Generation("x" * MAX_CONTENT)),
-        output_content("x" * MAX_CONTENT, FinishReason.STOP),
-    ):
-        [(name, value)] = said.items()
-        assert name.endswith(".omitted_chars")
-        assert value > MAX_CONTENT
 
 
 @pytest.mark.parametrize(

@@ -73,7 +73,6 @@ def test_nothing_leaves_a_service_by_default():
     assert (config.traces, config.metrics, config.metrics_place()) == ((), (), None)
     with telemetry(config, ROUTER) as listening:
         assert not listening.instruments.are_exported
-        assert not listening.shows_content
         assert not RequestSpan(listening, "request", SAMPLED, {}).is_traced
 
 
@@ -93,12 +92,12 @@ def test_options_come_from_the_table_that_services_share_the_environment_and_fla
     file = tmp_path / "slipstream.toml"
     file.write_text(FILE)
     env = {"SLIPSTREAM_TELEMETRY_TRACE_RATIO": "0.25", "SLIPSTREAM_TELEMETRY_TRACE_ROUNDS": "3"}
-    argv = ["--trace-rounds", "2", "--targets", "b:1", "--trace-content"]
+    argv = ["--trace-rounds", "2", "--targets", "b:1", "--log-level", "debug"]
     (own, shared), _ = parse_flags([RouterConfig, TelemetryConfig], argv, prog="r", doc="")
     assert own == {"targets": ["b:1"]}
-    assert shared == {"trace_rounds": "2", "trace_content": True}
+    assert shared == {"trace_rounds": "2", "log_level": "debug"}
     config = load_config(TelemetryConfig, section=SECTION, file=file, env=env, flags=shared)
-    assert (config.traces, config.trace_ratio, config.trace_content) == (("otlp",), 0.25, True)
+    assert (config.traces, config.trace_ratio, config.log_level) == (("otlp",), 0.25, "debug")
     assert config.trace_rounds == 2
     assert load_config(RouterConfig, section="router", file=file, env=env).targets == ("a:1",)
 
