@@ -12,7 +12,7 @@ from slipstream.cli.engine import VANILLA
 from slipstream.cli.flags import with_flags
 from slipstream.cli.up import NO_PROCESS, Port, StackFlags, run_until_signal
 from slipstream.core.errors import InvalidRequest
-from slipstream.options import option
+from slipstream.options import option, required
 
 if TYPE_CHECKING:
     from slipstream.cluster.plan import ClusterPlan, PoolPlan
@@ -67,8 +67,8 @@ class PoolFlags:
 class ApplicationFlags:
     """The application of both pools, and the store that they share with routers."""
 
-    store_url: str | None = option(
-        None, "Redis that replicas announce themselves in, and that keeps sessions."
+    store_url: str = required(
+        "Redis that replicas announce themselves in, and that keeps sessions."
     )
     name: str = option("slipstream", "Name of the application in the cluster.")
 
@@ -125,10 +125,6 @@ def config(models: StackFlags, pools: PoolFlags, application: ApplicationFlags) 
     _check_installed()
     from slipstream.cluster.plan import serve_config
 
-    if application.store_url is None:
-        raise InvalidRequest(
-            "--store-url is needed: routers find these pools there and nowhere else"
-        )
     text = serve_config(_plan(models, pools, application), name=application.name)
     typer.echo(text, nl=False)
 

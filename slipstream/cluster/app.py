@@ -10,16 +10,13 @@ from ray import serve
 from ray.serve import Application
 from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
-from slipstream.cluster.directory import Directory
 from slipstream.cluster.plan import ClusterPlan, PoolPlan, plan_from
 from slipstream.cluster.scaling import LOAD
 from slipstream.cluster.service import Service, ServicePorts
 
-DIRECTORY = "Directory"
 EVERY_S = 1.0
 HEALTH_PERIOD_S = 2.0
 HEALTH_TIMEOUT_S = 10.0
-_ANSWER_S = 5.0
 _POLICIES = {
     "target": "slipstream.cluster.scaling:wanted_targets",
     "draft": "slipstream.cluster.scaling:wanted_drafts",
@@ -34,18 +31,11 @@ _LOG = logging.getLogger("ray.serve")
 def build(args: Mapping[str, Any]) -> Application:
     """Return the pools of `args`, which `plan_from` reads. Raises `InvalidRequest`."""
     plan = plan_from(args)
-    pools = [_pool(role, plan) for role in plan.pools()]
-    directory: Any = serve.deployment(Directory)
-    app: Application = directory.options(
-        name=DIRECTORY,
-        ray_actor_options={"num_cpus": 0},
-        max_ongoing_requests=1000,
-        logging_config={"enable_access_log": False},  # it would have a line a second and replica
-    ).bind(*pools)
-    return app
+    others = [_pool(role, plan) for role in plan.pools() if role != "target"]
+    return _pool("target", plan, *others)
 
 
-def _pool(role: str, plan: ClusterPlan) -> Application:
+def _pool(role: str, plan: ClusterPlan, *others: Application) -> Application:
     pool = plan.pools()[role]
     deployment: Any = serve.deployment(PoolReplica)
     app: Application = deployment.options(
@@ -60,7 +50,7 @@ def _pool(role: str, plan: ClusterPlan) -> Application:
         graceful_shutdown_wait_loop_s=_NO_CALLS_S,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,
-    ).bind(role, plan)
+    ).bind(role, plan, *others)
     return app
 
 
@@ -78,22 +68,25 @@ def _scaling(role: str, pool: PoolPlan) -> AutoscalingConfig:
 
 
 class PoolReplica:
-    """A replica of a pool: one service, announced to the directory.
+    """A replica of a pool: one service, which announces itself in Redis.
 
     Methods are those that Serve calls, on one event loop. Rounds go straight to the service's port.
     """
 
-    def __init__(self, role: str, plan: ClusterPlan) -> None:
-        """Return once the service is ready."""
-        self._role = role
-        self._plan = plan
+    def __init__(self, role: str, plan: ClusterPlan, *_others: Any) -> None:
+        """Return once the service is ready. `_others` are pools of the same application."""
+        self._role, self._plan = role, plan
         pool = plan.pools()[role]
         host = plan.host or _node_address()
         host = f"[{host}]" if ":" in host else host
         ports = ServicePorts(host, pool.port, pool.metrics_port)
         self._service = Service(role, plan.flags(role), ports)
         self._load = 0.0
-        self._announcing = asyncio.get_running_loop().create_task(self._announce())
+        self._following = asyncio.get_running_loop().create_task(self._follow_load())
+
+    async def __call__(self, _request: Any = None) -> str:
+        """Return the role, for HTTP: Serve asks that of an application's first deployment."""
+        return self._role
 
     async def check_health(self) -> None:
         """Raise when the service does not report that it serves."""
@@ -108,19 +101,15 @@ class PoolReplica:
         if hasattr(self, "_service"):
             self._service.stop(self._plan.grace_s)
 
-    async def _announce(self) -> None:
-        name = serve.get_replica_context().app_name
-        directory = serve.get_deployment_handle(DIRECTORY, name)
+    async def _follow_load(self) -> None:
         problem = ""
         while True:
             try:
-                async with asyncio.timeout(_ANSWER_S):
-                    self._load = await asyncio.to_thread(self._service.load)
-                    await directory.announce.remote(self._role, self._service.address)
+                self._load = await asyncio.to_thread(self._service.load)
                 problem = ""
-            except Exception as error:  # whatever it is, it must not end this
+            except OSError as error:
                 if str(error) != problem:
-                    _LOG.warning("the replica can't announce itself: %s", error)
+                    _LOG.warning("the load of the replica can't be read: %s", error)
                 problem = str(error)
             await asyncio.sleep(EVERY_S)
 

@@ -99,8 +99,8 @@ class ClusterPlan:
     """None where only routers draft, by n-grams."""
     grace_s: float = 30.0
     """Time for requests to finish when a replica is to stop."""
-    store_url: str | None = None
-    """Redis that replicas announce themselves in."""
+    store_url: str = ""
+    """Redis that replicas announce themselves in; empty where `config` names it."""
     host: str | None = None
     """Address to listen on, on every node; None for its address in the cluster."""
     config: str | None = None
@@ -124,9 +124,8 @@ class ClusterPlan:
         """Return the flags of a service of the role, but for its addresses."""
         pool = self.pools()[role]
         given: dict[str, Option] = {"grace_s": self.grace_s, **pool.options}
-        for name in ("store_url", "config"):
-            if (value := getattr(self, name)) is not None:
-                given[name] = value
+        shared = {"store_url": self.store_url, "config": self.config}
+        given |= {name: value for name, value in shared.items() if value}
         if pool.num_gpus and "device" not in given:
             given["device"] = "cuda"
         return tuple(flag for name, value in given.items() for flag in _flags(name, value))
@@ -193,7 +192,7 @@ def _flags(name: str, value: Option) -> tuple[str, ...]:
 def serve_config(plan: ClusterPlan, *, name: str = NAME) -> str:
     """Return the pools as a configuration file of Serve, for `serve deploy` and RayService.
 
-    Routers find what it deploys by the store that the plan names.
+    Routers find what it deploys in the Redis that the plan names.
     """
     values: dict[str, Any] = {
         "proxy_location": "Disabled",

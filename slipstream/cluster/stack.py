@@ -1,6 +1,6 @@
 """The pools on Ray, and a router as a process beside them, until they are stopped.
 
-Without Redis the router reads where replicas are in files, which follow the pools' directory.
+The router finds the replicas in Redis.
 """
 
 import asyncio
@@ -12,14 +12,11 @@ import ray
 from ray import serve
 
 from slipstream.cluster.app import build
-from slipstream.cluster.directory import AddressFiles, Listing
 from slipstream.cluster.plan import NAME, ClusterPlan
 from slipstream.config import set_default_variables
 from slipstream.core.errors import InvalidRequest, ServiceError
 from slipstream.local.child import Child, OnLine, start_child
 
-FOLLOW_S = 1.0
-_ANSWER_S = 10.0
 _SPARE_S = 5.0
 """Time beyond its own grace that the router gets before it is killed."""
 _OBJECT_STORE_BYTES = 128 << 20
@@ -60,11 +57,7 @@ class RayStack:
         self._place = place
         self._router_flags = router
         self._on_line = on_line
-        self._files = AddressFiles(list(plan.pools()))
-        self._problem = ""
-        self._directory: Any = None
         self._router: Child | None = None
-        self._following: asyncio.Task[None] | None = None
 
     def connect(self) -> None:
         """Join the cluster, or start one whose replicas only this machine reaches.
@@ -89,11 +82,9 @@ class RayStack:
 
         Raises what `Child.ready` does, of a service in a pool too.
         """
-        self._directory = await asyncio.to_thread(self._deploy)
-        if self._plan.store_url is None:
-            await self._follow_once()
-            self._following = asyncio.create_task(self._follow())
-        flags = [*self._sources(), *self._router_flags]
+        await asyncio.to_thread(self._deploy)
+        sources = [flag for role in self._plan.pools() for flag in (f"--{role}s", "registry:")]
+        flags = ["--store-url", self._plan.store_url, *sources, *self._router_flags]
         self._router = await start_child(
             "router", "slipstream_router", flags, on_line=self._on_line
         )
@@ -107,8 +98,6 @@ class RayStack:
 
     async def stop(self, *, hurry: bool = False) -> None:
         """End the router, then the pools; requests have the grace, unless in a hurry."""
-        if self._following is not None:
-            self._following.cancel()
         if self._router is not None:
             await self._router.stop(0.0 if hurry else self._plan.grace_s + _SPARE_S)
         if not hurry:
@@ -117,14 +106,13 @@ class RayStack:
     def disconnect(self) -> None:
         """Leave the cluster, which ends with that if it is ours."""
         ray.shutdown()
-        self._files.remove()
 
-    def _deploy(self) -> Any:
+    def _deploy(self) -> None:
         # Users reach the router: what Serve has for HTTP is not needed.
         serve.start(proxy_location="Disabled")
         try:
             app = build(self._plan.arguments())
-            return serve.run(app, name=self._place.name, route_prefix=None)
+            serve.run(app, name=self._place.name, route_prefix=None)
         except RuntimeError as error:
             kind, reason = self._reason()
             is_input = kind == InvalidRequest.__name__
@@ -146,32 +134,3 @@ class RayStack:
             serve.shutdown()
         else:
             serve.delete(self._place.name)
-
-    def _sources(self) -> list[str]:
-        url = self._plan.store_url
-        flags = [] if url is None else ["--store-url", url]
-        for role in self._plan.pools():
-            source = "registry:" if url is not None else f"file:{self._files.path(role)}"
-            flags += [f"--{role}s", source]
-        return flags
-
-    async def _follow(self) -> None:
-        while True:
-            await asyncio.sleep(FOLLOW_S)
-            await self._follow_once()
-
-    async def _follow_once(self) -> None:
-        """Update the files. A directory that does not answer changes nothing."""
-        try:
-            listing = await asyncio.to_thread(self._listing)
-        except Exception as error:  # Ray's are of many kinds
-            if not self._problem:
-                self._on_line("pools", f"can't be listed, so the last list stays: {error}")
-            self._problem = str(error)
-            return
-        self._problem = ""
-        self._files.update(listing)
-
-    def _listing(self) -> Listing:
-        listing: Listing = self._directory.listing.remote().result(timeout_s=_ANSWER_S)
-        return listing

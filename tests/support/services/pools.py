@@ -6,6 +6,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from support.services.processes import LIMIT_S, Process, command_line
+from support.state.redis_server import running_redis
 
 # A busy machine is no reason to give up, nor to wait for what else runs there.
 _ENV = {
@@ -22,8 +23,10 @@ def ray_up(model: Path, *flags: str) -> Iterator["RayPools"]:
     named = ["--model", str(model), "--draft", f"vanilla:{model}", "--dtype", "float32"]
     # Little is left of two processors for many replicas: what they are to keep is not what counts.
     light = ["--target-cpus", "0.2", "--draft-cpus", "0.2", "--threads", "1", "--port", "0"]
-    with Process("slipstream.cli.main", "ray", "up", *named, *light, *flags, env=_ENV) as process:
-        yield RayPools(process)
+    with running_redis() as store:
+        words = ["ray", "up", "--store-url", store, *named, *light, *flags]
+        with Process("slipstream.cli.main", *words, env=_ENV) as process:
+            yield RayPools(process)
 
 
 class RayPools:

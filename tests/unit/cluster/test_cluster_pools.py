@@ -1,10 +1,9 @@
-"""Laws of pools on Ray that need no Ray: plans, the directory, its files, and scaling."""
+"""Laws of pools on Ray that need no Ray: plans, loads and scaling."""
 
 from types import SimpleNamespace
 
 import pytest
 
-from slipstream.cluster.directory import TTL_S, AddressFiles, Directory, Listing
 from slipstream.cluster.plan import ClusterPlan, DraftPoolPlan, PoolPlan, plan_from
 from slipstream.cluster.scaling import LOAD, wanted_drafts, wanted_targets
 from slipstream.cluster.service import ServiceLoad
@@ -81,38 +80,6 @@ def test_the_load_of_a_draft_is_the_proposals_that_were_there_at_once_not_its_se
     page = page_of(SESSIONS, WAITING, DRAFT_QUEUE, DRAFT_ENGINE)
     assert load.read(page, 10.5) == pytest.approx((1 + 1) / 0.5)
     assert load.read(page, 11.0) == 0.0
-
-
-async def test_whoever_is_silent_is_listed_no_more():
-    now = 0.0
-    directory = Directory(clock=lambda: now)
-    await directory.announce("draft", "a:1")
-    await directory.announce("target", "t:1")
-    await directory.announce("target", "t:2")
-    listing = await directory.listing()
-    assert listing == Listing({"target": ("t:1", "t:2"), "draft": ("a:1",)}, is_whole=False)
-    now = TTL_S - 1
-    await directory.announce("target", "t:2")
-    now = TTL_S
-    assert await directory.listing() == Listing({"target": ("t:2",), "draft": ()}, is_whole=True)
-    assert await directory() == {"targets": 1, "drafts": 0}
-
-
-def test_a_directory_that_has_just_begun_strikes_nobody_out():
-    files = AddressFiles(["target", "draft"])
-    try:
-        assert files.path("target").read_text() == ""
-        files.update(Listing({"target": ("t:1", "t:2"), "draft": ("d:1",)}, is_whole=True))
-        assert files.path("target").read_text() == "t:1\nt:2\n"
-        files.update(Listing({"target": ("t:3",), "draft": ()}, is_whole=False))
-        assert files.path("target").read_text() == "t:1\nt:2\nt:3\n"
-        assert files.path("draft").read_text() == "d:1\n"
-        files.update(Listing({"target": ("t:3",), "draft": ()}, is_whole=True))
-        assert files.path("target").read_text() == "t:3\n"
-        assert files.path("draft").read_text() == ""
-    finally:
-        files.remove()
-    assert not files.path("target").exists()
 
 
 def context(now, *loads):
