@@ -115,20 +115,6 @@ def up(
         stack.disconnect()
 
 
-@app.command("config")
-@with_flags
-def config(models: StackFlags, pools: PoolFlags, application: ApplicationFlags) -> None:
-    """Write the configuration of Ray Serve for these pools, for `serve deploy` or RayService.
-
-    Routers are started apart, with the same --store-url, and with registry: for both pools.
-    """
-    _check_installed()
-    from slipstream.cluster.plan import serve_config
-
-    text = serve_config(_plan(models, pools, application), name=application.name)
-    typer.echo(text, nl=False)
-
-
 def _plan(models: StackFlags, pools: PoolFlags, application: ApplicationFlags) -> "ClusterPlan":
     """Return the plan of both pools. Paths on this machine are the same for every process."""
     from slipstream.cluster.plan import ClusterPlan

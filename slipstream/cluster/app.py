@@ -30,7 +30,11 @@ _LOG = logging.getLogger("ray.serve")
 
 def build(args: Mapping[str, Any]) -> Application:
     """Return the pools of `args`, which `plan_from` reads. Raises `InvalidRequest`."""
-    plan = plan_from(args)
+    return pools_of(plan_from(args))
+
+
+def pools_of(plan: ClusterPlan) -> Application:
+    """Return the pools as one application."""
     others = [_pool(role, plan) for role in plan.pools() if role != "target"]
     return _pool("target", plan, *others)
 

@@ -1,14 +1,11 @@
-"""Plans of the pools on Ray: values, from the arguments of a Serve configuration and back.
+"""Plans of the pools on Ray: values, also from the arguments of a Serve configuration.
 
 Each service checks its own options. Needs no Ray.
 """
 
-import json
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass, field, fields, replace
+from dataclasses import dataclass, field, fields, replace
 from typing import Any
-
-import yaml
 
 from slipstream.core.errors import InvalidRequest
 
@@ -28,7 +25,6 @@ _OURS = (
 _PORTS = ("port", "metrics_port")
 _POSITIVE = ("load_per_replica", "look_back_s")
 _NOT_NEGATIVE = ("num_cpus", "num_gpus", "upscale_delay_s", "downscale_delay_s")
-_IMPORT_PATH = "slipstream.cluster.app:build"
 _SPARE_S = 15.0
 """Time beyond its service's grace that Ray waits for a stopping replica."""
 
@@ -130,14 +126,6 @@ class ClusterPlan:
             given["device"] = "cuda"
         return tuple(flag for name, value in given.items() for flag in _flags(name, value))
 
-    def arguments(self) -> dict[str, Any]:
-        """Return what `plan_from` reads; defaults are left out."""
-        values = _differences(self, ClusterPlan())
-        for role, kind in POOL_PLANS.items():
-            pool = getattr(self, role)
-            values[role] = None if pool is None else _differences(pool, kind())
-        return values
-
 
 def plan_from(arguments: Mapping[str, Any]) -> ClusterPlan:
     """Return the plan of a Serve application's `args`. Raises `InvalidRequest`."""
@@ -175,11 +163,6 @@ def _kinds(default: object) -> tuple[type, ...]:
     return (Mapping,) if isinstance(default, Mapping) else (type(default),)
 
 
-def _differences(plan: Any, usual: Any) -> dict[str, Any]:
-    values, others = asdict(plan), asdict(usual)
-    return {name: value for name, value in values.items() if value != others[name]}
-
-
 def _flags(name: str, value: Option) -> tuple[str, ...]:
     flag = name.replace("_", "-")
     if isinstance(value, bool):
@@ -187,23 +170,3 @@ def _flags(name: str, value: Option) -> tuple[str, ...]:
     if not isinstance(value, str | int | float):
         return (f"--{flag}", ",".join(map(str, value)))
     return (f"--{flag}", str(value))
-
-
-def serve_config(plan: ClusterPlan, *, name: str = NAME) -> str:
-    """Return the pools as a configuration file of Serve, for `serve deploy` and RayService.
-
-    Routers find what it deploys in the Redis that the plan names.
-    """
-    values: dict[str, Any] = {
-        "proxy_location": "Disabled",
-        "applications": [
-            {
-                "name": name,
-                "import_path": _IMPORT_PATH,
-                "route_prefix": None,
-                "args": json.loads(json.dumps(plan.arguments())),
-            }
-        ],
-    }
-    text: str = yaml.safe_dump(values, sort_keys=False)
-    return text

@@ -11,7 +11,7 @@ from typing import Any
 import ray
 from ray import serve
 
-from slipstream.cluster.app import build
+from slipstream.cluster.app import pools_of
 from slipstream.cluster.plan import NAME, ClusterPlan
 from slipstream.config import set_default_variables
 from slipstream.core.errors import InvalidRequest, ServiceError
@@ -111,8 +111,7 @@ class RayStack:
         # Users reach the router: what Serve has for HTTP is not needed.
         serve.start(proxy_location="Disabled")
         try:
-            app = build(self._plan.arguments())
-            serve.run(app, name=self._place.name, route_prefix=None)
+            serve.run(pools_of(self._plan), name=self._place.name, route_prefix=None)
         except RuntimeError as error:
             kind, reason = self._reason()
             is_input = kind == InvalidRequest.__name__

@@ -35,7 +35,7 @@
 {{- ternary $values.autoscaling.maxReplicas $values.replicas .root.Values.ray.autoscaling.enabled | int -}}
 {{- end -}}
 
-{{/* Configuration of Ray Serve, as `slipstream ray config` writes it. */}}
+{{/* Configuration of Ray Serve: docs/ray.md has the arguments. */}}
 {{- define "slipstream.ray.serve" -}}
 proxy_location: EveryNode
 http_options:

@@ -20,11 +20,21 @@ PLANS = [
         config="/etc/slipstream.toml",
     ),
 ]
+ARGUMENTS = [
+    {},
+    {"draft": None, "grace_s": 5},
+    {
+        "target": {"options": {"model": "m", "pin_threads": True}, "num_gpus": 2, "port": 50061},
+        "draft": {"options": {"draft": "vanilla:m"}, "max_replicas": 3, "resources": {"small": 1}},
+        "store_url": "redis://here",
+        "config": "/etc/slipstream.toml",
+    },
+]
 
 
-@pytest.mark.parametrize("plan", PLANS)
-def test_a_plan_is_what_its_arguments_say(plan):
-    assert plan_from(plan.arguments()) == plan
+@pytest.mark.parametrize(("arguments", "plan"), [*zip(ARGUMENTS, PLANS, strict=True)])
+def test_a_plan_is_what_its_arguments_say(arguments, plan):
+    assert plan_from(arguments) == plan
 
 
 def test_services_are_told_what_pools_share_and_their_own():
