@@ -3,7 +3,6 @@
 import json
 import os
 import platform
-import shutil
 import sys
 from collections.abc import Iterator
 from importlib.metadata import PackageNotFoundError, version
@@ -21,14 +20,8 @@ _PACKAGES = (
     *("gguf", "llguidance", "redis", "ray", "opentelemetry-sdk", "fastapi", "uvicorn"),
 )
 _FLAGS = (
-    "avx2",
-    "fma",
-    "avx512f",
-    "avx512_vnni",
-    "avx_vnni",
-    "avx512_bf16",
-    "amx_int8",
-    "amx_bf16",
+    *("avx2", "fma", "avx512f", "avx512_vnni", "avx_vnni"),
+    *("avx512_bf16", "amx_int8", "amx_bf16"),
 )
 """CPU flags that the kernels of x86-64 use, as Linux names them."""
 _ABSENT = "not installed"
@@ -37,22 +30,12 @@ _VARIABLES = ("SLIPSTREAM_", "ONEDNN_", "ATEN_CPU", "OMP_NUM", "MKL_NUM", "CUDA_
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 
 
-Target = Annotated[
-    str | None,
-    typer.Option(
-        help="A model on this machine: show whether native kernels compute it, or why not."
-    ),
-]
-
-
-def doctor(*, target: Target = None, as_json: AsJson = False) -> None:
-    """Show processor, kernels, memory, models and versions, for a report of a fault.
+def doctor(*, as_json: AsJson = False) -> None:
+    """Show processor, kernels, GPUs and versions, for a report of a fault.
 
     Nothing is sent. The home directory is shown as ~, and secrets are not shown.
     """
     facts = {name: dict(part) for name, part in _sections()}
-    if target is not None:
-        facts["target"] = {"model": _tilde(target), "computed by": _computed_by(target)}
     if as_json:
         typer.echo(json.dumps(facts, indent=1))
         return
@@ -69,12 +52,9 @@ def _sections() -> Iterator[tuple[str, Facts]]:
     python = f"{platform.python_version()} ({_tilde(sys.executable)})"
     yield "slipstream", {"version": __version__, "python": python, "system": platform.platform()}
     yield "processor", _processor()
-    has_engine = _version("torch") != _ABSENT
-    if has_engine:
+    if _version("torch") != _ABSENT:
         shorten_spins()
         yield "engine", _engine()
-        yield "memory", _memory()
-        yield "models", _models()
         yield "GPU", _gpu()
     yield "environment", _environment()
     yield "packages", {name: _version(name) for name in _PACKAGES}
@@ -108,29 +88,13 @@ def _engine() -> Facts:
         why = f"torch: {NATIVE_VARIABLE} is {native_kernels()}"
     else:
         why = "torch: no native library was built; it takes a C++ compiler when installing"
-    compiler = next((name for name in ("c++", "g++", "clang++") if shutil.which(name)), "none")
     return {
         "kernels": why,
         "dtype auto": _dtypes(native=native),
         "threads of torch": torch.get_num_threads(),
         "torch's set": torch.backends.cpu.get_cpu_capability(),
         "limits": [f"{name}={value}" for name, value in instruction_limits().items()],
-        "compiler": compiler,
     }
-
-
-def _computed_by(target: str) -> str:
-    """Return what computes a model on this machine's CPU. Raises `ModelError` for a broken one."""
-    from slipstream.models.dtypes import AUTO, CPU
-    from slipstream.models.loading import find_source, find_sources
-    from slipstream.models.native.library import NotNative
-    from slipstream.models.store.resolve import find_local
-
-    try:
-        find_source(*find_sources(find_local(target)), AUTO, CPU)
-    except NotNative as reason:
-        return f"torch, in about twice the time of native kernels: {reason}"
-    return "native kernels"
 
 
 def _dtypes(*, native: bool) -> list[str]:
@@ -141,28 +105,6 @@ def _dtypes(*, native: bool) -> list[str]:
         f"{dtype} on {device}" + (f" ({reason})" if device == "cpu" else "")
         for device, dtype in automatic_dtypes()
     ]
-
-
-def _memory() -> Facts:
-
-    from slipstream.models.memory import free_bytes, shown
-
-    total = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    free = free_bytes("cpu")
-    return {"machine": shown(total), "free for engines": shown(free)}
-
-
-def _models() -> Facts:
-    from slipstream.config import load_settings
-    from slipstream.models.store.resolve import list_models
-
-    cache = load_settings().cache_dir
-    sizes = [path.stat().st_size for path in cache.rglob("*") if path.is_file()]
-    models = {
-        model.name: "not here" if model.path is None else _tilde(str(model.path))
-        for model in list_models()
-    }
-    return {"cache": f"{_tilde(str(cache))} ({sum(sizes) >> 20} MiB)", **models}
 
 
 def _gpu() -> Facts:
