@@ -12,20 +12,17 @@ from cryptography.hazmat.primitives import serialization as form
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import ExtendedKeyUsageOID, NameOID
 
-from slipstream.cli.cert_files import AUTHORITY, ROLES, cert_path, key_path
 from slipstream.core.errors import InvalidRequest
 from slipstream.files import write_whole
 
+ROLES = ("router", "target", "draft", "redis", "client")
+AUTHORITY = "ca"
 _LOCAL = ("localhost", "127.0.0.1", "::1")
 _CLOCK_SKEW = datetime.timedelta(minutes=5)
 _HOST = re.compile(r"(?!-)[A-Za-z0-9*_-]+(\.[A-Za-z0-9_-]+)*")
 _OTHER_USAGES = (
-    "content_commitment",
-    "key_encipherment",
-    "data_encipherment",
-    "key_agreement",
-    "encipher_only",
-    "decipher_only",
+    *("content_commitment", "key_encipherment", "data_encipherment"),
+    *("key_agreement", "encipher_only", "decipher_only"),
 )
 
 
@@ -44,6 +41,16 @@ class CertificateOptions:
                 raise InvalidRequest(f"{host!r} names a role, and stands in its certificate alone")
             if _address(host) is None and not (_HOST.fullmatch(host) and len(host) <= 253):
                 raise InvalidRequest(f"{host!r} is neither a host's name nor an IP address")
+
+
+def cert_path(folder: Path, name: str) -> Path:
+    """Return the path of the certificate of a role, or of the authority."""
+    return folder / f"{name}.pem"
+
+
+def key_path(folder: Path, name: str) -> Path:
+    """Return the path of its private key."""
+    return folder / f"{name}.key"
 
 
 def make_certificates(

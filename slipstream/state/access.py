@@ -189,22 +189,13 @@ class Access:
         warn_of_readers(path)
 
 
-@dataclass(frozen=True, slots=True)
-class _State:
-    """Marks by which versions of a file are told apart."""
-
-    modified_ns: int
-    num_bytes: int
-    inode: int
-    mode: int
-
-
-def _state(path: Path) -> _State | None:
+def _state(path: Path) -> tuple[int, ...] | None:
+    """Return what tells versions of a file apart; None for no file."""
     try:
         found = os.stat(path)
     except OSError:
         return None
-    return _State(found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode)
+    return found.st_mtime_ns, found.st_size, found.st_ino, found.st_mode
 
 
 def _token(metadata: Metadata | None) -> bytes:

@@ -4,8 +4,13 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.cli.authority import CertificateOptions, make_certificates
-from slipstream.cli.cert_files import AUTHORITY, cert_path, key_path
+from slipstream.cli.authority import (
+    AUTHORITY,
+    CertificateOptions,
+    cert_path,
+    key_path,
+    make_certificates,
+)
 from slipstream.rpc.security import ClientTls, ServerTls
 
 
