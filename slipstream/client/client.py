@@ -276,7 +276,6 @@ class ApplicationTelemetry:
     def request(
         self, generation: Generation, *, address: str | None, is_stream: bool
     ) -> RequestTelemetry:
-        """See `ClientTelemetry.request`."""
         if self._telemetry is None:
             if "opentelemetry" not in sys.modules:
                 return NO_TELEMETRY

@@ -159,7 +159,6 @@ class BlockingChannel:
         return self._closing.is_set()
 
     async def call(self, method: str, request: object, **options: Any) -> Any:
-        """See `AsyncChannel.call`."""
         self._require_open()
         try:
             return getattr(self._stub, method)(request, **options)
@@ -168,12 +167,10 @@ class BlockingChannel:
             raise
 
     def start(self, request: object, **options: Any) -> Any:
-        """See `AsyncChannel.start`."""
         self._require_open()
         return self._stub.GenerateStream(request, **options)
 
     async def read(self, stream: Any) -> Any:
-        """See `AsyncChannel.read`."""
         try:
             return next(stream, None)
         except grpc.RpcError:
@@ -181,12 +178,10 @@ class BlockingChannel:
             raise
 
     async def pause(self, seconds: float) -> None:
-        """See `AsyncChannel.pause`."""
         self._closing.wait(seconds)
         self._check_closed()
 
     async def aclose(self) -> None:
-        """See `AsyncChannel.aclose`."""
         self._closing.set()
         self._channel.close()
 

@@ -65,12 +65,10 @@ class Embedded:
         raise errors.InvalidRequest("the engines are in this process, where no token is needed")
 
     async def generate(self, call: ClientCall) -> Result:
-        """See `Backend.generate`."""
         async with AsyncChunkStream(self.stream(call), request_id=call.request_id) as stream:
             return collected([chunk async for chunk in stream])
 
     def stream(self, call: ClientCall) -> ChunkSource:
-        """See `Backend.stream`."""
         return _InlineStream(self, call)
 
     def turn(self, call: ClientCall) -> Answer:
@@ -94,18 +92,15 @@ class Embedded:
         return answer
 
     async def tokenize(self, prompt: Prompt, form: PromptForm, *, model: str) -> tuple[int, ...]:
-        """See `Backend.tokenize`."""
         self._require(model)
         return encode_prompt(self.engine.text, prompt, form)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str:
-        """See `Backend.detokenize`."""
         self._require(model)
         check_token_range(token_ids, len(self.engine.text))
         return self.engine.text.decode(token_ids)
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:
-        """See `Backend.models`."""
         self._require(model)
         return (self.engine.info(self.drafter),)
 
@@ -114,7 +109,6 @@ class Embedded:
         raise errors.InvalidRequest("the engines are in this process: there is no router to ask")
 
     async def end_session(self, session_id: str) -> None:
-        """See `Backend.end_session`."""
         session = self._sessions.pop(session_id, None)
         if session is not None:
             await session.release()
@@ -122,11 +116,9 @@ class Embedded:
                 await self._leases.delete(session_id, "")
 
     async def pause(self, seconds: float) -> None:
-        """See `Backend.pause`."""
         time.sleep(seconds)
 
     async def aclose(self) -> None:
-        """See `Backend.aclose`."""
         self._is_closed = True
 
     def _require(self, model: str) -> None:
@@ -150,16 +142,13 @@ class _InlineStream:
         self._answer = self._engines.turn(self._call)
 
     async def read(self) -> Chunk | None:
-        """See `ChunkSource.read`."""
         return None if self._answer is None else await self._answer.read()
 
     async def aclose(self) -> None:
-        """See `ChunkSource.aclose`."""
         if self._answer is not None:
             await self._answer.end()
 
     def cancel(self) -> None:
-        """See `ChunkSource.cancel`."""
         finished(self.aclose())
 
 
@@ -196,17 +185,14 @@ class AsyncEmbedded(Embedded):
         return cls(engine, drafter, thread)
 
     def stream(self, call: ClientCall) -> ChunkSource:
-        """See `Backend.stream`."""
         return _BatchedStream(self, call)
 
     async def end_session(self, session_id: str) -> None:
-        """See `Backend.end_session`."""
         if not self._is_closed:
             await _end([stream for stream in self.running if stream.session_id == session_id])
             await super().end_session(session_id)
 
     async def pause(self, seconds: float) -> None:
-        """See `Backend.pause`."""
         await asyncio.sleep(seconds)
 
     async def aclose(self) -> None:
@@ -233,7 +219,6 @@ class _BatchedStream(_InlineStream):
         self._ended_by: Exception | None = None
 
     async def start(self) -> None:
-        """See `ChunkSource.start`."""
         await super().start()
         self._loop = asyncio.get_running_loop()
         if self._call.timeout_s is not None:
@@ -257,13 +242,11 @@ class _BatchedStream(_InlineStream):
             return self._after_end()
 
     async def aclose(self) -> None:
-        """See `ChunkSource.aclose`."""
         if self._answer is not None:
             # The caller may be cancelled; the engines are freed in any case.
             await asyncio.shield(self.end())
 
     def cancel(self) -> None:
-        """See `ChunkSource.cancel`."""
         if self._loop is not None:
             with suppress(RuntimeError):  # the loop is closed, and all of it is over
                 self._loop.call_soon_threadsafe(self.end)

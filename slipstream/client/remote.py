@@ -51,11 +51,9 @@ class RemoteBackend:
         self._channel = channel
 
     def with_token(self, token: str | None) -> "RemoteBackend":
-        """See `Backend.with_token`."""
         return RemoteBackend(self._to.with_token(token), self._timeout_s, self._channel)
 
     async def generate(self, call: ClientCall) -> Result:
-        """See `Backend.generate`."""
         request = pb.GenerateRequest(generation=generation_to_pb(call.generation))
         headers = call.telemetry.headers
         answer = await self._call("Generate", request, call.timeout_s, headers)
@@ -63,29 +61,24 @@ class RemoteBackend:
             return result_from_pb(answer)
 
     def stream(self, call: ClientCall) -> "_RemoteStream":
-        """See `Backend.stream`."""
         return _RemoteStream(self._channel, self._start, self._to.progress(call))
 
     async def tokenize(self, prompt: Prompt, form: PromptForm, *, model: str) -> tuple[int, ...]:
-        """See `Backend.tokenize`."""
         request = pb.TokenizeRequest(model=model, prompt=prompt_to_pb(prompt, form))
         return tuple((await self._call("Tokenize", request, self._control_s)).token_ids)
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str:
-        """See `Backend.detokenize`."""
         request = pb.DetokenizeRequest(model=model, token_ids=token_ids)
         text: str = (await self._call("Detokenize", request, self._control_s)).text
         return text
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:
-        """See `Backend.models`."""
         request = pb.GetModelInfoRequest(model=model)
         answer = await self._call("GetModelInfo", request, self._control_s)
         with _understood():
             return tuple(model_info_from_pb(info) for info in answer.models)
 
     async def server_info(self) -> ServerInfo:
-        """See `Backend.server_info`."""
         answer = await self._call("GetServerInfo", pb.GetServerInfoRequest(), self._control_s)
         with _understood():
             return server_info_from_pb(answer)
@@ -99,11 +92,9 @@ class RemoteBackend:
             await self._call("DeleteSession", request, self._control_s)
 
     async def pause(self, seconds: float) -> None:
-        """See `Backend.pause`."""
         await self._channel.pause(seconds)
 
     async def aclose(self) -> None:
-        """See `Backend.aclose`."""
         await self._channel.aclose()
 
     def _start(self, call: ClientCall) -> Any:
@@ -148,7 +139,6 @@ class _RemoteStream:
         return await self.read()
 
     async def read(self) -> Chunk | None:
-        """See `ChunkSource.read`."""
         chunk = None
         while chunk is None:
             message = await self._message()
@@ -161,11 +151,9 @@ class _RemoteStream:
         return chunk
 
     async def aclose(self) -> None:
-        """See `ChunkSource.aclose`."""
         self.cancel()
 
     def cancel(self) -> None:
-        """See `ChunkSource.cancel`."""
         self._ended.set()
         if self._rpc is not None:
             self._rpc.cancel()

@@ -124,16 +124,13 @@ class _SessionTurn:
         return await self._send()
 
     async def read(self) -> Chunk | None:
-        """See `ChunkSource.read`."""
         return None if self._source is None else await self._source.read()
 
     async def aclose(self) -> None:
-        """See `ChunkSource.aclose`."""
         if self._source is not None:
             await self._source.aclose()
 
     def cancel(self) -> None:
-        """See `ChunkSource.cancel`."""
         if self._source is not None:
             self._source.cancel()
 

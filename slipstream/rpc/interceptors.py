@@ -121,7 +121,6 @@ class ErrorsToStatuses(grpc.aio.ServerInterceptor):
         continuation: Callable[[grpc.HandlerCallDetails], Awaitable[Any]],
         handler_call_details: grpc.HandlerCallDetails,
     ) -> Any:
-        """See `grpc.aio.ServerInterceptor`."""
         handler = await continuation(handler_call_details)
         if handler is None:
             return None

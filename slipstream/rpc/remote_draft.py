@@ -98,7 +98,6 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         return proposal or await self._awaited(sequence, plan, _Wait(began, limit_s))
 
     async def open(self, session: Session) -> None:
-        """See `RemoteEngine.open`."""
         opened = await self._exchange.ask(self._opening(session).SerializeToString())
         if not self._parsed(opened).HasField("opened"):
             raise self._unexpected("opened")

@@ -78,7 +78,6 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         )
 
     async def open(self, session: Session) -> None:
-        """See `RemoteEngine.open`."""
         self._session_id = session.session_id
         opened = await self._exchange.ask(self._opening(session).SerializeToString())
         credential = self._part(opened, "opened").opened.kv_credential

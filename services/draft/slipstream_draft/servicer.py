@@ -109,7 +109,6 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def Speculate(
         self, request_iterator: AsyncIterator[draft_pb2.SpeculateRequest], context: Context
     ) -> AsyncIterator[draft_pb2.SpeculateResponse]:
-        """See draft.proto."""
         opening = await anext(request_iterator, None)
         if opening is None:
             return
@@ -131,13 +130,11 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     async def DescribeDraft(
         self, request: draft_pb2.DescribeDraftRequest, context: Context
     ) -> draft_pb2.DescribeDraftResponse:
-        """See draft.proto."""
         return self.about
 
     async def GetDraftLoad(
         self, request: draft_pb2.GetDraftLoadRequest, context: Context
     ) -> draft_pb2.GetDraftLoadResponse:
-        """See draft.proto."""
         return draft_pb2.GetDraftLoadResponse(load=self.load())
 
     def load(self) -> common_pb2.Load:

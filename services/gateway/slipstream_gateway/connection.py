@@ -52,7 +52,6 @@ class BoundedConnection(H11Protocol):
         self._bound_phase()
 
     def connection_lost(self, exc: Exception | None) -> None:
-        """See `asyncio.Protocol`."""
         for limit in filter(None, (self._phase_limit, self._send_limit)):
             limit.cancel()
         if self.transport is not None:
@@ -60,12 +59,10 @@ class BoundedConnection(H11Protocol):
             self._unset_keepalive_if_required()
 
     def data_received(self, data: bytes) -> None:
-        """See `asyncio.Protocol`."""
         super().data_received(data)
         self._bound_phase()
 
     def on_response_complete(self) -> None:
-        """See `H11Protocol`."""
         super().on_response_complete()
         self._bound_phase()
 
@@ -85,12 +82,10 @@ class BoundedConnection(H11Protocol):
             self.transport.abort()
 
     def pause_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         super().pause_writing()
         self._bound_send()
 
     def resume_writing(self) -> None:
-        """See `asyncio.Protocol`."""
         super().resume_writing()
         if self._send_limit is not None:
             self._send_limit.cancel()

@@ -96,7 +96,6 @@ class Front:
         self._origins = origins
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         sent = Headers(scope=scope)
         if scope["method"] == "HEAD":
             scope = {**scope, "method": "GET"}

@@ -142,7 +142,6 @@ class EventStream(Response):
             raise
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """See ASGI."""
         try:
             await unless_gone(receive, self._send(send))
         except ClientDisconnect:

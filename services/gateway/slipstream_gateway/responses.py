@@ -34,7 +34,6 @@ class CompletionChoice:
     def chunk(
         self, text: str, logprobs: Logprobs, reason: FinishReason | None = None
     ) -> list[Json]:
-        """See `ChatChoice.chunk`."""
         choice = {
             "index": self._index,
             "text": text,
@@ -45,11 +44,9 @@ class CompletionChoice:
         return [choice]
 
     def ending(self, reason: FinishReason) -> list[Json]:
-        """See `ChatChoice.ending`."""
         return self.chunk("", (), reason)
 
     def whole(self, result: Result) -> Json:
-        """See `ChatChoice.whole`."""
         before = self.opening()
         choice = self.chunk(result.text, result.logprobs, result.finish_reason)[0]
         return choice if before is None else _joined(before, choice)
@@ -66,7 +63,6 @@ class CompletionFormat:
         self._echoes, self._n = echoes, n
 
     def choice(self, index: int, prompt: PromptInfo) -> CompletionChoice:
-        """See `ChatFormat.choice`."""
         echo = self._echoes[index // self._n] if self._echoes else None
         return CompletionChoice(index, prompt, echo)
 

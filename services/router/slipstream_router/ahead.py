@@ -37,7 +37,6 @@ class WriteBehind:
         return None
 
     def continuity(self) -> Continuity:
-        """See `core.run.Journal.continuity`."""
         return self._journal.continuity()
 
     async def settled(self) -> None:

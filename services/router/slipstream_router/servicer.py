@@ -74,7 +74,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         self._started = clock()
 
     async def Generate(self, request: pb.GenerateRequest, context: Any) -> pb.GenerateResponse:
-        """See `generation.proto`."""
         with self._telemetry.request(GENERATE, context.invocation_metadata()) as recorder:
             key = self._enter(request, context, request.generation.prompt)
             asked = generation_from_pb(request.generation)
@@ -94,7 +93,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def GenerateStream(  # type: ignore[override]  # a coroutine that writes
         self, request: pb.GenerateStreamRequest, context: Any
     ) -> None:
-        """See `generation.proto`."""
         with self._telemetry.request(STREAM, context.invocation_metadata()) as recorder:
             key = self._enter(request, context, request.generation.prompt)
             asked = generation_from_pb(request.generation)
@@ -106,7 +104,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
             await self._run(asked, key, context, recorder, send)
 
     async def Tokenize(self, request: pb.TokenizeRequest, context: Any) -> pb.TokenizeResponse:
-        """See `generation.proto`."""
         key, parts = self._enter(request, context, request.prompt), self._parts
         prompt, form = prompt_from_pb(request.prompt)
         ask = Ask(raw=form.raw, allow_special_tokens=form.allow_special_tokens, tools=form.tools)
@@ -119,7 +116,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def Detokenize(
         self, request: pb.DetokenizeRequest, context: Any
     ) -> pb.DetokenizeResponse:
-        """See `generation.proto`."""
         self._enter(request, context)
         check_name("model", request.model)
         fleet = self._parts.fleet
@@ -135,7 +131,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def GetModelInfo(
         self, request: pb.GetModelInfoRequest, context: Any
     ) -> pb.GetModelInfoResponse:
-        """See `generation.proto`."""
         self._enter(request, context)
         check_name("model", request.model)
         fleet = self._parts.fleet
@@ -147,7 +142,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def GetServerInfo(
         self, request: pb.GetServerInfoRequest, context: Any
     ) -> pb.GetServerInfoResponse:
-        """See `generation.proto`."""
         self._enter(request, context)
         parts = self._parts
         info = ServerInfo(
@@ -163,7 +157,6 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
     async def DeleteSession(
         self, request: pb.DeleteSessionRequest, context: Any
     ) -> pb.DeleteSessionResponse:
-        """See `generation.proto`."""
         key = self._enter(request, context)
         await self._parts.runner.forget(SessionRef(request.session_id).session_id, key.name)
         return pb.DeleteSessionResponse()

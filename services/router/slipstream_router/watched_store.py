@@ -28,31 +28,24 @@ class WatchedStore:
         self._clock = clock
 
     async def acquire(self, claim: Claim) -> Grant:
-        """See `SessionStore`."""
         return await self._watched("acquire", self._store.acquire(claim))
 
     async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
-        """See `SessionStore`."""
         await self._watched("append", self._store.append(lease, update))
 
     async def renew(self, lease: StoreLease) -> None:
-        """See `SessionStore`."""
         await self._watched("renew", self._store.renew(lease))
 
     async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
-        """See `SessionStore`."""
         await self._watched("release", self._store.release(lease, target=target, draft=draft))
 
     async def delete(self, session_id: str, owner: str) -> Record:
-        """See `SessionStore`."""
         return await self._watched("delete", self._store.delete(session_id, owner))
 
     async def count(self) -> int | None:
-        """See `SessionStore`."""
         return await self._store.count()
 
     async def aclose(self) -> None:
-        """See `SessionStore`."""
         await self._store.aclose()
 
     async def _watched(self, operation: str, work: Awaitable[R]) -> R:

@@ -78,7 +78,6 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         request_iterator: AsyncIterator[target_pb2.VerifyRequest],
         context: Context,
     ) -> AsyncIterator[target_pb2.VerifyResponse]:
-        """See target.proto."""
         opening = await anext(request_iterator, None)
         if opening is None:
             return
@@ -99,7 +98,6 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         request: target_pb2.StreamKvRequest,
         context: grpc.aio.ServicerContext[target_pb2.StreamKvRequest, bytes],
     ) -> None:
-        """See target.proto."""
         bind(session_id=request.session_id)
         try:
             await self._kv.serve(request, context.write, self._telemetry.record_sent)
@@ -113,7 +111,6 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         request: target_pb2.DescribeTargetRequest,
         context: Context,
     ) -> target_pb2.DescribeTargetResponse:
-        """See target.proto."""
         if request.with_tokenizer:
             return self.about
         answer = target_pb2.DescribeTargetResponse()
@@ -126,7 +123,6 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         request: target_pb2.GetTargetLoadRequest,
         context: Context,
     ) -> target_pb2.GetTargetLoadResponse:
-        """See target.proto."""
         return target_pb2.GetTargetLoadResponse(load=self.load())
 
     def load(self) -> common_pb2.Load:

@@ -112,7 +112,6 @@ class WorkerProcesses:
             worker.connection.send(step)
 
     def fail(self, reason: str) -> None:
-        """See `models.parallel.tensor_parallel.Workers`."""
         if not self._is_over.wait(_MOMENT_S):  # where a worker has ended, that is the reason
             self._lose(reason, is_input=False)
 

@@ -92,12 +92,10 @@ def session_from_pb(message: common_pb2.SessionParams) -> Session:
 
 
 def delta_to_pb(delta: Delta) -> common_pb2.Delta:
-    """See `core.sequence.Delta`."""
     return common_pb2.Delta(start=delta.start, tokens=delta.tokens)
 
 
 def delta_from_pb(message: common_pb2.Delta) -> Delta:
-    """See `core.sequence.Delta`."""
     return Delta(message.start, tuple(message.tokens))
 
 

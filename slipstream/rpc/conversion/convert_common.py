@@ -198,7 +198,6 @@ def grammar_to_pb(grammar: Grammar | None) -> common_pb2.Grammar | None:
 
 
 def grammar_from_pb(message: common_pb2.Grammar) -> Grammar:
-    """See `core.grammar.Grammar`."""
     kind = GRAMMAR.from_pb(message.kind)
     if kind is None:
         raise InvalidRequest("a grammar has no kind")
@@ -206,7 +205,6 @@ def grammar_from_pb(message: common_pb2.Grammar) -> Grammar:
 
 
 def logprobs_to_pb(logprobs: Logprobs) -> list[common_pb2.TokenLogprob]:
-    """See `core.logprobs`."""
     return [_to_pb(item) for item in logprobs]
 
 
@@ -221,7 +219,6 @@ def known_logprobs_from_pb(
 
 
 def logprobs_from_pb(messages: Iterable[common_pb2.TokenLogprob]) -> Logprobs:
-    """See `core.logprobs`."""
     return tuple(_from_pb(message) for message in messages)
 
 

@@ -173,14 +173,12 @@ def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, PromptForm]:
 
 
 def session_ref_to_pb(session: SessionRef) -> pb.SessionRef:
-    """See `core.request.request.SessionRef`."""
     return pb.SessionRef(
         session_id=session.session_id, create=session.create, after_request_id=session.after
     )
 
 
 def session_ref_from_pb(message: pb.SessionRef) -> SessionRef:
-    """See `core.request.request.SessionRef`."""
     return SessionRef(message.session_id, message.create, message.after_request_id)
 
 

@@ -126,12 +126,10 @@ def result_from_pb(message: pb.GenerateResponse) -> Result:
 
 
 def origins_to_pb(origins: Origins) -> list[int]:
-    """See `core.request.origins`."""
     return [ORIGIN.to_pb(origin) for origin in origins]
 
 
 def origins_from_pb(numbers: Iterable[int]) -> Origins:
-    """See `core.request.origins`."""
     return tuple(ORIGIN.from_pb(number) for number in numbers)
 
 
@@ -193,12 +191,10 @@ def finish_from_pb(message: pb.FinishInfo) -> tuple[FinishReason, RequestStats]:
 
 
 def continuity_to_pb(continuity: Continuity) -> pb.Continuity:
-    """See `core.request.results.Continuity`."""
     return pb.Continuity(**asdict(continuity))
 
 
 def continuity_from_pb(message: pb.Continuity) -> Continuity:
-    """See `core.request.results.Continuity`."""
     return Continuity(**{field.name: getattr(message, field.name) for field in fields(Continuity)})
 
 

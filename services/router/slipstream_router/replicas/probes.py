@@ -141,7 +141,6 @@ class TargetProbe:
             await text.aclose()
 
     async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
-        """See `Probe.load`."""
         method, request = f"/{self.service}/GetTargetLoad", target_pb2.GetTargetLoadRequest()
         return (await call_unary(channel, method, request, target_pb2.GetTargetLoadResponse)).load
 
@@ -153,14 +152,12 @@ class DraftProbe:
     service = "slipstream.rpc.v1.DraftService"
 
     async def describe(self, channel: grpc.aio.Channel) -> DescribedDraft:
-        """See `Probe.describe`."""
         method, request = f"/{self.service}/DescribeDraft", draft_pb2.DescribeDraftRequest()
         answer = await _described(channel, method, request, draft_pb2.DescribeDraftResponse)
         check_identity(answer.identity)
         return DescribedDraft(answer, draft_facts_from_pb(answer))
 
     async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
-        """See `Probe.load`."""
         method, request = f"/{self.service}/GetDraftLoad", draft_pb2.GetDraftLoadRequest()
         return (await call_unary(channel, method, request, draft_pb2.GetDraftLoadResponse)).load
 
