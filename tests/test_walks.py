@@ -19,7 +19,7 @@ from slipstream.rpc.conversion.convert_common import STOP
 from slipstream.rpc.v1 import common_pb2
 from slipstream_draft.config import DraftConfig
 from slipstream_gateway.body import SamplingRequest
-from slipstream_router.replicas.placement import KINDS
+from slipstream_router.replicas.fleet import KINDS
 
 ROOT = Path(__file__).parents[1]
 PATH = re.compile(r"`((?:docs|protos|services|slipstream|tests)/[\w./]+)`((?:, `\w+`)*)")

@@ -5,7 +5,7 @@ import asyncio
 import pytest
 
 from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOptions, StopPolicy
-from slipstream_router.replicas.placement import CROWD
+from slipstream_router.replicas.pool import CROWD
 from support.services import fleet
 from support.services.fleet import draft_worker, glide_of, num_ready, routed, running
 

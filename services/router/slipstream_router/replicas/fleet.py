@@ -18,25 +18,14 @@ from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
 from slipstream.rpc.exchange import Peer
 from slipstream_router.replicas.heartbeat import Epoch
-from slipstream_router.replicas.placement import (
-    KINDS,
-    TargetView,
-    best_kind,
-    choose_draft,
-    choose_target,
-    misfit,
-)
-from slipstream_router.replicas.pool import Pool
-from slipstream_router.replicas.probes import (
-    DescribedDraft,
-    DescribedTarget,
-    draft_view,
-    target_view,
-)
+from slipstream_router.replicas.pool import Pool, chosen
+from slipstream_router.replicas.probes import DescribedDraft, DescribedTarget, fits
 from slipstream_router.replicas.replica import D, Replica
 
 _LOG = logging.getLogger("slipstream.router")
 NO_TARGET = "no target has been reached yet"
+KINDS = ("glide", "vanilla")
+"""Kinds of drafts that live in replicas, the best first. N-gram lookup runs in the router."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -156,7 +145,7 @@ class Fleet:
 
     def num_targets(self, model_id: str) -> int:
         """Target replicas that serve the model now."""
-        return sum(view.model_id == model_id for view in self._target_views())
+        return sum(model.name == model_id for _, model in _described(self._targets.ready()))
 
     def model_name(self, asked: str) -> str:
         """The model that is meant; an empty name means the only one.
@@ -182,29 +171,28 @@ class Fleet:
         Raises `Unavailable` when none is ready.
         """
         ready = _described(self._targets.ready())
-        views = [target_view(replica, model) for replica, model in ready if wanted.admits(model)]
-        chosen = choose_target(views, wanted.model_id, sticky=wanted.sticky, excluded=excluded)
-        if chosen is None:
-            raise Unavailable(_without(wanted, has_others=bool(ready) and not views))
-        return next(
-            ChosenTarget(replica, model, replica.epoch)
-            for replica, model in ready
-            if replica.address == chosen.address
-        )
+        admitted = [pair for pair in ready if wanted.admits(pair[1])]
+        fitting = {
+            replica.address: (replica, model)
+            for replica, model in admitted
+            if model.name == wanted.model_id and replica.address not in excluded
+        }
+        replica = chosen([pair[0] for pair in fitting.values()], wanted.sticky)
+        if replica is None:
+            raise Unavailable(_without(wanted, has_others=bool(ready) and not admitted))
+        return ChosenTarget(*fitting[replica.address], replica.epoch)
 
     def draft(
         self, target: ChosenTarget, kind: str, *, sticky: str | None, excluded: Collection[str]
     ) -> tuple[Replica[DescribedDraft], DescribedDraft] | None:
         """The replica that is to guess for the target; None when there is none."""
-        known = {pair[0].address: pair for pair in _described(self._drafts.ready())}
-        chosen = choose_draft(
-            [draft_view(*pair) for pair in known.values()],
-            target_view(target.replica, target.model),
-            kind,
-            sticky=sticky,
-            excluded=excluded,
-        )
-        return None if chosen is None else known[chosen.address]
+        fitting = {
+            replica.address: (replica, model)
+            for replica, model in _described(self._drafts.ready())
+            if model.name == kind and replica.address not in excluded and fits(target.model, model)
+        }
+        replica = chosen([pair[0] for pair in fitting.values()], sticky)
+        return None if replica is None else fitting[replica.address]
 
     def relieve(
         self, address: str, target: ChosenTarget, kind: str, *, excluded: Collection[str]
@@ -254,12 +242,10 @@ class Fleet:
 
     def drafts_for(self, target: ChosenTarget) -> list[tuple[DescribedDraft, bool]]:
         """Drafts that fit the target, ready ones first, each with whether it is ready."""
-        view = target_view(target.replica, target.model)
         found = [
             (model, replica.state is ReplicaState.READY)
             for replica, model in _described(self._drafts)
-            if replica.state is not ReplicaState.UNFIT
-            and not misfit(view, draft_view(replica, model))
+            if replica.state is not ReplicaState.UNFIT and fits(target.model, model)
         ]
         return sorted(found, key=lambda pair: not pair[1])
 
@@ -275,9 +261,6 @@ class Fleet:
         return next(
             (replica for replica in self._drafts.ready() if replica.address == address), None
         )
-
-    def _target_views(self) -> list[TargetView]:
-        return [target_view(*pair) for pair in _described(self._targets.ready())]
 
 
 def _described(replicas: Iterable[Replica[D]]) -> list[tuple[Replica[D], D]]:
@@ -297,4 +280,5 @@ def _without(wanted: TargetNeeds, *, has_others: bool) -> str:
 def _best(known: Sequence[tuple[DescribedDraft, bool]]) -> str | None:
     """The best kind among those that are ready, or else among all."""
     ready = {model.name for model, is_ready in known if is_ready}
-    return best_kind(ready) or best_kind({model.name for model, _ in known})
+    kinds = ready or {model.name for model, _ in known}
+    return next((kind for kind in KINDS if kind in kinds), None)

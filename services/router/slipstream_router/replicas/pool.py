@@ -1,16 +1,27 @@
-"""All replicas of one role, as a source lists them."""
+"""All replicas of one role, as a source lists them, and the choice among them.
+
+Least loaded first; among equals the one whose last request began longest ago, so that even one
+request at a time is spread, and one that came late gets its share and no more. A replica that
+still holds a session's keys comes before all others, unless it is crowded.
+"""
 
 import asyncio
-from collections.abc import Iterator
-from typing import Generic, TypeVar
+from collections.abc import Iterator, Sequence
+from typing import Generic
 
 from slipstream.core.request.server_info import ReplicaState
 from slipstream.rpc.channel import Dialer
 from slipstream_router.replicas.discovery import Addresses, Source
 from slipstream_router.replicas.heartbeat import Heartbeat
-from slipstream_router.replicas.replica import Hooks, Probe, Replica, ReplicaDescription
+from slipstream_router.replicas.replica import D, Hooks, Probe, Replica
 
-D = TypeVar("D", bound=ReplicaDescription)
+CROWD, CROWD_FACTOR = 8, 2
+"""A replica is crowded that has so many requests more than so many times those of the idlest.
+
+Then reading a session's tokens anew elsewhere beats waiting for so many others at every round, and
+replicas that were added get sessions that go on, not only those that begin. A request that runs
+leaves a crowded draft by the same rule.
+"""
 _USUAL, _NOBODY = Heartbeat(), Hooks()
 
 
@@ -75,3 +86,15 @@ class Pool(Generic[D]):
         self._retired.remove(replica)
         if replica.address not in self._listed:
             self._hooks.forget(replica.address)
+
+
+def chosen(replicas: Sequence[Replica[D]], sticky: str | None) -> Replica[D] | None:
+    """Return the one for a request; `sticky` is the address that may hold its keys and values."""
+    idlest = min(
+        replicas, key=lambda one: (one.num_busy, one.last_began, one.address), default=None
+    )
+    for replica in replicas:
+        if replica.address == sticky and idlest is not None:
+            is_crowded = replica.num_busy > CROWD_FACTOR * idlest.num_busy + CROWD
+            return idlest if is_crowded else replica
+    return idlest

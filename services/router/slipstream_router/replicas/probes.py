@@ -1,7 +1,4 @@
-"""Descriptions of replicas, asked for once per connection, and checked.
-
-It uses the wire; finding and choosing replicas are elsewhere.
-"""
+"""Descriptions of replicas, asked for once per connection, and checked."""
 
 import asyncio
 from dataclasses import dataclass
@@ -25,8 +22,6 @@ from slipstream.rpc.exchange import MAX_ANSWER_BYTES
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream_router.encoder import ModelText, open_text
-from slipstream_router.replicas.placement import DraftView, Layout, TargetView
-from slipstream_router.replicas.replica import Replica
 
 DESCRIBE_LIMIT_S = 30.0
 R = TypeVar("R", bound=Message)
@@ -162,38 +157,21 @@ class DraftProbe:
         return (await call_unary(channel, method, request, draft_pb2.GetDraftLoadResponse)).load
 
 
-def target_view(replica: Replica[DescribedTarget], model: DescribedTarget) -> TargetView:
-    """Return the replica as placement sees it."""
-    identity = model.description.identity
-    return TargetView(
-        replica.address,
-        identity.model_id,
-        identity.tokenizer_hash,
-        identity.vocab_size,
-        _layout(model.description.layout),
-        replica.num_busy,
-        replica.last_began,
+def fits(target: DescribedTarget, draft: DescribedDraft) -> bool:
+    """Return whether a draft can guess for a target, as far as it depends on one."""
+    ours, theirs = target.description, draft.description
+    is_glide, has_layout = draft.name == "glide", theirs.HasField("target_layout")
+    pairs = (
+        (theirs.target_model_id, ours.identity.model_id),
+        (theirs.identity.tokenizer_hash, ours.identity.tokenizer_hash),
+        (_layout(theirs.target_layout) if has_layout else None, _layout(ours.layout)),
+        (theirs.identity.vocab_size if is_glide else 0, ours.identity.vocab_size),
     )
+    return all(needed == given for needed, given in pairs if needed)
 
 
-def draft_view(replica: Replica[DescribedDraft], model: DescribedDraft) -> DraftView:
-    """Return the replica as placement sees it."""
-    answer = model.description
-    has_layout = answer.HasField("target_layout")
-    return DraftView(
-        replica.address,
-        model.facts.kind,
-        answer.identity.tokenizer_hash,
-        answer.identity.vocab_size,
-        answer.target_model_id,
-        _layout(answer.target_layout) if has_layout else None,
-        replica.num_busy,
-        replica.last_began,
-    )
-
-
-def _layout(message: common_pb2.KvLayout) -> Layout:
-    return Layout(message.num_layers, message.num_kv_heads, message.head_dim)
+def _layout(message: common_pb2.KvLayout) -> tuple[int, int, int]:
+    return message.num_layers, message.num_kv_heads, message.head_dim
 
 
 async def _describe_target(
