@@ -6,8 +6,11 @@ it becomes a value: a small message can name very many.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import fields
 from enum import StrEnum
 from typing import Any, Generic, TypeVar
+
+from google.protobuf.message import Message
 
 from slipstream.core.draft.ahead import AheadTree
 from slipstream.core.errors import InvalidRequest
@@ -30,6 +33,7 @@ from slipstream.core.types import (
 from slipstream.rpc.v1 import common_pb2, draft_pb2, generation_pb2, target_pb2
 
 E = TypeVar("E", bound=StrEnum)
+V = TypeVar("V")
 
 
 class WireEnum(Generic[E]):
@@ -78,6 +82,29 @@ MODE = paired("mode", generation_pb2.SpeculationMode, Mode)
 ORIGIN = paired("token origin", generation_pb2.TokenOrigin, TokenOrigin)
 ROLE = paired("replica role", generation_pb2.ReplicaRole, ReplicaRole)
 STATE = paired("replica state", generation_pb2.ReplicaState, ReplicaState)
+
+
+def fields_of(value: Any, **own: Any) -> dict[str, Any]:
+    """Return a dataclass's fields by name, for a message with the same; `own` are converted."""
+    return {field.name: getattr(value, field.name) for field in fields(value)} | own
+
+
+def value_from_pb(kind: type[V], message: Message, **own: Any) -> V:
+    """Return a dataclass of the message's fields of the same names; `own` are converted already.
+
+    What is optional and unset is None; what the message has no field for takes its default.
+    """
+    known: dict[str, Any] = {}
+    for name in message.DESCRIPTOR.fields_by_name.keys() & kind.__dataclass_fields__.keys():
+        value, descriptor = getattr(message, name), message.DESCRIPTOR.fields_by_name[name]
+        if isinstance(value, Mapping):
+            value = dict(sorted(value.items()))
+        elif descriptor.is_repeated:
+            value = tuple(value)
+        elif descriptor.has_presence and not message.HasField(name):
+            value = None
+        known[name] = value
+    return kind(**known | own)
 
 
 def proposal_to_pb(proposal: Proposal, *, with_stats: bool = True) -> common_pb2.Proposal:

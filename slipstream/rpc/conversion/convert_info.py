@@ -1,157 +1,121 @@
-"""Conversion of descriptions of models and routers, both ways.
+"""Conversion of descriptions: of models and routers both ways, of targets and drafts from the wire.
 
-`x_from_pb` raises `InvalidRequest` for what is no such value.
+`x_from_pb` raises `InvalidRequest` for what is no such value; facts of replicas are checked here,
+before any use.
 """
 
-from dataclasses import asdict, fields
+import math
 from enum import StrEnum
 from typing import TypeVar
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import HandshakeError, InvalidRequest
+from slipstream.core.policy.backoff import OverlapGain
+from slipstream.core.policy.options import DRAFTERS
+from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.request.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
+from slipstream.core.request.request import ModelFacts
 from slipstream.core.request.server_info import ReplicaInfo, ServerInfo
-from slipstream.rpc.conversion.convert_common import ROLE, SHAPE, STATE, STOP, VERIFICATION
+from slipstream.core.request.tools import ToolFormat
+from slipstream.rpc.conversion.convert_common import (
+    ROLE,
+    SHAPE,
+    STATE,
+    STOP,
+    TOOL_FORMAT,
+    VERIFICATION,
+    fields_of,
+    value_from_pb,
+)
+from slipstream.rpc.protocol import PROTOCOL_VERSION
+from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.rpc.v1 import generation_pb2 as pb
+
+MAX_NAME_CHARS = 256
+MAX_STOP_TOKENS = 4096
+"""Most stop tokens of a model, which has a handful."""
 
 E = TypeVar("E", bound=StrEnum)
 
 
 def model_info_to_pb(info: ModelInfo) -> pb.ModelInfo:
-    """A model and what it can be asked for."""
-    limits = pb.Limits(**asdict(info.limits))
+    """Convert a model and what it can be asked for."""
     return pb.ModelInfo(
-        model=info.model,
-        vocab_size=info.vocab_size,
-        tokenizer_hash=info.tokenizer_hash,
-        stop_token_ids=info.stop_token_ids,
-        has_chat_template=info.has_chat_template,
-        numerics=info.numerics,
-        dtype=info.dtype,
-        limits=limits,
-        verifications=[_verification_to_pb(item) for item in info.verifications],
-        drafters=[_drafter_to_pb(item) for item in info.drafters],
-        num_targets=info.num_targets,
+        **fields_of(
+            info,
+            limits=pb.Limits(**fields_of(info.limits)),
+            verifications=[
+                pb.VerificationCapability(
+                    **fields_of(
+                        item,
+                        verification=VERIFICATION.to_pb(item.verification),
+                        shapes=map(SHAPE.to_pb, item.shapes),
+                    )
+                )
+                for item in info.verifications
+            ],
+            drafters=[
+                pb.DrafterCapability(
+                    **fields_of(
+                        item,
+                        shapes=map(SHAPE.to_pb, item.shapes),
+                        stops=map(STOP.to_pb, item.stops),
+                    )
+                )
+                for item in info.drafters
+            ],
+        )
     )
 
 
 def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
-    """A model and what it can be asked for."""
-    return ModelInfo(
-        model=message.model,
-        vocab_size=message.vocab_size,
-        tokenizer_hash=message.tokenizer_hash,
-        stop_token_ids=tuple(message.stop_token_ids),
-        has_chat_template=message.has_chat_template,
-        numerics=message.numerics,
-        dtype=message.dtype,
-        limits=_limits_from_pb(message.limits),
-        verifications=tuple(_verification_from_pb(item) for item in message.verifications),
-        drafters=tuple(_drafter_from_pb(item) for item in message.drafters),
-        num_targets=message.num_targets,
+    """Convert a model and what it can be asked for."""
+    return value_from_pb(
+        ModelInfo,
+        message,
+        limits=value_from_pb(Limits, message.limits),
+        verifications=tuple(map(_verification_from_pb, message.verifications)),
+        drafters=tuple(map(_drafter_from_pb, message.drafters)),
     )
-
-
-def _limits_from_pb(message: pb.Limits) -> Limits:
-    values = {field.name: getattr(message, field.name) for field in fields(Limits)}
-    if not message.HasField("max_logprobs"):
-        values["max_logprobs"] = None
-    return Limits(**values)
 
 
 def server_info_to_pb(info: ServerInfo) -> pb.GetServerInfoResponse:
-    """A router and its replicas."""
-    return pb.GetServerInfoResponse(
-        version=info.version,
-        protocol_version=info.protocol_version,
-        uptime_s=info.uptime_s,
-        num_requests=info.num_requests,
-        num_sessions=info.num_sessions,
-        replicas=[_replica_to_pb(item) for item in info.replicas],
-    )
+    """Convert a router and its replicas."""
+    replicas = [
+        pb.ReplicaInfo(**fields_of(item, role=ROLE.to_pb(item.role), state=STATE.to_pb(item.state)))
+        for item in info.replicas
+    ]
+    return pb.GetServerInfoResponse(**fields_of(info, replicas=replicas))
 
 
 def server_info_from_pb(message: pb.GetServerInfoResponse) -> ServerInfo:
-    """A router and its replicas."""
-    return ServerInfo(
-        version=message.version,
-        protocol_version=message.protocol_version,
-        uptime_s=message.uptime_s,
-        num_requests=message.num_requests,
-        num_sessions=message.num_sessions,
-        replicas=tuple(_replica_from_pb(item) for item in message.replicas),
+    """Convert a router and its replicas."""
+    replicas = tuple(
+        value_from_pb(
+            ReplicaInfo,
+            item,
+            role=_named(ROLE.from_pb(item.role), "role"),
+            state=_named(STATE.from_pb(item.state), "state"),
+        )
+        for item in message.replicas
     )
-
-
-def _verification_to_pb(info: VerificationInfo) -> pb.VerificationCapability:
-    return pb.VerificationCapability(
-        verification=VERIFICATION.to_pb(info.verification),  # type: ignore[arg-type]
-        shapes=[SHAPE.to_pb(shape) for shape in info.shapes],  # type: ignore[misc]
-        drafters=info.drafters,
-        lossless=info.lossless,
-        note=info.note,
-    )
+    return value_from_pb(ServerInfo, message, replicas=replicas)
 
 
 def _verification_from_pb(message: pb.VerificationCapability) -> VerificationInfo:
-    return VerificationInfo(
-        _named(VERIFICATION.from_pb(message.verification), "verification"),
-        tuple(_named(SHAPE.from_pb(number), "shape") for number in message.shapes),
-        tuple(message.drafters),
-        message.lossless,
-        message.note,
-    )
-
-
-def _drafter_to_pb(info: DrafterInfo) -> pb.DrafterCapability:
-    return pb.DrafterCapability(
-        kind=info.kind,
-        shapes=[SHAPE.to_pb(shape) for shape in info.shapes],  # type: ignore[misc]
-        stops=[STOP.to_pb(stop) for stop in info.stops],  # type: ignore[misc]
-        max_draft_tokens=info.max_draft_tokens,
-        num_replicas=info.num_replicas,
-        lookup=info.lookup,
+    return value_from_pb(
+        VerificationInfo,
+        message,
+        verification=_named(VERIFICATION.from_pb(message.verification), "verification"),
+        shapes=tuple(_named(SHAPE.from_pb(number), "shape") for number in message.shapes),
     )
 
 
 def _drafter_from_pb(message: pb.DrafterCapability) -> DrafterInfo:
-    has_limit = message.HasField("max_draft_tokens")
-    return DrafterInfo(
-        message.kind,
-        tuple(_named(SHAPE.from_pb(number), "shape") for number in message.shapes),
-        tuple(_named(STOP.from_pb(number), "stop policy") for number in message.stops),
-        message.max_draft_tokens if has_limit else None,
-        message.num_replicas,
-        message.lookup,
-    )
-
-
-def _replica_to_pb(info: ReplicaInfo) -> pb.ReplicaInfo:
-    return pb.ReplicaInfo(
-        role=ROLE.to_pb(info.role),  # type: ignore[arg-type]
-        address=info.address,
-        state=STATE.to_pb(info.state),  # type: ignore[arg-type]
-        reason=info.reason,
-        model=info.model,
-        num_requests=info.num_requests,
-        incarnation=info.incarnation,
-        dtype=info.dtype,
-        weights_digest=info.weights_digest,
-        engine=info.engine,
-    )
-
-
-def _replica_from_pb(message: pb.ReplicaInfo) -> ReplicaInfo:
-    return ReplicaInfo(
-        role=_named(ROLE.from_pb(message.role), "role"),
-        address=message.address,
-        state=_named(STATE.from_pb(message.state), "state"),
-        reason=message.reason,
-        model=message.model,
-        num_requests=message.num_requests,
-        incarnation=message.incarnation,
-        dtype=message.dtype,
-        weights_digest=message.weights_digest,
-        engine=message.engine,
+    return value_from_pb(
+        DrafterInfo,
+        message,
+        shapes=tuple(_named(SHAPE.from_pb(number), "shape") for number in message.shapes),
+        stops=tuple(_named(STOP.from_pb(number), "stop policy") for number in message.stops),
     )
 
 
@@ -159,3 +123,100 @@ def _named(member: E | None, name: str) -> E:
     if member is None:
         raise InvalidRequest(f"the {name} is not said")
     return member
+
+
+def check_identity(identity: common_pb2.ModelIdentity) -> None:
+    """Raise `HandshakeError` for another version of the protocol, and for names that are none."""
+    if identity.protocol_version != PROTOCOL_VERSION:
+        raise HandshakeError(
+            f"it speaks version {identity.protocol_version} of the protocol, but this router"
+            f" version {PROTOCOL_VERSION}"
+        )
+    _check_name("model id", identity.model_id)
+    _check_name("tokenizer hash", identity.tokenizer_hash)
+    _check_name("incarnation", identity.incarnation)
+    _check_name("weights' digest", identity.weights_digest)
+    _check_name("revision", identity.revision)
+
+
+def _check_name(name: str, value: str) -> None:
+    """Raise `HandshakeError` for a name that does not fit into logs, answers and metrics."""
+    if len(value) > MAX_NAME_CHARS or not value.isprintable():
+        raise HandshakeError(
+            f"its {name} is {value[:40]!r}, but must be up to {MAX_NAME_CHARS} printable characters"
+        )
+
+
+def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFacts:
+    """Convert facts to check requests with. Raises `HandshakeError` for impossible ones."""
+    identity = message.identity
+    for name, value in (
+        ("model id", identity.model_id),
+        ("tokenizer hash", identity.tokenizer_hash),
+        ("vocabulary", identity.vocab_size),
+        ("context", message.context_length),
+    ):
+        if not value:
+            raise HandshakeError(f"it says nothing of its {name}")
+    _check_name("numerics", message.numerics)
+    _check_name("engine", message.engine)
+    _check_name("dtype", message.dtype)
+    _check_name("advertised address", message.advertised_address)
+    if len(message.stop_token_ids) > MAX_STOP_TOKENS:
+        raise HandshakeError(
+            f"it has {len(message.stop_token_ids)} stop tokens, above {MAX_STOP_TOKENS}"
+        )
+    return ModelFacts(
+        identity.model_id,
+        identity.vocab_size,
+        message.context_length,
+        frozenset(message.stop_token_ids),
+        message.has_grammars,
+        message.max_logprobs if message.HasField("max_logprobs") else None,
+        _tool_format(message.tool_format),
+    )
+
+
+def _tool_format(number: int) -> ToolFormat | None:
+    try:
+        return TOOL_FORMAT.from_pb(number)
+    except InvalidRequest as error:
+        raise HandshakeError(f"its {error}") from None
+
+
+def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
+    """Convert facts to check requests with. Raises `HandshakeError` for impossible ones."""
+    _check_name("kind", message.kind)
+    _check_name("target model", message.target_model_id)
+    _check_name("dtype", message.dtype)
+    if message.kind not in DRAFTERS:
+        known = ", ".join(DRAFTERS)
+        raise HandshakeError(f"it is a draft of kind {message.kind!r}, but known are {known}")
+    try:
+        profile = _profile_from_pb(message.profile)
+    except InvalidRequest as error:
+        raise HandshakeError(f"its profile can't be used: {error}") from None
+    max_lag = message.max_lag if message.HasField("max_lag") else None
+    step_s = message.step_s if 0 < message.step_s < math.inf else None
+    return DraftFacts(
+        message.kind,
+        profile,
+        message.has_decision_model,
+        max_lag,
+        step_s,
+        overlap_gain=OverlapGain(),
+    )
+
+
+def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:
+    defaults = Profile()
+    return value_from_pb(
+        Profile,
+        message,
+        shape=SHAPE.from_pb(message.shape) or defaults.shape,
+        stop=STOP.from_pb(message.stop) or defaults.stop,
+        max_depth=message.max_depth or defaults.max_depth,
+        max_nodes=message.max_nodes or defaults.max_nodes,
+        step_cost=message.step_cost or None,
+        row_cost=message.row_cost or None,
+    )

@@ -10,7 +10,7 @@ from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.checks import check_plan
-from slipstream.rpc.conversion.convert_facts import draft_facts_from_pb
+from slipstream.rpc.conversion.convert_info import draft_facts_from_pb
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from support.models import tiny

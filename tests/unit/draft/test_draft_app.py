@@ -17,7 +17,7 @@ from slipstream.models.loading import load_target_parts
 from slipstream.models.store.digests import file_digest
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions
-from slipstream.rpc.conversion.convert_facts import draft_facts_from_pb
+from slipstream.rpc.conversion.convert_info import draft_facts_from_pb
 from slipstream.rpc.v1 import draft_pb2
 from slipstream_draft.app import load_draft
 from slipstream_draft.config import DraftConfig

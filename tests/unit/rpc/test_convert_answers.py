@@ -36,8 +36,8 @@ COUNTS = st.lists(UINT32, max_size=4).map(tuple)
 REASONS = st.dictionaries(SAID, UINT32, max_size=3)
 SPECULATION_STATS = st.builds(
     SpeculationStats,
-    **dict.fromkeys(answered._COUNTS, UINT32),
-    **dict.fromkeys(answered._PER_STEP, COUNTS),
+    **{field.name: UINT32 for field in fields(SpeculationStats) if field.type is int},
+    **{field.name: COUNTS for field in fields(SpeculationStats) if field.name[:4] == "per_"},
     acceptance_histogram=st.dictionaries(UINT32, UINT32, max_size=4),
     stop_reasons=REASONS,
     lossless=st.booleans(),
@@ -172,7 +172,9 @@ def test_a_model_that_does_not_say_what_it_can_do_is_refused():
 def test_what_is_no_time_is_refused(value):
     for at in fields(Timings):
         with pytest.raises(InvalidRequest, match=at.name):
-            answered.timings_from_pb(pb.RequestTimings(**{at.name: value}))
+            timings = pb.RequestTimings(**{at.name: value})
+            finish = pb.FinishInfo(reason=1, timings=timings)
+            answered.chunk_from_pb(pb.GenerateStreamResponse(finish=finish))
 
 
 @pytest.mark.parametrize(
