@@ -50,9 +50,7 @@ def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> Draft
         incarnation=new_incarnation(),
         max_sessions=config.sessions.max_sessions,
     )
-    return DraftServicer(
-        drafter, receivers, about, config.settings(), thread=thread, telemetry=telemetry
-    )
+    return DraftServicer(drafter, receivers, about, config, thread=thread, telemetry=telemetry)
 
 
 def _build(config: DraftConfig, receivers: KvReceivers) -> tuple[Drafter, PairedTarget | None]:

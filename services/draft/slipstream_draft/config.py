@@ -1,6 +1,6 @@
 """Configuration of a draft service. Values only; `slipstream.config` reads them."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 from slipstream.core.errors import InvalidRequest
@@ -10,7 +10,6 @@ from slipstream.models.scorer import NUM_SINKS, WINDOW
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.kv import KvEncoding
-from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import check_advertised
 from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.service_options import (
@@ -23,20 +22,6 @@ from slipstream.rpc.service_options import (
 )
 from slipstream.state.options import StoreOptions
 from slipstream_draft.kv_sources import KvSources, usual_sources
-
-
-@dataclass(frozen=True, slots=True)
-class DraftSettings:
-    """Settings of a draft's service: limits, and how keys and values are read."""
-
-    limits: LeaseLimits = field(default_factory=LeaseLimits)
-    kv_wait_s: float = 0.01
-    """Longest wait for the newest keys and values before a proposal."""
-    kv_catch_up_s: float = 0.05
-    """Longest wait at the start of a request for those without which nothing can be drafted."""
-    kv_encoding: KvEncoding = KvEncoding.RAW
-    window: int = 0
-    """Newest tokens of a long text that are read, behind the first ones; 0: all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +97,11 @@ class DraftConfig:
         self.server_options()
         self.to_targets()
         self.sources()
-        self.settings()
+        if 0 < self.window < NUM_SINKS:
+            raise InvalidRequest(f"window is {self.window}, but must be 0 or at least {NUM_SINKS}")
+        if self.kv_encoding not in set(KvEncoding):
+            known = " or ".join(KvEncoding)
+            raise InvalidRequest(f"kv_encoding is {self.kv_encoding!r}, but must be {known}")
 
     def server_options(self) -> ServerOptions:
         """Return where and how to serve."""
@@ -129,19 +118,3 @@ class DraftConfig:
     def memory(self, *, is_mirroring: bool = False) -> DraftMemory:
         """Return the memory for keys and values."""
         return DraftMemory(self.compute.kv_memory, self.sessions.max_sessions, is_mirroring)
-
-    def settings(self) -> DraftSettings:
-        """Return how to serve sessions. Raises `InvalidRequest` for an unknown encoding and a
-        window of less than a page."""
-        if 0 < self.window < NUM_SINKS:
-            raise InvalidRequest(f"window is {self.window}, but must be 0 or at least {NUM_SINKS}")
-        if self.kv_encoding not in set(KvEncoding):
-            known = " or ".join(KvEncoding)
-            raise InvalidRequest(f"kv_encoding is {self.kv_encoding!r}, but must be {known}")
-        return DraftSettings(
-            limits=self.sessions.lease_limits(),
-            kv_wait_s=self.kv_wait_ms / 1000,
-            kv_catch_up_s=self.kv_catch_up_ms / 1000,
-            kv_encoding=KvEncoding(self.kv_encoding),
-            window=self.window,
-        )

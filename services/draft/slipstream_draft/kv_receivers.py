@@ -16,10 +16,10 @@ from slipstream.drafting.kv_mirror import ByteBudget, KvMirror
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.scorer import KvView, skippable
 from slipstream.rpc.channel import ChannelOptions
-from slipstream.rpc.kv import DTYPE, KvFormat, KvStreamSource, keep_freed_memory
+from slipstream.rpc.kv import DTYPE, KvEncoding, KvFormat, KvStreamSource, keep_freed_memory
 from slipstream.rpc.tensors import element_type
 from slipstream.rpc.v1 import common_pb2, draft_pb2
-from slipstream_draft.config import DraftSettings
+from slipstream_draft.config import DraftConfig
 from slipstream_draft.kv_receiver import KvAddress, KvReceiver
 from slipstream_draft.kv_sources import Channels, KvSources
 
@@ -159,12 +159,12 @@ class KvReceivers:
 class KvCatchUp:
     """The wait of a proposal for keys and values to read, as far as they come in time."""
 
-    def __init__(self, drafter: Drafter, receivers: KvReceivers, settings: DraftSettings) -> None:
+    def __init__(self, drafter: Drafter, receivers: KvReceivers, config: DraftConfig) -> None:
         self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
         self._layers = drafter.layers
         self._max_lag = drafter.facts.max_lag
         self._receivers = receivers
-        self._settings = settings
+        self._config = config
 
     def form(self, layout: common_pb2.KvLayout) -> KvFormat | None:
         """Return the format of a target with this layout; None for a draft that reads none."""
@@ -173,7 +173,7 @@ class KvCatchUp:
         dtype = DTYPE.from_pb(layout.dtype)
         if dtype is None:
             raise HandshakeError("the caller says nothing of the dtype of keys and values")
-        encoding = self._settings.kv_encoding
+        encoding = KvEncoding(self._config.kv_encoding)
         return KvFormat(self._layers, layout.num_kv_heads, layout.head_dim, dtype, encoding)
 
     async def ready(
@@ -186,13 +186,14 @@ class KvCatchUp:
 
         Raises `InvalidRequest` for a feed that is missing, or one too many.
         """
-        session_id, settings, has_waited = sequence.session_id, self._settings, False
+        session_id, config, has_waited = sequence.session_id, self._config, False
         if self._follow(sequence, form, plan) and self._max_lag is not None:
             # A lost round costs more than the first keys that are new enough do.
             count = len(sequence) - self._max_lag
-            has_waited = await self._receivers.wait(session_id, count, settings.kv_catch_up_s)
+            has_waited = await self._receivers.wait(session_id, count, config.kv_catch_up_ms / 1000)
         count = len(sequence) - 1
-        return await self._receivers.wait(session_id, count, settings.kv_wait_s) or has_waited
+        wait_s = config.kv_wait_ms / 1000
+        return await self._receivers.wait(session_id, count, wait_s) or has_waited
 
     def _follow(
         self,
@@ -210,7 +211,7 @@ class KvCatchUp:
             raise InvalidRequest(f"the draft reads target layers {layers}: the plan needs a feed")
         num_same = partial(self._local.num_same, sequence)
         source = _address_from_pb(plan.feed)
-        skipped = skippable(len(sequence), self._settings.window)
+        skipped = skippable(len(sequence), self._config.window)
         return self._receivers.follow(sequence, source, form, num_same=num_same, skipped=skipped)
 
 

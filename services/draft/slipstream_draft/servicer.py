@@ -34,7 +34,7 @@ from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments
 from slipstream.telemetry.spans import Reply
 from slipstream.telemetry.telemetry import Telemetry
-from slipstream_draft.config import DraftSettings
+from slipstream_draft.config import DraftConfig
 from slipstream_draft.describe import target_expectations
 from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
 from slipstream_draft.telemetry import DraftTelemetry, record_load
@@ -71,7 +71,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         drafter: Drafter,
         receivers: KvReceivers,
         about: draft_pb2.DescribeDraftResponse,
-        settings: DraftSettings,
+        config: DraftConfig,
         *,
         thread: EngineThread | None = None,
         telemetry: Telemetry | None = None,
@@ -81,12 +81,12 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._drafter = drafter
         self._receivers = receivers
         self.about = about
-        self._catch_up = KvCatchUp(drafter, receivers, settings)
+        self._catch_up = KvCatchUp(drafter, receivers, config)
         self._telemetry = DraftTelemetry(telemetry or Telemetry())
         self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
         self._thread = thread or EngineThread("draft")
         self._batched = None if self._local is None else BatchedDraft(self._local, self._thread)
-        self._leases = Leases(self._release, self._kv_bytes, settings.limits)
+        self._leases = Leases(self._release, self._kv_bytes, config.sessions.lease_limits())
         self._num_rounds = 0
         self._running: set[Lease] = set()
         self._is_idle = asyncio.Event()

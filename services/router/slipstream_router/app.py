@@ -30,7 +30,7 @@ from slipstream_router.replicas.fleet import DrafterDefaults, Fleet
 from slipstream_router.replicas.pool import Pool
 from slipstream_router.replicas.probes import DraftProbe, TargetProbe
 from slipstream_router.replicas.replica import Hooks
-from slipstream_router.request_runner import RequestRunner, RouterState, Timeouts
+from slipstream_router.request_runner import RequestRunner, RouterState
 from slipstream_router.request_telemetry import RouterTelemetry
 from slipstream_router.servicer import SERVICE, GenerationServicer, Parts
 from slipstream_router.watched_store import WatchedStore
@@ -151,7 +151,7 @@ class Router:
             self._fleet,
             RouterState(claims, self._leases, NgramStores(config.ngrams)),
             self._admission,
-            timeouts=_timeouts(config),
+            config=config,
             telemetry=self._request_telemetry,
         )
 
@@ -205,15 +205,3 @@ def fences(now: Callable[[], float]) -> Callable[[], int]:
         return last
 
     return next_fence
-
-
-def _timeouts(config: RouterConfig) -> Timeouts:
-    return Timeouts(
-        config.target_round_timeout_s,
-        config.target_token_timeout_s,
-        config.target_queue_s,
-        config.target_wait_s,
-        config.draft_round_timeout_s,
-        config.draft_token_timeout_s,
-        config.park_ttl_s,
-    )

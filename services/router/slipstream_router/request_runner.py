@@ -27,6 +27,7 @@ from slipstream.state.session_leases import (
 )
 from slipstream.state.store import Opening, Record
 from slipstream_router.ahead import WriteBehind, one_ahead
+from slipstream_router.config import RouterConfig
 from slipstream_router.lease_keeper import LeaseKeeper
 from slipstream_router.limits import Admission
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
@@ -45,19 +46,6 @@ _LEFT_TURN_S, _LEFT_TURN_STEP_S = 5.0, 0.1
 Remaining = Callable[[], float | None]
 Send = Callable[[Chunk], Awaitable[None]]
 """Sends a chunk to the caller, and returns when there is room for the next one."""
-
-
-@dataclass(frozen=True, slots=True)
-class Timeouts:
-    """Limits of time of rounds, requests and parked keys and values: see `RouterConfig`."""
-
-    target_round_s: float = 30.0
-    target_token_s: float = 0.02
-    target_queue_s: float = 60.0
-    target_wait_s: float = 30.0
-    draft_round_s: float = 2.0
-    draft_token_s: float = 0.005
-    park_ttl_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -90,13 +78,13 @@ class RequestRunner:
         state: RouterState,
         admission: Admission,
         *,
-        timeouts: Timeouts,
+        config: RouterConfig,
         telemetry: RouterTelemetry,
     ) -> None:
         self._fleet = fleet
         self._state = state
         self._admission = admission
-        self._timeouts = timeouts
+        self._config = config
         self._telemetry = telemetry
 
     async def run(self, call: RouterCall) -> None:
@@ -172,7 +160,7 @@ class RequestRunner:
             recorder.record_settled()
             if asked.session is not None:
                 with recorder.span.stage("park", "session.park"):
-                    await replicas.park(self._timeouts.park_ttl_s, location)
+                    await replicas.park(self._config.park_ttl_s, location)
             recorder.span.begins("close")
 
     async def _prepared(
@@ -232,23 +220,23 @@ class RequestRunner:
     def _options(
         self, call: RouterCall, record: Record, placed: ChosenTarget, kind: str
     ) -> RequestReplicaOptions:
-        limits, remaining = self._timeouts, call.remaining
+        config, remaining = self._config, call.remaining
         target = CallOptions(
             record.fence,
-            limits.target_round_s,
-            limits.target_token_s,
+            config.target_round_timeout_s,
+            config.target_token_timeout_s,
             remaining,
-            queue_s=limits.target_queue_s,
+            queue_s=config.target_queue_s,
             owner=owner_digest(record.owner),
         )
-        times = (limits.draft_round_s, limits.draft_token_s)
+        times = (config.draft_round_timeout_s, config.draft_token_timeout_s)
         draft = CallOptions(record.fence, *times, remaining, owner=target.owner)
         return RequestReplicaOptions(
             target,
             draft,
             kind,
             sticky=record.draft,
-            target_wait_s=limits.target_wait_s,
+            target_wait_s=config.target_wait_s,
             store=self._store(placed),
         )
 

@@ -12,10 +12,10 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape, StopPolicy
 from slipstream.models.target.causal import CausalModel
 from slipstream.ngrams.store_file import SUFFIX, NgramStores, StoreHeader
-from slipstream.rpc.kv import KvEncoding
+from slipstream.options import build
 from slipstream.train.data import Document
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
-from slipstream_draft.config import DraftSettings
+from slipstream_draft.config import DraftConfig
 from support.models import tiny, tiny_checkpoint
 from support.services import tiny_services
 from support.services.tiny_services import draft_place, is_empty, rounds, target_place, until
@@ -106,7 +106,7 @@ async def test_drafts_that_read_no_keys_propose_as_embedded_ones(models, kind):
 
 async def test_eight_bit_keys_change_no_final_token(models):
     raw = await played_here(models, "glide", SESSION, PROMPT)
-    settings = DraftSettings(kv_wait_s=5.0, kv_encoding=KvEncoding.INT8)
+    settings = build(DraftConfig, kv_wait_ms=5000.0, kv_encoding="int8", window=0)
     async with pair(models, settings=settings) as (targets, drafts):
         seen = await played_there(targets, drafts, SESSION, PROMPT)
         load = await drafts.load()
@@ -120,7 +120,7 @@ async def test_eight_bit_keys_change_no_final_token(models):
 async def test_a_draft_with_a_window_streams_the_first_keys_and_the_newest(models):
     prompt = tuple(tiny.tokens(450))
     session = Session("s", len(prompt), 30)
-    settings = DraftSettings(kv_wait_s=5.0, window=128)
+    settings = build(DraftConfig, kv_wait_ms=5000.0, window=128)
     expected = await played_here(models, "glide", session, prompt, window=128)
     async with pair(models, settings=settings) as (targets, drafts):
         seen = await played_there(targets, drafts, session, prompt)

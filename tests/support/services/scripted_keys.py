@@ -9,10 +9,11 @@ import numpy as np
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session
+from slipstream.options import build
 from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvStreamSource, frame_to_bytes
 from slipstream.rpc.tensors import pack
 from slipstream.rpc.v1 import draft_pb2, target_pb2, target_pb2_grpc
-from slipstream_draft.config import DraftSettings
+from slipstream_draft.config import DraftConfig
 from slipstream_target.servicer import SERVICE
 from support.models import tiny
 from support.services.tiny_services import MAX_LAG, draft_place, serving
@@ -92,10 +93,11 @@ async def following(models, script, *, kv_wait_s=0.0, kv_catch_up_s=0.0, telemet
     def register(server):
         target_pb2_grpc.add_TargetServiceServicer_to_server(script, server)
 
-    settings = DraftSettings(kv_wait_s=kv_wait_s, kv_catch_up_s=kv_catch_up_s)
+    waits_ms = {"kv_wait_ms": 1000 * kv_wait_s, "kv_catch_up_ms": 1000 * kv_catch_up_s}
+    config = build(DraftConfig, **waits_ms, window=0)
     async with (
         serving({SERVICE: register}) as address,
-        draft_place(models, "glide", settings, telemetry=telemetry) as drafts,
+        draft_place(models, "glide", config, telemetry=telemetry) as drafts,
     ):
         feed = draft_pb2.KvFeed(
             address=address, session_id="s", incarnation="one", credential="secret"

@@ -20,6 +20,7 @@ from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.causal_scorer import CausalScorer
 from slipstream.ngrams.store_file import NgramStores
+from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.leases import LeaseLimits
@@ -30,7 +31,7 @@ from slipstream.rpc.server import Register, Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2
 from slipstream.telemetry.telemetry import Telemetry
 from slipstream.verifying.batcher import BatchedTarget
-from slipstream_draft.config import DraftSettings
+from slipstream_draft.config import DraftConfig
 from slipstream_draft.describe import PairedTarget, describe
 from slipstream_draft.kv_receivers import KvReceivers
 from slipstream_draft.kv_sources import KvSources
@@ -168,18 +169,18 @@ class DraftPlace:
 async def draft_place(
     models: Models,
     kind: str,
-    settings: DraftSettings | None = None,
+    config: DraftConfig | None = None,
     *,
     telemetry: Telemetry | None = None,
     sources: KvSources | None = None,
 ) -> AsyncIterator[DraftPlace]:
     """A served draft. It waits long for keys, so that tests do not depend on how fast they are."""
-    settings = settings or DraftSettings(kv_wait_s=5.0)
+    config = config or build(DraftConfig, kv_wait_ms=5000.0, window=0)
     receivers = KvReceivers(ChannelOptions(), CPU, sources)
     drafter = models.drafter(kind, receivers)
     made_for = PairedTarget("tiny", target_parts(tiny.hf_model())) if drafter.layers else None
     about = describe(drafter, kind, target=made_for, incarnation="a-draft", max_sessions=64)
-    servicer = DraftServicer(drafter, receivers, about, settings, telemetry=telemetry)
+    servicer = DraftServicer(drafter, receivers, about, config, telemetry=telemetry)
     async with (
         serving({DRAFT_SERVICE: draft_register(servicer)}) as address,
         connect(address, ChannelOptions()) as channel,
