@@ -15,7 +15,7 @@ from starlette.exceptions import HTTPException
 import slipstream
 from slipstream.client import AsyncChunkStream, AsyncClient, ModelInfo, RequestOptions
 from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
-from slipstream.rpc.certificates import ReloadedFiles
+from slipstream.rpc.security import ReloadedFiles
 from slipstream.telemetry.carrier import within
 from slipstream_gateway.body import (
     ChatRequest,

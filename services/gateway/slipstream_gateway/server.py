@@ -15,9 +15,8 @@ from slipstream.client import AsyncClient
 from slipstream.client.connection import connection
 from slipstream.client.remote import RemoteBackend
 from slipstream.core.errors import Unavailable
-from slipstream.rpc.certificates import ReloadedFiles, read_pair
 from slipstream.rpc.process import with_port
-from slipstream.rpc.security import ServerTls
+from slipstream.rpc.security import ReloadedFiles, ServerTls, read_pair
 from slipstream.telemetry.catalog import REQUESTS_RUNNING
 from slipstream.telemetry.metric import Instruments, sampled
 from slipstream.telemetry.sdk_spans import SdkTelemetry

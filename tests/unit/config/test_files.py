@@ -16,7 +16,7 @@ from slipstream.core.errors import InvalidRequest, SlipstreamError, TrainingErro
 from slipstream.drafting.profile_file import ModelPair, read_profile
 from slipstream.files import MAX_BYTES, read_secret
 from slipstream.ngrams.store_file import NgramStores
-from slipstream.rpc.certificates import read_authority, read_pair
+from slipstream.rpc.security import read_authority, read_pair
 from slipstream.state.access import read_keys
 from slipstream.state.options import StoreOptions
 from slipstream.telemetry.config import TelemetryConfig

@@ -150,17 +150,6 @@ def test_files_that_do_not_belong_together_are_refused_at_start(origin, cert, ke
         ClientTls(at / ca, at / cert, at / key).credentials()
 
 
-@pytest.mark.parametrize("name", ["ca.pem", "router.pem", "router.key"])
-def test_a_caller_s_stamp_tells_that_any_of_its_files_has_changed(mine, other, name):
-    tls = mine.client("router")
-    before = tls.stamp()
-    assert tls.stamp() == before
-    mine.replace(other, name)
-    assert hash(tls.stamp()) != hash(before)
-    mine.replace(other, "ca.pem", "router.pem", "router.key")
-    assert len({before, tls.stamp(), other.client("router").stamp()}) == 3
-
-
 def test_a_dialer_waits_for_files_that_are_whole(mine, other, caplog):
     dial = Dialer(ChannelOptions(tls=mine.client("draft")))
     before = dial.stamp()
