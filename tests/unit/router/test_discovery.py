@@ -34,7 +34,7 @@ async def following(source):
     heard = asyncio.Event()
 
     async def listen():
-        async for addresses in source.changes():
+        async for addresses in source():
             said.append(sorted(addresses))
             heard.set()
 
@@ -48,7 +48,7 @@ async def ended(task):
 
 async def test_a_list_of_addresses_is_said_once():
     source = parse_source(["10.0.0.2:7", "10.0.0.1:7", "10.0.0.2:7"])
-    said = [sorted(addresses) async for addresses in source.changes()]
+    said = [sorted(addresses) async for addresses in source()]
     assert said == [["10.0.0.1:7", "10.0.0.2:7"]]
 
 

@@ -9,7 +9,7 @@ import pytest
 from slipstream.core.request.server_info import ReplicaState
 from slipstream.rpc.channel import ChannelOptions, Dialer
 from slipstream.rpc.v1 import common_pb2, draft_pb2
-from slipstream_router.replicas.discovery import StaticSource
+from slipstream_router.replicas.discovery import fixed
 from slipstream_router.replicas.heartbeat import Heartbeat
 from slipstream_router.replicas.pool import Pool
 from slipstream_router.replicas.probes import DraftProbe
@@ -37,7 +37,7 @@ class Pooled:
         self.changed, self.num_changes = asyncio.Event(), 0
         self.fine, self.others = fine, others
         self.pool = Pool(
-            StaticSource(frozenset((fine, *others))),
+            fixed(fine, *others),
             DraftProbe(),
             Dialer(ChannelOptions()),
             heartbeat=Heartbeat(0.02, 60.0),

@@ -174,7 +174,7 @@ class Listing:
     def say(self, *addresses):
         self.queue.put_nowait(frozenset(addresses))
 
-    async def changes(self):
+    async def __call__(self):
         while True:
             yield await self.queue.get()
 

@@ -9,9 +9,7 @@ import logging
 import socket
 import time
 from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Protocol
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.server_info import ReplicaRole
@@ -33,57 +31,38 @@ Addresses = frozenset[str]
 Pause = Callable[[float], Awaitable[None]]
 Ask = Callable[[], Awaitable[Addresses]]
 Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Source = Callable[[], AsyncIterator[Addresses]]
+"""Yields the first list of a role's addresses, and each that differs. May end, as a fixed list."""
 
 
-class Source(Protocol):
-    """Source of a role's addresses: the first list, and each that differs."""
+def fixed(*addresses: str) -> Source:
+    """Return a source of addresses that never change."""
 
-    def changes(self) -> AsyncIterator[Addresses]:
-        """All addresses, each time other ones than the last time. May end; then nothing changes."""
-        ...
+    async def changes() -> AsyncIterator[Addresses]:
+        yield frozenset(addresses)
 
-
-@dataclass(frozen=True, slots=True)
-class StaticSource:
-    """Addresses that never change."""
-
-    addresses: Addresses
-
-    async def changes(self) -> AsyncIterator[Addresses]:
-        """Yield the addresses once."""
-        yield self.addresses
+    return changes
 
 
-class PolledSource:
-    """Addresses that are requested again and again. A request that fails changes nothing."""
+def polled(ask: Ask, *, poll_s: float, pause: Pause) -> Source:
+    """Return a source that asks again and again. `ask` may raise anything: nothing changes."""
 
-    def __init__(self, ask: Ask, *, poll_s: float, pause: Pause) -> None:
-        """`ask` may raise anything when it has no answer."""
-        self._ask = ask
-        self._poll_s = poll_s
-        self._pause = pause
-        self._problem = ""
-
-    async def changes(self) -> AsyncIterator[Addresses]:
-        """The first answer, and every one that differs from the one before."""
+    async def changes() -> AsyncIterator[Addresses]:
         last: Addresses | None = None
+        found, problem = last, ""
         while True:
-            found = await self._answer()
+            try:
+                found, problem = await ask(), ""
+            except Exception as error:  # a list that can't be read is not the end of its replicas
+                if str(error) != problem:
+                    _LOG.warning("replicas can't be listed, so the last list stays: %s", error)
+                found, problem = last, str(error)
             if found is not None and found != last:
                 last = found
                 yield found
-            await self._pause(self._poll_s)
+            await pause(poll_s)
 
-    async def _answer(self) -> Addresses | None:
-        try:
-            found = await self._ask()
-        except Exception as error:  # a list that can't be read is not the end of its replicas
-            if str(error) != self._problem:
-                _LOG.warning("replicas can't be listed, so the last list stays: %s", error)
-                self._problem = str(error)
-            return None
-        self._problem = ""
-        return found
+    return changes
 
 
 class LingeringSource:
@@ -119,21 +98,21 @@ def parse_source(
     """
     special = [item for item in items if item.startswith((_DNS, _FILE, REGISTRY))]
     if not special:
-        return StaticSource(frozenset(_checked(item) for item in items))
+        return fixed(*map(_checked, items))
     if len(items) > 1:
         raise InvalidRequest(
             f"{special[0]} names all replicas, so nothing else can stand beside it"
         )
     if items[0] == REGISTRY and registered is not None:
-        return PolledSource(LingeringSource(registered, time.monotonic), poll_s=POLL_S, pause=pause)
+        return polled(LingeringSource(registered, time.monotonic), poll_s=POLL_S, pause=pause)
     if items[0].startswith(REGISTRY):
         raise InvalidRequest(f"{items[0]!r} must be registry: alone, with a store_url")
     if items[0].startswith(_FILE):
         path = path_of(items[0].removeprefix(_FILE))
-        return PolledSource(lambda: _read(path), poll_s=POLL_S, pause=pause)
+        return polled(lambda: _read(path), poll_s=POLL_S, pause=pause)
     host, port = _name_and_port(items[0])
     ask = resolve or _resolve
-    return PolledSource(lambda: _named(ask, host, port), poll_s=DNS_POLL_S, pause=pause)
+    return polled(lambda: _named(ask, host, port), poll_s=DNS_POLL_S, pause=pause)
 
 
 async def _read(path: Path) -> Addresses:

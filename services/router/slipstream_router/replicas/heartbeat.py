@@ -81,11 +81,6 @@ class Epoch:
         """Return whether it is over: what runs on the replica gets no answer any more."""
         return self._lost.is_set()
 
-    @property
-    def reason(self) -> str:
-        """Reason why it is over; empty while it is not."""
-        return self._reason
-
     async def lost(self) -> str:
         """Wait until it is over; why. May be cancelled, and awaited by many."""
         await self._lost.wait()

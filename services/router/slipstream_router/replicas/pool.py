@@ -13,7 +13,8 @@ from slipstream.core.request.server_info import ReplicaState
 from slipstream.rpc.channel import Dialer
 from slipstream_router.replicas.discovery import Addresses, Source
 from slipstream_router.replicas.heartbeat import Heartbeat
-from slipstream_router.replicas.replica import D, Hooks, Probe, Replica
+from slipstream_router.replicas.probes import Probe
+from slipstream_router.replicas.replica import D, Hooks, Replica
 
 CROWD, CROWD_FACTOR = 8, 2
 """A replica is crowded that has so many requests more than so many times those of the idlest.
@@ -59,7 +60,7 @@ class Pool(Generic[D]):
         """Follow the source and every replica it lists, until cancelled."""
         try:
             async with asyncio.TaskGroup() as group:
-                async for addresses in self._source.changes():
+                async for addresses in self._source():
                     self._update(addresses, group)
         finally:
             for replica in self:

@@ -2,7 +2,7 @@
 
 import asyncio
 from dataclasses import dataclass
-from typing import Generic, TypeVar
+from typing import Any, Generic, TypeVar
 from weakref import WeakValueDictionary
 
 import grpc.aio
@@ -25,10 +25,9 @@ from slipstream_router.encoder import ModelText, open_text
 
 DESCRIBE_LIMIT_S = 30.0
 R = TypeVar("R", bound=Message)
-
-
 Description = target_pb2.DescribeTargetResponse | draft_pb2.DescribeDraftResponse
 D = TypeVar("D", bound=Description)
+S = TypeVar("S", bound="SelfDescription[Any]")
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,7 +101,23 @@ class DescribedDraft(SelfDescription[draft_pb2.DescribeDraftResponse]):
         return bool(self.description.target_layers)
 
 
-class TargetProbe:
+class Probe(Generic[S]):
+    """Calls that describe the replicas of a role."""
+
+    role: ReplicaRole
+    service: str
+    """Full name of the service that the replicas have."""
+
+    async def describe(self, channel: grpc.aio.Channel) -> S:
+        """Return the replica's description. Raises `HandshakeError` for one that can't be used."""
+        raise NotImplementedError
+
+    async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
+        """Return what the replica holds at the moment. Raises `grpc.aio.AioRpcError`."""
+        raise NotImplementedError
+
+
+class TargetProbe(Probe[DescribedTarget]):
     """Probe of targets; loads the tokenizer of each model once. `aclose` it."""
 
     role = ReplicaRole.TARGET
@@ -140,7 +155,7 @@ class TargetProbe:
         return (await call_unary(channel, method, request, target_pb2.GetTargetLoadResponse)).load
 
 
-class DraftProbe:
+class DraftProbe(Probe[DescribedDraft]):
     """Probe of drafts."""
 
     role = ReplicaRole.DRAFT

@@ -10,19 +10,19 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import Any, Generic, TypeVar
 
 import grpc.aio
 from grpc_health.v1 import health_pb2
 
 from slipstream.config import are_local
 from slipstream.core.errors import HandshakeError, SlipstreamError, Unavailable, printable
-from slipstream.core.request.server_info import ReplicaInfo, ReplicaRole, ReplicaState
+from slipstream.core.request.server_info import ReplicaInfo, ReplicaState
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.exchange import Peer, parsed
 from slipstream.rpc.status import error_from, is_named, proxy_hint
-from slipstream.rpc.v1 import common_pb2
 from slipstream_router.replicas.heartbeat import Epoch, Heartbeat, while_both
+from slipstream_router.replicas.probes import DescribedDraft, DescribedTarget, Probe
 
 CONNECT_LIMIT_S = 5.0
 FIRST_WAIT_S = 0.1
@@ -31,58 +31,8 @@ _WATCH = "/grpc.health.v1.Health/Watch"
 _LOG = logging.getLogger("slipstream.router")
 
 
-class ReplicaDescription(Protocol):
-    """Description of a replica, by itself."""
-
-    @property
-    def name(self) -> str:
-        """Model of a target, kind of a draft."""
-        ...
-
-    @property
-    def incarnation(self) -> str:
-        """Incarnation of the process."""
-        ...
-
-    @property
-    def dtype(self) -> str:
-        """Element type of its weights; empty for a draft that is no model."""
-        ...
-
-    @property
-    def weights_digest(self) -> str:
-        """SHA-256 of its weights; empty for a draft."""
-
-    @property
-    def engine(self) -> str:
-        """Engine that computes it, native or torch; empty for a draft."""
-
-
 _REPORTED = ("incarnation", "dtype", "weights_digest", "engine")
-D = TypeVar("D", bound=ReplicaDescription)
-D_co = TypeVar("D_co", bound=ReplicaDescription, covariant=True)
-
-
-class Probe(Protocol[D_co]):
-    """Calls that describe the replicas of a role."""
-
-    @property
-    def role(self) -> ReplicaRole:
-        """Role of the replicas."""
-        ...
-
-    @property
-    def service(self) -> str:
-        """Full name of the service they have."""
-        ...
-
-    async def describe(self, channel: grpc.aio.Channel) -> D_co:
-        """Return the replica's description. Raises `HandshakeError` for one that can't be used."""
-        ...
-
-    async def load(self, channel: grpc.aio.Channel) -> common_pb2.Load:
-        """Return what the replica holds at the moment. Raises `grpc.aio.AioRpcError`."""
-        ...
+D = TypeVar("D", bound=DescribedTarget | DescribedDraft)
 
 
 @dataclass(frozen=True, slots=True)
