@@ -97,7 +97,6 @@ locks: ## write locks/ anew from pyproject.toml and constraints.txt
 
 docs: $(READY) ## what is written out of the code, and all pages as a site in site/
 	$(BIN)/python tests/test_docs_options.py
-	$(BIN)/python tests/test_chart_readme.py
 	$(BIN)/python tests/test_docs_reference.py
 	PYTHONPATH=tests $(BIN)/python tests/test_docs_architecture.py
 	NO_MKDOCS_2_WARNING=1 $(BIN)/mkdocs build --quiet --strict

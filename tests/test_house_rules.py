@@ -185,46 +185,6 @@ def test_imports_follow_the_contracts():
     assert report.returncode == 0, report.stdout + report.stderr
 
 
-def test_the_public_surface_is_what_is_written_here():
-    import slipstream.client
-
-    assert sorted(slipstream.client.__all__) == [
-        "AsyncChunkStream",
-        "AsyncClient",
-        "AsyncClientSession",
-        "Chunk",
-        "ChunkStream",
-        "Client",
-        "ClientSession",
-        "ClientTls",
-        "Continuity",
-        "FinishReason",
-        "Mode",
-        "ModelInfo",
-        "Prompt",
-        "PromptInfo",
-        "RequestOptions",
-        "RequestStats",
-        "Result",
-        "SamplingParams",
-        "ServerInfo",
-        "Shape",
-        "SpeculationOptions",
-        "SpeculationStats",
-        "StopPolicy",
-        "Timings",
-        "TokenLogprob",
-        "TokenOrigin",
-        "Tool",
-        "ToolCall",
-        "TopLogprob",
-        "Verification",
-        "errors",
-        "read_tool_calls",
-    ]
-    assert all(hasattr(slipstream.client, name) for name in slipstream.client.__all__)
-
-
 def test_exact_verification_and_candidates_load_no_torch():
     code = """
 import sys, numpy as np

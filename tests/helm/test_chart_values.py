@@ -6,6 +6,8 @@ import re
 import pytest
 import yaml
 
+from reference.values_page import TWINS, values
+from reference.values_page import VALUES as FILE
 from slipstream.options import options_of
 from slipstream.telemetry.config import TelemetryConfig
 from slipstream_draft.config import DraftConfig
@@ -217,3 +219,18 @@ def test_every_option_of_telemetry_is_a_value():
     options = set(SCHEMA["definitions"]["telemetryOptions"]["properties"])
     said = settings(rendered("large-cluster"))["telemetry"]
     assert options <= known and known - options <= {*said, "metrics"}
+
+
+def test_every_value_says_what_it_is_in_a_sentence():
+    found = values(FILE.read_text())
+    assert len(found) > 200
+    assert [value.path for value in found if not value.text.endswith(".")] == []
+
+
+def test_the_roles_have_one_shape_but_for_the_ports_and_the_key_of_the_front():
+    paths = {name: set() for name in TWINS}
+    for value in values(FILE.read_text()):
+        role, _, path = value.path.partition(".")
+        if role in paths and not path.startswith(("ports.", "token.")):
+            paths[role].add(path)
+    assert all(paths[name] == paths["router"] for name in TWINS)
