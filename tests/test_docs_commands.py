@@ -9,12 +9,8 @@ import typer
 
 from slipstream.options import options_of
 from slipstream.telemetry.config import TelemetryConfig
-from slipstream_draft.config import DraftConfig
-from slipstream_gateway.config import HttpConfig
-from slipstream_router.config import RouterConfig
-from slipstream_target.config import TargetConfig
+from support.deployment.charts import CONFIGS
 
-ROLES = {"target": TargetConfig, "draft": DraftConfig, "router": RouterConfig, "http": HttpConfig}
 DOCS = Path(__file__).parents[1] / "docs"
 NAMES = ("train-your-own", "benchmarks", "security", "http", "kubernetes", "sizing", "papers")
 PAGES = [f"{name}.md" for name in NAMES]
@@ -40,7 +36,7 @@ def command(words):
 
     groups = {"train": train.app, "calibrate": calibrate.app, "bench": bench.app, "ray": ray.app}
     if words[0] == "serve":
-        roles = [ROLES[words[1]]] if words[1] != "ROLE" else ROLES.values()  # any will do
+        roles = [CONFIGS[words[1]]] if words[1] != "ROLE" else CONFIGS.values()  # any will do
         options = [at for kind in (*roles, TelemetryConfig) for at in options_of(kind)]
         return {"--config", *(at.flag for at in options)}, words[2:]
     found = typer.main.get_command(groups.get(words[0], main.app))

@@ -12,19 +12,11 @@ from slipstream.core import errors
 from slipstream.options import options_of, without_none
 from slipstream.rpc.status import code_of
 from slipstream.telemetry.config import SECTION, TelemetryConfig
-from slipstream_draft.config import DraftConfig
-from slipstream_gateway.config import HttpConfig
-from slipstream_router.config import RouterConfig
-from slipstream_target.config import TargetConfig
+from support.deployment.charts import CONFIGS
 
 PAGE = Path(__file__).parents[1] / "docs" / "services.md"
-TABLES = {
-    "target": TargetConfig,
-    "draft": DraftConfig,
-    "router": RouterConfig,
-    "http": HttpConfig,
-    SECTION: TelemetryConfig,
-}
+TABLES = {role: CONFIGS[role] for role in ("target", "draft", "router", "http")}
+TABLES[SECTION] = TelemetryConfig
 """Of the configuration file: one a service, and what all of them share."""
 KINDS = {
     str: "text",

@@ -7,11 +7,8 @@ import yaml
 
 from slipstream.config import load_config, parse_flags
 from slipstream.telemetry.config import TelemetryConfig
-from slipstream_draft.config import DraftConfig
-from slipstream_gateway.config import HttpConfig
-from slipstream_router.config import RouterConfig
-from slipstream_target.config import TargetConfig
 from support.deployment.charts import (
+    CONFIGS,
     NAMESPACE,
     ROOT,
     of_kind,
@@ -25,12 +22,6 @@ from support.deployment.kube_schemas import NEWEST, pod_faults
 
 PAGE = (ROOT / "docs/how-to/inference-gateway.md").read_text()
 SERVICE = yaml.safe_load(re.search(r"llm.yaml <<'END'\n(.*?)^END$", PAGE, re.M | re.S)[1])
-CONFIGS = {
-    "main": ("http", HttpConfig),
-    "router": ("router", RouterConfig),
-    "target": ("target", TargetConfig),
-    "draft": ("draft", DraftConfig),
-}
 CASE = "inference-gateway"
 ENGINE = "llm-d.ai/engine-type"
 HERE = {"kubernetes.io/metadata.name": NAMESPACE}
@@ -88,14 +79,15 @@ def test_kubernetes_takes_the_pod_that_the_page_has_for_kserve(version):
 
 def test_containers_of_that_pod_are_services_that_find_each_other():
     containers = {at["name"]: at for at in SERVICE["spec"]["template"]["containers"]}
+    containers["http"] = containers.pop("main")
     assert set(containers) == set(CONFIGS)
     configs = {}
-    for name, (section, cls) in CONFIGS.items():
+    for name, cls in CONFIGS.items():
         flags, _ = parse_flags([cls, TelemetryConfig], containers[name]["args"], prog=name, doc="")
-        configs[name] = load_config(cls, section=section, file=None, env={}, flags=flags[0])
+        configs[name] = load_config(cls, section=name, file=None, env={}, flags=flags[0])
     router = configs["router"]
-    assert configs["main"].router == router.listen.address
-    assert configs["main"].host_and_port()[1] == containers["main"]["ports"][0]["containerPort"]
+    assert configs["http"].router == router.listen.address
+    assert configs["http"].host_and_port()[1] == containers["http"]["ports"][0]["containerPort"]
     assert list(router.targets) == [configs["target"].listen.address]
     assert list(router.drafts) == [configs["draft"].listen.address]
     assert configs["draft"].target_model == configs["target"].model

@@ -11,15 +11,13 @@ from support.deployment.charts import (
     CASES,
     CHART,
     NAMESPACE,
+    NEWEST_HELM,
     case_file,
     every_case,
-    every_helm,
     of_kind,
-    parsed,
     pods,
     rendered,
     run,
-    template,
     title,
     with_values,
 )
@@ -31,12 +29,12 @@ ENV_NAME = re.compile(r"[A-Za-z_][A-Za-z0-9_]*")
 QUANTITY = re.compile(r"[0-9]+(\.[0-9]+)?([KMGTPE]i|[numkMGTPE])?")
 DRAWN = ("checksum/", "password")
 """What of a manifest is drawn anew each time: the password of Redis, and what follows from it."""
-JUDGED: dict[tuple[str, str], list[str]] = {}
+JUDGED: dict[str, list[str]] = {}
 
 
 def judged(document, version, judge=faults):
     """What a version has against a document; most documents come again in other files."""
-    key = version, repr((judge.__name__, document))
+    key = repr((judge.__name__, document, version))
     if key not in JUDGED:
         JUDGED[key] = judge(document, version)
     return JUDGED[key]
@@ -58,16 +56,11 @@ def settled(value):
     return [settled(part) for part in value] if isinstance(value, list) else value
 
 
-@every_helm()
 @every_case()
-def test_helm_lints_it_strictly(case, helm):
-    done = run(helm, "lint", "--strict", CHART, "--values", case_file(case))
+def test_helm_lints_it_strictly_and_both_versions_render_the_same(case):
+    done = run(NEWEST_HELM, "lint", "--strict", CHART, "--values", case_file(case))
     assert done.returncode == 0, done.stdout + done.stderr
     assert "[WARNING]" not in done.stdout and "[ERROR]" not in done.stdout
-
-
-@every_case()
-def test_both_versions_of_helm_render_the_same(case):
     three, four = (rendered(case, helm) for helm in HELMS)
     assert sorted(map(title, three)) == sorted(map(title, four))
     by_name = {title(at): at for at in three}
@@ -76,14 +69,11 @@ def test_both_versions_of_helm_render_the_same(case):
 
 
 @pytest.mark.parametrize("version", NEWEST)
-@every_case()
-def test_kubernetes_takes_every_document(case, version):
-    for helm in HELMS:
-        documents = rendered(case, helm)
-        assert {title(at): judged(at, version) for at in documents if judged(at, version)} == {}
-        for pod in pods(documents):
-            template = {key: pod.template[key] for key in ("metadata", "spec")}
-            assert judged(template, version, pod_faults) == [], pod.owner
+def test_kubernetes_takes_every_document(documents, version):
+    assert {title(it): judged(it, version) for it in documents if judged(it, version)} == {}
+    for pod in pods(documents):
+        template = {key: pod.template[key] for key in ("metadata", "spec")}
+        assert judged(template, version, pod_faults) == [], pod.owner
 
 
 def test_every_custom_kind_that_the_chart_has_comes_in_some_value_file():
@@ -92,9 +82,7 @@ def test_every_custom_kind_that_the_chart_has_comes_in_some_value_file():
     assert {"Deployment", "Service", "HorizontalPodAutoscaler", "NetworkPolicy"} <= kinds
 
 
-@every_case()
-def test_objects_have_names_and_labels_that_kubernetes_takes_and_are_of_the_release(case):
-    documents = rendered(case)
+def test_objects_have_names_and_labels_that_kubernetes_takes_and_are_of_the_release(documents):
     assert [at for at, count in Counter(map(title, documents)).items() if count > 1] == []
     for document in documents:
         metadata = document["metadata"]
@@ -110,10 +98,9 @@ def test_objects_have_names_and_labels_that_kubernetes_takes_and_are_of_the_rele
             assert len(value) <= 63 and LABEL_VALUE.fullmatch(value), value
 
 
-@every_case()
-def test_what_schemas_do_not_judge_is_right_too(case):
+def test_what_schemas_do_not_judge_is_right_too(documents):
     """Ports within range and named as Kubernetes takes it, variables and quantities likewise."""
-    for pod in pods(rendered(case)):
+    for pod in pods(documents):
         for container in pod.containers:
             ports = [at["name"] for at in container.get("ports", ())]
             assert len(set(ports)) == len(ports), pod.owner
@@ -123,49 +110,47 @@ def test_what_schemas_do_not_judge_is_right_too(case):
             assert all(ENV_NAME.fullmatch(at) for at in variables)
             for amounts in container.get("resources", {}).values():
                 assert all(QUANTITY.fullmatch(str(at)) for at in amounts.values()), pod.owner
-    for document in rendered(case):
+    for document in documents:
         for path, value in places(document.get("spec", {})):
             if path.endswith((".port", ".containerPort")) and isinstance(value, int):
                 assert 1 <= value <= 65535, f"{title(document)}{path}"
 
 
-@every_case()
-def test_nothing_is_null_and_nothing_was_left_to_a_template(case):
-    for document in rendered(case):
+def test_nothing_is_null_and_nothing_was_left_to_a_template(documents):
+    for document in documents:
         for path, value in places(document):
             assert value is not None, f"{title(document)}{path}"
             if isinstance(value, str) and document["kind"] != "ConfigMap":
                 assert "<no value>" not in value and "%!" not in value, f"{title(document)}{path}"
 
 
-def test_labels_and_annotations_of_all_reach_all():
-    documents = with_values({"commonLabels.team": "a", "commonAnnotations.note": "b"})
-    for document in documents:
+def test_labels_and_annotations_of_all_reach_all_and_more_objects_are_templates():
+    common = {"commonLabels.team": "a", "commonAnnotations.note": "b"}
+    more = [
+        {
+            "apiVersion": "v1",
+            "kind": "ConfigMap",
+            "metadata": {"name": f"{name}{{{{ .Release.Name }}}}"},
+        }
+        for name in ("one-of-", "two-of-")
+    ]
+    documents = with_values({**common, "extraObjects": [more[0], json.dumps(more[1])]})
+    own = [it for it in documents if "-of-" not in title(it)]
+    assert {title(it) for it in documents if it not in own} == {
+        "ConfigMap/one-of-demo",
+        "ConfigMap/two-of-demo",
+    }
+    for document in own:
         assert document["metadata"]["labels"]["team"] == "a", title(document)
         assert document["metadata"]["annotations"]["note"] == "b", title(document)
 
 
-@pytest.mark.parametrize("release", ["a", "slipstream", "x" * 53])
-def test_names_stay_unique_and_short_whatever_the_release_is_called(release):
-    done = template(HELMS[-1], release=release)
-    assert done.returncode == 0, done.stderr
-    documents = parsed(done.stdout)
-    assert len(set(map(title, documents))) == len(documents)
-    assert all(len(at["metadata"]["name"]) <= 63 for at in documents)
-    assert len({at["metadata"]["name"] for at in of_kind(documents, "Deployment")}) == 3
-
-
-def test_long_names_that_differ_at_their_end_only_still_differ():
-    long = "n" * 80
-    first, second = (with_values({"fullnameOverride": f"{long}{end}"}) for end in "ab")
-    names = [{title(at) for at in documents} for documents in (first, second)]
-    assert names[0].isdisjoint(names[1])
-    assert all(len(at["metadata"]["name"]) <= 63 for at in (*first, *second))
-
-
-def test_more_objects_are_templates():
-    name = "{{ .Release.Name }}-of-{{ .Release.Namespace }}"
-    extra = {"apiVersion": "v1", "kind": "ConfigMap", "metadata": {"name": name}}
-    for form in (extra, json.dumps(extra)):
-        documents = with_values({"extraObjects": [form]})
-        assert "ConfigMap/demo-of-serving" in map(title, documents)
+def test_names_stay_unique_and_short_whatever_the_release_is_called():
+    """Long names that differ at their end only still differ."""
+    found = [with_values({}, release=release) for release in ("slipstream", "x" * 53)]
+    found += [with_values({"fullnameOverride": "n" * 80 + end}) for end in "ab"]
+    for documents in found:
+        assert len(set(map(title, documents))) == len(documents)
+        assert all(len(it["metadata"]["name"]) <= 63 for it in documents)
+        assert len({it["metadata"]["name"] for it in of_kind(documents, "Deployment")}) == 3
+    assert set(map(title, found[-1])).isdisjoint(map(title, found[-2]))

@@ -75,9 +75,7 @@ def hops(documents):
     }
 
 
-@every_case()
-def test_every_service_selects_pods_and_leads_to_a_port_that_they_have(case):
-    documents = rendered(case)
+def test_every_service_selects_pods_and_leads_to_a_port_that_they_have(documents):
     for service in of_kind(documents, "Service"):
         selected = [at for at in pods(documents) if matches_service(service, at)]
         assert selected, title(service)
@@ -93,18 +91,14 @@ def matches_service(service, pod):
     return matches({"matchLabels": service["spec"]["selector"]}, pod.labels)
 
 
-@every_case()
-def test_every_role_has_a_service_that_balances_and_a_headless_one_that_names_pods(case):
-    documents = rendered(case)
+def test_every_role_has_a_service_that_balances_and_a_headless_one_that_names_pods(documents):
     for pod in service_pods(documents):
         mine = [at for at in of_kind(documents, "Service") if matches_service(at, pod)]
         headless = [at["spec"].get("clusterIP") == "None" for at in mine]
         assert sorted(headless) == [False, True], pod.owner
 
 
-@every_case()
-def test_workloads_select_their_own_pods_and_no_others(case):
-    documents = rendered(case)
+def test_workloads_select_their_own_pods_and_no_others(documents):
     for workload in of_kind(documents, "Deployment", "StatefulSet"):
         chosen = [at for at in pods(documents) if matches(workload["spec"]["selector"], at.labels)]
         assert [at.owner for at in chosen] == [title(workload)]
@@ -120,9 +114,7 @@ def test_selectors_do_not_change_with_a_version_or_labels_of_all():
     assert not any("version" in repr(at) for at in selectors[0].values())
 
 
-@every_case()
-def test_replicas_that_can_be_evicted_have_a_budget_that_leaves_some(case):
-    documents = rendered(case)
+def test_replicas_that_can_be_evicted_have_a_budget_that_leaves_some(documents):
     for budget in of_kind(documents, "PodDisruptionBudget"):
         chosen = [at for at in pods(documents) if matches(budget["spec"]["selector"], at.labels)]
         assert len({at.owner for at in chosen}) == 1, title(budget)
@@ -147,9 +139,7 @@ def test_policies_let_through_the_hops_that_there_are_and_no_other(case):
     assert hops(documents) == wanted
 
 
-@every_case()
-def test_metrics_are_read_by_monitoring_and_by_nobody_else(case):
-    documents = rendered(case)
+def test_metrics_are_read_by_monitoring_and_by_nobody_else(documents):
     policies, everybody = of_kind(documents, "NetworkPolicy"), ends(documents)
     for pod in service_pods(documents):
         target = everybody[pod.role]
@@ -158,9 +148,7 @@ def test_metrics_are_read_by_monitoring_and_by_nobody_else(case):
             assert not admits(policies, everybody[other], target, "metrics"), pod.owner
 
 
-@every_case()
-def test_every_pod_looks_names_up_and_none_may_go_elsewhere(case):
-    documents = rendered(case)
+def test_every_pod_looks_names_up_and_none_may_go_elsewhere(documents):
     policies, everybody = of_kind(documents, "NetworkPolicy"), ends(documents)
     for pod in pods(documents):
         source = everybody.get(pod.role)

@@ -9,14 +9,10 @@ from slipstream.core.errors import PermissionDenied
 from slipstream.options import options_of
 from slipstream.state.access import read_keys
 from slipstream.telemetry.config import SECTION, TelemetryConfig
-from slipstream_draft.config import DraftConfig
-from slipstream_gateway.config import HttpConfig
-from slipstream_router.config import RouterConfig
-from slipstream_target.config import TargetConfig
 from support.deployment.charts import (
+    CONFIGS,
     NAMESPACE,
     ROLES,
-    every_case,
     named,
     of_kind,
     rendered,
@@ -28,7 +24,6 @@ from support.deployment.charts import (
 from support.network.certificates import certificates
 from support.network.key_files import key, write_keys
 
-CONFIGS = {"router": RouterConfig, "draft": DraftConfig, "target": TargetConfig, "http": HttpConfig}
 MOUNTED = "/etc/slipstream/"
 FROM_THE_POD = {"status.podIP": "10.1.2.3", "metadata.name": "pod-0", "spec.nodeName": "node-0"}
 REFERENCE = re.compile(r"\$\((\w+)\)")
@@ -102,9 +97,7 @@ def configs_of(documents, folder, scratch):
     return {pod.role: told(documents, pod, folder, scratch)[0] for pod in pods}
 
 
-@every_case()
-def test_every_service_takes_what_it_is_told(case, mounted, tmp_path):
-    documents = rendered(case)
+def test_every_service_takes_what_it_is_told(documents, mounted, tmp_path):
     for pod in service_pods(documents):
         config, telemetry = told(documents, pod, mounted, tmp_path)
         if pod.role == "http":
@@ -116,18 +109,15 @@ def test_every_service_takes_what_it_is_told(case, mounted, tmp_path):
         assert telemetry.log_format == "json"
 
 
-@every_case()
-def test_engines_announce_the_address_of_their_own_pod(case, mounted, tmp_path):
-    documents = rendered(case)
+def test_engines_announce_the_address_of_their_own_pod(documents, mounted, tmp_path):
     for pod in service_pods(documents):
         if pod.role in ("draft", "target"):
             config, _ = told(documents, pod, mounted, tmp_path)
             assert config.replica.advertised_address == f"10.1.2.3:{pod.ports['grpc']}"
 
 
-@every_case()
-def test_drafts_may_read_from_targets_beside_them_and_from_no_other_port(case, mounted, tmp_path):
-    configs = configs_of(rendered(case), mounted, tmp_path)
+def test_drafts_may_read_from_targets_beside_them_and_no_other_port(documents, mounted, tmp_path):
+    configs = configs_of(documents, mounted, tmp_path)
     if "draft" in configs and "target" in configs:
         sources, address = configs["draft"].sources(), configs["target"].replica.advertised_address
         sources.check(address)
@@ -135,10 +125,9 @@ def test_drafts_may_read_from_targets_beside_them_and_from_no_other_port(case, m
             sources.check(f"{address.rpartition(':')[0]}:6379")
 
 
-@every_case()
-def test_every_variable_of_ours_is_one_that_is_read(case):
+def test_every_variable_of_ours_is_one_that_is_read(documents):
     free = {"SLIPSTREAM_CACHE", "SLIPSTREAM_OFFLINE", "SLIPSTREAM_TOKEN"}
-    for pod in service_pods(rendered(case)):
+    for pod in service_pods(documents):
         known = {
             f"SLIPSTREAM_{section}_{at.name}".upper()
             for section, cls in ((pod.role, CONFIGS[pod.role]), (SECTION, TelemetryConfig))
@@ -150,10 +139,9 @@ def test_every_variable_of_ours_is_one_that_is_read(case):
             assert ours <= known | free, pod.owner
 
 
-@every_case()
-def test_services_agree_with_each_other(case):
+def test_services_agree_with_each_other(documents):
     """On the model, on Redis, and on names under which replicas announce themselves."""
-    tables = settings(rendered(case))
+    tables = settings(documents)
     if "draft" in tables:
         assert tables["draft"]["target_model"] == tables["target"]["model"]
     for option in ("store_url", "store_prefix"):

@@ -5,7 +5,6 @@ import json
 import pytest
 
 from support.deployment.charts import (
-    every_case,
     of_kind,
     pods,
     rendered,
@@ -21,9 +20,7 @@ SECRET_WORDS = ("password", "token", "sha256", "secret")
 GONE = 30
 
 
-@every_case()
-def test_every_pod_runs_with_as_little_as_it_needs_and_shares_nothing(case):
-    documents = rendered(case)
+def test_every_pod_runs_with_as_little_as_it_needs_and_shares_nothing(documents):
     for pod in pods(documents):
         whole = pod.spec["securityContext"]
         assert whole["runAsNonRoot"] is True, pod.owner
@@ -46,9 +43,7 @@ def test_every_pod_runs_with_as_little_as_it_needs_and_shares_nothing(case):
     assert of_kind(documents, "Role", "ClusterRole", "RoleBinding", "ClusterRoleBinding") == []
 
 
-@every_case()
-def test_accounts_and_claims_that_pods_name_are_there(case):
-    documents = rendered(case)
+def test_accounts_and_claims_that_pods_name_are_there(documents):
     accounts = {at["metadata"]["name"] for at in of_kind(documents, "ServiceAccount")}
     claims = {at["metadata"]["name"] for at in of_kind(documents, "PersistentVolumeClaim")}
     for pod in pods(documents):
@@ -58,9 +53,7 @@ def test_accounts_and_claims_that_pods_name_are_there(case):
             assert claim is None or claim in {*claims, "models"}, pod.owner
 
 
-@every_case()
-def test_every_mount_has_its_volume_and_every_volume_is_mounted(case):
-    documents = rendered(case)
+def test_every_mount_has_its_volume_and_every_volume_is_mounted(documents):
     templates = {
         title(at): [claim["metadata"]["name"] for claim in at["spec"]["volumeClaimTemplates"]]
         for at in of_kind(documents, "StatefulSet")
@@ -76,9 +69,7 @@ def test_every_mount_has_its_volume_and_every_volume_is_mounted(case):
             assert len(set(paths)) == len(paths), pod.owner
 
 
-@every_case()
-def test_configuration_that_pods_mount_or_read_is_there(case):
-    documents = rendered(case)
+def test_configuration_that_pods_mount_or_read_is_there(documents):
     maps = {at["metadata"]["name"]: at["data"] for at in of_kind(documents, "ConfigMap")}
     for pod in pods(documents):
         for name, keys in read_maps(pod):
@@ -95,9 +86,7 @@ def read_maps(pod):
             yield at["name"], keys | ({at["key"]} if "key" in at else set())
 
 
-@every_case()
-def test_a_service_of_grpc_is_probed_at_its_plaintext_port_of_health(case):
-    documents = rendered(case)
+def test_a_service_of_grpc_is_probed_at_its_plaintext_port_of_health(documents):
     found = [at for at in service_pods(documents) if at.role != "http"]
     assert found
     for pod in found:
@@ -117,10 +106,9 @@ def test_the_front_is_probed_by_the_scheme_that_it_serves(case, scheme):
         assert (at["port"], at["scheme"]) == ("http", scheme)
 
 
-@every_case()
-def test_a_pod_has_time_to_load_and_is_not_killed_for_a_short_pause(case):
+def test_a_pod_has_time_to_load_and_is_not_killed_for_a_short_pause(documents):
     budgets = {"router": 60, "draft": 300, "target": 600, "http": 60}
-    for pod in service_pods(rendered(case)):
+    for pod in service_pods(documents):
         startup, liveness = pod.main["startupProbe"], pod.main["livenessProbe"]
         budget = startup["periodSeconds"] * startup["failureThreshold"]
         assert budget >= budgets[pod.role], pod.owner
@@ -128,9 +116,7 @@ def test_a_pod_has_time_to_load_and_is_not_killed_for_a_short_pause(case):
         assert pod.main["readinessProbe"]["periodSeconds"] <= 5
 
 
-@every_case()
-def test_a_pod_that_stops_is_off_the_lists_first_and_has_time_for_the_longest_request(case):
-    documents = rendered(case)
+def test_a_pod_that_stops_is_off_the_lists_first_and_has_time_for_the_longest_request(documents):
     for pod in service_pods(documents):
         wait = pod.main["lifecycle"]["preStop"]["sleep"]["seconds"]
         grace = settings(documents)[pod.role]["grace_s"]
@@ -146,20 +132,17 @@ def test_the_grace_is_longer_than_the_longest_generation():
     assert router["max_connection_age_grace_s"] > 1234
 
 
-@every_case()
-def test_variables_that_name_a_secret_hold_none(case):
-    for pod in pods(rendered(case)):
+def test_variables_that_name_a_secret_hold_none(documents):
+    for pod in pods(documents):
         for container in pod.containers:
             for variable in container.get("env", ()):
                 secret = any(word in variable["name"].lower() for word in SECRET_WORDS)
                 assert not secret or "value" not in variable, variable["name"]
-    for table in settings(rendered(case)).values():
+    for table in settings(documents).values():
         assert "store_password" not in table
 
 
-@every_case()
-def test_what_a_secret_holds_stands_nowhere_else(case):
-    documents = rendered(case)
+def test_what_a_secret_holds_stands_nowhere_else(documents):
     others = json.dumps([at for at in documents if at["kind"] != "Secret"])
     for secret in of_kind(documents, "Secret"):
         for name, text in secret_texts(secret).items():
@@ -167,9 +150,7 @@ def test_what_a_secret_holds_stands_nowhere_else(case):
             assert all(line not in others for line in text.split() if len(line) >= 16), name
 
 
-@every_case()
-def test_secrets_that_the_chart_makes_are_used_and_are_the_only_ones_it_can_make(case):
-    documents = rendered(case)
+def test_secrets_that_the_chart_makes_are_used_and_are_the_only_ones_it_can_make(documents):
     made = {at["metadata"]["name"] for at in of_kind(documents, "Secret")}
     text = repr([pod.spec for pod in pods(documents)])
     assert all(f"'{name}'" in text for name in made)

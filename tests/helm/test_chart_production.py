@@ -11,7 +11,6 @@ from support.deployment.charts import (
     NEWEST_HELM,
     ROLES,
     case_file,
-    every_case,
     of_kind,
     pods,
     rendered,
@@ -27,9 +26,8 @@ def documents():
     return rendered("production")
 
 
-@every_case()
-def test_every_container_has_a_limit_of_memory(case):
-    for pod in pods(rendered(case)):
+def test_every_container_has_a_limit_of_memory(documents):
+    for pod in pods(documents):
         for container in pod.containers:
             assert container["resources"]["limits"]["memory"], f"{pod.owner}: {container['name']}"
 

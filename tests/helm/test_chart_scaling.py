@@ -11,7 +11,6 @@ from support.deployment.charts import (
     CHART,
     ROLES,
     ROOT,
-    every_case,
     named,
     of_kind,
     pods,
@@ -57,9 +56,7 @@ def test_all_roles_are_scaled_each_by_itself(case):
     assert sorted(map(scaled, scalers)) == sorted(at.role for at in service_pods(rendered(case)))
 
 
-@every_case()
-def test_no_two_controllers_scale_one_workload(case):
-    documents = rendered(case)
+def test_no_two_controllers_scale_one_workload(documents):
     chosen = [at["spec"]["scaleTargetRef"] for at in of_kind(documents, *SCALERS)]
     names = [(at.get("kind", "Deployment"), at["name"]) for at in chosen]
     assert len(set(names)) == len(names)
@@ -69,9 +66,8 @@ def test_no_two_controllers_scale_one_workload(case):
         assert workload["spec"]["replicas"] >= 1
 
 
-@every_case()
-def test_a_scaler_goes_from_few_pods_to_more(case):
-    for scaler in of_kind(rendered(case), *SCALERS):
+def test_a_scaler_goes_from_few_pods_to_more(documents):
+    for scaler in of_kind(documents, *SCALERS):
         spec = scaler["spec"]
         least = spec.get("minReplicas", spec.get("minReplicaCount"))
         most = spec.get("maxReplicas", spec.get("maxReplicaCount"))
@@ -100,9 +96,8 @@ def metrics(documents):
                 yield scaled(scaler), kind, at[kind]["metric"]
 
 
-@every_case()
-def test_metrics_of_autoscalers_are_offered_by_the_adapter_of_the_page(case):
-    for role, kind, metric in metrics(rendered(case)):
+def test_metrics_of_autoscalers_are_offered_by_the_adapter_of_the_page(documents):
+    for role, kind, metric in metrics(documents):
         assert kind == "pods"
         rule = offered(metric["name"], "custom")
         for at in spoken(filled(rule, metric["name"])).selectors:
@@ -147,9 +142,8 @@ def filled(rule, name):
     return query
 
 
-@every_case()
-def test_queries_speak_of_series_that_there_are_by_labels_that_those_have(case):
-    for role, metadata in queries(rendered(case)):
+def test_queries_speak_of_series_that_there_are_by_labels_that_those_have(documents):
+    for role, metadata in queries(documents):
         assert float(metadata["threshold"]) > 0, role
         assert metadata["serverAddress"].startswith("http")
         by_pod = {name: labels | BY_POD for name, labels in all_samples().items()}
@@ -166,9 +160,7 @@ def test_queries_are_of_this_release_only():
         assert "demo-slipstream-" in metadata["query"], role
 
 
-@every_case()
-def test_monitors_choose_services_and_pods_that_have_the_port(case):
-    documents = rendered(case)
+def test_monitors_choose_services_and_pods_that_have_the_port(documents):
     for monitor in of_kind(documents, "PodMonitor"):
         found = [at for at in pods(documents) if chosen(monitor, at.labels)]
         assert found, title(monitor)

@@ -2,29 +2,28 @@
 
 import json
 import re
+from copy import deepcopy
 
 import pytest
 import yaml
+from jsonschema.validators import validator_for
 
 from reference.values_page import TWINS, values
 from reference.values_page import VALUES as FILE
 from slipstream.options import options_of
 from slipstream.telemetry.config import TelemetryConfig
-from slipstream_draft.config import DraftConfig
-from slipstream_gateway.config import HttpConfig
-from slipstream_router.config import RouterConfig
-from slipstream_target.config import TargetConfig
 from support.deployment.charts import (
     CASES,
     CHART,
+    CONFIGS,
     NEWEST_HELM,
     every_helm,
     rendered,
     settings,
     template,
+    with_values,
 )
 
-CONFIGS = {"router": RouterConfig, "draft": DraftConfig, "target": TargetConfig, "http": HttpConfig}
 SCHEMA = json.loads((CHART / "values.schema.json").read_text())
 VALUES = yaml.safe_load((CHART / "values.yaml").read_text())
 WRONG = {
@@ -126,16 +125,40 @@ CANT = {
     },
 }
 """Values that are right one by one, and can't work together."""
+EVIL = "x\"'\n---\nkind: Pod\nevil: 1\n# {{ . }} $(touch x) `id`; \\"
+VALID = validator_for(SCHEMA)(SCHEMA)
+
+
+def leaves(value, path=""):
+    """Yield each value that has none within it, with its path."""
+    if not isinstance(value, dict) or not value:
+        yield path, value
+        return
+    for name, inner in value.items():
+        yield from leaves(inner, f"{path}.{name}".lstrip("."))
+
+
+LEAVES = dict(leaves(VALUES))
+
+
+def is_valid(path, value):
+    """Whether the schema takes a value beside those of the chart."""
+    *outer, name = path.split(".")
+    inner = given = deepcopy(VALUES)
+    for part in outer:
+        inner = inner[part]
+    inner[name] = value
+    return VALID.is_valid(given)
 
 
 @every_helm()
-@pytest.mark.parametrize("path", WRONG)
-def test_a_wrong_value_is_refused_with_its_path(path, helm):
-    done = template(helm, values={path: WRONG[path]})
+def test_wrong_values_are_refused_with_their_paths(helm):
+    done = template(helm, values=WRONG)
     assert done.returncode != 0
-    said = done.stderr.replace("/", ".")
-    assert path.rpartition(".")[0] in said, done.stderr
-    assert path.rpartition(".")[2] in said, done.stderr
+    lines = done.stderr.replace("/", ".").splitlines()
+    for path in WRONG:
+        outer, _, name = path.rpartition(".")
+        assert any(outer in line and name in line for line in lines), f"{path}: {done.stderr}"
     assert "hunter2" not in done.stderr
 
 
@@ -164,45 +187,58 @@ def test_values_that_can_not_work_together_are_refused_with_a_sentence(what):
     ],
 )
 def test_memory_and_storage_with_room_are_taken_in_any_unit(values):
-    done = template(NEWEST_HELM, values=values)
-    assert done.returncode == 0, done.stderr
+    assert with_values(values)
 
 
-def objects(schema, path=""):
-    """Every object of the schema that says what is in it, with its path."""
+def schema_objects(schema, given, path=""):
+    """Yield each object of the schema that says what is in it, with its path and its value."""
     if "$ref" in schema:
         schema = SCHEMA["definitions"][schema["$ref"].rpartition("/")[2]]
     if "properties" in schema:
-        yield path, schema
+        yield path, schema, given
+    inner = given if isinstance(given, dict) else {}
     for name, part in schema.get("properties", {}).items():
-        yield from objects(part, f"{path}.{name}".lstrip("."))
+        yield from schema_objects(part, inner.get(name), f"{path}.{name}".lstrip("."))
 
 
-def test_no_object_of_the_schema_takes_what_it_does_not_know():
-    lax = [path for path, at in objects(SCHEMA) if at.get("additionalProperties") is not False]
-    assert [path for path in lax if path] == []
-    assert SCHEMA["additionalProperties"] is False
+def test_the_schema_has_the_names_of_the_values_and_takes_no_others():
+    for path, schema, given in schema_objects(SCHEMA, VALUES):
+        assert schema.get("additionalProperties") is False, path
+        if isinstance(given, dict) and given and not path.endswith(PARTIAL):
+            assert set(schema["properties"]) - {"global"} == set(given), path
 
 
-def value_at(path):
-    value = VALUES
-    for part in path.split(".") if path else ():
-        if not isinstance(value, dict) or part not in value:
-            return None
-        value = value[part]
-    return value
-
-
-def test_schema_and_values_have_the_same_names():
-    for path, schema in objects(SCHEMA):
-        value = value_at(path)
-        if isinstance(value, dict) and value:
-            known = set(schema["properties"]) - {"global"}
-            assert known == set(value) or path.endswith(OPEN), path
-
-
-OPEN = ("ecurityContext", "resources", "requests", "limits", "labels", "capabilities")
+PARTIAL = ("ecurityContext", "resources", "requests", "limits", "labels", "capabilities")
 """Kubernetes' own objects: values name a part of what there may be."""
+
+
+def test_numbers_of_pods_and_ports_are_none_below_zero():
+    counts = [path for path in LEAVES if path.endswith(("eplicas", "gpu.count"))]
+    assert len(counts) > 7
+    assert [path for path in counts if is_valid(path, -1)] == []
+
+
+def keys(values):
+    """Yield every key, and those of files within values, where the text must be a value, too."""
+    if isinstance(values, dict):
+        yield from values
+    if isinstance(values, dict | list):
+        for inner in values.values() if isinstance(values, dict) else values:
+            yield from keys(inner)
+    elif isinstance(values, str) and "evil" in values and values != EVIL:
+        yield from (line.partition(":")[0].strip() for line in values.split("\n")[1:-1])
+
+
+def test_text_of_a_value_adds_no_object_no_field_and_no_line():
+    """Values that may be any text, but for those that are lines and objects by their purpose."""
+    raw = {"redis.extraConfig", "extraObjects"}
+    texts = {path for path, value in LEAVES.items() if value is None or isinstance(value, str)}
+    given = [path for path in texts - raw if is_valid(path, EVIL)]
+    assert len(given) > 5
+    plain, found = rendered("production"), with_values(dict.fromkeys(given, EVIL), "production")
+    kinds = [sorted(f"{it['kind']} {it['apiVersion']}" for it in docs) for docs in (plain, found)]
+    assert kinds[0] == kinds[1]
+    assert "evil" not in keys(list(found))
 
 
 @pytest.mark.parametrize("role", CONFIGS)

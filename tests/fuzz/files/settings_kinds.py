@@ -30,23 +30,14 @@ from slipstream.state.options import StoreOptions
 from slipstream.telemetry.config import TelemetryConfig
 from slipstream.telemetry.traces import find_trace, read_spans
 from slipstream.train.data import ReadLimits, read_data
-from slipstream_draft.config import DraftConfig
-from slipstream_gateway.config import HttpConfig
-from slipstream_router.config import RouterConfig
-from slipstream_target.config import TargetConfig
+from support.deployment.charts import CONFIGS
 
 
 def _configuration(cls: Callable[..., Any], section: str) -> Callable[[Path], object]:
     return lambda path: load_config(cls, section=section, file=path, env={})
 
 
-SERVICES: dict[str, Callable[..., Any]] = {
-    "router": RouterConfig,
-    "target": TargetConfig,
-    "draft": DraftConfig,
-    "http": HttpConfig,
-    "telemetry": TelemetryConfig,
-}
+SERVICES: dict[str, Callable[..., Any]] = {**CONFIGS, "telemetry": TelemetryConfig}
 CONFIGURATION = """[router]
 address = "127.0.0.1:50051"
 targets = ["127.0.0.1:50061", "10.0.0.2:50061"]

@@ -16,6 +16,10 @@ import yaml
 
 from helm_tool import HELMS, Helm, missing
 from slipstream.config import SECTIONS
+from slipstream_draft.config import DraftConfig
+from slipstream_gateway.config import HttpConfig
+from slipstream_router.config import RouterConfig
+from slipstream_target.config import TargetConfig
 from support.commands import ran
 
 Json = dict[str, Any]
@@ -26,7 +30,13 @@ NEWEST_HELM = HELMS[-1]
 RELEASE, NAMESPACE = "demo", "serving"
 COMPONENT = "app.kubernetes.io/component"
 ROLES = ("router", "draft", "target")
-SERVICES = (*ROLES, "http")
+CONFIGS: dict[str, Any] = {
+    "router": RouterConfig,
+    "draft": DraftConfig,
+    "target": TargetConfig,
+    "http": HttpConfig,
+}
+SERVICES = tuple(CONFIGS)
 LIMIT_S = 240  # many at once on a small machine
 
 
