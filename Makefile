@@ -13,7 +13,6 @@ LOCKED ?=
 KILLS ?= 50
 REPORT ?= chaos.json
 MINUTES ?= 10
-FUZZ_REPORT ?= fuzz.json
 SOAK_REPORT ?= soak.json
 CASES ?= 200000
 
@@ -53,14 +52,14 @@ test: model lint ## static checks and every test
 chaos: $(READY) ## kill, stop and cut off services for a long time; KILLS of each role, REPORT as JSON
 	OMP_NUM_THREADS=1 $(BIN)/python -m pytest tests/chaos --chaos --chaos-kills $(KILLS) --chaos-report $(REPORT)
 
-fuzz: $(READY)  ## send messages of every kind to all services for MINUTES; FUZZ_REPORT as JSON, SEED to repeat
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(MINUTES) --report $(FUZZ_REPORT) $(if $(SEED),--seed $(SEED))
+fuzz: $(READY)  ## send messages of every kind to all services for MINUTES; SEED to repeat
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz --minutes $(MINUTES) $(if $(SEED),--seed $(SEED))
 
 soak: model     ## mixed load with a kill a minute for MINUTES (180 for a release); report in SOAK_REPORT
 	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m chaos.soak --minutes $(MINUTES) --report $(SOAK_REPORT)
 
-fuzz-files: $(READY) ## load CASES broken and hostile files of every kind; FUZZ_REPORT as JSON, SEED to repeat
-	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.files --cases $(CASES) --report $(FUZZ_REPORT) $(if $(SEED),--seed $(SEED))
+fuzz-files: $(READY) ## load CASES broken and hostile files of every kind; SEED to repeat
+	PYTHONPATH=tests OMP_NUM_THREADS=1 $(BIN)/python -m fuzz.files --cases $(CASES) $(if $(SEED),--seed $(SEED))
 
 check: test package ## everything CI runs, and the built packages
 
@@ -106,4 +105,4 @@ fmt: $(READY) ## format and sort imports
 	$(BIN)/ruff format .
 
 clean: ## remove what the targets above created, the model cache excepted
-	rm -rf $(VENV) $(VENV)-compat $(VENV)-locks dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis chaos.json fuzz.json soak.json soak.svg
+	rm -rf $(VENV) $(VENV)-compat $(VENV)-locks dist build site .mypy_cache .ruff_cache .pytest_cache .import_linter_cache .hypothesis chaos.json soak.json soak.svg

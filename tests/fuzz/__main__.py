@@ -75,7 +75,7 @@ def main() -> int:
         model = fleet.save_models(Path(folder))
         tally, faults = asyncio.run(fuzz(asked, Path(folder)))
         num_calls, failed = try_sessions(model, asked)
-    return report.conclude(asked, tally, {"session calls": num_calls}, [*faults, *failed])
+    return report.conclude(asked.seed, tally, {"session calls": num_calls}, [*faults, *failed])
 
 
 if __name__ == "__main__":

@@ -1,4 +1,4 @@
-"""One thing that is sent to a service: bytes, and how. Kept as JSON."""
+"""One thing that is sent to a service: bytes, how, and to which RPC. Kept as JSON."""
 
 import base64
 import hashlib
@@ -7,12 +7,18 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from google.protobuf.message import Message
+from google.protobuf.message_factory import GetMessageClass
+
+from slipstream.rpc.v1 import draft_pb2, generation_pb2, target_pb2
+
 HTTP, WIRE = "http", "wire"
 CORPUS = Path(__file__).parent / "corpus"
 INCARNATION = "incarnation-0000"
 """Stands for the target's own in what is kept; of the same length."""
 TARGET = "127.0.0.1:00000"
 """Stands for the target's address."""
+_FILES = {"target": target_pb2, "draft": draft_pb2, "router": generation_pb2}
 
 
 @dataclass(frozen=True, slots=True)
@@ -65,3 +71,34 @@ def recorded() -> dict[str, list[tuple[bytes, ...]]]:
 def file_name(signature: str) -> str:
     """A name for the file of a finding."""
     return f"{hashlib.sha256(signature.encode()).hexdigest()[:12]}.json"
+
+
+@dataclass(frozen=True, slots=True)
+class Method:
+    """One RPC of one role."""
+
+    role: str
+    name: str
+    path: str
+    request: type[Message]
+    is_stream: bool
+    """Whether the caller sends a stream."""
+
+
+def _methods() -> dict[str, Method]:
+    found = {}
+    for role, file in _FILES.items():
+        (service,) = file.DESCRIPTOR.services_by_name.values()
+        for at in service.methods:
+            request = GetMessageClass(at.input_type)
+            path = f"/{service.full_name}/{at.name}"
+            found[at.name] = Method(role, at.name, path, request, at.client_streaming)
+    return found
+
+
+METHODS = _methods()
+
+
+def of_role(role: str) -> list[Method]:
+    """The RPCs of a role."""
+    return [method for method in METHODS.values() if method.role == role]

@@ -6,8 +6,8 @@ from random import Random
 from typing import Any
 
 from fuzz import messages, wire
-from fuzz.case import HTTP, WIRE, Case, recorded
-from fuzz.methods import Method, of_role
+from fuzz.case import HTTP, WIRE, Case, Method, of_role, recorded
+from fuzz.files.mutations import some_bytes, value
 from slipstream_gateway.body import ChatRequest, CompletionRequest
 from slipstream_gateway.fields import IGNORED, NEUTRAL
 
@@ -22,10 +22,6 @@ PATHS: dict[str, tuple[Any, dict[str, Any]]] = {
     ),
     "/v1/completions": (CompletionRequest, {"prompt": "x", "max_tokens": 2}),
 }
-_VALUES = (
-    *(None, True, False, 0, -1, 1, 2, 10**400, 2**64, 0.5, 1e308, -1e308, 1e-320, "", "x", "auto"),
-    *("\ud800", "a" * 5000, "{{ 1/0 }}", "<|end|>", [], {}, [[]], [0], [-1], [2**32], ["x"] * 100),
-)
 _NAMES = (
     *("type", "text", "role", "content", "mode", "json", "regex", "schema", "json_schema", "name"),
     *("choice", "max_nodes", "widths", "threshold", "include_usage", "function", "tool_calls"),
@@ -126,7 +122,7 @@ def _body(random: Random) -> tuple[str, bytes]:
         body[random.choice(names)] = ["x" * 10] * random.choice((10_000, 300_000))
         return "huge", json.dumps(body).encode()
     data = json.dumps(body).encode()
-    return ("broken", messages.broken(data, random)) if choice < 0.2 else ("json", data)
+    return ("broken", some_bytes(random, data)) if choice < 0.2 else ("json", data)
 
 
 def _value(random: Random, depth: int = 0) -> Any:
@@ -135,7 +131,7 @@ def _value(random: Random, depth: int = 0) -> Any:
     if choice < 0.05:
         return random.choice((*messages.SCHEMAS, *messages.REGEXES))
     if depth > 4 or choice < 0.5:
-        return random.choice(_VALUES)
+        return value(random)
     if choice < 0.7:
         return [_value(random, depth + 1) for _ in range(random.randrange(3))]
     return {name: _value(random, depth + 1) for name in random.sample(_NAMES, random.randrange(4))}
@@ -153,7 +149,7 @@ def _request(kind: str, body: bytes, random: Random) -> tuple[bytes, ...]:
     head = b"\r\n".join(headers) + b"\r\n\r\n"
     whole = head + body
     if random.random() < 0.05:
-        whole = messages.broken(whole, random)
+        whole = some_bytes(random, whole)
     if random.random() < 0.1 and whole:
         at = random.randrange(len(whole))
         return (whole[:at], whole[at:])

@@ -9,6 +9,8 @@ from google.protobuf.descriptor import Descriptor, FieldDescriptor
 from google.protobuf.message import Message
 from google.protobuf.message_factory import GetMessageClass
 
+from fuzz.files.mutations import some_bytes
+
 EDGES = (0, 1, 2, 7, 127, 128, 2**31 - 1, 2**31, 2**32 - 1)
 FLOATS = (0.0, -0.0, 1.0, -1.0, 0.5, 1e300, float("nan"), float("inf"), float("-inf"))
 WORDS = ("", "x", "glide", "smollm2-135m", "\x00", "ж" * 300, "a" * 5000, "../../x", "{{ 1/0 }}")
@@ -54,7 +56,7 @@ def message_bytes(kind: type[Message], valid: list[bytes], random: Random) -> by
         for _ in range(random.choice((1, 1, 1, 2, 5))):
             mutate(changed, random)
         return changed.SerializeToString()
-    return broken(data, random)
+    return data + unknown(random) if choice < 0.85 else some_bytes(random, data)
 
 
 def huge(descriptor: Descriptor, random: Random) -> bytes:
@@ -130,24 +132,6 @@ def mutate(message: Message, random: Random) -> None:
     message.ClearField(field.name)
     if random.random() < 0.85:
         fill(message, field, random, 0)
-
-
-def broken(data: bytes, random: Random) -> bytes:
-    """The bytes cut, flipped, doubled or with others in between."""
-    at = random.randrange(len(data) + 1)
-    change = random.randrange(5)
-    if change == 0:
-        return data[:at]
-    if change == 3:
-        return data + unknown(random)
-    if change == 1:
-        return data[:at] + random.randbytes(random.randrange(1, 9)) + data[at:]
-    if change == 2:
-        return data + data[:at]
-    flipped = bytearray(data)
-    if flipped:
-        flipped[at % len(flipped)] ^= 1 << random.randrange(8)
-    return bytes(flipped)
 
 
 def fill(message: Message, field: FieldDescriptor, random: Random, depth: int) -> None:

@@ -1,12 +1,12 @@
 """Makes a case that shows a fault smaller, for as long as it shows it."""
 
 from collections.abc import Awaitable, Callable, Iterator
+from copy import deepcopy
 from dataclasses import replace
 
 from google.protobuf.message import DecodeError, Message
 
-from fuzz.case import Case
-from fuzz.methods import METHODS
+from fuzz.case import METHODS, Case
 
 MAX_ATTEMPTS = 40
 
@@ -45,7 +45,8 @@ def _less(case: Case, part: bytes) -> Iterator[bytes]:
         except DecodeError:
             pass
         else:
-            yield from (data for data in _without(message) if len(data) < len(part))
+            found = (changed.SerializeToString() for changed in _changed(message))
+            yield from (data for data in found if len(data) < len(part))
             return
     for size in (len(part) // 2, len(part) // 4):
         if size:
@@ -53,36 +54,22 @@ def _less(case: Case, part: bytes) -> Iterator[bytes]:
             yield part[:-size]
 
 
-def _without(message: Message) -> Iterator[bytes]:
-    """The message without one field, or with less of it, at any depth."""
-    yield from (changed.SerializeToString() for changed in _changed(message))
-
-
 def _changed(message: Message) -> Iterator[Message]:
+    """Yield the message without one field, or with less of it, at any depth."""
     for field, value in message.ListFields():
-        copy = type(message).FromString(message.SerializeToString())
+        copy = deepcopy(message)
         copy.ClearField(field.name)
         yield copy
-        if field.is_repeated or isinstance(value, str | bytes):
-            if len(value) > 1 and not _is_map(field):
-                yield _halved(message, field.name)
-        elif isinstance(value, Message):
+        is_map = field.message_type is not None and field.message_type.GetOptions().map_entry
+        if isinstance(value, Message):
             for inner in _changed(value):
-                copy = type(message).FromString(message.SerializeToString())
+                copy = deepcopy(message)
                 getattr(copy, field.name).CopyFrom(inner)
                 yield copy
-
-
-def _is_map(field: object) -> bool:
-    kind = getattr(field, "message_type", None)
-    return kind is not None and kind.GetOptions().map_entry
-
-
-def _halved(message: Message, name: str) -> Message:
-    copy = type(message).FromString(message.SerializeToString())
-    value = getattr(copy, name)
-    if isinstance(value, str | bytes):
-        setattr(copy, name, value[: len(value) // 2])
-    else:
-        del value[len(value) // 2 :]
-    return copy
+        elif isinstance(value, str | bytes) and len(value) > 1:
+            setattr(copy, field.name, value[: len(value) // 2])
+            yield copy
+        elif field.is_repeated and len(value) > 1 and not is_map:
+            copy = deepcopy(message)
+            del getattr(copy, field.name)[len(value) // 2 :]
+            yield copy

@@ -1,7 +1,6 @@
-"""What a run of a fuzzer came to: a table, JSON and an exit code; and its command line."""
+"""What a run of a fuzzer came to: a table and an exit code; and its command line."""
 
 import argparse
-import json
 import secrets
 import sys
 from collections import Counter, defaultdict
@@ -27,18 +26,6 @@ class Finding:
     count: int = 1
     """Batches or cases that showed it."""
 
-    def values(self) -> dict[str, Any]:
-        """Return the finding as JSON takes it."""
-        is_one = len(self.cases) == 1
-        return {
-            "what": self.what,
-            "first": self.first,
-            "count": self.count,
-            "bytes": sum(len(part) for case in self.cases for part in case.parts),
-            "file": file_name(self.what) if is_one else "the whole batch",
-            "log": self.log,
-        }
-
     def keep(self, folder: Path) -> None:
         """Write the case to a folder, if it is one and small: else the seed says what it was."""
         num_bytes = sum(map(len, self.cases[0].parts))
@@ -62,16 +49,6 @@ class Tally:
         """Return the number of all cases."""
         return sum(counts.total() for counts in self.outcomes.values())
 
-    def values(self) -> dict[str, Any]:
-        """Return all of it as JSON."""
-        return {
-            "cases": self.num_cases,
-            "outcomes": self.outcomes,
-            "forms": self.forms,
-            "notes": self.notes,
-            "findings": [each.values() for each in self.findings.values()],
-        }
-
     def lines(self) -> list[str]:
         """Return the table."""
         table = []
@@ -80,7 +57,7 @@ class Tally:
             more = [_listed(self.forms[name]) if name in self.forms else "", self.notes.get(name)]
             table += [f"{'':36}{line}" for line in more if line]
         for each in self.findings.values():
-            table.append(f"finding: {each.what} ({each.count}, first {each.first})")
+            table.append(f"finding: {each.what} ({each.count}, first {each.first})\n{each.log}")
         return table
 
 
@@ -94,18 +71,12 @@ def parser(prog: str, doc: str | None, keep: Path, minutes: float) -> argparse.A
     made.add_argument("--minutes", type=float, default=minutes, help="longest time")
     made.add_argument("--seed", type=int, default=secrets.randbits(32))
     made.add_argument("--first", type=int, default=0, help="number of the first batch or case")
-    made.add_argument("--report", type=Path, help="a file for the report as JSON")
     made.add_argument("--keep", type=Path, default=keep, help="a folder for findings")
     return made
 
 
-def conclude(
-    asked: argparse.Namespace, tally: Tally, about: dict[str, Any], faults: Sequence[str]
-) -> int:
-    """Print and write the report; 1 where there are findings or other faults, else 0."""
-    lines = [*tally.lines(), *faults, f"seed {asked.seed}: {tally.num_cases:,} cases, {about}"]
+def conclude(seed: int, tally: Tally, about: dict[str, Any], faults: Sequence[str]) -> int:
+    """Print the report; 1 where there are findings or other faults, else 0."""
+    lines = [*tally.lines(), *faults, f"seed {seed}: {tally.num_cases:,} cases, {about}"]
     sys.stdout.write("\n".join(lines) + "\n")
-    if asked.report is not None:
-        values = {"seed": asked.seed, **about, "faults": faults, **tally.values()}
-        asked.report.write_text(json.dumps(values, indent=1) + "\n")
     return 1 if faults or tally.findings else 0

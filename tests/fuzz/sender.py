@@ -9,8 +9,7 @@ import grpc
 import grpc.aio
 from grpc._cython.cygrpc import ExecuteBatchError  # type: ignore[attr-defined]
 
-from fuzz.case import HTTP, INCARNATION, TARGET, WIRE, Case
-from fuzz.methods import METHODS
+from fuzz.case import HTTP, INCARNATION, METHODS, TARGET, WIRE, Case
 
 DEADLINE_S = 0.5
 LEFT_AFTER_S = 0.01

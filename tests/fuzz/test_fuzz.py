@@ -1,4 +1,5 @@
-"""A short run of the fuzzer, and all cases that it has kept; `make fuzz` runs it for longer."""
+"""A short run of the fuzzer and of the state machine of sessions, and all cases that were kept;
+`make fuzz` runs them for longer."""
 
 import asyncio
 
@@ -6,17 +7,18 @@ import pytest
 import pytest_asyncio
 
 from chaos import nursery
-from fuzz import victims
+from fuzz import sessions, victims
 from fuzz.case import CORPUS, load
 from fuzz.fuzzer import Fuzzer
 from fuzz.generator import ROLES
+from fuzz.world import world_of
 from support.services import fleet
 from support.state.redis_server import valkey_binary
 
 SEED = 18
 SIZE = 150
 
-pytestmark = pytest.mark.asyncio(loop_scope="module")
+MODULE = pytest.mark.asyncio(loop_scope="module")
 
 
 @pytest.fixture(scope="module")
@@ -24,6 +26,12 @@ def model(tmp_path_factory):
     valkey_binary()  # or skip before anything is made
     nursery.begin(tmp_path_factory.mktemp("nursery"))
     return fleet.save_models(tmp_path_factory.mktemp("models"))
+
+
+def test_calls_in_any_order_give_the_tokens_of_plain_decoding_and_leave_nothing(model):
+    with world_of(model) as world:
+        num_calls = sessions.run(world, max_examples=6, stateful_step_count=10, derandomize=True)
+    assert num_calls > 20
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -44,6 +52,7 @@ async def fuzzer(services):
     assert await services.answer() == expected
 
 
+@MODULE
 @pytest.mark.parametrize("role", ROLES)
 async def test_messages_of_every_kind_are_refused_or_answered_and_hold_nobody(fuzzer, role):
     await fuzzer.batch(role, 0, SIZE)
@@ -51,6 +60,7 @@ async def test_messages_of_every_kind_are_refused_or_answered_and_hold_nobody(fu
     assert fuzzer.tally.forms[role].total() >= SIZE
 
 
+@MODULE
 @pytest.mark.parametrize("path", sorted(CORPUS.glob("*.json")), ids=lambda path: path.stem)
 async def test_cases_that_were_kept_show_no_fault(fuzzer, services, path):
     shown = await fuzzer.send(load(path))

@@ -7,8 +7,9 @@ from random import Random
 
 PREFACE = b"PRI * HTTP/2.0\r\n\r\nSM\r\n\r\n"
 DATA, HEADERS, RESET, SETTINGS, PING, GOAWAY, WINDOW, CONTINUATION = 0, 1, 3, 4, 6, 7, 8, 9
-END_STREAM, END_HEADERS = 1, 4
-_NO_WINDOW = struct.pack(">HI", 4, 0)
+ACK = END_STREAM = 1
+END_HEADERS = 4
+NO_WINDOW = struct.pack(">HI", 4, 0)
 
 
 def frame(kind: int, flags: int, stream: int, payload: bytes = b"") -> bytes:
@@ -38,7 +39,7 @@ def _length(text: bytes) -> bytes:
 
 def connection(path: str, valid: bytes, random: Random) -> tuple[bytes, ...]:
     """The parts of a connection with some calls, each broken in its way."""
-    settings = frame(SETTINGS, 0, 0, random.choice((b"", b"", _NO_WINDOW, b"\0" * 5)))
+    settings = frame(SETTINGS, 0, 0, random.choice((b"", b"", NO_WINDOW, b"\0" * 5)))
     parts = [PREFACE + settings]
     for number in range(random.choice((1, 1, 3, 20))):
         parts.append(_call(2 * number + 1, path, valid, random))

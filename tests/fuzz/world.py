@@ -19,34 +19,16 @@ Tokens = tuple[int, ...]
 
 
 class World:
-    """Two routers, a target, a draft and a store, and the referee. `start`, then `stop`."""
+    """Two routers, a target, a draft and a store, and the referee."""
 
-    def __init__(self, model: Path, store: RedisServer) -> None:
-        self.store = store
-        self._thread = LoopThread()
-        self._stack = AsyncExitStack()
-        self._plain = Client.embedded(str(model), "none", dtype="float32")
+    def __init__(self, store: RedisServer, referee: Client, thread: LoopThread) -> None:
+        self.store, self._plain = store, referee
         self._known: dict[tuple[Tokens, int], Tokens] = {}
-        self.workers = [
-            fleet.target_worker(model),
-            fleet.draft_worker(str(fleet.glide_of(model)), model),
-        ]
+        self.run = thread.run
+        """Await what is made on the services' loop."""
+        self.workers: list[fleet.Worker] = []
         self.stubs: list[Any] = []
         self.clients: list[Any] = []
-
-    def start(self) -> None:
-        """Run all."""
-        self._thread.run(self._start)
-
-    def stop(self) -> None:
-        """End all."""
-        self._thread.run(self._stack.aclose)
-        self._thread.close()
-        self._plain.close()
-
-    def run(self, make: Any) -> Any:
-        """Await what is made on the services' loop."""
-        return self._thread.run(make)
 
     def plain(self, tokens: Tokens, length: int) -> Tokens:
         """What plain decoding says after these tokens."""
@@ -56,22 +38,6 @@ class World:
             result = self._plain.generate(list(tokens), max_tokens=length, sampling=sampling)
             self._known[key] = result.token_ids
         return self._known[key]
-
-    async def _start(self) -> None:
-        enter = self._stack.enter_async_context
-        await enter(fleet.running(*self.workers))
-        target, draft = self.workers
-        for _ in range(2):
-            options = {
-                "store_url": self.store.url,
-                "park_ttl_s": 0.2,
-                "store_timeout_s": 20.0,
-                "store_down": "refuse",
-            }
-            client = await enter(fleet.routed([target], [draft], **options))
-            self.clients.append(client)
-            channel = await enter(connect(client.address, ChannelOptions()))
-            self.stubs.append(generation_pb2_grpc.GenerationServiceStub(channel))
 
     async def is_idle(self) -> bool:
         """Whether nothing is held for anybody."""
@@ -84,10 +50,29 @@ class World:
 @contextmanager
 def world_of(model: Path) -> Iterator[World]:
     """A world that runs."""
-    with redis_server() as store:
-        world = World(model, store)
-        world.start()
+    thread, stack = LoopThread(), AsyncExitStack()
+    with redis_server() as store, Client.embedded(str(model), "none", dtype="float32") as referee:
+        world = World(store, referee, thread)
         try:
+            thread.run(lambda: _start(world, model, stack))
             yield world
         finally:
-            world.stop()
+            thread.run(stack.aclose)
+            thread.close()
+
+
+async def _start(world: World, model: Path, stack: AsyncExitStack) -> None:
+    target, draft = (
+        fleet.target_worker(model),
+        fleet.draft_worker(str(fleet.glide_of(model)), model),
+    )
+    world.workers = [target, draft]
+    await stack.enter_async_context(fleet.running(target, draft))
+    options = {"store_url": world.store.url, "store_timeout_s": 20.0, "store_down": "refuse"}
+    for _ in range(2):
+        client = await stack.enter_async_context(
+            fleet.routed([target], [draft], park_ttl_s=0.2, **options)
+        )
+        channel = await stack.enter_async_context(connect(client.address, ChannelOptions()))
+        world.clients.append(client)
+        world.stubs.append(generation_pb2_grpc.GenerationServiceStub(channel))

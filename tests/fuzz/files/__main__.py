@@ -41,7 +41,7 @@ def main() -> int:
     parser.add_argument("--kinds", help="names of kinds, with commas between; all by default")
     parser.add_argument("--memory", type=int, default=MEMORY, help="bytes that a file may take")
     asked = parser.parse_args()
-    return report.conclude(asked, asyncio.run(fuzz(asked)), {}, [])
+    return report.conclude(asked.seed, asyncio.run(fuzz(asked)), {}, [])
 
 
 if __name__ == "__main__":

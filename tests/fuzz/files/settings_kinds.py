@@ -1,5 +1,6 @@
 """Kinds of files that operators and users write: configurations, keys, certificates, prompts."""
 
+import re
 import tempfile
 import tomllib
 from collections.abc import Callable
@@ -38,41 +39,8 @@ def _configuration(cls: Callable[..., Any], section: str) -> Callable[[Path], ob
 
 
 SERVICES: dict[str, Callable[..., Any]] = {**CONFIGS, "telemetry": TelemetryConfig}
-CONFIGURATION = """[router]
-address = "127.0.0.1:50051"
-targets = ["127.0.0.1:50061", "10.0.0.2:50061"]
-drafts = ["dns:///drafts.local:50062"]
-store_url = "redis://127.0.0.1:6379/0"
-max_requests = 64
-request_timeout_s = 30.0
-session_ttl_s = 600
-health_address = "127.0.0.1:50053"
-
-[target]
-address = "127.0.0.1:50061"
-max_sessions = 16
-kv_memory = "1GiB"
-
-[draft]
-address = "127.0.0.1:50062"
-draft = "glide"
-kv_sources = ["10.0.0.0/8:50061"]
-kv_wait_ms = 10.0
-window = 1024
-ngrams = ["auto"]
-
-[http]
-router = "127.0.0.1:50051"
-listen_address = "127.0.0.1:8000"
-
-[telemetry]
-traces = ["otlp", "console"]
-otlp_endpoint = "http://127.0.0.1:4317"
-metrics_address = "127.0.0.1:9464"
-trace_ratio = 0.5
-log_level = "info"
-trace_rounds = 4
-"""
+SERVICES_PAGE = Path(__file__).parents[3] / "docs/services.md"
+(CONFIGURATION,) = re.findall(r"^```toml\n(.*?)^```$", SERVICES_PAGE.read_text(), re.M | re.S)
 KEYS = b"""[keys.alice]
 sha256 = "62efda010f12aac931d40328c28718a719699b465eee5780543c9136772d5af7"
 requests_per_minute = 60

@@ -1,12 +1,96 @@
 """Callers that stop reading, and requests that do not end: a router gives back what they hold."""
 
+import asyncio
+import struct
+from collections import defaultdict
+from contextlib import asynccontextmanager, suppress
+
 import pytest
 
+from fuzz import wire
 from slipstream.client import SamplingParams
 from slipstream.core.errors import DeadlineExceeded
 from slipstream.rpc.v1 import generation_pb2 as pb
-from support.network.raw_http2 import raw_caller
 from support.services.fleet import eventually, routed
+
+
+class RawCaller:
+    """One connection, whose streams have a window of zero bytes until it is opened."""
+
+    def __init__(self, reader, writer):
+        self._reader, self._writer = reader, writer
+        self._changed = asyncio.Condition()
+        self._last_stream = -1
+        self.headers, self.ended = set(), set()
+        self.data = defaultdict(bytes)
+        writer.write(wire.PREFACE)
+        self._send(wire.SETTINGS, 0, 0, wire.NO_WINDOW)
+
+    def call(self, path, message):
+        """Send a request; the number of its stream."""
+        self._last_stream += 2
+        fields = {
+            ":method": "POST",
+            ":scheme": "http",
+            ":path": path,
+            ":authority": "localhost",
+            "te": "trailers",
+            "content-type": "application/grpc",
+        }
+        texts = [(name.encode(), value.encode()) for name, value in fields.items()]
+        block = b"".join(wire.header(*text) for text in texts)
+        self._send(wire.HEADERS, wire.END_HEADERS, self._last_stream, block)
+        data = wire.message(message.SerializeToString())
+        self._send(wire.DATA, wire.END_STREAM, self._last_stream, data)
+        return self._last_stream
+
+    def open_window(self, stream, num_bytes):
+        self._send(wire.WINDOW, 0, stream, struct.pack("!I", num_bytes))
+
+    async def until(self, holds, limit_s=20):
+        async with asyncio.timeout(limit_s), self._changed:
+            await self._changed.wait_for(holds)
+
+    async def listen(self):
+        """Take frames until the connection ends."""
+        with suppress(asyncio.IncompleteReadError):
+            while True:
+                head = await self._reader.readexactly(9)
+                payload = await self._reader.readexactly(int.from_bytes(head[:3]))
+                async with self._changed:
+                    self._took(head[3], head[4], int.from_bytes(head[5:]), payload)
+                    self._changed.notify_all()
+
+    def _took(self, kind, flags, stream, payload):
+        if kind in (wire.SETTINGS, wire.PING) and not flags & wire.ACK:
+            self._send(kind, wire.ACK, 0, payload if kind == wire.PING else b"")
+        if kind == wire.HEADERS:
+            self.headers.add(stream)
+        if kind == wire.DATA:
+            self.data[stream] += payload
+        if kind == wire.RESET or (kind in (wire.HEADERS, wire.DATA) and flags & wire.END_STREAM):
+            self.ended.add(stream)
+
+    def _send(self, kind, flags, stream, payload):
+        self._writer.write(wire.frame(kind, flags, stream, payload))
+
+
+@asynccontextmanager
+async def raw_caller(address):
+    """A caller of the server at an address."""
+    host, _, port = address.rpartition(":")
+    reader, writer = await asyncio.open_connection(host, int(port))
+    caller = RawCaller(reader, writer)
+    listening = asyncio.create_task(caller.listen())
+    try:
+        yield caller
+    finally:
+        listening.cancel()
+        await asyncio.wait({listening})
+        writer.close()
+        with suppress(OSError):
+            await writer.wait_closed()
+
 
 STREAM = "/slipstream.rpc.v1.GenerationService/GenerateStream"
 NUM_TOKENS = 40
