@@ -51,18 +51,6 @@ def mounted(tmp_path_factory):
     return folder
 
 
-def file_of(documents, pod, folder, target):
-    """The file of options that a pod is told of, with paths of this machine."""
-    args = pod.main["args"]
-    path = args[args.index("--config") + 1]
-    mount = next(at for at in pod.main["volumeMounts"] if path.startswith(f"{at['mountPath']}/"))
-    volume = next(at for at in pod.spec["volumes"] if at["name"] == mount["name"])
-    data = named(documents, "ConfigMap", volume["configMap"]["name"])["data"]
-    text = data[path.removeprefix(f"{mount['mountPath']}/")]
-    target.write_text(text.replace(MOUNTED, f"{folder}/"))
-    return target
-
-
 def environment(pod):
     """The variables that a pod's container has, as Kubernetes fills them in."""
     found = {}
@@ -78,51 +66,52 @@ def environment(pod):
     return found
 
 
-def told(documents, pod, folder, scratch):
-    """The options of a pod's service and of its telemetry, as it would read them."""
-    file = file_of(documents, pod, folder, scratch / f"{pod.role}.toml")
-    classes = [CONFIGS[pod.role], TelemetryConfig]
-    (own, shared), named_file = parse_flags(classes, pod.main["args"], prog=pod.role, doc="")
-    assert named_file is not None
-    env = environment(pod)
-    return (
-        load_config(classes[0], section=pod.role, file=file, env=env, flags=own),
-        load_config(classes[1], section=SECTION, file=file, env=env, flags=shared),
-    )
+@pytest.fixture
+def read(mounted, tmp_path):
+    """A function that returns the options of each service and of its telemetry, as it reads them.
+
+    The file that a pod is told of has paths of this machine.
+    """
+
+    def options(documents, pod):
+        args, file = pod.main["args"], tmp_path / f"{pod.role}.toml"
+        path = args[args.index("--config") + 1]
+        mount = next(
+            it for it in pod.main["volumeMounts"] if path.startswith(f"{it['mountPath']}/")
+        )
+        volume = next(it for it in pod.spec["volumes"] if it["name"] == mount["name"])
+        data = named(documents, "ConfigMap", volume["configMap"]["name"])["data"]
+        text = data[path.removeprefix(f"{mount['mountPath']}/")]
+        file.write_text(text.replace(MOUNTED, f"{mounted}/"))
+        classes = (CONFIGS[pod.role], TelemetryConfig)
+        flags, _ = parse_flags(classes, args, prog=pod.role, doc="")
+        sources = {"file": file, "env": environment(pod)}
+        return [
+            load_config(cls, section=section, flags=given, **sources)
+            for cls, section, given in zip(classes, (pod.role, SECTION), flags, strict=True)
+        ]
+
+    return lambda documents: {pod.role: options(documents, pod) for pod in service_pods(documents)}
 
 
-def configs_of(documents, folder, scratch):
-    """The options of each service, by its role."""
-    pods = service_pods(documents)
-    return {pod.role: told(documents, pod, folder, scratch)[0] for pod in pods}
-
-
-def test_every_service_takes_what_it_is_told(documents, mounted, tmp_path):
-    for pod in service_pods(documents):
-        config, telemetry = told(documents, pod, mounted, tmp_path)
-        if pod.role == "http":
-            assert config.host_and_port() == ("0.0.0.0", pod.ports["http"])
+def test_every_service_takes_what_it_is_told(documents, read):
+    """Engines announce the address of their pod; drafts read from targets beside them alone."""
+    found, ports = read(documents), {pod.role: pod.ports for pod in service_pods(documents)}
+    for role, (config, telemetry) in found.items():
+        if role == "http":
+            assert config.host_and_port() == ("0.0.0.0", ports[role]["http"])
         else:
-            assert config.listen.address.endswith(f":{pod.ports['grpc']}")
-            assert config.listen.health_address.endswith(f":{pod.ports['health']}")
-        assert telemetry.metrics_place() == ("0.0.0.0", pod.ports["metrics"])
+            assert config.listen.address.endswith(f":{ports[role]['grpc']}")
+            assert config.listen.health_address.endswith(f":{ports[role]['health']}")
+        if role in ("draft", "target"):
+            assert config.replica.advertised_address == f"10.1.2.3:{ports[role]['grpc']}"
+        assert telemetry.metrics_place() == ("0.0.0.0", ports[role]["metrics"])
         assert telemetry.log_format == "json"
-
-
-def test_engines_announce_the_address_of_their_own_pod(documents, mounted, tmp_path):
-    for pod in service_pods(documents):
-        if pod.role in ("draft", "target"):
-            config, _ = told(documents, pod, mounted, tmp_path)
-            assert config.replica.advertised_address == f"10.1.2.3:{pod.ports['grpc']}"
-
-
-def test_drafts_may_read_from_targets_beside_them_and_no_other_port(documents, mounted, tmp_path):
-    configs = configs_of(documents, mounted, tmp_path)
-    if "draft" in configs and "target" in configs:
-        sources, address = configs["draft"].sources(), configs["target"].replica.advertised_address
-        sources.check(address)
+    if "draft" in found and "target" in found:
+        sources = found["draft"][0].sources()
+        sources.check(found["target"][0].replica.advertised_address)
         with pytest.raises(PermissionDenied):
-            sources.check(f"{address.rpartition(':')[0]}:6379")
+            sources.check("10.1.2.3:6379")
 
 
 def test_every_variable_of_ours_is_one_that_is_read(documents):
@@ -150,9 +139,9 @@ def test_services_agree_with_each_other(documents):
         assert tables["router"]["store_url"]
 
 
-def test_all_hops_are_tls_and_each_side_knows_whom_to_expect(mounted, tmp_path):
+def test_all_hops_are_tls_and_each_side_knows_whom_to_expect(read):
     for case in ("tls", "tls-secrets"):
-        configs = configs_of(rendered(case), mounted, tmp_path)
+        configs = {role: config for role, (config, _) in read(rendered(case)).items()}
         for config in (configs[role] for role in ROLES):
             assert config.tls.cert and config.tls.key
             assert config.store.url.startswith("rediss://") and config.store.ca
@@ -194,13 +183,8 @@ def test_certificates_are_good_for_what_they_are_used_for():
         assert at["spec"]["issuerRef"]["name"] == "inference-ca"
 
 
-def test_the_front_sends_keys_by_tls_and_in_the_clear_only_where_there_are_none(mounted, tmp_path):
-    fronts = {}
-    for case in ("tls", "http"):
-        documents = rendered(case)
-        (pod,) = (at for at in service_pods(documents) if at.role == "http")
-        fronts[case], _ = told(documents, pod, mounted, tmp_path)
-    encrypted, plain = fronts["tls"], fronts["http"]
+def test_the_front_sends_keys_by_tls_and_in_the_clear_only_where_there_are_none(read):
+    (encrypted, _), (plain, _) = (read(rendered(case))["http"] for case in ("tls", "http"))
     assert encrypted.to_router() and encrypted.tls() and not encrypted.plaintext_tokens
     assert encrypted.token() == "a token"
     assert plain.plaintext_tokens and plain.token_file is None
@@ -219,47 +203,30 @@ def test_keys_that_are_given_as_values_are_a_file_that_routers_read(tmp_path):
     assert entry.name == "alice" and entry.limits.max_concurrent == 8
 
 
-@pytest.mark.parametrize(
-    ("role", "option", "value"),
-    [
-        ("router", "max_requests", 7),
-        ("router", "store_down", "refuse"),
-        ("router", "max_message_bytes", 4194304),
-        ("draft", "kv_encoding", "int8"),
-        ("target", "pin_threads", True),
-        ("target", "pin_threads", False),
-        ("target", "max_parked_bytes", 107374182400),
-        ("target", "max_park_ttl_s", 1e-05),
-    ],
-)
-def test_an_option_reaches_its_service_with_its_value(role, option, value, mounted, tmp_path):
-    documents = with_values({f"{role}.config.{option}": value})
-    (pod,) = (at for at in service_pods(documents) if at.role == role)
-    config, _ = told(documents, pod, mounted, tmp_path)
-    (found,) = (at for at in options_of(type(config)) if at.name == option)
-    assert found.value_in(config) == value
+GIVEN = {
+    "router": {"store_down": "refuse", "max_message_bytes": 4194304},
+    "draft": {"kv_encoding": "int8", "pin_threads": False},
+    "target": {"pin_threads": True, "max_parked_bytes": 107374182400, "max_park_ttl_s": 1e-05},
+}
+"""Options as values of the chart."""
 
 
-def test_telemetry_is_told_alike(mounted, tmp_path):
-    values = {
+def test_options_flags_variables_and_telemetry_reach_their_services(read):
+    values = {f"{role}.config": options for role, options in GIVEN.items()} | {
+        "router.extraArgs": ["--max-requests", "9"],
+        "target.extraEnv": [{"name": "SLIPSTREAM_TARGET_MAX_SESSIONS", "value": "11"}],
         "telemetry.logLevel": "debug",
         "telemetry.traceRatio": 0,
         "telemetry.otlp": {"endpoint": "https://collector:4318", "protocol": "http"},
         "telemetry.config.trace_rounds": 3,
     }
-    documents = with_values(values)
-    for pod in service_pods(documents):
-        _, telemetry = told(documents, pod, mounted, tmp_path)
+    found = read(with_values(values))
+    for role, options in GIVEN.items():
+        config, telemetry = found[role]
+        known = {option.name: option.value_in(config) for option in options_of(type(config))}
+        assert {name: known[name] for name in options} == options
         assert (telemetry.log_level, telemetry.trace_ratio) == ("debug", 0)
         assert (telemetry.traces, telemetry.metrics) == (("otlp-http",), ())
         assert telemetry.trace_rounds == 3
-
-
-def test_flags_and_variables_that_operators_add_are_taken(mounted, tmp_path):
-    values = {
-        "router.extraArgs": ["--max-requests", "9"],
-        "target.extraEnv": [{"name": "SLIPSTREAM_TARGET_MAX_SESSIONS", "value": "11"}],
-    }
-    configs = configs_of(with_values(values), mounted, tmp_path)
-    assert configs["router"].max_requests == 9
-    assert configs["target"].sessions.max_sessions == 11
+    assert found["router"][0].max_requests == 9
+    assert found["target"][0].sessions.max_sessions == 11
