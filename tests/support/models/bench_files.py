@@ -11,10 +11,7 @@ from slipstream.bench.questions import Question
 from slipstream.core.request.results import PromptInfo, RequestStats, Result, Timings
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import FinishReason
-from slipstream.models.glide.glide_files import save_glide
-from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
-from slipstream.models.loading import load_target_parts
-from support.models.tiny_checkpoint import save_checkpoint
+from support.models.tiny_checkpoint import save_checkpoint, save_draft
 
 FIGURES = {
     "tokens_per_s",
@@ -32,12 +29,8 @@ FIGURES = {
 def save_pair(folder: Path, *, max_lag: int, vocab: torch.Tensor | None = None) -> list[str]:
     """Save a target, `tiny`, and untrained GliDe weights, `draft`; return the options for them."""
     target = save_checkpoint(folder / "tiny")
-    loaded = load_target_parts(str(target), dtype="float32")
     vocab = torch.arange(259) if vocab is None else vocab
-    shape = GlideShape(target_layers=(1,), head_size=len(vocab), max_lag=max_lag)
-    hash_ = loaded.tokenizer_hash
-    config = config_for_target(loaded.model, shape, name="tiny", tokenizer_hash=hash_)
-    save_glide(init_from_target(loaded.model, config), vocab, folder / "draft")
+    save_draft(target, folder / "draft", vocab=vocab, max_lag=max_lag)
     return ["--target", str(target), "--draft", str(folder / "draft"), "--dtype", "float32"]
 
 

@@ -52,4 +52,29 @@ def family_model(family: str, dtype: torch.dtype = torch.float32, **options: Any
     return model.to(dtype).eval()
 
 
+def odd_model(dtype: torch.dtype = torch.float32) -> Any:
+    """Sizes that are no multiples of anything, biases everywhere, as many key heads as others."""
+    sizes = {"vocab_size": 83, "hidden_size": 60, "intermediate_size": 75, "num_hidden_layers": 2}
+    heads = {"num_attention_heads": 5, "num_key_value_heads": 5, "head_dim": 12}
+    return family_model("llama", dtype, **sizes, **heads)
+
+
+def grouped_model(dtype: torch.dtype = torch.float32) -> Any:
+    """Six query heads for each key head, heads of 80, frequencies that are scaled."""
+    heads = {"num_attention_heads": 6, "num_key_value_heads": 1, "head_dim": 80}
+    rope = {"rope_type": "yarn", "rope_theta": 10000.0, "factor": 4.0}
+    more = {"rope_parameters": rope, "sliding_window": None, "num_hidden_layers": 2}
+    return family_model("mistral", dtype, hidden_size=96, **heads, **more)
+
+
+def faint_model(dtype: torch.dtype = torch.float32) -> Any:
+    """Some outputs' weights are so small that products with them are subnormal."""
+    model = family_model("llama", dtype)
+    with torch.no_grad():
+        for name, weight in model.named_parameters():
+            if "proj" in name or "head" in name:
+                weight[::3] *= 2.0**-118
+    return model
+
+
 MAKERS = {family: partial(family_model, family) for family in OPTIONS}

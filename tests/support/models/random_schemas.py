@@ -1,29 +1,37 @@
 """Random JSON schemas, drawn by seed alone: every text that follows one comes to an end."""
 
 import random
-from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
 Schema = dict[str, Any]
-
+Made = tuple[Schema, int]
+"""A schema, and the bytes of the longest text that follows it."""
 NAMES = (
     *("name", "title", "kind", "color", "size", "price", "count", "year", "city", "tags"),
     *("is_open", "rating", "owner", "notes", "code", "parts", "address", "score", "unit", "level"),
 )
-TOPICS = (
-    *("a famous person", "a city", "a book", "a car", "a recipe", "a planet", "a song", "a bird"),
-    *("a football club", "a computer", "a river", "a house for sale", "a museum", "a dog"),
-)
-_WORDS = ("red", "green", "blue", "small", "large", "north", "south", "open", "closed", "other")
-_PATTERNS = (
-    (r"^[A-Z][a-z]{2,8}$", 9),
-    (r"^[0-9]{3}-[0-9]{4}$", 8),
-    (r"^(mon|tues|wednes|thurs|fri)day$", 9),
-    (r"^[a-f0-9]{6}$", 6),
-)
+TOPICS = ("a famous person", "a city", "a book", "a car", "a recipe", "a planet", "a football club")
 _MAX_DEPTH = 3
-_BYTES_OF_CHAR = 4
+_STRING, _INTEGER = {"type": "string"}, {"type": "integer"}
+_PATTERN: Made = ({**_STRING, "pattern": r"^(mon|tues|wednes|thurs|fri)day$"}, len('"wednesday"'))
+_WHOLE: Made = ({**_INTEGER, "minimum": -50, "maximum": 2000}, len("2000"))
+_BOOLEAN: Made = ({"type": "boolean"}, len("false"))
+_NULL: Made = ({"type": "null"}, len("null"))
+_PLAIN: tuple[Made, ...] = (
+    *(_PATTERN, _WHOLE, _BOOLEAN, _NULL),
+    ({**_STRING, "maxLength": 16}, 4 * 16 + 2),  # characters of four bytes
+    ({**_STRING, "minLength": 2, "maxLength": 5}, 4 * 5 + 2),
+    ({**_STRING, "pattern": r"^[A-Z][a-z]{2,8}$"}, len('"Abcdefghi"')),
+    ({**_STRING, "pattern": r"^[0-9]{3}-[0-9]{4}$"}, len('"123-4567"')),
+    ({**_INTEGER, "minimum": 480, "maximum": 520}, len("520")),
+    # Without a step, there is no end to the digits of a number.
+    ({"type": "number", "minimum": 3, "maximum": 90, "multipleOf": 0.25}, len("90.250")),
+    ({"enum": ["red", "green", "north"]}, len('"green"')),
+    ({"enum": ["small", 17, None]}, len('"small"')),
+    ({"const": "as of today"}, len('"as of today"')),
+    ({"const": 713}, len("713")),
+)
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,18 +58,13 @@ def draw_schemas(count: int, seed: int) -> tuple[DrawnTokens, ...]:
     return tuple(drawn)
 
 
-Made = tuple[Schema, int]
-"""A schema, and the bytes of the longest text that follows it."""
-
-
 def _object(rng: random.Random, depth: int) -> Made:
     names = rng.sample(NAMES, rng.randint(1, 4 if depth == 1 else 2))
     made = {name: _value(rng, depth + 1) for name in names}
-    required = [name for name in names if rng.random() < 0.7]
     schema = {
         "type": "object",
         "properties": {name: schema for name, (schema, _) in made.items()},
-        "required": required,
+        "required": [name for name in names if rng.random() < 0.7],
         "additionalProperties": False,
     }
     parts = sum(len(name) + len('"":,') + longest for name, (_, longest) in made.items())
@@ -75,65 +78,13 @@ def _array(rng: random.Random, depth: int) -> Made:
     return schema, most * (longest + len(",")) + len("[]")
 
 
-def _any_of(rng: random.Random, depth: int) -> Made:
-    # Of kinds that differ, as a text could be two values of one kind at once.
-    options = [make(rng) for make in rng.sample([_integer, _boolean, _null, _pattern], 2)]
+def _any_of(rng: random.Random, _: int) -> Made:
+    """Two of kinds that differ, as a text could be two values of one kind at once."""
+    options = rng.sample([_WHOLE, _BOOLEAN, _NULL, _PATTERN], 2)
     return {"anyOf": [schema for schema, _ in options]}, max(longest for _, longest in options)
 
 
 def _value(rng: random.Random, depth: int) -> Made:
     if depth < _MAX_DEPTH and rng.random() < 0.35:
         return rng.choice([_object, _array, _any_of])(rng, depth)
-    return rng.choice(_PLAIN)(rng)
-
-
-def _string(rng: random.Random) -> Made:
-    most = rng.randint(4, 16)
-    schema = {"type": "string", "maxLength": most}
-    if rng.random() < 0.5:
-        schema["minLength"] = rng.randint(1, 3)
-    return schema, _BYTES_OF_CHAR * most + len('""')
-
-
-def _pattern(rng: random.Random) -> Made:
-    pattern, longest = rng.choice(_PATTERNS)
-    return {"type": "string", "pattern": pattern}, longest + len('""')
-
-
-def _enum(rng: random.Random) -> Made:
-    values: list[Any] = list(rng.sample(_WORDS, rng.randint(2, 5)))
-    if rng.random() < 0.3:
-        values += [rng.randint(0, 99), None]
-    return {"enum": values}, max(len(str(value)) for value in values) + len('""')
-
-
-def _integer(rng: random.Random) -> Made:
-    least = rng.randint(-50, 500)
-    most = least + rng.randint(0, 2000)
-    return {"type": "integer", "minimum": least, "maximum": most}, len("-2500")
-
-
-def _number(rng: random.Random) -> Made:
-    # Without a step, there is no end to the digits of a number.
-    step, least = rng.choice([0.5, 0.25]), rng.randint(0, 20)
-    most = least + rng.randint(1, 100)
-    schema = {"type": "number", "minimum": least, "maximum": most, "multipleOf": step}
-    return schema, len("-120.250")
-
-
-def _boolean(rng: random.Random) -> Made:
-    return {"type": "boolean"}, len("false")
-
-
-def _null(rng: random.Random) -> Made:
-    return {"type": "null"}, len("null")
-
-
-def _const(rng: random.Random) -> Made:
-    value = rng.choice([rng.choice(_WORDS), rng.randint(0, 999), True, "as of today"])
-    return {"const": value}, len(str(value)) + len('""')
-
-
-_PLAIN: tuple[Callable[[random.Random], Made], ...] = (
-    *(_string, _string, _pattern, _enum, _integer, _integer, _number, _boolean, _null, _const),
-)
+    return rng.choice(_PLAIN)

@@ -73,11 +73,20 @@ def save_checkpoint(folder: Path, *, vocab_size: int = 259, context_length: int 
     return folder
 
 
-def save_draft(target: Path, folder: Path, tokenizer_hash: str | None = None) -> Path:
-    loaded = load_target_parts(str(target), dtype="float32")
-    vocab = torch.arange(0, 259, 2)
-    shape = GlideShape(target_layers=(1,), head_size=len(vocab), max_lag=4)
-    named = {"name": "tiny", "tokenizer_hash": tokenizer_hash or loaded.tokenizer_hash}
+def save_draft(
+    target: Path,
+    folder: Path,
+    tokenizer_hash: str | None = None,
+    *,
+    vocab: torch.Tensor | None = None,
+    layers: tuple[int, ...] = (1,),
+    max_lag: int = 4,
+) -> Path:
+    """Save untrained GliDe weights for a target, by default with every other token."""
+    loaded = load_target_parts(str(target), dtype="float32", device="cpu")
+    vocab = torch.arange(0, 259, 2) if vocab is None else vocab
+    shape = GlideShape(target_layers=layers, head_size=len(vocab), max_lag=max_lag)
+    named = {"name": loaded.model_id, "tokenizer_hash": tokenizer_hash or loaded.tokenizer_hash}
     config = config_for_target(loaded.model, shape, **named)
     save_glide(init_from_target(loaded.model, config), vocab, folder)
     return folder

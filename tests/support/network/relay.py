@@ -2,13 +2,9 @@
 
 import asyncio
 import random
-import socket
-import struct
 import sys
-import threading
-from collections import defaultdict
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager, suppress
+from contextlib import suppress
 from enum import Enum
 from typing import Self
 
@@ -18,7 +14,6 @@ RETRANSMIT_S = 0.2
 SLOW_S = 0.3
 """Delay of each piece on a slow way."""
 _PIECE = 1 << 16
-_ALL_PROTOCOLS, _IPV4, _TCP, _OUTGOING = 3, 0x0800, 6, 4
 
 
 class Weather(Enum):
@@ -168,57 +163,3 @@ class Relay:
                 writer.write(piece[:limit])
                 await writer.drain()
                 limit -= len(piece)
-
-
-class Packets:
-    """What TCP carries over the loopback interface, by its two ports, as any process sees it."""
-
-    def __init__(self, raw: socket.socket) -> None:
-        self._raw = raw
-        self._streams: defaultdict[tuple[int, int], bytearray] = defaultdict(bytearray)
-        self._is_over = threading.Event()
-        self._thread = threading.Thread(target=self._capture)
-        self._thread.start()
-
-    def of(self, ports: set[int]) -> list[bytearray]:
-        self._is_over.set()
-        self._thread.join()
-        return [data for at, data in self._streams.items() if not ports.isdisjoint(at)]
-
-    def _capture(self) -> None:
-        while True:
-            try:
-                frame, (_, protocol, kind, *_) = self._raw.recvfrom(1 << 17)
-            except TimeoutError:
-                if self._is_over.is_set():  # and nothing is left
-                    return
-                continue
-            if protocol == _IPV4 and kind == _OUTGOING:  # each is seen coming in as well
-                self._keep(frame)
-
-    def _keep(self, packet: bytes) -> None:
-        if packet[9] != _TCP:
-            return
-        start = (packet[0] & 15) * 4
-        ports = struct.unpack_from("!HH", packet, start)
-        payload = start + (packet[start + 12] >> 4) * 4
-        self._streams[ports] += packet[payload : struct.unpack_from("!H", packet, 2)[0] or None]
-
-
-@contextmanager
-def captured() -> Iterator[Packets | None]:
-    """Packets from now on; None where this process may not see them."""
-    try:
-        raw = socket.socket(socket.AF_PACKET, socket.SOCK_DGRAM, socket.htons(_ALL_PROTOCOLS))
-    except (AttributeError, PermissionError):
-        yield None
-        return
-    with raw:
-        raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 25)
-        raw.bind(("lo", _ALL_PROTOCOLS))
-        raw.settimeout(0.05)
-        packets = Packets(raw)
-        try:
-            yield packets
-        finally:
-            packets.of(set())

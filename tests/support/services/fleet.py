@@ -9,8 +9,6 @@ import torch
 
 from slipstream.client import AsyncClient
 from slipstream.engine.thread import EngineThread
-from slipstream.models.glide.glide_files import save_glide
-from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.loading import load_target_parts
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
@@ -29,7 +27,7 @@ from slipstream_target.description import describe
 from slipstream_target.servicer import SERVICE as TARGET
 from slipstream_target.servicer import TargetServicer
 from slipstream_target.servicer import register as register_target
-from support.models.tiny_checkpoint import change_config, save_checkpoint, tiny_llama
+from support.models.tiny_checkpoint import change_config, save_checkpoint, save_draft, tiny_llama
 
 LIMIT_S = 20
 MAX_LAG = 8
@@ -41,12 +39,8 @@ def save_models(folder: Path, name: str = "tiny", *, seed: int = 0) -> Path:
     target = save_checkpoint(folder / name)
     tiny_llama(seed=seed).save_pretrained(target)
     change_config(target, max_position_embeddings=CONTEXT)
-    loaded = load_target_parts(str(target), dtype="float32", device="cpu")
-    shape = GlideShape((0, 1), head_size=259, max_lag=MAX_LAG)
-    config = config_for_target(
-        loaded.model, shape, name=loaded.model_id, tokenizer_hash=loaded.tokenizer_hash
-    )
-    save_glide(init_from_target(loaded.model, config), torch.arange(259), folder / f"{name}-glide")
+    vocab = torch.arange(259)
+    save_draft(target, glide_of(target), vocab=vocab, layers=(0, 1), max_lag=MAX_LAG)
     return target
 
 

@@ -16,6 +16,8 @@ from typing import Any, Self
 
 import pytest
 import redis
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 LIMIT_S = 20.0
 _READY = "eady to accept connections"
@@ -104,8 +106,9 @@ class RedisServer:
 
     def call(self, *words: Any, user: str | None = None, password: str | None = None) -> Any:
         """What a command answers, asked through the socket."""
-        path = str(self.socket)
-        with redis.Redis(unix_socket_path=path, username=user, password=password) as client:
+        at_once = Retry(NoBackoff(), 0)
+        path, given = str(self.socket), {"username": user, "password": password, "retry": at_once}
+        with redis.Redis(unix_socket_path=path, **given) as client:
             return client.execute_command(*words)
 
     def __enter__(self) -> Self:

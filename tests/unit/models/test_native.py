@@ -17,8 +17,8 @@ from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from slipstream.models.threads import set_num_threads
 from support.models import families, tiny
+from support.models.families import faint_model, grouped_model, odd_model
 from support.models.instruction_sets import available
-from support.models.unusual import faint_model, grouped_model, odd_model
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 TREE = TokenTree((4, 5, 6, 7, 8, 9, 4), (-1, 0, -1, 2, 1, 2, 4))
