@@ -21,6 +21,7 @@ from slipstream.core.request.server_info import ReplicaInfo, ReplicaState
 from slipstream.rpc.channel import Dialer
 from slipstream.rpc.exchange import Peer, parsed
 from slipstream.rpc.status import error_from, is_named, proxy_hint
+from slipstream.rpc.v1 import common_pb2
 from slipstream_router.replicas.heartbeat import Epoch, Heartbeat, while_both
 from slipstream_router.replicas.probes import DescribedDraft, DescribedTarget, Probe
 
