@@ -1,37 +1,42 @@
 """`slipstream train`: the commands that make drafts for a target. Knows options and printing."""
 
+import sys
+import time
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated
+from typing import Annotated, ClassVar
 
+import torch
 import typer
+from rich.console import Console
+from rich.progress import MofNCompleteColumn, TaskID
 
 from slipstream.cli.flags import with_flags
-from slipstream.cli.progress import count_bar
-from slipstream.cli.training.train_data import data
-from slipstream.cli.training.train_decision import decision
-from slipstream.cli.training.train_glide import glide
-from slipstream.cli.training.train_quantise import quantise
+from slipstream.cli.progress import count_bar, progress_of
 from slipstream.core.errors import TrainingError
 from slipstream.models.loading import find_sources, find_tokenizer
 from slipstream.models.store.resolve import resolve
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.ngrams.store_file import SUFFIX, NgramFile, StoreHeader
+from slipstream.options import option
 from slipstream.text.prompts import encode_answer, encode_prompt
 from slipstream.train.data import Document, ReadLimits, read_data
+from slipstream.train.data_run import DataReport, DataRun, make_plan, write_data
+from slipstream.train.decision_run import DecisionRun, run_decision
+from slipstream.train.four_bits import quantise as four_bits
+from slipstream.train.group import train_group
+from slipstream.train.heldout import Heldout
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
+from slipstream.train.run import GlideRun, train_glide
+from slipstream.train.trainer import Check, TrainHooks, TrainReport
 
 app = typer.Typer(help="Train draft models.", no_args_is_help=True)
-app.command()(data)
-app.command()(decision)
-app.command()(glide)
-app.command()(quantise)
-
-Target = Annotated[str, typer.Option(help="Target model: an alias, a path or a hub id.")]
 Data = Annotated[
     list[Path],
     typer.Option(help="JSON lines, or a directory of shards of `train data`; repeatable."),
 ]
+Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1)]
 
 
 @app.callback()
@@ -41,9 +46,136 @@ def _group() -> None:
 
 @app.command()
 @with_flags
+def data(run: DataRun) -> None:
+    """Write training text: the target's answers to prompts."""
+    console = Console(highlight=False, soft_wrap=True)
+    plan = make_plan(run)
+    total, num_talks = len(plan.shards), sum(map(len, plan.shards))
+    skipped = f"; too long, left out: {plan.num_skipped}" if plan.num_skipped else ""
+    console.print(f"{num_talks} conversations in {total} shards{skipped}")
+    with progress_of(console) as bar:
+        task = bar.add_task("loading the target", total=total)
+
+        def report(result: DataReport) -> None:
+            line = (
+                f"shard {result.num_done} of {total}: {result.num_tokens} tokens,"
+                f" {result.tokens_per_second:.0f} tokens/s,"
+                f" {result.seconds_left / 60:.0f} min left"
+            )
+            bar.update(task, completed=result.num_done, description=line)
+            if not console.is_terminal:
+                console.print(line)
+
+        done = write_data(run, plan, clock=time.monotonic, report=report)
+    console.print(f"{run.out}: {done} of {total} shards finished")
+
+
+@app.command()
+@with_flags
+def decision(run: DecisionRun) -> None:
+    """Train the model that estimates the acceptance probability of each drafted token."""
+    run = replace(run, command=_command())
+    with count_bar("prompts") as progress:
+        outcome = run_decision(run, clock=time.monotonic, progress=progress)
+    verdict = "better" if outcome.weights else "not better"
+    typer.echo(
+        f"{verdict} than calibrated confidence on {outcome.num_tokens} held-out tokens:"
+        f" {outcome.loss:.4f} and {outcome.calibrated_loss:.4f} nats per token"
+    )
+    typer.echo(f"weights {outcome.weights}" if outcome.weights else "no weights written")
+
+
+@dataclass(frozen=True, slots=True)
+class MachineFlags:
+    """Threads and devices that compute."""
+
+    PANEL: ClassVar[str] = "Machine"
+
+    device: str = option("cpu", "cpu, cuda or cuda:N; under torchrun cuda is a GPU for each.")
+    threads: int | None = option(
+        None, "CPU threads of each process.", min=1, show_default="torch's choice"
+    )
+
+
+@app.command()
+@with_flags
+def glide(run: GlideRun, machine: MachineFlags) -> None:
+    """Train a GliDe draft for a target model.
+
+    Several processes share every batch: torchrun --nproc-per-node 8 --no-python slipstream ...
+    """
+    if machine.threads is not None:
+        torch.set_num_threads(machine.threads)
+    run = replace(run, command=_command())
+    with train_group(machine.device) as group:
+        console = Console(highlight=False, soft_wrap=True, quiet=not group.is_lead)
+        with progress_of(console, is_shown=group.is_lead) as bar:
+            training = bar.add_task("training", total=1.0)
+
+            def report(result: TrainReport) -> None:
+                bar.update(training, completed=result.done)
+                console.print(_report_line(result))
+
+            def check(result: Check) -> None:
+                console.print(_check_line(result))
+
+            train_glide(run, TrainHooks(time.monotonic, report, check), group=group)
+
+
+def _report_line(result: TrainReport) -> str:
+    left = result.elapsed_seconds * (1 - result.done) / result.done if result.done else 0.0
+    return (
+        f"step {result.step}, epoch {result.epoch}: loss {result.loss:.4f}, lr {result.lr:.2e}, "
+        f"{result.tokens_per_second:.0f} tokens/s, {left / 60:.0f} min left"
+    )
+
+
+def _check_line(check: Check) -> str:
+    heldout = check.heldout
+    lags, depths = (
+        " ".join(f"{rate:.3f}" for rate in rates)
+        for rates in (heldout.acceptance, heldout.survival)
+    )
+    best = ", best, exported" if check.is_best else ""
+    return (
+        f"step {check.step}: acceptance by lag {lags}, chains by depth {depths}, "
+        f"{heldout.length:.3f} tokens per round{best}"
+    )
+
+
+@app.command()
+@with_flags
+def quantise(run: four_bits.QuantiseRun, *, threads: Threads = None) -> None:
+    """Write a draft's weights in blocks of 4 bits, rounded by GPTQ, for native code."""
+    if threads is not None:
+        torch.set_num_threads(threads)
+    run = replace(run, command=_command())
+    with progress_of(Console(file=sys.stderr), MofNCompleteColumn()) as bar:
+        stages: dict[str, TaskID] = {}
+
+        def progress(stage: str, done: int, total: int) -> None:
+            if stage not in stages:
+                stages[stage] = bar.add_task(stage, total=total)
+            bar.update(stages[stage], completed=done)
+
+        outcome = four_bits.quantise(run, progress=progress)
+    typer.echo(f"before: {_heldout_line(outcome.before)}")
+    typer.echo(f"after: {_heldout_line(outcome.after)}")
+    typer.echo(f"{outcome.path}: {outcome.path.stat().st_size / 1e6:.1f} MB")
+
+
+def _heldout_line(heldout: Heldout) -> str:
+    return (
+        f"acceptance at lag 0 {heldout.acceptance[0]:.4f}, at lag 4 {heldout.acceptance[4]:.4f},"
+        f" {heldout.length:.3f} tokens per round"
+    )
+
+
+@app.command()
+@with_flags
 def ngrams(
     *,
-    target: Target,
+    target: Annotated[str, typer.Option(help="Target model: an alias, a path or a hub id.")],
     data: Data,
     out: Annotated[Path, typer.Option(help="The file to write, NAME.ngrams.safetensors.")],
     settings: CountSettings,
@@ -70,3 +202,8 @@ def ngrams(
         f"{out}: {store.num_contexts} contexts of {num_tokens} tokens,"
         f" {store.num_bytes / 2**20:.1f} MiB"
     )
+
+
+def _command() -> tuple[str, ...]:
+    """Return the command line that is running, for the provenance of what it writes."""
+    return ("slipstream", *sys.argv[1:])
