@@ -46,7 +46,7 @@ BOUNDS = {
         "router/encoder.py:encode",
         *("state/session_leases.py:acquire", "state/session_leases.py:turn_request"),
     ),
-    "an entry of the store: MAX_TEXT_BYTES of state/registry.py": (
+    "an entry of the store: MAX_ADDRESS of state/registry.py": (
         *("state/registry.py:live", "state/journal.py:keep"),
     ),
     "the caller's own request, in its own process": (

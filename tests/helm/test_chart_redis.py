@@ -127,9 +127,9 @@ async def test_the_services_user_counts_requests_for_all_routers(options):
 
 async def test_the_services_user_announces_replicas(options):
     registry = open_registry(options)
-    replica = Announcement(ReplicaRole.TARGET, "10.0.0.1:50061", "one", "small")
+    replica = Announcement(ReplicaRole.TARGET, "10.0.0.1:50061", "one")
     await registry.announce(replica)
-    assert await registry.live(ReplicaRole.TARGET) == (replica,)
+    assert await registry.live(ReplicaRole.TARGET) == (replica.address,)
     await registry.leave(replica)
     assert await registry.live(ReplicaRole.TARGET) == ()
     await registry.aclose()

@@ -3,7 +3,6 @@
 import sys
 from collections.abc import Sequence
 
-from slipstream import __version__
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
@@ -40,17 +39,11 @@ async def _serve(config: DraftConfig, telemetry: Telemetry) -> None:
 
 
 def _announcement(servicer: DraftServicer, address: str) -> Announcement:
-    about, load = servicer.about, servicer.load()
+    about = servicer.about
     return Announcement(
         ReplicaRole.DRAFT,
         address,
         about.identity.incarnation,
-        model=about.target_model_id,
-        kind=about.kind,
-        version=__version__,
-        num_sessions=load.num_sessions,
-        num_waiting=load.num_waiting,
-        kv_bytes=load.kv_bytes,
     )
 
 

@@ -7,7 +7,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 from typing import TYPE_CHECKING, cast
 
-from slipstream import __version__
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.engine.thread import EngineThread
 from slipstream.exit_codes import BAD_INPUT, FAILED
@@ -74,16 +73,11 @@ async def _serve_with(
 
 
 def _announcement(servicer: TargetServicer) -> Announcement:
-    about, load = servicer.about, servicer.load()
+    about = servicer.about
     return Announcement(
         ReplicaRole.TARGET,
         about.advertised_address,
         about.identity.incarnation,
-        model=about.identity.model_id,
-        version=__version__,
-        num_sessions=load.num_sessions,
-        num_waiting=load.num_waiting,
-        kv_bytes=load.kv_bytes,
     )
 
 

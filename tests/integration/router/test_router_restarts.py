@@ -71,7 +71,7 @@ async def test_targets_restart_one_after_the_other_and_every_request_ends_whole(
 
 async def test_replicas_are_found_in_the_registry_and_stay_when_redis_is_gone(targets):
     def announced(worker):
-        about = Announcement(ReplicaRole.TARGET, worker.address, "one", "tiny")
+        about = Announcement(ReplicaRole.TARGET, worker.address, "one")
         return announced_in(options, lambda: about)
 
     with redis_server() as server:

@@ -171,6 +171,6 @@ class Sources:
             return parse_source(items)
 
         async def registered() -> Addresses:
-            return frozenset(replica.address for replica in await registry.live(role))
+            return frozenset(await registry.live(role))
 
         return parse_source(items, registered=registered)
