@@ -23,12 +23,6 @@ async def test_a_session_is_all_that_was_said_of_it(store):
     assert (record.tokenizer_hash, record.target, record.draft) == ("hash", "target:1", "draft:1")
 
 
-async def test_a_begun_session_has_nothing_yet(store):
-    record = (await store.acquire(begins())).record
-    assert (record.tokens, record.output, record.turn) == ((), (), StoredTurn("r1", "digest of r1"))
-    assert (record.tokenizer_hash, record.target, record.draft) == (None, None, None)
-
-
 async def test_a_request_may_follow_the_newest_request_alone(store):
     await told(store, begins("r1"), opened(5, 6, 7))
     second = SessionUpdate(3, (8, 9), Opening(4, "{}", "hash"), ending="{}")
@@ -219,13 +213,6 @@ async def test_so_many_earlier_requests_are_remembered(store):
     with pytest.raises(errors.RequestExists):
         await store.acquire(claim("r1"))
     await held(store, claim("r0"))
-
-
-async def test_an_id_that_is_part_of_another_one_is_its_own(store):
-    await told(store, begins("r10"), opened(5, 6))
-    await told(store, claim("r2"), opened(start=2, num_prompt_tokens=2))
-    for request_id in ("r1", "10", "r1%d", "r.*", ""):
-        await told(store, claim(request_id), opened(start=2, num_prompt_tokens=2))
 
 
 async def test_a_session_is_its_owners(store):

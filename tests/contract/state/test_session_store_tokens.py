@@ -201,16 +201,3 @@ async def test_a_request_outlives_the_loss_of_all_data_at_any_moment(place, lost
     assert await journal.close(target="target:1", draft=None)
     record = (await place.store.acquire(turn)).record
     assert (record.tokens, record.output) == ((5, 6, 7, 8, 9, 10, 11), (9, 10, 11))
-
-
-async def test_sessions_do_not_know_each_other(store):
-    await told(store, begins(session_id="a"), opened(5, 6))
-    await told(store, begins(session_id="a.tokens", owner="bob"), opened(7, 8))
-    assert (await store.acquire(claim("r2", "a"))).record.tokens == (5, 6)
-    assert (await store.acquire(claim("r2", "a.tokens", owner="bob"))).record.tokens == (7, 8)
-
-
-async def test_a_store_can_be_closed_twice(store):
-    await told(store, begins(), opened(5, 6))
-    await store.aclose()
-    await store.aclose()

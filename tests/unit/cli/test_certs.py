@@ -55,11 +55,6 @@ def test_keys_are_their_owner_s_alone_and_fit_their_certificates(folder, name):
     context.load_cert_chain(cert_path(folder, name), key_path(folder, name))
 
 
-def test_nothing_else_is_left_in_the_folder(folder):
-    paths = [path(folder, name) for name in (AUTHORITY, *ROLES) for path in (cert_path, key_path)]
-    assert sorted(folder.iterdir()) == sorted(paths)
-
-
 def test_what_is_there_is_overwritten_only_when_that_is_said(tmp_path, capsys):
     command = ["certs", "dev", str(tmp_path)]
     assert exit_code(command) == 0
@@ -84,12 +79,6 @@ def test_what_is_there_is_overwritten_only_when_that_is_said(tmp_path, capsys):
 def test_what_no_certificate_can_say_is_refused(wanted, sentence):
     with pytest.raises(InvalidRequest, match=sentence):
         CertificateOptions(**wanted)
-
-
-def test_a_folder_that_can_not_be_one_is_refused(tmp_path):
-    (tmp_path / "file").touch()
-    with pytest.raises(InvalidRequest, match="can't be a directory"):
-        make_certificates(tmp_path / "file", CertificateOptions())
 
 
 def test_without_its_library_it_says_what_to_install(tmp_path, monkeypatch, capsys):

@@ -6,7 +6,6 @@ import sys
 
 import pytest
 
-import slipstream
 from slipstream.cli.main import exit_code
 from support.commands import refusal
 from support.models.tiny_checkpoint import save_checkpoint
@@ -31,24 +30,12 @@ def generate(checkpoint, capsys):
     return call
 
 
-def test_the_version_is_the_packages(capsys):
-    assert exit_code(["version"]) == 0
-    assert capsys.readouterr().out.strip() == slipstream.__version__
-
-
 def test_generate_streams_text_and_ends_with_one_line_of_figures(generate):
     code, out, err = generate(PROMPT)
     assert (code, err) == (0, "")
     *_text, line = out.splitlines()
     assert line.startswith("[12 tokens, ")
     assert "tokens/s, mean acceptance length" in line
-
-
-def test_quiet_prints_the_text_alone(generate):
-    _, whole, _ = generate("--json", PROMPT)
-    code, out, _ = generate("--quiet", PROMPT)
-    assert code == 0
-    assert out == json.loads(whole)["text"] + "\n"
 
 
 def test_json_is_one_object_with_text_tokens_and_statistics(generate):
@@ -84,20 +71,6 @@ def test_comparing_runs_plain_decoding_too_and_finds_the_same_tokens(generate):
     assert answer["compare"]["identity"] == "identical"
     assert answer["compare"]["plain_token_ids"] == answer["token_ids"]
     assert answer["compare"]["speed_ratio"] > 0
-
-
-def test_a_comparison_in_which_nothing_was_drafted_is_inconclusive(generate):
-    code, out, _ = generate("--compare", "--speculation", "off", PROMPT)
-    assert code == 0
-    assert "nothing was drafted" in out.splitlines()[-1]
-
-
-def test_the_same_seed_gives_the_same_text_and_another_seed_another(generate):
-    def tokens(seed):
-        flags = ["--json", "--temperature", "1", "--seed", str(seed)]
-        return json.loads(generate(*flags, PROMPT)[1])["token_ids"]
-
-    assert tokens(1) == tokens(1) != tokens(2)
 
 
 def test_a_dash_reads_the_prompt_from_standard_input(generate, monkeypatch):

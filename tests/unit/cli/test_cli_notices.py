@@ -1,10 +1,7 @@
 """Warnings reach whoever runs a command: on standard error, each of them once."""
 
-import logging
-
 import pytest
 
-from slipstream.cli.main import WarningPrinter
 from support.commands import ran_python
 from support.models.tiny_checkpoint import save_checkpoint
 
@@ -44,10 +41,3 @@ def test_a_slow_dtype_generates_with_one_warning_that_names_the_faster_one(gener
     warning = "warning: dtype float16 is 4.0 times slower than bfloat16 on this CPU: use auto"
     assert err.splitlines().count(warning) == 1
     assert err.count("warning") == 1
-
-
-def test_messages_are_printed_once_each(capsys):
-    printer = WarningPrinter()
-    for text in ("one", "two", "one"):
-        printer.handle(logging.makeLogRecord({"levelno": logging.WARNING, "msg": text}))
-    assert capsys.readouterr().err == "warning: one\nwarning: two\n"

@@ -49,16 +49,6 @@ def test_an_address_that_is_taken_is_no_bad_input():
     assert failed.stderr.splitlines()[-1] == f"error: the address {taken} can't be listened on"
 
 
-def test_a_service_has_its_own_help(capsys):
-    with pytest.raises(SystemExit) as ended:
-        exit_code(["serve", "router", "--help"])
-    assert ended.value.code == 0
-    said = capsys.readouterr().out
-    assert "usage: slipstream serve router" in said
-    assert "--config FILE" in said
-    assert "--grace-s" in said
-
-
 BAD_UP = [
     (["--port", "65536"], "port is 65536, but must be 0 to 65535"),
     (["--grace-s", "-1"], "grace_s is -1"),
@@ -78,13 +68,6 @@ def test_up_tells_every_service_its_part_and_leaves_the_rest_to_it():
     assert plan.draft == (*common, "--draft", "vanilla:d", "--target-model", "m")
     assert (plan.router, plan.port) == (("--config", "f"), 7)
     assert StackFlags("m").plan(port=0).target == ("--model", "m")
-
-
-@pytest.mark.parametrize("draft", ["ngram", "none"])
-def test_up_starts_no_draft_that_needs_no_process(draft):
-    plan = StackFlags("m", draft).plan(port=0)
-    assert plan.draft is None
-    assert plan.router == ("--drafter", draft)
 
 
 BAD_ROUTER = [
@@ -126,3 +109,12 @@ def test_a_token_is_not_sent_in_the_clear(monkeypatch, capsys):
     said = refusal(capsys, "generate", "--router", "far.example:50051", "hello")
     assert "in the clear" in said
     assert "hush" not in said
+
+
+@pytest.mark.parametrize(
+    ("line", "word", "found"),
+    [("slipstream gen", 1, "generate"), ("slipstream generate --js", 2, "--json")],
+)
+def test_a_shell_completes_commands_and_options(line, word, found):
+    asked = {"COMP_WORDS": line, "COMP_CWORD": str(word), "_SLIPSTREAM_COMPLETE": "complete_bash"}
+    assert found in ran_python("-m", "slipstream.cli.main", **asked).stdout.split()

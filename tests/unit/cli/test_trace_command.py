@@ -8,7 +8,7 @@ import pytest
 from slipstream.cli.main import exit_code
 from slipstream.cli.traces.trace_page import page, rows
 from slipstream.cli.traces.trace_summary import printable, summary
-from slipstream.cli.up import StackFlags, traces_directory
+from slipstream.cli.up import traces_directory
 from slipstream.core.errors import InvalidRequest
 from slipstream.telemetry.traces import find_trace, read_spans
 from support.commands import refusal
@@ -188,11 +188,3 @@ def test_up_leaves_traces_to_a_configuration_that_says_where_they_go(tmp_path, m
         traces_directory(None, file)
     monkeypatch.setenv("SLIPSTREAM_TELEMETRY_TRACES", "console")
     assert traces_directory(None, None) is None
-
-
-def test_up_tells_every_service_where_traces_are_kept(tmp_path):
-    flags = ("--traces", f"file:{tmp_path}", "--trace-ratio", "1")
-    plan = StackFlags("m", "vanilla:d").plan(port=0).traced(tmp_path)
-    assert plan.draft is not None
-    assert {part[:4] for part in (plan.target, plan.draft, plan.router)} == {flags}
-    assert StackFlags("m", "none").plan(port=0).traced(tmp_path).draft is None

@@ -130,21 +130,9 @@ def test_variables_are_text_in_every_kind(load):
     assert at == Options("n", 1, 0.25, True, "t", 4, 2.0, Path("p"), ("a:1", "b:2"), token="k")
 
 
-def test_flags_are_text_in_every_kind(load):
-    argv = ["--size=-0", "--share", "2e-1", "--is-open", "--most", "4", "--place", "p"]
-    at = load(argv=[*argv, "--peers", "a:1,b:2", "--peers", "c:3"])
-    assert (at.size, at.share, at.is_open, at.most) == (0, 0.2, True, 4)
-    assert (at.place, at.peers) == (Path("p"), ("a:1", "b:2", "c:3"))
-
-
 def test_an_empty_text_takes_an_optional_value_back(load):
     at = load('[target]\nmost = 3\ntitle = "t"\n', {"SLIPSTREAM_TARGET_MOST": ""}, ["--least", ""])
     assert (at.most, at.least, at.title) == (None, None, "t")
-
-
-def test_another_services_variables_are_not_looked_at(load):
-    env = {"SLIPSTREAM_DRAFT_SIZE": "x", "SLIPSTREAM_CACHE": "/c", "OTHER": "1"}
-    assert load(env=env) == Options() == load_config(Options, section="target", env={})
 
 
 KNOWN = "is_open, least, most, name"
@@ -218,13 +206,6 @@ def test_what_has_no_default_must_be_given():
     assert load_config(Needy, section="x", env=env).address == "a:1"
 
 
-def test_the_flags_name_the_file_and_only_what_was_given():
-    argv = ["--config", "a.toml", "--name", "n"]
-    (given,), file = parse_flags([Options], argv, prog="target", doc="")
-    assert (given, file) == ({"name": "n"}, Path("a.toml"))
-    assert parse_flags([Options], [], prog="target", doc="") == ([{}], None)
-
-
 def test_help_says_of_every_option_what_it_is_and_its_default(capsys):
     with pytest.raises(SystemExit) as ended:
         parse_flags([Options], ["--help"], prog="slipstream serve target", doc="A target.")
@@ -254,13 +235,6 @@ def test_options_of_a_group_stand_beside_the_others_under_its_prefix(tmp_path):
     assert at == Service("n", Tls(Path("c"), "hush", 9))
     assert resolved(at) == {"name": "n", "tls_cert": "c", "tls_secret": "***", "tls_days": 9}
     assert "hush" not in repr(at)
-
-
-def test_a_service_gives_options_of_a_group_other_defaults_and_help():
-    assert load_config(Service, section="target", env={}) == Service() == build(Service)
-    assert Service().tls.days == 7
-    (days,) = (at for at in options_of(Service) if at.name == "tls_days")
-    assert (days.default, days.help, days.flag) == (7, "Days it is valid for.", "--tls-days")
 
 
 def test_a_group_checks_its_values_wherever_they_come_from():

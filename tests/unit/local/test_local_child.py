@@ -99,13 +99,6 @@ async def test_a_child_that_does_not_end_is_killed_after_the_grace():
     assert ("draft", "has not ended within 0 s and is killed") in ear.heard
 
 
-async def test_stopping_a_child_that_has_ended_does_nothing():
-    child = await start("--dies", "1")
-    await child.ended()
-    await child.stop(0)
-    assert child.exit_text() == "ended with exit code 1"
-
-
 def test_a_child_does_not_outlive_a_parent_that_is_killed():
     parent = subprocess.Popen([sys.executable, "-c", PARENT], stdout=subprocess.PIPE, text=True)
     with parent:

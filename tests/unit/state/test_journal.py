@@ -61,15 +61,6 @@ async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line, jou
         await journal.tend()
 
 
-async def test_a_write_whose_answer_was_lost_is_not_doubled(line, journal):
-    line.loses_answers = True
-    await journal.keep([4, 5], None)
-    line.loses_answers = False
-    await journal.tend()
-    await journal.keep([6], ENDING)
-    assert (await kept(line)).output == (4, 5, 6)
-
-
 async def test_a_store_that_lost_everything_is_told_everything_again(line, journal):
     await journal.keep([4, 5], None)
     line.lose_everything()

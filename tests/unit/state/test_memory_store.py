@@ -6,7 +6,6 @@ import tracemalloc
 from slipstream.core.errors import SessionNotFound
 from slipstream.core.inline import finished
 from slipstream.state.store import Bounds, SessionUpdate
-from slipstream.state.stored_session import Expiries
 from support.state.session_stores import InMemory, begins, claim, opened
 
 
@@ -112,23 +111,3 @@ def test_a_key_with_many_sessions_or_large_ones_pushes_out_its_own_alone():
             place.holds(f"run{number}", num_tokens, ttl_s=900.0)
         assert place.knows("old", "bob")
         assert place.knows("young", "bob")
-
-
-def test_what_has_run_out_is_not_counted():
-    place = Place()
-    place.says("a", ttl_s=100.0)
-    place.says("b", ttl_s=300.0)
-    place.passes(200.0)
-    assert finished(place.store.count()) == 1
-
-
-def test_times_that_move_cost_no_memory():
-    expiries = Expiries()
-    for number in range(10_000):
-        expiries.put("a", float(number))
-        expiries.put(f"b{number}", 1.0)
-        expiries.discard(f"b{number}")
-    assert expiries.first() == (9999.0, "a")
-    assert len(expiries._heap) < 200
-    expiries.discard("a")
-    assert expiries.first() is None

@@ -10,7 +10,7 @@ from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, Trace
 
 from slipstream.rpc.tracing import trace_from_pb, trace_to_pb
 from slipstream.rpc.v1 import common_pb2
-from slipstream.telemetry.carrier import MAX_TRACESTATE, Carrier, Timeline, carried, parent_of
+from slipstream.telemetry.carrier import MAX_TRACESTATE, Carrier, carried, parent_of
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.spans import Replies
 from support.telemetry.listening import Listener
@@ -87,12 +87,6 @@ def test_a_tracestate_that_is_none_or_too_long_costs_nothing_but_itself(state):
     assert not context_of(Carrier(parent, "a=" + "1" * MAX_TRACESTATE)).trace_state
 
 
-def test_nothing_said_is_nothing_on_the_wire_and_back():
-    assert trace_to_pb(None) is None
-    assert trace_from_pb(common_pb2.TraceContext()) is None
-    assert parent_of(None) is None
-
-
 def test_what_is_not_sampled_is_carried_nowhere():
     tracer = TracerProvider(ALWAYS_OFF, shutdown_on_exit=False).get_tracer("test")
     with tracer.start_as_current_span("unsampled") as span:
@@ -100,17 +94,6 @@ def test_what_is_not_sampled_is_carried_nowhere():
         assert carried(span) is None
         assert carried() is None
     assert carried() is None
-
-
-@given(st.floats(0, 1e7), st.lists(st.floats(0, 1e5), min_size=2, max_size=9))
-def test_times_of_a_clock_become_times_of_spans_in_the_same_order(start_s, steps):
-    timeline = Timeline(lambda: start_s, lambda: 1_700_000_000_000_000_000)
-    times = [start_s + step for step in sorted(steps)]
-    spans = [timeline.ns(at_s) for at_s in times]
-    assert spans == sorted(spans)
-    assert timeline.ns(start_s) == 1_700_000_000_000_000_000
-    for at_s, span_ns in zip(times, spans, strict=True):
-        assert span_ns - timeline.ns(start_s) == pytest.approx((at_s - start_s) * 1e9, abs=2)
 
 
 @given(

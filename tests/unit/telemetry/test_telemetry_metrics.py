@@ -6,18 +6,16 @@ import re
 from collections import Counter
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
-from opentelemetry.sdk.metrics import MeterProvider
 
 from slipstream.core.row_costs import Offer
 from slipstream.core.types import FinishReason, Proposal, ReplyTiming, Verdict
 from slipstream.telemetry import catalog
-from slipstream.telemetry.metric import Instruments, MetricKind, no_instruments, sampled
-from slipstream.telemetry.round_metrics import MAX_POSITION, RoundMetrics
-from slipstream.telemetry.telemetry import Telemetry
+from slipstream.telemetry.metric import MetricKind, sampled
+from slipstream.telemetry.round_metrics import MAX_POSITION
 from support.telemetry.listening import Listener
-from support.telemetry.watched_rounds import PREFILL, Script, Watched, scripts, told
+from support.telemetry.watched_rounds import PREFILL, Script, scripts, told
 
 # Written out as the semantic conventions for generative AI have them.
 DURATION = (
@@ -63,14 +61,6 @@ def test_a_total_is_the_highest_that_was_told_and_never_goes_down(told):
         assert heard.point(catalog.TARGET_TIME, state=state).value == highest[state]
 
 
-def test_attributes_tell_a_metrics_values_apart_in_whatever_order_they_are_given():
-    heard = Listener()
-    instruments = heard.telemetry.instruments
-    instruments.total(catalog.TOKENS_DRAFTED, 3, {"a": 1, "b": 2})
-    instruments.total(catalog.TOKENS_DRAFTED, 4, {"b": 2, "a": 1})
-    assert heard.point(catalog.TOKENS_DRAFTED, a=1, b=2).value == 4
-
-
 def test_an_instrument_says_what_the_catalog_says_of_it():
     heard = Listener()
     instruments = heard.telemetry.instruments
@@ -84,13 +74,6 @@ def test_an_instrument_says_what_the_catalog_says_of_it():
         else:
             instruments.add(metric)
             assert heard.point(metric).value == 1
-
-
-def test_only_what_somebody_reads_is_exported():
-    assert not no_instruments().are_exported
-    assert not Telemetry().instruments.are_exported
-    with_sdk = MeterProvider([], shutdown_on_exit=False).get_meter("test")
-    assert Instruments(with_sdk).are_exported
 
 
 def counts(heard, metric):
@@ -127,26 +110,6 @@ def test_metrics_of_rounds_are_what_counting_them_one_by_one_comes_to(rounds):
     assert counts(heard, catalog.POSITION_ACCEPTED) == reached(speculative, lambda at: at.accepted)
 
 
-@settings(deadline=None)
-@given(scripts())
-def test_histograms_of_rounds_have_every_round_once(rounds):
-    heard = told(rounds)
-    for kind in {kind_of(index, at) for index, at in enumerate(rounds)}:
-        took = [at.seconds for index, at in enumerate(rounds) if kind_of(index, at) == kind]
-        point = heard.point(catalog.ROUND_DURATION, kind=kind)
-        assert (point.count, point.sum) == (len(took), sum(took))
-    waits = {
-        catalog.VERIFY_WAIT: [at.verify_s for at in rounds],
-        catalog.DRAFT_WAIT: [at.draft_s for at in rounds if at.draft_s is not None],
-        catalog.ROUND_ACCEPTED: [at.accepted for at in rounds if at.depth],
-    }
-    for metric, values in waits.items():
-        points = heard.points(metric)
-        assert [(at.count, at.sum) for at in points.values()] == (
-            [(len(values), sum(values))] if values else []
-        )
-
-
 def test_rounds_without_a_draft_and_prompts_that_were_known_are_counted():
     lost = Script(depth=0, proposal=Proposal(fallback="draft lost"), verdict=Verdict((1,), 0))
     known = Script(None, depth=0, verdict=Verdict((1,), 0, num_cached=7))
@@ -154,14 +117,6 @@ def test_rounds_without_a_draft_and_prompts_that_were_known_are_counted():
     assert counts(heard, catalog.FALLBACKS) == {"draft lost": 2}
     assert counts(heard, catalog.TOKENS_CACHED) == {"": 7}
     assert counts(heard, catalog.ROUNDS) == {"prefill": 1, "plain": 2}
-
-
-def test_rounds_whose_metrics_are_not_exported_are_not_counted():
-    metrics = RoundMetrics(no_instruments())
-    request = Watched(Telemetry(), 0)
-    request.runs([Script(None, depth=0)])
-    metrics.record(request.seen[0])
-    assert metrics._counts == {}
 
 
 async def test_how_things_are_is_told_at_once_and_at_the_end():
@@ -186,14 +141,6 @@ async def test_a_service_does_not_fall_over_what_it_says_of_itself(caplog):
         async with sampled(Listener().telemetry.instruments, sample):
             pass
     assert "metrics could not be sampled" in caplog.text
-
-
-async def test_nothing_is_sampled_that_nobody_reads():
-    def sample(instruments):
-        raise AssertionError("it was sampled")
-
-    async with sampled(no_instruments(), sample):
-        pass
 
 
 def gains(*rounds):
@@ -229,10 +176,3 @@ def test_neither_a_last_round_nor_waiting_for_a_lost_draft_says_whether_speculat
     assert gains(last) == (None, None)
     seen = Script(draft_s=2, verify_s=4, accepted=2)
     assert gains(lost, seen) == gains(PLAIN, seen)
-
-
-def test_averages_begin_with_the_mean_and_then_forget_slowly():
-    rounds = [Script(draft_s=1, verify_s=1, accepted=accepted) for accepted in (0, 1, 5)]
-    assert gains(*rounds) == pytest.approx((3, 2))
-    rounds += [Script(draft_s=1, verify_s=1, accepted=2)] * 47
-    assert gains(*rounds, Script(draft_s=1, verify_s=1, accepted=52))[0] == pytest.approx(4)

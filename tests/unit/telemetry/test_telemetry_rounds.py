@@ -1,22 +1,17 @@
 """Which rounds of a request have spans, what they say, and what engines elsewhere are told of."""
 
 import asyncio
-from functools import partial
-from itertools import count
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from opentelemetry.trace import SpanKind, StatusCode
+from opentelemetry.trace import StatusCode
 
 from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.errors import Unavailable
 from slipstream.core.policy.options import SpeculationOptions
-from slipstream.core.round import Port, Round, timed
 from slipstream.core.tree import ROOT
 from slipstream.core.types import FinishReason, SamplingParams, Verdict
-from slipstream.telemetry.request_span import RequestSpan
-from slipstream.telemetry.rounds import RoundTracer
 from slipstream.telemetry.telemetry import Telemetry
 from support.models.rounds import speculate
 from support.telemetry.listening import Listener, parent_id, span_id
@@ -30,10 +25,6 @@ from support.telemetry.watched_rounds import (
 )
 
 COUNTS = st.integers(0, 5)
-
-
-def is_within(span, other):
-    return other.start_time <= span.start_time <= span.end_time <= other.end_time
 
 
 @given(scripts(), COUNTS)
@@ -68,24 +59,6 @@ def span_of(span):
     return span.context.span_id
 
 
-@given(scripts(), COUNTS)
-def test_spans_of_a_request_are_a_tree_each_within_its_parent_and_as_long_as_it_is(
-    rounds, num_rounds
-):
-    heard, _ = watched(rounds, num_rounds)
-    by_id = {span_of(span): span for span in heard.spans()}
-    for span in heard.spans():
-        if span.name == "request":
-            assert span.parent is None
-            continue
-        assert is_within(span, by_id[parent_id(span)])
-        at_round = span if span.name == "round" else by_id[parent_id(span)]
-        at = rounds[at_round.attributes["slipstream.round.index"]]
-        took = {"round": at.seconds, "draft.propose": at.draft_s, "target.verify": at.verify_s}
-        assert span.end_time - span.start_time == took[span.name] * 10**9
-        assert span.kind is (SpanKind.INTERNAL if span.name == "round" else SpanKind.CLIENT)
-
-
 @given(scripts(), COUNTS, st.sampled_from(["unsampled", "nobody"]))
 def test_a_request_that_is_not_traced_has_no_span_but_its_rounds_are_seen(rounds, num_rounds, why):
     heard = Listener()
@@ -108,44 +81,6 @@ def test_stages_of_rounds_are_disjoint_and_add_up_to_all_the_time_there_was(roun
     assert sum(spent.values()) == request.clock() - 100.0 - rounds[0].gap_s
     said = heard.span("request").attributes
     assert {f"slipstream.stage.{name}_ms": 1000 * s for name, s in spent.items()} == said
-
-
-def test_making_a_span_takes_time_that_counts_once():
-    clock = partial(next, count(100.0))  # every look at it takes a second
-    request = RequestSpan(Telemetry(), "request", None, {}, clock=clock)
-    tracer, at = RoundTracer(request, 0, lambda _: None), Round(0, 100.0)
-    request.begins("between")
-    began_s = clock() - 1
-    with timed(at, Port.VERIFY, clock, tracer):
-        pass
-    tracer.record(at)
-    assert sum(request.spent.values()) == at.verifying[1] - began_s
-
-
-def test_other_stages_are_timed_and_only_those_with_a_name_have_a_span():
-    heard = Listener()
-    request = Watched(heard.telemetry, 0)
-    clock, span = request.clock, request.request
-    with span.stage("acquire"):
-        clock.passes(2)
-    with pytest.raises(Unavailable), span.stage("encode", "prompt.encode"):
-        clock.passes(3)
-        raise Unavailable("it is away")
-    span.begins("close")
-    clock.passes(4)
-    span.ends("close")
-    span.ends("close")
-    span.ends("never begun")
-    span.end()
-    assert dict(heard.span("request").attributes) == {
-        "slipstream.stage.acquire_ms": 2000,
-        "slipstream.stage.encode_ms": 3000,
-        "slipstream.stage.close_ms": 4000,
-    }
-    encode = heard.span("prompt.encode")
-    assert encode.end_time - encode.start_time == 3 * 10**9
-    assert encode.status.description == "it is away"
-    assert [at.name for at in heard.spans()] == ["prompt.encode", "request"]
 
 
 BROKEN = [{"draft_error": Unavailable("it is away")}, {"target_error": Unavailable("it is away")}]

@@ -12,13 +12,13 @@ import pytest
 from opentelemetry import trace
 from prometheus_client.parser import text_string_to_metric_families
 
-from slipstream.config import load_config, parse_flags
-from slipstream.core.errors import InternalError, InvalidRequest, Unavailable
+from slipstream.config import parse_flags
+from slipstream.core.errors import InternalError, InvalidRequest
 from slipstream.options import option, options_of
 from slipstream.rpc.process import run_service
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier, carried
-from slipstream.telemetry.config import SECTION, TelemetryConfig
+from slipstream.telemetry.config import TelemetryConfig
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.setup import Process, telemetry
 from slipstream_draft.config import DraftConfig
@@ -26,14 +26,6 @@ from slipstream_router.config import RouterConfig
 from slipstream_target.config import TargetConfig
 from support.network.ports import free_port
 
-FILE = """
-[telemetry]
-traces = ["otlp"]
-trace_ratio = 0.5
-
-[router]
-targets = ["a:1"]
-"""
 ROUTER = Process("router", "1.2.3", 17)
 SAMPLED = Carrier("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-01")
 BAD = [
@@ -76,32 +68,6 @@ def test_nothing_leaves_a_service_by_default():
         assert not RequestSpan(listening, "request", SAMPLED, {}).is_traced
 
 
-@pytest.mark.parametrize(
-    ("address", "place"),
-    [
-        ("0.0.0.0:9464", ("0.0.0.0", 9464)),
-        ("[::1]:0", ("::1", 0)),
-        ("some.example:1", ("some.example", 1)),
-    ],
-)
-def test_a_page_has_a_host_and_a_port(address, place):
-    assert TelemetryConfig(metrics_address=address).metrics_place() == place
-
-
-def test_options_come_from_the_table_that_services_share_the_environment_and_flags(tmp_path):
-    file = tmp_path / "slipstream.toml"
-    file.write_text(FILE)
-    env = {"SLIPSTREAM_TELEMETRY_TRACE_RATIO": "0.25", "SLIPSTREAM_TELEMETRY_TRACE_ROUNDS": "3"}
-    argv = ["--trace-rounds", "2", "--targets", "b:1", "--log-level", "debug"]
-    (own, shared), _ = parse_flags([RouterConfig, TelemetryConfig], argv, prog="r", doc="")
-    assert own == {"targets": ["b:1"]}
-    assert shared == {"trace_rounds": "2", "log_level": "debug"}
-    config = load_config(TelemetryConfig, section=SECTION, file=file, env=env, flags=shared)
-    assert (config.traces, config.trace_ratio, config.log_level) == (("otlp",), 0.25, "debug")
-    assert config.trace_rounds == 2
-    assert load_config(RouterConfig, section="router", file=file, env=env).targets == ("a:1",)
-
-
 @pytest.mark.parametrize("options", [TargetConfig, DraftConfig, RouterConfig])
 def test_no_flag_means_two_things_and_an_unknown_one_names_all_there_are(options):
     known = [
@@ -139,15 +105,6 @@ def test_spans_are_in_the_file_when_a_process_ends_however_often_it_begins(tmp_p
     assert about["service.instance.id"] == {"stringValue": f"{socket.gethostname()}-17"}
 
 
-def test_a_service_goes_by_the_name_that_the_environment_gives_it(tmp_path, monkeypatch):
-    monkeypatch.setenv("OTEL_SERVICE_NAME", "edge")
-    config = TelemetryConfig(traces=(f"file:{tmp_path}",), trace_ratio=1.0)
-    with telemetry(config, ROUTER) as listening:
-        RequestSpan(listening, "request", None, {}).end()
-    [(_, about)] = spans_of(tmp_path)
-    assert about["service.name"] == {"stringValue": "edge"}
-
-
 @pytest.mark.parametrize(("ratio", "parent", "is_traced"), [(0, SAMPLED, True), (0, None, False)])
 def test_callers_decide_what_is_traced_and_else_the_ratio(tmp_path, ratio, parent, is_traced):
     config = TelemetryConfig(traces=(f"file:{tmp_path}",), trace_ratio=ratio)
@@ -176,23 +133,6 @@ def test_the_page_for_prometheus_is_there_for_as_long_as_the_process_and_again_a
             assert page(port)["slipstream_tokens_final_total"] == total
         with pytest.raises(urllib.error.URLError):
             page(port)
-    assert threading.active_count() == threads
-
-
-def test_an_address_that_is_taken_is_unavailable_and_leaves_nothing_behind(tmp_path):
-    threads = threading.active_count()
-    with socket.socket() as taken:
-        taken.bind(("127.0.0.1", 0))
-        taken.listen()
-        port = taken.getsockname()[1]
-        config = TelemetryConfig(
-            traces=(f"file:{tmp_path}",), metrics=("otlp",), metrics_address=f"127.0.0.1:{port}"
-        )
-        reason = (
-            rf"the address 127.0.0.1:{port} can't be had for metrics \(Address already in use\)"
-        )
-        with pytest.raises(Unavailable, match=reason), telemetry(config, ROUTER):
-            raise AssertionError("it was had")
     assert threading.active_count() == threads
 
 
