@@ -8,11 +8,14 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from hypothesis import settings
 
 from slipstream.models.threads import num_threads, set_num_threads
 
 REAL_MODEL = "smollm2-135m"
 UNIT = Path(__file__).parent / "unit"
+settings.register_profile("untimed", deadline=None)  # a machine may be busy
+settings.load_profile("untimed")
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:

@@ -3,7 +3,7 @@
 import asyncio
 
 import pytest
-from hypothesis import given, settings
+from hypothesis import given
 from hypothesis import strategies as st
 from opentelemetry.trace import StatusCode
 
@@ -132,7 +132,6 @@ class Follows:
         self._tokens.clear()
 
 
-@settings(deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 40))
 def test_the_same_tokens_in_the_same_rounds_come_out_watched_or_not(prompt, max_tokens):
     def run(observer=None):
