@@ -59,7 +59,6 @@ class WarningPrinter(logging.Handler):
         self._shown: set[str] = set()
 
     def emit(self, record: logging.LogRecord) -> None:
-        """See `logging.Handler`."""
         message = record.getMessage()
         if message not in self._shown:
             self._shown.add(message)

@@ -82,7 +82,6 @@ class StoreJournal:
         self._num_target_losses += 1
 
     def continuity(self) -> Continuity:
-        """See `core.run.Journal.continuity`."""
         return Continuity(
             is_kept=not self._is_behind,
             num_unkept_tokens=self._num_unkept,

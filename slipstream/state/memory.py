@@ -33,7 +33,7 @@ class _Share:
 
 
 class MemoryStore:
-    """Sessions that end with the process.
+    """`SessionStore` whose sessions end with the process.
 
     Where there are too many, or they take too much memory, the owner with the most loses an idle
     one. An owner with no more than an equal share loses none.
@@ -52,7 +52,6 @@ class MemoryStore:
         self._num_bytes = 0
 
     async def acquire(self, claim: Claim) -> Grant:
-        """See `SessionStore`."""
         check_claim(claim)
         now = self._clock()
         self._forget_old(now)
@@ -77,7 +76,6 @@ class MemoryStore:
         return Grant(kept.whole(), StoreLease(claim.session_id, kept.record.fence, claim.ttl_s))
 
     async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
-        """See `SessionStore`."""
         check_update(update, self._bounds)
         now = self._clock()
         kept = self._held(lease, now)
@@ -89,12 +87,10 @@ class MemoryStore:
         self._make_room(now)
 
     async def renew(self, lease: StoreLease) -> None:
-        """See `SessionStore`."""
         now = self._clock()
         self._held(lease, now).hold(self._bounds.lease_s, lease.ttl_s, now=now)
 
     async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
-        """See `SessionStore`."""
         now = self._clock()
         self._forget_old(now)
         kept = self._all.get(lease.session_id)
@@ -111,7 +107,6 @@ class MemoryStore:
         kept.touch(lease.ttl_s, now=now)
 
     async def delete(self, session_id: str, owner: str) -> Record:
-        """See `SessionStore`."""
         now = self._clock()
         self._forget_old(now)
         kept = self._all.get(session_id)
@@ -125,7 +120,6 @@ class MemoryStore:
         return replace(kept.whole(), fence=self._next_fence())
 
     async def count(self) -> int | None:
-        """See `SessionStore`."""
         self._forget_old(self._clock())
         return len(self._all)
 

@@ -122,14 +122,13 @@ class _Account:
 
 
 class MemoryQuotas:
-    """Quotas of one process."""
+    """`Quotas` of one process."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
         self._accounts: dict[str, _Account] = {}
 
     async def take(self, ticket: Ticket, *, ttl_s: float) -> None:
-        """See `Quotas.take`."""
         now_s = self._clock()
         account = self._account(ticket, now_s)
         waits = dict(_waits(ticket, account, now_s))
@@ -141,7 +140,6 @@ class MemoryQuotas:
         account.running[ticket.request] = (ticket.attempt, now_s + ttl_s)
 
     async def charge(self, ticket: Ticket, num_tokens: int, *, ttl_s: float) -> None:
-        """See `Quotas.charge`."""
         now_s = self._clock()
         account = self._account(ticket, now_s)
         _pay(ticket, account, num_tokens, now_s)
@@ -150,7 +148,6 @@ class MemoryQuotas:
             account.running[ticket.request] = (attempt, now_s + ttl_s)
 
     async def give_back(self, ticket: Ticket, num_tokens: int) -> None:
-        """See `Quotas.give_back`."""
         now_s = self._clock()
         account = self._account(ticket, now_s)
         _pay(ticket, account, num_tokens, now_s)

@@ -97,7 +97,7 @@ return {}
 
 
 class RedisQuotas:
-    """Quotas of all routers that share a Redis. While it does not answer, each counts alone."""
+    """`Quotas` of all routers that share a Redis. While it does not answer, each counts alone."""
 
     def __init__(self, redis: "RedisClient", *, prefix: str, clock: Callable[[], float]) -> None:
         """`redis` is closed with this."""
@@ -108,7 +108,6 @@ class RedisQuotas:
         self._paused_until_s: float | None = None
 
     async def take(self, ticket: Ticket, *, ttl_s: float) -> None:
-        """See `Quotas.take`."""
         answer = await self._ask("take", ticket, ttl_s, 0)
         if answer is None:
             return await self._alone.take(ticket, ttl_s=ttl_s)
@@ -118,18 +117,15 @@ class RedisQuotas:
             raise refusal(ticket, name, wait_ms / 1000)
 
     async def charge(self, ticket: Ticket, num_tokens: int, *, ttl_s: float) -> None:
-        """See `Quotas.charge`."""
         if await self._ask("charge", ticket, ttl_s, num_tokens) is None:
             await self._alone.charge(ticket, num_tokens, ttl_s=ttl_s)
 
     async def give_back(self, ticket: Ticket, num_tokens: int) -> None:
-        """See `Quotas.give_back`."""
         answer = await self._ask("give back", ticket, 0, num_tokens)
         # It may have begun here, or gone on here for a while.
         await self._alone.give_back(ticket, 0 if answer is not None else num_tokens)
 
     async def aclose(self) -> None:
-        """See `Quotas.aclose`."""
         await self._redis.aclose()
 
     async def _ask(

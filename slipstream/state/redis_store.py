@@ -26,7 +26,7 @@ if TYPE_CHECKING:
 
 
 class RedisStore:
-    """Sessions that outlive processes."""
+    """`SessionStore` whose sessions outlive processes."""
 
     def __init__(self, redis: "RedisClient", *, prefix: str, bounds: Bounds) -> None:
         """`redis` is closed with this."""
@@ -36,7 +36,6 @@ class RedisStore:
         self._lease_ms = _milliseconds(bounds.lease_s)
 
     async def acquire(self, claim: Claim) -> Grant:
-        """See `SessionStore`."""
         check_claim(claim)
         names = (claim.request_id, claim.digest, claim.owner, claim.holder, claim.model)
         times = (_milliseconds(claim.ttl_s), self._lease_ms, self._bounds.max_past)
@@ -52,7 +51,6 @@ class RedisStore:
         return Grant(record, lease)
 
     async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
-        """See `SessionStore`."""
         check_update(update, self._bounds)
         opening = ("", "", "", "", "")
         if update.opening is not None:
@@ -64,17 +62,14 @@ class RedisStore:
         _check(lease, await self._redis.run(APPEND, self._keys(lease.session_id), args))
 
     async def renew(self, lease: StoreLease) -> None:
-        """See `SessionStore`."""
         keys = self._keys(lease.session_id)
         _check(lease, await self._redis.run(RENEW, keys, self._held(lease)))
 
     async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
-        """See `SessionStore`."""
         args = (*self._held(lease), target or "", draft or "")
         await self._redis.run(RELEASE, self._keys(lease.session_id), args)
 
     async def delete(self, session_id: str, owner: str) -> Record:
-        """See `SessionStore`."""
         # Not twice: what a broken connection had deleted would not be there.
         keys = self._keys(session_id)
         reply = await self._redis.run(DELETE, keys, (owner,), again=False)
@@ -87,7 +82,6 @@ class RedisStore:
         return None
 
     async def aclose(self) -> None:
-        """See `SessionStore`."""
         await self._redis.aclose()
 
     def _keys(self, session_id: str) -> tuple[str, str]:

@@ -93,7 +93,6 @@ class SessionLeases:
         return AcquiredSession(grant.record, journal)
 
     async def delete(self, session_id: str, owner: str) -> Record:
-        """See `SessionStore.delete`."""
         return await self._store.delete(session_id, owner)
 
     def _claim(self, generation: Generation, owner: str, model: str) -> Claim:

@@ -67,7 +67,6 @@ class TextLines(logging.Formatter):
     """Lines of text: ids come last, as `name=value`, before an error."""
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
         ids = "".join(f" {name}={value}" for name, value in _ids().items())
         head = f"{self.formatTime(record)} {record.levelname} {record.name}"
         parts = (f"{head} {_message(record)}{ids}", *_details(record).values())
@@ -83,7 +82,6 @@ class JsonLines(logging.Formatter):
         self._service = f"{_OURS}-{role}"
 
     def format(self, record: logging.LogRecord) -> str:
-        """See `logging.Formatter`."""
         values = {
             "timestamp": datetime.fromtimestamp(record.created, UTC)
             .isoformat(timespec="milliseconds")

@@ -6,7 +6,6 @@ Needs no OpenTelemetry.
 import json
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
-from enum import StrEnum
 from pathlib import Path
 from typing import Any
 
@@ -23,26 +22,9 @@ _STAGES = (
 _STAGE_PREFIX, _STAGE_SUFFIX = "slipstream.stage.", "_ms"
 
 
-class SpanKind(StrEnum):
-    """The side of a call that a span is of, if any; in the order of OTLP's numbers."""
-
-    UNSPECIFIED = "unspecified"
-    INTERNAL = "internal"
-    SERVER = "server"
-    CLIENT = "client"
-    PRODUCER = "producer"
-    CONSUMER = "consumer"
-
-
-class Status(StrEnum):
-    """The way a span ended, in the order of OTLP's numbers."""
-
-    UNSET = "unset"
-    OK = "ok"
-    ERROR = "error"
-
-
-_KINDS, _STATUSES = tuple(SpanKind), tuple(Status)
+_KINDS = ("unspecified", "internal", "server", "client", "producer", "consumer")
+_STATUSES = ("unset", "ok", "error")
+"""Names in the order of OTLP's numbers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,13 +35,14 @@ class Span:
     span_id: str
     parent_id: str | None
     name: str
-    kind: SpanKind
+    kind: str
+    """Side of a call that it is of, if any: server, client, internal."""
     service: str
     """Name of its service, such as slipstream-router."""
     start_ns: int
     end_ns: int
     attributes: Mapping[str, Any] = field(default_factory=dict)
-    status: Status = Status.UNSET
+    status: str = "unset"
     error: str | None = None
     """Message of the status."""
 
@@ -69,9 +52,14 @@ class Span:
         return (self.end_ns - self.start_ns) / 1e6
 
     @property
+    def has_failed(self) -> bool:
+        """Return whether it ended in an error."""
+        return self.status == "error"
+
+    @property
     def is_request(self) -> bool:
         """Return whether it is a router's span of a whole request."""
-        return self.kind is SpanKind.SERVER and self.name.startswith(_REQUESTS)
+        return self.kind == "server" and self.name.startswith(_REQUESTS)
 
 
 @dataclass(frozen=True, slots=True)

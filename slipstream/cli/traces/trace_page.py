@@ -16,7 +16,7 @@ from slipstream.cli.traces.trace_summary import (
     summary,
     value_text,
 )
-from slipstream.telemetry.traces import REQUEST_ID, Span, Status, Trace
+from slipstream.telemetry.traces import REQUEST_ID, Span, Trace
 
 _SERVICES = ("client", "router", "draft", "target")
 _OURS = "slipstream."
@@ -35,11 +35,6 @@ class Row:
     left: float
     width: float
     about: tuple[str, ...]
-
-    @property
-    def has_failed(self) -> bool:
-        """Return whether it ended in an error."""
-        return self.span.status is Status.ERROR
 
 
 def rows(trace: Trace) -> list[Row]:
@@ -91,7 +86,7 @@ def _axis(trace: Trace) -> tuple[int, int]:
 
 def _about(span: Span) -> Iterator[str]:
     """Yield a span's error and our own attributes, but for the totals of a request."""
-    if span.status is Status.ERROR:
+    if span.has_failed:
         yield error_text(span)
     for key, value in span.attributes.items():
         if value and key.startswith(_OURS) and not span.is_request:

@@ -8,7 +8,7 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-from slipstream.telemetry.traces import REQUEST_ID, Span, Status, Trace
+from slipstream.telemetry.traces import REQUEST_ID, Span, Trace
 
 _SPECULATION = "slipstream.speculation."
 _USAGE = {"input_tokens": "in", "output_tokens": "out", "cache_read.input_tokens": "cached"}
@@ -115,7 +115,7 @@ def _drafted(trace: Trace, steps: int, plain: int) -> Iterator[str]:
 def _faults(trace: Trace) -> Iterator[str]:
     """Yield the errors of spans, and the number of spans that are missing."""
     for span in trace.spans:
-        if span.status is Status.ERROR:
+        if span.has_failed:
             yield f"{name_of(span)} of {service_of(span)} ended in {error_text(span)}."
     if trace.orphans:
         yield f"{_times(len(trace.orphans), 'span')} have parents that are not in these files."

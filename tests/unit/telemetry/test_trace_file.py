@@ -77,12 +77,12 @@ def test_what_was_exported_is_what_is_read(tmp_path):
     for key, span in read.items():
         made = exported[key]
         assert int(span.trace_id, 16) == made.context.trace_id
-        assert (span.name, span.kind.value) == (made.name, made.kind.name.lower())
+        assert (span.name, span.kind) == (made.name, made.kind.name.lower())
         assert span.parent_id == (made.parent and f"{made.parent.span_id:016x}")
         assert (span.start_ns, span.end_ns) == (made.start_time, made.end_time)
         assert span.attributes == dict(made.attributes)
         assert span.service == made.resource.attributes["service.name"]
-        assert span.status.value == made.status.status_code.name.lower()
+        assert span.status == made.status.status_code.name.lower()
         assert span.error == made.status.description
 
 
