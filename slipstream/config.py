@@ -32,8 +32,6 @@ T = TypeVar("T")
 _MASK = "***"
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Variables that gRPC takes its proxy from: the first that is set, though it be empty."""
-_SECRETS = ("TOKEN", "PASSWORD", "KEY", "SECRET")
-"""Parts of the names of variables that hold secrets."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,20 +65,19 @@ def traces_dir(env: Mapping[str, str] | None = None) -> Path:
     return _cache_dir(os.environ if env is None else env, "traces")
 
 
-def measurements_dir(env: Mapping[str, str] | None = None) -> Path:
+def measurements_dir() -> Path:
     """Return where measurements of this machine are kept, beside the models."""
-    return _cache_dir(os.environ if env is None else env, "measured")
+    return _cache_dir(os.environ, "measured")
 
 
-def tokenizers_dir(env: Mapping[str, str] | None = None) -> Path:
+def tokenizers_dir() -> Path:
     """Return where tokenizers are kept that were read once, beside the models."""
-    return _cache_dir(os.environ if env is None else env, "tokenizers")
+    return _cache_dir(os.environ, "tokenizers")
 
 
-def instruction_limits(env: Mapping[str, str] | None = None) -> dict[str, str]:
+def instruction_limits() -> dict[str, str]:
     """Return the variables that keep libraries from some of the processor's instructions."""
-    env = os.environ if env is None else env
-    return {name: env[name] for name in _ISA_VARIABLES if name in env}
+    return {name: os.environ[name] for name in _ISA_VARIABLES if name in os.environ}
 
 
 def native_kernels() -> str:
@@ -94,13 +91,10 @@ def omp_threads() -> int | None:
     return int(first) if first.isdecimal() and int(first) else None
 
 
-def environment_of(prefixes: tuple[str, ...]) -> dict[str, str]:
-    """Return this process's variables whose names begin so, with secrets masked."""
-    found = {name: value for name, value in sorted(os.environ.items()) if name.startswith(prefixes)}
-    return {
-        name: _MASK if any(part in name for part in _SECRETS) else value
-        for name, value in found.items()
-    }
+def otlp_endpoint(signal: str) -> str | None:
+    """Return the collector's URL that OpenTelemetry's variables give for traces or metrics."""
+    names = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
+    return next(filter(None, map(os.environ.get, names)), None)
 
 
 def grpc_proxy() -> tuple[str, int] | None:

@@ -1,7 +1,7 @@
 """`slipstream ray`: pools of targets and drafts on a Ray cluster. Loads Ray late."""
 
 import asyncio
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, ClassVar
@@ -47,10 +47,11 @@ class PoolFlags:
 
     def pool(self, role: str, options: dict[str, Any]) -> "PoolPlan":
         """Return the pool of a role, whose services get `options` unless they are None."""
-        from slipstream.cluster.plan import POOL_PLANS
+        from slipstream.cluster.plan import POOLS
 
         least, most = getattr(self, f"min_{role}s"), getattr(self, f"max_{role}s")
-        return POOL_PLANS[role](
+        return replace(
+            POOLS[role],
             options={name: value for name, value in options.items() if value is not None},
             min_replicas=least,
             max_replicas=least if most is None else most,

@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, fields, replace
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.options import check_bounds, option
 
 NAME = "slipstream"
 """Name of the application in a cluster."""
@@ -22,9 +23,6 @@ _OURS = (
     "store_url",
 )
 """Options of services that are set in other ways here."""
-_PORTS = ("port", "metrics_port")
-_POSITIVE = ("load_per_replica", "look_back_s")
-_NOT_NEGATIVE = ("num_cpus", "num_gpus", "upscale_delay_s", "downscale_delay_s")
 _SPARE_S = 15.0
 """Time beyond its service's grace that Ray waits for a stopping replica."""
 
@@ -37,21 +35,18 @@ class PoolPlan:
     """Options of the service, by name, as in a table of its configuration file."""
     min_replicas: int = 1
     max_replicas: int = 1
-    num_cpus: float = 1.0
-    num_gpus: float = 0.0
+    num_cpus: float = option(1.0, "Processors reserved for a replica.", least=0)
+    num_gpus: float = option(0.0, "GPUs of a replica.", least=0)
     resources: Mapping[str, float] = field(default_factory=dict)
     """Others that a node must have, such as those of a worker group of its own."""
-    port: int = 0
-    """Port of each on its node; 0 takes any that is free."""
-    metrics_port: int = 0
-    """Port at which Prometheus reads its metrics there; 0 shows them to the pool alone."""
-    load_per_replica: float = 16.0
-    """Sessions, and what waits, for one replica; with more of them another one starts. For a draft
-    it is the proposals that are there at once."""
-    look_back_s: float = 30.0
-    """The time over which that is a mean."""
-    upscale_delay_s: float = 30.0
-    downscale_delay_s: float = 600.0
+    port: int = option(0, "Port of each on its node; 0 takes any that is free.", least=0)
+    metrics_port: int = option(
+        0, "Port that Prometheus reads metrics from; 0 shows them to the pool alone.", least=0
+    )
+    load_per_replica: float = option(16.0, "Load for one replica; see docs/ray.md.", above=0)
+    look_back_s: float = option(30.0, "Seconds over which the load is a mean.", above=0)
+    upscale_delay_s: float = option(30.0, "Seconds of higher load before another starts.", least=0)
+    downscale_delay_s: float = option(600.0, "Seconds of lower load before one goes.", least=0)
 
     def __post_init__(self) -> None:
         if not 1 <= self.min_replicas <= self.max_replicas:
@@ -62,36 +57,22 @@ class PoolPlan:
         for name in _OURS:
             if name in self.options:
                 raise InvalidRequest(f"the option {name} is not one of a pool's on Ray")
-        self._check_numbers()
-
-    def _check_numbers(self) -> None:
-        for name in _PORTS:
-            if not 0 <= getattr(self, name) < 65536:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be 0 to 65535")
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be above 0")
-        for name in _NOT_NEGATIVE:
-            if not getattr(self, name) >= 0:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be 0 or more")
+        check_bounds(self)
+        for name, port in (("port", self.port), ("metrics_port", self.metrics_port)):
+            if port > 65535:
+                raise InvalidRequest(f"{name} is {port}, but must be 0 to 65535")
 
 
-@dataclass(frozen=True, slots=True, kw_only=True)
-class DraftPoolPlan(PoolPlan):
-    """Replicas of drafts."""
-
-    load_per_replica: float = 3.0
-
-
-POOL_PLANS = {"target": PoolPlan, "draft": DraftPoolPlan}
+POOLS = {"target": PoolPlan(), "draft": PoolPlan(load_per_replica=3.0)}
+"""Pools of one replica, with the load that each role takes."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ClusterPlan:
     """Both pools, and what they share."""
 
-    target: PoolPlan = field(default_factory=PoolPlan)
-    draft: PoolPlan | None = field(default_factory=DraftPoolPlan)
+    target: PoolPlan = POOLS["target"]
+    draft: PoolPlan | None = POOLS["draft"]
     """None where only routers draft, by n-grams."""
     grace_s: float = 30.0
     """Time for requests to finish when a replica is to stop."""
@@ -135,18 +116,17 @@ def plan_from(arguments: Mapping[str, Any]) -> ClusterPlan:
         pool = values.get(role, {})
         if not isinstance(pool, Mapping):
             raise InvalidRequest(f"{role} is {pool!r}, but must be a table")
-        values[role] = _made(POOL_PLANS[role], pool, role)
+        values[role] = _made(POOLS[role], pool, role)
     if not has_drafts:
         del values["draft"]
-    plan: ClusterPlan = _made(ClusterPlan, values, "args")
+    plan: ClusterPlan = _made(ClusterPlan(), values, "args")
     return plan if has_drafts else replace(plan, draft=None)
 
 
-def _made(kind: Any, values: Mapping[str, Any], place: str) -> Any:
-    """Return a dataclass of these values, each of the type of its default."""
-    usual = kind()
+def _made(usual: Any, values: Mapping[str, Any], place: str) -> Any:
+    """Return a plan with these values, each of the type of its default."""
+    known = [field.name for field in fields(usual)]
     for name, value in values.items():
-        known = [field.name for field in fields(kind)]
         if name not in known:
             raise InvalidRequest(f"{place} has {name!r}, but known are {', '.join(sorted(known))}")
         wanted = _kinds(getattr(usual, name))

@@ -17,8 +17,6 @@ from slipstream.state.registry import Announcement, Registry, announced
 from slipstream.state.store import Bounds, SessionStore
 
 if TYPE_CHECKING:
-    from redis.asyncio import Redis
-
     from slipstream.state.redis_client import RedisClient
 
 REGISTRY_LIMIT_S = 1.0
@@ -46,7 +44,7 @@ def open_quotas(options: StoreOptions, clock: Clock) -> Quotas:
 
 
 def open_registry(options: StoreOptions) -> Registry:
-    """Return the list of live replicas. Raises as `open_client` does."""
+    """Return the list of live replicas. Raises as `open_store` does."""
     return Registry(_client(options, REGISTRY_LIMIT_S), prefix=options.prefix)
 
 
@@ -62,22 +60,15 @@ async def announced_in(
         yield
 
 
-def open_client(options: StoreOptions) -> "Redis":
-    """Return a client of the Redis that options name. Raises `InvalidRequest` as `open_store`."""
+def _client(options: StoreOptions, least_timeout_s: float = 0.0) -> "RedisClient":
     try:
-        from slipstream.state.redis_client import connect
+        from slipstream.state.redis_client import RedisClient, connect
     except ModuleNotFoundError as error:
         if (error.name or "").partition(".")[0] != "redis":
             raise
         raise InvalidRequest(
             "store_url needs the package redis: pip install 'slipstream[serve]'"
         ) from None
-    return connect(options)
-
-
-def _client(options: StoreOptions, least_timeout_s: float = 0.0) -> "RedisClient":
     timeout_s = max(options.timeout_s, least_timeout_s)
-    client = open_client(replace(options, timeout_s=timeout_s))
-    from slipstream.state.redis_client import RedisClient
-
+    client = connect(replace(options, timeout_s=timeout_s))
     return RedisClient(client, timeout_s=timeout_s, place=str(options.address()))

@@ -28,7 +28,7 @@ from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExport
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NoOpTracer, Tracer
 
-from slipstream.config import are_local, environment_of
+from slipstream.config import are_local, otlp_endpoint
 from slipstream.core.errors import InvalidRequest, Unavailable
 from slipstream.telemetry.config import CONSOLE, FILE, OTLP, TelemetryConfig
 from slipstream.telemetry.metric import Instruments, no_instruments
@@ -190,10 +190,7 @@ def _prometheus_reader(host: str, port: int, shutdowns: Shutdowns) -> MetricRead
 
 def _is_local(config: TelemetryConfig, signal: str) -> bool:
     """Return whether the collector is on this machine: no proxy leads there."""
-    given = environment_of(("OTEL_EXPORTER_OTLP_",))
-    names = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
-    known = [config.otlp_endpoint, *map(given.get, names), "localhost"]
-    url = next(filter(None, known))
+    url = config.otlp_endpoint or otlp_endpoint(signal) or "localhost"
     return are_local(f"{urlsplit(url if '//' in url else f'//{url}').hostname}:0")
 
 

@@ -4,7 +4,7 @@ from types import SimpleNamespace
 
 import pytest
 
-from slipstream.cluster.plan import ClusterPlan, DraftPoolPlan, PoolPlan, plan_from
+from slipstream.cluster.plan import ClusterPlan, PoolPlan, plan_from
 from slipstream.cluster.scaling import LOAD, wanted_drafts, wanted_targets
 from slipstream.cluster.service import ServiceLoad
 from slipstream.core.errors import InvalidRequest
@@ -15,7 +15,12 @@ PLANS = [
     ClusterPlan(draft=None, grace_s=5),
     ClusterPlan(
         target=PoolPlan(options={"model": "m", "pin_threads": True}, num_gpus=2, port=50061),
-        draft=DraftPoolPlan(options={"draft": "vanilla:m"}, max_replicas=3, resources={"small": 1}),
+        draft=PoolPlan(
+            options={"draft": "vanilla:m"},
+            max_replicas=3,
+            resources={"small": 1},
+            load_per_replica=3.0,
+        ),
         store_url="redis://here",
         config="/etc/slipstream.toml",
     ),
