@@ -21,7 +21,7 @@ PLAIN = "plain"
 CLASSIC_DEPTH = 5
 GRAMMAR = (
     "a base (plain, ngram, glide, vanilla:MODEL, best, auto or forced) and any of +chain, +cape,"
-    " +dynamic, +product=4x2x2, +fixed, +heuristic, +svip[=h], +decision[=h], +cost[=r], +depth=N,"
+    " +dynamic, +product=4x2x2, +fixed, +svip[=h], +decision[=h], +cost[=r], +depth=N,"
     " +nodes=N, +lookup, +no-lookup, +mcsd, +mcsd-replacement, +target-init, +forced, +auto,"
     " +invariant, +fast"
 )

@@ -155,7 +155,6 @@ class StopPolicy(StrEnum):
     """Rule by which drafting ends within a round."""
 
     FIXED = "fixed"
-    HEURISTIC = "heuristic"
     SVIP = "svip"
     DECISION = "decision"
     COST = "cost"

@@ -184,7 +184,7 @@ DRAFTERS: dict[str, Capability] = {
     "ngram": Capability(
         "ngram",
         frozenset({Shape.CHAIN, Shape.DYNAMIC}),
-        frozenset({StopPolicy.FIXED, StopPolicy.HEURISTIC}),
+        frozenset({StopPolicy.FIXED}),
         frozenset({"ngram"}),
         "no distribution, hence no confidence and no entropy",
     ),

@@ -7,12 +7,11 @@ from slipstream.core.policy.backoff import Backoff
 from slipstream.core.policy.options import Mode, num_product_nodes
 from slipstream.core.policy.prices import Prices
 from slipstream.core.policy.profile import Settings
-from slipstream.core.policy.stop import HeuristicLength
 from slipstream.core.round import NO_PLAN, Round
 from slipstream.core.row_costs import Average, RequestPace, step_worth
 from slipstream.core.stop_reasons import AHEAD, LATE, PENDING, TOO_DEAR
 from slipstream.core.tree import Copying
-from slipstream.core.types import Plan, Proposal, StopPolicy, Verdict, Verification
+from slipstream.core.types import Plan, Proposal, Verdict, Verification
 
 FIRST_PACE = 1.3
 """Tokens in the time of a plain round that are assumed before a request has had any."""
@@ -39,8 +38,6 @@ class Planner:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        cap = settings.max_draft_tokens
-        self._length = HeuristicLength(min(HeuristicLength().length, cap), cap)
         self._backoff = Backoff()
         self._pace = RequestPace(FIRST_PACE)
         self._instead = RequestPace(1.0)
@@ -72,7 +69,8 @@ class Planner:
         nodes = self._free_nodes(verdict) - num_forced
         if num_forced >= MANY_FORCED or (num_forced and nodes < 1):
             return NO_PLAN
-        depth = min(self._depth(), remaining - 1, self._fitting_depth(nodes))
+        most = self._settings.max_draft_tokens
+        depth = min(most, remaining - 1, self._fitting_depth(nodes))
         copying = self._copying(min(nodes, remaining - 1))
         if depth < 1 or not self._speculates():
             return _without_draft(nodes, copying, self._row_prices(nodes))
@@ -97,9 +95,6 @@ class Planner:
             return
         depth = max(proposal.drafted.depths(), default=0)
         is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR or proposal.fallback == LATE
-        if depth:
-            num_drafted = verdict.num_accepted - len(round_.accepted_sources)
-            self._length = self._length.after(all_accepted=num_drafted == depth)
         if verdict.finish_reason is not None:  # a last round is cut short for reasons of its own
             return
         self._record_overlap(round_)
@@ -219,11 +214,6 @@ class Planner:
             return self._backoff.allows()
         return self._settings.mode is Mode.FORCED
 
-    def _depth(self) -> int:
-        if self._settings.stop is StopPolicy.HEURISTIC:
-            return self._length.length
-        return self._settings.max_draft_tokens
-
     def _fitting_depth(self, nodes: int) -> int:
         """The longest path of a tree that has no more than `nodes` nodes."""
         widths = self._settings.widths
@@ -244,7 +234,7 @@ class Planner:
         a position whose roots are drawn can't be decoded plainly."""
         roots = verdict.roots
         nodes = max(self._free_nodes(verdict), len(roots))
-        depth = min(1 + self._depth(), remaining, nodes // max(len(roots), 1))
+        depth = min(1 + self._settings.max_draft_tokens, remaining, nodes // max(len(roots), 1))
         return self._shaped(max(depth, 1), nodes, roots)
 
     def _shaped(self, depth: int, nodes: int, roots: tuple[int, ...] = ()) -> Plan:

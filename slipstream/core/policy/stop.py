@@ -162,29 +162,6 @@ class CostStop:
         return signal.score
 
 
-@dataclass(frozen=True, slots=True)
-class HeuristicLength:
-    """Draft length that follows success: +2 when all was accepted, -1 when not, at least 1.
-
-    (The schedule of Hugging Face's assisted generation, as SVIP's baseline uses it.)
-    """
-
-    length: int = 5
-    cap: int = MAX_DRAFT_TOKENS
-
-    def __post_init__(self) -> None:
-        if not 1 <= self.length <= self.cap <= MAX_DRAFT_TOKENS:
-            raise InvalidRequest(
-                f"the heuristic draft length is {self.length} of at most {self.cap}, but must be"
-                f" from 1 to {MAX_DRAFT_TOKENS}"
-            )
-
-    def after(self, *, all_accepted: bool) -> "HeuristicLength":
-        """The length for the round after one that ended so."""
-        length = self.length + 2 if all_accepted else self.length - 1
-        return HeuristicLength(min(max(length, 1), self.cap), self.cap)
-
-
 def make_stop(
     policy: StopPolicy,
     threshold: float | None = None,
@@ -197,14 +174,13 @@ def make_stop(
     """The policy of one round. `threshold` None takes the policy's default; with `is_sampled` that
     of sampled requests in `exact` verification.
 
-    The threshold of `cost` is its cost ratio, by default the measured `cost_ratio`. `heuristic`
-    adapts between rounds (`HeuristicLength`); within one it is the fixed `max_depth`. Raises
+    The threshold of `cost` is its cost ratio, by default the measured `cost_ratio`. Raises
     `InvalidRequest` for a value out of range, or one that the policy does not have.
     """
     limit = FixedStop(max_depth)
-    if policy in (StopPolicy.FIXED, StopPolicy.HEURISTIC):
+    if policy is StopPolicy.FIXED:
         if threshold is not None:
-            raise InvalidRequest(f"threshold is {threshold}, but stop {policy.value} has none")
+            raise InvalidRequest(f"threshold is {threshold}, but stop fixed has none")
         return limit
     if policy is StopPolicy.COST:
         ratio = cost_ratio if threshold is None else threshold

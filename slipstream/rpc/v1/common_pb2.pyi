@@ -17,6 +17,11 @@ if sys.version_info >= (3, 11):
 else:
     from typing_extensions import TypeAlias as _TypeAlias, Never as _Never
 
+if sys.version_info >= (3, 13):
+    from warnings import deprecated as _deprecated
+else:
+    from typing_extensions import deprecated as _deprecated
+
 DESCRIPTOR: _descriptor.FileDescriptor
 
 class _KvDtype:
@@ -125,8 +130,10 @@ class _StopPolicyEnumTypeWrapper(_enum_type_wrapper._EnumTypeWrapper[_StopPolicy
     """The service's default."""
     STOP_POLICY_FIXED: _StopPolicy.ValueType  # 1
     """Stops at the largest depth."""
-    STOP_POLICY_HEURISTIC: _StopPolicy.ValueType  # 2
-    """Stops at a length that grows with success and shrinks with failure."""
+    @_builtins.property
+    @_deprecated("""This enum value has been marked as deprecated using proto enum value options.""")
+    def STOP_POLICY_HEURISTIC(self) -> _StopPolicy.ValueType:   # 2
+        """Refused."""
     STOP_POLICY_SVIP: _StopPolicy.ValueType  # 3
     """Stops by the entropy of the draft's distribution."""
     STOP_POLICY_DECISION: _StopPolicy.ValueType  # 4
@@ -142,7 +149,7 @@ STOP_POLICY_UNSPECIFIED: StopPolicy.ValueType  # 0
 STOP_POLICY_FIXED: StopPolicy.ValueType  # 1
 """Stops at the largest depth."""
 STOP_POLICY_HEURISTIC: StopPolicy.ValueType  # 2
-"""Stops at a length that grows with success and shrinks with failure."""
+"""Refused."""
 STOP_POLICY_SVIP: StopPolicy.ValueType  # 3
 """Stops by the entropy of the draft's distribution."""
 STOP_POLICY_DECISION: StopPolicy.ValueType  # 4

@@ -38,9 +38,9 @@ def test_a_name_means_these_options(name):
 
 
 def test_a_vanilla_draft_carries_its_model():
-    method = parse_method("vanilla:some/model+heuristic+nodes=9")
+    method = parse_method("vanilla:some/model+svip+nodes=9")
     assert (method.base, method.model) == ("vanilla", "some/model")
-    assert (method.options.stop, method.options.max_nodes) == (StopPolicy.HEURISTIC, 9)
+    assert (method.options.stop, method.options.max_nodes) == (StopPolicy.SVIP, 9)
 
 
 def test_plain_is_fast_whatever_the_numerics_of_drafting_methods_are():

@@ -11,7 +11,7 @@ from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.policy.planner import Planner
 from slipstream.core.policy.profile import Profile, resolve
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verdict, Verification
+from slipstream.core.types import Plan, Proposal, Session, Shape, Verdict, Verification
 from support.models.rounds import round_of
 from support.services.failover_drafts import Guesser, World
 
@@ -213,7 +213,7 @@ async def test_a_draft_that_can_not_park_keeps_nothing():
 
 
 def test_a_round_without_a_draft_teaches_the_planner_nothing():
-    options = SpeculationOptions(verification=Verification.TARGET_INIT, stop=StopPolicy.HEURISTIC)
+    options = SpeculationOptions(verification=Verification.TARGET_INIT)
     settings = resolve(options, Profile(), drafter="glide", has_decision_model=False)
     planner = Planner(settings)
     verdict = Verdict((7,), 1, roots=(3, 4))

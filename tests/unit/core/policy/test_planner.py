@@ -75,17 +75,6 @@ def test_off_is_always_plain():
     assert {planner.plan(n, PREFILL).max_depth for n in range(1, 50)} == {0}
 
 
-def test_the_heuristic_length_follows_success():
-    planner = planner_of(stop=StopPolicy.HEURISTIC, max_draft_tokens=12, mode=Mode.FORCED)
-    assert planner.plan(99, PREFILL).max_depth == 5
-    planner.record(round_of(chain(5), verdict_of(5)))
-    assert planner.plan(99, PREFILL).max_depth == 7
-    planner.record(round_of(chain(7), verdict_of(6)))
-    assert planner.plan(99, PREFILL).max_depth == 6
-    planner.record(round_of(Proposal(), verdict_of(0)))
-    assert planner.plan(99, PREFILL).max_depth == 6
-
-
 def failing_rounds(planner, count):
     """Plan and fail `count` rounds; which of them speculated."""
     speculated = []
@@ -188,7 +177,7 @@ def test_a_draft_that_pays_against_plain_decoding_is_spared_where_copies_bring_a
 
 
 def test_rounds_of_copies_alone_teach_nothing_about_the_draft():
-    planner = planner_of(replace(COPIES, step_cost=0), mode=Mode.AUTO, stop=StopPolicy.HEURISTIC)
+    planner = planner_of(replace(COPIES, step_cost=0), mode=Mode.AUTO)
     before = planner.plan(1000, PREFILL)
     copied = Proposal(TokenTree.chain((1, 2, 3)), num_copied=3, sources=(CopySource.LOOKUP,) * 3)
     for _ in range(50):

@@ -6,7 +6,7 @@ import pytest
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy import stop as policies
-from slipstream.core.policy.stop import Calibration, HeuristicLength, make_stop
+from slipstream.core.policy.stop import Calibration, make_stop
 from slipstream.core.types import StopPolicy
 
 SURE, UNSURE = 0.1, 2.0
@@ -83,14 +83,6 @@ def test_the_default_limit_is_forty():
     assert policies.FixedStop().max_depth == policies.MAX_DRAFT_TOKENS == 40
 
 
-def test_the_heuristic_grows_by_two_on_success_and_shrinks_by_one_within_its_bounds():
-    length = HeuristicLength(5)
-    assert length.after(all_accepted=True).length == 7
-    assert length.after(all_accepted=False).length == 4
-    assert HeuristicLength(1).after(all_accepted=False).length == 1
-    assert HeuristicLength(7, cap=8).after(all_accepted=True).length == 8
-
-
 @pytest.mark.parametrize(
     ("policy", "threshold"),
     [
@@ -103,7 +95,6 @@ def test_the_heuristic_grows_by_two_on_success_and_shrinks_by_one_within_its_bou
         (StopPolicy.COST, 0.0),
         (StopPolicy.COST, math.nan),
         (StopPolicy.FIXED, 0.5),
-        (StopPolicy.HEURISTIC, 0.5),
     ],
 )
 def test_a_threshold_out_of_range_is_refused_at_birth(policy, threshold):
@@ -120,7 +111,6 @@ def test_a_length_out_of_range_is_refused_at_birth():
     for make in (
         lambda: policies.FixedStop(0),
         lambda: policies.FixedStop(41),
-        lambda: HeuristicLength(9, 8),
     ):
         with pytest.raises(InvalidRequest, match="length is"):
             make()
