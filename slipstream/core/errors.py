@@ -1,39 +1,4 @@
-"""Every error a caller can meet, as one tree.
-
-SlipstreamError
-├── InvalidRequest        a parameter, prompt or combination that can't be honoured
-│   ├── UnsupportedCombination   each part is fine, together they are not
-│   ├── RequestTooLarge   a message larger than a service takes
-│   └── PromptTooLong     the prompt leaves no room in the context
-├── NotBuilt              something this version can't do at all
-├── ModelError            a model that can't be found, loaded or used
-│   ├── ModelNotFound     no such alias, path, hub id or package
-│   ├── ModelMismatch     draft and target do not belong together
-│   └── WeightsError      a weights file that is broken or of another shape
-├── SessionError          the two sides disagree about a session
-│   ├── SessionOutOfSync  a delta that starts above what the engine holds
-│   ├── SessionBusy       a second request while one is running
-│   ├── SessionClosed     a session that was closed or never opened
-│   ├── SessionNotFound   no such session
-│   ├── SessionExists     a session that is to begin is there already
-│   ├── RequestExists     a request id that another request has
-│   └── SessionTaken      another request has taken the session over
-├── CapacityError         memory or rows that are not there
-│   ├── NoRoom            memory that is not free now, but may be soon
-│   └── LimitExceeded     what a key may ask for is used up for now
-├── ServiceError          a service that did not answer as it should
-│   ├── Unavailable       it can't be reached, or is about to stop
-│   ├── HandshakeError    it is not the one that was expected
-│   ├── DeadlineExceeded  it did not answer in time
-│   ├── Cancelled         the request was cancelled
-│   └── InternalError     it failed in a way that it did not foresee
-├── AccessError           a caller that may not
-│   ├── Unauthenticated   no token, or a wrong one
-│   └── PermissionDenied  a token that does not open this
-└── TrainingError         data or settings that can't be trained with
-
-Messages are one sentence: what is wrong, the value, the limit.
-"""
+"""Errors that callers can meet. Messages are one sentence: what is wrong, the value, the limit."""
 
 
 class SlipstreamError(Exception):

@@ -1,5 +1,6 @@
 """A running request: rounds in, chunks of text and statistics out, and its journal."""
 
+from collections import defaultdict
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from dataclasses import replace
@@ -21,10 +22,10 @@ from slipstream.core.request.results import (
 )
 from slipstream.core.request.round_tree import RoundTree, round_tree
 from slipstream.core.request.stats import Outcomes
-from slipstream.core.round import Clock, ReplySeconds, Round, RoundObserver
+from slipstream.core.round import Clock, Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.text.text import Detokenizer, Piece, TextStream, joined
-from slipstream.core.types import FinishReason
+from slipstream.core.types import FinishReason, ReplyTiming
 
 T = TypeVar("T")
 
@@ -95,7 +96,8 @@ class Run:
         self._clock = clock
         self._ports = ports
         self._observer = observer
-        self._drafting, self._verifying = ReplySeconds(), ReplySeconds()
+        self._seconds = defaultdict[str, float](float, draft_s=0.0, verify_s=0.0)
+        """Times of replies, by the fields of `Timings`."""
         self._journal = journal or NoJournal()
         self._text = text
         num_past, num_sent = len(request.past), request.num_received
@@ -209,30 +211,28 @@ class Run:
             self._num_cached = round_.verdict.num_cached
             return
         if round_.proposing is not None:
-            self._drafting.add(round_.proposing_s, round_.proposal.timing)
-        self._verifying.add(round_.verifying_s, round_.verdict.timing)
+            self._seconds["draft_s"] += round_.proposing_s
+            self._add_parts("draft", round_.proposal.timing)
+        self._seconds["verify_s"] += round_.verifying_s
+        self._add_parts("target", round_.verdict.timing)
         self._outcomes.record(round_)
+
+    def _add_parts(self, engine: str, timing: ReplyTiming | None) -> None:
+        """Count the parts of a reply that its service reported; an engine here reports none."""
+        if timing is not None:
+            self._seconds[f"{engine}_service_s"] += timing.service_s
+            self._seconds[f"{engine}_engine_s"] += timing.engine_s
+            self._seconds["kv_wait_s"] += timing.kv_wait_s
+            self._seconds["serialisation_s"] += timing.serialisation_s
 
     def _stats(self, elapsed_s: float) -> RequestStats:
         settings = self._request.settings
         first_s = self._first_s or 0.0
-        draft, target = self._drafting, self._verifying
         return RequestStats(
             num_prompt_tokens=len(self._request.tokens),
             num_cached_tokens=self._num_cached,
             num_output_tokens=len(self.output),
-            timings=Timings(
-                first_s,
-                elapsed_s - first_s,
-                draft.elapsed_s,
-                target.elapsed_s,
-                draft.service_s,
-                draft.engine_s,
-                draft.kv_wait_s,
-                target.service_s,
-                target.engine_s,
-                draft.serialisation_s + target.serialisation_s,
-            ),
+            timings=Timings(first_s, elapsed_s - first_s, **self._seconds),
             speculation=self._outcomes.summary(
                 num_spec_tokens=settings.longest_path,
                 lossless=settings.verification.is_lossless,

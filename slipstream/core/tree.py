@@ -72,10 +72,6 @@ class TokenTree:
             node = self.parents[node]
         return tuple(reversed(steps))
 
-    def path_tokens(self, node: int) -> tuple[int, ...]:
-        """The tokens along `path(node)`."""
-        return tuple(self.tokens[step] for step in self.path(node))
-
     def matching(self, tokens: Sequence[int]) -> tuple[int, ...]:
         """The nodes that spell as many of the first `tokens` as the tree has, from the root on."""
         path: list[int] = []

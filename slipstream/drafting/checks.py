@@ -5,6 +5,7 @@ from slipstream.core.policy.options import SpeculationOptions, check_combination
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.sequence import Delta
 from slipstream.core.types import Plan, Session, Shape
+from slipstream.core.verify.port_checks import check_tokens
 
 MAX_ID_LENGTH = 256
 MAX_TOKENS = 1 << 20
@@ -31,7 +32,7 @@ def check_delta(delta: Delta, session: Session, vocab_size: int) -> None:
     limit = session.num_prompt_tokens + session.max_tokens
     if delta.end > limit:
         raise InvalidRequest(f"the session would have {delta.end} tokens, but {limit} at most")
-    _check_tokens("the delta", delta.tokens, vocab_size)
+    check_tokens(delta.tokens, vocab_size, "the delta")
 
 
 def check_plan(plan: Plan, session: Session, facts: DraftFacts, vocab_size: int) -> None:
@@ -66,10 +67,4 @@ def _check_roots(plan: Plan, vocab_size: int) -> None:
         )
     if len(set(plan.roots)) < len(plan.roots):
         raise InvalidRequest("the plan names a root twice")
-    _check_tokens("the plan's roots", plan.roots, vocab_size)
-
-
-def _check_tokens(what: str, tokens: tuple[int, ...], vocab_size: int) -> None:
-    if tokens and not (min(tokens) >= 0 and max(tokens) < vocab_size):
-        bad = next(token for token in tokens if not 0 <= token < vocab_size)
-        raise InvalidRequest(f"token {bad} in {what} is outside the vocabulary of {vocab_size}")
+    check_tokens(plan.roots, vocab_size, "the list of roots")

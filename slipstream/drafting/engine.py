@@ -16,7 +16,15 @@ from slipstream.core.stop_reasons import CONTEXT, NO_ROOM
 from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verification
 from slipstream.drafting import reader
-from slipstream.drafting.growers import grow_cape, grow_chain, grow_dynamic, grow_fork, grow_product
+from slipstream.drafting.growers import (
+    NUM_CANDIDATES,
+    grow_ahead,
+    grow_cape,
+    grow_chain,
+    grow_dynamic,
+    grow_fork,
+    grow_product,
+)
 from slipstream.drafting.growth import (
     DepthLimit,
     DraftRequest,
@@ -25,7 +33,6 @@ from slipstream.drafting.growth import (
     Growth,
     ProposalSteps,
 )
-from slipstream.drafting.growth_ahead import NUM_CANDIDATES, grow_ahead
 from slipstream.drafting.memory import NUM_PAGES
 from slipstream.drafting.reader import CandidateReader, Candidates, chain_candidates, read_each
 from slipstream.engine.thread import internal_errors

@@ -92,11 +92,6 @@ class TextTokenizer:
         vocab = self._backend.get_vocab(with_added_tokens=True)
         return frozenset(vocab.values()) - {self._control.break_id}
 
-    @property
-    def added_ids(self) -> frozenset[int]:
-        """Return the ids of tokens that were added to the model's vocabulary, special ones too."""
-        return frozenset(self._backend.get_added_tokens_decoder()) - {self._control.break_id}
-
     def encode(
         self, text: str, *, add_special_tokens: bool, max_tokens: int | None = None
     ) -> list[int]:

@@ -23,7 +23,7 @@ from slipstream.verifying.decision import Batch, Decision, forward
 from slipstream.verifying.grammars import Grammars, constraint_of
 from slipstream.verifying.kv_sender import KvSender
 from slipstream.verifying.memory import KvMemory
-from slipstream.verifying.meter import Meter, StepCost
+from slipstream.verifying.meter import LoadMeter, StepCost
 from slipstream.verifying.request import TargetRequest, TargetSession, check_request
 from slipstream.verifying.schedule import ScheduledRequest
 
@@ -38,7 +38,7 @@ class LocalTarget:
         self,
         model: CausalModel,
         memory: KvMemory,
-        meter: Meter,
+        meter: LoadMeter,
         *,
         max_sessions: int = 64,
         grammars: Grammars | None = None,

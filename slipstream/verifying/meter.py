@@ -4,7 +4,6 @@ import math
 from collections import deque
 from dataclasses import dataclass
 from enum import StrEnum
-from typing import Protocol
 
 from slipstream.core.policy.cost_curve import CostCurve, ladder
 from slipstream.core.round import Clock
@@ -40,18 +39,6 @@ class StepCost:
     seconds: float
 
 
-class Meter(Protocol):
-    """Kept by an engine, step by step: `offer`, then `record`."""
-
-    def offer(self, num_verdicts: int) -> Offer | None:
-        """Return what each session gets with its verdict, of which this step has so many."""
-        ...
-
-    def record(self, step: StepCost) -> None:
-        """Learn from a step."""
-        ...
-
-
 class LoadMeter:
     """Offers the number of tokens that breaks even at the batch size, by the cost curve.
 
@@ -70,7 +57,9 @@ class LoadMeter:
         self._age = 0
 
     def offer(self, num_verdicts: int) -> Offer:
-        """See `Meter`. A step that only reads prompts says nothing of the batch size."""
+        """Return what each session gets with its verdict, of which this step has so many.
+
+        A step that only reads prompts says nothing of the batch size."""
         if num_verdicts:
             self._recent.append(num_verdicts)
         size = max(self._recent)
@@ -81,7 +70,7 @@ class LoadMeter:
         return self._offer
 
     def record(self, step: StepCost) -> None:
-        """See `Meter`. A step whose time is none teaches nothing."""
+        """Learn from a step; one whose time is none teaches nothing."""
         if not 0 <= step.seconds < math.inf:
             return
         num_tokens, num_keys = step.num_tokens, step.num_keys

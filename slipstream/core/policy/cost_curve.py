@@ -10,6 +10,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.fit import monotone
 from slipstream.core.round import Clock
 
 _LADDER = (*range(1, 9), 12, 16, 24, 32, 48, 64, 96, 128)
@@ -71,7 +72,7 @@ class CostCurve:
         # A forward of several sessions never takes longer than one for each of them.
         self._session_s = min(float(session_s), own[0])
         self._key_s = 0.0
-        self._seconds = _level(own)
+        self._seconds = monotone(own, [1.0] * len(own))  # more rows never cost less
 
     def seconds(self, rows: int, sessions: int = 1, keys: int = 0) -> float:
         """Return the time of a forward of `rows` rows; `keys` are those read, summed over rows."""
@@ -137,18 +138,6 @@ class CostCurve:
         """Rows behind the last point after which cost rises alike again."""
         last = self._rows[-1]
         return self.tile if self.tile and last >= 2 * self.tile else last // 2
-
-
-def _level(times: Sequence[float]) -> list[float]:
-    """Have neighbours out of order share their mean: more rows never cost less."""
-    blocks: list[tuple[float, int]] = []
-    for seconds in times:
-        total, count = seconds, 1
-        while blocks and blocks[-1][0] / blocks[-1][1] > total / count:
-            before = blocks.pop()
-            total, count = total + before[0], count + before[1]
-        blocks.append((total, count))
-    return [total / count for total, count in blocks for _ in range(count)]
 
 
 def _within(value: float, least: float, most: float) -> float:

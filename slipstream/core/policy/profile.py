@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import dataclass, field, fields, is_dataclass
+from dataclasses import asdict, dataclass, field, fields, is_dataclass
 from enum import Enum
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -109,9 +109,7 @@ NGRAM = DraftFacts(
 
 def profile_values(profile: Profile) -> dict[str, Any]:
     """Every field as JSON takes it."""
-    values = _plain(profile)
-    assert isinstance(values, dict)
-    return values
+    return asdict(profile)
 
 
 def profile_from_values(values: object, *, place: str) -> Profile:
@@ -123,14 +121,6 @@ def profile_from_values(values: object, *, place: str) -> Profile:
     profile = _built(values, Profile, place)
     assert isinstance(profile, Profile)
     return profile
-
-
-def _plain(value: Any) -> Any:
-    if isinstance(value, Enum):
-        return value.value
-    if is_dataclass(value) and not isinstance(value, type):
-        return {field.name: _plain(getattr(value, field.name)) for field in fields(value)}
-    return [_plain(item) for item in value] if isinstance(value, tuple) else value
 
 
 def _built(values: object, kind: Any, place: str) -> Any:

@@ -67,28 +67,14 @@ def verify(
     return walk
 
 
-def choose(
-    session: Session,
-    logits: Floats,
-    prefix: Sequence[int],
-    *,
-    constraint: Constraint | None = None,
-) -> int:
-    """The token plain decoding puts after `prefix`, all tokens before it; logits [V] fp32.
-
-    The first best token when greedy, else Gumbel-max with noise keyed by seed and position; of
-    those that the `constraint` allows, if there is one.
-    """
-    distribution = distribution_of(session, constraint)
-    return _choose(session.sampling, distribution, logits, prefix)
-
-
 def _choose(
     sampling: SamplingParams,
     distribution: SamplingDistribution,
     logits: Floats,
     prefix: Sequence[int],
 ) -> int:
+    """Return the token that plain decoding puts after `prefix`: the first best one when greedy,
+    else the draw by Gumbel-max with noise keyed by seed and position."""
     scores, ids = distribution.support(logits, prefix)
     best = argmax_first(scores)
     if sampling.is_greedy:

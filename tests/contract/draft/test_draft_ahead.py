@@ -11,9 +11,10 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import AHEAD
 from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape
 from slipstream.drafting.batcher import together
+from slipstream.drafting.growers import NUM_CANDIDATES
 from slipstream.drafting.growth import DraftRequest
-from slipstream.drafting.growth_ahead import NUM_CANDIDATES
 from support.models import tiny
+from support.models.toy import path_tokens
 from support.services.tiny_services import draft_place, rounds, target_place
 
 PROMPT = tuple(tiny.tokens(7) * 3)
@@ -56,7 +57,7 @@ async def test_a_tree_that_goes_on_begins_with_what_was_proposed(models, kind, s
     assert tree.stopped_by == AHEAD
     assert len(proposal.tree) < len(tree.tree) <= 120
     # Nodes of a tree that was proposed are in it, but those that the likelier ones push out.
-    likeliest = proposal.tree.path_tokens(0)
+    likeliest = path_tokens(proposal.tree, 0)
     assert len(tree.tree.matching(likeliest)) == len(likeliest)
     deepest = max(tree.tree.depths())
     assert deepest > 1

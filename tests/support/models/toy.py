@@ -4,8 +4,8 @@ import numpy as np
 from hypothesis import strategies as st
 
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import Session, Verification
-from slipstream.core.verify.verify import choose
+from slipstream.core.types import Proposal, Session, Verification
+from slipstream.core.verify.verify import verify
 
 VOCAB = 6
 PROMPT = (1, 4, 2)
@@ -29,9 +29,18 @@ class ToyModel:
         def row(node):
             if visited is not None:
                 visited.append(node)
-            return self.logits([*prefix, *tree.path_tokens(node)])
+            return self.logits([*prefix, *path_tokens(tree, node)])
 
         return row
+
+
+def path_tokens(tree, node):
+    return tuple(tree.tokens[step] for step in tree.path(node))
+
+
+def choose(session, logits, prefix, *, constraint=None):
+    """The token that plain decoding puts after `prefix`."""
+    return verify(session, prefix, Proposal(), lambda _: logits, constraint=constraint).token
 
 
 def plain(session, model, count, constraint=None):

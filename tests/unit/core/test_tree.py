@@ -21,7 +21,6 @@ def test_a_path_leads_from_the_root_through_parents(tree):
         path = tree.path(node)
         assert path[-1] == node
         assert [tree.parents[step] for step in path] == [ROOT, *path[:-1]]
-        assert tree.path_tokens(node) == tuple(tree.tokens[step] for step in path)
         assert tree.depths()[node] == len(path)
 
 
@@ -37,7 +36,7 @@ def test_every_node_is_the_child_of_its_parent_and_of_no_other(tree):
 def test_a_chain_is_the_tree_with_a_single_path(tokens):
     chain = TokenTree.chain(tokens)
     assert chain.is_chain()
-    assert chain.path_tokens(len(tokens) - 1) == tuple(tokens)
+    assert (chain.tokens, chain.path(len(tokens) - 1)) == (tuple(tokens), tuple(range(len(tokens))))
 
 
 @pytest.mark.parametrize("parents", [(0,), (-2,), (-1, 1), (-1, 2, 0)])

@@ -6,12 +6,12 @@ import pytest
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.draws import draw_among, draw_keys
-from slipstream.core.verify.verify import choose
 from slipstream.models.native import library
 from slipstream.models.native.library import NativeShape
 from slipstream.models.native.model import NativeModel
 from slipstream.models.native.weights import plain
 from support.models.instruction_sets import available
+from support.models.toy import choose
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no kernels were built")
 

@@ -10,6 +10,7 @@ from slipstream.core.draft.ahead import AheadTree, AheadTrees, BestFirstTree, ex
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal
+from support.models.toy import path_tokens
 
 PLAN = Plan(max_depth=8, max_nodes=20)
 
@@ -45,10 +46,10 @@ def path_probs(tree):
 @given(trees(), st.data())
 def test_the_rest_below_a_path_is_the_tree_below_it(tree, data):
     node = data.draw(st.integers(ROOT, len(tree.tree) - 1))
-    path = tree.tree.path_tokens(node)
+    path = path_tokens(tree.tree, node)
     rest = tree.below(path, PLAN)
     below = {
-        tree.tree.path_tokens(other)[len(path) :]
+        path_tokens(tree.tree, other)[len(path) :]
         for other in range(len(tree.tree))
         if node in (ROOT, *tree.tree.path(other)[:-1])
         and len(tree.tree.path(other)) - len(path) <= PLAN.max_depth
@@ -57,7 +58,7 @@ def test_the_rest_below_a_path_is_the_tree_below_it(tree, data):
         assert rest is None
         return
     assert len(below) <= PLAN.max_nodes or len(rest.tree) == PLAN.max_nodes
-    assert {rest.tree.path_tokens(other) for other in range(len(rest.tree))} <= below
+    assert {path_tokens(rest.tree, other) for other in range(len(rest.tree))} <= below
 
 
 @given(trees(), st.integers(1, 6), st.integers(1, 4))

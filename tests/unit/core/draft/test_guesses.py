@@ -12,6 +12,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import EMPTY, CopySource, TokenTree
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.keyed_noise import Purpose, gumbel_of
+from support.models.toy import path_tokens
 
 GREEDY = SamplingParams()
 TOKENS = st.lists(st.integers(0, 4), min_size=1, max_size=30)
@@ -154,7 +155,7 @@ def reaches(table):
 
 
 def paths_of(tree):
-    return [tree.path_tokens(node) for node in range(len(tree))]
+    return [path_tokens(tree, node) for node in range(len(tree))]
 
 
 @settings(deadline=None, max_examples=40)

@@ -16,6 +16,7 @@ from slipstream.core.sequence import Delta
 from slipstream.core.tree import Copying, CopySource
 from slipstream.core.types import Plan, Session, Shape
 from support.models.deltas import ByDeltas
+from support.models.toy import path_tokens
 
 TOKENS = st.lists(st.integers(0, 3), max_size=40)
 
@@ -152,7 +153,7 @@ async def test_a_tree_has_what_the_text_and_the_store_know_and_a_chain_the_best_
     sources = Store()
     delta, plan = Delta(0, (6, 5, 6)), plan_of(2, shape=Shape.DYNAMIC)
     proposal = await ByDeltas(NgramDraft(sources)).propose(session_of(), delta, plan)
-    paths = {proposal.tree.path_tokens(node) for node in range(len(proposal.tree))}
+    paths = {path_tokens(proposal.tree, node) for node in range(len(proposal.tree))}
     assert paths == {(5,), (7,), (8,), (5, 6)}
     assert set(proposal.sources) == {CopySource.LOOKUP, CopySource.STORE}
     chain = await ByDeltas(NgramDraft(sources)).propose(session_of(), delta, plan_of(4))

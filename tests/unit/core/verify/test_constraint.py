@@ -19,7 +19,16 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, SparseDistribution, Verification
 from slipstream.core.verify.distribution import SamplingDistribution
 from slipstream.core.verify.verify import verify
-from support.models.toy import PROMPT, VOCAB, ToyModel, forest, plain, session_of, trees
+from support.models.toy import (
+    PROMPT,
+    VOCAB,
+    ToyModel,
+    forest,
+    path_tokens,
+    plain,
+    session_of,
+    trees,
+)
 
 STOP = 0
 WORDS = {
@@ -114,7 +123,7 @@ def test_rejection_sampling_walks_as_over_masked_logits(tree, sampling, seed, mo
     proposal = Proposal(tree, distributions=candidates(tree))
 
     def masked_row(node):
-        return masked(model, [*PROMPT, *tree.path_tokens(node)])
+        return masked(model, [*PROMPT, *path_tokens(tree, node)])
 
     walk = verify(session, PROMPT, proposal, model.rows(PROMPT, tree), constraint=Words())
     assert walk == verify(session, PROMPT, proposal, masked_row)

@@ -23,9 +23,18 @@ from slipstream.core.verify.distribution import softmax
 from slipstream.core.verify.keyed_noise import Purpose
 from slipstream.core.verify.noise import gumbel
 from slipstream.core.verify.port_checks import check_proposal
-from slipstream.core.verify.verify import choose, verify
+from slipstream.core.verify.verify import verify
 from support.models import oracle
-from support.models.toy import PROMPT, VOCAB, ToyModel, plain, session_of, trees
+from support.models.toy import (
+    PROMPT,
+    VOCAB,
+    ToyModel,
+    choose,
+    path_tokens,
+    plain,
+    session_of,
+    trees,
+)
 
 SAMPLINGS = [
     SamplingParams(),
@@ -84,7 +93,7 @@ def mcsd_proposal(model, session, widths, *, seed):
         above, level = level, []
         for node in above:
             tree = TokenTree(tuple(tokens), tuple(parents))
-            prefix = [*PROMPT, *tree.path_tokens(node)]
+            prefix = [*PROMPT, *path_tokens(tree, node)]
             q = softmax(model.logits(prefix)).tolist()
             distributions[node] = SparseDistribution(tuple(range(VOCAB)), tuple(q))
             for token in pick(distributions[node], width, seed=seed, position=len(prefix)):
