@@ -5,7 +5,6 @@ import pytest
 from slipstream.client.call import ClientCall
 from slipstream.client.connection import router_target
 from slipstream.client.retries import NO_RETRIES, Retries, RetryTimeouts, StreamProgress
-from slipstream.config import are_local
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Chunk, PromptInfo
@@ -56,14 +55,6 @@ def test_no_pause_ends_after_the_deadline():
     clock.now_s += 1.5
     assert clock.pauses(tried) == [0.125, 0.25]
     assert tried.left_s() == 0.125
-
-
-def test_a_call_has_the_time_that_is_left_and_never_none():
-    tried, clock = tries(timeout_s=2.0)
-    assert tried.left_s() == 2.0
-    clock.now_s += 3
-    assert 0 < tried.left_s() < 0.01
-    assert tries()[0].left_s() is None
 
 
 def test_without_patience_nothing_is_sent_again():
@@ -156,10 +147,3 @@ def test_several_addresses_are_one_target(address, target):
 def test_addresses_that_can_not_be_together_are_refused(address, sentence):
     with pytest.raises(InvalidRequest, match=sentence):
         router_target(address)
-
-
-def test_all_of_several_addresses_are_this_machine_or_not():
-    assert are_local("127.0.0.1:1,127.0.0.2:1")
-    assert not are_local("127.0.0.1:1,10.0.0.2:1")
-    assert not are_local("ipv4:127.0.0.1:1,10.0.0.2:1")
-    assert are_local("ipv4:127.0.0.1:1")

@@ -8,7 +8,7 @@ import pytest
 from slipstream.core.errors import Cancelled, InternalError, InvalidRequest, Unavailable
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
-from slipstream.drafting.batcher import STEPS, BatchedDraft, together
+from slipstream.drafting.batcher import BatchedDraft
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.drafting.growth import CHUNK, DraftRequest
 from slipstream.engine.thread import MAX_FAILED_STEPS, EngineThread
@@ -65,24 +65,6 @@ def test_a_long_prefix_comes_in_pieces_that_end_in_the_same_proposal(scorers, ki
     best = int(whole.logits[0].argmax())
     best = best if scorer.vocab is None else int(scorer.vocab[best])
     assert drafting.result().tree.tokens == (best,)
-
-
-def test_a_step_has_room_for_one_long_prefix_and_for_everybody_else(scorers):
-    local = engine(scorers, keys=Keys(598))
-    tokens = tuple(tiny.tokens(600))
-    first, second = (
-        local.begin(DraftRequest(TokenSequence(Session(f"s{at}", 600, 40), tokens), Plan(3, 3)))
-        for at in range(2)
-    )
-    short = local.begin(DraftRequest(TokenSequence(Session("s2", 598, 40), tokens[:9]), Plan(3, 3)))
-    everybody = [first, second, short]
-    assert together(everybody) == [first, short]
-    local.step([first, short])
-    local.step([first, short])
-    assert first.num_tokens == 600 - 2 * CHUNK
-    assert together(everybody) == [first, short], "88 and 256 are more than one step's"
-    local.step([first, short])
-    assert together(everybody) == everybody, "where the first needs little, the second begins"
 
 
 async def test_a_cancelled_waiter_is_left_and_the_others_go_on(scorers):
@@ -226,13 +208,3 @@ async def test_a_thread_that_stops_leaves_nobody_waiting(scorers):
     thread.close()
     with pytest.raises(Unavailable):
         await draft.propose(*asked(0))
-
-
-async def test_the_thread_gives_way_to_what_else_is_to_be_done(scorers):
-    deep = Plan(40, 40, stop=StopPolicy.FIXED)
-    async with batched(engine(scorers, "vanilla")) as draft:
-        drafting = asyncio.create_task(draft.propose(asked(0)[0], deep))
-        await asyncio.sleep(0)
-        await draft.release("another")
-        assert not drafting.done() and draft.num_steps <= STEPS
-        assert max((await drafting).tree.depths()) > STEPS

@@ -4,7 +4,6 @@ import re
 
 import pytest
 
-from slipstream.client import Mode, SamplingParams, Shape, SpeculationOptions
 from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import TokenLogprob, TopLogprob
@@ -29,38 +28,11 @@ def completion(**body):
     return completion_options(body, request_id="r")
 
 
-def test_what_is_left_out_is_what_openai_takes_it_for():
-    assert chat() == {
-        "sampling": SamplingParams(temperature=1.0, seed=seed_of("r")),
-        "stop": (),
-        "stop_token_ids": (),
-        "ignore_eos": False,
-        "request_id": "r",
-        "model": "",
-        "max_tokens": 99,
-        "continue_final": False,
-        "tools": [],
-        "tool_choice": "auto",
-    }
-    shared = {name: it for name, it in chat().items() if "tool" not in name}
-    del shared["continue_final"]
-    assert completion() == {**shared, "max_tokens": 16, "raw": True, "allow_special_tokens": False}
-
-
 def test_a_seed_that_is_not_given_depends_on_the_name_alone():
     seeds = {seed_of(f"request {number}") for number in range(100)}
     assert len(seeds) == 100
     assert seed_of("request 7") in seeds
     assert chat(seed=5)["sampling"].seed == 5
-
-
-def test_values_that_mean_off_are_those_of_nothing_given():
-    plain = chat(seed=2**64 - 1)["sampling"]
-    for off in ({"top_k": -1}, {"top_k": 0.0}, {"logit_bias": []}, {"seed": -1}, {"min_tokens": 0}):
-        assert chat(**{"seed": 2**64 - 1, **off})["sampling"] == plain
-    assert chat(top_p=0, seed=1)["sampling"] == chat(temperature=0, seed=1)["sampling"]
-    assert chat(stop=["", "a"])["stop"] == ("a",)
-    assert completion(logprobs=False) == completion()
 
 
 def test_either_name_of_the_limit_counts_and_two_limits_do_not():
@@ -69,23 +41,6 @@ def test_either_name_of_the_limit_counts_and_two_limits_do_not():
     assert chat(max_tokens=7, max_completion_tokens=7)["max_tokens"] == 7
     with pytest.raises(HttpError, match="max_tokens and max_completion_tokens"):
         chat(max_tokens=7, max_completion_tokens=8)
-
-
-@pytest.mark.parametrize(
-    ("asked", "means"),
-    [
-        ({"response_format": {"type": "text"}}, {}),
-        ({"response_format": {"type": "json_object"}}, {"json_schema": {"type": "object"}}),
-        ({"response_format": WRITTEN}, {"json_schema": SCHEMA}),
-        ({"structured_outputs": {"json": SCHEMA}}, {"json_schema": SCHEMA}),
-        ({"structured_outputs": {"regex": "a+"}}, {"regex": "a+"}),
-        ({"structured_outputs": {"choice": ["yes", "no"]}}, {"regex": "(yes)|(no)"}),
-    ],
-)
-def test_what_the_text_must_be_is_a_schema_or_an_expression(asked, means):
-    for options in (chat(**asked), completion(**asked)):
-        told = {name: options[name] for name in ("json_schema", "regex") if name in options}
-        assert told == means
 
 
 def test_a_choice_is_taken_as_it_is_written():
@@ -102,25 +57,6 @@ def test_only_one_of_the_ways_to_say_what_the_text_must_be_is_taken():
         chat(**both)
     text = chat(response_format={"type": "text"}, structured_outputs={"regex": "a"})
     assert text["regex"] == "a"
-
-
-def test_how_to_speculate_is_said_in_the_words_of_the_sdk():
-    asked = {"mode": "forced", "shape": "product", "widths": [2, 1], "lookup": False}
-    expected = SpeculationOptions(Mode.FORCED, shape=Shape.PRODUCT, widths=(2, 1), lookup=False)
-    assert chat(speculation=asked)["speculation"] == expected
-    with pytest.raises(InvalidRequest, match="mode is off"):
-        chat(speculation={"mode": "off", "max_nodes": 3})
-
-
-def test_log_probabilities_are_asked_for_as_each_kind_of_request_does():
-    assert "logprobs" not in chat() | completion()
-    assert chat(logprobs=True)["logprobs"] == 0
-    assert chat(logprobs=True, top_logprobs=20)["logprobs"] == 20
-    assert completion(logprobs=0)["logprobs"] == 0
-    refused = [(chat, {"logprobs": True, "top_logprobs": 21}), (chat, {"logprobs": 1})]
-    for options, asked in (*refused, *((completion, {"logprobs": at}) for at in (21, True))):
-        with pytest.raises(HttpError, match="logprobs"):
-            options(**asked)
 
 
 def test_a_refusal_quotes_nothing_that_was_written():

@@ -3,20 +3,14 @@
 import asyncio
 import gc
 from contextlib import aclosing
-from types import SimpleNamespace
 
 import pytest
 
 from slipstream.core.errors import InternalError, SessionTaken
-from slipstream.core.policy.profile import DraftFacts
-from slipstream.core.request.request import NO_DRAFTER, Ask, make_request
 from slipstream.core.request.results import Chunk, Continuity, Ending, RequestStats, Timings
 from slipstream.core.request.stats import Outcomes
-from slipstream.core.run import Run
-from slipstream.core.types import FinishReason, Verdict
+from slipstream.core.types import FinishReason
 from slipstream_router.ahead import WriteBehind, one_ahead
-from support.models.hand_clock import HandClock
-from support.models.tiny_runs import FACTS, Letters
 
 SUMMARY = Outcomes().summary(num_spec_tokens=0, lossless=True)
 ENDING = Ending(FinishReason.STOP, RequestStats(1, 0, 4, Timings(0, 0, 0, 0), SUMMARY))
@@ -76,23 +70,6 @@ async def test_the_request_goes_on_while_its_tokens_are_kept_and_those_are_kept_
     assert slow.num_writes == 2  # what comes meanwhile goes together
 
 
-async def test_the_second_round_is_time_of_decoding_also_where_it_begins_before_the_first_is_sent():
-    clock, most = HandClock(), 3
-    request = make_request("s", (1, 2), Ask(max_tokens=most), FACTS, DraftFacts(NO_DRAFTER))
-
-    async def verify(sequence, _):
-        clock.now += 1
-        await asyncio.sleep(0)
-        is_last = len(sequence) == len(request.tokens) + most - 1
-        return Verdict((3,), 0, finish_reason=FinishReason.LENGTH if is_last else None)
-
-    ports = SimpleNamespace(draft=None, target=SimpleNamespace(verify=verify))
-    run = Run(ports, request, text=Letters(), clock=clock)
-    *_, last = [chunk async for chunk in one_ahead(run.chunks())]
-    timings = last.stats.timings
-    assert (timings.prefill_s, timings.decode_s, timings.verify_s) == (1, 2, 2)
-
-
 async def test_the_last_tokens_are_kept_with_the_ending_after_all_others():
     slow = Slow()
     written = WriteBehind(slow)
@@ -127,14 +104,6 @@ async def test_one_round_is_made_ahead_and_no_more():
         assert made == list(range(index + 2))
     assert [chunk.text async for chunk in chunks] == ["4"]
     assert made[-1] == "closed"
-
-
-async def test_what_a_round_sends_by_a_call_of_its_own_is_sent_before_the_last_one_is_given_out():
-    made = []
-    chunks = one_ahead(rounds(made))
-    assert (await anext(chunks)).token_ids == (0,)
-    assert made == [0, 1]
-    await chunks.aclose()
 
 
 @pytest.mark.parametrize("num_read", range(5))

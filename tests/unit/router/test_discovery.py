@@ -131,15 +131,6 @@ async def test_a_name_is_resolved_again_and_outages_of_dns_change_nothing():
     assert said == [["10.0.0.1:7", "[fd00::1]:7"], ["10.0.0.2:7"]]
 
 
-async def test_a_name_of_this_machine_resolves_by_the_system_itself():
-    steps = Steps()
-    source = parse_source(["dns:///localhost:7"], pause=steps.pause)
-    said, heard, task = await following(source)
-    await asyncio.wait_for(heard.wait(), 5)
-    await ended(task)
-    assert set(said[0]) & {"127.0.0.1:7", "[::1]:7"}
-
-
 async def test_a_registry_that_fails_changes_nothing_and_says_so_once(caplog):
     answers = [{"10.0.0.1:7"}, Unavailable("Redis is away"), Unavailable("Redis is away")]
     steps = Steps()

@@ -7,12 +7,8 @@ from google.protobuf.message import DecodeError
 
 from slipstream.core import errors
 from slipstream.core.failover.failover_draft import LEAVE_ROUNDS, LEAVE_TOKENS, reason_of
-from slipstream.core.policy.options import SpeculationOptions
-from slipstream.core.policy.planner import Planner
-from slipstream.core.policy.profile import Profile, resolve
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import Plan, Proposal, Session, Shape, Verdict, Verification
-from support.models.rounds import round_of
+from slipstream.core.types import Plan, Proposal, Session, Shape, Verification
 from support.services.failover_drafts import Guesser, World
 
 
@@ -133,14 +129,6 @@ async def test_others_hear_of_a_draft_that_does_not_answer_not_of_a_bad_proposal
     assert rude.shared.resting() == frozenset()
 
 
-async def test_tokens_that_were_taken_back_are_told_anew():
-    guesser = Guesser("a")
-    world = World(guesser)
-    await world.round(0, 1, 2, 3, 4, 5)
-    await world.round(3, 9, 8)
-    assert guesser.texts[-1] == [1, 2, 3, 9, 8]
-
-
 async def test_under_roots_the_roots_alone_stand_in_for_a_lost_draft():
     session = Session("s", 3, 20, verification=Verification.TARGET_INIT, num_roots=2)
     plan = Plan(max_depth=3, max_nodes=6, shape=Shape.FORK, roots=(7, 9))
@@ -210,18 +198,6 @@ async def test_a_draft_that_can_not_park_keeps_nothing():
     await world.round(0, 1, 2, 3)
     assert await world.draft.park(30.0) is None
     assert guesser.is_released
-
-
-def test_a_round_without_a_draft_teaches_the_planner_nothing():
-    options = SpeculationOptions(verification=Verification.TARGET_INIT)
-    settings = resolve(options, Profile(), drafter="glide", has_decision_model=False)
-    planner = Planner(settings)
-    verdict = Verdict((7,), 1, roots=(3, 4))
-    before = planner.plan(50, verdict)
-    roots_alone = Proposal(TokenTree((7, 9), (-1, -1)), fallback="no draft")
-    for _ in range(4):
-        planner.record(round_of(roots_alone, verdict))
-    assert planner.plan(50, verdict) == before
 
 
 async def test_a_late_proposal_is_neither_a_success_nor_a_failure_of_its_draft():

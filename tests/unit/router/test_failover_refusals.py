@@ -9,10 +9,8 @@ from slipstream.core.types import (
     NodeStats,
     Plan,
     Proposal,
-    SamplingParams,
     Session,
     Shape,
-    SparseDistribution,
     Verification,
 )
 from support.services.failover_drafts import Guesser, World
@@ -34,24 +32,6 @@ INF, NAN = math.inf, math.nan
 async def test_a_proposal_that_was_not_asked_for_never_reaches_the_target(proposal):
     world = World(Guesser("a", proposal))
     assert await world.round(0, 1, 2, 3) == Proposal(fallback="invalid")
-
-
-async def test_a_law_that_is_none_never_reaches_the_target():
-    session = Session("s", 3, 20, SamplingParams(temperature=1.0), Verification.MCSD)
-    world = World(Guesser("a", Proposal(TokenTree.chain([1]))))
-    assert (await world.round(0, 1, 2, 3, session=session)).fallback == "invalid"
-
-
-@pytest.mark.parametrize(
-    "probs",
-    [(INF,), (INF, -INF), (-INF, 1.0), (1e308, 1e308), (NAN, 1.0), (2.0, -1.0), (0.9, 0.9), ()],
-    ids=str,
-)
-async def test_a_law_of_numbers_that_are_no_probabilities_never_reaches_the_target(probs):
-    session = Session("s", 3, 20, SamplingParams(temperature=1.0), Verification.MCSD)
-    distribution = SparseDistribution(tuple(range(1, 1 + len(probs))), probs)
-    world = World(Guesser("a", Proposal(TokenTree.chain([1]), distributions=(distribution, None))))
-    assert (await world.round(0, 1, 2, 3, session=session)).fallback == "invalid"
 
 
 @pytest.mark.parametrize("number", [INF, -INF, NAN])

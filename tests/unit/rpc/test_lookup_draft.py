@@ -76,15 +76,6 @@ async def test_a_sure_copy_spares_the_draft():
     assert (proposal.num_copied, proposal.stopped_by, guesser.texts) == (4, LOOKUP, [])
 
 
-async def test_a_long_copy_whose_first_token_is_unsure_does_not_spare_the_draft():
-    """Copied nodes add up to more than one sure token, which is what spares the draft."""
-    guesser, told = Guesser(), Delta(0, (*range(1, 9), 1, 2))
-    plan = replace(BESIDE, lookup=Copying(1, 8, alone=0.6))
-    proposal = await ByDeltas(LookupDraft(guesser)).propose(session_of(), told, plan)
-    assert len(guesser.texts) == 1
-    assert proposal.num_copied > 1
-
-
 async def test_a_draft_that_was_spared_is_told_what_it_missed():
     guesser, draft = guessing()
     await draft.propose(session_of(), Delta(0, (1, 2, 3)), ALONE)
@@ -95,37 +86,12 @@ async def test_a_draft_that_was_spared_is_told_what_it_missed():
     assert guesser.texts[-1] == [1 + at % 3 for at in range(30)] + [99]
 
 
-async def test_history_that_is_replaced_while_the_draft_is_spared_is_replaced_there_too():
-    guesser, draft = guessing()
-    await draft.propose(session_of(), Delta(0, (1, 2, 3, 4)), ALONE)
-    await draft.propose(session_of(), Delta(2, (1, 2)), ALONE)
-    await draft.propose(session_of(), Delta(4, (50,)), ALONE)
-    assert (len(guesser.texts), guesser.texts[-1]) == (2, [1, 2, 1, 2, 50])
-
-
-async def test_a_draft_that_failed_is_told_everything_once_more():
-    guesser = Guesser(RuntimeError("lost"))
-    draft = ByDeltas(LookupDraft(guesser))
-    with pytest.raises(RuntimeError):
-        await draft.propose(session_of(), Delta(0, (1, 2)), BESIDE)
-    guesser.proposal = GUESS
-    await draft.propose(session_of(), Delta(2, (3,)), BESIDE)
-    assert guesser.texts == [[1, 2], [1, 2, 3]]
-
-
 @pytest.mark.parametrize("plan", [BESIDE, Plan(8, 15)])
 async def test_no_draft_sees_what_a_plan_says_of_lookup(plan):
     guesser, draft = guessing()
     proposal = await draft.propose(session_of(), Delta(0, (1, 2, 1)), plan)
     assert guesser.plans == [Plan(8, 15)]
     assert (proposal is GUESS) == (plan.lookup is None)
-
-
-async def test_a_draft_that_is_not_to_be_asked_is_not_even_where_nothing_repeats():
-    guesser = Guesser()
-    proposal = await ByDeltas(LookupDraft(guesser)).propose(session_of(), Delta(0, (1, 2)), NEVER)
-    assert proposal == Proposal()
-    assert guesser.texts == []
 
 
 async def test_copies_that_keep_failing_give_the_draft_its_turn_back():
@@ -139,14 +105,6 @@ async def test_copies_that_keep_failing_give_the_draft_its_turn_back():
         tokens += news
     assert len(guesser.texts) > 20
     assert guesser.texts[-1] == tokens
-
-
-async def test_a_fallback_is_told_though_something_was_copied():
-    lost = Proposal(fallback="timeout")
-    draft = ByDeltas(LookupDraft(Guesser(lost)))
-    proposal = await draft.propose(session_of(), Delta(0, (1, 2, 1)), BESIDE)
-    assert proposal.fallback == "timeout"
-    assert (proposal.tree.tokens, proposal.stopped_by) == ((2, 1, 2, 1), LOOKUP)
 
 
 @pytest.mark.parametrize("plan", [BESIDE, ALONE])

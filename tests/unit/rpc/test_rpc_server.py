@@ -172,15 +172,6 @@ async def test_a_call_that_is_cut_off_has_given_back_what_it_held_before_the_end
             await call
 
 
-async def test_who_watches_health_does_not_keep_a_server_from_ending():
-    async with serving(Failing(errors.NotBuilt("no"))) as (server, channel):
-        watch = health_pb2_grpc.HealthStub(channel).Watch(health_pb2.HealthCheckRequest())
-        await watch.read()
-        async with asyncio.timeout(10):
-            await server.stop(3600)
-        watch.cancel()
-
-
 async def test_reflection_lists_the_service():
     async with serving(Failing(errors.NotBuilt("no"))) as (_, channel):
         stub = reflection_pb2_grpc.ServerReflectionStub(channel)

@@ -128,16 +128,6 @@ def test_running_sessions_all_go_on_while_prompts_wait(budget, sessions, num_pro
         assert max(waited.values()) <= bound
 
 
-def test_running_sessions_go_first_and_a_prompt_fills_their_tile():
-    target = Target(StepBudget())
-    target.add(9, 4000)
-    for key in range(8):
-        target.add(key, 1, 1)
-    rows = target.step()
-    assert [rows.pop(key) for key in range(8)] == [2] * 8
-    assert rows == {9: 16}
-
-
 def test_a_prompt_alone_takes_the_whole_budget():
     target = Target(StepBudget())
     target.add(0, 600)
@@ -208,27 +198,11 @@ def test_prompts_delay_no_step_by_more_than_allowed_or_what_a_few_tokens_take(
     assert not any(key >= 100 for key in target.left)
 
 
-def test_long_prompts_take_turns():
-    target = Target(StepBudget(max_tokens=64))
-    for key in range(3):
-        target.add(key, 200)
-    assert [list(target.step()) for _ in range(5)] == [[0], [1], [2], [0], [1]]
-
-
 def test_a_tree_joins_with_the_last_token_and_is_never_cut():
     target = Target(StepBudget(max_tokens=32))
     target.add(0, 30, 10)
     assert target.step() == {0: 29}
     assert target.step() == {0: 11}
-
-
-def test_a_tree_that_finds_no_room_waits_for_the_next_step():
-    target = Target(StepBudget(max_tokens=32))
-    target.add(0, 1, 19)
-    target.add(1, 1, 19)
-    target.add(2, 1, 3)
-    assert target.step() == {0: 20, 2: 4}
-    assert target.step() == {1: 20}
 
 
 def test_what_is_removed_joins_no_step():
@@ -246,13 +220,6 @@ def test_what_is_removed_joins_no_step():
 def test_a_budget_of_nothing_is_refused(name):
     with pytest.raises(InvalidRequest, match=name):
         StepBudget(**{name: 0})
-
-
-@settings(deadline=None)
-@given(st.integers(0, 96), st.sampled_from([1, 8, 32]))
-def test_the_rest_of_a_tile_is_free_and_the_next_one_is_not(rows, tile):
-    budget = StepBudget(max_tokens=96, tile=tile)
-    assert rows + budget.num_free(rows) == budget.tile_end(max(rows, 1))
 
 
 def test_free_rows_are_those_that_the_measured_cost_calls_free():
