@@ -198,7 +198,6 @@ class AsyncChunkStream:
         self._cancel()
 
     async def _start(self) -> None:
-        """Send the request, unless it was closed before."""
         if self.is_open:
             self._is_started = True
             self._telemetry.begin()

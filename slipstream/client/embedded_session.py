@@ -188,7 +188,6 @@ def _tolerant(draft: Draft, name: str, *, vocab_size: int, clock: Clock) -> Fail
 
 
 def _said_before(chunk: Chunk) -> Answer:
-    """An answer that was kept."""
 
     async def chunks() -> AsyncGenerator[Chunk, None]:
         yield chunk

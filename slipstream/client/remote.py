@@ -159,7 +159,6 @@ class _RemoteStream:
             self._rpc.cancel()
 
     async def _message(self) -> Any:
-        """Return the next one there is, of this call or of one after it; None after the last."""
         progress = self._progress
         while not self._ended.is_set():
             try:
@@ -198,7 +197,6 @@ def _pause_after(error: grpc.RpcError, retries: Retries, request: str) -> float:
 
 
 def _is_cut(error: grpc.RpcError) -> bool:
-    """Return whether the way there broke, rather than the request."""
     status: Any = error
     if status.code() in _CUT:
         return True

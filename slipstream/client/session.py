@@ -72,12 +72,10 @@ class _SessionBase:
         return SessionRef(self.session_id, create=not self._is_begun)
 
     def _begin(self, stream: AsyncChunkStream) -> None:
-        """Record that the engines have taken a turn."""
         self._is_begun = self._is_known = True
         self._streams.add(stream)
 
     def _running(self) -> list[AsyncChunkStream]:
-        """Return the answers to this client's own turns that are on their way."""
         return [stream for stream in self._streams if stream.is_open]
 
     async def _retried(self, send: Callable[[], Awaitable[T]]) -> T:
@@ -92,7 +90,6 @@ class _SessionBase:
         return await send()
 
     def _is_passing(self, error: SessionError) -> bool:
-        """Return whether the engines may take in a moment what they refused with this error."""
         if isinstance(error, SessionNotFound):
             return self._is_known and not self._is_closed
         return isinstance(error, SessionBusy) and not self._running()

@@ -185,7 +185,6 @@ class Exchange:
         return await self._read()
 
     async def _write(self, message: bytes, before: asyncio.Task[None] | None = None) -> None:
-        """Write a message, behind one that is being posted."""
         if before is not None:
             await asyncio.wait({before})
         if self._call is None:
@@ -195,7 +194,6 @@ class Exchange:
             await self._call.write(message)
 
     async def _keep_reading(self) -> None:
-        """Read until the stream ends, no more than a few answers ahead of their user."""
         answer: Any = None
         while answer is not grpc.aio.EOF and not isinstance(answer, Exception):
             try:
@@ -206,7 +204,6 @@ class Exchange:
             self._has_answers.set()
 
     async def _next(self) -> Any:
-        """Return the next answer, or EOF."""
         if self._reader is None:
             answer = await self._call.read()
             self.read_s = self._options.clock()

@@ -143,7 +143,6 @@ def frame_from_bytes(data: bytes, source: KvStreamSource, form: KvFormat) -> KvF
 
 
 def _parsed(data: bytes) -> tuple[target_pb2.StreamKvResponse, bytes]:
-    """Return the message without its payload, and that."""
     try:
         head, payload = cut_out(data, _PAYLOAD, MAX_HEAD_BYTES)
         if len(head) > MAX_HEAD_BYTES:

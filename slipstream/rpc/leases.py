@@ -190,7 +190,6 @@ class Leases:
         self._own(self._evict(session_id))
 
     def _own(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        """A task that `clear` waits for."""
         task = asyncio.get_running_loop().create_task(work)
         self._tasks.add(task)
         task.add_done_callback(self._tasks.discard)
@@ -223,7 +222,6 @@ class Inbox(Generic[M]):
         return message
 
     def _hurry(self) -> None:
-        """Wait no longer for a message that will not be answered."""
         if self._patience is not None:
             self._patience.reschedule(asyncio.get_running_loop().time())
 

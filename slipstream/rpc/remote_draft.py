@@ -103,7 +103,6 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
             raise self._unexpected("opened")
 
     async def _send(self, sequence: TokenSequence, plan: Plan) -> float:
-        """Request a proposal; return how long that may take, in seconds."""
         if not self._exchange.is_open:
             await self.open(sequence.session)
         if plan.ahead or plan.worth_s is not None:
@@ -148,7 +147,6 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         return Proposal(fallback=PENDING if plan.ahead else LATE)
 
     def _take(self, answer: bytes) -> Proposal | None:
-        """Hold the tree of an answer; return it if it is a proposal."""
         began = self._options.clock()
         message = self._parsed(answer)
         if message.HasField("ahead"):

@@ -67,8 +67,6 @@ def bytes_field(number: int, value: bytes) -> tuple[bytes, bytes]:
 
 
 class _Count:
-    """Fields that may still come."""
-
     def __init__(self, data: bytes, limit: int) -> None:
         self._data = data
         self._limit = self._num_left = limit
@@ -105,7 +103,6 @@ class _Count:
 
 
 def _size(data: bytes, kind: int, position: int) -> tuple[int, int]:
-    """The bytes of a field's value, and where they begin."""
     if kind == _BYTES:
         return _varint(data, position)
     if kind == _VARINT:

@@ -197,7 +197,6 @@ class KvReceiver:
         )
 
     def _take(self, message: bytes, source: KvStreamSource) -> None:
-        """Keep a slice. Raises `InvalidRequest` or `CapacityError` for one that can't be right."""
         frame = frame_from_bytes(message, source, self.form)
         self.mirror.truncate(frame.start)  # gone in the target, whatever the slice is worth
         self.mirror.write(frame.start, unpack(frame, self.form))

@@ -271,7 +271,6 @@ def make_app(routes: Routes, *, has_page: bool = False) -> FastAPI:
 
 
 def _openapi(app: FastAPI) -> dict[str, Any]:
-    """Return the description of the API, with the models that bodies are checked with."""
     if app.openapi_schema is None:
         about = get_openapi(title=app.title, version=app.version, routes=app.routes)
         kinds: list[Any] = [(kind, "validation") for kind in _BODIES.values()]

@@ -66,7 +66,6 @@ async def together(work: Sequence[Coroutine[Any, Any, T]]) -> list[T]:
 
 
 async def _read(index: int, stream: OpenStream, queue: _Parts) -> None:
-    """Put the chunks of a stream into a queue, and at its end None or its error."""
     last = None
     try:
         async with aclosing(stream.chunks()) as chunks:

@@ -137,7 +137,6 @@ class BoundedConnection(H11Protocol):
 
 
 def _too_many(limit: int) -> bytes:
-    """Return the answer on one connection too many."""
     message = f"the server has {limit} connections, which is the limit"
     body = as_json(HttpError(message, code="too_many_connections", status=503).body())
     head = (

@@ -176,13 +176,11 @@ class EventStream(Response):
             return self._refused(error)
 
     async def _write(self, send: Send, part: bytes) -> None:
-        """Send a part, and no other meanwhile."""
         async with self._writing:
             self._last_s = asyncio.get_running_loop().time()
             await send({"type": "http.response.body", "body": part, "more_body": True})
 
     async def _comment(self, send: Send) -> None:
-        """Send comments while no part comes."""
         loop, pause_s = asyncio.get_running_loop(), self._keep_alive_s
         while pause_s:
             if (left_s := self._last_s + pause_s - loop.time()) <= 0:

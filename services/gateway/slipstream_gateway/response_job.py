@@ -63,7 +63,6 @@ class ResponseJob:
                 yield event
 
     def _place(self, client: AsyncClient) -> AsyncClient | AsyncClientSession:
-        """Return what runs it: the session that stores it, or the client alone."""
         if not self._body.store:
             return client
         return client.session(self._session_id, is_new=self._earlier is None)

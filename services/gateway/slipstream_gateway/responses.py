@@ -214,7 +214,6 @@ _NOTHING: Json = {"tokens": [], "token_logprobs": [], "top_logprobs": [], "text_
 
 
 def _joined(one: Json, other: Json) -> Json:
-    """Return two parts of a choice as one."""
     known = [part["logprobs"] for part in (one, other) if part["logprobs"] is not None]
     logprobs = {name: [it for part in known for it in part[name]] for name in _NOTHING}
     text = one["text"] + other["text"]

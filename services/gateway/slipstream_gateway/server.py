@@ -166,6 +166,5 @@ def _uvicorn(app: Any, config: HttpConfig, renew: Any) -> uvicorn.Server:
 
 
 def _pair(tls: ServerTls) -> tuple[Path, Path]:
-    """Return the files, which belong together now. Raises `InvalidRequest`."""
     read_pair(tls.cert, tls.key)
     return tls.cert, tls.key

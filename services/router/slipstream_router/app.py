@@ -174,7 +174,6 @@ class Router:
             group.create_task(self._follow())
 
     async def _follow(self) -> None:
-        """Report in health whether requests can run, and log when weights differ."""
         while True:
             self._changed.clear()
             self._fleet.check_weights()

@@ -98,7 +98,6 @@ class LeaseKeeper:
         self._num_late_bytes -= num_bytes
 
     async def _give_back(self, task: asyncio.Task[AcquiredSession]) -> None:
-        """Give back a session whose caller has left."""
         await asyncio.wait({task})
         if task.cancelled() or task.exception() is not None:
             return

@@ -135,7 +135,6 @@ class RequestRunner:
             await asyncio.sleep(_LEFT_TURN_STEP_S)
 
     async def _run(self, call: RouterCall, record: Record, journal: StoreJournal) -> None:
-        """Run a request that holds the lease of its session."""
         asked, recorder = call.asked, call.recorder
         async with AsyncExitStack() as stack:
             location = await stack.enter_async_context(self._state.leases.kept(journal))
@@ -184,7 +183,6 @@ class RequestRunner:
         return await asyncio.to_thread(make_run) if request.past else make_run()
 
     def _model(self, asked: Generation) -> str:
-        """The model that is meant; empty for that of a session which goes on."""
         if asked.session is not None and not asked.session.create and not asked.model:
             return ""
         return self._fleet.model_name(asked.model)
@@ -213,7 +211,6 @@ class RequestRunner:
         return again if again.model.facts == model.facts else placed, request, facts
 
     def _store(self, placed: ChosenTarget) -> NgramStore | None:
-        """Return the n-gram store of the target's model, if there is one."""
         model = placed.model
         return self._state.stores.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size)
 

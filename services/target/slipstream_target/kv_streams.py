@@ -52,8 +52,6 @@ time, sent in slices."""
 
 @dataclass(frozen=True, slots=True)
 class _KvStream:
-    """One `StreamKv` call: what it reads, and where it writes."""
-
     source: KvStreamSource
     form: KvFormat
     session: VerifyStream
@@ -64,8 +62,6 @@ class _KvStream:
 
 @dataclass(frozen=True, slots=True)
 class _Message:
-    """Positions start..start+count-1 as they are sent."""
-
     start: int
     count: int
     data: bytes
@@ -173,7 +169,6 @@ class KvStreams:
         return None
 
     async def _send(self, stream: _KvStream, sender: KvSender) -> None:
-        """Send snapshot after snapshot."""
         while not stream.session.is_ended:
             stream.reader.news.clear()
             try:
@@ -230,6 +225,5 @@ class KvStreams:
 
 
 def _slice_frames(form: KvFormat) -> int:
-    """Return the payloads of about `SLICE_BYTES` in the cache."""
     frame_bytes = form.max_positions * form.num_heads * form.head_dim * form.dtype.num_bytes
     return max(1, SLICE_BYTES // frame_bytes)

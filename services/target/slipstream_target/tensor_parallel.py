@@ -154,7 +154,6 @@ class WorkerProcesses:
         return _Worker(rank, process, connection)
 
     def _watch(self, worker: _Worker) -> None:
-        """Wait for the end of a worker, or for the message of one that fails."""
         try:
             message = worker.connection.recv()
         except (EOFError, OSError):

@@ -164,7 +164,6 @@ def verdict_to_pb(verdict: Verdict, timing: ReplyTiming) -> target_pb2.Verdict:
 
 
 def _offer_to_pb(offer: Offer | None) -> dict[str, Any]:
-    """Fields of a verdict; what is None stays unset."""
     if offer is None:
         return {}
     given: dict[str, Any] = {"free_rows": offer.rows, "round_s": offer.round_s}

@@ -264,7 +264,6 @@ class Fleet:
 
 
 def _described(replicas: Iterable[Replica[D]]) -> list[tuple[Replica[D], D]]:
-    """Return the replicas that have described themselves, with their descriptions."""
     return [(replica, replica.described) for replica in replicas if replica.described is not None]
 
 
@@ -278,7 +277,6 @@ def _without(wanted: TargetNeeds, *, has_others: bool) -> str:
 
 
 def _best(known: Sequence[tuple[DescribedDraft, bool]]) -> str | None:
-    """The best kind among those that are ready, or else among all."""
     ready = {model.name for model, is_ready in known if is_ready}
     kinds = ready or {model.name for model, _ in known}
     return next((kind for kind in KINDS if kind in kinds), None)

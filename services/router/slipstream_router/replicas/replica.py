@@ -155,7 +155,6 @@ class Replica(Generic[D]):
             await self._outdated.pop().close()
 
     async def _attend(self) -> str:
-        """Follow one connection to its end; return the reason."""
         reason = ""
         try:
             await self._renew()
@@ -206,7 +205,6 @@ class Replica(Generic[D]):
                 wait_s = FIRST_WAIT_S
 
     async def _describe(self) -> bool:
-        """Request its description; return False for a replica that can't be used."""
         try:
             self.described = await self._probe.describe(self.channel)
         except HandshakeError as error:

@@ -144,7 +144,6 @@ class RequestReplicas:
         return InUse(replica.address, draft, draft.park)
 
     def _feed(self) -> draft_pb2.KvFeed | None:
-        """Return where a draft reads the keys and values of the target in use."""
         placed, target = self._at
         return target.feed(placed.model.description.advertised_address or placed.replica.address)
 
