@@ -1,16 +1,14 @@
-"""docs/reference/cli.md: every command, argument and option, read out of the program itself."""
+"""docs/reference/cli.md: every command, argument and option, as Typer writes them down."""
 
-import inspect
 from collections.abc import Iterator
 from dataclasses import dataclass
-from enum import Enum
 from importlib import import_module
-from pathlib import Path
-from typing import Any, Literal, get_args, get_origin
+from typing import Any
 
 import typer
+from typer.cli import get_docs_for_click
 
-from reference.tables import cell, code, table
+from reference.tables import cell, table
 from slipstream.cli import main
 
 INTRODUCTION = """\
@@ -30,7 +28,6 @@ ROLES = {
     "http": "options-of-the-http-front",
 }
 """Services, whose flags are not Click's, and where they are listed."""
-KINDS = {bool: "-", str: "text", int: "whole number", float: "number", Path: "path"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,75 +65,12 @@ def _within(words: str, found: Any) -> Iterator[Command]:
 
 def section(at: Command) -> str:
     role = at.words.removeprefix("slipstream serve ")
-    parts = [f"## {at.words}", "", text_of(at), ""]
     if role in ROLES:
-        return "\n".join([*parts, CONFIGURED.format(anchor=ROLES[role])])
-    shown = [param for param in at.inner.params if not param.hidden]
-    parts += ["```", usage(at), "```", ""]
-    arguments = [param for param in shown if not is_option(param)]
-    if arguments:
-        rows = [(code(param.name.upper()), cell(param.help or "")) for param in arguments]
-        parts += [table(("Argument", "Meaning"), rows)]
-    for panel in dict.fromkeys(panel_of(param) for param in shown if is_option(param)):
-        rows = [row(at, param) for param in shown if is_option(param) and panel_of(param) == panel]
-        parts += [f"**{panel}**", "", table(("Option", "Value", "Default", "Meaning"), rows)]
-    return "\n".join(parts)
-
-
-def usage(at: Command) -> str:
-    arguments = [param for param in at.inner.params if not is_option(param)]
-    names = [f"{param.name.upper()}{'...' if param.nargs < 0 else ''}" for param in arguments]
-    needed = [
-        name if param.required else f"[{name}]"
-        for name, param in zip(names, arguments, strict=True)
-    ]
-    options = ["[OPTIONS]"] if len(arguments) < len(at.inner.params) else []
-    return " ".join([at.words, *options, *needed])
-
-
-def row(at: Command, param: Any) -> tuple[str, ...]:
-    names = [*param.opts, *param.secondary_opts]
-    kind = inspect.signature(at.inner.callback).parameters[param.name].annotation
-    return ", ".join(map(code, names)), value_text(kind), default(param), cell(param.help or "")
-
-
-def value_text(kind: Any) -> str:
-    kind = get_args(kind)[0] if hasattr(kind, "__metadata__") else kind
-    if get_origin(kind) is Literal:
-        return ", ".join(map(code, get_args(kind)))
-    some = [part for part in get_args(kind) if part is not type(None)]
-    if get_origin(kind) is list:
-        return f"{value_text(some[0])}, repeatable"
-    if some:  # or nothing
-        return value_text(some[0])
-    if issubclass(kind, Enum):
-        return ", ".join(code(each.value) for each in kind)
-    return KINDS[kind]
-
-
-def default(param: Any) -> str:
-    """The default as `--help` says it: what it stands for, where it is nothing by itself."""
-    if param.required:
-        return "needed"
-    if isinstance(param.show_default, str):
-        return cell(param.show_default)
-    value = param.default
-    if callable(value):
-        value = value()
-    if isinstance(value, bool):
-        return "on" if value else "off"
-    if value is None or value in ((), [], ""):
-        return "unset"
-    values = value if isinstance(value, list | tuple) else [value]
-    return code(", ".join(str(getattr(each, "value", each)) for each in values))
-
-
-def is_option(param: Any) -> bool:
-    return bool(param.param_type_name == "option")
-
-
-def panel_of(param: Any) -> str:
-    return str(param.rich_help_panel or "Options")
+        configured = CONFIGURED.format(anchor=ROLES[role])
+        return f"## {at.words}\n\n{text_of(at)}\n\n{configured}"
+    context = at.inner.context_class(at.inner, info_name=at.words)
+    text = get_docs_for_click(obj=at.inner, ctx=context, indent=1, name=at.words)
+    return text.replace("[default: (", "[default: ").replace(")]", "]") + "\n"
 
 
 def text_of(at: Command) -> str:

@@ -10,33 +10,6 @@ from slipstream_gateway.messages import StrictModel
 from slipstream_gateway.responses_body import ResponsesRequest
 
 BODIES = {"chats": ChatRequest, "completions": CompletionRequest, "responses": ResponsesRequest}
-ABROAD = {
-    "Token trees of every shape, with the tokens of plain decoding": (
-        "integration/test_lossless.py::test_the_output_is_that_of_plain_decoding"
-    ),
-    "`min_p`, `top_k`, `top_p`, `logit_bias` and penalties with any proposal": (
-        "unit/core/verify/test_verify.py"
-        "::test_whatever_is_proposed_the_tokens_are_those_of_plain_decoding"
-    ),
-    "`min_tokens` under speculation": (
-        "integration/test_lossless.py::test_no_stop_token_comes_before_the_least_number_of_tokens"
-    ),
-    "Log probabilities under speculation, equal to those without": (
-        "unit/core/test_logprobs.py::test_every_way_of_speculating_tells_what_plain_decoding_does"
-    ),
-    "JSON schemas under speculation": (
-        "integration/test_grammars.py"
-        "::test_answers_by_random_schemas_are_valid_and_the_same_with_speculation"
-    ),
-    "`n` above 1, each answer that of its seed alone": (
-        "integration/http/test_http_tools.py::test_several_answers_have_seeds_one_after_the_other"
-    ),
-    "Lists of prompts, each answer that of its prompt alone": (
-        "integration/http/test_http_compatibility.py"
-        "::test_several_prompts_have_the_answers_of_each_alone"
-    ),
-}
-"""What it is, and its test below tests/."""
 INTRODUCTION = """\
 # Compatibility
 
@@ -52,7 +25,6 @@ These change the answer and can't be honoured. They are taken at the values that
 happens anyway, and refused by name at all others. On a body that honours a field, the first list
 counts.
 """
-ABROAD_TEXT = "What users of other engines ask for, with the test that shows it here."
 
 
 def page() -> str:
@@ -66,15 +38,10 @@ def page() -> str:
         (code(name), " or ".join(code(shown(it)) for it in values) or "left out")
         for name, values in NEUTRAL.items()
     ]
-    abroad = [
-        (cell(what), "[`{0}`](../tests/{0}), `{1}`".format(*test.split("::")))
-        for what, test in ABROAD.items()
-    ]
     sections = {
         "Honoured": ("", table(("Field", *BODIES), fields)),
         "Ignored": (IGNORED_TEXT, table(("Field", "Why it is harmless"), ignored)),
         "Refused but for neutral values": (REFUSED_TEXT, table(("Field", "Taken"), neutral)),
-        "Asked for elsewhere, here": (ABROAD_TEXT, table(("What", "Test"), abroad)),
     }
     parts = (f"## {title}\n\n{text}\n\n{rows}" for title, (text, rows) in sections.items())
     return "\n".join([INTRODUCTION, *parts]).replace("\n\n\n", "\n\n")
