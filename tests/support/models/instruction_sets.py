@@ -15,3 +15,11 @@ def available():
         except InvalidRequest:
             continue
     return names
+
+
+def teams():
+    """Return pairs of kernels and a number of threads: several numbers for those used here."""
+    usual = kernels()
+    return [
+        (name, count) for name in available() for count in ((1, 2, 4) if name == usual else (1,))
+    ]

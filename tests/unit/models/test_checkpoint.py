@@ -1,7 +1,5 @@
 """A native model loads from its files: the bits of the model in memory, and nothing unchecked."""
 
-import json
-
 import numpy as np
 import pytest
 import torch
@@ -11,7 +9,6 @@ from transformers import AutoModelForCausalLM
 from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models import loading, tokenizer
 from slipstream.models.glide.target_parts import target_parts
-from slipstream.models.glide.torch_parts import as_native
 from slipstream.models.loading import load_model, load_target_parts
 from slipstream.models.machine import Measurements
 from slipstream.models.native import library
@@ -28,7 +25,6 @@ from support.models.tiny_checkpoint import (
     save_checkpoint,
 )
 
-FAMILIES = ("llama", "qwen2", "qwen3")
 WEIGHTS = "model.safetensors"
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
@@ -48,36 +44,12 @@ def checkpoint(tmp_path):
     return save_checkpoint(tmp_path / "tiny")
 
 
-def saved(folder, family, dtype=torch.float32, **options):
-    model = tiny.hf_model(family, dtype=dtype)
+def saved(folder, family, **options):
+    model = tiny.hf_model(family)
     model.resize_token_embeddings(264)
     model.save_pretrained(folder, **options)
     byte_tokenizer().save_pretrained(folder)
     return folder
-
-
-@pytest.mark.parametrize("dtype", ["float32", "bfloat16"])
-@pytest.mark.parametrize(
-    ("family", "stored"),
-    [("llama", torch.float32), ("qwen2", torch.bfloat16), ("qwen3", torch.float16)],
-)
-def test_files_and_a_model_in_memory_give_the_same_bits(tmp_path, family, stored, dtype):
-    folder = saved(tmp_path, family, stored)
-    read, loaded = load_model(str(folder), dtype=dtype), load_target_parts(str(folder), dtype=dtype)
-    assert isinstance(read.model, Checkpoint)
-    names = ("model_id", "tokenizer_hash", "path", "num_token_ids", "stop_token_ids")
-    assert all(getattr(read, name) == getattr(loaded, name) for name in names)
-    parts = target_parts(read.model), as_native(target_parts(loaded.model))
-    assert np.array_equal(*(at.embedding.matrix for at in parts))
-    assert np.array_equal(*(at.head_rows(np.arange(264)) for at in parts))
-    for ours, theirs in zip(*(at.rotary(100) for at in parts), strict=True):
-        np.testing.assert_array_max_ulp(ours, theirs)  # torch's own cosines are no nearer
-    models = [CausalModel(at.model) for at in (read, loaded)]
-    assert all(map(np.array_equal, *map(computed, models)))
-    assert models[0].is_native
-    for name in ("dtype", "layout", "vocab_size", "context_length", "weight_bytes", "hidden_size"):
-        assert getattr(models[0], name) == getattr(models[1], name), name
-    assert models[0].workspace_bytes(7) == models[1].workspace_bytes(7)
 
 
 def test_shards_are_read_as_one(tmp_path):
@@ -88,9 +60,8 @@ def test_shards_are_read_as_one(tmp_path):
     assert all(map(np.array_equal, *map(computed, both)))
 
 
-@pytest.mark.parametrize("family", FAMILIES)
-def test_released_layers_are_read_again(tmp_path, family):
-    files = Safetensors(saved(tmp_path, family))
+def test_released_layers_are_read_again(tmp_path):
+    files = Safetensors(saved(tmp_path, "qwen2"))
     names = [name for name in load_file(tmp_path / WEIGHTS) if ".layers." in name]
     before = [files.tensor(name).copy() for name in names]
     files.release(names)
@@ -99,8 +70,7 @@ def test_released_layers_are_read_again(tmp_path, family):
 
 def test_a_tied_model_whose_head_differs_has_both(checkpoint):
     tensors = load_file(checkpoint / WEIGHTS)
-    head = tensors["model.embed_tokens.weight"].flip(0).contiguous()
-    save_file({**tensors, "lm_head.weight": head}, checkpoint / WEIGHTS, metadata={"format": "pt"})
+    change_weights(checkpoint, **{"lm_head.weight": tensors["model.embed_tokens.weight"].flip(0)})
     ours = target_parts(load_model(str(checkpoint), dtype="float32").model)
     theirs = target_parts(load_target_parts(str(checkpoint), dtype="float32").model)
     own_head, embedding = ours.head_rows(np.arange(ours.vocab_size)), ours.embedding.matrix
@@ -114,36 +84,23 @@ def computed(model):
 
 def change_weights(folder, **changes):
     tensors = {**load_file(folder / WEIGHTS), **changes}
-    kept = {name: value for name, value in tensors.items() if value is not None}
+    kept = {name: value.contiguous() for name, value in tensors.items() if value is not None}
     save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
 
 
-def test_lost_and_misshapen_tensors_are_refused_by_name(checkpoint):
-    change_weights(checkpoint, **{"model.norm.weight": torch.ones(7)})
-    wanted = r"norm\.weight has the shape \[7\], but must have \[32\]"
-    with pytest.raises(WeightsError, match=wanted):
+@pytest.mark.parametrize(
+    ("name", "value", "reason"),
+    [
+        ("model.norm.weight", torch.ones(7), r"norm\.weight has the shape \[7\], but .* \[32\]"),
+        ("model.layers.1.mlp.up_proj.weight", None, r"lack .*layers\.1\.mlp\.up_proj\.weight \(1 "),
+    ],
+)
+def test_lost_and_misshapen_tensors_are_refused_by_name(checkpoint, name, value, reason):
+    change_weights(checkpoint, **{name: value})
+    with pytest.raises(WeightsError, match=reason):
         load_model(str(checkpoint))
-    change_weights(checkpoint, **{"model.layers.1.mlp.up_proj.weight": None})
-    wanted = r"lack model\.layers\.1\.mlp\.up_proj\.weight \(1 in all"
-    with pytest.raises(WeightsError, match=wanted):
-        load_model(str(checkpoint))
-
-
-def with_header(header):
-    text = json.dumps(header).encode()
-    return len(text).to_bytes(8, "little") + text + bytes(64)
-
-
-OFFSETS = [([16], [0, 65]), ([-1], [0, 64]), ([1], [8, 4]), ([4], [0, 64])]
-HEADERS = [{"a": {"dtype": "F32", "shape": at, "data_offsets": to}} for at, to in OFFSETS]
-LIES = [bytes([255] * 64), *(with_header(header) for header in ([], {"a": 1}, *HEADERS))]
-
-
-@pytest.mark.parametrize("content", LIES)
-def test_a_header_that_lies_is_refused(tmp_path, content):
-    (tmp_path / WEIGHTS).write_bytes(content)
-    with pytest.raises(WeightsError, match="can't be loaded"):
-        Safetensors(tmp_path)
+    with pytest.raises(WeightsError, match=None if value is not None else name):
+        load_target_parts(str(checkpoint))
 
 
 DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
@@ -158,8 +115,9 @@ def test_what_native_code_can_not_compute_is_transformers(checkpoint, changes, o
 
 
 def test_weights_are_compared_with_transformers_once(checkpoint, monkeypatch, machine):
-    calls = []
-    monkeypatch.setattr(Checkpoint, "reference", counted(Checkpoint.reference, calls))
+    calls, reference_of = [], Checkpoint.reference
+    counted = lambda source: calls.append(source) or reference_of(source)  # noqa: E731
+    monkeypatch.setattr(Checkpoint, "reference", counted)
     for _ in range(2):
         CausalModel(load_model(str(checkpoint)).model)
     assert len(calls) == 1
@@ -168,14 +126,6 @@ def test_weights_are_compared_with_transformers_once(checkpoint, monkeypatch, ma
     change_config(checkpoint, rms_norm_eps=1e-4)
     CausalModel(load_model(str(checkpoint)).model)
     assert len(calls) == 3
-
-
-def counted(function, calls):
-    def call(*args):
-        calls.append(args)
-        return function(*args)
-
-    return call
 
 
 def test_a_forward_that_differs_is_refused_each_time(checkpoint, monkeypatch):

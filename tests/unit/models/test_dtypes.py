@@ -41,12 +41,16 @@ def modern(**changes):
         (None, 0.003, "float32"),
     ],
 )
-def test_auto_is_bfloat16_unless_float32_is_clearly_faster(bfloat16, float32, chosen):
+def test_auto_is_bfloat16_unless_float32_is_clearly_faster(bfloat16, float32, chosen, caplog):
     times = machine(bfloat16=bfloat16, float16=0.0001, float32=float32)
     assert choose_dtype("auto", CPU, machine=times) is DTYPES[chosen]
+    assert caplog.records == []
 
 
 def test_a_slow_dtype_works_with_one_warning_that_names_the_faster_one(caplog):
+    times = machine(bfloat16=0.003, float16=0.004, float32=0.003)
+    assert all(choose_dtype(name, CPU, machine=times) is DTYPES[name] for name in DTYPES)
+    assert caplog.records == []
     assert choose_dtype("float16", CPU, machine=modern()) is DTYPES["float16"]
     (warning,) = caplog.records
     assert warning.levelno == logging.WARNING
@@ -60,13 +64,6 @@ def test_what_only_torch_multiplies_slowly_is_warned_of_there(has_kernels, caplo
     dtypes._warn.cache_clear()
     assert choose_dtype("float32", CPU, machine=modern(float32=0.01)) is FLOAT32
     assert len(caplog.records) == (not has_kernels)
-
-
-@pytest.mark.parametrize("name", DTYPES)
-def test_a_dtype_that_is_about_as_fast_works_without_a_word(name, caplog):
-    times = machine(bfloat16=0.003, float16=0.004, float32=0.003)
-    assert choose_dtype(name, CPU, machine=times) is DTYPES[name]
-    assert caplog.records == []
 
 
 def test_a_dtype_that_the_processor_cant_multiply_is_refused_with_one_that_it_can():
@@ -94,12 +91,6 @@ def test_what_is_kept_and_no_table_of_times_is_measured_again(kept, monkeypatch)
     measured.keep(KEPT, kept)
     assert choose_dtype("auto", CPU, machine=measured) is FLOAT32
     assert measured.get(KEPT) == again
-
-
-def test_times_that_are_kept_are_not_measured_again(monkeypatch):
-    monkeypatch.setattr(dtype_times, "_measure", lambda: pytest.fail("measured again"))
-    for name in ("auto", "bfloat16", "float32"):
-        choose_dtype(name, CPU, machine=modern())
 
 
 def test_what_is_measured_here_is_a_table_of_times():

@@ -4,15 +4,19 @@ import gguf
 import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file
+from transformers import AutoTokenizer
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.loading import load_model, load_target_parts
 from slipstream.models.native import library
+from slipstream.models.store.gguf import convert
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from support.models import tiny_gguf
 from support.models.families import SIZES, family_model
-from support.models.tiny_gguf import add_field, finish, interleaved, write_tokenizer
+from support.models.tiny_checkpoint import SPECIAL, tiny_llama
+from support.models.tiny_gguf import add_field, finish, interleaved, write_gguf, write_tokenizer
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 VOCAB = 260
@@ -130,6 +134,46 @@ def test_two_sets_of_rotary_factors_are_those_of_longrope(words, tmp_path):
     path = tiny_gguf.write(tmp_path / "odd.gguf", lambda _: "F32", more=REFUSED[words])
     with pytest.raises(WeightsError, match=words):
         load_model(str(path))
+
+
+def test_two_sets_are_read_for_longrope(tmp_path):
     own = {KIND: "longrope", **FACTORS}
     path = tiny_gguf.write(tmp_path / "own.gguf", lambda _: "F32", more=own)
     assert load_model(str(path)).model.rotaries[0].inv_freq[0] == 0.5
+
+
+@pytest.fixture(scope="module")
+def file(tmp_path_factory):
+    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
+
+
+@pytest.fixture(scope="module")
+def converted(file, tmp_path_factory):
+    folder = tmp_path_factory.mktemp("converted")
+    convert(file, folder)
+    return folder
+
+
+def test_the_converted_weights_are_those_of_the_file_in_bf16(converted):
+    weights = load_file(converted / "model.safetensors")
+    for name, value in tiny_llama(vocab_size=260).state_dict().items():
+        if name != "lm_head.weight":
+            torch.testing.assert_close(weights[name], value.bfloat16(), rtol=0, atol=0)
+
+
+def test_the_converted_tokenizer_splits_digits_and_knows_its_special_tokens(converted):
+    tokenizer = AutoTokenizer.from_pretrained(converted)
+    assert tokenizer.eos_token == SPECIAL[0]
+    assert tokenizer.chat_template == "{{ messages }}"
+    # The spaces before a digit are a piece of their own, so that they merge.
+    assert tokenizer.tokenize("a  5") == ["a", "ĠĠ", "5"]
+    for text in ("a  5", "café <|user|> 12\n\n3"):
+        assert tokenizer.decode(tokenizer.encode(text)) == text
+
+
+def test_a_truncated_gguf_file_is_refused(file, tmp_path):
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(file.read_bytes()[:5000])
+    with pytest.raises(WeightsError):
+        convert(broken, tmp_path / "out")
+    assert not (tmp_path / "out").exists()

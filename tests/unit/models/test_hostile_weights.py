@@ -118,16 +118,17 @@ def index(content):
 FOLDERS = {
     "a header's length": {"model.safetensors": struct.pack("<Q", 2**63) + b"{}"},
     "a header's nesting": {"model.safetensors": weights(f'{{"x":{DEEP}}}')},
-    "a shape": {
-        "model.safetensors": weights(
-            {"dtype": "F32", "shape": [2**40, 2**40], "data_offsets": [0, 64]}
+    **{
+        f"a tensor {shape} at {at}": {
+            "model.safetensors": weights({"dtype": "F32", "shape": shape, "data_offsets": at})
+        }
+        for shape, at in (
+            *(([2**40, 2**40], [0, 64]), ([16], [2**62, 2**63]), ([16], [0, 65])),
+            *(([-1], [0, 64]), ([1], [8, 4]), ([4], [0, 64])),
         )
     },
-    "offsets": {
-        "model.safetensors": weights(
-            {"dtype": "F32", "shape": [16], "data_offsets": [2**62, 2**63]}
-        )
-    },
+    "a header of another kind": {"model.safetensors": weights("[]")},
+    "a tensor of another kind": {"model.safetensors": weights(1)},
     "an index's nesting": index(f'{{"x":{DEEP}}}'),
     "lists in an index": index('{"weight_map": {"x": ["y"]}}'),
     "numbers in an index": index('{"weight_map": {"x": 3}}'),

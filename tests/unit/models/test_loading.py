@@ -4,7 +4,6 @@ from contextlib import nullcontext
 
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
 from tokenizers import processors
 from transformers import AutoConfig, AutoModelForCausalLM
 
@@ -44,28 +43,12 @@ def test_a_device_that_can_not_be_used_is_refused(checkpoint, device):
 
 
 @pytest.mark.parametrize("load", LOADERS)
-@pytest.mark.parametrize("length", [0, 4, 1000])
+@pytest.mark.parametrize("length", [4, 1000])
 def test_a_truncated_weights_file_is_refused(checkpoint, load, length):
     weights = checkpoint / "model.safetensors"
     weights.write_bytes(weights.read_bytes()[:length])
     with pytest.raises(WeightsError, match="can't be loaded"):
         load(str(checkpoint))
-
-
-@pytest.mark.parametrize(
-    ("name", "value", "reason"),
-    [
-        ("model.layers.1.mlp.up_proj.weight", None, r"layers\.1\.mlp\.up_proj"),
-        ("model.norm.weight", torch.ones(7), None),
-    ],
-)
-def test_a_tensor_that_is_lost_or_of_another_shape_is_refused(checkpoint, name, value, reason):
-    tensors = load_file(checkpoint / "model.safetensors")
-    del tensors[name]
-    more = {} if value is None else {name: value}
-    save_file({**tensors, **more}, checkpoint / "model.safetensors", metadata={"format": "pt"})
-    with pytest.raises(WeightsError, match=reason):
-        load_target_parts(str(checkpoint))
 
 
 def test_code_in_a_model_directory_does_not_run(checkpoint):
@@ -95,13 +78,6 @@ def test_files_of_no_language_model_are_refused_alike(checkpoint, name, text, er
     assert said[0] == said[1]
 
 
-@pytest.mark.parametrize("load", LOADERS)
-def test_a_tokenizer_with_more_tokens_than_the_model_is_refused(tmp_path, load):
-    folder = save_checkpoint(tmp_path / "small", vocab_size=200)
-    with pytest.raises(ModelMismatch, match="up to id 258, but the model knows 200 tokens"):
-        load(str(folder))
-
-
 @pytest.mark.parametrize("names", [["[PAD]"], ["[PAD]", "[MORE]"]])
 @pytest.mark.parametrize("load", LOADERS)
 def test_tokens_added_past_the_embedding_are_left_out(names, load, checkpoint, tmp_path):
@@ -120,7 +96,10 @@ def test_tokens_added_past_the_embedding_are_left_out(names, load, checkpoint, t
 
 
 @pytest.mark.parametrize("load", LOADERS)
-def test_a_tokenizer_that_begins_texts_with_a_token_past_the_embedding_is_refused(load, tmp_path):
+def test_a_tokenizer_with_more_tokens_than_the_model_or_a_bos_past_them_is_refused(load, tmp_path):
+    folder = save_checkpoint(tmp_path / "small", vocab_size=200)
+    with pytest.raises(ModelMismatch, match="up to id 258, but the model knows 200 tokens"):
+        load(str(folder))
     folder = save_checkpoint(tmp_path / "bos")
     tokenizer = byte_tokenizer()
     tokenizer.add_special_tokens({"bos_token": "[BOS]"})

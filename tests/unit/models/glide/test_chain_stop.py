@@ -17,7 +17,6 @@ from slipstream.core.policy.stop import (
 )
 from slipstream.models.decision import slot_stats
 from slipstream.models.glide.chain_stop import (
-    Confidence,
     DecisionNetwork,
     Rules,
     Signals,
@@ -48,14 +47,14 @@ def doubles(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def rules_of(policies, worths=None):
+def rules_of(policies):
     rows = [rule_of(stop) for stop in policies]
     return Rules(
         torch.tensor([row.policy for row in rows]),
         torch.tensor([row.max_depth for row in rows]),
         doubles([row.threshold for row in rows]),
         doubles([row.fallback for row in rows]),
-        torch.zeros(len(rows), dtype=torch.float64) if worths is None else doubles(worths),
+        torch.zeros(len(rows), dtype=torch.float64),
     )
 
 
@@ -72,21 +71,6 @@ def test_chains_stop_where_the_policies_say(cases, depth):
     signals = Signals(*doubles(columns).unbind(1))
     rules = rules_of([stop for stop, _ in cases])
     assert should_stop(rules, signals, depth=depth).tolist() == expected
-
-
-@given(st.lists(chance, min_size=2, max_size=5), st.one_of(chance, st.just(math.nan)))
-def test_confidence_is_worth_what_the_calibration_says(points, top_prob):
-    padded = doubles([[*points, *[0.0] * (8 - len(points))]])
-    confidence = Confidence(padded, torch.tensor([len(points)]))
-    found = confidence.probability(doubles([top_prob])).item()
-    assert found == Calibration(tuple(points)).probability(top_prob)
-
-
-def test_a_path_that_is_not_worth_another_row_ends():
-    rules = rules_of([FixedStop(9)] * 3, [0.2, 0.3, 0.0])
-    nothing = torch.zeros(3, dtype=torch.float64)
-    signals = Signals(nothing, nothing, nothing, nothing + 0.25)
-    assert should_stop(rules, signals, depth=2).tolist() == [False, True, False]
 
 
 def test_a_device_scores_as_the_decision_model_does_also_states_in_bfloat16():

@@ -1,5 +1,9 @@
 """Weights in 4-bit blocks: native code computes with them, and only with those of its own draft."""
 
+from copy import deepcopy
+from functools import cache
+from shutil import copytree
+
 import numpy as np
 import pytest
 import torch
@@ -55,10 +59,26 @@ def rounded(target, model):
     }, head
 
 
-def saved(folder, name="plain", num_layers=2):
-    """A target, the draft of the weights in blocks that `folder` has now, and their head."""
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    return cache(lambda name: make(tmp_path_factory.mktemp("draft"), name))
+
+
+@pytest.fixture
+def saved(made, tmp_path):
+    """Return a target, its draft, whose weights `tmp_path` has in blocks now, and their head."""
+
+    def save(name="plain"):
+        folder, *rest = made(name)
+        copytree(folder, tmp_path, dirs_exist_ok=True)
+        return deepcopy(rest)
+
+    return save
+
+
+def make(folder, name):
     target = TARGETS[name]()
-    model = tiny.draft(tiny.config(target, num_layers))
+    model = tiny.draft(tiny.config(target, 2))
     for value in model.parameters():
         if value.ndim > 1:
             value.data *= 0.2
@@ -71,7 +91,7 @@ def saved(folder, name="plain", num_layers=2):
     head_weights = matrices.pop(HEAD).weights()
     for at, own in matrices.items():
         model.get_parameter(at).data = own.weights()
-    return target, model, head_weights
+    return folder, target, model, head_weights
 
 
 def scores(scorer, target):
@@ -81,8 +101,8 @@ def scores(scorer, target):
 
 @needs_native
 @pytest.mark.parametrize("name", TARGETS)
-def test_native_scores_are_those_of_the_module_with_the_weights_in_blocks(tmp_path, name):
-    target, model, head = saved(tmp_path, name)
+def test_native_scores_are_those_of_the_module_with_the_weights_in_blocks(saved, tmp_path, name):
+    target, model, head = saved(name)
     scorer = load_glide(tmp_path, target)
     assert scorer.engine.startswith("native") and scorer.engine.endswith(" Q4_1")
     vocab = tiny.vocab(model.config)
@@ -93,20 +113,16 @@ def test_native_scores_are_those_of_the_module_with_the_weights_in_blocks(tmp_pa
     found = scores(scorer, target).logits
     # Tokens are rounded to 8 bits for products with blocks.
     assert np.linalg.norm(found - expected) < 0.03 * np.linalg.norm(expected)
-
-
-@needs_native
-def test_blocks_take_a_fraction_of_the_memory(tmp_path):
-    target, _, _ = saved(tmp_path)
-    coded = load_glide(tmp_path, target).weight_bytes
     (tmp_path / BLOCKS_NAME).unlink()
-    assert coded < load_glide(tmp_path, target).weight_bytes
+    assert scorer.weight_bytes < load_glide(tmp_path, target).weight_bytes
 
 
 @needs_native
-def test_the_head_of_another_target_is_rounded_to_8_bits_and_the_log_says_so(tmp_path, caplog):
+def test_the_head_of_another_target_is_rounded_to_8_bits_with_a_line_in_the_log(
+    saved, tmp_path, caplog
+):
     caplog.set_level("INFO", "slipstream.models")
-    target, _, _ = saved(tmp_path)
+    target, _, _ = saved()
     coded = scores(load_glide(tmp_path, target), target)
     assert not caplog.text
     target.get_output_embeddings().weight.data *= 2
@@ -123,8 +139,8 @@ def test_a_head_in_another_type_that_rounds_to_the_same_bfloat16_is_the_same():
     assert rows_digest(rows) == rows_digest(near) != rows_digest(rows * 2)
 
 
-def test_torch_computes_with_the_weights_as_they_were_trained(tmp_path, monkeypatch):
-    target, _, _ = saved(tmp_path)
+def test_torch_computes_with_the_weights_as_they_were_trained(saved, tmp_path, monkeypatch):
+    target, _, _ = saved()
     weights = read_glide(tmp_path)
     parts = target_parts(target)
     with_blocks, without = (
@@ -134,28 +150,24 @@ def test_torch_computes_with_the_weights_as_they_were_trained(tmp_path, monkeypa
     assert np.array_equal(scores(with_blocks, target).logits, scores(without, target).logits)
 
 
-def test_a_truncated_file_is_refused(tmp_path):
-    target, _, _ = saved(tmp_path)
-    path = tmp_path / BLOCKS_NAME
-    path.write_bytes(path.read_bytes()[:-100])
-    with pytest.raises(WeightsError, match=r"q4_1.safetensors can't be loaded"):
-        load_glide(tmp_path, target)
-
-
-@pytest.mark.parametrize("kind", ["missing", "more", "rows", "type"])
-def test_blocks_that_do_not_fit_the_config_are_refused(tmp_path, kind):
-    target, _, _ = saved(tmp_path)
-    tensors, name = load_file(tmp_path / BLOCKS_NAME), "layers.1.mlp.up_proj.weight"
+@pytest.mark.parametrize("kind", ["missing", "more", "rows", "type", "cut off"])
+def test_blocks_that_do_not_fit_the_config_are_refused(saved, tmp_path, kind):
+    target, _, _ = saved()
+    path, name = tmp_path / BLOCKS_NAME, "layers.1.mlp.up_proj.weight"
+    tensors, wanted = load_file(path), "does not fit the draft's config: "
     if kind == "missing":
         del tensors[name]
     elif kind == "more":
         tensors[f"{name}s"] = tensors[name]
         name = f"{name}s"
-    else:
+    elif kind != "cut off":
         own = tensors[name]
         tensors[name] = own[:-1] if kind == "rows" else own.astype(np.float32)
-    save_file(tensors, tmp_path / BLOCKS_NAME)
-    with pytest.raises(WeightsError, match=f"does not fit the draft's config: {name}"):
+    save_file(tensors, path)
+    if kind == "cut off":
+        path.write_bytes(path.read_bytes()[:-100])
+        wanted, name = "q4_1.safetensors can't be loaded", ""
+    with pytest.raises(WeightsError, match=f"{wanted}{name}"):
         load_glide(tmp_path, target)
 
 
@@ -165,8 +177,8 @@ def test_inputs_that_are_no_whole_blocks_are_refused():
         block_shapes(config)
 
 
-def test_blocks_of_other_weights_are_refused_by_the_digest_of_the_whole_file(tmp_path):
-    target, _, _ = saved(tmp_path)
+def test_blocks_of_other_weights_are_refused_by_the_digest_of_the_whole_file(saved, tmp_path):
+    target, _, _ = saved()
     path = tmp_path / WEIGHTS_NAME
     raw = bytearray(path.read_bytes())
     raw[-1] ^= 1

@@ -1,6 +1,8 @@
-"""The fast path computes what the trained module computes, however a prefix or tree arrives."""
+"""A scorer computes what the trained module does, however a text or tree arrives, and without what
+it skips of a long text: all but the first page and the newest tokens."""
 
 from dataclasses import replace
+from itertools import chain
 
 import numpy as np
 import pytest
@@ -10,15 +12,20 @@ from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import CapacityError, ModelMismatch, WeightsError
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
 from slipstream.models.glide.glide_files import save_glide
+from slipstream.models.glide.glide_init import config_for_target
 from slipstream.models.glide.glide_scorer import load_glide
 from slipstream.models.glide.glide_weights import check_target
 from slipstream.models.glide.target_parts import target_parts
-from slipstream.models.scorer import Grow, Sync
+from slipstream.models.kv.pool import BLOCK_SIZE
+from slipstream.models.scorer import NUM_SINKS, Grow, Sync, num_skipped
 from support.models import tiny_glide as tiny
+from support.models.tiny import tokens as random_tokens
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]
+TREE = [([10, 11], [-1, -1]), ([12, 13, 14], [0, 0, 1]), ([15], [3])]
+"""Tokens and parents, a generation at a time."""
 TARGETS = {
-    "llama": tiny.llama,
+    "llama": lambda: tiny.llama(num_hidden_layers=5),
     "attention biases": tiny.qwen2,
     "query and key norms": tiny.qwen3,
     "scaled rotary": lambda: tiny.llama(
@@ -32,9 +39,12 @@ def _engine(request, monkeypatch):
     monkeypatch.setenv(NATIVE_VARIABLE, request.param)
 
 
-def case(name="llama", num_layers=1):
+def case(name="llama", num_layers=1, layers=(1, 3)):
     target = TARGETS[name]()
-    model = tiny.draft(tiny.config(target, num_layers))
+    shape = tiny.shape(num_layers, layers)
+    shape = replace(shape, max_lag=8 if layers else 0)
+    config = config_for_target(target, shape, name="tiny", tokenizer_hash="t" * 64)
+    model = tiny.draft(config)
     return target, model, tiny.scorer(target, model)
 
 
@@ -42,33 +52,23 @@ def close(actual, expected):
     np.testing.assert_allclose(actual, expected, rtol=1e-4, atol=1e-4)
 
 
-@pytest.mark.parametrize("name", TARGETS)
-@pytest.mark.parametrize("num_layers", [1, 2])
-def test_a_prefix_and_a_grown_chain_score_as_in_training(name, num_layers):
-    target, model, scorer = case(name, num_layers)
+READERS = [("llama", layers, at) for layers in ((), (2,), (3, 0, 4, 1, 2)) for at in (1, 2)]
+READERS += [(name, (1, 3), at) for name in TARGETS for at in (1, 2)]
+
+
+@pytest.mark.parametrize(("name", "layers", "num_layers"), READERS)
+def test_a_prefix_and_a_grown_chain_score_as_in_training(name, layers, num_layers):
+    target, model, scorer = case(name, num_layers, layers)
     count = 5
-    state = scorer.open(32)
+    expected = tiny.reference(target, model, TOKENS, count)[5:].numpy()
     view = tiny.view(target, TOKENS, count)
-    rows = [scorer.score([Sync(state, TOKENS[:6], view)]).logits]
-    rows += [
-        scorer.score([Grow(state, [token], [parent])]).logits
-        for parent, token in enumerate(TOKENS[6:], start=-1)
-    ]
-    close(np.concatenate(rows), tiny.reference(target, model, TOKENS, count)[5:])
-
-
-@pytest.mark.parametrize("num_layers", [1, 2])
-def test_a_draft_that_reads_no_layers_scores_alike_with_any_view(num_layers):
-    target = tiny.llama()
-    config = replace(tiny.config(target, num_layers), target_layers=(), max_lag=0)
-    model = tiny.draft(config)
-    scorer = tiny.scorer(target, model)
-    expected = tiny.reference(target, model, TOKENS, 0)
-    for view in (None, tiny.view(target, TOKENS, 4)):
+    for given in (view,) if layers else (view, None):
         state = scorer.open(32)
-        close(scorer.score([Sync(state, TOKENS[:-1], view)]).logits[0], expected[-2])
-        close(scorer.score([Grow(state, TOKENS[-1:], [-1])]).logits[0], expected[-1])
-    assert scorer.max_lag is None, "what is not read can't be stale"
+        rows = [scorer.score([Sync(state, TOKENS[:6], given)]).logits]
+        for parent, token in enumerate(TOKENS[6:], start=-1):
+            rows.append(scorer.score([Grow(state, [token], [parent])]).logits)
+        assert np.linalg.norm(np.concatenate(rows) - expected) < 2e-5 * np.linalg.norm(expected)
+    assert scorer.max_lag == (8 if layers else None), "what is not read can't be stale"
 
 
 def test_another_continuation_or_a_shorter_prefix_leaves_no_trace_of_the_first():
@@ -88,21 +88,16 @@ def test_every_path_of_a_tree_scores_like_a_chain(num_layers):
     prefix, view = TOKENS[:6], tiny.view(target, TOKENS, 5)
     state = scorer.open(32)
     scorer.score([Sync(state, prefix, view)])
-    tokens, parents = [10, 11, 12, 13, 14, 15], [-1, -1, 0, 0, 1, 3]
-    grown = [
-        scorer.score([Grow(state, tokens[:2], parents[:2])]),
-        scorer.score([Grow(state, tokens[2:5], parents[2:5])]),
-    ]
-    grown.append(scorer.score([Grow(state, tokens[5:], parents[5:])]))
-    rows = np.concatenate([scores.logits for scores in grown])
+    rows = np.concatenate([scorer.score([Grow(state, *nodes)]).logits for nodes in TREE])
+    tokens, parents = (list(chain.from_iterable(parts)) for parts in zip(*TREE, strict=True))
     for node, row in enumerate(rows):
         path = [node]
         while parents[path[0]] >= 0:
             path.insert(0, parents[path[0]])
-        chain = scorer.open(32)
-        scorer.score([Sync(chain, prefix, view)])
+        alone = scorer.open(32)
+        scorer.score([Sync(alone, prefix, view)])
         for parent, index in enumerate(path, start=-1):
-            expected = scorer.score([Grow(chain, [tokens[index]], [parent])])
+            expected = scorer.score([Grow(alone, [tokens[index]], [parent])])
         close(row, expected.logits[0])
 
 
@@ -134,7 +129,6 @@ def test_scores_are_float32_and_named_by_an_ascending_vocabulary():
     assert scores.logits.shape == (1, model.config.head_size)
     assert scores.hidden.shape == (1, scorer.hidden_size)
     assert scorer.vocab.tolist() == sorted(set(scorer.vocab.tolist()))
-    assert scorer.max_lag == model.config.max_lag
 
 
 def test_a_full_session_is_refused():
@@ -158,42 +152,109 @@ def test_saved_weights_score_as_before(tmp_path):
     assert np.array_equal(found.logits, expected.logits)
 
 
-@pytest.mark.parametrize("field", ["vocab_size", "hidden_size", "num_heads", "head_dim"])
-def test_weights_of_another_shape_of_target_are_refused(field):
+OTHERS = ("vocab_size", "hidden_size", "num_heads", "head_dim")
+
+
+@pytest.mark.parametrize("field", [*OTHERS, "tokenizer", "layers"])
+def test_weights_for_another_target_are_refused(field):
     target, model, _ = case()
-    other = replace(model.config, **{field: getattr(model.config, field) * 2})
-    with pytest.raises(ModelMismatch, match=field):
-        check_target(other, target_parts(target))
-
-
-def test_weights_for_another_tokenizer_or_a_layer_the_target_lacks_are_refused():
-    target, model, _ = case()
-    with pytest.raises(ModelMismatch, match="tokenizer"):
-        check_target(model.config, target_parts(target, tokenizer_hash="u" * 64))
-    with pytest.raises(ModelMismatch, match="layer 9"):
-        check_target(replace(model.config, target_layers=(1, 9)), target_parts(target))
-
-
-def saved(tmp_path):
-    target, model, _ = case()
-    save_glide(model, tiny.vocab(model.config), tmp_path)
-    return target
+    config, hashed = model.config, "u" * 64 if field == "tokenizer" else "t" * 64
+    if field in OTHERS:
+        config = replace(config, **{field: getattr(config, field) * 2})
+    elif field == "layers":
+        config = replace(config, target_layers=(1, 9))
+    with pytest.raises(ModelMismatch, match="layer 9" if field == "layers" else field):
+        check_target(config, target_parts(target, tokenizer_hash=hashed))
 
 
 @pytest.mark.parametrize("name", [CONFIG_NAME, WEIGHTS_NAME])
-def test_a_file_that_is_cut_off_or_missing_is_named(tmp_path, name):
-    target = saved(tmp_path)
-    path = tmp_path / name
-    path.write_bytes(path.read_bytes()[:-20])
+def test_a_file_that_is_cut_off_missing_or_of_another_config_is_refused(tmp_path, name):
+    target, model, _ = case()
+    save_glide(model, tiny.vocab(model.config), tmp_path)
+    path, config = tmp_path / name, tmp_path / CONFIG_NAME
+    whole, text = path.read_bytes(), config.read_text()
+    config.write_text(text.replace('"intermediate_size": 48', '"intermediate_size": 50'))
+    with pytest.raises(WeightsError, match="do not fit their config"):
+        load_glide(tmp_path, target)
+    path.write_bytes(whole[:-20])
     for _ in range(2):
         with pytest.raises(WeightsError, match=name):
             load_glide(tmp_path, target)
         path.unlink(missing_ok=True)
 
 
-def test_weights_that_do_not_fit_their_config_are_refused(tmp_path):
-    target = saved(tmp_path)
-    path = tmp_path / CONFIG_NAME
-    path.write_text(path.read_text().replace('"intermediate_size": 48', '"intermediate_size": 50'))
-    with pytest.raises(WeightsError, match="do not fit their config"):
-        load_glide(tmp_path, target)
+LONG = [token % tiny.VOCAB for token in random_tokens(500, seed=3)]
+
+
+@pytest.fixture(params=[1, 2], ids=["one layer", "two layers"])
+def long_case(request):
+    target = tiny.llama(max_position_embeddings=512)
+    model = tiny.draft(tiny.config(target, request.param))
+    return target, model, tiny.scorer(target, model)
+
+
+def scored(scorer, state, text, view):
+    """Score behind a text whose beginning is computed part by part, as an engine does."""
+    scorer.skip(state, view.skipped)
+    read = view.read(text)
+    for done in range(scorer.num_same(state, read) + 100, len(read), 100):
+        scorer.score([Sync(state, read[:done], view, is_scored=False)])
+    return scorer.score([Sync(state, read, view)]).logits[0]
+
+
+@pytest.mark.parametrize("window", [128, 200, 371, 372])
+def test_as_many_of_the_newest_tokens_are_read_as_the_window_has(window):
+    skipped = num_skipped(len(LONG), window)
+    assert skipped % NUM_SINKS == 0
+    assert NUM_SINKS == BLOCK_SIZE, "pages move as wholes, and the first one stays"
+    num_newest = len(LONG) - NUM_SINKS - skipped
+    assert window <= num_newest < window + 128 or skipped == 0
+
+
+@pytest.mark.parametrize("skipped", [0, 128, 256])
+def test_what_is_skipped_is_as_if_it_were_not_there(long_case, skipped):
+    target, model, scorer = long_case
+    view = tiny.view(target, LONG, 499, skipped=skipped)
+    expected = tiny.reference(target, model, LONG, 499, skipped)
+    close(scored(scorer, scorer.open(520), LONG, view), expected[-1])
+
+
+def test_a_tree_behind_a_text_with_a_gap_is_scored_as_in_training(long_case):
+    target, model, scorer = long_case
+    state, view = scorer.open(400), tiny.view(target, LONG, 490, skipped=256)
+    rows = [scored(scorer, state, LONG[:492], view)]
+    for parent, token in enumerate(LONG[492:], start=-1):
+        rows.append(scorer.score([Grow(state, [token], [parent])]).logits[0])
+    expected = tiny.reference(target, model, LONG, 490, 256)
+    close(np.stack(rows), expected[-len(rows) :])
+
+
+def test_a_session_that_skips_more_computes_nothing_anew():
+    target = tiny.llama(max_position_embeddings=512)
+    model = tiny.draft(tiny.config(target))
+    scorer = tiny.scorer(target, model)
+    state = scorer.open(520)
+    for length, skipped in ((300, 0), (420, 128), (450, 128), (500, 256)):
+        text = LONG[:length]
+        view = tiny.view(target, text, length - 1, skipped=skipped)
+        found = scored(scorer, state, text, view)
+        close(found, tiny.reference(target, model, text, length - 1, skipped)[-1])
+    scorer.skip(state, 384)
+    assert scorer.num_same(state, [*LONG[:128], *LONG[512:]]) == 128
+    assert state.tokens == LONG[:128], "nothing behind position 512 was there"
+
+
+def test_a_text_of_which_more_is_read_again_leaves_no_trace_of_the_gap(long_case):
+    target, _, scorer = long_case
+    state = scorer.open(520)
+    scored(scorer, state, LONG, tiny.view(target, LONG, 499, skipped=256))
+    whole = tiny.view(target, LONG, 499)
+    fresh = scored(scorer, scorer.open(520), LONG, whole)
+    close(scored(scorer, state, LONG, whole), fresh)
+
+
+def test_keys_that_have_not_come_are_counted_by_position(long_case):
+    target, _, _ = long_case
+    view = tiny.view(target, LONG, 490, skipped=256)
+    assert (view.num_held, view.lag(492)) == (234, 1)
+    assert view.lag(384) == 384, "the text ends where nothing is read"

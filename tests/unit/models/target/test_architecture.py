@@ -48,24 +48,18 @@ SCALED = {"rope_theta": 20000.0, "rope_scaling": {"type": "linear", "factor": 2.
 
 
 @pytest.mark.parametrize("name", CONFIGS)
-def test_tensors_are_those_of_the_model(name):
+def test_tensors_and_numbers_are_those_of_the_configuration(name):
     config = CONFIGS[name]
     with torch.device("meta"):
         model = AutoModelForCausalLM.from_config(config)
     theirs = {name: tuple(value.shape) for name, value in model.state_dict().items()}
-    at = parse(config.to_dict())
-    assert {**dict(at.tensors()), HEAD: (at.vocab_size, at.hidden)} == theirs
-
-
-@pytest.mark.parametrize("name", CONFIGS)
-def test_numbers_are_those_of_the_configuration(name):
-    config = CONFIGS[name]
-    at = parse(config.to_dict())
+    ours = parse(config.to_dict())
+    assert {**dict(ours.tensors()), HEAD: (ours.vocab_size, ours.hidden)} == theirs
     limit = context_length(config)  # of torch, whose attention has no windows
-    assert limit == min(at.context_length, *(window or limit for window in at.windows))
-    assert (at.is_tied, at.norm_eps) == (config.tie_word_embeddings, config.rms_norm_eps)
+    assert limit == min(ours.context_length, *(window or limit for window in ours.windows))
+    assert (ours.is_tied, ours.norm_eps) == (config.tie_word_embeddings, config.rms_norm_eps)
     ends = config.eos_token_id
-    assert at.eos_ids == frozenset([] if ends is None else [ends])
+    assert ours.eos_ids == frozenset([] if ends is None else [ends])
 
 
 def require_same_frequencies(raw, config):

@@ -95,10 +95,28 @@ BATCHES = {
 }
 
 
-@pytest.mark.parametrize("name", BATCHES)
-def test_a_place_outside_of_an_array_is_refused(name):
+LAYOUTS = {
+    "layers": KvLayout(2, 1, 16, FLOAT32, "cpu"),
+    "type": KvLayout(1, 1, 16, BFLOAT16, "cpu"),
+    "elements of a head": KvLayout(1, 1, 8, FLOAT32, "cpu"),
+}
+FORWARDS = {
+    **{name: lambda name=name: forward(tokens(**BATCHES[name])) for name in BATCHES},
+    **{
+        f"other {name}": lambda name=name: forward(tokens(), layout=LAYOUTS[name])
+        for name in LAYOUTS
+    },
+    **{
+        f"a model without its {name}": lambda name=name: forward(tokens(), filled(name))
+        for name in ("rotary", "layer", "head")
+    },
+}
+
+
+@pytest.mark.parametrize("name", FORWARDS)
+def test_a_place_outside_of_an_array_and_a_cache_or_model_of_another_form_are_refused(name):
     with pytest.raises(ModelError, match="native code refuses forward"):
-        forward(tokens(**BATCHES[name]))
+        FORWARDS[name]()
 
 
 @pytest.mark.parametrize(
@@ -119,36 +137,16 @@ def test_more_outputs_than_tokens_are_refused(kept):
         filled().forward(KvPool(LAYOUT, 1, scratch_rows=1), found)
 
 
-LAYOUTS = {
-    "layers": KvLayout(2, 1, 16, FLOAT32, "cpu"),
-    "type": KvLayout(1, 1, 16, BFLOAT16, "cpu"),
-    "elements of a head": KvLayout(1, 1, 8, FLOAT32, "cpu"),
-}
+SIZED = [
+    {size: value}
+    for size in ("hidden", "heads", "key_heads", "head_dim", "mlp")
+    for value in (-1, 2**30 + 1, 2**31 - 1)
+]
+SIZED += [{"layers": -1}, {"others": -1}, {"key_heads": 0}, {"heads": 3, "key_heads": 2}]
 
 
-@pytest.mark.parametrize("name", LAYOUTS)
-def test_a_cache_of_another_form_is_refused(name):
-    with pytest.raises(ModelError, match="native code refuses forward"):
-        forward(tokens(), layout=LAYOUTS[name])
-
-
-@pytest.mark.parametrize("part", ["rotary", "layer", "head"])
-def test_a_model_without_all_its_weights_computes_nothing(part):
-    with pytest.raises(ModelError, match="native code refuses forward"):
-        forward(tokens(), filled(part))
-
-
-@pytest.mark.parametrize("value", [-1, 2**30 + 1, 2**31 - 1])
-@pytest.mark.parametrize("size", ["hidden", "heads", "key_heads", "head_dim", "mlp"])
-def test_sizes_that_no_model_has_make_none(size, value):
-    with pytest.raises(ModelError, match="native code refuses model"):
-        made(**{size: value})
-
-
-@pytest.mark.parametrize(
-    "sizes", [{"layers": -1}, {"others": -1}, {"key_heads": 0}, {"heads": 3, "key_heads": 2}]
-)
-def test_counts_that_do_not_go_together_make_no_model(sizes):
+@pytest.mark.parametrize("sizes", SIZED)
+def test_sizes_that_no_model_has_or_that_do_not_go_together_make_none(sizes):
     with pytest.raises(ModelError, match="native code refuses model"):
         made(**sizes)
 
