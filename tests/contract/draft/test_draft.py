@@ -1,10 +1,10 @@
 """Laws of every draft, here and elsewhere: what a delta does, a plan bounds, and is refused."""
 
+import math
 from contextlib import asynccontextmanager
 from dataclasses import astuple, replace
 
 import pytest
-import torch
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.options import DRAFTERS, SpeculationOptions
@@ -140,31 +140,23 @@ async def test_a_chain_is_no_deeper_than_planned(draft):
 
 
 @pytest.mark.parametrize("shape", [Shape.CHAIN, Shape.CAPE, *LEVELLED])
-@pytest.mark.parametrize("max_nodes", [1, 2, 5, 12])
-async def test_a_tree_has_no_more_nodes_and_levels_than_planned(model_draft, shape, max_nodes):
+@pytest.mark.parametrize("max_nodes", [1, 2, 12])
+async def test_a_tree_keeps_to_its_plan_best_siblings_first_with_their_statistics(
+    model_draft, shape, max_nodes
+):
     asked = plan(shape, max_nodes=max_nodes)
     proposal = await model_draft.propose(TokenSequence(SESSION, PROMPT), asked)
-    assert len(proposal.tree) <= max_nodes
-    assert max(proposal.tree.depths(), default=0) <= asked.max_depth
-    assert len(proposal.stats) == len(proposal.tree)
-
-
-@pytest.mark.parametrize("shape", [Shape.CAPE, *LEVELLED])
-async def test_siblings_differ_and_come_best_first(model_draft, shape):
-    proposal = await model_draft.propose(TokenSequence(SESSION, PROMPT), plan(shape))
     tree = proposal.tree
+    assert len(tree) == len(proposal.stats) <= max_nodes
+    assert max(tree.depths(), default=0) <= asked.max_depth
     for node in range(ROOT, len(tree)):
         children = tree.children(node)
         assert len({tree.tokens[child] for child in children}) == len(children)
         probs = [proposal.stats[child].prob for child in children]
         assert probs == sorted(probs, reverse=True)
-
-
-async def test_statistics_are_those_of_a_law(model_draft):
-    proposal = await model_draft.propose(TokenSequence(SESSION, PROMPT), plan(Shape.CAPE))
     for stats in proposal.stats:
         assert 0 < stats.prob <= stats.top_prob <= 1
-        assert 0 < stats.entropy <= torch.log(torch.tensor(float(tiny.VOCAB)))
+        assert 0 < stats.entropy <= math.log(tiny.VOCAB)
 
 
 async def test_a_stop_token_ends_the_chain(model_draft):
@@ -201,14 +193,6 @@ async def test_draws_come_with_the_law_they_were_drawn_from(model_draft, mode, s
 async def test_a_draft_without_tokens_is_refused(model_draft):
     with pytest.raises(InvalidRequest):
         await model_draft.propose(TokenSequence(SESSION, ()), plan())
-
-
-async def test_drafting_stops_at_the_lag_the_weights_were_trained_for(models):
-    async with made("glide", "local", models) as glide:
-        asked = plan(max_depth=20, max_nodes=40)
-        proposal = await glide.propose(TokenSequence(SESSION, PROMPT), asked)
-    # The target holds all but the newest token and the first slot is one behind that.
-    assert (len(proposal.tree), proposal.stopped_by, proposal.staleness) == (6, "lag", 0)
 
 
 async def test_a_later_turn_that_needs_more_room_gets_it(models, place):

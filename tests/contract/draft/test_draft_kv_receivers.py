@@ -1,4 +1,4 @@
-"""A draft's feed of keys and values: how stale it may be, and what it survives.
+"""A draft's feed of keys and values: how stale it may be, what it survives, and what is never read.
 
 The target here is a real server that sends what each test has it send.
 """
@@ -9,9 +9,24 @@ import grpc.aio
 import pytest
 
 from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Session
 from support.services import scripted_keys
-from support.services.scripted_keys import NUM_KEYS, PROMPT, Script, following, message, proposed
+from support.services.scripted_keys import (
+    DEEP,
+    LAYERS,
+    LIMIT_S,
+    NUM_KEYS,
+    PROMPT,
+    SESSION,
+    Script,
+    following,
+    held,
+    message,
+    proposed,
+)
 from support.services.tiny_services import MAX_LAG
+
+NOW = TokenSequence(SESSION, PROMPT)
 
 
 @pytest.fixture(scope="module")
@@ -22,10 +37,10 @@ def engine(models):
 async def caught_up(drafts, feed, keys):
     """Wait until a draft holds all keys, and see that they are the true ones."""
     draft = drafts.remote(lambda: feed)
-    await draft.propose(TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP)
-    while drafts.receivers.view("s", scripted_keys.LAYERS).count < NUM_KEYS:
+    await draft.propose(NOW, DEEP)
+    while drafts.receivers.view("s", LAYERS).count < NUM_KEYS:
         await drafts.load()
-    assert scripted_keys.held(drafts, keys) == NUM_KEYS
+    assert held(drafts, keys) == NUM_KEYS
     await draft.release("s")
 
 
@@ -35,10 +50,10 @@ async def test_keys_arrive_bit_for_bit_however_they_are_cut(models, engine, keys
     sent = [message(keys, at, min(at + step, NUM_KEYS)) for at in cuts]
     async with following(models, Script([*sent, asyncio.Event()])) as (drafts, feed):
         draft, proposal = await proposed(drafts, feed, NUM_KEYS)
-        assert scripted_keys.held(drafts, keys) == NUM_KEYS
+        assert held(drafts, keys) == NUM_KEYS
         await draft.release("s")
     embedded = models.drafter("glide", engine).draft
-    asked = TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP
+    asked = NOW, DEEP
     assert proposal.tree == (await embedded.propose(*asked)).tree
     assert len(proposal.tree) == MAX_LAG
 
@@ -54,19 +69,23 @@ async def test_staleness_and_depth_stay_within_the_lag_of_training(models, keys,
     assert (len(proposal.tree), proposal.stopped_by) == (max(MAX_LAG - staleness, 0), "lag")
 
 
+async def part_way(drafts, draft, count):
+    """A proposal under way, once its draft holds so many keys."""
+    waiting = asyncio.ensure_future(draft.propose(NOW, DEEP))
+    while drafts.receivers.view("s", LAYERS).count < count:
+        await drafts.load()
+    assert not waiting.done()
+    return waiting
+
+
 async def test_a_proposal_waits_for_the_newest_key(models, keys):
     there = asyncio.Event()
     script = Script([message(keys, 0, 5), there, message(keys, 5, NUM_KEYS), asyncio.Event()])
-    async with following(models, script, kv_wait_s=scripted_keys.LIMIT_S) as (drafts, feed):
+    async with following(models, script, kv_wait_s=LIMIT_S) as (drafts, feed):
         draft = drafts.remote(lambda: feed)
-        asked = asyncio.ensure_future(
-            draft.propose(TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP)
-        )
-        while drafts.receivers.view("s", scripted_keys.LAYERS).count < 5:
-            await drafts.load()
-        assert not asked.done()
+        waiting = await part_way(drafts, draft, 5)
         there.set()
-        proposal = await asked
+        proposal = await waiting
         await draft.release("s")
     assert proposal.staleness == 0
     assert proposal.timing.kv_wait_s > 0
@@ -76,20 +95,13 @@ async def test_a_request_begins_with_keys_that_are_new_enough_to_draft(models, k
     there, rest = asyncio.Event(), asyncio.Event()
     known = len(PROMPT) - MAX_LAG
     script = Script([message(keys, 0, known - 1), there, message(keys, known - 1, known), rest])
-    async with following(models, script, kv_catch_up_s=scripted_keys.LIMIT_S) as (drafts, feed):
+    async with following(models, script, kv_catch_up_s=LIMIT_S) as (drafts, feed):
         draft = drafts.remote(lambda: feed)
-        asked = asyncio.ensure_future(
-            draft.propose(TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP)
-        )
-        while drafts.receivers.view("s", scripted_keys.LAYERS).count < known - 1:
-            await drafts.load()
-        assert not asked.done()
+        waiting = await part_way(drafts, draft, known - 1)
         there.set()
-        proposal = await asked
+        proposal = await waiting
         # A later round does without: what it lacks may never come.
-        later = await draft.propose(
-            TokenSequence(scripted_keys.SESSION, (*PROMPT, 1, 2)), scripted_keys.DEEP
-        )
+        later = await draft.propose(TokenSequence(SESSION, (*PROMPT, 1, 2)), DEEP)
         await draft.release("s")
     assert (len(proposal.tree), proposal.staleness) == (1, MAX_LAG - 1)
     assert (len(later.tree), later.stopped_by) == (0, "lag")
@@ -100,7 +112,7 @@ async def test_a_slice_from_a_lower_start_replaces_what_is_held(models, keys):
     script = Script([message(keys, 0, 5), wrong, message(keys, 5, NUM_KEYS), asyncio.Event()])
     async with following(models, script) as (drafts, feed):
         draft, _ = await proposed(drafts, feed, NUM_KEYS)
-        assert scripted_keys.held(drafts, keys) == NUM_KEYS
+        assert held(drafts, keys) == NUM_KEYS
         await draft.release("s")
 
 
@@ -123,7 +135,7 @@ async def test_what_no_second_try_can_mend_is_not_tried_again(models, keys, stat
     async with following(models, script) as (drafts, feed):
         draft, proposal = await proposed(drafts, feed, NUM_KEYS)
         assert proposal.stopped_by == "lag"
-        assert scripted_keys.held(drafts, keys) == 5
+        assert held(drafts, keys) == 5
         await draft.release("s")
     assert len(script.asked) == 1
 
@@ -150,10 +162,50 @@ async def test_another_process_is_read_anew_and_another_credential_from_what_is_
     async with following(models, script) as (drafts, feed):
         draft, _ = await proposed(drafts, feed, 9)
         setattr(feed, field, "two")
-        await draft.propose(TokenSequence(scripted_keys.SESSION, PROMPT), scripted_keys.DEEP)
-        await drafts.receivers.wait("s", NUM_KEYS, scripted_keys.LIMIT_S)
-        assert scripted_keys.held(drafts, keys) == NUM_KEYS
+        await draft.propose(NOW, DEEP)
+        await drafts.receivers.wait("s", NUM_KEYS, LIMIT_S)
+        assert held(drafts, keys) == NUM_KEYS
         assert (await drafts.load()).num_kv_streams == 1
         await draft.release("s")
     assert [request.start for request in script.asked] == [0, start]
     assert getattr(script.asked[1], field) == "two" != getattr(script.asked[0], field)
+
+
+BAD = {
+    "a flipped bit": lambda keys: {"payload": flipped(message(keys, 5, 9).payload)},
+    "another process": lambda keys: {"incarnation": "two"},
+    "more positions": lambda keys: {"count": 2**32 - 1},
+    "a gap": lambda keys: {"start": 6},
+    "far away": lambda keys: {"start": 2**32 - 1},
+}
+
+
+def flipped(payload):
+    return bytes([payload[0] ^ 1]) + payload[1:]
+
+
+@pytest.mark.parametrize("name", BAD)
+async def test_a_bad_slice_is_never_read_and_the_session_goes_on(models, keys, name, caplog):
+    bad = message(keys, 5, 9, **BAD[name](keys))
+    script = Script([message(keys, 0, 5), bad, message(keys, 5, NUM_KEYS), asyncio.Event()])
+    async with following(models, script) as (drafts, feed):
+        draft, proposal = await proposed(drafts, feed, NUM_KEYS)
+        assert held(drafts, keys) == 5
+        assert (await drafts.load()).num_kv_streams == 0
+        again = await draft.propose(NOW, DEEP)
+        await draft.release("s")
+    assert proposal.stopped_by == again.stopped_by == "lag"
+    assert proposal.staleness == NUM_KEYS - 5
+    assert len(script.asked) == 1
+    assert "no more keys and values" in caplog.text
+
+
+async def test_more_positions_than_the_session_has_are_not_held(models, keys):
+    session = Session("s", len(PROMPT) - 5, 2)
+    script = Script([message(keys, 0, 10), message(keys, 10, NUM_KEYS), asyncio.Event()])
+    async with following(models, script) as (drafts, feed):
+        draft = drafts.remote(lambda: feed)
+        await draft.propose(TokenSequence(session, PROMPT[:10]), DEEP)
+        await drafts.receivers.wait("s", NUM_KEYS, LIMIT_S)
+        assert held(drafts, keys) == 10
+        await draft.release("s")

@@ -1,5 +1,6 @@
-"""What a draft service refuses, and how: plans, tokens, targets, orders of messages."""
+"""What a draft service refuses, and how: plans, tokens, targets, orders of messages, addresses."""
 
+import asyncio
 from dataclasses import replace
 
 import grpc.aio
@@ -12,9 +13,12 @@ from slipstream.core.types import Plan, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.checks import check_plan
 from slipstream.rpc.conversion.convert_info import draft_facts_from_pb
 from slipstream.rpc.status import error_from
-from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2_grpc
+from slipstream_draft.kv_sources import ANYWHERE, KvSources
+from slipstream_target.servicer import SERVICE
 from support.models import tiny
-from support.services.tiny_services import MAX_LAG, draft_place, is_empty, until
+from support.services.scripted_keys import Script
+from support.services.tiny_services import MAX_LAG, draft_place, is_empty, serving, until
 
 PROMPT = tuple(tiny.tokens(21))
 SESSION = Session("s", len(PROMPT), 30)
@@ -165,3 +169,53 @@ async def test_a_draft_says_what_it_is(models):
     assert (about.kind, about.max_lag, list(about.target_layers)) == ("glide", MAX_LAG, [0, 2])
     assert (about.target_model_id, about.identity.vocab_size) == ("tiny", tiny.VOCAB)
     assert draft_facts_from_pb(about) == models.drafter("glide", drafts.receivers).facts
+
+
+def feed_at(address):
+    return draft_pb2.KvFeed(address=address, session_id="s", incarnation="one", credential="key")
+
+
+@pytest.mark.parametrize(
+    ("patterns", "address", "kind"),
+    [
+        (ANYWHERE, "unix:{path}", errors.InvalidRequest),
+        (("localhost:*",), "127.0.0.1:{port}", errors.PermissionDenied),
+    ],
+)
+async def test_a_forbidden_source_is_never_dialled(models, tmp_path, patterns, address, kind):
+    dialled = []
+
+    async def answer(reader, writer):
+        dialled.append(writer)
+        writer.close()
+
+    path = tmp_path / "s"
+    async with (
+        await asyncio.start_unix_server(answer, path),
+        await asyncio.start_server(answer, "127.0.0.1", 0) as server,
+        draft_place(models, "glide", sources=KvSources(patterns)) as drafts,
+    ):
+        port = server.sockets[0].getsockname()[1]
+        feed = feed_at(address.format(path=path, port=port))
+        with pytest.raises(kind):
+            await drafts.remote(lambda: feed).propose(TokenSequence(SESSION, PROMPT), PLAN)
+        assert drafts.receivers.num_channels == 0
+        await until(lambda: is_empty(drafts))
+    assert dialled == []
+
+
+@pytest.mark.parametrize("prefix", ["", "dns:///"])
+async def test_a_source_that_is_allowed_is_read(models, prefix):
+    script = Script([grpc.StatusCode.NOT_FOUND])
+
+    def register(server):
+        target_pb2_grpc.add_TargetServiceServicer_to_server(script, server)
+
+    async with serving({SERVICE: register}) as address:
+        sources = KvSources((address,))
+        async with draft_place(models, "glide", sources=sources) as drafts:
+            draft = drafts.remote(lambda: feed_at(prefix + address))
+            await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
+            await drafts.receivers.wait("s", 1, LIMIT_S)
+            await draft.release("s")
+    assert [asked.credential for asked in script.asked] == ["key"]

@@ -1,5 +1,7 @@
 """What the draft service promises beside the port: leases, refusals, and no key it can't trust."""
 
+import itertools
+import operator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 
@@ -38,6 +40,18 @@ async def pair(models, kind="glide", settings=None):
         yield targets, drafts
 
 
+@asynccontextmanager
+async def request(targets, drafts, session, tokens=PROMPT, end="release"):
+    """A request's target, which holds the prompt, and its draft."""
+    target = await targets.prefilled(session, tokens)
+    draft = drafts.remote(lambda: target.feed(targets.address))
+    try:
+        yield target, draft
+    finally:
+        for remote in (draft, target):
+            await (remote.park(60) if end == "park" else remote.release(session.session_id))
+
+
 async def played(draft, target, session, prompt, plan=PLAN, count=6):
     """What was proposed, and after which tokens, in the first rounds."""
     seen = []
@@ -63,23 +77,6 @@ async def played_there(targets, drafts, session, prompt, plan=PLAN):
     finally:
         await draft.release(session.session_id)
         await target.release(session.session_id)
-
-
-@asynccontextmanager
-async def later_turn(models, turn):
-    """The load of a parked session, and the draft of its next turn, which has these tokens."""
-    async with pair(models) as (targets, drafts):
-        target = await targets.prefilled(SESSION, PROMPT)
-        draft = drafts.remote(lambda: target.feed(targets.address))
-        await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
-        await draft.park(60)
-        await target.park(60)
-        load = await drafts.load()
-        target = await targets.prefilled(SESSION, turn)
-        draft = drafts.remote(lambda: target.feed(targets.address))
-        yield load, draft, drafts
-        await draft.release("s")
-        await target.release("s")
 
 
 @pytest.mark.parametrize("plan", PLANS, ids=lambda plan: plan.shape.value)
@@ -133,38 +130,38 @@ async def test_a_draft_with_a_window_streams_the_first_keys_and_the_newest(model
 
 async def test_cancelling_frees_everything(models):
     async with pair(models) as (targets, drafts):
-        target = await targets.prefilled(SESSION, PROMPT)
-        draft = drafts.remote(lambda: target.feed(targets.address))
-        await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
-        load = await drafts.load()
-        assert (load.num_sessions, load.num_kv_streams, load.num_rounds) == (1, 1, 1)
-        assert load.kv_bytes > load.kv_streamed_bytes > 0
-        await draft.release("s")
+        async with request(targets, drafts, SESSION) as (_, draft):
+            await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
+            load = await drafts.load()
+            assert (load.num_sessions, load.num_kv_streams, load.num_rounds) == (1, 1, 1)
+            assert load.kv_bytes > load.kv_streamed_bytes > 0
         await until(lambda: is_empty(drafts))
-        await target.release("s")
 
 
-async def test_a_parked_session_goes_on_from_what_it_holds(models):
-    turn = (*PROMPT, *tiny.tokens(9, seed=5))
-    async with later_turn(models, turn) as (load, draft, drafts):
+TURNS = [(*PROMPT, *tiny.tokens(9, seed=5)), (*PROMPT[:10], *tiny.tokens(15, seed=5))]
+
+
+@pytest.mark.parametrize("turn", TURNS, ids=["goes on", "has replaced tokens"])
+async def test_a_parked_session_reads_anew_what_it_does_not_hold(models, turn):
+    session = Session("s", len(turn), 30)
+    async with pair(models) as (targets, drafts):
+        async with request(targets, drafts, SESSION, end="park") as (_, draft):
+            await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
+        load = await drafts.load()
         assert (load.num_sessions, load.num_parked, load.num_kv_streams) == (0, 1, 0)
         assert load.kv_bytes > load.kv_streamed_bytes > 0
-        proposal = await draft.propose(TokenSequence(Session("s", len(turn), 30), turn), PLAN)
-        after = await drafts.load()
+        async with request(targets, drafts, SESSION, turn) as (_, draft):
+            proposal = await draft.propose(TokenSequence(session, turn), PLAN)
+            after = await drafts.load()
     assert proposal.staleness == 0
+    num_same = sum(itertools.takewhile(bool, map(operator.eq, PROMPT[:-1], turn)))
     per_position = load.kv_streamed_bytes // (len(PROMPT) - 1)
-    assert after.kv_streamed_bytes == per_position * (len(turn) - 1)
-
-
-async def test_keys_of_tokens_that_were_replaced_meanwhile_are_read_again(models):
-    turn = (*PROMPT[:10], *tiny.tokens(15, seed=5))
-    session = Session("s", len(turn), 30)
-    async with later_turn(models, turn) as (_, draft, _):
-        proposal = await draft.propose(TokenSequence(session, turn), PLAN)
+    new_bytes = per_position * (len(turn) - 1 - num_same)
+    assert after.kv_streamed_bytes == load.kv_streamed_bytes + new_bytes
     here = tiny.local_target(models.target, free_rows=16)
-    embedded = models.drafter("glide", here).draft
     before = replace(session, num_prompt_tokens=len(turn) - 1)
     await here.verify(TokenSequence(before, turn[:-1]), Proposal())
+    embedded = models.drafter("glide", here).draft
     assert proposal.tree == (await embedded.propose(TokenSequence(session, turn), PLAN)).tree
 
 
@@ -219,20 +216,8 @@ async def test_a_plain_draft_takes_sessions_and_tokens_beyond_its_own_and_drafts
 OTHER = replace(SESSION, session_id="other")
 
 
-@asynccontextmanager
-async def request(targets, drafts, session):
-    """A request's target, which holds the prompt, and its draft."""
-    target = await targets.prefilled(session, PROMPT)
-    draft = drafts.remote(lambda: target.feed(targets.address))
-    try:
-        yield target, draft
-    finally:
-        await draft.release(session.session_id)
-        await target.release(session.session_id)
-
-
 async def test_without_room_for_keys_nothing_is_drafted_until_there_is_some(models):
-    async with target_place(models) as targets, draft_place(models, "glide") as drafts:
+    async with pair(models) as (targets, drafts):
         drafts.receivers.budget.limit = 1000
         async with request(targets, drafts, SESSION) as (_, draft):
             proposal = await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
@@ -249,10 +234,9 @@ async def test_without_room_for_keys_nothing_is_drafted_until_there_is_some(mode
 
 
 async def test_keys_of_a_parked_session_give_way_to_those_of_a_running_one(models):
-    async with target_place(models) as targets, draft_place(models, "glide") as drafts:
-        async with request(targets, drafts, SESSION) as (_, draft):
+    async with pair(models) as (targets, drafts):
+        async with request(targets, drafts, SESSION, end="park") as (_, draft):
             await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
-            await draft.park(60)
         drafts.receivers.budget.limit = drafts.receivers.kv_bytes("s")
         assert drafts.receivers.kv_bytes("s") > 0
         async with request(targets, drafts, OTHER) as (_, draft):

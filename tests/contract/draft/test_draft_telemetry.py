@@ -1,4 +1,4 @@
-"""What a draft tells: spans of the proposals that are traced and of no others, metrics of all."""
+"""Telemetry of a draft: spans of the proposals that are traced and of no others, metrics of all."""
 
 import asyncio
 from contextlib import asynccontextmanager
@@ -9,7 +9,12 @@ import pytest
 
 from slipstream.core.sequence import Delta
 from slipstream.core.types import Plan, Shape
-from slipstream.rpc.conversion.convert import delta_to_pb, plan_to_pb, session_to_pb, timing_from_pb
+from slipstream.rpc.conversion.convert import (
+    delta_to_pb,
+    plan_to_pb,
+    session_to_pb,
+    timing_from_pb,
+)
 from slipstream.rpc.conversion.convert_common import proposal_from_pb
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
@@ -27,6 +32,8 @@ from support.services.scripted_keys import message as slice_of
 from support.services.tiny_services import DraftPlace, draft_place
 from support.telemetry.listening import parent_id
 
+WIDE = replace(DEEP, shape=Shape.CAPE)
+SMALL = Plan(4, 4)
 PROPOSE = "draft.propose"
 FIRST = Delta(0, PROMPT)
 NOTHING_NEW = Delta(len(PROMPT), ())
@@ -64,25 +71,15 @@ async def request(drafts, feed=None):
 
 
 @asynccontextmanager
-async def reading(models, script, heard, *, kv_wait_s=LIMIT_S):
-    """A request to a draft that reads from the script, and tells `heard` if that is somebody.
-    Afterwards everything has ended."""
-    telemetry = None if heard is None else heard.telemetry
+async def reading(models, keys, heard, *, count=NUM_KEYS, kv_wait_s=LIMIT_S):
+    """A request to a draft that reads so many keys. Afterwards everything has ended."""
+    script = Script([slice_of(keys, 0, count), asyncio.Event()])
     waits = {"kv_wait_s": kv_wait_s, "kv_catch_up_s": LIMIT_S}
     async with (
-        following(models, script, **waits, telemetry=telemetry) as (drafts, feed),
+        following(models, script, **waits, telemetry=heard.telemetry) as (drafts, feed),
         request(drafts, feed) as asking,
     ):
         yield asking
-
-
-def all_keys(keys):
-    """A target that sends all of them at once, and then waits for more."""
-    return Script([slice_of(keys, 0, NUM_KEYS), asyncio.Event()])
-
-
-WIDE = replace(DEEP, shape=Shape.CAPE)
-SMALL = Plan(4, 4)
 
 
 def parts_of(heard, span):
@@ -92,7 +89,7 @@ def parts_of(heard, span):
 
 @pytest.mark.parametrize("plan", [DEEP, WIDE], ids=["chain", "cape"])
 async def test_a_span_says_of_a_proposal_what_the_answer_says(models, keys, heard, plan):
-    async with reading(models, all_keys(keys), heard) as asking:
+    async with reading(models, keys, heard) as asking:
         with heard.caller() as at:
             answer = await asking.propose(FIRST, plan, at)
     proposal = proposal_from_pb(answer.proposal)
@@ -130,8 +127,7 @@ async def test_of_drafts_that_read_no_keys_nothing_is_said_of_keys(models, heard
 @pytest.mark.parametrize("staleness", [0, 3])
 async def test_the_metrics_of_proposals_are_what_the_proposals_said(models, keys, heard, staleness):
     known = NUM_KEYS - staleness
-    script = Script([slice_of(keys, 0, known), asyncio.Event()])
-    async with reading(models, script, heard, kv_wait_s=0) as asking:
+    async with reading(models, keys, heard, count=known, kv_wait_s=0) as asking:
         answers = [await asking.propose(FIRST)]
         await asking.drafts.receivers.wait("s", known, LIMIT_S)
         answers += [await asking.propose(NOTHING_NEW, plan) for plan in (DEEP, WIDE)]
@@ -150,12 +146,11 @@ async def test_the_metrics_of_proposals_are_what_the_proposals_said(models, keys
         assert (point.count, point.sum) == (3, pytest.approx(sum(values), abs=1e-5))
 
 
-@pytest.mark.parametrize("times", [1, 2], ids=["once", "twice, which adds nothing"])
-async def test_what_a_draft_holds_is_told_as_it_is(models, keys, heard, times):
-    async with reading(models, all_keys(keys), heard) as asking:
+async def test_what_a_draft_holds_is_told_as_it_is(models, keys, heard):
+    async with reading(models, keys, heard) as asking:
         await asking.propose(FIRST)
         load = await asking.drafts.load()
-        for _ in range(times):
+        for _ in range(2):  # the second one adds nothing
             asking.drafts.servicer.sample(heard.telemetry.instruments)
     expected = {catalog.KV_USED: load.kv_bytes, catalog.KV_STREAMS: 1, catalog.WAITING: 0}
     expected[catalog.KV_RECEIVED] = keys.nbytes

@@ -4,16 +4,15 @@ import asyncio
 import threading
 
 import pytest
-from llguidance import LLTokenizer
 
 from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
 from slipstream.models.target.causal import CausalModel
-from slipstream.verifying.grammars import MAX_COMPILED, MAX_COMPILING, Grammars
+from slipstream.verifying.grammars import MAX_COMPILED, MAX_COMPILING
 from support.models import tiny
 from support.models.batches import batched, held
-from support.models.grammar_texts import STOPS, TEXT, VOCAB, grammars, ids, regex
+from support.models.grammar_texts import STOPS, grammars, ids, regex
 from support.models.tiny_checkpoint import tiny_llama
 
 PROMPT = tuple(ids("say: "))
@@ -45,22 +44,6 @@ def session_of(name, grammar=None, most=500):
 
 async def verify(target, session, output=()):
     return await target.verify(TokenSequence(session, (*PROMPT, *output)), Proposal())
-
-
-def test_the_first_grammar_of_a_service_takes_nothing_more_than_others(monkeypatch):
-    """What it takes keeps the interpreter's lock, for which the event loop waits."""
-    threads = []
-
-    def made(*arguments, **options):
-        threads.append(threading.current_thread().name)
-        return LLTokenizer(*arguments, **options)
-
-    monkeypatch.setattr("slipstream.verifying.grammars.LLTokenizer", made)
-    served = Grammars(TEXT, vocab_size=VOCAB, stop_token_ids=STOPS, is_known=True)
-    assert threads == []
-    served.prepare()
-    served.compile(regex("a")).result()
-    assert threads == [threading.current_thread().name]
 
 
 async def test_no_grammar_is_compiled_on_the_engine_s_thread(engine):

@@ -122,21 +122,15 @@ async def test_another_sequence_takes_tokens_back(target):
     assert verdict.tokens == fresh
 
 
-async def test_a_stop_token_inside_an_accepted_path_ends_the_request(target):
+@pytest.mark.parametrize("reason", [FinishReason.STOP, FinishReason.LENGTH])
+async def test_a_stop_token_or_the_limit_inside_an_accepted_path_ends_the_request(target, reason):
     expected = await plain(target, 4)
-    at = session(stop_token_ids=frozenset({expected[1]}))
-    stop = expected.index(expected[1])
-    verdict = await target.verify(TokenSequence(at, PROMPT), chain(*expected[:3]))
-    assert verdict.tokens == expected[: stop + 1]
-    assert verdict.finish_reason is FinishReason.STOP
-
-
-async def test_the_limit_inside_an_accepted_path_ends_the_request(target):
-    expected = await plain(target, 4)
-    short = TokenSequence(session(max_tokens=2), PROMPT)
-    verdict = await target.verify(short, chain(*expected[:3]))
-    assert verdict.tokens == expected[:2]
-    assert verdict.finish_reason is FinishReason.LENGTH
+    ended = session(max_tokens=2)
+    if reason is FinishReason.STOP:
+        ended = session(stop_token_ids=frozenset({expected[1]}))
+    verdict = await target.verify(TokenSequence(ended, PROMPT), chain(*expected[:3]))
+    assert verdict.tokens == expected[: 1 + expected.index(expected[1])]
+    assert verdict.finish_reason is reason
 
 
 async def test_a_session_goes_on_rightly_after_a_truncated_round(target):
@@ -147,26 +141,21 @@ async def test_a_session_goes_on_rightly_after_a_truncated_round(target):
     assert verdict.tokens == await plain(target, 1, prompt=turn)
 
 
-async def test_cached_tokens_of_an_earlier_turn_are_counted(target):
+async def test_cached_tokens_of_an_earlier_turn_are_counted_and_released_ones_serve_others(target):
     first = await target.verify(TokenSequence(session(), PROMPT), Proposal())
     assert first.num_cached == 0
     turn = (*PROMPT, 1, 2)
     second = await target.verify(TokenSequence(session(prompt=turn), turn), Proposal())
     assert second.num_cached == len(PROMPT)
-
-
-async def test_releasing_twice_is_fine(target):
-    first = await target.verify(TokenSequence(session(), PROMPT), Proposal())
-    await target.release("s")
-    await target.release("s")
+    for _ in range(2):  # twice is fine
+        await target.release("s")
     again = await target.verify(TokenSequence(session(), PROMPT), Proposal())
-    # The session is gone; what it has left behind serves whoever begins alike.
-    assert (first.num_cached, again.num_cached) == (0, len(PROMPT) - 1)
-    assert again.tokens == first.tokens
+    assert (again.num_cached, again.tokens) == (len(PROMPT) - 1, first.tokens)
 
 
 ROOTS = {"verification": Verification.TARGET_INIT, "num_roots": tiny.VOCAB + 1}
 BIASED = {"sampling": SamplingParams(logit_bias=((tiny.VOCAB, 1.0),))}
+DEEP = tuple(tiny.tokens(500))
 LENGTH = "prompt of 20 and up to 50 new ones need 20 to 69"
 
 
@@ -181,6 +170,7 @@ LENGTH = "prompt of 20 and up to 50 new ones need 20 to 69"
         ({}, PROMPT, chain(*[1] * 128), "128 nodes"),
         (ROOTS, PROMPT, Proposal(), "49 roots"),
         (BIASED, PROMPT, Proposal(), "logit_bias"),
+        ({"prompt": DEEP, "max_tokens": 12}, DEEP, chain(*[1] * 13), "context of 512"),
     ],
 )
 async def test_what_does_not_exist_or_fit_is_refused(target, options, tokens, proposal, reason):
@@ -196,12 +186,9 @@ async def test_a_refused_call_leaves_the_session_as_it_was(target):
     assert verdict.tokens == await plain(target, 1)
 
 
-async def test_a_request_that_can_outgrow_the_context_is_refused(target):
+async def test_more_than_fits_is_refused(target):
     with pytest.raises(PromptTooLong, match="context of 512"):
         await target.verify(TokenSequence(session(max_tokens=500), PROMPT), Proposal())
-
-
-async def test_more_sessions_than_fit_are_refused(target):
     for name in "abc":
         await target.verify(TokenSequence(session(name), PROMPT), Proposal())
     with pytest.raises(CapacityError):

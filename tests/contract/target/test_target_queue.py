@@ -1,6 +1,7 @@
 """Rounds that wait for a target's memory: told so, limited, and never taken for lost ones."""
 
 import asyncio
+import itertools
 
 import pytest
 
@@ -10,8 +11,15 @@ from slipstream.core.types import Proposal, Session
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.v1 import target_pb2
-from support.models import tiny
-from support.models.scripted import LIMIT_S, first_round, reached, remote_target, target_engine
+from support.models import scripted, tiny
+from support.models.scripted import (
+    LIMIT_S,
+    RoundOptions,
+    first_round,
+    reached,
+    remote_target,
+    target_engine,
+)
 from support.services.served_target import IDENTITY, Served, served_target
 
 PROMPT, OTHER = (tuple(tiny.tokens(100, seed)) for seed in (0, 1))
@@ -44,15 +52,13 @@ async def until_waiting(served, count):
     await served.until(lambda load: load.num_waiting == count)
 
 
-async def test_a_round_that_waits_longer_than_a_round_may_take_keeps_its_place(full):
-    """The limit of a round is over long before there is memory; who came later gets it later."""
+async def test_who_came_first_gets_memory_first(full):
     served, stream = full
-    targets = [remote(served, round_s=0.2, token_s=0.0, queue_s=60.0) for _ in range(2)]
+    targets = [remote(served) for _ in range(2)]
     early = verifying(targets[0], "early")
     await until_waiting(served, 1)
     late = verifying(targets[1], "late", PROMPT)
     await until_waiting(served, 2)
-    await asyncio.sleep(0.4)
     await stream.end()
     assert (await early).tokens
     assert not late.done()
@@ -94,11 +100,20 @@ async def test_a_caller_that_leaves_the_queue_frees_its_place(full):
     stayer.end()
 
 
+class QueuedOptions(RoundOptions):
+    """Those of a round that may take 0.1 s once it has come into the queue."""
+
+    num_limits = itertools.count()
+
+    def limit_s(self, num_tokens):
+        return 0.1 if num_tokens and next(self.num_limits) else LIMIT_S
+
+
 async def test_a_target_that_only_says_that_it_queues_is_lost_after_both_limits():
     engine = target_engine()
     engine.answers += [QUEUED]
     async with reached(engine) as peer:
-        target = remote_target(peer, round_s=0.1, token_s=0.0, queue_s=0.2)
+        target = RemoteTarget(peer, scripted.IDENTITY, QueuedOptions(queue_s=0.2))
         with pytest.raises(errors.DeadlineExceeded, match=r"did not answer within 0\.3 s"):
             await first_round(target)
         await asyncio.wait_for(engine.ended.wait(), LIMIT_S)

@@ -19,7 +19,7 @@ from slipstream.rpc.remote_target import VERIFY, RemoteTarget
 from slipstream.rpc.status import status_of
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
-LIMIT_S = 10
+LIMIT_S = 60
 _NAMED = {"model_id": "small", "vocab_size": 100, "incarnation": "one"}
 IDENTITY = common_pb2.ModelIdentity(protocol_version=1, **_NAMED)
 LAYOUT = common_pb2.KvLayout(num_layers=2, num_kv_heads=1, head_dim=4)
@@ -27,6 +27,13 @@ SESSION = Session("s", num_prompt_tokens=3, max_tokens=20, stop_token_ids=frozen
 PLAN = Plan(max_depth=3, max_nodes=5, shape=Shape.CAPE, threshold=0.5)
 FEED = draft_pb2.KvFeed(address="10.0.0.1:7", session_id="s", incarnation="one", credential="key")
 TIMING = ReplyTiming(service_s=0.004, queue_s=0.001, engine_s=0.002, kv_wait_s=0.0005)
+
+
+class RoundOptions(CallOptions):
+    """Time limits of rounds alone: what sends no tokens may take long."""
+
+    def limit_s(self, num_tokens):
+        return super().limit_s(num_tokens) if num_tokens else LIMIT_S
 
 
 class Engine:
@@ -129,12 +136,12 @@ def ahead(tree, prob=0.5):
 
 
 def remote_target(peer, **options):
-    return RemoteTarget(peer, IDENTITY, CallOptions(fence=7, **options))
+    return RemoteTarget(peer, IDENTITY, RoundOptions(fence=7, **options))
 
 
 def remote_draft(peer, *, feed=FEED, **options):
     side = TargetSide(IDENTITY, LAYOUT, lambda: feed)
-    return RemoteDraft(peer, side, CallOptions(fence=7, **options))
+    return RemoteDraft(peer, side, RoundOptions(fence=7, **options))
 
 
 async def first_round(remote):
