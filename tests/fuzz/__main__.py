@@ -66,7 +66,6 @@ def try_sessions(model: Path, asked: argparse.Namespace) -> tuple[int, list[str]
 
 
 def main() -> int:
-    """Fuzz, and print the report."""
     parser = report.parser("fuzz", __doc__, CORPUS, minutes=10.0)
     parser.add_argument("--roles", default=",".join(ROLES), help="roles that messages are sent to")
     asked = parser.parse_args()

@@ -35,14 +35,12 @@ class Case:
     parts: tuple[bytes, ...]
 
     def values(self) -> dict[str, Any]:
-        """The case as JSON takes it."""
         parts = [base64.b64encode(part).decode() for part in self.parts]
         about = {"role": self.role, "to": self.to, "kind": self.kind, "manner": self.manner}
         return {**about, "parts": parts}
 
     @staticmethod
     def of(values: dict[str, Any]) -> "Case":
-        """The case again."""
         parts = tuple(base64.b64decode(part) for part in values["parts"])
         return Case(values["role"], values["to"], values["kind"], values["manner"], parts)
 
@@ -56,7 +54,6 @@ def save(path: Path, cases: list[Case], **about: Any) -> None:
 
 
 def load(path: Path) -> list[Case]:
-    """The cases of a file."""
     return [Case.of(values) for values in json.loads(path.read_text())["cases"]]
 
 
@@ -75,8 +72,6 @@ def file_name(signature: str) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Method:
-    """One RPC of one role."""
-
     role: str
     name: str
     path: str
@@ -100,5 +95,4 @@ METHODS = _methods()
 
 
 def of_role(role: str) -> list[Method]:
-    """The RPCs of a role."""
     return [method for method in METHODS.values() if method.role == role]

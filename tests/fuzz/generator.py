@@ -48,7 +48,6 @@ class Generator:
         self._recorded = recorded()
 
     def batch(self, role: str, number: int, size: int) -> list[Case]:
-        """About so many messages for a role."""
         random = Random(f"{self._seed}/{role}/{number}")
         make = self._http if role == GATEWAY else self._calls
         cases: list[Case] = []
@@ -126,7 +125,6 @@ def _body(random: Random) -> tuple[str, bytes]:
 
 
 def _value(random: Random, depth: int = 0) -> Any:
-    """A value of any kind."""
     choice = random.random()
     if choice < 0.05:
         return random.choice((*messages.SCHEMAS, *messages.REGEXES))

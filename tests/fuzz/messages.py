@@ -97,7 +97,6 @@ def unknown(random: Random) -> bytes:
 
 
 def tagged(number: int, wire_type: int, rest: bytes) -> bytes:
-    """A field on the wire."""
     return _varint(number << 3 | wire_type) + rest
 
 
@@ -161,7 +160,6 @@ def fill_repeated(message: Message, field: FieldDescriptor, random: Random, dept
 
 
 def scalar(field: FieldDescriptor, random: Random) -> Any:
-    """A value of a scalar type."""
     noise: float = struct.unpack("<f", random.randbytes(4))[0]
     doubles = (*FLOATS, noise, random.random())
     numbers = (*EDGES, random.randrange(300))

@@ -46,11 +46,9 @@ class Tally:
 
     @property
     def num_cases(self) -> int:
-        """Return the number of all cases."""
         return sum(counts.total() for counts in self.outcomes.values())
 
     def lines(self) -> list[str]:
-        """Return the table."""
         table = []
         for name, counts in self.outcomes.items():
             table.append(f"{name:24}{counts.total():10,}  {_listed(counts)}")

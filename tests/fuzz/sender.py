@@ -32,7 +32,6 @@ class Sender:
         self.names = {INCARNATION.encode(): incarnation.encode(), TARGET.encode(): address.encode()}
 
     async def close(self) -> None:
-        """End all connections."""
         for channel in self._channels.values():
             await channel.close()
         self._channels.clear()
@@ -94,7 +93,6 @@ _ENDED = (asyncio.InvalidStateError, ExecuteBatchError)
 
 
 async def _to_end(call: Any) -> None:
-    """Read until the stream ends."""
     while await call.read() is not grpc.aio.EOF:
         pass
 

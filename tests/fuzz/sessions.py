@@ -42,8 +42,6 @@ class Conversation:
 
 
 class Refusal(Exception):
-    """A call that ended with a code."""
-
     def __init__(self, code: grpc.StatusCode, details: str | None) -> None:
         super().__init__(f"{code.name}: {details}")
         self.code = code
@@ -76,7 +74,6 @@ class SessionMachine(RuleBasedStateMachine):
 
     @rule(prompt=_PROMPTS, length=_LENGTHS, mode=_MODES, at=_ROUTERS)
     def begin(self, prompt: list[int], length: int, mode: int, at: int) -> None:
-        """A session's first turn."""
         session = Conversation(uuid.uuid4().hex)
         self._turn(session, _asked(session, prompt, length, mode), at)
         self._open.append(session)
@@ -84,7 +81,6 @@ class SessionMachine(RuleBasedStateMachine):
     @precondition(lambda self: self._open)
     @rule(data=st.data(), prompt=_PROMPTS, length=_LENGTHS, mode=_MODES, at=_ROUTERS)
     def go_on(self, data: Any, prompt: list[int], length: int, mode: int, at: int) -> None:
-        """Another turn."""
         session = data.draw(st.sampled_from(self._open))
         self._turn(session, _asked(session, prompt, length, mode), at)
 

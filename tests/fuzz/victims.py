@@ -57,7 +57,6 @@ class Victims(Cluster):
         """All that was logged, by role."""
 
     def address_of(self, role: str) -> str:
-        """Where the service is."""
         return self._at(f"{role}-0")
 
     def symptoms(self) -> list[Symptom]:
@@ -74,7 +73,6 @@ class Victims(Cluster):
         return found
 
     def rss_mib(self) -> dict[str, int]:
-        """Memory of each process."""
         sizes = {}
         for role in SIZES:
             status = Path(f"/proc/{self.members[f'{role}-0'].pid}/status").read_text()
@@ -83,7 +81,6 @@ class Victims(Cluster):
         return sizes
 
     async def incarnation(self) -> str:
-        """The target's."""
         async with connect(self.address_of("target"), ChannelOptions()) as channel:
             stub = target_pb2_grpc.TargetServiceStub(channel)
             about = await stub.DescribeTarget(target_pb2.DescribeTargetRequest())
@@ -153,7 +150,6 @@ def _words(line: str) -> str:
 
 @asynccontextmanager
 async def running(model: Path, folder: Path) -> AsyncIterator[Victims]:
-    """All services, ready."""
     victims = Victims(model, folder)
     try:
         await victims.start()

@@ -49,7 +49,6 @@ class World:
 
 @contextmanager
 def world_of(model: Path) -> Iterator[World]:
-    """A world that runs."""
     thread, stack = LoopThread(), AsyncExitStack()
     with redis_server() as store, Client.embedded(str(model), "none", dtype="float32") as referee:
         world = World(store, referee, thread)

@@ -28,7 +28,6 @@ SERVING = health_pb2.HealthCheckResponse.SERVING
 
 
 def checking(case: str) -> Json:
-    """What `helm test` runs."""
     (pod,) = of_kind(rendered(case), "Pod")
     assert pod["metadata"]["annotations"]["helm.sh/hook"] == "test"
     assert pod["spec"]["restartPolicy"] == "Never"

@@ -7,7 +7,6 @@ import pytest
 from support.deployment.charts import (
     of_kind,
     pods,
-    rendered,
     secret_texts,
     service_pods,
     settings,
@@ -86,24 +85,20 @@ def read_maps(pod):
             yield at["name"], keys | ({at["key"]} if "key" in at else set())
 
 
-def test_a_service_of_grpc_is_probed_at_its_plaintext_port_of_health(documents):
-    found = [at for at in service_pods(documents) if at.role != "http"]
-    assert found
-    for pod in found:
-        health = settings(documents)[pod.role]["health_address"]
+def test_services_are_probed_at_their_port_of_health_and_the_front_by_the_scheme_it_serves(
+    documents,
+):
+    for pod in service_pods(documents):
+        own = settings(documents)[pod.role]
         for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
             at = pod.main[probe]
-            assert at["grpc"]["port"] == pod.ports["health"], pod.owner
-            assert health.rpartition(":")[2] == str(at["grpc"]["port"])
-            assert not {"exec", "httpGet", "tcpSocket"} & set(at)
-
-
-@pytest.mark.parametrize(("case", "scheme"), [("http", "HTTP"), ("tls", "HTTPS")])
-def test_the_front_is_probed_by_the_scheme_that_it_serves(case, scheme):
-    (pod,) = (at for at in service_pods(rendered(case)) if at.role == "http")
-    for probe in ("startupProbe", "readinessProbe", "livenessProbe"):
-        at = pod.main[probe]["httpGet"]
-        assert (at["port"], at["scheme"]) == ("http", scheme)
+            (kind,) = {"exec", "grpc", "httpGet", "tcpSocket"} & set(at)
+            if pod.role == "http":
+                scheme = "HTTPS" if "tls_cert" in own else "HTTP"
+                assert (kind, at[kind]["port"], at[kind]["scheme"]) == ("httpGet", "http", scheme)
+            else:
+                assert (kind, at[kind]["port"]) == ("grpc", pod.ports["health"]), pod.owner
+                assert own["health_address"].endswith(f":{pod.ports['health']}")
 
 
 def test_a_pod_has_time_to_load_and_is_not_killed_for_a_short_pause(documents):

@@ -60,7 +60,6 @@ class Pod:
         return self.run("start.sh", PATH=f"{tools}:{os.environ['PATH']}")
 
     def run(self, script: str, **variables: str) -> subprocess.CompletedProcess[str]:
-        """Run one of the pod's scripts."""
         script = self.folder / "etc/redis/config" / script
         return ran("sh", script, env={**os.environ, **variables})
 

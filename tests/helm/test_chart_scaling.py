@@ -38,7 +38,6 @@ SCALED_CASES = [case for case in CASES if case in ("large-cluster", "keda")]
 
 
 def scaled(scaler):
-    """The role that a scaler scales."""
     return scaler["metadata"]["labels"]["app.kubernetes.io/component"]
 
 

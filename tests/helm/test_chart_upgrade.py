@@ -117,7 +117,6 @@ def test_the_password_of_redis_is_drawn_where_there_is_none():
 
 
 def replicas(*flags: str, helm=HELMS[-1], least: int = 1, own: int = 1, scaled: bool = True) -> int:
-    """Replicas of targets, as they are rendered."""
     autoscaling = {"minReplicas": least, "maxReplicas": 8, "hpa": {"enabled": scaled}}
     values = {"target.autoscaling": autoscaling, "target.replicas": own}
     done = template(helm, *flags, values=values)

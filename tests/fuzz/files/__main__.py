@@ -35,7 +35,6 @@ async def fuzz(asked: argparse.Namespace) -> report.Tally:
 
 
 def main() -> int:
-    """Fuzz, and print the report."""
     parser = report.parser("fuzz.files", __doc__, KEPT, minutes=math.inf)
     parser.add_argument("--cases", type=int, default=10_000, help="number of cases, all kinds")
     parser.add_argument("--kinds", help="names of kinds, with commas between; all by default")

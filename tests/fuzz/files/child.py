@@ -61,7 +61,6 @@ def limit_cpu(seconds: float) -> None:
 
 
 def main() -> None:
-    """Serve requests until standard input ends."""
     names, num_bytes, seconds = sys.argv[1].split(","), int(sys.argv[2]), float(sys.argv[3])
     kinds = kinds_of(names)
     replies = os.fdopen(os.dup(sys.stdout.fileno()), "w")

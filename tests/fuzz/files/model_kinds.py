@@ -198,7 +198,6 @@ def _dictionary(values: Any) -> dict[str, Any]:
 
 
 def _template(path: Path) -> None:
-    """Compile a template and render conversations."""
     source = path.read_bytes().decode("utf-8", "surrogatepass")
     tokens = {"bos_token": "<s>", "eos_token": "<|end|>"}
     template = ChatTemplate(source, tokens, lambda: datetime(2026, 11, 27))
@@ -249,7 +248,6 @@ def _kept_tokenizer(path: Path) -> None:
 
 @cache
 def _kept() -> list[bytes]:
-    """Return small tokenizers as they are kept."""
     found = []
     for data in _tokenizers():
         values = json.loads(data)

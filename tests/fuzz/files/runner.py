@@ -32,8 +32,6 @@ _WALL_S = 300.0
 
 @dataclass(frozen=True, slots=True)
 class Limits:
-    """Limits of a child process."""
-
     memory: int = MEMORY
     cpu_s: float = CPU_S
     wall_s: float = _WALL_S
@@ -60,7 +58,6 @@ class Child:
                     break
 
     def close(self) -> None:
-        """End the process."""
         if self._process is not None:
             self._process.kill()
             self._process.communicate()
@@ -119,7 +116,6 @@ class Runner:
         self._folder = folder
 
     def close(self) -> None:
-        """End the child process."""
         self._child.close()
 
     async def run(self, kind: str, seed: int, first: int, end: int) -> None:

@@ -129,7 +129,6 @@ def _spans() -> list[bytes]:
 
 
 def _data(path: Path) -> None:
-    """Read conversations, byte by byte."""
     encode = lambda prompt: list(str(prompt).encode("utf-8", "replace"))[:50]  # noqa: E731
     read_data(path, ReadLimits(256, 64, encode), encode=encode)
 

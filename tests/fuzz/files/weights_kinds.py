@@ -187,7 +187,6 @@ def _parts() -> TargetParts:
 
 
 def _draft(path: Path) -> None:
-    """Load a draft, and score a text."""
     scorer = load_glide(path.parent, _parts())
     state = scorer.open(16)
     form = (scorer.layout.num_kv_heads, 4, scorer.layout.head_dim)

@@ -77,7 +77,6 @@ class Pod:
 
 
 def every_helm() -> pytest.MarkDecorator:
-    """A test with each version of Helm."""
     return pytest.mark.parametrize("helm", HELMS, ids=lambda at: f"helm-{at.major}")
 
 
@@ -183,7 +182,6 @@ def _pod(document: Json, template: Json) -> Pod:
 
 
 def secret_texts(secret: Json) -> dict[str, str]:
-    """What a secret holds, read."""
     data = {name: base64.b64decode(at).decode() for name, at in secret.get("data", {}).items()}
     return {**data, **secret.get("stringData", {})}
 

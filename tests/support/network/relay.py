@@ -51,12 +51,10 @@ class Relay:
         self.num_connections = self.num_cuts = self.num_lost = 0
 
     async def start(self) -> Self:
-        """Listen."""
         self._server = await asyncio.start_server(self._accept, LOOPBACK, 0)
         return self
 
     async def stop(self) -> None:
-        """End the relay and all its connections."""
         self.become(Weather.CUT)
         if self._server is not None:
             self._server.close()
@@ -72,13 +70,11 @@ class Relay:
 
     @property
     def port(self) -> int:
-        """Return the port where the relay listens."""
         assert self._server is not None
         return int(self._server.sockets[0].getsockname()[1])
 
     @property
     def address(self) -> str:
-        """Return the address where the relay listens."""
         return f"{LOOPBACK}:{self.port}"
 
     @property

@@ -34,7 +34,6 @@ class LoopThread:
         return asyncio.run_coroutine_threadsafe(made(), self._loop).result(timeout=60)
 
     def close(self) -> None:
-        """Stop it, and wait until it has."""
         self._loop.call_soon_threadsafe(self._loop.stop)
         self._thread.join()
         self._loop.close()

@@ -38,7 +38,6 @@ class Cluster:
         await router.ready()
 
     async def stop(self) -> None:
-        """End all of them."""
         await self._stack.aclose()
 
 

@@ -88,7 +88,6 @@ class Worker:
         await servicer.close()
 
     async def load(self):
-        """What it says that it holds."""
         async with connect(self.address, ChannelOptions()) as channel:
             if self._service == TARGET:
                 target = target_pb2_grpc.TargetServiceStub(channel)
@@ -181,7 +180,6 @@ async def eventually(ask: Callable[[], Awaitable], holds, limit_s: float = LIMIT
 
 
 def num_ready(info, role: str) -> int:
-    """Ready replicas of a role."""
     return sum(at.role == role and at.state == "ready" for at in info.replicas)
 
 

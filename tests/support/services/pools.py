@@ -30,8 +30,6 @@ def ray_up(model: Path, *flags: str) -> Iterator["RayPools"]:
 
 
 class RayPools:
-    """What runs below one command."""
-
     def __init__(self, process: Process) -> None:
         self.process = process
 

@@ -131,22 +131,18 @@ def up(model: Path, draft: str, *flags: str, env: dict[str, str] | None = None) 
 
 
 def serve(role: str, *flags: str, env: dict[str, str] | None = None) -> Process:
-    """One service."""
     return Process(f"slipstream_{role}", *flags, env=env)
 
 
 def freeze(pid: int) -> None:
-    """Stop a process where it is."""
     os.kill(pid, signal.SIGSTOP)
 
 
 def thaw(pid: int) -> None:
-    """Let it go on."""
     os.kill(pid, signal.SIGCONT)
 
 
 def kill(pid: int) -> None:
-    """End a process without asking it."""
     os.kill(pid, signal.SIGKILL)
 
 

@@ -71,14 +71,11 @@ def wide_model(
 
 @dataclass
 class Stream:
-    """A `Verify` stream that has been opened."""
-
     call: Any
     session_id: str
     credential: str
 
     async def ask(self, **message: Any) -> target_pb2.VerifyResponse:
-        """One message and its answer."""
         await self.call.write(target_pb2.VerifyRequest(**message))
         answer: target_pb2.VerifyResponse = await asyncio.wait_for(self.call.read(), LIMIT_S)
         return answer
@@ -90,7 +87,6 @@ class Stream:
         proposal: Proposal | None = None,
         trace: Carrier | None = None,
     ) -> target_pb2.Verdict:
-        """One round."""
         asked = target_pb2.VerifyProposal(
             delta=delta_to_pb(Delta(start, tokens)), proposal=proposal_to_pb(proposal or Proposal())
         )
@@ -107,7 +103,6 @@ class Stream:
         return tokens
 
     async def park(self, ttl_s: float = 60) -> None:
-        """The last message."""
         await self.ask(park=draft_pb2.Park(ttl_ms=round(ttl_s * 1000)))
         await self.end()
 
@@ -151,8 +146,6 @@ class Mirror:
 
 @dataclass
 class Served:
-    """A served target and its engine."""
-
     engine: LocalTarget
     channel: grpc.aio.Channel
     servicer: TargetServicer
@@ -160,7 +153,6 @@ class Served:
 
     @property
     def stub(self) -> Any:
-        """Return a stub of the service."""
         return target_pb2_grpc.TargetServiceStub(self.channel)
 
     async def open(
@@ -227,7 +219,6 @@ class Served:
         return [np.concatenate(view.layers[at])[:, : view.count] for at in mirror.form.layers]
 
     async def load(self) -> common_pb2.Load:
-        """What it holds."""
         answer = await self.stub.GetTargetLoad(target_pb2.GetTargetLoadRequest())
         load: common_pb2.Load = answer.load
         return load

@@ -62,7 +62,6 @@ class Models:
 
     @property
     def identity(self) -> common_pb2.ModelIdentity:
-        """Return the identity of the target."""
         return common_pb2.ModelIdentity(
             protocol_version=PROTOCOL_VERSION,
             model_id="tiny",
@@ -73,11 +72,9 @@ class Models:
 
     @property
     def layout(self) -> common_pb2.KvLayout:
-        """Return the layout of the target's keys and values."""
         return layout_to_pb(self.target.layout)
 
     def drafter(self, kind: str, source: KvSource) -> Drafter:
-        """A draft of this kind."""
         if kind == "ngram":
             return Drafter(NgramDraft(), NGRAM, stores=self.stores)
         length = self.target.context_length
@@ -108,8 +105,6 @@ async def serving(services: dict[str, Register]) -> AsyncIterator[str]:
 
 @dataclass
 class TargetPlace:
-    """A target that is served, and dialled."""
-
     models: Models
     address: str
     servicer: TargetServicer
@@ -129,7 +124,6 @@ class TargetPlace:
 
 @asynccontextmanager
 async def target_place(models: Models) -> AsyncIterator[TargetPlace]:
-    """A served target."""
     engine = tiny.local_target(models.target, free_rows=16)
     about = target_pb2.DescribeTargetResponse(identity=models.identity, layout=models.layout)
     servicer = TargetServicer(BatchedTarget(engine, EngineThread("target")), about, LeaseLimits())
@@ -143,8 +137,6 @@ async def target_place(models: Models) -> AsyncIterator[TargetPlace]:
 
 @dataclass
 class DraftPlace:
-    """A draft that is served, and dialled."""
-
     models: Models
     kind: str
     servicer: DraftServicer
@@ -159,7 +151,6 @@ class DraftPlace:
         return RemoteDraft(Peer("draft", self.channel), side, CallOptions(fence=fence))
 
     async def load(self) -> common_pb2.Load:
-        """What it holds."""
         stub = draft_pb2_grpc.DraftServiceStub(self.channel)
         answer = await stub.GetDraftLoad(draft_pb2.GetDraftLoadRequest())
         return answer.load
@@ -213,6 +204,5 @@ async def until(condition: Callable[[], Awaitable[bool]], limit_s: float = 60) -
 
 
 async def is_empty(drafts: DraftPlace) -> bool:
-    """Whether a draft holds nothing for anybody."""
     load = await drafts.load()
     return (load.num_sessions, load.num_parked, load.kv_bytes, load.num_kv_streams) == (0,) * 4

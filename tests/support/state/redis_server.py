@@ -73,7 +73,6 @@ class RedisServer:
         return f"redis{'s' * self._is_tls}://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        """Run, and have read all data."""
         self._process = subprocess.Popen(
             self._words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
         )

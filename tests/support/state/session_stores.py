@@ -45,7 +45,6 @@ class InMemory:
         self.store: SessionStore = self._anew()
 
     async def passes(self, seconds: float) -> None:
-        """Time passes."""
         self._now_s += seconds
 
     async def loses_all(self) -> None:

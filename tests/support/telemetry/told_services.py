@@ -78,7 +78,6 @@ class Services:
 
 @contextmanager
 def services(to: Collector, target: Path, draft: str) -> Iterator[Services]:
-    """They run meanwhile."""
     with ExitStack() as stack:
         yield Services(to, target, draft, stack)
 
