@@ -1,5 +1,6 @@
 """What every test shares: the real model when it is there, and a skip for missing hardware."""
 
+import os
 from collections.abc import Iterator
 from contextlib import ExitStack
 from importlib.util import module_from_spec, spec_from_file_location
@@ -110,6 +111,17 @@ def hatch_build():
     module = module_from_spec(spec)
     spec.loader.exec_module(module)
     return module
+
+
+@pytest.fixture(scope="session")
+def compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A C++ compiler whose objects all tests of a run share, whichever process they are in."""
+    from support.deployment.objects import keeping_compiler
+
+    base = tmp_path_factory.getbasetemp()
+    return keeping_compiler(
+        (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "objects"
+    )
 
 
 @pytest.fixture(scope="module")

@@ -11,7 +11,6 @@ from support.state.redis_server import valkey_binary
 
 @pytest.fixture
 def tools(tmp_path):
-    """Programs that a reader has from elsewhere, under the names that pages call them by."""
     folder = tmp_path / "tools"
     folder.mkdir()
     return folder
@@ -25,6 +24,14 @@ def checkout(tmp_path):
     for entry in pages.ROOT.iterdir():
         if entry.name not in (".git", ".venv"):
             (folder / entry.name).symlink_to(entry)
+    return folder
+
+
+@pytest.fixture(scope="session")
+def models(real_model, tmp_path_factory):
+    """The cache of models of all pages: what the first of them measures need not be again."""
+    folder = tmp_path_factory.mktemp("models")
+    (folder / pages.MODEL).symlink_to(real_model)
     return folder
 
 
@@ -44,12 +51,13 @@ def bring(page: Path, tools: Path) -> None:
 @pytest.mark.timeout(600)  # what hangs is ended before that, and told of
 @pytest.mark.parametrize("page", pages.SESSIONS, ids=lambda page: page.stem)
 def test_a_page_runs_as_it_stands_prints_what_it_shows_and_stops_what_it_starts(
-    real_model, page, checkout, tools
+    models, page, checkout, tools, compiler, monkeypatch
 ):
+    monkeypatch.setenv("CXX", compiler)
     bring(page, tools)
     todo = pages.blocks(page.read_text())
     assert todo
-    done = pages.run(todo, checkout, tools=tools, model=real_model)
+    done = pages.run(todo, checkout, tools=tools, models=models)
     for block in todo:
         said = done.said.get(block.line)
         where = f"{page.relative_to(pages.ROOT)}:{block.line}"

@@ -93,16 +93,16 @@ def missing(shown: Sequence[str], said: Sequence[str]) -> str | None:
     return None
 
 
-def run(page: Sequence[Block], folder: Path, *, tools: Path, model: Path | None = None) -> Outcome:
+def run(page: Sequence[Block], folder: Path, *, tools: Path, models: Path) -> Outcome:
     """Run a page in `folder`; programs in `tools` are found first. All that it started is ended.
-    `model` is where the pages' model is; without one none is to be had."""
+    `models` has the pages' model, and what was measured of it before."""
     script = folder.parent / f"{folder.name}.sh"
     script.write_text(_STRICT + "".join(block.shell for block in page))
-    with _alone() as words, tempfile.TemporaryDirectory(prefix="models") as models:
+    with _alone() as words:
         process = subprocess.Popen(
             [*words, "bash", str(script)],
             cwd=folder,
-            env=_environment(Path(models), tools, model),
+            env=_environment(models, tools),
             stdin=subprocess.DEVNULL,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
@@ -172,10 +172,8 @@ def has_network() -> bool:
     return subprocess.run(words, capture_output=True, check=False).returncode == 0
 
 
-def _environment(models: Path, tools: Path, model: Path | None) -> dict[str, str]:
+def _environment(models: Path, tools: Path) -> dict[str, str]:
     """The model, nothing else that is kept, and no index: packages that are installed are there."""
-    if model is not None:
-        (models / MODEL).symlink_to(model)
     programs = [str(tools), str(Path(sys.executable).parent), os.environ["PATH"]]
     packages = [os.environ.get("PYTHONPATH", ""), sysconfig.get_path("purelib")]
     return {
