@@ -20,7 +20,7 @@ from slipstream.client.embedded import AsyncEmbedded
 from slipstream.client.engine import EngineOptions
 
 MODEL = "smollm2-135m"
-NUM_TOKENS = 24
+NUM_TOKENS = 16
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.8, top_p=0.95, seed=3)
 OFF = SpeculationOptions(mode=Mode.OFF)

@@ -104,7 +104,8 @@ MANY = common_pb2.Proposal(tree=common_pb2.TokenTree(tokens=[1] * 100_000, paren
     ],
 )
 async def test_an_answer_that_is_no_proposal_changes_no_token(served, speculate, word):
-    async with beside(served, speculate, draft_round_timeout_s=0.5) as client:
+    limit = {"draft_round_timeout_s": 0.5} if word == "timeout" else {}
+    async with beside(served, speculate, **limit) as client:
         plain = await client.generate("hello", max_tokens=8, speculation=OFF)
         result = await client.generate("hello", max_tokens=8, speculation=EXACT)
     assert result.token_ids == plain.token_ids

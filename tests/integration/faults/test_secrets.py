@@ -8,7 +8,7 @@ from contextlib import ExitStack, contextmanager
 
 import pytest
 
-from slipstream.client import AsyncClient
+from slipstream.client import AsyncClient, Mode, SpeculationOptions
 from slipstream.core.errors import ModelNotFound, PromptTooLong, Unauthenticated
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import generation_pb2 as pb
@@ -21,6 +21,7 @@ from support.state.redis_server import redis_server
 
 TOKEN, WRONG, PASSWORD = "slip_the-right-token", "slip_a-wrong-token", "the-redis-password"
 MARKER = "Rosebud-1941"
+FORCED = SpeculationOptions(mode=Mode.FORCED)
 SECRETS = (TOKEN, WRONG, PASSWORD, digest(TOKEN), digest(WRONG))
 
 
@@ -46,9 +47,9 @@ async def used(address, server):
     return str(refused.value)
 
 
-async def test_secrets_stay_where_they_are(tmp_path):
+async def test_secrets_stay_where_they_are(folder, tmp_path):
     keys = write_keys(tmp_path / "keys.toml", key("alice", TOKEN, requests_per_minute=99))
-    target = target_worker(fleet.save_models(tmp_path))
+    target = target_worker(folder)
     with redis_server("--requirepass", PASSWORD) as server:
         async with fleet.running(target):
             flags = ["--address", "127.0.0.1:0", "--targets", target.address]
@@ -67,9 +68,8 @@ async def test_secrets_stay_where_they_are(tmp_path):
 
 
 @contextmanager
-def json_services(tmp_path):
+def json_services(target):
     """Target, draft and router as processes that log all they can, as JSON; the last one's last."""
-    target = fleet.save_models(tmp_path)
     told = ["--address", "127.0.0.1:0", "--log-format", "json", "--log-level", "debug"]
     model = ["--dtype", "float32", "--threads", "1"]
     with ExitStack() as stack:
@@ -91,7 +91,8 @@ async def quoted(address):
     """Requests that say something secret and are answered, refused and left; its token ids."""
     async with AsyncClient(address, retries=False) as client:
         await fleet.until(client, lambda info: fleet.num_ready(info, "draft") == 1)
-        answered = await client.generate(f"{MARKER} " * 8, max_tokens=24, stop=[MARKER])
+        asked = {"max_tokens": 24, "stop": [MARKER], "speculation": FORCED}
+        answered = await client.generate(f"{MARKER} " * 8, **asked)
         assert answered.stats.speculation.num_draft_tokens > 0
         with pytest.raises(PromptTooLong):
             await client.generate(MARKER * fleet.CONTEXT, max_tokens=24)
@@ -102,8 +103,8 @@ async def quoted(address):
         return await client.tokenize(MARKER, raw=True)
 
 
-async def test_what_callers_say_is_in_no_line_of_any_log(tmp_path):
-    with json_services(tmp_path) as processes:
+async def test_what_callers_say_is_in_no_line_of_any_log(folder):
+    with json_services(folder) as processes:
         ids = await quoted(await asyncio.to_thread(processes[-1].ready))
         for process in reversed(processes):
             process.signal(signal.SIGTERM)

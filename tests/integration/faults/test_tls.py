@@ -80,7 +80,7 @@ async def guarded(model: Path, made: Certificates | None, **router: Any) -> Asyn
     async with AsyncExitStack() as stack:
         target = await _target(stack, at, model)
         draft = await _draft(stack, at, model)
-        config = {"draft_round_timeout_s": 30.0, **at.serving("router"), **at.calling("router")}
+        config = {**fleet.PATIENT, **at.serving("router"), **at.calling("router")}
         replicas = {"targets": (target,), "drafts": (draft,)}
         running = Router(build(RouterConfig, address=ANYWHERE, **replicas, **{**config, **router}))
         port = await running.start()

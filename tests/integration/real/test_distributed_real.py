@@ -12,7 +12,7 @@ from support.services.processes import Process
 pytestmark = [pytest.mark.real, pytest.mark.timeout(900)]
 
 PROMPTS = Path(__file__).parents[3] / "slipstream" / "data" / "prompts.jsonl"
-NUM_PROMPTS = 12
+NUM_PROMPTS = 8
 NUM_TOKENS = 16
 # On a busy machine `auto` may find that plain rounds pay better, and draft nothing.
 FORCED = SpeculationOptions(mode=Mode.FORCED)

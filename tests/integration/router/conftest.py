@@ -10,9 +10,6 @@ from slipstream.rpc.v1 import generation_pb2_grpc
 from support.services.cluster import running
 from support.services.fleet import draft_worker, glide_of, num_ready, target_worker
 
-PATIENT = {"draft_round_timeout_s": 30.0}
-"""A busy machine makes no draft late."""
-
 
 @pytest.fixture
 def target(folder):
@@ -34,7 +31,7 @@ def shared_router(folder):
 @pytest.fixture(scope="module")
 def trio(folder):
     """A target with a GliDe draft and a plain one; no test may stop them."""
-    with running(folder, str(glide_of(folder)), f"vanilla:{folder}", **PATIENT) as cluster:
+    with running(folder, str(glide_of(folder)), f"vanilla:{folder}") as cluster:
         with Client(cluster.address) as client:
             while num_ready(client.server_info(), "draft") < 2:
                 time.sleep(0.01)

@@ -29,9 +29,11 @@ from slipstream_target.servicer import TargetServicer
 from slipstream_target.servicer import register as register_target
 from support.models.tiny_checkpoint import change_config, save_checkpoint, save_draft, tiny_llama
 
-LIMIT_S = 20
+LIMIT_S = 60
 MAX_LAG = 8
 CONTEXT = 4096
+PATIENT = {"draft_round_timeout_s": 30.0, "replica_timeout_s": 60.0}
+"""Options of a router: a busy machine makes no draft late and no replica lost."""
 
 
 def save_models(folder: Path, name: str = "tiny", *, seed: int = 0) -> Path:
@@ -139,10 +141,9 @@ async def running(*workers: Worker):
 async def routed(targets, drafts=(), *, token=None, **config):
     """A router over replicas, given as workers or as what a configuration says, and a client.
 
-    Workers are ready by then, all of them. A busy machine makes no draft late, unless `config`
-    says so.
+    Workers are ready by then, all of them.
     """
-    fields = {"address": "127.0.0.1:0", "draft_round_timeout_s": 30.0, **config}
+    fields = {"address": "127.0.0.1:0", **PATIENT, **config}
     router = Router(build(RouterConfig, targets=_named(targets), drafts=_named(drafts), **fields))
     port = await router.start()
     try:

@@ -17,6 +17,11 @@ from support.services.stalls import WATCHED, check_stalls, stalls_in
 ROOT = Path(__file__).resolve().parent.parent.parent.parent
 LIMIT_S = 240.0
 CONTEXT = 2048
+PATIENT = {
+    "SLIPSTREAM_ROUTER_DRAFT_ROUND_TIMEOUT_S": "30",
+    "SLIPSTREAM_ROUTER_REPLICA_TIMEOUT_S": "60",
+}
+"""A busy machine makes no draft late and no replica lost."""
 
 
 def save_long_checkpoint(folder: Path) -> Path:
@@ -35,7 +40,7 @@ class Process:
         env: dict[str, str] | None = None,
         python: str = sys.executable,
     ) -> None:
-        fixed = {"OMP_NUM_THREADS": "1", **WATCHED}
+        fixed = {"OMP_NUM_THREADS": "1", **WATCHED, **PATIENT}
         self._process = subprocess.Popen(
             [python, "-m", module, *arguments],
             env={**os.environ, **fixed, **(env or {})},

@@ -16,7 +16,7 @@ from slipstream.telemetry.trace_file import otlp_json
 from slipstream.telemetry.traces import Span, spans_in
 from support.services.background import LoopThread
 
-LIMIT_S = 30.0
+LIMIT_S = 90.0
 
 T = TypeVar("T")
 
