@@ -34,9 +34,9 @@ def plain(model):
         yield lambda prompt, most: client.generate(prompt, max_tokens=most).token_ids
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def served(folder):
-    """A target that serves all tests of a file, on a loop of its own."""
+    """A target that serves tests of all files, on a loop of its own."""
     worker, thread = fleet.target_worker(folder), LoopThread()
     thread.run(worker.start)
     yield worker

@@ -3,24 +3,26 @@
 A module may have its own `DRAFT`, and options of its front, `FRONT`.
 """
 
+from contextlib import ExitStack
+from functools import cache
+
 import pytest
 
 from slipstream.client import Client
 from support.services.cluster import running
 from support.services.http_front import client_of, fronted
-from support.services.processes import save_long_checkpoint
 
 
 @pytest.fixture(scope="session")
-def checkpoint(tmp_path_factory):
-    return save_long_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
+def routers(model):
+    """A router for each draft that modules have, from the first of them on."""
+    with ExitStack() as stack:
+        yield cache(lambda draft: stack.enter_context(running(model, draft)))
 
 
 @pytest.fixture(scope="module")
-def router(checkpoint, request):
-    draft = getattr(request.module, "DRAFT", f"vanilla:{checkpoint}")
-    with running(checkpoint, draft) as cluster:
-        yield cluster
+def router(routers, model, request):
+    return routers(getattr(request.module, "DRAFT", f"vanilla:{model}"))
 
 
 @pytest.fixture(scope="module")

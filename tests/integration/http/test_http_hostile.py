@@ -118,11 +118,11 @@ ALICE, OURS, WRONG = "slip_alice-token", "slip_front-token", "slip_wrong-token"
 
 
 @pytest.fixture(scope="module")
-def guarded(checkpoint, tmp_path_factory):
+def guarded(model, tmp_path_factory):
     """A router that asks who calls; Alice has a limit, the front has none."""
     both = key("alice", ALICE, requests_per_minute=1), key("front", OURS)
     keys = write_keys(tmp_path_factory.mktemp("keys") / "keys.toml", *both)
-    with running(checkpoint, "ngram", key_file=keys) as cluster:
+    with running(model, "ngram", key_file=keys) as cluster:
         yield cluster
 
 

@@ -9,9 +9,7 @@ from urllib.parse import urlsplit
 import pytest
 
 from slipstream.client import errors
-from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.v1 import generation_pb2 as pb
-from slipstream_gateway.config import HttpConfig
 from support.network.bad_routers import Failing, Scripted, first_chunk, register
 from support.network.certificates import certificates
 from support.services.background import served
@@ -62,7 +60,8 @@ SILENT += [("keep_alive_s", OTHER, b"HTTP/1.1 404 ")]
 
 @pytest.mark.parametrize(("limit", "sent", "answer"), SILENT)
 def test_a_connection_is_closed_where_nothing_more_comes(router, limit, sent, answer):
-    with fronted(router, **{limit: SHORT_S}) as url, connected(url) as caller:
+    # What is answered has to come within the limit, on a busy machine too.
+    with fronted(router, **{limit: 2.0 if answer else SHORT_S}) as url, connected(url) as caller:
         caller.sendall(sent)
         found = rest(caller)
     assert found.startswith(answer) if answer else found == b""
@@ -149,15 +148,3 @@ def test_a_caller_who_goes_on_reading_gets_all_of_a_large_answer():
         while not answer.endswith(b"\r\n0\r\n\r\n"):
             answer += caller.recv(1 << 20)
     assert answer.count(b"x" * (64 << 10)) == NUM_LARGE
-
-
-@pytest.mark.parametrize("name", ["header_timeout_s", "send_timeout_s", "keep_alive_s"])
-def test_a_wait_is_above_zero_and_ends(name):
-    for value in (0, float("inf"), float("nan")):
-        with pytest.raises(InvalidRequest, match=f"{name} is {value}, .* above 0 and at most"):
-            HttpConfig(**{name: value})
-
-
-def test_a_front_has_room_for_a_connection():
-    with pytest.raises(InvalidRequest, match="max_connections is 0, but must be above 0"):
-        HttpConfig(max_connections=0)

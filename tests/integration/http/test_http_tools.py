@@ -165,8 +165,6 @@ class Colour(Enum):
 
 
 class Wall(BaseModel):
-    """A painted wall."""
-
     colour: Colour
     is_dry: bool
 

@@ -110,13 +110,6 @@ def test_a_token_shows_its_round(page):
     assert page.is_hidden("#round")
 
 
-def test_plain_decoding_has_the_same_text(page):
-    page.check("[name=compare]")
-    ask(page)
-    finished(page)
-    assert "identical" in page.text_content(".figures >> nth=-1")
-
-
 def test_a_conversation_goes_on_and_ends(page):
     for text in ("hello", "more"):
         ask(page, text)
@@ -154,25 +147,6 @@ def test_text_of_callers_and_models_is_never_markup(page):
     finished(page)
     assert page.text_content(".user") == "<img src=x onerror=alert(1)><b>bold</b>"
     assert page.locator("#messages img, #messages b").count() == 0
-
-
-def test_a_narrow_screen_has_everything(page):
-    page.set_viewport_size({"width": 320, "height": 640})
-    ask(page)
-    finished(page)
-    assert page.evaluate("document.documentElement.scrollWidth") <= 320
-    assert page.is_hidden("#settings")
-    page.click("#open-settings")
-    assert page.is_visible("[name=temperature]")
-
-
-def test_light_and_dark_are_the_system_s_until_switched(browser, page_url):
-    page = browser.new_page(color_scheme="dark")
-    page.goto(page_url)
-    page.wait_for_selector("html.dark")
-    page.click("#theme")
-    page.wait_for_selector("html:not(.dark)")
-    page.close()
 
 
 def test_a_key_stays_in_its_tab(browser, page_url):
