@@ -2,9 +2,15 @@
 
 import pytest
 
-from slipstream.client import Client
+from slipstream.client import AsyncClient, Client
 from support.models import tiny_checkpoint
 from support.services.cluster import running
+
+
+@pytest.fixture(params=[Client, AsyncClient], ids=["threads", "asyncio"])
+def kind(request):
+    """A client of threads, and one of asyncio: the same laws."""
+    return request.param
 
 
 @pytest.fixture(scope="session")
@@ -12,7 +18,7 @@ def folder(tmp_path_factory):
     return tiny_checkpoint.save_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
 
 
-@pytest.fixture(scope="module")
+@pytest.fixture(scope="session")
 def router(folder):
     with running(folder, f"vanilla:{folder}") as cluster:
         yield cluster

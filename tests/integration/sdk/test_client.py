@@ -1,20 +1,22 @@
-"""The client over a tiny checkpoint: requests, streams, conversations, and what it refuses."""
+"""Clients over a tiny checkpoint: drafts and options, and what is special about asyncio."""
+
+import asyncio
+import gc
 
 import pytest
 
 from slipstream.client import (
+    AsyncClient,
     Client,
     Mode,
     SamplingParams,
     SpeculationOptions,
     StopPolicy,
 )
-from slipstream.core.errors import (
-    InvalidRequest,
-    ModelMismatch,
-    UnsupportedCombination,
-)
+from slipstream.core.errors import Cancelled, InvalidRequest, ModelMismatch, UnsupportedCombination
 from support.models import tiny_checkpoint
+from support.network.bad_routers import Scripted, first_chunk, register
+from support.services.background import served
 
 SAMPLED = SamplingParams(temperature=1.0, seed=4)
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED)
@@ -27,18 +29,6 @@ def ngram(folder):
         yield client
 
 
-def test_speculation_changes_the_rounds_and_not_the_tokens(embedded):
-    fast, plain = (
-        embedded.generate("hello", max_tokens=30, speculation=options) for options in (FORCED, OFF)
-    )
-    assert fast.token_ids == plain.token_ids
-    stats = fast.stats.speculation
-    assert stats.num_accepted_draft_tokens + stats.num_spec_steps + stats.num_plain_steps + 1 == 30
-    assert stats.mean_acceptance_length > 2
-    assert plain.stats.speculation.num_draft_tokens == 0
-    assert plain.stats.speculation.num_plain_steps == 29
-
-
 def test_a_stop_string_in_one_turn_does_not_spoil_the_next(embedded):
     with embedded.session() as session:
         whole = embedded.generate("hello", max_tokens=30, sampling=SAMPLED)
@@ -47,15 +37,6 @@ def test_a_stop_string_in_one_turn_does_not_spoil_the_next(embedded):
         session.generate("more", max_tokens=5)
         again = session.generate("and", max_tokens=5)
     assert again.stats.num_cached_tokens > cut.stats.num_prompt_tokens
-
-
-def test_a_turn_that_was_never_answered_was_never_said(embedded):
-    with embedded.session() as session:
-        with pytest.raises(InvalidRequest):
-            session.generate("hello", sampling=SamplingParams(logit_bias=((999, 1.0),)))
-        result = session.generate("hello", max_tokens=5)
-    assert result.token_ids == embedded.generate("hello", max_tokens=5).token_ids
-    assert result.stats.num_prompt_tokens < 2 * len("hello") + 5
 
 
 def test_an_engine_without_a_draft_decodes_plainly_and_says_no_to_more(folder, ngram):
@@ -105,3 +86,71 @@ def test_an_answer_that_was_kept_does_not_know_how_its_tokens_came_about(embedde
     assert again.stats.continuity.num_resumed_tokens == 10
     assert again.token_ids == first.token_ids
     assert again.origins == again.logprobs == (None,) * 10
+
+
+@pytest.fixture(params=["embedded", "remote"])
+async def async_client(request, folder, router):
+    if request.param == "remote":
+        client = AsyncClient(router.address)
+    else:
+        client = AsyncClient.embedded(str(folder), f"vanilla:{folder}", dtype="float32")
+    async with client:
+        yield client
+
+
+async def test_a_stream_that_is_dropped_frees_its_session(async_client):
+    async with async_client.session() as session:
+        stream = session.stream("hello", max_tokens=40)
+        await anext(stream)
+        del stream
+        gc.collect()
+        assert (await session.generate("later", max_tokens=3)).token_ids
+
+
+async def test_a_loop_that_is_left_frees_its_session(async_client):
+    async with async_client.session() as session:
+        async with session.stream("hello", max_tokens=40) as stream:
+            async for _ in stream:
+                break
+        assert (await session.generate("later", max_tokens=3)).token_ids
+
+
+async def test_a_task_that_is_cancelled_frees_the_engines():
+    silent = Scripted(first_chunk(), hangs=True)
+    with served(register(silent)) as address:
+        async with AsyncClient(address) as client:
+            stream = client.stream("hello")
+            await anext(stream)
+            reading = asyncio.ensure_future(anext(stream))
+            await asyncio.sleep(0)
+            reading.cancel()
+            with pytest.raises(asyncio.CancelledError):
+                await reading
+            assert await asyncio.to_thread(silent.cancelled.wait, 10)
+
+
+async def test_a_request_ends_with_its_client():
+    silent = Scripted(first_chunk(), hangs=True)
+    with served(register(silent)) as address:
+        client = AsyncClient(address)
+        stream = client.stream("hello")
+        await anext(stream)
+        reading = asyncio.ensure_future(anext(stream))
+        await asyncio.sleep(0)
+        await client.aclose()
+        with pytest.raises(Cancelled, match="client was closed"):
+            await reading
+        assert await asyncio.to_thread(silent.cancelled.wait, 10)
+
+
+@pytest.mark.parametrize("place", ["embedded", "remote"])
+async def test_a_client_for_threads_works_in_a_running_loop_as_notebooks(embedded, router, place):
+    with Client(router.address) as remote:
+        client = embedded if place == "embedded" else remote
+        text = client.generate("hello", max_tokens=20).text
+        assert "".join(chunk.text for chunk in client.stream("hello", max_tokens=20)) == text
+        with client.session() as session:
+            assert session.generate("hello", max_tokens=5).token_ids
+            next(session.stream("more", max_tokens=20))
+            await asyncio.sleep(0)
+        assert client.tokenize("hello")

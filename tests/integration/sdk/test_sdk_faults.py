@@ -10,7 +10,7 @@ from slipstream.rpc.security import ClientTls
 from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.status import code_of
 from slipstream.rpc.v1 import generation_pb2 as pb
-from support.network.bad_routers import Failing, Scripted, first_chunk, register
+from support.network.bad_routers import Failing, Scripted, done, first_chunk, opened, register
 from support.services.background import served
 
 KINDS = [kind for kind in vars(errors).values() if isinstance(kind, type)]
@@ -21,48 +21,37 @@ ON_THE_WIRE.append(errors.InternalError)
 
 @pytest.fixture(scope="module")
 def failing():
-    """A router that raises its `error`."""
     servicer = Failing(errors.InternalError())
     with served(register(servicer)) as servicer.address:
         yield servicer
 
 
-@pytest.mark.parametrize("kind", ON_THE_WIRE, ids=lambda kind: kind.__name__)
-async def test_an_error_is_the_same_on_the_other_side(failing, kind):
-    error = failing.error = kind(f"a {kind.__name__} of 3, but at most 2 — really")
-    with Client(failing.address, retries=False) as client:
+@pytest.mark.parametrize("error", ON_THE_WIRE, ids=lambda error: error.__name__)
+async def test_an_error_is_the_same_on_the_other_side(failing, error, kind):
+    failing.error = error(f"a {error.__name__} of 3, but at most 2 — really")
+    async with opened(kind(failing.address, retries=False)) as client:
         for call in (client.generate, client.stream, client.tokenize):
-            with pytest.raises(kind) as raised:
-                call("hello")
-            assert (type(raised.value), str(raised.value)) == (kind, str(error))
-    async with AsyncClient(failing.address, retries=False) as client:
-        stream = client.stream("hello")
-        for call in (client.generate("hello"), client.tokenize("hello"), anext(stream)):
-            with pytest.raises(kind) as raised:
-                await call
-            assert (type(raised.value), str(raised.value)) == (kind, str(error))
+            with pytest.raises(error) as raised:
+                await done(call("hello"))
+            assert (type(raised.value), str(raised.value)) == (error, str(failing.error))
 
 
 GONE = errors.Unavailable("about to stop")
 
 
-async def test_what_is_unavailable_is_tried_again():
+async def test_what_is_unavailable_is_tried_again(kind):
     for times in (1, 3):
         flaky = Failing(GONE, times=times)
-        with served(register(flaky)) as address, Client(address) as client:
-            assert client.generate("hello").text == "done"
+        with served(register(flaky)) as address:
+            async with opened(kind(address)) as client:
+                assert (await done(client.generate("hello"))).text == "done"
         assert flaky.num_calls == times + 1
-    flaky = Failing(GONE, times=2)
-    with served(register(flaky)) as address:
-        async with AsyncClient(address) as client:
-            assert (await anext(client.stream("hello"))).text == "done"
-    assert flaky.num_calls == 3
 
 
-@pytest.mark.parametrize("kind", [errors.CapacityError, errors.InternalError, errors.SessionBusy])
-def test_nothing_else_is_tried_again(kind):
-    failing = Failing(kind("no"))
-    with served(register(failing)) as address, Client(address) as client, pytest.raises(kind):
+@pytest.mark.parametrize("error", [errors.CapacityError, errors.InternalError, errors.SessionBusy])
+def test_nothing_else_is_tried_again(error):
+    failing = Failing(error("no"))
+    with served(register(failing)) as address, Client(address) as client, pytest.raises(error):
         client.generate("hello")
     assert failing.num_calls == 1
 
@@ -74,13 +63,12 @@ def test_who_wants_no_second_try_has_none():
     assert flaky.num_calls == 1
 
 
-async def test_a_router_that_is_not_there_is_unavailable():
+async def test_a_router_that_is_not_there_is_unavailable(kind):
     with served(register(Scripted())) as address:
         pass
-    assert_refused(address)
-    async with AsyncClient(address, retries=False) as client:
+    async with opened(kind(address, retries=False)) as client:
         with pytest.raises(errors.Unavailable):
-            await client.generate("hello")
+            await done(client.generate("hello"))
 
 
 @pytest.fixture
@@ -95,7 +83,7 @@ def test_a_stream_that_is_closed_is_cancelled(silent):
     with Client(silent.address) as client:
         with client.stream("hello") as stream:
             next(stream)
-        assert silent.cancelled.wait(10)
+        assert silent.cancelled.wait(30)
         assert list(stream) == []
 
 
@@ -104,7 +92,7 @@ def test_a_stream_that_is_dropped_is_cancelled(silent):
         for _ in client.stream("hello"):
             break
         gc.collect()
-        assert silent.cancelled.wait(10)
+        assert silent.cancelled.wait(30)
 
 
 def test_a_stream_ends_with_its_client(silent):
@@ -114,22 +102,14 @@ def test_a_stream_ends_with_its_client(silent):
     client.close()
     with pytest.raises(errors.Cancelled):
         next(stream)
-    assert silent.cancelled.wait(10)
+    assert silent.cancelled.wait(30)
 
 
-async def test_a_silent_router_is_given_up_at_the_deadline(silent):
-    with Client(silent.address, timeout_s=0.05) as client:
-        stream = client.stream("hello")
-        next(stream)
-        with pytest.raises(errors.DeadlineExceeded) as late:
-            next(stream)
-    assert str(late.value) == "the request took longer than its 0.05 s"
-    assert silent.cancelled.wait(10)
-    async with AsyncClient(silent.address, timeout_s=0.05) as client:
-        stream = client.stream("hello")
-        await anext(stream)
-        with pytest.raises(errors.DeadlineExceeded, match=r"longer than its 0\.05 s"):
-            await anext(stream)
+async def test_a_silent_router_is_given_up_at_the_deadline(silent, kind):
+    async with opened(kind(silent.address, timeout_s=0.5)) as client:
+        with pytest.raises(errors.DeadlineExceeded, match=r"longer than its 0\.5 s"):
+            await done(client.stream("hello"))
+    assert silent.cancelled.wait(30)
 
 
 @pytest.mark.parametrize(
@@ -141,22 +121,17 @@ async def test_a_silent_router_is_given_up_at_the_deadline(silent):
         [pb.GenerateStreamResponse(finish=pb.FinishInfo(reason=99))],
     ],
 )
-async def test_an_answer_that_is_none_is_the_routers_fault(messages):
+async def test_an_answer_that_is_none_is_the_routers_fault(messages, kind):
     with served(register(Scripted(*messages))) as address:
-        with Client(address) as client, pytest.raises(errors.InternalError, match="the router"):
-            list(client.stream("hello"))
-        async with AsyncClient(address) as client:
+        async with opened(kind(address)) as client:
             with pytest.raises(errors.InternalError, match="the router"):
-                [chunk async for chunk in client.stream("hello")]
+                await done(client.stream("hello"))
 
 
-async def test_a_token_goes_with_every_call(silent):
+def test_a_token_goes_with_every_call(silent):
     with Client(silent.address, token="secret") as client:
         next(client.stream("hello"))
         assert silent.metadata["authorization"] == "Bearer secret"
-    async with AsyncClient(silent.address, token="other") as client:
-        await anext(client.stream("hello"))
-        assert silent.metadata["authorization"] == "Bearer other"
 
 
 async def test_callers_with_tokens_of_their_own_share_a_connection(silent):
@@ -175,7 +150,6 @@ async def test_callers_with_tokens_of_their_own_share_a_connection(silent):
         elsewhere.with_token("secret")
 
 
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_token_does_not_travel_in_the_clear(kind):
     for address in ("router.example:50051", "10.0.0.1:50051", "dns:///router:50051"):
         with pytest.raises(errors.InvalidRequest, match="in the clear"):
@@ -193,7 +167,6 @@ NOWHERE += [("localhost:1", at) for at in FORBIDDEN]
 
 
 @pytest.mark.parametrize(("address", "options"), NOWHERE)
-@pytest.mark.parametrize("kind", [Client, AsyncClient])
 def test_a_router_that_can_not_be_is_refused(kind, address, options):
     with pytest.raises(errors.InvalidRequest):
         kind(address, **options)
@@ -209,16 +182,14 @@ def assert_refused(address, **options):
         client.generate("hello")
 
 
-async def test_a_router_with_a_certificate_is_trusted_by_its_authority_alone(origin):
+async def test_a_router_with_a_certificate_is_trusted_by_its_authority_alone(origin, kind):
     answering, tls = Failing(GONE, times=0), origin.server("router", is_mutual=False)
     with served(register(answering), ServerOptions(tls=tls)) as address:
-        with Client(address, tls=origin.stranger(), token="secret") as client:
-            assert client.generate("hello").text == "done"
-        async with AsyncClient(address, tls=origin.stranger()) as client:
-            assert (await client.generate("hello")).text == "done"
+        async with opened(kind(address, tls=origin.stranger(), token="secret")) as client:
+            assert (await done(client.generate("hello"))).text == "done"
         for distrusting in ({}, {"tls": True}):
             assert_refused(address, **distrusting)
-    assert answering.num_calls == 2
+    assert answering.num_calls == 1
 
 
 def test_a_router_can_ask_for_the_clients_certificate(origin):

@@ -1,92 +1,71 @@
-"""Streams that break off and go on: by the SDK itself, against routers that break them."""
+"""Streams that break off and go on by the SDK itself: against routers that break them, and over
+connections to a real one that are cut anywhere."""
 
+import asyncio
+import random
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import asynccontextmanager
 from itertools import pairwise
 
 import pytest
 
-from slipstream.client import AsyncClient, Client, ClientTls, errors
+from slipstream.client import AsyncClient, Client, ClientTls, SamplingParams, errors
 from slipstream.client.connection import Connection
 from slipstream.client.remote import RemoteBackend
 from slipstream.client.retries import RetryTimeouts
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.server import ServerOptions
-from support.network.bad_routers import Breaking, Failing, register
+from support.network.bad_routers import Breaking, Failing, done, opened, register
+from support.network.relay import Relay
 from support.services.background import served
+from support.services.fleet import routed, running, target_worker
 
 GONE = errors.Unavailable("about to stop")
 
 
-def impatient(address, *, is_blocking):
-    """A router that soon is given up."""
-    timeouts = RetryTimeouts(unanswered_s=0.1, begun_s=0.4)
+def impatient(kind, address):
+    """A client that soon gives its router up."""
+    timeouts = RetryTimeouts(unanswered_s=0.3, begun_s=0.6)
     to = Connection(address, ChannelOptions(), timeouts)
-    return RemoteBackend(to, 10, to.channel(is_blocking=is_blocking))
+    return kind.of(RemoteBackend(to, 60, to.channel(is_blocking=kind is Client)))
 
 
-async def test_tries_come_to_an_end():
-    gone = Failing(GONE)
-    with (
-        served(register(gone)) as address,
-        Client.of(impatient(address, is_blocking=True)) as client,
-    ):
-        for ask in (client.stream, client.generate, client.tokenize):
-            before = gone.num_calls
-            with pytest.raises(errors.Unavailable, match="about to stop"):
-                ask("hello")
-            assert gone.num_calls > before + 1
-
-
-async def test_tries_come_to_an_end_for_asyncio():
+@pytest.mark.parametrize("call", ["stream", "generate", "tokenize"])
+async def test_tries_come_to_an_end(kind, call):
     gone = Failing(GONE)
     with served(register(gone)) as address:
-        async with AsyncClient.of(impatient(address, is_blocking=False)) as client:
+        async with opened(impatient(kind, address)) as client:
             with pytest.raises(errors.Unavailable, match="about to stop"):
-                await anext(client.stream("hello"))
-            num_calls = gone.num_calls
-            with pytest.raises(errors.Unavailable, match="about to stop"):
-                await client.generate("hello")
-    assert num_calls > 1
-    assert gone.num_calls > num_calls + 1
+                await done(getattr(client, call)("hello"))
+    assert gone.num_calls > 1
 
 
 TAKEN = errors.SessionTaken("by an attempt that was left behind")
 
 
-async def test_a_stream_that_was_taken_over_goes_on_where_it_was_but_once():
+async def test_a_stream_that_was_taken_over_goes_on_where_it_was_but_once(kind):
     breaking = Breaking(TAKEN, [3, 20])
     with served(register(breaking)) as address:
-        with Client(address) as client:
-            assert_whole(list(client.stream("hello", request_id="mine")))
-        assert [asked.num_received_tokens for asked in breaking.asked] == [0, 3]
-        breaking.asked.clear()
-        async with AsyncClient(address) as client:
-            assert_whole([chunk async for chunk in client.stream("hello", request_id="mine")])
-    breaking = Breaking(TAKEN, [3, 4, 20])
-    with served(register(breaking)) as address:
-        with Client(address) as client, pytest.raises(errors.SessionTaken):
-            list(client.stream("hello", request_id="mine"))
-        breaking.asked.clear()
-        async with AsyncClient(address) as client:
+        async with opened(kind(address)) as client:
+            assert_whole(await done(client.stream("hello", request_id="mine")))
+    assert [asked.num_received_tokens for asked in breaking.asked] == [0, 3]
+    with served(register(Breaking(TAKEN, [3, 4, 20]))) as address:
+        async with opened(kind(address)) as client:
             with pytest.raises(errors.SessionTaken):
-                [chunk async for chunk in client.stream("hello", request_id="mine")]
+                await done(client.stream("hello", request_id="mine"))
 
 
 BROKEN = [GONE, errors.Cancelled("by the router")]
 
 
 @pytest.mark.parametrize("error", BROKEN, ids=lambda error: type(error).__name__)
-async def test_a_stream_that_breaks_goes_on_where_it_was(error):
+async def test_a_stream_that_breaks_goes_on_where_it_was(error, kind):
     for nums in ([3, 0, 5, 1, 20], [19, 0, 1], [20]):
         breaking = Breaking(error, nums)
         with served(register(breaking)) as address:
-            with Client(address) as client:
-                chunks = list(client.stream("hello", request_id="mine"))
-            assert_whole(chunks)
-            assert len(breaking.asked) == len(nums)
-            breaking.asked.clear()
-            async with AsyncClient(address) as client:
-                assert_whole([chunk async for chunk in client.stream("hello", request_id="mine")])
+            async with opened(kind(address)) as client:
+                assert_whole(await done(client.stream("hello", request_id="mine")))
+        assert len(breaking.asked) == len(nums)
         for before, after in pairwise(breaking.asked):
             assert after.num_received_tokens >= before.num_received_tokens
             after.num_received_tokens = before.num_received_tokens
@@ -101,22 +80,16 @@ def assert_whole(chunks):
     assert [chunk.finish_reason is None for chunk in chunks[-2:]] == [True, False]
 
 
-async def test_a_stream_that_breaks_for_good_names_its_request():
+async def test_a_stream_that_breaks_for_good_names_its_request(kind):
     breaking = Breaking(GONE, [2, 0])
     with served(register(breaking)) as address:
-        with Client.of(impatient(address, is_blocking=True)) as client:
+        async with opened(impatient(kind, address)) as client:
             stream = client.stream("hello")
             with pytest.raises(errors.Unavailable) as raised:
-                list(stream)
+                await done(stream)
             assert raised.value.request_id == stream.request_id
             assert not stream.is_open
-        assert len(breaking.asked) > 1
-        breaking.asked.clear()
-        async with AsyncClient.of(impatient(address, is_blocking=False)) as client:
-            with pytest.raises(errors.Unavailable) as raised:
-                [chunk async for chunk in client.stream("hello", request_id="mine")]
-            assert raised.value.request_id == "mine"
-        assert len(breaking.asked) > 1
+    assert len(breaking.asked) > 1
 
 
 def test_a_broken_stream_has_the_time_of_its_request_alone():
@@ -189,3 +162,65 @@ async def test_the_rest_of_a_stream_can_be_asked_for_by_hand():
         for wrong in (-1, 1.5, 300):
             with pytest.raises(errors.InvalidRequest, match="num_received is"):
                 client.stream("hello", request_id="mine", num_received=wrong)
+
+
+LENGTH = 40
+LAWS = {"greedy": SamplingParams(), "sampled": SamplingParams(temperature=1.0, seed=7)}
+
+
+@asynccontextmanager
+async def cut(model):
+    """A client of a router, and a way there that can be cut."""
+    worker = target_worker(model)
+    async with running(worker), routed([worker]) as client, Relay(client.address) as way:
+        yield client, way
+
+
+def places(seed, num):
+    """Where to cut: in what is said before anything else, in tokens, in the end of an answer."""
+    draws = random.Random(seed)
+    return [draws.choice([draws.randint(0, 150), draws.randint(150, 2500)]) for _ in range(num)]
+
+
+def said(chunks):
+    """Text and tokens, the last chunk having said why they end."""
+    assert chunks[-1].finish_reason is not None
+    assert [chunk.prompt is None for chunk in chunks] == [False] + [True] * (len(chunks) - 1)
+    text = "".join(chunk.text for chunk in chunks)
+    return text, tuple(token for chunk in chunks for token in chunk.token_ids)
+
+
+@pytest.mark.parametrize("law", LAWS)
+async def test_an_answer_that_is_cut_anywhere_is_whole(model, law, kind):
+    options = {"max_tokens": LENGTH, "sampling": LAWS[law]}
+
+    async def come_to(ask):
+        """What a call of either client comes to, beside the router on this loop."""
+        if kind is Client:
+            return await asyncio.to_thread(lambda: asyncio.run(done(ask("once upon", **options))))
+        return await done(ask("once upon", **options))
+
+    async with cut(model) as (direct, way), opened(kind(way.address)) as client:
+        expected = await direct.generate("once upon", **options)
+        for seed in range(6):
+            way.cuts(places(seed, 4))
+            assert said(await come_to(client.stream)) == (expected.text, expected.token_ids)
+        way.cuts(places(0, 4))
+        assert (await come_to(client.generate)).token_ids == expected.token_ids
+        assert way.num_cuts > 6
+
+
+async def test_the_turns_of_a_session_that_is_cut_anywhere_are_whole(model):
+    prompts = ["once upon", "a time", "there was"]
+    options = {"max_tokens": LENGTH, "sampling": LAWS["sampled"]}
+
+    async def conversation(client):
+        async with client.session() as session:
+            return [(await session.generate(text, **options)).token_ids for text in prompts]
+
+    async with cut(model) as (direct, way), AsyncClient(way.address) as client:
+        expected = await conversation(direct)
+        for seed in range(3):
+            way.cuts(places(seed, 9))
+            assert await conversation(client) == expected
+        assert way.num_cuts > 6

@@ -2,12 +2,32 @@
 
 import asyncio
 import threading
+from contextlib import asynccontextmanager
+from inspect import isawaitable
 
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1.generation_pb2_grpc import (
     GenerationServiceServicer,
     add_GenerationServiceServicer_to_server,
 )
+
+
+@asynccontextmanager
+async def opened(client):
+    """A client of threads or of asyncio, until it is closed."""
+    try:
+        yield client
+    finally:
+        await done((getattr(client, "aclose", None) or client.close)())
+
+
+async def done(call):
+    """What a call of a client of either kind comes to: a result, or the chunks of a stream."""
+    if hasattr(call, "__aiter__"):
+        return [chunk async for chunk in call]
+    if hasattr(call, "__next__"):
+        return list(call)
+    return await call if isawaitable(call) else call
 
 
 def register(servicer):
