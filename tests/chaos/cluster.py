@@ -1,7 +1,4 @@
-"""Two routers, two targets, two drafts and Redis as processes on loopback, and the ways between.
-
-Knows the flags that connect them. Whatever ends is started again at its address.
-"""
+"""Two routers, two targets, two drafts and Redis as processes on loopback, and the ways between."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
@@ -48,7 +45,6 @@ class Pair:
 
 
 def tiny_pair(folder: Path) -> Pair:
-    """Save an untrained pair in a folder."""
     target = fleet.save_models(folder)
     return Pair(str(target), str(fleet.glide_of(target)))
 
@@ -74,7 +70,6 @@ class Cluster:
 
     @property
     def has_clocks(self) -> bool:
-        """Whether members' clocks can be set."""
         return clocks.compiler() is not None
 
     @property
@@ -83,7 +78,6 @@ class Cluster:
         return ",".join(map(self._at, self.names("router")))
 
     def names(self, role: str) -> list[str]:
-        """All of a role."""
         return [f"{role}-{n}" for n in range(self._sizes.get(role, 1))]
 
     async def start(self) -> None:
@@ -105,7 +99,6 @@ class Cluster:
         await asyncio.gather(*map(self._knows_all, self._watchers.values()))
 
     async def stop(self) -> None:
-        """End all of it."""
         for client in self._watchers.values():
             await client.aclose()
         await asyncio.gather(*(member.stop() for member in self.members.values()))
@@ -118,7 +111,6 @@ class Cluster:
             self.links[link].become(weather)
 
     async def num_sessions(self, target: str) -> int:
-        """What a target holds for requests that run."""
         worker = fleet.Worker(lambda: None, fleet.TARGET, lambda servicer: None)
         worker.address = self._at(target)
         return int((await worker.load()).num_sessions)
@@ -154,7 +146,6 @@ class Cluster:
             await self.links[way].start()
 
     def _at(self, to: str, *, by: str = "") -> str:
-        """Where somebody finds a member."""
         link = self.links.get((by, to))
         return f"127.0.0.1:{self.ports[to]}" if link is None else link.address
 
@@ -213,7 +204,6 @@ def _redis(folder: Path, port: int) -> Command:
 
 
 async def _answers(port: int) -> bool:
-    """Whether it has read its file and takes commands."""
     try:
         reader, writer = await asyncio.open_connection("127.0.0.1", port)
     except OSError:

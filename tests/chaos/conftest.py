@@ -51,7 +51,6 @@ def pair(request, pytestconfig, tmp_path_factory):
 
 @pytest.fixture(scope="module")
 def errands():
-    """What is asked for."""
     return ERRANDS
 
 
@@ -67,7 +66,6 @@ def load(pair, errands):
 
 @pytest.fixture(scope="module")
 def cluster_options():
-    """What is special about the cluster of a file."""
     return {}
 
 

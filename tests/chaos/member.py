@@ -1,7 +1,4 @@
-"""One process of a cluster, started again at its address whenever it ends, as Kubernetes would.
-
-Knows signals and exit codes; not what the process does.
-"""
+"""One process of a cluster, started again at its address whenever it ends, as Kubernetes would."""
 
 import asyncio
 import resource
@@ -67,12 +64,10 @@ class Member:
 
     @property
     def pid(self) -> int:
-        """The newest process."""
         assert self._process is not None
         return self._process.pid
 
     def kill(self) -> None:
-        """End it where it is."""
         self._up.clear()
         self._signal(signal.SIGKILL)
 
@@ -81,7 +76,6 @@ class Member:
         self._signal(signal.SIGSTOP)
 
     def thaw(self) -> None:
-        """Let it go on."""
         self._signal(signal.SIGCONT)
 
     def fill_disk(self) -> None:
@@ -89,7 +83,6 @@ class Member:
         self._limit_files(0)
 
     def free_disk(self) -> None:
-        """Let it write files again."""
         self._limit_files(resource.RLIM_INFINITY)
 
     def set_clock(self, seconds: int) -> None:
@@ -101,7 +94,6 @@ class Member:
         self._signal(signal.SIGTERM)
 
     async def stop(self) -> None:
-        """End it for good."""
         if self._keeping is not None:
             self._keeping.cancel()
             await asyncio.wait({self._keeping})
@@ -110,7 +102,6 @@ class Member:
             await self._process.wait()
 
     def words(self) -> str:
-        """The end of what it has logged."""
         text = self.log.read_text(errors="replace") if self.log.exists() else ""
         return "\n".join(text.splitlines()[-_WORDS:])
 
@@ -139,5 +130,4 @@ class Member:
 
 
 async def says_ready(process: Forked) -> bool:
-    """Whether a service has said `ready`."""
     return process.out.read_text().startswith(READY)

@@ -1,7 +1,6 @@
 """Processes that are forked from one which has loaded everything, so that they start in no time.
 
-They are processes like any other: of their own, with signals, memory and ports of their own. None
-outlives the tests. Knows the services' `main`, and how to become another program.
+They have signals, memory and ports of their own, as any process. None outlives the tests.
 """
 
 import asyncio
@@ -46,7 +45,6 @@ def begin(folder: Path) -> None:
 
 
 def finish() -> None:
-    """Wait until it has."""
     first = _CONTEXT.Process(target=os.getpid)
     first.start()
     first.join()
@@ -67,17 +65,14 @@ class Forked:
 
     @property
     def is_there(self) -> bool:
-        """Whether it has not ended."""
         return self._process.exitcode is None
 
     @property
     def pid(self) -> int:
-        """Its number."""
         assert self._process.pid is not None
         return self._process.pid
 
     def signal(self, number: signal.Signals) -> None:
-        """Send it a signal; none when it has ended."""
         if self.is_there and self._process.pid is not None:
             with suppress(ProcessLookupError):
                 os.kill(self._process.pid, number)

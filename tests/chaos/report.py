@@ -1,7 +1,4 @@
-"""What disturbances did to streams: counts, and how long each stream that ran was silent.
-
-Knows streams and times; not who did what to whom.
-"""
+"""What disturbances did to streams: counts, and how long each stream that ran was silent."""
 
 import json
 import os
@@ -38,12 +35,10 @@ class Scenario:
     failed: list[str] = field(default_factory=list)
 
     def take(self, traffic: Traffic) -> None:
-        """What the traffic came to."""
         self.num_streams, self.num_tokens = len(traffic.streams), traffic.num_tokens
         self.failed = traffic.faults
 
     def values(self) -> dict[str, Any]:
-        """All of it as JSON, times in seconds."""
         pairs = [(fault.at, stream) for fault in self.faults for stream in fault.streams]
         moved = [(at, stream) for at, stream in pairs if stream.num_losses + stream.num_resumed]
         return {
@@ -61,7 +56,6 @@ class Scenario:
         }
 
     def line(self) -> str:
-        """It in words."""
         values = self.values()
         times = values["longest_silence_of_moved_s"] or values["longest_silence_s"]
         shown = " ".join(f"{name} {value:.3f}" for name, value in times.items() if name != "n")
@@ -82,12 +76,10 @@ class Report:
         """What held event loops for 20 ms of CPU and more, by role."""
 
     def add(self, scenario: Scenario) -> None:
-        """Count a scenario in; the file is whole at any time."""
         self.scenarios.append(scenario)
         self.write()
 
     def write(self) -> None:
-        """Write what there is."""
         if self._path is None:
             return
         values: dict[str, Any] = {each.name: each.values() for each in self.scenarios}
@@ -97,7 +89,6 @@ class Report:
         os.replace(beside, self._path)
 
     def longest(self, role: str) -> list[LoggedStall]:
-        """The longest stalls of a role's processes."""
         return sorted(self.stalls[role], key=lambda at: -at.cpu_ms)[:_SHOWN]
 
     def lines(self) -> list[str]:

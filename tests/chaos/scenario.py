@@ -1,7 +1,4 @@
-"""Disturbances over traffic: each waits for its moment, and until all is as before.
-
-Knows the cluster, the traffic and the report; a test says what happens to whom.
-"""
+"""Disturbances over traffic: each waits for its moment, and until all is as before."""
 
 import asyncio
 import random
@@ -46,7 +43,6 @@ class Chaos:
 
     @property
     def faults(self) -> list[Fault]:
-        """All that was done so far."""
         return self._scenario.faults
 
     async def some_moment(self, most_tokens: int = MOST_TOKENS) -> None:
@@ -55,7 +51,6 @@ class Chaos:
         await self.traffic.until(lambda: len(self.traffic.running(time.monotonic())) > 1)
 
     def one_of(self, *roles: str) -> tuple[str, ...]:
-        """A member of each role, by chance."""
         return tuple(self._random.choice(self.cluster.names(role)) for role in roles)
 
     def strike(self, *names: str) -> Fault:
@@ -66,7 +61,6 @@ class Chaos:
         return fault
 
     async def kill(self, *names: str, most_tokens: int = MOST_TOKENS) -> Fault:
-        """Kill them at once, at some moment."""
         await self.some_moment(most_tokens)
         fault = self.strike(*names)
         for name in names:
@@ -115,7 +109,6 @@ class Chaos:
 
 
 def is_none(num_sessions: int) -> bool:
-    """Whether nothing is held."""
     return num_sessions == 0
 
 

@@ -124,7 +124,6 @@ class SoakCluster(Cluster):
 
     @property
     def fronts(self) -> list[str]:
-        """Return the base URLs of the HTTP fronts."""
         return [f"http://{self._at(name)}" for name in self.names("gateway")]
 
     def _router(self, name: str) -> Iterable[str]:
@@ -145,7 +144,6 @@ async def kill_often(cluster: Cluster, samples: Samples, until: float) -> None:
 
 
 async def soak(pair: Pair, minutes: float, folder: Path) -> Samples:
-    """Run it all."""
     errands = mixed(pair)
     traffic, samples = MixedTraffic(plain_results(pair.target, errands), errands), Samples()
     cluster = SoakCluster(pair, folder, sizes=SIZES)

@@ -35,7 +35,6 @@ class Samples:
         self._ended: dict[str, Any] = {}
 
     def take(self, cluster: Cluster) -> None:
-        """Sample all of them."""
         self._minutes.append(self._now())
         for name, member in cluster.members.items():
             if name.endswith("-0"):
@@ -48,7 +47,6 @@ class Samples:
             self._series["store keys"].append(self._series["store keys"][-1])
 
     def note_kill(self, name: str) -> None:
-        """Note that a process is killed now."""
         self._kills.append((self._now(), name))
 
     def end(
@@ -57,7 +55,6 @@ class Samples:
         faults: Sequence[str],
         stalls: Mapping[str, Sequence[LoggedStall]],
     ) -> None:
-        """Note what the traffic came to, and what held event loops."""
         found = {role: sorted(at, key=lambda it: -it.cpu_ms)[:5] for role, at in stalls.items()}
         self._ended = {
             "requests": dict(counts),
@@ -84,11 +81,9 @@ class Samples:
 
     @property
     def is_clean(self) -> bool:
-        """Return whether nothing was wrong or lost, and all is flat."""
         return not (self._ended["num_faults"] or self.growing or self._ended["long_stalls"])
 
     def summary(self) -> str:
-        """Return it in one paragraph."""
         ended, growing = self._ended, self.growing
         total = sum(ended["requests"].values())
         flat = ", ".join(f"{name} by {by:g}" for name, by in growing.items()) or "nothing"
@@ -102,7 +97,6 @@ class Samples:
         )
 
     def write(self, path: Path) -> None:
-        """Write it as JSON."""
         values = {"summary": self.summary(), "growing": self.growing, **self._ended}
         values |= {"kills": self._kills, "minutes": self._minutes, "series": self._series}
         path.write_text(json.dumps(values) + "\n")

@@ -1,7 +1,4 @@
-"""Streams that never stop coming, and what each of them must say.
-
-Knows a client and the undisturbed answers; not what is done to the services meanwhile.
-"""
+"""Streams that never stop coming, and what each of them must say."""
 
 import asyncio
 import itertools
@@ -88,7 +85,6 @@ def plain_answers(model: str, errands: Sequence[Errand]) -> Answers:
 
 
 def plain_results(model: str, errands: Sequence[Errand]) -> dict[str, list[Result]]:
-    """Likewise, with texts."""
     with Client.embedded(model, "none", dtype="float32") as client:
         return {errand.name: _plain(client, errand) for errand in errands}
 
@@ -150,16 +146,13 @@ class Traffic:
         """Streams that failed or said something else, in words."""
 
     def running(self, at: float) -> list[Stream]:
-        """Those that were between their first token and their last."""
         return [stream for stream in self.streams if stream.was_running(at)]
 
     async def after(self, num_tokens: int) -> None:
-        """Wait until so many more tokens have come."""
         goal = self.num_tokens + num_tokens
         await self.until(lambda: self.num_tokens >= goal)
 
     async def ended(self, streams: Sequence[Stream]) -> None:
-        """Wait until these streams have ended, however."""
         await self.until(lambda: all(stream.ended is not None for stream in streams))
 
     async def until(self, holds: Callable[[], bool]) -> None:
