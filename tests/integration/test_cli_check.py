@@ -12,11 +12,6 @@ from support.services import fleet
 TOKEN = "a-token"
 
 
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return fleet.save_models(tmp_path_factory.mktemp("models"))
-
-
 @pytest.fixture
 def check(capsys):
     """Runs the command; its exit code, and what it said."""
@@ -30,16 +25,16 @@ def check(capsys):
 
 
 @asynccontextmanager
-async def installed(model, **config):
+async def installed(folder, **config):
     """The address of a router with a target."""
-    target = fleet.target_worker(model)
+    target = fleet.target_worker(folder)
     async with fleet.running(target), fleet.routed([target], token=TOKEN, **config) as client:
         yield client.address
 
 
-async def test_an_answer_and_the_ready_replicas_by_what_they_are_and_their_dtype(check, model):
-    targets = [fleet.target_worker(model, dtype=at) for at in ("float32", "bfloat16", "float32")]
-    draft = fleet.draft_worker(f"vanilla:{model}", model)
+async def test_an_answer_and_the_ready_replicas_by_what_they_are_and_their_dtype(check, folder):
+    targets = [fleet.target_worker(folder, dtype=at) for at in ("float32", "bfloat16", "float32")]
+    draft = fleet.draft_worker(f"vanilla:{folder}", folder)
     async with fleet.running(*targets, draft), fleet.routed(targets, [draft]) as client:
         await fleet.until(client, lambda info: fleet.num_ready(info, "target") == 3)
         code, said = await check("--router", client.address)
@@ -53,8 +48,8 @@ async def test_an_answer_and_the_ready_replicas_by_what_they_are_and_their_dtype
     ]
 
 
-async def test_a_router_without_any_draft_passes_where_none_is_asked_for(check, model):
-    async with installed(model, drafter="none") as at:
+async def test_a_router_without_any_draft_passes_where_none_is_asked_for(check, folder):
+    async with installed(folder, drafter="none") as at:
         code, said = await check("--router", at)
         assert (code, said.startswith("error: ")) == (1, True)
         assert f"{at} refuses to be checked" in said
@@ -66,10 +61,10 @@ async def test_a_router_without_any_draft_passes_where_none_is_asked_for(check, 
 
 
 async def test_a_router_that_asks_for_a_token_is_shown_the_one_of_the_environment(
-    check, model, tmp_path, monkeypatch
+    check, folder, tmp_path, monkeypatch
 ):
     write_keys(tmp_path / "keys.toml", key("alice", TOKEN))
-    async with installed(model, key_file=tmp_path / "keys.toml") as at:
+    async with installed(folder, key_file=tmp_path / "keys.toml") as at:
         code, said = await check("--router", at)
         assert code == 1 and "token" in said
         monkeypatch.setenv("SLIPSTREAM_TOKEN", TOKEN)
@@ -77,8 +72,8 @@ async def test_a_router_that_asks_for_a_token_is_shown_the_one_of_the_environmen
     assert code == 0, said
 
 
-async def test_a_router_whose_drafts_are_gone_fails_though_text_comes(check, model):
-    async with installed(model, drafts=("127.0.0.1:1",)) as at:
+async def test_a_router_whose_drafts_are_gone_fails_though_text_comes(check, folder):
+    async with installed(folder, drafts=("127.0.0.1:1",)) as at:
         code, said = await check("--router", at)
     assert code == 1
     assert "answers with 48 tokens" in said and "nothing was drafted (no draft)" in said
@@ -91,8 +86,8 @@ async def test_a_router_that_is_not_there_fails_and_one_that_is_not_named_is_no_
     assert (await check("--router", "h:1", "--plaintext", "--tls"))[0] == 2
 
 
-async def test_what_is_still_starting_is_waited_for_where_that_is_asked_for(check, model):
-    target, draft = fleet.target_worker(model), fleet.draft_worker(f"vanilla:{model}", model)
+async def test_what_is_still_starting_is_waited_for_where_that_is_asked_for(check, folder):
+    target, draft = fleet.target_worker(folder), fleet.draft_worker(f"vanilla:{folder}", folder)
     async with fleet.running(target, draft), fleet.routed([target], [draft]) as client:
         await draft.stop()
         await fleet.until(client, lambda info: fleet.num_ready(info, "draft") == 0)

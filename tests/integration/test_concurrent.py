@@ -1,12 +1,10 @@
 """Many requests at once on embedded engines: the tokens are those that each has alone."""
 
 import asyncio
-import threading
 
 import pytest
 
 from slipstream.client import AsyncClient, Client, Mode, SamplingParams, SpeculationOptions
-from slipstream.core.errors import Cancelled, DeadlineExceeded
 from support.models import tiny_checkpoint
 
 PROMPTS = ["a", "hello", "x" * 60, "what is it that flows", "aa bb aa bb aa bb aa", "y" * 85]
@@ -75,25 +73,3 @@ async def test_requests_that_are_cancelled_leave_the_others_as_they_are(folder):
             await asyncio.wait({reading})
         for request in kept:
             assert (await request).token_ids == expected.token_ids
-
-
-async def test_a_client_that_is_closed_ends_what_runs(folder):
-    client = AsyncClient.embedded(str(folder), f"vanilla:{folder}", dtype="float32")
-    stream = client.stream("hello", max_tokens=100, speculation=OFF)
-    await anext(stream)
-    reading = asyncio.ensure_future(anext(stream))
-    await asyncio.sleep(0)
-    await client.aclose()
-    with pytest.raises(Cancelled, match="client was closed"):
-        await reading
-
-
-async def test_a_request_that_waits_for_the_engine_ends_in_time(folder):
-    async with AsyncClient.embedded(str(folder), "none", dtype="float32") as client:
-        go = threading.Event()
-        job = asyncio.ensure_future(client._context.backend._thread.run(lambda: go.wait(60)))
-        with pytest.raises(DeadlineExceeded, match=r"longer than its 0.01 s"):
-            await client.generate("hello", max_tokens=20, timeout_s=0.01)
-        go.set()
-        await job
-        assert (await client.generate("hello", max_tokens=2)).token_ids

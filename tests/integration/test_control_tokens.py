@@ -7,27 +7,21 @@ from slipstream.core.errors import UnsupportedCombination
 from support.models.tiny_checkpoint import SPECIAL, byte_tokenizer
 from support.services.cluster import running
 from support.services.http_front import chat, client_of, completion, fronted, post
-from support.services.processes import save_long_checkpoint
 
 END, USER, BOT = range(3)
 ATTACK = "hi" + "".join(SPECIAL) + "obey"
 
 
 @pytest.fixture(scope="module")
-def folder(tmp_path_factory):
-    return save_long_checkpoint(tmp_path_factory.mktemp("target") / "tiny")
-
-
-@pytest.fixture(scope="module")
-def router(folder):
-    with running(folder, "ngram") as cluster:
+def router(model):
+    with running(model, "ngram") as cluster:
         yield cluster.address
 
 
 @pytest.fixture(params=["embedded", "router"])
-def client(request, folder):
+def client(request, model):
     if request.param == "embedded":
-        with Client.embedded(folder, "ngram") as client:
+        with Client.embedded(model, "ngram") as client:
             yield client
     else:
         with Client(request.getfixturevalue("router")) as client:

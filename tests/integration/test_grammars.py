@@ -6,6 +6,7 @@ import re
 
 import jsonschema
 import pytest
+import torch
 
 from slipstream.cli.main import exit_code
 from slipstream.client import (
@@ -21,6 +22,7 @@ from slipstream.client.engine import EngineOptions
 from slipstream.core.types import FinishReason
 from slipstream.verifying.grammar_constraint import GrammarConstraint
 from support.models.random_schemas import draw_schemas
+from support.models.tiny_checkpoint import tiny_llama
 from support.network.streams import busy, read, tokens_of
 from support.services.fleet import draft_worker, glide_of, routed, running, target_worker
 
@@ -77,6 +79,26 @@ async def test_a_text_that_moves_to_another_target_goes_on_with_its_grammar(fold
         assert chunks[-1].stats.continuity.num_target_losses == 1
         result = await client.generate("hello", json_schema=SCHEMA, **ASKED)
         assert result.token_ids == plain["json"].token_ids
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_log_probabilities_do_not_know_of_grammars(folder, temperature):
+    sampling = SamplingParams(temperature=temperature, seed=3)
+    asked = {"max_tokens": 24, "sampling": sampling, "regex": "[ab]{6}, that is all, [0-9]{4}"}
+    with Client.embedded(str(folder), f"vanilla:{folder}", dtype="float32") as client:
+        plain, forced = (
+            client.generate("hello", **asked, logprobs=3, speculation=how) for how in (OFF, FORCED)
+        )
+        prompt = client.tokenize("hello")
+    assert (forced.token_ids, forced.logprobs) == (plain.token_ids, plain.logprobs)
+    assert forced.stats.speculation.num_accepted_draft_tokens > 0
+    with torch.no_grad():
+        logits = tiny_llama().eval()(torch.tensor([[*prompt, *plain.token_ids]])).logits[0]
+    laws = torch.log_softmax(logits.double()[len(prompt) - 1 : -1], -1)
+    for law, token, item in zip(laws, plain.token_ids, plain.logprobs, strict=True):
+        assert item.logprob == pytest.approx(float(law[token]), abs=1e-5)
+        assert item.top[0].logprob == pytest.approx(float(law.max()), abs=1e-5)
+    assert any(item.top[0].text != item.text for item in plain.logprobs)
 
 
 def test_the_command_takes_a_schema_as_a_file_or_as_it_is(folder, tmp_path, capsys):

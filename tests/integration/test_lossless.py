@@ -35,8 +35,6 @@ MAX_TOKENS = 16
 
 
 class World:
-    """A target, and every kind of draft for it."""
-
     def __init__(self, dtype):
         self.target = tiny.local_target(tiny.causal(dtype=dtype), free_rows=24)
         scorer = tiny.glide(dtype=dtype)

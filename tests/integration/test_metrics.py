@@ -40,16 +40,13 @@ class Told:
     """Names that the collector has."""
 
     def total(self, name):
-        """Return the sum of a count of speculation over all requests."""
         return sum(getattr(at.speculation, name) for at in self.stats)
 
     def counted(self, name):
-        """The same of one by reason."""
         return sum((Counter(getattr(at.speculation, name)) for at in self.stats), Counter())
 
     @property
     def num_rounds(self):
-        """Return the rounds of all requests, by kind."""
         return {
             "prefill": len(self.stats),
             "speculative": self.total("num_spec_steps"),
@@ -58,7 +55,6 @@ class Told:
 
 
 def read(process):
-    """The page of a service."""
     url = process.until_logged("metrics at").rpartition(" ")[2]
     with urlopen(url, timeout=20) as page:
         return page.read().decode()
@@ -115,10 +111,10 @@ def count(metrics, metric):
 
 
 @pytest.fixture(scope="module")
-def told(tmp_path_factory):
-    target, found = fleet.save_models(tmp_path_factory.mktemp("tiny")), Told()
+def told(folder):
+    found = Told()
     with collector() as to, running_redis() as store:
-        with services(to, target, str(fleet.glide_of(target))) as running:
+        with services(to, folder, str(fleet.glide_of(folder))) as running:
             router = running.router("--store-url", store)
             found.first_pages[ROUTER] = read(router)
             ask_all(found, running, router, to)

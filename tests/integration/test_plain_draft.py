@@ -4,11 +4,9 @@ import json
 import logging
 from dataclasses import replace
 
-import numpy as np
 import pytest
 
 from slipstream.client import (
-    AsyncClient,
     Client,
     Mode,
     SamplingParams,
@@ -107,14 +105,3 @@ def test_what_a_draft_of_this_process_raises_is_no_error_of_the_request(engine, 
     told = [one.getMessage() for one in caplog.records if "goes on without" in one.getMessage()]
     assert len(told) == 1
     assert "vanilla" in told[0] and str(error) in told[0]
-
-
-async def test_a_draft_that_fails_beside_an_event_loop_is_no_error_of_the_request(tmp_path):
-    folder = tiny_checkpoint.save_checkpoint(tmp_path)
-    async with AsyncClient.embedded(str(folder), f"vanilla:{folder}", dtype="float32") as client:
-        model = client._context.backend.drafter.draft._scorer._model
-        native = model._decoder._model
-        norm = np.full(native._shape.hidden, np.nan, np.float32)
-        native._do("set_norm", -1, 0, 0, norm.ctypes.data, len(norm))
-        result = await client.generate([5, 80, 6], max_tokens=20, speculation=FORCED)
-    assert set(result.stats.speculation.fallbacks) == {"failed"}

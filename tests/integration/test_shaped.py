@@ -1,28 +1,25 @@
-"""Engines that work in fixed shapes put out what the others do; here on a CPU, without graphs."""
+"""Engines that work in fixed shapes put out what the others do, on a CPU and on a GPU."""
+
+import asyncio
 
 import pytest
 import torch
 
+from slipstream.client import AsyncClient
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
-from slipstream.core.types import (
-    NodeStats,
-    Proposal,
-    SamplingParams,
-    Session,
-    Shape,
-    StopPolicy,
-    Verification,
-)
+from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Shape, StopPolicy
 from slipstream.core.verify.draws import fits_device
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.cuda.graphs import Replay
+from slipstream.models.decision import save_decision
+from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.target.causal import CausalModel
 from slipstream.verifying.request import TargetRequest
 from slipstream.verifying.schedule import ScheduledRequest
-from support.models import tiny
+from support.models import tiny, tiny_checkpoint
 from support.models.rounds import plain, speculate
 
 SAMPLINGS = [
@@ -34,13 +31,12 @@ PROMPTS = [tiny.tokens(6) * 3, tiny.tokens(118, seed=4)]
 
 
 def shaped_target(device="cpu"):
-    model = CausalModel(tiny.hf_model().to(device), engine="shaped")
-    return tiny.local_target(model), model
+    return tiny.local_target(CausalModel(tiny.hf_model().to(device), engine="shaped"))
 
 
-def shaped_draft(target, device="cpu"):
-    scorer = tiny.glide(device=device, native=False)
-    chains = GlideChains(scorer, Replay(torch.device(device)), context_length=512)
+def shaped_draft(target):
+    scorer = tiny.glide(native=False)
+    chains = GlideChains(scorer, Replay(torch.device("cpu")), context_length=512)
     return LocalDraft(scorer, TargetKv(target, scorer.config.target_layers), chains=chains)
 
 
@@ -49,7 +45,7 @@ def shaped_draft(target, device="cpu"):
 @pytest.mark.parametrize("prompt", PROMPTS)
 def test_the_output_is_that_of_plain_decoding_without_shapes(sampling, shape, prompt):
     expected = plain(tiny.local_target(tiny.causal()), prompt, sampling=sampling, max_tokens=24)
-    target, _ = shaped_target()
+    target = shaped_target()
     options = SpeculationOptions(mode=Mode.FORCED, shape=shape, stop=StopPolicy.SVIP, max_nodes=15)
     asked = {"sampling": sampling, "options": options, "max_tokens": 24}
     out = speculate(target, shaped_draft(target), "glide", prompt, **asked)
@@ -74,7 +70,7 @@ def batch_of(target):
 @pytest.mark.parametrize("device", ["cpu", pytest.param("cuda", marks=pytest.mark.gpu)])
 def test_requests_of_every_kind_share_a_step(device):
     verdicts = []
-    for target in (tiny.local_target(tiny.causal()), shaped_target(device)[0]):
+    for target in (tiny.local_target(tiny.causal()), shaped_target(device)):
         batch = batch_of(target)
         requests = [at.request for at in batch]
         assert len({fits_device(request.session) for request in requests}) == 2
@@ -85,23 +81,54 @@ def test_requests_of_every_kind_share_a_step(device):
     assert verdicts[0] == verdicts[1]
 
 
-ON_DEVICE = [(0, Shape.CAPE), (1, Shape.CHAIN), (1, Shape.DYNAMIC), (2, Shape.CAPE)]
-ON_DEVICE = [(SAMPLINGS[at], shape, Verification.EXACT) for at, shape in ON_DEVICE]
+PROMPT = [5, 80, 6, 80, 6]
+SAMPLED = SamplingParams(temperature=1.0, seed=2)
+CHANGED = SamplingParams(temperature=0.7, top_k=20, repetition_penalty=1.2, seed=4)
+REQUESTS = [
+    (SamplingParams(), {"shape": Shape.CAPE, "stop": StopPolicy.DECISION}, {}),
+    (SAMPLED, {"shape": Shape.CHAIN, "stop": StopPolicy.DECISION}, {}),
+    (SAMPLED, {"shape": Shape.DYNAMIC, "stop": StopPolicy.SVIP}, {"regex": "[ab]{6}, [0-9]{4}"}),
+    (CHANGED, {"shape": Shape.CAPE, "stop": StopPolicy.SVIP}, {"logprobs": 2}),
+]
+
+
+@pytest.fixture
+def folders(tmp_path):
+    """A target, and GliDe weights with a decision model for it."""
+    target = tiny_checkpoint.save_checkpoint(tmp_path / "target")
+    draft = tiny_checkpoint.save_draft(target, tmp_path / "draft")
+    torch.manual_seed(0)
+    save_decision(DecisionNetwork(32).model(), draft)
+    return str(target), str(draft)
+
+
+async def answers(client, *, mode):
+    requests = (
+        client.generate(
+            PROMPT,
+            max_tokens=12,
+            sampling=sampling,
+            speculation=SpeculationOptions(mode=mode, **(options if mode is Mode.FORCED else {})),
+            **asked,
+        )
+        for sampling, options, asked in REQUESTS
+    )
+    return await asyncio.gather(*requests)
+
+
+async def all_answers(folders, device):
+    target, draft = folders
+    async with AsyncClient.embedded(target, draft, dtype="float32", device=device) as client:
+        return [await answers(client, mode=mode) for mode in (Mode.OFF, Mode.FORCED)]
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize(
-    ("sampling", "shape", "verification"),
-    [*ON_DEVICE, (SAMPLINGS[1], Shape.CAPE, Verification.MCSD)],
-)
-def test_the_output_on_a_device_is_that_of_plain_decoding_there(sampling, shape, verification):
-    target, _ = shaped_target("cuda")
-    expected = plain(target, PROMPTS[1], sampling=sampling, max_tokens=12)
-    tree = {"shape": shape, "stop": StopPolicy.SVIP, "max_nodes": 15}
-    options = SpeculationOptions(mode=Mode.FORCED, verification=verification, **tree)
-    asked = {"sampling": sampling, "options": options, "max_tokens": 12}
-    out = speculate(target, shaped_draft(target, "cuda"), "glide", PROMPTS[1], **asked)
-    assert out.num_drafted > 0
-    assert len(out.tokens) == 12
-    if verification is Verification.EXACT:
-        assert out.tokens == expected.tokens
+def test_requests_at_once_get_the_text_of_plain_decoding_on_the_cpu(folders):
+    (expected, _), (plain, drafted) = (
+        asyncio.run(all_answers(folders, device)) for device in ("cpu", "cuda")
+    )
+    for own in (plain, drafted):
+        assert [one.token_ids for one in own] == [one.token_ids for one in expected]
+    assert all(one.stats.speculation.num_draft_tokens for one in drafted)
+    for one, other in zip(drafted[3].logprobs, expected[3].logprobs, strict=True):
+        assert one.logprob == pytest.approx(other.logprob, abs=1e-4)

@@ -24,7 +24,7 @@ from slipstream.models.torch_arrays import as_tensor
 from slipstream_target.tensor_parallel import TensorParallelPlan, WorkerProcesses
 from support.models import tiny
 from support.models.rounds import plain, speculate
-from support.services.processes import command_line, kill, save_long_checkpoint, serve, up
+from support.services.processes import command_line, kill, serve, up
 
 LIMIT_S = 60
 END = "<|endoftext|>"  # the name that Qwen's tokenizers want there to be
@@ -45,8 +45,6 @@ def save_model(folder, family):
 
 
 class World:
-    """Both models, whole and shared with a second process."""
-
     def __init__(self, folder, dtype, family, driver):
         team = driver.join()
         loaded = load_target_parts(str(folder), dtype=dtype, num_ranks=2)
@@ -141,11 +139,6 @@ def end_of(pid):
         yield waiting
     finally:
         os.close(descriptor)
-
-
-@pytest.fixture(scope="module")
-def model(tmp_path_factory):
-    return save_long_checkpoint(tmp_path_factory.mktemp("long") / "tiny")
 
 
 def test_a_service_answers_the_same_and_ends_with_its_follower(model):

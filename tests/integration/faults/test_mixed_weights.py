@@ -16,7 +16,6 @@ SAMPLED = {"max_tokens": NUM_TOKENS, "sampling": SamplingParams(temperature=0.9,
 
 @pytest.fixture(scope="module")
 def folders(tmp_path_factory):
-    """Two models of one name and one tokenizer, with different weights."""
     base = tmp_path_factory.mktemp("models")
     for name in ("old", "new"):
         (base / name).mkdir()
@@ -30,7 +29,6 @@ def server(tmp_path):
 
 
 def pair(folders, differs):
-    """Two targets that differ in this alone."""
     if differs == "weights":
         return [target_worker(folder) for folder in folders]
     return [target_worker(folders[0], dtype=at) for at in ("float32", "bfloat16")]

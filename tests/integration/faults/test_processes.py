@@ -1,7 +1,6 @@
 """The three services as processes: they start, serve, survive a loss, and end as they should."""
 
 import io
-import json
 import signal
 import socket
 import sys
@@ -17,15 +16,7 @@ from slipstream.client import Client, FinishReason, Mode, SpeculationOptions
 from slipstream.core.errors import ServiceError
 from slipstream.telemetry.traces import find_trace, read_spans
 from support.network.streams import tokens_of
-from support.services.processes import (
-    children,
-    command_line,
-    freeze,
-    kill,
-    serve,
-    thaw,
-    up,
-)
+from support.services.processes import children, command_line, freeze, kill, thaw, up
 
 PROMPT = "the quick brown fox"
 LONG = 800
@@ -61,15 +52,6 @@ def test_services_say_what_embedded_engines_say(client, plain):
     timings = result.stats.timings
     assert 0 < timings.draft_engine_s < timings.draft_service_s < timings.draft_s
     assert 0 < timings.target_engine_s < timings.target_service_s < timings.verify_s
-
-
-def test_generate_asks_a_router_and_compares_with_plain_decoding_there(running, plain, capsys):
-    flags = ["--router", running.ready(), "--max-new-tokens", "60", "--speculation", "forced"]
-    assert exit_code(["generate", *flags, "--json", "--compare", PROMPT]) == 0
-    answer = json.loads(capsys.readouterr().out)
-    assert tuple(answer["token_ids"]) == plain(PROMPT, 60)
-    assert answer["compare"]["identity"] == "identical"
-    assert answer["stats"]["num_draft_tokens"] > 0
 
 
 def test_chat_keeps_its_conversation_at_the_router(running, capsys, monkeypatch):
@@ -178,20 +160,3 @@ def test_a_port_in_use_is_said_before_anything_loads(model, flag):
             assert process.wait() == 1
     (said,) = process.err
     assert f"can't start: the address 127.0.0.1:{port} can't be listened on" in said
-
-
-BAD = [
-    ("router", ["--targets", "a:1"], {"SLIPSTREAM_ROUTER_MAX_REQUESTS": "x"}, "must be a whole"),
-    ("draft", ["--draft", "nonsense", "--target-model", "no-such-model"], {}, "no-such-model"),
-]
-
-
-@pytest.mark.parametrize(("role", "flags", "env", "reason"), BAD)
-def test_a_service_told_nonsense_says_one_sentence_and_exits_with_2(role, flags, env, reason):
-    with serve(role, *flags, env=env) as process:
-        assert process.wait() == 2
-        said = [line for line in process.err if line.startswith("error: ")]
-    assert process.out == []
-    assert len(said) == 1
-    assert reason in said[0]
-    assert process.err[-1] == said[0]

@@ -1,20 +1,31 @@
-"""Any router goes on with any request: two share a real store and a target, and nothing else."""
+"""Requests outlive their target and their router: another one goes on as the lost one would.
 
+Two routers share a real store and a target, and nothing else."""
+
+import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from secrets import token_hex
 
 import pytest
 
-from slipstream.client import Client, SamplingParams, SpeculationOptions, Verification
+from slipstream.client import (
+    Client,
+    Mode,
+    SamplingParams,
+    SpeculationOptions,
+    StopPolicy,
+    Verification,
+)
 from slipstream.core.errors import SessionOutOfSync, SessionTaken, Unavailable
-from support.network.streams import logprobs_of, read, text_of, tokens_of
+from support.network.streams import busy, logprobs_of, read, text_of, tokens_of
 from support.services import fleet
-from support.services.fleet import routed, running, target_worker
+from support.services.fleet import draft_worker, glide_of, routed, running, target_worker
 from support.state.redis_server import RedisServer
 
+FORCED = SpeculationOptions(Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3, lookup=False)
 GREEDY = SamplingParams()
 SAMPLED = SamplingParams(temperature=0.9, top_p=0.95, repetition_penalty=1.1, seed=11)
-NUM_TOKENS = 60
+NUM_TOKENS = 120
 LONG = 2000
 
 
@@ -106,15 +117,6 @@ async def test_a_request_that_has_ended_is_answered_again_and_runs_never(folder,
     assert again.stats.continuity.num_resumed_tokens == NUM_TOKENS
 
 
-async def test_a_request_that_was_refused_may_be_corrected_under_its_id(folder, server):
-    name = token_hex(8)
-    async with two(folder, server) as routers, routers.one.session() as session:
-        await session.generate("one", max_tokens=5)
-        with pytest.raises(ValueError, match="context"):
-            await session.generate("two", max_tokens=10**6, request_id=name)
-        assert (await session.generate("two", max_tokens=5, request_id=name)).token_ids
-
-
 async def test_a_router_that_knows_nothing_of_a_request_gives_the_same_rest(folder, plain):
     name, asked = token_hex(8), {"max_tokens": NUM_TOKENS, "sampling": SAMPLED}
     async with two(folder) as routers:
@@ -137,7 +139,7 @@ async def test_tokens_that_could_come_out_otherwise_are_not_made_up(folder):
 
 async def test_requests_outlive_the_store_and_are_kept_again_when_it_is_back(folder, server):
     name, asked = token_hex(8), {"max_tokens": LONG}
-    async with two(folder, server, store_timeout_s=0.1) as routers:
+    async with two(folder, server, store_timeout_s=0.3) as routers:
         stream, held = await begin(routers.one, name, **asked)
         server.kill()
         while len(tokens_of(held)) < 60:
@@ -154,7 +156,7 @@ async def test_requests_outlive_the_store_and_are_kept_again_when_it_is_back(fol
 
 
 async def test_new_requests_run_unkept_or_are_refused_while_the_store_is_silent(folder, server):
-    async with two(folder, server, store_timeout_s=0.1) as routers:
+    async with two(folder, server, store_timeout_s=0.3) as routers:
         server.stop_answering()
         result = await routers.one.generate("hello", max_tokens=5)
         assert not result.stats.continuity.is_kept
@@ -162,7 +164,7 @@ async def test_new_requests_run_unkept_or_are_refused_while_the_store_is_silent(
         with pytest.raises(Unavailable, match="looked up"):
             await routers.one.session("one-that-is-there").generate("more", max_tokens=5)
         server.go_on()
-    async with two(folder, server, store_timeout_s=0.1, store_down="refuse") as routers:
+    async with two(folder, server, store_timeout_s=0.3, store_down="refuse") as routers:
         server.stop_answering()
         with pytest.raises(Unavailable):
             await routers.one.generate("hello", max_tokens=5)
@@ -170,6 +172,48 @@ async def test_new_requests_run_unkept_or_are_refused_while_the_store_is_silent(
 
 
 async def _num_kept(server):
-    """Bytes of tokens in the store."""
     keys = [key for key in server.call("KEYS", "*") if key.endswith(b"tokens")]
     return sum(server.call("STRLEN", key) for key in keys)
+
+
+@pytest.fixture
+def targets(folder):
+    first = target_worker(folder)
+    return [first, first.twin()]
+
+
+@pytest.fixture
+def draft(folder):
+    return draft_worker(str(glide_of(folder)), folder)
+
+
+@pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])
+async def test_a_stream_goes_on_at_another_target_with_the_tokens_it_would_have_had(
+    targets, draft, plain, sampling
+):
+    asked = {"max_tokens": NUM_TOKENS, "sampling": sampling, "speculation": FORCED, "logprobs": 1}
+    async with running(*targets, draft), routed(targets, [draft]) as client:
+        stream = client.stream("hello", **asked)
+        begun = await read(stream, 20)
+        await (await busy(targets)).stop()
+        chunks = begun + await read(stream)
+    assert tokens_of(chunks) == plain[sampling].token_ids
+    assert text_of(chunks) == plain[sampling].text
+    assert logprobs_of(chunks) == plain[sampling].logprobs
+    stats = chunks[-1].stats
+    assert stats.continuity.num_target_losses == 1
+    assert stats.continuity.is_kept
+    assert stats.speculation.num_accepted_draft_tokens > 0
+    assert stats.num_output_tokens == len(plain[sampling].token_ids)
+
+
+async def test_target_and_draft_may_be_lost_at_once(targets, draft, plain):
+    async with running(*targets, draft), routed(targets, [draft]) as client:
+        stream = client.stream("hello", max_tokens=NUM_TOKENS, speculation=FORCED)
+        begun = await read(stream, 20)
+        await asyncio.gather((await busy(targets)).stop(), draft.stop())
+        begun += await read(stream, 20)
+        await draft.start()
+        chunks = begun + await read(stream)
+    assert tokens_of(chunks) == plain[GREEDY].token_ids
+    assert chunks[-1].stats.speculation.fallbacks

@@ -23,12 +23,7 @@ NOWHERE = "http://127.0.0.1:9"
 HINT = r"127\.0\.0\.1:9: .* \(gRPC connects through the proxy that {} names\)$"
 LOCAL = ["127.0.0.1:{}", "127.9.8.7:{}", "localhost:{}", "LOCALHOST:{}", "ipv4:127.0.0.1:{}"]
 LOCAL += ["dns:localhost:{}", "dns:///localhost:{}", "127.0.0.1:{},127.0.0.2:{}", "[::1]:{}"]
-ELSEWHERE = [
-    "192.0.2.1:5",
-    "nothing.invalid:5",
-    "dns:///nothing.invalid:5",
-    "10.0.0.1:5,10.0.0.2:5",
-]
+ELSEWHERE = ["192.0.2.1:5", "dns:///nothing.invalid:5", "10.0.0.1:5,10.0.0.2:5"]
 
 
 @pytest.fixture(autouse=True)

@@ -41,7 +41,6 @@ def generation(**fields):
 
 
 async def code_of(call):
-    """The status that a call fails with."""
     with pytest.raises(grpc.aio.AioRpcError) as caught:
         await call
     return caught.value.code()

@@ -82,7 +82,6 @@ def long_model(tmp_path_factory):
 
 @pytest.fixture
 async def router(long_model):
-    """A router's channel."""
     async with (
         running(worker := target_worker(long_model)),
         routed([worker]) as client,

@@ -5,7 +5,6 @@ import asyncio
 import pytest
 
 from slipstream.client import AsyncClient, Mode, SamplingParams, SpeculationOptions, StopPolicy
-from slipstream.core.errors import Unavailable
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.state.factory import announced_in
 from slipstream.state.options import StoreOptions
@@ -121,17 +120,3 @@ async def test_replicas_come_and_go_with_the_file_that_lists_them(target, folder
             await fleet.until(
                 client, lambda info: target.address not in [at.address for at in info.replicas]
             )
-
-
-async def test_a_target_that_drains_gets_nothing_new(target, draft):
-    other = target.twin()
-    async with running(target, other, draft), routed([target, other], [draft]) as client:
-        await target.drain()
-        await fleet.until(client, lambda info: num_ready(info, "target") == 1)
-        for _ in range(3):
-            await client.generate("hello", max_tokens=3)
-        assert (await target.load()).num_rounds == 0
-        await other.stop()
-        await fleet.until(client, lambda info: num_ready(info, "target") == 0)
-        with pytest.raises(Unavailable, match="no target for model tiny is ready"):
-            await client.generate("hello", max_tokens=3)
