@@ -49,7 +49,7 @@ class DataRun:
     out: Path = required("Directory of the shards; an earlier run is continued there.")
     device: str = option(CPU, "cpu, cuda or cuda:N.")
     dtype: str = option(AUTO, "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).")
-    threads: int | None = option(None, "CPU threads.", min=1)
+    threads: int | None = option(None, "CPU threads of each process.", min=1)
     max_tokens: int | None = option(
         None, "Begin no shard after so many generated tokens in all.", min=1
     )
@@ -174,40 +174,22 @@ class DataReport:
     seconds_left: float
 
 
-def write_data(
-    run: DataRun,
-    plan: DataPlan,
-    *,
-    clock: Callable[[], float],
-    report: Callable[[DataReport], None],
-) -> int:
-    """Write all shards that are not finished, or as many as `run.max_tokens` needs.
-
-    Return how many are finished.
-    """
-    with _directory(run.out, plan.manifest):
-        left = [shard for shard in range(len(plan.shards)) if not _path(run.out, shard).is_file()]
-        done = len(plan.shards) - len(left)
-        most = float("inf") if run.max_tokens is None else run.max_tokens - _num_generated(run.out)
-        if not left or most <= 0:
-            return done
-        writer, start, num_tokens = _Writer(run), clock(), 0
-        for count, number in enumerate(left, 1):
-            num_tokens += writer.write(number, plan.shards[number])
-            seconds = clock() - start
-            rate, rest = num_tokens / max(seconds, 1e-9), seconds / count * (len(left) - count)
-            report(DataReport(done + count, num_tokens, rate, rest))
-            if num_tokens >= most:
-                break
-    return done + count
+Spread = Callable[[DataRun, DataPlan, Sequence[int]], Iterator[int]]
+"""Function that writes the shards of these numbers, in any order, and yields the tokens of each."""
 
 
-class _Writer:
-    """Target that writes one shard after the other."""
+class ShardWriter:
+    """Target of a process, loaded when first needed, which writes one shard after the other."""
 
-    def __init__(self, run: DataRun) -> None:
-        """Load the target. `InvalidRequest` when its context is too short for the settings."""
-        self._run = run
+    def __init__(self, run: DataRun, plan: DataPlan) -> None:
+        self._run, self._shards = run, plan.shards
+        self._model: BatchDecoder | None = None
+
+    def _loaded(self) -> BatchDecoder:
+        """Return the target. `InvalidRequest` when its context is too short for the settings."""
+        if self._model is not None:
+            return self._model
+        run = self._run
         if run.threads is not None:
             set_num_threads(run.threads)
         target = load_model(run.target, dtype=run.dtype, device=run.device)
@@ -218,19 +200,20 @@ class _Writer:
                 f"{target.model_id} has {limit}"
             )
         self._tokenizer, self._ends = text_tokenizer(target.tokenizer), target.stop_token_ids
-        self._model: BatchDecoder
         if isinstance(target.model, WeightSource):
             self._model = NativeBatchModel(target.model, max_new_tokens=run.max_new_tokens)
         else:
             self._model = BatchModel(target.model)
+        return self._model
 
-    def write(self, number: int, talks: Sequence[Talk]) -> int:
+    def write(self, number: int) -> int:
         """Write a shard, and return the tokens that the target wrote; the same conversations give
         the same bytes."""
+        model = self._loaded()
         lines = conversations(
-            self._model,
+            model,
             self._tokenizer,
-            talks,
+            self._shards[number],
             EndRules(self._ends, self._run.max_new_tokens),
             seed=self._run.seed_of(number),
             max_prompt_tokens=self._run.max_prompt_tokens,
@@ -238,6 +221,38 @@ class _Writer:
         text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
         write_whole(_path(self._run.out, number), gzip.compress(text.encode(), mtime=0), mode=0o644)
         return sum(len(line["g"]) for line in lines)
+
+
+def write_here(run: DataRun, plan: DataPlan, numbers: Sequence[int]) -> Iterator[int]:
+    """Write shards in this process."""
+    return map(ShardWriter(run, plan).write, numbers)
+
+
+def write_data(
+    run: DataRun,
+    plan: DataPlan,
+    *,
+    clock: Callable[[], float],
+    report: Callable[[DataReport], None],
+    spread: Spread = write_here,
+) -> int:
+    """Write all shards that are not finished, or as many as `run.max_tokens` needs.
+
+    Return how many are finished.
+    """
+    with _directory(run.out, plan.manifest):
+        left = [shard for shard in range(len(plan.shards)) if not _path(run.out, shard).is_file()]
+        done = len(plan.shards) - len(left)
+        most = float("inf") if run.max_tokens is None else run.max_tokens - _num_generated(run.out)
+        start, num_tokens = clock(), 0
+        for count, written in enumerate(spread(run, plan, left) if left and most > 0 else (), 1):
+            done, num_tokens = done + 1, num_tokens + written
+            seconds = clock() - start
+            rate, rest = num_tokens / max(seconds, 1e-9), seconds / count * (len(left) - count)
+            report(DataReport(done, num_tokens, rate, rest))
+            if num_tokens >= most:
+                break
+    return done
 
 
 @contextmanager
