@@ -73,14 +73,10 @@ class CalibrationPlan:
 
     def __post_init__(self) -> None:
         limits = (("max_new_tokens", 8, 4096), ("depth", 1, 14), ("finalists", 1, 16))
-        for name, least, most in limits:
+        for name, least, most in (*limits, ("minutes", 1e-3, 1440)):
             if not least <= getattr(self, name) <= most:
                 value = getattr(self, name)
                 raise InvalidRequest(f"{name} is {value}, but must be from {least} to {most}")
-        if not 0 < self.minutes <= 24 * 60:
-            raise InvalidRequest(
-                f"minutes is {self.minutes:g}, but must be above 0 and at most 1440"
-            )
         if self.temperature == 0:
             raise InvalidRequest("temperature is 0, but greedy replies are calibrated in any case")
         SamplingParams(temperature=self.temperature, seed=self.seed)
@@ -233,66 +229,47 @@ def finalists(before: Profile | None, best: Sequence[Profile], count: int) -> di
     return named | {name_of(profile): profile for profile in chosen}
 
 
-@dataclass(frozen=True, slots=True)
-class Race:
-    """Profiles by name that run against the clock, and the prompts that they run on."""
+def prompts_within(
+    plan: CalibrationPlan, num_entries: int, seconds: float, found: Recorded
+) -> tuple[Question, ...]:
+    """Return as many prompts of a race as that time allows by the recorded replies, at least one;
+    another one warms up."""
+    reply_s = max(found.seconds / found.num_replies, 1e-6)
+    count = math.floor(seconds / (2 * reply_s * (num_entries + 1))) - 1
+    return in_turn(plan.questions)[: max(count, 1)]
 
-    plan: CalibrationPlan
-    entries: Mapping[str, Profile]
-    questions: tuple[Question, ...]
 
-    @property
-    def methods(self) -> tuple[Method, ...]:
-        """Return the entries behind the fastest plain decoding."""
-        numerics = self.plan.numerics
-        entries = [Method(name, "best", numerics, SpeculationOptions()) for name in self.entries]
-        return (parse_method(PLAIN), *entries)
-
-    @property
-    def num_steps(self) -> int:
-        """Return the replies of the whole race."""
-        return 2 * len(self.methods) * (len(self.questions) + 1)
-
-    def within(self, seconds: float, found: Recorded) -> "Race":
-        """Return the race on as many prompts as that time allows by the recorded replies, at least
-        one; another one warms up."""
-        reply_s = max(found.seconds / found.num_replies, 1e-6)
-        count = math.floor(seconds / (2 * reply_s * len(self.methods))) - 1
-        return replace(self, questions=in_turn(self.questions)[: max(count, 1)])
-
-    def run(self, engines: MethodEngines, model: DraftModel, *, advance: Advance) -> list[Timed]:
-        """Run all on the same prompts, in turn; return the fastest first, the earlier of equals."""
-        drafts: dict[Any, Drafter] = {}
-        for name, profile in self.entries.items():
-            # What drafts hold of a profile is its calibration: most share one, and its memory.
-            key = profile.cape_table, profile.calibration, profile.calibration_sampled
-            shared = drafts.get(key) or drafts.setdefault(key, model.drafter(profile))
-            of = shared.facts
-            facts = DraftFacts(of.kind, profile, of.has_decision_model, of.max_lag, of.step_s)
-            engines.tune(name, replace(shared, facts=facts))
-        greedy, sampled = (
-            self._figures(engines.under(sampling), sampling, advance)
-            for sampling in self.plan.samplings
-        )
-        timed = [
-            Timed(name, profile, greedy[name], sampled[name])
-            for name, profile in self.entries.items()
-        ]
-        return sorted(timed, key=lambda item: -item.ratio)
-
-    def _figures(
-        self, engines: MethodEngines, sampling: SamplingParams, advance: Advance
-    ) -> dict[str, dict[str, Any]]:
-        """Return figures by method. Another benchmark compares the tokens with plain decoding's."""
+def race(
+    plan: CalibrationPlan,
+    entries: Mapping[str, Profile],
+    engines: MethodEngines,
+    model: DraftModel,
+    *,
+    advance: Advance,
+) -> list[Timed]:
+    """Run profiles by name on the plan's prompts, in turn; return the fastest first, the earlier of
+    equals. `bench speed` compares the tokens with plain decoding's."""
+    drafts: dict[Any, Drafter] = {}
+    for name, profile in entries.items():
+        # What drafts hold of a profile is its calibration: most share one, and its memory.
+        key = profile.cape_table, profile.calibration, profile.calibration_sampled
+        shared = drafts.get(key) or drafts.setdefault(key, model.drafter(profile))
+        of = shared.facts  # without the experience of other entries
+        facts = DraftFacts(of.kind, profile, of.has_decision_model, of.max_lag, of.step_s)
+        engines.tune(name, replace(shared, facts=facts))
+    numerics, options = plan.numerics, SpeculationOptions()
+    methods = [parse_method(PLAIN), *(Method(name, "best", numerics, options) for name in entries)]
+    found = []
+    for sampling in plan.samplings:
         speed = SpeedPlan(
-            self.plan.max_new_tokens,
+            plan.max_new_tokens,
             sampling=SamplingPlan(sampling.temperature, sampling.seed),
-            methods=self.methods,
-            questions=self.questions,
+            methods=tuple(methods),
+            questions=plan.questions,
         )
-        samples = run_speed(speed, engines, advance=advance)
-        found = {}
-        for method in self.methods:
-            of = method_figures(method, samples)
-            found[method.name] = {key: of[key] for key in FIGURES}
-        return found
+        samples = run_speed(speed, engines.under(sampling), advance=advance)
+        figures = ((method.name, method_figures(method, samples)) for method in methods)
+        found.append({name: {key: of[key] for key in FIGURES} for name, of in figures})
+    greedy, sampled = found
+    timed = [Timed(name, profile, greedy[name], sampled[name]) for name, profile in entries.items()]
+    return sorted(timed, key=lambda item: -item.ratio)

@@ -15,13 +15,14 @@ from slipstream.bench.calibrate import (
     FIRST_SHARE,
     RECORDING_SHARE,
     CalibrationPlan,
-    Race,
     Recorded,
     Timed,
     combined,
     finalists,
     fitted,
     name_of,
+    prompts_within,
+    race,
     record,
     settings,
 )
@@ -72,7 +73,7 @@ def calibrate(
         raise InvalidRequest(f"the draft is {models.draft}, but only models are calibrated")
     engines = models.engines(SamplingParams())
     model = engines.draft_model(plan.numerics)
-    found, timed, num_prompts = _Stages(plan, engines, model, models.profile).run()
+    found, timed, num_prompts = _run(plan, engines, model, _before(model, models.profile))
     figures_console().print(_table(timed))
     best = timed[0]
     typer.echo(f"chosen: {best.name}")
@@ -95,70 +96,43 @@ def calibrate(
     typer.echo(f"wrote {files.out}", err=True)
 
 
-class _Stages:
-    """The stages, one after the other, each with a bar and the time that is left."""
+def _before(model: DraftModel, profile: Path | None) -> Profile | None:
+    """Return the profile that the draft has; None where it does not fit."""
+    try:
+        return model.default_profile() if profile is None else read_profile(profile, model.pair)
+    except (InvalidRequest, ModelMismatch) as error:
+        typer.echo(f"leaving the draft's own profile aside: {error}", err=True)
+        return None
 
-    def __init__(
-        self,
-        plan: CalibrationPlan,
-        engines: MethodEngines,
-        model: DraftModel,
-        profile: Path | None,
-    ) -> None:
-        self._plan = plan
-        self._profile = profile
-        self._engines = engines
-        self._model = model
-        self._start_s = time.monotonic()
 
-    def run(self) -> tuple[Recorded, list[Timed], int]:
-        """Return what was recorded, the finalists, and the number of their prompts."""
-        plan, model = self._plan, self._model
-        before = self._before()
-        found = self._record()
-        base = fitted(before or model.untuned_profile(), found)
-        tried = settings(
-            base, depth=plan.depth_of(model), has_decision_model=model.decision is not None
+def _run(
+    plan: CalibrationPlan, engines: MethodEngines, model: DraftModel, before: Profile | None
+) -> tuple[Recorded, list[Timed], int]:
+    """Return what was recorded, the finalists, and the number of their prompts."""
+    start_s, seconds = time.monotonic(), 60 * plan.minutes
+
+    def left_s() -> float:
+        return start_s + seconds - time.monotonic()
+
+    def timed(entries: Mapping[str, Profile], within_s: float) -> tuple[list[Timed], int]:
+        questions = prompts_within(plan, len(entries), within_s, found)
+        what = f"running {len(entries)} settings on {len(questions)} prompts"
+        typer.echo(f"{what}; {max(left_s(), 0) / 60:.1f} minutes left", err=True)
+        part = replace(plan, questions=questions)
+        with step_bar(2 * (len(entries) + 1) * (len(questions) + 1)) as advance:
+            return race(part, entries, engines, model, advance=advance), len(questions)
+
+    typer.echo("recording how often the draft is right", err=True)
+    until_s = seconds * (1 - RECORDING_SHARE)
+    with step_bar(len(plan.questions)) as advance:
+        found = record(
+            plan, engines, model, is_time_left=lambda: left_s() > until_s, advance=advance
         )
-        entries = {name_of(profile): profile for profile in tried}
-        timed, _ = self._race(entries, found, 60 * plan.minutes * FIRST_SHARE)
-        entries = finalists(before, combined(timed), plan.finalists)
-        return found, *self._race(entries, found, self._left_s())
-
-    def _before(self) -> Profile | None:
-        try:
-            if self._profile is not None:
-                return read_profile(self._profile, self._model.pair)
-            return self._model.default_profile()
-        except (InvalidRequest, ModelMismatch) as error:
-            self._print(f"leaving the draft's own profile aside: {error}")
-            return None
-
-    def _record(self) -> Recorded:
-        self._print("recording how often the draft is right")
-        until = self._start_s + 60 * self._plan.minutes * RECORDING_SHARE
-        with step_bar(len(self._plan.questions)) as advance:
-            return record(
-                self._plan,
-                self._engines,
-                self._model,
-                is_time_left=lambda: time.monotonic() < until,
-                advance=advance,
-            )
-
-    def _race(
-        self, entries: Mapping[str, Profile], found: Recorded, seconds: float
-    ) -> tuple[list[Timed], int]:
-        race = Race(self._plan, entries, self._plan.questions).within(seconds, found)
-        self._print(f"running {len(entries)} settings on {len(race.questions)} prompts")
-        with step_bar(race.num_steps) as advance:
-            return race.run(self._engines, self._model, advance=advance), len(race.questions)
-
-    def _left_s(self) -> float:
-        return self._start_s + 60 * self._plan.minutes - time.monotonic()
-
-    def _print(self, what: str) -> None:
-        typer.echo(f"{what}; {max(self._left_s(), 0) / 60:.1f} minutes left", err=True)
+    base = fitted(before or model.untuned_profile(), found)
+    has_decision = model.decision is not None
+    tried = settings(base, depth=plan.depth_of(model), has_decision_model=has_decision)
+    first, _ = timed({name_of(profile): profile for profile in tried}, seconds * FIRST_SHARE)
+    return found, *timed(finalists(before, combined(first), plan.finalists), left_s())
 
 
 def _table(timed: Sequence[Timed]) -> Table:

@@ -10,7 +10,7 @@ from slipstream.core.errors import TrainingError
 from slipstream.models.decision import GREEDY, NUM_STATS, SAMPLED, DecisionModel
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.options import option
-from slipstream.train.records import Records
+from slipstream.train.rounds import Records
 
 
 @dataclass(frozen=True, slots=True)

@@ -31,8 +31,7 @@ from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import ReadLimits, read_data
 from slipstream.train.decision import DecisionSettings, train_decision
 from slipstream.train.provenance import data_facts, write_provenance
-from slipstream.train.records import Records, joined
-from slipstream.train.rounds import RoundRecorder
+from slipstream.train.rounds import Position, Records, RoundRecorder, records_of
 
 PROVENANCE_NAME = "decision.provenance.json"
 _EPS = 1e-4
@@ -103,14 +102,14 @@ def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> Decis
     by_key = {d.key: d.ids[: d.num_prompt].tolist() for data in files for d in data.documents}
     prompts = [by_key[key] for key in sorted(by_key)][: plan.num_prompts]
     recorder = RoundRecorder(engine, scorer, depth=_depth(plan, scorer))
-    parts: list[Records] = []
+    positions: list[Position] = []
     for number, prompt in enumerate(prompts):
         if deadline is not None and clock() > deadline:
             break
         samplings = [SamplingParams(temperature=t, seed=plan.seed + number) for t in (0.0, 1.0)]
-        parts.append(recorder.record(prompt, samplings, max_tokens=plan.max_tokens, number=number))
+        positions += recorder.record(prompt, samplings, max_tokens=plan.max_tokens, number=number)
         progress(number + 1, len(prompts))
-    outcome, model = judged(joined(parts), replace(run.settings, seed=plan.seed))
+    outcome, model = judged(records_of(positions), replace(run.settings, seed=plan.seed))
     if not outcome.loss < outcome.calibrated_loss:
         return outcome
     save_decision(model, folder)
@@ -137,7 +136,7 @@ def judged(records: Records, settings: DecisionSettings) -> tuple[DecisionOutcom
     model = train_decision(train, validation, settings)
     scores = torch.from_numpy(model.score(held.hidden.float().numpy(), held.stats.numpy()))
     own = torch.where(held.is_greedy, scores[:, GREEDY], scores[:, SAMPLED])
-    theirs = calibrated(joined([train, validation]), held)
+    theirs = calibrated(records.rows(records.prompt % 10 >= 3), held)
     own_loss, loss = (float(log_losses(probs, held.accepted).mean()) for probs in (own, theirs))
     return DecisionOutcome(len(held), own_loss, loss), model
 

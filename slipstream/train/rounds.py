@@ -4,14 +4,16 @@ Chains have the full depth, whatever a policy would do, in exact verification.
 """
 
 import time
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, cast
 
 import numpy as np
 import torch
+from torch import Tensor
 
 from slipstream.client.engine import Engine
+from slipstream.core.errors import TrainingError
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
 from slipstream.core.policy.options import Mode, SpeculationOptions
@@ -25,23 +27,74 @@ from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.core.verify.noise import Floats
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.drafting.reader import CandidateReader, RowSoftmax
-from slipstream.models.decision import slot_stats
+from slipstream.models.decision import NUM_STATS, slot_stats
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.scorer import Ask as ScorerAsk
 from slipstream.models.scorer import Scorer, Scores, Sync
-from slipstream.train.records import Records, joined, no_records
 
 _SESSION = "records"
 
 
 @dataclass(frozen=True, slots=True)
-class _Position:
-    """A drafted position with an accepted path: hidden [d], and its statistics."""
+class Position:
+    """A drafted position with an accepted path: hidden [d], its statistics, what the round made of
+    the token, how the round was decoded, and the number of its prompt."""
 
     hidden: Floats
     stats: tuple[float, ...]
-    accepted: bool
+    is_accepted: bool
+    is_greedy: bool
+    prompt: int
+
+
+@dataclass(frozen=True, slots=True)
+class Records:
+    """N positions whose path from the round's start was accepted.
+
+    hidden [N, d] bfloat16: the draft's states; stats [N, 4] float32: see `slot_stats`, of the row
+    that candidates were ranked by; accepted [N] bool: what the round made of the token;
+    is_greedy [N] bool: how the round was decoded; prompt [N] int64: its prompt.
+    """
+
+    hidden: Tensor
+    stats: Tensor
+    accepted: Tensor
+    is_greedy: Tensor
+    prompt: Tensor
+
+    def __post_init__(self) -> None:
+        count = len(self.hidden)
+        odd = [name for name in self.__slots__ if len(getattr(self, name)) != count]
+        if odd or self.hidden.ndim != 2 or self.stats.shape != (count, NUM_STATS):
+            raise TrainingError(
+                f"records of {count} positions do not fit: {', '.join(odd) or 'shape'}"
+            )
+
+    @property
+    def confidence(self) -> Tensor:
+        """Return the draft's top-1 probabilities, [N]."""
+        return self.stats[:, 0].sigmoid()
+
+    def __len__(self) -> int:
+        return len(self.hidden)
+
+    def rows(self, keep: Tensor) -> "Records":
+        """Return the positions where `keep` [N] bool holds."""
+        return Records(**{name: getattr(self, name)[keep] for name in self.__slots__})
+
+
+def records_of(positions: Sequence[Position]) -> Records:
+    """Return positions as columns; TrainingError where there are none."""
+    if not positions:
+        raise TrainingError("no drafted token was recorded: there was no time for one")
+    return Records(
+        hidden=torch.from_numpy(np.stack([at.hidden for at in positions])).bfloat16(),
+        stats=torch.tensor([at.stats for at in positions]),
+        accepted=torch.tensor([at.is_accepted for at in positions]),
+        is_greedy=torch.tensor([at.is_greedy for at in positions]),
+        prompt=torch.tensor([at.prompt for at in positions]),
+    )
 
 
 class _ScoreRecorder:
@@ -91,54 +144,33 @@ class RoundRecorder:
         *,
         max_tokens: int,
         number: int,
-    ) -> Records:
-        """Return the positions of an answer per sampling to prompt `number`."""
-        parts: list[Records] = []
+    ) -> Iterator[Position]:
+        """Yield the positions of an answer per sampling to prompt `number`."""
         for sampling in samplings:
-            if positions := self._decoded(prompt, sampling, max_tokens):
-                parts.append(_records(positions, sampling.is_greedy, number))
+            ask = Ask(sampling, max_tokens, speculation=self._speculation)
+            request = make_request(_SESSION, prompt, ask, self._engine.facts, self._facts)
+            reader = CandidateReader(request.session, self._scorer.vocab)
+            num_tokens, planner = len(prompt), Planner(request.settings)
+            sequence, target = TokenSequence(request.session, prompt), self._engine.target
+            rounds = decode(self._draft, target, planner, sequence, clock=time.perf_counter)
+            for round_ in iterated(rounds):
+                for hidden, stats, is_accepted in self._visited(round_, reader, num_tokens):
+                    yield Position(hidden, stats, is_accepted, sampling.is_greedy, number)
+                num_tokens += len(round_.verdict.tokens)
         for port in (self._draft, self._engine.target):
             finished(port.release(_SESSION))
-        return joined(parts) if parts else no_records(self._scorer.hidden_size)
 
-    def _decoded(
-        self, prompt: Sequence[int], sampling: SamplingParams, max_tokens: int
-    ) -> list[_Position]:
-        """Return the positions of one answer."""
-        ask = Ask(sampling, max_tokens, speculation=self._speculation)
-        request = make_request(_SESSION, prompt, ask, self._engine.facts, self._facts)
-        reader = CandidateReader(request.session, self._scorer.vocab)
-        num_tokens, positions = len(prompt), list[_Position]()
-        sequence, planner = TokenSequence(request.session, prompt), Planner(request.settings)
-        rounds = decode(
-            self._draft, self._engine.target, planner, sequence, clock=time.perf_counter
-        )
-        for round_ in iterated(rounds):
-            positions += self._visited(round_, reader, num_tokens)
-            num_tokens += len(round_.verdict.tokens)
-        return positions
-
-    def _visited(self, round_: Round, reader: CandidateReader, num_tokens: int) -> list[_Position]:
-        """Return the positions to the first rejection of a round behind so many tokens."""
-        positions: list[_Position] = []
+    def _visited(
+        self, round_: Round, reader: CandidateReader, num_tokens: int
+    ) -> Iterator[tuple[Floats, tuple[float, ...], bool]]:
+        """Yield the positions to the first rejection of a round behind so many tokens: states,
+        statistics and whether each was accepted."""
         pairs = zip(round_.proposal.tree.tokens, round_.verdict.tokens, strict=False)
         for depth, (drafted, final) in enumerate(pairs):
-            scores, same = self._recorded.scores[depth], drafted == final
+            scores = self._recorded.scores[depth]
             softmax = RowSoftmax(reader.ranked(scores.logits[0], num_tokens + depth)[None])
             lag = depth + (round_.proposal.staleness or 0)
             stats = slot_stats(softmax.best_two(0), float(softmax.entropies[0]), lag)
-            positions.append(_Position(scores.hidden[0], stats, same))
-            if not same:
-                break
-        return positions
-
-
-def _records(positions: Sequence[_Position], is_greedy: bool, number: int) -> Records:
-    accepted = torch.tensor([position.accepted for position in positions])
-    return Records(
-        hidden=torch.from_numpy(np.stack([position.hidden for position in positions])).bfloat16(),
-        stats=torch.tensor([position.stats for position in positions]),
-        accepted=accepted,
-        is_greedy=torch.full_like(accepted, is_greedy),
-        prompt=torch.full(accepted.shape, number),
-    )
+            yield scores.hidden[0], stats, drafted == final
+            if drafted != final:
+                return

@@ -9,7 +9,7 @@ from slipstream.core.errors import TrainingError
 from slipstream.models.decision import GREEDY, SAMPLED
 from slipstream.train.decision import DecisionSettings, train_decision
 from slipstream.train.decision_run import judged, log_losses, split
-from slipstream.train.records import Records
+from slipstream.train.rounds import Records
 
 SETTINGS = DecisionSettings(width=8, lr=1e-2, weight_decay=0.0, batch_rows=64, max_epochs=30)
 

@@ -27,8 +27,7 @@ from slipstream.train.decision_run import (
     run_decision,
     split,
 )
-from slipstream.train.records import joined
-from slipstream.train.rounds import RoundRecorder
+from slipstream.train.rounds import RoundRecorder, records_of
 from support.models import tiny_checkpoint
 
 DEPTH, TOKENS = 3, 12
@@ -65,7 +64,7 @@ def recorder(place, engine):
 def record(recorder, temperature, seed=0):
     prompt = list(range(5, 25))
     sampling = SamplingParams(temperature=temperature, seed=seed)
-    return recorder.record(prompt, [sampling], max_tokens=TOKENS, number=7)
+    return records_of(list(recorder.record(prompt, [sampling], max_tokens=TOKENS, number=7)))
 
 
 def run(place, **changes):
@@ -99,7 +98,7 @@ def test_nothing_after_the_first_rejection_is_recorded(recorder, temperature):
 def test_an_answer_is_the_same_behind_another_one(recorder):
     alone, prompt = record(recorder, 1.0), list(range(5, 25))
     samplings = [SamplingParams(temperature=heat) for heat in (0.0, 1.0)]
-    both = recorder.record(prompt, samplings, max_tokens=TOKENS, number=7)
+    both = records_of(list(recorder.record(prompt, samplings, max_tokens=TOKENS, number=7)))
     second = both.rows(~both.is_greedy)
     assert torch.equal(second.accepted, alone.accepted)
     assert torch.equal(second.stats, alone.stats)
@@ -127,7 +126,7 @@ def test_a_run_writes_weights_only_if_they_are_better(place, monkeypatch):
     written = load_decision(folder, hidden_size=32) is not None
     is_better = outcome.loss < outcome.calibrated_loss
     assert written == is_better == (outcome.weights is not None)
-    monkeypatch.setattr(decision_run, "joined", lambda parts: _teach(joined(parts)))
+    monkeypatch.setattr(decision_run, "records_of", lambda made: _teach(records_of(made)))
     outcome, _ = run(place)
     assert outcome.weights == folder / DECISION_NAME
     facts = json.loads((folder / PROVENANCE_NAME).read_text())
@@ -152,15 +151,12 @@ def test_more_is_drafted_than_the_draft_was_trained_for(place):
 
 def test_prompts_are_on_one_side_of_the_split_only(recorder):
     made = record(recorder, 0.0)
-    ten = [type(made)(**{**_columns(made), "prompt": made.prompt - 7 + n}) for n in range(10)]
-    parts = [set(part.prompt.tolist()) for part in split(joined(ten))]
+    ten = made.rows(torch.arange(len(made)).repeat(10))
+    numbered = replace(ten, prompt=torch.arange(10).repeat_interleave(len(made)))
+    parts = [set(part.prompt.tolist()) for part in split(numbered)]
     assert parts == [{5, 6, 7, 8, 9}, {3, 4}, {0, 1, 2}]
     with pytest.raises(TrainingError, match="at least 10 prompts"):
         split(made)
-
-
-def _columns(made):
-    return {name: getattr(made, name) for name in type(made).__slots__}
 
 
 @pytest.mark.parametrize(
