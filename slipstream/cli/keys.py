@@ -23,11 +23,6 @@ AtOnce = Annotated[int | None, typer.Option(help="Maximum number of requests at 
 Day = Annotated[str | None, typer.Option(help="First day on which it is refused, as 2027-01-31.")]
 
 
-@app.callback()
-def _group() -> None:
-    """Make, list and revoke keys of routers."""
-
-
 @app.command()
 def new(
     name: Name,

@@ -13,9 +13,9 @@ from slipstream.files import path_of
 from slipstream.options import option
 
 SECTION = "telemetry"
-OTLP, OTLP_HTTP, CONSOLE, FILE = "otlp", "otlp-http", "console", "file:"
+OTLP, OTLP_HTTP, FILE = "otlp", "otlp-http", "file:"
 TEXT, JSON = "text", "json"
-_EXPORTERS = (OTLP, OTLP_HTTP, CONSOLE)
+_EXPORTERS = (OTLP, OTLP_HTTP)
 MAX_ROUNDS = 1000
 _LEVELS = ("debug", "info", "warning", "error")
 
@@ -25,11 +25,9 @@ class TelemetryConfig:
     """Options of a service's telemetry. By default nothing is exported."""
 
     traces: tuple[str, ...] = option(
-        (), "Where spans go: otlp (gRPC), otlp-http, console or file:DIRECTORY; unset, nowhere."
+        (), "Where spans go: otlp (gRPC), otlp-http or file:DIRECTORY; unset, nowhere."
     )
-    metrics: tuple[str, ...] = option(
-        (), "Where metrics are sent: otlp (gRPC), otlp-http or console."
-    )
+    metrics: tuple[str, ...] = option((), "Where metrics are sent: otlp (gRPC) or otlp-http.")
     otlp_endpoint: str | None = option(
         None, "URL of the collector; unset, that of OTEL_EXPORTER_OTLP_* variables."
     )

@@ -6,7 +6,6 @@ only when they are used.
 
 import logging
 import socket
-import sys
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -17,20 +16,16 @@ from typing import Any
 from urllib.parse import urlsplit
 
 from opentelemetry.sdk.metrics import MeterProvider
-from opentelemetry.sdk.metrics.export import (
-    ConsoleMetricExporter,
-    MetricReader,
-    PeriodicExportingMetricReader,
-)
+from opentelemetry.sdk.metrics.export import MetricReader, PeriodicExportingMetricReader
 from opentelemetry.sdk.resources import Resource
 from opentelemetry.sdk.trace import TracerProvider
-from opentelemetry.sdk.trace.export import BatchSpanProcessor, ConsoleSpanExporter, SpanExporter
+from opentelemetry.sdk.trace.export import BatchSpanProcessor, SpanExporter
 from opentelemetry.sdk.trace.sampling import ParentBased, TraceIdRatioBased
 from opentelemetry.trace import NoOpTracer, Tracer
 
 from slipstream.config import are_local, otlp_endpoint
 from slipstream.core.errors import InvalidRequest, Unavailable
-from slipstream.telemetry.config import CONSOLE, FILE, OTLP, TelemetryConfig
+from slipstream.telemetry.config import FILE, OTLP, TelemetryConfig
 from slipstream.telemetry.metric import Instruments, no_instruments
 from slipstream.telemetry.telemetry import Telemetry
 
@@ -117,7 +112,9 @@ def _instruments(config: TelemetryConfig, process: Process, shutdowns: Shutdowns
         readers.append(_prometheus_reader(*address, shutdowns))
     interval_ms = config.metrics_interval_s * 1000
     readers += [
-        PeriodicExportingMetricReader(_metric_exporter(name, config), interval_ms)
+        PeriodicExportingMetricReader(
+            _otlp_exporter(name, "metric", "OTLPMetricExporter", config), interval_ms
+        )
         for name in config.metrics
     ]
     provider = MeterProvider(readers, _resource(process), shutdown_on_exit=False)
@@ -130,16 +127,8 @@ def _span_exporter(name: str, config: TelemetryConfig, role: str) -> SpanExporte
         from slipstream.telemetry.trace_file import FileSpanExporter
 
         return FileSpanExporter(config.directory(name), role)
-    if name == CONSOLE:
-        return ConsoleSpanExporter(out=sys.stderr)
     exporter: SpanExporter = _otlp_exporter(name, "trace", "OTLPSpanExporter", config)
     return exporter
-
-
-def _metric_exporter(name: str, config: TelemetryConfig) -> Any:
-    if name == CONSOLE:
-        return ConsoleMetricExporter(out=sys.stderr)
-    return _otlp_exporter(name, "metric", "OTLPMetricExporter", config)
 
 
 def _otlp_exporter(name: str, kind: str, cls: str, config: TelemetryConfig) -> Any:

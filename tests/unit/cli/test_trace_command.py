@@ -186,5 +186,5 @@ def test_up_leaves_traces_to_a_configuration_that_says_where_they_go(tmp_path, m
     file.write_text("[telemetry]\ntraces = 7\n")
     with pytest.raises(InvalidRequest, match="traces"):
         traces_directory(None, file)
-    monkeypatch.setenv("SLIPSTREAM_TELEMETRY_TRACES", "console")
+    monkeypatch.setenv("SLIPSTREAM_TELEMETRY_TRACES", "otlp")
     assert traces_directory(None, None) is None
