@@ -1,7 +1,11 @@
 """`slipstream keys`: the API keys of routers, and their limits."""
 
+import fcntl
 import hashlib
+import os
 import secrets
+from collections.abc import Iterator
+from contextlib import contextmanager
 from datetime import UTC, date, datetime
 from pathlib import Path
 from typing import Annotated
@@ -9,12 +13,17 @@ from typing import Annotated
 import typer
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.files import read_text, write_whole
+from slipstream.state.access import Entry, check_name, parse_keys, read_keys, render
+from slipstream.state.quotas import QuotaLimits
 
 app = typer.Typer(help="Make, list and revoke keys of routers.", no_args_is_help=True)
 
 TOKEN_PREFIX = "slip_"
 """Beginning of every token, by which scanners for leaked secrets find one."""
 _TOKEN_BYTES = 32
+_NO_KEYS = "[keys]\n"
+"""A file without keys; routers ignore one that is empty, which may be half written."""
 
 Name = Annotated[str, typer.Argument(help="Letters, digits, - and _.")]
 File = Annotated[Path, typer.Option("--file", help="The key file of routers (key_file).")]
@@ -36,10 +45,6 @@ def new(
 
     The file has the token's SHA-256. Routers read it within a second.
     """
-    from slipstream.cli.key_edits import add_key
-    from slipstream.state.access import Entry, check_name
-    from slipstream.state.quotas import QuotaLimits
-
     token = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
     digest = hashlib.sha256(token.encode()).hexdigest()
     limits = QuotaLimits(requests_per_minute, tokens_per_minute, max_concurrent)
@@ -50,8 +55,6 @@ def new(
 @app.command("list")
 def list_(file: File) -> None:
     """Show the keys and their limits."""
-    from slipstream.state.access import read_keys
-
     today = datetime.now(UTC).date()
     for entry in read_keys(file):
         about = [f"{name} {limit}" for name, limit in entry.limits.given().items()]
@@ -63,8 +66,6 @@ def list_(file: File) -> None:
 @app.command()
 def revoke(name: Name, file: File) -> None:
     """Remove a key from the file: routers refuse its token within a second."""
-    from slipstream.cli.key_edits import remove_key
-
     remove_key(file, name)
 
 
@@ -75,3 +76,73 @@ def _day(text: str | None) -> date | None:
         return date.fromisoformat(text)
     except ValueError:
         raise InvalidRequest(f"expires is {text!r}, but must be a day, 2027-01-31") from None
+
+
+def add_key(path: Path, entry: Entry) -> None:
+    """Add a key; the file need not exist. Raises `InvalidRequest` for a name that it has."""
+    with _alone(path):
+        text, entries = _content(path)
+        if any(known.name == entry.name for known in entries):
+            raise InvalidRequest(f"{path} has a key {entry.name!r} already; revoke it first")
+        before = f"{text.rstrip()}\n\n" if text.strip() else ""
+        _put(path, before + render(entry), (*entries, entry))
+
+
+def remove_key(path: Path, name: str) -> None:
+    """Remove a key. Raises `InvalidRequest` for a name that the file does not have."""
+    with _alone(path):
+        text, entries = _content(path, must_exist=True)
+        left = tuple(entry for entry in entries if entry.name != name)
+        if len(left) == len(entries):
+            known = ", ".join(entry.name for entry in entries) or "none"
+            raise InvalidRequest(f"{path} has no key {name!r}; there are {known}")
+        shorter = _without(text, name)
+        if shorter == text:
+            raise InvalidRequest(f"{path} has no line [keys.{name}]: take the key out by hand")
+        _put(path, shorter if left else _NO_KEYS + shorter.replace(_NO_KEYS, ""), left)
+
+
+def _content(path: Path, *, must_exist: bool = False) -> tuple[str, tuple[Entry, ...]]:
+    """Return the text and the keys of a file."""
+    if not path.exists():
+        if must_exist:
+            raise InvalidRequest(f"{path} is not there")
+        return "", ()
+    text = read_text(path)
+    return text, parse_keys(text, str(path)) if text.strip() else ()
+
+
+def _without(text: str, name: str) -> str:
+    """Return the text without a key's table; comments above the next table stay with that."""
+    lines = text.splitlines(keepends=True)
+    heads = [number for number, line in enumerate(lines) if line.lstrip().startswith("[")]
+    mine = [index for index in heads if lines[index].split("#")[0].strip() == f"[keys.{name}]"]
+    if not mine:
+        return text
+    end = next((index for index in heads if index > mine[0]), len(lines))
+    while not lines[end - 1].split("#")[0].strip() and end < len(lines):
+        end -= 1
+    while end < len(lines) and not lines[end].strip():
+        end += 1
+    return "".join([*lines[: mine[0]], *lines[end:]]).strip("\n") + "\n"
+
+
+def _put(path: Path, text: str, entries: tuple[Entry, ...]) -> None:
+    """Write the text, which must mean these keys."""
+    if parse_keys(text, str(path)) != entries:
+        raise InvalidRequest(f"{path} is not laid out in tables [keys.NAME]: change it by hand")
+    write_whole(path, text.encode())
+
+
+@contextmanager
+def _alone(path: Path) -> Iterator[None]:
+    """Lock the folder against other changes. Raises `InvalidRequest` where that fails."""
+    try:
+        folder = os.open(path.resolve().parent, os.O_RDONLY)
+        try:
+            fcntl.flock(folder, fcntl.LOCK_EX)
+            yield
+        finally:
+            os.close(folder)
+    except OSError as error:
+        raise InvalidRequest(f"{path} can't be changed ({error.strerror})") from None

@@ -18,8 +18,8 @@ from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
 from slipstream.exit_codes import BAD_INPUT, FAILED
 from slipstream.telemetry.config import JSON, SECTION, TelemetryConfig
 from slipstream.telemetry.logs import set_up_logging
+from slipstream.telemetry.metric import Telemetry
 from slipstream.telemetry.setup import Process, telemetry
-from slipstream.telemetry.telemetry import Telemetry
 
 C = TypeVar("C")
 

@@ -147,10 +147,6 @@ class Expiries:
         """The entries of the heap that still count."""
         self._num_put = 0
 
-    def __len__(self) -> int:
-        """Return the number of names."""
-        return len(self._newest)
-
     def put(self, name: str, time_s: float) -> None:
         """Set the name's time. Costs a logarithm."""
         self._num_put += 1

@@ -1,4 +1,4 @@
-"""Metrics, the instruments made of them, and gauges and totals that are sampled once a second."""
+"""Telemetry of a process: metrics and their instruments, sampled once a second, and a tracer."""
 
 import asyncio
 import logging
@@ -9,6 +9,7 @@ from enum import StrEnum
 from typing import Any
 
 from opentelemetry.metrics import CallbackOptions, Meter, NoOpMeter, Observation
+from opentelemetry.trace import NoOpTracer, Tracer
 
 SAMPLE_S = 1.0
 _LOG = logging.getLogger("slipstream.telemetry")
@@ -111,6 +112,16 @@ class Instruments:
 def no_instruments() -> Instruments:
     """Return instruments that nothing reads."""
     return Instruments(NoOpMeter("slipstream"))
+
+
+@dataclass(frozen=True, slots=True)
+class Telemetry:
+    """Telemetry of one process. By default nothing is exported."""
+
+    tracer: Tracer = field(default_factory=NoOpTracer)
+    instruments: Instruments = field(default_factory=no_instruments)
+    trace_rounds: int = 8
+    """Rounds of a request that have spans: its first."""
 
 
 @asynccontextmanager

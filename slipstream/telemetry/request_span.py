@@ -13,9 +13,8 @@ from opentelemetry.trace import INVALID_SPAN, Span, SpanKind
 from opentelemetry.trace import set_span_in_context as in_context
 
 from slipstream.telemetry.carrier import Carrier, Timeline, parent_of
-from slipstream.telemetry.metric import Attributes
+from slipstream.telemetry.metric import Attributes, Telemetry
 from slipstream.telemetry.spans import record_error
-from slipstream.telemetry.telemetry import Telemetry
 
 _STAGE = "slipstream.stage.{}_ms"
 

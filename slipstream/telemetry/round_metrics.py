@@ -36,7 +36,9 @@ class RoundMetrics:
         self.count(catalog.ROUNDS, round_.kind)
         self.count(catalog.TOKENS_FINAL, amount=len(round_.verdict.tokens))
         self._instruments.record(catalog.ROUND_DURATION, round_.seconds, {"kind": round_.kind})
-        self._times(round_)
+        if round_.proposing is not None:
+            self._instruments.record(catalog.DRAFT_WAIT, round_.proposing_s)
+        self._instruments.record(catalog.VERIFY_WAIT, round_.verifying_s)
         if round_.kind == PREFILL:
             self.count(catalog.TOKENS_CACHED, amount=round_.verdict.num_cached)
         elif round_.kind == SPECULATIVE:
@@ -65,11 +67,6 @@ class RoundMetrics:
         if plain_s and self._speculative_s.value:
             break_even = self._speculative_s.value / plain_s
             self._instruments.put(catalog.SPECULATION_BREAK_EVEN, break_even)
-
-    def _times(self, round_: Round) -> None:
-        if round_.proposing is not None:
-            self._instruments.record(catalog.DRAFT_WAIT, round_.proposing_s)
-        self._instruments.record(catalog.VERIFY_WAIT, round_.verifying_s)
 
     def _speculative(self, round_: Round) -> None:
         self._instruments.record(catalog.ROUND_ACCEPTED, round_.num_accepted)

@@ -26,8 +26,7 @@ from opentelemetry.trace import NoOpTracer, Tracer
 from slipstream.config import are_local, otlp_endpoint
 from slipstream.core.errors import InvalidRequest, Unavailable
 from slipstream.telemetry.config import FILE, OTLP, TelemetryConfig
-from slipstream.telemetry.metric import Instruments, no_instruments
-from slipstream.telemetry.telemetry import Telemetry
+from slipstream.telemetry.metric import Instruments, Telemetry, no_instruments
 
 _LOG = logging.getLogger("slipstream.telemetry")
 SCOPE = "slipstream"

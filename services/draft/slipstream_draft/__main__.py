@@ -8,8 +8,7 @@ from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.server import Server
 from slipstream.state.factory import announced_in
 from slipstream.state.registry import Announcement
-from slipstream.telemetry.metric import sampled
-from slipstream.telemetry.telemetry import Telemetry
+from slipstream.telemetry.metric import Telemetry, sampled
 from slipstream_draft.app import load_draft
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.servicer import SERVICE, DraftServicer, register

@@ -15,7 +15,7 @@ from slipstream.models.glide.target_parts import load_parts
 from slipstream.models.loading import parse_device
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.protocol import new_incarnation
-from slipstream.telemetry.telemetry import Telemetry
+from slipstream.telemetry.metric import Telemetry
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.describe import PairedTarget, describe
 from slipstream_draft.kv_receivers import KvReceivers

@@ -31,9 +31,8 @@ from slipstream.rpc.protocol import require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream.telemetry.logs import bind
-from slipstream.telemetry.metric import Instruments
+from slipstream.telemetry.metric import Instruments, Telemetry
 from slipstream.telemetry.spans import Reply
-from slipstream.telemetry.telemetry import Telemetry
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.describe import target_expectations
 from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers

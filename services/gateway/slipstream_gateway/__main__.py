@@ -5,7 +5,7 @@ from collections.abc import Sequence
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.rpc.process import run_service, say_ready
-from slipstream.telemetry.telemetry import Telemetry
+from slipstream.telemetry.metric import Telemetry
 from slipstream_gateway.config import SECTION, HttpConfig
 
 _EXTRA = ("fastapi", "uvicorn")

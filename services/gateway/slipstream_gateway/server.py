@@ -18,9 +18,8 @@ from slipstream.core.errors import Unavailable
 from slipstream.rpc.process import with_port
 from slipstream.rpc.security import ReloadedFiles, ServerTls, read_pair
 from slipstream.telemetry.catalog import REQUESTS_RUNNING
-from slipstream.telemetry.metric import Instruments, sampled
+from slipstream.telemetry.metric import Instruments, Telemetry, sampled
 from slipstream.telemetry.sdk_spans import SdkTelemetry
-from slipstream.telemetry.telemetry import Telemetry
 from slipstream_gateway.app import Routes, make_app
 from slipstream_gateway.config import HttpConfig
 from slipstream_gateway.connection import BoundedConnection

@@ -5,8 +5,7 @@ import sys
 from collections.abc import Sequence
 
 from slipstream.rpc.process import run_service, say_ready, with_port
-from slipstream.telemetry.metric import sampled
-from slipstream.telemetry.telemetry import Telemetry
+from slipstream.telemetry.metric import Telemetry, sampled
 from slipstream_router.app import Router
 from slipstream_router.config import RouterConfig
 

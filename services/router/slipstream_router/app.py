@@ -20,8 +20,7 @@ from slipstream.state.access import Access
 from slipstream.state.factory import open_quotas, open_store
 from slipstream.state.session_leases import SessionLeases
 from slipstream.telemetry import catalog
-from slipstream.telemetry.metric import Instruments
-from slipstream.telemetry.telemetry import Telemetry
+from slipstream.telemetry.metric import Instruments, Telemetry
 from slipstream_router.config import RouterConfig
 from slipstream_router.lease_keeper import LeaseKeeper
 from slipstream_router.limits import Admission, KeyLimits

@@ -16,12 +16,11 @@ from slipstream.telemetry.attributes import (
 )
 from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.logs import bind
-from slipstream.telemetry.metric import Attributes, Instruments
+from slipstream.telemetry.metric import Attributes, Instruments, Telemetry
 from slipstream.telemetry.request_span import RequestSpan
 from slipstream.telemetry.round_metrics import RoundMetrics
 from slipstream.telemetry.rounds import RoundTracer
 from slipstream.telemetry.spans import CANCELLED, GIVEN_UP
-from slipstream.telemetry.telemetry import Telemetry
 
 ENTER = "enter"
 """The first stage of requests: authentication and parsing."""

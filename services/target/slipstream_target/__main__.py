@@ -19,8 +19,7 @@ from slipstream.rpc.server import Server
 from slipstream.rpc.v1 import target_pb2
 from slipstream.state.factory import announced_in
 from slipstream.state.registry import Announcement
-from slipstream.telemetry.metric import sampled
-from slipstream.telemetry.telemetry import Telemetry
+from slipstream.telemetry.metric import Telemetry, sampled
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.build import BuiltTarget, build_target
 from slipstream_target.config import TargetConfig

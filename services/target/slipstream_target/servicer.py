@@ -20,9 +20,8 @@ from slipstream.rpc.protocol import identity_expectations, require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.telemetry.logs import bind
-from slipstream.telemetry.metric import Instruments
+from slipstream.telemetry.metric import Instruments, Telemetry
 from slipstream.telemetry.spans import Reply
-from slipstream.telemetry.telemetry import Telemetry
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.request import PendingRequest, TargetRequest
 from slipstream_target.kv_streams import KvStreams

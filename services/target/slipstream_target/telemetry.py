@@ -7,9 +7,8 @@ from slipstream.rpc.tracing import trace_from_pb
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import decided_attributes
-from slipstream.telemetry.metric import Attributes, Instruments, Value
+from slipstream.telemetry.metric import Attributes, Instruments, Telemetry, Value
 from slipstream.telemetry.spans import Replies, Reply
-from slipstream.telemetry.telemetry import Telemetry
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.request import TargetRequest, TargetStep
 

@@ -18,7 +18,7 @@ from fuzz.files.kinds import Kind
 from fuzz.files.mutations import json_lines, some_bytes, toml
 from slipstream.bench.questions import read_questions
 from slipstream.cli.authority import CertificateOptions, make_certificates
-from slipstream.cli.key_edits import add_key, remove_key
+from slipstream.cli.keys import add_key, remove_key
 from slipstream.cli.options import read_token
 from slipstream.cli.traces.trace_page import page
 from slipstream.cli.traces.trace_summary import summary

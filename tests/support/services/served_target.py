@@ -33,7 +33,7 @@ from slipstream.rpc.tensors import element_type, unpack
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.telemetry.carrier import Carrier
-from slipstream.telemetry.telemetry import Telemetry
+from slipstream.telemetry.metric import Telemetry
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.engine import LocalTarget
 from slipstream_target.description import layout_to_pb

@@ -29,7 +29,7 @@ from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.server import Register, Server, ServerOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2
-from slipstream.telemetry.telemetry import Telemetry
+from slipstream.telemetry.metric import Telemetry
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.describe import PairedTarget, describe

@@ -7,9 +7,10 @@ from dataclasses import replace
 from itertools import count
 from typing import Any
 
-from slipstream.state.factory import open_client, open_store
+from slipstream.state.factory import open_store
 from slipstream.state.memory import MemoryStore
 from slipstream.state.options import StoreOptions
+from slipstream.state.redis_client import connect
 from slipstream.state.store import Bounds, Claim, Opening, SessionStore, SessionUpdate, StoreLease
 from support.state.redis_server import RedisServer
 
@@ -77,7 +78,7 @@ class InRedis:
 async def in_redis(server: RedisServer, bounds: Bounds = BOUNDS) -> AsyncIterator[InRedis]:
     """An empty store in a server that runs."""
     options = StoreOptions(server.url, timeout_s=TIMEOUT_S)
-    store, client = open_store(options, bounds, float, next_fence=int), open_client(options)
+    store, client = open_store(options, bounds, float, next_fence=int), connect(options)
     place = InRedis(store, client)
     try:
         await place.loses_all()

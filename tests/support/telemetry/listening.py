@@ -10,8 +10,7 @@ from opentelemetry.sdk.trace.export import SimpleSpanProcessor
 from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanExporter
 
 from slipstream.telemetry.carrier import carried
-from slipstream.telemetry.metric import Instruments
-from slipstream.telemetry.telemetry import Telemetry
+from slipstream.telemetry.metric import Instruments, Telemetry
 
 
 class Listener:

@@ -7,7 +7,7 @@ from datetime import date
 
 import pytest
 
-from slipstream.cli.key_edits import add_key
+from slipstream.cli.keys import add_key
 from slipstream.cli.main import exit_code
 from slipstream.core.errors import Unauthenticated
 from slipstream.state.access import Access, Entry, read_keys

@@ -12,7 +12,7 @@ from slipstream.core.errors import Unavailable
 from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.tree import ROOT
 from slipstream.core.types import FinishReason, SamplingParams, Verdict
-from slipstream.telemetry.telemetry import Telemetry
+from slipstream.telemetry.metric import Telemetry
 from support.models.rounds import speculate
 from support.telemetry.listening import Listener, parent_id, span_id
 from support.telemetry.watched_rounds import (
