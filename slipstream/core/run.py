@@ -10,7 +10,7 @@ from slipstream.core.logprobs import TokenLogprob, with_texts
 from slipstream.core.loop import decode
 from slipstream.core.policy.planner import Planner
 from slipstream.core.ports import RequestPorts
-from slipstream.core.request.origins import TokenOrigin, origins_of
+from slipstream.core.request.origins import RoundTree, TokenOrigin, origins_of, round_tree
 from slipstream.core.request.request import Request
 from slipstream.core.request.results import (
     Chunk,
@@ -20,7 +20,6 @@ from slipstream.core.request.results import (
     RequestStats,
     Timings,
 )
-from slipstream.core.request.round_tree import RoundTree, round_tree
 from slipstream.core.request.stats import Outcomes
 from slipstream.core.round import Clock, Round, RoundObserver
 from slipstream.core.sequence import TokenSequence
@@ -145,7 +144,6 @@ class Run:
                     return
 
     def _with_prompt_logprobs(self, info: PromptInfo, round_: Round) -> PromptInfo:
-        """Return the facts with the log-probabilities of the prompt, which the prefill has."""
         known, tokens = round_.verdict.prompt_logprobs, self._request.tokens[1:]
         if not self._request.session.has_prompt_logprobs or len(known) != len(tokens):
             return info

@@ -35,8 +35,6 @@ FEW = 32
 
 @dataclass(frozen=True, slots=True)
 class _Command:
-    """A release or a parking. It runs whether or not its caller still waits."""
-
     run: Callable[[], None]
     answer: asyncio.Future[None]
 
@@ -124,7 +122,6 @@ class BatchedDraft:
         return await answer
 
     async def _drive(self) -> None:
-        """Run the engine's thread for as long as there is work."""
         try:
             while self._inbox or self._running:
                 for has_failed in (await self._thread.run(self._work)).value:
@@ -179,14 +176,12 @@ class BatchedDraft:
         self._running.append(request)
 
     def _drop(self) -> None:
-        """End the requests that no caller waits for."""
         for request in self._running:
             if request.is_dropped:
                 self._engine.abandon(request)
         self._running = [request for request in self._running if not request.is_dropped]
 
     def _settle(self) -> None:
-        """Answer the callers of requests that are done."""
         for request in self._running:
             if request.is_done:
                 _resolve(request.answer, request.done(self._clock()))
@@ -223,8 +218,6 @@ def together(requests: Sequence[DraftRequest]) -> list[DraftRequest]:
 
 
 def _resolve(answer: asyncio.Future[Any] | None, outcome: object) -> None:
-    """Answer a caller with a result or an error, from any thread."""
-
     def resolve(answer: asyncio.Future[Any]) -> None:
         if answer.done():
             return

@@ -181,7 +181,6 @@ class DraftModel:
         )
 
     def _identity(self) -> str:
-        """Return a name of all that the time of a step depends on, beside the machine."""
         weights = " ".join(digest[:12] for digest in self.pair.weights_sha256.values())
         return f"{self.pair.draft} {weights} {self.scorer.layout.dtype.name} {self.engine}"
 

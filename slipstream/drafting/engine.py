@@ -218,7 +218,6 @@ class LocalDraft:
         return False
 
     def _grow(self, session: Session, plan: Plan, held: DraftSession) -> ProposalSteps:
-        """Grow a proposal, step by step."""
         view = None
         if self._target_kv is not None:
             view = self._target_kv.source.view(session.session_id, self._target_kv.layers)
@@ -278,7 +277,6 @@ class LocalDraft:
         held.state, held.capacity = None, 0
 
     def _depth_limit(self, num_tokens: int, lag: int) -> DepthLimit:
-        """Return the greatest depth that was trained for this lag and is within the context."""
         max_lag, context_length = self._scorer.max_lag, self._scorer.context_length
         limit = DepthLimit()
         if max_lag is not None and self._target_kv is not None:

@@ -20,8 +20,6 @@ from slipstream.drafting.reader import Candidates
 
 @dataclass(frozen=True, slots=True)
 class _Path:
-    """A chain: the candidates of its positions, and what ended it."""
-
     positions: list[Candidates]
     stopped_by: str
 
@@ -106,7 +104,6 @@ class _LevelTree:
         self.distributions: dict[int, SparseDistribution | None] = {}
 
     def add(self, parent: int, found: Candidates, count: int) -> list[int]:
-        """Add the first `count` candidates below `parent`; return their indices."""
         tokens = found.tokens[:count]
         start = len(self.tokens)
         self.tokens += tokens
@@ -135,7 +132,6 @@ class _LevelTree:
         return self.proposal("depth")
 
     def _below(self, nodes: Sequence[int], count: int) -> Steps[list[Candidates]]:
-        """Return up to `count` candidates below each of `nodes`, the last ones added."""
         if nodes == [ROOT]:
             return [(yield from self._growth.first(count))]
         tokens, parents = (
@@ -145,7 +141,6 @@ class _LevelTree:
         return (yield from self._growth.extend(tokens, parents, count))
 
     def proposal(self, stopped_by: str) -> Proposal:
-        """Return the whole tree as a proposal."""
         tree = TokenTree(tuple(self.tokens), tuple(self.parents))
         distributions = self._growth.distributions(tree, self.distributions)
         return Proposal(tree, tuple(self.stats), distributions, stopped_by)

@@ -148,11 +148,9 @@ class KvMirror:
         self._held = (skipped, 0, self._new_buffers(0))
 
     def _counted(self, count: int) -> int:
-        """Return the count of positions below `count`, those that are left out included."""
         return self.gap.stop if count in self.gap else count
 
     def _place(self, position: int) -> int:
-        """Return where a position is in the buffers."""
         return position if position <= NUM_SINKS else position - self.skipped
 
     def view(self) -> KvView:

@@ -237,7 +237,6 @@ def read_candidates(scores: Scores, parts: Sequence[CandidateRows]) -> list[list
 def _candidates(
     part: CandidateRows, position: int, softmax: RowSoftmax, row: int, score: float | None
 ) -> Candidates:
-    """Return the candidates of one row, at a position."""
     columns, distribution = part.reader.candidates(softmax.rows[row], position, part.count)
     return Candidates(
         tokens=tuple(part.reader.ids(columns).tolist()),

@@ -21,14 +21,11 @@ _NUM_PAGES = 4
 
 
 class _Zeros(KvSource):
-    """Keys and values for all tokens of the trial, all 0."""
-
     def __init__(self, layout: KvLayout) -> None:
         size = (layout.num_kv_heads, _PROMPT + _ROUNDS, layout.head_dim)
         self._pair = (np.zeros(size, layout.dtype), np.zeros(size, layout.dtype))
 
     def view(self, session_id: str, layers: Sequence[int]) -> KvView:
-        """See `KvSource.view`."""
         return KvView(_PROMPT - 1, dict.fromkeys(layers, self._pair))
 
 

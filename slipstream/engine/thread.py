@@ -34,8 +34,6 @@ class Done(Generic[T]):
 
 @dataclass(eq=False, slots=True)
 class _Job(Generic[T]):
-    """A job that a coroutine waits for, and the time at which it was asked for."""
-
     run: Callable[[], T]
     asked: float
     answer: asyncio.Future[Done[T]]
@@ -131,7 +129,6 @@ class EngineThread:
             self._work.put(work)
 
     def _run(self) -> None:
-        """Work until closed, on the thread."""
         while (work := self._work.get()) is not None:
             work()
             del work  # and what it holds
@@ -153,7 +150,6 @@ class EngineThread:
         job.settle(outcome)
 
     def _stop(self, began: float) -> float:
-        """Count a job's time, and return it."""
         with self._lock:
             seconds = self._clock() - began
             self._busy_s += seconds

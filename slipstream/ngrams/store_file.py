@@ -213,7 +213,6 @@ def _array(whole: memoryview, name: str, about: dict[str, Any]) -> memoryview:
 
 
 def _bits(arrays: Sequence[memoryview]) -> int:
-    """Return how many bits of a hash choose its bucket."""
     buckets, fingerprints, starts, tokens, probabilities = map(len, arrays)
     bits = (buckets - 1).bit_length() - 1
     if not 1 <= bits <= 32 or buckets != 2**bits + 1:

@@ -73,7 +73,6 @@ class ControlTokens:
 
 
 def _parts(parts: Iterable[str]) -> dict[int, frozenset[str]]:
-    """Return parts of names by their length."""
     found: dict[int, set[str]] = {}
     for part in parts:
         found.setdefault(len(part), set()).add(part)

@@ -91,7 +91,6 @@ def _rendered(
 def _parted(
     tokenizer: TextTokenizer, messages: Sequence[Message], tools: Sequence[Tool]
 ) -> list[str]:
-    """Return what the chat template writes before and after the mark of a reply."""
     parts = tokenizer.render(messages, tools).split(_REPLY)
     if len(parts) != 2:
         raise InvalidRequest("the chat template of this model can't continue a conversation")
@@ -99,7 +98,6 @@ def _parted(
 
 
 def _num_bytes(value: Any) -> int:
-    """Return the size of all texts in a prompt, or in a part of it."""
     if isinstance(value, str):
         return len(value.encode(errors="surrogatepass"))
     parts = chain(*value.items()) if isinstance(value, Mapping) else value

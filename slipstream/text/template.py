@@ -112,7 +112,6 @@ class ChatTemplate:
         return frozenset(found)
 
     def _shows(self, messages: Sequence[Message], in_parts: Set[str]) -> bool:
-        """Return whether messages are taken, and the content of all of them is in the text."""
         try:
             text = self._text(self._program, [_in_form(it, in_parts) for it in messages], ())
         except Exception:  # a stranger's program fails as it likes
@@ -140,7 +139,6 @@ class ChatTemplate:
 
 
 def _in_form(message: Message, in_parts: Set[str]) -> Json:
-    """Return a message with the content in parts where that is its role's form."""
     content = message["content"]
     if message["role"] in in_parts and isinstance(content, str):
         content = [{"type": "text", "text": content}]
@@ -148,8 +146,6 @@ def _in_form(message: Message, in_parts: Set[str]) -> Json:
 
 
 def _environment(now: Now) -> ImmutableSandboxedEnvironment:
-    """Jinja as transformers sets it up."""
-
     def strftime_now(format: str) -> str:
         return now().strftime(format)
 
@@ -186,7 +182,6 @@ class _Dict:
         return dict(*args, **kwargs)
 
     def fromkeys(self, *args: Any) -> dict[Any, Any]:
-        """Return what `dict.fromkeys` does."""
         return dict.fromkeys(*args)
 
 

@@ -121,7 +121,6 @@ def _check_bytes(num_bytes: int) -> None:
 
 
 def _decoder(state: str) -> Any:
-    """Return the library's decoder of this JSON, by way of a tokenizer without tokens."""
     model = {"type": "WordLevel", "vocab": {}, "unk_token": ""}
     decoder = json.loads(state) if state else None
     return Tokenizer.from_str(json.dumps({"model": model, "decoder": decoder})).decoder
@@ -137,14 +136,12 @@ def _spelling(steps: Sequence[Mapping[str, Any]]) -> Callable[[str], bytes]:
 
 
 def _steps(decoder: Mapping[str, Any]) -> list[Mapping[str, Any]]:
-    """Return the steps of a decoder, which may be a sequence of such."""
     if decoder["type"] != "Sequence":
         return [decoder]
     return [step for inner in decoder["decoders"] for step in _steps(inner)]
 
 
 def _replaced(step: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what a step of a decoder replaces, empty for a pattern, and by what."""
     match step["type"]:
         case "Replace":
             return [(step["pattern"].get("String", ""), step["content"])]
@@ -156,7 +153,6 @@ def _replaced(step: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _spaces(step: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what a step of a decoder replaces, and by what."""
     if step["type"] == "Metaspace":
         return [(step["replacement"], " ")]
     if step["type"] == "Replace" and "String" in step["pattern"]:

@@ -203,7 +203,6 @@ def vocab_hash(vocab: Mapping[str, int]) -> str:
 
 
 def _changed(value: Any, change: Callable[[str], str]) -> Any:
-    """Return a JSON value with each of its texts changed, names of fields included."""
     if isinstance(value, str):
         return change(value)
     if isinstance(value, list):

@@ -155,12 +155,10 @@ class BatchedTarget:
             self._wake()
 
     def _left(self, pending: PendingRequest) -> None:
-        """End what is under way for a caller that no longer waits."""
         if self._pending.get(pending.session_id) is pending:
             self._end(pending.session_id, errors.SessionClosed("its caller has left"))
 
     def _end(self, session_id: str, error: Exception) -> None:
-        """End what is under way of a session, if anything."""
         pending = self._pending.pop(session_id, None)
         if pending is None:
             return
@@ -177,7 +175,6 @@ class BatchedTarget:
         self._end(session_id, errors.NoRoom(f"a round waited {limit_s:g} s for memory, the limit"))
 
     def _wake(self) -> None:
-        """Wake the driver, since something has changed for the next step."""
         self._news.set()
         if self._driver is None and self._has_work():
             # Without a session's context: its logs are not about the one that came first.
@@ -190,7 +187,6 @@ class BatchedTarget:
         return any(pending.request not in blocked for pending in self._pending.values())
 
     async def _drive(self) -> None:
-        """Make steps while there is work."""
         try:
             while self._has_work():
                 await self._gather()
@@ -207,7 +203,6 @@ class BatchedTarget:
             self.spent.turn(self._activity())
 
     async def _gather(self) -> None:
-        """Wait for the sessions that are about to come again."""
         loop = asyncio.get_running_loop()
         while self._has_work():
             wait_s = self._window.wait_s(self.thread.idle_s)
@@ -254,7 +249,6 @@ class BatchedTarget:
             self.on_step(step)
 
     def _activity(self) -> Activity:
-        """Return what the time is spent on at the moment."""
         if self._is_stepping:
             return Activity.BUSY
         return Activity.WAITING if self._window.num_away else Activity.IDLE

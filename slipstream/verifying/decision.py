@@ -119,7 +119,6 @@ def _is_drawn(request: TargetRequest) -> bool:
 
 
 def _draws(request: TargetRequest, end: int) -> list[Draw]:
-    """Return the draws of a request's rows, which end at `end` of the forward; [] for none."""
     if not _is_drawn(request):
         return []
     sampling, position = request.session.sampling, len(request.tokens)

@@ -212,7 +212,6 @@ class Grammars:
         return LLMatcher.grammar_from_json_schema(text, overrides=_JSON)  # type: ignore[arg-type]
 
     def _opening(self, text: str) -> str:
-        """Return the rule of text up to what opens a call."""
         literal = self._literal(text)
         if literal.startswith("<"):
             return f"open: TEXT {literal}\n"

@@ -87,7 +87,6 @@ class RequestQueue:
         )
 
     def _retry(self) -> None:
-        """Begin what waits for memory, in order, until one has to go on waiting."""
         for request in list(self.blocked):
             if self._begin(request) is not None:
                 return
@@ -113,7 +112,6 @@ class RequestQueue:
         return None
 
     def _step(self, *, has_company: bool) -> TargetStep | None:
-        """Compute one forward, if there is work; an error is that of all that took part."""
         batch = self._schedule.next(has_company=has_company)
         if not batch:
             return None

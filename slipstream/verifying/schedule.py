@@ -218,7 +218,6 @@ class Schedule(Generic[R]):
         return (whole if whole - num_tokens >= budget.few_tokens else end) - num_tokens
 
     def _chunks(self, prompts: Sequence[R], limit: int) -> list[ScheduledRequest[R]]:
-        """Return `limit` tokens of the prompts, the longest waiting first."""
         chunks = []
         for request in prompts:
             chunk = ScheduledRequest(request, request.num_pending)

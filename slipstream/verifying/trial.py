@@ -57,8 +57,6 @@ def learn_cost(
 
 
 class _Forwards:
-    """Forwards of one session's tokens, or of as many of several sessions."""
-
     def __init__(self, model: CausalModel, pool: KvPool, max_tokens: int) -> None:
         own_pages = round_up(max_tokens, BLOCK_SIZE) // BLOCK_SIZE
         if not model.has_shapes or pool.num_free < CROWD + own_pages:
@@ -68,7 +66,6 @@ class _Forwards:
         self._several: list[KvCache] = []
 
     def compute(self, num_tokens: int, num_sessions: int) -> None:
-        """Compute a forward of so many tokens in all, logits included, and wait for its end."""
         while num_sessions > 1 and len(self._several) < num_sessions:
             self._several.append(self._opened(1))
         used = [self._alone] if num_sessions == 1 else self._several[:num_sessions]
@@ -78,7 +75,6 @@ class _Forwards:
         wait_for(self._model.device)
 
     def close(self) -> None:
-        """Free the sessions' pages."""
         for cache in (self._alone, *self._several):
             cache.close()
 
@@ -106,7 +102,6 @@ def _kept(name: str, forward: Forward, clock: Clock, max_tokens: int) -> Costs |
 
 
 def _read(value: Any) -> Costs | None:
-    """Return costs as they were kept; None for anything else."""
     try:
         points, session_s, *_ = value
         points = tuple((int(count), float(seconds)) for count, seconds in points)

@@ -7,7 +7,7 @@ from typing import Any
 
 from slipstream.client import FinishReason, PromptInfo, RequestStats, Result, SpeculationStats
 from slipstream.core.logprobs import Logprobs, TokenLogprob
-from slipstream.core.request.round_tree import RoundTree
+from slipstream.core.request.origins import RoundTree
 
 Json = dict[str, Any]
 

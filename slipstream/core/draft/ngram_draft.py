@@ -133,7 +133,6 @@ def _grown(
 
 
 def _probabilities(proposal: Proposal | None) -> Sequence[float]:
-    """Return the draft's probability of each node behind its parent, where it has one."""
     if proposal is None:
         return ()
     num_nodes = len(proposal.tree)
@@ -143,10 +142,7 @@ def _probabilities(proposal: Proposal | None) -> Sequence[float]:
 
 
 def _with_copies(proposal: Proposal, grown: Grown) -> Proposal:
-    """Return the proposal with the nodes that were added to its tree.
-
-    Statistics are the draft's, so a tree that has more nodes goes without.
-    """
+    """Return the proposal with the nodes that were added, without the draft's statistics."""
     if not grown.sources:
         return proposal
     stopped_by = proposal.stopped_by if _is_drafted(proposal) else LOOKUP

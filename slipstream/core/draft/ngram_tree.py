@@ -63,13 +63,10 @@ class _Candidate(NamedTuple):
 
     @property
     def reach(self) -> float:
-        """Return the probability to become final."""
         return -self.negative_reach
 
 
 class _Growing:
-    """A tree on its way: what may be added next, the likeliest first."""
-
     def __init__(self, size: int, after: GuessesAfter, limits: TreeLimits) -> None:
         self._size, self._after, self._limits = size, after, limits
         self._heap: list[_Candidate] = []
@@ -94,7 +91,6 @@ class _Growing:
                 self._number += 1
 
     def grow(self) -> None:
-        """Add the likeliest candidates while any may pay."""
         limits, num_nodes = self._limits, self._size
         prices = _cheapest(limits.prices)
         while self._heap and num_nodes < limits.max_nodes:

@@ -122,7 +122,6 @@ class FailoverDraft:
         return used.name
 
     async def _current(self, sequence: TokenSequence) -> InUse[Draft] | None:
-        """Return the draft of this round: the last one's, or another one."""
         used = self._used
         if used is None:
             return None if self._reason == CONTEXT else self._take()

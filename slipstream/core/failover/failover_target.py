@@ -102,7 +102,6 @@ class FailoverTarget:
         return used.name
 
     async def _replace(self, lost: InUse[Target], error: SlipstreamError) -> None:
-        """Use another target, or raise the error."""
         if self._used is not lost or self._is_late():  # the request has ended
             raise error
         if self._attempt is not None:

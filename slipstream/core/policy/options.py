@@ -105,7 +105,6 @@ _ENUMS = {"mode": Mode, "shape": Shape, "stop": StopPolicy, "verification": Veri
 
 
 def _member(name: str, value: str | None, kind: type[StrEnum]) -> StrEnum | None:
-    """Return the member of this value. Raises `InvalidRequest` where there is none."""
     if value is None and kind is not Mode:
         return None
     try:

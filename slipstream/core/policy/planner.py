@@ -121,7 +121,6 @@ class Planner:
         return self._prices.drafted(depth, seconds)
 
     def _record_overlap(self, round_: Round) -> None:
-        """Learn how fast a round that could ask the draft was, with overlap or without."""
         gain, is_measured = self._settings.overlap_gain, self._settings.mode is Mode.AUTO
         cost = self._prices.waited(round_.proposing_s + round_.verifying_s)
         if gain is not None and is_measured and round_.plan.may_ask and round_.proposing and cost:
@@ -141,7 +140,6 @@ class Planner:
         self._backoff.expect(first if experience is None else experience.gain(first))
 
     def _pace_instead(self, proposal: Proposal, verdict: Verdict) -> float:
-        """Return how fast rounds like the last one would have gone without the draft."""
         instead = proposal.instead
         if instead is not None:
             num_tokens = min(1 + len(instead.matching(verdict.tokens)), len(verdict.tokens))
@@ -150,7 +148,6 @@ class Planner:
         return self._instead.value
 
     def _copying(self, limit: int) -> Copying | None:
-        """Return the limits of copies in the next round, with `limit` as the longest path."""
         copying = self._settings.lookup
         if copying is None or limit < 1:
             return None
@@ -165,10 +162,7 @@ class Planner:
         return max(1.0 - self._speed * self._prices.step / DRAFT_GAIN, LEAST)
 
     def _row_prices(self, nodes: int) -> tuple[float, ...]:
-        """Return the price of each node of a round, in tokens that its time would bring otherwise.
-
-        Speculation that is forced has its shape whatever it costs.
-        """
+        """Return each node's price in tokens; forced speculation has its shape at any cost."""
         if self._settings.mode is Mode.FORCED:
             return ()
         return tuple(self._speed * cost for cost in self._prices.nodes(nodes))
@@ -194,10 +188,7 @@ class Planner:
 
     @property
     def _overlaps(self) -> bool:
-        """Return whether the draft is to go on while a proposal is verified.
-
-        What is measured decides in mode `auto`: speculation that is forced is the same every time.
-        """
+        """Return whether the draft goes on during a verification, as asked or as measured."""
         settings = self._settings
         if settings.overlap is not None:
             return settings.overlap
@@ -215,7 +206,6 @@ class Planner:
         return self._settings.mode is Mode.FORCED
 
     def _fitting_depth(self, nodes: int) -> int:
-        """The longest path of a tree that has no more than `nodes` nodes."""
         widths = self._settings.widths
         if not widths:
             return nodes

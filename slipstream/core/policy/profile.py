@@ -246,7 +246,6 @@ def resolve(
 
 
 def _nodes_asked(options: SpeculationOptions, num_roots: int) -> int:
-    """Return the nodes that a request's widths, or paths of its length, make."""
     if options.widths:
         return num_product_nodes(options.widths)
     if options.max_draft_tokens is None:

@@ -164,7 +164,6 @@ def _message(item: Any, place: str) -> dict[str, Any]:
 
 
 def _fields(item: Message, place: str) -> dict[str, str]:
-    """Return the texts of a message that a template may read, beside role and content."""
     fields = {
         name: text
         for name, text in item.items()

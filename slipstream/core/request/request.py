@@ -254,7 +254,6 @@ def _check_abilities(ask: Ask, model: ModelFacts, settings: Settings) -> None:
 
 
 def _ends(ask: Ask, model: ModelFacts) -> frozenset[int]:
-    """Return the tokens that end a request. Raises `InvalidRequest` for what is no token."""
     check_vocabulary("stop_token_ids", ask.stop_token_ids, model.vocab_size)
     own = frozenset[int]() if ask.ignore_eos else model.stop_token_ids
     return own | set(ask.stop_token_ids)

@@ -7,8 +7,7 @@ from typing import Any, TypeVar
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import Logprobs
-from slipstream.core.request.origins import Origins
-from slipstream.core.request.round_tree import RoundTree
+from slipstream.core.request.origins import Origins, RoundTree
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.request.tools import ToolFormat
 from slipstream.core.types import FinishReason

@@ -140,13 +140,11 @@ class ToolCallParser:
             pass
 
     def _hold(self, end: int) -> None:
-        """Hold what comes up to a position."""
         if end > self._at:
             self._held.append(self._rest[self._at : end])
             self._at = end
 
     def _as_text(self) -> Generator[Piece, None, None]:
-        """Yield what is held as text."""
         if self._held:
             yield "".join(self._held)
             self._held, self._is_beginning = [], False
@@ -224,17 +222,14 @@ class ToolCallParser:
         return True
 
     def _object(self) -> str:
-        """Return what is held of the call that is being read."""
         return "".join(self._held[self._num_before :])
 
     def _name(self) -> str | None:
-        """Return the known tool that the beginning of a call names; None without one."""
         head = _HEAD.match(self._object())
         name = None if head is None else decoded_json(head[1])
         return name if name in self._names else None
 
     def _whole(self, text: str) -> CallPiece | None:
-        """Return the call in a JSON object; None for another object."""
         value = decoded_json(text)
         if not isinstance(value, dict) or value.get("name") not in self._names:
             return None
@@ -264,7 +259,6 @@ class ToolCallParser:
         return end > 0
 
     def _next(self) -> None:
-        """Go on behind a call."""
         self._held, self._has_call, self._read = [], True, self._beside
         self._num_calls += 1
 

@@ -120,7 +120,6 @@ class TextStream:
 
     @property
     def _end(self) -> int:
-        """Length of the settled text."""
         return self._begin + len(self._text)
 
     def _push(self, tokens: Sequence[int]) -> Piece:

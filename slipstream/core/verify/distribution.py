@@ -143,7 +143,6 @@ class SamplingDistribution:
         return values, ids
 
     def _heated(self, scores: Floats) -> tuple[Floats, Ids | None]:
-        """Temperature and truncation of scores [n]; what is left, and its places in them."""
         best = float(scores.max())
         if not math.isfinite(best):
             raise ModelError(f"the best score of a position is {best}, so its distribution is none")

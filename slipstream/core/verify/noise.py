@@ -49,7 +49,6 @@ def uniforms(seed: int, position: int, ids: Ids | int, *, purpose: Purpose) -> F
 
 
 def _mix_(bits: NDArray[np.uint32], scratch: NDArray[np.uint32]) -> None:
-    """Mix the bits of each element, in place."""
     for shift, factor in ROUNDS:
         bits ^= np.right_shift(bits, shift, out=scratch)
         if factor is not None:

@@ -8,7 +8,7 @@ import math
 from dataclasses import asdict
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.origins import TokenOrigin
+from slipstream.core.request.origins import RoundNode, RoundToken, RoundTree, TokenOrigin
 from slipstream.core.request.results import (
     Chunk,
     Continuity,
@@ -17,7 +17,6 @@ from slipstream.core.request.results import (
     Result,
     Timings,
 )
-from slipstream.core.request.round_tree import RoundNode, RoundToken, RoundTree
 from slipstream.core.request.stats import SpeculationStats
 from slipstream.core.types import FinishReason
 from slipstream.rpc.conversion.convert_common import (

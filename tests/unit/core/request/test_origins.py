@@ -8,9 +8,16 @@ import pytest
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import TokenLogprob
-from slipstream.core.request.origins import TokenOrigin, origins_of
+from slipstream.core.request.origins import (
+    RoundNode,
+    RoundToken,
+    TokenOrigin,
+    origins_of,
+    round_tree,
+)
 from slipstream.core.request.request import Ask
 from slipstream.core.request.results import Chunk, collected
+from slipstream.core.round import Round
 from slipstream.core.run import TokenBuffer
 from slipstream.core.tree import ROOT, CopySource, TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Verdict
@@ -94,9 +101,9 @@ def test_parts_of_an_answer_without_origins_are_not_known(models):
 
 @pytest.mark.parametrize("temperature", [0.0, 1.5])
 @pytest.mark.parametrize("way", WAYS)
-def test_what_the_draft_says_is_what_the_statistics_accepted(models, way, temperature):
+def test_origins_and_rounds_add_up_to_the_answer_and_its_statistics(models, way, temperature):
     sampling = SamplingParams(temperature=temperature, seed=3)
-    ask = Ask(sampling, 40, speculation=WAYS[way], with_origins=True)
+    ask = Ask(sampling, 40, speculation=WAYS[way], with_rounds=True, with_origins=True)
     chunks = run_of(models, ask)
     result = collected(chunks)
     said = Counter(result.origins)
@@ -108,6 +115,15 @@ def test_what_the_draft_says_is_what_the_statistics_accepted(models, way, temper
     assert said[LOOKUP] == speculation.num_accepted_lookup_tokens
     assert result.origins[0] is TARGET
     assert None not in said
+    rounds = [tree for chunk in chunks for tree in chunk.rounds]
+    assert [token.origin for tree in rounds for token in tree.tokens] == list(result.origins)
+    drafted = [node for tree in rounds for node in tree.nodes if node.origin is not TARGET]
+    assert len(drafted) == speculation.num_draft_tokens
+    start = 0
+    for tree in rounds:
+        path = [node.token_id for node in tree.nodes if node.is_kept]
+        assert tuple(path) == result.token_ids[start : start + len(path)]
+        start += len(tree.tokens)
 
 
 def test_the_drafts_the_texts_and_the_targets_are_all_seen(models):
@@ -118,10 +134,11 @@ def test_the_drafts_the_texts_and_the_targets_are_all_seen(models):
 
 def test_nobody_says_where_tokens_came_from_who_is_not_asked(models):
     asked, unasked = (
-        run_of(models, Ask(max_tokens=20, with_origins=flag)) for flag in (True, False)
+        run_of(models, Ask(max_tokens=20, with_origins=flag, with_rounds=flag))
+        for flag in (True, False)
     )
-    assert all(chunk.origins == () for chunk in unasked)
-    assert [replace(chunk, origins=()) for chunk in asked] == unasked
+    assert all(chunk.origins == chunk.rounds == () for chunk in unasked)
+    assert [replace(chunk, origins=(), rounds=()) for chunk in asked] == unasked
 
 
 def test_a_stop_string_or_the_limit_cuts_what_is_known_of_tokens_with_them(models):
@@ -159,3 +176,33 @@ def test_of_a_request_that_goes_on_the_old_tokens_say_nothing(models, num_past, 
     num_old = max(num_past - num_received, 0)
     assert origins[:num_old] == [None] * num_old
     assert None not in origins[num_old:]
+
+
+class Letters:
+    """Texts of tokens: letters, and none for token 9."""
+
+    def decode(self, ids):
+        return "".join("" if token == 9 else chr(96 + token) for token in ids)
+
+    def token_bytes(self, token):
+        return b"<end>" if token == 9 else bytes([96 + token])
+
+
+def test_a_round_is_its_tree_with_what_was_kept():
+    tree = TokenTree((1, 2, 3, 4), (ROOT, ROOT, 1, 2))
+    proposal = Proposal(tree, sources=(CopySource.STORE,))
+    at = Round(3, 0.0, proposal=proposal, verdict=Verdict((2, 3, 9), 2))
+    at.proposing, at.verifying = (0.0, 0.25), (0.25, 1.0)
+    shown = round_tree(at, Letters())
+    assert shown.nodes == (
+        RoundNode(1, b"a", ROOT, DRAFT, False),
+        RoundNode(2, b"b", ROOT, RUNNER_UP, True),
+        RoundNode(3, b"c", 1, RUNNER_UP, True),
+        RoundNode(4, b"d", 2, STORE, False),
+    )
+    assert shown.tokens == (
+        RoundToken(b"b", RUNNER_UP),
+        RoundToken(b"c", RUNNER_UP),
+        RoundToken(b"", TARGET),
+    )
+    assert (shown.draft_s, shown.verify_s) == (0.25, 0.75)
