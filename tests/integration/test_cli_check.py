@@ -98,12 +98,3 @@ async def test_what_is_still_starting_is_waited_for_where_that_is_asked_for(chec
         code, said = await waiting
     assert code == 0, said
     assert (await check("--router", "h:1", "--wait-s", "-1"))[0] == 2
-
-
-async def test_a_token_goes_to_other_machines_in_the_clear_only_if_that_is_said(check, monkeypatch):
-    monkeypatch.setenv("SLIPSTREAM_TOKEN", TOKEN)
-    limit = ("--timeout-s", "0.5")
-    code, said = await check("--router", "router.invalid:1", *limit)
-    assert code == 2 and "in the clear" in said
-    code, said = await check("--router", "router.invalid:1", "--plaintext", *limit)
-    assert code == 1

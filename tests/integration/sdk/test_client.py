@@ -13,7 +13,7 @@ from slipstream.client import (
     SpeculationOptions,
     StopPolicy,
 )
-from slipstream.core.errors import Cancelled, InvalidRequest, ModelMismatch, UnsupportedCombination
+from slipstream.core.errors import Cancelled, InvalidRequest, ModelMismatch
 from support.models import tiny_checkpoint
 from support.network.bad_routers import Scripted, first_chunk, register
 from support.services.background import served
@@ -45,11 +45,6 @@ def test_an_engine_without_a_draft_decodes_plainly_and_says_no_to_more(folder, n
         assert result.token_ids == ngram.generate("hello", max_tokens=10).token_ids
         with pytest.raises(InvalidRequest, match="no draft"):
             client.generate("hello", speculation=SpeculationOptions(mode=Mode.FORCED))
-
-
-def test_a_policy_that_the_draft_can_not_serve_is_refused(embedded):
-    with pytest.raises(UnsupportedCombination):
-        embedded.generate("hello", speculation=SpeculationOptions(stop=StopPolicy.DECISION))
 
 
 NO_OPTIONS = [{"numerics": "exactish"}, {"threads": 0}, {"dtype": "int3"}, {"device": "abacus"}]
