@@ -1,34 +1,223 @@
-"""`slipstream bench`: speed and costs of models. Knows only options and printing."""
+"""`slipstream bench`: speed, costs and identity of engines. Knows only options and printing."""
 
+import asyncio
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
+from pathlib import Path
+from typing import Any
 
 import typer
 
+from slipstream.bench import load
+from slipstream.bench import rounds as rounds_of
+from slipstream.bench import speed as speeds
 from slipstream.bench.cost import CostPlan, cost_table, draft_line, measure_cost
-from slipstream.bench.methods import GRAMMAR, Method, Numerics, parse_methods, with_references
-from slipstream.bench.speed import (
-    SpeedPlan,
-    category_table,
-    compare,
-    difference_lines,
-    run_speed,
-    speed_table,
+from slipstream.bench.harness import Ask, SamplingPlan, run_in_turn
+from slipstream.bench.methods import (
+    GRAMMAR,
+    PLAIN,
+    Method,
+    Numerics,
+    parse_method,
+    parse_methods,
+    parse_request_methods,
+    with_references,
 )
-from slipstream.cli.benchmarks.bench_flags import ModelFlags, OutputFlags, QuestionFlags
-from slipstream.cli.benchmarks.bench_gpu import gpu
-from slipstream.cli.benchmarks.bench_load import peers, serve
-from slipstream.cli.benchmarks.bench_rounds import rounds
+from slipstream.bench.peers import endpoint_engines, parse_endpoints
+from slipstream.bench.services import LocalServices
+from slipstream.cli.bench_flags import (
+    ModelFlags,
+    OutputFlags,
+    QuestionFlags,
+    machine_facts,
+    weights_facts,
+)
+from slipstream.cli.bench_gpu import gpu
+from slipstream.cli.engine import open_async_client
 from slipstream.cli.flags import with_flags
+from slipstream.cli.options import DEFAULT_TARGET, PlaceFlags, read_token
 from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console, show_lines
+from slipstream.client import Client
+from slipstream.config import load_settings
 from slipstream.core.types import SamplingParams
 from slipstream.options import option
 
 app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
-app.command()(rounds)
-app.command()(peers)
-app.command()(serve)
+
+
+@app.callback()
+def _group() -> None:
+    """Measure speed and identity."""
+
+
+@dataclass(frozen=True, slots=True)
+class ServiceFlags:
+    """The services that answer."""
+
+    router: str | None = option(None, "HOST:PORT of a router; default: services are started.")
+    overlap: bool = option(False, "Also measure with the option overlap.")
+
+
+@app.command()
+@with_flags
+def rounds(
+    prompts: QuestionFlags,
+    plan: rounds_of.RoundsPlan,
+    services: ServiceFlags,
+    models: ModelFlags,
+    output: OutputFlags,
+) -> None:
+    """Cost of a round embedded and distributed, and where the time goes.
+
+    Both answer the same questions in this run, question by question in turn, drafting in every
+    round. ratio is tokens per second over those of the embedded engine, as the caller sees
+    them. The router's own part of a round is the rest beside engines, wires and serialisation.
+    """
+    models.check()
+    plan = replace(plan, questions=prompts.questions())
+    models.stack().fetch()
+    with ExitStack() as stack:
+        asks = _asks(stack, plan, services, models)
+        with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
+            samples = run_in_turn(
+                asks,
+                plan.questions,
+                max_new_tokens=plan.max_new_tokens,
+                warmup=plan.warmup,
+                advance=advance,
+            )
+    figures = rounds_of.rounds_figures(samples)
+    console = figures_console()
+    console.print(rounds_of.answers_table(figures))
+    console.print()
+    console.print(rounds_of.parts_table(figures))
+    show_lines(rounds_of.remarks(figures))
+    facts = {**prompts.facts(), **asdict(services), **asdict(plan.sampling)}
+    sizes = {"max_new_tokens": plan.max_new_tokens, "num_prompts": len(plan.questions)}
+    output.write({"environment": {**models.facts(), **facts, **sizes}, "rounds": figures})
+
+
+def _asks(
+    stack: ExitStack, plan: rounds_of.RoundsPlan, flags: ServiceFlags, models: ModelFlags
+) -> dict[str, Ask]:
+    """Return the engines under test, until the stack closes."""
+    address = flags.router
+    if address is None:
+        services = LocalServices(models.stack().plan(port=0))
+        address = stack.enter_context(services).address
+    routed = stack.enter_context(Client(address, token=load_settings().token))
+    embedded = stack.enter_context(Client.embedded(**asdict(models)))
+    rounds_of.check_same_model(embedded.model_info(), routed.model_info())
+    asks = {rounds_of.EMBEDDED: plan.ask(embedded), "distributed": plan.ask(routed)}
+    if flags.overlap:
+        asks["overlap"] = plan.ask(routed, overlap=True)
+    return asks
+
+
+@dataclass(frozen=True, slots=True)
+class EndpointFlags:
+    """Servers with OpenAI's API."""
+
+    endpoint: tuple[str, ...] = option(
+        (),
+        "NAME=URL of a server, as vllm=http://HOST:PORT/v1; repeatable. Ratios are over the first.",
+    )
+    endpoint_token_file: Path | None = option(None, "File with the bearer token of the endpoints.")
+
+
+@app.command()
+@with_flags
+def peers(
+    plan: load.LoadPlan, which: EndpointFlags, prompts: QuestionFlags, output: OutputFlags
+) -> None:
+    """Servers with OpenAI's API side by side: Slipstream's HTTP front, llama.cpp, vLLM, SGLang.
+
+    All answer the same chats in turn, greedily, with every number of users, --repeats times. Texts
+    are compared with those of the first server, one request at a time.
+    """
+    urls, questions = parse_endpoints(which.endpoint), prompts.questions()
+    token = None if which.endpoint_token_file is None else read_token(which.endpoint_token_file)
+    with (
+        ThreadPoolExecutor(max(plan.users), "endpoint") as pool,
+        step_bar(plan.num_runs(len(urls))) as advance,
+    ):
+        engines = endpoint_engines(urls, token, pool)
+        run = load.measure_load(plan, questions, engines, engines[0].send, advance=advance)
+        figures = asyncio.run(run)
+    facts = {**machine_facts("cpu"), "endpoints": urls, **prompts.facts(), **asdict(plan)}
+    _show(figures, "peers", {**facts, "num_prompts": len(questions)}, output)
+
+
+@dataclass(frozen=True, slots=True)
+class RequestMethodFlags:
+    """Methods that answer."""
+
+    methods: str = option(
+        "plain,auto,forced",
+        "Separated by commas: plain, auto, forced, or a method as of bench speed.",
+    )
+
+
+@app.command()
+@with_flags
+def serve(
+    plan: load.LoadPlan,
+    which: RequestMethodFlags,
+    sampling: SamplingPlan,
+    prompts: QuestionFlags,
+    place: PlaceFlags,
+    output: OutputFlags,
+) -> None:
+    """Speed and identity of many requests at once, of engines in this process or behind --router.
+
+    All methods run in turn with every number of users, --repeats times. Every output is compared
+    with that of its prompt alone. For latencies and arrivals, send a load of your own to the HTTP
+    front.
+    """
+    place.check()
+    methods, questions = parse_request_methods(which.methods), prompts.questions()
+    opened = None if place.is_remote else open_async_client(place)
+
+    async def measured() -> tuple[dict[str, Any], dict[str, Any]]:
+        # A router's client begins in its loop.
+        async with opened or open_async_client(place) as client:
+            info = await client.model_info()
+            about = {"model": info.model, "dtype": info.dtype, "numerics": info.numerics}
+            await load.check_lengths(plan, questions, client)
+            engines = load.method_engines(methods, client, sampling.params())
+            (plain,) = load.method_engines([parse_method(PLAIN)], client, sampling.params())
+            with step_bar(plan.num_runs(len(engines))) as advance:
+                run = load.measure_load(plan, questions, engines, plain.send, advance=advance)
+                return await run, about
+
+    figures, about = asyncio.run(measured())
+    facts = {**_environment(place, about), **prompts.facts(), **asdict(plan), **asdict(sampling)}
+    _show(figures, "serve", {**facts, "num_prompts": len(questions)}, output)
+
+
+def _show(
+    figures: dict[str, Any], name: str, environment: dict[str, Any], output: OutputFlags
+) -> None:
+    figures_console().print(load.load_table(figures))
+    show_lines(load.remarks(figures))
+    output.write({"environment": environment, name: figures})
+
+
+def _environment(place: PlaceFlags, about: dict[str, Any]) -> dict[str, Any]:
+    """Return facts about this machine; about engines elsewhere only what the router sends."""
+    facts = {**machine_facts("cpu"), **about}
+    if place.is_remote:
+        return facts | {"router": place.router.router, "device": None, "threads": None}
+    return facts | {
+        "device": machine_facts(place.engine.device or "cpu")["device"],
+        "draft": place.engine.draft or "glide",
+        **weights_facts(place.engine.target or DEFAULT_TARGET),
+    }
+
+
 app.command()(gpu)
 
 
@@ -49,17 +238,12 @@ class MethodFlags:
         return with_references(parse_methods(self.methods, numerics=self.numerics))
 
 
-@app.callback()
-def _group() -> None:
-    """Measure speed and identity."""
-
-
 @app.command()
 @with_flags
 def speed(
     prompts: QuestionFlags,
     which: MethodFlags,
-    plan: SpeedPlan,
+    plan: speeds.SpeedPlan,
     models: ModelFlags,
     output: OutputFlags,
 ) -> None:
@@ -71,16 +255,15 @@ def speed(
     """
     plan = replace(plan, methods=which.parsed(), questions=prompts.questions())
     models.check()
-    output.check()
     engines = models.engines(plan.sampling.params(), *_draft_models(plan.methods))
     with step_bar(plan.num_replies) as advance:
-        samples = run_speed(plan, engines, advance=advance)
-    figures = compare(plan, samples)
+        samples = speeds.run_speed(plan, engines, advance=advance)
+    figures = speeds.compare(plan, samples)
     console = figures_console()
-    console.print(speed_table(figures))
+    console.print(speeds.speed_table(figures))
     console.print()
-    console.print(category_table(figures))
-    show_lines(difference_lines(figures))
+    console.print(speeds.category_table(figures))
+    show_lines(speeds.difference_lines(figures))
     environment = {
         **models.facts(*_draft_models(plan.methods)),
         **prompts.facts(),
@@ -101,7 +284,6 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
     verification are one pending token and a chain of drafted ones, head included.
     """
     models.check()
-    output.check()
     engines = models.engines(SamplingParams())
     text = "\n".join(turn for question in QuestionFlags().questions() for turn in question.turns)
     has_draft = models.draft != "glide" or engines.draft_folder().is_dir()
@@ -114,7 +296,3 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
 
 def _draft_models(methods: Sequence[Method]) -> Iterator[str]:
     return (method.model for method in methods if method.model is not None)
-
-
-if __name__ == "__main__":
-    app()

@@ -30,7 +30,7 @@ from slipstream.bench.engines import MethodEngines
 from slipstream.bench.environment import environment
 from slipstream.bench.figures import fixed, table
 from slipstream.bench.harness import check_writable
-from slipstream.cli.benchmarks.bench_flags import ModelFlags, QuestionFlags, command_line
+from slipstream.cli.bench_flags import ModelFlags, QuestionFlags, command_line
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console

@@ -11,7 +11,7 @@ import typer
 from slipstream.bench.gpu.floors import measure_floors
 from slipstream.bench.gpu.graph_checks import check_graphs
 from slipstream.bench.gpu.steps import GpuStep, Outcome, run_steps, summary
-from slipstream.cli.benchmarks.bench_flags import ModelFlags, OutputFlags, machine_facts
+from slipstream.cli.bench_flags import ModelFlags, OutputFlags, machine_facts
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import step_bar
 from slipstream.cli.report import figures_console
@@ -87,7 +87,6 @@ def gpu(run: GpuRunFlags, models: ModelFlags, output: OutputFlags) -> None:
     run. Exits with 1 where a step has failed.
     """
     models.check()
-    output.check()
     run.check()
     if run.step is not None:
         output.write(_figures(run, run.step, models))

@@ -102,8 +102,7 @@ class OutputFlags:
 
     json: Path | None = option(None, "Also write all figures to this JSON file.")
 
-    def check(self) -> None:
-        """Raise `InvalidRequest` for a file that can't be written, before hours are spent."""
+    def __post_init__(self) -> None:
         if self.json is not None:
             check_writable(self.json)
 
