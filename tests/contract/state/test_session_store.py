@@ -179,14 +179,6 @@ async def test_the_next_turn_keeps_all_tokens_however_the_last_one_ended(store, 
     assert (await store.acquire(claim("r2"))).record.output == (9,)
 
 
-async def test_a_broken_request_goes_on_where_it_was(store):
-    await told(store, begins(), opened(5, 6, 7), target="target:1")
-    grant = await store.acquire(begins())
-    assert (grant.record.output, grant.record.target) == ((7,), "target:1")
-    await store.append(grant.lease, SessionUpdate(3, (8,), ending="done"))
-    assert (await store.acquire(begins())).record.output == (7, 8)
-
-
 async def test_the_id_of_a_request_is_that_of_one_request(store):
     await told(store, begins(), opened(5, 6))
     with pytest.raises(errors.RequestExists, match="request id 'r1' is that of another request"):
@@ -215,26 +207,23 @@ async def test_so_many_earlier_requests_are_remembered(store):
     await held(store, claim("r0"))
 
 
-async def test_a_session_is_its_owners(store):
+FORBIDDEN = [
+    (claim("r2", owner="bob"), errors.PermissionDenied, "belongs to another key"),
+    (begins(owner="bob"), errors.PermissionDenied, "belongs to another key"),
+    (claim("r2", owner=""), errors.PermissionDenied, "belongs to another key"),
+    (claim("r2", model="large"), errors.InvalidRequest, "is with model small, not large"),
+    (begins("r2"), errors.SessionExists, "exists already"),
+]
+
+
+@pytest.mark.parametrize(("asked", "error", "reason"), FORBIDDEN)
+async def test_a_session_is_its_owners_with_one_model_and_begins_once(store, asked, error, reason):
     await told(store, begins(), opened(5, 6))
-    for asked in (claim("r2", owner="bob"), begins(owner="bob"), claim("r2", owner="")):
-        with pytest.raises(errors.PermissionDenied, match="session chat belongs to another key"):
-            await store.acquire(asked)
+    with pytest.raises(error, match=f"session chat {reason}"):
+        await store.acquire(asked)
     with pytest.raises(errors.PermissionDenied):
         await store.delete("chat", "bob")
-
-
-async def test_a_session_is_with_one_model(store):
-    await told(store, begins(), opened(5, 6))
-    with pytest.raises(errors.InvalidRequest, match="session chat is with model small, not large"):
-        await store.acquire(claim("r2", model="large"))
     await held(store, claim("r2", model=""))
-
-
-async def test_a_session_begins_once(store):
-    await told(store, begins(), opened(5, 6))
-    with pytest.raises(errors.SessionExists, match="session chat exists already"):
-        await store.acquire(begins("r2"))
 
 
 @pytest.mark.parametrize("asked", [claim(), claim(model=""), begins(model="")])

@@ -2,11 +2,12 @@
 
 import io
 import json
+import logging
 import sys
 
 import pytest
 
-from slipstream.cli.main import exit_code
+from slipstream.cli.main import WarningPrinter, exit_code
 from support.commands import refusal
 from support.models.tiny_checkpoint import save_checkpoint
 
@@ -47,20 +48,6 @@ def test_json_is_one_object_with_text_tokens_and_statistics(generate):
     names = {"mean_acceptance_length", "draft_acceptance_rate", "num_draft_tokens"}
     names |= {"num_accepted_draft_tokens", "per_step_accepted", "tokens_per_s", "prefill_s"}
     assert names <= set(answer["stats"])
-
-
-def test_origins_and_log_probabilities_are_values_of_the_object(generate):
-    flags = ["--json", "--origins", "--logprobs", "2", "--speculation", "forced"]
-    answer = json.loads(generate(*flags, PROMPT)[1])
-    assert set(answer["origins"]) == {"lookup", "target"}
-    assert len(answer["origins"]) == len(answer["logprobs"]) == len(answer["token_ids"]) == 12
-    for item, token in zip(answer["logprobs"], answer["token_ids"], strict=True):
-        assert item["top"][0]["logprob"] == item["logprob"] <= 0
-        assert item["top"][0]["token_id"] == token
-    text = b"".join(bytes(item["bytes"]) for item in answer["logprobs"]).decode(errors="replace")
-    assert text.endswith(answer["text"])
-    plain = json.loads(generate("--json", PROMPT)[1])
-    assert "origins" not in plain and "logprobs" not in plain
 
 
 def test_comparing_runs_plain_decoding_too_and_finds_the_same_tokens(generate):
@@ -177,3 +164,10 @@ def test_models_are_listed_located_and_missed(checkpoint, capsys):
     assert capsys.readouterr().out == checkpoint + "\n"
     said = refusal(capsys, "models", "path", "no-such-model")
     assert "'no-such-model' is not on this machine" in said
+
+
+def test_warnings_are_printed_once_each(capsys):
+    printer = WarningPrinter()
+    for text in ("one", "two", "one"):
+        printer.handle(logging.makeLogRecord({"levelno": logging.WARNING, "msg": text}))
+    assert capsys.readouterr().err == "warning: one\nwarning: two\n"

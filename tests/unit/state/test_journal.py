@@ -13,7 +13,17 @@ from slipstream.core.request.stats import MAX_PER_STEP, Outcomes
 from slipstream.core.types import FinishReason
 from slipstream.state.journal import StoreJournal
 from support.models.rounds import outcome
-from support.state.store_line import CLAIM, ENDING, OPENING, PROMPT, STATS, Line, kept, opened
+from support.state.store_line import (
+    CLAIM,
+    ENDING,
+    OPENING,
+    PROMPT,
+    STATS,
+    Line,
+    attempt,
+    kept,
+    opened,
+)
 
 
 @pytest.fixture
@@ -221,3 +231,35 @@ async def test_whatever_the_line_does_all_that_was_told_is_kept_once_and_in_orde
     line.is_up, line.loses_answers = True, False
     assert await journal.close(target=None, draft=None)
     assert (await kept(line)).output == tuple(told)
+
+
+@pytest.mark.parametrize("is_kept", [True, False], ids=["with the store", "without"])
+@pytest.mark.parametrize("name", ["here-2", "there-1"], ids=["one router", "two routers"])
+async def test_an_attempt_that_closes_late_leaves_the_request_to_one_that_runs(line, name, is_kept):
+    line.is_up = False
+    late = await attempt(line, "here-1", is_kept=False)
+    await late.keep([4, 5], None)
+    assert not await late.close(target=None, draft=None)
+    line.is_up = is_kept
+    runs = await attempt(line, name, is_kept=is_kept)
+    await runs.keep([4], None)
+    line.is_up = True
+    await runs.tend()
+    assert await late.close(target=None, draft=None)
+    await runs.keep([5, 6], ENDING)
+    assert runs.continuity().is_kept
+    assert (await kept(line)).output == (4, 5, 6)
+
+
+async def test_an_older_attempt_that_still_runs_leaves_the_request_to_the_newer_one(line):
+    line.is_up = False
+    older, newer = [await attempt(line, f"here-{at}", is_kept=False) for at in (1, 2)]
+    for journal in (older, newer):
+        await journal.keep([4], None)
+    line.is_up = True
+    for journal in (newer, older):
+        await journal.tend()
+    with pytest.raises(SessionTaken):
+        await older.keep([5], None)
+    await newer.keep([5], ENDING)
+    assert (await kept(line)).output == (4, 5)
