@@ -14,7 +14,7 @@ from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.drafting.checks import MAX_TOKENS
 from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
-from slipstream.drafting.memory import NUM_PAGES, DraftMemory, DraftNeeds
+from slipstream.drafting.memory import NUM_PAGES, DraftMemory
 from slipstream.drafting.profile_file import PROFILE_NAME, ModelPair, read_profile
 from slipstream.drafting.reader import Score
 from slipstream.drafting.trial import step_seconds
@@ -235,10 +235,13 @@ def _glide(folder: Path, target: DraftTarget) -> DraftModel:
     config = scorer.config
     decision = load_decision(folder, hidden_size=scorer.hidden_size)
     files = [folder / WEIGHTS_NAME, *([] if decision is None else [folder / DECISION_NAME])]
-    needs = DraftNeeds(
-        scorer.weight_bytes, scorer.workspace_bytes(_ROWS), target.context_length or MAX_TOKENS
+    memory = target.memory.plan(
+        scorer.layout,
+        weight_bytes=scorer.weight_bytes,
+        workspace_bytes=scorer.workspace_bytes(_ROWS),
+        max_tokens=target.context_length or MAX_TOKENS,
+        num_target_layers=len(config.target_layers),
     )
-    memory = target.memory.plan(scorer.layout, needs, num_target_layers=len(config.target_layers))
     digests = {file.name: kept_digest(file) for file in files}
     return DraftModel(
         kind="glide",
@@ -264,7 +267,12 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
     require_same_tokenizer(target, loaded)
     # A draft may be wrong in the last bit, so its numerics are always the fast ones.
     model = CausalModel(loaded.model, numerics="fast")
-    needs = DraftNeeds(model.weight_bytes, model.workspace_bytes(_ROWS), model.context_length)
+    memory = target.memory.plan(
+        model.layout,
+        weight_bytes=model.weight_bytes,
+        workspace_bytes=model.workspace_bytes(_ROWS),
+        max_tokens=model.context_length,
+    )
     return DraftModel(
         kind="vanilla",
         # Heads are padded to sizes of their own: the tokens of the text are what both have.
@@ -273,6 +281,6 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
         source=target.source,
         tokenizer_hash=loaded.tokenizer_hash,
         vocab_size=model.vocab_size,
-        memory=target.memory.plan(model.layout, needs),
+        memory=memory,
         engine=model.engine,
     )

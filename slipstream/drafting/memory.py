@@ -17,15 +17,6 @@ NUM_PAGES = 64
 
 
 @dataclass(frozen=True, slots=True)
-class DraftNeeds:
-    """Bytes that a draft model takes besides keys and values, and tokens of its longest session."""
-
-    weight_bytes: int
-    workspace_bytes: int
-    max_tokens: int
-
-
-@dataclass(frozen=True, slots=True)
 class DraftMemory:
     """Limits of a draft's memory for keys and values.
 
@@ -38,24 +29,31 @@ class DraftMemory:
     is_mirroring: bool = False
 
     def plan(
-        self, layout: KvLayout, needs: DraftNeeds, *, num_target_layers: int = 0
+        self,
+        layout: KvLayout,
+        *,
+        weight_bytes: int,
+        workspace_bytes: int,
+        max_tokens: int,
+        num_target_layers: int = 0,
     ) -> MemoryPlan:
         """Return a plan in pages of `layout`, with as many tokens of mirrored target layers.
 
+        The model takes so many bytes besides keys and values; its longest session has `max_tokens`.
         Raises `InvalidRequest` for no budget, `CapacityError` for less than a page.
         """
         page_bytes = layout.bytes_per_page
         if self.is_mirroring:
             page_bytes += mirror_page_bytes(layout, num_target_layers)
-        size = budget_bytes(self.budget, layout.device, workspace_bytes=needs.workspace_bytes)
+        size = budget_bytes(self.budget, layout.device, workspace_bytes=workspace_bytes)
         if size < page_bytes:
             raise CapacityError(
                 f"a budget of {self.budget} is {shown(size)} for keys and values, but a page takes"
                 f" {shown(page_bytes)}"
             )
-        longest = round_up(needs.max_tokens + MAX_NODES, BLOCK_SIZE) // BLOCK_SIZE
+        longest = round_up(max_tokens + MAX_NODES, BLOCK_SIZE) // BLOCK_SIZE
         count = min(size // page_bytes, self.max_sessions * longest)
-        return MemoryPlan(needs.weight_bytes, count, page_bytes, needs.workspace_bytes)
+        return MemoryPlan(weight_bytes, count, page_bytes, workspace_bytes)
 
 
 def mirror_page_bytes(layout: KvLayout, num_target_layers: int) -> int:

@@ -5,11 +5,8 @@ first comer splits the batch into parts that stay apart; one that waits too long
 """
 
 import math
-from collections.abc import Hashable, Iterable
+from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Generic, TypeVar
-
-K = TypeVar("K", bound=Hashable)
 
 _MAX_REST = 31
 _COMPANY_STEPS = 4
@@ -34,7 +31,7 @@ class _Absence:
     is_expected: bool
 
 
-class BatchWindow(Generic[K]):
+class BatchWindow:
     """The sessions of an engine between its steps: those that are there, and those to wait for.
 
     `now` is any clock of seconds. One that stands still while the engine works for others makes
@@ -44,18 +41,18 @@ class BatchWindow(Generic[K]):
     def __init__(self, *, max_wait: float = 0.5) -> None:
         """`max_wait` is the longest wait, as a part of the last step's time."""
         self._max_wait = max_wait
-        self._sessions: dict[K, _Punctuality] = {}
-        self._away: dict[K, _Absence] = {}
+        self._sessions: dict[str, _Punctuality] = {}
+        self._away: dict[str, _Absence] = {}
         self._num_steps = 0
         self._busy_s = self._step_s = 0.0
 
-    def came(self, key: K) -> None:
+    def came(self, key: str) -> None:
         """Record that a session's work waits for the next step."""
         away = self._away.pop(key, None)
         if away is not None and away.is_expected:
             self._sessions[key].num_late = 0
 
-    def gone(self, key: K) -> None:
+    def gone(self, key: str) -> None:
         """Forget a session that has ended. Unknown ones are fine."""
         self._away.pop(key, None)
         self._sessions.pop(key, None)
@@ -69,7 +66,7 @@ class BatchWindow(Generic[K]):
                 session.rest = min(2**session.num_late - 1, _MAX_REST)
                 away.is_expected = False
 
-    def stepped(self, answered: Iterable[K], now: float, *, seconds: float) -> None:
+    def stepped(self, answered: Iterable[str], now: float, *, seconds: float) -> None:
         """Record a step that took `seconds`; the answered sessions are to come again."""
         self._step_s = seconds
         self._busy_s += seconds

@@ -50,9 +50,10 @@ class BatchedTarget:
         """Called with every forward, on the event loop."""
         self._clock = clock
         self._budget = budget or StepBudget()
-        schedule: Schedule[TargetRequest] = Schedule(self._budget)
-        self._queue = RequestQueue(engine, schedule, max_waiting=max_waiting, clock=clock)
-        self._window: BatchWindow[str] = BatchWindow()
+        self._queue = RequestQueue(
+            engine, Schedule(self._budget), max_waiting=max_waiting, clock=clock
+        )
+        self._window = BatchWindow()
         self._pending: dict[str, PendingRequest] = {}
         self._has_room = False
         self._news = asyncio.Event()

@@ -23,7 +23,7 @@ from slipstream.verifying.schedule import ScheduledRequest
 
 Decision = Callable[[], Walk]
 """Function that decides a request; it raises what `core.verify.verify` does."""
-Batch = Sequence[ScheduledRequest[TargetRequest]]
+Batch = Sequence[ScheduledRequest]
 Slots = tuple[tuple[int, ...], ...]
 """KV slots of a forward's tokens, request by request."""
 
@@ -108,7 +108,7 @@ def _verify(request: TargetRequest, logits: Floats, find: FindContenders | None)
     )
 
 
-def _part(entry: ScheduledRequest[TargetRequest]) -> Part:
+def _part(entry: ScheduledRequest) -> Part:
     request, start = entry.request, entry.request.cache.count
     tree = request.proposal.tree if entry.is_last else EMPTY
     return Part(request.cache, request.tokens[start : start + entry.num_pending], tree)

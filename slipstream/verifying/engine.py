@@ -180,7 +180,7 @@ class LocalTarget:
 
     def _decide(
         self,
-        entry: ScheduledRequest[TargetRequest],
+        entry: ScheduledRequest,
         slots: Sequence[int],
         decision: Decision,
         offer: Offer | None,

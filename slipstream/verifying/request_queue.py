@@ -22,7 +22,7 @@ class RequestQueue:
     def __init__(
         self,
         engine: LocalTarget,
-        schedule: Schedule[TargetRequest],
+        schedule: Schedule,
         *,
         max_waiting: int,
         clock: Clock,

@@ -9,36 +9,14 @@ import math
 from bisect import bisect_right
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Generic, Protocol, TypeVar
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.verifying.request import TargetRequest
 
 _FREE = 1.05
 """Times the cost of a step that count as no more: curves that are measured are never quite flat."""
 _FEW_TOKENS = 8
 """Prompts that got less than this are owed a chunk in the next step."""
-
-
-class Schedulable(Protocol):
-    """A request: the schedule reads what is left of it to compute."""
-
-    @property
-    def num_pending(self) -> int:
-        """Return how many final tokens have to be cached; at least 1."""
-        ...
-
-    @property
-    def num_nodes(self) -> int:
-        """Return how many nodes of a tree join the last pending token."""
-        ...
-
-    @property
-    def num_keys(self) -> int:
-        """Return how many tokens are cached: each pending one reads their keys."""
-        ...
-
-
-R = TypeVar("R", bound=Schedulable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -111,10 +89,10 @@ class StepBudget:
 
 
 @dataclass(slots=True)
-class ScheduledRequest(Generic[R]):
+class ScheduledRequest:
     """Part of a request that joins a forward: pending tokens, with the last of them the tree."""
 
-    request: R
+    request: TargetRequest
     num_pending: int
     is_last: bool = field(init=False)
     """True if the forward decides the request."""
@@ -126,31 +104,31 @@ class ScheduledRequest(Generic[R]):
         self.num_tokens = self.num_pending + (self.request.num_nodes if self.is_last else 0)
 
 
-class Schedule(Generic[R]):
+class Schedule:
     """The requests that wait for a target's forwards, those that waited longest first."""
 
     def __init__(self, budget: StepBudget) -> None:
         self._budget = budget
-        self._waiting: dict[R, None] = {}
+        self._waiting: dict[TargetRequest, None] = {}
         self._is_owed = False
         """True if prompts were left out of the last step."""
 
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, request: R) -> bool:
+    def __contains__(self, request: TargetRequest) -> bool:
         return request in self._waiting
 
-    def add(self, request: R) -> None:
+    def add(self, request: TargetRequest) -> None:
         """Append a request to those that wait."""
         assert request.num_pending >= 1 and request not in self._waiting
         self._waiting[request] = None
 
-    def remove(self, request: R) -> None:
+    def remove(self, request: TargetRequest) -> None:
         """Forget a request; one that does not wait is fine."""
         self._waiting.pop(request, None)
 
-    def next(self, *, has_company: bool = False) -> list[ScheduledRequest[R]]:
+    def next(self, *, has_company: bool = False) -> list[ScheduledRequest]:
         """Return what the next step computes. Requests that it decides wait no longer.
 
         `has_company` if sessions run which do not wait now: prompts leave room for them to
@@ -173,13 +151,13 @@ class Schedule(Generic[R]):
                 self._waiting[entry.request] = None
         return scheduled
 
-    def _fitting(self, ready: Sequence[R], reserved: int) -> list[ScheduledRequest[R]]:
+    def _fitting(self, ready: Sequence[TargetRequest], reserved: int) -> list[ScheduledRequest]:
         """Return those that fit, the longest waiting first.
 
         One that is too large for any step goes alone, when it is the first.
         """
         room = self._budget.max_tokens - reserved
-        chosen: list[ScheduledRequest[R]] = []
+        chosen: list[ScheduledRequest] = []
         for entry in (ScheduledRequest(request, 1) for request in ready):
             if entry.num_tokens <= room:
                 chosen.append(entry)
@@ -193,7 +171,7 @@ class Schedule(Generic[R]):
         return chosen
 
     def _chunk(
-        self, chosen: Sequence[ScheduledRequest[R]], prompts: Sequence[R], is_shared: bool
+        self, chosen: Sequence[ScheduledRequest], prompts: Sequence[TargetRequest], is_shared: bool
     ) -> int:
         """Return how many tokens of prompts join the `chosen` sessions.
 
@@ -217,7 +195,7 @@ class Schedule(Generic[R]):
         whole = end // budget.tile * budget.tile
         return (whole if whole - num_tokens >= budget.few_tokens else end) - num_tokens
 
-    def _chunks(self, prompts: Sequence[R], limit: int) -> list[ScheduledRequest[R]]:
+    def _chunks(self, prompts: Sequence[TargetRequest], limit: int) -> list[ScheduledRequest]:
         chunks = []
         for request in prompts:
             chunk = ScheduledRequest(request, request.num_pending)

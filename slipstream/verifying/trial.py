@@ -5,7 +5,7 @@ from collections.abc import Callable
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.cost_curve import CROWD, Budget, CostCurve, Costs, learn
+from slipstream.core.policy.cost_curve import CROWD, CostCurve, Costs, learn
 from slipstream.core.round import Clock
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
@@ -48,7 +48,7 @@ def learn_cost(
     is_cpu = model.device == "cpu"
     costs = _kept(name, forwards.compute, clock, max_tokens) if is_cpu else None
     if costs is None:
-        costs = learn(forwards.compute, clock, tile=tile, budget=Budget(seconds, max_tokens))
+        costs = learn(forwards.compute, clock, seconds=seconds, max_rows=max_tokens, tile=tile)
         if is_cpu:
             points = [list(point) for point in costs.points]
             this_machine().keep(name, [points, costs.session_s])

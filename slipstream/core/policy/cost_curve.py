@@ -6,7 +6,7 @@ recorded, the answer stays above 0 and finite: it is a hint that a busy machine 
 
 import math
 from bisect import bisect_right
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import InvalidRequest
@@ -35,14 +35,6 @@ _DOUBT_KEYS = 1e-4
 
 Forward = Callable[[int, int], object]
 """Runs a forward of so many rows of so many sessions, to its very end."""
-
-
-@dataclass(frozen=True, slots=True)
-class Budget:
-    """Time for measuring: `seconds` in all, though a few forwards are run in any case."""
-
-    seconds: float = 1.5
-    max_rows: int = 128
 
 
 class CostCurve:
@@ -153,15 +145,20 @@ class Costs:
 
 
 def learn(
-    forward: Forward, clock: Clock, *, tile: int | None = None, budget: Budget | None = None
+    forward: Forward,
+    clock: Clock,
+    *,
+    seconds: float,
+    max_rows: int = 128,
+    tile: int | None = None,
 ) -> Costs:
-    """Time forwards of rising size, over and over while `budget` lasts; the fastest of each count.
+    """Time forwards of rising size, over and over for so many seconds; the fastest of each count.
 
-    A first forward warms up. `tile` is as in `CostCurve`.
+    A first forward warms up, and a few are timed in any case. `tile` is as in `CostCurve`.
     """
-    best = _fastest(forward, clock, tile, budget or Budget())
+    best = _fastest(forward, clock, _agenda(tile, max_rows), seconds)
     crowd_s = best.pop((CROWD, CROWD), None)
-    points = tuple(sorted((rows, seconds) for (rows, _), seconds in best.items()))
+    points = tuple(sorted((rows, taken_s) for (rows, _), taken_s in best.items()))
     if crowd_s is None:
         return Costs(points)
     more_s = crowd_s - CostCurve(points, tile=tile).seconds(CROWD)
@@ -169,7 +166,7 @@ def learn(
 
 
 def _fastest(
-    forward: Forward, clock: Clock, tile: int | None, budget: Budget
+    forward: Forward, clock: Clock, agenda: Iterable[tuple[int, int]], limit_s: float
 ) -> dict[tuple[int, int], float]:
     """Seconds by rows and sessions. Whatever else runs on the machine only ever adds to them.
 
@@ -178,8 +175,8 @@ def _fastest(
     seconds: dict[tuple[int, int], list[float]] = {}
     start = clock()
     forward(1, 1)
-    for size in _agenda(tile, budget.max_rows):
-        if len(seconds) >= _LEAST and clock() - start > budget.seconds:
+    for size in agenda:
+        if len(seconds) >= _LEAST and clock() - start > limit_s:
             break
         began = clock()
         forward(*size)

