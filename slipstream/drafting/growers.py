@@ -7,11 +7,10 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass
 
-from slipstream.core.draft.ahead import BestFirstTree
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree, shares_of
-from slipstream.core.draft.dynamic import DynamicTree
+from slipstream.core.draft.dynamic import CandidateTree
 from slipstream.core.policy.stop import Stop, StopSignal
-from slipstream.core.stop_reasons import TOO_DEAR
+from slipstream.core.stop_reasons import AHEAD, TOO_DEAR
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, SparseDistribution, Verification
 from slipstream.drafting.growth import Growth, ProposalSteps, Steps
@@ -177,7 +176,7 @@ def grow_dynamic(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
     The stop policy decides by the likeliest path of each level.
     """
     width = min(FRONTIER, plan.max_nodes)
-    tree, stats = DynamicTree(), list[NodeStats]()
+    tree = CandidateTree()
     limit = growth.max_depth(plan)
     rows = {ROOT: ROOT}
     found = {ROOT: (yield from growth.first(width))}
@@ -185,47 +184,39 @@ def grow_dynamic(growth: Growth, plan: Plan, stop: Stop) -> ProposalSteps:
     depth = 1
     while True:
         for node, below in found.items():
-            # A probability may round to a hair above 1.
-            tree.grow(node, below.tokens, [min(_log(prob), 0.0) for prob in below.probs])
-            stats += [below.stats(token) for token in below.tokens]
+            tree.add(node, below.tokens, [*map(below.stats, below.tokens)], below.probs)
         if depth == limit:
             break
         if stop.should_stop(_signal(growth, tree, found, depth)):
             stopped_by = "policy"
             break
-        found = yield from _expand(growth, tree, rows, width)
+        newest = tree.next(width, min_depth=depth, max_depth=depth + 1)
+        nodes = [node for node in newest if not growth.ends_with(tree.token(node))]
+        found = yield from _expand(growth, tree, rows, nodes, width)
         if not found:
             stopped_by = "eos"
             break
         depth += 1
-    kept, created = tree.rerank(plan.max_nodes)
-    return Proposal(kept, tuple(stats[index] for index in created), (), stopped_by)
+    return tree.best(plan.max_nodes, stopped_by)
 
 
 def _signal(
-    growth: Growth, tree: DynamicTree, found: dict[int, Candidates], depth: int
+    growth: Growth, tree: CandidateTree, found: dict[int, Candidates], depth: int
 ) -> StopSignal:
-    best = max(found, key=lambda node: 0.0 if node == ROOT else tree.score(node))
-    path_prob = 1.0 if best == ROOT else math.exp(tree.score(best))
-    return growth.signal(found[best], depth, path_prob * growth.acceptance(found[best]))
+    best = max(found, key=tree.prob)
+    return growth.signal(found[best], depth, tree.prob(best) * growth.acceptance(found[best]))
 
 
 def _expand(
-    growth: Growth, tree: DynamicTree, rows: dict[int, int], width: int
+    growth: Growth, tree: CandidateTree, rows: dict[int, int], nodes: Sequence[int], count: int
 ) -> Steps[dict[int, Candidates]]:
-    """Return the candidates below the next frontier, by creation index; `rows` then has the index
-    of its nodes in `growth`."""
-    nodes = [node for node in tree.frontier(width) if not growth.ends_with(tree.token(node))]
+    """Return the candidates below nodes; `rows` then has their places in `growth`."""
     if not nodes:
         return {}
     parents = [rows[tree.parent(node)] for node in nodes]
-    rows.update({node: len(growth.depths) + index for index, node in enumerate(nodes)})
-    found = yield from growth.extend([tree.token(node) for node in nodes], parents, width)
+    rows.update({node: row for row, node in enumerate(nodes, len(growth.nodes))})
+    found = yield from growth.extend([*map(tree.token, nodes)], parents, count)
     return dict(zip(nodes, found, strict=True))
-
-
-def _log(prob: float) -> float:
-    return math.log(prob) if prob > 0 else -math.inf
 
 
 AHEAD_STEPS, AHEAD_WIDTH = 2, 10
@@ -243,7 +234,7 @@ def grow_ahead(growth: Growth, max_nodes: int) -> ProposalSteps:
     """
     if ROOT not in growth.read:
         yield from growth.first(NUM_CANDIDATES)
-    tree, rows = BestFirstTree(), {ROOT: ROOT}
+    tree, rows = CandidateTree(), {ROOT: ROOT}
     node_of = {ROOT: ROOT}
     for row, found in growth.read.items():
         if row != ROOT:
@@ -255,17 +246,13 @@ def grow_ahead(growth: Growth, max_nodes: int) -> ProposalSteps:
         nodes = tree.next(
             AHEAD_WIDTH, max_depth=growth.depth_limit.max_depth, ends=growth.session.stop_token_ids
         )
-        if not nodes:
-            break
-        tokens, parents = [*map(tree.token, nodes)], [rows[tree.parent(node)] for node in nodes]
-        rows.update({node: row for row, node in enumerate(nodes, len(growth.nodes))})
-        found_below = yield from growth.extend(tokens, parents, NUM_CANDIDATES)
-        for node, found in zip(nodes, found_below, strict=True):
+        found_below = yield from _expand(growth, tree, rows, nodes, NUM_CANDIDATES)
+        for node, found in found_below.items():
             _add(growth, tree, node, found)
-    return tree.best(max_nodes)
+    return tree.best(max_nodes, AHEAD)
 
 
-def _add(growth: Growth, tree: BestFirstTree, node: int, found: Candidates) -> None:
+def _add(growth: Growth, tree: CandidateTree, node: int, found: Candidates) -> None:
     """Add the candidates below a node. What the first one's estimated acceptance leaves is shared
     among the others as the draft has it."""
     first = growth.acceptance(found)

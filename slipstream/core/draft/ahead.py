@@ -5,7 +5,7 @@ below the tokens that become final is the next proposal. (Speculative speculativ
 Kumar et al. 2026, holds a proposal for each likely outcome; here outcomes share one tree.) Pure.
 """
 
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import InvalidRequest
@@ -16,73 +16,6 @@ from slipstream.core.types import NodeStats, Plan, Proposal
 
 MAX_TREES = 3
 """Trees behind one proposal, each gone on with from the one before."""
-
-
-class BestFirstTree:
-    """Candidates of a draft, and which of them are to be scored next: the likeliest of all levels.
-
-    A node may be scored once the one above it was. Nodes are in the order of their creation.
-    """
-
-    def __init__(self) -> None:
-        self._tokens: list[int] = []
-        self._parents: list[int] = []
-        self._depths: list[int] = []
-        self._stats: list[NodeStats] = []
-        self._probs: list[float] = []
-        self._open: list[int] = []
-        """Nodes that were not scored."""
-
-    def add(
-        self, parent: int, tokens: Sequence[int], stats: Sequence[NodeStats], probs: Sequence[float]
-    ) -> None:
-        """Add the candidates below a node, or `ROOT`: a node is scored once only.
-
-        `probs` are their estimated probabilities to follow it.
-        """
-        above = 1.0 if parent == ROOT else self._probs[parent]
-        depth = 1 if parent == ROOT else self._depths[parent] + 1
-        if parent != ROOT:
-            self._open.remove(parent)
-        self._open += range(len(self._tokens), len(self._tokens) + len(tokens))
-        self._tokens += tokens
-        self._parents += [parent] * len(tokens)
-        self._depths += [depth] * len(tokens)
-        self._stats += stats
-        self._probs += [above * prob for prob in probs]
-
-    def child(self, parent: int, token: int) -> int:
-        """Return the node below `parent` that carries `token`."""
-        pairs = enumerate(zip(self._parents, self._tokens, strict=True))
-        return next(node for node, pair in pairs if pair == (parent, token))
-
-    def token(self, node: int) -> int:
-        """Return the token of a node."""
-        return self._tokens[node]
-
-    def parent(self, node: int) -> int:
-        """Return the node above, or `ROOT`."""
-        return self._parents[node]
-
-    def next(self, width: int, *, max_depth: int, ends: Collection[int]) -> list[int]:
-        """Return the likeliest nodes, up to `width`, that were not scored, in creation order.
-
-        None that is `max_depth` deep, or that carries one of the tokens `ends`.
-        """
-        fitting = [
-            node
-            for node in self._open
-            if self._depths[node] < max_depth and self._tokens[node] not in ends
-        ]
-        return sorted(sorted(fitting, key=lambda node: -self._probs[node])[:width])
-
-    def best(self, max_nodes: int) -> Proposal:
-        """Return the likeliest nodes as a proposal, with their statistics."""
-        ranked = sorted(range(len(self._tokens)), key=lambda node: -self._probs[node])
-        kept = sorted(ranked[:max_nodes])
-        stats = tuple(self._stats[node] for node in kept)
-        tree = TokenTree.of_nodes(self._tokens, self._parents, kept)
-        return Proposal(tree, stats, stopped_by=AHEAD)
 
 
 @dataclass(frozen=True, slots=True)

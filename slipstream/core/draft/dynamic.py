@@ -1,72 +1,86 @@
-"""EAGLE-2's dynamic tree: expand the most likely paths, then keep the most likely nodes.
+"""A tree of a draft's candidates: which are scored next, and which are proposed.
 
-(EAGLE-2, Y. Li et al. 2024, sections 4.1 and 4.2.) Bookkeeping only: no tensors, no model. A
-path's score is the sum of the draft's log-probabilities along it, so it only falls with depth.
+It grows level by level, from the likeliest nodes of the newest one (EAGLE-2, Y. Li et al. 2024,
+sections 4.1 and 4.2), or best first, over all levels. Bookkeeping only: no tensors, no model.
 """
 
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 
 from slipstream.core.tree import ROOT, TokenTree
+from slipstream.core.types import NodeStats, Proposal
 
 
-class DynamicTree:
-    """Remembers every candidate drafted in a round, by creation index, and picks among them.
+class CandidateTree:
+    """Candidates with the probabilities of their paths; nodes are in the order of their creation.
 
-    One round: `grow` the root, then again and again take the `frontier`, and grow each of its
-    nodes; at last `rerank`.
+    A node may be scored once the one above it was.
     """
 
     def __init__(self) -> None:
-        self._parents: list[int] = []
         self._tokens: list[int] = []
-        self._scores: list[float] = []
-        self._level = 0
+        self._parents: list[int] = []
+        self._depths: list[int] = []
+        self._stats: list[NodeStats] = []
+        self._probs: list[float] = []
+        self._open: list[int] = []
+        """Nodes that were not scored."""
 
-    def __len__(self) -> int:
-        return len(self._tokens)
+    def add(
+        self, parent: int, tokens: Sequence[int], stats: Sequence[NodeStats], probs: Sequence[float]
+    ) -> None:
+        """Add the candidates below a node, or `ROOT`: a node is scored once only.
 
-    def grow(self, node: int, tokens: Sequence[int], log_probs: Sequence[float]) -> None:
-        """Remember `tokens`, with their log-probabilities, as children of `node` (or `ROOT`)."""
-        if not ROOT <= node < self._level:
-            raise ValueError(f"node {node} is not on a finished level of {self._level} nodes")
-        score = 0.0 if node == ROOT else self._scores[node]
-        for token, log_prob in zip(tokens, log_probs, strict=True):
-            if not log_prob <= 0:
-                raise ValueError(f"token {token} has log-probability {log_prob}, above 0")
-            self._parents.append(node)
-            self._tokens.append(token)
-            self._scores.append(score + log_prob)
-
-    def frontier(self, width: int) -> tuple[int, ...]:
-        """The best `width` candidates of the newest level, and the level's end.
-
-        In creation order; among equal scores the earlier ones are taken.
+        `probs` are their estimated probabilities to follow it.
         """
-        level = range(self._level, len(self))
-        self._level = len(self)
-        return tuple(sorted(self._best(level, width)))
+        above = 1.0 if parent == ROOT else self._probs[parent]
+        depth = 1 if parent == ROOT else self._depths[parent] + 1
+        if parent != ROOT:
+            self._open.remove(parent)
+        self._open += range(len(self._tokens), len(self._tokens) + len(tokens))
+        self._tokens += tokens
+        self._parents += [parent] * len(tokens)
+        self._depths += [depth] * len(tokens)
+        self._stats += stats
+        self._probs += [above * min(prob, 1.0) for prob in probs]  # which rounding may exceed
 
-    def score(self, node: int) -> float:
-        """Log-probability of the path down to `node`."""
-        return self._scores[node]
-
-    def parent(self, node: int) -> int:
-        """Creation index of the node above, or `ROOT`."""
-        return self._parents[node]
+    def child(self, parent: int, token: int) -> int:
+        """Return the node below `parent` that carries `token`."""
+        pairs = enumerate(zip(self._parents, self._tokens, strict=True))
+        return next(node for node, pair in pairs if pair == (parent, token))
 
     def token(self, node: int) -> int:
-        """The token that `node` carries."""
+        """Return the token of a node."""
         return self._tokens[node]
 
-    def rerank(self, max_nodes: int) -> tuple[TokenTree, tuple[int, ...]]:
-        """The best `max_nodes` of all levels as a tree, and their creation indices.
+    def parent(self, node: int) -> int:
+        """Return the node above, or `ROOT`."""
+        return self._parents[node]
 
-        Among equal scores the shallower, then earlier, stay. A kept node's parent is kept,
-        because it scores no less and was created before.
+    def prob(self, node: int) -> float:
+        """Return the probability of the path down to a node, or `ROOT`."""
+        return 1.0 if node == ROOT else self._probs[node]
+
+    def next(
+        self, width: int, *, max_depth: int, min_depth: int = 1, ends: Collection[int] = ()
+    ) -> list[int]:
+        """Return the likeliest nodes, up to `width`, that were not scored, in creation order.
+
+        None above `min_depth`, none that is `max_depth` deep or carries one of the tokens `ends`.
         """
-        kept = sorted(self._best(range(len(self)), max_nodes))
-        return TokenTree.of_nodes(self._tokens, self._parents, kept), tuple(kept)
+        fitting = [
+            node
+            for node in self._open
+            if min_depth <= self._depths[node] < max_depth and self._tokens[node] not in ends
+        ]
+        return sorted(sorted(fitting, key=lambda node: -self._probs[node])[:width])
 
-    def _best(self, nodes: range, count: int) -> list[int]:
-        # Creation goes level by level, so that earlier is also shallower; sorting is stable.
-        return sorted(nodes, key=lambda node: -self._scores[node])[:count]
+    def best(self, max_nodes: int, stopped_by: str) -> Proposal:
+        """Return the likeliest nodes as a proposal, with their statistics.
+
+        A kept node's parent is kept, because it is no less likely and was created before.
+        """
+        ranked = sorted(range(len(self._tokens)), key=lambda node: -self._probs[node])
+        kept = sorted(ranked[:max_nodes])
+        stats = tuple(self._stats[node] for node in kept)
+        tree = TokenTree.of_nodes(self._tokens, self._parents, kept)
+        return Proposal(tree, stats, stopped_by=stopped_by)

@@ -6,8 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.draft.ahead import AheadTree, AheadTrees, BestFirstTree, expected_tokens
+from slipstream.core.draft.ahead import AheadTree, AheadTrees, expected_tokens
+from slipstream.core.draft.dynamic import CandidateTree
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.stop_reasons import AHEAD
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal
 from support.models.toy import path_tokens
@@ -78,7 +80,7 @@ def test_nodes_that_cost_more_than_they_bring_are_left_out():
 
 
 def test_the_likeliest_nodes_of_all_levels_are_scored_first():
-    tree = BestFirstTree()
+    tree = CandidateTree()
     tree.add(ROOT, [1, 2], stats(0.6, 0.3), [0.6, 0.3])
     assert tree.next(1, max_depth=4, ends=()) == [0]
     tree.add(0, [1, 2], stats(0.4, 0.2), [0.4, 0.2])
@@ -89,7 +91,7 @@ def test_the_likeliest_nodes_of_all_levels_are_scored_first():
 
 @given(trees(), st.integers(0, 24))
 def test_the_best_nodes_of_a_growing_tree_are_a_tree(tree, max_nodes):
-    growing = BestFirstTree()
+    growing = CandidateTree()
     nodes = {ROOT: ROOT}
     for node in range(ROOT, len(tree.tree)):
         children = tree.tree.children(node)
@@ -101,7 +103,7 @@ def test_the_best_nodes_of_a_growing_tree_are_a_tree(tree, max_nodes):
             stats(*(tree.probs[child] for child in children)),
             [tree.probs[child] for child in children],
         )
-    best = growing.best(max_nodes)
+    best = growing.best(max_nodes, AHEAD)
     assert len(best.tree) == min(max_nodes, len(tree.tree))
     probs = sorted(path_probs(tree), reverse=True)
     assert sorted(path_probs(best), reverse=True) == probs[: len(best.tree)]

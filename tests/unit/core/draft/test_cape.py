@@ -8,8 +8,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree, runner_ups
-from slipstream.core.draft.dynamic import DynamicTree
+from slipstream.core.draft.dynamic import CandidateTree
 from slipstream.core.tree import ROOT
+from slipstream.core.types import NodeStats
 
 NAN = math.nan
 CHAINS = st.integers(0, 6).flatmap(
@@ -149,39 +150,41 @@ WIDTH = 3
 
 
 def grown(seed, levels=4):
-    """A tree grown as a draft grows it, and every candidate's path score by its creation index."""
-    rng, tree, scores = random.Random(seed), DynamicTree(), {ROOT: 0.0}
+    """A tree grown level by level, and the probability of every path by its end's index."""
+    rng, tree, paths = random.Random(seed), CandidateTree(), {ROOT: 1.0}
     frontier = (ROOT,)
-    for _ in range(levels):
+    for depth in range(1, levels + 1):
         for node in frontier:
             # Few values: ties are common.
-            log_probs = [math.log(rng.choice((0.1, 0.25, 0.5))) for _ in range(WIDTH)]
-            for log_prob in log_probs:
-                scores[len(scores) - 1] = scores[node] + log_prob
-            tree.grow(node, [rng.randrange(50) for _ in range(WIDTH)], log_probs)
-        frontier = tree.frontier(WIDTH)
-    del scores[ROOT]
-    return tree, scores
+            probs = [rng.choice((0.125, 0.25, 0.5)) for _ in range(WIDTH)]
+            for prob in probs:
+                paths[len(paths) - 1] = paths[node] * prob
+            stats = [NodeStats(0.5, prob, 0.0) for prob in probs]
+            tree.add(node, [rng.randrange(50) for _ in range(WIDTH)], stats, probs)
+        frontier = tree.next(WIDTH, min_depth=depth, max_depth=depth + 1)
+    del paths[ROOT]
+    return tree, paths
 
 
 @given(st.integers(0, 10**6), st.integers(0, 40))
 def test_the_best_nodes_of_all_levels_are_kept_and_their_parents_with_them(seed, max_nodes):
-    tree, scores = grown(seed)
-    kept_tree, kept = tree.rerank(max_nodes)
-    best = sorted(scores, key=lambda node: (-scores[node], node))[:max_nodes]
-    assert list(kept) == sorted(best)
-    assert len(kept_tree) == len(kept)
-    for index, node in enumerate(kept):
-        above = kept_tree.parents[index]
-        assert kept_tree.tokens[index] == tree.token(node)
-        assert (ROOT if above == ROOT else kept[above]) == tree.parent(node)
-        assert tree.score(node) == pytest.approx(scores[node])
+    tree, paths = grown(seed)
+    proposal = tree.best(max_nodes, "depth")
+    kept = sorted(sorted(paths, key=lambda node: (-paths[node], node))[:max_nodes])
+    assert proposal.tree.tokens == tuple(map(tree.token, kept))
+    above = [ROOT if parent == ROOT else kept[parent] for parent in proposal.tree.parents]
+    assert above == [*map(tree.parent, kept)]
+    assert [*map(tree.prob, kept)] == [paths[node] for node in kept]
+    assert proposal.stopped_by == "depth"
 
 
 def test_the_frontier_is_the_best_of_the_newest_level_only():
-    tree = DynamicTree()
-    tree.grow(ROOT, [1, 2], [math.log(0.9), math.log(0.1)])
-    assert tree.frontier(2) == (0, 1)
-    tree.grow(0, [3, 4], [math.log(0.6), math.log(0.4)])
-    tree.grow(1, [5, 6], [math.log(0.9), math.log(0.1)])
-    assert tree.frontier(2) == (2, 3)
+    def add(tree, node, tokens, probs):
+        tree.add(node, tokens, [NodeStats(0.5, prob, 0.0) for prob in probs], probs)
+
+    tree = CandidateTree()
+    add(tree, ROOT, [1, 2, 9], [0.8, 0.1, 0.1])
+    assert tree.next(2, min_depth=1, max_depth=2) == [0, 1]
+    add(tree, 0, [3, 4], [0.6, 0.4])
+    add(tree, 1, [5, 6], [0.9, 0.1])
+    assert tree.next(2, min_depth=2, max_depth=3) == [3, 4]
