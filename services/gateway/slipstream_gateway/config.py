@@ -9,12 +9,11 @@ from slipstream.config import are_local
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import DEFAULT_MAX_TOKENS, MAX_MAX_TOKENS
 from slipstream.files import read_secret
-from slipstream.options import option
+from slipstream.options import check_bounds, option
 from slipstream.rpc.security import ClientTls, ServerTls, peer_tls, server_tls
 from slipstream.rpc.service_options import DEFAULT_ADDRESSES
 
 SECTION = "http"
-_POSITIVE = ("max_body_bytes", "max_connections", "timeout_s", "body_timeout_s")
 _WAITS = ("header_timeout_s", "send_timeout_s", "keep_alive_s")
 ANY_ORIGIN = "*"
 _ORIGIN = re.compile(r"(?!https://.*:443$|http://.*:80$)[a-z][a-z0-9+.-]*://[^/\s,@?#A-Z]+|null")
@@ -41,11 +40,11 @@ class HttpConfig:
     default_max_tokens: int = option(
         DEFAULT_MAX_TOKENS, "Limit on the new tokens of a chat that sets none."
     )
-    timeout_s: float = option(600.0, "Longest time for a request.")
+    timeout_s: float = option(600.0, "Longest time for a request.", above=0)
     header_timeout_s: float = option(
         30.0, "Longest time in seconds for a request's headers to arrive, or a TLS handshake."
     )
-    body_timeout_s: float = option(30.0, "Longest time for a request's body to arrive.")
+    body_timeout_s: float = option(30.0, "Longest time for a request's body to arrive.", above=0)
     send_timeout_s: float = option(
         60.0, "A caller that reads nothing for so many seconds is cut off, and its request ends."
     )
@@ -56,9 +55,9 @@ class HttpConfig:
         10.0, "A stream without an event for so many seconds gets a comment line; 0 for none."
     )
     max_connections: int = option(
-        1000, "Connections at once; each one more gets an error and is closed."
+        1000, "Connections at once; each one more gets an error and is closed.", above=0
     )
-    max_body_bytes: int = option(4 << 20, "Largest body taken, in bytes.")
+    max_body_bytes: int = option(4 << 20, "Largest body taken, in bytes.", above=0)
     grace_s: float = option(30.0, "Time for requests to finish when told to stop.")
     tls_cert: Path | None = option(None, "Certificate to serve HTTPS with.")
     tls_key: Path | None = option(None, "Its private key.")
@@ -72,9 +71,7 @@ class HttpConfig:
     def __post_init__(self) -> None:
         self._check_times()
         self._check_origins()
-        for name in _POSITIVE:
-            if not getattr(self, name) > 0:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be above 0")
+        check_bounds(self)
         if not 1 <= self.default_max_tokens <= MAX_MAX_TOKENS:
             raise InvalidRequest(
                 f"default_max_tokens is {self.default_max_tokens}, but must be from 1 to"

@@ -3,7 +3,7 @@
 import hashlib
 import re
 from collections.abc import Mapping, Sequence
-from dataclasses import replace
+from dataclasses import fields, replace
 from typing import Any
 
 from slipstream.client import RequestOptions, SamplingParams, SpeculationOptions
@@ -30,6 +30,7 @@ COMPLETION_MAX_TOKENS = 16
 
 _ANY_OBJECT: Mapping[str, Any] = {"type": "object"}
 _SPECIAL = re.compile(r"[\\.+*?()|\[\]{}^$]")
+_SAMPLING = {field.name for field in fields(SamplingParams)} - {"logit_bias", "seed"}
 _TOKEN_ID = re.compile(r"[0-9]{1,10}")
 
 
@@ -153,14 +154,7 @@ def _options(body: ChatRequest | CompletionRequest, request_id: str) -> RequestO
 
 def _sampling(body: SharedRequest, request_id: str) -> SamplingParams:
     return SamplingParams(
-        temperature=body.temperature,
-        top_k=body.top_k,
-        top_p=body.top_p,
-        min_p=body.min_p,
-        repetition_penalty=body.repetition_penalty,
-        presence_penalty=body.presence_penalty,
-        frequency_penalty=body.frequency_penalty,
-        min_tokens=body.min_tokens,
+        **body.model_dump(include=_SAMPLING),
         logit_bias=tuple((_token_id(key), bias) for key, bias in body.logit_bias.items()),
         seed=seed_of(request_id) if body.seed is None else body.seed,
     )

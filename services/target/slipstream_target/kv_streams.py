@@ -45,6 +45,8 @@ SHORT_BYTES = 64 << 10
 Write = Callable[[bytes], Awaitable[None]]
 
 
+_Message = tuple[int, bytes]
+"""A number of positions, and they as they are sent."""
 OnSent = Callable[[int], None]
 """Called with the bytes of every snapshot once it is out: all that there was for a reader at a
 time, sent in slices."""
@@ -58,19 +60,6 @@ class _KvStream:
     reader: KvReader
     write: Write
     on_sent: OnSent
-
-
-@dataclass(frozen=True, slots=True)
-class _Message:
-    start: int
-    count: int
-    data: bytes
-
-    @classmethod
-    def of(cls, piece: KvSlice, stream: _KvStream) -> "_Message":
-        frame = KvFrame(piece.start, piece.count, pack(piece.values, stream.form.encoding))
-        data = frame_to_bytes(stream.source, stream.form, frame)
-        return cls(piece.start, piece.count, data)
 
 
 class KvStreams:
@@ -185,7 +174,7 @@ class KvStreams:
         messages = await self._next(stream, sender)
         count = 0
         while messages:
-            count += sum(message.count for message in messages)
+            count += sum(num_positions for num_positions, _ in messages)
             is_last = len(messages) < _slice_frames(stream.form) or stream.session.is_ended
             if is_last:
                 await self._write(stream, messages)
@@ -204,9 +193,9 @@ class KvStreams:
         return count * stream.form.bytes_per_position
 
     async def _write(self, stream: _KvStream, messages: list[_Message]) -> None:
-        for message in messages:
-            await stream.write(message.data)
-            self.num_bytes += message.count * stream.form.bytes_per_position
+        for num_positions, data in messages:
+            await stream.write(data)
+            self.num_bytes += num_positions * stream.form.bytes_per_position
 
     async def _next(self, stream: _KvStream, sender: KvSender) -> list[_Message]:
         """Return what comes next, as much as one copy may take, serialised."""
@@ -216,12 +205,17 @@ class KvStreams:
             return list(filter(None, (sender.take(count) for _ in range(num_frames))))
 
         def make() -> list[_Message]:
-            return [_Message.of(piece, stream) for piece in pieces]
+            return [_message(piece, stream) for piece in pieces]
 
         async with self._lock:
             pieces = (await self._thread.run(take)).value
         is_short = sum(piece.values.nbytes for piece in pieces) <= SHORT_BYTES
         return make() if is_short else await asyncio.to_thread(make)
+
+
+def _message(piece: KvSlice, stream: _KvStream) -> _Message:
+    frame = KvFrame(piece.start, piece.count, pack(piece.values, stream.form.encoding))
+    return piece.count, frame_to_bytes(stream.source, stream.form, frame)
 
 
 def _slice_frames(form: KvFormat) -> int:

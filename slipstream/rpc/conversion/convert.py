@@ -25,6 +25,7 @@ from slipstream.rpc.conversion.convert_common import (
     STOP,
     VERIFICATION,
     check_verdict_counts,
+    fields_of,
     grammar_from_pb,
     grammar_to_pb,
     known_logprobs_from_pb,
@@ -42,10 +43,7 @@ _SAMPLING = (
 
 def sampling_to_pb(sampling: SamplingParams) -> common_pb2.SamplingParams:
     """Convert what differs from the defaults, and the seed in any case."""
-    values: dict[str, Any] = {name: getattr(sampling, name) for name in _SAMPLING}
-    return common_pb2.SamplingParams(
-        **values, logit_bias=dict(sampling.logit_bias), min_tokens=sampling.min_tokens
-    )
+    return common_pb2.SamplingParams(**fields_of(sampling, logit_bias=dict(sampling.logit_bias)))
 
 
 def sampling_from_pb(message: common_pb2.SamplingParams) -> SamplingParams:
@@ -58,17 +56,14 @@ def sampling_from_pb(message: common_pb2.SamplingParams) -> SamplingParams:
 def session_to_pb(session: Session, *, fence: int, owner: str = "") -> common_pb2.SessionParams:
     """`fence` grows from request to request of the session; `owner` stands for the API key."""
     return common_pb2.SessionParams(
-        session_id=session.session_id,
-        num_prompt_tokens=session.num_prompt_tokens,
-        max_tokens=session.max_tokens,
-        sampling=sampling_to_pb(session.sampling),
-        verification=VERIFICATION.to_pb(session.verification),  # type: ignore[arg-type]
-        stop_token_ids=sorted(session.stop_token_ids),
-        num_roots=session.num_roots,
+        **fields_of(
+            session,
+            sampling=sampling_to_pb(session.sampling),
+            verification=VERIFICATION.to_pb(session.verification),
+            stop_token_ids=sorted(session.stop_token_ids),
+            grammar=grammar_to_pb(session.grammar),
+        ),
         fence=fence,
-        grammar=grammar_to_pb(session.grammar),
-        num_logprobs=session.num_logprobs,
-        has_prompt_logprobs=session.has_prompt_logprobs,
         owner=owner,
     )
 
