@@ -12,17 +12,9 @@ from dataclasses import dataclass
 from typing import Any, Generic, TypeVar
 
 from slipstream.core.errors import CapacityError, InvalidRequest, SessionTaken
+from slipstream.rpc.service_options import SessionOptions
 
 MAX_OWNER_LENGTH = 64
-
-
-@dataclass(frozen=True, slots=True)
-class LeaseLimits:
-    """Limits of an engine's sessions, and of those that are parked in number, bytes and time."""
-
-    max_sessions: int = 64
-    max_parked_bytes: int = 1 << 30
-    max_ttl_s: float = 600.0
 
 
 @dataclass(eq=False, slots=True)
@@ -58,7 +50,7 @@ class Leases:
         self,
         release: Callable[[str], Awaitable[None]],
         num_bytes: Callable[[str], int],
-        limits: LeaseLimits,
+        limits: SessionOptions,
     ) -> None:
         """`release` frees a session in the engine; `num_bytes` is what it holds there."""
         self._release = release
@@ -130,10 +122,10 @@ class Leases:
 
     async def park(self, lease: Lease, ttl_s: float) -> None:
         """Give a session back, but keep what it holds for a while."""
-        if not 0 < ttl_s <= self._limits.max_ttl_s:
+        if not 0 < ttl_s <= self._limits.max_park_ttl_s:
             raise InvalidRequest(
                 f"a session can't be parked for {ttl_s:g} s, but for up to"
-                f" {self._limits.max_ttl_s:g} s"
+                f" {self._limits.max_park_ttl_s:g} s"
             )
         session_id = lease.session_id
         if self._active.get(session_id) is not lease:

@@ -1,7 +1,6 @@
 """Version of the protocol, identities of models, and incarnations of processes."""
 
 import secrets
-from dataclasses import dataclass
 
 from slipstream.core.errors import HandshakeError, InvalidRequest
 from slipstream.rpc.channel import check_address
@@ -15,13 +14,8 @@ def new_incarnation() -> str:
     return secrets.token_hex(8)
 
 
-@dataclass(frozen=True, slots=True)
-class Expectation:
-    """One thing that two sides must agree on."""
-
-    name: str
-    ours: object
-    theirs: object
+Expectation = tuple[str, object, object]
+"""Name, our value and theirs of what two sides must agree on."""
 
 
 def identity_expectations(
@@ -29,8 +23,8 @@ def identity_expectations(
 ) -> list[Expectation]:
     """Return what two identities must agree on; fields empty on either side are not compared."""
     names = ("protocol_version", "model_id", "tokenizer_hash", "vocab_size", "incarnation")
-    pairs = [Expectation(name, getattr(ours, name), getattr(theirs, name)) for name in names]
-    return [pair for pair in pairs if pair.ours and pair.theirs]
+    pairs = [(name, getattr(ours, name), getattr(theirs, name)) for name in names]
+    return [pair for pair in pairs if pair[1] and pair[2]]
 
 
 def require_agreement(side: str, expectations: list[Expectation]) -> None:
@@ -38,11 +32,10 @@ def require_agreement(side: str, expectations: list[Expectation]) -> None:
 
     `side` names ours in the sentence, such as "this target".
     """
-    for expectation in expectations:
-        if expectation.ours != expectation.theirs:
+    for name, ours, theirs in expectations:
+        if ours != theirs:
             raise HandshakeError(
-                f"{side} has {expectation.name} {_brief(expectation.ours)}, but the caller expects"
-                f" {_brief(expectation.theirs)}"
+                f"{side} has {name} {_brief(ours)}, but the caller expects {_brief(theirs)}"
             )
 
 

@@ -5,7 +5,6 @@ from pathlib import Path
 
 from slipstream.options import check_bounds, option
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, ChannelOptions
-from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.security import ServerTls, named_callers, peer_tls, server_tls
 from slipstream.rpc.server import ServerOptions, stream_limit
 
@@ -73,10 +72,6 @@ class SessionOptions:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-
-    def lease_limits(self) -> LeaseLimits:
-        """Return the limits of the engine's leases."""
-        return LeaseLimits(self.max_sessions, self.max_parked_bytes, self.max_park_ttl_s)
 
 
 @dataclass(frozen=True, slots=True)

@@ -61,8 +61,8 @@ def target_expectations(
         tokenizer_hash=about.identity.tokenizer_hash,
         vocab_size=about.identity.vocab_size if is_glide else 0,
     )
-    layout = [
-        Expectation(name, getattr(about.target_layout, name), getattr(asked.target_layout, name))
+    layout: list[Expectation] = [
+        (name, getattr(about.target_layout, name), getattr(asked.target_layout, name))
         for name in _LAYOUT
     ]
     return identity_expectations(ours, asked.target) + (layout if reads else [])

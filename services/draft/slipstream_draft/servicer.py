@@ -85,7 +85,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._local = drafter.draft if isinstance(drafter.draft, LocalDraft) else None
         self._thread = thread or EngineThread("draft")
         self._batched = None if self._local is None else BatchedDraft(self._local, self._thread)
-        self._leases = Leases(self._release, self._kv_bytes, config.sessions.lease_limits())
+        self._leases = Leases(self._release, self._kv_bytes, config.sessions)
         self._num_rounds = 0
         self._running: set[Lease] = set()
         self._is_idle = asyncio.Event()

@@ -25,7 +25,7 @@ from slipstream_router.config import RouterConfig
 from slipstream_router.lease_keeper import LeaseKeeper
 from slipstream_router.limits import Admission, KeyLimits
 from slipstream_router.replicas.discovery import Sources
-from slipstream_router.replicas.fleet import DrafterDefaults, Fleet
+from slipstream_router.replicas.fleet import Fleet
 from slipstream_router.replicas.pool import Pool
 from slipstream_router.replicas.probes import DraftProbe, TargetProbe
 from slipstream_router.replicas.replica import Hooks
@@ -65,8 +65,13 @@ class Router:
             heartbeat=config.heartbeat(),
             hooks=hooks,
         )
-        defaults = DrafterDefaults(bool(config.drafts), config.drafter)
-        self._fleet = Fleet(self._targets, self._drafts, defaults=defaults, breakers=breakers)
+        self._fleet = Fleet(
+            self._targets,
+            self._drafts,
+            breakers=breakers,
+            expects_drafts=bool(config.drafts),
+            drafter=config.drafter,
+        )
         self._admission = Admission(config.max_requests)
         self._next_fence = fences(time.time)
         self._store = self._open_store()

@@ -117,7 +117,7 @@ def _load(
     _LOG.info("model %s, incarnation %s", about.identity.model_id, about.identity.incarnation)
     _LOG.info("memory: %s", built.memory)
     target = BatchedTarget(built.target, thread, built.budget, max_waiting=config.max_waiting)
-    return TargetServicer(target, about, config.sessions.lease_limits(), telemetry)
+    return TargetServicer(target, about, config.sessions, telemetry)
 
 
 if __name__ == "__main__":

@@ -108,9 +108,9 @@ class KvStreams:
             self.num_open -= 1
 
     def _admit(self, request: target_pb2.StreamKvRequest) -> VerifyStream:
-        expected = [
-            Expectation("protocol_version", PROTOCOL_VERSION, request.protocol_version),
-            Expectation("incarnation", self._incarnation, request.incarnation),
+        expected: list[Expectation] = [
+            ("protocol_version", PROTOCOL_VERSION, request.protocol_version),
+            ("incarnation", self._incarnation, request.incarnation),
         ]
         require_agreement("this target", expected)
         if request.start in range(request.skip_from, request.skip_to):

@@ -15,9 +15,10 @@ import grpc
 from slipstream.core.errors import Cancelled, InvalidRequest, SessionOutOfSync
 from slipstream.core.types import ReplyTiming
 from slipstream.rpc.conversion.convert import session_from_pb, verdict_to_pb, verify_from_pb
-from slipstream.rpc.leases import Inbox, LeaseLimits, Leases
+from slipstream.rpc.leases import Inbox, Leases
 from slipstream.rpc.protocol import identity_expectations, require_agreement
 from slipstream.rpc.server import Register
+from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments, Telemetry
@@ -43,7 +44,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         self,
         target: BatchedTarget,
         about: target_pb2.DescribeTargetResponse,
-        limits: LeaseLimits,
+        limits: SessionOptions,
         telemetry: Telemetry | None = None,
     ) -> None:
         """`about` answers `DescribeTarget`, its tokenizer included. `target` and its thread are

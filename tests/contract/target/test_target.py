@@ -10,8 +10,8 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import FinishReason, Proposal, SamplingParams, Session, Verification
 from slipstream.rpc.exchange import CallOptions, Peer
-from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.remote_target import RemoteTarget
+from slipstream.rpc.service_options import SessionOptions
 from support.models import tiny
 from support.services.served_target import IDENTITY, served_target
 
@@ -60,7 +60,7 @@ async def place(name, model):
     if name == "local":
         yield tiny.local_target(model, free_rows=16, max_sessions=3)
         return
-    async with served_target(model, LeaseLimits(max_sessions=3), max_sessions=3) as served:
+    async with served_target(model, SessionOptions(max_sessions=3), max_sessions=3) as served:
         elsewhere = Elsewhere(served)
         yield elsewhere
         await elsewhere.close()

@@ -8,7 +8,7 @@ import pytest
 from slipstream.client import AsyncClient
 from slipstream.core.errors import LimitExceeded, PermissionDenied, RequestExists, Unauthenticated
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.leases import LeaseLimits
+from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream.rpc.v1 import generation_pb2_grpc
 from slipstream_target.servicer import SERVICE as TARGET
@@ -112,7 +112,7 @@ async def test_a_session_belongs_to_the_key_that_began_it(served, keys):
 async def test_a_key_that_parks_many_sessions_takes_nothing_that_another_key_has_parked(
     folder, keys
 ):
-    servicer = target_servicer(folder, limits=LeaseLimits(max_sessions=4))
+    servicer = target_servicer(folder, limits=SessionOptions(max_sessions=4))
     target = Worker(lambda: servicer, TARGET, register_target)
     async with running(target), two(target, keys()) as (alice, bob), bob.session() as kept:
         await kept.generate("hello", max_tokens=3)

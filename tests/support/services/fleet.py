@@ -12,8 +12,8 @@ from slipstream.engine.thread import EngineThread
 from slipstream.models.loading import load_target_parts
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.server import Server, ServerOptions
+from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.build import build_target
@@ -103,7 +103,7 @@ def target_servicer(
     *,
     dtype: str = "float32",
     digest: str | None = None,
-    limits: LeaseLimits | None = None,
+    limits: SessionOptions | None = None,
 ) -> TargetServicer:
     """A target of a model, to be served and closed; `digest` is one of weights that it makes up."""
     loaded = load_target_parts(str(folder), dtype=dtype, device="cpu")
@@ -112,7 +112,7 @@ def target_servicer(
     if digest is not None:
         about.identity.weights_digest = digest
     target = BatchedTarget(built.target, EngineThread("target"))
-    return TargetServicer(target, about, limits or LeaseLimits())
+    return TargetServicer(target, about, limits or SessionOptions())
 
 
 def target_worker(folder: Path, *, dtype: str = "float32", digest: str | None = None) -> Worker:

@@ -27,8 +27,8 @@ from slipstream.rpc.kv import (
     KvStreamSource,
     frame_from_bytes,
 )
-from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import PROTOCOL_VERSION
+from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.tensors import element_type, unpack
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
@@ -242,7 +242,7 @@ class Served:
 @asynccontextmanager
 async def served_target(
     model: CausalModel,
-    limits: LeaseLimits | None = None,
+    limits: SessionOptions | None = None,
     *,
     max_sessions: int = 64,
     num_pages: int = 64,
@@ -257,7 +257,7 @@ async def served_target(
         tokenizer=target_pb2.Tokenizer(json=b"{}"),
     )
     target = BatchedTarget(engine, EngineThread("target"))
-    servicer = TargetServicer(target, about, limits or LeaseLimits(), telemetry)
+    servicer = TargetServicer(target, about, limits or SessionOptions(), telemetry)
     try:
         async with (
             serving({SERVICE: register(servicer)}) as address,

@@ -23,11 +23,11 @@ from slipstream.ngrams.store_file import NgramStores
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.exchange import CallOptions, Peer
-from slipstream.rpc.leases import LeaseLimits
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.server import Register, Server, ServerOptions
+from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2
 from slipstream.telemetry.metric import Telemetry
 from slipstream.verifying.batcher import BatchedTarget
@@ -126,7 +126,9 @@ class TargetPlace:
 async def target_place(models: Models) -> AsyncIterator[TargetPlace]:
     engine = tiny.local_target(models.target, free_rows=16)
     about = target_pb2.DescribeTargetResponse(identity=models.identity, layout=models.layout)
-    servicer = TargetServicer(BatchedTarget(engine, EngineThread("target")), about, LeaseLimits())
+    servicer = TargetServicer(
+        BatchedTarget(engine, EngineThread("target")), about, SessionOptions()
+    )
     async with (
         serving({TARGET_SERVICE: target_register(servicer)}) as address,
         connect(address, ChannelOptions()) as channel,

@@ -5,7 +5,8 @@ import asyncio
 import pytest
 
 from slipstream.core.errors import CapacityError, InternalError, InvalidRequest, SessionTaken
-from slipstream.rpc.leases import LeaseLimits, Leases
+from slipstream.rpc.leases import Leases
+from slipstream.rpc.service_options import SessionOptions
 
 
 class Engine:
@@ -24,7 +25,7 @@ class Engine:
         self.freed.append(session_id)
 
     def leases(self, **limits):
-        return Leases(self.release, lambda _: 10, LeaseLimits(**limits))
+        return Leases(self.release, lambda _: 10, SessionOptions(**limits))
 
 
 @pytest.fixture

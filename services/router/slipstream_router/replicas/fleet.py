@@ -59,17 +59,6 @@ class TargetNeeds:
         return same_numbering and self.arithmetic in (None, model.arithmetic)
 
 
-@dataclass(frozen=True, slots=True)
-class DrafterDefaults:
-    """Draft of requests that name none: `drafter`, or the best there is.
-
-    `expects_drafts` where drafts are listed at all, reached or not.
-    """
-
-    expects_drafts: bool
-    drafter: str | None = None
-
-
 class Fleet:
     """The replicas of one router."""
 
@@ -78,13 +67,14 @@ class Fleet:
         targets: Pool[DescribedTarget],
         drafts: Pool[DescribedDraft],
         *,
-        defaults: DrafterDefaults,
         breakers: Breakers,
+        expects_drafts: bool,
+        drafter: str | None = None,
     ) -> None:
         """`breakers` are the failures of all replicas that all requests know of, by address."""
         self._targets = targets
         self._drafts = drafts
-        self._defaults = defaults
+        self._expects_drafts, self._drafter = expects_drafts, drafter
         self.breakers = breakers
         self._reported = frozenset[str]()
         """Models whose targets' weights differ, as the log has it."""
@@ -218,7 +208,7 @@ class Fleet:
         A draft that is lost for the moment still counts, by its last description. Raises
         `UnsupportedCombination` when there are drafts, but none of this kind.
         """
-        kind = asked or self._defaults.drafter
+        kind = asked or self._drafter
         if kind == NO_DRAFTER:
             return DraftFacts(NO_DRAFTER)
         if kind == NGRAM.kind:
@@ -232,7 +222,7 @@ class Fleet:
 
     def _unknown_draft(self, kind: str | None, here: set[str]) -> DraftFacts:
         """Facts of a draft without a description; it may still come where drafts are listed."""
-        expects = self._defaults.expects_drafts
+        expects = self._expects_drafts
         if kind is None:
             return DraftFacts(KINDS[0], overlap_gain=OverlapGain()) if expects else NGRAM
         if here or not expects:
