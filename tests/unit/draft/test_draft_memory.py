@@ -29,17 +29,6 @@ def scorers():
 
 
 @KINDS
-async def test_who_finds_no_room_gets_an_empty_proposal_until_somebody_leaves(scorers, kind):
-    local = engine(scorers, kind, num_pages=4)
-    calls = [asked(number) for number in range(3)]
-    first, second, third = [finished(local.propose(*call)) for call in calls]
-    assert len(first.tree) and len(second.tree) and local.pool.num_free == 0
-    assert (len(third.tree), third.stopped_by) == (0, NO_ROOM)
-    await local.release("s0")
-    same(finished(local.propose(*calls[2])), alone(scorers, kind, *calls[2]))
-
-
-@KINDS
 async def test_what_is_parked_gives_way_and_comes_back_the_same(scorers, kind):
     local = engine(scorers, kind, num_pages=4)
     calls = [asked(number) for number in range(3)]

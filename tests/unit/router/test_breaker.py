@@ -92,15 +92,6 @@ def test_whoever_is_met_anew_starts_without_failures():
     assert world.breakers.may_ask("a")
 
 
-def test_it_says_why_nobody_may_ask():
-    world = World()
-    assert world.breakers.reason("a") == ""
-    world.fail(3)
-    assert world.breakers.reason("a") == "resting after 3 failures"
-    world.rest()
-    assert world.breakers.reason("a") == "tried again after 3 failures"
-
-
 @given(STEPS, st.integers(min_value=1, max_value=4))
 def test_a_name_that_is_not_closed_is_asked_by_one_at_most(steps, failures):
     world = World(BreakerLimits(failures=failures))

@@ -92,22 +92,6 @@ async def test_whenever_a_target_is_lost_the_tokens_are_those_of_one_that_never_
     assert world.sequence.tokens == list(range(9))
 
 
-async def test_the_next_target_gets_every_final_token():
-    other = Counter("b")
-    world = World(Counter("a", 2), other)
-    for _ in range(4):
-        await world.round()
-    told = [tokens for tokens, _ in other.asked]
-    assert told == [[0, 1, 2, 3, 4], [0, 1, 2, 3, 4, 5]]
-
-
-async def test_the_lost_round_is_asked_again_with_what_was_drafted_for_it():
-    other = Counter("b")
-    world = World(Counter("a", 0), other)
-    await world.round()
-    assert other.asked[0][1] == GUESS
-
-
 async def test_roots_that_a_lost_target_drew_are_not_those_of_the_next_one():
     other = Counter("b")
     world = World(Counter("a", 0), other)

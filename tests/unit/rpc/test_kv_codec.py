@@ -136,13 +136,6 @@ def test_bytes_that_are_no_slice_are_refused(wire, sentence):
         frame_from_bytes(wire, SOURCE, FORM)
 
 
-def test_the_order_of_the_fields_does_not_matter():
-    head = StreamKvResponse.FromString(WIRE)
-    payload, head.payload = head.payload, b""
-    last = StreamKvResponse(payload=payload).SerializeToString()
-    assert frame_from_bytes(head.SerializeToString() + last, SOURCE, FORM) == frame()
-
-
 @pytest.mark.parametrize("scale", [float("nan"), float("inf"), -1.0, 3e38])
 def test_a_scale_that_is_none_is_refused(scale):
     form = replace(FORM, encoding=KvEncoding.INT8)

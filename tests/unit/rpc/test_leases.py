@@ -47,26 +47,6 @@ async def test_a_session_is_refused_to_a_lower_fence_and_a_running_one_to_an_equ
     await leases.clear()
 
 
-async def test_a_higher_fence_revokes_and_the_old_stream_frees_nothing(engine):
-    leases = engine.leases()
-    old = await leases.open("a", 1)
-    new = await leases.open("a", 2)
-    assert old.is_revoked
-    assert not new.is_revoked
-    await leases.close(old)
-    assert engine.freed == []
-    await leases.close(new)
-    assert (engine.freed, leases.num_active) == (["a"], 0)
-
-
-async def test_a_parked_session_goes_on_and_is_not_freed(engine):
-    leases = engine.leases()
-    await leases.park(await leases.open("a", 1), ttl_s=60)
-    assert (leases.num_active, leases.num_parked) == (0, 1)
-    await leases.open("a", 1)
-    assert (leases.num_active, leases.num_parked, engine.freed) == (1, 0, [])
-
-
 async def test_the_least_recently_parked_is_evicted_when_bytes_run_out(engine):
     leases = engine.leases(max_parked_bytes=20)
     for name in "abc":

@@ -122,15 +122,6 @@ async def test_repeating_a_call_changes_nothing(plan):
     assert await fresh.propose(session_of(), Delta(5, (1,)), plan) == after
 
 
-async def test_a_released_session_is_forgotten_on_both_sides():
-    guesser, draft = guessing()
-    await draft.propose(session_of(), Delta(0, (1, 2, 1)), ALONE)
-    await draft.release("s")
-    await draft.release("never opened")
-    assert guesser.released == ["s", "never opened"]
-    assert await draft.propose(session_of(), Delta(0, (1, 2)), ALONE) == GUESS
-
-
 @st.composite
 def trees(draw):
     tokens, parents, seen = [], [], set()

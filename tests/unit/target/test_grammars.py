@@ -14,7 +14,7 @@ from slipstream.core.errors import InvalidRequest, ModelMismatch, NotBuilt
 from slipstream.core.grammar import MAX_GRAMMAR_BYTES
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
-from slipstream.verifying.grammars import MAX_COMPILED, Grammars, constraint_of
+from slipstream.verifying.grammars import Grammars, constraint_of
 from support.models import grammar_texts
 from support.models.grammar_texts import EOS, STOPS, TEXT, VOCAB, grammars, ids, regex, schema
 from support.models.random_schemas import draw_schemas
@@ -217,17 +217,6 @@ def test_what_others_have_used_up_of_a_grammar_is_taken_from_nobody(made):
     assert modest.allowed(ids("a")).tolist() == expected
     assert modest.allowed([]).tolist() == expected
     assert constraint_for(made, grammar, STOPS).allowed([]).tolist() == expected
-
-
-def test_only_so_many_grammars_are_kept(made):
-    own = grammars()
-    several = [regex(f"a{{{count}}}") for count in range(1, MAX_COMPILED + 2)]
-    for grammar in several[:-1]:
-        own.compile(grammar).result()
-    own.compile(several[0]).result()
-    own.compile(several[-1]).result()
-    assert own.find(several[0]) is not None
-    assert own.find(several[1]) is None
 
 
 def test_a_session_keeps_its_constraint_while_its_grammar_stays_the_same(made):

@@ -44,19 +44,6 @@ def verify(target, session, tokens):
     return finished(target.verify(TokenSequence(session, tokens), Proposal()))
 
 
-def test_who_begins_like_another_finds_that_part_computed():
-    target = tiny.local_target(tiny.causal())
-    shared = tiny.tokens(150, seed=1)
-    one, two = [*shared, *tiny.tokens(20, seed=2)], [*shared, *tiny.tokens(20, seed=3)]
-    assert verify(target, Session("a", 170, 20), one).num_cached == 0
-    # Whole pages are shared as soon as they are there,
-    assert verify(target, Session("b", 170, 20), two).num_cached == 128
-    finished(target.release("a"))
-    # and the rest once its owner is gone, by a copy.
-    assert verify(target, Session("c", 170, 20), two).num_cached == 150
-    assert verify(target, Session("d", 170, 20), one).num_cached == 169
-
-
 @pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 def test_a_prefix_of_others_changes_nothing_of_what_is_said(dtype):
     model = tiny.causal(dtype=dtype)

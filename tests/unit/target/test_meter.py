@@ -41,17 +41,6 @@ def test_a_tile_is_shared_evenly(sessions, rows):
     assert offered(sessions).rows == rows
 
 
-def test_rows_that_are_too_dear_for_all_are_offered_to_none():
-    assert offered(16, curve_of(lambda rows: 0.01 * rows, tile=None)).rows == 1
-
-
-def test_prices_rise_with_the_crowd():
-    """Prices count one more node of every session, whose plain rounds are as long together."""
-    prices = [offered(sessions).costs.of(2) - 1 for sessions in (2, 4, 8, 16)]
-    assert prices == sorted(prices)
-    assert prices[0] > 0
-
-
 @pytest.mark.parametrize("sessions", [1, 2, 3, 8, 16, 30])
 def test_an_offer_tells_the_cost_of_every_step_of_the_staircase(sessions):
     curve = curve_of(rows=(1, 32, 33, 64, 65, 96))

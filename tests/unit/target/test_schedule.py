@@ -128,12 +128,6 @@ def test_running_sessions_all_go_on_while_prompts_wait(budget, sessions, num_pro
         assert max(waited.values()) <= bound
 
 
-def test_a_prompt_alone_takes_the_whole_budget():
-    target = Target(StepBudget())
-    target.add(0, 600)
-    assert [target.step()[0] for _ in range(3)] == [256, 256, 88]
-
-
 def test_a_prompt_leaves_room_for_sessions_that_are_not_back_yet():
     target = Target(StepBudget())
     target.add(0, 600)

@@ -41,19 +41,6 @@ def test_busy_waiting_and_idle_are_told_apart_and_add_up(clock, spent, turns, bu
     assert not any(before.values()), "totals are a copy"
 
 
-def test_what_is_under_way_counts_as_far_as_it_has_come(clock, spent):
-    spend(clock, spent, (BUSY, 2))
-    assert spent.totals()[BUSY] == 2
-    clock.now += 3
-    assert spent.totals()[BUSY] == 5
-
-
-def test_the_share_is_of_all_time_while_there_is_less_than_a_window(clock, spent):
-    assert spent.waiting_share() == 0
-    spend(clock, spent, (WAITING, 2), (BUSY, 6))
-    assert spent.waiting_share() == 0.25
-
-
 def test_the_share_is_of_the_last_window_only(clock, spent):
     shares = []
     for second in range(90):
@@ -61,10 +48,3 @@ def test_the_share_is_of_the_last_window_only(clock, spent):
         shares.append(spent.waiting_share())
     assert shares[:30] == [1.0] * 30
     assert shares[30:] == [(30 - past) / 30 for past in range(1, 31)] + [0.0] * 30
-
-
-def test_who_asks_seldom_gets_the_share_since_the_last_time(clock, spent):
-    spend(clock, spent, (WAITING, 100))
-    assert spent.waiting_share() == 1
-    spend(clock, spent, (BUSY, 75), (WAITING, 25))
-    assert spent.waiting_share() == 0.25
