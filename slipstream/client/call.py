@@ -1,7 +1,4 @@
-"""A client's requests: their options, what the client adds, and the seam to their telemetry.
-
-No telemetry is loaded here.
-"""
+"""A client's requests: their options, what the client adds, and the seam to their telemetry."""
 
 import json
 import math

@@ -1,7 +1,4 @@
-"""Connections to routers: addresses, credentials, and channels that wait or block.
-
-Loads gRPC and protobuf, and nothing that computes.
-"""
+"""Connections to routers: addresses, credentials, and channels that wait or block."""
 
 import asyncio
 import ipaddress

@@ -1,7 +1,4 @@
-"""A session on engines in this process: turn after turn, each appended to those before.
-
-It uses the engines by their ports only, and so neither threads nor event loops.
-"""
+"""A session on engines in this process: turn after turn, each appended to those before."""
 
 import time
 from collections.abc import AsyncGenerator, Awaitable, Callable, Collection

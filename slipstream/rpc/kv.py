@@ -1,7 +1,4 @@
-"""Slices of keys and values on the wire: what their messages say, and what is refused of them.
-
-Sizes and checksums only; tensors are `tensors.py`'s.
-"""
+"""Slices of keys and values on the wire: what their messages say, and what is refused of them."""
 
 from dataclasses import dataclass
 from enum import StrEnum

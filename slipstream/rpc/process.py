@@ -1,7 +1,4 @@
-"""Services as processes: options, telemetry, the line `ready HOST:PORT`, exit codes.
-
-Independent of what is served, and of gRPC.
-"""
+"""Services as processes: options, telemetry, the line `ready HOST:PORT`, exit codes."""
 
 import asyncio
 import gc

@@ -20,7 +20,7 @@ from slipstream.rpc.conversion.convert import (
     timing_from_pb,
 )
 from slipstream.rpc.conversion.convert_common import ahead_from_pb, proposal_from_pb
-from slipstream.rpc.exchange import CallOptions, Peer, parsed
+from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2
@@ -179,9 +179,6 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
             )
         self._num_trees -= 1
         self._trees.hold(sent.start, ahead_from_pb(message.tree))
-
-    def _parsed(self, answer: bytes) -> draft_pb2.SpeculateResponse:
-        return parsed(draft_pb2.SpeculateResponse, answer, self._peer.name)
 
     def _unexpected(self, due: str) -> InternalError:
         return InternalError(f"{self._peer.name} gave another answer than {due}, which was due")

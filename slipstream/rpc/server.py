@@ -1,7 +1,4 @@
-"""Serves any of the three services: health, reflection, limits, and an end that drops no call.
-
-Independent of what is served.
-"""
+"""Serves any of the three services: health, reflection, limits, and an end that drops no call."""
 
 import asyncio
 import logging

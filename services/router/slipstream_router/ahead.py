@@ -1,7 +1,4 @@
-"""The next round runs while the last one's tokens are stored and sent. One round ahead, no more.
-
-Uses journals, neither engines nor the wire.
-"""
+"""The next round runs while the last one's tokens are stored and sent. One round ahead, no more."""
 
 import asyncio
 from collections.abc import AsyncGenerator, Sequence

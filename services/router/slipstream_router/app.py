@@ -1,7 +1,4 @@
-"""A router put together: replicas, sessions and the public API in one process.
-
-It serves as soon as it listens; its health is SERVING while a target is ready.
-"""
+"""A router put together: replicas, sessions and the public API in one process."""
 
 import asyncio
 import logging

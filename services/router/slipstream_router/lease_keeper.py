@@ -1,7 +1,4 @@
-"""Renews the session leases of running requests, and stores later what could not be stored in time.
-
-Starts one task per request, and one for each acquisition of a session.
-"""
+"""Renews session leases of running requests, and stores late what could not be stored in time."""
 
 import asyncio
 import logging

@@ -8,7 +8,6 @@ from contextlib import AsyncExitStack, aclosing
 from dataclasses import dataclass, replace
 from functools import partial
 
-from slipstream.core.draft.ngram import NgramStore
 from slipstream.core.errors import SessionBusy, Unavailable
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.request import Generation, Request
@@ -141,7 +140,9 @@ class RequestRunner:
             placed, request, facts = await self._placed(call, record)
             self._telemetry.record_start(request)
             recorder.span.begins("between")
-            journal.open(request.tokens, _opening(request, placed.model))
+            model = placed.model
+            opening = Opening.of(request, model.tokenizer_hash, arithmetic=model.arithmetic)
+            journal.open(request.tokens, opening)
             options = self._options(call, record, placed, facts.kind)
             on_loss = self._telemetry.counting_losses(journal.lost_target)
             replicas = RequestReplicas(self._fleet, placed, options, on_loss=on_loss)
@@ -210,14 +211,10 @@ class RequestRunner:
         again = place(excluded=resting())
         return again if again.model.facts == model.facts else placed, request, facts
 
-    def _store(self, placed: ChosenTarget) -> NgramStore | None:
-        model = placed.model
-        return self._state.stores.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size)
-
     def _options(
         self, call: RouterCall, record: Record, placed: ChosenTarget, kind: str
     ) -> RequestReplicaOptions:
-        config, remaining = self._config, call.remaining
+        config, remaining, model = self._config, call.remaining, placed.model
         target = CallOptions(
             record.fence,
             config.target_round_timeout_s,
@@ -234,7 +231,7 @@ class RequestRunner:
             kind,
             sticky=record.draft,
             target_wait_s=config.target_wait_s,
-            store=self._store(placed),
+            store=self._state.stores.of(model.tokenizer_hash, vocab_size=model.facts.vocab_size),
         )
 
 
@@ -257,7 +254,3 @@ def _wanted(record: Record) -> TargetNeeds:
     """Targets that a turn may run at: those of equal weights once it has tokens, else any."""
     arithmetic = record.arithmetic if record.output else None
     return TargetNeeds(record.model, record.tokenizer_hash, record.target, arithmetic)
-
-
-def _opening(request: Request, model: DescribedTarget) -> Opening:
-    return Opening.of(request, model.tokenizer_hash, arithmetic=model.arithmetic)

@@ -1,7 +1,4 @@
-"""`python -m slipstream_target.tensor_parallel_worker FD`: one rank of a target.
-
-Started by `slipstream_target.tensor_parallel`; serves no requests. Ends when its driver does.
-"""
+"""`python -m slipstream_target.tensor_parallel_worker FD`: one rank of a target."""
 
 import signal
 import sys

@@ -1,7 +1,4 @@
-"""An open `Verify` stream: its request, and the readers of its keys and values.
-
-Everything here happens on the event loop.
-"""
+"""An open `Verify` stream: its request, and the readers of its keys and values."""
 
 import asyncio
 import secrets

@@ -1,7 +1,4 @@
-"""Values of the ports on the wire, both ways. Whatever comes in is checked at birth.
-
-`x_to_pb` takes a core value, `x_from_pb` raises `InvalidRequest` for what is no such value.
-"""
+"""Values of the ports on the wire, both ways. Whatever comes in is checked at birth."""
 
 from typing import Any
 

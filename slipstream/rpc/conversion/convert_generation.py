@@ -41,17 +41,32 @@ _OPTIONAL = (
 
 def generation_to_pb(generation: Generation) -> pb.Generation:
     """Convert a request of the SDK. Raises `InvalidRequest` for what has no place on the wire."""
-    ask = generation.ask
+    ask, ref = generation.ask, generation.session
+    session: pb.SessionRef | None = None
+    if ref is not None:
+        session = pb.SessionRef(
+            session_id=ref.session_id, create=ref.create, after_request_id=ref.after
+        )
+    _check_uint32("max_tokens", [ask.max_tokens])
     return pb.Generation(
         request_id=ask.request_id,
         model=generation.model,
         prompt=prompt_to_pb(generation.prompt, ask.form),
-        session=None if generation.session is None else session_ref_to_pb(generation.session),
+        session=session,
         num_received_tokens=generation.num_received,
         with_origins=ask.with_origins,
         with_rounds=ask.with_rounds,
         prompt_logprobs=ask.prompt_logprobs,
-        **ask_to_pb(ask),
+        sampling=_checked_sampling(ask.sampling),
+        stopping=pb.StoppingCriteria(
+            max_new_tokens=ask.max_tokens,
+            stop=ask.stop,
+            stop_token_ids=ask.stop_token_ids,
+            ignore_eos=ask.ignore_eos,
+        ),
+        speculation=speculation_to_pb(ask.speculation),
+        logprobs=ask.num_logprobs,
+        **_grammar_to_pb(ask.grammar),
     )
 
 
@@ -59,26 +74,12 @@ def generation_from_pb(message: pb.Generation) -> Generation:
     """Convert a request from the wire. Raises `NotBuilt` for fields that nothing honours yet."""
     _refuse_not_built(message)
     prompt, form = prompt_from_pb(message.prompt)
-    session = session_ref_from_pb(message.session) if message.HasField("session") else None
+    session: SessionRef | None = None
+    if message.HasField("session"):
+        ref = message.session
+        session = SessionRef(ref.session_id, ref.create, ref.after_request_id)
     ask = ask_from_pb(message, form)
     return Generation(prompt, ask, message.model, session, message.num_received_tokens)
-
-
-def ask_to_pb(ask: Ask) -> dict[str, Any]:
-    """The fields of a `Generation` message that say how to generate, by name."""
-    _check_uint32("max_tokens", [ask.max_tokens])
-    return {
-        "sampling": _checked_sampling(ask.sampling),
-        "stopping": pb.StoppingCriteria(
-            max_new_tokens=ask.max_tokens,
-            stop=ask.stop,
-            stop_token_ids=ask.stop_token_ids,
-            ignore_eos=ask.ignore_eos,
-        ),
-        "speculation": speculation_to_pb(ask.speculation),
-        "logprobs": ask.num_logprobs,
-        **_grammar_to_pb(ask.grammar),
-    }
 
 
 def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
@@ -172,16 +173,6 @@ def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, PromptForm]:
     return checked_prompt(prompt, form), form
 
 
-def session_ref_to_pb(session: SessionRef) -> pb.SessionRef:
-    return pb.SessionRef(
-        session_id=session.session_id, create=session.create, after_request_id=session.after
-    )
-
-
-def session_ref_from_pb(message: pb.SessionRef) -> SessionRef:
-    return SessionRef(message.session_id, message.create, message.after_request_id)
-
-
 def speculation_to_pb(options: SpeculationOptions) -> pb.SpeculationOptions:
     """Convert speculation options; what is None stays unset."""
     return pb.SpeculationOptions(
@@ -228,7 +219,7 @@ def _check_uint32(name: str, values: Iterable[int]) -> None:
             raise InvalidRequest(f"{name} is {value}, but must be an integer up to {_MAX_UINT32}")
 
 
-def _grammar_to_pb(grammar: Grammar | None) -> dict[str, str]:
+def _grammar_to_pb(grammar: Grammar | None) -> dict[str, Any]:
     if grammar is None:
         return {}
     return {_GRAMMARS[grammar.kind]: grammar.text}

@@ -181,7 +181,7 @@ def test_zero_is_not_the_same_as_unset(message, reason):
 
 @pytest.mark.parametrize("told", [{"mode": 9}, {"shape": 77}, {"stop": -1}, {"verification": 5}])
 def test_an_unknown_number_of_an_enumeration_is_refused(told):
-    with pytest.raises(InvalidRequest, match="must be one of 1, 2"):
+    with pytest.raises(InvalidRequest, match="must be one of 1, "):
         asked.generation_from_pb(generation(speculation=pb.SpeculationOptions(**told)))
 
 

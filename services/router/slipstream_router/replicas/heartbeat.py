@@ -1,7 +1,4 @@
-"""Heartbeats of replicas: each is asked again and again, and must not be silent for long.
-
-Uses neither replicas nor the wire.
-"""
+"""Heartbeats of replicas: each is asked again and again, and must not be silent for long."""
 
 import asyncio
 from collections.abc import Callable, Coroutine
