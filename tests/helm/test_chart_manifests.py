@@ -108,7 +108,8 @@ def test_what_schemas_do_not_judge_is_right_too(documents):
             variables = [at["name"] for at in container.get("env", ())]
             assert len(set(variables)) == len(variables), pod.owner
             assert all(ENV_NAME.fullmatch(at) for at in variables)
-            for amounts in container.get("resources", {}).values():
+            assert container["resources"]["limits"]["memory"], f"{pod.owner}: {container['name']}"
+            for amounts in container["resources"].values():
                 assert all(QUANTITY.fullmatch(str(at)) for at in amounts.values()), pod.owner
     for document in documents:
         for path, value in places(document.get("spec", {})):

@@ -27,12 +27,6 @@ def documents():
     return rendered("production")
 
 
-def test_every_container_has_a_limit_of_memory(documents):
-    for pod in pods(documents):
-        for container in pod.containers:
-            assert container["resources"]["limits"]["memory"], f"{pod.owner}: {container['name']}"
-
-
 def test_every_service_asks_for_processors_and_has_a_limit_of_them(documents):
     for pod in service_pods(documents):
         resources = pod.main["resources"]

@@ -38,11 +38,13 @@ _FAMILIES: dict[str, tuple[str, dict[str, Any]]] = {
 FAMILIES = tuple(_FAMILIES)
 
 
-def hf_model(family: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0) -> Any:
+def hf_model(
+    family: str = "llama", *, dtype: torch.dtype = torch.float32, seed: int = 0, **changes: Any
+) -> Any:
     name, extra = _FAMILIES[family]
     config, model = (getattr(transformers, name + end) for end in ("Config", "ForCausalLM"))
     torch.manual_seed(seed)
-    made = model(config(**_SHAPE, **extra, initializer_range=0.12))
+    made = model(config(**{**_SHAPE, **extra, "initializer_range": 0.12, **changes}))
     return made.to(dtype).eval()
 
 

@@ -4,14 +4,6 @@ from typing import Any
 
 import torch
 from torch import Tensor
-from transformers import (
-    LlamaConfig,
-    LlamaForCausalLM,
-    Qwen2Config,
-    Qwen2ForCausalLM,
-    Qwen3Config,
-    Qwen3ForCausalLM,
-)
 
 from slipstream.models.dtypes import FLOAT32
 from slipstream.models.glide.glide import GlideModel, Rope
@@ -22,29 +14,27 @@ from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.glide.torch_parts import rotary_tables
 from slipstream.models.scorer import NUM_SINKS, KvView
+from support.models import tiny
 
 VOCAB = 61
 SIZES: dict[str, Any] = {
     **{"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
-    "max_position_embeddings": 128,
+    **{"max_position_embeddings": 128, "initializer_range": 0.02},
 }
 
 
-def llama(seed: int = 0, **changes: Any) -> LlamaForCausalLM:
-    torch.manual_seed(seed)
-    return LlamaForCausalLM(LlamaConfig(**{**SIZES, **changes})).eval()
+def llama(**changes: Any) -> Any:
+    return tiny.hf_model("llama", **{**SIZES, **changes})
 
 
-def qwen2(seed: int = 0) -> Qwen2ForCausalLM:
-    torch.manual_seed(seed)
+def qwen2(**changes: Any) -> Any:
     sizes = {name: size for name, size in SIZES.items() if name != "head_dim"}
-    return Qwen2ForCausalLM(Qwen2Config(**sizes)).eval()
+    return tiny.hf_model("qwen2", **{**sizes, **changes})
 
 
-def qwen3(seed: int = 0) -> Qwen3ForCausalLM:
-    torch.manual_seed(seed)
-    return Qwen3ForCausalLM(Qwen3Config(**SIZES)).eval()
+def qwen3(**changes: Any) -> Any:
+    return tiny.hf_model("qwen3", **{**SIZES, **changes})
 
 
 def shape(num_layers: int = 1, target_layers: tuple[int, ...] = (1, 3)) -> GlideShape:

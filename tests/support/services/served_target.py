@@ -28,6 +28,7 @@ from slipstream.rpc.kv import (
     frame_from_bytes,
 )
 from slipstream.rpc.protocol import PROTOCOL_VERSION
+from slipstream.rpc.server import Register, Server, ServerOptions
 from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.tensors import element_type, unpack
 from slipstream.rpc.tracing import trace_to_pb
@@ -39,7 +40,6 @@ from slipstream.verifying.engine import LocalTarget
 from slipstream_target.description import layout_to_pb
 from slipstream_target.servicer import SERVICE, TargetServicer, register
 from support.models import tiny
-from support.services.tiny_services import serving
 
 LIMIT_S = 60
 IDENTITY = common_pb2.ModelIdentity(
@@ -240,18 +240,30 @@ class Served:
 
 
 @asynccontextmanager
+async def serving(services: dict[str, Register]) -> AsyncIterator[str]:
+    """The address of a server with these services."""
+    server = Server(ServerOptions(), services)
+    port = await server.start()
+    try:
+        yield f"127.0.0.1:{port}"
+    finally:
+        await server.stop(0)
+
+
+@asynccontextmanager
 async def served_target(
     model: CausalModel,
     limits: SessionOptions | None = None,
     *,
     max_sessions: int = 64,
     num_pages: int = 64,
+    identity: common_pb2.ModelIdentity = IDENTITY,
     telemetry: Telemetry | None = None,
 ) -> AsyncIterator[Served]:
     """A target on a real server. In the end nothing may be left in it but what is parked."""
     engine = tiny.local_target(model, free_rows=16, max_sessions=max_sessions, num_pages=num_pages)
     about = target_pb2.DescribeTargetResponse(
-        identity=IDENTITY,
+        identity=identity,
         layout=layout_to_pb(model.layout),
         context_length=model.context_length,
         tokenizer=target_pb2.Tokenizer(json=b"{}"),

@@ -13,7 +13,6 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Verdict
 from slipstream.drafting.build import Drafter
 from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
-from slipstream.engine.thread import EngineThread
 from slipstream.models.dtypes import CPU
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.target_parts import target_parts
@@ -26,11 +25,8 @@ from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import RemoteTarget
-from slipstream.rpc.server import Register, Server, ServerOptions
-from slipstream.rpc.service_options import SessionOptions
-from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2
+from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream.telemetry.metric import Telemetry
-from slipstream.verifying.batcher import BatchedTarget
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.describe import PairedTarget, describe
 from slipstream_draft.kv_receivers import KvReceivers
@@ -39,10 +35,8 @@ from slipstream_draft.servicer import SERVICE as DRAFT_SERVICE
 from slipstream_draft.servicer import DraftServicer
 from slipstream_draft.servicer import register as draft_register
 from slipstream_target.description import layout_to_pb
-from slipstream_target.servicer import SERVICE as TARGET_SERVICE
-from slipstream_target.servicer import TargetServicer
-from slipstream_target.servicer import register as target_register
 from support.models import tiny
+from support.services.served_target import Served, served_target, serving
 
 MAX_LAG = 8
 INCARNATION = "the-target-process"
@@ -92,23 +86,9 @@ class Models:
         return Drafter(draft, facts, layers, "tiny", tiny.VOCAB, length)
 
 
-@asynccontextmanager
-async def serving(services: dict[str, Register]) -> AsyncIterator[str]:
-    """The address of a server with these services."""
-    server = Server(ServerOptions(), services)
-    port = await server.start()
-    try:
-        yield f"127.0.0.1:{port}"
-    finally:
-        await server.stop(0)
-
-
 @dataclass
-class TargetPlace:
-    models: Models
-    address: str
-    servicer: TargetServicer
-    channel: grpc.aio.Channel
+class TargetPlace(Served):
+    models: Models = field(kw_only=True)
 
     def remote(self) -> RemoteTarget:
         """The target, for one request."""
@@ -124,17 +104,8 @@ class TargetPlace:
 
 @asynccontextmanager
 async def target_place(models: Models) -> AsyncIterator[TargetPlace]:
-    engine = tiny.local_target(models.target, free_rows=16)
-    about = target_pb2.DescribeTargetResponse(identity=models.identity, layout=models.layout)
-    servicer = TargetServicer(
-        BatchedTarget(engine, EngineThread("target")), about, SessionOptions()
-    )
-    async with (
-        serving({TARGET_SERVICE: target_register(servicer)}) as address,
-        connect(address, ChannelOptions()) as channel,
-    ):
-        yield TargetPlace(models, address, servicer, channel)
-    await servicer.close()
+    async with served_target(models.target, identity=models.identity) as served:
+        yield TargetPlace(**vars(served), models=models)
 
 
 @dataclass

@@ -6,7 +6,7 @@ import shutil
 import signal
 import subprocess
 import tempfile
-import threading
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
@@ -62,9 +62,8 @@ class RedisServer:
         words += ["--dir", str(folder), "--unixsocket", str(self.socket), "--bind", "127.0.0.1"]
         words += [*tcp, "--save", "", "--loglevel", "notice", "--daemonize", "no"]
         self._words = [*words, *flags]
-        self._process: subprocess.Popen[str] | None = None
-        self._reader: threading.Thread | None = None
-        self.lines: list[str] = []
+        self._log = folder / "log"
+        self._process: subprocess.Popen[bytes] | None = None
 
     @property
     def url(self) -> str:
@@ -73,24 +72,22 @@ class RedisServer:
         return f"redis{'s' * self._is_tls}://127.0.0.1:{self.port}/0"
 
     def start(self) -> None:
-        self._process = subprocess.Popen(
-            self._words, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, text=True
-        )
-        is_ready = threading.Event()
-        self._reader = threading.Thread(target=self._listen, args=(self._process, is_ready))
-        self._reader.start()
-        if not is_ready.wait(LIMIT_S) or self._process.poll() is not None:
-            self.kill()
-            raise AssertionError("\n".join(["the server did not start:", *self.lines]))
+        with self._log.open("w") as log:
+            self._process = subprocess.Popen(self._words, stdout=log, stderr=subprocess.STDOUT)
+        until = time.monotonic() + LIMIT_S
+        while _READY not in (said := self._log.read_text()):
+            if self._process.poll() is not None or time.monotonic() > until:
+                self.kill()
+                raise AssertionError(f"the server did not start:\n{said}")
+            time.sleep(0.005)
 
     def kill(self, number: int = signal.SIGKILL) -> None:
         """End at once, or as the signal has it. Again is fine."""
-        if self._process is None or self._reader is None:
+        if self._process is None:
             return
         self._process.send_signal(signal.SIGCONT)  # one that was stopped hears nothing else
         self._process.send_signal(number)
         self._process.wait(LIMIT_S)
-        self._reader.join(LIMIT_S)
         self._process = None
 
     def stop_answering(self) -> None:
@@ -122,16 +119,7 @@ class RedisServer:
     ) -> None:
         self.kill()
         if error is not None:
-            error.add_note("\n".join(["the server said:", *self.lines[-20:]]))
-
-    def _listen(self, process: subprocess.Popen[str], is_ready: threading.Event) -> None:
-        assert process.stdout is not None
-        with process.stdout as lines:
-            for line in lines:
-                self.lines.append(line.rstrip())
-                if _READY in line:
-                    is_ready.set()
-        is_ready.set()  # it has ended: nobody waits for it
+            error.add_note(f"the server said:\n{self._log.read_text()[-4000:]}")
 
 
 @contextmanager

@@ -87,8 +87,12 @@ def traces_of(spans: Sequence[Span]) -> dict[str, list[Span]]:
 async def _receiver(into: Collector) -> AsyncIterator[str]:
     """Serve on a free port, and give its URL."""
     server = grpc.aio.server()
-    trace_grpc.add_TraceServiceServicer_to_server(_Traces(into), server)
-    metrics_grpc.add_MetricsServiceServicer_to_server(_Metrics(into), server)
+    trace_grpc.add_TraceServiceServicer_to_server(
+        _Exports(into.take_spans, trace_pb2.ExportTraceServiceResponse), server
+    )
+    metrics_grpc.add_MetricsServiceServicer_to_server(
+        _Exports(into.take_metrics, metrics_pb2.ExportMetricsServiceResponse), server
+    )
     port = server.add_insecure_port("127.0.0.1:0")
     await server.start()
     try:
@@ -97,19 +101,12 @@ async def _receiver(into: Collector) -> AsyncIterator[str]:
         await server.stop(None)
 
 
-class _Traces(trace_grpc.TraceServiceServicer):
-    def __init__(self, into: Collector) -> None:
-        self._into = into
+class _Exports:
+    """A service of one method, as those of spans and of metrics are."""
+
+    def __init__(self, take: Callable[[Any], None], answer: Callable[[], Any]) -> None:
+        self._take, self._answer = take, answer
 
     async def Export(self, request: Any, context: object) -> Any:
-        self._into.take_spans(request)
-        return trace_pb2.ExportTraceServiceResponse()
-
-
-class _Metrics(metrics_grpc.MetricsServiceServicer):
-    def __init__(self, into: Collector) -> None:
-        self._into = into
-
-    async def Export(self, request: Any, context: object) -> Any:
-        self._into.take_metrics(request)
-        return metrics_pb2.ExportMetricsServiceResponse()
+        self._take(request)
+        return self._answer()

@@ -37,17 +37,11 @@ from support.models import tiny_glide as tiny
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]
 TARGETS = {
     "plain": lambda: tiny.llama(intermediate_size=64),
-    "biases": lambda: _wide(tiny.Qwen2Config, tiny.Qwen2ForCausalLM),
-    "norms of heads": lambda: _wide(tiny.Qwen3Config, tiny.Qwen3ForCausalLM),
+    "biases": lambda: tiny.qwen2(intermediate_size=64),
+    "norms of heads": lambda: tiny.qwen3(intermediate_size=64),
 }
 
 needs_native = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
-
-
-def _wide(config, model):
-    torch.manual_seed(0)
-    sizes = tiny.SIZES | {"intermediate_size": 64}
-    return model(config(**sizes)).eval()
 
 
 def rounded(target, model):
