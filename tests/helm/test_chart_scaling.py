@@ -1,6 +1,7 @@
 """Each role is scaled by one controller at most, by metrics that its services export."""
 
 import re
+from itertools import product
 
 import pytest
 import yaml
@@ -9,7 +10,7 @@ from slipstream.telemetry.catalog import CATALOG
 from support.deployment.charts import (
     CASES,
     CHART,
-    ROLES,
+    COMPONENT,
     ROOT,
     named,
     of_kind,
@@ -38,7 +39,7 @@ SCALED_CASES = [case for case in CASES if case in ("large-cluster", "keda")]
 
 
 def scaled(scaler):
-    return scaler["metadata"]["labels"]["app.kubernetes.io/component"]
+    return scaler["metadata"]["labels"][COMPONENT]
 
 
 def queries(documents):
@@ -86,20 +87,17 @@ def test_drafts_come_back_from_zero_by_the_sessions_of_targets():
 
 
 def metrics(documents):
-    """Each role with a metric that an HPA scales it by, and the metric's kind."""
+    """Each role with the name of a metric of its pods that an HPA scales it by."""
     for scaler in of_kind(documents, "HorizontalPodAutoscaler"):
         assert scaler["spec"]["metrics"], title(scaler)
         for at in scaler["spec"]["metrics"]:
-            kind = at["type"].lower()
-            if kind != "resource":
-                yield scaled(scaler), kind, at[kind]["metric"]
+            if at["type"] != "Resource":
+                yield scaled(scaler), at["pods"]["metric"]["name"]
 
 
 def test_metrics_of_autoscalers_are_offered_by_the_adapter_of_the_page(documents):
-    for role, kind, metric in metrics(documents):
-        assert kind == "pods"
-        rule = offered(metric["name"], "custom")
-        for at in spoken(filled(rule, metric["name"])).selectors:
+    for role, name in metrics(documents):
+        for at in spoken(filled(offered(name), name)).selectors:
             assert at.name in all_samples(), f"nobody exports {at.name}"
             assert role in ROLES_OF[at.name], at.name
 
@@ -108,18 +106,18 @@ def test_drafts_are_scaled_by_the_proposals_that_are_there_at_once_not_by_sessio
     """Seconds in queue and engine, of one second: KEDA's query and the adapter's for an HPA."""
     keda = [at["query"] for role, at in queries(rendered("keda")) if role == "draft"]
     drafting = [query for query in keda if "slipstream_sessions" not in query]  # but from zero
-    (pods,) = (at for role, _, at in metrics(rendered("large-cluster")) if role == "draft")
+    (name,) = (name for role, name in metrics(rendered("large-cluster")) if role == "draft")
     assert len(drafting) == 1
-    for query in (*drafting, offered(pods["name"], "custom")["metricsQuery"]):
+    for query in (*drafting, offered(name)["metricsQuery"]):
         rates = re.findall(r"rate\(slipstream_draft_(\w+)_duration_seconds_sum\{", query)
         assert query.startswith("sum(") and rates == ["queue", "engine"]
 
 
-def offered(name, kind):
-    """The rule of the page by which an adapter offers a metric."""
+def offered(name):
+    """The rule of the page by which an adapter offers a metric: under its own name or another."""
     (rule,) = (
         at
-        for at in ADAPTER[kind]
+        for at in ADAPTER["custom"]
         if at.get("name", {}).get("as") == name
         or ("name" not in at and re.fullmatch(series_of(at), name))
     )
@@ -141,65 +139,40 @@ def filled(rule, name):
     return query
 
 
-def test_queries_speak_of_series_that_there_are_by_labels_that_those_have(documents):
-    for role, metadata in queries(documents):
-        assert float(metadata["threshold"]) > 0, role
+def test_queries_speak_of_series_of_this_release_by_labels_that_those_have(documents, tmp_path):
+    by_pod = {name: labels | BY_POD for name, labels in all_samples().items()}
+    found = [metadata for _, metadata in queries(documents)]
+    for metadata in found:
+        assert float(metadata["threshold"]) > 0
         assert metadata["serverAddress"].startswith("http")
-        by_pod = {name: labels | BY_POD for name, labels in all_samples().items()}
         known_labels(metadata["query"], by_pod | dict.fromkeys(RECORDED, BY_POD))
+        assert 'namespace="serving"' in metadata["query"]
+        assert "demo-slipstream-" in metadata["query"]
+    if found:
+        check_expressions(tmp_path, (metadata["query"] for metadata in found))
 
 
-def test_prometheus_understands_every_query(tmp_path):
-    check_expressions(tmp_path, (at["query"] for _, at in queries(rendered("keda"))))
+def read_by(documents):
+    """Each port that a monitor reads, with the role and all ports of the pod or service there."""
+    things = [("PodMonitor", pod.role, pod.labels, set(pod.ports)) for pod in pods(documents)]
+    for it in of_kind(documents, "Service"):
+        role, ports = it["spec"]["selector"][COMPONENT], {at["name"] for at in it["spec"]["ports"]}
+        things.append(("ServiceMonitor", role, it["metadata"]["labels"], ports))
+    for monitor, (kind, role, labels, ports) in product(documents, things):
+        if monitor["kind"] == kind and matches(monitor["spec"]["selector"], labels):
+            field = "podMetricsEndpoints" if kind == "PodMonitor" else "endpoints"
+            yield from ((at["port"], role, ports) for at in monitor["spec"][field])
 
 
-def test_queries_are_of_this_release_only():
-    for role, metadata in queries(rendered("keda")):
-        assert 'namespace="serving"' in metadata["query"], role
-        assert "demo-slipstream-" in metadata["query"], role
-
-
-def test_monitors_choose_services_and_pods_that_have_the_port(documents):
-    for monitor in of_kind(documents, "PodMonitor"):
-        found = [at for at in pods(documents) if chosen(monitor, at.labels)]
-        assert found, title(monitor)
-        for endpoint in monitor["spec"]["podMetricsEndpoints"]:
-            assert all(endpoint["port"] in at.ports for at in found), title(monitor)
-    for monitor in of_kind(documents, "ServiceMonitor"):
-        services = of_kind(documents, "Service")
-        found = [at for at in services if chosen(monitor, at["metadata"]["labels"])]
-        assert found, title(monitor)
-        for endpoint in monitor["spec"]["endpoints"]:
-            ports = [{port["name"] for port in at["spec"]["ports"]} for at in found]
-            assert all(endpoint["port"] in names for names in ports), title(monitor)
-
-
-def chosen(monitor, labels):
-    return matches(monitor["spec"]["selector"], labels)
-
-
-@pytest.mark.parametrize(
-    ("case", "kind"), [("large-cluster", "PodMonitor"), ("tls", "ServiceMonitor")]
-)
-def test_every_pod_is_read_once(case, kind):
+def test_monitors_read_every_pod_once_at_a_port_that_it_has(documents):
     """Twice would double every rate."""
-    documents = rendered(case)
-    monitors = of_kind(documents, "PodMonitor", "ServiceMonitor")
-    assert {at["kind"] for at in monitors} == {kind}
-    counted = {at.role: 0 for at in service_pods(documents)}
-    for monitor in monitors:
-        things = (
-            [(at.role, at.labels) for at in service_pods(documents)]
-            if kind == "PodMonitor"
-            else [
-                (at["spec"]["selector"]["app.kubernetes.io/component"], at["metadata"]["labels"])
-                for at in of_kind(documents, "Service")
-            ]
-        )
-        for role, labels in things:
-            if chosen(monitor, labels):
-                counted[role] += 1
-    assert set(ROLES) <= set(counted) and set(counted.values()) == {1}
+    found = list(read_by(documents))
+    assert all(port in ports for port, _, ports in found)
+    if of_kind(documents, "PodMonitor", "ServiceMonitor"):
+        roles = [role for _, role, _ in found]
+        assert sorted(roles) == sorted(set(roles)) and {
+            at.role for at in service_pods(documents)
+        } <= set(roles)
 
 
 def test_dashboard_and_alerts_are_shipped_as_they_are():
