@@ -10,18 +10,20 @@ from typing import Any
 
 import pytest
 
-from helm_tool import HELMS
-from support.deployment.charts import named, parsed, secret_texts, template
+from helm_tool import HELMS, Helm
+from support.deployment.charts import ROLES, every_helm, named, parsed, secret_texts, template
 
 PASSWORD = "drawn at the first installation"
 SECRET = "demo-slipstream-redis"
 WHERE = f"/api/v1/namespaces/serving/secrets/{SECRET}"
-TARGET = "demo-slipstream-target"
 SCALED = {
-    "apiVersion": "apps/v1",
-    "kind": "Deployment",
-    "metadata": {"name": TARGET, "namespace": "serving"},
-    "spec": {"replicas": 3},
+    f"/apis/apps/v1/namespaces/serving/deployments/demo-slipstream-{role}": {
+        "apiVersion": "apps/v1",
+        "kind": "Deployment",
+        "metadata": {"name": f"demo-slipstream-{role}", "namespace": "serving"},
+        "spec": {"replicas": 3},
+    }
+    for role in ROLES
 }
 KEPT = {
     "apiVersion": "v1",
@@ -62,7 +64,7 @@ def answers() -> dict[str, Any]:
         "/api": {"kind": "APIVersions", "versions": ["v1"]},
         "/apis": {"kind": "APIGroupList", "apiVersion": "v1", "groups": groups},
         WHERE: KEPT,
-        f"/apis/apps/v1/namespaces/serving/deployments/{TARGET}": SCALED,
+        **SCALED,
         **lists,
     }
 
@@ -94,44 +96,32 @@ def cluster() -> Iterator[str]:
         thread.join()
 
 
-def online(cluster: str) -> tuple[str, ...]:
-    """Flags of an upgrade that reads the cluster."""
-    own = ("--disable-openapi-validation", "--kube-apiserver", cluster)
-    return ("--is-upgrade", "--dry-run=server", *own)
-
-
-def password(*flags: str, helm) -> str:
-    done = template(helm, *flags)
-    assert done.returncode == 0, done.stderr
-    return secret_texts(named(parsed(done.stdout), "Secret", SECRET))["password"]
-
-
-@pytest.mark.parametrize("helm", HELMS, ids=lambda at: f"helm-{at.major}")
-def test_the_password_of_redis_stays_in_an_upgrade(cluster, helm):
-    assert password(*online(cluster), helm=helm) == PASSWORD
-
-
-def test_the_password_of_redis_is_drawn_where_there_is_none():
-    drawn = {password(helm=HELMS[-1]) for _ in range(2)}
-    assert len(drawn) == 2 and all(len(text) >= 16 for text in drawn)
-
-
-def replicas(*flags: str, helm=HELMS[-1], least: int = 1, own: int = 1, scaled: bool = True) -> int:
-    autoscaling = {"minReplicas": least, "maxReplicas": 8, "hpa": {"enabled": scaled}}
-    values = {"target.autoscaling": autoscaling, "target.replicas": own}
+def rendered(*flags: str, helm: Helm = HELMS[-1], **roles: tuple[int, int, bool]) -> Any:
+    """The drawn password, and the replicas of each role, given as fewest, own and is scaled."""
+    values = {}
+    for role, (least, own, is_scaled) in roles.items():
+        scaling = {"minReplicas": least, "maxReplicas": 8, "hpa": {"enabled": is_scaled}}
+        values |= {f"{role}.autoscaling": scaling, f"{role}.replicas": own}
     done = template(helm, *flags, values=values)
     assert done.returncode == 0, done.stderr
-    return named(parsed(done.stdout), "Deployment", TARGET)["spec"]["replicas"]
+    found = parsed(done.stdout)
+    pods = [named(found, "Deployment", f"demo-slipstream-{role}") for role in roles]
+    return secret_texts(named(found, "Secret", SECRET))["password"], [
+        pod["spec"]["replicas"] for pod in pods
+    ]
 
 
-@pytest.mark.parametrize("helm", HELMS, ids=lambda at: f"helm-{at.major}")
-def test_an_upgrade_keeps_the_replicas_that_an_autoscaler_has_chosen(cluster, helm):
-    assert replicas(*online(cluster), helm=helm) == 3
-    assert replicas(*online(cluster), helm=helm, own=6) == 3
-    assert replicas(*online(cluster), helm=helm, least=4) == 4
-    assert replicas(*online(cluster), helm=helm, own=6, scaled=False) == 6
+@every_helm()
+def test_an_upgrade_keeps_the_password_of_redis_and_the_replicas_of_autoscalers(cluster, helm):
+    own = ("--disable-openapi-validation", "--kube-apiserver", cluster)
+    flags = ("--is-upgrade", "--dry-run=server", *own)
+    roles = {"target": (1, 6, True), "draft": (4, 1, True), "router": (1, 6, False)}
+    assert rendered(*flags, helm=helm, **roles) == (PASSWORD, [3, 4, 6])
 
 
-@pytest.mark.parametrize(("least", "own"), [(4, 1), (1, 4), (4, 4)])
-def test_without_a_cluster_a_scaled_role_starts_with_its_own_number_or_the_fewest(least, own):
-    assert replicas(least=least, own=own) == 4
+def test_without_a_cluster_a_password_is_drawn_and_roles_start_with_their_number_or_the_fewest():
+    roles = {"target": (4, 1, True), "draft": (1, 4, True), "router": (4, 4, True)}
+    found = [rendered(**roles) for _ in range(2)]
+    assert [replicas for _, replicas in found] == [[4, 4, 4]] * 2
+    drawn = {password for password, _ in found}
+    assert len(drawn) == 2 and all(len(text) >= 16 for text in drawn)
