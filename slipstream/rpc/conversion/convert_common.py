@@ -95,8 +95,10 @@ def value_from_pb(kind: type[V], message: Message, **own: Any) -> V:
     What is optional and unset is None; what the message has no field for takes its default.
     """
     known: dict[str, Any] = {}
-    for name in message.DESCRIPTOR.fields_by_name.keys() & kind.__dataclass_fields__.keys():
-        value, descriptor = getattr(message, name), message.DESCRIPTOR.fields_by_name[name]
+    descriptors = message.DESCRIPTOR.fields_by_name
+    names = {field.name for field in fields(kind)}  # type: ignore[arg-type]  # a dataclass
+    for name in names.intersection(descriptors.keys()):
+        value, descriptor = getattr(message, name), descriptors[name]
         if isinstance(value, Mapping):
             value = dict(sorted(value.items()))
         elif descriptor.is_repeated:
