@@ -19,38 +19,7 @@ BATCH_TOKENS = 64
 
 Remaining = Callable[[], float | None]
 Charge = Callable[[int], Awaitable[None]]
-"""Counts tokens of the prompt or the output."""
-
-
-class QuotaUse:
-    """Use of an API key's quotas by one request."""
-
-    def __init__(self, quotas: Quotas, ticket: Ticket, remaining: Remaining) -> None:
-        self._quotas, self._ticket, self._remaining = quotas, ticket, remaining
-        self._num_pending = 0
-
-    async def begin(self) -> None:
-        """Raises `LimitExceeded`."""
-        try:
-            await self._quotas.take(self._ticket, ttl_s=self._ttl_s())
-        except asyncio.CancelledError:
-            await self.end()  # it may have been counted
-            raise
-
-    async def charge(self, num_tokens: int) -> None:
-        """Count tokens of the prompt or the output, now or with those that follow."""
-        self._num_pending += num_tokens
-        if self._num_pending >= BATCH_TOKENS:
-            num_pending, self._num_pending = self._num_pending, 0
-            await self._quotas.charge(self._ticket, num_pending, ttl_s=self._ttl_s())
-
-    async def end(self) -> None:
-        """Count what is left; the request runs no more."""
-        await self._quotas.give_back(self._ticket, self._num_pending)
-
-    def _ttl_s(self) -> float:
-        left = self._remaining()
-        return LONGEST_S if left is None else max(1.0, min(left, LONGEST_S))
+"""Counts tokens of the prompt or the output, now or with those that follow."""
 
 
 class KeyLimits:
@@ -73,12 +42,28 @@ class KeyLimits:
         attempt = secrets.token_hex(8)
         request = request_name(asked, key.name) if asked.ask.request_id else attempt
         ticket = Ticket(key.name, key.limits, request, attempt)
-        use = QuotaUse(self._quotas, ticket, remaining)
-        await use.begin()
+        num_pending = 0
+
+        async def charge(num_tokens: int) -> None:
+            nonlocal num_pending
+            num_pending += num_tokens
+            if num_pending >= BATCH_TOKENS:
+                lot, num_pending = num_pending, 0
+                await self._quotas.charge(ticket, lot, ttl_s=_ttl_s(remaining()))
+
         try:
-            yield use.charge
+            await self._quotas.take(ticket, ttl_s=_ttl_s(remaining()))
+        except asyncio.CancelledError:  # it may have been counted
+            await self._quotas.give_back(ticket, 0)
+            raise
+        try:
+            yield charge
         finally:
-            await use.end()
+            await self._quotas.give_back(ticket, num_pending)
+
+
+def _ttl_s(left_s: float | None) -> float:
+    return LONGEST_S if left_s is None else max(1.0, min(left_s, LONGEST_S))
 
 
 async def _uncounted(num_tokens: int) -> None:
