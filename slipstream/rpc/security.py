@@ -115,7 +115,7 @@ class ServerTls:
         Raises `InvalidRequest` for files that can't be used; later ones are only logged.
         """
         files = tuple(filter(None, (self.cert, self.key, self.client_ca)))
-        loaded = ReloadedFiles(files, self._load)
+        loaded = ReloadedFiles(files, self._configuration)
 
         def changed() -> grpc.ServerCertificateConfiguration | None:
             return loaded.value if loaded.refresh() else None
@@ -126,7 +126,7 @@ class ServerTls:
             require_client_authentication=self.client_ca is not None,
         )
 
-    def _load(self) -> grpc.ServerCertificateConfiguration:
+    def _configuration(self) -> grpc.ServerCertificateConfiguration:
         cert, key = read_pair(self.cert, self.key)
         authority = None if self.client_ca is None else read_authority(self.client_ca)
         return grpc.ssl_server_certificate_configuration([(key, cert)], authority)

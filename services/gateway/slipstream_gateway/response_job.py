@@ -58,11 +58,11 @@ class ResponseAnswer:
     def push(self, text: str, of_tokens: Logprobs) -> list[Json]:
         """Return the events of a part of the text."""
         pieces: list[Piece] = [text] if self._parser is None else self._parser.push(text)
-        return self._events(pieces, chat_logprobs(of_tokens))
+        return self._written(pieces, chat_logprobs(of_tokens))
 
     def end(self, reason: FinishReason, stats: RequestStats) -> list[Json]:
         """Return the last events; then the response is whole."""
-        events = [] if self._parser is None else self._events(self._parser.end(), None)
+        events = [] if self._parser is None else self._written(self._parser.end(), None)
         is_whole = reason is FinishReason.STOP
         events += self._close("completed" if is_whole else "incomplete")
         status = "completed" if is_whole else "incomplete"
@@ -83,7 +83,7 @@ class ResponseAnswer:
             "response.failed", response={**self.whole, "status": "failed", "error": cause}
         )
 
-    def _events(self, pieces: list[Piece], logprobs: Json | None) -> list[Json]:
+    def _written(self, pieces: list[Piece], logprobs: Json | None) -> list[Json]:
         events: list[Json] = []
         for piece in pieces:
             if isinstance(piece, str):
