@@ -176,7 +176,7 @@ def test_tokens_are_those_of_the_requests_own_statistics(told):
         (catalog.TOKENS_DRAFTED, told.total("num_draft_tokens")),
         (catalog.TOKENS_ACCEPTED, told.total("num_accepted_draft_tokens")),
         (catalog.TOKENS_FINAL, sum(at.num_output_tokens for at in told.stats)),
-        (catalog.TOKENS_UNKEPT, 0),
+        (catalog.TOKENS_UNKEPT, sum(at.continuity.num_unkept_tokens for at in told.stats)),
         (catalog.TARGET_LOSSES, 0),
     ):
         assert (metric.name, value(page, metric)) == (metric.name, expected)

@@ -80,7 +80,7 @@ class Growing:
         """Names of those in the registry."""
         registry = open_registry(StoreOptions(url=self._store_url))
         try:
-            live = {at.address for at in await registry.live(ReplicaRole(role))}
+            live = await registry.live(ReplicaRole(role))
         finally:
             await registry.aclose()
         return {name for name, address in self._addresses.items() if address in live}
