@@ -13,7 +13,7 @@ from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.results import Result
 from slipstream.core.types import SamplingParams
-from slipstream.drafting.build import SHIPPED, Drafter, DraftModel
+from slipstream.drafting.build import Drafter, DraftModel, glide_folder
 from slipstream.models.store.digests import weights_digests
 
 
@@ -77,12 +77,6 @@ class MethodEngines:
         other._sampling = sampling
         return other
 
-    def draft_folder(self) -> Path:
-        """Return where the GliDe weights are."""
-        if self._draft == "glide":
-            return SHIPPED / f"{self.engine('fast').model_id}-glide"
-        return Path(self._draft).expanduser()
-
     def ask(self, method: Method) -> Ask:
         """Return a function that answers questions by a method."""
         client = self.client(method)
@@ -109,7 +103,8 @@ class MethodEngines:
             profile = self._profile if key[1] == self._draft else None
             drafter = self.engine(method.numerics).drafter(key[1], profile=profile)
             if drafter.kind == "glide":
-                self.draft_digests = weights_digests(self.draft_folder())
+                folder = glide_folder(self._draft, self.engine("fast").model_id)
+                self.draft_digests = weights_digests(folder)
             self._drafters[key] = drafter
         return self._drafters[key]
 

@@ -1,8 +1,9 @@
 """Cost of a round, embedded and distributed: both answer the same questions in turn."""
 
-from collections.abc import Sequence
+import asyncio
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, fields
-from typing import Any
+from typing import Any, TypeVar
 
 from rich.table import Table
 
@@ -25,7 +26,10 @@ from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.results import Result, Timings
 from slipstream.core.stop_reasons import AHEAD
+from slipstream.local.stack import Stack, StackPlan
 from slipstream.options import check_bounds, group, option
+
+T = TypeVar("T")
 
 EMBEDDED = "embedded"
 """Baseline: both engines in one process."""
@@ -69,6 +73,16 @@ class RoundsPlan:
             )
 
         return ask
+
+
+async def with_services(plan: StackPlan, work: Callable[[str], T]) -> T:
+    """Return what `work` does with the router of target, draft and router on this machine, in a
+    thread; their logs are ignored, as what keeps one from starting is raised."""
+    stack = Stack(plan, on_line=lambda name, line: None)
+    try:
+        return await asyncio.to_thread(work, await stack.start())
+    finally:
+        await stack.stop(hurry=True)
 
 
 def check_same_model(embedded: ModelInfo, routed: ModelInfo) -> None:

@@ -3,7 +3,6 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import ExitStack
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -14,7 +13,7 @@ from slipstream.bench import load
 from slipstream.bench import rounds as rounds_of
 from slipstream.bench import speed as speeds
 from slipstream.bench.cost import CostPlan, cost_table, draft_line, measure_cost
-from slipstream.bench.harness import Ask, SamplingPlan, run_in_turn
+from slipstream.bench.harness import Samples, SamplingPlan, run_in_turn
 from slipstream.bench.methods import (
     GRAMMAR,
     PLAIN,
@@ -26,7 +25,6 @@ from slipstream.bench.methods import (
     with_references,
 )
 from slipstream.bench.peers import endpoint_engines, parse_endpoints
-from slipstream.bench.services import LocalServices
 from slipstream.cli.bench_flags import (
     ModelFlags,
     OutputFlags,
@@ -43,6 +41,7 @@ from slipstream.cli.report import figures_console, show_lines
 from slipstream.client import Client
 from slipstream.config import load_settings
 from slipstream.core.types import SamplingParams
+from slipstream.drafting.build import SHIPPED
 from slipstream.options import option
 
 app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
@@ -79,16 +78,25 @@ def rounds(
     models.check()
     plan = replace(plan, questions=prompts.questions())
     models.stack().fetch()
-    with ExitStack() as stack:
-        asks = _asks(stack, plan, services, models)
-        with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
-            samples = run_in_turn(
-                asks,
-                plan.questions,
-                max_new_tokens=plan.max_new_tokens,
-                warmup=plan.warmup,
-                advance=advance,
-            )
+
+    def measured(address: str) -> Samples:
+        with (
+            Client(address, token=load_settings().token) as routed,
+            Client.embedded(**asdict(models)) as embedded,
+        ):
+            rounds_of.check_same_model(embedded.model_info(), routed.model_info())
+            asks = {rounds_of.EMBEDDED: plan.ask(embedded), "distributed": plan.ask(routed)}
+            if services.overlap:
+                asks["overlap"] = plan.ask(routed, overlap=True)
+            extent = {"max_new_tokens": plan.max_new_tokens, "warmup": plan.warmup}
+            with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
+                return run_in_turn(asks, plan.questions, **extent, advance=advance)
+
+    if services.router is not None:
+        samples = measured(services.router)
+    else:
+        stack = models.stack().plan(port=0)
+        samples = asyncio.run(rounds_of.with_services(stack, measured))
     figures = rounds_of.rounds_figures(samples)
     console = figures_console()
     console.print(rounds_of.answers_table(figures))
@@ -98,23 +106,6 @@ def rounds(
     facts = {**prompts.facts(), **asdict(services), **asdict(plan.sampling)}
     sizes = {"max_new_tokens": plan.max_new_tokens, "num_prompts": len(plan.questions)}
     output.write({"environment": {**models.facts(), **facts, **sizes}, "rounds": figures})
-
-
-def _asks(
-    stack: ExitStack, plan: rounds_of.RoundsPlan, flags: ServiceFlags, models: ModelFlags
-) -> dict[str, Ask]:
-    """Return the engines under test, until the stack closes."""
-    address = flags.router
-    if address is None:
-        services = LocalServices(models.stack().plan(port=0))
-        address = stack.enter_context(services).address
-    routed = stack.enter_context(Client(address, token=load_settings().token))
-    embedded = stack.enter_context(Client.embedded(**asdict(models)))
-    rounds_of.check_same_model(embedded.model_info(), routed.model_info())
-    asks = {rounds_of.EMBEDDED: plan.ask(embedded), "distributed": plan.ask(routed)}
-    if flags.overlap:
-        asks["overlap"] = plan.ask(routed, overlap=True)
-    return asks
 
 
 @dataclass(frozen=True, slots=True)
@@ -286,7 +277,8 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
     models.check()
     engines = models.engines(SamplingParams())
     text = "\n".join(turn for question in QuestionFlags().questions() for turn in question.turns)
-    has_draft = models.draft != "glide" or engines.draft_folder().is_dir()
+    shipped = SHIPPED / f"{engines.engine('fast').model_id}-glide"
+    has_draft = models.draft != "glide" or shipped.is_dir()
     measured = measure_cost(plan, engines, text, has_draft=has_draft)
     figures_console().print(cost_table(measured))
     if measured["draft"] is not None:

@@ -6,10 +6,9 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from slipstream.core.errors import TrainingError
 from slipstream.models.decision import GREEDY, NUM_STATS, SAMPLED, DecisionModel
 from slipstream.models.glide.chain_stop import DecisionNetwork
-from slipstream.options import option
+from slipstream.options import check_bounds, option
 from slipstream.train.rounds import Records
 
 
@@ -18,23 +17,16 @@ class DecisionSettings:
     """`width` is that of the hidden layer. AdamW at `lr`, in batches of `batch_rows`, until
     `patience` epochs have brought nothing, `max_epochs` at most."""
 
-    width: int = option(32, "Width of the hidden layer.", min=1)
-    lr: float = option(1e-3, "Learning rate.")
+    width: int = option(32, "Width of the hidden layer.", least=1)
+    lr: float = option(1e-3, "Learning rate.", above=0)
     weight_decay: float = 0.1
     batch_rows: int = 256
-    max_epochs: int = option(60, "Maximum number of passes over the records.", min=1)
+    max_epochs: int = option(60, "Maximum number of passes over the records.", least=1)
     patience: int = 6
     seed: int = 0
 
     def __post_init__(self) -> None:
-        if not self.lr > 0 or not self.weight_decay >= 0:
-            raise TrainingError(
-                f"lr is {self.lr} and weight_decay {self.weight_decay}: they must be above 0 and"
-                " 0 or more"
-            )
-        for name in ("width", "batch_rows", "max_epochs", "patience"):
-            if getattr(self, name) < 1:
-                raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        check_bounds(self)
 
 
 def train_decision(

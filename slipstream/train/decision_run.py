@@ -25,7 +25,7 @@ from slipstream.models.decision import (
     save_decision,
 )
 from slipstream.models.glide.glide_scorer import GlideScorer, load_glide
-from slipstream.options import group, option, required
+from slipstream.options import check_bounds, group, option, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import ReadLimits, read_data
@@ -49,12 +49,11 @@ class RecordingPlan:
     depth: int | None = option(
         None, "Tokens drafted per round; default: the most that the draft can."
     )
-    minutes: float | None = option(None, "Begin no prompt after so many minutes.")
+    minutes: float | None = option(None, "Begin no prompt after so many minutes.", above=0)
     seed: int = option(0, "Seed of the sampled answers.", min=0)
 
     def __post_init__(self) -> None:
-        if self.minutes is not None and not self.minutes > 0:
-            raise TrainingError(f"minutes is {self.minutes}, it must be above 0")
+        check_bounds(self)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -1,4 +1,8 @@
-"""The GliDe loss: distance of the draft's distribution from the target's, and from the text."""
+"""The GliDe loss: distance of the draft's distribution from the target's, and from the text.
+
+Masks hide keys of the target that a draft would not have: blocks of lagging keys (GliDe with a
+CaPE, section 4.1, with a block length and a grid offset of each document's own), and lags.
+"""
 
 from dataclasses import dataclass
 from typing import Any, NamedTuple
@@ -10,13 +14,75 @@ from torch import Tensor, nn
 from slipstream.models.glide.glide import Rope
 from slipstream.train.config import LossSettings
 from slipstream.train.features import TrainBatch, best_columns
-from slipstream.train.masks import Blocks, block_mask
 
 _ROWS = {"cpu": 256}
 """Rows whose scores are alive at once: on a CPU the [rows, V_d] block then stays in cache."""
 _MANY_ROWS = 4096
 _LEAST_CHANCE = 1e-6
 """Least acceptance probability in the loss: below it the slope is bounded."""
+
+
+@dataclass(frozen=True, slots=True)
+class Blocks:
+    """Grids of B documents: block lengths [B] and how far each grid is shifted [B], int64."""
+
+    lengths: Tensor
+    offsets: Tensor
+
+    def part(self, start: int, stride: int) -> "Blocks":
+        """Return those of every `stride`-th document from `start` on."""
+        return Blocks(self.lengths[start::stride], self.offsets[start::stride])
+
+    def to(self, device: torch.device) -> "Blocks":
+        """Return the same on `device`."""
+        return Blocks(self.lengths.to(device), self.offsets.to(device))
+
+    def numbers(self, length: int) -> Tensor:
+        """Return the number of the block that each of `length` positions lies in, [B, T]."""
+        positions = torch.arange(length, device=self.offsets.device)
+        return (positions + self.offsets[:, None]) // self.lengths[:, None]
+
+
+def draw_blocks(count: int, settings: LossSettings, generator: torch.Generator) -> Blocks:
+    """Return a block length and an offset below it for each of `count` documents."""
+    low, high = settings.block_min, settings.block_max + 1
+    lengths = torch.randint(low, high, (count,), generator=generator)
+    return Blocks(lengths, (torch.rand(count, generator=generator) * lengths).long())
+
+
+def block_mask(length: int, blocks: Blocks, *, dtype: torch.dtype = torch.float32) -> Tensor:
+    """Return the cross mask [B, 1, T, T], 0 where query j may read key k, else -inf.
+
+    j reads k iff k lies in an earlier block of its document. Rows with no earlier block read all
+    positions before their own, and position 0 itself.
+    """
+    grid = blocks.numbers(length)
+    return _additive(grid[:, None, :] < grid[:, :, None], dtype)[:, None]
+
+
+def lag_mask(
+    length: int,
+    lag: int,
+    *,
+    dtype: torch.dtype = torch.float32,
+    device: torch.device | None = None,
+) -> Tensor:
+    """Return the cross mask [1, 1, T, T] without the newest `lag` keys before each query.
+
+    The first rows, which would see nothing, see all positions before their own.
+    """
+    positions = torch.arange(length, device=device)
+    return _additive((positions[None, :] < positions[:, None] - lag)[None], dtype)[:, None]
+
+
+def _additive(allowed: Tensor, dtype: torch.dtype) -> Tensor:
+    """Return 0 where allowed [B, T, T], else -inf; empty rows read what came before them."""
+    positions = torch.arange(allowed.shape[-1], device=allowed.device)
+    before = positions[None, :] < positions[:, None]
+    before[0, 0] = True
+    allowed = torch.where(allowed.any(-1, keepdim=True), allowed, before)
+    zeros = torch.zeros(allowed.shape, dtype=dtype, device=allowed.device)
+    return zeros.masked_fill_(~allowed, float("-inf"))
 
 
 @dataclass(frozen=True, slots=True)

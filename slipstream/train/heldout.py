@@ -7,8 +7,7 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.train.features import TrainBatch
-from slipstream.train.glide import Frozen, greedy_matches, position_weights, states
-from slipstream.train.masks import lag_mask
+from slipstream.train.glide import Frozen, greedy_matches, lag_mask, position_weights, states
 
 CHAIN = 5
 """Drafted tokens of a round whose length is measured."""

@@ -5,8 +5,8 @@ Progress goes out through `TrainHooks`.
 
 import hashlib
 import json
-from collections.abc import Callable, Sequence
-from dataclasses import asdict, dataclass
+from collections.abc import Sequence
+from dataclasses import asdict, dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, ClassVar
@@ -14,19 +14,26 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from slipstream.core.errors import TrainingError
-from slipstream.models.glide.glide_files import save_glide
-from slipstream.models.glide.glide_init import GlideShape
-from slipstream.models.glide.torch_parts import model_parts
+from slipstream.core.errors import ModelMismatch, TrainingError
+from slipstream.models.glide.glide import GlideModel, Rope
+from slipstream.models.glide.glide_config import GlideConfig
+from slipstream.models.glide.glide_files import load_weights, save_glide
+from slipstream.models.glide.glide_init import (
+    GlideShape,
+    config_for_target,
+    init_from_target,
+    trimmed_vocab,
+)
+from slipstream.models.glide.torch_parts import model_parts, rotary_tables
 from slipstream.models.loading import LoadedModel, load_target_parts
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.options import option, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.config import TrainSettings
-from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout
-from slipstream.train.features import FeatureSet, FeatureSource
-from slipstream.train.first_draft import borrowed, first_draft
+from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout, token_counts
+from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet, FeatureSource
+from slipstream.train.glide import Frozen
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
 from slipstream.train.provenance import (
     PROVENANCE_NAME,
@@ -106,10 +113,19 @@ def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_
     inputs = _inputs(run, target, features, vocab, group)
     model.to(group.device)
     trainer = Trainer(model, inputs, run.settings, group=group)
+    fingerprint = _fingerprint(run, files)
     if run.resume:
-        trainer.resume(run.checkpoint, _fingerprint(run, files))
-    export = _Export(run, trainer, vocab, tuple(files), revision)
-    trainer.run(TrainHooks(hooks.clock, hooks.report, export.before(hooks.check)))
+        trainer.resume(run.checkpoint, fingerprint)
+
+    def check(result: Check) -> None:
+        if result.is_best:
+            save_glide(trainer.model, vocab, run.out)
+            facts = _facts(run, trainer, files, revision)
+            write_provenance(run.out / PROVENANCE_NAME, command=run.command, facts=facts)
+        trainer.save(run.checkpoint, fingerprint)
+        hooks.check(result)
+
+    trainer.run(TrainHooks(hooks.clock, hooks.report, check))
 
 
 def _fingerprint(run: GlideRun, files: Sequence[DataFile]) -> str:
@@ -135,43 +151,22 @@ def _shape(run: GlideRun, target: LoadedModel) -> GlideShape:
     return GlideShape(layers, draft.head_size, max_lag, draft.num_layers)
 
 
-@dataclass(frozen=True, slots=True)
-class _Export:
-    """Files that a run writes: weights and their provenance."""
-
-    run: GlideRun
-    trainer: Trainer
-    vocab: Tensor
-    files: tuple[DataFile, ...]
-    revision: str | None
-
-    def before(self, report: Callable[[Check], None]) -> Callable[[Check], None]:
-        """Return a function that writes what a check calls for, then reports it."""
-
-        def check(result: Check) -> None:
-            run, trainer = self.run, self.trainer
-            if result.is_best:
-                save_glide(trainer.model, self.vocab, run.out)
-                path = run.out / PROVENANCE_NAME
-                write_provenance(path, command=run.command, facts=self._facts())
-            trainer.save(run.checkpoint, _fingerprint(run, self.files))
-            report(result)
-
-        return check
-
-    def _facts(self) -> dict[str, Any]:
-        run, state = self.run, self.trainer.state
-        return {
-            "revision": self.revision,
-            "licence": f"derived from {self.trainer.model.config.target_model} ({run.licence})",
-            "data": [data_facts(data) for data in self.files],
-            "settings": asdict(run.settings),
-            "started_from": run.draft.init_from and read_provenance(run.draft.init_from),
-            "num_steps": state.step,
-            "num_trained_tokens": state.num_tokens,
-            "elapsed_seconds": round(state.elapsed_seconds, 1),
-            "checks": state.history,
-        }
+def _facts(
+    run: GlideRun, trainer: Trainer, files: Sequence[DataFile], revision: str | None
+) -> dict[str, Any]:
+    """Return the provenance of the weights as they are now."""
+    state = trainer.state
+    return {
+        "revision": revision,
+        "licence": f"derived from {trainer.model.config.target_model} ({run.licence})",
+        "data": [data_facts(data) for data in files],
+        "settings": asdict(run.settings),
+        "started_from": run.draft.init_from and read_provenance(run.draft.init_from),
+        "num_steps": state.step,
+        "num_trained_tokens": state.num_tokens,
+        "elapsed_seconds": round(state.elapsed_seconds, 1),
+        "checks": state.history,
+    }
 
 
 def _inputs(
@@ -182,3 +177,48 @@ def _inputs(
     dtype = getattr(torch, run.settings.precision.value)
     frozen = borrowed(target, vocab, longest).to(group.device, dtype)
     return Inputs(features, train, heldout, frozen)
+
+
+def forced_ids(target: LoadedModel) -> list[int]:
+    """Return ids that every trimmed head holds: special and added tokens, every end of text."""
+    eos = target.model.generation_config.eos_token_id
+    ends = eos if isinstance(eos, list) else [] if eos is None else [eos]
+    tokenizer = target.tokenizer
+    return [*ends, *tokenizer.all_special_ids, *tokenizer.added_tokens_decoder]
+
+
+def first_draft(
+    target: LoadedModel, shape: GlideShape, files: Sequence[DataFile], init_from: Path | None
+) -> tuple[GlideModel, Tensor]:
+    """Return a float32 draft, from the target's own layers or `init_from`, and its vocabulary.
+
+    FR-Spec and EAGLE-3 trim the draft's vocabulary by frequency; what is outside is never proposed.
+    It is that of `init_from`, where it has the wanted size, or counted on the data at hand.
+    ModelMismatch for weights of another target or shape.
+    """
+    name, digest = target.model_id, target.tokenizer_hash
+    config = config_for_target(target.model, shape, name=name, tokenizer_hash=digest)
+    if init_from is None:
+        vocab = _counted_vocab(target, config, files)
+        return init_from_target(target.model, replace(config, head_size=len(vocab))).train(), vocab
+    model, vocab = load_weights(init_from)
+    if replace(model.config, head_size=config.head_size, max_lag=config.max_lag) != config:
+        raise ModelMismatch(f"the weights in {init_from} are of another target or shape")
+    if len(vocab) != config.head_size:
+        vocab = _counted_vocab(target, config, files)
+    model.config = replace(config, head_size=len(vocab))
+    return model.float().requires_grad_(True).train(), vocab
+
+
+def _counted_vocab(target: LoadedModel, config: GlideConfig, files: Sequence[DataFile]) -> Tensor:
+    documents = [document for data in files for document in data.documents]
+    counts = torch.from_numpy(token_counts(documents, config.vocab_size))
+    return trimmed_vocab(counts, config.head_size, forced=forced_ids(target))
+
+
+def borrowed(target: LoadedModel, vocab: Tensor, longest: int) -> Frozen:
+    """Return the target's frozen parts, for texts of up to `longest` tokens and their padding."""
+    parts = model_parts(target.model)
+    rope = Rope(*rotary_tables(parts, longest + LENGTHS_ON_GPU, dtype=torch.float32))
+    vocab = vocab.to(parts.head.device)
+    return Frozen(parts.embeddings, parts.head[vocab], vocab, rope)

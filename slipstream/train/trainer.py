@@ -17,7 +17,7 @@ from slipstream.models.glide.glide_files import read_tensors, write_tensors
 from slipstream.train.config import TrainSchedule, TrainSettings
 from slipstream.train.data import batches
 from slipstream.train.features import FeatureSet, TrainBatch
-from slipstream.train.glide import Frozen, glide_loss
+from slipstream.train.glide import Blocks, Frozen, draw_blocks, glide_loss
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
 from slipstream.train.heldout import (
     Heldout,
@@ -26,7 +26,6 @@ from slipstream.train.heldout import (
     lag_matches,
     spread,
 )
-from slipstream.train.masks import Blocks, draw_blocks
 
 NUM_LAGS = 7
 _OPTIMIZER = "optimizer/"

@@ -35,12 +35,12 @@ from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.data import DataFile, ReadLimits, padded_batches, read_data, split_heldout
 from slipstream.train.features import FeatureSet, FeatureSource, TrainBatch
-from slipstream.train.first_draft import borrowed
 from slipstream.train.four_bits.gptq import Q4Matrix, gptq
 from slipstream.train.four_bits.moments import InputMoments, input_moments, input_of
 from slipstream.train.glide import Frozen
 from slipstream.train.heldout import CHAIN, Heldout, HeldoutCounts, generated_positions, lag_matches
 from slipstream.train.provenance import data_facts, write_provenance
+from slipstream.train.run import borrowed
 
 PROVENANCE_NAME = "model.q4_1.provenance.json"
 _BATCH_TOKENS = 4096

@@ -11,15 +11,18 @@ from slipstream.models.glide.glide import Rope
 from slipstream.train.config import LossSettings, TrainSchedule, TrainSettings
 from slipstream.train.features import TrainBatch
 from slipstream.train.glide import (
+    Blocks,
     Frozen,
     LossSum,
     TrimmedLoss,
+    block_mask,
+    draw_blocks,
     glide_loss,
     greedy_matches,
+    lag_mask,
     position_weights,
 )
 from slipstream.train.heldout import HeldoutCounts
-from slipstream.train.masks import Blocks, block_mask, draw_blocks, lag_mask
 from slipstream.train.trainer import learning_rate
 
 

@@ -16,12 +16,11 @@ from slipstream.models.glide.glide_weights import BLOCKS_NAME, HEAD, read_glide
 from slipstream.models.loading import load_target_parts
 from slipstream.train.data import ReadLimits, read_data
 from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet, FeatureSource
-from slipstream.train.first_draft import borrowed
 from slipstream.train.four_bits.moments import input_moments
 from slipstream.train.four_bits.quantise import PROVENANCE_NAME
-from slipstream.train.glide import states
+from slipstream.train.glide import lag_mask, states
 from slipstream.train.heldout import generated_positions
-from slipstream.train.masks import lag_mask
+from slipstream.train.run import borrowed
 from support.models.tiny_training import glide_run, train, training_place
 
 SIZES = ("--num-conversations", "8", "--num-heldout", "4")
