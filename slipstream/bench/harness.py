@@ -105,15 +105,6 @@ def parse_numbers(name: str, text: str, kind: Callable[[str], N]) -> tuple[N, ..
         raise InvalidRequest(f"{name} is {text!r}, but must be numbers as 1,4,16") from None
 
 
-def parse_names(text: str, what: str) -> list[str]:
-    """Parse a list with commas. Raises `InvalidRequest` for no name and for repeated ones."""
-    names = [name.strip() for name in text.split(",")]
-    if not all(names):
-        raise InvalidRequest(f"the {what}s are {text!r}, but must be names with commas between")
-    require_distinct(names, what)
-    return names
-
-
 def require_distinct(names: Sequence[str], what: str) -> None:
     """Raise `InvalidRequest` for a name that comes twice."""
     for name in names:

@@ -9,7 +9,7 @@ from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal, get_args
 
-from slipstream.bench.harness import parse_names, require_distinct
+from slipstream.bench.harness import require_distinct
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.policy.options import Mode, SpeculationOptions, check_combination
 from slipstream.core.types import Shape, StopPolicy, Verification
@@ -94,7 +94,9 @@ def parse_methods(text: str, *, numerics: Numerics = "invariant") -> tuple[Metho
 
     Raises `InvalidRequest` for anything that the grammar or the engines don't know.
     """
-    names = parse_names(text, "method")
+    names = [name.strip() for name in text.split(",")]
+    if not all(names):
+        raise InvalidRequest(f"the methods are {text!r}, but must be names with commas between")
     methods = tuple(parse_method(name, numerics=numerics) for name in names)
     require_distinct([method.name for method in methods], "method")
     return methods

@@ -88,9 +88,14 @@ def rounds(
             asks = {rounds_of.EMBEDDED: plan.ask(embedded), "distributed": plan.ask(routed)}
             if services.overlap:
                 asks["overlap"] = plan.ask(routed, overlap=True)
-            extent = {"max_new_tokens": plan.max_new_tokens, "warmup": plan.warmup}
             with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
-                return run_in_turn(asks, plan.questions, **extent, advance=advance)
+                return run_in_turn(
+                    asks,
+                    plan.questions,
+                    max_new_tokens=plan.max_new_tokens,
+                    warmup=plan.warmup,
+                    advance=advance,
+                )
 
     if services.router is not None:
         samples = measured(services.router)

@@ -10,16 +10,12 @@ from slipstream.bench.load import (
     EngineUnderTest,
     LoadPlan,
     LoadRun,
-    identity,
     load_figures,
     measure_load,
     remarks,
 )
-from slipstream.bench.methods import parse_request_methods
 from slipstream.bench.questions import Question
-from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.stats import SpeculationStats
-from slipstream.core.types import Shape
 from support.commands import refusal
 
 QUESTIONS = tuple(Question(at, "ab"[at % 2], (f"prompt {at}",)) for at in range(5))
@@ -30,14 +26,6 @@ ENGINES = tuple(EngineUnderTest(name, None, is_exact=True) for name in ("plain",
 def run(*answers, seconds=1.0, **errors):
     found = [(name, Answer(len(tokens), tokens, STATS)) for name, tokens in answers]
     return LoadRun(found, Counter(errors), seconds)
-
-
-def test_methods_are_what_a_request_sends():
-    plain, auto, forced, glide = parse_request_methods("plain, auto,forced,glide+cape+depth=4")
-    assert plain.options == SpeculationOptions(mode=Mode.OFF)
-    assert auto.options == SpeculationOptions()
-    assert forced.options == SpeculationOptions(mode=Mode.FORCED)
-    assert (glide.options.shape, glide.options.drafter) == (Shape.CAPE, "glide")
 
 
 def test_repeats_go_on_in_the_questions_which_are_mixed_by_category():
@@ -59,15 +47,6 @@ async def test_every_repeat_goes_through_all_loads_and_the_order_of_engines_move
     for level in figures["levels"]:
         for of in level["engines"].values():
             assert of["identity"]["identical"] == of["finished"] == 2 * 2 * level["users"]
-
-
-@pytest.mark.parametrize("answers", [{1: (5, 6), 2: (5, 6)}, {1: "ab", 2: "ac"}])
-def test_answers_are_compared_with_those_of_the_prompt_alone_by_tokens_or_text(answers):
-    first, other = answers[1], answers[1][:1] + type(answers[1])(answers[1][:1])
-    runs = [run((1, first), (2, answers[2])), run((2, other))]
-    found = identity(runs, answers, is_exact=True)
-    assert (found["identical"], found["outputs"], found["expected"]) == (2, 3, True)
-    assert found["differences"] == [{"question_id": 2, "position": 1}]
 
 
 def test_figures_are_of_all_runs_and_ratios_of_neighbours():
