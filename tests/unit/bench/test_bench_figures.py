@@ -2,7 +2,6 @@
 
 import pytest
 
-from slipstream.bench.figures import first_difference
 from slipstream.bench.methods import parse_method
 from slipstream.bench.speed import SpeedPlan, compare, method_figures
 from slipstream.core.request.results import Timings
@@ -84,17 +83,5 @@ def test_an_output_is_identical_only_if_every_repeat_is():
     got = figures(again, "glide", PLAIN[:1] * 2)
     assert (got["outputs"], got["identical"], got["tokens"]) == (1, 0, 5)
     assert got["differences"] == [{"question_id": 1, "position": 2}]
-
-
-@pytest.mark.parametrize(
-    ("tokens", "reference", "expected"),
-    [
-        ([1, 2], [1, 2], None),
-        ([1, 2], [1, 3], 1),
-        ([1], [1, 2], 1),
-        ([1, 2], [1], 1),
-        ([], [], None),
-    ],
-)
-def test_the_first_difference_is_where_tokens_part_or_end(tokens, reference, expected):
-    assert first_difference(tokens, reference) == expected
+    longer = figures([output([5, 6, 7, 8], 1.0, 0.5, drafted((3, 1)))], "glide", PLAIN[:1])
+    assert longer["differences"] == [{"question_id": 1, "position": 3}]
