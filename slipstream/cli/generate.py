@@ -39,8 +39,7 @@ class PromptFlags:
 
     def content(self) -> "Prompt":
         """Return the prompt. Raises `InvalidRequest` for one that is empty or not text."""
-        text = _read_stdin() if self.prompt == "-" else self.prompt
-        _require_text(text)
+        text = _text_of(self.prompt)
         if self.allow_special_tokens and not self.raw:
             raise UnsupportedCombination("--allow-special-tokens goes with --raw only")
         if self.system is None:
@@ -65,8 +64,7 @@ class PrintFlags:
         max=MAX_LOGPROBS,
     )
 
-    def check(self) -> None:
-        """Raise `UnsupportedCombination` for what can't be printed together."""
+    def __post_init__(self) -> None:
         if self.quiet and self.as_json:
             raise UnsupportedCombination("--quiet prints the text alone, --json one object")
         if not self.as_json and (self.origins or self.logprobs is not None):
@@ -78,7 +76,6 @@ def generate(
     flags: PromptFlags, place: PlaceFlags, request: RequestFlags, output: PrintFlags
 ) -> None:
     """Generate text, drafted by one model and verified by another."""
-    output.check()
     place.check()
     # Everything that can be refused is, before a model loads.
     prompt = flags.content()
@@ -143,17 +140,12 @@ def _report(result: "Result", comparison: PlainComparison | None, output: PrintF
     typer.echo(f"\n[{line}]")
 
 
-def _read_stdin() -> str:
+def _text_of(prompt: str) -> str:
     try:
-        return sys.stdin.read()
-    except UnicodeDecodeError as error:
-        raise InvalidRequest(f"the prompt on standard input is not text ({error})") from None
-
-
-def _require_text(text: str) -> None:
+        text = sys.stdin.read() if prompt == "-" else prompt
+        text.encode()
+    except UnicodeError as error:
+        raise InvalidRequest(f"the prompt is not valid UTF-8 ({error})") from None
     if not text:
         raise InvalidRequest("the prompt is empty")
-    try:
-        text.encode()
-    except UnicodeEncodeError:
-        raise InvalidRequest("the prompt is not valid UTF-8") from None
+    return text

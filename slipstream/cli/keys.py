@@ -6,7 +6,7 @@ import os
 import secrets
 from collections.abc import Iterator
 from contextlib import contextmanager
-from datetime import UTC, date, datetime
+from datetime import UTC, datetime
 from pathlib import Path
 from typing import Annotated
 
@@ -29,7 +29,10 @@ Name = Annotated[str, typer.Argument(help="Letters, digits, - and _.")]
 File = Annotated[Path, typer.Option("--file", help="The key file of routers (key_file).")]
 PerMinute = Annotated[int | None, typer.Option(help="Maximum in a minute.")]
 AtOnce = Annotated[int | None, typer.Option(help="Maximum number of requests at once.")]
-Day = Annotated[str | None, typer.Option(help="First day on which it is refused, as 2027-01-31.")]
+Day = Annotated[
+    datetime | None,
+    typer.Option(formats=["%Y-%m-%d"], help="First day on which it is refused, as 2027-01-31."),
+]
 
 
 @app.command()
@@ -48,7 +51,7 @@ def new(
     token = TOKEN_PREFIX + secrets.token_urlsafe(_TOKEN_BYTES)
     digest = hashlib.sha256(token.encode()).hexdigest()
     limits = QuotaLimits(requests_per_minute, tokens_per_minute, max_concurrent)
-    add_key(file, Entry(check_name(name), digest, limits, _day(expires)))
+    add_key(file, Entry(check_name(name), digest, limits, expires and expires.date()))
     typer.echo(token)
 
 
@@ -67,15 +70,6 @@ def list_(file: File) -> None:
 def revoke(name: Name, file: File) -> None:
     """Remove a key from the file: routers refuse its token within a second."""
     remove_key(file, name)
-
-
-def _day(text: str | None) -> date | None:
-    if text is None:
-        return None
-    try:
-        return date.fromisoformat(text)
-    except ValueError:
-        raise InvalidRequest(f"expires is {text!r}, but must be a day, 2027-01-31") from None
 
 
 def add_key(path: Path, entry: Entry) -> None:

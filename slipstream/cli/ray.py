@@ -100,7 +100,7 @@ def up(
     requests finish and removes the pools; a second one does not wait.
     """
     _check_installed()
-    from slipstream.cluster.stack import Place, RayStack
+    from slipstream.cluster.stack import RayStack
     from slipstream.local.child import show
 
     plan = _plan(models, pools, application)
@@ -108,7 +108,7 @@ def up(
     router = ["--address", f"{host}:{port}", "--grace-s", f"{models.grace_s:g}"]
     router += [] if plan.config is None else ["--config", plan.config]
     router += ["--drafter", models.draft] if plan.draft is None else []
-    stack = RayStack(plan, Place(address, application.name), router=router, on_line=show)
+    stack = RayStack(plan, address, application.name, router=router, on_line=show)
     stack.connect()
     try:
         asyncio.run(run_until_signal(stack))

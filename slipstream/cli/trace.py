@@ -31,8 +31,7 @@ class TraceFlags:
     )
     html: Path | None = option(None, "Write a page to this file, in place of the terminal.")
 
-    def check(self) -> None:
-        """Raise `InvalidRequest` unless one request is meant."""
+    def __post_init__(self) -> None:
         if self.last and self.request_id is not None:
             raise InvalidRequest(f"both request {self.request_id} and --last are asked for")
         if not self.last and self.request_id is None:
@@ -42,7 +41,6 @@ class TraceFlags:
 @with_flags
 def trace(flags: TraceFlags) -> None:
     """Show where the time of a request went, and what speculation did for it."""
-    flags.check()
     found = _found(flags)
     if flags.html is not None:
         from slipstream.cli.traces.trace_page import page

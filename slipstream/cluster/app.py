@@ -12,7 +12,7 @@ from ray.serve.config import AutoscalingConfig, AutoscalingPolicy
 
 from slipstream.cluster.plan import ClusterPlan, PoolPlan, plan_from
 from slipstream.cluster.scaling import LOAD
-from slipstream.cluster.service import Service, ServicePorts
+from slipstream.cluster.service import Service
 
 EVERY_S = 1.0
 HEALTH_PERIOD_S = 2.0
@@ -83,8 +83,7 @@ class PoolReplica:
         pool = plan.pools()[role]
         host = plan.host or _node_address()
         host = f"[{host}]" if ":" in host else host
-        ports = ServicePorts(host, pool.port, pool.metrics_port)
-        self._service = Service(role, plan.flags(role), ports)
+        self._service = Service(role, plan.flags(role), host, pool.port, pool.metrics_port)
         self._load = 0.0
         self._following = asyncio.get_running_loop().create_task(self._follow_load())
 

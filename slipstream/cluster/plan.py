@@ -10,8 +10,6 @@ from typing import Any
 from slipstream.core.errors import InvalidRequest
 from slipstream.options import check_bounds, option
 
-NAME = "slipstream"
-"""Name of the application in a cluster."""
 Option = str | bool | int | float | Sequence[str]
 _OURS = (
     "address",

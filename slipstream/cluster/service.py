@@ -13,7 +13,6 @@ import threading
 import time
 from collections.abc import Coroutine, Sequence
 from contextlib import closing
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, TypeVar
 from urllib.request import ProxyHandler, build_opener
@@ -37,15 +36,6 @@ _PROPOSING = (
     "slipstream_draft_queue_duration_seconds_sum",
     "slipstream_draft_engine_duration_seconds_sum",
 )
-
-
-@dataclass(frozen=True, slots=True)
-class ServicePorts:
-    """Ports of a service on a host; 0 for any port, and for metrics one of this machine."""
-
-    host: str
-    serving: int = 0
-    metrics: int = 0
 
 
 class ServiceLoad:
@@ -74,17 +64,22 @@ class ServiceLoad:
 class Service:
     """A running `python -m slipstream_ROLE`. For any thread."""
 
-    def __init__(self, role: str, flags: Sequence[str], ports: ServicePorts) -> None:
-        """Return once it serves. Raises what `Child.ready` does."""
+    def __init__(
+        self, role: str, flags: Sequence[str], host: str, port: int, metrics_port: int
+    ) -> None:
+        """Return once it serves. Raises what `Child.ready` does.
+
+        A port of 0 is any that is free; with `metrics_port` 0 this machine alone reads metrics.
+        """
         self._place = Path(tempfile.mkdtemp(prefix="slipstream-"))
         self._health = f"unix:{self._place}/health"
-        metrics = f"{ports.host}:{ports.metrics}" if ports.metrics else f"{_LOCAL}:{_free_port()}"
+        metrics = f"{host}:{metrics_port}" if metrics_port else f"{_LOCAL}:{_free_port()}"
         self._page = f"http://{metrics}/metrics"
         self._load = ServiceLoad(role)
         self._is_stopping = False
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        serving = f"{ports.host}:{ports.serving}"
+        serving = f"{host}:{port}"
         options = ["--address", serving, "--health-address", self._health]
         options += ["--metrics-address", metrics, *flags]
         self._child, self.address = self._run(self._start(role, options))

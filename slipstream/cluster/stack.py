@@ -5,14 +5,14 @@ The router finds the replicas in Redis.
 
 import asyncio
 from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from typing import Any
 
 import ray
 from ray import serve
 
 from slipstream.cluster.app import pools_of
-from slipstream.cluster.plan import NAME, ClusterPlan
+from slipstream.cluster.plan import ClusterPlan
 from slipstream.config import set_default_variables
 from slipstream.core.errors import InvalidRequest, ServiceError
 from slipstream.local.child import Child, OnLine, start_child
@@ -29,32 +29,28 @@ _RAY_VARIABLES = {
 }
 
 
-@dataclass(frozen=True, slots=True)
-class Place:
-    """The cluster, and the name of the application there."""
-
-    address: str | None = None
-    """Address of a cluster's head, or auto for this machine's cluster; None starts one."""
-    name: str = NAME
-
-    def __post_init__(self) -> None:
-        if self.address is not None and "://" in self.address:
-            raise InvalidRequest(
-                f"address is {self.address}, but must be HOST:PORT of the head, or auto: the router"
-                " runs on a node of the cluster"
-            )
-
-
 class RayStack:
     """`connect` in the main thread, `start`, `watch`, `stop`, then `disconnect`."""
 
     def __init__(
-        self, plan: ClusterPlan, place: Place, *, router: Sequence[str], on_line: OnLine
+        self,
+        plan: ClusterPlan,
+        address: str | None,
+        name: str,
+        *,
+        router: Sequence[str],
+        on_line: OnLine,
     ) -> None:
-        """`router` are flags of the router, but for where replicas are."""
-        is_ours = place.address is None
-        self._plan = replace(plan, host=_LOCAL) if is_ours else plan
-        self._place = place
+        """Plan the application `name` in the cluster of the head at `address`, or auto for this
+        machine's; None starts one. `router` are flags of the router, but for where replicas are.
+        """
+        if address is not None and "://" in address:
+            raise InvalidRequest(
+                f"address is {address}, but must be HOST:PORT of the head, or auto: the router"
+                " runs on a node of the cluster"
+            )
+        self._plan = replace(plan, host=_LOCAL) if address is None else plan
+        self._address, self._name = address, name
         self._router_flags = router
         self._on_line = on_line
         self._router: Child | None = None
@@ -65,8 +61,8 @@ class RayStack:
         Ray handles signals from then on. Raises `ServiceError`.
         """
         set_default_variables(_RAY_VARIABLES)
-        options: dict[str, Any] = {"address": self._place.address}
-        if self._place.address is None:
+        options: dict[str, Any] = {"address": self._address}
+        if self._address is None:
             options = {
                 "address": "local",
                 "include_dashboard": False,
@@ -111,7 +107,7 @@ class RayStack:
         # Users reach the router: what Serve has for HTTP is not needed.
         serve.start(proxy_location="Disabled")
         try:
-            serve.run(pools_of(self._plan), name=self._place.name, route_prefix=None)
+            serve.run(pools_of(self._plan), name=self._name, route_prefix=None)
         except RuntimeError as error:
             kind, reason = self._reason()
             is_input = kind == InvalidRequest.__name__
@@ -121,7 +117,7 @@ class RayStack:
 
     def _reason(self) -> tuple[str, str]:
         """Return the kind and text of the error of a service that did not start."""
-        about = serve.status().applications.get(self._place.name)
+        about = serve.status().applications.get(self._name)
         pools = about.deployments.values() if about is not None else ()
         lines = [line for pool in pools for line in pool.message.splitlines()]
         own = [line for line in lines if line.startswith(_OUR_ERRORS)]
@@ -129,7 +125,7 @@ class RayStack:
         return kind, text
 
     def _remove(self) -> None:
-        if self._place.address is None:
+        if self._address is None:
             serve.shutdown()
         else:
-            serve.delete(self._place.name)
+            serve.delete(self._name)

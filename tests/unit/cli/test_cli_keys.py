@@ -78,7 +78,7 @@ def test_a_name_is_given_once(file, keys):
     [
         (["new", "a b"], "the key's name is 'a b'"),
         (["new", "x", "--max-concurrent", "0"], "max_concurrent is 0"),
-        (["new", "x", "--expires", "soon"], "expires is 'soon'"),
+        (["new", "x", "--expires", "soon"], "'soon' does not match the format"),
         (["revoke", "nobody"], "is not there"),
         (["list"], "can't be read"),
     ],
