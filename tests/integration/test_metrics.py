@@ -115,7 +115,8 @@ def told(folder):
     found = Told()
     with collector() as to, running_redis() as store:
         with services(to, folder, str(fleet.glide_of(folder))) as running:
-            router = running.router("--store-url", store)
+            # A busy machine is no reason to go on without the store.
+            router = running.router("--store-url", store, "--store-timeout-s", "60")
             found.first_pages[ROUTER] = read(router)
             ask_all(found, running, router, to)
             found.pages |= {ROUTER: read(router), TARGET: read(running.target)}
