@@ -1,12 +1,12 @@
 """A profile as a file, read strictly: its two models, the profile, and notes on its making."""
 
 from collections.abc import Mapping
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
-from slipstream.core.policy.profile import Profile, profile_from_values, profile_values
+from slipstream.core.policy.profile import Profile, profile_from_values
 from slipstream.files import parse_json, read_text
 
 FORMAT_VERSION = 1
@@ -47,7 +47,7 @@ def profile_file(profile: Profile, pair: ModelPair, notes: Mapping[str, Any]) ->
         "format_version": FORMAT_VERSION,
         **notes,
         "models": models,
-        "profile": profile_values(profile),
+        "profile": asdict(profile),
     }
 
 

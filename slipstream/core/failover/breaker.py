@@ -4,13 +4,17 @@ After a few failures in a row a replica rests, and no request uses it. Then one 
 when it succeeds, all may use it again, and when it fails, the replica rests for longer.
 """
 
+import logging
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from typing import Generic, TypeVar
 
 from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.ports import Draft, Target
 from slipstream.core.round import Clock
+
+_LOG = logging.getLogger("slipstream.router")
 
 
 @dataclass(frozen=True, slots=True)
@@ -140,7 +144,7 @@ _OF_THE_REPLICA = (
     errors.InternalError,
     errors.ModelError,
 )
-P = TypeVar("P")
+P = TypeVar("P", bound=Draft | Target)
 
 
 @dataclass(frozen=True, slots=True)
@@ -193,3 +197,46 @@ class ReplicaAttempt:
         """End the use."""
         self.own.end()
         self.shared.end()
+
+
+class FailoverProxy(Generic[P]):
+    """A port of one request, over one replica after another."""
+
+    def __init__(self, failures: Failures) -> None:
+        self._failures = failures
+        self._session_id = ""
+        self._used: InUse[P] | None = None
+        self._attempt: ReplicaAttempt | None = None
+
+    async def release(self, session_id: str) -> None:
+        """See `core.ports`."""
+        await self._end(self._let_go())
+
+    async def park(self, ttl_s: float) -> str | None:
+        """Park the session; return the name of the replica that keeps it, None without one."""
+        used = self._let_go()
+        if used is None:
+            return None
+        try:
+            await used.park(ttl_s)
+        except Exception as error:  # any failure of reading its answer
+            _LOG.warning("%s did not park a session: %s", used.name, error)
+            return None
+        finally:
+            await self._end(used)
+        return used.name
+
+    def _use(self, used: InUse[P] | None) -> None:
+        self._used = used
+        self._attempt = None if used is None else self._failures.begin(used.name)
+
+    def _let_go(self) -> InUse[P] | None:
+        used, self._used = self._used, None
+        if self._attempt is not None:
+            self._attempt.end()
+            self._attempt = None
+        return used
+
+    async def _end(self, used: InUse[P] | None) -> None:
+        if used is not None:
+            await used.port.release(self._session_id)

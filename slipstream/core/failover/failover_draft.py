@@ -13,7 +13,7 @@ from dataclasses import replace
 
 from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest, SlipstreamError
-from slipstream.core.failover.breaker import Failures, InUse, ReplicaAttempt
+from slipstream.core.failover.breaker import FailoverProxy, Failures, InUse
 from slipstream.core.ports import Draft
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import CONTEXT
@@ -46,7 +46,7 @@ LEAVE_ROUNDS, LEAVE_TOKENS = 16, 64
 next draft would have to read."""
 
 
-class FailoverDraft:
+class FailoverDraft(FailoverProxy[Draft]):
     """`core.ports.Draft` of one request, over one replica after another."""
 
     def __init__(
@@ -59,14 +59,11 @@ class FailoverDraft:
         leave: Leave = lambda name, excluded: False,
     ) -> None:
         """`remaining` returns the seconds that the request has left, None without a limit."""
+        super().__init__(failures)
         self._choose = choose
         self._leave = leave
         self._remaining = remaining
-        self._failures = failures
         self._vocab_size = vocab_size
-        self._session_id = ""
-        self._used: InUse[Draft] | None = None
-        self._attempt: ReplicaAttempt | None = None
         self._reason = NO_DRAFT
         self._num_proposals = 0
         """Proposals since it was checked whether to leave the draft."""
@@ -103,24 +100,6 @@ class FailoverDraft:
             return _without_draft(plan, replace(proposal, fallback=lacking))
         return proposal
 
-    async def release(self, session_id: str) -> None:
-        """See `core.ports.Draft.release`."""
-        await self._end(self._let_go())
-
-    async def park(self, ttl_s: float) -> str | None:
-        """Park the session; return the name of the draft that keeps it, None without one."""
-        used = self._let_go()
-        if used is None:
-            return None
-        try:
-            await used.park(ttl_s)
-        except Exception as error:  # any failure of reading its answer
-            _LOG.warning("%s did not park a session: %s", used.name, error)
-            return None
-        finally:
-            await self._end(used)
-        return used.name
-
     async def _current(self, sequence: TokenSequence) -> InUse[Draft] | None:
         used = self._used
         if used is None:
@@ -135,15 +114,8 @@ class FailoverDraft:
         return self._take(used.name)
 
     def _take(self, *left: str) -> InUse[Draft] | None:
-        used = self._used = self._choose(self._failures.resting().union(left))
-        self._attempt = None if used is None else self._failures.begin(used.name)
-        return used
-
-    def _let_go(self) -> InUse[Draft] | None:
-        used, self._used = self._used, None
-        if self._attempt is not None:
-            self._attempt.end()
-        return used
+        self._use(self._choose(self._failures.resting().union(left)))
+        return self._used
 
     async def _lose(self, used: InUse[Draft], error: Exception) -> None:
         self._reason = reason_of(error)
@@ -160,12 +132,11 @@ class FailoverDraft:
         return self._used is not used or (remaining is not None and remaining <= 0)
 
     async def _end(self, used: InUse[Draft] | None) -> None:
-        if used is None:
-            return
         try:
-            await used.port.release(self._session_id)
+            await super()._end(used)
         except Exception:  # the request goes on, or has ended well
-            _LOG.exception("the draft %s did not free session %s", used.name, self._session_id)
+            name = "" if used is None else used.name
+            _LOG.exception("the draft %s did not free session %s", name, self._session_id)
 
 
 def reason_of(error: Exception) -> str:

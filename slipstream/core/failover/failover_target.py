@@ -10,7 +10,7 @@ from dataclasses import dataclass
 
 from slipstream.core import errors
 from slipstream.core.errors import CapacityError, SlipstreamError
-from slipstream.core.failover.breaker import Failures, InUse, ReplicaAttempt
+from slipstream.core.failover.breaker import FailoverProxy, Failures, InUse
 from slipstream.core.ports import Target
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session, Verdict, Verification
@@ -44,7 +44,7 @@ class Search:
     """Longest time that a request waits for a target when all are lost."""
 
 
-class FailoverTarget:
+class FailoverTarget(FailoverProxy[Target]):
     """`core.ports.Target` of one request, over one replica after another."""
 
     def __init__(
@@ -56,12 +56,10 @@ class FailoverTarget:
         on_loss: Callable[[], None],
     ) -> None:
         """`on_loss` is called for every target that is lost."""
+        super().__init__(failures)
         self._search = search
-        self._failures = failures
         self._on_loss = on_loss
-        self._session_id = ""
-        self._used: InUse[Target] | None = first
-        self._attempt: ReplicaAttempt | None = failures.begin(first.name)
+        self._use(first)
         self._full: set[str] = set()
         """Targets without room for the round that is verified."""
         self._num_losses = self._num_internal_errors = 0
@@ -83,30 +81,12 @@ class FailoverTarget:
                 self._attempt.succeeded()
             return verdict
 
-    async def release(self, session_id: str) -> None:
-        """See `core.ports.Target.release`."""
-        await self._end()
-
-    async def park(self, ttl_s: float) -> str | None:
-        """Park the session; return the name of the target that keeps it, None without one."""
-        used = self._used
-        if used is None:
-            return None
-        try:
-            await used.park(ttl_s)
-        except SlipstreamError as error:
-            _LOG.warning("target %s did not park a session: %s", used.name, error)
-            return None
-        finally:
-            await self._end()
-        return used.name
-
     async def _replace(self, lost: InUse[Target], error: SlipstreamError) -> None:
         if self._used is not lost or self._is_late():  # the request has ended
             raise error
         if self._attempt is not None:
             self._attempt.failed(error)
-        await self._end()
+        await self._end(self._let_go())
         self._num_losses += 1
         self._num_internal_errors += isinstance(error, errors.InternalError)
         if self._num_losses > MAX_LOSSES or self._num_internal_errors >= MAX_INTERNAL_ERRORS:
@@ -122,7 +102,7 @@ class FailoverTarget:
         if not isinstance(error, CapacityError):
             self._on_loss()
             _LOG.warning("target %s is lost, %s goes on: %s", lost.name, found.name, error)
-        self._used, self._attempt = found, self._failures.begin(found.name)
+        self._use(found)
 
     async def _found(self) -> InUse[Target] | None:
         """Return another target as soon as there is one; None when there was none for long."""
@@ -142,14 +122,6 @@ class FailoverTarget:
     def _is_late(self) -> bool:
         remaining_s = self._search.remaining()
         return remaining_s is not None and remaining_s <= 0
-
-    async def _end(self) -> None:
-        used, self._used = self._used, None
-        if self._attempt is not None:
-            self._attempt.end()
-            self._attempt = None
-        if used is not None:
-            await used.port.release(self._session_id)
 
 
 def _repeated(session: Session, proposal: Proposal) -> Proposal:

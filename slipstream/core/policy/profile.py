@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, fields, is_dataclass
+from dataclasses import dataclass, field, fields, is_dataclass
 from enum import Enum
 from types import UnionType
 from typing import Any, Union, get_args, get_origin, get_type_hints
@@ -105,11 +105,6 @@ NGRAM = DraftFacts(
     Profile(shape=Shape.DYNAMIC, stop=StopPolicy.FIXED, step_cost=0.0, max_depth=8, max_nodes=15),
 )
 """Facts of this draft."""
-
-
-def profile_values(profile: Profile) -> dict[str, Any]:
-    """Every field as JSON takes it."""
-    return asdict(profile)
 
 
 def profile_from_values(values: object, *, place: str) -> Profile:

@@ -1,13 +1,13 @@
 """Profiles: their values, their file, and what of them is for sampled requests."""
 
 import json
-from dataclasses import replace
+from dataclasses import asdict, replace
 
 import pytest
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.policy.options import SpeculationOptions
-from slipstream.core.policy.profile import Profile, profile_from_values, profile_values, resolve
+from slipstream.core.policy.profile import Profile, profile_from_values, resolve
 from slipstream.core.policy.stop import Calibration
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.drafting.profile_file import ModelPair, profile_file, read_profile
@@ -53,7 +53,7 @@ def test_a_tree_that_a_request_names_is_not_cut_to_the_profiles_size(options, no
 
 
 def test_a_profile_survives_its_values():
-    values = json.loads(json.dumps(profile_values(PROFILE)))
+    values = json.loads(json.dumps(asdict(PROFILE)))
     assert profile_from_values(values, place="here") == PROFILE
     assert profile_from_values({}, place="here") == Profile()
 
