@@ -3,7 +3,7 @@
 Requests of many sessions go forward together, a step of each at a time; the caller chooses which.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import TYPE_CHECKING, Protocol
 
@@ -16,15 +16,7 @@ from slipstream.core.stop_reasons import CONTEXT, NO_ROOM
 from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import Plan, Proposal, Session, Shape, StopPolicy, Verification
 from slipstream.drafting import reader
-from slipstream.drafting.growers import (
-    NUM_CANDIDATES,
-    grow_ahead,
-    grow_cape,
-    grow_chain,
-    grow_dynamic,
-    grow_fork,
-    grow_product,
-)
+from slipstream.drafting.growers import GROWERS, NUM_CANDIDATES, grow_ahead
 from slipstream.drafting.growth import (
     DepthLimit,
     DraftRequest,
@@ -41,14 +33,6 @@ from slipstream.models.scorer import ChainRequest, KvView, Scorer
 
 if TYPE_CHECKING:
     from slipstream.models.glide.glide_chains import GlideChains
-
-_GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], ProposalSteps]] = {
-    Shape.CHAIN: grow_chain,
-    Shape.CAPE: grow_cape,
-    Shape.DYNAMIC: grow_dynamic,
-    Shape.PRODUCT: grow_product,
-    Shape.FORK: grow_fork,
-}
 
 
 class KvSource(Protocol):
@@ -245,7 +229,7 @@ class LocalDraft:
                 least_candidates=NUM_CANDIDATES if plan.ahead else 1,
             )
             stop = self._stop(plan, session)
-            proposal = yield from _GROWERS[plan.shape](growth, plan, stop)
+            proposal = yield from GROWERS[plan.shape](growth, plan, stop)
             held.growth = growth if plan.ahead else None
         return proposal if view is None else replace(proposal, staleness=max(lag, 0))
 

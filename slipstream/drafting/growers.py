@@ -4,7 +4,7 @@ A tree goes on growing while the target verifies it: the likeliest nodes first.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree, shares_of
@@ -12,7 +12,14 @@ from slipstream.core.draft.dynamic import CandidateTree
 from slipstream.core.policy.stop import Stop, StopSignal
 from slipstream.core.stop_reasons import AHEAD, TOO_DEAR
 from slipstream.core.tree import ROOT, TokenTree
-from slipstream.core.types import NodeStats, Plan, Proposal, SparseDistribution, Verification
+from slipstream.core.types import (
+    NodeStats,
+    Plan,
+    Proposal,
+    Shape,
+    SparseDistribution,
+    Verification,
+)
 from slipstream.drafting.growth import Growth, ProposalSteps, Steps
 from slipstream.drafting.reader import Candidates
 
@@ -218,6 +225,15 @@ def _expand(
     found = yield from growth.extend([*map(tree.token, nodes)], parents, count)
     return dict(zip(nodes, found, strict=True))
 
+
+GROWERS: Mapping[Shape, Callable[[Growth, Plan, Stop], ProposalSteps]] = {
+    Shape.CHAIN: grow_chain,
+    Shape.CAPE: grow_cape,
+    Shape.DYNAMIC: grow_dynamic,
+    Shape.PRODUCT: grow_product,
+    Shape.FORK: grow_fork,
+}
+"""Growth of a tree by its shape."""
 
 AHEAD_STEPS, AHEAD_WIDTH = 2, 10
 """Steps that a tree goes on for at a time, and nodes that are scored in each."""
