@@ -8,7 +8,7 @@ import pytest
 from reference import compatibility_page
 
 FOLDER = Path(__file__).parents[1] / "docs" / "reference"
-NAMES = ("cli", "sdk", "values", "metrics", "errors")
+NAMES = ("cli", "sdk", "values", "metrics")
 PAGES = {name: import_module(f"reference.{name}_page").page for name in NAMES}
 PAGES["../compatibility"] = compatibility_page.page
 NOTE = "<!-- Written by `make docs` out of the code; changes by hand are lost. -->\n\n"

@@ -1,7 +1,6 @@
 """docs/reference/cli.md: every command, argument and option, as Typer writes them down."""
 
 from collections.abc import Iterator
-from dataclasses import dataclass
 from importlib import import_module
 from typing import Any
 
@@ -30,49 +29,39 @@ ROLES = {
 """Services, whose flags are not Click's, and where they are listed."""
 
 
-@dataclass(frozen=True, slots=True)
-class Command:
-    """A command, with the words that call it."""
-
-    words: str
-    inner: Any
-    """Click's object, whichever package it comes from."""
-
-
 def page() -> str:
     found = list(commands())
-    links = [f"[`{at.words}`](#{at.words.replace(' ', '-')})" for at in found]
-    firsts = [cell(text_of(at).split("\n\n")[0]) for at in found]
+    links = [f"[`{words}`](#{words.replace(' ', '-')})" for words, _ in found]
+    firsts = [cell(text_of(inner).split("\n\n")[0]) for _, inner in found]
     index = table(("Command", "What it does"), zip(links, firsts, strict=True))
-    return "\n".join([INTRODUCTION, index, *(section(at) for at in found)])
+    return "\n".join([INTRODUCTION, index, *(section(*command) for command in found)])
 
 
-def commands() -> Iterator[Command]:
-    """All there are, in the order of `--help`; groups stand for their commands."""
-    root = typer.main.get_command(main.app)
-    yield from _within("slipstream", root)
+def commands() -> Iterator[tuple[str, Any]]:
+    """Words of all commands, with Click's objects, in the order of `--help`."""
+    yield from _within("slipstream", typer.main.get_command(main.app))
 
 
-def _within(words: str, found: Any) -> Iterator[Command]:
+def _within(words: str, found: Any) -> Iterator[tuple[str, Any]]:
     for name, inner in getattr(found, "commands", {}).items():
         later = main._LATER.get(name) if words == "slipstream" else None
         real = typer.main.get_command(import_module(later[0]).app) if later else inner
         if hasattr(real, "commands"):
             yield from _within(f"{words} {name}", real)
         else:
-            yield Command(f"{words} {name}", real)
+            yield f"{words} {name}", real
 
 
-def section(at: Command) -> str:
-    role = at.words.removeprefix("slipstream serve ")
+def section(words: str, inner: Any) -> str:
+    role = words.removeprefix("slipstream serve ")
     if role in ROLES:
         configured = CONFIGURED.format(anchor=ROLES[role])
-        return f"## {at.words}\n\n{text_of(at)}\n\n{configured}"
-    context = at.inner.context_class(at.inner, info_name=at.words)
-    text = get_docs_for_click(obj=at.inner, ctx=context, indent=1, name=at.words)
+        return f"## {words}\n\n{text_of(inner)}\n\n{configured}"
+    context = inner.context_class(inner, info_name=words)
+    text = get_docs_for_click(obj=inner, ctx=context, indent=1, name=words)
     return text.replace("[default: (", "[default: ").replace(")]", "]") + "\n"
 
 
-def text_of(at: Command) -> str:
-    paragraphs = (at.inner.help or "").strip().split("\n\n")
+def text_of(inner: Any) -> str:
+    paragraphs = (inner.help or "").strip().split("\n\n")
     return "\n\n".join(" ".join(part.split()) for part in paragraphs)

@@ -5,10 +5,10 @@ import inspect
 import textwrap
 from collections.abc import Iterator
 from dataclasses import is_dataclass
-from types import ModuleType
 from typing import Any, get_args, get_type_hints
 
 import slipstream.client
+from slipstream.core import errors
 
 INTRODUCTION = """\
 # SDK
@@ -16,17 +16,6 @@ INTRODUCTION = """\
 The public names of `slipstream.client`, from the code. [The SDK's page](../sdk.md) shows how they
 are used.
 """
-GROUPS = {
-    "Clients": ("Client", "AsyncClient", "ClientTls"),
-    "Conversations and streams": (
-        "ClientSession", "AsyncClientSession", "ChunkStream", "AsyncChunkStream",
-    ),
-    "What a request says": (
-        "Prompt", "RequestOptions", "SamplingParams", "SpeculationOptions", "Mode", "Shape",
-        "StopPolicy", "Verification", "Tool",
-    ),
-}  # fmt: skip
-REST = "What comes back"
 MADE = ("Client", "AsyncClient")
 """Classes that callers make, and that are no dataclasses."""
 INNER = {"of", "watched", "credentials", "files", "stamp"}
@@ -34,18 +23,14 @@ INNER = {"of", "watched", "credentials", "files", "stamp"}
 
 
 def page() -> str:
-    grouped = {name for names in GROUPS.values() for name in names}
-    rest = [
-        name
-        for name in slipstream.client.__all__
-        if name not in grouped and not isinstance(getattr(slipstream.client, name), ModuleType)
-    ]
+    public = {name: getattr(slipstream.client, name) for name in slipstream.client.__all__}
+    named = {name: found for name, found in public.items() if not inspect.ismodule(found)}
+    inner = {kind.__name__: kind for kind in inner_kinds()}
+    kinds = {name: kind for name, kind in vars(errors).items() if inspect.isclass(kind)}
     parts = [INTRODUCTION]
-    for title, names in {**GROUPS, REST: rest}.items():
-        found = {name: getattr(slipstream.client, name) for name in names}
-        parts += [f"## {title}\n", *(section(name, kind) for name, kind in found.items())]
-    parts += ["## Parts of these\n", *(section(kind.__name__, kind) for kind in inner_kinds())]
-    return "\n".join([*parts, "`errors` has [every error there is](errors.md).", ""])
+    for title, group in {"Names": named, "Parts of these": inner, "Errors": kinds}.items():
+        parts += [f"## {title}\n", *(section(name, found) for name, found in group.items())]
+    return "\n".join(parts)
 
 
 def inner_kinds() -> list[type]:
@@ -90,7 +75,8 @@ def parsed(found: Any) -> Any:
 def members(name: str, found: type) -> Iterator[ast.stmt]:
     """The docstring and public members, the inherited ones included, each with its docstring."""
     known = {*INNER, *(() if name in MADE else ("__init__",))}
-    for kind in dict.fromkeys((found, *found.__mro__)):
+    parents = () if issubclass(found, Exception) else found.__mro__
+    for kind in dict.fromkeys((found, *parents)):
         if not kind.__module__.startswith("slipstream."):
             continue
         is_shown = kind is found
