@@ -84,7 +84,7 @@ async def test_an_answer_has_all_its_times_with_serialisation(make_engine, make_
 
 
 @BOTH
-async def test_a_released_stream_ends_at_once_and_again_is_fine(make_engine, make_remote, answer):
+async def test_a_released_or_parked_stream_ends_and_again_is_fine(make_engine, make_remote, answer):
     engine = make_engine()
     engine.answers.append(answer)
     async with reached(engine) as peer:
@@ -96,12 +96,7 @@ async def test_a_released_stream_ends_at_once_and_again_is_fine(make_engine, mak
         await remote.release("s")
         with pytest.raises(errors.Unavailable, match="has ended the stream"):
             await first_round(remote)
-
-
-@BOTH
-async def test_a_parked_stream_ends_well(make_engine, make_remote, answer):
-    engine = make_engine()
-    parked = type(answer)(parked=draft_pb2.Parked())
+    engine, parked = make_engine(), type(answer)(parked=draft_pb2.Parked())
     async with dialled(engine, make_remote, answer, parked) as remote:
         await first_round(remote)
         await remote.park(30)

@@ -43,10 +43,15 @@ async def rounds(answers, news, unread, *, plan=OVERLAP):
             sequence.append(tokens)
             found.append(await remote.propose(sequence, plan))
             await arrived(remote, count)
-        async with asyncio.timeout(60):
-            while len(engine.got) <= len(news):
-                await asyncio.sleep(0.001)
+        await received(engine, 1 + len(news))
     return found, engine.got
+
+
+async def received(engine, count):
+    """Wait until a draft has got so many messages."""
+    async with asyncio.timeout(60):
+        while len(engine.got) < count:
+            await asyncio.sleep(0.001)
 
 
 async def arrived(remote, count=1):
@@ -157,6 +162,7 @@ async def test_a_late_proposal_is_not_waited_for_and_nothing_more_is_sent_until_
         proposal = await remote.propose(sequence, HASTY)
         assert (proposal.fallback, len(proposal.tree)) == (LATE, 0)
         sequence.append((token,))
+    await received(engine, 2)
     assert engine.kinds == ["open", "propose"]
     held.released.set()
     await arrived(remote)
@@ -174,7 +180,8 @@ async def test_a_late_proposal_serves_as_far_as_it_fits_what_came_meanwhile(late
     await arrived(remote)
     proposal = await remote.propose(sequence, HASTY)
     assert (proposal.fallback, proposal.tree) == (None, TokenTree.chain([5, 6]))
-    assert engine.kinds[-1] == "propose"  # the next one is under way
+    await received(engine, 3)  # the next one is under way
+    assert engine.kinds[-1] == "propose"
 
 
 async def test_a_draft_is_not_waited_for_where_its_last_answer_took_longer_than_that_is_worth():

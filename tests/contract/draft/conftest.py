@@ -13,8 +13,13 @@ def models():
 
 
 @pytest.fixture(scope="module")
-def keys(models):
-    return true_keys(true_engine(models))
+def engine(models):
+    return true_engine(models)
+
+
+@pytest.fixture(scope="module")
+def keys(engine):
+    return true_keys(engine)
 
 
 @pytest.fixture

@@ -10,7 +10,6 @@ from slipstream.core.draft.ahead import MAX_TREES
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import AHEAD
 from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape
-from slipstream.drafting.batcher import together
 from slipstream.drafting.growers import NUM_CANDIDATES
 from slipstream.drafting.growth import DraftRequest
 from support.models import tiny
@@ -77,13 +76,6 @@ async def test_a_tree_goes_on_from_where_it_was_and_only_that_of_the_last_propos
     await draft.propose(sequence, plan(Shape.CAPE, ahead=60))
     await draft.propose(sequence, plan(Shape.CAPE))
     assert not len(gone_on(draft, sequence, 60).tree)
-
-
-def test_trees_go_on_only_where_no_caller_waits_for_a_proposal():
-    sequence = TokenSequence(Session("s", len(PROMPT), 40), PROMPT)
-    ahead, proposal = (DraftRequest(sequence, Plan(3, 3), is_ahead=at) for at in (True, False))
-    assert together([ahead]) == [ahead]
-    assert together([ahead, proposal]) == [proposal]
 
 
 async def everything(draft):

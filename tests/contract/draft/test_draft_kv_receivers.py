@@ -10,7 +10,6 @@ import pytest
 
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Session
-from support.services import scripted_keys
 from support.services.scripted_keys import (
     DEEP,
     LAYERS,
@@ -27,11 +26,6 @@ from support.services.scripted_keys import (
 from support.services.tiny_services import MAX_LAG
 
 NOW = TokenSequence(SESSION, PROMPT)
-
-
-@pytest.fixture(scope="module")
-def engine(models):
-    return scripted_keys.true_engine(models)
 
 
 async def caught_up(drafts, feed, keys):
@@ -116,13 +110,22 @@ async def test_a_slice_from_a_lower_start_replaces_what_is_held(models, keys):
         await draft.release("s")
 
 
-@pytest.mark.parametrize("status", [grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL])
-async def test_a_lost_stream_is_taken_up_where_it_broke_off(models, keys, status):
-    rest = [message(keys, 5, NUM_KEYS), asyncio.Event()]
-    script = Script([message(keys, 0, 5), status], [status], rest)
+LOST, BROKEN = grpc.StatusCode.UNAVAILABLE, grpc.StatusCode.INTERNAL
+
+
+@pytest.mark.parametrize(
+    ("first", "second", "starts"),
+    [
+        *((status, status, [0, 5, 5]) for status in (LOST, BROKEN)),
+        (LOST, grpc.StatusCode.OUT_OF_RANGE, [0, 5, 0]),  # it holds less than we do
+    ],
+)
+async def test_a_lost_stream_is_taken_up_where_it_broke_off(models, keys, first, second, starts):
+    rest = [message(keys, starts[-1], NUM_KEYS), asyncio.Event()]
+    script = Script([message(keys, 0, 5), first], [second], rest)
     async with following(models, script) as (drafts, feed):
         await caught_up(drafts, feed, keys)
-    assert [request.start for request in script.asked] == [0, 5, 5]
+    assert [request.start for request in script.asked] == starts
     assert {request.credential for request in script.asked} == {"secret"}
 
 
@@ -138,17 +141,6 @@ async def test_what_no_second_try_can_mend_is_not_tried_again(models, keys, stat
         assert held(drafts, keys) == 5
         await draft.release("s")
     assert len(script.asked) == 1
-
-
-async def test_a_target_that_holds_less_than_we_do_is_asked_for_all(models, keys):
-    script = Script(
-        [message(keys, 0, 5), grpc.StatusCode.UNAVAILABLE],
-        [grpc.StatusCode.OUT_OF_RANGE],
-        [message(keys, 0, NUM_KEYS), asyncio.Event()],
-    )
-    async with following(models, script) as (drafts, feed):
-        await caught_up(drafts, feed, keys)
-    assert [request.start for request in script.asked] == [0, 5, 0]
 
 
 @pytest.mark.parametrize(("field", "start"), [("incarnation", 0), ("credential", 9)])

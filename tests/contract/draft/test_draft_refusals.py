@@ -127,15 +127,11 @@ async def test_another_target_is_refused_with_both_values(models, name):
         assert answer.opened.incarnation == "a-draft"
         with pytest.raises(errors.HandshakeError) as caught:
             await answers(drafts, opening(models, **{name: theirs}))
+        for unknown in {"vocab_size": ("vocab_size", "dtype")}.get(name, ()):
+            with pytest.raises(errors.HandshakeError, match="says nothing"):
+                await answers(drafts, opening(models, **{unknown: 0}))
     assert str(getattr(about, name)) in str(caught.value)
     assert str(theirs) in str(caught.value)
-
-
-@pytest.mark.parametrize("name", ["dtype", "vocab_size"])
-async def test_what_the_draft_needs_to_know_of_the_target_is_asked_for(models, name):
-    async with draft_place(models, "glide") as drafts:
-        with pytest.raises(errors.HandshakeError, match="says nothing"):
-            await answers(drafts, opening(models, **{name: 0}))
 
 
 async def test_any_target_with_the_same_tokenizer_will_do_for_a_plain_draft(models):

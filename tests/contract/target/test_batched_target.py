@@ -183,25 +183,6 @@ async def full(model, *, max_waiting=64):
         yield target, thread
 
 
-async def steps(target, thread):
-    """All that can be done has been: a job of one's own comes after the step that it is in."""
-    for _ in range(3):
-        await thread.run(lambda: None)
-        await asyncio.sleep(0)
-
-
-@pytest.mark.parametrize("leave", ["park", "release"])
-async def test_memory_goes_to_who_waited_longest(model, leave):
-    async with full(model) as (target, thread):
-        first, second = ask(target, 4), ask(target, 6)
-        await steps(target, thread)
-        await getattr(target, leave)("s0")
-        await first
-        assert not second.done()
-        await getattr(target, leave)("s4")
-        assert (await second).tokens
-
-
 async def test_no_more_wait_than_may(model):
     async with full(model, max_waiting=1) as (target, _):
         waiting = ask(target, 4)

@@ -1,23 +1,30 @@
-"""A target whose sessions follow grammars: whatever is proposed, the text is the grammar's."""
+"""A target whose sessions follow grammars: whatever is proposed, the text is the grammar's, and
+grammars are compiled on a thread for that alone: no session waits for those of others."""
 
 import asyncio
 import itertools
 import random
 import re
+import threading
 
 import pytest
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
 from slipstream.models.loading import load_target_parts
+from slipstream.models.target.causal import CausalModel
 from slipstream.verifying.build import BuiltTarget, build_target
-from support.models.batches import batched
-from support.models.grammar_texts import EOS, STOPS, TEXT, VOCAB, ids, regex
+from slipstream.verifying.grammars import MAX_COMPILED, MAX_COMPILING
+from support.models import tiny
+from support.models.batches import batched, held
+from support.models.grammar_texts import EOS, STOPS, TEXT, VOCAB, grammars, ids, regex
+from support.models.tiny_checkpoint import tiny_llama
 from support.services import fleet
 
 WORDS = regex("(red|green|blue)( and (red|green|blue)){1,4}[.]")
+HUNGRY = regex("(.*a.{300}){200}b")
 DATE = regex("[0-9]{4}-[0-9]{2}-[0-9]{2}")
 PROMPT = tuple(ids("say: red"))
 SAMPLINGS = [SamplingParams(), SamplingParams(temperature=1.0, seed=4), SamplingParams(1.2, 3)]
@@ -149,7 +156,7 @@ async def test_what_is_refused_leaves_the_session_as_it_was(built, grammar, know
 
 
 async def test_a_parser_that_gives_up_ends_its_request_and_no_other(built):
-    hungry = session_of(grammar=regex("(.*a.{300}){200}b"), name="hungry", most=3000)
+    hungry = session_of(grammar=HUNGRY, name="hungry", most=3000)
     modest = session_of()
     plain, _ = await written(built.target, modest)
     known = ids("a" * 2500)
@@ -177,3 +184,77 @@ async def test_sessions_with_and_without_grammars_share_steps(built):
     async with batched(built.target) as (target, _):
         together = await asyncio.gather(*[written(target, session) for session in sessions])
     assert [output for output, _ in together] == alone
+
+
+@pytest.fixture
+def engine():
+    """An engine whose grammars keep a record of the threads that compiled them."""
+    model = tiny_llama().eval()
+    model.config.max_position_embeddings = 1024
+    engine = tiny.local_target(CausalModel(model))
+    engine.grammars = grammars()
+    make = engine.grammars._make_matcher
+    engine.threads = []
+
+    def made(grammar):
+        engine.threads.append(threading.current_thread().name)
+        return make(grammar)
+
+    engine.grammars._make_matcher = made
+    return engine
+
+
+def asked(name, grammar=None):
+    return session_of(grammar=grammar, name=name, most=500)
+
+
+async def verify(target, session, output=()):
+    return await target.verify(TokenSequence(session, (*PROMPT, *output)), Proposal())
+
+
+async def test_no_grammar_is_compiled_on_the_engine_s_thread(engine):
+    """Not for what begins, what was evicted, what goes back, and what is used up either."""
+    async with batched(engine) as (target, _):
+        first = await verify(target, asked("a", WORDS))
+        for count in range(1, MAX_COMPILED + 2):
+            await target.prepare(asked("b", regex(f"x{{{count}}}")))
+        assert engine.grammars.find(regex("x{1}")) is None
+        await verify(target, asked("a", WORDS), first.tokens)
+        await verify(target, asked("a", WORDS))
+        hungry = await target.prepare(asked("c", HUNGRY))
+        while hungry.spare is None:  # that one is made after the one that is used first
+            await asyncio.sleep(0.01)
+        with pytest.raises(InvalidRequest, match="beyond 400 tokens"):
+            await verify(target, asked("c", HUNGRY), ids("a" * 400))
+        with pytest.raises(InvalidRequest, match="does not follow"):
+            await verify(target, asked("a", WORDS), ids("yellow"))
+    assert len(engine.threads) > MAX_COMPILED
+    assert {name.split("_")[0] for name in engine.threads} == {"grammars"}
+
+
+async def test_a_prepared_grammar_is_found_for_as_long_as_it_is_held(engine):
+    async with batched(engine) as (target, _):
+        prepared = await target.prepare(asked("a", WORDS))
+        for count in range(1, MAX_COMPILED + 2):
+            await target.prepare(asked("b", regex(f"x{{{count}}}")))
+        run = target.run(TokenSequence(asked("a", WORDS), PROMPT), Proposal())
+        assert (await run).result().tokens
+        assert prepared.grammar == WORDS
+
+
+async def test_no_more_grammars_wait_to_be_compiled_than_may(engine):
+    may_end = threading.Event()
+    engine.grammars._thread.submit(may_end.wait, 30)
+    async with batched(engine) as (target, thread):
+        waiting = [
+            asyncio.ensure_future(target.prepare(asked("a", regex(f"x{{{count}}}"))))
+            for count in range(1, MAX_COMPILING + 1)
+        ]
+        async with held(thread):
+            await asyncio.sleep(0)
+            with pytest.raises(CapacityError, match=f"{MAX_COMPILING} grammars wait"):
+                await target.prepare(asked("b", WORDS))
+        waiting[0].cancel()
+        may_end.set()
+        await asyncio.gather(*waiting[1:])
+        assert await target.prepare(asked("b", WORDS))

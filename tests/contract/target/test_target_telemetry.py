@@ -1,4 +1,5 @@
-"""What a target tells: spans of what is traced and of nothing else, and metrics of everything."""
+"""Telemetry and description of a target: spans of what is traced and of nothing else, metrics of
+everything, and all that routers and drafts need to know."""
 
 import asyncio
 from collections import Counter
@@ -12,13 +13,20 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import EngineThread
+from slipstream.models.loading import load_target_parts
+from slipstream.rpc.kv import DTYPE, KvDtype
+from slipstream.rpc.v1 import target_pb2
 from slipstream.telemetry import catalog
 from slipstream.telemetry.carrier import Carrier
+from slipstream.text.tokenizer import TextTokenizer
 from slipstream.verifying.batcher import BatchedTarget
+from slipstream.verifying.build import build_target
 from slipstream.verifying.meter import Activity
+from slipstream_target.description import describe
 from support.models import tiny
 from support.models.hand_clock import HandClock
-from support.services.served_target import refusal
+from support.models.tiny_checkpoint import save_checkpoint
+from support.services.served_target import IDENTITY, refusal
 
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)
@@ -134,25 +142,16 @@ async def test_gauges_say_what_is_held_and_totals_what_was_sent(served, listener
     assert point(catalog.SESSIONS, state="active") == 0
 
 
-class Slow:
-    """An engine whose steps take 2 seconds each by a clock."""
-
-    def __init__(self, engine, clock):
-        self._engine = engine
-        self._clock = clock
-
-    def __getattr__(self, name):
-        return getattr(self._engine, name)
-
-    def step(self, batch):
-        self._clock.now += 2
-        self._engine.step(batch)
-
-
 async def test_a_target_waits_while_a_running_session_is_between_two_rounds(model):
-    clock, steps = HandClock(0.0), []
+    clock, steps, engine = HandClock(0.0), [], tiny.local_target(model)
+    step = engine.step
+
+    def step_of_two_seconds(batch):
+        clock.now += 2
+        step(batch)
+
+    engine.step = step_of_two_seconds
     thread = EngineThread("target", clock=clock)
-    engine = Slow(tiny.local_target(model), clock)
     target = BatchedTarget(engine, thread, clock=clock)
     target.on_step = steps.append
     clock.now += 7
@@ -170,3 +169,35 @@ async def test_a_target_waits_while_a_running_session_is_between_two_rounds(mode
     assert target.spent.totals()[Activity.IDLE] == 12
     await target.close()
     thread.close()
+
+
+async def test_the_tokenizer_is_described_only_to_those_who_ask(served):
+    brief = await served.stub.DescribeTarget(target_pb2.DescribeTargetRequest())
+    asked = target_pb2.DescribeTargetRequest(with_tokenizer=True)
+    whole = await served.stub.DescribeTarget(asked)
+    assert brief.identity == whole.identity == IDENTITY
+    assert not brief.HasField("tokenizer")
+    assert whole.tokenizer.json == b"{}"
+
+
+def test_a_description_holds_all_that_a_router_and_a_draft_need(tmp_path):
+    loaded = load_target_parts(str(save_checkpoint(tmp_path / "tiny")), dtype="bfloat16")
+    built = build_target(loaded)
+    about = describe(loaded, built, max_sessions=7)
+    assert (about.identity.model_id, about.identity.vocab_size) == ("tiny", 259)
+    other = describe(loaded, built, max_sessions=7)
+    assert about.identity.incarnation != other.identity.incarnation
+    assert (about.context_length, list(about.stop_token_ids), about.max_sessions) == (128, [0], 7)
+    memory = about.memory
+    assert memory.weight_bytes == built.memory.weight_bytes > 0
+    assert memory.kv_bytes == built.memory.kv_bytes
+    assert memory.workspace_bytes == built.memory.workspace_bytes
+    assert memory.kv_bytes > 0 < memory.workspace_bytes
+    layout = about.layout
+    assert (layout.num_layers, layout.num_kv_heads, layout.head_dim) == (2, 2, 8)
+    assert DTYPE.from_pb(layout.dtype) is KvDtype.BFLOAT16
+    assert (about.numerics, about.dtype) == ("invariant", "bfloat16")
+    parts = about.tokenizer
+    text = TextTokenizer.from_parts(parts.json, parts.chat_template, dict(parts.special_tokens))
+    assert text.vocab_hash == about.identity.tokenizer_hash == loaded.tokenizer_hash
+    assert text.chat_template == loaded.tokenizer.chat_template

@@ -60,6 +60,4 @@ def verifying(
 
 def ask(target: BatchedTarget, number: int) -> "asyncio.Future[Verdict]":
     """A verification under way of a prompt of 100 tokens."""
-    prompt = tuple(tiny.tokens(100, number))
-    sequence = TokenSequence(session_of(number, 100), prompt)
-    return asyncio.ensure_future(target.verify(sequence, Proposal()))
+    return verifying(target, number, tuple(tiny.tokens(100, number)))

@@ -48,11 +48,7 @@ def message(keys, start, end, /, **changes):
     frame = KvFrame(start, end - start, pack(keys[:, :, start:end], FORM.encoding))
     made = target_pb2.StreamKvResponse.FromString(frame_to_bytes(source, FORM, frame))
     for name, value in changes.items():
-        made.ClearField(name)
-        if name == "layers":
-            made.layers.extend(value)
-        else:
-            setattr(made, name, value)
+        setattr(made, name, value)
     return made
 
 

@@ -21,8 +21,6 @@ from slipstream.rpc.conversion.convert import delta_to_pb, session_to_pb
 from slipstream.rpc.conversion.convert_common import proposal_to_pb
 from slipstream.rpc.kv import (
     DTYPE,
-    ENCODING,
-    KvEncoding,
     KvFormat,
     KvStreamSource,
     frame_from_bytes,
@@ -51,21 +49,13 @@ IDENTITY = common_pb2.ModelIdentity(
 )
 
 
-def wide_model(
-    hidden_size: int = 64, intermediate_size: int = 64, max_positions: int = 1024
-) -> CausalModel:
+def wide_model() -> CausalModel:
     """Four layers with the keys and values of a large model: 16 KiB a position."""
     torch.manual_seed(0)
-    config = LlamaConfig(
-        vocab_size=tiny.VOCAB,
-        hidden_size=hidden_size,
-        intermediate_size=intermediate_size,
-        num_hidden_layers=4,
-        num_attention_heads=8,
-        num_key_value_heads=8,
-        head_dim=128,
-        max_position_embeddings=max_positions,
-    )
+    sizes = {"vocab_size": tiny.VOCAB, "hidden_size": 64, "intermediate_size": 64}
+    heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
+    lengths = {"num_hidden_layers": 4, "max_position_embeddings": 1024}
+    config = LlamaConfig(**sizes, **heads, **lengths)
     return CausalModel(LlamaForCausalLM(config).to(torch.bfloat16).eval())
 
 
@@ -161,14 +151,11 @@ class Served:
         *,
         fence: int = 0,
         expected: common_pb2.ModelIdentity = IDENTITY,
-        max_queue_ms: int | None = None,
     ) -> Stream:
         """A `Verify` stream that has been answered."""
         stream = Stream(self.stub.Verify(), session.session_id, "")
         params = session_to_pb(session, fence=fence)
-        opening = target_pb2.OpenTarget(
-            session=params, expected=expected, max_queue_ms=max_queue_ms
-        )
+        opening = target_pb2.OpenTarget(session=params, expected=expected)
         stream.credential = (await stream.ask(open=opening)).opened.kv_credential
         return stream
 
@@ -176,39 +163,27 @@ class Served:
         self, stream: Stream, layers: tuple[int, ...] = (), start: int = 0, **fields: Any
     ) -> target_pb2.StreamKvRequest:
         """Return the request for the keys and values of a session."""
-        values = {
-            "protocol_version": PROTOCOL_VERSION,
-            "session_id": stream.session_id,
-            "incarnation": IDENTITY.incarnation,
-            "credential": stream.credential,
-            "layers": layers,
-            "start": start,
-        }
-        return target_pb2.StreamKvRequest(**{**values, **fields})
+        values = {"protocol_version": PROTOCOL_VERSION, "incarnation": IDENTITY.incarnation}
+        names = {"session_id": stream.session_id, "credential": stream.credential}
+        given = {"layers": layers, "start": start, **fields}
+        return target_pb2.StreamKvRequest(**{**values, **names, **given})
 
     def mirror(
         self,
         stream: Stream,
         layers: tuple[int, ...],
         start: int = 0,
-        encoding: KvEncoding = KvEncoding.RAW,
-        trace: Carrier | None = None,
         skipped: range = range(0),
     ) -> Mirror:
         """A reader from `start` on, of all but what is skipped."""
         layout = layout_to_pb(self.engine.layout)
         dtype = DTYPE.from_pb(layout.dtype)
         assert dtype is not None
-        form = KvFormat(layers, layout.num_kv_heads, layout.head_dim, dtype, encoding)
+        form = KvFormat(layers, layout.num_kv_heads, layout.head_dim, dtype)
         shape = (2 * form.num_kv_heads, 1024, form.head_dim)
         buffers = [np.zeros(shape, element_type(dtype)) for _ in layers]
         source = KvStreamSource(stream.session_id, IDENTITY.incarnation)
-        said = {
-            "encoding": ENCODING.to_pb(encoding),
-            "trace": trace_to_pb(trace),
-            "skip_from": skipped.start,
-            "skip_to": skipped.stop,
-        }
+        said = {"skip_from": skipped.start, "skip_to": skipped.stop}
         call = self.stub.StreamKv(self.request(stream, layers, start, **said))
         return Mirror(form, source, call, buffers, count=start, skipped=skipped)
 
