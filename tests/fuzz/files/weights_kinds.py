@@ -117,7 +117,7 @@ def _ggufs() -> Sequence[bytes]:
         small = lambda name: BLOCKS.get(name, "Q8_0")  # noqa: E731
         large = lambda name: LARGE_BLOCKS.get(name, "F16")  # noqa: E731
         found = [
-            tiny_gguf.write_gguf(path).read_bytes(),
+            tiny_gguf.write(path, lambda _: "F32", "llama", 32).read_bytes(),
             *(tiny_gguf.write(path, small, at, 64).read_bytes() for at in ("llama", "qwen2")),
             tiny_gguf.write(path, small, "qwen3", 32, is_tied=False).read_bytes(),
         ]

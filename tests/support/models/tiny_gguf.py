@@ -7,21 +7,7 @@ from typing import Any
 import numpy as np
 from gguf import GGML_QUANT_SIZES, GGMLQuantizationType, GGUFWriter, quants
 
-from support.models.tiny_checkpoint import SPECIAL, byte_tokenizer, tiny_llama
-
-NAMES = {
-    **{"model.embed_tokens": "token_embd", "model.norm": "output_norm", "model.layers": "blk"},
-    **{"input_layernorm": "attn_norm", "post_attention_layernorm": "ffn_norm"},
-    **{f"self_attn.{part}_proj": f"attn_{part}" for part in "qkv"},
-    "self_attn.o_proj": "attn_output",
-    **{f"mlp.{part}_proj": f"ffn_{part}" for part in ("gate", "up", "down")},
-}
-
-
-def gguf_name(name: str) -> str:
-    for ours, theirs in NAMES.items():
-        name = name.replace(ours, theirs)
-    return name
+from support.models.tiny_checkpoint import SPECIAL, byte_tokenizer
 
 
 def interleaved(weight: np.ndarray, heads: int) -> np.ndarray:
@@ -149,20 +135,3 @@ def _vectors(family: str, dim: int, hidden: int) -> dict[str, tuple[int, float]]
         layer |= {f"attn_{part}_norm.weight": (dim, 1.0) for part in "qk"}
     all_layers = {f"blk.{at}.{name}": size for at in range(LAYERS) for name, size in layer.items()}
     return {"output_norm.weight": (hidden, 1.0), **all_layers}
-
-
-def write_gguf(path: Path) -> Path:
-    """`tiny_llama` with its weights as they are."""
-    writer = GGUFWriter(path, "llama")
-    sizes = {"embedding_length": 32, "block_count": 2, "feed_forward_length": 64}
-    heads = {"head_count": 4, "head_count_kv": 2, "vocab_size": 260}
-    _write_facts(writer, **_COMMON, **sizes, **heads)
-    write_tokenizer(writer)
-    for name, value in tiny_llama(vocab_size=260).state_dict().items():
-        if name == "lm_head.weight":
-            continue  # tied
-        heads = {"q_proj": 4, "k_proj": 2}.get(name.split(".")[-2])
-        array = value.numpy()
-        writer.add_tensor(gguf_name(name), interleaved(array, heads) if heads else array)
-    finish(writer)
-    return path

@@ -1,15 +1,17 @@
-"""A native model loads from its files: the bits of the model in memory, and nothing unchecked."""
+"""A checkpoint loads whole and as asked, by native code with the bits of the model in memory, or is
+refused with the reason. No pickles, no code."""
 
 import numpy as np
 import pytest
 import torch
 from safetensors.torch import load_file, save_file
+from tokenizers import processors
 from transformers import AutoModelForCausalLM
 
-from slipstream.core.errors import ModelError, WeightsError
+from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, WeightsError
 from slipstream.models import loading, tokenizer
 from slipstream.models.glide.target_parts import target_parts
-from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.loading import load_model, load_target_parts, require_same_tokenizer
 from slipstream.models.machine import Measurements
 from slipstream.models.native import library
 from slipstream.models.native.checkpoint import Checkpoint
@@ -17,17 +19,20 @@ from slipstream.models.native.weights import as_float32
 from slipstream.models.store.safetensors_file import Safetensors
 from slipstream.models.target import reference
 from slipstream.models.target.causal import CausalModel
+from slipstream.models.tokenizer import text_tokenizer
+from slipstream.text.prompts import encode_prompt
 from support.models import tiny
 from support.models.tiny_checkpoint import (
     byte_tokenizer,
     change_config,
     piece_tokenizer,
     save_checkpoint,
+    tiny_llama,
 )
 
 WEIGHTS = "model.safetensors"
-
-pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
+LOADERS = (load_model, load_target_parts)
+needs_native = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 
 
 @pytest.fixture(autouse=True)
@@ -52,6 +57,7 @@ def saved(folder, family, **options):
     return folder
 
 
+@needs_native
 def test_shards_are_read_as_one(tmp_path):
     whole = saved(tmp_path / "whole", "llama")
     parts = saved(tmp_path / "parts", "llama", max_shard_size="100KB")
@@ -68,6 +74,7 @@ def test_released_layers_are_read_again(tmp_path):
     assert all(map(np.array_equal, map(files.tensor, names), before))
 
 
+@needs_native
 def test_a_tied_model_whose_head_differs_has_both(checkpoint):
     tensors = load_file(checkpoint / WEIGHTS)
     change_weights(checkpoint, **{"lm_head.weight": tensors["model.embed_tokens.weight"].flip(0)})
@@ -88,6 +95,7 @@ def change_weights(folder, **changes):
     save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
 
 
+@needs_native
 @pytest.mark.parametrize(
     ("name", "value", "reason"),
     [
@@ -103,17 +111,18 @@ def test_lost_and_misshapen_tensors_are_refused_by_name(checkpoint, name, value,
         load_target_parts(str(checkpoint))
 
 
-DYNAMIC = {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}
-FOREIGN = [({"rope_parameters": DYNAMIC}, {}), ({"hidden_act": "gelu"}, {})]
+DYNAMIC = {"rope_parameters": {"rope_type": "dynamic", "factor": 2.0, "rope_theta": 1e4}}
+FOREIGN = [(DYNAMIC, {}), ({"hidden_act": "gelu"}, {}), ({}, {"dtype": "float16"})]
 
 
-@pytest.mark.parametrize(("changes", "options"), [*FOREIGN, ({}, {"dtype": "float16"})])
+@pytest.mark.parametrize(("changes", "options"), FOREIGN)
 def test_what_native_code_can_not_compute_is_transformers(checkpoint, changes, options):
     change_config(checkpoint, **changes)
     loaded = load_model(str(checkpoint), **options).model
     assert type(loaded).__name__ == "LlamaForCausalLM"
 
 
+@needs_native
 def test_weights_are_compared_with_transformers_once(checkpoint, monkeypatch, machine):
     calls, reference_of = [], Checkpoint.reference
     counted = lambda source: calls.append(source) or reference_of(source)  # noqa: E731
@@ -128,6 +137,7 @@ def test_weights_are_compared_with_transformers_once(checkpoint, monkeypatch, ma
     assert len(calls) == 3
 
 
+@needs_native
 def test_a_forward_that_differs_is_refused_each_time(checkpoint, monkeypatch):
     monkeypatch.setattr(Checkpoint, "vector", lambda self, name: 2 * as_float32(self.dense(name)))
     for _ in range(2):
@@ -135,6 +145,7 @@ def test_a_forward_that_differs_is_refused_each_time(checkpoint, monkeypatch):
             CausalModel(load_model(str(checkpoint)).model)
 
 
+@needs_native
 def test_the_reference_has_no_layer_in_memory(checkpoint):
     source = load_model(str(checkpoint), dtype="float32").model
     model = source.reference()
@@ -159,15 +170,116 @@ def test_a_kept_tokenizer_is_the_one_that_was_read(checkpoint, monkeypatch, make
     assert again.text.encode(text, add_special_tokens=True) == ids
 
 
-def test_a_changed_tokenizer_is_read_again(checkpoint):
-    assert loading.find_tokenizer(checkpoint, None).text.chat_template
-    (checkpoint / "chat_template.jinja").write_text("{{ bos_token }}")
-    assert loading.find_tokenizer(checkpoint, None).text.chat_template == "{{ bos_token }}"
-
-
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"json": "{}"}'])
-def test_a_broken_kept_tokenizer_is_read_again(checkpoint, content):
+def test_a_changed_tokenizer_or_one_that_is_kept_broken_is_read_again(checkpoint, content):
     first = loading.find_tokenizer(checkpoint, None)
     (kept,) = (checkpoint.parent / "kept").iterdir()
     kept.write_text(content)
     assert loading.find_tokenizer(checkpoint, None).text.parts() == first.text.parts()
+    (checkpoint / "chat_template.jinja").write_text("{{ bos_token }}")
+    assert loading.find_tokenizer(checkpoint, None).text.chat_template == "{{ bos_token }}"
+
+
+def test_a_checkpoint_loads_with_the_weights_it_was_saved_with(checkpoint):
+    loaded = load_target_parts(str(checkpoint), dtype="float32")
+    for name, value in tiny_llama().state_dict().items():
+        torch.testing.assert_close(loaded.model.state_dict()[name], value, rtol=0, atol=0)
+    assert (loaded.model_id, loaded.path) == ("tiny", checkpoint)
+    assert not loaded.model.training
+    assert not any(weight.requires_grad for weight in loaded.model.parameters())
+
+
+@pytest.mark.parametrize("device", ["", "nowhere", "meta", "cuda:99"])
+def test_a_device_that_can_not_be_used_is_refused(checkpoint, device):
+    with pytest.raises(InvalidRequest, match=f"the device (is )?'{device}'"):
+        load_target_parts(str(checkpoint), device=device)
+
+
+@pytest.mark.parametrize("load", LOADERS)
+@pytest.mark.parametrize("length", [4, 1000])
+def test_a_truncated_weights_file_is_refused(checkpoint, load, length):
+    weights = checkpoint / "model.safetensors"
+    weights.write_bytes(weights.read_bytes()[:length])
+    with pytest.raises(WeightsError, match="can't be loaded"):
+        load(str(checkpoint))
+
+
+def test_code_in_a_model_directory_does_not_run(checkpoint):
+    (checkpoint / "evil.py").write_text("raise SystemExit('code of the model ran')")
+    classes = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
+    change_config(checkpoint, model_type="evil", auto_map=classes)
+    with pytest.raises(WeightsError, match="can't be loaded"):
+        load_target_parts(str(checkpoint))
+
+
+BROKEN = [
+    ("config.json", '{"model_type": "t5"}', ModelMismatch, "of type t5"),
+    ("config.json", "{", WeightsError, r"config\.json"),
+    ("config.json", "[]", WeightsError, None),
+    ("tokenizer.json", "{}", WeightsError, "tokenizer"),
+]
+
+
+@pytest.mark.parametrize(("name", "text", "error", "reason"), BROKEN)
+def test_files_of_no_language_model_are_refused_alike(checkpoint, name, text, error, reason):
+    (checkpoint / name).write_text(text)
+    said = []
+    for load in LOADERS:
+        with pytest.raises(error, match=reason) as refused:
+            load(str(checkpoint))
+        said.append(str(refused.value))
+    assert said[0] == said[1]
+
+
+@pytest.mark.parametrize("names", [["[PAD]"], ["[PAD]", "[MORE]"]])
+@pytest.mark.parametrize("load", LOADERS)
+def test_tokens_added_past_the_embedding_are_left_out(names, load, checkpoint, tmp_path):
+    plain = load(str(checkpoint))
+    folder = save_checkpoint(tmp_path / "padded")
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"additional_special_tokens": names, "pad_token": names[-1]})
+    tokenizer.save_pretrained(folder)
+    loaded = load(str(folder))
+    assert loaded.num_token_ids == plain.num_token_ids == 259
+    assert loaded.tokenizer_hash == plain.tokenizer_hash
+    text = text_tokenizer(loaded.tokenizer)
+    assert max(text.encode(names[0], add_special_tokens=False)) < 259
+    with pytest.raises(InvalidRequest, match="token id 259, not 0 to 258"):
+        encode_prompt(text, [1, 259])
+
+
+@pytest.mark.parametrize("load", LOADERS)
+def test_a_tokenizer_with_more_tokens_than_the_model_or_a_bos_past_them_is_refused(load, tmp_path):
+    folder = save_checkpoint(tmp_path / "small", vocab_size=200)
+    with pytest.raises(ModelMismatch, match="up to id 258, but the model knows 200 tokens"):
+        load(str(folder))
+    folder = save_checkpoint(tmp_path / "bos")
+    tokenizer = byte_tokenizer()
+    tokenizer.add_special_tokens({"bos_token": "[BOS]"})
+    tokenizer.backend_tokenizer.post_processor = processors.TemplateProcessing(
+        single="[BOS] $A", special_tokens=[("[BOS]", 259)]
+    )
+    tokenizer.save_pretrained(folder)
+    with pytest.raises(ModelMismatch, match="goes up to id 259, but the model knows 259"):
+        load(str(folder))
+
+
+def test_ids_of_no_token_end_and_pad_nothing(checkpoint):
+    plain = load_model(str(checkpoint)).stop_token_ids
+    change_config(checkpoint, eos_token_id=[*plain, 999], pad_token_id=4000)
+    loaded = load_model(str(checkpoint))
+    assert loaded.stop_token_ids == plain
+    CausalModel(loaded.model)
+
+
+def test_a_draft_that_numbers_its_tokens_differently_is_refused(tmp_path):
+    target = load_target_parts(str(save_checkpoint(tmp_path / "target")))
+    other = save_checkpoint(tmp_path / "other")
+    tokenizer = byte_tokenizer()
+    tokenizer.add_tokens(["<|more|>"])
+    tokenizer.save_pretrained(other)
+    tiny_llama(vocab_size=260).save_pretrained(other)
+    draft = load_target_parts(str(other))
+    require_same_tokenizer(target, target)
+    with pytest.raises(ModelMismatch, match="numbers its tokens differently"):
+        require_same_tokenizer(target, draft)

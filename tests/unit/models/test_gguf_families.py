@@ -15,8 +15,8 @@ from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.token_layout import Part
 from support.models import tiny_gguf
 from support.models.families import SIZES, family_model
-from support.models.tiny_checkpoint import SPECIAL, tiny_llama
-from support.models.tiny_gguf import add_field, finish, interleaved, write_gguf, write_tokenizer
+from support.models.tiny_checkpoint import SPECIAL
+from support.models.tiny_gguf import add_field, finish, interleaved, write_tokenizer
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 VOCAB = 260
@@ -143,26 +143,22 @@ def test_two_sets_are_read_for_longrope(tmp_path):
 
 
 @pytest.fixture(scope="module")
-def file(tmp_path_factory):
-    return write_gguf(tmp_path_factory.mktemp("gguf") / "tiny.gguf")
-
-
-@pytest.fixture(scope="module")
-def converted(file, tmp_path_factory):
-    folder = tmp_path_factory.mktemp("converted")
-    convert(file, folder)
-    return folder
+def converted(tmp_path_factory):
+    """A folder made of a file, and the model that this was made of."""
+    path, model = write(tmp_path_factory.mktemp("gguf") / "tiny.gguf", "llama")
+    convert(path, path.parent / "converted")
+    return path.parent / "converted", model
 
 
 def test_the_converted_weights_are_those_of_the_file_in_bf16(converted):
-    weights = load_file(converted / "model.safetensors")
-    for name, value in tiny_llama(vocab_size=260).state_dict().items():
-        if name != "lm_head.weight":
-            torch.testing.assert_close(weights[name], value.bfloat16(), rtol=0, atol=0)
+    folder, model = converted
+    weights = load_file(folder / "model.safetensors")
+    for name, value in model.state_dict().items():
+        torch.testing.assert_close(weights[name], value.bfloat16(), rtol=0, atol=0)
 
 
 def test_the_converted_tokenizer_splits_digits_and_knows_its_special_tokens(converted):
-    tokenizer = AutoTokenizer.from_pretrained(converted)
+    tokenizer = AutoTokenizer.from_pretrained(converted[0])
     assert tokenizer.eos_token == SPECIAL[0]
     assert tokenizer.chat_template == "{{ messages }}"
     # The spaces before a digit are a piece of their own, so that they merge.
@@ -171,9 +167,9 @@ def test_the_converted_tokenizer_splits_digits_and_knows_its_special_tokens(conv
         assert tokenizer.decode(tokenizer.encode(text)) == text
 
 
-def test_a_truncated_gguf_file_is_refused(file, tmp_path):
+def test_a_truncated_gguf_file_is_refused(converted, tmp_path):
     broken = tmp_path / "broken.gguf"
-    broken.write_bytes(file.read_bytes()[:5000])
+    broken.write_bytes((converted[0].parent / "tiny.gguf").read_bytes()[:5000])
     with pytest.raises(WeightsError):
         convert(broken, tmp_path / "out")
     assert not (tmp_path / "out").exists()

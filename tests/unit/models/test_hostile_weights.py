@@ -9,8 +9,7 @@ import pytest
 from fuzz.files import weights_kinds
 from fuzz.files.child import LOADED, REFUSED
 from fuzz.files.runner import Child, Limits
-from support.models import tiny_checkpoint
-from support.models.tiny_gguf import write_gguf
+from support.models import tiny_checkpoint, tiny_gguf
 
 MEMORY = 1 << 30
 
@@ -20,7 +19,10 @@ def good(tmp_path_factory):
     """Intact files to break: a GGUF file and a directory."""
     folder = tmp_path_factory.mktemp("good")
     checkpoint = tiny_checkpoint.save_checkpoint(folder / "checkpoint")
-    return {"gguf": write_gguf(folder / "tiny.gguf"), "safetensors": checkpoint}
+    return {
+        "gguf": tiny_gguf.write(folder / "tiny.gguf", lambda _: "F32", hidden=32),
+        "safetensors": checkpoint,
+    }
 
 
 @pytest.fixture(scope="module")
@@ -82,15 +84,6 @@ def test_a_gigantic_number_in_a_gguf_header_is_refused(load, tmp_path, name):
     require_sentence(load(path))
 
 
-@pytest.mark.parametrize("layers", [0, 2**20, 2**32 - 1])
-def test_layers_that_no_model_has_are_refused_in_gguf(load, good, tmp_path, layers):
-    data, key = bytearray(good["gguf"].read_bytes()), b"llama.block_count"
-    struct.pack_into("<I", data, data.index(key) + len(key) + 4, layers)
-    path = tmp_path / "hostile.gguf"
-    path.write_bytes(data)
-    assert f"block_count is {layers}, but 1 to 1024" in require_sentence(load(path))
-
-
 DEEP = "[" * 100_000 + "]" * 100_000
 names = (f"checkpoint-{number}" for number in count())
 
@@ -143,8 +136,14 @@ def test_a_hostile_file_of_a_directory_is_refused(load, tmp_path, name):
     require_sentence(load(folder(tmp_path, FOLDERS[name])))
 
 
-@pytest.mark.parametrize("layers", [-1, 0, 10**6, 10**12])
+@pytest.mark.parametrize("layers", [-1, 0, 2**20, 2**32 - 1, 10**12])
 def test_layers_that_no_model_has_are_refused(load, good, tmp_path, layers):
     config = json.loads((good["safetensors"] / "config.json").read_text())
     path = folder(tmp_path, {"config.json": json.dumps({**config, "num_hidden_layers": layers})})
     assert f"has {layers} layers, but 1 to 1024" in require_sentence(load(path))
+    if 0 <= layers < 2**32:
+        data, key = bytearray(good["gguf"].read_bytes()), b"llama.block_count"
+        struct.pack_into("<I", data, data.index(key) + len(key) + 4, layers)
+        path = tmp_path / "hostile.gguf"
+        path.write_bytes(data)
+        assert f"block_count is {layers}, but 1 to 1024" in require_sentence(load(path))

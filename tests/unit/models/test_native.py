@@ -1,6 +1,7 @@
 """Laws of the native forward: transformers' numbers, and the same bits whatever computes them."""
 
 import hashlib
+import random
 from functools import partial
 
 import numpy as np
@@ -9,7 +10,7 @@ import torch
 from transformers import DynamicCache
 
 from slipstream.config import NATIVE_VARIABLE
-from slipstream.core.tree import TokenTree
+from slipstream.core.tree import ROOT, TokenTree
 from slipstream.models.dtypes import BFLOAT16, FLOAT32
 from slipstream.models.native import library
 from slipstream.models.target.causal import CausalModel
@@ -194,3 +195,63 @@ def test_a_tied_embedding_is_an_untied_copy_held_once_if_products_have_all_of_it
     assert all(map(np.array_equal, tiny.whole(tied, tokens), tiny.whole(untied, tokens)))
     is_rounded = dtype == torch.bfloat16 and size < 1
     assert (tied.weight_bytes < untied.weight_bytes) is not is_rounded
+
+
+CASES = [("llama", torch.bfloat16), ("qwen2", torch.bfloat16), ("qwen3", torch.float32)]
+STARTS = [1, 121, 126, 127, 128, 129, 250]
+LENGTH = 9
+
+
+def one_by_one(model, tokens, start):
+    cache = model.open(len(tokens))
+    model.prefill(cache, tokens[:start])
+    states = []
+    for token in tokens[start:]:
+        hidden, (slots,) = model.forward([Part(cache, [token])])
+        cache.keep(slots)
+        states.append(hidden[0])
+    return states
+
+
+def bushy(path, seed):
+    """A tree that holds `path`, with wrong siblings before and after, and where it is in it."""
+    rng = random.Random(seed)
+    tokens, parents, nodes, parent = [], [], [], ROOT
+    for token in path:
+        wrong = [rng.randrange(1, tiny.VOCAB) for _ in range(rng.randrange(4))]
+        wrong = [other for other in dict.fromkeys(wrong) if other != token]
+        place = rng.randrange(len(wrong) + 1)
+        level = [*wrong[:place], token, *wrong[place:]]
+        nodes.append(len(tokens) + place)
+        tokens += level
+        parents += [parent] * len(level)
+        parent = nodes[-1]
+    return TokenTree(tuple(tokens), tuple(parents)), nodes
+
+
+@pytest.mark.parametrize(("family", "dtype"), CASES)
+@pytest.mark.parametrize("start", STARTS)
+def test_a_tree_and_what_follows_its_accepted_path_have_the_bits_of_plain_decoding(
+    family, dtype, start
+):
+    model = tiny.causal(family, dtype=dtype)
+    tokens = tiny.tokens(start + LENGTH, seed=start)
+    plain = one_by_one(model, tokens, start)
+    tree, nodes = bushy(tokens[start + 1 :], seed=start)
+    cache = model.open(len(tokens))
+    model.prefill(cache, tokens[:start])
+    hidden, (slots,) = model.forward([Part(cache, tokens[start : start + 1], tree)])
+    for state, row in zip(plain, [0, *(1 + node for node in nodes)], strict=True):
+        assert np.array_equal(hidden[row], state)
+    cache.keep([slots[0], *(slots[1 + node] for node in nodes[:4])])
+    hidden, _ = model.forward([Part(cache, tokens[start + 5 :])])
+    assert np.array_equal(hidden, np.stack(plain[5:]))
+
+
+def test_fast_numerics_agree_up_to_rounding():
+    tokens = tiny.tokens(200)
+    states = []
+    for numerics in ("invariant", "fast"):
+        model = tiny.causal(numerics=numerics)
+        states.append(model.forward([Part(model.open(200), tokens)])[0])
+    np.testing.assert_allclose(*states, rtol=1e-4, atol=1e-4)

@@ -1,4 +1,5 @@
-"""A wheel has the native kernels of its platform, without a compiler none; torch stands in."""
+"""A wheel has the native kernels of its platform, without a compiler none; torch stands in. Kernels
+give the same bits on arm64, run by an emulator, as on x86-64."""
 
 import platform
 import shutil
@@ -15,6 +16,7 @@ from slipstream.models.native import library
 from slipstream.models.native.library import NotNative
 from support.commands import ran_python
 from support.models import tiny
+from support.models.instruction_sets import X86_64
 
 ROOT = Path(__file__).parents[3]
 
@@ -64,8 +66,8 @@ def kernels_compiled(hatch_build, compiler, name, folder):
     src = ROOT / hatch_build.NATIVE / "src"
     sources = [folder / "main.cpp", src / f"{name}.cpp"]
     objects = [hatch_build.compile_source(compiler, at, folder, (f"-I{src}",)) for at in sources]
-    subprocess.run(["g++", "-pthread", *objects, "-o", folder / "program"], check=True)
-    return subprocess.run([folder / "program"], check=True, capture_output=True, text=True).stdout
+    run("g++", "-pthread", *objects, "-o", folder / "program")
+    return run(folder / "program")
 
 
 @pytest.mark.skipif(
@@ -117,12 +119,9 @@ def test_other_architectures_are_torchs_and_the_log_says_why(caplog):
         tiny.causal("gpt-neox", engine="native")
 
 
-def test_switched_off_torch_computes(monkeypatch):
+def test_switched_off_torch_computes_and_kernels_that_are_not_there_are_refused(monkeypatch):
     monkeypatch.setenv(NATIVE_VARIABLE, "off")
     assert tiny.causal().engine == "torch"
-
-
-def test_kernels_that_are_not_there_are_refused(monkeypatch):
     monkeypatch.setenv(NATIVE_VARIABLE, "avx9")
     with pytest.raises(InvalidRequest, match=r"SLIPSTREAM_NATIVE is 'avx9', but this processor"):
         tiny.causal()
@@ -137,3 +136,41 @@ def test_without_a_library_torch_computes(monkeypatch):
         assert tiny.causal().engine == "torch"
     finally:
         library.library.cache_clear()
+
+
+COMPILER = "aarch64-linux-gnu-g++"
+EMULATOR = next(filter(shutil.which, ("qemu-aarch64", "qemu-aarch64-static")), "qemu-aarch64")
+ARM64 = ("portable", "neon_dot")
+needs_emulator = pytest.mark.skipif(
+    not all(map(shutil.which, (COMPILER, EMULATOR, "g++"))) or platform.machine() != "x86_64",
+    reason=f"needs {COMPILER} and {EMULATOR} on x86-64",
+)
+
+
+def built(hatch_build, compiler, architecture, folder):
+    """The program that prints digests, from the library's sources and for one architecture."""
+    folder = folder / architecture
+    folder.mkdir()
+    sources = hatch_build.sources(ROOT, architecture)
+    sources.append(ROOT / "tests" / "native_digest.cpp")
+    include = (f"-I{ROOT / hatch_build.NATIVE / 'src'}",)
+    objects = [hatch_build.compile_source(compiler, at, folder, include) for at in sources]
+    run(compiler, "-pthread", "-static", *objects, "-o", folder / "digest")
+    return folder / "digest"
+
+
+def run(*command):
+    return subprocess.run(command, capture_output=True, text=True, check=True).stdout
+
+
+@needs_emulator
+def test_arm64_gives_the_bits_of_all_kernels_of_x86_64(hatch_build, tmp_path):
+    here = built(hatch_build, "g++", "x86_64", tmp_path)
+    digests = {name: run(here, name) for name in X86_64}
+    there = built(hatch_build, COMPILER, "arm64", tmp_path)
+    for name in ARM64:
+        found = run(EMULATOR, "-cpu", "max", there, name)
+        assert len(found.split()) == 17, "a digest for each element type"
+        assert {name: at for name, at in digests.items() if at not in (found, "none\n")} == {}
+    without = run(EMULATOR, "-cpu", "cortex-a57", there, "neon_dot")
+    assert without == "none\n", "the processor has no such instructions"

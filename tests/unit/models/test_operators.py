@@ -33,11 +33,6 @@ def random(*size, dtype):
     return torch.randn(size, generator=torch.Generator().manual_seed(1)).to(dtype)
 
 
-def assert_close(found, expected, dtype):
-    difference = (found.float() - expected.float()).norm()
-    assert difference <= TOLERANCE[dtype] * expected.float().norm()
-
-
 @pytest.mark.parametrize("name", ["pack_weight", "packed_linear"])
 def test_a_packed_product_that_raises_is_not_used(monkeypatch, name):
     monkeypatch.setattr(operators, name, raises)
@@ -58,40 +53,23 @@ def test_operators_with_other_numbers_or_that_raise_are_not_used(monkeypatch):
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
-def test_a_product_has_the_same_numbers_packed_and_not(monkeypatch, dtype):
-    weight, x, bias = (random(*at, dtype=dtype) for at in ((96, 64), (7, 64), (96,)))
-    here = PackedLinear(weight, bias)(x)
-    operators.has_packed_linear.cache_clear()
-    monkeypatch.setattr(operators, "pack_weight", raises)
-    fallback = PackedLinear(weight, bias)
-    assert not fallback.is_packed
-    assert_close(fallback(x), here, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_attention_has_the_same_numbers_by_either_operator(monkeypatch, dtype):
+def test_products_and_attention_have_the_same_numbers_by_either_operator(monkeypatch, dtype):
+    weight, x, bias = (random(*size, dtype=dtype) for size in ((96, 64), (7, 64), (96,)))
     query = random(6, 2, 3, 64, dtype=dtype)
     keys, values = random(1, 2, 128, 64, dtype=dtype), random(1, 2, 128, 64, dtype=dtype).flip(2)
     mask = torch.zeros(1, 1, 18, 128, dtype=dtype)
     mask[..., 100:] = -torch.inf
-    here = together(query, keys, values, mask, 0.125)
-    operators.has_flash_attention.cache_clear()
-    monkeypatch.setattr(operators, "flash_attention", raises)
-    fallback = together(query, keys, values, mask, 0.125)
-    for found, expected in zip(fallback, here, strict=True):
-        assert found.shape == expected.shape
-        assert_close(found, expected, dtype)
-
-
-@pytest.mark.parametrize("dtype", DTYPES)
-def test_plain_attention_is_the_softmax_of_scores_and_the_log_of_its_denominator(dtype):
-    query, keys, values = (random(1, 2, rows, 16, dtype=dtype) for rows in (4, 9, 9))
-    mask = torch.zeros(1, 1, 4, 9)
-    mask[..., 0, 5:] = -torch.inf
-    out, mass = operators.plain_attention(query, keys, values, mask, 0.25)
-    scores = 0.25 * query.double() @ keys.double().mT + mask.double()
-    assert_close(out, torch.softmax(scores, -1) @ values.double(), torch.float32)
-    assert_close(mass, torch.logsumexp(scores, -1), torch.float32)
+    found = []
+    for _ in range(2):
+        found.append((PackedLinear(weight, bias)(x), *together(query, keys, values, mask, 0.125)))
+        for probe in PROBES:
+            probe.cache_clear()
+        monkeypatch.setattr(operators, "pack_weight", raises)
+        monkeypatch.setattr(operators, "flash_attention", raises)
+    for fallback, here in zip(found[1], found[0], strict=True):
+        assert fallback.shape == here.shape
+        difference = (fallback.float() - here.float()).norm()
+        assert difference <= TOLERANCE[dtype] * here.float().norm()
 
 
 EXAMPLE = torch.randn(128, 8, generator=torch.Generator().manual_seed(0))

@@ -153,22 +153,18 @@ def test_a_tree_needs_no_pages_of_its_session_but_scratch_room():
         model.forward([Part(cache, [1], wide)])
 
 
-@pytest.mark.parametrize(
-    ("budget", "size"),
-    [("2GiB", 2 << 30), ("512 MiB", 512 << 20), ("1.5KiB", 1536), ("4096", 4096), ("7B", 7)],
-)
-def test_a_size_is_what_it_says(budget, size):
-    check_budget(budget)
-    assert budget_bytes(budget, CPU) == size
-
-
+SIZES = {"2GiB": 2 << 30, "512 MiB": 512 << 20, "1.5KiB": 1536, "4096": 4096, "7B": 7}
 FORMS, SHARES = r"must be auto, a share such as 0\.5 or a size", "must be between 0 and 1"
 WRONG = dict.fromkeys(("", "much", "2GB", "-1GiB", "1e9", "50%"), FORMS)
 WRONG |= dict.fromkeys(("0.0", "1.0", "1.5"), SHARES)
 
 
-@pytest.mark.parametrize("budget", WRONG)
-def test_what_is_no_budget_is_refused(budget):
+@pytest.mark.parametrize("budget", [*SIZES, *WRONG])
+def test_a_size_is_what_it_says_and_what_is_no_budget_is_refused(budget):
+    if budget in SIZES:
+        check_budget(budget)
+        assert budget_bytes(budget, CPU) == SIZES[budget]
+        return
     with pytest.raises(InvalidRequest, match=WRONG[budget]):
         check_budget(budget)
 
@@ -186,9 +182,6 @@ def test_there_are_as_many_pages_as_fit_and_no_more_than_can_be_used():
     assert num_pages(f"{5 * page + 1}", LAYOUT, most=3) == 3
     with pytest.raises(CapacityError, match=r"a budget of 99 is 99 B .* a page takes 16.0 KiB"):
         num_pages("99", LAYOUT)
-
-
-def test_an_engine_has_the_pages_of_its_budget():
     model = tiny.causal()
     page = model.layout.bytes_per_page
     memory, plan = plan_memory(model, TargetLimits(kv_memory=f"{3 * page}"))

@@ -8,7 +8,6 @@ from slipstream.models.machine import Measurements
 from slipstream.verifying import trial
 from slipstream.verifying.trial import learn_cost
 from support.models import tiny
-from support.models.scattered import shaped
 
 NAN, INF = float("nan"), float("inf")
 NAME = "costs of a tiny model"
@@ -72,16 +71,16 @@ def test_what_is_no_record_of_costs_is_measured_again(machine, kept):
 
 
 @pytest.mark.parametrize("num_pages", [4, 64])
-@pytest.mark.parametrize("make", [tiny.causal, shaped])
-def test_the_engines_memory_is_as_it_was(make, num_pages):
-    model = make()
+@pytest.mark.parametrize("engine", [None, "shaped"])
+def test_the_engines_memory_is_as_it_was(engine, num_pages):
+    model = tiny.causal(engine=engine)
     pool = model.pool(num_pages)
     learnt(Clock(1.0), model, pool)
     assert pool.num_free == num_pages
 
 
 def test_forwards_are_captured_over_the_engines_own_pool():
-    model = shaped()
+    model = tiny.causal(engine="shaped")
     pool = model.pool(64)
     learnt(Clock(1.0), model, pool)
     assert {key[0] for key in model._shaped.replay._entries} == {id(pool)}

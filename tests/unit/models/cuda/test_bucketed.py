@@ -1,5 +1,6 @@
 """Forwards of fixed shapes over pages compute what forwards without shapes do; shapes are few."""
 
+import random
 from itertools import pairwise
 
 import numpy as np
@@ -11,9 +12,6 @@ from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from slipstream.core.errors import CapacityError, ModelError
 from slipstream.core.tree import EMPTY, TokenTree
-from slipstream.core.types import Proposal, SamplingParams, Session
-from slipstream.core.verify.draws import draw_keys, walk_drawn
-from slipstream.core.verify.verify import verify
 from slipstream.models.cuda import attention_kernels
 from slipstream.models.cuda.attention_kernels import Trial, choose_kernel
 from slipstream.models.cuda.bucketed import Draw, buckets_for
@@ -28,7 +26,6 @@ from slipstream.models.target.fast_modules import FastNorm
 from slipstream.models.target.token_layout import Part
 from slipstream.models.torch_arrays import as_array
 from support.models import tiny
-from support.models.scattered import LENGTHS, parts_on_scattered_pages, shaped, tree_of
 
 pytestmark = pytest.mark.gpu
 NODES = (EMPTY, TokenTree.chain([7, 3, 9]), TokenTree((3, 4, 5), (-1, -1, 1)))
@@ -38,6 +35,41 @@ COVERING = [
     *((2, 3, NODES[2], None), (1, 140, NODES[2], 0.9)),
 ]
 """Numbers of sessions, lengths, trees and temperatures that need each step of a bucket."""
+
+
+LENGTHS = (130, 5, 260, 127, 1)
+
+
+def tree_of(seed, size):
+    """Paths that leave the first one at every depth."""
+    rng = random.Random(seed)
+    tokens, parents, taken = [], [], set()
+    for node in range(size):
+        parent, token = rng.randrange(-1, node), rng.randrange(1, tiny.VOCAB)
+        if (parent, token) in taken:
+            parent = node - 1
+        taken.add((parent, token))
+        tokens.append(token)
+        parents.append(parent)
+    return TokenTree(tuple(tokens), tuple(parents))
+
+
+def shaped(family="llama"):
+    return CausalModel(tiny.hf_model(family).to("cuda"), engine="shaped")
+
+
+def parts_on_scattered_pages(model, trees, pending=2):
+    """Sessions whose pages lie between each other's."""
+    pool = model.pool(16)
+    caches = [model.open_in(pool) for _ in LENGTHS]
+    texts = [tiny.tokens(length + pending, seed=length) for length in LENGTHS]
+    for end in (100, 200, 300):
+        for cache, text in zip(caches, texts, strict=True):
+            stop = min(len(text) - pending, end)
+            if stop > cache.count:
+                model.prefill(cache, text[cache.count : stop])
+    ends = [text[-pending:] for text in texts]
+    return [Part(*given) for given in zip(caches, ends, trees, strict=True)]
 
 
 def chain_of(seed, size):
@@ -55,7 +87,7 @@ def leaves_of(seed, size):
 )
 def test_many_sessions_on_scattered_pages_have_the_same_states(family, make):
     trees = [make(seed, 3 + 4 * seed) for seed in range(len(LENGTHS))]
-    plain, model = tiny.causal(family, engine="torch"), shaped(family, "cuda")
+    plain, model = tiny.causal(family, engine="torch"), shaped(family)
     expected, places = plain.forward(parts_on_scattered_pages(plain, trees))
     parts = parts_on_scattered_pages(model, trees)
     assert any(part.cache.base(part.end) is None for part in parts)
@@ -67,7 +99,7 @@ def test_many_sessions_on_scattered_pages_have_the_same_states(family, make):
 def test_what_follows_an_accepted_path_has_the_same_states():
     tree = tree_of(3, 9)
     states = []
-    for model in (tiny.causal(), shaped(device="cuda")):
+    for model in (tiny.causal(), shaped()):
         parts = parts_on_scattered_pages(model, [tree] * len(LENGTHS))
         _, places = model.forward(parts)
         after = []
@@ -79,34 +111,8 @@ def test_what_follows_an_accepted_path_has_the_same_states():
     np.testing.assert_allclose(*states, rtol=1e-4, atol=1e-5)
 
 
-@pytest.mark.parametrize("temperature", [0.0, 0.8])
-def test_drawn_tokens_walk_as_verification_does(temperature):
-    model, plain = shaped(device="cuda"), tiny.causal(engine="torch")
-    trees = [tree_of(seed, 12) for seed in range(len(LENGTHS))]
-    parts = parts_on_scattered_pages(plain, trees)
-    hidden, _ = plain.forward(parts)
-    logits = plain.logits(hidden).float().numpy()
-    draws, expected, end = [], [], 0
-    sampling = SamplingParams(temperature=temperature, seed=11)
-    for part in parts:
-        prefix, start = [1] * part.end, end + 1
-        end += 2 + len(part.tree)
-        session = Session("s", 1, 999, sampling)
-        rows = logits[start:end]
-        expected.append(verify(session, prefix, Proposal(part.tree), lambda at: rows[at + 1]))  # noqa: B023
-        depths = (0, *part.tree.depths())
-        keys = [draw_keys(sampling, part.end + depth) for depth in depths]
-        draws += [Draw(start + at, temperature, key) for at, key in enumerate(keys)]
-    drawn = model.draw(parts_on_scattered_pages(model, trees), draws)
-    for part, walk in zip(parts, expected, strict=True):
-        tokens = drawn.tokens[: 1 + len(part.tree)]
-        del drawn.tokens[: 1 + len(part.tree)]
-        assert walk_drawn(part.tree, tokens) == walk
-    assert not drawn.tokens
-
-
 def test_shapes_are_few():
-    model = shaped(device="cuda")
+    model = shaped()
     cache = model.open_in(model.pool(4))
     for size in range(1, 60, 6):
         _, (slots,) = model.forward([Part(cache, tiny.tokens(1 + size % 7), chain_of(size, 5))])
@@ -114,35 +120,25 @@ def test_shapes_are_few():
     assert len(model._shaped.replay) <= 4
 
 
-def test_what_fits_no_shape_goes_without():
-    plain, model = tiny.causal(engine="torch"), shaped(device="cuda")
-    model._shaped._buckets = buckets_for(max_rows=4, context_length=512, rule=RowRule(1, 32))
-    tokens, states = tiny.tokens(9), []
-    for one in (plain, model):
-        states.append(one.forward([Part(one.open_in(one.pool(1)), tokens)])[0].cpu())
-    np.testing.assert_allclose(*states, rtol=1e-4, atol=1e-5)
-    cache = model.open_in(model.pool(1))
-    for one in (plain, model):
-        at = one.open_in(one.pool(1))
-        assert one.draw([Part(at, tokens)], [Draw(0, 0.0, (0, 0))]) is None
-    assert model.draw([Part(cache, tokens[:3])], [Draw(0, 0.0, (0, 0))]) is not None
-
-
-def test_what_would_gather_too_much_goes_without():
-    model = shaped(device="cuda")
-    cache = model.open_in(model.pool(4))
-    tokens = tiny.tokens(300)
+def test_what_fits_no_shape_or_would_gather_too_much_goes_without():
+    plain, model = tiny.causal(engine="torch"), shaped()
+    cache, tokens = model.open_in(model.pool(4)), tiny.tokens(300)
     model.prefill(cache, tokens)
-    part = Part(cache, tokens[:1])
-    assert model.draw([part], [Draw(0, 0.0, (0, 0))]) is not None
+    part, draws = Part(cache, tokens[:1]), [Draw(0, 0.0, (0, 0))]
+    assert model.draw([part], draws) is not None
     packed = model._shaped.pack(cache.pool, [part])
     model._shaped._max_bytes = model._shaped._temporary_bytes(packed.shape) - 1
-    assert model.draw([part], [Draw(0, 0.0, (0, 0))]) is None
-    assert model.forward([part])[0].isfinite().all()
+    assert model.draw([part], draws) is None
+    model, states = shaped(), []
+    model._shaped._buckets = buckets_for(max_rows=4, context_length=512, rule=RowRule(1, 32))
+    for one in (plain, model):
+        states.append(one.forward([Part(one.open_in(one.pool(1)), tokens[:9])])[0].cpu())
+        assert one.draw([Part(one.open_in(one.pool(1)), tokens[:9])], draws) is None
+    np.testing.assert_allclose(*states, rtol=1e-4, atol=1e-5)
 
 
 def test_memory_of_captures_is_accounted():
-    shaped_model, plain = shaped(device="cuda"), tiny.causal(engine="torch")
+    shaped_model, plain = shaped(), tiny.causal(engine="torch")
     cache = shaped_model.open_in(shaped_model.pool(2))
     shaped_model.forward([Part(cache, tiny.tokens(9))])
     entries = shaped_model._shaped.replay._entries.values()
@@ -152,7 +148,7 @@ def test_memory_of_captures_is_accounted():
 
 
 def test_every_bucket_can_be_captured():
-    model, plain = shaped(device="cuda"), tiny.causal(engine="torch")
+    model, plain = shaped(), tiny.causal(engine="torch")
     model._shaped._buckets = Buckets((2, 16), (1, 8), (1, 4), (128, 256), (0, 16))
     keys = set()
     for num_sessions, length, tree, heat in COVERING:

@@ -1,12 +1,17 @@
-"""A device's decision to stop is that of the policies in `core.policy.stop`."""
+"""A device's decision to stop is that of the policies in `core.policy.stop`; the decision model has
+chances from what is known of a slot, and files that fit or are refused."""
 
 import math
 
 import numpy as np
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from safetensors.torch import load_file, save_file
 
+from slipstream.core.errors import WeightsError
+from slipstream.core.inline import finished
 from slipstream.core.policy.stop import (
     Calibration,
     CostStop,
@@ -15,7 +20,18 @@ from slipstream.core.policy.stop import (
     StopSignal,
     SvipStop,
 )
-from slipstream.models.decision import slot_stats
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
+from slipstream.drafting.engine import LocalDraft
+from slipstream.drafting.reader import CandidateReader, CandidateRows, read_candidates
+from slipstream.models.decision import (
+    DECISION_NAME,
+    GREEDY,
+    SAMPLED,
+    load_decision,
+    save_decision,
+    slot_stats,
+)
 from slipstream.models.glide.chain_stop import (
     DecisionNetwork,
     Rules,
@@ -25,6 +41,10 @@ from slipstream.models.glide.chain_stop import (
     rule_of,
     should_stop,
 )
+from slipstream.models.glide.glide_config import WEIGHTS_NAME
+from slipstream.models.scorer import Scores
+from slipstream.models.target.causal_scorer import CausalScorer
+from support.models import tiny
 
 chance = st.floats(0, 1)
 limits = st.integers(1, 6).map(FixedStop)
@@ -87,3 +107,132 @@ def test_a_device_scores_as_the_decision_model_does_also_states_in_bfloat16():
     assert chances.dtype == torch.float32
     theirs = network.model().score(hidden.float().numpy(), expected)
     np.testing.assert_allclose(chances, theirs, rtol=1e-5)
+
+
+LAWS = [(0.9, 0.05, 0.4, 0), (0.3, 0.2, 3.0, 7), (1.0, 1e-30, 0.0, 2)]
+STATS = np.float32([slot_stats((math.log(p), math.log(q)), *rest) for p, q, *rest in LAWS])
+
+
+def model(width=4):
+    """A decision model whose weights matter everywhere."""
+    torch.manual_seed(0)
+    network = DecisionNetwork(6, width)
+    with torch.no_grad():
+        for value in network.parameters():
+            value.copy_(torch.randn_like(value) * 0.5)
+    return network.model()
+
+
+def noise(*size):
+    return torch.randn(size).numpy()
+
+
+@pytest.fixture
+def folder(tmp_path):
+    """A draft's directory, as far as a decision model looks at it."""
+    (tmp_path / WEIGHTS_NAME).write_bytes(b"the draft")
+    return tmp_path
+
+
+def test_untrained_it_takes_the_draft_at_its_word():
+    chances = DecisionNetwork(6).model().score(noise(3, 6), STATS)
+    expected = [[top, top] for top, *_ in LAWS]
+    np.testing.assert_allclose(chances, expected, atol=2e-6, rtol=0)
+
+
+def test_chances_are_those_of_the_formula_written_out_and_finite_where_nothing_is_left():
+    decision, hidden = model(), noise(3, 6)
+    w = decision.weights
+    odds = [(math.log(p / (1 - p)), math.log(p / q), *rest) for p, q, *rest in LAWS[:2]]
+    known = np.array([[odd, entropy, ratio, lag] for odd, ratio, entropy, lag in odds])
+    first = hidden[:2] @ w["hidden.weight"].T + w["hidden.bias"] + known @ w["stats.weight"].T
+    logits = first[:, 4:] + first[:, :4].clip(0) @ w["out.weight"].T
+    chances = decision.score(hidden, STATS)
+    np.testing.assert_allclose(chances[:2], 1 / (1 + np.exp(-logits)), 1e-5)
+    assert chances.dtype == np.float32 and ((chances >= 0) & (chances <= 1)).all()
+    certain = slot_stats((0.0, -math.inf), 0.0, 0)
+    assert all(map(math.isfinite, certain)) and certain[0] > 13
+
+
+@pytest.mark.parametrize("temperature", [0.0, 1.0])
+def test_which_token_carries_which_probability_has_no_say_where_that_would_bias(temperature):
+    sampling, mode = SamplingParams(temperature=temperature), Verification.MCSD
+    session = Session("s", 1, 1, sampling, verification=mode)
+    reader = CandidateReader(session, None, model().score)
+    logits, hidden = noise(40) * 3, noise(6)
+    rows = np.stack([logits, logits[torch.randperm(40)]])
+    readings = [CandidateRows(reader, [5], [2], 1), CandidateRows(reader, [9], [2], 4)]
+    [[first], [second]] = read_candidates(Scores(rows, np.stack([hidden, hidden])), readings)
+    slots = [first, second]
+    assert slots[0].tokens[0] != slots[1].tokens[0]
+    assert slots[0].score == pytest.approx(slots[1].score, abs=1e-5)
+
+
+def test_greedy_requests_and_sampled_ones_have_a_chance_each():
+    logits, hidden, decision = noise(40) * 3, noise(6), model()
+    for column, temperature in ((GREEDY, 0.0), (SAMPLED, 0.7)):
+        session = Session("s", 1, 1, SamplingParams(temperature=temperature))
+        reader = CandidateReader(session, None, decision.score)
+        log_probs = torch.from_numpy(reader.ranked(logits, 1)).log_softmax(-1)
+        best = log_probs.sort(descending=True).values[:2].tolist()
+        stats = slot_stats(best, float(-(log_probs.exp() * log_probs).sum()), 3)
+        chances = decision.score(hidden[None], np.float32([stats]))[0].tolist()
+        chance = chances[column]
+        assert chance != pytest.approx(chances[1 - column])
+        rows = CandidateRows(reader, [1], [3], 2)
+        [[slot]] = read_candidates(Scores(logits[None], hidden[None]), [rows])
+        assert slot.score == pytest.approx(chance, abs=1e-5) and len(slot.probs) == 2
+
+
+def test_saved_and_loaded_it_scores_the_same(folder):
+    assert load_decision(folder, hidden_size=6) is None
+    decision, hidden = model(), noise(3, 6)
+    save_decision(decision, folder)
+    loaded = load_decision(folder, hidden_size=6)
+    assert np.array_equal(loaded.score(hidden, STATS), decision.score(hidden, STATS))
+    assert (folder / DECISION_NAME).stat().st_size < 2**20
+
+
+def test_weights_for_another_draft_are_refused(folder, tmp_path):
+    save_decision(model(), folder)
+    with pytest.raises(WeightsError, match=r"width 8: hidden.weight"):
+        load_decision(folder, hidden_size=8)
+    (folder / WEIGHTS_NAME).write_bytes(b"the draft, trained on")
+    with pytest.raises(WeightsError, match="trained for other weights"):
+        load_decision(folder, hidden_size=6)
+    with pytest.raises(WeightsError, match="no draft"):
+        save_decision(model(), tmp_path / "nowhere")
+
+
+@pytest.mark.parametrize("change", ["draft", "out.weight", "hidden.bias", "extra", "all", "bytes"])
+def test_a_file_that_is_no_decision_model_is_refused(folder, change):
+    save_decision(model(), folder)
+    tensors = load_file(folder / DECISION_NAME)
+    if tensors.pop(change, None) is None:
+        tensors["extra"] = torch.zeros(1)
+    save_file({"x": torch.zeros(1)} if change == "all" else tensors, folder / DECISION_NAME)
+    if change == "bytes":
+        (folder / DECISION_NAME).write_bytes(b"nonsense")
+    with pytest.raises(WeightsError, match="safetensors" if change == "bytes" else DECISION_NAME):
+        load_decision(folder, hidden_size=6)
+
+
+@pytest.mark.parametrize(
+    ("stop", "shape", "is_scored"),
+    [
+        (StopPolicy.DECISION, Shape.CHAIN, True),
+        (StopPolicy.COST, Shape.CAPE, True),
+        (StopPolicy.SVIP, Shape.CHAIN, False),
+        # Ten slots a level, of which `cost` asks about one.
+        (StopPolicy.COST, Shape.DYNAMIC, False),
+        (StopPolicy.DECISION, Shape.DYNAMIC, True),
+    ],
+)
+def test_slots_are_scored_where_the_score_decides(stop, shape, is_scored):
+    scorer = CausalScorer(tiny.causal(numerics="fast"))
+    draft = LocalDraft(scorer, decision=DecisionNetwork(scorer.hidden_size).model().score)
+    prompt = tuple(tiny.tokens(9))
+    plan = Plan(3, 12, shape=shape, stop=stop, threshold=1e-9 if stop is StopPolicy.COST else None)
+    proposal = finished(draft.propose(TokenSequence(Session("s", 9, 20), prompt), plan))
+    for stats in proposal.stats:
+        assert stats.score == (pytest.approx(stats.top_prob, abs=1e-5) if is_scored else None)

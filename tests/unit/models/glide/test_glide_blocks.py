@@ -35,11 +35,7 @@ from slipstream.train.four_bits.gptq import gptq
 from support.models import tiny_glide as tiny
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]
-TARGETS = {
-    "plain": lambda: tiny.llama(intermediate_size=64),
-    "biases": lambda: tiny.qwen2(intermediate_size=64),
-    "norms of heads": lambda: tiny.qwen3(intermediate_size=64),
-}
+TARGETS = {"plain": tiny.llama, "biases": tiny.qwen2, "norms of heads": tiny.qwen3}
 
 needs_native = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 
@@ -71,7 +67,7 @@ def saved(made, tmp_path):
 
 
 def make(folder, name):
-    target = TARGETS[name]()
+    target = TARGETS[name](intermediate_size=64)
     model = tiny.draft(tiny.config(target, 2))
     for value in model.parameters():
         if value.ndim > 1:

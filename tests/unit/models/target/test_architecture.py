@@ -1,5 +1,7 @@
 """What config.json says of a decoder is what transformers makes of it; odd ones are refused."""
 
+from contextlib import nullcontext
+
 import numpy as np
 import pytest
 import torch
@@ -17,6 +19,7 @@ from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models.dtypes import FLOAT32
 from slipstream.models.native.library import NotNative
 from slipstream.models.target.architecture import HEAD, context_length, parse
+from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.rope import Rotary, rotary_tables
 
 SIZES = {
@@ -117,3 +120,27 @@ def test_layers_that_no_model_has_or_that_can_not_be_cached_are_refused(layers):
         parse({**SIZES, "model_type": "llama", "num_hidden_layers": layers})
     with pytest.raises(ModelError, match="'sliding_attention'"):
         parse({**SIZES, "model_type": "qwen2", "layer_types": ["sliding_attention"] * 2})
+    for kinds in (["full_attention"], ["chunked_attention"] * 2, [3] * 2):
+        with pytest.raises(ModelError, match="can't be cached"):
+            parse({**SIZES, "model_type": "gemma3_text", "layer_types": kinds})
+
+
+OTHERS = {
+    **dict.fromkeys(("glm", "cohere", "ernie4_5", "hunyuan_v1_dense", "phimoe"), None),
+    **{"gemma2": "attn_logit_softcapping", "gpt_oss": "sinks"},
+    **{"diffllama": "hidden states differ", "stablelm": "can't run over our cache"},
+}
+
+
+@pytest.mark.parametrize("family", OTHERS)
+def test_attention_of_another_form_is_computed_as_it_is_or_refused_in_a_sentence(family):
+    torch.manual_seed(0)
+    heads = {"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 16}
+    sizes = {"hidden_size": 64, "intermediate_size": 64, "num_hidden_layers": 2, "pad_token_id": 0}
+    config = AutoConfig.for_model(family, vocab_size=200, **heads, **sizes)
+    model = AutoModelForCausalLM.from_config(config)
+    for parameter in model.parameters():
+        torch.nn.init.normal_(parameter, std=0.3)
+    reason = OTHERS[family]
+    with pytest.raises(ModelError, match=reason) if reason else nullcontext():
+        CausalModel(model, engine="torch")  # which compares it

@@ -229,12 +229,6 @@ def test_a_rotary_parameter_that_is_not_read_is_refused_by_name(style, rope, nam
         parse(config_of("gemma3_text", rope_scaling=rope))
 
 
-@pytest.mark.parametrize("kinds", [["full_attention"], ["chunked_attention"] * 4, [3] * 4])
-def test_kinds_of_layers_that_can_not_be_cached_are_refused(kinds):
-    with pytest.raises(ModelError, match="can't be cached"):
-        parse(config_of("gemma3_text", layer_types=kinds))
-
-
 @pytest.mark.parametrize("name", PUBLISHED)
 def test_files_as_they_are_published_are_read_as_by_transformers(tmp_path, name):
     config = PUBLISHED[name]
