@@ -1,7 +1,7 @@
 """Loads cases in a process with little memory: a file that breaks it breaks nothing else.
 
-`python -m fuzz.files.child MODULE,... BYTES SECONDS` reads requests from standard input, each a
-line of JSON, and writes a line of JSON for each case: its outcome, and what is wrong.
+`python -m fuzz.files.child MODULE,... BYTES SECONDS` reads cases from standard input, each a line
+of JSON, and writes a line of JSON for each: its outcome, and what is wrong.
 """
 
 import base64
@@ -11,9 +11,7 @@ import resource
 import sys
 import tempfile
 import traceback
-from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 from fuzz.files.kinds import Kind, kinds_of
 
@@ -68,17 +66,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         paths: dict[str, Path] = {}
         for line in sys.stdin:
-            asked = json.loads(line)
-            kind = kinds[asked["kind"]]
-            if kind.name not in paths:
-                paths[kind.name] = _prepared(kind, Path(scratch) / kind.name)
+            name, data, is_intact = json.loads(line)
+            if name not in paths:
+                paths[name] = _prepared(kinds[name], Path(scratch) / name)
                 limit = data_bytes() + num_bytes
                 resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-            for number, path, is_intact in _cases(kind, paths[kind.name], asked):
-                limit_cpu(seconds)
-                came, fault = outcome(kind, path, is_intact=is_intact)
-                replies.write(json.dumps([number, came, fault]) + "\n")
-                replies.flush()
+            paths[name].write_bytes(base64.b64decode(data))
+            limit_cpu(seconds)
+            found = outcome(kinds[name], paths[name], is_intact=is_intact)
+            replies.write(json.dumps(found) + "\n")
+            replies.flush()
 
 
 def _prepared(kind: Kind, folder: Path) -> Path:
@@ -89,20 +86,6 @@ def _prepared(kind: Kind, folder: Path) -> Path:
     path.write_bytes(kind.seeds()[0])
     outcome(kind, path, is_intact=True)
     return path
-
-
-def _cases(kind: Kind, path: Path, asked: dict[str, Any]) -> Iterator[tuple[int, Path, bool]]:
-    """Write each case where its kind has it; a path is a case as it is."""
-    if "path" in asked:
-        yield 0, Path(asked["path"]), False
-    elif "data" in asked:
-        path.write_bytes(base64.b64decode(asked["data"]))
-        yield 0, path, False
-    else:
-        for number in range(asked["first"], asked["end"]):
-            data, is_intact = kind.data(asked["seed"], number)
-            path.write_bytes(data)
-            yield number, path, is_intact
 
 
 if __name__ == "__main__":

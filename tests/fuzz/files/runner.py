@@ -7,10 +7,9 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from fuzz.case import CORPUS, Case
 from fuzz.files.child import LOADED, REFUSED
@@ -45,17 +44,14 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._read = b""
 
-    def outcomes(self, kind: str, **asked: Any) -> Iterator[tuple[int, str, str]]:
-        """Yield the number, the outcome and the fault of each case of a request."""
-        first, end = asked.get("first", 0), asked.get("end", 1)
-        while first < end:
-            self._send({"kind": kind, **asked, "first": first})
-            for number in range(first, end):
-                reply = self._reply()
-                yield (number, *reply)
-                first = number + 1
-                if reply[0] in (CRASH, SLOW):
-                    break
+    def load(self, kind: str, data: bytes, *, is_intact: bool = False) -> tuple[str, str]:
+        """Load a case; its outcome, and its fault or refusal."""
+        process = self._process = self._process or self._started()
+        assert process.stdin is not None
+        line = json.dumps([kind, base64.b64encode(data).decode(), is_intact])
+        process.stdin.write(line.encode() + b"\n")
+        process.stdin.flush()
+        return self._reply(process)
 
     def close(self) -> None:
         if self._process is not None:
@@ -63,15 +59,8 @@ class Child:
             self._process.communicate()
             self._process = None
 
-    def _send(self, asked: dict[str, Any]) -> None:
-        process = self._process = self._process or self._started()
-        assert process.stdin is not None
-        process.stdin.write(json.dumps(asked).encode() + b"\n")
-        process.stdin.flush()
-
-    def _reply(self) -> tuple[str, str]:
-        process = self._process
-        assert process is not None and process.stdout is not None
+    def _reply(self, process: "subprocess.Popen[bytes]") -> tuple[str, str]:
+        assert process.stdout is not None
         while b"\n" not in self._read:
             if not select.select([process.stdout], [], [], self._limits.wall_s)[0]:
                 self.close()
@@ -81,7 +70,7 @@ class Child:
             self._read += part
         line, has_line, self._read = self._read.partition(b"\n")
         if has_line:
-            _, outcome, fault = json.loads(line)
+            outcome, fault = json.loads(line)
             return outcome, fault
         code = process.wait()
         self.close()
@@ -120,7 +109,9 @@ class Runner:
 
     async def run(self, kind: str, seed: int, first: int, end: int) -> None:
         """Load the cases of a kind with the numbers from `first` to before `end`."""
-        for number, outcome, fault in self._child.outcomes(kind, seed=seed, first=first, end=end):
+        for number in range(first, end):
+            data, is_intact = self.kinds[kind].data(seed, number)
+            outcome, fault = self._child.load(kind, data, is_intact=is_intact)
             self.tally.outcomes[kind][outcome] += 1
             if outcome in (LOADED, REFUSED):
                 continue
@@ -128,7 +119,6 @@ class Runner:
             if found := self.tally.findings.get(what):
                 found.count += 1
             else:
-                data, _ = self.kinds[kind].data(seed, number)
                 case = Case(FILE, kind, outcome, self.kinds[kind].file, (data,))
                 self.tally.findings[what] = Finding(what, f"seed {seed} number {number}", [case])
 
@@ -147,6 +137,4 @@ class Runner:
 
     def load(self, case: Case) -> tuple[str, str]:
         """Load one case again; its outcome and its fault."""
-        data = base64.b64encode(case.parts[0]).decode()
-        ((_, outcome, fault),) = self._child.outcomes(case.to, data=data)
-        return outcome, fault
+        return self._child.load(case.to, case.parts[0])
