@@ -123,40 +123,22 @@ def _round(
     kind: str,
     error: str | None = None,
 ) -> None:
+    """A round, whose draft takes the first 3 ms, each engine's span within that of its call."""
     start, end = at
     middle = start + 3 if index else start
     counts = {"drafted": 5, "accepted": 2, "final": 3} if index else {"final": 1}
     about = {f"slipstream.round.{name}": value for name, value in counts.items()}
     about |= {"slipstream.round.index": index, "slipstream.round.kind": kind}
     around = to.span("router", "round", at, top, say=about)
+    calls = [("target", "target.verify", middle, end, _VERDICT, None)]
     if index:
-        _propose(to, around, (start, middle), error)
-    asked = to.span("router", "target.verify", (middle, end), around, kind=CLIENT, say=_VERDICT)
-    rows = {"slipstream.batch.rows": 6, "slipstream.batch.sessions": 1}
-    within = (middle + 0.2, end - 0.2)
-    done = to.span("target", "target.verify", within, asked, kind=SERVER, say=rows)
-    to.span("target", "engine.queue", (middle + 0.2, middle + 0.4), done)
-    to.span("target", "engine.run", (middle + 0.4, end - 0.4), done)
+        calls.append(("draft", "draft.propose", start, middle, _PROPOSAL, error))
+    for service, name, begun, ended, say, failed in calls:
+        asked = to.span("router", name, (begun, ended), around, kind=CLIENT, say=say, error=failed)
+        done = to.span(service, name, (begun + 0.1, ended - 0.1), asked, kind=SERVER)
+        to.span(service, "engine.queue", (begun + 0.1, begun + 0.4), done)
+        to.span(service, "engine.run", (begun + 0.4, ended - 0.1), done)
 
 
-def _propose(to: Recorder, around: Span, at: tuple[float, float], error: str | None) -> None:
-    start, end = at
-    asked = to.span("router", "draft.propose", at, around, kind=CLIENT, say=_PROPOSAL, error=error)
-    done = to.span("draft", "draft.propose", (start + 0.1, end - 0.1), asked, kind=SERVER)
-    to.span("draft", "kv.wait", (start + 0.1, start + 0.5), done)
-    to.span("draft", "engine.run", (start + 0.6, end - 0.1), done)
-
-
-_VERDICT = {
-    "slipstream.verdict.nodes": 5,
-    "slipstream.verdict.accepted": 2,
-    "slipstream.reply.queue_ms": 0.2,
-}
-_PROPOSAL = {
-    "slipstream.proposal.nodes": 5,
-    "slipstream.proposal.depth": 4,
-    "slipstream.proposal.stop_reason": "cost",
-    "slipstream.proposal.entropy": 1.25,
-    "slipstream.proposal.staleness": 2,
-    "slipstream.proposal.waited_ms": 2.9,
-}
+_VERDICT = {"slipstream.verdict.nodes": 5, "slipstream.verdict.accepted": 2}
+_PROPOSAL = {"slipstream.proposal.stop_reason": "cost", "slipstream.proposal.entropy": 1.25}
