@@ -107,7 +107,9 @@ def _figures(name: str, of: Sequence[Sample], embedded: Sequence[Sample]) -> dic
     ahead = sum(sample.result.stats.speculation.stop_reasons.get(AHEAD, 0) for sample in of)
     prefill_s = sum(times.prefill_s for times in timings)
     # What callers waited for beside prompt and rounds: the way to the router.
-    outside_s = sum(at.wall_s for at in of) - prefill_s - sum(times.decode_s for times in timings)
+    outside_s = (
+        sum(sample.wall_s for sample in of) - prefill_s - sum(times.decode_s for times in timings)
+    )
     return {
         **figures,
         "requests": len(of),

@@ -99,7 +99,8 @@ def _only(samples: Samples, category: str) -> dict[str, list[Sample]]:
 
 def method_figures(method: Method, samples: Samples, *, is_greedy: bool = True) -> dict[str, Any]:
     """Return one R: speed over the fastest plain decoding, acceptance and identity of a method."""
-    own, timings = samples[method.name], [at.result.stats.timings for at in samples[method.name]]
+    own = samples[method.name]
+    timings = [sample.result.stats.timings for sample in own]
     decode_s = sum(times.decode_s for times in timings)
     figures = sample_figures(own, samples[PLAIN])
     return {

@@ -4,6 +4,7 @@ import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict, dataclass, replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -79,38 +80,42 @@ def rounds(
     plan = replace(plan, questions=prompts.questions())
     models.stack().fetch()
 
-    def measured(address: str) -> Samples:
-        with (
-            Client(address, token=load_settings().token) as routed,
-            Client.embedded(**asdict(models)) as embedded,
-        ):
-            rounds_of.check_same_model(embedded.model_info(), routed.model_info())
-            asks = {rounds_of.EMBEDDED: plan.ask(embedded), "distributed": plan.ask(routed)}
-            if services.overlap:
-                asks["overlap"] = plan.ask(routed, overlap=True)
-            with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
-                return run_in_turn(
-                    asks,
-                    plan.questions,
-                    max_new_tokens=plan.max_new_tokens,
-                    warmup=plan.warmup,
-                    advance=advance,
-                )
-
+    work = partial(_measured, plan, services, models)
     if services.router is not None:
-        samples = measured(services.router)
+        samples = work(services.router)
     else:
         stack = models.stack().plan(port=0)
-        samples = asyncio.run(rounds_of.with_services(stack, measured))
-    figures = rounds_of.rounds_figures(samples)
-    console = figures_console()
+        samples = asyncio.run(rounds_of.with_services(stack, work))
+    figures, console = rounds_of.rounds_figures(samples), figures_console()
     console.print(rounds_of.answers_table(figures))
     console.print()
     console.print(rounds_of.parts_table(figures))
     show_lines(rounds_of.remarks(figures))
-    facts = {**prompts.facts(), **asdict(services), **asdict(plan.sampling)}
-    sizes = {"max_new_tokens": plan.max_new_tokens, "num_prompts": len(plan.questions)}
-    output.write({"environment": {**models.facts(), **facts, **sizes}, "rounds": figures})
+    facts = {**models.facts(), **prompts.facts(), **asdict(services), **asdict(plan.sampling)}
+    facts |= {"max_new_tokens": plan.max_new_tokens, "num_prompts": len(plan.questions)}
+    output.write({"environment": facts, "rounds": figures})
+
+
+def _measured(
+    plan: rounds_of.RoundsPlan, services: ServiceFlags, models: ModelFlags, address: str
+) -> Samples:
+    """Return the answers of embedded engines and of a router."""
+    with (
+        Client(address, token=load_settings().token) as routed,
+        Client.embedded(**asdict(models)) as embedded,
+    ):
+        rounds_of.check_same_model(embedded.model_info(), routed.model_info())
+        asks = {rounds_of.EMBEDDED: plan.ask(embedded), "distributed": plan.ask(routed)}
+        if services.overlap:
+            asks["overlap"] = plan.ask(routed, overlap=True)
+        with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
+            return run_in_turn(
+                asks,
+                plan.questions,
+                max_new_tokens=plan.max_new_tokens,
+                warmup=plan.warmup,
+                advance=advance,
+            )
 
 
 @dataclass(frozen=True, slots=True)
@@ -204,7 +209,7 @@ def _show(
 
 def _environment(place: PlaceFlags, about: dict[str, Any]) -> dict[str, Any]:
     """Return facts about this machine; about engines elsewhere only what the router sends."""
-    facts = {**machine_facts("cpu"), **about}
+    facts = machine_facts("cpu") | about
     if place.is_remote:
         return facts | {"router": place.router.router, "device": None, "threads": None}
     return facts | {

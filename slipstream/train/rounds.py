@@ -89,11 +89,11 @@ def records_of(positions: Sequence[Position]) -> Records:
     if not positions:
         raise TrainingError("no drafted token was recorded: there was no time for one")
     return Records(
-        hidden=torch.from_numpy(np.stack([at.hidden for at in positions])).bfloat16(),
-        stats=torch.tensor([at.stats for at in positions]),
-        accepted=torch.tensor([at.is_accepted for at in positions]),
-        is_greedy=torch.tensor([at.is_greedy for at in positions]),
-        prompt=torch.tensor([at.prompt for at in positions]),
+        hidden=torch.from_numpy(np.stack([position.hidden for position in positions])).bfloat16(),
+        stats=torch.tensor([position.stats for position in positions]),
+        accepted=torch.tensor([position.is_accepted for position in positions]),
+        is_greedy=torch.tensor([position.is_greedy for position in positions]),
+        prompt=torch.tensor([position.prompt for position in positions]),
     )
 
 
