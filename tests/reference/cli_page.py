@@ -44,8 +44,9 @@ def commands() -> Iterator[tuple[str, Any]]:
 
 def _within(words: str, found: Any) -> Iterator[tuple[str, Any]]:
     for name, inner in getattr(found, "commands", {}).items():
-        later = main._LATER.get(name) if words == "slipstream" else None
-        real = typer.main.get_command(import_module(later[0]).app) if later else inner
+        real = inner
+        if words == "slipstream" and name in main._LATER:
+            real = typer.main.get_command(import_module(f"slipstream.cli.{name}").app)
         if hasattr(real, "commands"):
             yield from _within(f"{words} {name}", real)
         else:
