@@ -25,6 +25,7 @@ _FLAGS = (
 )
 """CPU flags that the kernels of x86-64 use, as Linux names them."""
 _ABSENT = "not installed"
+_SECRETS = ("KEY", "PASSWORD", "SECRET", "TOKEN", "URL")
 _VARIABLES = ("SLIPSTREAM_", "ONEDNN_", "ATEN_CPU", "OMP_NUM", "MKL_NUM", "CUDA_VISIBLE")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -118,9 +119,11 @@ def _gpu() -> Facts:
 
 
 def _environment() -> Facts:
-    from slipstream.config import environment_of
-
-    return {name: _tilde(value) for name, value in environment_of(_VARIABLES).items()}
+    return {
+        name: "***" if any(part in name for part in _SECRETS) else _tilde(value)
+        for name, value in sorted(os.environ.items())
+        if name.startswith(_VARIABLES)
+    }
 
 
 def _version(package: str) -> str:
