@@ -30,6 +30,7 @@ _ISA_VARIABLES = (
 
 T = TypeVar("T")
 _MASK = "***"
+_SECRETS = ("TOKEN", "PASSWORD", "KEY", "SECRET")
 _PROXIES = ("grpc_proxy", "https_proxy", "http_proxy")
 """Variables that gRPC takes its proxy from: the first that is set, though it be empty."""
 
@@ -95,6 +96,15 @@ def otlp_endpoint(signal: str) -> str | None:
     """Return the collector's URL that OpenTelemetry's variables give for traces or metrics."""
     names = (f"OTEL_EXPORTER_OTLP_{signal.upper()}_ENDPOINT", "OTEL_EXPORTER_OTLP_ENDPOINT")
     return next(filter(None, map(os.environ.get, names)), None)
+
+
+def environment_of(prefixes: tuple[str, ...]) -> dict[str, str]:
+    """Return this process's variables whose names begin so, with secrets masked."""
+    return {
+        name: _MASK if any(part in name for part in _SECRETS) else value
+        for name, value in sorted(os.environ.items())
+        if name.startswith(prefixes)
+    }
 
 
 def grpc_proxy() -> tuple[str, int] | None:

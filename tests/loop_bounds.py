@@ -32,7 +32,7 @@ BOUNDS = {
     ),
     "an answer: max_tokens of a request, and 128 answers": (
         *("gateway/app.py:_answer", "gateway/app.py:detokenize", "gateway/http_io.py:_all"),
-        "gateway/response_job.py:events",
+        *("gateway/response_job.py:_events", "gateway/response_job.py:events"),
     ),
     "a few facts of this server, and of each model": (
         *("gateway/app.py:health", "gateway/app.py:model", "gateway/app.py:models"),
@@ -54,10 +54,6 @@ BOUNDS = {
     ),
     "the head of an answer of a text worker: 64 KiB; a tokenizer's files are texts as they are": (
         *("router/encoder.py:_exchanged", "router/encoder.py:open_text"),
-    ),
-    "this process's own certificate, key and authority, where their files have changed": (
-        *("draft/kv_sources.py:to", "gateway/server.py:_renew"),
-        "router/replicas/replica.py:_renew",
     ),
     "what is read before it serves": ("draft/__main__.py:_serve", "rpc/server.py:start"),
 }

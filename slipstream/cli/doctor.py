@@ -25,7 +25,6 @@ _FLAGS = (
 )
 """CPU flags that the kernels of x86-64 use, as Linux names them."""
 _ABSENT = "not installed"
-_SECRETS = ("KEY", "PASSWORD", "SECRET", "TOKEN", "URL")
 _VARIABLES = ("SLIPSTREAM_", "ONEDNN_", "ATEN_CPU", "OMP_NUM", "MKL_NUM", "CUDA_VISIBLE")
 
 AsJson = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
@@ -119,11 +118,9 @@ def _gpu() -> Facts:
 
 
 def _environment() -> Facts:
-    return {
-        name: "***" if any(part in name for part in _SECRETS) else _tilde(value)
-        for name, value in sorted(os.environ.items())
-        if name.startswith(_VARIABLES)
-    }
+    from slipstream.config import environment_of
+
+    return {name: _tilde(value) for name, value in environment_of(_VARIABLES).items()}
 
 
 def _version(package: str) -> str:
