@@ -22,7 +22,6 @@ TOKEN_VARIABLE = "SLIPSTREAM_TOKEN"
 NATIVE_VARIABLE = "SLIPSTREAM_NATIVE"
 SECTIONS = ("target", "draft", "router", "http", "telemetry")
 """Tables of a configuration file: one for each service, and the one that all share."""
-
 _ISA_VARIABLES = (
     *("ATEN_CPU_CAPABILITY", "ONEDNN_MAX_CPU_ISA", "DNNL_MAX_CPU_ISA"),
     *("MKL_ENABLE_INSTRUCTIONS", "MKL_CBWR", "OPENBLAS_CORETYPE", NATIVE_VARIABLE),

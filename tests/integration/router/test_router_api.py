@@ -8,6 +8,7 @@ import pytest
 
 from slipstream.client import AsyncClient
 from slipstream.core.errors import CapacityError, InvalidRequest, ModelNotFound, Unavailable
+from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import common_pb2, generation_pb2_grpc
@@ -173,7 +174,8 @@ async def test_several_models_are_told_apart_by_name(served, folder):
             await client.generate("hello", model="huge")
         for name, worker in (("large", large), ("tiny", served)):
             before = (await worker.load()).num_rounds
-            result = await client.generate("hello", model=name, max_tokens=20)
+            forced = SpeculationOptions(mode=Mode.FORCED)
+            result = await client.generate("hello", model=name, max_tokens=20, speculation=forced)
             assert (await worker.load()).num_rounds > before
             assert result.prompt.model == name
             # the draft was made for one of them, and sits with no other

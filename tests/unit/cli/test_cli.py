@@ -19,6 +19,9 @@ def checkpoint(tmp_path_factory):
     return str(save_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny"))
 
 
+FORCED = ("--speculation", "forced")
+
+
 @pytest.fixture
 def generate(checkpoint, capsys):
     """Run `slipstream generate` on the tiny model; its code and what it wrote."""
@@ -40,7 +43,7 @@ def test_generate_streams_text_and_ends_with_one_line_of_figures(generate):
 
 
 def test_json_is_one_object_with_text_tokens_and_statistics(generate):
-    code, out, err = generate("--json", "--speculation", "forced", PROMPT)
+    code, out, err = generate("--json", *FORCED, PROMPT)
     answer = json.loads(out)
     assert (code, err) == (0, "")
     assert len(answer["token_ids"]) == 12
@@ -51,7 +54,7 @@ def test_json_is_one_object_with_text_tokens_and_statistics(generate):
 
 
 def test_comparing_runs_plain_decoding_too_and_finds_the_same_tokens(generate):
-    code, out, _ = generate("--json", "--compare", "--raw", PROMPT * 3)
+    code, out, _ = generate("--json", "--compare", "--raw", *FORCED, PROMPT * 3)
     answer = json.loads(out)
     assert code == 0
     assert answer["stats"]["num_draft_tokens"] > 0
