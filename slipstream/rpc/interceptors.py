@@ -25,6 +25,8 @@ from slipstream.rpc.status import pushback_of, status_of
 from slipstream.rpc.wire import check_num_fields
 
 _LOG = logging.getLogger("slipstream.rpc")
+_TOO_LONG = "the call has run for {}, the longest time that one may"
+_NOT_TAKEN = "the caller has not taken a message within {}; the same request again goes on"
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +80,7 @@ class Calls:
         self._num_running += 1
         self._idle.clear()
         try:
-            async with _Limit(self.limits.call_s, _too_long):
+            async with _limited(self.limits.call_s, DeadlineExceeded, _TOO_LONG):
                 yield
         finally:
             self._num_running -= 1
@@ -138,33 +140,19 @@ class ErrorsToStatuses(grpc.aio.ServerInterceptor):
         )
 
 
-class _Limit:
-    """Context of work that may take so many seconds, None for no limit; `error` is that of more."""
-
-    def __init__(self, limit_s: float | None, error: Callable[[float], SlipstreamError]) -> None:
-        self._limit_s = limit_s
-        self._error = error
-        self._timeout = asyncio.timeout(limit_s)
-
-    async def __aenter__(self) -> None:
-        await self._timeout.__aenter__()
-
-    async def __aexit__(self, *raised: Any) -> None:
-        try:
-            await self._timeout.__aexit__(*raised)
-        except TimeoutError:
-            assert self._limit_s is not None, "a limit has passed"
-            raise self._error(self._limit_s) from None
-
-
-def _too_long(limit_s: float) -> SlipstreamError:
-    return DeadlineExceeded(f"the call has run for {limit_s:g} s, the longest time that one may")
-
-
-def _not_taken(limit_s: float) -> SlipstreamError:
-    return Unavailable(
-        f"the caller has not taken a message within {limit_s:g} s; the same request again goes on"
-    )
+@asynccontextmanager
+async def _limited(
+    limit_s: float | None, make: type[SlipstreamError], text: str
+) -> AsyncIterator[None]:
+    """Raise an error with the `text` where the work takes longer; it has {} for the limit."""
+    limit = asyncio.timeout(limit_s)
+    try:
+        async with limit:
+            yield
+    except TimeoutError:
+        if not limit.expired():
+            raise
+        raise make(text.format(f"{limit_s:g} s")) from None
 
 
 def _lenient(parse: Any, limits: CallLimits) -> Callable[[bytes], Any] | None:
@@ -219,7 +207,7 @@ class _TimedContext:
         """Send a message. Raises `Unavailable` where the caller does not take it in time, and
         `Cancelled` where it has left: a write may find that before the call is cancelled."""
         try:
-            async with _Limit(self._send_s, _not_taken):
+            async with _limited(self._send_s, Unavailable, _NOT_TAKEN):
                 if self._is_first:  # by itself: no status could follow a message that is stuck
                     await self._context.send_initial_metadata(())
                     self._is_first = False

@@ -131,7 +131,9 @@ class Leases:
         if self._active.get(session_id) is not lease:
             return
         del self._active[session_id]
-        timer = asyncio.get_running_loop().call_later(ttl_s, self._expire, session_id)
+        timer = asyncio.get_running_loop().call_later(
+            ttl_s, lambda: self._own(self._evict(session_id))
+        )
         num_bytes = self._num_bytes(session_id)
         self._parked[session_id] = _Parked(lease.fence, lease.owner, timer, num_bytes)
         await self._make_room()
@@ -177,9 +179,6 @@ class Leases:
         if parked is not None:
             parked.timer.cancel()
             await self._release(session_id)
-
-    def _expire(self, session_id: str) -> None:
-        self._own(self._evict(session_id))
 
     def _own(self, work: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         task = asyncio.get_running_loop().create_task(work)

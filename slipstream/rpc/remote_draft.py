@@ -18,11 +18,11 @@ from slipstream.rpc.conversion.convert import (
     plan_to_pb,
     session_to_pb,
     timing_from_pb,
+    trace_to_pb,
 )
 from slipstream.rpc.conversion.convert_common import ahead_from_pb, proposal_from_pb
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
-from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry.carrier import carried
 
@@ -99,8 +99,7 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
 
     async def open(self, session: Session) -> None:
         opened = await self._exchange.ask(self._opening(session).SerializeToString())
-        if not self._parsed(opened).HasField("opened"):
-            raise self._unexpected("opened")
+        self._part(opened, "opened")
 
     async def _send(self, sequence: TokenSequence, plan: Plan) -> float:
         if not self._exchange.is_open:
@@ -152,11 +151,11 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         if message.HasField("ahead"):
             self._hold(message.ahead)
             return None
-        if not message.HasField("proposed") or not self._due:
-            raise self._unexpected("proposed")
+        proposed = self._require(message, "proposed").proposed
+        if not self._due:
+            raise InternalError(f"{self._peer.name} answered proposed, but nothing was due")
         sent = self._last = self._due.popleft()
         self._num_trees = MAX_TREES if sent.ahead else 0
-        proposed = message.proposed
         proposal = proposal_from_pb(proposed.proposal)
         self._trees.answered(self._exchange.read_s - sent.sent_s)
         if proposal.stats and (sent.ahead or self._late is not None):
@@ -179,9 +178,6 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
             )
         self._num_trees -= 1
         self._trees.hold(sent.start, ahead_from_pb(message.tree))
-
-    def _unexpected(self, due: str) -> InternalError:
-        return InternalError(f"{self._peer.name} gave another answer than {due}, which was due")
 
     def _parking(self, park: draft_pb2.Park) -> bytes:
         return draft_pb2.SpeculateRequest(park=park).SerializeToString()

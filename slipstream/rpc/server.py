@@ -98,11 +98,6 @@ class ServerOptions:
             )
 
 
-def stream_limit(given: int | None, num_sessions: int) -> int:
-    """`max_streams` of a service that holds so many sessions; twice as many have room, unasked."""
-    return max(MAX_STREAMS, 2 * num_sessions) if given is None else given
-
-
 async def _never() -> None:
     """Wait for ever: the service never breaks."""
 
@@ -134,7 +129,8 @@ class Server:
         try:
             port = self._listen()
         except BaseException:
-            await self._close()
+            for server in filter(None, (self._server, self._health_server)):
+                await server.stop(None)
             raise
         await self.set_serving(serving)
         await self._health.set(LIVE, _SERVING)
@@ -205,10 +201,6 @@ class Server:
         if reasons:
             raise InternalError(reasons[0])
 
-    async def _close(self) -> None:
-        for server in filter(None, (self._server, self._health_server)):
-            await server.stop(None)
-
     def _listen(self) -> int:
         options = self._options
         try:
@@ -244,32 +236,18 @@ def _limits(options: ServerOptions) -> list[tuple[str, int]]:
     ]
 
 
-def _connections(options: ServerOptions) -> list[tuple[str, int]]:
-    bounds = []
-    if options.max_connections:
-        bounds.append(("grpc.max_allowed_incoming_connections", options.max_connections))
-    if options.max_connection_idle_s:
-        idle_ms = round(options.max_connection_idle_s * 1000)
-        bounds.append(("grpc.max_connection_idle_ms", idle_ms))
-    return bounds
-
-
-def _age(options: ServerOptions) -> list[tuple[str, int]]:
-    """gRPC makes each age up to a tenth longer or shorter, so that not all end at once."""
-    if not options.max_connection_age_s:
-        return []
-    return [
-        ("grpc.max_connection_age_ms", round(options.max_connection_age_s * 1000)),
-        ("grpc.max_connection_age_grace_ms", round(options.max_connection_age_grace_s * 1000)),
-    ]
-
-
 def _arguments(options: ServerOptions) -> list[tuple[str, int]]:
+    bounds = {
+        "grpc.max_allowed_incoming_connections": options.max_connections,
+        "grpc.max_connection_idle_ms": round(options.max_connection_idle_s * 1000),
+        # gRPC makes each age up to a tenth longer or shorter, so that not all end at once.
+        "grpc.max_connection_age_ms": round(options.max_connection_age_s * 1000),
+    }
     return [
         *keepalive(),
         *_limits(options),
-        *_connections(options),
-        *_age(options),
+        *((name, bound) for name, bound in bounds.items() if bound),
+        ("grpc.max_connection_age_grace_ms", round(options.max_connection_age_grace_s * 1000)),
         # Callers ping every 10 s, on idle connections and through long prefills too.
         ("grpc.http2.min_ping_interval_without_data_ms", 5000),
         ("grpc.http2.min_recv_ping_interval_without_data_ms", 5000),

@@ -6,7 +6,7 @@ from pathlib import Path
 from slipstream.options import check_bounds, option
 from slipstream.rpc.channel import MAX_MESSAGE_BYTES, ChannelOptions
 from slipstream.rpc.security import ServerTls, named_callers, peer_tls, server_tls
-from slipstream.rpc.server import ServerOptions, stream_limit
+from slipstream.rpc.server import MAX_STREAMS, ServerOptions
 
 DEFAULT_ADDRESSES = {
     "router": "127.0.0.1:50051",
@@ -97,10 +97,12 @@ class ReplicaOptions:
 
         Raises `InvalidRequest` for options that contradict each other.
         """
+        usual = max(MAX_STREAMS, 2 * max_sessions)
+        max_streams = usual if self.max_streams is None else self.max_streams
         return ServerOptions(
             address=listen.address,
             max_message_bytes=listen.max_message_bytes,
-            max_streams=stream_limit(self.max_streams, max_sessions),
+            max_streams=max_streams,
             grace_s=listen.grace_s,
             tls=tls.server(),
             callers=named_callers(tls.client_ca, self.tls_client_names, **more),

@@ -3,7 +3,7 @@
 from collections.abc import Callable
 from contextlib import AbstractContextManager
 
-from slipstream.rpc.tracing import trace_from_pb
+from slipstream.rpc.conversion.convert import trace_from_pb
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import decided_attributes
