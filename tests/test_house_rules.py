@@ -74,7 +74,7 @@ def functions(tree: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef]
 
 def test_the_walk_below_sees_the_package_and_the_tests():
     assert ROOT / "slipstream/core/types.py" in product()
-    assert ROOT / "services/draft/slipstream_draft/app.py" in product()
+    assert ROOT / "services/draft/slipstream_draft/config.py" in product()
     assert Path(__file__).resolve() in sources("tests")
 
 

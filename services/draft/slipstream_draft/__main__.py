@@ -1,17 +1,34 @@
 """`python -m slipstream_draft`: the draft service as a process."""
 
+import logging
 import sys
 from collections.abc import Sequence
+from dataclasses import replace
 
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.policy.profile import NGRAM
+from slipstream.core.request.request import NO_DRAFTER
 from slipstream.core.request.server_info import ReplicaRole
+from slipstream.drafting.build import VANILLA, Drafter, DraftTarget, build_drafter
+from slipstream.drafting.engine import LocalDraft
+from slipstream.engine.thread import EngineThread
+from slipstream.files import path_of
+from slipstream.models.cores import Cores, load_on
+from slipstream.models.glide.target_parts import load_parts
+from slipstream.models.loading import parse_device
+from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.process import run_service, say_ready, with_port
+from slipstream.rpc.protocol import new_incarnation
 from slipstream.rpc.server import Server
 from slipstream.state.factory import announced_in
 from slipstream.state.registry import Announcement
 from slipstream.telemetry.metric import Telemetry, sampled
-from slipstream_draft.app import load_draft
 from slipstream_draft.config import DraftConfig
+from slipstream_draft.describe import PairedTarget, describe
+from slipstream_draft.kv_receivers import KvReceivers
 from slipstream_draft.servicer import SERVICE, DraftServicer, register
+
+_LOG = logging.getLogger("slipstream.draft")
 
 
 def main(argv: Sequence[str]) -> int:
@@ -27,7 +44,12 @@ async def _serve(config: DraftConfig, telemetry: Telemetry) -> None:
         address = with_port(config.listen.address, port)
         reached = config.replica.advertised_address or address
         async with (
-            announced_in(config.store, lambda: _announcement(servicer, reached)),
+            announced_in(
+                config.store,
+                lambda: Announcement(
+                    ReplicaRole.DRAFT, reached, servicer.about.identity.incarnation
+                ),
+            ),
             sampled(telemetry.instruments, servicer.sample),
         ):
             await server.serve_until_stopped(
@@ -37,13 +59,61 @@ async def _serve(config: DraftConfig, telemetry: Telemetry) -> None:
         await servicer.close()
 
 
-def _announcement(servicer: DraftServicer, address: str) -> Announcement:
-    about = servicer.about
-    return Announcement(
-        ReplicaRole.DRAFT,
-        address,
-        about.identity.incarnation,
+def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> DraftServicer:
+    """Load what the configuration names, on the event loop that will serve it.
+
+    Raises what loading raises, and `InvalidRequest` for a draft that is none.
+    """
+    if config.draft == NO_DRAFTER:
+        raise InvalidRequest("a draft service needs a draft; without one, start none")
+    if config.draft != NGRAM.kind and not {*config.ngrams} <= {"auto", "none"}:
+        raise InvalidRequest(f"ngrams is for the draft ngram, but the draft is {config.draft}")
+    thread = EngineThread("draft")
+    device = parse_device(config.compute.device)
+    receivers = KvReceivers(config.to_targets(), device, config.sources())
+    cores = Cores(config.compute.threads, config.compute.pin_threads)
+    drafter, target = load_on(thread.call, lambda: _build(config, receivers), cores)
+    if drafter.memory is not None and isinstance(drafter.draft, LocalDraft):
+        _LOG.info("memory: %s", drafter.memory)
+        if drafter.layers:
+            receivers.budget.limit = drafter.memory.kv_bytes - drafter.draft.pool.num_bytes
+    about = describe(
+        drafter,
+        _name(config.draft),
+        target=target,
+        incarnation=new_incarnation(),
+        max_sessions=config.sessions.max_sessions,
     )
+    return DraftServicer(drafter, receivers, about, config, thread=thread, telemetry=telemetry)
+
+
+def _build(config: DraftConfig, receivers: KvReceivers) -> tuple[Drafter, PairedTarget | None]:
+    dtype, device = config.compute.dtype, config.compute.device
+    stores = NgramStores(config.ngrams) if config.draft == NGRAM.kind else None
+    if config.draft == NGRAM.kind or config.draft.startswith(VANILLA):
+        alone = DraftTarget("", None, None, receivers, dtype, device, memory=config.memory())
+        drafter = build_drafter(config.draft, alone, profile=config.profile)
+        return replace(drafter, stores=stores), None
+    loaded = load_parts(config.target_model, dtype=dtype, device=device)
+    target = DraftTarget(
+        loaded.model_id,
+        loaded.tokenizer_hash,
+        loaded.parts,
+        receivers,
+        dtype,
+        device,
+        loaded.context_length,
+        config.memory(is_mirroring=True),
+    )
+    drafter = build_drafter(config.draft, target, profile=config.profile)
+    # A draft without keys to read goes with any target of the same tokenizer.
+    return drafter, PairedTarget(loaded.model_id, loaded.parts) if drafter.layers else None
+
+
+def _name(draft: str) -> str:
+    """Return a directory's own name: where it lies is not made public."""
+    path = path_of(draft)
+    return path.resolve().name if path.is_dir() else draft
 
 
 if __name__ == "__main__":

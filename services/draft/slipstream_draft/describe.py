@@ -2,7 +2,6 @@
 
 from dataclasses import dataclass
 
-from slipstream.core.policy.profile import Profile
 from slipstream.drafting.build import Drafter
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.rpc.conversion.convert_common import SHAPE, STOP
@@ -24,6 +23,7 @@ def describe(
     drafter: Drafter, name: str, *, target: PairedTarget | None, incarnation: str, max_sessions: int
 ) -> draft_pb2.DescribeDraftResponse:
     """Return a description; `target` is None for a draft that reads no keys and values."""
+    facts, profile = drafter.facts, drafter.facts.profile
     about = draft_pb2.DescribeDraftResponse(
         identity=common_pb2.ModelIdentity(
             protocol_version=PROTOCOL_VERSION,
@@ -34,11 +34,21 @@ def describe(
         ),
         kind=drafter.kind,
         target_layers=drafter.layers,
-        max_lag=drafter.facts.max_lag,
-        has_decision_model=drafter.facts.has_decision_model,
-        profile=_profile(drafter.facts.profile),
+        max_lag=facts.max_lag,
+        has_decision_model=facts.has_decision_model,
+        profile=draft_pb2.DraftProfile(
+            shape=SHAPE.to_pb(profile.shape),  # type: ignore[arg-type]
+            stop=STOP.to_pb(profile.stop),  # type: ignore[arg-type]
+            threshold=profile.threshold,
+            threshold_sampled=profile.threshold_sampled,
+            max_depth=profile.max_depth,
+            max_nodes=profile.max_nodes,
+            step_cost=profile.step_cost or 0.0,
+            row_cost=profile.row_cost or 0.0,
+            lookup=profile.lookup,
+        ),
         max_sessions=max_sessions,
-        step_s=drafter.facts.step_s,
+        step_s=facts.step_s,
         dtype=drafter.dtype,
     )
     if drafter.memory is not None:
@@ -66,17 +76,3 @@ def target_expectations(
         for name in _LAYOUT
     ]
     return identity_expectations(ours, asked.target) + (layout if reads else [])
-
-
-def _profile(profile: Profile) -> draft_pb2.DraftProfile:
-    return draft_pb2.DraftProfile(
-        shape=SHAPE.to_pb(profile.shape),  # type: ignore[arg-type]
-        stop=STOP.to_pb(profile.stop),  # type: ignore[arg-type]
-        threshold=profile.threshold,
-        threshold_sampled=profile.threshold_sampled,
-        max_depth=profile.max_depth,
-        max_nodes=profile.max_nodes,
-        step_cost=profile.step_cost or 0.0,
-        row_cost=profile.row_cost or 0.0,
-        lookup=profile.lookup,
-    )

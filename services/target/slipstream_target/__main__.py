@@ -12,18 +12,24 @@ from slipstream.engine.thread import EngineThread
 from slipstream.exit_codes import BAD_INPUT, FAILED
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.dtypes import choose_dtype
-from slipstream.models.loading import load_model, parse_device
+from slipstream.models.kv.pool import KvLayout
+from slipstream.models.loading import LoadedModel, load_model, parse_device
 from slipstream.models.numerics.rules import Numerics
+from slipstream.models.store.digests import hub_commit, weights_digest
+from slipstream.models.tokenizer import text_tokenizer
+from slipstream.rpc.conversion.convert_common import TOOL_FORMAT
+from slipstream.rpc.kv import DTYPE
 from slipstream.rpc.process import run_service, say_ready, with_port
+from slipstream.rpc.protocol import PROTOCOL_VERSION, new_incarnation
 from slipstream.rpc.server import Server
-from slipstream.rpc.v1 import target_pb2
+from slipstream.rpc.tensors import dtype_of
+from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.state.factory import announced_in
 from slipstream.state.registry import Announcement
 from slipstream.telemetry.metric import Telemetry, sampled
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.build import BuiltTarget, build_target
 from slipstream_target.config import TargetConfig
-from slipstream_target.description import describe
 from slipstream_target.servicer import SERVICE, TargetServicer, register
 
 if TYPE_CHECKING:
@@ -58,10 +64,17 @@ async def _serve_with(
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start(serving=False)
         address = with_port(config.listen.address, port)
-        servicer.advertise(config.replica.advertised_address or address)
+        servicer.about.advertised_address = config.replica.advertised_address or address
         await server.set_serving(True)
         async with (
-            announced_in(config.store, lambda: _announcement(servicer)),
+            announced_in(
+                config.store,
+                lambda: Announcement(
+                    ReplicaRole.TARGET,
+                    servicer.about.advertised_address,
+                    servicer.about.identity.incarnation,
+                ),
+            ),
             sampled(telemetry.instruments, servicer.sample),
         ):
             await server.serve_until_stopped(
@@ -69,15 +82,6 @@ async def _serve_with(
             )
     finally:
         await servicer.close()
-
-
-def _announcement(servicer: TargetServicer) -> Announcement:
-    about = servicer.about
-    return Announcement(
-        ReplicaRole.TARGET,
-        about.advertised_address,
-        about.identity.incarnation,
-    )
 
 
 def _lost(reason: str, is_input: bool) -> None:
@@ -118,6 +122,60 @@ def _load(
     _LOG.info("memory: %s", built.memory)
     target = BatchedTarget(built.target, thread, built.budget, max_waiting=config.max_waiting)
     return TargetServicer(target, about, config.sessions, telemetry)
+
+
+def describe(
+    loaded: LoadedModel, built: BuiltTarget, *, max_sessions: int
+) -> target_pb2.DescribeTargetResponse:
+    """Return all but the address, which is known once the target listens. A new incarnation each
+    time.
+
+    Raises `ModelMismatch` for a tokenizer, `InvalidRequest` for an element type, that can't
+    leave this process.
+    """
+    facts, model = built.facts, built.model
+    digest, commit = weights_digest(loaded.path), hub_commit(loaded.path)
+    _LOG.info("%s has the weights %s%s", facts.model_id, digest, commit and f" of commit {commit}")
+    return target_pb2.DescribeTargetResponse(
+        identity=common_pb2.ModelIdentity(
+            protocol_version=PROTOCOL_VERSION,
+            model_id=facts.model_id,
+            tokenizer_hash=loaded.tokenizer_hash,
+            vocab_size=facts.vocab_size,
+            incarnation=new_incarnation(),
+            weights_digest=digest,
+            revision=commit,
+        ),
+        layout=layout_to_pb(model.layout),
+        context_length=facts.context_length,
+        stop_token_ids=sorted(facts.stop_token_ids),
+        numerics=model.numerics,
+        engine="native" if model.is_native else "torch",
+        dtype=model.weights_type,
+        max_sessions=max_sessions,
+        tokenizer=_tokenizer(loaded),
+        memory=common_pb2.Memory(**built.memory.account()),
+        has_grammars=facts.has_grammars,
+        max_logprobs=facts.max_logprobs,
+        tool_format=TOOL_FORMAT.to_pb(facts.tool_format),  # type: ignore[arg-type]
+    )
+
+
+def layout_to_pb(layout: KvLayout) -> common_pb2.KvLayout:
+    """Return the shape of a model's keys and values."""
+    return common_pb2.KvLayout(
+        num_layers=layout.num_layers,
+        num_kv_heads=layout.num_kv_heads,
+        head_dim=layout.head_dim,
+        dtype=DTYPE.to_pb(dtype_of(layout.dtype)),  # type: ignore[arg-type]
+    )
+
+
+def _tokenizer(loaded: LoadedModel) -> target_pb2.Tokenizer:
+    parts = text_tokenizer(loaded.tokenizer).parts()
+    return target_pb2.Tokenizer(
+        json=parts.json, chat_template=parts.chat_template, special_tokens=parts.special_tokens
+    )
 
 
 if __name__ == "__main__":

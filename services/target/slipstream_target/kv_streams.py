@@ -1,21 +1,27 @@
-"""Streams of keys and values, from the engine's cache to drafts. Verification waits for none.
+"""Open `Verify` streams, and the streams of their keys and values to drafts.
 
 A slice is copied out on the engine's thread, one at a time for all streams together, and at most
 one ahead of what its reader takes: whatever became final meanwhile goes out as one. It is
-serialised on another thread.
+serialised on another thread. Verification waits for none.
 """
 
 import asyncio
-from collections.abc import Awaitable, Callable, Mapping
+import secrets
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 
 from slipstream.core.errors import (
+    CapacityError,
     InvalidRequest,
     PermissionDenied,
     SessionClosed,
     SessionNotFound,
     SessionOutOfSync,
+    Unavailable,
 )
+from slipstream.core.sequence import TokenSequence
+from slipstream.core.types import Session
 from slipstream.engine.thread import EngineThread
 from slipstream.rpc.kv import (
     ENCODING,
@@ -26,30 +32,98 @@ from slipstream.rpc.kv import (
     frame_to_bytes,
     keep_freed_memory,
 )
+from slipstream.rpc.leases import Lease
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, require_agreement
 from slipstream.rpc.tensors import dtype_of, pack
 from slipstream.rpc.v1 import target_pb2
 from slipstream.verifying.engine import LocalTarget
+from slipstream.verifying.grammar_constraint import CompiledGrammar
 from slipstream.verifying.kv_sender import KvSender, KvSlice, check_layers
-from slipstream_target.verify_stream import KvReader, VerifyStream
 
+MAX_READERS = 4
+"""Readers of one session: a draft, and what it left behind when it lost its connection."""
+LINGER_S = 5.0
+"""Longest time for a reader to take what it was sent, once the stream has ended."""
 SLICE_BYTES = 4 << 20
 """Size of a slice, for which a verification may have to wait: a copy of less than a millisecond.
 
 Beside a busy engine one slice goes out per round, so this bounds the speed, too.
 """
-
 SHORT_BYTES = 64 << 10
 """Slices up to here are serialised on the event loop: a thread takes longer to start."""
 
 Write = Callable[[bytes], Awaitable[None]]
-
-
 _Message = tuple[int, bytes]
 """A number of positions, and they as they are sent."""
 OnSent = Callable[[int], None]
 """Called with the bytes of every snapshot once it is out: all that there was for a reader at a
 time, sent in slices."""
+
+
+@dataclass(eq=False, slots=True)
+class KvReader:
+    """A reader of a session's keys and values. `news` is set when there may be more."""
+
+    news: asyncio.Event
+    timeout: asyncio.Timeout
+
+
+class VerifyStream:
+    """A running request: its sequence, which a stream keeps by the deltas that it gets."""
+
+    def __init__(self, lease: Lease, session: Session, *, linger_s: float = LINGER_S) -> None:
+        self.lease = lease
+        self.sequence = TokenSequence(session)
+        self.credential = secrets.token_urlsafe(24)
+        self.has_begun = False
+        """True once a verification of the request was answered."""
+        self.grammar: CompiledGrammar | None = None
+        """Grammar of its output; held, so that it need not be compiled again."""
+        self.max_queue_s: float | None = None
+        """Longest time for a round of it to wait for memory; None for no limit."""
+        self.is_ended = False
+        """True if the request has ended, or another one has taken the session over."""
+        self._linger_s = linger_s
+        self._readers: set[KvReader] = set()
+
+    def admits(self, credential: str) -> bool:
+        """Return whether this is the secret; takes the same time whatever is wrong with it."""
+        return secrets.compare_digest(credential.encode(), self.credential.encode())
+
+    def notify(self) -> None:
+        """Let readers look for more."""
+        for reader in self._readers:
+            reader.news.set()
+
+    def end(self) -> None:
+        """End the readers' streams too. A reader that does not take what it was sent is dropped.
+        Again is fine."""
+        if self.is_ended:
+            return
+        self.is_ended = True
+        self.notify()
+        until = asyncio.get_running_loop().time() + self._linger_s
+        for reader in self._readers:
+            reader.timeout.reschedule(until)
+
+    @asynccontextmanager
+    async def reader(self) -> AsyncIterator[KvReader]:
+        """Add a reader meanwhile. Raises `CapacityError` when there are too many."""
+        if len(self._readers) >= MAX_READERS:
+            raise CapacityError(
+                f"the keys and values of session {self.lease.session_id} have"
+                f" {MAX_READERS} readers, the limit"
+            )
+        try:
+            async with asyncio.timeout(None) as timeout:
+                reader = KvReader(asyncio.Event(), timeout)
+                self._readers.add(reader)
+                try:
+                    yield reader
+                finally:
+                    self._readers.discard(reader)
+        except TimeoutError:
+            raise Unavailable("the reader did not take what it was sent") from None
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,8 +168,15 @@ class KvStreams:
         start above what is held.
         """
         session = self._admit(request)
-        form = self._form(request)
-        source = KvStreamSource(session.session_id, self._incarnation)
+        layout, source = self._target.layout, KvStreamSource(request.session_id, self._incarnation)
+        check_layers(request.layers, layout.num_layers)
+        form = KvFormat(
+            tuple(request.layers),
+            layout.num_kv_heads,
+            layout.head_dim,
+            dtype_of(layout.dtype),
+            ENCODING.from_pb(request.encoding) or KvEncoding.RAW,
+        )
         self.num_open += 1
         try:
             async with session.reader() as reader:
@@ -122,24 +203,13 @@ class KvStreams:
         if session is None:
             raise SessionNotFound(f"no request of session {request.session_id} is running here")
         if not session.admits(request.credential):
-            raise PermissionDenied(f"the credential is not that of session {session.session_id}")
+            raise PermissionDenied(f"the credential is not that of session {request.session_id}")
         return session
-
-    def _form(self, request: target_pb2.StreamKvRequest) -> KvFormat:
-        layout = self._target.layout
-        check_layers(request.layers, layout.num_layers)
-        return KvFormat(
-            tuple(request.layers),
-            layout.num_kv_heads,
-            layout.head_dim,
-            dtype_of(layout.dtype),
-            ENCODING.from_pb(request.encoding) or KvEncoding.RAW,
-        )
 
     async def _sender(self, stream: _KvStream, start: int, skipped: range) -> KvSender | None:
         """Return a sender of the session's cache once that is there; None if it ends before."""
         session, news = stream.session, stream.reader.news
-        session_id, layers = session.session_id, stream.form.layers
+        session_id, layers = stream.source.session_id, stream.form.layers
         while not session.is_ended:
             news.clear()
             try:
@@ -205,7 +275,7 @@ class KvStreams:
             return list(filter(None, (sender.take(count) for _ in range(num_frames))))
 
         def make() -> list[_Message]:
-            return [_message(piece, stream) for piece in pieces]
+            return [(piece.count, _packed(piece, stream)) for piece in pieces]
 
         async with self._lock:
             pieces = (await self._thread.run(take)).value
@@ -213,9 +283,9 @@ class KvStreams:
         return make() if is_short else await asyncio.to_thread(make)
 
 
-def _message(piece: KvSlice, stream: _KvStream) -> _Message:
+def _packed(piece: KvSlice, stream: _KvStream) -> bytes:
     frame = KvFrame(piece.start, piece.count, pack(piece.values, stream.form.encoding))
-    return piece.count, frame_to_bytes(stream.source, stream.form, frame)
+    return frame_to_bytes(stream.source, stream.form, frame)
 
 
 def _slice_frames(form: KvFormat) -> int:

@@ -25,9 +25,8 @@ from slipstream.telemetry.metric import Instruments, Telemetry
 from slipstream.telemetry.spans import Reply
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.request import PendingRequest, TargetRequest
-from slipstream_target.kv_streams import KvStreams
+from slipstream_target.kv_streams import KvStreams, VerifyStream
 from slipstream_target.telemetry import TargetTelemetry, record_load
-from slipstream_target.verify_stream import VerifyStream
 
 SERVICE = "slipstream.rpc.v1.TargetService"
 MAX_ID_LENGTH = 256
@@ -58,10 +57,6 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         incarnation = about.identity.incarnation
         self._kv = KvStreams(target.engine, target.thread, self._streams, incarnation)
         self._num_rounds = self._num_cached_tokens = 0
-
-    def advertise(self, address: str) -> None:
-        """Set the address where drafts reach this target, once it listens."""
-        self.about.advertised_address = address
 
     async def broken(self) -> str:
         """Wait until steps fail again and again; return the sentence for it."""
@@ -207,15 +202,15 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
 
     def _end(self, stream: VerifyStream) -> None:
         stream.end()
-        if self._streams.get(stream.session_id) is stream:
-            del self._streams[stream.session_id]
+        if self._streams.get(stream.lease.session_id) is stream:
+            del self._streams[stream.lease.session_id]
 
     async def _park(
         self, message: draft_pb2.Park, stream: VerifyStream
     ) -> target_pb2.VerifyResponse:
         self._end(stream)
         if not stream.lease.is_revoked:
-            await self._target.park(stream.session_id)
+            await self._target.park(stream.lease.session_id)
         await self._leases.park(stream.lease, message.ttl_ms / 1000)
         return target_pb2.VerifyResponse(parked=draft_pb2.Parked())
 

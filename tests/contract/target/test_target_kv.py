@@ -11,7 +11,7 @@ from slipstream.core import errors
 from slipstream.core.types import Session
 from slipstream.rpc.kv import MAX_PAYLOAD_BYTES
 from slipstream.rpc.leases import Lease
-from slipstream_target.verify_stream import MAX_READERS, VerifyStream
+from slipstream_target.kv_streams import MAX_READERS, VerifyStream
 from support.models import tiny
 from support.services.served_target import IDENTITY, refusal, served_target, wide_model
 

@@ -22,7 +22,7 @@ from slipstream.text.tokenizer import TextTokenizer
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.build import build_target
 from slipstream.verifying.meter import Activity
-from slipstream_target.description import describe
+from slipstream_target.__main__ import describe
 from support.models import tiny
 from support.models.hand_clock import HandClock
 from support.models.tiny_checkpoint import save_checkpoint

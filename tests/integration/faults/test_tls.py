@@ -18,7 +18,7 @@ from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.security import ClientTls
 from slipstream.rpc.server import Server
-from slipstream_draft.app import load_draft
+from slipstream_draft.__main__ import load_draft
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.servicer import SERVICE as DRAFT
 from slipstream_draft.servicer import register as register_draft
@@ -98,7 +98,7 @@ async def _target(stack: AsyncExitStack, at: Guarded, model: Path) -> str:
     at.target = Server(config.server_options(), {TARGET: register_target(servicer)})
     port = await at.target.start(serving=False)
     stack.push_async_callback(at.target.stop, 0)
-    servicer.advertise(await at.hop(stack, "draft to target", port))
+    servicer.about.advertised_address = await at.hop(stack, "draft to target", port)
     address = await at.hop(stack, "router to target", port)
     await at.target.set_serving(True)
     return address

@@ -17,13 +17,13 @@ from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.build import build_target
-from slipstream_draft.app import load_draft
+from slipstream_draft.__main__ import load_draft
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.servicer import SERVICE as DRAFT
 from slipstream_draft.servicer import register as register_draft
 from slipstream_router.app import Router
 from slipstream_router.config import RouterConfig
-from slipstream_target.description import describe
+from slipstream_target.__main__ import describe
 from slipstream_target.servicer import SERVICE as TARGET
 from slipstream_target.servicer import TargetServicer
 from slipstream_target.servicer import register as register_target
@@ -70,7 +70,7 @@ class Worker:
         port = await server.start(serving=False)
         self.address = f"127.0.0.1:{port}"
         if isinstance(servicer, TargetServicer):
-            servicer.advertise(self.address)
+            servicer.about.advertised_address = self.address
         await server.set_serving(True)
         self._running = (server, servicer)
         return self.address

@@ -34,7 +34,7 @@ from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.metric import Telemetry
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.engine import LocalTarget
-from slipstream_target.description import layout_to_pb
+from slipstream_target.__main__ import layout_to_pb
 from slipstream_target.servicer import SERVICE, TargetServicer, register
 from support.models import tiny
 

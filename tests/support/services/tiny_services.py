@@ -34,7 +34,7 @@ from slipstream_draft.kv_sources import KvSources
 from slipstream_draft.servicer import SERVICE as DRAFT_SERVICE
 from slipstream_draft.servicer import DraftServicer
 from slipstream_draft.servicer import register as draft_register
-from slipstream_target.description import layout_to_pb
+from slipstream_target.__main__ import layout_to_pb
 from support.models import tiny
 from support.services.served_target import Served, served_target, serving
 

@@ -19,7 +19,7 @@ from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions
 from slipstream.rpc.conversion.convert_info import draft_facts_from_pb
 from slipstream.rpc.v1 import draft_pb2
-from slipstream_draft.app import load_draft
+from slipstream_draft.__main__ import load_draft
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.kv_sources import MAX_IDLE, Channels
 from support.models import tiny_checkpoint
