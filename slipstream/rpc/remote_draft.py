@@ -70,7 +70,8 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
     """
 
     def __init__(self, peer: Peer, target: TargetSide, options: CallOptions) -> None:
-        super().__init__(peer, SPECULATE, options, draft_pb2.SpeculateResponse)
+        request, response = draft_pb2.SpeculateRequest, draft_pb2.SpeculateResponse
+        super().__init__(peer, SPECULATE, options, request, response)
         self._target = target
         self._due: deque[_Sent] = deque()
         """Requests whose proposals have not come, the oldest first."""
@@ -98,7 +99,14 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
         return proposal or await self._awaited(sequence, plan, _Wait(began, limit_s))
 
     async def open(self, session: Session) -> None:
-        opened = await self._exchange.ask(self._opening(session).SerializeToString())
+        options, target = self._options, self._target
+        opening = draft_pb2.OpenDraft(
+            session=session_to_pb(session, fence=options.fence, owner=options.owner),
+            target=target.identity,
+            target_layout=target.layout,
+        )
+        message = draft_pb2.SpeculateRequest(open=opening).SerializeToString()
+        opened = await self._exchange.ask(message)
         self._part(opened, "opened")
 
     async def _send(self, sequence: TokenSequence, plan: Plan) -> float:
@@ -178,17 +186,3 @@ class RemoteDraft(RemoteEngine[draft_pb2.SpeculateResponse]):
             )
         self._num_trees -= 1
         self._trees.hold(sent.start, ahead_from_pb(message.tree))
-
-    def _parking(self, park: draft_pb2.Park) -> bytes:
-        return draft_pb2.SpeculateRequest(park=park).SerializeToString()
-
-    def _opening(self, session: Session) -> draft_pb2.SpeculateRequest:
-        return draft_pb2.SpeculateRequest(
-            open=draft_pb2.OpenDraft(
-                session=session_to_pb(
-                    session, fence=self._options.fence, owner=self._options.owner
-                ),
-                target=self._target.identity,
-                target_layout=self._target.layout,
-            )
-        )

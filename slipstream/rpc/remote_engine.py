@@ -1,5 +1,6 @@
 """Common parts of a remote draft and a remote target: one stream of one request of a session."""
 
+from collections.abc import Callable
 from contextlib import ExitStack
 from typing import Generic, TypeVar
 
@@ -21,10 +22,17 @@ class RemoteEngine(Generic[R]):
     was parked.
     """
 
-    def __init__(self, peer: Peer, method: str, options: CallOptions, response: type[R]) -> None:
+    def __init__(
+        self,
+        peer: Peer,
+        method: str,
+        options: CallOptions,
+        request: Callable[..., Message],
+        response: type[R],
+    ) -> None:
         self._peer = peer
         self._options = options
-        self._response = response
+        self._request, self._response = request, response
         self._exchange = Exchange(peer, method, options)
         self._sequence: TokenSequence | None = None
         self._num_sent = 0
@@ -45,24 +53,16 @@ class RemoteEngine(Generic[R]):
         """End the stream, but have the session kept for its next turn."""
         if self._exchange.is_open:
             park = draft_pb2.Park(ttl_ms=round(ttl_s * 1000))
-            await self._exchange.finish(self._parking(park))
+            await self._exchange.finish(self._request(park=park).SerializeToString())
 
     async def open(self, session: Session) -> None:
         """Take the session over. Ending the stream without more frees what was parked."""
-        raise NotImplementedError
-
-    def _parking(self, park: draft_pb2.Park) -> bytes:
         raise NotImplementedError
 
     def _news(self, sequence: TokenSequence) -> Delta:
         if sequence is not self._sequence:
             self._sequence, self._num_sent = sequence, 0
         return Delta.since(self._num_sent, sequence)
-
-    async def _ask(self, session: Session, message: bytes, *, num_tokens: int) -> bytes:
-        if not self._exchange.is_open:
-            await self.open(session)
-        return await self._exchange.ask(message, num_tokens=num_tokens)
 
     def _part(self, answer: bytes, part: str) -> R:
         return self._require(self._parsed(answer), part)

@@ -31,7 +31,8 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         self, peer: Peer, expected: common_pb2.ModelIdentity, options: CallOptions
     ) -> None:
         """`expected` is the replica as it described itself; another one refuses."""
-        super().__init__(peer, VERIFY, options, target_pb2.VerifyResponse)
+        request, response = target_pb2.VerifyRequest, target_pb2.VerifyResponse
+        super().__init__(peer, VERIFY, options, request, response)
         self._expected = expected
         self._session_id = ""
         self._credential = ""
@@ -52,7 +53,9 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
         message = target_pb2.VerifyRequest(verify=verify, trace=trace).SerializeToString()
         packed_s = clock() - began
         num_tokens = len(delta.tokens)
-        answer = await self._ask(sequence.session, message, num_tokens=num_tokens)
+        if not self._exchange.is_open:
+            await self.open(sequence.session)
+        answer = await self._exchange.ask(message, num_tokens=num_tokens)
         began = clock()
         response = self._parsed(answer)
         if response.HasField("queued"):
@@ -79,7 +82,14 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
 
     async def open(self, session: Session) -> None:
         self._session_id = session.session_id
-        opened = await self._exchange.ask(self._opening(session).SerializeToString())
+        options = self._options
+        opening = target_pb2.OpenTarget(
+            session=session_to_pb(session, fence=options.fence, owner=options.owner),
+            expected=self._expected,
+            max_queue_ms=round(options.queue_s * 1000),
+        )
+        message = target_pb2.VerifyRequest(open=opening).SerializeToString()
+        opened = await self._exchange.ask(message)
         credential = self._part(opened, "opened").opened.kv_credential
         if len(credential) > MAX_CREDENTIAL_CHARS:
             raise InternalError(
@@ -90,20 +100,6 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
 
     async def _give_up(self, lost: Awaitable[str]) -> None:
         self._exchange.give_up(await lost)
-
-    def _parking(self, park: draft_pb2.Park) -> bytes:
-        return target_pb2.VerifyRequest(park=park).SerializeToString()
-
-    def _opening(self, session: Session) -> target_pb2.VerifyRequest:
-        options = self._options
-        params = session_to_pb(session, fence=options.fence, owner=options.owner)
-        return target_pb2.VerifyRequest(
-            open=target_pb2.OpenTarget(
-                session=params,
-                expected=self._expected,
-                max_queue_ms=round(self._options.queue_s * 1000),
-            )
-        )
 
     def _verdict(
         self, response: target_pb2.VerifyResponse

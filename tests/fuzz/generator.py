@@ -9,7 +9,7 @@ from fuzz import messages, wire
 from fuzz.case import HTTP, WIRE, Case, Method, of_role, recorded
 from fuzz.files.mutations import some_bytes, value
 from slipstream_gateway.body import ChatRequest, CompletionRequest
-from slipstream_gateway.fields import IGNORED, NEUTRAL
+from slipstream_gateway.errors import IGNORED, NEUTRAL
 
 GATEWAY = "gateway"
 ROLES = ("target", "draft", "router", GATEWAY)

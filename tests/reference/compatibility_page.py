@@ -5,7 +5,7 @@ from typing import Any, get_args
 
 from reference.tables import cell, code, table
 from slipstream_gateway.body import ChatRequest, CompletionRequest
-from slipstream_gateway.fields import IGNORED, NEUTRAL, shown
+from slipstream_gateway.errors import IGNORED, NEUTRAL, shown
 from slipstream_gateway.messages import StrictModel
 from slipstream_gateway.responses_body import ResponsesRequest
 

@@ -14,7 +14,7 @@ from slipstream.drafting.engine import LocalDraft
 from slipstream.engine.thread import EngineThread
 from slipstream.files import path_of
 from slipstream.models.cores import Cores, load_on
-from slipstream.models.glide.target_parts import load_parts
+from slipstream.models.glide.target_parts import LoadedParts, load_parts
 from slipstream.models.loading import parse_device
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.process import run_service, say_ready, with_port
@@ -24,7 +24,7 @@ from slipstream.state.factory import announced_in
 from slipstream.state.registry import Announcement
 from slipstream.telemetry.metric import Telemetry, sampled
 from slipstream_draft.config import DraftConfig
-from slipstream_draft.describe import PairedTarget, describe
+from slipstream_draft.describe import describe
 from slipstream_draft.kv_receivers import KvReceivers
 from slipstream_draft.servicer import SERVICE, DraftServicer, register
 
@@ -87,7 +87,7 @@ def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> Draft
     return DraftServicer(drafter, receivers, about, config, thread=thread, telemetry=telemetry)
 
 
-def _build(config: DraftConfig, receivers: KvReceivers) -> tuple[Drafter, PairedTarget | None]:
+def _build(config: DraftConfig, receivers: KvReceivers) -> tuple[Drafter, LoadedParts | None]:
     dtype, device = config.compute.dtype, config.compute.device
     stores = NgramStores(config.ngrams) if config.draft == NGRAM.kind else None
     if config.draft == NGRAM.kind or config.draft.startswith(VANILLA):
@@ -107,7 +107,7 @@ def _build(config: DraftConfig, receivers: KvReceivers) -> tuple[Drafter, Paired
     )
     drafter = build_drafter(config.draft, target, profile=config.profile)
     # A draft without keys to read goes with any target of the same tokenizer.
-    return drafter, PairedTarget(loaded.model_id, loaded.parts) if drafter.layers else None
+    return drafter, loaded if drafter.layers else None
 
 
 def _name(draft: str) -> str:

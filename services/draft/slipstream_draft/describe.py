@@ -1,9 +1,7 @@
 """A draft's description on the wire, and what it requires of a target."""
 
-from dataclasses import dataclass
-
 from slipstream.drafting.build import Drafter
-from slipstream.models.glide.target_parts import TargetParts
+from slipstream.models.glide.target_parts import LoadedParts
 from slipstream.rpc.conversion.convert_common import SHAPE, STOP
 from slipstream.rpc.protocol import PROTOCOL_VERSION, Expectation, identity_expectations
 from slipstream.rpc.v1 import common_pb2, draft_pb2
@@ -11,16 +9,8 @@ from slipstream.rpc.v1 import common_pb2, draft_pb2
 _LAYOUT = ("num_layers", "num_kv_heads", "head_dim")
 
 
-@dataclass(frozen=True, slots=True)
-class PairedTarget:
-    """The target that a draft was trained for."""
-
-    model_id: str
-    parts: TargetParts
-
-
 def describe(
-    drafter: Drafter, name: str, *, target: PairedTarget | None, incarnation: str, max_sessions: int
+    drafter: Drafter, name: str, *, target: LoadedParts | None, incarnation: str, max_sessions: int
 ) -> draft_pb2.DescribeDraftResponse:
     """Return a description; `target` is None for a draft that reads no keys and values."""
     facts, profile = drafter.facts, drafter.facts.profile

@@ -32,6 +32,7 @@ from slipstream_gateway.handlers import (
     HANDLERS,
     carrier_of,
     json_response,
+    page_routes,
     request_id_of,
     shown_id,
     token_of,
@@ -44,7 +45,6 @@ from slipstream_gateway.http_io import (
     read_body,
     unless_gone,
 )
-from slipstream_gateway.page_files import page_routes
 from slipstream_gateway.response_job import ResponseJob, refused_event
 from slipstream_gateway.responses import CompletionFormat, Envelope, metrics, usage
 from slipstream_gateway.responses_body import ResponsesRequest

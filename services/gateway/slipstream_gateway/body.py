@@ -10,8 +10,7 @@ from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.policy.options import Mode
 from slipstream.core.request.prompt import MAX_MESSAGES, Prompt
 from slipstream.core.types import Shape, StopPolicy, Verification
-from slipstream_gateway.errors import HttpError
-from slipstream_gateway.fields import parameters_of
+from slipstream_gateway.errors import HttpError, parameters_of
 from slipstream_gateway.messages import ChatMessage, FunctionTool, StrictModel, ToolChoice
 
 MAX_CHOICES = 16

@@ -1,7 +1,9 @@
-"""Headers of requests, the origins that may send them, and errors as responses; JSON out."""
+"""Headers of requests, the origins that may send them, errors as responses, and the page at `/`."""
 
+import hashlib
 import logging
 from collections.abc import Collection
+from importlib.resources import files
 from typing import Any
 from uuid import uuid4
 
@@ -9,6 +11,7 @@ from fastapi import Request, Response
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
+from starlette.routing import BaseRoute, Route
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slipstream.core.errors import SlipstreamError
@@ -32,6 +35,17 @@ _PREFLIGHT = {
 }
 _EXPOSED = f"{REQUEST_ID}, retry-after"
 """Headers of answers that pages of other origins may read."""
+_TYPES = {"html": "text/html", "css": "text/css", "js": "text/javascript"}
+_PAGE_POLICY = (
+    "default-src 'none'; script-src 'self'; style-src 'self'; img-src data:; connect-src 'self';"
+    " base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+)
+_PAGE_HEADERS = {
+    "cache-control": "no-cache",
+    "content-security-policy": _PAGE_POLICY,
+    "referrer-policy": "no-referrer",
+    "x-content-type-options": "nosniff",
+}
 _LOG = logging.getLogger("slipstream.http")
 
 
@@ -162,3 +176,22 @@ def carrier_of(request: Request) -> Carrier | None:
     """Return the trace context that the client sent."""
     parent = request.headers.get("traceparent")
     return None if parent is None else Carrier(parent, request.headers.get("tracestate", ""))
+
+
+def page_routes() -> list[BaseRoute]:
+    """Return a route for each file of the page."""
+    folder = files("slipstream_gateway") / "page"
+    return [_route(item.name, item.read_bytes()) for item in folder.iterdir()]
+
+
+def _route(name: str, content: bytes) -> Route:
+    tag = f'"{hashlib.sha256(content).hexdigest()[:32]}"'
+    headers = {**_PAGE_HEADERS, "etag": tag}
+    media_type = _TYPES[name.rpartition(".")[2]]
+
+    async def serve(request: Request) -> Response:
+        if request.headers.get("if-none-match") == tag:
+            return Response(status_code=304, headers=headers)
+        return Response(content, headers=headers, media_type=media_type)
+
+    return Route("/" if name == "index.html" else f"/page/{name}", serve, methods=["GET"])

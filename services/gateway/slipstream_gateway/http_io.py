@@ -160,7 +160,10 @@ class EventStream(Response):
         )
         commenting = asyncio.create_task(self._comment(send))
         try:
-            part = await self._begun()
+            try:
+                part = await self._first
+            except SlipstreamError as error:
+                part = self._refused(error)
             while part is not None:
                 await self._write(send, part)
                 part = await anext(self._parts, None)
@@ -168,12 +171,6 @@ class EventStream(Response):
             commenting.cancel()
             await ended(commenting)
         await send({"type": "http.response.body", "body": b"", "more_body": False})
-
-    async def _begun(self) -> bytes | None:
-        try:
-            return await self._first
-        except SlipstreamError as error:
-            return self._refused(error)
 
     async def _write(self, send: Send, part: bytes) -> None:
         async with self._writing:

@@ -21,9 +21,8 @@ from slipstream.telemetry.metric import Instruments, Telemetry
 from slipstream_router.config import RouterConfig
 from slipstream_router.lease_keeper import LeaseKeeper
 from slipstream_router.limits import Admission, KeyLimits
-from slipstream_router.replicas.discovery import Sources
 from slipstream_router.replicas.fleet import Fleet
-from slipstream_router.replicas.pool import Pool
+from slipstream_router.replicas.pool import Pool, Sources
 from slipstream_router.replicas.probes import DraftProbe, TargetProbe
 from slipstream_router.replicas.replica import Hooks
 from slipstream_router.request_runner import RequestRunner, RouterState
@@ -113,7 +112,7 @@ class Router:
 
     def sample(self, instruments: Instruments) -> None:
         """Tell the instruments how things are at the moment."""
-        self._request_telemetry.export()
+        self._request_telemetry.rounds.publish()
         instruments.put(catalog.REQUESTS_RUNNING, self._admission.num_requests)
         instruments.put(catalog.REQUESTS_CAPACITY, self._config.max_requests)
         states = Counter(

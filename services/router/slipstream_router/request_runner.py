@@ -25,6 +25,7 @@ from slipstream.state.session_leases import (
     turn_request,
 )
 from slipstream.state.store import Opening, Record
+from slipstream.telemetry import catalog
 from slipstream_router.ahead import WriteBehind, one_ahead
 from slipstream_router.config import RouterConfig
 from slipstream_router.lease_keeper import LeaseKeeper
@@ -138,7 +139,7 @@ class RequestRunner:
         async with AsyncExitStack() as stack:
             location = await stack.enter_async_context(self._state.leases.kept(journal))
             placed, request, facts = await self._placed(call, record)
-            self._telemetry.record_start(request)
+            self._telemetry.rounds.count(catalog.TOKENS_PROMPT, amount=len(request.tokens))
             recorder.span.begins("between")
             model = placed.model
             opening = Opening.of(request, model.tokenizer_hash, arithmetic=model.arithmetic)
@@ -156,7 +157,8 @@ class RequestRunner:
                 await written.settled()
                 await call.send(chunk)
                 if chunk.stats is not None:
-                    self._telemetry.record_end(chunk.stats)
+                    num_unkept = chunk.stats.continuity.num_unkept_tokens
+                    self._telemetry.rounds.count(catalog.TOKENS_UNKEPT, amount=num_unkept)
             recorder.record_settled()
             if asked.session is not None:
                 with recorder.span.stage("park", "session.park"):

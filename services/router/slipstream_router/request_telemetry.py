@@ -4,8 +4,8 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 
 from slipstream.core.errors import SlipstreamError
-from slipstream.core.request.request import Generation, Request
-from slipstream.core.request.results import Chunk, RequestStats
+from slipstream.core.request.request import Generation
+from slipstream.core.request.results import Chunk
 from slipstream.rpc.status import code_of
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import (
@@ -110,9 +110,9 @@ class RouterTelemetry:
 
     def __init__(self, telemetry: Telemetry) -> None:
         self._telemetry = telemetry
-        self._rounds = RoundMetrics(telemetry.instruments)
+        self.rounds = RoundMetrics(telemetry.instruments)
         for metric in _FROM_THE_START:
-            self._rounds.count(metric, amount=0)
+            self.rounds.count(metric, amount=0)
 
     @contextmanager
     def request(self, method: str, metadata: Metadata | None) -> Iterator[RequestRecorder]:
@@ -123,7 +123,7 @@ class RouterTelemetry:
         attributes: Attributes = {"rpc.system.name": "grpc", "rpc.method": method}
         span = RequestSpan(self._telemetry, method, _carrier(metadata), attributes)
         span.begins(ENTER)
-        rounds = RoundTracer(span, self._telemetry.trace_rounds, self._rounds.record)
+        rounds = RoundTracer(span, self._telemetry.trace_rounds, self.rounds.record)
         recorder = RequestRecorder(span, self._telemetry.instruments, rounds)
         span.become_current()
         error: BaseException | None = None
@@ -133,30 +133,18 @@ class RouterTelemetry:
             error = passing
             raise
         finally:
-            if (plain_s := self._rounds.plain_s) is not None:
+            if (plain_s := self.rounds.plain_s) is not None:
                 span.set_attributes({"slipstream.speculation.plain_round_ms": 1000 * plain_s})
             recorder.end(error)
-
-    def record_start(self, request: Request) -> None:
-        """Count the prompt of a request that is about to run."""
-        self._rounds.count(catalog.TOKENS_PROMPT, amount=len(request.tokens))
-
-    def record_end(self, stats: RequestStats) -> None:
-        """Count a request that ran to its end."""
-        self._rounds.count(catalog.TOKENS_UNKEPT, amount=stats.continuity.num_unkept_tokens)
 
     def counting_losses(self, on_loss: Callable[[], None]) -> Callable[[], None]:
         """Return `on_loss` with the loss of a target counted."""
 
         def lost() -> None:
-            self._rounds.count(catalog.TARGET_LOSSES, amount=1)
+            self.rounds.count(catalog.TARGET_LOSSES, amount=1)
             on_loss()
 
         return lost
-
-    def export(self) -> None:
-        """Export the counts of rounds."""
-        self._rounds.publish()
 
 
 def _carrier(metadata: Metadata | None) -> Carrier | None:

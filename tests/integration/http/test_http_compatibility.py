@@ -3,7 +3,7 @@
 import pytest
 
 from reference.compatibility_page import BODIES, names
-from slipstream_gateway.fields import IGNORED, NEUTRAL
+from slipstream_gateway.errors import IGNORED, NEUTRAL
 from support.services.http_front import HELLO, chat, completion, error_in, post
 
 DRAFT = "ngram"

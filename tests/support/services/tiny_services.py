@@ -15,7 +15,7 @@ from slipstream.drafting.build import Drafter
 from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
 from slipstream.models.dtypes import CPU
 from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.glide.target_parts import LoadedParts, target_parts
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.causal_scorer import CausalScorer
 from slipstream.ngrams.store_file import NgramStores
@@ -28,7 +28,7 @@ from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream.telemetry.metric import Telemetry
 from slipstream_draft.config import DraftConfig
-from slipstream_draft.describe import PairedTarget, describe
+from slipstream_draft.describe import describe
 from slipstream_draft.kv_receivers import KvReceivers
 from slipstream_draft.kv_sources import KvSources
 from slipstream_draft.servicer import SERVICE as DRAFT_SERVICE
@@ -142,7 +142,10 @@ async def draft_place(
     config = config or build(DraftConfig, kv_wait_ms=5000.0, window=0)
     receivers = KvReceivers(ChannelOptions(), CPU, sources)
     drafter = models.drafter(kind, receivers)
-    made_for = PairedTarget("tiny", target_parts(tiny.hf_model())) if drafter.layers else None
+    parts = target_parts(tiny.hf_model())
+    made_for = (
+        LoadedParts(parts, "tiny", "tiny", models.target.context_length) if drafter.layers else None
+    )
     about = describe(drafter, kind, target=made_for, incarnation="a-draft", max_sessions=64)
     servicer = DraftServicer(drafter, receivers, about, config, telemetry=telemetry)
     async with (

@@ -7,7 +7,7 @@ import socket
 import pytest
 
 from slipstream.core.errors import InvalidRequest, Unavailable
-from slipstream_router.replicas.discovery import LINGER_S, LingeringSource, parse_source
+from slipstream_router.replicas.pool import LINGER_S, LingeringSource, parse_source
 
 
 class Steps:

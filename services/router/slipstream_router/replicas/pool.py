@@ -1,21 +1,46 @@
 """All replicas of one role, as a source lists them, and the choice among them.
 
+A source is a fixed list, a DNS name, a file, or the registry that replicas announce themselves to.
+What can't be read for a moment changes nothing: the last list stays, and the log has the reason.
+
 Least loaded first; among equals the one whose last request began longest ago, so that even one
 request at a time is spread, and one that came late gets its share and no more. A replica that
 still holds a session's keys comes before all others, unless it is crowded.
 """
 
 import asyncio
-from collections.abc import Iterator, Sequence
+import logging
+import socket
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Sequence
+from pathlib import Path
 from typing import Generic
 
-from slipstream.core.request.server_info import ReplicaState
-from slipstream.rpc.channel import Dialer
-from slipstream_router.replicas.discovery import Addresses, Source
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.server_info import ReplicaRole, ReplicaState
+from slipstream.core.round import Clock
+from slipstream.files import path_of, read_text
+from slipstream.rpc.channel import Dialer, check_address
+from slipstream.state.factory import open_registry
+from slipstream.state.options import StoreOptions
 from slipstream_router.replicas.heartbeat import Heartbeat
 from slipstream_router.replicas.probes import Probe
 from slipstream_router.replicas.replica import D, Hooks, Replica
 
+POLL_S = 1.0
+DNS_POLL_S = 5.0
+DNS_LIMIT_S = 5.0
+LINGER_S = 10.0
+REGISTRY = "registry:"
+_DNS, _FILE = "dns:///", "file:"
+_LOG = logging.getLogger("slipstream.router")
+
+Addresses = frozenset[str]
+Pause = Callable[[float], Awaitable[None]]
+Ask = Callable[[], Awaitable[Addresses]]
+Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
+Source = Callable[[], AsyncIterator[Addresses]]
+"""Yields the first list of a role's addresses, and each that differs. May end, as a fixed list."""
 CROWD, CROWD_FACTOR = 8, 2
 """A replica is crowded that has so many requests more than so many times those of the idlest.
 
@@ -24,6 +49,147 @@ replicas that were added get sessions that go on, not only those that begin. A r
 leaves a crowded draft by the same rule.
 """
 _USUAL, _NOBODY = Heartbeat(), Hooks()
+
+
+def fixed(*addresses: str) -> Source:
+    """Return a source of addresses that never change."""
+
+    async def changes() -> AsyncIterator[Addresses]:
+        yield frozenset(addresses)
+
+    return changes
+
+
+def polled(ask: Ask, *, poll_s: float, pause: Pause) -> Source:
+    """Return a source that asks again and again. `ask` may raise anything: nothing changes."""
+
+    async def changes() -> AsyncIterator[Addresses]:
+        last: Addresses | None = None
+        found, problem = last, ""
+        while True:
+            try:
+                found, problem = await ask(), ""
+            except Exception as error:  # a list that can't be read is not the end of its replicas
+                if str(error) != problem:
+                    _LOG.warning("replicas can't be listed, so the last list stays: %s", error)
+                found, problem = last, str(error)
+            if found is not None and found != last:
+                last = found
+                yield found
+            await pause(poll_s)
+
+    return changes
+
+
+class LingeringSource:
+    """A source whose addresses stay named for a while: a lost list is soon whole again."""
+
+    def __init__(self, ask: Ask, clock: Clock) -> None:
+        self._ask = ask
+        self._clock = clock
+        self._seen: dict[str, float] = {}
+
+    async def __call__(self) -> Addresses:
+        """Return the addresses that were named within `LINGER_S`."""
+        found = await self._ask()
+        now = self._clock()
+        self._seen |= dict.fromkeys(found, now)
+        self._seen = {
+            address: seen for address, seen in self._seen.items() if now - seen <= LINGER_S
+        }
+        return frozenset(self._seen)
+
+
+def parse_source(
+    items: Sequence[str],
+    *,
+    registered: Ask | None = None,
+    pause: Pause = asyncio.sleep,
+    resolve: Resolve | None = None,
+) -> Source:
+    """The source that a configuration names: addresses, or one of the other forms.
+
+    These are `dns:///NAME:PORT`, `file:PATH`, and `registry:` for those that `registered` names.
+    Raises `InvalidRequest` for anything else.
+    """
+    special = [item for item in items if item.startswith((_DNS, _FILE, REGISTRY))]
+    if not special:
+        return fixed(*map(_checked, items))
+    if len(items) > 1:
+        raise InvalidRequest(
+            f"{special[0]} names all replicas, so nothing else can stand beside it"
+        )
+    if items[0] == REGISTRY and registered is not None:
+        return polled(LingeringSource(registered, time.monotonic), poll_s=POLL_S, pause=pause)
+    if items[0].startswith(REGISTRY):
+        raise InvalidRequest(f"{items[0]!r} must be registry: alone, with a store_url")
+    if items[0].startswith(_FILE):
+        path = path_of(items[0].removeprefix(_FILE))
+        return polled(lambda: _read(path), poll_s=POLL_S, pause=pause)
+    host, port = _name_and_port(items[0])
+    ask = resolve or _resolve
+    return polled(lambda: _named(ask, host, port), poll_s=DNS_POLL_S, pause=pause)
+
+
+async def _read(path: Path) -> Addresses:
+    """One address per line; what follows a # is a comment."""
+    text = await asyncio.to_thread(read_text, path)
+    lines = (line.partition("#")[0].strip() for line in text.splitlines())
+    return frozenset(_checked(line) for line in lines if line)
+
+
+async def _named(resolve: Resolve, host: str, port: int) -> Addresses:
+    try:
+        async with asyncio.timeout(DNS_LIMIT_S):
+            found = await resolve(host, port)
+    except TimeoutError:
+        raise InvalidRequest(f"{host} was not resolved within {DNS_LIMIT_S:g} s") from None
+    return frozenset(f"[{ip}]:{port}" if ":" in ip else f"{ip}:{port}" for ip in found)
+
+
+async def _resolve(host: str, port: int) -> Sequence[str]:
+    loop = asyncio.get_running_loop()
+    found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
+    return [str(address[0]) for *_, address in found]
+
+
+def _name_and_port(item: str) -> tuple[str, int]:
+    host, _, port = item.removeprefix(_DNS).rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidRequest(f"{item!r} must be dns:///NAME:PORT")
+    return host, int(port)
+
+
+def _checked(address: str) -> str:
+    if "://" in address:
+        raise InvalidRequest(f"the address is {address!r}, but must be HOST:PORT")
+    return check_address(address)
+
+
+class Sources:
+    """The sources of both roles. `aclose` it."""
+
+    def __init__(self, targets: Sequence[str], drafts: Sequence[str], store: StoreOptions) -> None:
+        """Raises `InvalidRequest` for what names no source, or a registry without a store."""
+        needs_registry = REGISTRY in (*targets, *drafts) and store.url is not None
+        self._registry = open_registry(store) if needs_registry else None
+        self.targets = self._source(targets, ReplicaRole.TARGET)
+        self.drafts = self._source(drafts, ReplicaRole.DRAFT)
+
+    async def aclose(self) -> None:
+        """End connections. Again is fine."""
+        if self._registry is not None:
+            await self._registry.aclose()
+
+    def _source(self, items: Sequence[str], role: ReplicaRole) -> Source:
+        registry = self._registry
+        if registry is None:
+            return parse_source(items)
+
+        async def registered() -> Addresses:
+            return frozenset(await registry.live(role))
+
+        return parse_source(items, registered=registered)
 
 
 class Pool(Generic[D]):
