@@ -173,15 +173,12 @@ def ids(text):
     return tuple(TRANSFORMERS.encode(text))
 
 
-def test_text_is_one_user_message():
-    expected = ids("<|user|>hello<|end|>\n<|bot|>")
-    assert encode_prompt(TOKENIZER, "hello") == expected
-    assert encode_prompt(TOKENIZER, [user("hello")]) == expected
-
-
-def test_a_raw_prompt_is_taken_as_it_is():
+def test_text_is_one_user_message_and_a_raw_prompt_is_taken_as_it_is():
+    assert encode_prompt(TOKENIZER, "hello") == encode_prompt(TOKENIZER, [user("hello")])
     assert encode_prompt(TOKENIZER, "hello", RAW) == ids("hello")
     assert encode_prompt(TOKENIZER, [5, 6, 7]) == (5, 6, 7)
+    assert encode_prompt(TOKENIZER, "more", RAW, last_token=9) == ids("more")
+    assert encode_prompt(TOKENIZER, [5], last_token=5) == (5,)
 
 
 @pytest.mark.parametrize("ending", [(END,), ()], ids=["finished", "cut at the limit"])
@@ -190,11 +187,6 @@ def test_turns_appended_one_by_one_are_the_conversation_at_once(ending):
     held += encode_prompt(TOKENIZER, "three", last_token=held[-1])
     whole = [user("one"), assistant("two"), user("three")]
     assert held == encode_prompt(TOKENIZER, whole)
-
-
-def test_a_raw_turn_is_appended_as_it_is():
-    assert encode_prompt(TOKENIZER, "more", RAW, last_token=9) == ids("more")
-    assert encode_prompt(TOKENIZER, [5], last_token=5) == (5,)
 
 
 @pytest.mark.parametrize(
@@ -220,13 +212,6 @@ def test_an_ill_formed_prompt_is_refused(prompt, reason):
 def test_raw_messages_are_refused():
     with pytest.raises(InvalidRequest, match="not messages"):
         encode_prompt(TOKENIZER, [user("a")], RAW)
-
-
-def test_a_model_without_template_takes_raw_prompts_only():
-    plain = text_tokenizer(byte_tokenizer(template=None))
-    with pytest.raises(InvalidRequest, match="no chat template"):
-        encode_prompt(plain, "hello")
-    assert encode_prompt(plain, "hello", RAW) == ids("hello")
 
 
 @pytest.mark.parametrize("reply", ["Once", "Once ", " upon\n", ""])

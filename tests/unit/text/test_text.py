@@ -71,14 +71,6 @@ def test_a_beginning_of_a_stop_string_waits_and_is_emitted_when_it_was_none():
     assert stream.push(list(b"em")).text == "<enem"
 
 
-def test_bytes_that_never_become_a_character_are_emitted_at_the_end():
-    stream = TextStream(decode)
-    assert stream.push([0xF0, 0x9F]).tokens == ()
-    last = stream.finish()
-    assert last.tokens == (0xF0, 0x9F)
-    assert last.text == decode([0xF0, 0x9F])
-
-
 @pytest.mark.parametrize("stop", [[""], ["x" * 241], ["x"] * 17])
 def test_stop_strings_out_of_bounds_are_refused(stop):
     with pytest.raises(InvalidRequest):

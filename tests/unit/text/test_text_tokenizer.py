@@ -184,7 +184,8 @@ def test_without_a_chat_template_there_is_only_raw_text(template):
     tokenizer = text_tokenizer(byte_tokenizer(template=template))
     assert tokenizer.chat_template == ""
     with pytest.raises(InvalidRequest, match="no chat template"):
-        tokenizer.render([{"role": "user", "content": "a"}])
+        encode_prompt(tokenizer, "a")
+    assert encode_prompt(tokenizer, [5]) == (5,)
 
 
 class Custom:
@@ -207,6 +208,45 @@ def test_a_tokenizer_that_only_transformers_can_run_is_refused():
                 tokenizer_object=byte_tokenizer().backend_tokenizer, split_special_tokens=True
             )
         )
+
+
+def joined(text, ids):
+    return b"".join(text.token_bytes(token) for token in ids)
+
+
+@pytest.mark.parametrize("string", TEXTS)
+def test_the_bytes_of_a_text_s_tokens_are_its_utf_8(string):
+    text = text_tokenizer(byte_tokenizer())
+    assert joined(text, text.encode(string, add_special_tokens=False)) == string.encode()
+
+
+LAST = {
+    "llama": [decoders.Replace("▁", " "), decoders.Fuse(), decoders.Strip(" ", 1, 0)],
+    "metaspace": [decoders.Metaspace(prepend_scheme="always")],
+}
+
+
+@pytest.mark.parametrize("last", LAST.values(), ids=LAST)
+@pytest.mark.parametrize("string", ["hello a hello", "a\n\tb  c", "漢字 👩‍👩‍👧 <0x41>", "hello"])
+def test_in_pieces_too_behind_the_space_that_begins_a_text(string, last):
+    hf = piece_tokenizer()
+    hf.backend_tokenizer.decoder = decoders.Sequence([decoders.ByteFallback(), *last])
+    text = text_tokenizer(hf)
+    ids = text.encode(string, add_special_tokens=False)
+    assert joined(text, ids) == b" " + string.encode()
+    assert text.decode(ids) == string
+
+
+def test_added_tokens_are_spelled_as_they_are_written_and_others_have_no_bytes(hf, text):
+    for number, token in hf.added_tokens_decoder.items():
+        assert text.token_bytes(number) == token.content.encode()
+    assert [text.token_bytes(token) for token in (-1, 10**6, 1 << 31)] == [b""] * 3
+
+
+def test_without_a_decoder_a_token_is_what_is_written():
+    backend = Tokenizer(models.BPE(vocab={"a▁": 0, "<0x41>": 1}, merges=[]))
+    text = text_tokenizer(PreTrainedTokenizerFast(tokenizer_object=backend))
+    assert joined(text, [0, 1]) == "a▁<0x41>".encode()
 
 
 def test_the_table_alone_reads_ids_as_the_tokenizer_does(hf, text):
