@@ -11,7 +11,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 from safetensors.numpy import load_file, save_file
 
-from slipstream.core.errors import InvalidRequest, ModelMismatch, TrainingError, WeightsError
+from slipstream.core.errors import ModelMismatch, TrainingError, WeightsError
 from slipstream.ngrams.store_file import (
     ARRAYS,
     FULL,
@@ -205,11 +205,6 @@ def test_a_store_is_found_by_the_tokenizer_it_is_of(path):
     for tokenizer, vocab_size in (("u" * 64, 50), ("t" * 64, 49)):
         with pytest.raises(ModelMismatch, match="of another tokenizer"):
             store_named(str(path), tokenizer, vocab_size=vocab_size)
-
-
-def test_a_store_that_is_not_there_is_refused():
-    with pytest.raises(InvalidRequest, match="ngrams is '/nowhere', but must be auto, none or"):
-        NgramStores(("/nowhere",))
 
 
 def test_the_store_in_the_package_is_whole_and_small():

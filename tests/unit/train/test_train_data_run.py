@@ -132,18 +132,13 @@ def test_a_directory_that_another_process_writes_is_left_to_it(place, tmp_path):
 
 
 @pytest.mark.parametrize("changes", [{"seed": 5}, {"max_new_tokens": 13}, {"dtype": "float32"}])
-def test_a_directory_of_another_run_is_refused(place, tmp_path, changes):
+def test_a_directory_of_another_run_or_of_none_is_refused(place, tmp_path, changes):
     write(data_run(place, tmp_path, max_tokens=1))
     with pytest.raises(TrainingError, match="holds shards of other settings"):
         write(data_run(place, tmp_path, **changes))
-
-
-def test_shards_need_a_manifest(place, tmp_path):
-    run = data_run(place, tmp_path / "out", max_tokens=1)
-    write(run)
-    (tmp_path / "out/manifest.json").unlink()
+    (tmp_path / "manifest.json").unlink()
     with pytest.raises(TrainingError, match="holds shards of other settings"):
-        write(run)
+        write(data_run(place, tmp_path))
 
 
 def test_more_than_the_targets_context_is_refused(place, tmp_path):
