@@ -11,7 +11,6 @@ from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.checks import check_plan
-from slipstream.rpc.conversion.convert_info import draft_facts_from_pb
 from slipstream.rpc.status import error_from
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc, target_pb2_grpc
 from slipstream_draft.kv_sources import ANYWHERE, KvSources
@@ -156,15 +155,6 @@ async def test_messages_out_of_order_are_refused(models):
             with pytest.raises(errors.InvalidRequest):
                 await answers(drafts, first, never)
         await until(lambda: is_empty(drafts))
-
-
-async def test_a_draft_says_what_it_is(models):
-    async with draft_place(models, "glide") as drafts:
-        stub = draft_pb2_grpc.DraftServiceStub(drafts.channel)
-        about = await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())
-    assert (about.kind, about.max_lag, list(about.target_layers)) == ("glide", MAX_LAG, [0, 2])
-    assert (about.target_model_id, about.identity.vocab_size) == ("tiny", tiny.VOCAB)
-    assert draft_facts_from_pb(about) == models.drafter("glide", drafts.receivers).facts
 
 
 def feed_at(address):

@@ -11,9 +11,8 @@ from slipstream.core.policy.stop import StopSignal, SvipStop
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft, TargetKv
-from slipstream.drafting.reader import CandidateReader, CandidateRows, read_candidates, read_each
+from slipstream.drafting.reader import CandidateReader, CandidateRows, read_candidates
 from slipstream.models.scorer import Scores
-from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny, tiny_glide
 
 INF, NAN = math.inf, math.nan
@@ -66,33 +65,12 @@ def test_scores_without_a_distribution_are_an_error_of_the_model(row, count, sam
         read_candidates(scores_of(row), [reading(count, sampling=sampling, mode=mode)])
 
 
-@pytest.mark.parametrize("count", [1, 3])
-def test_one_sessions_broken_scores_are_not_those_of_another(count):
-    good, bad = spoilt(200, {}), [NAN] * 200
-    readings = [reading(count, sampling=at) for at in (*SAMPLINGS, SAMPLINGS[0])]
-    first, broken, last = read_each(scores_of(good, bad, good), readings)
-    assert isinstance(broken, ModelError)
-    assert first == last
-    assert len(first[0].tokens) == count
-
-
 def test_a_decision_that_is_no_number_is_none():
     def score(hidden, stats):
         return np.full((len(hidden), 2), NAN)
 
     [[slot]] = read_candidates(scores_of(spoilt(9, {})), [reading(2, score=score)])
     assert slot.score is None
-
-
-@pytest.mark.parametrize("shape", [Shape.CHAIN, Shape.CAPE, Shape.DYNAMIC])
-def test_a_draft_whose_weights_are_broken_raises_an_error_of_the_model(shape):
-    model = tiny.causal(numerics="fast")
-    native = model._decoder._model
-    norm = np.full(native._shape.hidden, NAN, np.float32)
-    native._do("set_norm", -1, 0, 0, norm.ctypes.data, len(norm))
-    sequence = TokenSequence(Session("s", 9, 20), tiny.tokens(9))
-    with pytest.raises(ModelError):
-        finished(LocalDraft(CausalScorer(model)).propose(sequence, Plan(3, 12, shape=shape)))
 
 
 class Keys:

@@ -10,11 +10,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.errors import InvalidRequest, ModelMismatch, NotBuilt
+from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.grammar import MAX_GRAMMAR_BYTES
-from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Session
-from slipstream.verifying.grammars import Grammars, constraint_of
+from slipstream.verifying.grammars import Grammars
 from support.models import grammar_texts
 from support.models.grammar_texts import EOS, STOPS, TEXT, VOCAB, grammars, ids, regex, schema
 from support.models.random_schemas import draw_schemas
@@ -217,21 +215,6 @@ def test_what_others_have_used_up_of_a_grammar_is_taken_from_nobody(made):
     assert modest.allowed(ids("a")).tolist() == expected
     assert modest.allowed([]).tolist() == expected
     assert constraint_for(made, grammar, STOPS).allowed([]).tolist() == expected
-
-
-def test_a_session_keeps_its_constraint_while_its_grammar_stays_the_same(made):
-    held = [made.compile(regex(text)).result() for text in ("ab*", "c")]
-    session = Session("s", 2, 9, stop_token_ids=STOPS, grammar=held[0].grammar)
-    first = constraint_of(made, TokenSequence(session, [9, 9, *ids("a")]), None)
-    assert constraint_of(made, TokenSequence(session, [9, 9, *ids("ab")]), first) is first
-    other = Session("s", 2, 9, stop_token_ids=STOPS, grammar=regex("c"))
-    assert constraint_of(made, TokenSequence(other, [9, 9]), first) is not first
-    plain = Session("s", 2, 9, stop_token_ids=STOPS)
-    assert constraint_of(made, TokenSequence(plain, [9, 9]), first) is None
-    with pytest.raises(InvalidRequest, match="token 1 of the output"):
-        constraint_of(made, TokenSequence(session, [9, 9, *ids("ac")]), first)
-    with pytest.raises(NotBuilt):
-        constraint_of(None, TokenSequence(session, [9, 9]), None)
 
 
 def test_a_model_without_a_stop_token_follows_no_grammar():

@@ -9,7 +9,8 @@ from hypothesis import strategies as st
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.row_costs import Offer
-from slipstream.verifying.meter import LoadMeter, StepCost
+from slipstream.verifying.meter import Activity, LoadMeter, StepCost, TimeSpent
+from support.models.hand_clock import HandClock
 
 TILE = 32
 
@@ -87,3 +88,14 @@ def test_whatever_steps_took_every_one_has_an_offer(taken):
 def test_an_offer_that_can_not_be_is_refused(bad):
     with pytest.raises(InvalidRequest, match="offer"):
         Offer(**bad)
+
+
+def test_the_share_of_waiting_is_that_of_the_last_window_only():
+    clock, shares = HandClock(1000.0), []
+    spent = TimeSpent(clock)
+    for second in range(90):
+        spent.turn(Activity.WAITING if second < 30 else Activity.BUSY)
+        clock.now += 1
+        shares.append(spent.waiting_share())
+    assert shares == [1.0] * 30 + [(30 - past) / 30 for past in range(1, 31)] + [0.0] * 30
+    assert spent.totals() == {Activity.BUSY: 60, Activity.WAITING: 30, Activity.IDLE: 0}
