@@ -34,18 +34,12 @@ class World:
 def test_failures_in_a_row_rest_a_name_and_no_other():
     world = World()
     world.fail(2)
+    world.breakers.begin("a").succeeded()
+    world.fail(2)
     assert world.breakers.may_ask("a")
     world.fail()
     assert world.breakers.resting() == {"a"}
     assert world.breakers.may_ask("b")
-
-
-def test_a_success_between_them_starts_the_count_anew():
-    world = World()
-    world.fail(2)
-    world.breakers.begin("a").succeeded()
-    world.fail(2)
-    assert world.breakers.resting() == frozenset()
 
 
 def test_every_failed_try_doubles_the_rest_up_to_a_limit_and_a_success_shortens_it():

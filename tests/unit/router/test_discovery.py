@@ -24,7 +24,7 @@ class Steps:
 
     async def step(self):
         """Let the source ask once more, and wait until it has."""
-        await asyncio.wait_for(self.reached.acquire(), 5)
+        await asyncio.wait_for(self.reached.acquire(), 60)
         self.may_go.release()
 
 
@@ -111,44 +111,38 @@ async def test_a_broken_or_lost_file_leaves_the_last_list_and_warns_once(tmp_pat
     assert len(caplog.records) == 2  # broken, then lost
 
 
-async def test_a_name_is_resolved_again_and_outages_of_dns_change_nothing():
-    answers = [["10.0.0.1", "fd00::1"], socket.gaierror("no such name"), ["10.0.0.2"]]
-    steps = Steps()
+FIRST, LATER = ["10.0.0.1:7", "[fd00::1]:7"], ["10.0.0.2:7"]
+NAMED = [["10.0.0.1", "fd00::1"], *[socket.gaierror("no such name")] * 2, ["10.0.0.2"]]
+REGISTERED = [frozenset(FIRST), *[Unavailable("Redis is away")] * 2, frozenset(LATER)]
 
-    async def resolve(host, port):
-        assert (host, port) == ("targets.svc", 7)
-        answer = answers.pop(0)
-        if isinstance(answer, OSError):
+
+@pytest.mark.parametrize(
+    ("listed", "answers", "how", "after"),
+    [
+        ("dns:///targets.svc:7", NAMED, "resolve", LATER),
+        ("registry:", REGISTERED, "registered", sorted(FIRST + LATER)),  # who was listed lingers
+    ],
+)
+async def test_who_is_asked_again_and_fails_changes_nothing_and_says_so_once(
+    listed, answers, how, after, caplog
+):
+    left, steps = list(answers), Steps()
+
+    async def ask(*where):
+        assert where in ((), ("targets.svc", 7))
+        answer = left.pop(0)
+        if isinstance(answer, Exception):
             raise answer
         return answer
 
-    source = parse_source(["dns:///targets.svc:7"], pause=steps.pause, resolve=resolve)
-    said, _, task = await following(source)
-    await steps.step()
-    await steps.step()
-    await asyncio.wait_for(steps.reached.acquire(), 5)
-    await ended(task)
-    assert said == [["10.0.0.1:7", "[fd00::1]:7"], ["10.0.0.2:7"]]
-
-
-async def test_a_registry_that_fails_changes_nothing_and_says_so_once(caplog):
-    answers = [{"10.0.0.1:7"}, Unavailable("Redis is away"), Unavailable("Redis is away")]
-    steps = Steps()
-
-    async def registered():
-        answer = answers.pop(0)
-        if isinstance(answer, Unavailable):
-            raise answer
-        return frozenset(answer)
-
-    source = parse_source(["registry:"], registered=registered, pause=steps.pause)
+    source = parse_source([listed], pause=steps.pause, **{how: ask})
     said, _, task = await following(source)
     with caplog.at_level(logging.WARNING, "slipstream.router"):
-        await steps.step()
-        await steps.step()
-        await asyncio.wait_for(steps.reached.acquire(), 5)
+        for _ in range(3):
+            await steps.step()
+        await asyncio.wait_for(steps.reached.acquire(), 60)
     await ended(task)
-    assert said == [["10.0.0.1:7"]]
+    assert said == [FIRST, after]
     assert len(caplog.records) == 1
 
 

@@ -172,19 +172,18 @@ async def test_a_request_whose_time_is_up_looks_for_no_other_target():
     assert not other.asked
 
 
-async def test_a_request_that_kills_every_target_is_given_up():
-    world = World(*(Counter(f"t{index}", 0) for index in range(MAX_LOSSES + 2)))
-    with pytest.raises(errors.Unavailable):
-        await world.round()
-    assert len(world.waiting) == 1
+FAILED = errors.InternalError("a step of the target failed")
 
 
-async def test_a_request_that_fails_the_steps_of_targets_is_given_up_before_they_are():
-    error = errors.InternalError("a step of the target failed")
-    world = World(*(Counter(f"t{index}", 0, error) for index in range(MAX_FAILED_STEPS)))
-    with pytest.raises(errors.InternalError):
+@pytest.mark.parametrize(
+    ("error", "num_targets", "num_tried"),
+    [(LOST, MAX_LOSSES + 2, MAX_LOSSES + 1), (FAILED, MAX_FAILED_STEPS, MAX_INTERNAL_ERRORS)],
+)
+async def test_a_request_that_ends_targets_is_given_up_before_all(error, num_targets, num_tried):
+    world = World(*(Counter(f"t{index}", 0, error) for index in range(num_targets)))
+    with pytest.raises(type(error)):
         await world.round()
-    assert len(world.waiting) == MAX_FAILED_STEPS - MAX_INTERNAL_ERRORS > 0
+    assert len(world.waiting) == num_targets - num_tried > 0
 
 
 async def test_a_released_seat_holds_nobody_and_takes_nobody():
@@ -215,9 +214,8 @@ async def test_all_requests_learn_of_a_target_that_does_not_answer():
 
 async def test_a_target_whose_every_step_fails_is_not_the_first_that_others_ask():
     shared = Breakers(lambda: 0.0, BreakerLimits())
-    error = errors.InternalError("a step of the target failed")
     for _ in range(BreakerLimits().failures):
         assert not shared.resting()
-        world = World(Counter("a", 0, error), Counter("b"), shared=shared)
+        world = World(Counter("a", 0, FAILED), Counter("b"), shared=shared)
         await world.round()
     assert shared.resting() == {"a"}

@@ -222,21 +222,21 @@ def test_an_ill_formed_request_is_refused(message):
         asked.generation_from_pb(message)
 
 
-def test_raw_messages_are_refused():
-    said = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hello")])
-    with pytest.raises(UnsupportedCombination, match="not messages"):
-        asked.generation_from_pb(generation(prompt=pb.Prompt(chat=said, raw=True)))
+SAYING = pb.ChatMessages(messages=[pb.ChatMessage(role="user", content="hello")])
 
 
-@pytest.mark.parametrize("changes", [{"adapter_id": "a"}, {"n": 2}])
-def test_what_is_not_built_is_not_ignored(changes):
-    with pytest.raises(NotBuilt, match=next(iter(changes))):
+@pytest.mark.parametrize(
+    ("changes", "error", "reason"),
+    [
+        ({"prompt": pb.Prompt(chat=SAYING, raw=True)}, UnsupportedCombination, "not messages"),
+        ({"json_schema": "{}", "regex": "a*"}, UnsupportedCombination, "json_schema and regex"),
+        ({"adapter_id": "a"}, NotBuilt, "adapter_id"),
+        ({"n": 2}, NotBuilt, "n"),
+    ],
+)
+def test_what_does_not_go_together_or_is_not_built_is_not_ignored(changes, error, reason):
+    with pytest.raises(error, match=reason):
         asked.generation_from_pb(generation(**changes))
-
-
-def test_a_text_follows_one_grammar():
-    with pytest.raises(UnsupportedCombination, match="json_schema and regex"):
-        asked.generation_from_pb(generation(json_schema="{}", regex="a*"))
 
 
 @pytest.mark.parametrize(

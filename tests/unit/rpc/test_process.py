@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.core import errors
 from slipstream.options import option
-from slipstream.rpc.process import run_service, say_ready, with_port
+from slipstream.rpc.process import run_service, say_ready
 
 
 @dataclass(frozen=True, slots=True)
@@ -19,16 +19,6 @@ class Options:
 
 def run(serve, *argv):
     return run_service("router", Options, serve, argv=argv, doc="A service.")
-
-
-def test_a_service_gets_its_options_and_ends_with_0():
-    served = []
-
-    async def serve(options, telemetry):
-        served.append(options)
-
-    assert run(serve, "--size", "7") == 0
-    assert served == [Options(7)]
 
 
 @pytest.mark.parametrize(
@@ -65,12 +55,6 @@ def test_a_bug_is_no_sentence():
 
     with pytest.raises(ZeroDivisionError):
         run(serve)
-
-
-@pytest.mark.parametrize("address", ["127.0.0.1:0", "[::1]:0", "some.example:50051"])
-def test_where_it_serves_is_said_with_the_port_that_came_of_it(capsys, address):
-    say_ready(with_port(address, 123))
-    assert capsys.readouterr().out == f"ready {address.rpartition(':')[0]}:123\n"
 
 
 def test_what_is_loaded_by_the_time_that_a_service_serves_is_not_collected_again():

@@ -102,17 +102,6 @@ async def test_an_error_without_a_name_is_told_by_its_code_and_bugs_stay_inside(
 STATUS = health_pb2.HealthCheckResponse
 
 
-async def test_health_is_watched_from_serving_to_the_drain():
-    async with serving(Failing(errors.NotBuilt("no"))) as (server, channel):
-        stub = health_pb2_grpc.HealthStub(channel)
-        watch = stub.Watch(health_pb2.HealthCheckRequest(service=NAME))
-        first = await watch.read()
-        await server.drain()
-        second = await watch.read()
-        watch.cancel()
-    assert (first.status, second.status) == (STATUS.SERVING, STATUS.NOT_SERVING)
-
-
 async def test_a_server_of_what_is_broken_says_so_stops_and_fails(caplog):
     is_broken = asyncio.Event()
 
