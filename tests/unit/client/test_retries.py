@@ -4,11 +4,10 @@ import pytest
 
 from slipstream.client.call import ClientCall
 from slipstream.client.connection import router_target
-from slipstream.client.retries import NO_RETRIES, Retries, RetryTimeouts, StreamProgress
+from slipstream.client.retries import Retries, RetryTimeouts, StreamProgress
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.request.results import Chunk, PromptInfo
-from slipstream.core.types import FinishReason
 
 TIMEOUTS = RetryTimeouts(unanswered_s=1.0, begun_s=4.0, first_pause_s=0.125, longest_pause_s=1.0)
 PROMPT = PromptInfo("id", "model", 0, 3)
@@ -57,37 +56,10 @@ def test_no_pause_ends_after_the_deadline():
     assert tried.left_s() == 0.125
 
 
-def test_without_patience_nothing_is_sent_again():
-    tried, _ = tries(timeouts=NO_RETRIES)
-    assert tried.pause_s() is None
-    tried.progressed()
-    assert tried.pause_s() is None
-
-
-def test_a_request_that_was_taken_over_is_taken_back_once():
-    tried, _ = tries()
-    assert tried.takes_back()
-    tried.progressed()
-    assert not tried.takes_back()
-
-
 def resuming(num_received=0):
     ask = Ask(max_tokens=20, request_id="id")
     generation = Generation("hello", ask, num_received=num_received)
     return StreamProgress(ClientCall(generation, 5.0), tries(5.0)[0])
-
-
-@pytest.mark.parametrize("num_held", [0, 7])
-def test_a_call_asks_for_what_the_caller_does_not_hold_and_the_ones_before_did_not_bring(num_held):
-    stream = resuming(num_held)
-    first = stream.next_call()
-    assert (first.generation.num_received, first.timeout_s) == (num_held, 5.0)
-    stream.received(Chunk("ab", (1, 2), prompt=PROMPT))
-    stream.received(Chunk("c", (3,)))
-    again = stream.next_call().generation
-    assert again.num_received == num_held + 3
-    assert (again.prompt, again.ask, again.session) == ("hello", first.generation.ask, None)
-    assert not stream.is_finished
 
 
 @pytest.mark.parametrize(("create", "num_pauses"), [(True, 3), (False, 6)])
@@ -96,16 +68,6 @@ def test_the_next_turn_of_a_session_has_the_patience_of_what_has_begun(create, n
     generation = Generation("hello", session=SessionRef("chat", create=create))
     StreamProgress(ClientCall(generation, None), tried)
     assert len(clock.pauses(tried)) == num_pauses
-
-
-def test_what_is_known_at_the_beginning_is_said_once():
-    stream = resuming()
-    assert stream.received(Chunk("", (), prompt=PROMPT)) == Chunk("", (), prompt=PROMPT)
-    assert stream.received(Chunk("", (), prompt=PROMPT)) is None
-    assert stream.received(Chunk("a", (1,), prompt=PROMPT)) == Chunk("a", (1,))
-    end = Chunk("", (), FinishReason.STOP, prompt=PROMPT)
-    assert stream.received(end) == Chunk("", (), FinishReason.STOP)
-    assert stream.is_finished
 
 
 def test_a_chunk_without_tokens_is_no_progress():

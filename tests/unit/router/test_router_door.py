@@ -2,10 +2,8 @@
 
 import pytest
 
-from slipstream.core.errors import CapacityError, InvalidRequest, NotBuilt, Unavailable
-from slipstream.options import build
+from slipstream.core.errors import CapacityError, NotBuilt, Unavailable
 from slipstream.rpc.v1 import generation_pb2 as pb
-from slipstream_router.config import RouterConfig
 from slipstream_router.limits import Admission
 from slipstream_router.servicer import refuse_unknown
 
@@ -61,23 +59,3 @@ def test_a_field_of_another_version_is_refused_by_number_wherever_it_is(place, n
     request = pb.GenerateRequest.FromString(request.SerializeToString())
     with pytest.raises(NotBuilt, match=f"field 100 of {name} "):
         refuse_unknown(request)
-
-
-@pytest.mark.parametrize(
-    "wrong",
-    [
-        {"targets": ()},
-        {"max_requests": 0},
-        {"draft_round_timeout_s": 0.0},
-        {"park_ttl_s": -1.0},
-        {"drafter": "magic"},
-        {"tls_cert": "a"},
-        {"tls_client_ca": "a"},
-        {"peer_cert": "a"},
-        {"peer_ca": "a", "peer_cert": "b"},
-        {"grace_s": -1.0},
-    ],
-)
-def test_a_configuration_that_makes_no_sense_is_refused(wrong):
-    with pytest.raises(InvalidRequest):
-        build(RouterConfig, **{"targets": ("127.0.0.1:1",), **wrong})

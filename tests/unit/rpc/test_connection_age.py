@@ -7,7 +7,6 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from slipstream.core.errors import InvalidRequest
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.server import Server, ServerOptions
@@ -144,25 +143,6 @@ async def test_one_connection_too_many_is_closed_and_room_is_given_back():
         call = stub.DescribeDraft(draft_pb2.DescribeDraftRequest(), **waits)
         assert (await call).kind == "full"
         await another.close()
-
-
-@pytest.mark.parametrize(
-    ("given", "says"),
-    [
-        ({"max_connections": -1}, "max_connections is -1, but must be 0 for no limit"),
-        ({"max_connection_idle_s": 0.5}, "max_connection_idle_s is 0.5, but must be 0 for never"),
-        ({"max_connection_age_s": -1}, "max_connection_age_s is -1"),
-        ({"max_connection_age_s": 0.5}, "must be 0 for never, or 1 to"),
-        ({"max_connection_age_s": 1e9}, "max_connection_age_s is 1000000000.0"),
-        ({"max_connection_age_s": float("nan")}, "max_connection_age_s is nan"),
-        ({"max_connection_age_grace_s": -1}, "max_connection_age_grace_s is -1"),
-        ({"max_connection_age_grace_s": float("inf")}, "max_connection_age_grace_s is inf"),
-        ({"max_connection_age_grace_s": 20}, "less than the 30.0 of grace_s"),
-    ],
-)
-def test_an_age_that_makes_no_sense_is_refused(given, says):
-    with pytest.raises(InvalidRequest, match=says):
-        build(RouterConfig, targets=("127.0.0.1:1",), **given)
 
 
 def test_connections_to_routers_age_and_those_to_engines_do_not():

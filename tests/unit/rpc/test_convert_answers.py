@@ -102,18 +102,6 @@ def test_a_result_is_the_same_on_the_other_side(result):
     assert message.finish.speculation.draft_acceptance_rate == speculation.draft_acceptance_rate
 
 
-@pytest.mark.parametrize(
-    ("origins", "reason"), [([1, 2], "3 tokens have 2 origins"), ([1, 2, 9], "token origin is 9")]
-)
-def test_origins_that_are_none_or_not_those_of_the_tokens_are_refused(origins, reason):
-    message = pb.GenerateStreamResponse(token_ids=[5, 6, 7], origins=origins)
-    with pytest.raises(InvalidRequest, match=reason):
-        answered.chunk_from_pb(message)
-    whole = pb.GenerateResponse(token_ids=[5, 6, 7], origins=origins, finish={"reason": 1})
-    with pytest.raises(InvalidRequest, match=reason):
-        answered.result_from_pb(whole)
-
-
 BOOLS, TEXTS = st.booleans(), st.lists(TEXT, max_size=2).map(tuple)
 MODES = st.builds(
     VerificationInfo, st.sampled_from(Verification), members(Shape), TEXTS, BOOLS, TEXT
@@ -157,20 +145,30 @@ def test_a_router_is_the_same_on_the_other_side(server):
     assert info.server_info_from_pb(over_the_wire(info.server_info_to_pb(server))) == server
 
 
-def test_an_answer_that_ends_without_a_reason_is_none():
-    with pytest.raises(InvalidRequest, match="without a reason"):
-        answered.chunk_from_pb(pb.GenerateStreamResponse(finish=pb.FinishInfo()))
-    with pytest.raises(InvalidRequest, match="finish reason is 9"):
-        answered.result_from_pb(pb.GenerateResponse(finish=pb.FinishInfo(reason=9)))
-
-
-def test_a_model_that_does_not_say_what_it_can_do_is_refused():
-    verification = pb.ModelInfo(verifications=[pb.VerificationCapability()])
-    with pytest.raises(InvalidRequest, match="verification is not said"):
-        info.model_info_from_pb(verification)
-    drafter = pb.ModelInfo(drafters=[pb.DrafterCapability(kind="glide", shapes=[77])])
-    with pytest.raises(InvalidRequest, match="shape is 77"):
-        info.model_info_from_pb(drafter)
+@pytest.mark.parametrize(
+    ("read", "message", "reason"),
+    [
+        (answered.chunk_from_pb, {"finish": {}}, "without a reason"),
+        (answered.result_from_pb, {"finish": {"reason": 9}}, "finish reason is 9"),
+        (answered.chunk_from_pb, {"token_ids": [5], "origins": [1, 2]}, "1 tokens have 2 origins"),
+        (answered.chunk_from_pb, {"token_ids": [5], "origins": [9]}, "token origin is 9"),
+        (
+            answered.result_from_pb,
+            {"token_ids": [5], "origins": [9], "finish": {"reason": 1}},
+            "token origin is 9",
+        ),
+        (info.model_info_from_pb, {"verifications": [{}]}, "verification is not said"),
+        (info.model_info_from_pb, {"drafters": [{"shapes": [77]}]}, "shape is 77"),
+    ],
+)
+def test_an_answer_or_a_model_that_is_none_is_refused(read, message, reason):
+    kinds = {
+        answered.chunk_from_pb: pb.GenerateStreamResponse,
+        answered.result_from_pb: pb.GenerateResponse,
+        info.model_info_from_pb: pb.ModelInfo,
+    }
+    with pytest.raises(InvalidRequest, match=reason):
+        read(kinds[read](**message))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.1])

@@ -8,7 +8,7 @@ import torch
 from slipstream.core.errors import InvalidRequest
 from slipstream.models.decision import GREEDY, SAMPLED
 from slipstream.train.decision import DecisionSettings, train_decision
-from slipstream.train.decision_run import judged, log_losses, split
+from slipstream.train.decision_run import log_losses
 from slipstream.train.rounds import Records
 
 SETTINGS = DecisionSettings(width=8, lr=1e-2, weight_decay=0.0, batch_rows=64, max_epochs=30)
@@ -70,10 +70,3 @@ def test_the_same_seed_gives_the_same_model():
 def test_settings_that_train_nothing_are_refused(change):
     with pytest.raises(InvalidRequest, match=next(iter(change))):
         DecisionSettings(**change)
-
-
-def test_a_model_that_knows_more_than_confidence_gains():
-    made = records(0, 600)
-    outcome, _ = judged(made, SETTINGS)
-    assert outcome.loss < outcome.calibrated_loss - 0.01
-    assert outcome.num_tokens == len(split(made)[2])
