@@ -28,16 +28,6 @@ from support.services.tiny_services import MAX_LAG
 NOW = TokenSequence(SESSION, PROMPT)
 
 
-async def caught_up(drafts, feed, keys):
-    """Wait until a draft holds all keys, and see that they are the true ones."""
-    draft = drafts.remote(lambda: feed)
-    await draft.propose(NOW, DEEP)
-    while drafts.receivers.view("s", LAYERS).count < NUM_KEYS:
-        await drafts.load()
-    assert held(drafts, keys) == NUM_KEYS
-    await draft.release("s")
-
-
 @pytest.mark.parametrize("step", [1, 7, NUM_KEYS])
 async def test_keys_arrive_bit_for_bit_however_they_are_cut(models, engine, keys, step):
     cuts = range(0, NUM_KEYS, step)
@@ -124,7 +114,12 @@ async def test_a_lost_stream_is_taken_up_where_it_broke_off(models, keys, first,
     rest = [message(keys, starts[-1], NUM_KEYS), asyncio.Event()]
     script = Script([message(keys, 0, 5), first], [second], rest)
     async with following(models, script) as (drafts, feed):
-        await caught_up(drafts, feed, keys)
+        draft = drafts.remote(lambda: feed)
+        await draft.propose(NOW, DEEP)
+        while drafts.receivers.view("s", LAYERS).count < NUM_KEYS:
+            await drafts.load()
+        assert held(drafts, keys) == NUM_KEYS
+        await draft.release("s")
     assert [request.start for request in script.asked] == starts
     assert {request.credential for request in script.asked} == {"secret"}
 

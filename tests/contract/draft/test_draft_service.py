@@ -128,16 +128,6 @@ async def test_a_draft_with_a_window_streams_the_first_keys_and_the_newest(model
     assert load.kv_streamed_bytes <= num_keys * 2 * 4 * 64
 
 
-async def test_cancelling_frees_everything(models):
-    async with pair(models) as (targets, drafts):
-        async with request(targets, drafts, SESSION) as (_, draft):
-            await draft.propose(TokenSequence(SESSION, PROMPT), PLAN)
-            load = await drafts.load()
-            assert (load.num_sessions, load.num_kv_streams, load.num_rounds) == (1, 1, 1)
-            assert load.kv_bytes > load.kv_streamed_bytes > 0
-        await until(lambda: is_empty(drafts))
-
-
 TURNS = [(*PROMPT, *tiny.tokens(9, seed=5)), (*PROMPT[:10], *tiny.tokens(15, seed=5))]
 
 

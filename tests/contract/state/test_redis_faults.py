@@ -87,12 +87,6 @@ async def test_a_server_that_was_started_anew_meanwhile_is_not_missed(server, st
     await asyncio.gather(*[store.append(lease, SessionUpdate(2, (7,))) for lease in leases])
 
 
-async def test_scripts_that_a_server_forgot_are_told_again(server, store):
-    lease = await held(store, begins())
-    server.call("SCRIPT", "FLUSH")
-    await store.append(lease, opened(5, 6))
-
-
 @pytest.mark.parametrize("evicted", [HASH, TOKENS])
 async def test_a_session_of_which_a_part_was_evicted_is_not_there(server, store, evicted):
     lease = await held(store, begins())

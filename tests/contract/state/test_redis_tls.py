@@ -74,10 +74,6 @@ async def test_a_user_with_the_documented_rights_can_keep_sessions(options):
         await keeps_a_session(store)
 
 
-async def test_what_the_user_may_not_do_is_said(options):
-    assert "see its ACL" in await refusal(replace(options, prefix="another"))
-
-
 async def test_a_wrong_password_is_said_and_not_shown(options):
     for wrong in ({"password": "guessed"}, {"user": "guessed"}):
         text = await refusal(replace(options, **wrong))
@@ -85,22 +81,20 @@ async def test_a_wrong_password_is_said_and_not_shown(options):
         assert "guessed" not in text
 
 
-async def test_neither_side_talks_to_strangers(options, tmp_path):
+async def test_what_the_user_may_not_do_and_files_that_are_missing_are_said(options, tmp_path):
+    assert "see its ACL" in await refusal(replace(options, prefix="another"))
+    assert "can't be reached (No such file" in await refusal(replace(options, ca=tmp_path / "no"))
+
+
+async def test_neither_side_talks_to_strangers_or_without_tls(options, tmp_path):
+    url = options.url.replace("rediss", "redis")
+    plain = replace(options, url=url, ca=None, cert=None, key=None)
+    assert "can't be reached" in await refusal(plain)
     other = certificates(tmp_path)
     assert "not trusted" in await refusal(replace(options, ca=other.ca))
     for stranger in (None, None), (other.cert("router"), other.key("router")):
         text = await refusal(replace(options, cert=stranger[0], key=stranger[1]))
         assert re.search("does not agree on TLS|can't be reached", text)
-
-
-async def test_a_server_that_wants_tls_is_not_talked_to_without(options):
-    url = options.url.replace("rediss", "redis")
-    plain = replace(options, url=url, ca=None, cert=None, key=None)
-    assert "can't be reached" in await refusal(plain)
-
-
-async def test_files_that_are_missing_are_said(options, tmp_path):
-    assert "can't be reached (No such file" in await refusal(replace(options, ca=tmp_path / "no"))
 
 
 async def test_new_certificates_need_no_new_client(server, options, made, tmp_path):

@@ -232,16 +232,6 @@ async def test_no_grammar_is_compiled_on_the_engine_s_thread(engine):
     assert {name.split("_")[0] for name in engine.threads} == {"grammars"}
 
 
-async def test_a_prepared_grammar_is_found_for_as_long_as_it_is_held(engine):
-    async with batched(engine) as (target, _):
-        prepared = await target.prepare(asked("a", WORDS))
-        for count in range(1, MAX_COMPILED + 2):
-            await target.prepare(asked("b", regex(f"x{{{count}}}")))
-        run = target.run(TokenSequence(asked("a", WORDS), PROMPT), Proposal())
-        assert (await run).result().tokens
-        assert prepared.grammar == WORDS
-
-
 async def test_no_more_grammars_wait_to_be_compiled_than_may(engine):
     may_end = threading.Event()
     engine.grammars._thread.submit(may_end.wait, 30)

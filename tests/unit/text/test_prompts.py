@@ -49,9 +49,6 @@ def test_a_template_that_knows_none_has_them_as_text():
     assert '<tool_call>\n{"name": "f", "arguments": {"x": 1}}\n</tool_call></assistant>' in text
     assert text.endswith("<user><tool_response>\n7\n</tool_response></user>")
     assert tokenizer(PLAIN).render(TALK[:1]) == "<user>please</user>"
-
-
-def test_instructions_for_tools_follow_the_system_s_own():
     messages = [{"role": "system", "content": "Be brief."}, *TALK[:1]]
     text = tokenizer(PLAIN).render(messages, [TOOL])
     assert text.startswith("<system>Be brief.\n\nYou may call one or more functions")

@@ -91,11 +91,6 @@ def test_prompts_are_contexts_and_are_not_counted(path):
     assert not store.after([1])
 
 
-def test_no_context_reaches_into_the_text_before(path):
-    store = store_of(path, [[1, 2], [5, 3]])
-    assert not store.after([2])
-
-
 def test_contexts_that_were_seen_too_seldom_are_left_out(path):
     texts = [[1, 2]] * 3 + [[3, 4]] * 2
     store = store_of(path, texts, CountSettings(max_context=1, min_count=3))

@@ -117,11 +117,6 @@ def test_the_held_out_prompts_do_not_depend_on_the_order_or_on_other_training_te
     assert {documents[i].key for i in heldout} == {turned[i].key for i in again}
 
 
-def test_too_few_prompts_to_hold_out_are_refused():
-    with pytest.raises(TrainingError, match="too few"):
-        split_heldout([document([1], [2])], 1)
-
-
 LENGTHS = [3, 9, 4, 30, 5, 7, 2, 8, 6, 5] * 7
 
 
