@@ -1,7 +1,6 @@
 """A simulated GPU: streams, graphs, and a refusal of all that a real one would answer with an error
-or with wrong numbers.
-Kernels run at once, on the CPU. What they touch is reported to torch's CUDA sanitizer, which finds
-accesses that no wait orders; what a capture holds is recorded and checked by `Graph`."""
+or with wrong numbers. Kernels run at once, on the CPU; what a capture holds is recorded and checked
+by `Graph`."""
 
 import threading
 import weakref
@@ -12,45 +11,45 @@ from unittest import mock
 
 import torch
 from torch import Tensor
-from torch.cuda._sanitizer import EventHandler
 
 from slipstream.models.cuda import attention_kernels
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.kv.paged import attend_paged
-from support.cuda.graph import INDEXING, GpuError, Graph, signature, storage_of, written_by
+from support.cuda.graph import INDEXING, GpuError, Graph, signature, storage_of
 from support.cuda.tensors import CudaTensor, leaves, name_of, on_device, on_gpu, on_host
 
 MEMORY = 4 << 30
 
 
 class Stream:
-    """An order of kernels."""
+    """An order of kernels, to be joined with its thread's by a wait in either direction."""
 
-    def __init__(self, gpu: "Gpu", number: int) -> None:
-        self._gpu, self.cuda_stream = gpu, number
+    has_waited = False
+
+    def __init__(self, gpu: "Gpu") -> None:
+        self._gpu = gpu
 
     def wait_stream(self, other: "Stream") -> None:
         """Let this stream's next kernels run after those of the other until now."""
-        gpu = self._gpu
-        gpu.num_events += 1
-        gpu.sanitizer._handle_event_creation(gpu.num_events)
-        gpu.sanitizer._handle_event_record(gpu.num_events, other.cuda_stream)
-        gpu.sanitizer._handle_event_wait(gpu.num_events, self.cuda_stream)
+        self.has_waited = True
+        if self._gpu.thread.unjoined is other:
+            self._gpu.thread.unjoined = None
 
 
 class _Thread(threading.local):
     capture: Graph | None = None
     trace: list[Any] | None = None
     stream: Stream | None = None
+    unjoined: Stream | None = None
+    """One with work that the thread's own stream has not waited for."""
 
 
 class Gpu:
-    """`tensors.Kernels`, with streams and graphs; without values, the host reads ones."""
+    """What runs operators, with streams and graphs; without values, the host reads ones."""
 
     def __init__(self, *, has_values: bool = True) -> None:
         self.place = "cpu" if has_values else "meta"
-        self.sanitizer, self.num_events, self.num_streams = EventHandler(), 0, 0
-        self.default_stream = Stream(self, 0)
+        self.default_stream = Stream(self)
         self.thread = _Thread()
         self.refuses_waits = False
         self._now = 0
@@ -64,14 +63,14 @@ class Gpu:
         return self.make(func, args, kwargs)
 
     def make(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
+        if self.thread.unjoined is not None and self.thread.stream is None:
+            raise GpuError(f"{name_of(func)} is ordered after no wait for another stream's work")
         given = on_host((args, kwargs), self.place)
         if self.thread.capture is not None:
             self.thread.capture.check(func, *given)
         out = func(*given[0], **given[1])
         if self.thread.capture is not None:
             self.thread.capture.record(func, given, out)
-        else:
-            self.launch(func, leaves(given), written_by(func, given, out))
         if self.thread.trace is not None:
             self.thread.trace.append(signature(func, given, out))
         return self._born(on_device(out, (args, kwargs)))
@@ -81,36 +80,15 @@ class Gpu:
         self._refuse_in_capture(f"{name} reads values on the host")
         if self.refuses_waits:
             raise GpuError(f"{name} waits for the GPU")
-        self.sanitizer._handle_device_synchronization()
         return source.inner if self.place == "cpu" else torch.ones_like(source.inner, device="cpu")
 
     def send(self, name: str, source: Tensor) -> CudaTensor:
         self._refuse_in_capture(f"{name} copies between devices")
-        sent = source.to(self.place, copy=True)
-        self.launch(name, [], [sent])
-        return self._born(CudaTensor(sent))
+        return self._born(CudaTensor(source.to(self.place, copy=True)))
 
     def pin(self, source: Tensor) -> Tensor:
         self._refuse_in_capture("pin_memory allocates")
         return source.clone()
-
-    def launch(self, what: object, touched: list[Tensor], written: list[Tensor]) -> None:
-        """Report a kernel of the current stream. Raises `GpuError` for a missing wait."""
-        reads, writes = ({storage_of(at) for at in given} for given in (touched, written))
-        for fresh in writes - reads:
-            self.sanitizer._handle_memory_deallocation(fresh)
-            self.sanitizer._handle_memory_allocation(fresh)
-        names = {storage: ["an operand"] for storage in reads | writes}
-        errors = self.sanitizer._handle_kernel_launch(
-            (self.thread.stream or self.default_stream).cuda_stream,
-            reads - writes,
-            writes,
-            set(),
-            name_of(what),
-            names,
-        )
-        if errors:
-            raise GpuError(f"{name_of(what)} is ordered after no wait for another stream's work")
 
     def publish(self, graph: Graph, outputs: tuple[Tensor, ...]) -> None:
         """Have a graph's memory hold what its next replay, or another's, leaves there: its
@@ -160,19 +138,6 @@ class Gpu:
             raise GpuError(f"in a capture, {reason}")
 
 
-class _NoTraceback:
-    """Stand-in for `traceback`, which the sanitizer asks for a stack at every kernel."""
-
-    @staticmethod
-    def walk_stack(_frame: object) -> tuple[()]:
-        return ()
-
-    class StackSummary:
-        @staticmethod
-        def extract(*_: object, **__: object) -> list[Any]:
-            return []
-
-
 def _checked_run(gpu: Gpu) -> Callable[..., tuple[Tensor, ...]]:
     """Return a `Replay.run` whose every run is compared with the body's own, by operator."""
     run = Replay.run
@@ -214,7 +179,6 @@ def simulated_gpu(*, has_values: bool = True) -> Iterator[Gpu]:
         mock.patch.object(threading.Thread, "run", run_on_gpu),
         mock.patch.multiple(torch.cuda, **_runtime(gpu)),
         mock.patch.object(Replay, "run", _checked_run(gpu)),
-        mock.patch("torch.cuda._sanitizer.traceback", _NoTraceback),
         mock.patch.object(attention_kernels, "choose_kernel", lambda *_, **__: attend_paged),
         on_gpu(gpu),
     ):
@@ -232,19 +196,16 @@ _FACTS: dict[str, Any] = {
 def _runtime(gpu: Gpu) -> dict[str, Any]:
     """The functions of `torch.cuda` that Slipstream calls."""
 
-    def new_stream(_device: object = None) -> Stream:
-        gpu.num_streams += 1
-        return Stream(gpu, gpu.num_streams)
-
     @contextmanager
     def stream(chosen: Stream) -> Iterator[None]:
-        before, gpu.thread.stream = gpu.thread.stream, chosen
+        if not chosen.has_waited:
+            raise GpuError("a stream is ordered after no wait for another stream's work")
+        gpu.thread.stream = chosen
         yield
-        gpu.thread.stream = before
+        gpu.thread.stream, gpu.thread.unjoined = None, chosen
 
     @contextmanager
     def graph(into: Graph, **_: object) -> Iterator[None]:
-        gpu.sanitizer._handle_device_synchronization()
         gpu.thread.capture = into
         try:
             yield
@@ -257,11 +218,11 @@ def _runtime(gpu: Gpu) -> dict[str, Any]:
     return {
         **_FACTS,
         "set_sync_debug_mode": set_sync_debug_mode,
-        "Stream": new_stream,
+        "Stream": lambda _device=None: Stream(gpu),
         "stream": stream,
         "current_stream": lambda _device=None: gpu.thread.stream or gpu.default_stream,
-        "CUDAGraph": lambda: Graph(gpu.launch),
+        "CUDAGraph": Graph,
         "graph": graph,
         "graph_pool_handle": lambda: (0, 1),
-        "synchronize": lambda _device=None: gpu.sanitizer._handle_device_synchronization(),
+        "synchronize": lambda _device=None: setattr(gpu.thread, "unjoined", None),
     }

@@ -34,21 +34,6 @@ def signature(func: object, given: Any, out: Any) -> Any:
     return name_of(func), tuple(forms)
 
 
-def written_by(func: Any, given: Any, out: Any) -> list[Tensor]:
-    """Return the tensors that an operator writes: results, and operands that its schema names."""
-    args, kwargs = given
-    if name_of(func) == "__setitem__":
-        return [args[0]]
-    read = {storage_of(leaf) for leaf in leaves(given)}
-    written = [leaf for leaf in leaves(out) if storage_of(leaf) not in read]
-    schema = getattr(func, "_schema", None)
-    for at, argument in enumerate(schema.arguments if schema else ()):
-        if argument.alias_info is not None and argument.alias_info.is_write:
-            value = args[at] if at < len(args) else kwargs.get(argument.name)
-            written += leaves(value)
-    return written
-
-
 @dataclass(frozen=True, slots=True)
 class _Kernel:
     func: Callable[..., Any]
@@ -61,15 +46,12 @@ class _Kernel:
 class Graph:
     """Operators as a capture saw them."""
 
-    def __init__(self, launch: Callable[[object, list[Tensor], list[Tensor]], None]) -> None:
-        """`launch` reports a kernel to the GPU."""
+    def __init__(self) -> None:
         self.signatures: list[Any] = []
         self.private: set[int] = set()
         """Storages that the capture allocated."""
-        self._launch = launch
         self._kernels: list[_Kernel] = []
         self._outside: dict[int, Tensor] = {}
-        self._written: list[Tensor] = []
         self._num_own: Counter[int] = Counter()
 
     def check(self, func: Any, args: Any, kwargs: Any) -> None:
@@ -101,7 +83,6 @@ class Graph:
         self.private |= {storage_of(at) for at in fresh if at is not None}
         args, kwargs = replaced(given, self._held)
         self._kernels.append(_Kernel(func, args, kwargs, fresh))
-        self._written += written_by(func, given, out)
 
     @torch.inference_mode()
     def replay(self) -> None:
@@ -110,7 +91,6 @@ class Graph:
             num_owners = torch._C._storage_Use_Count(storage) - 1  # the call is one itself
             if num_owners <= self._num_own[storage]:
                 raise GpuError(f"a replay reads {tuple(tensor.shape)} at a stale pointer")
-        self._launch("a replay", list(self._outside.values()), self._written)
         for kernel in self._kernels:
             results = leaves(kernel.func(*kernel.args, **kernel.kwargs))
             for into, result in zip(kernel.fresh, results, strict=True):

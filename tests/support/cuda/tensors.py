@@ -1,15 +1,18 @@
 """Tensors that say they are on a GPU and compute on the CPU, for machines without one.
-A `CudaTensor` wraps a CPU tensor. Each operator on one goes through the `Kernels` given to
-`on_gpu`, which refuse what a GPU would: operands of two devices, and what a capture can't hold."""
+A `CudaTensor` wraps a CPU tensor. Each operator on one goes through the `Gpu` given to
+`on_gpu`, which refuses what a GPU would: operands of two devices, and what a capture can't hold."""
 
 import threading
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, Protocol
+from typing import TYPE_CHECKING, Any
 
 import torch
 from torch import Tensor
 from torch.overrides import TorchFunctionMode
+
+if TYPE_CHECKING:
+    from support.cuda.gpu import Gpu
 
 DEVICE = torch.device("cuda", 0)
 _WHOLE = {
@@ -20,31 +23,10 @@ _WHOLE = {
 
 
 class _Running(threading.local):
-    kernels: "Kernels"
+    kernels: "Gpu"
 
 
 _running = _Running()
-
-
-class Kernels(Protocol):
-    """What runs operators of the GPU, on tensors of the device `place`: see `gpu.Gpu`."""
-
-    place: str
-
-    def run(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Compute `func`, some of whose arguments are on the GPU; results are on it."""
-
-    def read(self, name: str, source: "CudaTensor") -> Tensor:
-        """Return values on the host, all work that makes them done."""
-
-    def send(self, name: str, source: Tensor) -> "CudaTensor":
-        """Return a copy of host values on the GPU."""
-
-    def make(self, func: Callable[..., Any], args: Any, kwargs: Any) -> Any:
-        """Return what a factory fills on the GPU; `kwargs` name the CPU."""
-
-    def pin(self, source: Tensor) -> Tensor:
-        """Return a copy in pinned memory."""
 
 
 class CudaTensor(Tensor):
@@ -119,7 +101,7 @@ def on_device(values: Any, given: Any) -> Any:
 
 
 @contextmanager
-def on_gpu(kernels: Kernels) -> Iterator[None]:
+def on_gpu(kernels: "Gpu") -> Iterator[None]:
     """Let `cuda` be a device of this thread, whose operators `kernels` run."""
     before = torch.__future__.get_overwrite_module_params_on_conversion()
     torch.__future__.set_overwrite_module_params_on_conversion(True)

@@ -121,17 +121,15 @@ def test_memory_that_is_used_outside_of_its_replay_is_found(gpu):
 
 def test_a_missing_wait_between_streams_is_found(gpu):
     x, side = torch.ones(4).to(CUDA), torch.cuda.Stream(CUDA)
-    x.add_(1)
-    with torch.cuda.stream(side), pytest.raises(GpuError, match="no wait"):
+    with pytest.raises(GpuError, match="no wait"), torch.cuda.stream(side):
         x.mul_(2)
-    y = torch.ones(4).to(CUDA)
     side.wait_stream(torch.cuda.current_stream(CUDA))
     with torch.cuda.stream(side):
-        y.mul_(2)
+        x.mul_(2)
     with pytest.raises(GpuError, match="no wait"):
-        y.add_(1)
-    torch.cuda.synchronize()
-    y.add_(1)
+        x.add_(1)
+    torch.cuda.current_stream(CUDA).wait_stream(side)
+    x.add_(1)
 
 
 def test_a_wait_for_the_device_is_found_where_none_may_be(gpu):
