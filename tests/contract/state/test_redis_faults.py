@@ -1,10 +1,14 @@
-"""A Redis that is slow, full, read-only, killed or forgetful: one sentence, and no wrong token."""
+"""A Redis that is slow, full, read-only, killed or forgetful: one sentence, and no wrong token.
+Whoever asks it and is cancelled ends, wherever it was."""
 
 import asyncio
 
 import pytest
+import redis.asyncio
 
 from slipstream.core.errors import SessionNotFound, SessionOutOfSync, Unavailable
+from slipstream.state.redis_client import RedisClient
+from slipstream.state.scripts import Script
 from slipstream.state.store import SessionUpdate, StoreLease
 from support.network.ports import free_port
 from support.services.background import until
@@ -173,3 +177,31 @@ async def test_nobody_answers_where_nobody_is():
         async with store_at(url) as store:
             with pytest.raises(Unavailable, match="can't be reached"):
                 await store.renew(StoreLease("chat", 1, 1.0))
+
+
+@pytest.mark.parametrize("num_steps", range(0, 24, 2))
+async def test_whoever_asks_for_ever_ends_when_cancelled(server, num_steps):
+    async with redis.asyncio.from_url(server.url) as client:
+        calls = RedisClient(client, timeout_s=20.0, place="here")
+
+        async def ask_for_ever():
+            while True:
+                assert await calls.run(Script("return 1"), [], []) == 1
+
+        asking = asyncio.get_running_loop().create_task(ask_for_ever())
+        for _ in range(num_steps):
+            await asyncio.sleep(0)
+        asking.cancel()
+        await asyncio.wait({asking}, timeout=20.0)
+        assert asking.cancelled()
+        assert await calls.run(Script("return 1"), [], []) == 1
+
+
+async def test_what_comes_after_its_end_is_refused_and_opens_no_connection(server):
+    client = redis.asyncio.from_url(server.url)
+    calls = RedisClient(client, timeout_s=20.0, place="here")
+    assert await calls.run(Script("return 1"), [], []) == 1
+    await calls.aclose()
+    with pytest.raises(Unavailable, match="the store at here is closed"):
+        await calls.run(Script("return 1"), [], [])
+    await calls.aclose()

@@ -18,13 +18,6 @@ async def test_without_a_draft_rounds_are_plain_and_say_so():
     assert proposal == Proposal(fallback="no draft")
 
 
-async def test_a_draft_that_lacks_the_targets_keys_makes_a_plain_round_that_says_so():
-    world = World(Guesser("a", Proposal(stopped_by="lag")))
-    proposal = await world.round(0, 1, 2, 3)
-    assert proposal.fallback == "no keys"
-    assert world.draft.used == "a"
-
-
 async def test_a_request_beyond_a_drafts_context_frees_it_and_sends_it_nothing_more():
     guesser = Guesser("a", Proposal(stopped_by="context"))
     world = World(guesser, Guesser("b"))
@@ -140,6 +133,7 @@ async def test_under_roots_the_roots_alone_stand_in_for_a_lost_draft():
     empty = await behind.round(0, 1, 2, 3, plan=plan, session=session)
     roots = TokenTree((7, 9), (-1, -1))
     assert empty == Proposal(roots, stopped_by="lag", fallback="no keys")
+    assert behind.draft.used == "a"
     wrong = World(Guesser("a", Proposal(TokenTree((7, 8), (-1, -1)))))
     refused = await wrong.round(0, 1, 2, 3, plan=plan, session=session)
     assert refused == Proposal(roots, fallback="invalid")

@@ -39,11 +39,6 @@ def full_generation():
     )
 
 
-def test_what_this_version_knows_passes():
-    refuse_unknown(pb.GenerateRequest(generation=full_generation()))
-    refuse_unknown(pb.GetServerInfoRequest())
-
-
 @pytest.mark.parametrize(
     ("place", "name"),
     [

@@ -95,11 +95,6 @@ def test_the_blockwise_loss_and_its_gradient_are_those_of_the_formula(kl, accept
     torch.testing.assert_close(gradient, wanted, rtol=1e-4, atol=1e-5)
 
 
-def test_ids_without_a_column_have_none():
-    frozen = Frozen(torch.eye(3), torch.eye(3), torch.tensor([4, 7, 9]), Rope(*torch.eye(2)))
-    assert frozen.columns(torch.tensor([[9, 0], [4, 60]])).tolist() == [[2, -1], [0, -1]]
-
-
 class Echo(torch.nn.Module):
     """A draft whose state is its embedding."""
 
@@ -148,6 +143,7 @@ def test_a_match_compares_target_ids_not_columns():
     frozen = Frozen(head, head, torch.tensor([4, 7, 9]), Rope(head, head))
     matches = greedy_matches(torch.eye(3), torch.tensor([4, 1, 9]), frozen)
     assert matches.tolist() == [True, False, True]
+    assert frozen.columns(torch.tensor([[9, 0], [4, 60]])).tolist() == [[2, -1], [0, -1]]
 
 
 def test_the_learning_rate_rises_then_falls_to_its_floor():
