@@ -14,25 +14,24 @@ from slipstream.state.quotas import MemoryQuotas, QuotaLimits
 from slipstream_router.limits import BATCH_TOKENS, LONGEST_S, KeyLimits, num_tokens
 
 
-class Counted:
+class Counted(MemoryQuotas):
     """Quotas in memory, and what was asked of them."""
 
     def __init__(self):
-        self.now_s = 0.0
-        self._quotas = MemoryQuotas(lambda: self.now_s)
+        super().__init__(lambda: 0.0)
         self.calls = []
 
     async def take(self, ticket, *, ttl_s):
         self.calls.append(("take", ttl_s))
-        await self._quotas.take(ticket, ttl_s=ttl_s)
+        await super().take(ticket, ttl_s=ttl_s)
 
     async def charge(self, ticket, num_tokens, *, ttl_s):
         self.calls.append(("charge", num_tokens, ttl_s))
-        await self._quotas.charge(ticket, num_tokens, ttl_s=ttl_s)
+        await super().charge(ticket, num_tokens, ttl_s=ttl_s)
 
     async def give_back(self, ticket, num_tokens):
         self.calls.append(("give back", num_tokens))
-        await self._quotas.give_back(ticket, num_tokens)
+        await super().give_back(ticket, num_tokens)
 
 
 ALICE = Key("alice", QuotaLimits(tokens_per_minute=1000, max_concurrent=1))
