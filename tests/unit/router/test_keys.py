@@ -167,7 +167,10 @@ BROKEN = [
     (f"[keys.{'a' * 65}]\n{GOOD}", "but must be 1 to 64"),
     (f"[keys.alice]\n{GOOD}\nburst = 3", r"\[keys.alice\] of keys.toml has 'burst', but known are"),
     (f"[keys.alice]\n{GOOD}\nmax_concurrent = 0", "max_concurrent is 0, but must be a whole"),
-    (f"[keys.alice]\n{GOOD}\ntokens_per_minute = '9'", "tokens_per_minute is '9'"),
+    *(
+        (f"[keys.alice]\n{GOOD}\ntokens_per_minute = {wrong}", "tokens_per_minute is ")
+        for wrong in ("'9'", "-1", "1.5", "true")
+    ),
     (f"[keys.alice]\n{GOOD}\nexpires = '2027-01-31'", "expires in .* is '2027-01-31', but must"),
     (f"[keys.alice]\n{GOOD}\nexpires = 2027-01-31T00:00:00Z", "expires in "),
     ("[keys.alice]", "sha256 in .* is no text"),

@@ -19,8 +19,8 @@ def staircase(rows):
     return 0.02 * -(-rows // TILE) + 0.0002 * rows
 
 
-def curve_of(law=staircase, *, tile=TILE, rows=(1, 16, 32, 33, 64, 65, 96)):
-    return CostCurve([(at, law(at)) for at in rows], tile=tile)
+def curve_of(rows=(1, 16, 32, 33, 64, 65, 96)):
+    return CostCurve([(at, staircase(at)) for at in rows], tile=TILE)
 
 
 def offered(sessions, curve=None):
