@@ -30,13 +30,6 @@ _NOT_TAKEN = "the caller has not taken a message within {}; the same request aga
 
 
 @dataclass(frozen=True, slots=True)
-class _BrokenMessage:
-    """Stands for a message that is not parsed; gRPC's own answer would be INTERNAL."""
-
-    error: InvalidRequest
-
-
-@dataclass(frozen=True, slots=True)
 class CallLimits:
     """Limits of calls: their time in seconds, and what their messages may hold."""
 
@@ -142,7 +135,7 @@ class ErrorsToStatuses(grpc.aio.ServerInterceptor):
 
 @asynccontextmanager
 async def _limited(
-    limit_s: float | None, make: type[SlipstreamError], text: str
+    limit_s: float | None, kind: type[SlipstreamError], text: str
 ) -> AsyncIterator[None]:
     """Raise an error with the `text` where the work takes longer; it has {} for the limit."""
     limit = asyncio.timeout(limit_s)
@@ -152,7 +145,7 @@ async def _limited(
     except TimeoutError:
         if not limit.expired():
             raise
-        raise make(text.format(f"{limit_s:g} s")) from None
+        raise kind(text.replace("{}", f"{limit_s:g} s")) from None
 
 
 def _lenient(parse: Any, limits: CallLimits) -> Callable[[bytes], Any] | None:
@@ -161,21 +154,22 @@ def _lenient(parse: Any, limits: CallLimits) -> Callable[[bytes], Any] | None:
     descriptor: Descriptor = parse.__self__.DESCRIPTOR  # every parser is a message's `FromString`
 
     def parsed(data: bytes) -> Any:
+        """Return the error of a broken message: gRPC's own answer would be INTERNAL."""
         try:
             if limits.message_fields is not None:
                 check_num_fields(data, descriptor, limits.message_fields)
             return parse(data)
         except DecodeError:
-            return _BrokenMessage(InvalidRequest(f"a message of {len(data)} bytes can't be parsed"))
+            return InvalidRequest(f"a message of {len(data)} bytes can't be parsed")
         except InvalidRequest as error:
-            return _BrokenMessage(error)
+            return error
 
     return parsed
 
 
 def _checked(message: Any) -> Any:
-    if isinstance(message, _BrokenMessage):
-        raise message.error
+    if isinstance(message, InvalidRequest):
+        raise message
     return message
 
 

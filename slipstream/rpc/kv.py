@@ -120,10 +120,7 @@ def frame_to_bytes(source: KvStreamSource, form: KvFormat, frame: KvFrame) -> by
 
 
 def frame_from_bytes(data: bytes, source: KvStreamSource, form: KvFormat) -> KvFrame:
-    """Return the slice of a `StreamKvResponse`, once everything about it is as it was agreed on.
-
-    Raises `InvalidRequest` naming what was expected and what came.
-    """
+    """Return the slice of a message. Raises `InvalidRequest` unless all of it is as agreed on."""
     message, payload = _parsed(data)
     _check("session", source.session_id, message.session_id)
     _check("incarnation", source.incarnation, message.incarnation)

@@ -107,10 +107,7 @@ class Leases:
         return lease
 
     async def close(self, lease: Lease) -> None:
-        """Give a session back and free it, unless another lease has taken it over.
-
-        The session is freed even when the caller is cancelled meanwhile.
-        """
+        """Give a session back and free it, also if cancelled, unless another lease took it over."""
         await asyncio.shield(self._own(self._close(lease)))
 
     async def _close(self, lease: Lease) -> None:
@@ -155,10 +152,7 @@ class Leases:
             raise SessionTaken(f"session {session_id} is held with fence {held}, not {fence}")
 
     async def _make_room(self) -> None:
-        """Evict parked sessions until all the limits hold, each of the owner with the most.
-
-        An owner with no more than an equal share loses none, but to running requests.
-        """
+        """Evict parked sessions until all the limits hold, each of the owner with the most."""
         while self._parked and (use := self._exceeding()):
             first = max(self._parked, key=lambda name: use[self._parked[name].owner])
             # As in `close`: who waits for room may go away, but what was parked must not stay.

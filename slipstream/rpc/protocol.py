@@ -28,10 +28,7 @@ def identity_expectations(
 
 
 def require_agreement(side: str, expectations: list[Expectation]) -> None:
-    """Raises `HandshakeError` with both values where the two sides differ.
-
-    `side` names ours in the sentence, such as "this target".
-    """
+    """Raise `HandshakeError` with both values where two sides differ; `side` names ours."""
     for name, ours, theirs in expectations:
         if ours != theirs:
             raise HandshakeError(

@@ -41,10 +41,7 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
             self._use.callback(give_up.cancel)
 
     async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
-        """See `core.ports.Target.verify`; `timing` has the parts of the time that it took.
-
-        Raises `Unavailable` as soon as the peer is lost.
-        """
+        """See `core.ports.Target.verify`; `timing` has the parts of the time that it took."""
         clock = self._options.clock
         began = clock()
         delta = self._news(sequence)
@@ -63,8 +60,7 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
             answer = await self._exchange.more(limit_s)
             began = clock()
             response = self._parsed(answer)
-        verdict, timing = self._verdict(response)
-        self._check(sequence, proposal, verdict)
+        verdict, timing = self._checked(response, sequence, proposal)
         self._num_sent = len(sequence) + len(verdict.tokens)
         serialisation_s = packed_s + clock() - began
         return replace(verdict, timing=timing_from_pb(timing, serialisation_s=serialisation_s))
@@ -101,21 +97,14 @@ class RemoteTarget(RemoteEngine[target_pb2.VerifyResponse]):
     async def _give_up(self, lost: Awaitable[str]) -> None:
         self._exchange.give_up(await lost)
 
-    def _verdict(
-        self, response: target_pb2.VerifyResponse
+    def _checked(
+        self, response: target_pb2.VerifyResponse, sequence: TokenSequence, proposal: Proposal
     ) -> tuple[Verdict, common_pb2.ReplyTiming]:
         message = self._require(response, "verdict").verdict
         try:
-            return verdict_from_pb(message, ReplyTiming()), message.timing
+            verdict = verdict_from_pb(message, ReplyTiming())
+            check_verdict(sequence, proposal, verdict, vocab_size=self._expected.vocab_size)
         except InvalidRequest as error:
-            raise self._broken(error) from None
-
-    def _check(self, sequence: TokenSequence, proposal: Proposal, verdict: Verdict) -> None:
-        vocab_size = self._expected.vocab_size
-        try:
-            check_verdict(sequence, proposal, verdict, vocab_size=vocab_size)
-        except InvalidRequest as error:
-            raise self._broken(error) from None
-
-    def _broken(self, error: InvalidRequest) -> InternalError:
-        return InternalError(f"{self._peer.name} gave a broken verdict: {error}")
+            name = self._peer.name
+            raise InternalError(f"{name} gave a broken verdict: {error}") from None
+        return verdict, message.timing

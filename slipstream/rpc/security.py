@@ -68,10 +68,7 @@ class ReloadedFiles(Generic[T]):
         self.value = load()
 
     def refresh(self) -> bool:
-        """Look at the files; whether there is another value now.
-
-        Files that are broken, or only half written, change nothing, and are logged once.
-        """
+        """Look at the files; whether there is another value now. Broken files are logged once."""
         stamp = stamp_of(self._files)
         if stamp in (self.stamp, self._refused):
             return False
@@ -110,10 +107,7 @@ class ServerTls:
     client_ca: Path | None = None
 
     def credentials(self) -> grpc.ServerCredentials:
-        """Return credentials that are read again at each handshake.
-
-        Raises `InvalidRequest` for files that can't be used; later ones are only logged.
-        """
+        """Return credentials that are read again at each handshake. Raises `InvalidRequest`."""
         files = tuple(filter(None, (self.cert, self.key, self.client_ca)))
         loaded = ReloadedFiles(files, self._configuration)
 

@@ -122,10 +122,7 @@ class Server:
         self._health_server = self._plain_health()
 
     async def start(self, *, serving: bool = True) -> int:
-        """Listen; the port. Raises `Unavailable` when the address can't be had.
-
-        Health is SERVING unless `serving` is False; `set_serving` then changes it.
-        """
+        """Listen; the port. Raises `Unavailable` if it is taken. Health is as `serving` says."""
         try:
             port = self._listen()
         except BaseException:

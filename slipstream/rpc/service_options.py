@@ -93,10 +93,7 @@ class ReplicaOptions:
     def server_options(
         self, listen: ListenOptions, tls: TlsOptions, max_sessions: int, **more: tuple[str, ...]
     ) -> ServerOptions:
-        """Return how to serve; `more` are names of other callers by method.
-
-        Raises `InvalidRequest` for options that contradict each other.
-        """
+        """Return how to serve; `more` are other callers by method. Raises `InvalidRequest`."""
         usual = max(MAX_STREAMS, 2 * max_sessions)
         max_streams = usual if self.max_streams is None else self.max_streams
         return ServerOptions(

@@ -60,10 +60,7 @@ async def _serve(config: DraftConfig, telemetry: Telemetry) -> None:
 
 
 def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> DraftServicer:
-    """Load what the configuration names, on the event loop that will serve it.
-
-    Raises what loading raises, and `InvalidRequest` for a draft that is none.
-    """
+    """Load what is configured, on the loop that will serve it. Raises what loading raises."""
     if config.draft == NO_DRAFTER:
         raise InvalidRequest("a draft service needs a draft; without one, start none")
     if config.draft != NGRAM.kind and not {*config.ngrams} <= {"auto", "none"}:
@@ -77,9 +74,11 @@ def load_draft(config: DraftConfig, telemetry: Telemetry | None = None) -> Draft
         _LOG.info("memory: %s", drafter.memory)
         if drafter.layers:
             receivers.budget.limit = drafter.memory.kv_bytes - drafter.draft.pool.num_bytes
+    path = path_of(config.draft)
+    name = path.resolve().name if path.is_dir() else config.draft  # where it lies is not public
     about = describe(
         drafter,
-        _name(config.draft),
+        name,
         target=target,
         incarnation=new_incarnation(),
         max_sessions=config.sessions.max_sessions,
@@ -108,12 +107,6 @@ def _build(config: DraftConfig, receivers: KvReceivers) -> tuple[Drafter, Loaded
     drafter = build_drafter(config.draft, target, profile=config.profile)
     # A draft without keys to read goes with any target of the same tokenizer.
     return drafter, loaded if drafter.layers else None
-
-
-def _name(draft: str) -> str:
-    """Return a directory's own name: where it lies is not made public."""
-    path = path_of(draft)
-    return path.resolve().name if path.is_dir() else draft
 
 
 if __name__ == "__main__":

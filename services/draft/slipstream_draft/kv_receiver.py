@@ -45,10 +45,6 @@ class KvAddress:
     source: KvStreamSource
     credential: str = field(repr=False)
 
-    def is_same_cache(self, other: "KvAddress | None") -> bool:
-        """Return whether both are the place of the same keys and values."""
-        return other is not None and (self.address, self.source) == (other.address, other.source)
-
 
 class KvReceiver:
     """Keeps a mirror up to date with a target, until it is cancelled."""
@@ -96,7 +92,8 @@ class KvReceiver:
         if source == self._at:
             return False
         before = self.cancel()
-        if not source.is_same_cache(self._at):
+        last = self._at
+        if last is None or (source.address, source.source) != (last.address, last.source):
             limit = self.mirror.limit
             self.mirror.free()
             self.mirror = self._new_mirror(limit)
@@ -162,16 +159,13 @@ class KvReceiver:
                 raise error
             pause_s = FIRST_PAUSE_S if self.mirror.count != start else pause_s
             _LOG.info("%s: %s is tried again in %g s: %s", *_names(source), pause_s, error)
-            await self._pause(pause_s)
+            self._is_pausing = True
+            self._changed.set()
+            try:
+                await asyncio.sleep(pause_s)
+            finally:
+                self._is_pausing = False
             pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
-
-    async def _pause(self, pause_s: float) -> None:
-        self._is_pausing = True
-        self._changed.set()
-        try:
-            await asyncio.sleep(pause_s)
-        finally:
-            self._is_pausing = False
 
     async def _stream(self, source: KvAddress) -> None:
         # Each attempt uses the certificates of its time. No deadline: the session's lease ends the

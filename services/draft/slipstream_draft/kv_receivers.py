@@ -103,10 +103,7 @@ class KvReceivers:
         return True
 
     async def wait(self, session_id: str, count: int, timeout_s: float) -> bool:
-        """Wait until `count` positions are there, or the time is up, or none are to come.
-
-        Return whether there was a wait.
-        """
+        """Wait until `count` positions are there, if they come in time. False without a wait."""
         receiver = self._receivers.get(session_id)
         if receiver is None or receiver.mirror.count >= count:
             return False
@@ -210,13 +207,10 @@ class KvCatchUp:
             layers = ", ".join(map(str, form.layers))
             raise InvalidRequest(f"the draft reads target layers {layers}: the plan needs a feed")
         num_same = partial(self._local.num_same, sequence)
-        source = _address_from_pb(plan.feed)
+        feed = plan.feed
+        if not (feed.session_id and feed.incarnation):
+            raise InvalidRequest("the plan's feed lacks the session or the process to read from")
+        stream = KvStreamSource(feed.session_id, feed.incarnation)
+        source = KvAddress(feed.address, stream, feed.credential)
         skipped = skippable(len(sequence), self._config.window)
         return self._receivers.follow(sequence, source, form, num_same=num_same, skipped=skipped)
-
-
-def _address_from_pb(message: draft_pb2.KvFeed) -> KvAddress:
-    if not (message.session_id and message.incarnation):
-        raise InvalidRequest("the plan's feed lacks the session or the process to read from")
-    source = KvStreamSource(message.session_id, message.incarnation)
-    return KvAddress(message.address, source, message.credential)

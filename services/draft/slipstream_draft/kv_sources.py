@@ -71,10 +71,7 @@ class KvSources:
 
 
 def usual_sources(listening: str) -> tuple[str, ...]:
-    """Return the patterns of a draft that is configured with none, by the address it listens on.
-
-    A draft that only this machine reaches reads from this machine only.
-    """
+    """Return the patterns of a draft without any: this machine's if only it can reach the draft."""
     host = listening.rpartition(":")[0].strip("[]")
     address = _ip(host)
     is_here = host == "localhost" if address is None else address.is_loopback
@@ -121,10 +118,7 @@ def _ip(host: str) -> IPv4Address | IPv6Address | None:
 
 
 class Channels:
-    """Open channels by address. Close them all in the end.
-
-    Once certificates have changed, the next caller gets another channel, with the new ones.
-    """
+    """Open channels by address, with the certificates of now. Close them all in the end."""
 
     def __init__(self, options: ChannelOptions) -> None:
         """Raises `InvalidRequest` for certificates that can't be used."""

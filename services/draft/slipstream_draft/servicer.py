@@ -17,7 +17,7 @@ from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.errors import HandshakeError, InvalidRequest, SessionTaken
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Plan, Proposal, ReplyTiming, Session
+from slipstream.core.types import Plan, Proposal, ReplyTiming
 from slipstream.drafting.batcher import BatchedDraft, gone_on
 from slipstream.drafting.build import Drafter
 from slipstream.drafting.checks import check_delta, check_plan, check_session
@@ -30,13 +30,14 @@ from slipstream.rpc.leases import Inbox, Lease, Leases
 from slipstream.rpc.protocol import require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
+from slipstream.telemetry import catalog
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments, Telemetry
 from slipstream.telemetry.spans import Reply
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.describe import target_expectations
 from slipstream_draft.kv_receivers import KvCatchUp, KvReceivers
-from slipstream_draft.telemetry import DraftTelemetry, record_load
+from slipstream_draft.telemetry import DraftTelemetry
 
 SERVICE = "slipstream.rpc.v1.DraftService"
 
@@ -46,20 +47,13 @@ _clock = time.perf_counter  # that of the engine's thread, and of spans
 
 @dataclass(slots=True)
 class SpeculateStream:
-    """A running request: its sequence, which a stream keeps by the deltas that it gets.
-
-    `form` is that of the keys and values that it reads, if it reads any.
-    """
+    """A running request: its sequence, which a stream keeps by the deltas that it gets."""
 
     sequence: TokenSequence
     lease: Lease
     vocab_size: int
     form: KvFormat | None
-
-    @property
-    def session(self) -> Session:
-        """Parameters of the request."""
-        return self.sequence.session
+    """Format of the keys and values that it reads, if any."""
 
 
 class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
@@ -92,10 +86,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         self._is_idle.set()
 
     async def broken(self) -> str | None:
-        """Wait until too many steps have failed in a row; return a sentence about it.
-
-        Return None where there are no steps of a model.
-        """
+        """Wait until too many steps have failed in a row; the sentence. None without a model."""
         return None if self._batched is None else await self._batched.failed_steps.too_many()
 
     async def close(self) -> None:
@@ -112,7 +103,8 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         if opening is None:
             return
         stream = await self._open(opening)
-        self._begin(stream.lease)
+        self._running.add(stream.lease)
+        self._is_idle.clear()
         inbox = Inbox(request_iterator, stream.lease)
         try:
             opened = draft_pb2.DraftOpened(incarnation=self.about.identity.incarnation)
@@ -124,7 +116,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
             try:
                 await self._leases.close(stream.lease)
             finally:
-                self._end(stream.lease)
+                self._running.discard(stream.lease)
+                if not self._running:
+                    self._is_idle.set()
 
     async def DescribeDraft(
         self, request: draft_pb2.DescribeDraftRequest, context: Context
@@ -156,17 +150,16 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
         return load
 
     def sample(self, instruments: Instruments) -> None:
-        """Record the load. On the event loop, from time to time."""
-        record_load(instruments, self.load())
-
-    def _begin(self, lease: Lease) -> None:
-        self._running.add(lease)
-        self._is_idle.clear()
-
-    def _end(self, lease: Lease) -> None:
-        self._running.discard(lease)
-        if not self._running:
-            self._is_idle.set()
+        """Record the sessions, the memory, and the bytes received. On the event loop."""
+        load, put = self.load(), instruments.put
+        put(catalog.SESSIONS, load.num_sessions, {"state": "active"})
+        put(catalog.SESSIONS, load.num_parked, {"state": "parked"})
+        put(catalog.WAITING, load.num_waiting)
+        put(catalog.KV_USED, load.kv_bytes)
+        if load.kv_capacity_bytes:
+            put(catalog.KV_CAPACITY, load.kv_capacity_bytes)
+        put(catalog.KV_STREAMS, load.num_kv_streams)
+        instruments.total(catalog.KV_RECEIVED, load.kv_streamed_bytes)
 
     async def _open(self, message: draft_pb2.SpeculateRequest) -> SpeculateStream:
         if message.WhichOneof("message") != "open":
@@ -220,9 +213,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
                 return draft_pb2.SpeculateResponse(proposed=proposed)
             case "park":
                 if self._batched is not None and not stream.lease.is_revoked:
-                    await self._batched.park(stream.session.session_id)
+                    await self._batched.park(stream.lease.session_id)
                 await self._leases.park(stream.lease, message.park.ttl_ms / 1000)
-                self._receivers.park(stream.session.session_id)
+                self._receivers.park(stream.lease.session_id)
                 return draft_pb2.SpeculateResponse(parked=draft_pb2.Parked())
             case _:
                 raise InvalidRequest(f"an open stream proposes or parks, but got {_kind(message)}")
@@ -232,9 +225,9 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
     ) -> draft_pb2.Proposed:
         arrived = _clock()
         delta, plan = convert.delta_from_pb(message.delta), convert.plan_from_pb(message.plan)
-        check_delta(delta, stream.session, stream.vocab_size)
+        check_delta(delta, stream.sequence.session, stream.vocab_size)
         stream.sequence = delta.applied(stream.sequence)
-        check_plan(plan, stream.session, self._drafter.facts, stream.vocab_size)
+        check_plan(plan, stream.sequence.session, self._drafter.facts, stream.vocab_size)
         began = _clock()
         ready = self._catch_up.ready(stream.sequence, stream.form, message.plan)
         has_waited, asked = await ready, _clock()
@@ -256,7 +249,7 @@ class DraftServicer(draft_pb2_grpc.DraftServiceServicer):
 
         def check() -> None:
             if stream.lease.is_revoked:
-                raise SessionTaken(f"session {stream.session.session_id} was taken over")
+                raise SessionTaken(f"session {stream.lease.session_id} was taken over")
 
         def propose() -> Proposal:
             check()

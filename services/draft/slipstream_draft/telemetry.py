@@ -6,10 +6,10 @@ from contextlib import AbstractContextManager
 from slipstream.core.types import Proposal
 from slipstream.engine.thread import Done
 from slipstream.rpc.conversion.convert import trace_from_pb
-from slipstream.rpc.v1 import common_pb2, draft_pb2
+from slipstream.rpc.v1 import draft_pb2
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import proposed_attributes
-from slipstream.telemetry.metric import Attributes, Instruments, Telemetry, Value
+from slipstream.telemetry.metric import Telemetry
 from slipstream.telemetry.spans import Replies, Reply
 
 PROPOSE = "draft.propose"
@@ -37,7 +37,9 @@ class DraftTelemetry:
             began_s = asked_s + done.queue_s
             reply.part("engine.queue", asked_s, began_s)
             reply.part("engine.run", began_s, began_s + done.engine_s)
-            reply.set(_attributes(done.value, kv_wait_s))
+            reply.set(proposed_attributes(done.value))
+            if done.value.staleness is not None:
+                reply.set({"slipstream.proposal.kv_wait_ms": kv_wait_s * 1000})
         if self._is_measured:  # takes as long as a small step: after the response
             asyncio.get_running_loop().call_soon(self._measure, done, kv_wait_s)
 
@@ -50,22 +52,3 @@ class DraftTelemetry:
         if proposal.staleness is not None:
             record(catalog.STALENESS, proposal.staleness)
             record(catalog.KV_WAIT, kv_wait_s)
-
-
-def record_load(instruments: Instruments, load: common_pb2.Load) -> None:
-    """Record the draft's sessions and memory, and the bytes received since its start."""
-    instruments.put(catalog.SESSIONS, load.num_sessions, {"state": "active"})
-    instruments.put(catalog.SESSIONS, load.num_parked, {"state": "parked"})
-    instruments.put(catalog.WAITING, load.num_waiting)
-    instruments.put(catalog.KV_USED, load.kv_bytes)
-    if load.kv_capacity_bytes:
-        instruments.put(catalog.KV_CAPACITY, load.kv_capacity_bytes)
-    instruments.put(catalog.KV_STREAMS, load.num_kv_streams)
-    instruments.total(catalog.KV_RECEIVED, load.kv_streamed_bytes)
-
-
-def _attributes(proposal: Proposal, kv_wait_s: float) -> Attributes:
-    attributes: dict[str, Value] = dict(proposed_attributes(proposal))
-    if proposal.staleness is not None:
-        attributes["slipstream.proposal.kv_wait_ms"] = kv_wait_s * 1000
-    return attributes

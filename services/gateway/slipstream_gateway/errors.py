@@ -101,8 +101,7 @@ def places_in(body: BaseModel) -> dict[str, str]:
 
 
 def _placed(message: str, places: Mapping[str, str]) -> tuple[str, str | None]:
-    """Return a message that begins with the place of the fault in the body, if it has one, and the
-    place."""
+    """Return a message that begins with the place of the fault in the body, and the place."""
     for name, place in places.items():
         if message.startswith(f"{name} "):
             return place + message.removeprefix(name), place

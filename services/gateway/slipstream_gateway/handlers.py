@@ -149,10 +149,7 @@ def _preflight(sent: Headers) -> dict[str, str]:
 
 
 def request_id_of(request: Request) -> str:
-    """Return the client's own id for the request, or a random one.
-
-    Raises `HttpError` for two ids, `InvalidRequest` for one that can't be.
-    """
+    """Return the client's own id for the request, or a random one. Raises `HttpError` for two."""
     given = request.headers.getlist(IDEMPOTENCY_KEY)
     if len(given) > 1:
         message = f"{IDEMPOTENCY_KEY} is given {len(given)} times, but a request has one name"

@@ -217,10 +217,7 @@ class ChunkEvents:
         self._num_prompt = self._num_output = 0
 
     def of(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:
-        """Return the events. Closing them ends the requests.
-
-        An error becomes the last event, as the status was sent.
-        """
+        """Return the events; an error becomes the last one. Closing them ends the requests."""
         return with_errors(self._all(streams), error_event)
 
     async def _all(self, streams: Sequence[OpenStream]) -> AsyncGenerator[bytes, None]:

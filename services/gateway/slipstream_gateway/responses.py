@@ -89,8 +89,7 @@ class Envelope:
 
 
 def usage(choices: Sequence[RequestStats], *, n: int = 1) -> Json:
-    """Return counts of tokens of all answers, `n` to each prompt. Drafted tokens that were rejected
-    are no part of the answers."""
+    """Return counts of tokens of all answers, `n` to each prompt, without rejected drafts."""
     drafted = sum(stats.speculation.num_draft_tokens for stats in choices)
     accepted = sum(stats.speculation.num_accepted_draft_tokens for stats in choices)
     num_prompt = sum(stats.num_prompt_tokens for stats in choices[::n])

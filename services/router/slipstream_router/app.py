@@ -15,10 +15,11 @@ from slipstream.rpc.server import Server
 from slipstream.rpc.v1.generation_pb2_grpc import add_GenerationServiceServicer_to_server
 from slipstream.state.access import Access
 from slipstream.state.factory import open_quotas, open_store
-from slipstream.state.session_leases import SessionLeases
+from slipstream.state.session_leases import KeepRules, SessionLeases
+from slipstream.state.store import Bounds
 from slipstream.telemetry import catalog
 from slipstream.telemetry.metric import Instruments, Telemetry
-from slipstream_router.config import RouterConfig
+from slipstream_router.config import ALLOW, RouterConfig
 from slipstream_router.lease_keeper import LeaseKeeper
 from slipstream_router.limits import Admission, KeyLimits
 from slipstream_router.replicas.fleet import Fleet
@@ -93,10 +94,7 @@ class Router:
             await self._background
 
     async def serve(self) -> None:
-        """Serve until a signal; then finish what runs, and end.
-
-        Raises what ended the background tasks, should that ever happen.
-        """
+        """Serve until a signal, and finish what runs. Raises what ended background tasks."""
         assert self._background is not None
         served = self._server.serve_until_stopped(stopping=self._refuse)
         serving = asyncio.get_running_loop().create_task(served)
@@ -139,14 +137,16 @@ class Router:
 
     def _open_store(self) -> WatchedStore:
         config, options = self._config, self._config.store
+        bounds = Bounds(config.lease_s, config.max_sessions, config.max_sessions_bytes)
         return WatchedStore(
-            open_store(options, config.bounds(), time.monotonic, next_fence=self._next_fence),
+            open_store(options, bounds, time.monotonic, next_fence=self._next_fence),
             self._telemetry.instruments,
         )
 
     def _make_runner(self) -> RequestRunner:
         config = self._config
-        claims = SessionLeases(self._store, config.keep_rules(), next_fence=self._next_fence)
+        rules = KeepRules(config.session_ttl_s, config.request_ttl_s, config.store_down == ALLOW)
+        claims = SessionLeases(self._store, rules, next_fence=self._next_fence)
         return RequestRunner(
             self._fleet,
             RouterState(claims, self._leases, NgramStores(config.ngrams)),

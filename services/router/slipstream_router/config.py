@@ -18,8 +18,6 @@ from slipstream.rpc.service_options import (
     TlsOptions,
 )
 from slipstream.state.options import StoreOptions
-from slipstream.state.session_leases import KeepRules
-from slipstream.state.store import Bounds
 from slipstream_router.replicas.heartbeat import Heartbeat
 
 _LONGEST_QUEUE_S = 86400.0
@@ -177,14 +175,6 @@ class RouterConfig:
             tls=self.tls.server(),
             health_address=self.listen.health_address,
         )
-
-    def keep_rules(self) -> KeepRules:
-        """Return how long requests are kept, and whether they run without the store."""
-        return KeepRules(self.session_ttl_s, self.request_ttl_s, self.store_down == ALLOW)
-
-    def bounds(self) -> Bounds:
-        """Return the limits of the memory for sessions, and the length of leases."""
-        return Bounds(self.lease_s, self.max_sessions, self.max_sessions_bytes)
 
     def heartbeat(self) -> Heartbeat:
         """Return the interval and the time limit of heartbeats."""

@@ -159,7 +159,8 @@ class RequestRunner:
                 if chunk.stats is not None:
                     num_unkept = chunk.stats.continuity.num_unkept_tokens
                     self._telemetry.rounds.count(catalog.TOKENS_UNKEPT, amount=num_unkept)
-            recorder.record_settled()
+            recorder.rounds.settles()
+            recorder.span.ends("settle")
             if asked.session is not None:
                 with recorder.span.stage("park", "session.park"):
                     await replicas.park(self._config.park_ttl_s, location)
@@ -201,7 +202,9 @@ class RequestRunner:
     ) -> tuple[ChosenTarget, Request, DraftFacts]:
         """Choose a target, encode the prompt, and choose again: others were placed meanwhile."""
         asked, span, resting = call.asked, call.recorder.span, self._fleet.breakers.resting
-        place = partial(self._fleet.target, _wanted(record))
+        arithmetic = record.arithmetic if record.output else None  # equal once there are tokens
+        wanted = TargetNeeds(record.model, record.tokenizer_hash, record.target, arithmetic)
+        place = partial(self._fleet.target, wanted)
         placed = place(excluded=resting())
         span.ends("between")
         with span.stage("encode", "prompt.encode"):
@@ -250,9 +253,3 @@ def _named(asked: Generation) -> Generation:
     if asked.ask.request_id:
         return asked
     return replace(asked, ask=replace(asked.ask, request_id=secrets.token_hex(8)))
-
-
-def _wanted(record: Record) -> TargetNeeds:
-    """Targets that a turn may run at: those of equal weights once it has tokens, else any."""
-    arithmetic = record.arithmetic if record.output else None
-    return TargetNeeds(record.model, record.tokenizer_hash, record.target, arithmetic)

@@ -66,11 +66,6 @@ class RequestRecorder:
         bind(session_id=session_id)
         self.span.set_attributes({"slipstream.session.id": session_id})
 
-    def record_settled(self) -> None:
-        """Record that all rounds are over and the whole answer was sent."""
-        self.rounds.settles()
-        self.span.ends("settle")
-
     def record_chunk(self, chunk: Chunk) -> None:
         """Record a piece of the answer that is about to be sent."""
         if chunk.token_ids and self._first_s is None:
@@ -95,7 +90,8 @@ class RequestRecorder:
     def _measure(self, error: BaseException | None) -> None:
         elapsed_s = self.span.clock() - self._began_s
         attributes = {} if self._asked is None else operation_attributes(self._asked, self._model)
-        ended = attributes if error is None else {**attributes, "error.type": _error_type(error)}
+        kind = CANCELLED if isinstance(error, GIVEN_UP) else type(error).__name__
+        ended = attributes if error is None else {**attributes, "error.type": kind}
         self._instruments.record(catalog.REQUEST_DURATION, elapsed_s, ended)
         if self._first_s is None:
             return
@@ -116,10 +112,7 @@ class RouterTelemetry:
 
     @contextmanager
     def request(self, method: str, metadata: Metadata | None) -> Iterator[RequestRecorder]:
-        """Record a request of a method, such as slipstream.rpc.v1.GenerationService/Generate.
-
-        For a task that ends with the request: the ids are bound to what it logs.
-        """
+        """Record a request of a gRPC method, and bind its ids to what its task logs."""
         attributes: Attributes = {"rpc.system.name": "grpc", "rpc.method": method}
         span = RequestSpan(self._telemetry, method, _carrier(metadata), attributes)
         span.begins(ENTER)
@@ -159,7 +152,3 @@ def _status(error: BaseException | None) -> str:
     if isinstance(error, GIVEN_UP):
         return "CANCELLED"
     return code_of(error).name if isinstance(error, SlipstreamError) else "INTERNAL"
-
-
-def _error_type(error: BaseException) -> str:
-    return CANCELLED if isinstance(error, GIVEN_UP) else type(error).__name__

@@ -162,10 +162,7 @@ class GenerationServicer(generation_pb2_grpc.GenerationServiceServicer):
         return pb.DeleteSessionResponse()
 
     def _enter(self, request: Any, context: Any, prompt: pb.Prompt | None = None) -> Key:
-        """The caller, whose name owns the sessions that it begins.
-
-        Counts the `prompt` of the request before anything looks at what is in it.
-        """
+        """The caller, who owns the sessions that it begins. A `prompt` too large is not read."""
         key = self._parts.access.check(context.invocation_metadata())
         if prompt is not None:
             refuse_too_many(prompt, self._parts.fleet.context_length())

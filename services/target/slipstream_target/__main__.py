@@ -127,13 +127,12 @@ def _load(
 def describe(
     loaded: LoadedModel, built: BuiltTarget, *, max_sessions: int
 ) -> target_pb2.DescribeTargetResponse:
-    """Return all but the address, which is known once the target listens. A new incarnation each
-    time.
+    """Return all but the address, which is known later. A new incarnation each time.
 
-    Raises `ModelMismatch` for a tokenizer, `InvalidRequest` for an element type, that can't
-    leave this process.
+    Raises `ModelMismatch` for a tokenizer, `InvalidRequest` for an element type, not to be sent.
     """
     facts, model = built.facts, built.model
+    parts = text_tokenizer(loaded.tokenizer).parts()
     digest, commit = weights_digest(loaded.path), hub_commit(loaded.path)
     _LOG.info("%s has the weights %s%s", facts.model_id, digest, commit and f" of commit {commit}")
     return target_pb2.DescribeTargetResponse(
@@ -153,7 +152,9 @@ def describe(
         engine="native" if model.is_native else "torch",
         dtype=model.weights_type,
         max_sessions=max_sessions,
-        tokenizer=_tokenizer(loaded),
+        tokenizer=target_pb2.Tokenizer(
+            json=parts.json, chat_template=parts.chat_template, special_tokens=parts.special_tokens
+        ),
         memory=common_pb2.Memory(**built.memory.account()),
         has_grammars=facts.has_grammars,
         max_logprobs=facts.max_logprobs,
@@ -168,13 +169,6 @@ def layout_to_pb(layout: KvLayout) -> common_pb2.KvLayout:
         num_kv_heads=layout.num_kv_heads,
         head_dim=layout.head_dim,
         dtype=DTYPE.to_pb(dtype_of(layout.dtype)),  # type: ignore[arg-type]
-    )
-
-
-def _tokenizer(loaded: LoadedModel) -> target_pb2.Tokenizer:
-    parts = text_tokenizer(loaded.tokenizer).parts()
-    return target_pb2.Tokenizer(
-        json=parts.json, chat_template=parts.chat_template, special_tokens=parts.special_tokens
     )
 
 

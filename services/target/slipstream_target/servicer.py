@@ -14,19 +14,25 @@ import grpc
 
 from slipstream.core.errors import Cancelled, InvalidRequest, SessionOutOfSync
 from slipstream.core.types import ReplyTiming
-from slipstream.rpc.conversion.convert import session_from_pb, verdict_to_pb, verify_from_pb
+from slipstream.rpc.conversion.convert import (
+    session_from_pb,
+    trace_from_pb,
+    verdict_to_pb,
+    verify_from_pb,
+)
 from slipstream.rpc.leases import Inbox, Leases
 from slipstream.rpc.protocol import identity_expectations, require_agreement
 from slipstream.rpc.server import Register
 from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
+from slipstream.telemetry import catalog
+from slipstream.telemetry.attributes import decided_attributes
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Instruments, Telemetry
-from slipstream.telemetry.spans import Reply
+from slipstream.telemetry.spans import Replies, Reply
 from slipstream.verifying.batcher import BatchedTarget
-from slipstream.verifying.request import PendingRequest, TargetRequest
+from slipstream.verifying.request import PendingRequest, TargetRequest, TargetStep
 from slipstream_target.kv_streams import KvStreams, VerifyStream
-from slipstream_target.telemetry import TargetTelemetry, record_load
 
 SERVICE = "slipstream.rpc.v1.TargetService"
 MAX_ID_LENGTH = 256
@@ -50,8 +56,11 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         closed with the servicer."""
         self._target = target
         self.about = about
-        self._telemetry = TargetTelemetry(telemetry or Telemetry())
-        target.on_step = self._telemetry.on_step
+        telemetry = telemetry or Telemetry()
+        self._replies = Replies(telemetry.tracer)
+        self._instruments = telemetry.instruments
+        self._is_measured = telemetry.instruments.are_exported
+        target.on_step = self._record_step if self._is_measured else None
         self._leases = Leases(target.release, target.engine.kv_bytes, limits)
         self._streams: dict[str, VerifyStream] = {}
         incarnation = about.identity.incarnation
@@ -95,7 +104,7 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
     ) -> None:
         bind(session_id=request.session_id)
         try:
-            await self._kv.serve(request, context.write, self._telemetry.record_sent)
+            await self._kv.serve(request, context.write, self._record_sent)
         except SessionOutOfSync as error:
             await context.abort(grpc.StatusCode.OUT_OF_RANGE, str(error))
         except Cancelled as error:
@@ -139,8 +148,21 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         )
 
     def sample(self, instruments: Instruments) -> None:
-        """Record the present load as metrics."""
-        record_load(instruments, self.load(), self._target)
+        """Record the present load, and the totals since the start. About once a second."""
+        load, put, total = self.load(), instruments.put, instruments.total
+        put(catalog.KV_USED, load.kv_bytes)
+        put(catalog.KV_CAPACITY, load.kv_capacity_bytes)
+        put(catalog.KV_CACHED, load.kv_cached_bytes)
+        put(catalog.KV_STREAMS, load.num_kv_streams)
+        put(catalog.SESSIONS, load.num_sessions, {"state": "active"})
+        put(catalog.SESSIONS, load.num_parked, {"state": "parked"})
+        put(catalog.WAITING, load.num_waiting)
+        put(catalog.ROWS_IN_FLIGHT, self._target.tokens_in_flight)
+        put(catalog.ROWS_FREE, self._target.tokens_free)
+        put(catalog.DRAFT_WAIT_SHARE, self._target.spent.waiting_share())
+        for activity, seconds in self._target.spent.totals().items():
+            total(catalog.TARGET_TIME, seconds, {"state": activity.value})
+        total(catalog.KV_SENT, load.kv_streamed_bytes)
 
     async def _open(self, message: target_pb2.VerifyRequest) -> VerifyStream:
         if message.WhichOneof("message") != "open":
@@ -176,7 +198,8 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
             match message.WhichOneof("message"):
                 case "verify":
                     arrived = time.perf_counter()
-                    with self._telemetry.answering(message) as reply:
+                    trace = trace_from_pb(message.trace)
+                    with self._replies.answering("target.verify", trace) as reply:
                         pending = self._begin(message.verify, stream)
                         if stream.max_queue_s is not None and await pending.is_queued():
                             yield target_pb2.VerifyResponse(queued=target_pb2.Queued())
@@ -220,7 +243,31 @@ class TargetServicer(target_pb2_grpc.TargetServiceServicer):
         if is_first:
             self._num_cached_tokens += done.num_cached
         self._num_rounds += 1
-        self._telemetry.record_verdict(reply, done, is_first=is_first)
+        if self._is_measured:
+            self._instruments.record(catalog.TARGET_QUEUE, done.queue_s)
+        if reply is not None and done.step is not None:
+            began = done.arrived + done.queue_s
+            reply.part("engine.queue", done.arrived, began)
+            reply.part("engine.run", began, done.step.ended)
+            reply.set(decided_attributes(done.result()))
+            reply.set(
+                {
+                    "slipstream.verdict.nodes": done.num_nodes,
+                    "slipstream.batch.rows": done.step.num_tokens,
+                    "slipstream.batch.sessions": done.step.num_sessions,
+                }
+            )
+            if is_first:
+                reply.set({"slipstream.verdict.num_cached": done.num_cached})
+
+    def _record_sent(self, num_bytes: int) -> None:
+        if self._is_measured:
+            self._instruments.record(catalog.SNAPSHOT_SIZE, num_bytes)
+
+    def _record_step(self, step: TargetStep) -> None:
+        self._instruments.record(catalog.STEP_DURATION, step.seconds)
+        self._instruments.record(catalog.STEP_ROWS, step.num_tokens)
+        self._instruments.record(catalog.STEP_SESSIONS, step.num_sessions)
 
 
 def register(servicer: TargetServicer) -> Register:

@@ -174,11 +174,7 @@ class WorkerProcesses:
 
 
 def start_workers(config: TargetConfig, on_lost: OnLost) -> WorkerProcesses:
-    """Start the workers of a configuration.
-
-    Raises `InvalidRequest` for a model that can't be split so, or a machine without the GPUs, and
-    what finding a model raises.
-    """
+    """Start the workers. Raises `InvalidRequest` for a model or machine that can't be split so."""
     size = config.tensor_parallel
     check_devices(config.compute.device, size)
     path = resolve(config.model)

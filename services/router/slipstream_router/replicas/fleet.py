@@ -156,10 +156,7 @@ class Fleet:
         return names[0]
 
     def target(self, wanted: TargetNeeds, *, excluded: Collection[str] = ()) -> ChosenTarget:
-        """The replica that is to verify, none of the addresses `excluded`.
-
-        Raises `Unavailable` when none is ready.
-        """
+        """The replica that is to verify, no `excluded` one. Raises `Unavailable` without any."""
         ready = _described(self._targets.ready())
         admitted = [pair for pair in ready if wanted.admits(pair[1])]
         fitting = {

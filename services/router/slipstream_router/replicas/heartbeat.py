@@ -26,11 +26,6 @@ class Heartbeat:
                 f" {self.every_s} s"
             )
 
-    @property
-    def num_silent(self) -> int:
-        """Beats without an answer that make a replica lost."""
-        return round(self.limit_s / self.every_s)
-
     async def follow(self, ask: Callable[[], Coroutine[Any, Any, None]]) -> None:
         """Call `ask` for ever. Raises `Unavailable` without an answer in time, or as `ask` does."""
         while True:
@@ -40,7 +35,7 @@ class Heartbeat:
     async def _answered(self, asking: asyncio.Task[None]) -> None:
         """Beats are counted, not time: a router that was itself stopped for long has seen one."""
         try:
-            for _ in range(self.num_silent):
+            for _ in range(round(self.limit_s / self.every_s)):
                 await asyncio.wait({asking}, timeout=self.every_s)
                 if asking.done():
                     return await asking

@@ -126,9 +126,11 @@ def parse_source(
     if items[0].startswith(_FILE):
         path = path_of(items[0].removeprefix(_FILE))
         return polled(lambda: _read(path), poll_s=POLL_S, pause=pause)
-    host, port = _name_and_port(items[0])
+    host, _, port = items[0].removeprefix(_DNS).rpartition(":")
+    if not host or not port.isdigit() or not 0 < int(port) < 65536:
+        raise InvalidRequest(f"{items[0]!r} must be dns:///NAME:PORT")
     ask = resolve or _resolve
-    return polled(lambda: _named(ask, host, port), poll_s=DNS_POLL_S, pause=pause)
+    return polled(lambda: _named(ask, host, int(port)), poll_s=DNS_POLL_S, pause=pause)
 
 
 async def _read(path: Path) -> Addresses:
@@ -151,13 +153,6 @@ async def _resolve(host: str, port: int) -> Sequence[str]:
     loop = asyncio.get_running_loop()
     found = await loop.getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
-
-
-def _name_and_port(item: str) -> tuple[str, int]:
-    host, _, port = item.removeprefix(_DNS).rpartition(":")
-    if not host or not port.isdigit() or not 0 < int(port) < 65536:
-        raise InvalidRequest(f"{item!r} must be dns:///NAME:PORT")
-    return host, int(port)
 
 
 def _checked(address: str) -> str:

@@ -97,7 +97,9 @@ class RequestReplicas:
             self._failures(),
             vocab_size=self._placed.model.facts.vocab_size,
             remaining=options.draft.remaining,
-            leave=self._leave_draft,
+            leave=lambda address, excluded: self._fleet.relieve(
+                address, self._placed, options.kind, excluded=excluded
+            ),
         )
         return self._failover
 
@@ -129,9 +131,6 @@ class RequestReplicas:
             self._placed, options.kind, sticky=options.sticky, excluded=excluded
         )
         return None if found is None else self._use_draft(*found)
-
-    def _leave_draft(self, address: str, excluded: Collection[str]) -> bool:
-        return self._fleet.relieve(address, self._placed, self._options.kind, excluded=excluded)
 
     def _use_draft(self, replica: Replica[DescribedDraft], model: DescribedDraft) -> InUse[Draft]:
         description = self._placed.model.description
