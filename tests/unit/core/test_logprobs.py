@@ -110,17 +110,6 @@ def test_logits_that_are_no_law_are_the_model_s_fault(value):
         token_logprob(np.float32([0, value]), 0, 1)
 
 
-def test_chunks_carry_those_of_their_tokens_with_the_bytes_of_each(models):
-    chunks = run_of(models, Ask(max_tokens=40, speculation=WAYS["cape"], num_logprobs=2))
-    assert [len(chunk.logprobs) for chunk in chunks] == [len(chunk.token_ids) for chunk in chunks]
-    result = collected(chunks)
-    assert tuple(item for chunk in chunks for item in chunk.logprobs) == result.logprobs
-    letters = Letters()
-    for token, item in zip(result.token_ids, result.logprobs, strict=True):
-        assert item.text == letters.token_bytes(token)
-        assert all(other.text == letters.token_bytes(other.token_id) for other in item.top)
-
-
 def test_without_likeliest_tokens_there_is_the_token_s_own(models):
     asks = [Ask(max_tokens=20, num_logprobs=count) for count in (0, 5)]
     none, five = (collected(run_of(models, ask)) for ask in asks)

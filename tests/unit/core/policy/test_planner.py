@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.backoff import Backoff
 from slipstream.core.policy.options import Mode, SpeculationOptions, num_product_nodes
 from slipstream.core.policy.planner import SURE, Planner
@@ -45,11 +45,6 @@ def test_what_is_not_asked_for_comes_from_the_profile():
 def test_defaults_that_do_not_fit_the_drafter_give_way():
     plan = planner_of(drafter="ngram").plan(100, PREFILL)
     assert (plan.shape, plan.stop, plan.threshold) == (Shape.CHAIN, StopPolicy.FIXED, None)
-
-
-def test_parts_that_do_not_go_together_are_refused():
-    with pytest.raises(UnsupportedCombination):
-        planner_of(verification=Verification.MCSD, shape=Shape.DYNAMIC)
 
 
 @given(

@@ -36,12 +36,11 @@ POINTS = sorted({*range(1, 33, 3), *(at + more for at in range(32, 513, 16) for 
 @dataclass(frozen=True)
 class Machine:
     """What steps cost: a forward of the target by rows and sessions, a level of the draft by
-    sessions. `is_shared`: one at a time; `gathers`: a step waits for whoever is drafting."""
+    sessions. `is_shared`: one at a time. A step waits for whoever is drafting."""
 
     target_s: Callable[[int, int], float]
     draft_s: Callable[[int], float]
     is_shared: bool = True
-    gathers: bool = True
 
 
 @dataclass(frozen=True)
@@ -104,7 +103,7 @@ class World:
         return Planner(replace(settings, experience=self._experience))
 
     def _start_steps(self) -> None:
-        holds = self._machine.gathers and (self._drafting or "draft" in self._busy)
+        holds = self._drafting or "draft" in self._busy
         if self._waiting and not holds and self._is_free("target"):
             group, self._waiting = self._waiting, []
             rows = sum(1 + len(drafted.proposal.tree) for drafted in group)

@@ -174,12 +174,3 @@ def test_what_no_drafter_goes_with_is_not_offered(kinds, drafters, shapes):
     assert exact.verification is Verification.EXACT
     assert (exact.drafters, exact.shapes) == (drafters, shapes)
     assert drafter_infos([DraftFacts("none")]) == ()
-
-
-def test_with_every_drafter_there_is_every_verification():
-    rows = verification_infos(set(DRAFTERS))
-    assert {row.verification for row in rows} == set(VERIFICATIONS)
-    for row in rows:
-        assert set(row.shapes) == VERIFICATIONS[row.verification].shapes
-        assert set(row.drafters) == VERIFICATIONS[row.verification].drafters
-        assert row.lossless is row.verification.is_lossless

@@ -153,16 +153,6 @@ def test_tests_and_the_draw_after_them_use_different_numbers(p, q, width):
     assert oracle.total_variation([seen[token] / count for token in range(VOCAB)], p) < 0.03
 
 
-@pytest.mark.parametrize("mode", [Verification.MCSD, Verification.MCSD_REPLACEMENT])
-def test_greedy_rejection_sampling_gives_the_greedy_tokens(mode):
-    session, target, draft = session_of(SamplingParams(), mode), ToyModel(1), ToyModel(2)
-    for seed in range(30):
-        proposal = mcsd_proposal(draft, session, (3, 2), seed=seed)
-        walk = verify(session, PROMPT, proposal, target.rows(PROMPT, proposal.tree))
-        tokens = [*(proposal.tree.tokens[node] for node in walk.nodes), walk.token]
-        assert tokens == plain(session, target, len(tokens))
-
-
 EVEN = SparseDistribution((2, 3), (0.5, 0.5))
 
 
@@ -213,7 +203,7 @@ def test_leaving_out_tokens_that_no_noise_could_lift_changes_no_draw(temperature
         assert choose(session, logits, PROMPT) == drawn
 
 
-@pytest.mark.parametrize("mode", [Verification.EXACT, Verification.MCSD])
+@pytest.mark.parametrize("mode", [Verification.EXACT, Verification.MCSD, Verification.TARGET_INIT])
 @pytest.mark.parametrize("sampling", SAMPLINGS[:3])
 @pytest.mark.parametrize("bad", [float("nan"), float("inf"), -float("inf")])
 def test_logits_without_a_distribution_are_an_error_and_not_a_token(bad, sampling, mode):
