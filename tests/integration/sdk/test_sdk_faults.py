@@ -79,18 +79,15 @@ def silent():
         yield servicer
 
 
-def test_a_stream_that_is_closed_is_cancelled(silent):
+@pytest.mark.parametrize("is_closed", [True, False], ids=["closed", "dropped"])
+def test_a_stream_that_is_left_is_cancelled(silent, is_closed):
     with Client(silent.address) as client:
-        with client.stream("hello") as stream:
-            next(stream)
-        assert silent.cancelled.wait(30)
-        assert list(stream) == []
-
-
-def test_a_stream_that_is_dropped_is_cancelled(silent):
-    with Client(silent.address) as client:
-        for _ in client.stream("hello"):
-            break
+        stream = client.stream("hello")
+        next(stream)
+        if is_closed:
+            stream.close()
+            assert list(stream) == []
+        del stream
         gc.collect()
         assert silent.cancelled.wait(30)
 
