@@ -111,9 +111,7 @@ class Cluster:
             self.links[link].become(weather)
 
     async def num_sessions(self, target: str) -> int:
-        worker = fleet.Worker(lambda: None, fleet.TARGET, lambda servicer: None)
-        worker.address = self._at(target)
-        return int((await worker.load()).num_sessions)
+        return int((await fleet.load_of(fleet.TARGET, self._at(target))).num_sessions)
 
     def stalls(self) -> dict[str, list[LoggedStall]]:
         """What has held event loops, by role, over all processes of its members."""

@@ -87,7 +87,10 @@ class Growing:
 
     async def sessions(self, *names: str) -> list[int]:
         """How many sessions with a running request each engine holds."""
-        loads = [_worker(name, self._addresses[name]).load() for name in names]
+        loads = [
+            fleet.load_of(_SERVICES[name.partition("-")[0]], self._addresses[name])
+            for name in names
+        ]
         return [int(load.num_sessions) for load in await asyncio.gather(*loads)]
 
     async def shared_by(self, *names: str) -> None:
@@ -143,12 +146,6 @@ async def growing(model: Path, folder: Path) -> AsyncIterator[Growing]:
 
 def _host(address: str) -> str:
     return address.rpartition(":")[0]
-
-
-def _worker(name: str, address: str) -> fleet.Worker:
-    worker = fleet.Worker(lambda: None, _SERVICES[name.partition("-")[0]], lambda servicer: None)
-    worker.address = address
-    return worker
 
 
 pytestmark = [

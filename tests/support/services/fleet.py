@@ -90,12 +90,17 @@ class Worker:
         await servicer.close()
 
     async def load(self):
-        async with connect(self.address, ChannelOptions()) as channel:
-            if self._service == TARGET:
-                target = target_pb2_grpc.TargetServiceStub(channel)
-                return (await target.GetTargetLoad(target_pb2.GetTargetLoadRequest())).load
-            draft = draft_pb2_grpc.DraftServiceStub(channel)
-            return (await draft.GetDraftLoad(draft_pb2.GetDraftLoadRequest())).load
+        return await load_of(self._service, self.address)
+
+
+async def load_of(service: str, address: str):
+    """What a target or a draft at an address says of its load."""
+    async with connect(address, ChannelOptions()) as channel:
+        if service == TARGET:
+            target = target_pb2_grpc.TargetServiceStub(channel)
+            return (await target.GetTargetLoad(target_pb2.GetTargetLoadRequest())).load
+        draft = draft_pb2_grpc.DraftServiceStub(channel)
+        return (await draft.GetDraftLoad(draft_pb2.GetDraftLoadRequest())).load
 
 
 def target_servicer(
