@@ -75,11 +75,6 @@ class Worker:
         self._running = (server, servicer)
         return self.address
 
-    async def drain(self) -> None:
-        """Say that it stops soon, and go on."""
-        assert self._running is not None
-        await self._running[0].drain()
-
     async def stop(self, grace_s: float = 0.0) -> None:
         """End; whoever is served longer than the grace is cut off. Again is fine."""
         if self._running is None:

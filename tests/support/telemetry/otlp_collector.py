@@ -35,9 +35,6 @@ class Collector:
         with self._heard:
             return tuple(self._spans)
 
-    def traces(self) -> dict[str, list[Span]]:
-        return traces_of(self.spans)
-
     def metrics(self, service: str) -> dict[str, Any]:
         """The latest of each metric of a service, by name."""
         with self._heard:

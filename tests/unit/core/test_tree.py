@@ -5,14 +5,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from slipstream.core.tree import ROOT, TokenTree
-
-
-@st.composite
-def trees(draw):
-    size = draw(st.integers(0, 12))
-    parents = [draw(st.integers(ROOT, node - 1)) for node in range(size)]
-    tokens = draw(st.lists(st.integers(0, 99), min_size=size, max_size=size))
-    return TokenTree(tuple(tokens), tuple(parents))
+from support.models.toy import trees
 
 
 @given(trees())
