@@ -94,7 +94,7 @@ async def test_target_initialised_roots_survive_the_loss_of_the_draft(target, dr
     assert sum(without.stats.speculation.fallbacks.values()) == 30
 
 
-async def test_a_cancelled_stream_frees_both_engines(trio):
+async def test_a_cancelled_stream_and_a_deadline_free_both_engines(trio):
     async with trio.client() as client:
         async with client.stream("hello", max_tokens=4000, speculation=GLIDE) as stream:
             for _ in range(3):
@@ -104,10 +104,6 @@ async def test_a_cancelled_stream_frees_both_engines(trio):
         assert await is_free(trio.target, trio.drafts[0])
         info = await eventually(client.server_info, lambda info: info.num_requests == 0)
         assert [at.num_requests for at in info.replicas] == [0, 0, 0]
-
-
-async def test_a_deadline_frees_both_engines(trio):
-    async with trio.client() as client:
         with pytest.raises(DeadlineExceeded):
             await client.generate("hello", max_tokens=4000, timeout_s=0.5, speculation=GLIDE)
         assert await is_free(trio.target, trio.drafts[0])
