@@ -24,7 +24,7 @@ from slipstream.core.errors import (
     NotBuilt,
 )
 from slipstream.core.grammar import Grammar, GrammarKind
-from slipstream.core.request.schemas import effective_schema
+from slipstream.core.request.schemas import placed_schema
 from slipstream.core.request.tools import ToolFormat
 from slipstream.core.sequence import TokenSequence
 from slipstream.text.tokenizer import TextTokenizer
@@ -195,7 +195,7 @@ class Grammars:
     def _source(self, grammar: Grammar) -> str:
         if grammar.kind is GrammarKind.TOOL_CALLS:
             about = json.loads(grammar.text)
-            schema = {"x-guidance": {**_JSON, **_SPACED}, **effective_schema(about["schema"])}
+            schema = {"x-guidance": {**_JSON, **_SPACED}, **about["schema"]}
             rules = _CALLS[ToolFormat(about["format"])].format(
                 hermes=self._opening("<tool_call>"),
                 mistral=self._opening("[TOOL_CALLS]"),
@@ -206,7 +206,7 @@ class Grammars:
             return LLMatcher.grammar_from_regex(grammar.text)
         text = grammar.text
         with suppress(ValueError, RecursionError):  # the library's error has the reason
-            value = effective_schema(json.loads(text))
+            value = placed_schema(json.loads(text), "#", "the json-schema")
             # The schema `true` allows what `{}` does, which has room for options.
             text = json.dumps({} if value is True else value)
         return LLMatcher.grammar_from_json_schema(text, overrides=_JSON)  # type: ignore[arg-type]

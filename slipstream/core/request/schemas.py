@@ -1,7 +1,14 @@
-"""JSON schemas as grammars take them: keywords that have no effect are left out."""
+"""JSON schemas as grammars take them: each reference is a pointer, each keyword has an effect.
 
+Only what is at a position of a schema is changed; data in `const`, `enum`, `default` and `examples`
+stays as it is.
+"""
+
+from collections.abc import Iterable
 from typing import Any
-from urllib.parse import quote
+from urllib.parse import quote, unquote, urldefrag, urljoin
+
+from slipstream.core.errors import InvalidRequest
 
 _HOLDERS = {
     *("additionalItems", "additionalProperties", "allOf", "anyOf", "contains", "contentSchema"),
@@ -26,33 +33,139 @@ _FORMATS = {
     *("uri", "uri-reference", "uri-template", "uuid"),
 }
 """Formats of JSON Schema; any other one only describes, such as pydantic's `path`."""
+_NAMES = {"$anchor", "$dynamicAnchor", "$recursiveAnchor"}
+_REFERENCES = {"$ref", "$dynamicRef", "$recursiveRef"}
+_SHOWN = 80
+"""Characters of a name in an error."""
 
 
-def effective_schema(schema: Any) -> Any:
-    """Return a schema without keywords that have no effect, as null has none.
+def placed_schema(schema: Any, place: str, what: str) -> Any:
+    """Return a schema whose references are right where it is at this place of another one, as
+    `#/$defs/a`, and whose keywords that say nothing, as null, are left out.
 
-    Only what is at a position of a schema is changed; data in `const`, `enum`, `default` and
-    `examples` stays as it is.
+    Raises `InvalidRequest` for a reference that leads nowhere in the schema, or that depends on
+    where it is read from; `what` names the schema.
     """
-    if isinstance(schema, list):
-        return [effective_schema(item) for item in schema]
-    if not isinstance(schema, dict):
-        return schema
-    return {
-        keyword: _effective(keyword, value)
-        for keyword, value in schema.items()
-        if not _is_absent(keyword, schema)
-    }
+    try:
+        return _Document(schema, place, what).rewritten()
+    except RecursionError:
+        raise InvalidRequest(f"{what} is nested too deeply") from None
 
 
-def _effective(keyword: str, value: Any) -> Any:
-    if keyword == "$ref" and isinstance(value, str):  # a name may have spaces
-        return quote(value, safe="#%/~!$&'()*+,;=:@?")
-    if keyword in _HOLDERS:
-        return effective_schema(value)
+class _Document:
+    """A schema, and what is known of the schemas in it: by identity, as data may look alike."""
+
+    def __init__(self, root: Any, place: str, what: str) -> None:
+        self._root, self._place, self._what = root, place, what
+        draft = root.get("$schema") if isinstance(root, dict) else None
+        self._id = "id" if "draft-04" in str(draft) else "$id"
+        self._schemas: dict[int, tuple[dict[str, Any], str, str]] = {}
+        """Each with its pointer and the URI that its references are relative to."""
+        self._resources: dict[str, str] = {"": ""}
+        """Pointers by URI."""
+        self._anchors: dict[tuple[str, str], str] = {}
+        """Pointers by URI and name."""
+        self._dynamic: list[str] = []
+        """Names of anchors that depend on where they are read from."""
+        self._add(root, "", "")
+        self._targets: dict[int, dict[str, str]] = {}
+        while news := [it for key, it in self._schemas.items() if key not in self._targets]:
+            for schema, pointer, base in news:
+                self._targets[id(schema)] = self._resolved(schema, pointer, base)
+
+    def rewritten(self) -> Any:
+        """Return the schema, rewritten."""
+        return self._copy(self._root)
+
+    def _add(self, schema: Any, pointer: str, base: str) -> None:
+        """Add a schema and all that it holds."""
+        if not isinstance(schema, dict) or id(schema) in self._schemas:
+            return
+        base = self._named(schema, pointer, base)
+        self._schemas[id(schema)] = schema, pointer, base
+        for keyword, value in schema.items():
+            where = f"{pointer}/{_escaped(keyword)}"
+            if keyword in _HOLDERS:
+                self._add(value, where, base)
+            for name, item in _held(keyword, value):
+                self._add(item, f"{where}/{_escaped(str(name))}", base)
+
+    def _named(self, schema: dict[str, Any], pointer: str, base: str) -> str:
+        """Add the names of a schema; return the URI that its references are relative to."""
+        names = [schema.get("$anchor"), schema.get("$dynamicAnchor")]
+        given = schema.get(self._id)
+        if isinstance(given, str) and given.startswith("#"):  # an anchor of drafts before 2019
+            names.append(given[1:])
+        elif isinstance(given, str):
+            base = urldefrag(urljoin(base, given)).url
+            self._resources[base] = pointer
+        for name in names:
+            if isinstance(name, str):
+                self._anchors[base, name] = pointer
+        self._dynamic += [name for name in names[1:2] if isinstance(name, str)]
+        if schema.get("$recursiveAnchor") is True:
+            self._dynamic.append("")
+        return base
+
+    def _resolved(self, schema: dict[str, Any], pointer: str, base: str) -> dict[str, str]:
+        """Return the pointers of a schema's references by keyword; add what they lead to."""
+        given = {it: schema[it] for it in _REFERENCES if isinstance(schema.get(it), str)}
+        if len(given) > 1:
+            raise self._error(*next(iter(given.items())), pointer, "is beside another reference")
+        return {it: self._target(it, given[it], pointer, base) for it in given}
+
+    def _target(self, keyword: str, reference: str, pointer: str, base: str) -> str:
+        uri, fragment = urldefrag(reference)
+        uri = urljoin(base, uri) if uri else base
+        name = unquote(fragment)
+        if keyword != "$ref" and self._dynamic.count(name) > 1:
+            why = "depends on where it is read from, which can't be followed"
+            raise self._error(keyword, reference, pointer, why)
+        start = self._resources.get(uri)
+        if start is not None and name.startswith("/"):
+            start += name
+        elif name:
+            start = self._anchors.get((uri, name))
+        try:
+            if start is None:
+                raise KeyError
+            found = self._root
+            for part in start.split("/")[1:]:
+                found = found[int(part) if isinstance(found, list) else _unescaped(part)]
+        except (KeyError, IndexError, TypeError, ValueError):
+            raise self._error(keyword, reference, pointer, "leads to no schema in it") from None
+        self._add(found, start, uri)
+        return start
+
+    def _copy(self, value: Any) -> Any:
+        if isinstance(value, list):
+            return [self._copy(item) for item in value]
+        if not isinstance(value, dict):
+            return value
+        if id(value) not in self._schemas:
+            return {name: self._copy(item) for name, item in value.items()}
+        copy = {
+            name: self._copy(item)
+            for name, item in value.items()
+            if name not in _NAMES | {self._id} and not _is_absent(name, value)
+        }
+        for keyword, target in self._targets[id(value)].items():
+            del copy[keyword]
+            copy["$ref"] = self._place + quote(target, safe="/~!$&'()*+,;=:@")
+        return copy
+
+    def _error(self, keyword: str, reference: str, pointer: str, why: str) -> InvalidRequest:
+        where = f"#{pointer}"[:_SHOWN]
+        return InvalidRequest(
+            f"{self._what} has {keyword} {reference[:_SHOWN]!r} at {where}: {why}"
+        )
+
+
+def _held(keyword: str, value: Any) -> Iterable[tuple[Any, Any]]:
+    """Return the schemas that a keyword holds by name or in a list."""
     if keyword in _NAMED and isinstance(value, dict):
-        return {name: effective_schema(item) for name, item in value.items()}
-    return value
+        return value.items()
+    return enumerate(value) if keyword in _HOLDERS and isinstance(value, list) else ()
 
 
 def _is_absent(keyword: str, schema: dict[str, Any]) -> bool:
@@ -64,3 +177,11 @@ def _is_absent(keyword: str, schema: dict[str, Any]) -> bool:
         return is_unknown or value in _NEUTRAL.get(keyword, ())
     is_data = keyword == "default" or (keyword == "const" and (kinds is None or "null" in kinds))
     return not is_data
+
+
+def _escaped(name: str) -> str:
+    return name.replace("~", "~0").replace("/", "~1")
+
+
+def _unescaped(name: str) -> str:
+    return name.replace("~1", "/").replace("~0", "~")

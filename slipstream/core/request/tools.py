@@ -9,6 +9,7 @@ from typing import Any
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
+from slipstream.core.request.schemas import placed_schema
 
 MAX_TOOLS = 128
 """Most tools of one request."""
@@ -195,8 +196,8 @@ def calls_grammar(tools: Sequence[Tool], tool_format: ToolFormat | None) -> Gram
 def call_schema(tools: Sequence[Tool], arguments: str = "arguments") -> dict[str, Any]:
     """Return the schema of one call of one of these tools: an object with name and arguments.
 
-    A tool's schema is a definition here with a URI of its own, which its references are relative
-    to. Raises `InvalidRequest` for schemas of which no grammar can come.
+    References in a tool's schema are to the schema itself, which is a definition here. Raises
+    `InvalidRequest` for schemas of which no grammar can come.
     """
     if (size := sum(len(tool.parameters) for tool in tools)) > _MAX_SCHEMA_CHARS:
         raise InvalidRequest(
@@ -206,8 +207,8 @@ def call_schema(tools: Sequence[Tool], arguments: str = "arguments") -> dict[str
     calls, schemas = [], {}
     for number, tool in enumerate(tools):
         place = f"tool{number}"
-        own = {name: value for name, value in tool.schema.items() if name != "$schema"}
-        schemas[place] = {**own, "$id": f"http://{place}/"}
+        what = f"the schema of tool {tool.name}"
+        schemas[place] = placed_schema(tool.schema, f"#/$defs/{place}", what)
         call = {"name": {"const": tool.name}, arguments: {"$ref": f"#/$defs/{place}"}}
         calls.append(
             {

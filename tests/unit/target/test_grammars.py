@@ -69,6 +69,7 @@ BIT = {"enum": [0, 1]}
         BIT | dict.fromkeys(("type", "const", "items", "properties", "required", "$ref", "anyOf"))
         | {"type": "integer"},
         {"$ref": "#b", "$defs": {"b": {"$anchor": "b", **BIT}}},
+        {"$dynamicRef": "#b", "$defs": {"b": {"$dynamicAnchor": "b", **BIT}}},
         {"$id": "http://x/y", "$ref": "z", "$defs": {"b": {"$id": "z", **BIT}}},
         {"$ref": "#/$defs/a b", "$defs": {"a b": BIT}},
     ],

@@ -6,7 +6,8 @@ import jsonschema
 import pytest
 from referencing import Registry
 
-from slipstream.core.request.schemas import effective_schema
+from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.schemas import placed_schema
 from slipstream.core.request.tools import Tool, call_schema
 
 INTEGER, TEXT = {"type": "integer"}, {"type": "string"}
@@ -26,6 +27,9 @@ REFERENCES = {
     "a place of no keyword": {"$ref": "#/more/n", "more": {"n": {"$ref": "#/more/m"}, "m": TEXT}},
     "itself": {"properties": {"a": {"anyOf": [INTEGER, {"$ref": "#"}]}}, "type": "object"},
     "an anchor": {"$ref": "#n", "$defs": {"q": {"$anchor": "n", "type": "integer"}}},
+    "a dynamic anchor": {"$dynamicRef": "#n", "$defs": {"q": {"$dynamicAnchor": "n", **INTEGER}}},
+    "a plain anchor, dynamically": {"$dynamicRef": "#n", "$defs": {"q": {"$anchor": "n", **TEXT}}},
+    "its own URI": {"$id": "http://x/y", "$ref": "http://x/y#/$defs/n", "$defs": {"n": INTEGER}},
     "a relative URI": {"$id": "http://x/y", "$ref": "z", "$defs": {"n": {"$id": "z", **INTEGER}}},
     "a part of another resource": {
         "$id": "http://x/y",
@@ -39,6 +43,7 @@ REFERENCES = {
             "r": {"$id": "http://x/r", "$ref": "#/$defs/n", "$defs": {"n": INTEGER}},
         },
     },
+    "a URN": {"$id": "urn:x:y", "$ref": "#/$defs/n", "$defs": {"n": INTEGER}},
     "a property named $ref": {"properties": {"$ref": INTEGER, "enum": {"$ref": "#/$defs/n"}}}
     | {"$defs": {"n": INTEGER}},
 }
@@ -67,8 +72,9 @@ def judged(schema):
 
 def as_arguments(schema):
     """Which of the values a forced call may have, as the arguments of the second of two tools."""
-    placed = effective_schema(call_schema([Tool("f"), Tool("g", "", json.dumps(schema))]))
-    judge = jsonschema.Draft202012Validator(placed, registry=Registry())
+    judge = jsonschema.Draft202012Validator(
+        call_schema([Tool("f"), Tool("g", "", json.dumps(schema))]), registry=Registry()
+    )
     return [judge.is_valid({"name": "g", "arguments": value}) for value in VALUES]
 
 
@@ -77,7 +83,7 @@ def test_a_reference_means_the_same_at_another_place(name):
     schema = REFERENCES[name]
     allowed = judged(schema)
     assert len(set(allowed)) == 2
-    assert as_arguments(schema) == allowed == judged(effective_schema(schema))
+    assert as_arguments(schema) == allowed == judged(placed_schema(schema, "#", "it"))
 
 
 @pytest.mark.parametrize("holder", HOLDERS)
@@ -97,7 +103,7 @@ def test_every_position_of_a_schema_may_have_references(holder):
 def test_data_in_schemas_is_untouched(holder, keyword, data):
     data = [data] if keyword in ("enum", "examples") else data
     schema = HOLDERS[holder]({keyword: data, "properties": {keyword: {"enum": [data]}}})
-    assert effective_schema(schema) == schema
+    assert placed_schema(schema, "#/$defs/t", "it") == schema
     assert as_arguments(schema) == judged(schema)
 
 
@@ -114,6 +120,41 @@ def test_a_null_const_is_data_where_the_type_allows_null(schema, plain):
     assert as_arguments(schema) == judged(plain)
 
 
+@pytest.mark.parametrize(
+    ("schema", "sentence"),
+    [
+        ({"$ref": "#/$defs/n"}, "$ref '#/$defs/n' at #: leads to no schema in it"),
+        ({"anyOf": [{"$ref": "#n"}]}, "$ref '#n' at #/anyOf/0: leads to no schema"),
+        ({"$ref": "#/anyOf/7", "anyOf": [True]}, "leads to no schema"),
+        ({"$ref": "http://x/y#/a"}, "$ref 'http://x/y#/a' at #: leads to no schema"),
+        ({"properties": {"a/b": {"$dynamicRef": "#n"}}}, "$dynamicRef '#n' at #/properties/a~1b"),
+        (
+            {
+                "$dynamicRef": "#n",
+                "$dynamicAnchor": "n",
+                "$defs": {"m": {"$id": "http://x/m", "$dynamicAnchor": "n"}},
+            },
+            "$dynamicRef '#n' at #: depends on where it is read from",
+        ),
+        ({"$ref": "#", "$dynamicRef": "#"}, "at #: is beside another reference"),
+    ],
+)
+def test_a_reference_that_can_not_be_followed_is_refused_with_its_tool_and_place(schema, sentence):
+    with pytest.raises(InvalidRequest) as refused:
+        as_arguments(schema)
+    assert str(refused.value).startswith("the schema of tool g has $")
+    assert sentence in str(refused.value)
+
+
+def test_an_older_draft_has_its_own_keyword_for_uris():
+    parts = {"a": {"id": "#n", **INTEGER}, "b": {"id": "http://x/y", "$ref": "#/c", "c": TEXT}}
+    schema = {"$schema": "http://json-schema.org/draft-04/schema#", "definitions": parts}
+    placed = placed_schema({**schema, "$ref": "#n"}, "#/$defs/t", "it")
+    assert placed["$ref"] == "#/$defs/t/definitions/a"
+    other = {"$ref": "#/$defs/t/definitions/b/c", "c": TEXT}
+    assert placed["definitions"] == {"a": INTEGER, "b": other}
+
+
 def test_two_tools_may_have_schemas_of_one_uri():
     one, other = ({"$id": "http://x/y", "$ref": "#n", "$defs": {"q": at}} for at in (INTEGER, TEXT))
     for schema in (one, other):
@@ -122,6 +163,14 @@ def test_two_tools_may_have_schemas_of_one_uri():
     judge = jsonschema.Draft202012Validator(call_schema(tools), registry=Registry())
     calls = [{"name": name, "arguments": value} for name in "fg" for value in (1, "x")]
     assert [judge.is_valid(call) for call in calls] == [True, False, False, True]
+
+
+def test_a_schema_that_is_nested_too_deeply_is_refused():
+    schema = {}
+    for _ in range(5000):
+        schema = {"not": schema}
+    with pytest.raises(InvalidRequest, match="it is nested too deeply"):
+        placed_schema(schema, "#", "it")
 
 
 @pytest.mark.parametrize(
@@ -136,5 +185,5 @@ def test_two_tools_may_have_schemas_of_one_uri():
 )
 def test_keywords_that_say_nothing_are_left_out(keyword, silent, telling):
     data = {"const": {keyword: silent}}
-    assert effective_schema({keyword: silent, **data}) == data
-    assert effective_schema({keyword: telling}) == {keyword: telling}
+    assert placed_schema({keyword: silent, **data}, "#", "it") == data
+    assert placed_schema({keyword: telling}, "#", "it") == {keyword: telling}
