@@ -1,9 +1,11 @@
 """The pages of docs/reference say what the code says. Run as a program, it writes them anew."""
 
+import subprocess
 from importlib import import_module
 from pathlib import Path
 
 import pytest
+from ruff import find_ruff_bin
 
 from reference import compatibility_page
 
@@ -15,7 +17,10 @@ NOTE = "<!-- Written by `make docs` out of the code; changes by hand are lost. -
 
 
 def written(name: str) -> str:
-    return f"{NOTE}{PAGES[name]().rstrip()}\n"
+    """A page; code in it has the form of all code."""
+    text = f"{NOTE}{PAGES[name]().rstrip()}\n"
+    words = [find_ruff_bin(), "format", "--stdin-filename", "page.md", "-"]
+    return subprocess.run(words, input=text, text=True, check=True, stdout=subprocess.PIPE).stdout
 
 
 @pytest.mark.parametrize("name", PAGES)

@@ -12,10 +12,11 @@ from itertools import product
 from typing import Any
 
 from slipstream.bench.engines import MethodEngines
+from slipstream.bench.figures import sample_figures
 from slipstream.bench.harness import Advance, SamplingPlan
 from slipstream.bench.methods import PLAIN, Method, Numerics, parse_method
 from slipstream.bench.questions import Question, in_turn
-from slipstream.bench.speed import SpeedPlan, method_figures, run_speed
+from slipstream.bench.speed import SpeedPlan, run_speed
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
@@ -189,7 +190,7 @@ def name_of(profile: Profile) -> str:
 
 @dataclass(frozen=True, slots=True)
 class Timed:
-    """A profile and its figures (see `speed.method_figures`), greedy and sampled."""
+    """A profile and its figures (see `figures.sample_figures`), greedy and sampled."""
 
     name: str
     profile: Profile
@@ -268,8 +269,8 @@ def race(
             questions=plan.questions,
         )
         samples = run_speed(speed, engines.under(sampling), advance=advance)
-        figures = ((method.name, method_figures(method, samples)) for method in methods)
-        found.append({name: {key: of[key] for key in FIGURES} for name, of in figures})
+        figures = {name: sample_figures(of, samples[PLAIN]) for name, of in samples.items()}
+        found.append({name: {key: of[key] for key in FIGURES} for name, of in figures.items()})
     greedy, sampled = found
     timed = [Timed(name, profile, greedy[name], sampled[name]) for name, profile in entries.items()]
     return sorted(timed, key=lambda item: -item.ratio)

@@ -18,11 +18,11 @@ from slipstream.rpc.conversion.convert import (
     plan_to_pb,
     session_to_pb,
     timing_from_pb,
-    trace_to_pb,
 )
 from slipstream.rpc.conversion.convert_common import ahead_from_pb, proposal_from_pb
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
+from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2
 from slipstream.telemetry.carrier import carried
 

@@ -11,12 +11,12 @@ from slipstream.core.verify.port_checks import check_verdict
 from slipstream.rpc.conversion.convert import (
     session_to_pb,
     timing_from_pb,
-    trace_to_pb,
     verdict_from_pb,
     verify_to_pb,
 )
 from slipstream.rpc.exchange import CallOptions, Peer
 from slipstream.rpc.remote_engine import RemoteEngine
+from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 from slipstream.telemetry.carrier import carried
 

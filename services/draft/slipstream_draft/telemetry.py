@@ -5,7 +5,7 @@ from contextlib import AbstractContextManager
 
 from slipstream.core.types import Proposal
 from slipstream.engine.thread import Done
-from slipstream.rpc.conversion.convert import trace_from_pb
+from slipstream.rpc.tracing import trace_from_pb
 from slipstream.rpc.v1 import draft_pb2
 from slipstream.telemetry import catalog
 from slipstream.telemetry.attributes import proposed_attributes

@@ -31,7 +31,6 @@ from slipstream.rpc.conversion.convert_common import (
     proposal_to_pb,
 )
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
-from slipstream.telemetry.carrier import Carrier
 
 _SAMPLING = (
     *("temperature", "top_k", "top_p", "min_p", "seed"),
@@ -221,15 +220,3 @@ def timing_from_pb(message: common_pb2.ReplyTiming, *, serialisation_s: float) -
         message.kv_wait_us / 1e6,
         serialisation_s,
     )
-
-
-def trace_to_pb(carrier: Carrier | None) -> common_pb2.TraceContext | None:
-    """Return a trace's context; None for what is not traced."""
-    if carrier is None:
-        return None
-    return common_pb2.TraceContext(traceparent=carrier.traceparent, tracestate=carrier.tracestate)
-
-
-def trace_from_pb(message: common_pb2.TraceContext) -> Carrier | None:
-    """Return a trace's context; None where nothing is said."""
-    return Carrier(message.traceparent, message.tracestate) if message.traceparent else None

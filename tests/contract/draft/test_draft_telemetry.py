@@ -14,9 +14,9 @@ from slipstream.rpc.conversion.convert import (
     plan_to_pb,
     session_to_pb,
     timing_from_pb,
-    trace_to_pb,
 )
 from slipstream.rpc.conversion.convert_common import proposal_from_pb
+from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
 from slipstream.telemetry import catalog
 from support.services.scripted_keys import (

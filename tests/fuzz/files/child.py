@@ -1,7 +1,8 @@
 """Loads cases in a process with little memory: a file that breaks it breaks nothing else.
 
 `python -m fuzz.files.child MODULE,... BYTES SECONDS` reads cases from standard input, each a line
-of JSON, and writes a line of JSON for each: its outcome, and what is wrong.
+of JSON, and writes a line of JSON for each: its outcome, and what is wrong. A case is bytes of one
+file, or a path that is loaded as it is.
 """
 
 import base64
@@ -66,14 +67,16 @@ def main() -> None:
     with tempfile.TemporaryDirectory() as scratch:
         paths: dict[str, Path] = {}
         for line in sys.stdin:
-            name, data, is_intact = json.loads(line)
+            name, data, is_intact, given = json.loads(line)
             if name not in paths:
                 paths[name] = _prepared(kinds[name], Path(scratch) / name)
                 limit = data_bytes() + num_bytes
                 resource.setrlimit(resource.RLIMIT_DATA, (limit, resource.RLIM_INFINITY))
-            paths[name].write_bytes(base64.b64decode(data))
+            path = Path(given) if given else paths[name]
+            if not given:
+                path.write_bytes(base64.b64decode(data))
             limit_cpu(seconds)
-            found = outcome(kinds[name], paths[name], is_intact=is_intact)
+            found = outcome(kinds[name], path, is_intact=is_intact)
             replies.write(json.dumps(found) + "\n")
             replies.flush()
 

@@ -44,11 +44,14 @@ class Child:
         self._process: subprocess.Popen[bytes] | None = None
         self._read = b""
 
-    def load(self, kind: str, data: bytes, *, is_intact: bool = False) -> tuple[str, str]:
-        """Load a case; its outcome, and its fault or refusal."""
+    def load(
+        self, kind: str, data: bytes = b"", *, is_intact: bool = False, path: Path | None = None
+    ) -> tuple[str, str]:
+        """Load a case, or what is at a path; its outcome, and its fault or refusal."""
         process = self._process = self._process or self._started()
         assert process.stdin is not None
-        line = json.dumps([kind, base64.b64encode(data).decode(), is_intact])
+        given = None if path is None else str(path)
+        line = json.dumps([kind, base64.b64encode(data).decode(), is_intact, given])
         process.stdin.write(line.encode() + b"\n")
         process.stdin.flush()
         return self._reply(process)

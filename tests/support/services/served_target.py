@@ -17,7 +17,7 @@ from slipstream.engine.thread import EngineThread
 from slipstream.models.dtypes import Array
 from slipstream.models.target.causal import CausalModel
 from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.conversion.convert import delta_to_pb, session_to_pb, trace_to_pb
+from slipstream.rpc.conversion.convert import delta_to_pb, session_to_pb
 from slipstream.rpc.conversion.convert_common import proposal_to_pb
 from slipstream.rpc.kv import (
     DTYPE,
@@ -29,6 +29,7 @@ from slipstream.rpc.protocol import PROTOCOL_VERSION
 from slipstream.rpc.server import Register, Server, ServerOptions
 from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.tensors import element_type, unpack
+from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2, target_pb2_grpc
 from slipstream.telemetry.carrier import Carrier
 from slipstream.telemetry.metric import Telemetry

@@ -31,11 +31,8 @@ def load(good):
     process = Child([weights_kinds.__name__], Limits(memory=MEMORY))
 
     def load(path):
-        found = [
-            outcome
-            for kind in ("GGUF target", "safetensors for torch")
-            for _, *outcome in process.outcomes(kind, path=str(path))
-        ]
+        kinds = ("GGUF target", "safetensors for torch")
+        found = [process.load(kind, path=path) for kind in kinds]
         return next((each for each in found if each[0] != LOADED), found[0])
 
     assert [load(path)[0] for path in good.values()] == [LOADED] * len(good)

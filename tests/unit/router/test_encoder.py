@@ -104,22 +104,29 @@ async def test_a_short_prompt_does_not_wait_for_a_long_one():
         await asyncio.wait({long})
 
 
-async def test_a_template_that_does_not_end_in_its_trial_is_refused():
+@pytest.fixture
+def workers():
+    """The workers that a test has started: others of this process may belong to shared routers."""
+    before = text_workers()
+    return lambda: text_workers() - before
+
+
+async def test_a_template_that_does_not_end_in_its_trial_is_refused(workers):
     worker = TextWorker(load_request(*parts(LOOP), cpu_s=0.5))
     with pytest.raises(InvalidRequest, match=r"the chat template .* takes more than 0\.5 s of CPU"):
         await worker.load()
     await worker.aclose()
-    assert not text_workers()
+    assert not workers()
 
 
-async def test_a_worker_that_is_killed_is_replaced_and_a_prompt_in_it_repeated():
+async def test_a_worker_that_is_killed_is_replaced_and_a_prompt_in_it_repeated(workers):
     async with opened() as text:
         expected = await text.encode("hello", PLAIN_FORM, max_tokens=CONTEXT)
         for _ in range(2):
-            for number in text_workers():
+            for number in workers():
                 kill(number)
             assert await text.encode("hello", PLAIN_FORM, max_tokens=CONTEXT) == expected
-    assert not text_workers()
+    assert not workers()
 
 
 async def test_a_caller_that_leaves_takes_no_answer_of_another():
@@ -131,10 +138,10 @@ async def test_a_caller_that_leaves_takes_no_answer_of_another():
         assert ids == encode_prompt(TOKENIZER, "other")
 
 
-async def test_the_workers_of_a_model_that_is_gone_end():
+async def test_the_workers_of_a_model_that_is_gone_end(workers):
     text, _ = await open_text(*TOKENIZER.parts())
-    assert text_workers()
+    assert workers()
     del text
     async with asyncio.timeout(20):
-        while text_workers() or len(asyncio.all_tasks()) > 1:
+        while workers() or len(asyncio.all_tasks()) > 1:
             await asyncio.sleep(0.01)

@@ -8,7 +8,7 @@ from opentelemetry.sdk.trace import TracerProvider
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NonRecordingSpan, SpanContext, TraceFlags, TraceState
 
-from slipstream.rpc.conversion.convert import trace_from_pb, trace_to_pb
+from slipstream.rpc.tracing import trace_from_pb, trace_to_pb
 from slipstream.rpc.v1 import common_pb2
 from slipstream.telemetry.carrier import MAX_TRACESTATE, Carrier, carried, parent_of
 from slipstream.telemetry.request_span import RequestSpan
