@@ -50,7 +50,7 @@ def read_authority(path: Path) -> bytes:
     try:
         context = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
         context.load_verify_locations(cadata=data.decode("ascii", "replace"))
-    except (OSError, TypeError) as error:
+    except (OSError, TypeError, ValueError) as error:  # the last for an empty file
         raise InvalidRequest(f"{path} holds no certificates to trust ({_reason(error)})") from None
     return data
 

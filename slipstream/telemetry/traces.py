@@ -152,7 +152,7 @@ def _spans_of(file: Path) -> Iterator[Span]:
     for number, line in enumerate(lines, start=1):
         try:
             yield from spans_in(json.loads(line.strip() or b"{}"))
-        except (ValueError, TypeError, LookupError, AttributeError, RecursionError) as error:
+        except _BROKEN as error:
             if number == len(lines) and isinstance(error, json.JSONDecodeError):
                 return  # it is being written
             what = f"{type(error).__name__}: {error}"
@@ -173,9 +173,9 @@ def spans_in(data: Any) -> Iterator[Span]:
 def _span(values: Mapping[str, Any], service: str) -> Span:
     status = values.get("status", {})
     return Span(
-        trace_id=values["traceId"],
-        span_id=values["spanId"],
-        parent_id=values.get("parentSpanId") or None,
+        trace_id=_id(values["traceId"]),
+        span_id=_id(values["spanId"]),
+        parent_id=_id(values.get("parentSpanId") or "") or None,
         name=str(values.get("name", "")),
         kind=_KINDS[values.get("kind", 0)],
         service=service,
@@ -185,6 +185,12 @@ def _span(values: Mapping[str, Any], service: str) -> Span:
         status=_STATUSES[status.get("code", 0)],
         error=status.get("message") or None,
     )
+
+
+def _id(value: Any) -> str:
+    if not isinstance(value, str):
+        raise TypeError(f"an id is {type(value).__name__}, not text")
+    return value
 
 
 def _attributes(values: Mapping[str, Any]) -> dict[str, Any]:
@@ -202,4 +208,6 @@ def _value(value: Mapping[str, Any]) -> Any:
     return None
 
 
+_BROKEN = (ValueError, TypeError, LookupError, AttributeError, RecursionError, OverflowError)
+"""Errors of reading a line that holds something else."""
 _READERS = {"stringValue": str, "boolValue": bool, "intValue": int, "doubleValue": float}

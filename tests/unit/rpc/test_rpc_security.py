@@ -139,11 +139,13 @@ def test_a_router_asks_targets_and_drafts_for_names_of_their_own(origin):
         ("target.pem", "router.key", "ca.pem", "not a certificate and its private key"),
         ("target.key", "target.key", "ca.pem", "not a certificate and its private key"),
         ("target.pem", "target.key", "ca.key", "holds no certificates to trust"),
+        ("target.pem", "target.key", "empty.pem", "holds no certificates to trust"),
         ("target.pem", "target.key", "none.pem", "none.pem can't be read"),
     ],
 )
 def test_files_that_do_not_belong_together_are_refused_at_start(origin, cert, key, ca, sentence):
     at = origin.folder
+    (at / "empty.pem").touch()
     with pytest.raises(InvalidRequest, match=sentence):
         ServerTls(at / cert, at / key, at / ca).credentials()
     with pytest.raises(InvalidRequest, match=sentence):

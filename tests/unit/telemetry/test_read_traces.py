@@ -1,5 +1,6 @@
 """Reading traces: which lines, which request, what hangs together, and how much is explained."""
 
+import json
 from dataclasses import replace
 
 import pytest
@@ -26,11 +27,19 @@ def test_a_last_line_counts_when_it_is_whole_and_not_while_it_is_being_written(t
         assert read_spans(tmp_path) == before
 
 
+SPAN = {"traceId": "1", "spanId": "2", "startTimeUnixNano": 1, "endTimeUnixNano": 2}
+ENDLESS = {"key": "k", "value": {"intValue": float("inf")}}
 BROKEN = [
     "no JSON",
     "[1]",
-    '{"resourceSpans": [{"scopeSpans": [{"spans": [{"traceId": "12", "spanId": "34"}]}]}]}',
-    '{"resourceSpans": [{"scopeSpans": [{"spans": [{}]}]}]}',
+    *(
+        json.dumps({"resourceSpans": [{"scopeSpans": [{"spans": [span]}]}]})
+        for span in (
+            *({}, {"traceId": "12", "spanId": "34"}),
+            *({**SPAN, name: ["1"]} for name in ("traceId", "spanId", "parentSpanId")),
+            *({**SPAN, "endTimeUnixNano": float("inf")}, {**SPAN, "attributes": [ENDLESS]}),
+        )
+    ),
 ]
 
 
