@@ -42,7 +42,7 @@ from slipstream.cli.report import figures_console, show_lines
 from slipstream.client import Client
 from slipstream.config import load_settings
 from slipstream.core.types import SamplingParams
-from slipstream.drafting.build import SHIPPED
+from slipstream.drafting.build import shipped_folder
 from slipstream.options import option
 
 app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
@@ -287,8 +287,7 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
     models.check()
     engines = models.engines(SamplingParams())
     text = "\n".join(turn for question in QuestionFlags().questions() for turn in question.turns)
-    shipped = SHIPPED / f"{engines.engine('fast').model_id}-glide"
-    has_draft = models.draft != "glide" or shipped.is_dir()
+    has_draft = models.draft != "glide" or shipped_folder(engines.engine("fast").model_id).is_dir()
     measured = measure_cost(plan, engines, text, has_draft=has_draft)
     figures_console().print(cost_table(measured))
     if measured["draft"] is not None:

@@ -32,7 +32,7 @@ from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.causal_scorer import CausalScorer
 from slipstream.ngrams.store_file import NgramStores
 
-SHIPPED = Path(__file__).parent.parent / "models" / "weights"
+_SHIPPED = Path(__file__).parent.parent / "models" / "weights"
 
 VANILLA = "vanilla:"
 _ROWS = 256
@@ -218,8 +218,13 @@ def glide_folder(name: str, model_id: str) -> Path:
     return path_of(name)
 
 
+def shipped_folder(model_id: str) -> Path:
+    """Return where GliDe weights for a model lie, if some were shipped."""
+    return _SHIPPED / f"{model_id}-glide"
+
+
 def _shipped(model_id: str) -> Path:
-    folder = SHIPPED / f"{model_id}-glide"
+    folder = shipped_folder(model_id)
     if not folder.is_dir():
         raise InvalidRequest(
             f"no GliDe weights are shipped for {model_id}; train some with"

@@ -85,7 +85,7 @@ class Forked:
                 resource.prlimit(self._process.pid, resource.RLIMIT_FSIZE, (most_bytes, hard))
 
     async def wait(self) -> int:
-        """Its exit code, once it has ended; minus a signal that ended it."""
+        """Return the exit code once the process has ended; minus a signal that ended it."""
         loop, ended = asyncio.get_running_loop(), asyncio.Event()
         loop.add_reader(self._process.sentinel, ended.set)
         try:
@@ -98,7 +98,7 @@ class Forked:
 
 
 def _become(words: list[str], out: str, err: str, clock: Path | None) -> None:
-    """In the new process: be what was asked for, and end with whoever forked it."""
+    """Make the new process what was asked for; it ends with its parent."""
     if clock is not None:
         os.environ.update(clocks.following(clock))
         clocks.follow(clock)

@@ -106,7 +106,7 @@ class Report:
 
 
 def quantiles(times: Iterable[float | None]) -> dict[str, float]:
-    """Of the times there are; empty for none."""
+    """Return number, mean, quantiles and maximum of the known times; empty for none."""
     known = sorted(time for time in times if time is not None)
     if not known:
         return {}

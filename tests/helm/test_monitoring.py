@@ -95,7 +95,7 @@ def test_callers_faults_are_the_same_everywhere_and_burn_no_budget():
 
 
 def test_every_alert_has_a_case_in_which_it_fires_and_one_in_which_it_does_not():
-    """Of several series in one case, those that are not expected must not fire."""
+    """Series of a case that are not expected must not fire."""
     fires = {at["alertname"] for at in cases() if at["exp_alerts"]}
     assert fires == {name(rule) for rule in ALERTS}
 

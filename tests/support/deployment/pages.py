@@ -45,7 +45,7 @@ class Block:
 
     @property
     def shell(self) -> str:
-        """It as part of a shell's script, behind a line that says which it is."""
+        """Return the block as part of a shell's script, behind a line that says which it is."""
         code = self.code
         if self.kind == "python":
             code = f"python - <<'END_OF_PYTHON'\n{code}END_OF_PYTHON\n"

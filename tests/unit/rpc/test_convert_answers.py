@@ -129,7 +129,6 @@ def test_a_model_is_the_same_on_the_other_side(model):
 
 ROLES, STATES = st.sampled_from(server_info.ReplicaRole), st.sampled_from(server_info.ReplicaState)
 REPLICAS = st.builds(server_info.ReplicaInfo, ROLES, TEXT, STATES, TEXT, TEXT, UINT32, TEXT, TEXT)
-RATIOS = maybe(st.floats(allow_nan=False))
 
 
 @given(
