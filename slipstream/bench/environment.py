@@ -11,7 +11,7 @@ import torch
 import slipstream
 from slipstream.config import instruction_limits
 from slipstream.models.dtypes import choose_dtype
-from slipstream.models.loading import parse_device
+from slipstream.models.loaded import parse_device
 from slipstream.models.native.library import has_kernels
 from slipstream.revision import code_revision
 

@@ -18,7 +18,7 @@ from slipstream.cli.report import figures_console
 from slipstream.core.errors import InvalidRequest, SlipstreamError
 from slipstream.exit_codes import FAILED
 from slipstream.files import write_json
-from slipstream.models.loading import parse_device
+from slipstream.models.loaded import parse_device
 from slipstream.models.store.resolve import find_local
 from slipstream.options import option
 

@@ -15,7 +15,7 @@ from rich.progress import MofNCompleteColumn, TaskID
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import count_bar, progress_of
 from slipstream.core.errors import TrainingError
-from slipstream.models.loading import find_sources, find_tokenizer
+from slipstream.models.loaded import find_sources, find_tokenizer
 from slipstream.models.store.resolve import resolve
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.ngrams.store_file import SUFFIX, NgramFile, StoreHeader

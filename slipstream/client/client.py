@@ -79,7 +79,7 @@ class _ClientBase:
         draft: str = "glide",
         *,
         dtype: str = "auto",
-        numerics: str = "invariant",
+        numerics: str = "auto",
         threads: int | None = None,
         device: str = "cpu",
         kv_memory: str = "auto",
@@ -100,7 +100,7 @@ class _ClientBase:
 
         options = EngineOptions(
             dtype,
-            numerics,  # type: ignore[arg-type]  # which it checks
+            numerics,
             threads,
             device,
             kv_memory,

@@ -17,12 +17,13 @@ from slipstream.drafting.build import (
 )
 from slipstream.drafting.kv_mirror import KvMirror
 from slipstream.drafting.memory import DraftMemory
+from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import CPU
 from slipstream.models.glide.target_parts import TargetParts, has_rotary, target_parts
 from slipstream.models.kv.pool import KvLayout
-from slipstream.models.loading import LoadedModel, load_model
+from slipstream.models.loaded import LoadedModel
+from slipstream.models.loading import load_model
 from slipstream.models.memory import AUTO, check_budget
-from slipstream.models.numerics.rules import Numerics
 from slipstream.models.scorer import WINDOW, KvView, skippable
 from slipstream.models.threads import set_num_threads
 from slipstream.models.tokenizer import text_tokenizer
@@ -73,7 +74,7 @@ class EngineOptions:
     """Options of loading and running the models of embedded engines."""
 
     dtype: str = "auto"
-    numerics: Numerics = "invariant"
+    numerics: str = "auto"
     threads: int | None = None
     device: str = "cpu"
     kv_memory: str = AUTO
@@ -83,8 +84,7 @@ class EngineOptions:
     """The n-gram store: auto is the package's for the tokenizer, none is none, else a file."""
 
     def __post_init__(self) -> None:
-        if self.numerics not in ("invariant", "fast"):
-            raise InvalidRequest(f"numerics is {self.numerics!r}, but must be invariant or fast")
+        check_numerics(self.numerics)
         if self.threads is not None and self.threads < 1:
             raise InvalidRequest(f"threads is {self.threads}, but must be at least 1")
         check_budget(self.kv_memory)
@@ -133,7 +133,7 @@ class Engine:
             tokenizer_hash=self.tokenizer_hash,
             stop_token_ids=tuple(sorted(self.facts.stop_token_ids)),
             has_chat_template=bool(self.text.chat_template),
-            numerics=self.options.numerics,
+            numerics=self.model.numerics,
             dtype=self.model.weights_type,
             limits=Limits.of(self.facts),
             verifications=verification_infos({item.kind for item in drafters}),

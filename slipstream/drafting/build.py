@@ -24,11 +24,11 @@ from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.glide.glide_scorer import GlideScorer, load_glide
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.pool import BLOCK_SIZE
-from slipstream.models.loading import load_model, require_same_tokenizer
+from slipstream.models.loaded import require_same_tokenizer
+from slipstream.models.loading import causal_model, load_model
 from slipstream.models.memory import MemoryPlan
 from slipstream.models.scorer import Scorer
 from slipstream.models.store.digests import kept_digest
-from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.causal_scorer import CausalScorer
 from slipstream.ngrams.store_file import NgramStores
 
@@ -271,7 +271,7 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
     loaded = load_model(model_id, dtype=target.dtype, device=target.device)
     require_same_tokenizer(target, loaded)
     # A draft may be wrong in the last bit, so its numerics are always the fast ones.
-    model = CausalModel(loaded.model, numerics="fast")
+    model = causal_model(loaded.model, numerics="fast")
     memory = target.memory.plan(
         model.layout,
         weight_bytes=model.weight_bytes,

@@ -8,7 +8,8 @@ from typing import Any
 
 from slipstream.core.errors import CapacityError, InvalidRequest, NoRoom
 from slipstream.models.dtypes import Array
-from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, new_buffer, round_up, write_slots
+from slipstream.models.kv.buffers import buffers_for
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, round_up
 from slipstream.models.memory import shown
 from slipstream.models.scorer import NUM_SINKS, KvView
 
@@ -70,7 +71,7 @@ class KvMirror:
         self.limit = limit
         self._layers = tuple(layers)
         self._layout = layout
-        self._budget = budget or ByteBudget()
+        self._budget, self._buffers = budget or ByteBudget(), buffers_for(layout.device)
         # All change together, so that a reader never sees one without the others.
         self._held: tuple[int, int, list[Any]] = (0, 0, self._new_buffers(0))
         self._num_written = 0
@@ -132,7 +133,7 @@ class KvMirror:
         buffers = self._held[2]
         self._num_written = places.stop
         for buffer, layer in zip(buffers, values, strict=True):
-            write_slots(buffer, places, layer)
+            self._buffers.write(buffer, places, layer)
         self._held = (self.skipped, self._counted(end), buffers)
 
     def truncate(self, count: int) -> None:
@@ -170,9 +171,7 @@ class KvMirror:
     def _new_buffers(self, num_slots: int) -> list[Any]:
         layout = self._layout
         shape = (2 * layout.num_kv_heads, num_slots, layout.head_dim)
-        return [
-            new_buffer(shape, layout.dtype, layout.device, is_filled=True) for _ in self._layers
-        ]
+        return [self._buffers.new(shape, layout.dtype, is_filled=True) for _ in self._layers]
 
     def _replace_buffers(self, num_slots: int) -> None:
         skipped, count, old = self._held

@@ -19,12 +19,10 @@ from filelock import FileLock, Timeout
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.files import parse_json, write_whole
 from slipstream.models.dtypes import AUTO, CPU
-from slipstream.models.loading import find_sources, load_model, load_tokenizer
-from slipstream.models.native.source import WeightSource
+from slipstream.models.loaded import find_sources, load_tokenizer
+from slipstream.models.loading import causal_model, load_model, sizes_of
 from slipstream.models.store.resolve import resolve, short_name
-from slipstream.models.target.batch import BatchModel
-from slipstream.models.target.causal import sizes_of
-from slipstream.models.target.native_batch import NativeBatchModel
+from slipstream.models.target.bulk import BulkModel
 from slipstream.models.threads import set_num_threads
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.options import option, required
@@ -200,10 +198,8 @@ class ShardWriter:
                 f"{target.model_id} has {limit}"
             )
         self._tokenizer, self._ends = text_tokenizer(target.tokenizer), target.stop_token_ids
-        if isinstance(target.model, WeightSource):
-            self._model = NativeBatchModel(target.model, max_new_tokens=run.max_new_tokens)
-        else:
-            self._model = BatchModel(target.model)
+        model = causal_model(target.model, numerics="fast")
+        self._model = BulkModel(model, max_new_tokens=run.max_new_tokens)
         return self._model
 
     def write(self, number: int) -> int:

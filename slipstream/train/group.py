@@ -14,7 +14,7 @@ import torch.distributed as dist
 from torch import Tensor, nn
 from torch.nn.parallel import DistributedDataParallel
 
-from slipstream.models.loading import parse_device
+from slipstream.models.loaded import parse_device
 from slipstream.train.config import Precision
 
 _CPU = torch.device("cpu")

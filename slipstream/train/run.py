@@ -25,8 +25,9 @@ from slipstream.models.glide.glide_init import (
     trimmed_vocab,
 )
 from slipstream.models.glide.torch_parts import model_parts, rotary_tables
-from slipstream.models.loading import LoadedModel, load_target_parts
+from slipstream.models.loaded import LoadedModel
 from slipstream.models.tokenizer import text_tokenizer
+from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import option, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt

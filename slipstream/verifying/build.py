@@ -10,10 +10,10 @@ from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.request.request import ModelFacts
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
-from slipstream.models.loading import LoadedModel
+from slipstream.models.loaded import LoadedModel
+from slipstream.models.loading import causal_model
 from slipstream.models.machine import this_machine
 from slipstream.models.memory import AUTO, MemoryPlan, num_pages
-from slipstream.models.numerics.rules import Numerics
 from slipstream.models.store.digests import bytes_digest
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.tokenizer import text_tokenizer
@@ -70,7 +70,7 @@ class TargetLimits:
 def build_target(
     loaded: LoadedModel,
     *,
-    numerics: Numerics = "invariant",
+    numerics: str = "auto",
     limits: TargetLimits | None = None,
     team: "TensorParallelGroup | None" = None,
     tool_format: str = AUTO_FORMAT,
@@ -81,14 +81,11 @@ def build_target(
     Raises `CapacityError` where the budget holds no page.
     """
     limits = limits or TargetLimits()
-    model = CausalModel(loaded.model, numerics=numerics, ranks=team.ranks if team else None)
-    if team:
-        model.drive(team.workers)
+    model = causal_model(loaded.model, numerics=numerics, split=team)
     memory, plan = plan_memory(model, limits)
     max_tokens = min(limits.max_rows, _LEARN_TOKENS)
-    name = (
-        f"costs of {loaded.path} {model.weight_bytes} {model.dtype.name} {numerics} {model.engine}"
-    )
+    computed = f"{model.weight_bytes} {model.dtype.name} {model.numerics} {model.engine}"
+    name = f"costs of {loaded.path} {computed}"
     curve = learn_cost(model, memory.pool, max_tokens=max_tokens, seconds=_LEARN_S, name=name)
     meter = LoadMeter(curve, max_tokens=limits.max_rows)
     grammars = grammars_of(loaded, model.vocab_size)

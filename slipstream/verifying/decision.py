@@ -15,9 +15,9 @@ from slipstream.core.verify.likelihood import token_logprob
 from slipstream.core.verify.noise import Floats
 from slipstream.core.verify.verify import verify
 from slipstream.core.verify.walk import Walk
+from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.scorer import on_host
 from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.token_layout import Draw, Part
 from slipstream.verifying.request import TargetRequest
 from slipstream.verifying.schedule import ScheduledRequest
 
@@ -41,13 +41,13 @@ def forward(model: CausalModel, batch: Batch) -> tuple[Slots, list[Decision]]:
         (entry.request, end) for entry, end in zip(batch, ends, strict=True) if entry.is_last
     ]
     draws = list[Draw]()
-    if model.has_shapes:
+    if model.draws_on_device:
         draws += [draw for request, end in decided for draw in _draws(request, end)]
-    drawn = model.draw(parts, draws) if draws else None
-    if drawn is None:
+    if not draws:
         hidden, slots = model.forward(parts)
         _add_prompt_logprobs(model, hidden, batch)
         return slots, _by_logits(model, hidden, decided)
+    drawn = model.draw(parts, draws)
     _add_prompt_logprobs(model, drawn.hidden, batch)
     others = [(request, end) for request, end in decided if not _is_drawn(request)]
     by_logits = iter(_by_logits(model, drawn.hidden, others))

@@ -82,7 +82,7 @@ class KvSender:
         layers = [cache.gather(layer, start, end) for layer in self._layers]
         values = np.empty((len(layers), *layers[0].shape), cache.pool.layout.dtype)
         for place, layer in zip(values, layers, strict=True):
-            place[...] = cache.pool.on_host(layer)
+            place[...] = cache.pool.buffers.on_host(layer)
         self._move(end)
         return KvSlice(start, values)
 

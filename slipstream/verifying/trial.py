@@ -7,12 +7,12 @@ from typing import Any
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.cost_curve import CROWD, CostCurve, Costs, learn
 from slipstream.core.round import Clock
+from slipstream.models.kv.batch import Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.machine import this_machine
 from slipstream.models.memory import wait_for
 from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.token_layout import Part
 
 _TOKEN = 0
 _CHECKED = (1, 8)
@@ -59,7 +59,7 @@ def learn_cost(
 class _Forwards:
     def __init__(self, model: CausalModel, pool: KvPool, max_tokens: int) -> None:
         own_pages = round_up(max_tokens, BLOCK_SIZE) // BLOCK_SIZE
-        if not model.has_shapes or pool.num_free < CROWD + own_pages:
+        if not model.draws_on_device or pool.num_free < CROWD + own_pages:
             pool = model.pool(CROWD + own_pages, scratch_rows=BLOCK_SIZE)
         self._model, self._pool = model, pool
         self._alone = self._opened(max_tokens)

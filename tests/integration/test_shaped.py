@@ -16,7 +16,7 @@ from slipstream.models.cuda.graphs import Replay
 from slipstream.models.decision import save_decision
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import GlideChains
-from slipstream.models.target.causal import CausalModel
+from slipstream.models.loading import causal_model
 from slipstream.verifying.request import TargetRequest
 from slipstream.verifying.schedule import ScheduledRequest
 from support.models import tiny, tiny_checkpoint
@@ -31,7 +31,7 @@ PROMPTS = [tiny.tokens(6) * 3, tiny.tokens(118, seed=4)]
 
 
 def shaped_target(device="cpu"):
-    return tiny.local_target(CausalModel(tiny.hf_model().to(device), engine="shaped"))
+    return tiny.local_target(causal_model(tiny.hf_model().to(device), engine="cuda"))
 
 
 def shaped_draft(target):

@@ -17,9 +17,9 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session, Shape
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.dtypes import FLOAT32
-from slipstream.models.loading import load_target_parts
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.token_layout import Part
+from slipstream.models.kv.batch import Part
+from slipstream.models.loading import causal_model
+from slipstream.models.torch.loading import load_target_parts
 from slipstream.models.torch_arrays import as_tensor
 from slipstream_target.tensor_parallel import TensorParallelPlan, WorkerProcesses
 from support.models import tiny
@@ -48,8 +48,7 @@ class World:
     def __init__(self, folder, dtype, family, driver):
         team = driver.join()
         loaded = load_target_parts(str(folder), dtype=dtype, num_ranks=2)
-        self.shared = CausalModel(loaded.model, ranks=team.ranks)
-        self.shared.drive(team.workers)
+        self.shared = causal_model(loaded.model, split=team)
         self.whole = tiny.causal(family, dtype=getattr(torch, dtype), engine="torch")
         self.target = tiny.local_target(self.shared, num_pages=16)
         scorer = tiny.glide(dtype=getattr(torch, dtype))

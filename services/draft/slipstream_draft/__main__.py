@@ -15,7 +15,7 @@ from slipstream.engine.thread import EngineThread
 from slipstream.files import path_of
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.glide.target_parts import LoadedParts, load_parts
-from slipstream.models.loading import parse_device
+from slipstream.models.loaded import parse_device
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.protocol import new_incarnation

@@ -5,7 +5,7 @@ import os
 import sys
 from collections.abc import Sequence
 from dataclasses import replace
-from typing import TYPE_CHECKING, cast
+from typing import TYPE_CHECKING
 
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.engine.thread import EngineThread
@@ -13,8 +13,8 @@ from slipstream.exit_codes import BAD_INPUT, FAILED
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.dtypes import choose_dtype
 from slipstream.models.kv.pool import KvLayout
-from slipstream.models.loading import LoadedModel, load_model, parse_device
-from slipstream.models.numerics.rules import Numerics
+from slipstream.models.loaded import LoadedModel, parse_device
+from slipstream.models.loading import load_model
 from slipstream.models.store.digests import hub_commit, weights_digest
 from slipstream.models.tokenizer import text_tokenizer
 from slipstream.rpc.conversion.convert_common import TOOL_FORMAT
@@ -102,10 +102,9 @@ def _load(
             device=config.compute.device,
             num_ranks=config.tensor_parallel,
         )
-        numerics = cast(Numerics, config.numerics)
         built = build_target(
             loaded,
-            numerics=numerics,
+            numerics=config.numerics,
             limits=config.target_limits(),
             team=team,
             tool_format=config.tool_format,
@@ -149,7 +148,7 @@ def describe(
         context_length=facts.context_length,
         stop_token_ids=sorted(facts.stop_token_ids),
         numerics=model.numerics,
-        engine="native" if model.is_native else "torch",
+        engine=model.engine.split()[0],
         dtype=model.weights_type,
         max_sessions=max_sessions,
         tokenizer=target_pb2.Tokenizer(

@@ -1,12 +1,11 @@
 """Configuration of a target. Values only; `slipstream.config` reads them."""
 
 from dataclasses import dataclass
-from typing import get_args
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import MAX_NODES
 from slipstream.models.compute_options import ComputeOptions
-from slipstream.models.numerics.rules import Numerics
+from slipstream.models.decoder import check_numerics
 from slipstream.models.threads import num_threads
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.protocol import check_advertised
@@ -39,8 +38,9 @@ class TargetConfig:
     )
     compute: ComputeOptions = group(ComputeOptions)
     numerics: str = option(
-        "invariant",
-        "invariant: a token depends on its prefix only, whatever is computed beside it; or fast.",
+        "auto",
+        "invariant: a token depends on its prefix only, whatever is computed beside it; fast; auto:"
+        " invariant, but fast where torch computes on a CPU.",
     )
     tool_format: str = option(
         AUTO_FORMAT,
@@ -80,9 +80,7 @@ class TargetConfig:
         rows = self.max_rows_per_step
         if rows is not None and rows < _LEAST_ROWS:
             raise InvalidRequest(f"max_rows_per_step is {rows}, but must be at least {_LEAST_ROWS}")
-        if self.numerics not in get_args(Numerics):
-            known = " or ".join(get_args(Numerics))
-            raise InvalidRequest(f"numerics is {self.numerics!r}, but must be {known}")
+        check_numerics(self.numerics)
         if self.tool_format not in TOOL_FORMATS:
             known = ", ".join(TOOL_FORMATS)
             raise InvalidRequest(f"tool_format is {self.tool_format!r}, but must be one of {known}")

@@ -17,16 +17,15 @@ from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from types import TracebackType
-from typing import Self, cast
+from typing import Self
 
 import torch
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.models.loading import check_ranks
-from slipstream.models.numerics.rules import Numerics
 from slipstream.models.parallel.ranks import join_ranks, leave_ranks
 from slipstream.models.parallel.tensor_parallel import TensorParallelGroup, WorkerStep
 from slipstream.models.store.resolve import resolve
+from slipstream.models.torch.loading import check_ranks
 from slipstream.parent_watch import watched_command
 from slipstream_target.config import TargetConfig
 
@@ -49,7 +48,7 @@ class TensorParallelPlan:
     model: Path
     dtype: str
     device: str
-    numerics: Numerics
+    numerics: str
     num_threads: int
     pin_threads: bool = False
 
@@ -186,7 +185,7 @@ def start_workers(config: TargetConfig, on_lost: OnLost) -> WorkerProcesses:
         path,
         config.compute.dtype,
         config.compute.device,
-        cast(Numerics, config.numerics),
+        config.numerics,
         threads,
         pin_threads=config.compute.pin_threads,
     )

@@ -7,10 +7,10 @@ from multiprocessing.connection import Connection
 
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
 from slipstream.models.cores import Cores, load_on
-from slipstream.models.loading import load_target_parts
+from slipstream.models.loading import causal_model
 from slipstream.models.parallel.ranks import join_ranks, leave_ranks
-from slipstream.models.parallel.tensor_parallel import TensorParallelWorker
-from slipstream.models.target.causal import CausalModel
+from slipstream.models.parallel.tensor_parallel import TensorParallelGroup, TensorParallelWorker
+from slipstream.models.torch.loading import load_target_parts
 from slipstream_target.tensor_parallel import WorkerFailure, WorkerTask
 
 
@@ -46,7 +46,8 @@ def _load(task: WorkerTask) -> TensorParallelWorker:
     loaded = load_target_parts(
         str(plan.model), dtype=plan.dtype, device=plan.device, num_ranks=plan.size
     )
-    model = CausalModel(loaded.model, numerics=plan.numerics, ranks=ranks)
+    split = TensorParallelGroup(ranks)
+    model = causal_model(loaded.model, numerics=plan.numerics, split=split)
     return TensorParallelWorker(model, ranks)
 
 

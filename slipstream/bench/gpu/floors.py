@@ -14,15 +14,16 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import TokenTree
+from slipstream.models.decoder import Numerics
 from slipstream.models.dtypes import CPU, choose_dtype
+from slipstream.models.kv.batch import Part
 from slipstream.models.kv.pool import BLOCK_SIZE
-from slipstream.models.loading import parse_device
+from slipstream.models.loaded import parse_device
+from slipstream.models.loading import causal_model
 from slipstream.models.machine import best_seconds
 from slipstream.models.memory import wait_for
 from slipstream.models.native.checkpoint import CONFIG, read_config
-from slipstream.models.numerics.rules import Numerics
 from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.token_layout import Part
 from slipstream.models.torch_arrays import torch_dtype
 
 _LLAMA: Mapping[str, Any] = {
@@ -108,7 +109,7 @@ def _random_model(
     )
     read = sum(weight.nbytes for weight in made.parameters())
     read -= 0 if head is embedding else embedding.nbytes
-    return CausalModel(made, numerics=numerics), read
+    return causal_model(made, numerics=numerics), read
 
 
 def _rows(model: CausalModel, context: int) -> dict[int, float]:

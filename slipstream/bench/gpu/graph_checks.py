@@ -17,11 +17,12 @@ from slipstream.core.types import Plan, Proposal, Session, Shape
 from slipstream.drafting.build import DraftModel
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.cuda.graphs import Replay
+from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE
-from slipstream.models.loading import load_target_parts
+from slipstream.models.loading import causal_model
 from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.token_layout import Draw, Part
+from slipstream.models.torch.loading import load_target_parts
 
 _ROWS = (1, 2, 6, 16, 64, 256)
 _CONTEXTS = (5, 300, 1500)
@@ -37,12 +38,11 @@ def check_graphs(target: str, draft: str, *, dtype: str, device: str) -> dict[st
     from those of forwards without shapes.
     """
     models = [
-        CausalModel(load_target_parts(target, dtype=dtype, device=device).model, engine=engine)
-        for engine in ("shaped", "torch")
+        causal_model(load_target_parts(target, dtype=dtype, device=device).model, engine=engine)
+        for engine in ("cuda", "torch")
     ]
     forwards = list(_forwards(*models))
-    graphs = models[0].graphs
-    assert graphs is not None, "shaped forwards have them"
+    graphs: Replay = models[0].decoder.replay
     options = EngineOptions(dtype, "fast", device=device)
     model = Engine.load(target, options).draft_model(draft)
     return {

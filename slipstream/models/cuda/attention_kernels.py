@@ -12,10 +12,11 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from slipstream.core.errors import ModelError
-from slipstream.models.cuda.buckets import ForwardShape
+from slipstream.models.cuda.steady import PAIRED, cancelling_keys
+from slipstream.models.dtypes import CPU
 from slipstream.models.kv.paged import Kernel, PagedAttention, PagedTokens, attend_paged, unpack
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout
-from slipstream.models.numerics.invariance import PAIRED, cancelling_keys
+from slipstream.models.torch.packing import ForwardShape
 from slipstream.models.torch_arrays import torch_dtype
 
 _NUM_PAGES = 24
@@ -29,12 +30,10 @@ _COMPANIES = (
 )
 
 
-def choose_kernel(layout: KvLayout, group: int, *, is_invariant: bool) -> Kernel:
-    """Return the kernel for a model's shapes on its device; `group` query heads share a key head.
-
-    Raises `ModelError` where invariant numerics are asked for and no kernel keeps a token's bits.
-    """
-    if layout.device == "cpu" or not is_invariant:
+def choose_kernel(layout: KvLayout, group: int) -> Kernel:
+    """Return the kernel that keeps a token's bits, for a model's shapes on its device; `group`
+    query heads share a key head. Raises `ModelError` where none does."""
+    if layout.device == CPU:  # where captured forwards are only tried
         return attend_paged
     trial = Trial(layout, group)
     for kernel in _STEADY:

@@ -15,8 +15,18 @@ from torch import Tensor
 from slipstream.models.glide.glide import GlideCrossAttention, GlideLayer, RmsNorm
 from slipstream.models.kv.paged import attend_each
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.numerics.linears import DraftLinear
 from slipstream.models.target.rotary_factors import RotaryFactors
+
+
+class DraftLinear:
+    """`x @ weight.T + bias` for x [rows, in]."""
+
+    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
+        self._weight, self._bias = weight, bias
+
+    def __call__(self, x: Tensor) -> Tensor:
+        return F.linear(x, self._weight, self._bias)
+
 
 Slots = slice | Tensor
 """Places in a pool's buffers: neighbours, or [n] int64."""

@@ -83,7 +83,7 @@ class GlideScorer:
         return num_rows * 4 * (width + 4 * len(self.vocab)) + gathered
 
     def pool(self, num_pages: int) -> KvPool:
-        return self._pass.pool_type(self.layout, num_pages, scratch_rows=0)
+        return KvPool(self.layout, num_pages, scratch_rows=0, buffers=self._pass.buffers)
 
     def open(self, capacity: int, pool: KvPool | None = None) -> GlideState:
         if capacity < 1:

@@ -11,6 +11,7 @@ from torch import Tensor
 from slipstream.core.tree import ROOT
 from slipstream.models.glide.glide_files import glide_model
 from slipstream.models.glide.glide_packed import (
+    DraftLinear,
     DraftTokens,
     GlideParts,
     PackedLayer,
@@ -24,10 +25,9 @@ from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.glide.torch_parts import TorchParts, rotary_tables
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvLayout
-from slipstream.models.kv.torch_pool import TorchKvPool
-from slipstream.models.numerics.linears import DraftLinear
 from slipstream.models.scorer import Scores, on_host
 from slipstream.models.target.rotary_factors import RotaryFactors
+from slipstream.models.torch.buffers import TorchBuffers
 from slipstream.models.torch_arrays import as_tensor, torch_dtype
 
 Topology = tuple[int, ...]
@@ -39,10 +39,9 @@ class TorchGlide:
 
     engine = "torch"
 
-    pool_type = TorchKvPool
-
     def __init__(self, weights: GlideWeights, target: TargetParts, layout: KvLayout) -> None:
         assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
+        self.buffers = TorchBuffers(layout.device)
         dtype = self._dtype = torch_dtype(layout.dtype)
         model = glide_model(weights).to(layout.device)
         head = target.head[as_tensor(weights.vocab).to(layout.device)]
@@ -168,7 +167,7 @@ def _places(cache: KvCache, start: int, stop: int) -> tuple[Slots, Slots]:
     base = cache.base(stop)
     if base is not None:
         return slice(base + start, base + stop), slice(base, base + stop)
-    table = cache.table()[:stop]
+    table = as_tensor(cache.table()[:stop])
     return table[start:], table
 
 

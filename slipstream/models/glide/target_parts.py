@@ -13,11 +13,7 @@ from typing import Any
 import numpy as np
 
 from slipstream.models.dtypes import AUTO, CPU, Array
-from slipstream.models.loading import (
-    find_source,
-    find_sources,
-    find_tokenizer,
-)
+from slipstream.models.loaded import find_source, find_sources, find_tokenizer
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.native.weights import Weights

@@ -14,13 +14,7 @@ from slipstream.core.errors import ModelMismatch
 from slipstream.models.cores import start_torch
 from slipstream.models.dtypes import AUTO, CPU, Array, choose_dtype
 from slipstream.models.glide.target_parts import LoadedParts, NativeParts, TargetParts
-from slipstream.models.loading import (
-    find_sources,
-    load_target_parts,
-    load_tokenizer,
-    parse_device,
-    require_causal,
-)
+from slipstream.models.loaded import find_sources, load_tokenizer, parse_device
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.weights import as_float32, plain
 from slipstream.models.store.gguf import quiet_transformers
@@ -29,6 +23,7 @@ from slipstream.models.store.safetensors_file import Safetensors
 from slipstream.models.store.wheel import Progress
 from slipstream.models.target.architecture import context_length
 from slipstream.models.tokenizer import NumberedTokenizer, fitted
+from slipstream.models.torch.loading import load_target_parts, require_causal
 from slipstream.models.torch_arrays import as_array, as_tensor, numpy_dtype, torch_dtype
 
 

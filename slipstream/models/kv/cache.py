@@ -8,6 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.core.errors import CapacityError
+from slipstream.models.dtypes import Array
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.scorer import KvView
 
@@ -30,7 +31,7 @@ class KvCache:
         for page in pages:
             pool.share(page)
         self._num_straight = 0
-        self._table: Any = None
+        self._table: Array | None = None
         self._table_address: int | None = None
         self._measure()
 
@@ -92,8 +93,8 @@ class KvCache:
             return None
         return self.pages[0] * BLOCK_SIZE
 
-    def table(self) -> Any:
-        """Slots [num_slots] int64 of the positions in order, where the pool's buffers are."""
+    def table(self) -> Array:
+        """Slots [num_slots] int64 of the positions in order."""
         if self._table is None:
             self._table = self.pool.slots(self.pages)
         return self._table
@@ -110,7 +111,7 @@ class KvCache:
         if base is not None:
             own = buffer[:, base + start : base + stop]
         else:
-            own = buffer[:, self.table()[start:stop]]
+            own = self.pool.buffers.read(buffer, self.table()[start:stop])
         if self.pool.peers is None:
             return own
         return self.pool.peers.heads(own, self.pages, layer, range(start, stop))

@@ -14,8 +14,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.models.cuda.buckets import ForwardShape
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
+from slipstream.models.torch.packing import ForwardShape
 
 _OWN_BLOCK = 16
 """Own keys are padded to a multiple of this: kernels want masks of aligned rows."""
@@ -36,8 +36,6 @@ class PagedTokens:
     keys: Tensor
     mask: Tensor
     kernel: "Kernel"
-
-    write_start: None = None
 
     def __len__(self) -> int:
         return len(self.slots)

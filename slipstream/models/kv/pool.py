@@ -1,10 +1,7 @@
 """Keys and values of an engine: pages of one preallocated buffer a layer, counted by user."""
 
-import math
-import mmap
 from bisect import bisect_left
 from collections.abc import Sequence
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import cached_property
 from typing import Any, Protocol
@@ -12,45 +9,12 @@ from typing import Any, Protocol
 import numpy as np
 
 from slipstream.core.errors import CapacityError, NoRoom
-from slipstream.models.dtypes import CPU, Array
+from slipstream.models.dtypes import Array
+from slipstream.models.kv.buffers import HOST, Buffers
 
 BLOCK_SIZE = 128
 """Key ranges are padded to a multiple of this, so a page of a cache is as long."""
 SCRATCH_ROWS = 512
-
-
-def new_buffer(
-    shape: Sequence[int], dtype: "np.dtype[Any]", device: str, *, is_filled: bool = False
-) -> Any:
-    """Return memory for keys and values: an array on the host, a tensor on another device.
-
-    The host's is mapped, not allocated by numpy, which asks for huge pages: with heads far apart a
-    short text would touch hundreds of MB of them. What is never touched takes no memory. One that
-    `is_filled` soon has huge pages, where there are any: they are there in a fifth of the time.
-    """
-    if device == CPU:
-        count = math.prod(shape)
-        if not count:
-            return np.empty(shape, dtype)
-        flags = mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS
-        memory = mmap.mmap(-1, count * dtype.itemsize, flags=flags)
-        if is_filled and hasattr(mmap, "MADV_HUGEPAGE"):
-            with suppress(OSError):  # a kernel without them
-                memory.madvise(mmap.MADV_HUGEPAGE)
-        return np.frombuffer(memory, dtype).reshape(shape)
-    from slipstream.models.kv.torch_pool import new_tensor
-
-    return new_tensor(shape, dtype, device)
-
-
-def write_slots(buffer: Any, slots: slice, values: Array) -> None:
-    """Write keys and values [2 * kv_heads, n, head_dim] into slots of a buffer."""
-    if isinstance(buffer, np.ndarray):
-        buffer[:, slots] = values
-        return
-    from slipstream.models.torch_arrays import as_tensor
-
-    buffer[:, slots].copy_(as_tensor(values.copy()))
 
 
 def round_up(count: int, block: int) -> int:
@@ -171,21 +135,25 @@ class KvPool:
     A page may have several users; who wants to write to one needs it alone. Behind the pages lie
     scratch slots for tokens of one forward that are not kept, or not in place. Memory is
     reserved at once, but pages are cleared when they are first handed out: what is masked must be
-    a finite number, and an untouched page of a CPU costs nothing. Buffers are arrays on the host;
-    torch has a pool of its own (`torch_pool.py`).
+    a finite number, and an untouched page of a CPU costs nothing. `buffers` allocates them.
     """
 
     def __init__(
-        self, layout: KvLayout, num_pages: int, *, scratch_rows: int = SCRATCH_ROWS
+        self,
+        layout: KvLayout,
+        num_pages: int,
+        *,
+        scratch_rows: int = SCRATCH_ROWS,
+        buffers: Buffers = HOST,
     ) -> None:
-        self.layout = layout
+        self.layout, self.buffers = layout, buffers
         self.peers: Peers | None = None
         self.num_pages = num_pages
         self.scratch = range(
             num_pages * BLOCK_SIZE, num_pages * BLOCK_SIZE + round_up(scratch_rows, BLOCK_SIZE)
         )
         shape = (2 * layout.num_own_heads, self.scratch.stop, layout.head_dim)
-        self._layers = [self._new_buffer(shape) for _ in range(layout.num_layers)]
+        self._layers = [buffers.new(shape, layout.dtype) for _ in range(layout.num_layers)]
         self._free = PageList(num_pages)
         self._num_users = [0] * num_pages
         self._is_clear = bytearray(num_pages)
@@ -215,12 +183,8 @@ class KvPool:
         """Addresses of the layers' buffers on the host, which take long to read."""
         return tuple(layer.ctypes.data for layer in self._layers)
 
-    def on_host(self, values: Any) -> Any:
-        """Return keys and values of a buffer as an array on the host."""
-        return values
-
-    def slots(self, pages: Sequence[int]) -> Any:
-        """Return the slots of pages in order, int64, where the buffers are."""
+    def slots(self, pages: Sequence[int]) -> Array:
+        """Return the slots of pages in order, int64."""
         first = np.array(pages, np.int64)[:, None] * BLOCK_SIZE
         return (first + np.arange(BLOCK_SIZE)).reshape(-1)
 
@@ -267,15 +231,9 @@ class KvPool:
         """Copy slots; all are read before any is written."""
         if self.peers is not None:
             self.peers.copy(source, into)
-        self._copy(source, into)
-
-    def _new_buffer(self, shape: tuple[int, ...]) -> Any:
-        return new_buffer(shape, self.layout.dtype, CPU)
-
-    def _copy(self, source: Sequence[int], into: Sequence[int]) -> None:
         for buffer in self._layers:
-            buffer[:, into] = buffer[:, source]
+            self.buffers.copy(buffer, source, into)
 
     def _clear(self, slots: slice) -> None:
         for buffer in self._layers:
-            buffer[:, slots] = 0
+            self.buffers.clear(buffer, slots)

@@ -16,9 +16,11 @@ from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32, Array
 from slipstream.models.glide.glide_state import GlideState, SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights, rows_digest
 from slipstream.models.glide.target_parts import NativeParts
-from slipstream.models.kv.pool import KvLayout, KvPool
+from slipstream.models.kv.batch import Batch
+from slipstream.models.kv.buffers import HOST
+from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.library import NativeShape, NotNative
-from slipstream.models.native.model import NativeModel, NativeTokens
+from slipstream.models.native.model import CrossKv, NativeModel
 from slipstream.models.native.weights import (
     Q4_1,
     BlockWeights,
@@ -27,10 +29,11 @@ from slipstream.models.native.weights import (
     eight_bits,
     exact,
 )
-from slipstream.models.numerics.rules import SMALL
 from slipstream.models.scorer import Scores
 
 _LOG = logging.getLogger("slipstream.models")
+_SMALL = 1 << 16
+"""Elements of a weight up to which fewer bits gain nothing: converting the row costs as much."""
 
 
 class NativeGlide:
@@ -41,7 +44,7 @@ class NativeGlide:
     the tokens beside it.
     """
 
-    pool_type = KvPool
+    buffers = HOST
 
     def __init__(self, weights: GlideWeights, target: NativeParts, layout: KvLayout) -> None:
         """Copy the weights. Raises `NotNative`."""
@@ -74,19 +77,20 @@ class NativeGlide:
 
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
         """Scores of the rows of the steps that go on, step by step; `hidden` is float32."""
-        rows, kept = NativeTokens(), sum(step.num_kept for step in steps)
+        batch, cross = Batch(), CrossKv()
         is_reading = any(step.state.target_kv for step in steps)
         others = [self._others(step.state) if is_reading else () for step in steps]
         splits = [len(step.tokens) - step.num_kept for step in steps]
         for step, split, own in zip(steps, splits, others, strict=True):
-            _add(rows, step, range(split, len(step.tokens)), own)
+            _add(batch, cross, step, range(split, len(step.tokens)), own)
         for step, split, own in zip(steps, splits, others, strict=True):
-            _add(rows, step, range(split), own)
-        hidden = self._model.forward(steps[0].state.cache.pool, rows.batch(kept))
+            _add(batch, cross, step, range(split), own)
+        pool, num_kept = steps[0].state.cache.pool, sum(step.num_kept for step in steps)
+        hidden = self._model.forward(pool, batch, num_kept=num_kept, cross=cross)
         return Scores(self._model.logits(hidden), hidden)
 
     def _others(self, state: GlideState) -> Sequence[int]:
-        """Return a session's entry of `NativeTokens.others`; nothing may be read without
+        """Return a session's entry of `CrossKv.places`; nothing may be read without
         keys. Addresses take long to read, and are kept with the keys.
 
         Raises `ModelError` for keys that are not of the target's form.
@@ -111,26 +115,27 @@ class NativeGlide:
         return state.addresses
 
 
-def _add(rows: NativeTokens, step: SessionStep, chosen: range, others: Sequence[int]) -> None:
+def _add(
+    batch: Batch, cross: CrossKv, step: SessionStep, chosen: range, others: Sequence[int]
+) -> None:
     """Add some of a step's tokens."""
     state, cache = step.state, step.state.cache
-    table, size = cache.table_address(), cache.num_slots
+    is_in_table = step.first_node < 0 or state.is_chain
     for index in chosen:
         place = step.start + index
-        rows.tokens.append(step.tokens[index])
-        rows.positions.append(step.positions[index])
-        rows.slots.append(cache.slot(place))
-        rows.tables.append(table)
-        rows.table_sizes.append(size)
-        if step.first_node < 0 or state.is_chain:
-            rows.in_table.append(place + 1)
-            rows.add_line()
+        batch.tokens.append(step.tokens[index])
+        batch.positions.append(step.positions[index])
+        batch.slots.append(cache.slot(place))
+        batch.block_tables.append(cache)
+        if is_in_table:
+            batch.num_seen.append(place + 1)
+            batch.ancestors.append(())
         else:
-            base = len(state.tokens)
-            rows.in_table.append(base)
-            rows.add_line(cache.slot(base + node) for node in _line(state, step.first_node + index))
-        rows.in_others.append(_num_read(step, index))
-        rows.others += others
+            base, line = len(state.tokens), _line(state, step.first_node + index)
+            batch.num_seen.append(base)
+            batch.ancestors.append([cache.slot(base + node) for node in line])
+        cross.num_read.append(_num_read(step, index))
+        cross.places += others
 
 
 def _line(state: GlideState, node: int) -> list[int]:
@@ -228,5 +233,5 @@ def _head(weights: GlideWeights, rows: Array) -> Weights:
 
 def _small(matrices: Sequence[Array], biases: Sequence[Array | None]) -> list[Weights]:
     """Return weights that are large together in 8 bits, those that gain nothing by it exactly."""
-    is_small = sum(matrix.size for matrix in matrices) <= SMALL
+    is_small = sum(matrix.size for matrix in matrices) <= _SMALL
     return list(map(exact if is_small else eight_bits, matrices, biases))

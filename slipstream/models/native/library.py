@@ -49,7 +49,7 @@ class Cache(ctypes.Structure):
     _fields_ = (("layers", c_void_p), *((name, c_int64) for name in ("slots", "count", "bytes")))
 
 
-class Batch(ctypes.Structure):
+class NativeBatch(ctypes.Structure):
     """See `Batch` in `src/model.h`."""
 
     _fields_ = (
@@ -95,7 +95,7 @@ _SIGNATURES = {
     "slipstream_weight_bytes": (c_int64, [c_void_p]),
     "slipstream_forward": (
         c_int32,
-        [c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(Batch), c_void_p, c_int64],
+        [c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(NativeBatch), c_void_p, c_int64],
     ),
     "slipstream_dequantise": (
         c_int32,

@@ -4,6 +4,8 @@ import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
 from ctypes import byref, c_float, c_void_p
+from dataclasses import dataclass, field
+from itertools import accumulate, chain
 from typing import Any
 from weakref import finalize
 
@@ -11,11 +13,12 @@ import numpy as np
 
 from slipstream.core.errors import ModelError
 from slipstream.models.dtypes import Array
+from slipstream.models.kv.batch import Batch
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.native.library import (
-    Batch,
     Cache,
     Matrix,
+    NativeBatch,
     NativeShape,
     call,
     kernels,
@@ -27,6 +30,17 @@ from slipstream.models.threads import num_threads
 
 _LAST = -1
 _INTO, _OUT = 0, 1
+_ANCESTORS = 5
+"""Place of the ancestors' slots among the arrays of a batch."""
+
+
+@dataclass(slots=True)
+class CrossKv:
+    """Keys and values of another model that each token of a batch reads: of `num_read` positions,
+    and layer by layer the addresses of both, their stride and their positions, `places`."""
+
+    num_read: list[int] = field(default_factory=list)
+    places: list[int] = field(default_factory=list)
 
 
 class NativeModel:
@@ -84,13 +98,19 @@ class NativeModel:
         if is_tied and embedding and head.has_all_of(embedding) and self._do("tie"):
             self._embedding = None
 
-    def forward(self, pool: KvPool, batch: Batch) -> Array:
-        """Hidden states [kept, d], float32, behind the last norm; writes keys and values."""
-        hidden = np.empty((batch.kept, self._shape.hidden), np.float32)
+    def forward(
+        self, pool: KvPool, batch: Batch, *, num_kept: int, cross: CrossKv | None = None
+    ) -> Array:
+        """Hidden states [num_kept, d], float32, of the first tokens behind the last norm; only
+        these go through the last layer. Writes keys and values."""
+        hidden = np.empty((num_kept, self._shape.hidden), np.float32)
         pointers = (c_void_p * len(pool.addresses))(*pool.addresses)
         sizes = (pool.scratch.stop, len(pointers), pool.num_bytes // len(pointers))
         cache = Cache(ctypes.cast(pointers, c_void_p), *sizes)
-        self._do("forward", byref(cache), byref(batch), *_floats(hidden))
+        arrays = _arrays(batch, cross or CrossKv())
+        addresses = [own.buffer_info()[0] if own else None for own in arrays]
+        given = NativeBatch(len(batch), num_kept, *addresses, len(arrays[_ANCESTORS]))
+        self._do("forward", byref(cache), byref(given), *_floats(hidden))
         return hidden
 
     def logits(self, hidden: Array) -> Array:
@@ -119,44 +139,18 @@ class NativeModel:
         return call(name, self._handle, *arguments)
 
 
-class NativeTokens:
-    """The tokens of a forward, as they are put together: see `Batch` in `src/model.h`.
-
-    tables: addresses of `table_sizes` int64 slots; in_table: how many of them a token sees, before
-    those of its line; others: address, address, stride and positions of others' keys and values.
-    """
-
-    def __init__(self) -> None:
-        self.tokens: list[int] = []
-        self.positions: list[int] = []
-        self.slots: list[int] = []
-        self.tables: list[int] = []
-        self.table_sizes: list[int] = []
-        self.in_table: list[int] = []
-        self.in_others: list[int] = []
-        self.others: list[int] = []
-        self._lines: list[int] = []
-        self._line_first = [0]
-        self._arrays: list[array[int]] = []
-
-    def add_line(self, slots: Iterable[int] = ()) -> None:
-        """Slots that the next token sees behind those in its table."""
-        self._lines += slots
-        self._line_first.append(len(self._lines))
-
-    def batch(self, kept: int) -> Batch:
-        """The arrays, the first `kept` tokens of which go through the last layer; they are there
-        as long as this object."""
-        each = (self.tokens, self.positions, self.slots, self.tables, self.in_table)
-        read = (self._lines, self._line_first, self.in_others, self.others)
-        lists = (*each, *read, self.table_sizes)
-        count = len(self.tokens)
-        counts = {*map(len, (*each, self.table_sizes)), len(self._line_first) - 1}
-        if counts != {count} or len(self.in_others) not in (0, count):
-            raise ModelError(f"there are {count} tokens, but not as many places")
-        self._arrays = [array("q", values) for values in lists]
-        pointers = [values.buffer_info()[0] if values else None for values in self._arrays]
-        return Batch(count, kept, *pointers, len(self._lines))
+def _arrays(batch: Batch, cross: CrossKv) -> list["array[int]"]:
+    """Return the arrays of `Batch` in `src/model.h`, in its order."""
+    first = [0, *accumulate(map(len, batch.ancestors))]
+    tables = [table.table_address() for table in batch.block_tables]
+    sizes = [table.num_slots for table in batch.block_tables]
+    each = (batch.tokens, batch.positions, batch.slots, tables, batch.num_seen)
+    counts = {*map(len, each), len(batch.ancestors)}
+    if counts != {len(batch)} or len(cross.num_read) not in (0, len(batch)):
+        raise ModelError(f"there are {len(batch)} tokens, but not as many places")
+    ancestors = list(chain.from_iterable(batch.ancestors))
+    lists = (*each, ancestors, first, cross.num_read, cross.places, sizes)
+    return [array("q", values) for values in lists]
 
 
 def _floats(values: Array) -> tuple[int, int]:

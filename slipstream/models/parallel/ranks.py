@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.config import set_local_rank
-from slipstream.models.numerics.rules import RowRule
+from slipstream.models.decoder import RowRule
 
 _WAIT = timedelta(hours=2)
 """Time that ranks wait for each other: one may read its weights much later than another."""

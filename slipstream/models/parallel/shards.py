@@ -7,23 +7,24 @@ in other ways (experts, say) keeps transformers' module.
 """
 
 import re
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from slipstream.core.errors import InvalidRequest, ModelError
-from slipstream.models.numerics.linears import Join
 from slipstream.models.parallel.ranks import Ranks
 
+Join = Callable[[Tensor], Tensor]
+"""Function that makes a layer's output of the products of all ranks."""
 _GATHERED = frozenset({"colwise_gather_output", "colwise_rep"})
 _KEYS = frozenset({"k_proj", "qkv_proj", "query_key_value"})
 """Projections that make keys, alone or with others."""
 
 
 class ShardedLinear(nn.Linear):
-    """A linear layer's part on this rank; its product, without a bias where outputs are summed."""
+    """A linear layer's part on this rank, without a bias where outputs are summed."""
 
     def __init__(self, weight: Tensor, bias: Tensor | None, join: Join | None) -> None:
         """`join` makes the layer's output [rows, out] from this rank's product; None where the
@@ -33,7 +34,12 @@ class ShardedLinear(nn.Linear):
         self.weight = nn.Parameter(weight, requires_grad=False)
         if bias is not None:
             self.bias = nn.Parameter(bias, requires_grad=False)
-        self.join = join
+        self._join = join
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> this rank's outputs, or those of all ranks."""
+        out = super().forward(x)
+        return out if self._join is None else self._join(out)
 
 
 class ShardedEmbedding(nn.Module):

@@ -6,19 +6,19 @@ same code makes the same forward there. How steps travel is the caller's busines
 """
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
 import torch
 from torch import Tensor
 
-from slipstream.core.tree import TokenTree
+from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.parallel.ranks import Ranks
 from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.token_layout import Part
+from slipstream.models.torch.decoder import TorchDecoder
 from slipstream.models.torch_arrays import torch_dtype
 
 T = TypeVar("T")
@@ -50,19 +50,18 @@ class CopySlots:
 
 
 @dataclass(frozen=True, slots=True)
-class BlockTable:
-    """A session's pages, and how many positions of them hold final tokens."""
+class SentTable:
+    """A session's pages."""
 
     pages: tuple[int, ...]
-    count: int
 
 
 @dataclass(frozen=True, slots=True)
 class RunForward:
-    """`CausalModel.forward` of parts: tables, pending tokens and trees."""
+    """`Decoder.forward` of a batch, whose block tables are `SentTable`s."""
 
     pool: int
-    parts: tuple[tuple[BlockTable, tuple[int, ...], TokenTree], ...]
+    batch: Batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,12 +73,12 @@ class RunLogits:
 
 @dataclass(frozen=True, slots=True)
 class GatherHeads:
-    """Send rank 0 the heads of a layer from position `start` to the end of the table."""
+    """Send rank 0 the heads of a layer at the positions of `span`, which lie in `pages`."""
 
     pool: int
-    table: BlockTable
+    pages: tuple[int, ...]
     layer: int
-    start: int
+    span: range
 
 
 WorkerStep = OpenPool | ClosePool | CopySlots | RunForward | RunLogits | GatherHeads
@@ -99,43 +98,52 @@ class Workers(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class TensorParallelGroup:
-    """Ranks and workers of a model that is split, as rank 0 has them."""
+    """Ranks of a model that is split; `workers` are the others, which rank 0 alone has."""
 
     ranks: Ranks
-    workers: Workers
+    workers: Workers | None = None
 
 
-class TensorParallelDriver:
-    """Rank 0's side. All methods are called on the thread that computes."""
+class SplitDecoder:
+    """`Decoder` of a model whose parts are `own` here, on rank 0, and those of the other ranks.
+    All methods are called on the thread that computes."""
 
-    def __init__(self, ranks: Ranks, workers: Workers) -> None:
-        self._ranks = ranks
-        self._workers = workers
+    def __init__(self, own: TorchDecoder, ranks: Ranks, workers: Workers) -> None:
+        self._own, self._ranks, self._workers = own, ranks, workers
+        self.engine, self.numerics, self.rule = own.engine, own.numerics, own.rule
+        self.weight_bytes, self.contenders = own.weight_bytes, own.contenders
+        self.draws_on_device = own.draws_on_device
         self._num_pools = 0
         self._numbers: WeakKeyDictionary[KvPool, int] = WeakKeyDictionary()
         self._closed: list[int] = []
 
-    def open(self, pool: KvPool) -> None:
-        """Make the same pool on the other ranks; they free it some time after this one is gone."""
+    def new_pool(self, num_pages: int, scratch_rows: int, *, lasts: bool = True) -> KvPool:
+        """Make the same pool on all ranks; the others free it some time after this one is gone."""
+        pool = self._own.new_pool(num_pages, scratch_rows, lasts=lasts)
         number = self._num_pools
         self._num_pools += 1
         self._numbers[pool] = number
         pool.peers = _WorkerPools(self, number)
         finalize(pool, self._closed.append, number)
-        self.together(OpenPool(number, pool.num_pages, len(pool.scratch)), lambda: None)
+        self.together(OpenPool(number, num_pages, scratch_rows), lambda: None)
+        return pool
 
-    def forward(self, pool: KvPool, parts: Sequence[Part], work: Callable[[], Tensor]) -> Tensor:
-        """Return what `work`, the forward of these parts, gives when all ranks make it."""
-        sent = tuple(
-            (BlockTable(tuple(part.cache.pages), part.cache.count), tuple(part.pending), part.tree)
-            for part in parts
-        )
-        return self.together(RunForward(self._numbers[pool], sent), work)
+    def forward(
+        self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
+    ) -> tuple[Tensor, list[int]]:
+        """See `Decoder.forward`."""
+        tables = {id(own): SentTable(tuple(own.pages)) for own in batch.block_tables}
+        sent = replace(batch, block_tables=[tables[id(own)] for own in batch.block_tables])
+        step = RunForward(self._numbers[pool], sent)
+        return self.together(step, lambda: self._own.forward(pool, batch, draws))
 
-    def logits(self, hidden: Tensor, head: Callable[[Tensor], Tensor]) -> Tensor:
-        """Return what `head` makes of hidden states [n, d] when all ranks do."""
+    def logits(self, hidden: Tensor) -> Tensor:
+        """See `Decoder.logits`."""
         step = RunLogits(len(hidden))
-        return self.together(step, lambda: head(self._ranks.broadcast(hidden)))
+        return self.together(step, lambda: self._own.logits(self._ranks.broadcast(hidden)))
+
+    def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
+        return self._own.workspace_bytes(row_bytes, output_bytes)
 
     def heads(self, step: GatherHeads, own: Tensor) -> Tensor:
         """Return all heads [2 * kv_heads, n, d] of what every rank has some of."""
@@ -162,7 +170,7 @@ class TensorParallelDriver:
 class _WorkerPools:
     """`Peers` of one pool."""
 
-    def __init__(self, driver: TensorParallelDriver, number: int) -> None:
+    def __init__(self, driver: SplitDecoder, number: int) -> None:
         self._driver = driver
         self._number = number
 
@@ -171,8 +179,7 @@ class _WorkerPools:
         self._driver.together(step, lambda: None)
 
     def heads(self, own: Tensor, pages: Sequence[int], layer: int, span: range) -> Tensor:
-        table = BlockTable(tuple(pages), span.stop)
-        return self._driver.heads(GatherHeads(self._number, table, layer, span.start), own)
+        return self._driver.heads(GatherHeads(self._number, tuple(pages), layer, span), own)
 
 
 class TensorParallelWorker:
@@ -186,9 +193,10 @@ class TensorParallelWorker:
     @torch.inference_mode()
     def run(self, step: WorkerStep) -> None:
         """Compute one step."""
+        decoder = self._model.decoder
         match step:
             case OpenPool():
-                pool = self._model.pool(step.num_pages, scratch_rows=step.scratch_rows)
+                pool = decoder.new_pool(step.num_pages, step.scratch_rows)
                 pool.take(step.num_pages)  # all of them clear; rank 0 counts their users
                 self._pools[step.pool] = pool
             case ClosePool():
@@ -196,20 +204,13 @@ class TensorParallelWorker:
             case CopySlots():
                 self._pools[step.pool].copy(step.source, step.into)
             case RunForward():
-                parts = [
-                    Part(self._cache(step.pool, table), pending, tree)
-                    for table, pending, tree in step.parts
-                ]
-                self._model.forward(parts)
+                decoder.forward(self._pools[step.pool], step.batch)
             case RunLogits():
                 shape = (step.num_tokens, self._model.hidden_size)
                 dtype = torch_dtype(self._model.dtype)
                 hidden = torch.empty(shape, dtype=dtype, device=self._model.device)
-                self._model.logits(self._ranks.broadcast(hidden))
+                decoder.logits(self._ranks.broadcast(hidden))
             case GatherHeads():
-                cache = self._cache(step.pool, step.table)
-                self._ranks.heads(cache.gather(step.layer, step.start, step.table.count))
-
-    def _cache(self, pool: int, table: BlockTable) -> KvCache:
-        limit = self._model.context_length
-        return KvCache.over(self._pools[pool], table.pages, limit=limit, count=table.count)
+                pool, limit = self._pools[step.pool], self._model.context_length
+                cache = KvCache.over(pool, step.pages, limit=limit, count=step.span.stop)
+                self._ranks.heads(cache.gather(step.layer, step.span.start, step.span.stop))

@@ -27,8 +27,9 @@ from slipstream.models.glide.glide_weights import (
     rows_digest,
 )
 from slipstream.models.glide.torch_parts import model_parts
-from slipstream.models.loading import LoadedModel, load_target_parts
+from slipstream.models.loaded import LoadedModel
 from slipstream.models.tokenizer import text_tokenizer
+from slipstream.models.torch.loading import load_target_parts
 from slipstream.models.torch_arrays import as_array
 from slipstream.options import option, required
 from slipstream.revision import code_revision

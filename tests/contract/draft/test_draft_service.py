@@ -12,7 +12,7 @@ from slipstream.client.engine import WindowedKv
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape, StopPolicy
-from slipstream.models.target.causal import CausalModel
+from slipstream.models.loading import causal_model
 from slipstream.ngrams.store_file import SUFFIX, NgramStores, StoreHeader
 from slipstream.options import build
 from slipstream.train.data import Document
@@ -189,7 +189,7 @@ async def test_a_session_drafts_from_the_store_of_its_targets_tokenizer(tmp_path
 
 async def test_a_plain_draft_takes_sessions_and_tokens_beyond_its_own_and_drafts_what_it_can():
     llama = tiny_checkpoint.tiny_llama(vocab_size=32, context_length=40)
-    models = tiny_services.Models(plain=CausalModel(llama, numerics="fast"))
+    models = tiny_services.Models(plain=causal_model(llama, numerics="fast"))
     session, prompt, asked = Session("s", 20, 600), tuple(range(20, 40)), Plan(4, 12)
     async with draft_place(models, "vanilla") as drafts:
         draft = drafts.remote()

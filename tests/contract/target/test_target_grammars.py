@@ -13,8 +13,8 @@ from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
-from slipstream.models.loading import load_target_parts
-from slipstream.models.target.causal import CausalModel
+from slipstream.models.loading import causal_model
+from slipstream.models.torch.loading import load_target_parts
 from slipstream.verifying.build import BuiltTarget, build_target
 from slipstream.verifying.grammars import MAX_COMPILED, MAX_COMPILING
 from support.models import tiny
@@ -191,7 +191,7 @@ def engine():
     """An engine whose grammars keep a record of the threads that compiled them."""
     model = tiny_llama().eval()
     model.config.max_position_embeddings = 1024
-    engine = tiny.local_target(CausalModel(model))
+    engine = tiny.local_target(causal_model(model))
     engine.grammars = grammars()
     make = engine.grammars._make_matcher
     engine.threads = []

@@ -13,7 +13,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import EngineThread
-from slipstream.models.loading import load_target_parts
+from slipstream.models.torch.loading import load_target_parts
 from slipstream.rpc.kv import DTYPE, KvDtype
 from slipstream.rpc.v1 import target_pb2
 from slipstream.telemetry import catalog

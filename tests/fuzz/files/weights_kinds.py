@@ -37,24 +37,19 @@ from slipstream.models.glide.glide_weights import (
     rows_digest,
 )
 from slipstream.models.glide.target_parts import NativeParts, TargetParts, load_parts
+from slipstream.models.kv.batch import Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.loading import (
-    find_source,
-    find_sources,
-    load_model,
-    load_target_parts,
-    load_tokenizer,
-)
+from slipstream.models.loaded import find_source, find_sources, load_tokenizer
+from slipstream.models.loading import causal_model, load_model
 from slipstream.models.machine import Measurements
 from slipstream.models.native.decoder import NativeDecoder
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.scorer import KvView, Sync
 from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS, reading
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.token_layout import Part
 from slipstream.models.tokenizer import text_tokenizer
+from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny_checkpoint, tiny_gguf
 
 GGUF, SECOND = "model.gguf", "model-00002-of-00002.gguf"
@@ -168,7 +163,7 @@ def _name(path: Path) -> str:
 
 def _whole(path: Path) -> None:
     """Load a target with all that belongs to it, and compare it with transformers' own."""
-    CausalModel(load_model(_name(path)).model)
+    causal_model(load_model(_name(path)).model)
 
 
 def _in_torch(path: Path) -> None:

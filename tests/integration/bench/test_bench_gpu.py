@@ -110,5 +110,5 @@ def test_graphs_and_chains_of_a_device_are_compared_and_never_wait(folders):
 @pytest.mark.gpu
 def test_floors_are_measured_on_a_device(folders):
     found = measure_floors(folders[0], dtype="float32", device="cuda", numerics="fast")
-    assert found["engine"] == "shaped"
+    assert found["engine"] == "cuda"
     assert found["accounted"]["workspace"] > torch.cuda.mem_get_info()[1] // 16

@@ -12,9 +12,9 @@ from unittest import mock
 import torch
 from torch import Tensor
 
-from slipstream.models.cuda import attention_kernels
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.kv.paged import attend_paged
+from slipstream.models.torch import choice
 from support.cuda.graph import INDEXING, GpuError, Graph, signature, storage_of
 from support.cuda.tensors import CudaTensor, leaves, name_of, on_device, on_gpu, on_host
 
@@ -179,7 +179,7 @@ def simulated_gpu(*, has_values: bool = True) -> Iterator[Gpu]:
         mock.patch.object(threading.Thread, "run", run_on_gpu),
         mock.patch.multiple(torch.cuda, **_runtime(gpu)),
         mock.patch.object(Replay, "run", _checked_run(gpu)),
-        mock.patch.object(attention_kernels, "choose_kernel", lambda *_, **__: attend_paged),
+        mock.patch.object(choice, "choose_kernel", lambda *_: attend_paged),
         on_gpu(gpu),
     ):
         yield gpu

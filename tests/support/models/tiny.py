@@ -11,9 +11,9 @@ from slipstream.models.glide.glide_files import weights_of
 from slipstream.models.glide.glide_init import init_from_target
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.target_parts import target_parts
-from slipstream.models.numerics.rules import Numerics
-from slipstream.models.target.causal import CausalModel, Engine
-from slipstream.models.target.token_layout import Part
+from slipstream.models.kv.batch import Part
+from slipstream.models.loading import Engine, causal_model
+from slipstream.models.target.causal import CausalModel
 from slipstream.models.torch_arrays import numpy_dtype
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.memory import KvMemory
@@ -52,11 +52,11 @@ def causal(
     family: str = "llama",
     *,
     dtype: torch.dtype = torch.float32,
-    numerics: Numerics = "invariant",
+    numerics: str = "auto",
     seed: int = 0,
     engine: Engine | None = None,
 ) -> CausalModel:
-    return CausalModel(hf_model(family, dtype=dtype, seed=seed), numerics=numerics, engine=engine)
+    return causal_model(hf_model(family, dtype=dtype, seed=seed), numerics=numerics, engine=engine)
 
 
 class FixedMeter:

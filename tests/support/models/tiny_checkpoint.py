@@ -10,7 +10,7 @@ from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
-from slipstream.models.loading import load_target_parts
+from slipstream.models.torch.loading import load_target_parts
 
 SPECIAL = ("<|end|>", "<|user|>", "<|bot|>")
 TEMPLATE = (

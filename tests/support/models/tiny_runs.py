@@ -14,7 +14,7 @@ from slipstream.core.request.request import ModelFacts, make_request
 from slipstream.core.run import Run
 from slipstream.core.types import Shape, Verification
 from slipstream.drafting.engine import LocalDraft
-from slipstream.models.target.causal import CausalModel
+from slipstream.models.loading import causal_model
 from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny
 
@@ -29,7 +29,7 @@ def agreeing_models():
     with torch.no_grad():
         for values in weights.parameters():
             values.add_(torch.randn_like(values), alpha=0.03)
-    return tiny.causal(), CausalScorer(CausalModel(weights, numerics="fast"))
+    return tiny.causal(), CausalScorer(causal_model(weights, numerics="fast"))
 
 
 class Letters:

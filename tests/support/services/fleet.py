@@ -9,7 +9,7 @@ import torch
 
 from slipstream.client import AsyncClient
 from slipstream.engine.thread import EngineThread
-from slipstream.models.loading import load_target_parts
+from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.server import Server, ServerOptions

@@ -15,6 +15,7 @@ from slipstream.core.sequence import Delta
 from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import EngineThread
 from slipstream.models.dtypes import Array
+from slipstream.models.loading import causal_model
 from slipstream.models.target.causal import CausalModel
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert import delta_to_pb, session_to_pb
@@ -56,7 +57,7 @@ def wide_model() -> CausalModel:
     heads = {"num_attention_heads": 8, "num_key_value_heads": 8, "head_dim": 128}
     lengths = {"num_hidden_layers": 4, "max_position_embeddings": 1024}
     config = LlamaConfig(**sizes, **heads, **lengths)
-    return CausalModel(LlamaForCausalLM(config).to(torch.bfloat16).eval())
+    return causal_model(LlamaForCausalLM(config).to(torch.bfloat16).eval())
 
 
 @dataclass

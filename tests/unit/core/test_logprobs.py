@@ -17,7 +17,7 @@ from slipstream.core.request.results import collected
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.likelihood import token_logprob
-from slipstream.models.target.causal import CausalModel
+from slipstream.models.loading import causal_model
 from support.models import tiny
 from support.models.batches import batched, guess, session_of
 from support.models.tiny_runs import FACTS, PROMPT, WAYS, Letters, run_of
@@ -175,9 +175,9 @@ async def talk(target, number, session):
         proposal = guess(number, round_, tiny.tokens(4, round_)) if room > 6 else Proposal()
 
 
-@pytest.mark.parametrize("engine", ["native", "torch", "shaped"])
+@pytest.mark.parametrize("engine", ["native", "cuda"])
 async def test_requests_with_them_and_without_share_a_step(engine):
-    model = CausalModel(tiny.hf_model(), engine=engine)
+    model = causal_model(tiny.hf_model(), engine=engine)
     sessions = [
         (at, replace(session_of(at, 30, 12), num_logprobs=at % 3 or None)) for at in range(4)
     ]

@@ -11,15 +11,16 @@ from transformers import AutoModelForCausalLM
 from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, WeightsError
 from slipstream.models import loading, tokenizer
 from slipstream.models.glide.target_parts import target_parts
-from slipstream.models.loading import load_model, load_target_parts, require_same_tokenizer
+from slipstream.models.loaded import require_same_tokenizer
+from slipstream.models.loading import causal_model, load_model
 from slipstream.models.machine import Measurements
 from slipstream.models.native import library
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.weights import as_float32
 from slipstream.models.store.safetensors_file import Safetensors
 from slipstream.models.target import reference
-from slipstream.models.target.causal import CausalModel
 from slipstream.models.tokenizer import text_tokenizer
+from slipstream.models.torch.loading import load_target_parts
 from slipstream.text.prompts import encode_prompt
 from support.models import tiny
 from support.models.tiny_checkpoint import (
@@ -62,7 +63,7 @@ def test_shards_are_read_as_one(tmp_path):
     whole = saved(tmp_path / "whole", "llama")
     parts = saved(tmp_path / "parts", "llama", max_shard_size="100KB")
     assert len(list(parts.glob("*.safetensors"))) > 2
-    both = [CausalModel(load_model(str(at)).model) for at in (whole, parts)]
+    both = [causal_model(load_model(str(at)).model) for at in (whole, parts)]
     assert all(map(np.array_equal, *map(computed, both)))
 
 
@@ -128,12 +129,12 @@ def test_weights_are_compared_with_transformers_once(checkpoint, monkeypatch, ma
     counted = lambda source: calls.append(source) or reference_of(source)  # noqa: E731
     monkeypatch.setattr(Checkpoint, "reference", counted)
     for _ in range(2):
-        CausalModel(load_model(str(checkpoint)).model)
+        causal_model(load_model(str(checkpoint)).model)
     assert len(calls) == 1
     change_weights(checkpoint, **{"model.norm.weight": torch.full((32,), 0.5)})
-    CausalModel(load_model(str(checkpoint)).model)
+    causal_model(load_model(str(checkpoint)).model)
     change_config(checkpoint, rms_norm_eps=1e-4)
-    CausalModel(load_model(str(checkpoint)).model)
+    causal_model(load_model(str(checkpoint)).model)
     assert len(calls) == 3
 
 
@@ -142,7 +143,7 @@ def test_a_forward_that_differs_is_refused_each_time(checkpoint, monkeypatch):
     monkeypatch.setattr(Checkpoint, "vector", lambda self, name: 2 * as_float32(self.dense(name)))
     for _ in range(2):
         with pytest.raises(ModelError, match="hidden states differ from transformers' own"):
-            CausalModel(load_model(str(checkpoint)).model)
+            causal_model(load_model(str(checkpoint)).model)
 
 
 @needs_native
@@ -269,7 +270,7 @@ def test_ids_of_no_token_end_and_pad_nothing(checkpoint):
     change_config(checkpoint, eos_token_id=[*plain, 999], pad_token_id=4000)
     loaded = load_model(str(checkpoint))
     assert loaded.stop_token_ids == plain
-    CausalModel(loaded.model)
+    causal_model(loaded.model)
 
 
 def test_a_draft_that_numbers_its_tokens_differently_is_refused(tmp_path):

@@ -9,12 +9,12 @@ from gguf import GGMLQuantizationType
 
 from slipstream.core.errors import WeightsError
 from slipstream.core.tree import TokenTree
-from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.kv.batch import Part
+from slipstream.models.loading import causal_model, load_model
 from slipstream.models.native import library
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.store.gguf_file import TYPES, GgufFile
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.token_layout import Part
+from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny_gguf
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
@@ -64,8 +64,8 @@ def whole(request, tmp_path_factory):
 def in_blocks(file):
     loaded = load_model(str(file))
     assert isinstance(loaded.model, GgufSource)
-    model = CausalModel(loaded.model)
-    assert model.is_native
+    model = causal_model(loaded.model)
+    assert model.engine.startswith("native")
     return model
 
 

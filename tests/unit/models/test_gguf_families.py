@@ -8,11 +8,11 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.kv.batch import Part
+from slipstream.models.loading import causal_model, load_model
 from slipstream.models.native import library
 from slipstream.models.store.gguf import convert
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.token_layout import Part
+from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny_gguf
 from support.models.families import SIZES, family_model
 from support.models.tiny_checkpoint import SPECIAL
@@ -111,8 +111,8 @@ def test_a_file_is_the_model_that_it_was_made_of(name, tmp_path):
     path, model = write(tmp_path / "own.gguf", name)
     expected = logits_of(model)
     for dtype, limit in (("float32", 1e-4), ("auto", 2e-2)):
-        loaded = CausalModel(load_model(str(path), dtype=dtype).model)
-        assert loaded.is_native
+        loaded = causal_model(load_model(str(path), dtype=dtype).model)
+        assert loaded.engine.startswith("native")
         hidden, _ = loaded.forward([Part(loaded.open(len(TOKENS)), TOKENS)])
         error = np.linalg.norm(loaded.logits(hidden) - expected) / np.linalg.norm(expected)
         assert error < limit, dtype

@@ -5,10 +5,10 @@ import pytest
 import torch
 
 from slipstream.core.errors import ModelError, WeightsError
-from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.loading import causal_model, load_model
 from slipstream.models.store.gguf_file import GgufFile
 from slipstream.models.store.gguf_tokenizer import read_gguf_tokenizer, turn_ends
-from slipstream.models.target.causal import CausalModel
+from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny_gguf
 
 SMALL = 64
@@ -69,11 +69,11 @@ def small(path, family="llama", **more):
 
 
 def model_of(path, **options):
-    return CausalModel(load_model(str(path), **options).model)
+    return causal_model(load_model(str(path), **options).model)
 
 
 def hidden(model, tokens=TOKENS):
-    from slipstream.models.target.token_layout import Part
+    from slipstream.models.kv.batch import Part
 
     found, _ = model.forward([Part(model.open(len(tokens)), tokens)])
     return np.asarray(found, np.float32)
@@ -120,7 +120,7 @@ def test_biases_of_all_linears_are_added(plain, tmp_path):
         for part in SIZES
     }
     path = tiny_gguf.write(tmp_path / "bias.gguf", f32, more=biases)
-    assert model_of(path).is_native
+    assert model_of(path).engine.startswith("native")
     found = hidden(model_of(path, dtype="float32"))
     assert np.abs(found - plain[1]).max() > 0.01
     np.testing.assert_allclose(found, theirs(path), rtol=0, atol=2e-3)

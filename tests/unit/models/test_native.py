@@ -12,9 +12,9 @@ from transformers import DynamicCache
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.tree import ROOT, TokenTree
 from slipstream.models.dtypes import BFLOAT16, FLOAT32
+from slipstream.models.kv.batch import Part
+from slipstream.models.loading import causal_model
 from slipstream.models.native import library
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.token_layout import Part
 from slipstream.models.threads import set_num_threads
 from support.models import families, tiny
 from support.models.families import faint_model, grouped_model, odd_model
@@ -37,7 +37,7 @@ MAKERS = {
 
 
 def native(make, dtype=torch.float32):
-    return CausalModel(make(dtype=dtype), engine="native")
+    return causal_model(make(dtype=dtype), engine="native")
 
 
 def norm(values):
@@ -155,7 +155,7 @@ def model_of_known_weights():
 def digest_of_known_weights():
     digest = hashlib.sha256()
     for dtype in (torch.float32, torch.bfloat16):
-        model = CausalModel(model_of_known_weights().to(dtype), engine="native")
+        model = causal_model(model_of_known_weights().to(dtype), engine="native")
         for values in tiny.whole(model, [(at * 7 + 3) % tiny.VOCAB for at in range(200)]):
             digest.update(values.tobytes())
     return digest.hexdigest()
@@ -174,7 +174,7 @@ def test_float32_keeps_weights_that_bfloat16_holds_in_it_and_rounds_no_tokens():
     tokens = tiny.tokens(60)
     with torch.inference_mode():
         expected = exact(torch.tensor([tokens])).logits[0].numpy()
-    narrow, wide = CausalModel(exact, engine="native"), native(MAKERS["llama"])
+    narrow, wide = causal_model(exact, engine="native"), native(MAKERS["llama"])
     assert narrow.weight_bytes < 0.6 * wide.weight_bytes
     assert narrow.dtype == wide.dtype == FLOAT32
     _, logits = tiny.whole(narrow, tokens)
@@ -190,7 +190,7 @@ def test_a_tied_embedding_is_an_untied_copy_held_once_if_products_have_all_of_it
             model.model.embed_tokens.weight[::3] *= size
             model.lm_head.weight.copy_(model.model.embed_tokens.weight)
     models[0].lm_head.weight = models[0].model.embed_tokens.weight
-    tied, untied = (CausalModel(model, engine="native") for model in models)
+    tied, untied = (causal_model(model, engine="native") for model in models)
     tokens = tiny.tokens(40)
     assert all(map(np.array_equal, tiny.whole(tied, tokens), tiny.whole(untied, tokens)))
     is_rounded = dtype == torch.bfloat16 and size < 1

@@ -13,16 +13,17 @@ from slipstream.core.errors import CapacityError, InvalidRequest, NoRoom
 from slipstream.core.tree import TokenTree
 from slipstream.models import memory
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32
-from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, PageList, write_slots
-from slipstream.models.kv.torch_pool import TorchKvPool
+from slipstream.models.kv.batch import Part
+from slipstream.models.kv.buffers import HOST
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, PageList
 from slipstream.models.memory import budget_bytes, check_budget, free_bytes, num_pages
-from slipstream.models.target.token_layout import Part
+from slipstream.models.torch.buffers import TorchBuffers
 from slipstream.models.torch_arrays import as_array
 from slipstream.verifying.build import TargetLimits, plan_memory
 from support.models import tiny
 
 LAYOUT = KvLayout(2, 2, 4, FLOAT32, CPU)
-KINDS = (KvPool, TorchKvPool)
+KINDS = (HOST, TorchBuffers(CPU))
 
 
 def test_pages_are_neighbours_while_that_is_possible():
@@ -63,9 +64,9 @@ def test_more_pages_than_there_are_is_not_a_matter_of_waiting():
     assert pool.num_free == 1
 
 
-@pytest.mark.parametrize("kind", KINDS)
-def test_a_page_is_clear_when_it_is_handed_out_first(kind):
-    pool = kind(LAYOUT, 3)
+@pytest.mark.parametrize("buffers", KINDS)
+def test_a_page_is_clear_when_it_is_handed_out_first(buffers):
+    pool = KvPool(LAYOUT, 3, buffers=buffers)
     for at in range(2):
         pool.layer(at)[:] = 7  # as memory that was somebody's before
     for page in pool.take(3):
@@ -73,20 +74,20 @@ def test_a_page_is_clear_when_it_is_handed_out_first(kind):
         assert all((pool.layer(at)[:, slots] == 0).all() for at in range(2))
 
 
-@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("buffers", KINDS)
 @pytest.mark.parametrize("dtype", [FLOAT32, BFLOAT16])
-def test_slots_are_copied_as_they_were_before_any_was_written(kind, dtype):
-    pool = kind(replace(LAYOUT, dtype=dtype), 2)
+def test_slots_are_copied_as_they_were_before_any_was_written(buffers, dtype):
+    pool = KvPool(replace(LAYOUT, dtype=dtype), 2, buffers=buffers)
     for at in range(2):
         values = np.arange(4 * pool.scratch.stop * 4).reshape(4, -1, 4)
-        write_slots(pool.layer(at), slice(None), values.astype(dtype))
-    before = [np.array(pool.on_host(pool.layer(at))) for at in range(2)]
+        buffers.write(pool.layer(at), slice(None), values.astype(dtype))
+    before = [np.array(buffers.on_host(pool.layer(at))) for at in range(2)]
     source, into = [3, 4, 5, 200], [4, 5, 3, 0]
     pool.copy(source, into)
     for at in range(2):
         expected = before[at].copy()
         expected[:, into] = before[at][:, source]
-        assert np.array_equal(pool.on_host(pool.layer(at)), expected)
+        assert np.array_equal(buffers.on_host(pool.layer(at)), expected)
 
 
 def scattered(model, capacity, *, seed=0):

@@ -10,7 +10,7 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Proposal, SamplingParams, Session
-from slipstream.models.target.token_layout import Part
+from slipstream.models.kv.batch import Part
 from support.models import tiny
 
 CASES = [("llama", torch.float32), ("llama", torch.bfloat16), ("phi3", torch.bfloat16)]

@@ -5,7 +5,7 @@ import torch
 from transformers import GPT2Config, LlamaConfig, MixtralConfig, Phi3Config
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.models.loading import check_ranks
+from slipstream.models.torch.loading import check_ranks
 from slipstream.options import build
 from slipstream_target.config import TargetConfig
 from slipstream_target.tensor_parallel import check_devices

@@ -71,7 +71,7 @@ def test_what_is_no_record_of_costs_is_measured_again(machine, kept):
 
 
 @pytest.mark.parametrize("num_pages", [4, 64])
-@pytest.mark.parametrize("engine", [None, "shaped"])
+@pytest.mark.parametrize("engine", [None, "cuda"])
 def test_the_engines_memory_is_as_it_was(engine, num_pages):
     model = tiny.causal(engine=engine)
     pool = model.pool(num_pages)

@@ -13,7 +13,7 @@ from slipstream.core.types import SamplingParams
 from slipstream.models.glide.glide_config import CONFIG_NAME
 from slipstream.models.glide.glide_files import load_weights
 from slipstream.models.glide.glide_weights import BLOCKS_NAME, HEAD, read_glide
-from slipstream.models.loading import load_target_parts
+from slipstream.models.torch.loading import load_target_parts
 from slipstream.train.data import ReadLimits, read_data
 from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet, FeatureSource
 from slipstream.train.four_bits.moments import input_moments

@@ -8,22 +8,19 @@ import pytest
 import torch
 from hypothesis import given
 from hypothesis import strategies as st
-from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
 from slipstream.core.errors import CapacityError, ModelError
 from slipstream.core.tree import EMPTY, TokenTree
 from slipstream.models.cuda import attention_kernels
 from slipstream.models.cuda.attention_kernels import Trial, choose_kernel
-from slipstream.models.cuda.bucketed import Draw, buckets_for
-from slipstream.models.cuda.buckets import Buckets, ForwardShape, fit, key_widths, row_steps
+from slipstream.models.cuda.buckets import Buckets, buckets_for, fit, key_widths, row_steps
+from slipstream.models.decoder import RowRule
 from slipstream.models.dtypes import CPU, FLOAT32
-from slipstream.models.kv.paged import attend_paged
+from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.kv.pool import KvLayout
+from slipstream.models.loading import causal_model
 from slipstream.models.memory import temporary_bytes
-from slipstream.models.numerics.rules import RowRule
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.fast_modules import FastNorm
-from slipstream.models.target.token_layout import Part
+from slipstream.models.torch.packing import ForwardShape
 from slipstream.models.torch_arrays import as_array
 from support.models import tiny
 
@@ -55,7 +52,7 @@ def tree_of(seed, size):
 
 
 def shaped(family="llama"):
-    return CausalModel(tiny.hf_model(family).to("cuda"), engine="shaped")
+    return causal_model(tiny.hf_model(family).to("cuda"), engine="cuda")
 
 
 def parts_on_scattered_pages(model, trees, pending=2):
@@ -117,31 +114,33 @@ def test_shapes_are_few():
     for size in range(1, 60, 6):
         _, (slots,) = model.forward([Part(cache, tiny.tokens(1 + size % 7), chain_of(size, 5))])
         cache.keep(slots[:1])
-    assert len(model._shaped.replay) <= 4
+    assert len(model.decoder.replay) <= 4
 
 
-def test_what_fits_no_shape_or_would_gather_too_much_goes_without():
-    plain, model = tiny.causal(engine="torch"), shaped()
-    cache, tokens = model.open_in(model.pool(4)), tiny.tokens(300)
-    model.prefill(cache, tokens)
-    part, draws = Part(cache, tokens[:1]), [Draw(0, 0.0, (0, 0))]
-    assert model.draw([part], draws) is not None
-    packed = model._shaped.pack(cache.pool, [part])
-    model._shaped._max_bytes = model._shaped._temporary_bytes(packed.shape) - 1
-    assert model.draw([part], draws) is None
-    model, states = shaped(), []
-    model._shaped._buckets = buckets_for(max_rows=4, context_length=512, rule=RowRule(1, 32))
-    for one in (plain, model):
-        states.append(one.forward([Part(one.open_in(one.pool(1)), tokens[:9])])[0].cpu())
-        assert one.draw([Part(one.open_in(one.pool(1)), tokens[:9])], draws) is None
-    np.testing.assert_allclose(*states, rtol=1e-4, atol=1e-5)
+def test_what_fits_no_shape_or_would_gather_too_much_is_computed_without_capture():
+    plain, text = tiny.causal(engine="torch"), tiny.tokens(9)
+    draws, states = [Draw(8, 0.0, (0, 0))], []
+    for model, change in ((shaped(), None), (shaped(), "small"), (shaped(), "few"), (plain, None)):
+        decoder = model.decoder
+        if change == "small":
+            decoder.max_bytes = 0
+        elif change == "few":
+            decoder.buckets = buckets_for(4, 512, RowRule(1, 32))
+        part = Part(model.open_in(model.pool(1)), text)
+        states.append(model.forward([part])[0].cpu())
+        if model is not plain:
+            tokens = model.draw([part], draws).tokens
+            assert tokens == [int(plain.logits(states[-1][-1:]).argmax())]
+            assert bool(len(decoder.replay)) is (change is None)
+    for own in states[:3]:
+        np.testing.assert_allclose(own, states[3], rtol=1e-4, atol=1e-5)
 
 
 def test_memory_of_captures_is_accounted():
     shaped_model, plain = shaped(), tiny.causal(engine="torch")
     cache = shaped_model.open_in(shaped_model.pool(2))
     shaped_model.forward([Part(cache, tiny.tokens(9))])
-    entries = shaped_model._shaped.replay._entries.values()
+    entries = shaped_model.decoder.replay._entries.values()
     used = sum(out.nbytes for entry in entries for out in entry.outputs)
     accounted = shaped_model.workspace_bytes(16) - plain.workspace_bytes(16)
     assert accounted > temporary_bytes(torch.device("cuda")) + used
@@ -149,11 +148,11 @@ def test_memory_of_captures_is_accounted():
 
 def test_every_bucket_can_be_captured():
     model, plain = shaped(), tiny.causal(engine="torch")
-    model._shaped._buckets = Buckets((2, 16), (1, 8), (1, 4), (128, 256), (0, 16))
+    model.decoder.buckets = Buckets((2, 16), (1, 8), (1, 4), (128, 256), (0, 16))
     keys = set()
     for num_sessions, length, tree, heat in COVERING:
         drawn, states = draw_all(model, num_sessions, length, tree, heat)
-        keys |= set(model._shaped.replay._entries)
+        keys |= set(model.decoder.replay._entries)
         _, expected = draw_all(plain, num_sessions, length, tree, None)
         torch.testing.assert_close(states, expected, rtol=1e-4, atol=1e-5)
         assert drawn is None or len(drawn) == num_sessions
@@ -183,23 +182,14 @@ def draw_all(model, num_sessions, length, tree, heat):
 
 def test_captured_forwards_in_bfloat16_compute_what_the_host_does():
     trees = [tree_of(seed, 9) for seed in range(len(LENGTHS))]
-    plain = CausalModel(tiny.hf_model(dtype=torch.bfloat16), engine="torch")
-    model = CausalModel(tiny.hf_model(dtype=torch.bfloat16).cuda())
+    plain = causal_model(tiny.hf_model(dtype=torch.bfloat16), engine="torch")
+    model = causal_model(tiny.hf_model(dtype=torch.bfloat16).cuda())
     expected, _ = plain.forward(parts_on_scattered_pages(plain, trees))
     parts = parts_on_scattered_pages(model, trees)
     for _ in range(2):
         hidden, _ = model.forward(parts)
         error = (hidden.cpu().float() - expected.float()).norm() / expected.float().norm()
         assert error < 0.05
-
-
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_a_norm_on_a_device_gives_a_row_the_same_bits_in_any_company(dtype):
-    norm = FastNorm(LlamaRMSNorm(576).to("cuda", dtype))
-    x = torch.randn(1, 128, 576).to("cuda", dtype)
-    whole = norm(x)
-    for count in (1, 2, 4, 8, 16, 64):
-        assert torch.equal(torch.cat([norm(part) for part in x.split(count, 1)], 1), whole)
 
 
 @given(st.integers(1, 200_000))
@@ -248,8 +238,7 @@ def test_the_first_kernel_whose_bits_depend_on_no_shape_computes_for_invariant_n
     assert list(map(trial.is_steady, (constant, drifting, broken))) == [True, False, False]
     layout = KvLayout(1, 2, 16, FLOAT32, "cuda")
     monkeypatch.setattr(attention_kernels, "_STEADY", (broken, drifting, constant, constant))
-    assert choose_kernel(layout, 2, is_invariant=True) is constant
-    assert choose_kernel(layout, 2, is_invariant=False) is attend_paged
+    assert choose_kernel(layout, 2) is constant
     monkeypatch.setattr(attention_kernels, "_STEADY", (broken, drifting))
     with pytest.raises(ModelError, match="no attention kernel of cuda gives a row the same bits"):
-        choose_kernel(layout, 2, is_invariant=True)
+        choose_kernel(layout, 2)

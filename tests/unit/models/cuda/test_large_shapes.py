@@ -21,9 +21,9 @@ from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.glide_weights import GlideWeights, glide_shapes
 from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.kv.batch import Draw, Part
+from slipstream.models.loading import causal_model
 from slipstream.models.target import transformers_model
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.token_layout import Draw, Part
 from support.cuda.gpu import simulated_gpu
 from support.models import tiny
 from support.models.rounds import speculate
@@ -64,7 +64,7 @@ def large(name):
 @pytest.mark.parametrize("name", MODELS)
 def test_a_verification_has_the_shapes_and_types_of_the_model(name):
     config = MODELS[name][1]
-    model = CausalModel(large(name), numerics="fast")
+    model = causal_model(large(name), numerics="fast")
     pool = model.pool(64)
     parts, draws = [], []
     tree = TokenTree.chain(tiny.tokens(12))
@@ -99,7 +99,7 @@ def test_rounds_of_a_draft_run_on_the_device_alone(name, sampling):
     scorer = GlideScorer(weights, target_parts(hf), dtype=BFLOAT16)
     replay = Replay(torch.device("cuda"))
     chains = GlideChains(scorer, replay, context_length=2048, decision=decision)
-    target = tiny.local_target(CausalModel(hf, numerics="fast"), num_pages=16)
+    target = tiny.local_target(causal_model(hf, numerics="fast"), num_pages=16)
     feed = TargetKv(target, config.target_layers)
     engine = LocalDraft(scorer, feed, decision=decision.score, chains=chains)
     chain = {"shape": Shape.CHAIN, "stop": StopPolicy.DECISION, "max_nodes": 5}

@@ -12,10 +12,11 @@ from slipstream.core.errors import WeightsError
 from slipstream.models.glide import torch_parts as module
 from slipstream.models.glide.target_parts import NativeParts, load_parts, target_parts
 from slipstream.models.glide.torch_parts import as_native, load_torch_parts, rotary_tables
-from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.loading import load_model
 from slipstream.models.native import library
 from slipstream.models.native.weights import as_float32
 from slipstream.models.target.architecture import EMBEDDING
+from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny, tiny_checkpoint
 
 RENAMED = "gpt-neox"

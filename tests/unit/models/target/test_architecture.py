@@ -17,9 +17,9 @@ from transformers import (
 
 from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models.dtypes import FLOAT32
+from slipstream.models.loading import causal_model
 from slipstream.models.native.library import NotNative
 from slipstream.models.target.architecture import HEAD, context_length, parse
-from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.rope import Rotary, rotary_tables
 
 SIZES = {
@@ -143,4 +143,4 @@ def test_attention_of_another_form_is_computed_as_it_is_or_refused_in_a_sentence
         torch.nn.init.normal_(parameter, std=0.3)
     reason = OTHERS[family]
     with pytest.raises(ModelError, match=reason) if reason else nullcontext():
-        CausalModel(model, engine="torch")  # which compares it
+        causal_model(model, engine="torch")  # which compares it

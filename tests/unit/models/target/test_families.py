@@ -19,16 +19,16 @@ from transformers import (
 
 from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models import tokenizer
-from slipstream.models.loading import load_model, load_target_parts
+from slipstream.models.loading import causal_model, load_model
 from slipstream.models.machine import Measurements
 from slipstream.models.native import library
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.library import NotNative
 from slipstream.models.target import reference
 from slipstream.models.target.architecture import parse
-from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.families import FORMS, account_fields, defaults, fields_of
 from slipstream.models.target.rope import ORIGINAL
+from slipstream.models.torch.loading import load_target_parts
 from support.models import families, tiny
 from support.models.families import OPTIONS, SIZES, family_model
 from support.models.tiny_checkpoint import byte_tokenizer, change_config
@@ -79,14 +79,14 @@ def test_a_folder_gives_the_bits_of_the_model_in_memory(tmp_path, family, stored
     assert isinstance(read.model, Checkpoint)
     names = ("model_id", "tokenizer_hash", "path", "num_token_ids", "stop_token_ids")
     assert all(getattr(read, name) == getattr(loaded, name) for name in names)
-    models = [CausalModel(at.model) for at in (read, loaded)]
-    assert models[0].is_native
+    models = [causal_model(at.model) for at in (read, loaded)]
+    assert models[0].engine.startswith("native")
     for name in ("dtype", "layout", "vocab_size", "context_length", "weight_bytes", "hidden_size"):
         assert getattr(models[0], name) == getattr(models[1], name), name
     assert models[0].workspace_bytes(7) == models[1].workspace_bytes(7)
     exact, same = map(logits, models)
     assert np.array_equal(exact, same)
-    near = logits(CausalModel(load_model(str(folder), dtype="q8").model))
+    near = logits(causal_model(load_model(str(folder), dtype="q8").model))
     assert np.linalg.norm(near - exact) < 0.05 * np.linalg.norm(exact)
 
 
@@ -113,7 +113,7 @@ def test_of_a_model_of_text_and_images_the_text_is_served(tmp_path, is_old):
     tokens = tiny.tokens(60)
     with torch.inference_mode():
         expected = model(torch.tensor([tokens])).logits[0].numpy()
-    found = logits(CausalModel(loaded.model))
+    found = logits(causal_model(loaded.model))
     assert np.linalg.norm(found - expected) < 2e-5 * np.linalg.norm(expected)
     add_tensor(folder, "audio_tower.weight")
     with pytest.raises(WeightsError, match=r"have audio_tower\.weight \(1 in all\)"):
@@ -290,5 +290,5 @@ def test_torch_computes_each_family_within_its_window(family):
         model = family_model(family, **own, **cap)
     with torch.inference_mode():
         expected = model(torch.tensor([tiny.tokens(60)])).logits[0].numpy()
-    found = logits(CausalModel(model, engine="torch")).numpy()
+    found = logits(causal_model(model, engine="torch")).numpy()
     assert np.linalg.norm(found - expected) < 1e-4 * np.linalg.norm(expected)

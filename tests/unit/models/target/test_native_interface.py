@@ -7,10 +7,11 @@ import pytest
 
 from slipstream.core.errors import ModelError
 from slipstream.models.dtypes import BFLOAT16, FLOAT32
+from slipstream.models.kv.batch import Batch
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native import library, weights
 from slipstream.models.native.library import NativeShape, call, team
-from slipstream.models.native.model import NativeModel, NativeTokens
+from slipstream.models.native.model import CrossKv, NativeModel
 from slipstream.models.native.weights import BlockWeights
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
@@ -49,30 +50,36 @@ def filled(*without):
     return model
 
 
+class Table:
+    """A block table in an array, or nowhere."""
+
+    def __init__(self, slots=None):
+        self.num_slots = len(TABLE)
+        self.address = slots.buffer_info()[0] if slots else 0
+
+    def table_address(self):
+        return self.address
+
+
 def tokens(**changes):
-    """Two tokens, the second of which sees the first and a slot of its line."""
-    found = NativeTokens()
-    found.tokens, found.positions, found.slots = [1, 2], [0, 1], [0, 1]
-    found.tables, found.table_sizes = [TABLE.buffer_info()[0]] * 2, [len(TABLE)] * 2
-    found.in_table, found.in_others = [1, 1], [0, 3]
-    found.others = [OTHERS.ctypes.data, OTHERS.ctypes.data, 48, 3] * 2
-    lines = changes.pop("lines", ((), (1,)))
-    for line in lines:
-        found.add_line(line)
+    """Two tokens, the second of which sees the first and itself among its ancestors."""
+    batch = Batch([1, 2], [0, 1], [0, 1], [Table(TABLE)] * 2, [1, 1], [(), (1,)], [2])
+    cross = CrossKv([0, 3], [OTHERS.ctypes.data, OTHERS.ctypes.data, 48, 3] * 2)
     for name, values in changes.items():
-        setattr(found, name, values)
-    return found
+        setattr(cross if hasattr(cross, name) else batch, name, values)
+    return batch, cross
 
 
 def forward(found, model=None, kept=2, layout=LAYOUT):
-    return (model or filled()).forward(KvPool(layout, 1, scratch_rows=1), found.batch(kept))
+    pool = KvPool(layout, 1, scratch_rows=1)
+    return (model or filled()).forward(pool, found[0], num_kept=kept, cross=found[1])
 
 
 def test_a_batch_within_its_arrays_is_computed():
     assert forward(tokens()).shape == (2, 32)
 
 
-ODD_TABLE, NO_TABLE = array("q", [0, 256, 2, 3]), [0, 0]
+ODD_TABLE = array("q", [0, 256, 2, 3])
 BATCHES = {
     "a token without an embedding": {"tokens": [1, 4]},
     "a token below the first": {"tokens": [-1, 2]},
@@ -80,18 +87,18 @@ BATCHES = {
     "a position below the first": {"positions": [-1, 1]},
     "a slot behind the cache": {"slots": [0, 256]},
     "a slot before the cache": {"slots": [-1, 1]},
-    "more of a table than it has": {"in_table": [1, 5]},
-    "less than nothing of a table": {"in_table": [1, -1]},
+    "more of a table than it has": {"num_seen": [1, 5]},
+    "less than nothing of a table": {"num_seen": [1, -1]},
     "a table of slots behind the cache": {
-        "tables": [ODD_TABLE.buffer_info()[0]] * 2,
-        "in_table": [1, 2],
+        "block_tables": [Table(ODD_TABLE)] * 2,
+        "num_seen": [1, 2],
     },
-    "no table": {"tables": NO_TABLE},
-    "a line of slots behind the cache": {"lines": ((), (256,))},
-    "a line of slots before the cache": {"lines": ((), (-1,))},
-    "more of others than they have": {"in_others": [0, 4]},
-    "less than nothing of others": {"in_others": [0, -1]},
-    "others without keys": {"others": [0, OTHERS.ctypes.data, 48, 3] * 2},
+    "no table": {"block_tables": [Table()] * 2},
+    "an ancestor behind the cache": {"ancestors": [(), (256,)]},
+    "an ancestor before the cache": {"ancestors": [(), (-1,)]},
+    "more of others than they have": {"num_read": [0, 4]},
+    "less than nothing of others": {"num_read": [0, -1]},
+    "others without keys": {"places": [0, OTHERS.ctypes.data, 48, 3] * 2},
 }
 
 
@@ -120,21 +127,19 @@ def test_a_place_outside_of_an_array_and_a_cache_or_model_of_another_form_are_re
 
 
 @pytest.mark.parametrize(
-    "name", ["tokens", "positions", "slots", "tables", "in_table", "in_others"]
+    "name", ["positions", "slots", "block_tables", "num_seen", "ancestors", "num_read"]
 )
 def test_arrays_of_different_lengths_are_refused(name):
-    found = tokens()
-    getattr(found, name).pop()
+    batch, cross = tokens()
+    getattr(cross if hasattr(cross, name) else batch, name).pop()
     with pytest.raises(ModelError, match="not as many places"):
-        found.batch(1)
+        forward((batch, cross))
 
 
 @pytest.mark.parametrize("kept", [-1, 3])
 def test_more_outputs_than_tokens_are_refused(kept):
-    found = tokens().batch(2)
-    found.kept = kept
     with pytest.raises((ModelError, ValueError)):
-        filled().forward(KvPool(LAYOUT, 1, scratch_rows=1), found)
+        forward(tokens(), kept=kept)
 
 
 SIZED = [

@@ -1,0 +1,150 @@
+"""Products and norms that give a row the same bits in any company, on a device.
+
+The last bit of a product's row depends on the kernel that a library picks for the number of rows,
+and at times on the row's place among them. Within a range of counts the kernel, and with it the
+order of additions, is the same: it is measured and not assumed.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from slipstream.models.decoder import ANY_ROWS, RowRule
+
+_PROBED = (1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96, 128)
+_FALLBACK = 16
+PAIRED = 32
+"""Keys among which every one is there twice, with values of either sign: so outputs are 0 but for
+rounding, and nothing hides another order of additions. Rows see a whole number of such blocks."""
+
+
+class SteadyProducts:
+    """Products of a model, all under the `rule` that every form of its weights allows."""
+
+    def __init__(self, model: nn.Module) -> None:
+        """Swap the linear layers and norms of a model, in place."""
+        self.rule = ANY_ROWS
+        self._forms: set[tuple[torch.Size, bool]] = set()
+        self._swap(model)
+
+    def _swap(self, module: nn.Module) -> None:
+        for name, child in list(module.named_children()):
+            if isinstance(child, nn.Linear):
+                self._probe(child)
+                setattr(module, name, SteadyLinear(child, self))
+            elif type(child).__name__.endswith("RMSNorm") and hasattr(child, "variance_epsilon"):
+                setattr(module, name, SteadyNorm(child))
+            else:
+                self._swap(child)
+
+    def _probe(self, linear: nn.Linear) -> None:
+        """Narrow the rule to what products of this form allow. A bias may bring another kernel; one
+        of zeros hides nothing of the order of additions."""
+        weight, bias = linear.weight.detach(), linear.bias
+        form = (weight.shape, bias is not None)
+        if form not in self._forms:
+            self._forms.add(form)
+            example, like = cancelling(weight)
+            zeros = None if bias is None else bias.detach() * 0
+            found = probe_rows(lambda x: F.linear(x, like, zeros), example)
+            self.rule = self.rule.intersect(found)
+
+
+class SteadyLinear(nn.Module):
+    """A linear layer in pieces of rows that obey the rule of all."""
+
+    def __init__(self, linear: nn.Linear, products: SteadyProducts) -> None:
+        super().__init__()
+        self._linear, self._products = linear, products
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        rows = x.reshape(-1, x.shape[-1])
+        return tiled(self._linear, rows, self._products.rule).view(*x.shape[:-1], -1)
+
+
+class SteadyNorm(nn.Module):
+    """A root-mean-square norm by torch's fused kernel, which adds up each row alone."""
+
+    def __init__(self, norm: Any) -> None:
+        super().__init__()
+        self.weight, self._eps = norm.weight, norm.variance_epsilon
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., size] -> the same shape and dtype."""
+        return F.rms_norm(x, self.weight.shape, self.weight, self._eps)
+
+
+def tiled(product: Callable[[Tensor], Tensor], x: Tensor, rule: RowRule) -> Tensor:
+    """`product(x)` in pieces that obey the rule; x [rows, in]."""
+    num_rows = x.shape[0]
+    if num_rows > rule.max_rows:
+        return torch.cat([tiled(product, part, rule) for part in x.split(rule.max_rows)])
+    missing = rule.min_rows - num_rows
+    if missing > 0:
+        return product(torch.cat([x, x[:1].expand(missing, -1)]))[:num_rows]
+    return product(x)
+
+
+def probe_rows(product: Callable[[Tensor], Tensor], example: Tensor) -> RowRule:
+    """Return the widest range of row counts around 16 that agrees bit for bit.
+
+    `product` maps [rows, in] to [rows, out]; `example` holds at least 128 rows of inputs. Where
+    even neighbouring counts disagree, every product is padded to exactly 16 rows; where a row's
+    bits depend on its place among 16, rows are multiplied one by one.
+    """
+    parts = example[:128].split(_FALLBACK)
+    reference = torch.cat([product(part) for part in parts])
+    turned = torch.cat([product(part.roll(1, 0)) for part in parts])
+    rolled = torch.cat([part.roll(1, 0) for part in reference.split(_FALLBACK)])
+    if not torch.equal(turned, rolled):
+        return RowRule(1, 1)
+    agrees = [_agrees(product, example, reference, rows) for rows in _PROBED]
+    low = high = _PROBED.index(_FALLBACK)
+    while low > 0 and agrees[low - 1]:
+        low -= 1
+    while high + 1 < len(_PROBED) and agrees[high + 1]:
+        high += 1
+    return RowRule(_FALLBACK, _FALLBACK) if low > 1 else RowRule(_PROBED[low], _PROBED[high])
+
+
+def _agrees(
+    product: Callable[[Tensor], Tensor], example: Tensor, reference: Tensor, rows: int
+) -> bool:
+    starts = range(0, 128 - rows + 1, max(rows, 32))
+    pieces = [slice(start, start + rows) for start in starts]
+    return all(torch.equal(product(example[piece]), reference[piece]) for piece in pieces)
+
+
+def cancelling(weight: Tensor, num_rows: int = 128) -> tuple[Tensor, Tensor]:
+    """Return inputs [num_rows, in], and a weight of this one's form, whose products are all 0 but
+    for rounding.
+
+    What is left is made of the order of additions alone. In products of other numbers, rounding
+    to bfloat16 hides another order in all but one of some 10,000 elements.
+    """
+    noise = torch.Generator().manual_seed(0)
+    num_outputs, width = weight.shape
+    half = width // 2
+    order = torch.randperm(2 * half, generator=noise)
+    inputs, outputs = (torch.randn(size, half, generator=noise) for size in (num_rows, num_outputs))
+    example, like = torch.zeros(num_rows, width), torch.zeros(num_outputs, width)
+    example[:, : 2 * half] = torch.cat([inputs, -inputs], 1)[:, order]
+    like[:, : 2 * half] = torch.cat([outputs, outputs], 1)[:, order]
+    return example.to(weight), like.to(weight)
+
+
+def cancelling_keys(half: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
+    """Return keys and values [heads, slots, d], in blocks of `PAIRED`, whose attention cancels.
+
+    `half` [2, heads, blocks, PAIRED / 2, d] are the keys and values there twice, `order` [PAIRED]
+    is their order within a block.
+    """
+    keys, values = (
+        torch.cat([part, sign * part], 2)[:, :, order].flatten(1, 2)
+        for part, sign in zip(half, (1, -1), strict=True)
+    )
+    return keys, values

@@ -1,0 +1,143 @@
+"""The tokens of one forward, laid out once: native code, torch and CUDA read the same record."""
+
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, field
+from itertools import accumulate, pairwise
+from typing import Any, Protocol
+
+from slipstream.core.errors import CapacityError
+from slipstream.core.tree import EMPTY, ROOT, TokenTree
+from slipstream.models.kv.cache import KvCache
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """A session's part of a forward: `pending` final tokens behind those its cache holds, and
+    a `tree` below the last of them."""
+
+    cache: KvCache
+    pending: Sequence[int]
+    tree: TokenTree = EMPTY
+
+    @property
+    def end(self) -> int:
+        """The position behind the last pending token."""
+        return self.cache.count + len(self.pending)
+
+
+class BlockTable(Protocol):
+    """Pages of a session, in the order of positions."""
+
+    @property
+    def pages(self) -> Sequence[int]: ...
+
+    @property
+    def num_slots(self) -> int: ...
+
+    def table_address(self) -> int:
+        """Return the address of the positions' slots, int64, on the host."""
+        ...
+
+
+@dataclass(slots=True)
+class Batch:
+    """Tokens in the order of their inputs: part by part, pending tokens before nodes.
+
+    A token's keys and values go to its slot. It sees the first `num_seen` slots of its
+    `block_tables` entry, then those of its `ancestors`, the last of which is its own; without any
+    its own is in the table. `sizes` are the numbers of tokens by part.
+    """
+
+    tokens: list[int] = field(default_factory=list)
+    positions: list[int] = field(default_factory=list)
+    slots: list[int] = field(default_factory=list)
+    block_tables: list[BlockTable] = field(default_factory=list)
+    num_seen: list[int] = field(default_factory=list)
+    ancestors: list[Sequence[int]] = field(default_factory=list)
+    sizes: list[int] = field(default_factory=list)
+
+    @classmethod
+    def of(cls, parts: Sequence[Part]) -> "Batch":
+        """Lay parts out, whose caches share a pool and have room. Raises `CapacityError` for more
+        nodes beside their positions than there are scratch slots."""
+        batch, scratch = cls(), iter(parts[0].cache.pool.scratch)
+        for part in parts:
+            batch._add_pending(part)
+            batch._add_nodes(part, scratch)
+            size = len(part.pending) + len(part.tree)
+            batch.block_tables += [part.cache] * size
+            batch.sizes.append(size)
+        return batch
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    def slots_by_part(self) -> tuple[tuple[int, ...], ...]:
+        """Return the slots of each part's tokens."""
+        ends = accumulate(self.sizes, initial=0)
+        return tuple(tuple(self.slots[start:stop]) for start, stop in pairwise(ends))
+
+    def _add_pending(self, part: Part) -> None:
+        positions = range(part.cache.count, part.end)
+        self.tokens += part.pending
+        self.positions += positions
+        self.slots += map(part.cache.slot, positions)
+        self.num_seen += range(part.cache.count + 1, part.end + 1)
+        self.ancestors += [()] * len(positions)
+
+    def _add_nodes(self, part: Part, scratch: Iterator[int]) -> None:
+        """Add a tree: nodes on the first-child path take the slot of their position while the
+        session has one, others a scratch slot."""
+        tree, cache = part.tree, part.cache
+        main = _first_path(tree)
+        slots: list[int] = []
+        in_place: list[bool] = []
+        for node, depth in enumerate(tree.depths()):
+            position = part.end + depth - 1
+            in_place.append(node in main and position < cache.num_slots)
+            slots.append(cache.slot(position) if in_place[-1] else _next(scratch))
+            path = tree.path(node)
+            if all(in_place[step] for step in path[:-1]):  # as its parents are at their positions
+                self.num_seen.append(position + in_place[-1])
+                self.ancestors.append(() if in_place[-1] else (slots[-1],))
+            else:
+                self.num_seen.append(part.end)
+                self.ancestors.append([slots[step] for step in path])
+            self.positions.append(position)
+        self.tokens += tree.tokens
+        self.slots += slots
+
+
+def _next(scratch: Iterator[int]) -> int:
+    slot = next(scratch, None)
+    if slot is None:
+        raise CapacityError("the trees of a forward have more nodes than there is scratch room for")
+    return slot
+
+
+def _first_path(tree: TokenTree) -> frozenset[int]:
+    path = []
+    below = tree.children(ROOT)
+    while below:
+        path.append(below[0])
+        below = tree.children(below[0])
+    return frozenset(path)
+
+
+@dataclass(frozen=True, slots=True)
+class Draw:
+    """Draw of the token behind input `index` of a forward: see `core.verify.draws`."""
+
+    index: int
+    temperature: float
+    keys: tuple[int, int]
+
+
+@dataclass(frozen=True, slots=True)
+class DrawnTokens:
+    """A forward whose tokens are drawn: `hidden` [rows, d] is overwritten by the next forward,
+    `places` are the rows' slots by part."""
+
+    hidden: Any
+    places: tuple[tuple[int, ...], ...]
+    tokens: list[int]

@@ -1,0 +1,159 @@
+"""A model's files by its name: weights for native code, tokenizer, and what identifies them.
+
+Weights come from safetensors or GGUF, never from pickles, and no code of a model directory runs.
+"""
+
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Protocol
+
+from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
+from slipstream.models.dtypes import AUTO, BFLOAT16, CPU, FLOAT32, Q8, choose_dtype
+from slipstream.models.native.checkpoint import Checkpoint
+from slipstream.models.native.gguf_weights import GgufSource
+from slipstream.models.native.library import NotNative, kernels
+from slipstream.models.native.source import WeightSource
+from slipstream.models.store.folder import brief, gguf_in, reading
+from slipstream.models.store.gguf import quiet_transformers
+from slipstream.models.store.gguf_file import MAX_STRINGS, GgufFile
+from slipstream.models.store.gguf_tokenizer import read_gguf_tokenizer
+from slipstream.models.store.resolve import short_name
+from slipstream.models.target.architecture import eos_ids
+from slipstream.models.tokenizer import NumberedTokenizer, keep, read_kept
+
+_DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+
+
+@dataclass(frozen=True, slots=True)
+class LoadedModel:
+    """A causal language model, its tokenizer and what identifies them.
+
+    `model` is a transformers model or a source of weights, `tokenizer` transformers' own or a
+    `TextTokenizer`; `num_token_ids` counts ids up to the highest that the tokenizer gives.
+    """
+
+    model: Any
+    tokenizer: Any
+    model_id: str
+    tokenizer_hash: str
+    """SHA-256 of the numbering of tokens: equal where ids mean the same."""
+    path: Path
+    num_token_ids: int
+    stop_token_ids: frozenset[int]
+    """End-of-sequence ids by the generation config, the config and the tokenizer."""
+
+
+def made_of(
+    name: str, path: Path, model: Any, tokenizer: NumberedTokenizer, ends: frozenset[int]
+) -> LoadedModel:
+    """Return a model of that name with its tokenizer and its end-of-sequence ids."""
+    ends |= eos_ids(tokenizer.eos_token_id)
+    return LoadedModel(
+        model=model,
+        tokenizer=tokenizer.text,
+        model_id=short_name(name),
+        tokenizer_hash=tokenizer.vocab_hash,
+        path=path,
+        num_token_ids=tokenizer.num_ids,
+        stop_token_ids=frozenset(token for token in ends if token < tokenizer.num_ids),
+    )
+
+
+def find_sources(path: Path) -> tuple[Path, Path | None]:
+    """The directory to load from, and the GGUF file in it when that is what holds the weights."""
+    gguf = path if path.is_file() else gguf_in(path)
+    return (gguf.parent, gguf) if gguf else (path, None)
+
+
+def find_source(
+    folder: Path,
+    gguf: Path | None,
+    dtype: str,
+    device: str,
+    *,
+    num_ranks: int = 1,
+    has_layers: bool = True,
+) -> WeightSource:
+    """The weights of a model for native code; `has_layers` as in `Checkpoint`.
+
+    Raises `NotNative` where native code can't compute it, `WeightsError` for files that are broken
+    or not of the model's shape.
+    """
+    if parse_device(device) != CPU or num_ranks > 1:
+        raise NotNative(f"on {num_ranks} x {device} there are no native kernels")
+    kernels()
+    if gguf and dtype == Q8:
+        raise InvalidRequest(
+            f"the dtype is q8, but {gguf.name} is a GGUF file, whose blocks are computed as they"
+            " are: use auto"
+        )
+    chosen = choose_dtype(dtype, CPU, native=True)
+    if chosen not in (FLOAT32, BFLOAT16):
+        raise NotNative(f"{dtype} has no native kernels")
+    with reading(gguf or folder):
+        if gguf:
+            return GgufSource(gguf, chosen, is_dense=dtype != AUTO)
+        return Checkpoint(folder, chosen, is_coded=dtype == Q8, has_layers=has_layers)
+
+
+def find_tokenizer(folder: Path, gguf: Path | None) -> NumberedTokenizer:
+    """The tokenizer of a model: as it was kept, or as transformers reads it now. Raises
+    `WeightsError`."""
+    if kept := read_kept(folder, gguf):
+        return kept
+    with quiet_transformers():
+        return keep(load_tokenizer(folder, gguf), folder, gguf)
+
+
+def load_tokenizer(folder: Path, gguf: Path | None) -> Any:
+    """The tokenizer of a model, of transformers' kind. Raises `WeightsError`."""
+    from transformers import AutoTokenizer
+
+    with reading(f"the tokenizer in {folder}"):
+        if gguf:
+            return read_gguf_tokenizer(GgufFile(gguf))
+        found = AutoTokenizer.from_pretrained(folder, local_files_only=True)
+        last = max(found.get_vocab().values(), default=0)
+        if last >= MAX_STRINGS:  # libraries go through all numbers up to the last one
+            raise WeightsError(
+                f"the tokenizer in {folder} has the id {last}, but {MAX_STRINGS - 1} is the most"
+            )
+        return found
+
+
+class IdentifiedModel(Protocol):
+    """Model with a known numbering of tokens; a hash of None is not compared."""
+
+    @property
+    def model_id(self) -> str:
+        """The name of the model in errors."""
+        ...
+
+    @property
+    def tokenizer_hash(self) -> str | None: ...
+
+
+def require_same_tokenizer(target: IdentifiedModel, draft: LoadedModel) -> None:
+    """Raise `ModelMismatch` unless both number their tokens alike."""
+    if target.tokenizer_hash not in (None, draft.tokenizer_hash):
+        raise ModelMismatch(
+            f"the draft {draft.model_id} numbers its tokens differently "
+            f"(tokenizer {draft.tokenizer_hash[:12]}) than the target {target.model_id} "
+            f"({str(target.tokenizer_hash)[:12]})"
+        )
+
+
+def parse_device(name: str) -> str:
+    """Return the device of a name. Raises `InvalidRequest` for one that is not here."""
+    if not _DEVICE.fullmatch(name):
+        raise InvalidRequest(f"the device is {name!r}, but must be cpu, cuda or cuda:N")
+    if name == CPU:
+        return name
+    import torch
+
+    try:
+        torch.empty(0, device=name)
+    except (RuntimeError, AssertionError) as error:
+        raise InvalidRequest(f"the device {name!r} can't be used ({brief(error)})") from None
+    return name

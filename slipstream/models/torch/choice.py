@@ -1,0 +1,56 @@
+"""Choice of a decoder in torch: plain on CPUs, captured on CUDA, one of several ranks where a model
+is split."""
+
+from typing import Literal
+
+from transformers import PreTrainedModel
+
+from slipstream.core.errors import InvalidRequest
+from slipstream.models.cuda.attention_kernels import choose_kernel
+from slipstream.models.cuda.decoder import CudaDecoder
+from slipstream.models.cuda.steady import SteadyProducts
+from slipstream.models.decoder import Decoder
+from slipstream.models.dtypes import CPU
+from slipstream.models.parallel.ranks import ALONE
+from slipstream.models.parallel.shards import localise, own_bytes
+from slipstream.models.parallel.tensor_parallel import SplitDecoder, TensorParallelGroup
+from slipstream.models.target.architecture import ModelSizes
+from slipstream.models.torch.decoder import TorchDecoder, TorchSettings
+
+
+def torch_decoder(
+    model: PreTrainedModel,
+    sizes: ModelSizes,
+    *,
+    numerics: str,
+    engine: Literal["torch", "cuda"] | None = None,
+    split: TensorParallelGroup | None = None,
+) -> Decoder:
+    """Return the decoder of a model, or of this rank's part of one that is `split`.
+
+    `engine` None is what the device has. Raises `InvalidRequest` for invariant numerics on a CPU,
+    `ModelError` for a device that has none.
+    """
+    layout, on_device = sizes.layout, engine == "cuda" or sizes.layout.device != CPU
+    if numerics == "invariant" and not on_device:
+        raise InvalidRequest(
+            "numerics is invariant, but torch computes the model on a CPU, where they are fast:"
+            " use auto or fast, or native kernels"
+        )
+    is_invariant = on_device and numerics != "fast"
+    weight_bytes, ranks = own_bytes(model), ALONE if split is None else split.ranks
+    if ranks.size > 1:
+        localise(model, ranks, in_order=is_invariant)
+    settings = TorchSettings("fast")
+    if is_invariant:
+        products = SteadyProducts(model)
+        products.rule = ranks.agree_on_rule(products.rule, model.device)
+        group = model.config.get_text_config().num_attention_heads // layout.num_kv_heads
+        settings = TorchSettings("invariant", products.rule, choose_kernel(layout, group))
+    if ranks.size == 1 and on_device and engine != "torch":
+        return CudaDecoder(model, layout, settings, context_length=sizes.context_length)
+    own = TorchDecoder(model, layout, settings)
+    own.weight_bytes = weight_bytes
+    if split is None or split.workers is None:
+        return own
+    return SplitDecoder(own, ranks, split.workers)

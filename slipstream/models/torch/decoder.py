@@ -1,0 +1,126 @@
+"""A decoder's forward in torch: transformers' modelling code over our cache, many sessions.
+
+Weights, configuration and modelling code are transformers' own; the cache and the attention over
+it are ours. Any processor, any architecture whose attention transformers lets others compute.
+"""
+
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from transformers import PreTrainedModel
+from transformers.modeling_utils import ALL_ATTENTION_FUNCTIONS
+
+from slipstream.core.errors import ModelError
+from slipstream.core.verify.draws import FindContenders
+from slipstream.models.decoder import ANY_ROWS, Numerics, RowRule
+from slipstream.models.dtypes import CPU
+from slipstream.models.kv.batch import Batch, Draw
+from slipstream.models.kv.paged import Kernel, PagedAttention, PagedTokens, attend_paged, unpack
+from slipstream.models.kv.pool import KvLayout, KvPool
+from slipstream.models.torch.buffers import TorchBuffers
+from slipstream.models.torch.packing import ForwardShape, pack
+from slipstream.models.torch_arrays import torch_dtype
+
+_ATTENTION = "slipstream"
+_OTHER_SCORES = {"softcap": "soft-capping (attn_logit_softcapping)", "s_aux": "sinks"}
+"""Arguments of attention that change scores, and what messages call them."""
+
+
+def _attention_interface(
+    module: nn.Module, query: Tensor, key: Tensor, value: Tensor, mask: object, **kwargs: Any
+) -> tuple[Tensor, None]:
+    """transformers' attention interface: heads [1, heads, R, d] of one row of R tokens."""
+    if odd := [_OTHER_SCORES[name] for name in _OTHER_SCORES if kwargs.get(name) is not None]:
+        raise ModelError(f"its attention has {odd[0]}, which can't be computed here")
+    tokens: PagedTokens = kwargs["slip_tokens"]
+    layer = kwargs["slip_pool"].layer(module.layer_idx)
+    layer.index_copy_(1, tokens.slots, torch.cat([key[0], value[0]]))
+    scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
+    out = tokens.kernel(query[0].transpose(0, 1), layer, tokens, scale)
+    return out.view(1, len(tokens), query.shape[1], -1), None
+
+
+ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_interface)
+
+
+@dataclass(frozen=True, slots=True)
+class TorchSettings:
+    """Numerics of a model whose products obey `rule`, and the `kernel` of its attention."""
+
+    numerics: Numerics
+    rule: RowRule = ANY_ROWS
+    kernel: Kernel = attend_paged
+
+
+class TorchDecoder:
+    """`Decoder` of one model, or of this rank's part of it; every forward has its own shape."""
+
+    draws_on_device = False
+    contenders: FindContenders | None = None
+
+    def __init__(self, model: PreTrainedModel, layout: KvLayout, settings: TorchSettings) -> None:
+        """Take the model over."""
+        self.engine = "torch" if layout.device == CPU else "cuda"
+        self.numerics, self.rule = settings.numerics, settings.rule
+        self.weight_bytes = sum(weight.nbytes for weight in model.parameters())
+        self._layout, self._body = layout, model.base_model
+        self._head = _finished(model.get_output_embeddings(), model)
+        model.config._attn_implementation = _ATTENTION
+        group = model.config.get_text_config().num_attention_heads // layout.num_kv_heads
+        self._attention = PagedAttention(group, torch_dtype(layout.dtype), settings.kernel)
+
+    def new_pool(self, num_pages: int, scratch_rows: int, *, lasts: bool = True) -> KvPool:
+        buffers = TorchBuffers(self._layout.device)
+        return KvPool(self._layout, num_pages, scratch_rows=scratch_rows, buffers=buffers)
+
+    @torch.inference_mode()
+    def forward(
+        self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
+    ) -> tuple[Tensor, list[int]]:
+        """See `Decoder.forward`. Tokens are drawn by their logits."""
+        packed = pack(pool, batch)
+        values = torch.tensor(packed.values, device=self._layout.device)
+        return self.run(pool, packed.shape, values)[0], []
+
+    @torch.inference_mode()
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Logits [rows, vocab] in the model's dtype for hidden states [rows, d]."""
+        return self._head(hidden)
+
+    def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
+        return 0
+
+    def run(self, pool: KvPool, shape: ForwardShape, values: Tensor) -> tuple[Tensor, Tensor]:
+        """Return hidden states [rows, d] in the order of inputs, and those behind which tokens are
+        drawn; `values` are packed, of a shape, on the device. Looks at no value on the host."""
+        forward = unpack(values, shape, self._attention)
+        out = self._body(
+            input_ids=forward.tokens[None],
+            position_ids=forward.positions[None],
+            use_cache=False,
+            slip_tokens=forward.segments,
+            slip_pool=pool,
+        )
+        hidden: Tensor = out.last_hidden_state[0]
+        return hidden[forward.order], hidden[forward.wanted]
+
+
+def _finished(
+    head: Callable[[Tensor], Tensor], model: PreTrainedModel
+) -> Callable[[Tensor], Tensor]:
+    """The head with what transformers does to its outputs: scales, then soft-capping."""
+    config = model.config.get_text_config()
+    divisor = getattr(config, "logits_scaling", None) or 1.0
+    factor = getattr(config, "logit_scale", None) or 1.0
+    cap = getattr(config, "final_logit_softcapping", None)
+    if (divisor, factor, cap) == (1.0, 1.0, None):
+        return head
+
+    def finished(hidden: Tensor) -> Tensor:
+        logits = head(hidden) / divisor * factor
+        return logits if cap is None else torch.tanh(logits / cap) * cap
+
+    return finished

@@ -1,0 +1,115 @@
+"""Loading of models of transformers: any decoder-only one, whole or a rank's part of it."""
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCausalLM
+from transformers.distributed.configuration_utils import DistributedConfig
+
+from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
+from slipstream.models.cores import start_torch
+from slipstream.models.dtypes import AUTO, CPU, choose_dtype
+from slipstream.models.loaded import (
+    LoadedModel,
+    find_sources,
+    load_tokenizer,
+    made_of,
+    parse_device,
+)
+from slipstream.models.native.checkpoint import read_config
+from slipstream.models.native.gguf_weights import GgufSource
+from slipstream.models.native.library import NotNative
+from slipstream.models.parallel.shards import require_split
+from slipstream.models.store.folder import reading
+from slipstream.models.store.gguf import quiet_transformers
+from slipstream.models.store.gguf_file import MAX_LAYERS
+from slipstream.models.store.resolve import resolve
+from slipstream.models.store.wheel import Progress
+from slipstream.models.target.architecture import eos_ids
+from slipstream.models.target.families import require_read
+from slipstream.models.target.transformers_model import account_config
+from slipstream.models.tokenizer import NumberedTokenizer, fitted
+from slipstream.models.torch_arrays import torch_dtype
+
+
+def load_target_parts(
+    name: str,
+    *,
+    dtype: str = AUTO,
+    device: str = CPU,
+    progress: Progress | None = None,
+    num_ranks: int = 1,
+) -> LoadedModel:
+    """Load any decoder-only model of transformers by alias, path or hub id.
+
+    Of several ranks, which have met, each loads its part by transformers' own plan.
+    Raises `ModelNotFound`, `WeightsError` for files that are broken or not of the model's
+    shape, `ModelMismatch` for another kind of model, `InvalidRequest` for dtype or device.
+    """
+    start_torch()
+    chosen = choose_dtype(dtype, parse_device(device))
+    path = resolve(name, progress=progress)
+    folder, gguf = find_sources(path)
+    with quiet_transformers(), reading(path):
+        model = _load_model(folder, gguf, chosen, num_ranks)
+        if num_ranks == 1:  # else parts are where they belong
+            model = model.to(device)
+        tokenizer = NumberedTokenizer.of(load_tokenizer(folder, gguf))
+        text = model.config.get_text_config()
+        tokenizer = fitted(tokenizer, path, text.vocab_size)
+        named = getattr(model.generation_config, "eos_token_id", None)
+        ends = eos_ids(named) | eos_ids(text.eos_token_id)
+        return made_of(name, path, model.eval().requires_grad_(False), tokenizer, ends)
+
+
+def _load_model(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", num_ranks: int) -> Any:
+    if gguf is not None:
+        try:
+            return GgufSource(gguf, dtype, is_dense=True).whole_model()
+        except NotNative as reason:
+            raise WeightsError(f"{gguf.name} can't be read: {reason}") from None
+    options: dict[str, Any] = {"use_safetensors": True, "dtype": torch_dtype(dtype)}
+    if num_ranks > 1:
+        options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
+    require_causal(folder)
+    with reading(f"the weights in {folder}"):
+        loaded: Any = AutoModelForCausalLM.from_pretrained(
+            folder, local_files_only=True, output_loading_info=True, **options
+        )
+    model, report = loaded
+    if missing := sorted(report["missing_keys"]):
+        raise WeightsError(f"the weights in {folder} lack {missing[0]} ({len(missing)} in all)")
+    require_read(report["unexpected_keys"], str(folder), model.config.model_type)
+    return model
+
+
+def check_ranks(path: Path, num_ranks: int) -> None:
+    """Raise `InvalidRequest` unless the model in a directory can be split so many ways."""
+    folder, gguf = find_sources(path)
+    if gguf:
+        raise InvalidRequest(
+            f"tensor_parallel is {num_ranks}, but {gguf.name} is a GGUF file, which can't be split"
+        )
+    require_split(require_causal(folder), num_ranks, name=folder.name)
+
+
+def require_causal(folder: Path) -> Any:
+    """Return the configuration in a directory.
+
+    Raises `ModelMismatch` unless it is of a decoder-only model, `WeightsError` for a broken one.
+    """
+    with reading(folder / "config.json"):
+        config = AutoConfig.from_pretrained(folder, local_files_only=True)
+    if config.is_encoder_decoder or type(config) not in MODEL_FOR_CAUSAL_LM_MAPPING:
+        raise ModelMismatch(
+            f"{folder.name} is a model of type {config.model_type}, "
+            "but a decoder-only causal language model is needed"
+        )
+    account_config(read_config(folder), config)
+    layers = getattr(config, "num_hidden_layers", 1)
+    if not 1 <= layers <= MAX_LAYERS:
+        raise WeightsError(
+            f"{folder / 'config.json'} has {layers} layers, but 1 to {MAX_LAYERS} can be loaded"
+        )
+    return config
