@@ -104,6 +104,10 @@ def causal_model(
         found = _native(model, sizes, engine) if split is None else None
         found = found or _torch(model, sizes, numerics, engine, split)
     known_states.check(found.sample, sizes.name)
+    if split is not None:
+        from slipstream.models.torch.choice import driven
+
+        found.decoder = driven(found.decoder, split)
     return found
 
 

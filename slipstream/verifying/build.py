@@ -97,6 +97,7 @@ def build_target(
         loaded.stop_token_ids,
         has_grammars=grammars is not None,
         max_logprobs=MAX_LOGPROBS,
+        is_fallback=model.engine == "torch",
         tool_format=format_of(text_tokenizer(loaded.tokenizer).chat_template, tool_format),
     )
     return BuiltTarget(target, model, facts, plan, _step_budget(model, limits, curve))

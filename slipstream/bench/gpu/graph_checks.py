@@ -1,7 +1,7 @@
 """Captured forwards and chains beside the same without capture, on the device that computes."""
 
 from collections.abc import Iterator, Sequence
-from typing import Any
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -16,6 +16,7 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Session, Shape
 from slipstream.drafting.build import DraftModel
 from slipstream.drafting.engine import LocalDraft, TargetKv
+from slipstream.models.cuda.decoder import CudaDecoder
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.kv.cache import KvCache
@@ -42,7 +43,7 @@ def check_graphs(target: str, draft: str, *, dtype: str, device: str) -> dict[st
         for engine in ("cuda", "torch")
     ]
     forwards = list(_forwards(*models))
-    graphs: Replay = models[0].decoder.replay
+    graphs = cast(CudaDecoder, models[0].decoder).replay
     options = EngineOptions(dtype, "fast", device=device)
     model = Engine.load(target, options).draft_model(draft)
     return {

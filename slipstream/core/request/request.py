@@ -40,6 +40,8 @@ class ModelFacts:
     """Most likely tokens that it returns of a position; None: no log-probabilities."""
     tool_format: ToolFormat | None = None
     """Format of its tool calls; None: it takes no tools."""
+    is_fallback: bool = False
+    """True if torch computes it on a CPU: it decodes plainly unless a request asks otherwise."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -174,7 +176,10 @@ def make_request(
 
     Raises `InvalidRequest` for what can't be honoured with this model and this draft.
     """
-    settings = draft_settings(ask.speculation, draft, temperature=ask.sampling.temperature)
+    options = ask.speculation
+    if model.is_fallback and options == SpeculationOptions():
+        options = SpeculationOptions(mode=Mode.OFF)
+    settings = draft_settings(options, draft, temperature=ask.sampling.temperature)
     _check_length(len(tokens), ask.max_tokens, model.context_length)
     check_vocabulary("logit_bias", dict(ask.sampling.logit_bias), model.vocab_size)
     _check_abilities(ask, model, settings)

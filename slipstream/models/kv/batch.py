@@ -3,7 +3,7 @@
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from itertools import accumulate, pairwise
-from typing import Any, Protocol
+from typing import Any
 
 from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, ROOT, TokenTree
@@ -25,33 +25,19 @@ class Part:
         return self.cache.count + len(self.pending)
 
 
-class BlockTable(Protocol):
-    """Pages of a session, in the order of positions."""
-
-    @property
-    def pages(self) -> Sequence[int]: ...
-
-    @property
-    def num_slots(self) -> int: ...
-
-    def table_address(self) -> int:
-        """Return the address of the positions' slots, int64, on the host."""
-        ...
-
-
 @dataclass(slots=True)
 class Batch:
     """Tokens in the order of their inputs: part by part, pending tokens before nodes.
 
     A token's keys and values go to its slot. It sees the first `num_seen` slots of its
-    `block_tables` entry, then those of its `ancestors`, the last of which is its own; without any
+    cache's block table, then those of its `ancestors`, the last of which is its own; without any
     its own is in the table. `sizes` are the numbers of tokens by part.
     """
 
     tokens: list[int] = field(default_factory=list)
     positions: list[int] = field(default_factory=list)
     slots: list[int] = field(default_factory=list)
-    block_tables: list[BlockTable] = field(default_factory=list)
+    block_tables: list[KvCache] = field(default_factory=list)
     num_seen: list[int] = field(default_factory=list)
     ancestors: list[Sequence[int]] = field(default_factory=list)
     sizes: list[int] = field(default_factory=list)

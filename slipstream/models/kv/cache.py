@@ -36,9 +36,9 @@ class KvCache:
         self._measure()
 
     @classmethod
-    def over(cls, pool: KvPool, pages: Sequence[int], *, limit: int, count: int) -> "KvCache":
+    def over(cls, pool: KvPool, pages: Sequence[int], *, limit: int) -> "KvCache":
         """Return a cache over pages whose users the caller counts."""
-        cache = cls(pool, limit=limit, count=count)
+        cache = cls(pool, limit=limit)
         cache.pages += pages
         cache._measure()
         return cache

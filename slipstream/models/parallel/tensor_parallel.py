@@ -7,18 +7,19 @@ same code makes the same forward there. How steps travel is the caller's busines
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from itertools import accumulate, chain
 from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
 import torch
 from torch import Tensor
 
+from slipstream.models.decoder import Decoder
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.parallel.ranks import Ranks
 from slipstream.models.target.causal import CausalModel
-from slipstream.models.torch.decoder import TorchDecoder
 from slipstream.models.torch_arrays import torch_dtype
 
 T = TypeVar("T")
@@ -50,18 +51,12 @@ class CopySlots:
 
 
 @dataclass(frozen=True, slots=True)
-class SentTable:
-    """A session's pages."""
-
-    pages: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class RunForward:
-    """`Decoder.forward` of a batch, whose block tables are `SentTable`s."""
+    """`Decoder.forward` of a batch without its block tables: the `pages` of each part."""
 
     pool: int
     batch: Batch
+    pages: tuple[tuple[int, ...], ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -108,7 +103,7 @@ class SplitDecoder:
     """`Decoder` of a model whose parts are `own` here, on rank 0, and those of the other ranks.
     All methods are called on the thread that computes."""
 
-    def __init__(self, own: TorchDecoder, ranks: Ranks, workers: Workers) -> None:
+    def __init__(self, own: Decoder, ranks: Ranks, workers: Workers) -> None:
         self._own, self._ranks, self._workers = own, ranks, workers
         self.engine, self.numerics, self.rule = own.engine, own.numerics, own.rule
         self.weight_bytes, self.contenders = own.weight_bytes, own.contenders
@@ -132,9 +127,9 @@ class SplitDecoder:
         self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
     ) -> tuple[Tensor, list[int]]:
         """See `Decoder.forward`."""
-        tables = {id(own): SentTable(tuple(own.pages)) for own in batch.block_tables}
-        sent = replace(batch, block_tables=[tables[id(own)] for own in batch.block_tables])
-        step = RunForward(self._numbers[pool], sent)
+        starts = accumulate(batch.sizes[:-1], initial=0)
+        pages = tuple(tuple(batch.block_tables[start].pages) for start in starts)
+        step = RunForward(self._numbers[pool], replace(batch, block_tables=[]), pages)
         return self.together(step, lambda: self._own.forward(pool, batch, draws))
 
     def logits(self, hidden: Tensor) -> Tensor:
@@ -204,13 +199,18 @@ class TensorParallelWorker:
             case CopySlots():
                 self._pools[step.pool].copy(step.source, step.into)
             case RunForward():
-                decoder.forward(self._pools[step.pool], step.batch)
+                sizes = zip(step.pages, step.batch.sizes, strict=True)
+                tables = [[self._cache(step.pool, pages)] * size for pages, size in sizes]
+                batch = replace(step.batch, block_tables=list(chain.from_iterable(tables)))
+                decoder.forward(self._pools[step.pool], batch)
             case RunLogits():
                 shape = (step.num_tokens, self._model.hidden_size)
                 dtype = torch_dtype(self._model.dtype)
                 hidden = torch.empty(shape, dtype=dtype, device=self._model.device)
                 decoder.logits(self._ranks.broadcast(hidden))
             case GatherHeads():
-                pool, limit = self._pools[step.pool], self._model.context_length
-                cache = KvCache.over(pool, step.pages, limit=limit, count=step.span.stop)
+                cache = self._cache(step.pool, step.pages)
                 self._ranks.heads(cache.gather(step.layer, step.span.start, step.span.stop))
+
+    def _cache(self, pool: int, pages: Sequence[int]) -> KvCache:
+        return KvCache.over(self._pools[pool], pages, limit=self._model.context_length)

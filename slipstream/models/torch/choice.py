@@ -26,7 +26,8 @@ def torch_decoder(
     engine: Literal["torch", "cuda"] | None = None,
     split: TensorParallelGroup | None = None,
 ) -> Decoder:
-    """Return the decoder of a model, or of this rank's part of one that is `split`.
+    """Return the decoder of a model, or of this rank's part of one that is `split`, which every
+    rank computes with then; see `driven`.
 
     `engine` None is what the device has. Raises `InvalidRequest` for invariant numerics on a CPU,
     `ModelError` for a device that has none.
@@ -51,6 +52,9 @@ def torch_decoder(
         return CudaDecoder(model, layout, settings, context_length=sizes.context_length)
     own = TorchDecoder(model, layout, settings)
     own.weight_bytes = weight_bytes
-    if split is None or split.workers is None:
-        return own
-    return SplitDecoder(own, ranks, split.workers)
+    return own
+
+
+def driven(own: Decoder, split: TensorParallelGroup) -> Decoder:
+    """Return the decoder of all ranks, by rank 0's own; on another rank it is that."""
+    return own if split.workers is None else SplitDecoder(own, split.ranks, split.workers)

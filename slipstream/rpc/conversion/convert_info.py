@@ -174,6 +174,7 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
         message.has_grammars,
         message.max_logprobs if message.HasField("max_logprobs") else None,
         _tool_format(message.tool_format),
+        is_fallback=message.engine == "torch",
     )
 
 

@@ -9,7 +9,7 @@ from tokenizers import processors
 from transformers import AutoModelForCausalLM
 
 from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, WeightsError
-from slipstream.models import loading, tokenizer
+from slipstream.models import loaded, tokenizer
 from slipstream.models.glide.target_parts import target_parts
 from slipstream.models.loaded import require_same_tokenizer
 from slipstream.models.loading import causal_model, load_model
@@ -160,9 +160,9 @@ def test_the_reference_has_no_layer_in_memory(checkpoint):
 @pytest.mark.parametrize("make", [byte_tokenizer, piece_tokenizer])
 def test_a_kept_tokenizer_is_the_one_that_was_read(checkpoint, monkeypatch, make):
     make().save_pretrained(checkpoint)
-    first = loading.find_tokenizer(checkpoint, None)
-    monkeypatch.setattr(loading, "load_tokenizer", lambda *_: pytest.fail("it was read again"))
-    again = loading.find_tokenizer(checkpoint, None)
+    first = loaded.find_tokenizer(checkpoint, None)
+    monkeypatch.setattr(loaded, "load_tokenizer", lambda *_: pytest.fail("it was read again"))
+    again = loaded.find_tokenizer(checkpoint, None)
     assert again.text.parts() == first.text.parts()
     numbers = ("vocab_hash", "num_ids", "eos_token_id")
     assert all(getattr(again, name) == getattr(first, name) for name in numbers)
@@ -173,12 +173,12 @@ def test_a_kept_tokenizer_is_the_one_that_was_read(checkpoint, monkeypatch, make
 
 @pytest.mark.parametrize("content", ["", "{}", "[1]", '{"json": "{}"}'])
 def test_a_changed_tokenizer_or_one_that_is_kept_broken_is_read_again(checkpoint, content):
-    first = loading.find_tokenizer(checkpoint, None)
+    first = loaded.find_tokenizer(checkpoint, None)
     (kept,) = (checkpoint.parent / "kept").iterdir()
     kept.write_text(content)
-    assert loading.find_tokenizer(checkpoint, None).text.parts() == first.text.parts()
+    assert loaded.find_tokenizer(checkpoint, None).text.parts() == first.text.parts()
     (checkpoint / "chat_template.jinja").write_text("{{ bos_token }}")
-    assert loading.find_tokenizer(checkpoint, None).text.chat_template == "{{ bos_token }}"
+    assert loaded.find_tokenizer(checkpoint, None).text.chat_template == "{{ bos_token }}"
 
 
 def test_a_checkpoint_loads_with_the_weights_it_was_saved_with(checkpoint):

@@ -3,11 +3,8 @@
 import pytest
 import torch
 
-from slipstream.models.native.in_memory import InMemory
 from slipstream.models.native.library import has_kernels
-from slipstream.models.target import batch
-from slipstream.models.target.batch import BatchModel
-from slipstream.models.target.native_batch import NativeBatchModel
+from slipstream.models.target.bulk import BulkModel
 from slipstream.train import answers as module
 from slipstream.train.answers import EndRules, Talk, answers, draw
 from support.models import tiny
@@ -19,9 +16,7 @@ NO_END = EndRules(frozenset(), LENGTH)
 
 
 def decoder(engine, family="llama"):
-    if engine == "torch":
-        return BatchModel(tiny.hf_model(family))
-    return NativeBatchModel(InMemory(tiny.hf_model(family)), max_new_tokens=LENGTH)
+    return BulkModel(tiny.causal(family, engine=engine), max_new_tokens=LENGTH)
 
 
 @pytest.fixture(params=["torch", "native"])
@@ -60,31 +55,6 @@ def test_an_answer_depends_on_its_own_prompt_only(model, temperature):
     whole = answers(model, asks(temperature), NO_END, noise())
     first = answers(model, asks(temperature)[:1], NO_END, noise())
     assert whole[:1] == first
-
-
-@pytest.mark.parametrize("num_tokens", [1, 140])
-def test_prompts_read_in_groups_are_prompts_read_at_once(monkeypatch, num_tokens):
-    model = BatchModel(tiny.hf_model())
-    whole = answers(model, asks(0.0), NO_END, noise())
-    monkeypatch.setattr(batch, "_PREFILL_TOKENS", {"cpu": num_tokens})
-    assert answers(model, asks(0.0), NO_END, noise()) == whole
-
-
-@pytest.mark.parametrize("length", [1, 5])
-def test_query_heads_beside_each_other_attend_as_heads_of_their_own(length):
-    seen = noise()
-    query, keys, values = (
-        torch.randn(2, heads, size, 8, generator=seen)
-        for heads, size in ((6, length), (3, 16), (3, 16))
-    )
-    mask = torch.zeros(2, 1, length, 16).masked_fill(
-        torch.rand(2, 1, length, 16, generator=seen) < 0.3, float("-inf")
-    )
-    apart = torch.nn.functional.scaled_dot_product_attention(
-        query, keys, values, attn_mask=mask, scale=0.3, enable_gqa=True
-    )
-    beside = batch._attend_fused(query, (keys, values), mask, 0.3)
-    torch.testing.assert_close(beside, apart)
 
 
 def test_dropping_ended_rows_changes_nothing(model, monkeypatch):
