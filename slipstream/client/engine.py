@@ -19,7 +19,8 @@ from slipstream.drafting.kv_mirror import KvMirror
 from slipstream.drafting.memory import DraftMemory
 from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import CPU
-from slipstream.models.glide.target_parts import TargetParts, has_rotary, target_parts
+from slipstream.models.glide.load import target_parts
+from slipstream.models.glide.target_parts import TargetParts, has_rotary
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.loading import load_model

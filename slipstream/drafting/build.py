@@ -21,7 +21,8 @@ from slipstream.drafting.trial import step_seconds
 from slipstream.files import path_of
 from slipstream.models.decision import DECISION_NAME, DecisionModel, load_decision
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
-from slipstream.models.glide.glide_scorer import GlideScorer, load_glide
+from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.glide.load import chains_of, load_glide
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.loaded import require_same_tokenizer
@@ -141,7 +142,7 @@ class DraftModel:
         if isinstance(self.scorer, GlideScorer):
             num_pages = NUM_PAGES if self.memory is None else self.memory.num_pages
             length = min(self.context_length or MAX_TOKENS, num_pages * BLOCK_SIZE)
-            chains = self.scorer.chains(length, self.decision)
+            chains = chains_of(self.scorer, length, self.decision)
         return LocalDraft(
             self.scorer,
             target_kv,

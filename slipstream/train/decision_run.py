@@ -24,7 +24,8 @@ from slipstream.models.decision import (
     DecisionModel,
     save_decision,
 )
-from slipstream.models.glide.glide_scorer import GlideScorer, load_glide
+from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.glide.load import load_glide
 from slipstream.options import check_bounds, group, option, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt

@@ -10,6 +10,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.core.draft.candidates import SHARPNESS
@@ -23,11 +24,10 @@ from slipstream.models.glide.chain_stop import (
     Rules,
     device_stats,
 )
-from slipstream.models.glide.glide_packed import GlideParts
-from slipstream.models.kv.paged import additive, attend_each, gather, page_slots
+from slipstream.models.glide.glide_packed import DraftAttention, GlideParts
+from slipstream.models.kv.paged import additive, gather, page_slots
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool
 from slipstream.models.scorer import NUM_SINKS
-from slipstream.models.target.rotary_factors import RotaryFactors
 
 MAX_ENDS = 8
 """Tokens that nothing can follow, a chain at most."""
@@ -80,46 +80,6 @@ class ChainInputs:
     ends: Tensor
     pages: Tensor
     noise: Tensor
-
-
-@dataclass(frozen=True, slots=True)
-class DenseAttention:
-    """`DraftAttention` over dense keys: `own` of each layer [B, 2 * kv_heads, W, hd], written at
-    `columns` [B, N], and in the pool at `slots` [B * N] if given; `others` are the target's, of
-    which the kept tokens that see any are `reading` [n, 1]."""
-
-    own: Sequence[Tensor]
-    columns: Tensor
-    store_in: tuple[KvPool, Tensor] | None
-    own_mask: Tensor
-    others: Sequence[Tensor]
-    others_mask: Tensor
-    reading: Tensor
-    rotation: RotaryFactors
-    kept: Tensor | None = None
-
-    reads_target = True
-
-    @property
-    def num_kept(self) -> int:
-        return self.columns.numel() if self.kept is None else len(self.kept)
-
-    def store(self, index: int, keys: Tensor, values: Tensor) -> None:
-        fresh = torch.cat([keys, values])
-        dense, (num, count) = self.own[index], self.columns.shape
-        by_session = fresh.view(len(fresh), num, count, -1).transpose(0, 1)
-        columns = self.columns.view(num, 1, count, 1).expand_as(by_session)
-        dense.scatter_(2, columns, by_session)
-        if self.store_in is not None:
-            pool, slots = self.store_in
-            pool.layer(index).index_copy_(1, slots, fresh)
-
-    def attend_own(self, index: int, query: Tensor) -> Tensor:
-        return attend_each(query, self.own[index].chunk(2, 1), self.own_mask)
-
-    def attend_target(self, index: int, query: Tensor) -> Tensor:
-        seen = attend_each(query, self.others[index].chunk(2, 1), self.others_mask)
-        return torch.where(self.reading, seen, 0.0)
 
 
 @dataclass(frozen=True, slots=True)
@@ -219,7 +179,7 @@ class ChainBody:
 
     def _attention(
         self, given: ChainInputs, own: Sequence[Tensor], place: _Columns
-    ) -> DenseAttention:
+    ) -> DraftAttention:
         shape, model = self._shape, self._model
         columns, kept_columns = place.columns, place.kept_columns
         num_seen = given.num_seen.unsqueeze(1)
@@ -230,7 +190,7 @@ class ChainBody:
         visible = torch.arange(shape.width, device=device) <= kept_columns.unsqueeze(2)
         read = torch.arange(shape.seen, device=device) < limits.unsqueeze(2)
         skipped = torch.where(columns < NUM_SINKS, 0, given.skipped.unsqueeze(1))
-        return DenseAttention(
+        return DraftAttention(
             own=own,
             columns=columns,
             store_in=None if place.slots is None else (self._pool, place.slots),
@@ -245,7 +205,7 @@ class ChainBody:
     def _read(self, given: ChainInputs, heat: Tensor, hidden: Tensor, depth: int) -> ChainScores:
         """Return the slot behind states [B, d]."""
         shape, model = self._shape, self._model
-        ranked = model.parts.head(hidden).float()
+        ranked = F.linear(hidden, model.parts.head).float()
         if shape.is_sampled:
             keys = given.noise.view(shape.depth, -1, 2)[depth - 1].to(torch.int32)
             ranked = perturbed(ranked, heat.float(), keys, model.vocab, sharpness=SHARPNESS)

@@ -16,6 +16,7 @@ from slipstream.models.decision import DecisionModel
 from slipstream.models.glide.chain_stop import Rule, network_of, rule_of
 from slipstream.models.glide.glide_chain import MAX_ENDS, ChainBody, ChainModel, ChainShape
 from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.glide.glide_torch import TorchGlide
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.memory import temporary_bytes
 from slipstream.models.scorer import MAX_NEW_TOKENS, ChainPosition, ChainRequest
@@ -36,7 +37,6 @@ class GlideChains:
     def __init__(
         self,
         scorer: GlideScorer,
-        replay: Replay,
         *,
         context_length: int,
         decision: DecisionModel | None = None,
@@ -46,14 +46,15 @@ class GlideChains:
         config = scorer.config
         group = config.num_heads // config.num_kv_heads
         self._check = scorer.check
-        device = torch.device(scorer.layout.device)
+        torch_pass, device = scorer.computed, torch.device(scorer.layout.device)
+        assert isinstance(torch_pass, TorchGlide), "native code has no such parts"
         vocab = as_tensor(scorer.vocab).to(device)
         own = None if decision is None else network_of(decision, device)
-        self._model = ChainModel(scorer.parts(length), vocab, group, own)
+        self._model = ChainModel(torch_pass.parts(length), vocab, group, own)
         self._layers = config.target_layers
         self._kv_shape = (2 * config.num_kv_heads, config.head_dim)
         self._widths = key_widths(length)
-        self.replay = replay
+        self.replay = Replay(device)
         self._max_bytes = temporary_bytes(scorer.layout.device) // _SPARE
         self._memory: Sequence[Tensor] = ()
         self._stages: dict[tuple[int, int], list[Tensor]] = {}

@@ -1,167 +1,87 @@
-"""One GliDe layer for inference: packed linears, its own keys and values in a pool, few operations.
+"""GliDe's layers for inference in torch: linears of one input as one product, few operations.
 
-Computes what `glide.GlideLayer` computes, for a handful of tokens of one session or of several:
-they share every product, and each attends to its own session's keys.
+They compute what `glide.GlideLayer` computes, for the new tokens of several sessions: all share
+every product, and each attends to its own session's keys. No value is read on the host.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.models.glide.glide import GlideCrossAttention, GlideLayer, RmsNorm
+from slipstream.models.glide.rotary_factors import RotaryFactors
 from slipstream.models.kv.paged import attend_each
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.target.rotary_factors import RotaryFactors
-
-
-class DraftLinear:
-    """`x @ weight.T + bias` for x [rows, in]."""
-
-    def __init__(self, weight: Tensor, bias: Tensor | None = None) -> None:
-        self._weight, self._bias = weight, bias
-
-    def __call__(self, x: Tensor) -> Tensor:
-        return F.linear(x, self._weight, self._bias)
-
-
-Slots = slice | Tensor
-"""Places in a pool's buffers: neighbours, or [n] int64."""
 
 
 @dataclass(frozen=True, slots=True)
-class DraftTokens:
-    """`count` new tokens of one session: their slots in the pool, all slots up to the last of them,
-    `seen`, and the target's keys.
+class DraftAttention:
+    """Attention of N new tokens of each of S sessions over dense keys and values.
 
-    The last `num_kept` go on behind the self-attention's keys and values; `self_mask`
-    [num_kept, S] and `cross_mask` [num_kept, num_seen] are added to their scores, None where a
-    token sees everything. target_kv: per target layer [1, kv_heads, num_seen, head_dim] twice, ()
-    to skip.
+    `own` of each layer [S, 2 * kv_heads, W, hd] are written at `columns` [S, N], and in the pool at
+    `slots` [S * N] if given; `others` are the target's, of each layer that is read [S,
+    2 * kv_heads, seen, hd], () where none is; the masks are additive, for the tokens that go on
+    behind a layer's keys: `kept` [n], None is all. `reading` [n, 1] are those which see any of the
+    target; `rotation` are the factors of all tokens.
     """
 
-    slots: Slots
-    seen: Slots
-    count: int
-    num_kept: int
-    self_mask: Tensor | None
-    target_kv: Sequence[tuple[Tensor, Tensor]]
-    cross_mask: Tensor | None
-
-
-class DraftAttention(Protocol):
-    """Attention of a pass's R tokens. `rotation` are the rotary factors of all, `kept` picks the
-    tokens that go on behind a layer's keys; None is all of them."""
-
-    @property
-    def rotation(self) -> RotaryFactors: ...
-
-    @property
-    def kept(self) -> Slots | None: ...
-
-    @property
-    def num_kept(self) -> int:
-        """Tokens that go on."""
-        ...
-
-    @property
-    def reads_target(self) -> bool:
-        """Return whether any of them reads the target."""
-        ...
+    own: Sequence[Tensor]
+    columns: Tensor
+    store_in: tuple[KvPool, Tensor] | None
+    own_mask: Tensor
+    others: Sequence[Tensor]
+    others_mask: Tensor
+    reading: Tensor
+    rotation: RotaryFactors
+    kept: Tensor | None = None
 
     def store(self, index: int, keys: Tensor, values: Tensor) -> None:
-        """Store all tokens' keys and values [kv_heads, R, head_dim] in layer `index`."""
-        ...
+        """Store all tokens' keys and values [kv_heads, S * N, head_dim] in layer `index`."""
+        fresh = torch.cat([keys, values])
+        dense, (num, count) = self.own[index], self.columns.shape
+        by_session = fresh.view(len(fresh), num, count, -1).transpose(0, 1)
+        columns = self.columns.view(num, 1, count, 1).expand_as(by_session)
+        dense.scatter_(2, columns, by_session)
+        if self.store_in is not None:
+            pool, slots = self.store_in
+            pool.layer(index).index_copy_(1, slots, fresh)
 
     def attend_own(self, index: int, query: Tensor) -> Tensor:
         """Return attention [n, H * hd] of the kept queries [n, H, hd] over layer `index`."""
-        ...
+        return attend_each(query, self.own[index].chunk(2, 1), self.own_mask)
 
     def attend_target(self, index: int, query: Tensor) -> Tensor:
         """Return attention over the `index`-th target layer that is read; zeros where a token
         sees nothing of it."""
-        ...
+        seen = attend_each(query, self.others[index].chunk(2, 1), self.others_mask)
+        return torch.where(self.reading, seen, 0.0)
 
 
-@dataclass(frozen=True, slots=True)
-class PooledAttention:
-    """`DraftAttention` of sessions in `pool`, one after the other."""
+class StackedLinear:
+    """Linears of one input as one product."""
 
-    pool: KvPool
-    parts: Sequence[DraftTokens]
-    rotation: RotaryFactors
-    kept: Slots | None = None
+    def __init__(self, linears: Sequence[torch.nn.Linear], dtype: torch.dtype) -> None:
+        self._weight = torch.cat([linear.weight.detach() for linear in linears]).to(dtype)
+        biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
+        self._bias = torch.cat(biases).to(dtype) if biases else None
 
-    @property
-    def num_kept(self) -> int:
-        return sum(part.num_kept for part in self.parts)
-
-    @property
-    def reads_target(self) -> bool:
-        return any(part.target_kv for part in self.parts)
-
-    def store(self, index: int, keys: Tensor, values: Tensor) -> None:
-        buffer, own, start = self.pool.layer(index), keys.size(0), 0
-        for part in self.parts:
-            end = start + part.count
-            buffer[:own, part.slots] = keys[:, start:end]
-            buffer[own:, part.slots] = values[:, start:end]
-            start = end
-
-    def attend_own(self, index: int, query: Tensor) -> Tensor:
-        buffer = self.pool.layer(index)
-
-        def attend(part: DraftTokens, own: Tensor) -> Tensor:
-            keys, values = buffer[None, :, part.seen].chunk(2, 1)
-            return _attend(own, (keys, values), part.self_mask)
-
-        return self._by_session(query, attend)
-
-    def attend_target(self, index: int, query: Tensor) -> Tensor:
-
-        def attend(part: DraftTokens, own: Tensor) -> Tensor:
-            if not part.target_kv:
-                return own.new_zeros(own.shape).flatten(1)
-            return _attend(own, part.target_kv[index], part.cross_mask)
-
-        return self._by_session(query, attend)
-
-    def _by_session(self, query: Tensor, attend: Callable[[DraftTokens, Tensor], Tensor]) -> Tensor:
-        if len(self.parts) == 1:
-            return attend(self.parts[0], query)
-        queries = query.split([part.num_kept for part in self.parts])
-        pairs = zip(self.parts, queries, strict=True)
-        return torch.cat([attend(part, own) for part, own in pairs if part.num_kept])
-
-
-def _attend(query: Tensor, kv: tuple[Tensor, Tensor], mask: Tensor | None) -> Tensor:
-    """Return attention [n, H * hd] of [n, H, hd] over [1, kv_heads, S, hd], under a mask [n, S]."""
-    if mask is not None:
-        mask = mask.repeat_interleave(query.shape[1] // kv[0].shape[1], dim=0)
-    return attend_each(query, kv, mask)
+    def __call__(self, x: Tensor) -> Tensor:
+        """x [R, in] -> [R, out]."""
+        return F.linear(x, self._weight, self._bias)
 
 
 class PackedNorm:
-    """Root-mean-square norm by one fused kernel.
-
-    The layer norm of (x, -x) has mean zero and the mean square of x as its variance; on a CPU it
-    is one kernel where `F.rms_norm` is eight.
-    """
+    """Root-mean-square norm in the dtype of inference."""
 
     def __init__(self, norm: RmsNorm, dtype: torch.dtype) -> None:
-        weight = norm.weight.detach().to(dtype)
-        self._size, self._eps = len(weight), norm.eps
-        self._shape = (2 * self._size,)
-        self._weight = torch.cat((weight, torch.zeros_like(weight)))
+        self._weight, self._eps = norm.weight.detach().to(dtype), norm.eps
 
     def __call__(self, x: Tensor) -> Tensor:
         """Return the norm of x [..., size]."""
-        both = torch.cat((x, -x), dim=-1)
-        out = torch.layer_norm(both, self._shape, self._weight, None, self._eps)
-        return out[..., : self._size]
+        return F.rms_norm(x, self._weight.shape, self._weight, self._eps)
 
 
 class PackedCross:
@@ -169,9 +89,9 @@ class PackedCross:
 
     def __init__(self, cross: GlideCrossAttention, dtype: torch.dtype) -> None:
         self._norm = PackedNorm(cross.norm, dtype)
-        self._query = _packed([cross.q_proj], dtype)
+        self._query = StackedLinear([cross.q_proj], dtype)
         self._query_norm = None if cross.q_norm is None else PackedNorm(cross.q_norm, dtype)
-        self._out = _packed([cross.o_proj], dtype)
+        self._out = StackedLinear([cross.o_proj], dtype)
         self._num_heads = cross.num_heads
 
     def __call__(
@@ -192,25 +112,23 @@ class PackedLayer:
         own = layer.self_attn
         self._num_heads, self._num_kv_heads = own.num_heads, own.num_kv_heads
         self._self_norm = PackedNorm(layer.self_norm, dtype)
-        self._qkv = _packed([own.q_proj, own.k_proj, own.v_proj], dtype)
+        self._qkv = StackedLinear([own.q_proj, own.k_proj, own.v_proj], dtype)
         self._query_norm = None if own.q_norm is None else PackedNorm(own.q_norm, dtype)
         self._key_norm = None if own.k_norm is None else PackedNorm(own.k_norm, dtype)
-        self._out = _packed([own.o_proj], dtype)
+        self._out = StackedLinear([own.o_proj], dtype)
         self._cross = [PackedCross(cross, dtype) for cross in layer.cross]
         self._mlp_norm = PackedNorm(layer.mlp_norm, dtype)
-        self._gate_up = _packed([layer.mlp.gate_proj, layer.mlp.up_proj], dtype)
-        self._down = _packed([layer.mlp.down_proj], dtype)
+        self._gate_up = StackedLinear([layer.mlp.gate_proj, layer.mlp.up_proj], dtype)
+        self._down = StackedLinear([layer.mlp.down_proj], dtype)
         self._inner = layer.mlp.down_proj.in_features
 
     def __call__(self, x: Tensor, index: int, attention: DraftAttention) -> Tensor:
         """Return the kept tokens [n, d] of x [R, d]; stores R keys and values in layer `index`."""
         query = self._write(x, index, attention)
-        if not attention.num_kept:
-            return x[:0]
         if attention.kept is not None:
             x, query = x[attention.kept], query[attention.kept]
         x = x + self._out(attention.attend_own(index, query))
-        if attention.reads_target:
+        if attention.others:
             rotation = attention.rotation.at(attention.kept)
             for layer, cross in enumerate(self._cross):
                 x = x + cross(x, layer, attention, rotation)
@@ -233,17 +151,10 @@ class PackedLayer:
 
 @dataclass(frozen=True, slots=True)
 class GlideParts:
-    """A draft as its packed parts; `rotation` holds the factors of all positions."""
+    """A draft as its packed parts; `head` [V_d, d]; `rotation` holds the factors of positions."""
 
     embeddings: Tensor
     layers: Sequence[PackedLayer]
     norm: PackedNorm
-    head: DraftLinear
+    head: Tensor
     rotation: RotaryFactors
-
-
-def _packed(linears: Sequence[torch.nn.Linear], dtype: torch.dtype) -> DraftLinear:
-    """Return several linears of one input as one."""
-    weight = torch.cat([linear.weight.detach() for linear in linears]).to(dtype)
-    biases = [linear.bias.detach() for linear in linears if linear.bias is not None]
-    return DraftLinear(weight, torch.cat(biases).to(dtype) if biases else None)

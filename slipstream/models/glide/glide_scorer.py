@@ -1,37 +1,41 @@
 """GliDe behind the `Scorer` seam: sessions, prefixes and trees.
 
-On a CPU native code computes (`native/glide.py`), else torch (`glide_torch.py`). Knows nothing of
-stop rules, sampling or where the target's keys and values come from.
+Knows nothing of stop rules, sampling or where the target's keys and values come from.
 """
 
-import logging
 from collections.abc import Sequence
-from pathlib import Path
-from typing import TYPE_CHECKING, Any
-
-import numpy as np
+from typing import Any, Protocol
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.sequence import common_prefix
-from slipstream.models.dtypes import CPU
+from slipstream.models.dtypes import CPU, Array
+from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_state import GlideState, SessionStep, check_ask
-from slipstream.models.glide.glide_weights import GlideWeights, check_target, read_glide
-from slipstream.models.glide.target_parts import NativeParts, TargetParts, target_parts
+from slipstream.models.kv.buffers import Buffers
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.memory import temporary_bytes
-from slipstream.models.native.glide import NativeGlide
-from slipstream.models.native.library import NotNative
 from slipstream.models.scorer import Ask, Grow, KvView, Scores, Sync
-from slipstream.models.store.folder import reading
 
-if TYPE_CHECKING:
-    from slipstream.models.decision import DecisionModel
-    from slipstream.models.glide.glide_chains import GlideChains
-    from slipstream.models.glide.glide_packed import GlideParts
-    from slipstream.models.glide.glide_torch import TorchGlide
 
-_LOG = logging.getLogger("slipstream.models")
+class GlidePass(Protocol):
+    """The forward of a draft, native or torch's, of new tokens of many sessions."""
+
+    engine: str
+    weight_bytes: int
+    buffers: Buffers
+
+    def reach(self, length: int) -> None:
+        """Compute rotary factors of positions 0..length-1."""
+        ...
+
+    def readable(self, values: Any) -> Any:
+        """Return keys or values [kv_heads, n, head_dim] of the target as a step reads them."""
+        ...
+
+    def scores(self, steps: Sequence[SessionStep]) -> Scores:
+        """Return scores of the tokens that go on, step by step."""
+        ...
 
 
 class GlideScorer:
@@ -43,36 +47,25 @@ class GlideScorer:
     """
 
     def __init__(
-        self,
-        weights: GlideWeights,
-        target: TargetParts,
-        *,
-        dtype: "np.dtype[Any]",
-        native: bool = True,
+        self, config: GlideConfig, vocab: Array, layout: KvLayout, computed: GlidePass
     ) -> None:
-        """`dtype` is that of keys and values; `native` False leaves all to torch, which alone has
-        `parts`."""
-        config = self.config = weights.config
-        self.vocab = weights.vocab
+        """`vocab` [V_d] are the target's ids of the head's columns; `computed` computes, over
+        keys and values of this `layout`."""
+        self.config, self.vocab, self.layout, self.computed = config, vocab, layout, computed
         self.hidden_size = config.hidden_size
         self.max_lag = config.max_lag or None
         self.context_length: int | None = None
-        self.layout = KvLayout(
-            config.num_layers, config.num_kv_heads, config.head_dim, dtype, target.device
-        )
-        made = _native(weights, target, self.layout) if native else None
-        self._pass = made or _in_torch(weights, target, self.layout)
         self._length = 0
 
     @property
     def engine(self) -> str:
         """Return what computes: torch, or native with the name of its kernels."""
-        return self._pass.engine
+        return self.computed.engine
 
     @property
     def weight_bytes(self) -> int:
         """Bytes of what a step reads, embeddings included, at most."""
-        return self._pass.weight_bytes
+        return self.computed.weight_bytes
 
     def workspace_bytes(self, num_rows: int) -> int:
         """Bytes that a pass of so many rows needs besides, at most: states and scores, and on a
@@ -83,7 +76,7 @@ class GlideScorer:
         return num_rows * 4 * (width + 4 * len(self.vocab)) + gathered
 
     def pool(self, num_pages: int) -> KvPool:
-        return KvPool(self.layout, num_pages, scratch_rows=0, buffers=self._pass.buffers)
+        return KvPool(self.layout, num_pages, scratch_rows=0, buffers=self.computed.buffers)
 
     def open(self, capacity: int, pool: KvPool | None = None) -> GlideState:
         if capacity < 1:
@@ -94,26 +87,6 @@ class GlideScorer:
         cache.reserve(capacity)
         self._reach(capacity)
         return GlideState(cache, capacity)
-
-    def parts(self, length: int) -> "GlideParts":
-        """Return what torch computes scores with, for positions below `length`."""
-        assert not isinstance(self._pass, NativeGlide), "native code has no such parts"
-        return self._pass.parts(length)
-
-    def chains(self, context_length: int, decision: "DecisionModel | None") -> "GlideChains | None":
-        """Return the chains of a device, which computes them at once; None on a CPU.
-
-        Positions are below `context_length`.
-        """
-        if self.layout.device == CPU:
-            return None
-        import torch
-
-        from slipstream.models.cuda.graphs import Replay
-        from slipstream.models.glide.glide_chains import GlideChains
-
-        replay = Replay(torch.device(self.layout.device))
-        return GlideChains(self, replay, context_length=context_length, decision=decision)
 
     def skip(self, state: GlideState, skipped: int) -> None:
         state.skip(skipped)
@@ -140,7 +113,7 @@ class GlideScorer:
         """
         for ask in asks:
             self.check(ask)
-        return self._pass.scores([self._step(ask) for ask in asks])
+        return self.computed.scores([self._step(ask) for ask in asks])
 
     def num_bytes(self, state: GlideState) -> int:
         """See `Scorer.num_bytes`; what is read of the target is the target's."""
@@ -154,7 +127,7 @@ class GlideScorer:
     def _reach(self, length: int) -> None:
         """Compute what positions below `length` need."""
         if length > self._length:
-            self._pass.reach(length)
+            self.computed.reach(length)
             self._length = length
 
     def _step(self, ask: Ask) -> SessionStep:
@@ -175,48 +148,6 @@ class GlideScorer:
             return []
         pairs = [view.layers[layer] for layer in self.config.target_layers]
         return [
-            (self._pass.readable(keys[:, :seen]), self._pass.readable(values[:, :seen]))
+            (self.computed.readable(keys[:, :seen]), self.computed.readable(values[:, :seen]))
             for keys, values in pairs
         ]
-
-
-def load_glide(
-    path: Path,
-    target: Any,
-    *,
-    dtype: "np.dtype[Any] | None" = None,
-    tokenizer_hash: str | None = None,
-) -> GlideScorer:
-    """A scorer from a weights directory and its target (a model as `target_parts` takes it, or its
-    parts).
-
-    dtype: the target's by default. WeightsError when the files are broken, ModelMismatch when
-    they belong to another target.
-    """
-    parts = target
-    if not isinstance(target, TargetParts):
-        parts = target_parts(target, tokenizer_hash=tokenizer_hash)
-    with reading(path):
-        weights = read_glide(path)
-        check_target(weights.config, parts)
-        return GlideScorer(weights, parts, dtype=parts.dtype if dtype is None else dtype)
-
-
-def _native(weights: GlideWeights, target: TargetParts, layout: KvLayout) -> NativeGlide | None:
-    try:
-        if not isinstance(target, NativeParts):
-            from slipstream.models.glide.torch_parts import TorchParts, as_native
-
-            assert isinstance(target, TorchParts)
-            target = as_native(target)
-        return NativeGlide(weights, target, layout)
-    except NotNative as reason:
-        if layout.device == CPU:
-            _LOG.info("torch computes the draft: %s", reason)
-        return None
-
-
-def _in_torch(weights: GlideWeights, target: TargetParts, layout: KvLayout) -> "TorchGlide":
-    from slipstream.models.glide.glide_torch import TorchGlide
-
-    return TorchGlide(weights, target, layout)

@@ -86,10 +86,24 @@ class SessionStep:
         return self.start - len(self.state.tokens)
 
     @property
-    def num_read(self) -> int:
+    def is_in_order(self) -> bool:
+        """Return whether each token sees all places before its own."""
+        return self.first_node < 0 or self.state.is_chain
+
+    @property
+    def num_held(self) -> int:
         """Positions of the target that its session may read."""
         pairs = self.state.target_kv
         return int(pairs[0][0].shape[-2]) if pairs else 0
+
+    def num_read(self, index: int) -> int:
+        """Return the positions of the target that a token sees: of a prefix those before its own.
+        Position 0 has none and reads itself, as in training, unless it is the last one, whose view
+        may lack it."""
+        if self.first_node >= 0:
+            return self.num_held
+        place, is_kept = self.start + index, index >= len(self.tokens) - self.num_kept
+        return min(self.num_held, place if place or is_kept else 1)
 
 
 def check_ask(ask: Ask) -> None:

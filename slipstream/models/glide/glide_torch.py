@@ -1,32 +1,30 @@
-"""A GliDe draft's pass in torch, over packed layers: what tokens see, as slots and masks."""
+"""A GliDe draft's pass in torch: new tokens of sessions, padded to one count, and what they see."""
 
 from collections import deque
-from collections.abc import Iterator, Sequence
-from itertools import chain
+from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any
 
 import torch
+import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.core.tree import ROOT
+from slipstream.models.dtypes import Array
 from slipstream.models.glide.glide_files import glide_model
 from slipstream.models.glide.glide_packed import (
-    DraftLinear,
-    DraftTokens,
+    DraftAttention,
     GlideParts,
     PackedLayer,
     PackedNorm,
-    PooledAttention,
-    Slots,
 )
-from slipstream.models.glide.glide_state import GlideState, SessionStep
+from slipstream.models.glide.glide_state import SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights
-from slipstream.models.glide.target_parts import TargetParts
+from slipstream.models.glide.rotary_factors import RotaryFactors
 from slipstream.models.glide.torch_parts import TorchParts, rotary_tables
-from slipstream.models.kv.cache import KvCache
-from slipstream.models.kv.pool import KvLayout
+from slipstream.models.kv.paged import additive, gather
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.scorer import Scores, on_host
-from slipstream.models.target.rotary_factors import RotaryFactors
 from slipstream.models.torch.buffers import TorchBuffers
 from slipstream.models.torch_arrays import as_tensor, torch_dtype
 
@@ -39,154 +37,158 @@ class TorchGlide:
 
     engine = "torch"
 
-    def __init__(self, weights: GlideWeights, target: TargetParts, layout: KvLayout) -> None:
-        assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
-        self.buffers = TorchBuffers(layout.device)
-        dtype = self._dtype = torch_dtype(layout.dtype)
+    def __init__(self, weights: GlideWeights, target: TorchParts, layout: KvLayout) -> None:
+        dtype = torch_dtype(layout.dtype)
         model = glide_model(weights).to(layout.device)
-        head = target.head[as_tensor(weights.vocab).to(layout.device)]
+        self.buffers = TorchBuffers(layout.device)
         self._target = target
         self._embeddings = target.embeddings.to(dtype)
         self._layers = [PackedLayer(layer, dtype) for layer in model.layers]
         self._norm = PackedNorm(model.norm, dtype)
-        self._head, self._head_size = DraftLinear(head.to(dtype)), len(head)
+        self._head = target.head[as_tensor(weights.vocab).to(layout.device)].to(dtype)
+        self._group = weights.config.num_heads // weights.config.num_kv_heads
         self._masks = SlicedMasks()
-        self._rotary = RotaryFactors(torch.empty(0), torch.empty(0))
-        count = sum(weight.numel() for weight in model.parameters()) + head.numel()
-        size = dtype.itemsize + 1  # 8-bit weights lie beside the others
-        self.weight_bytes = count * size + self._embeddings.nbytes
+        self._parts = self.parts(0)
+        count = sum(weight.numel() for weight in model.parameters()) + self._head.numel()
+        self.weight_bytes = count * dtype.itemsize + self._embeddings.nbytes
 
     def parts(self, length: int) -> GlideParts:
         """Return what scores are computed with, for positions below `length`."""
-        return GlideParts(
-            embeddings=self._embeddings,
-            layers=self._layers,
-            norm=self._norm,
-            head=self._head,
-            rotation=self._tables(length),
-        )
+        tables = rotary_tables(self._target, length, dtype=self._embeddings.dtype)
+        rotation = RotaryFactors.of(*tables)
+        return GlideParts(self._embeddings, self._layers, self._norm, self._head, rotation)
 
     def reach(self, length: int) -> None:
         """Compute rotary factors of positions 0..length-1."""
-        self._rotary = self._tables(length)
+        self._parts = self.parts(length)
 
     def readable(self, values: Any) -> Tensor:
         """Return keys or values [kv_heads, n, head_dim] of the target as a step reads them."""
-        return as_tensor(values)[None].to(self._dtype)
+        return as_tensor(values).to(self._embeddings.dtype)
 
     @torch.inference_mode()
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
         """Return scores of the tokens that go on, step by step."""
-        pool = steps[0].state.cache.pool
-        x = self._embed(list(chain.from_iterable(step.tokens for step in steps)))
-        parts = [self._last(step) for step in steps]
-        rotation = self._rotation(steps, parts[0])
-        *earlier, final = self._layers
+        given = self._inputs(steps)
+        x = self._embeddings[given.tokens.flatten()]
+        *earlier, final = self._parts.layers
         if earlier:
-            whole = [self._whole(*both) for both in zip(steps, parts, strict=True)]
+            whole = self._attention(given, None)
             for index, layer in enumerate(earlier):
-                x = layer(x, index, PooledAttention(pool, whole, rotation))
-        batch = PooledAttention(pool, parts, rotation, self._kept(parts))
-        return self._scores(final(x, len(earlier), batch))
+                x = layer(x, index, whole)
+        size, num_kept = given.tokens.shape[1], max(1, *(step.num_kept for step in steps))
+        kept = [
+            row * size + index for row, step in enumerate(steps) for index in _kept(step, num_kept)
+        ]
+        x = final(x, len(earlier), self._attention(given, self._long(kept)))
+        wanted = [
+            row * num_kept + index
+            for row, step in enumerate(steps)
+            for index in range(step.num_kept)
+        ]
+        hidden = self._norm(x[self._long(wanted)])
+        return Scores(on_host(F.linear(hidden, self._head)), on_host(hidden))
 
-    def _last(self, step: SessionStep) -> DraftTokens:
-        """Return a step's tokens in the last layer."""
-        state, count = step.state, len(step.tokens)
-        slots, seen = _places(state.cache, step.start, step.start + count)
-        if step.first_node < 0:
-            return DraftTokens(slots, seen, count, step.num_kept, None, _before(state, 1), None)
-        mask = None
-        if not state.is_chain:
-            above = self._masks.rows(tuple(state.parents), step.first_node)
-            mask = _tree_mask(
-                above.to(self._embeddings.device), len(state.tokens), self._embeddings
-            )
-        return DraftTokens(slots, seen, count, count, mask, state.target_kv, None)
+    def _inputs(self, steps: Sequence[SessionStep]) -> "_Inputs":
+        size, pool = max(len(step.tokens) for step in steps), steps[0].state.cache.pool
+        order = [[i if i < len(step.tokens) else 0 for i in range(size)] for step in steps]
+        pairs = list(zip(steps, order, strict=True))
+        width = round_up(max(step.start + len(step.tokens) for step in steps), BLOCK_SIZE)
+        tables = self._long([_filled(step.state.cache.table(), width) for step in steps])
+        columns = self._long([[step.start + i for i in own] for step, own in pairs])
+        layers = range(len(self._parts.layers))
+        return _Inputs(
+            pool,
+            tokens=self._long([[step.tokens[i] for i in own] for step, own in pairs]),
+            positions=self._long([[step.positions[i] for i in own] for step, own in pairs]),
+            columns=columns,
+            slots=tables.gather(1, columns).flatten(),
+            own=[gather(pool.layer(index), tables.flatten(), len(steps)) for index in layers],
+            visible=torch.stack(
+                [self._visible(step, columns[row], width) for row, step in enumerate(steps)]
+            ),
+            others=self._others(steps),
+            num_read=self._long([[step.num_read(i) for i in own] for step, own in pairs]),
+        )
 
-    def _whole(self, step: SessionStep, last: DraftTokens) -> DraftTokens:
-        """Return a step's tokens in the layers before the last: all of them go on."""
-        if step.first_node >= 0:
-            return last
-        own, cross = self._prefix_masks(step)
-        kv = step.state.target_kv
-        return DraftTokens(last.slots, last.seen, last.count, last.count, own, kv, cross)
+    def _visible(self, step: SessionStep, columns: Tensor, width: int) -> Tensor:
+        """Return which of its session's places each token sees, bool [N, width]."""
+        places, base = torch.arange(width, device=columns.device), len(step.state.tokens)
+        if step.is_in_order:
+            return places <= columns.unsqueeze(1)
+        above = self._masks.rows(tuple(step.state.parents), step.first_node).to(columns.device)
+        visible = (places < base).repeat(len(columns), 1)
+        visible[:, base : base + above.shape[1]] = above[columns - step.start]
+        return visible
 
-    def _scores(self, x: Tensor) -> Scores:
-        hidden = self._norm(x) if x.size(0) else x
-        logits = self._head(hidden) if x.size(0) else x.new_empty(0, self._head_size)
-        return Scores(on_host(logits), on_host(hidden))
+    def _others(self, steps: Sequence[SessionStep]) -> Sequence[Tensor]:
+        """Return the target's keys and values by layer, [S, 2 * kv_heads, seen, hd], zeros behind
+        those of a session; () where none has any."""
+        held = [step.state.target_kv for step in steps]
+        width = max(step.num_held for step in steps)
+        form = next((pairs[0][0] for pairs in held if pairs), None)
+        if form is None:
+            return ()
+        heads, _, dim = form.shape
+        layers = range(max(map(len, held)))
+        staged = [form.new_zeros(len(steps), 2 * heads, width, dim) for _ in layers]
+        for row, pairs in enumerate(held):
+            for into, (keys, values) in zip(staged, pairs, strict=False):
+                into[row, :, : keys.shape[1]] = torch.cat([keys, values])
+        return staged
 
-    def _embed(self, tokens: Sequence[int]) -> Tensor:
-        if len(tokens) == 1:
-            return self._embeddings[tokens[0] : tokens[0] + 1]
-        return self._embeddings[torch.tensor(tokens, device=self._embeddings.device)]
+    def _attention(self, given: "_Inputs", kept: Tensor | None) -> DraftAttention:
+        """Return the attention of a layer, behind whose keys the tokens `kept` go on, or all."""
+        num, size = given.tokens.shape
+        chosen = torch.arange(num * size, device=self._embeddings.device) if kept is None else kept
+        dtype, seen = self._embeddings.dtype, given.others[0].shape[2] if given.others else 0
+        num_read = given.num_read.flatten()[chosen]
+        read = torch.arange(seen, device=chosen.device) < num_read.unsqueeze(1)
+        return DraftAttention(
+            own=given.own,
+            columns=given.columns,
+            store_in=(given.pool, given.slots),
+            own_mask=additive(
+                given.visible.flatten(0, 1)[chosen].unflatten(0, (num, -1)), self._group, dtype
+            ),
+            others=given.others,
+            others_mask=additive(read.unflatten(0, (num, -1)), self._group, dtype),
+            reading=num_read.unsqueeze(1) > 0,
+            rotation=self._parts.rotation.at(given.positions.flatten()),
+            kept=kept,
+        )
 
-    def _prefix_masks(self, step: SessionStep) -> tuple[Tensor, Tensor]:
-        """Return masks of a prefix's new tokens over their own and the target's positions, in a
-        layer whose outputs the next layer's keys need."""
-        count, seen = len(step.state.tokens), step.num_read
-        own = torch.arange(step.start, count, device=self._embeddings.device)[:, None]
-        cross = _additive(torch.arange(seen, device=own.device)[None] < own, self._embeddings)
-        mask = _additive(torch.arange(count, device=own.device)[None] <= own, self._embeddings)
-        if step.start == 0 and seen:
-            cross[0, 0] = 0  # position 0 has nothing before it; training lets it read itself
-        return mask, cross
-
-    def _kept(self, parts: Sequence[DraftTokens]) -> Slots | None:
-        """Return which tokens of a pass go on behind the last layer's keys."""
-        if all(rows.num_kept == rows.count for rows in parts):
-            return None
-        if len(parts) == 1:
-            return slice(parts[0].count - parts[0].num_kept, None)
-        return torch.tensor(list(_kept_rows(parts)), device=self._embeddings.device)
-
-    def _tables(self, length: int) -> RotaryFactors:
-        return RotaryFactors.of(*rotary_tables(self._target, length, dtype=self._dtype))
-
-    def _rotation(self, steps: Sequence[SessionStep], first: DraftTokens) -> RotaryFactors:
-        """Return the rotary factors of all tokens."""
-        positions = list(chain.from_iterable(step.positions for step in steps))
-        start, last = positions[0], positions[-1]
-        is_run = last - start + 1 == len(positions) and first.self_mask is None
-        if len(steps) == 1 and is_run:
-            return self._rotary.at(slice(start, last + 1))
-        return self._rotary.at(torch.tensor(positions, device=self._embeddings.device))
-
-
-def _before(state: GlideState, back: int) -> Sequence[tuple[Tensor, Tensor]]:
-    """Return what the token `back` places before the end of the prefix reads: earlier positions."""
-    limit = len(state.tokens) - back
-    if not state.target_kv or state.target_kv[0][0].shape[2] <= limit:
-        return state.target_kv
-    pairs = [(keys[:, :, :limit], values[:, :, :limit]) for keys, values in state.target_kv]
-    return pairs if limit else ()
-
-
-def _places(cache: KvCache, start: int, stop: int) -> tuple[Slots, Slots]:
-    """Return where positions start..stop-1 are in the pool, and all up to them."""
-    base = cache.base(stop)
-    if base is not None:
-        return slice(base + start, base + stop), slice(base, base + stop)
-    table = as_tensor(cache.table()[:stop])
-    return table[start:], table
-
-
-def _kept_rows(parts: Sequence[DraftTokens]) -> Iterator[int]:
-    end = 0
-    for rows in parts:
-        end += rows.count
-        yield from range(end - rows.num_kept, end)
+    def _long(self, values: Any) -> Tensor:
+        return torch.tensor(values, dtype=torch.long, device=self._embeddings.device)
 
 
-def _tree_mask(seen: Tensor, base: int, like: Tensor) -> Tensor:
-    """Return [R, base + nodes], 0 where a node may look, else -inf; seen [R, nodes]."""
-    mask = like.new_zeros(seen.shape[0], base + seen.shape[1])
-    mask[:, base:].masked_fill_(~seen, float("-inf"))
-    return mask
+@dataclass(frozen=True, slots=True)
+class _Inputs:
+    """N new tokens of each of S sessions, padded by the first: `tokens`, `positions` and `columns`
+    [S, N], `slots` [S * N], `own` keys and values by layer, the places `visible` [S, N, W], the
+    target's by layer and how many of these each token reads, [S, N]."""
+
+    pool: KvPool
+    tokens: Tensor
+    positions: Tensor
+    columns: Tensor
+    slots: Tensor
+    own: Sequence[Tensor]
+    visible: Tensor
+    others: Sequence[Tensor]
+    num_read: Tensor
 
 
-def _additive(allowed: Tensor, like: Tensor) -> Tensor:
-    return like.new_zeros(allowed.shape).masked_fill_(~allowed, float("-inf"))
+def _kept(step: SessionStep, size: int) -> list[int]:
+    """Return which tokens of a step go on, and its last one as often as is missing."""
+    count = len(step.tokens)
+    return [*range(count - step.num_kept, count), *[count - 1] * (size - step.num_kept)]
+
+
+def _filled(table: Array, size: int) -> list[int]:
+    """Return the first slots of a table, and its first one as often as is missing."""
+    slots: list[int] = table[:size].tolist()
+    return slots + slots[:1] * (size - len(slots))
 
 
 def ancestor_mask(parents: Sequence[int]) -> Tensor:

@@ -4,24 +4,16 @@ A draft process reads them without the layers in between: of a large target, a f
 """
 
 from collections.abc import Callable
-from contextlib import suppress
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-from slipstream.models.dtypes import AUTO, CPU, Array
-from slipstream.models.loaded import find_source, find_sources, find_tokenizer
-from slipstream.models.native.library import NotNative
+from slipstream.models.dtypes import CPU, Array
 from slipstream.models.native.source import WeightSource
 from slipstream.models.native.weights import Weights
-from slipstream.models.store.folder import reading
-from slipstream.models.store.resolve import resolve, short_name
-from slipstream.models.store.wheel import Progress
 from slipstream.models.target.rope import rotary_tables
-from slipstream.models.tokenizer import fitted
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -53,18 +45,6 @@ class NativeParts(TargetParts):
     embedding: Weights
     head_rows: Callable[[Array], Array]
     rotary: Callable[[int], tuple[Array, Array]]
-
-
-def target_parts(model: Any, *, tokenizer_hash: str | None = None) -> TargetParts:
-    """Return the parts of a source of weights or of a transformers causal LM.
-
-    Raises `ModelMismatch` when it has no single rotary module.
-    """
-    if isinstance(model, WeightSource):
-        return source_parts(model, tokenizer_hash=tokenizer_hash)
-    from slipstream.models.glide.torch_parts import model_parts
-
-    return model_parts(model, tokenizer_hash=tokenizer_hash)
 
 
 def source_parts(source: WeightSource, *, tokenizer_hash: str | None = None) -> NativeParts:
@@ -99,28 +79,3 @@ class LoadedParts:
     model_id: str
     tokenizer_hash: str
     context_length: int
-
-
-def load_parts(
-    name: str, *, dtype: str = AUTO, device: str = CPU, progress: Progress | None = None
-) -> LoadedParts:
-    """The parts of a target by alias, path or hub id: those of `target_parts`.
-
-    Raises what `load_target_parts` raises, and `ModelMismatch` for a target without rotary
-    positions.
-    """
-    folder, gguf = find_sources(resolve(name, progress=progress))
-    with suppress(NotNative):
-        source = find_source(folder, gguf, dtype, device, has_layers=False)
-        return _of_source(source, name, folder, gguf)
-    from slipstream.models.glide.torch_parts import load_torch_parts
-
-    return load_torch_parts(name, dtype=dtype, device=device, progress=progress)
-
-
-def _of_source(source: WeightSource, name: str, folder: Path, gguf: Path | None) -> LoadedParts:
-    arch = source.architecture
-    with reading(gguf or folder):
-        tokenizer = fitted(find_tokenizer(folder, gguf), folder, arch.vocab_size)
-        parts = source_parts(source, tokenizer_hash=tokenizer.vocab_hash)
-    return LoadedParts(parts, short_name(name), tokenizer.vocab_hash, arch.context_length)

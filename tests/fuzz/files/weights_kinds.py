@@ -27,7 +27,6 @@ from slipstream.models.decision import (
 from slipstream.models.dtypes import FLOAT32
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
 from slipstream.models.glide.glide_files import save_blocks
-from slipstream.models.glide.glide_scorer import load_glide
 from slipstream.models.glide.glide_weights import (
     BLOCKS_NAME,
     HEAD,
@@ -36,7 +35,8 @@ from slipstream.models.glide.glide_weights import (
     read_parameters,
     rows_digest,
 )
-from slipstream.models.glide.target_parts import NativeParts, TargetParts, load_parts
+from slipstream.models.glide.load import load_glide, load_parts
+from slipstream.models.glide.target_parts import NativeParts, TargetParts
 from slipstream.models.kv.batch import Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvPool

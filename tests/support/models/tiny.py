@@ -10,7 +10,7 @@ from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_files import weights_of
 from slipstream.models.glide.glide_init import init_from_target
 from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.glide.load import glide_scorer, target_parts
 from slipstream.models.kv.batch import Part
 from slipstream.models.loading import Engine, causal_model
 from slipstream.models.target.causal import CausalModel
@@ -98,7 +98,7 @@ def glide(
     vocab = torch.tensor([token for token in range(VOCAB) if token % 8 != 5])
     draft = init_from_target(model, config).to(device)
     weights = weights_of(draft, vocab)
-    return GlideScorer(weights, parts, dtype=numpy_dtype(dtype), native=native)
+    return glide_scorer(weights, parts, dtype=numpy_dtype(dtype), native=native)
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

@@ -15,7 +15,8 @@ from slipstream.drafting.build import Drafter
 from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
 from slipstream.models.dtypes import CPU
 from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.target_parts import LoadedParts, target_parts
+from slipstream.models.glide.load import target_parts
+from slipstream.models.glide.target_parts import LoadedParts
 from slipstream.models.target.causal import CausalModel
 from slipstream.models.target.causal_scorer import CausalScorer
 from slipstream.ngrams.store_file import NgramStores

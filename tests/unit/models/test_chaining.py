@@ -13,7 +13,6 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.drafting.growth import DraftRequest
-from slipstream.models.cuda.graphs import Replay
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.scorer import ChainRequest, Grow, KvView, Sync, skippable
@@ -72,7 +71,7 @@ def drafts(num_layers=1, missing=0, texts=None, window=0):
         scorer = tiny_glide.scorer(target, draft, native=False)
         chains = None
         if device is DEVICE:
-            chains = GlideChains(scorer, Replay(device), context_length=500, decision=model)
+            chains = GlideChains(scorer, context_length=500, decision=model)
         feed = TargetKv(Source(target, texts, missing, window), tuple(config.target_layers))
         made.append(LocalDraft(scorer, feed, decision=model.score, profile=PROFILE, chains=chains))
     return made, texts
@@ -180,7 +179,7 @@ def test_a_tree_can_be_grown_behind_a_followed_prefix():
     target = tiny_glide.llama().to(DEVICE)
     config = tiny_glide.config(target)
     scorer = tiny_glide.scorer(target, tiny_glide.draft(config).to(DEVICE), native=False)
-    chains = GlideChains(scorer, Replay(DEVICE), context_length=200)
+    chains = GlideChains(scorer, context_length=200)
     text = tiny.tokens(12)
     view = tiny_glide.view(target, text, 11)
     scores = []
@@ -244,7 +243,7 @@ def test_a_captured_chain_never_waits_for_the_host():
     target = tiny_glide.llama().to(DEVICE)
     config = tiny_glide.config(target)
     scorer = tiny_glide.scorer(target, tiny_glide.draft(config).to(DEVICE))
-    chains = GlideChains(scorer, Replay(DEVICE), context_length=200)
+    chains = GlideChains(scorer, context_length=200)
     text = tiny.tokens(12)
     state = scorer.open(60)
     found = []

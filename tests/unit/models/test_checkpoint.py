@@ -10,7 +10,7 @@ from transformers import AutoModelForCausalLM
 
 from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, WeightsError
 from slipstream.models import loaded, tokenizer
-from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.glide.load import target_parts
 from slipstream.models.loaded import require_same_tokenizer
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.machine import Measurements

@@ -11,8 +11,7 @@ from slipstream.config import NATIVE_VARIABLE
 from slipstream.models.dtypes import BFLOAT16
 from slipstream.models.glide.glide_files import weights_of
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
-from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.glide.load import glide_scorer, target_parts
 from slipstream.models.native import library
 from slipstream.models.native.library import kernels
 from slipstream.models.scorer import Grow, KvView, Sync
@@ -81,7 +80,7 @@ def test_scores_of_small_weights_are_nearer_to_the_module_than_torchs():
     view = tiny_glide.view(target, TOKENS, 5)
     weights = weights_of(model, tiny_glide.vocab(model.config))
     scorers = [
-        GlideScorer(weights, target_parts(target), dtype=BFLOAT16, native=is_native)
+        glide_scorer(weights, target_parts(target), dtype=BFLOAT16, native=is_native)
         for is_native in (True, False)
     ]
     ours, theirs = (chain_scores(scorer, view) for scorer in scorers)
@@ -174,7 +173,7 @@ def test_all_kernels_and_any_number_of_threads_give_the_same_bits(dtype, monkeyp
     for key in teams():
         monkeypatch.setenv(NATIVE_VARIABLE, key[0])
         set_num_threads(key[1])
-        scorer = GlideScorer(weights, target_parts(target), dtype=numpy_dtype(dtype))
+        scorer = glide_scorer(weights, target_parts(target), dtype=numpy_dtype(dtype))
         state = scorer.open(64)
         rows = chain_scores(scorer, view, state=state)
         scorer.score([Sync(state, TOKENS, view)])

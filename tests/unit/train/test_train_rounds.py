@@ -17,7 +17,7 @@ from slipstream.drafting.engine import LocalDraft
 from slipstream.models.decision import DECISION_NAME, GREEDY, SAMPLED, load_decision
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
-from slipstream.models.glide.glide_scorer import load_glide
+from slipstream.models.glide.load import load_glide
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.train import decision_run
 from slipstream.train.decision import DecisionSettings, train_decision

@@ -16,7 +16,7 @@ from slipstream.cli.main import exit_code
 from slipstream.core.errors import ModelMismatch, TrainingError
 from slipstream.models.glide.glide_config import read_config
 from slipstream.models.glide.glide_files import load_weights
-from slipstream.models.glide.glide_scorer import load_glide
+from slipstream.models.glide.load import load_glide
 from slipstream.models.scorer import Sync
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.train.config import TrainSchedule, TrainSettings

@@ -13,14 +13,12 @@ from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.drafting.engine import LocalDraft, TargetKv
-from slipstream.models.cuda.graphs import Replay
 from slipstream.models.dtypes import BFLOAT16
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
-from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.glide_weights import GlideWeights, glide_shapes
-from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.glide.load import glide_scorer, target_parts
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.loading import causal_model
 from slipstream.models.target import transformers_model
@@ -96,9 +94,8 @@ def test_rounds_of_a_draft_run_on_the_device_alone(name, sampling):
     tensors = {at: strided(number, size, [0] * len(size)) for at, size in glide_shapes(config)}
     weights = GlideWeights(config, tensors, np.arange(16384))
     decision = DecisionNetwork(config.hidden_size).model()
-    scorer = GlideScorer(weights, target_parts(hf), dtype=BFLOAT16)
-    replay = Replay(torch.device("cuda"))
-    chains = GlideChains(scorer, replay, context_length=2048, decision=decision)
+    scorer = glide_scorer(weights, target_parts(hf), dtype=BFLOAT16)
+    chains = GlideChains(scorer, context_length=2048, decision=decision)
     target = tiny.local_target(causal_model(hf, numerics="fast"), num_pages=16)
     feed = TargetKv(target, config.target_layers)
     engine = LocalDraft(scorer, feed, decision=decision.score, chains=chains)

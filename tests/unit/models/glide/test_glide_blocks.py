@@ -18,7 +18,6 @@ from slipstream.models.glide.glide_files import (
     save_glide,
     weights_of,
 )
-from slipstream.models.glide.glide_scorer import GlideScorer, load_glide
 from slipstream.models.glide.glide_weights import (
     BLOCKS_NAME,
     HEAD,
@@ -27,7 +26,7 @@ from slipstream.models.glide.glide_weights import (
     read_glide,
     rows_digest,
 )
-from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.glide.load import glide_scorer, load_glide, target_parts
 from slipstream.models.native import library
 from slipstream.models.scorer import Sync
 from slipstream.models.torch_arrays import as_array
@@ -96,7 +95,7 @@ def test_native_scores_are_those_of_the_module_with_the_weights_in_blocks(saved,
     scorer = load_glide(tmp_path, target)
     assert scorer.engine.startswith("native") and scorer.engine.endswith(" Q4_1")
     vocab = tiny.vocab(model.config)
-    exact = GlideScorer(
+    exact = glide_scorer(
         weights_of(model, vocab), target_parts(target), dtype=scorer.layout.dtype, native=False
     )
     expected = scores(exact, target).hidden @ head.numpy().T
@@ -134,7 +133,7 @@ def test_torch_computes_with_the_weights_as_they_were_trained(saved, tmp_path, m
     weights = read_glide(tmp_path)
     parts = target_parts(target)
     with_blocks, without = (
-        GlideScorer(at, parts, dtype=parts.dtype, native=False)
+        glide_scorer(at, parts, dtype=parts.dtype, native=False)
         for at in (weights, weights_of(*load_weights(tmp_path)))
     )
     assert np.array_equal(scores(with_blocks, target).logits, scores(without, target).logits)

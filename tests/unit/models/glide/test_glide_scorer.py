@@ -13,9 +13,8 @@ from slipstream.core.errors import CapacityError, ModelMismatch, WeightsError
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import config_for_target
-from slipstream.models.glide.glide_scorer import load_glide
 from slipstream.models.glide.glide_weights import check_target
-from slipstream.models.glide.target_parts import target_parts
+from slipstream.models.glide.load import load_glide, target_parts
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.scorer import NUM_SINKS, Grow, Sync, num_skipped
 from support.models import tiny_glide as tiny

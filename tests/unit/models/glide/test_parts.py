@@ -10,7 +10,8 @@ from transformers import AutoModelForCausalLM
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.glide import torch_parts as module
-from slipstream.models.glide.target_parts import NativeParts, load_parts, target_parts
+from slipstream.models.glide.load import load_parts, target_parts
+from slipstream.models.glide.target_parts import NativeParts
 from slipstream.models.glide.torch_parts import as_native, load_torch_parts, rotary_tables
 from slipstream.models.loading import load_model
 from slipstream.models.native import library

@@ -21,14 +21,9 @@ class RotaryFactors:
         signed = torch.cat((sin[:, :half].neg(), sin[:, half:]), -1)
         return cls(cos.unsqueeze(1), signed.unsqueeze(1))
 
-    def at(self, chosen: slice | Tensor | None) -> "RotaryFactors":
+    def at(self, chosen: Tensor | None) -> "RotaryFactors":
         """Return the factors of some tokens; None is all."""
         return self if chosen is None else RotaryFactors(self.cos[chosen], self.sin[chosen])
-
-    def rotate_(self, x: Tensor) -> None:
-        """Rotate x [R, heads, head_dim] in place; dimensions beyond rotary_dim stay."""
-        part = x[..., : self.cos.shape[-1]]
-        torch.addcmul(part * self.cos, part.roll(part.shape[-1] // 2, -1), self.sin, out=part)
 
     def rotate(self, x: Tensor) -> Tensor:
         """Return x [R, heads, head_dim] rotated; dimensions beyond rotary_dim pass unchanged."""
