@@ -94,7 +94,7 @@ def _spread(items: list[pytest.Item]) -> None:
 def real_model(pytestconfig: pytest.Config) -> Path:
     """The real model's directory. Tests download nothing: set-up has fetched it, or they skip."""
     from slipstream.core.errors import ModelNotFound
-    from slipstream.models.store.resolve import find_local
+    from slipstream.models.format.resolve import find_local
 
     try:
         return find_local(REAL_MODEL)

@@ -23,11 +23,11 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Session
 from slipstream.drafting.build import DraftModel
+from slipstream.models.causal import CausalModel
 from slipstream.models.kv.batch import Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.memory import wait_for
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync
-from slipstream.models.target.causal import CausalModel
 from slipstream.options import check_bounds, option
 
 MAX_ROWS = 128

@@ -14,7 +14,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.results import Result
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import Drafter, DraftModel, glide_folder
-from slipstream.models.store.digests import weights_digests
+from slipstream.models.format.digests import weights_digests
 
 
 class MethodEngines:

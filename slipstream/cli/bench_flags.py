@@ -18,8 +18,8 @@ from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import SamplingParams
 from slipstream.files import write_json
-from slipstream.models.store.digests import file_digest, weights_digests
-from slipstream.models.store.resolve import find_local, resolve
+from slipstream.models.format.digests import file_digest, weights_digests
+from slipstream.models.format.resolve import find_local, resolve
 from slipstream.options import option
 
 

@@ -18,8 +18,8 @@ from slipstream.cli.report import figures_console
 from slipstream.core.errors import InvalidRequest, SlipstreamError
 from slipstream.exit_codes import FAILED
 from slipstream.files import write_json
+from slipstream.models.format.resolve import find_local
 from slipstream.models.loaded import parse_device
-from slipstream.models.store.resolve import find_local
 from slipstream.options import option
 
 _SHAPE, _NO_SHAPE = "llama-3-8b", "none"

@@ -64,7 +64,7 @@ def fetched(flags: EngineFlags, **changes: str) -> Iterator[dict[str, Any]]:
 
 def fetch(target: str, draft: str, progress: Bars) -> None:
     """Fetch a target, and a draft that is a model by itself, unless they are on this machine."""
-    from slipstream.models.store.resolve import resolve
+    from slipstream.models.format.resolve import resolve
 
     resolve(target, progress=progress)
     if draft.startswith(VANILLA):

@@ -15,7 +15,7 @@ Name = Annotated[str, typer.Argument(help="An alias, a path or OWNER/NAME of the
 @app.command("list")
 def list_() -> None:
     """Show the models with a short name and where they are, and what dtype auto is here."""
-    from slipstream.models.store.resolve import list_models
+    from slipstream.models.format.resolve import list_models
 
     for model in list_models():
         place = model.path or "not on this machine"
@@ -40,7 +40,7 @@ def automatic_dtypes() -> list[tuple[str, str]]:
 @app.command()
 def pull(name: Name) -> None:
     """Fetch a model unless it is here, and print its path."""
-    from slipstream.models.store.resolve import resolve
+    from slipstream.models.format.resolve import resolve
 
     with bars() as progress:
         path = resolve(name, progress=progress)
@@ -50,6 +50,6 @@ def pull(name: Name) -> None:
 @app.command()
 def path(name: Name) -> None:
     """Print the path of a model that is on this machine."""
-    from slipstream.models.store.resolve import find_local
+    from slipstream.models.format.resolve import find_local
 
     typer.echo(find_local(name))

@@ -15,9 +15,9 @@ from rich.progress import MofNCompleteColumn, TaskID
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import count_bar, progress_of
 from slipstream.core.errors import TrainingError
+from slipstream.models.format.resolve import resolve
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.loaded import find_sources, find_tokenizer
-from slipstream.models.store.resolve import resolve
-from slipstream.models.tokenizer import text_tokenizer
 from slipstream.ngrams.store_file import SUFFIX, NgramFile, StoreHeader
 from slipstream.options import option
 from slipstream.text.prompts import encode_answer, encode_prompt

@@ -19,6 +19,7 @@ from slipstream.drafting.kv_mirror import KvMirror
 from slipstream.drafting.memory import DraftMemory
 from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import CPU
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.load import target_parts
 from slipstream.models.glide.target_parts import TargetParts, has_rotary
 from slipstream.models.kv.pool import KvLayout
@@ -27,7 +28,6 @@ from slipstream.models.loading import load_model
 from slipstream.models.memory import AUTO, check_budget
 from slipstream.models.scorer import WINDOW, KvView, skippable
 from slipstream.models.threads import set_num_threads
-from slipstream.models.tokenizer import text_tokenizer
 from slipstream.ngrams.store_file import AUTO as AUTO_NGRAMS
 from slipstream.ngrams.store_file import store_named
 from slipstream.text.tokenizer import TextTokenizer

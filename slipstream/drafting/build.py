@@ -19,7 +19,9 @@ from slipstream.drafting.profile_file import PROFILE_NAME, ModelPair, read_profi
 from slipstream.drafting.reader import Score
 from slipstream.drafting.trial import step_seconds
 from slipstream.files import path_of
+from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import DECISION_NAME, DecisionModel, load_decision
+from slipstream.models.format.digests import kept_digest
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.load import chains_of, load_glide
@@ -29,8 +31,6 @@ from slipstream.models.loaded import require_same_tokenizer
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.memory import MemoryPlan
 from slipstream.models.scorer import Scorer
-from slipstream.models.store.digests import kept_digest
-from slipstream.models.target.causal_scorer import CausalScorer
 from slipstream.ngrams.store_file import NgramStores
 
 _SHIPPED = Path(__file__).parent.parent / "models" / "weights"

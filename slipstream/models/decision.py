@@ -18,9 +18,9 @@ from safetensors.numpy import load_file, save
 
 from slipstream.core.errors import WeightsError
 from slipstream.core.verify.noise import Floats
+from slipstream.models.format.digests import file_digest
+from slipstream.models.format.folder import reading, shown
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
-from slipstream.models.store.digests import file_digest
-from slipstream.models.store.folder import reading, shown
 
 DECISION_NAME = "decision.safetensors"
 NUM_STATS = 4

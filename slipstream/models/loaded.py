@@ -10,17 +10,17 @@ from typing import Any, Protocol
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.dtypes import AUTO, BFLOAT16, CPU, FLOAT32, Q8, choose_dtype
+from slipstream.models.format.architecture import eos_ids
+from slipstream.models.format.folder import brief, gguf_in, reading
+from slipstream.models.format.gguf import quiet_transformers
+from slipstream.models.format.gguf_file import MAX_STRINGS, GgufFile
+from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
+from slipstream.models.format.resolve import short_name
+from slipstream.models.format.tokenizer import NumberedTokenizer, keep, read_kept
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative, kernels
 from slipstream.models.native.source import WeightSource
-from slipstream.models.store.folder import brief, gguf_in, reading
-from slipstream.models.store.gguf import quiet_transformers
-from slipstream.models.store.gguf_file import MAX_STRINGS, GgufFile
-from slipstream.models.store.gguf_tokenizer import read_gguf_tokenizer
-from slipstream.models.store.resolve import short_name
-from slipstream.models.target.architecture import eos_ids
-from slipstream.models.tokenizer import NumberedTokenizer, keep, read_kept
 
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
 

@@ -8,8 +8,14 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from slipstream.core.errors import ModelError
+from slipstream.models.causal import CausalModel
 from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import AUTO, CPU, choose_dtype
+from slipstream.models.format.architecture import ModelSizes, eos_ids
+from slipstream.models.format.folder import reading
+from slipstream.models.format.resolve import resolve
+from slipstream.models.format.tokenizer import fitted
+from slipstream.models.format.wheel import Progress
 from slipstream.models.loaded import (
     LoadedModel,
     find_source,
@@ -21,18 +27,12 @@ from slipstream.models.loaded import (
 from slipstream.models.native.decoder import NativeDecoder
 from slipstream.models.native.library import NotNative, has_kernels
 from slipstream.models.native.source import WeightSource
-from slipstream.models.store.folder import reading
-from slipstream.models.store.resolve import resolve
-from slipstream.models.store.wheel import Progress
-from slipstream.models.target.architecture import ModelSizes, eos_ids
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.reference import ReferenceCheck
-from slipstream.models.tokenizer import fitted
+from slipstream.models.reference import ReferenceCheck
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-    from slipstream.models.parallel.tensor_parallel import TensorParallelGroup
+    from slipstream.models.torch.tensor_parallel import TensorParallelGroup
 
 _LOG = logging.getLogger("slipstream.models")
 
@@ -79,7 +79,7 @@ def sizes_of(model: "WeightSource | PreTrainedModel", num_ranks: int = 1) -> Mod
     """Return the sizes of a model. Raises `ModelError` for one that this cache can't serve."""
     if isinstance(model, WeightSource):
         return model.outline()
-    from slipstream.models.target.transformers_model import outline_of
+    from slipstream.models.torch.transformers_model import outline_of
 
     return outline_of(model, num_ranks)
 

@@ -20,7 +20,7 @@ from typing import Any
 
 from slipstream import __version__
 from slipstream.config import instruction_limits, measurements_dir
-from slipstream.models.store.folder import brief
+from slipstream.models.format.folder import brief
 from slipstream.models.threads import num_threads
 
 _LOG = logging.getLogger("slipstream.models")

@@ -20,7 +20,7 @@ Line = dict[str, Any]
 
 
 class BatchDecoder(Protocol):
-    """`models.target.bulk.BulkModel`, or what answers as it does."""
+    """`models.bulk.BulkModel`, or what answers as it does."""
 
     def open(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Tensor]:
         """Return caches of the prompts and the logits [B, V] behind each one's last token."""

@@ -18,13 +18,13 @@ from filelock import FileLock, Timeout
 
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.files import parse_json, write_whole
+from slipstream.models.bulk import BulkModel
 from slipstream.models.dtypes import AUTO, CPU
+from slipstream.models.format.resolve import resolve, short_name
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.loaded import find_sources, load_tokenizer
 from slipstream.models.loading import causal_model, load_model, sizes_of
-from slipstream.models.store.resolve import resolve, short_name
-from slipstream.models.target.bulk import BulkModel
 from slipstream.models.threads import set_num_threads
-from slipstream.models.tokenizer import text_tokenizer
 from slipstream.options import option, required
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 
 from slipstream.core.errors import ModelMismatch, TrainingError
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide import GlideModel, Rope
 from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_files import load_weights, save_glide
@@ -26,7 +27,6 @@ from slipstream.models.glide.glide_init import (
 )
 from slipstream.models.glide.torch_parts import model_parts, rotary_tables
 from slipstream.models.loaded import LoadedModel
-from slipstream.models.tokenizer import text_tokenizer
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import option, required
 from slipstream.revision import code_revision

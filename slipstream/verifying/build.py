@@ -9,14 +9,14 @@ from slipstream.core.errors import ModelMismatch
 from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.request.request import ModelFacts
+from slipstream.models.causal import CausalModel
+from slipstream.models.format.digests import bytes_digest
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.loading import causal_model
 from slipstream.models.machine import this_machine
 from slipstream.models.memory import AUTO, MemoryPlan, num_pages
-from slipstream.models.store.digests import bytes_digest
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.tokenizer import text_tokenizer
 from slipstream.text.tool_prompt import AUTO_FORMAT, format_of
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.grammars import Grammars
@@ -26,7 +26,7 @@ from slipstream.verifying.schedule import StepBudget
 from slipstream.verifying.trial import learn_cost
 
 if TYPE_CHECKING:
-    from slipstream.models.parallel.tensor_parallel import TensorParallelGroup
+    from slipstream.models.torch.tensor_parallel import TensorParallelGroup
 
 _LOG = logging.getLogger("slipstream.target")
 

@@ -15,9 +15,9 @@ from slipstream.core.verify.likelihood import token_logprob
 from slipstream.core.verify.noise import Floats
 from slipstream.core.verify.verify import verify
 from slipstream.core.verify.walk import Walk
+from slipstream.models.causal import CausalModel
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.scorer import on_host
-from slipstream.models.target.causal import CausalModel
 from slipstream.verifying.request import TargetRequest
 from slipstream.verifying.schedule import ScheduledRequest
 

@@ -15,10 +15,10 @@ from slipstream.core.types import FinishReason, Proposal, Verdict
 from slipstream.core.verify.port_checks import check_proposal, check_tokens
 from slipstream.core.verify.walk import Walk
 from slipstream.engine.thread import internal_errors
+from slipstream.models.causal import CausalModel
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout
 from slipstream.models.scorer import KvView
-from slipstream.models.target.causal import CausalModel
 from slipstream.verifying.decision import Batch, Decision, forward
 from slipstream.verifying.grammars import Grammars, constraint_of
 from slipstream.verifying.kv_sender import KvSender

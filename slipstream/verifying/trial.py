@@ -7,12 +7,12 @@ from typing import Any
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.cost_curve import CROWD, CostCurve, Costs, learn
 from slipstream.core.round import Clock
+from slipstream.models.causal import CausalModel
 from slipstream.models.kv.batch import Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.machine import this_machine
 from slipstream.models.memory import wait_for
-from slipstream.models.target.causal import CausalModel
 
 _TOKEN = 0
 _CHECKED = (1, 8)

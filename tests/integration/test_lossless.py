@@ -12,8 +12,8 @@ from slipstream.core.policy.options import DRAFTERS, Mode, SpeculationOptions
 from slipstream.core.policy.profile import Profile
 from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft, TargetKv
+from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.glide.chain_stop import DecisionNetwork
-from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny
 from support.models.rounds import DEFAULTS, next_token, plain, speculate
 

@@ -19,8 +19,8 @@ from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.dtypes import FLOAT32
 from slipstream.models.kv.batch import Part
 from slipstream.models.loading import causal_model
+from slipstream.models.torch.arrays import as_tensor
 from slipstream.models.torch.loading import load_target_parts
-from slipstream.models.torch_arrays import as_tensor
 from slipstream_target.tensor_parallel import TensorParallelPlan, WorkerProcesses
 from support.models import tiny
 from support.models.rounds import plain, speculate

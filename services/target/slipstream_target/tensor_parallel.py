@@ -22,10 +22,10 @@ from typing import Self
 import torch
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.models.parallel.ranks import join_ranks, leave_ranks
-from slipstream.models.parallel.tensor_parallel import TensorParallelGroup, WorkerStep
-from slipstream.models.store.resolve import resolve
+from slipstream.models.format.resolve import resolve
 from slipstream.models.torch.loading import check_ranks
+from slipstream.models.torch.ranks import join_ranks, leave_ranks
+from slipstream.models.torch.tensor_parallel import TensorParallelGroup, WorkerStep
 from slipstream.parent_watch import watched_command
 from slipstream_target.config import TargetConfig
 
@@ -106,7 +106,7 @@ class WorkerProcesses:
         )
 
     def send(self, step: WorkerStep | None) -> None:
-        """See `models.parallel.tensor_parallel.Workers`. None is the last step."""
+        """See `models.torch.tensor_parallel.Workers`. None is the last step."""
         for worker in self._workers:
             worker.connection.send(step)
 

@@ -8,9 +8,9 @@ from multiprocessing.connection import Connection
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
 from slipstream.models.cores import Cores, load_on
 from slipstream.models.loading import causal_model
-from slipstream.models.parallel.ranks import join_ranks, leave_ranks
-from slipstream.models.parallel.tensor_parallel import TensorParallelGroup, TensorParallelWorker
 from slipstream.models.torch.loading import load_target_parts
+from slipstream.models.torch.ranks import join_ranks, leave_ranks
+from slipstream.models.torch.tensor_parallel import TensorParallelGroup, TensorParallelWorker
 from slipstream_target.tensor_parallel import WorkerFailure, WorkerTask
 
 

@@ -14,6 +14,7 @@ from transformers import AutoConfig, AutoModelForCausalLM
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import TokenTree
+from slipstream.models.causal import CausalModel
 from slipstream.models.decoder import Numerics
 from slipstream.models.dtypes import CPU, choose_dtype
 from slipstream.models.kv.batch import Part
@@ -23,8 +24,7 @@ from slipstream.models.loading import causal_model
 from slipstream.models.machine import best_seconds
 from slipstream.models.memory import wait_for
 from slipstream.models.native.checkpoint import CONFIG, read_config
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.torch_arrays import torch_dtype
+from slipstream.models.torch.arrays import torch_dtype
 
 _LLAMA: Mapping[str, Any] = {
     "model_type": "llama",

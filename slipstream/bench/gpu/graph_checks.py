@@ -16,13 +16,13 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Proposal, Session, Shape
 from slipstream.drafting.build import DraftModel
 from slipstream.drafting.engine import LocalDraft, TargetKv
+from slipstream.models.causal import CausalModel
 from slipstream.models.cuda.decoder import CudaDecoder
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.loading import causal_model
-from slipstream.models.target.causal import CausalModel
 from slipstream.models.torch.loading import load_target_parts
 
 _ROWS = (1, 2, 6, 16, 64, 256)

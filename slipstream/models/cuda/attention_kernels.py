@@ -14,10 +14,10 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 from slipstream.core.errors import ModelError
 from slipstream.models.cuda.steady import PAIRED, cancelling_keys
 from slipstream.models.dtypes import CPU
-from slipstream.models.kv.paged import Kernel, PagedAttention, PagedTokens, attend_paged, unpack
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout
+from slipstream.models.torch.arrays import torch_dtype
 from slipstream.models.torch.packing import ForwardShape
-from slipstream.models.torch_arrays import torch_dtype
+from slipstream.models.torch.paged import Kernel, PagedAttention, PagedTokens, attend_paged, unpack
 
 _NUM_PAGES = 24
 _ALONE = ForwardShape(rows=1, segments=1, segment_size=1, width=256, path=0, draws=0)

@@ -25,9 +25,9 @@ from slipstream.models.glide.chain_stop import (
     device_stats,
 )
 from slipstream.models.glide.glide_packed import DraftAttention, GlideParts
-from slipstream.models.kv.paged import additive, gather, page_slots
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool
 from slipstream.models.scorer import NUM_SINKS
+from slipstream.models.torch.paged import additive, gather, page_slots
 
 MAX_ENDS = 8
 """Tokens that nothing can follow, a chain at most."""

@@ -20,7 +20,7 @@ from slipstream.models.glide.glide_torch import TorchGlide
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.memory import temporary_bytes
 from slipstream.models.scorer import MAX_NEW_TOKENS, ChainPosition, ChainRequest
-from slipstream.models.torch_arrays import as_tensor
+from slipstream.models.torch.arrays import as_tensor
 
 _DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, MAX_DRAFT_TOKENS)
 _MAX_SESSIONS = 256

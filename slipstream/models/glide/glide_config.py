@@ -8,8 +8,8 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.store.folder import reading, shown
-from slipstream.models.store.gguf_file import MAX_LAYERS
+from slipstream.models.format.folder import reading, shown
+from slipstream.models.format.gguf_file import MAX_LAYERS
 
 CONFIG_NAME = "config.json"
 WEIGHTS_NAME = "model.safetensors"

@@ -8,6 +8,8 @@ import torch
 from safetensors.torch import load_file, save
 from torch import Tensor
 
+from slipstream.models.format.digests import file_digest
+from slipstream.models.format.folder import reading
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_config import WEIGHTS_NAME, write_config
 from slipstream.models.glide.glide_weights import (
@@ -20,9 +22,7 @@ from slipstream.models.glide.glide_weights import (
     GlideWeights,
     read_parameters,
 )
-from slipstream.models.store.digests import file_digest
-from slipstream.models.store.folder import reading
-from slipstream.models.torch_arrays import TORCH_DTYPES, as_array, as_tensor
+from slipstream.models.torch.arrays import TORCH_DTYPES, as_array, as_tensor
 
 
 def save_glide(model: GlideModel, vocab: Tensor, directory: Path) -> None:

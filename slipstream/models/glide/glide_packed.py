@@ -13,8 +13,8 @@ from torch import Tensor
 
 from slipstream.models.glide.glide import GlideCrossAttention, GlideLayer, RmsNorm
 from slipstream.models.glide.rotary_factors import RotaryFactors
-from slipstream.models.kv.paged import attend_each
 from slipstream.models.kv.pool import KvPool
+from slipstream.models.torch.paged import attend_each
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,11 +22,11 @@ from slipstream.models.glide.glide_state import SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights
 from slipstream.models.glide.rotary_factors import RotaryFactors
 from slipstream.models.glide.torch_parts import TorchParts, rotary_tables
-from slipstream.models.kv.paged import additive, gather
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.scorer import Scores, on_host
+from slipstream.models.torch.arrays import as_tensor, torch_dtype
 from slipstream.models.torch.buffers import TorchBuffers
-from slipstream.models.torch_arrays import as_tensor, torch_dtype
+from slipstream.models.torch.paged import additive, gather
 
 Topology = tuple[int, ...]
 """Parents of a tree's nodes, parents first."""

@@ -13,10 +13,10 @@ from safetensors.numpy import load_file
 
 from slipstream.core.errors import ModelMismatch, WeightsError
 from slipstream.models.dtypes import BFLOAT16, Array
+from slipstream.models.format.digests import bytes_digest, kept_digest
+from slipstream.models.format.folder import reading, shown
 from slipstream.models.glide.glide_config import WEIGHTS_NAME, GlideConfig, read_config
 from slipstream.models.glide.target_parts import TargetParts
-from slipstream.models.store.digests import bytes_digest, kept_digest
-from slipstream.models.store.folder import reading, shown
 
 VOCAB = "vocab"
 """The name of the head's token ids in the file."""

@@ -10,6 +10,10 @@ import numpy as np
 
 from slipstream.models.decision import DecisionModel
 from slipstream.models.dtypes import AUTO, CPU
+from slipstream.models.format.folder import reading
+from slipstream.models.format.resolve import resolve, short_name
+from slipstream.models.format.tokenizer import fitted
+from slipstream.models.format.wheel import Progress
 from slipstream.models.glide.glide_scorer import GlidePass, GlideScorer
 from slipstream.models.glide.glide_weights import GlideWeights, check_target, read_glide
 from slipstream.models.glide.target_parts import (
@@ -23,10 +27,6 @@ from slipstream.models.loaded import find_source, find_sources, find_tokenizer
 from slipstream.models.native.glide import NativeGlide
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
-from slipstream.models.store.folder import reading
-from slipstream.models.store.resolve import resolve, short_name
-from slipstream.models.store.wheel import Progress
-from slipstream.models.tokenizer import fitted
 
 if TYPE_CHECKING:
     from slipstream.models.glide.glide_chains import GlideChains

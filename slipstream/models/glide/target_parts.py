@@ -11,9 +11,9 @@ from typing import Any
 import numpy as np
 
 from slipstream.models.dtypes import CPU, Array
+from slipstream.models.format.rope import rotary_tables
 from slipstream.models.native.source import WeightSource
 from slipstream.models.native.weights import Weights
-from slipstream.models.target.rope import rotary_tables
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -13,18 +13,18 @@ from torch import Tensor, nn
 from slipstream.core.errors import ModelMismatch
 from slipstream.models.cores import start_torch
 from slipstream.models.dtypes import AUTO, CPU, Array, choose_dtype
+from slipstream.models.format.architecture import context_length
+from slipstream.models.format.gguf import quiet_transformers
+from slipstream.models.format.resolve import resolve, short_name
+from slipstream.models.format.safetensors_file import Safetensors
+from slipstream.models.format.tokenizer import NumberedTokenizer, fitted
+from slipstream.models.format.wheel import Progress
 from slipstream.models.glide.target_parts import LoadedParts, NativeParts, TargetParts
 from slipstream.models.loaded import find_sources, load_tokenizer, parse_device
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.weights import as_float32, plain
-from slipstream.models.store.gguf import quiet_transformers
-from slipstream.models.store.resolve import resolve, short_name
-from slipstream.models.store.safetensors_file import Safetensors
-from slipstream.models.store.wheel import Progress
-from slipstream.models.target.architecture import context_length
-from slipstream.models.tokenizer import NumberedTokenizer, fitted
+from slipstream.models.torch.arrays import as_array, as_tensor, numpy_dtype, torch_dtype
 from slipstream.models.torch.loading import load_target_parts, require_causal
-from slipstream.models.torch_arrays import as_array, as_tensor, numpy_dtype, torch_dtype
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -14,13 +14,13 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slipstream.models.dtypes import BFLOAT16, Q8, Array
+from slipstream.models.format.architecture import EMBEDDING, HEAD, parse
+from slipstream.models.format.digests import bytes_digest
+from slipstream.models.format.families import account_fields, require_read
+from slipstream.models.format.safetensors_file import Safetensors
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource, check_tensors
 from slipstream.models.native.weights import Weights, eight_bits, of_type
-from slipstream.models.store.digests import bytes_digest
-from slipstream.models.store.safetensors_file import Safetensors
-from slipstream.models.target.architecture import EMBEDDING, HEAD, parse
-from slipstream.models.target.families import account_fields, require_read
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -88,7 +88,7 @@ class Checkpoint(WeightSource):
     def reference(self) -> "PreTrainedModel":
         from transformers import AutoConfig
 
-        from slipstream.models.target.transformers_model import model_of
+        from slipstream.models.torch.transformers_model import model_of
 
         config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
         model: PreTrainedModel = model_of(self, config.get_text_config(), is_lent=True)
@@ -98,7 +98,7 @@ class Checkpoint(WeightSource):
         return Q8 if self._is_coded else super().weights_type()
 
     def identity(self) -> str:
-        from slipstream.models.store.digests import weights_digest
+        from slipstream.models.format.digests import weights_digest
 
         config = json.dumps(self.config, sort_keys=True).encode()
         return f"{weights_digest(self.folder)} {bytes_digest(config)}"

@@ -11,12 +11,12 @@ import numpy as np
 from slipstream.core.verify.draws import FindContenders
 from slipstream.models.decoder import ANY_ROWS, Numerics
 from slipstream.models.dtypes import BFLOAT16, Array
+from slipstream.models.format.rope import rotary_tables
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native.library import NativeShape
 from slipstream.models.native.model import NativeModel
 from slipstream.models.native.source import WeightSource, head, last_norm, layer
-from slipstream.models.target.rope import rotary_tables
 
 
 class NativeDecoder:

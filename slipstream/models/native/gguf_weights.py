@@ -16,14 +16,14 @@ import numpy as np
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import DTYPES, FLOAT32, Array
+from slipstream.models.format.architecture import EMBEDDING, HEAD, Architecture, parse
+from slipstream.models.format.folder import reading
+from slipstream.models.format.gguf_config import FAMILIES, LONG_FACTORS, read_config
+from slipstream.models.format.gguf_file import GgufFile, GgufTensor
+from slipstream.models.format.rope import Rotary
 from slipstream.models.native.library import PATH
 from slipstream.models.native.source import WeightSource, check_tensors
 from slipstream.models.native.weights import FLOAT16, KINDS, Weights, as_float32, of_type, plain
-from slipstream.models.store.folder import reading
-from slipstream.models.store.gguf_config import FAMILIES, LONG_FACTORS, read_config
-from slipstream.models.store.gguf_file import GgufFile, GgufTensor
-from slipstream.models.target.architecture import EMBEDDING, HEAD, Architecture, parse
-from slipstream.models.target.rope import Rotary
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -119,7 +119,7 @@ class GgufSource(WeightSource):
     def _model(self, *, is_lent: bool) -> "PreTrainedModel":
         from transformers import AutoConfig
 
-        from slipstream.models.target.transformers_model import model_of
+        from slipstream.models.torch.transformers_model import model_of
 
         with reading(self.name):
             config = AutoConfig.for_model(**self._config)
@@ -134,7 +134,7 @@ class GgufSource(WeightSource):
         self._file.release()
 
     def identity(self) -> str:
-        from slipstream.models.store.digests import weights_digest
+        from slipstream.models.format.digests import weights_digest
 
         return weights_digest(self.path)
 

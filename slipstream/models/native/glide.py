@@ -69,7 +69,7 @@ class NativeGlide:
     def readable(self, values: Any) -> Array:
         """Return keys or values [kv_heads, n, head_dim] of the target as a step reads them."""
         if not isinstance(values, np.ndarray):
-            from slipstream.models.torch_arrays import as_array
+            from slipstream.models.torch.arrays import as_array
 
             values = as_array(values)
         found: Array = values.astype(self._layout.dtype, copy=False)

@@ -10,12 +10,12 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.models.dtypes import Array
+from slipstream.models.format.architecture import Architecture, parse
+from slipstream.models.format.rope import Rotary
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.native.weights import Weights, of_type
-from slipstream.models.target.architecture import Architecture, parse
-from slipstream.models.target.rope import Rotary
-from slipstream.models.torch_arrays import as_array, numpy_dtype
+from slipstream.models.torch.arrays import as_array, numpy_dtype
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

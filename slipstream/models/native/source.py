@@ -9,9 +9,7 @@ import numpy as np
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import CPU, Array
-from slipstream.models.kv.pool import KvLayout
-from slipstream.models.native.weights import BlockWeights, Weights, as_float32, plain
-from slipstream.models.target.architecture import (
+from slipstream.models.format.architecture import (
     BLOCK_NORMS,
     EMBEDDING,
     HEAD,
@@ -19,7 +17,9 @@ from slipstream.models.target.architecture import (
     Architecture,
     ModelSizes,
 )
-from slipstream.models.target.rope import Rotary
+from slipstream.models.format.rope import Rotary
+from slipstream.models.kv.pool import KvLayout
+from slipstream.models.native.weights import BlockWeights, Weights, as_float32, plain
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 from slipstream.models.dtypes import Array
-from slipstream.models.torch_arrays import as_array, as_tensor, torch_dtype
+from slipstream.models.torch.arrays import as_array, as_tensor, torch_dtype
 
 
 class TorchBuffers:

@@ -11,11 +11,11 @@ from slipstream.models.cuda.decoder import CudaDecoder
 from slipstream.models.cuda.steady import SteadyProducts
 from slipstream.models.decoder import Decoder
 from slipstream.models.dtypes import CPU
-from slipstream.models.parallel.ranks import ALONE
-from slipstream.models.parallel.shards import localise, own_bytes
-from slipstream.models.parallel.tensor_parallel import SplitDecoder, TensorParallelGroup
-from slipstream.models.target.architecture import ModelSizes
+from slipstream.models.format.architecture import ModelSizes
 from slipstream.models.torch.decoder import TorchDecoder, TorchSettings
+from slipstream.models.torch.ranks import ALONE
+from slipstream.models.torch.shards import localise, own_bytes
+from slipstream.models.torch.tensor_parallel import SplitDecoder, TensorParallelGroup
 
 
 def torch_decoder(

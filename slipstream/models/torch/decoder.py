@@ -18,11 +18,11 @@ from slipstream.core.verify.draws import FindContenders
 from slipstream.models.decoder import ANY_ROWS, Numerics, RowRule
 from slipstream.models.dtypes import CPU
 from slipstream.models.kv.batch import Batch, Draw
-from slipstream.models.kv.paged import Kernel, PagedAttention, PagedTokens, attend_paged, unpack
 from slipstream.models.kv.pool import KvLayout, KvPool
+from slipstream.models.torch.arrays import torch_dtype
 from slipstream.models.torch.buffers import TorchBuffers
 from slipstream.models.torch.packing import ForwardShape, pack
-from slipstream.models.torch_arrays import torch_dtype
+from slipstream.models.torch.paged import Kernel, PagedAttention, PagedTokens, attend_paged, unpack
 
 _ATTENTION = "slipstream"
 _OTHER_SCORES = {"softcap": "soft-capping (attn_logit_softcapping)", "s_aux": "sinks"}

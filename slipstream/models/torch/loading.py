@@ -10,6 +10,14 @@ from transformers.distributed.configuration_utils import DistributedConfig
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
 from slipstream.models.cores import start_torch
 from slipstream.models.dtypes import AUTO, CPU, choose_dtype
+from slipstream.models.format.architecture import eos_ids
+from slipstream.models.format.families import require_read
+from slipstream.models.format.folder import reading
+from slipstream.models.format.gguf import quiet_transformers
+from slipstream.models.format.gguf_file import MAX_LAYERS
+from slipstream.models.format.resolve import resolve
+from slipstream.models.format.tokenizer import NumberedTokenizer, fitted
+from slipstream.models.format.wheel import Progress
 from slipstream.models.loaded import (
     LoadedModel,
     find_sources,
@@ -20,17 +28,9 @@ from slipstream.models.loaded import (
 from slipstream.models.native.checkpoint import read_config
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative
-from slipstream.models.parallel.shards import require_split
-from slipstream.models.store.folder import reading
-from slipstream.models.store.gguf import quiet_transformers
-from slipstream.models.store.gguf_file import MAX_LAYERS
-from slipstream.models.store.resolve import resolve
-from slipstream.models.store.wheel import Progress
-from slipstream.models.target.architecture import eos_ids
-from slipstream.models.target.families import require_read
-from slipstream.models.target.transformers_model import account_config
-from slipstream.models.tokenizer import NumberedTokenizer, fitted
-from slipstream.models.torch_arrays import torch_dtype
+from slipstream.models.torch.arrays import torch_dtype
+from slipstream.models.torch.shards import require_split
+from slipstream.models.torch.transformers_model import account_config
 
 
 def load_target_parts(

@@ -17,6 +17,7 @@ from torch import Tensor
 
 from slipstream.core.errors import TrainingError
 from slipstream.drafting.build import glide_folder
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_files import load_weights, save_blocks
 from slipstream.models.glide.glide_weights import (
@@ -28,9 +29,8 @@ from slipstream.models.glide.glide_weights import (
 )
 from slipstream.models.glide.torch_parts import model_parts
 from slipstream.models.loaded import LoadedModel
-from slipstream.models.tokenizer import text_tokenizer
+from slipstream.models.torch.arrays import as_array
 from slipstream.models.torch.loading import load_target_parts
-from slipstream.models.torch_arrays import as_array
 from slipstream.options import option, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt

@@ -13,7 +13,7 @@ from typing import Any
 from fuzz.files.kinds import Kind
 from fuzz.files.mutations import NUMBERS, changed, json_values, some_bytes
 from slipstream.drafting.profile_file import ModelPair, read_profile
-from slipstream.models import tokenizer as kept_tokenizers
+from slipstream.models.format import tokenizer as kept_tokenizers
 from slipstream.ngrams.store_file import ARRAYS, NgramFile, checksum
 from slipstream.text.template import ChatTemplate
 from slipstream.text.tokenizer import TextTokenizer

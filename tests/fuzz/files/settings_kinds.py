@@ -23,8 +23,8 @@ from slipstream.cli.options import read_token
 from slipstream.cli.traces.trace_page import page
 from slipstream.cli.traces.trace_summary import summary
 from slipstream.config import load_config, load_settings
-from slipstream.models.store.folder import all_or_nothing
-from slipstream.models.store.wheel import GgufWheel, NoProgress, extract
+from slipstream.models.format.folder import all_or_nothing
+from slipstream.models.format.wheel import GgufWheel, NoProgress, extract
 from slipstream.rpc.security import read_authority, read_pair
 from slipstream.state.access import Access, Entry
 from slipstream.state.options import StoreOptions

@@ -25,6 +25,8 @@ from slipstream.models.decision import (
     save_decision,
 )
 from slipstream.models.dtypes import FLOAT32
+from slipstream.models.format.folder import SHARD_INDEX, WEIGHTS, reading
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide_config import CONFIG_NAME, WEIGHTS_NAME
 from slipstream.models.glide.glide_files import save_blocks
 from slipstream.models.glide.glide_weights import (
@@ -47,8 +49,6 @@ from slipstream.models.native.decoder import NativeDecoder
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.scorer import KvView, Sync
-from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS, reading
-from slipstream.models.tokenizer import text_tokenizer
 from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny_checkpoint, tiny_gguf
 

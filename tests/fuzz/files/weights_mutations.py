@@ -7,7 +7,7 @@ from random import Random
 from typing import Any
 
 from fuzz.files.mutations import NUMBERS, WORDS, changed, json_values, some_bytes
-from slipstream.models.store.gguf_file import TYPES
+from slipstream.models.format.gguf_file import TYPES
 
 _SCALARS = dict(enumerate("BbHhIif?")) | {10: "Q", 11: "q", 12: "d"}
 _STRING, _ARRAY, _ALIGNMENT = 8, 9, 32

@@ -4,7 +4,7 @@ import pytest
 
 from slipstream.client import SamplingParams
 from slipstream.core.errors import Unavailable
-from slipstream.models.store.digests import weights_digest
+from slipstream.models.format.digests import weights_digest
 from support.network.streams import busy, read, tokens_of
 from support.services import fleet
 from support.services.fleet import num_ready, routed, running, target_worker

@@ -13,8 +13,8 @@ import torch
 from torch import Tensor
 
 from slipstream.models.cuda.graphs import Replay
-from slipstream.models.kv.paged import attend_paged
 from slipstream.models.torch import choice
+from slipstream.models.torch.paged import attend_paged
 from support.cuda.graph import INDEXING, GpuError, Graph, signature, storage_of
 from support.cuda.tensors import CudaTensor, leaves, name_of, on_device, on_gpu, on_host
 

@@ -4,7 +4,7 @@ import json
 import random
 
 from slipstream.core.grammar import Grammar, GrammarKind
-from slipstream.models.tokenizer import text_tokenizer
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.verifying.grammar_constraint import GrammarConstraint
 from slipstream.verifying.grammars import Grammars
 from support.models.tiny_checkpoint import byte_tokenizer

@@ -6,6 +6,7 @@ import torch
 import transformers
 
 from slipstream.core.row_costs import Offer
+from slipstream.models.causal import CausalModel
 from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.glide.glide_files import weights_of
 from slipstream.models.glide.glide_init import init_from_target
@@ -13,8 +14,7 @@ from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.load import glide_scorer, target_parts
 from slipstream.models.kv.batch import Part
 from slipstream.models.loading import Engine, causal_model
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.torch_arrays import numpy_dtype
+from slipstream.models.torch.arrays import numpy_dtype
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.memory import KvMemory
 from slipstream.verifying.meter import StepCost

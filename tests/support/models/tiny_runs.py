@@ -14,8 +14,8 @@ from slipstream.core.request.request import ModelFacts, make_request
 from slipstream.core.run import Run
 from slipstream.core.types import Shape, Verification
 from slipstream.drafting.engine import LocalDraft
+from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.loading import causal_model
-from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny
 
 FACTS = ModelFacts("tiny", tiny.VOCAB, 512, frozenset(), max_logprobs=MAX_LOGPROBS)

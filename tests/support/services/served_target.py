@@ -14,9 +14,9 @@ from transformers import LlamaConfig, LlamaForCausalLM
 from slipstream.core.sequence import Delta
 from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import EngineThread
+from slipstream.models.causal import CausalModel
 from slipstream.models.dtypes import Array
 from slipstream.models.loading import causal_model
-from slipstream.models.target.causal import CausalModel
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.conversion.convert import delta_to_pb, session_to_pb
 from slipstream.rpc.conversion.convert_common import proposal_to_pb

@@ -13,12 +13,12 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Verdict
 from slipstream.drafting.build import Drafter
 from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
+from slipstream.models.causal import CausalModel
+from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.dtypes import CPU
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.load import target_parts
 from slipstream.models.glide.target_parts import LoadedParts
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.target.causal_scorer import CausalScorer
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect

@@ -10,9 +10,9 @@ from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.policy.profile import Profile
 from slipstream.core.types import Shape, StopPolicy
 from slipstream.drafting.profile_file import ModelPair, profile_file
+from slipstream.models.format.digests import file_digest
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
-from slipstream.models.store.digests import file_digest
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions

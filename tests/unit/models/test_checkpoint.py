@@ -9,7 +9,10 @@ from tokenizers import processors
 from transformers import AutoModelForCausalLM
 
 from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, WeightsError
-from slipstream.models import loaded, tokenizer
+from slipstream.models import loaded, reference
+from slipstream.models.format import tokenizer
+from slipstream.models.format.safetensors_file import Safetensors
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.load import target_parts
 from slipstream.models.loaded import require_same_tokenizer
 from slipstream.models.loading import causal_model, load_model
@@ -17,9 +20,6 @@ from slipstream.models.machine import Measurements
 from slipstream.models.native import library
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.weights import as_float32
-from slipstream.models.store.safetensors_file import Safetensors
-from slipstream.models.target import reference
-from slipstream.models.tokenizer import text_tokenizer
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.text.prompts import encode_prompt
 from support.models import tiny

@@ -9,11 +9,11 @@ from gguf import GGMLQuantizationType
 
 from slipstream.core.errors import WeightsError
 from slipstream.core.tree import TokenTree
+from slipstream.models.format.gguf_file import TYPES, GgufFile
 from slipstream.models.kv.batch import Part
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.native import library
 from slipstream.models.native.gguf_weights import GgufSource
-from slipstream.models.store.gguf_file import TYPES, GgufFile
 from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny_gguf
 

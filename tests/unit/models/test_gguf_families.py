@@ -8,10 +8,10 @@ from safetensors.torch import load_file
 from transformers import AutoTokenizer
 
 from slipstream.core.errors import WeightsError
+from slipstream.models.format.gguf import convert
 from slipstream.models.kv.batch import Part
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.native import library
-from slipstream.models.store.gguf import convert
 from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny_gguf
 from support.models.families import SIZES, family_model

@@ -5,9 +5,9 @@ import pytest
 import torch
 
 from slipstream.core.errors import ModelError, WeightsError
+from slipstream.models.format.gguf_file import GgufFile
+from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer, turn_ends
 from slipstream.models.loading import causal_model, load_model
-from slipstream.models.store.gguf_file import GgufFile
-from slipstream.models.store.gguf_tokenizer import read_gguf_tokenizer, turn_ends
 from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny_gguf
 

@@ -11,7 +11,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.models import machine
 from slipstream.models.dtypes import CPU, DTYPES, choose_dtype
 from slipstream.models.machine import Measurements, describe_machine, this_machine
-from slipstream.models.torch_arrays import numpy_dtype, torch_dtype
+from slipstream.models.torch.arrays import numpy_dtype, torch_dtype
 from support.commands import ran_python
 
 

@@ -16,7 +16,7 @@ from slipstream.models.native import library
 from slipstream.models.native.library import kernels
 from slipstream.models.scorer import Grow, KvView, Sync
 from slipstream.models.threads import set_num_threads
-from slipstream.models.torch_arrays import numpy_dtype
+from slipstream.models.torch.arrays import numpy_dtype
 from support.models import tiny, tiny_glide
 from support.models.instruction_sets import teams
 

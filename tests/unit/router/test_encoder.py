@@ -12,7 +12,7 @@ import pytest
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.request.prompt import PLAIN_FORM, PromptForm
 from slipstream.core.request.tools import Tool
-from slipstream.models.tokenizer import text_tokenizer
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.worker import load_request
 from slipstream_router.encoder import TextWorker, open_text

@@ -10,7 +10,7 @@ from transformers import AutoTokenizer
 
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.request.prompt import PromptForm
-from slipstream.models.tokenizer import text_tokenizer
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.text.control_tokens import BREAK, ControlTokens
 from slipstream.text.prompts import encode_prompt
 from support.models.tiny_checkpoint import byte_tokenizer, piece_tokenizer

@@ -7,7 +7,7 @@ import pytest
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.request.prompt import PromptForm, checked_prompt
 from slipstream.core.request.tools import Tool, ToolFormat
-from slipstream.models.tokenizer import text_tokenizer
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.text.tool_prompt import TOOL_FORMATS, format_of

@@ -9,7 +9,7 @@ from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoTokenizer, ByT5Tokenizer, PreTrainedTokenizerFast
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
-from slipstream.models.tokenizer import text_tokenizer
+from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.token_bytes import TokenTable
 from slipstream.text.tokenizer import TextTokenizer, vocab_hash

@@ -3,8 +3,8 @@
 import pytest
 import torch
 
+from slipstream.models.bulk import BulkModel
 from slipstream.models.native.library import has_kernels
-from slipstream.models.target.bulk import BulkModel
 from slipstream.train import answers as module
 from slipstream.train.answers import EndRules, Talk, answers, draw
 from support.models import tiny

@@ -20,8 +20,8 @@ from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loading import causal_model
 from slipstream.models.memory import temporary_bytes
+from slipstream.models.torch.arrays import as_array
 from slipstream.models.torch.packing import ForwardShape
-from slipstream.models.torch_arrays import as_array
 from support.models import tiny
 
 pytestmark = pytest.mark.gpu

@@ -21,7 +21,7 @@ from slipstream.models.glide.glide_weights import GlideWeights, glide_shapes
 from slipstream.models.glide.load import glide_scorer, target_parts
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.loading import causal_model
-from slipstream.models.target import transformers_model
+from slipstream.models.torch import transformers_model
 from support.cuda.gpu import simulated_gpu
 from support.models import tiny
 from support.models.rounds import speculate

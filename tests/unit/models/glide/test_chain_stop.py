@@ -24,6 +24,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft
 from slipstream.drafting.reader import CandidateReader, CandidateRows, read_candidates
+from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import (
     DECISION_NAME,
     GREEDY,
@@ -43,7 +44,6 @@ from slipstream.models.glide.chain_stop import (
 )
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.scorer import Scores
-from slipstream.models.target.causal_scorer import CausalScorer
 from support.models import tiny
 
 chance = st.floats(0, 1)

@@ -29,7 +29,7 @@ from slipstream.models.glide.glide_weights import (
 from slipstream.models.glide.load import glide_scorer, load_glide, target_parts
 from slipstream.models.native import library
 from slipstream.models.scorer import Sync
-from slipstream.models.torch_arrays import as_array
+from slipstream.models.torch.arrays import as_array
 from slipstream.train.four_bits.gptq import gptq
 from support.models import tiny_glide as tiny
 

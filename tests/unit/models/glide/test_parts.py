@@ -9,6 +9,7 @@ from safetensors.torch import load_file, save_file
 from transformers import AutoModelForCausalLM
 
 from slipstream.core.errors import WeightsError
+from slipstream.models.format.architecture import EMBEDDING
 from slipstream.models.glide import torch_parts as module
 from slipstream.models.glide.load import load_parts, target_parts
 from slipstream.models.glide.target_parts import NativeParts
@@ -16,7 +17,6 @@ from slipstream.models.glide.torch_parts import as_native, load_torch_parts, rot
 from slipstream.models.loading import load_model
 from slipstream.models.native import library
 from slipstream.models.native.weights import as_float32
-from slipstream.models.target.architecture import EMBEDDING
 from slipstream.models.torch.loading import load_target_parts
 from support.models import tiny, tiny_checkpoint
 

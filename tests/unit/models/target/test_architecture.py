@@ -17,10 +17,10 @@ from transformers import (
 
 from slipstream.core.errors import ModelError, WeightsError
 from slipstream.models.dtypes import FLOAT32
+from slipstream.models.format.architecture import HEAD, context_length, parse
+from slipstream.models.format.rope import Rotary, rotary_tables
 from slipstream.models.loading import causal_model
 from slipstream.models.native.library import NotNative
-from slipstream.models.target.architecture import HEAD, context_length, parse
-from slipstream.models.target.rope import Rotary, rotary_tables
 
 SIZES = {
     **{"vocab_size": 48, "hidden_size": 64, "intermediate_size": 96, "num_hidden_layers": 2},

@@ -18,16 +18,16 @@ from transformers import (
 )
 
 from slipstream.core.errors import ModelError, WeightsError
-from slipstream.models import tokenizer
+from slipstream.models import reference
+from slipstream.models.format import tokenizer
+from slipstream.models.format.architecture import parse
+from slipstream.models.format.families import FORMS, account_fields, defaults, fields_of
+from slipstream.models.format.rope import ORIGINAL
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.machine import Measurements
 from slipstream.models.native import library
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.library import NotNative
-from slipstream.models.target import reference
-from slipstream.models.target.architecture import parse
-from slipstream.models.target.families import FORMS, account_fields, defaults, fields_of
-from slipstream.models.target.rope import ORIGINAL
 from slipstream.models.torch.loading import load_target_parts
 from support.models import families, tiny
 from support.models.families import OPTIONS, SIZES, family_model

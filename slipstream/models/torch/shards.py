@@ -14,7 +14,7 @@ from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from slipstream.core.errors import InvalidRequest, ModelError
-from slipstream.models.parallel.ranks import Ranks
+from slipstream.models.torch.ranks import Ranks
 
 Join = Callable[[Tensor], Tensor]
 """Function that makes a layer's output of the products of all ranks."""

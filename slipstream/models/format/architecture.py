@@ -9,11 +9,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.errors import ModelError, WeightsError
+from slipstream.models.format.families import FORMS, Form, fields_of, text_config
+from slipstream.models.format.gguf_file import MAX_LAYERS
+from slipstream.models.format.rope import Rotary, nested_ropes, positions_of, rope_of, rotary
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.native.library import NotNative
-from slipstream.models.store.gguf_file import MAX_LAYERS
-from slipstream.models.target.families import FORMS, Form, fields_of, text_config
-from slipstream.models.target.rope import Rotary, nested_ropes, positions_of, rope_of, rotary
 
 EMBEDDING, NORM, HEAD = "model.embed_tokens.weight", "model.norm.weight", "lm_head.weight"
 BLOCK_NORMS = {

@@ -5,7 +5,7 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from slipstream.models.dtypes import DTYPES
-from slipstream.models.store.folder import reading
+from slipstream.models.format.folder import reading
 
 
 def convert(gguf: Path, into: Path) -> None:
@@ -13,9 +13,9 @@ def convert(gguf: Path, into: Path) -> None:
 
     Raises `WeightsError` when the file can't be read as a causal language model.
     """
+    from slipstream.models.format.gguf_file import GgufFile
+    from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
     from slipstream.models.native.gguf_weights import GgufSource
-    from slipstream.models.store.gguf_file import GgufFile
-    from slipstream.models.store.gguf_tokenizer import read_gguf_tokenizer
 
     with quiet_transformers(), reading(gguf.name):
         model = GgufSource(gguf, DTYPES["bfloat16"], is_dense=True).whole_model()

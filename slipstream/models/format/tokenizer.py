@@ -16,8 +16,8 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.config import tokenizers_dir
 from slipstream.core.errors import ModelMismatch, SlipstreamError
+from slipstream.models.format.digests import weights_digest
 from slipstream.models.machine import read_kept as read_file
-from slipstream.models.store.digests import weights_digest
 from slipstream.text.tokenizer import TextTokenizer, vocab_hash
 
 if TYPE_CHECKING:

@@ -10,12 +10,12 @@ from slipstream.core.tree import MAX_NODES
 from slipstream.core.verify.draws import FindContenders
 from slipstream.models.decoder import Decoder
 from slipstream.models.dtypes import Array
+from slipstream.models.format.architecture import ModelSizes
 from slipstream.models.kv.batch import Batch, Draw, DrawnTokens, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, SCRATCH_ROWS, KvPool, round_up
+from slipstream.models.reference import SAMPLE_TOKENS, sample_tokens
 from slipstream.models.scorer import on_host
-from slipstream.models.target.architecture import ModelSizes
-from slipstream.models.target.reference import SAMPLE_TOKENS, sample_tokens
 
 _CHUNK_ROWS = 256
 _OWN_SCRATCH = MAX_NODES

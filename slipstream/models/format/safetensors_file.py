@@ -12,7 +12,7 @@ from safetensors import safe_open
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import DTYPES, Array
-from slipstream.models.store.folder import SHARD_INDEX, WEIGHTS, reading
+from slipstream.models.format.folder import SHARD_INDEX, WEIGHTS, reading
 
 _PLAIN = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
 

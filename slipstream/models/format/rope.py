@@ -13,8 +13,8 @@ import numpy as np
 
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import Array
+from slipstream.models.format.families import defaults, is_number, require_harmless
 from slipstream.models.native.library import NotNative
-from slipstream.models.target.families import defaults, is_number, require_harmless
 
 _NEEDED = {
     "default": (),

@@ -9,8 +9,8 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.store.gguf_file import GgufFile
-from slipstream.models.store.gguf_tokenizer import turn_ends
+from slipstream.models.format.gguf_file import GgufFile
+from slipstream.models.format.gguf_tokenizer import turn_ends
 
 _LAYER_TENSORS: Mapping[str, str] = {
     "input_layernorm": "attn_norm",

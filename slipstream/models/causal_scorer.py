@@ -10,11 +10,11 @@ from slipstream.core.errors import CapacityError, InvalidRequest
 from slipstream.core.sequence import common_prefix
 from slipstream.core.tree import TokenTree
 from slipstream.core.verify.noise import Floats
+from slipstream.models.causal import CausalModel
 from slipstream.models.kv.batch import Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.scorer import Ask, Grow, Scores, Sync, check_nodes, on_host
-from slipstream.models.target.causal import CausalModel
 
 
 @dataclass(slots=True)

@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.store.folder import shown
+from slipstream.models.format.folder import shown
 
 Norms = Literal["before", "after", "both"]
 """Position of a block's norms: on its input, on its output, or on both."""

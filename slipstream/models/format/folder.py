@@ -12,8 +12,8 @@ from filelock import FileLock
 from safetensors import SafetensorError
 
 from slipstream.core.errors import ModelError, ModelNotFound, SlipstreamError, WeightsError
+from slipstream.models.format.gguf_file import gguf_parts
 from slipstream.models.native.library import NotNative
-from slipstream.models.store.gguf_file import gguf_parts
 
 WEIGHTS = "model.safetensors"
 SHARD_INDEX = "model.safetensors.index.json"

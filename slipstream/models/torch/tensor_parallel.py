@@ -14,13 +14,13 @@ from weakref import WeakKeyDictionary, finalize
 import torch
 from torch import Tensor
 
+from slipstream.models.causal import CausalModel
 from slipstream.models.decoder import Decoder
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.parallel.ranks import Ranks
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.torch_arrays import torch_dtype
+from slipstream.models.torch.arrays import torch_dtype
+from slipstream.models.torch.ranks import Ranks
 
 T = TypeVar("T")
 

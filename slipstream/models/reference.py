@@ -13,11 +13,11 @@ import numpy as np
 
 from slipstream.core.errors import ModelError
 from slipstream.models.dtypes import Array
+from slipstream.models.format.digests import file_digest
+from slipstream.models.format.folder import brief
 from slipstream.models.machine import this_machine
 from slipstream.models.native import library
 from slipstream.models.native.source import WeightSource
-from slipstream.models.store.digests import file_digest
-from slipstream.models.store.folder import brief
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -38,7 +38,7 @@ class ReferenceCheck:
         self._mark = _mark(model)
         self._expected: tuple[Array, Array] | None = None
         if self._mark is None or this_machine().get(self._mark) != _AS_TRANSFORMERS:
-            from slipstream.models.target.transformers_model import computed_states
+            from slipstream.models.torch.transformers_model import computed_states
 
             own = model.reference() if isinstance(model, WeightSource) else model
             own.requires_grad_(False).eval()

@@ -5,11 +5,11 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
+from slipstream.models.causal import CausalModel
 from slipstream.models.kv.batch import Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
-from slipstream.models.target.causal import CausalModel
-from slipstream.models.torch_arrays import as_tensor
+from slipstream.models.torch.arrays import as_tensor
 
 
 class BulkCache:

@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from slipstream.core.errors import ModelError
 from slipstream.models.dtypes import Array
-from slipstream.models.kv.pool import KvLayout
-from slipstream.models.native.library import NotNative
-from slipstream.models.native.source import WeightSource
-from slipstream.models.store.folder import reading
-from slipstream.models.target.architecture import HEAD, ModelSizes, context_length, parse
-from slipstream.models.target.families import (
+from slipstream.models.format.architecture import HEAD, ModelSizes, context_length, parse
+from slipstream.models.format.families import (
     FORMS,
     account_fields,
     require_harmless,
     text_config,
 )
-from slipstream.models.torch_arrays import as_array, as_tensor, numpy_dtype, torch_dtype
+from slipstream.models.format.folder import reading
+from slipstream.models.kv.pool import KvLayout
+from slipstream.models.native.library import NotNative
+from slipstream.models.native.source import WeightSource
+from slipstream.models.torch.arrays import as_array, as_tensor, numpy_dtype, torch_dtype
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel

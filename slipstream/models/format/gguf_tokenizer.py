@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.store.gguf_file import GgufFile
+from slipstream.models.format.gguf_file import GgufFile
 
 _NORMAL, _UNKNOWN, _CONTROL, _USER_DEFINED, _UNUSED, _BYTE = range(1, 7)
 """Token types. Control tokens are special; those that users define are found before merging."""

@@ -6,7 +6,7 @@ from pathlib import Path
 from slipstream.config import EnvironmentSettings, load_settings
 from slipstream.core.errors import ModelError, ModelNotFound, WeightsError
 from slipstream.files import path_of
-from slipstream.models.store.folder import (
+from slipstream.models.format.folder import (
     all_or_nothing,
     cached_snapshot,
     exclusive,
@@ -15,8 +15,8 @@ from slipstream.models.store.folder import (
     missing_part,
     split_revision,
 )
-from slipstream.models.store.gguf import convert
-from slipstream.models.store.wheel import (
+from slipstream.models.format.gguf import convert
+from slipstream.models.format.wheel import (
     CATALOG,
     GgufWheel,
     KnownModel,

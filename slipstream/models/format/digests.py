@@ -6,8 +6,8 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
 from slipstream.config import measurements_dir
+from slipstream.models.format.gguf_file import gguf_parts
 from slipstream.models.machine import Measurements
-from slipstream.models.store.gguf_file import gguf_parts
 
 _WEIGHTS = ("*.safetensors", "*.gguf")
 _LEAST_KEPT = 16 << 20
