@@ -14,7 +14,7 @@ from typing import Any
 from slipstream.bench.engines import MethodEngines
 from slipstream.bench.figures import sample_figures
 from slipstream.bench.harness import Advance, SamplingPlan
-from slipstream.bench.methods import PLAIN, Method, Numerics, parse_method
+from slipstream.bench.methods import PLAIN, Method, parse_method
 from slipstream.bench.questions import Question, in_turn
 from slipstream.bench.speed import SpeedPlan, run_speed
 from slipstream.core.errors import InvalidRequest
@@ -69,7 +69,6 @@ class CalibrationPlan:
         " twice the tokens per round is of no use.",
     )
     finalists: int = option(4, "Settings that run on many prompts.")
-    numerics: Numerics = option("invariant", "invariant, as is served by default, or fast.")
     questions: tuple[Question, ...] = ()
 
     def __post_init__(self) -> None:
@@ -117,7 +116,7 @@ def record(
     advance: Advance,
 ) -> Recorded:
     """Record rounds of whole chains, for as many prompts as there is time for, at least one."""
-    engine, found, begun = engines.engine(plan.numerics), Recorded(), time.monotonic()
+    engine, found, begun = engines.engine, Recorded(), time.monotonic()
     profile = Profile(Shape.CHAIN, StopPolicy.FIXED, max_depth=plan.depth_of(model))
     draft, facts = model.draft(profile), DraftFacts(model.kind, profile)
     for number, question in enumerate(in_turn(plan.questions)):
@@ -258,8 +257,8 @@ def race(
         of = shared.facts  # without the experience of other entries
         facts = DraftFacts(of.kind, profile, of.has_decision_model, of.max_lag, of.step_s)
         engines.tune(name, replace(shared, facts=facts))
-    numerics, options = plan.numerics, SpeculationOptions()
-    methods = [parse_method(PLAIN), *(Method(name, "best", numerics, options) for name in entries)]
+    methods = [parse_method(PLAIN)]
+    methods += [Method(name, "best", SpeculationOptions()) for name in entries]
     found = []
     for sampling in plan.samplings:
         speed = SpeedPlan(

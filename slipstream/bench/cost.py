@@ -65,31 +65,21 @@ def measure_cost(
 ) -> dict[str, Any]:
     """Return all costs in milliseconds, after as many tokens of `text` as the plan's context.
 
-    `forward_ms` maps numerics and number of rows (as text) to the time of a verification, head
-    included. `draft` is None without a draft. Raises `PromptTooLong` where it does not fit.
+    `forward_ms` maps the number of rows (as text) to the time of a verification, head included.
+    `draft` is None without a draft. Raises `PromptTooLong` where it does not fit.
     """
     tokens = _context(plan, engines, text)
-    targets = {
-        numerics: _Forwards(engines.engine(numerics).model, tokens)
-        for numerics in ("fast", "invariant")
-    }
-    actions: dict[Any, Action] = {
-        (numerics, rows): partial(forwards.run, rows)
-        for rows in plan.row_counts
-        for numerics, forwards in targets.items()
-    }
+    target = _Forwards(engines.engine.model, tokens)
+    actions: dict[Any, Action] = {rows: partial(target.run, rows) for rows in plan.row_counts}
     drafted = 0
     if has_draft:
-        model = engines.draft_model("fast")
+        model = engines.draft_model()
         drafted = min(DRAFTED, model.scorer.max_lag or DRAFTED)
-        actions |= _draft_actions(model, targets["fast"].cache, tokens, drafted=drafted)
-    ms = _medians(actions, plan.rounds, targets["fast"].model.device)
+        actions |= _draft_actions(model, target.cache, tokens, drafted=drafted)
+    ms = _medians(actions, plan.rounds, target.model.device)
     return {
         "context": len(tokens),
-        "forward_ms": {
-            numerics: {str(rows): ms[numerics, rows] for rows in plan.row_counts}
-            for numerics in targets
-        },
+        "forward_ms": {str(rows): ms[rows] for rows in plan.row_counts},
         "draft": _draft_cost(ms, drafted) if has_draft else None,
     }
 
@@ -176,7 +166,7 @@ def _timed(action: Action, device: str) -> list[float]:
 
 def _draft_cost(ms: Mapping[Any, float], drafted: int) -> dict[str, float]:
     """Return the costs of a step by itself and in a round."""
-    target, step, per_token = ms["fast", 1], ms["step"], ms["round"] / drafted
+    target, step, per_token = ms[1], ms["step"], ms["round"] / drafted
     return {
         "step_ms": step,
         "step_ratio": step / target,
@@ -186,7 +176,7 @@ def _draft_cost(ms: Mapping[Any, float], drafted: int) -> dict[str, float]:
 
 
 def _context(plan: CostPlan, engines: MethodEngines, text: str) -> list[int]:
-    engine = engines.engine("fast")
+    engine = engines.engine
     room = engine.model.context_length - plan.row_counts[-1]
     if plan.context > room:
         raise PromptTooLong(
@@ -199,11 +189,9 @@ def _context(plan: CostPlan, engines: MethodEngines, text: str) -> list[int]:
 
 def cost_table(cost: Mapping[str, Any]) -> Table:
     """Return what verifying some tokens takes, and against one token."""
-    kinds = cost["forward_ms"]
-    shown = table("rows", *(head for name in kinds for head in (f"{name} ms", "of one row")))
-    for rows in kinds["fast"]:
-        cells = [(fixed(ms[rows], 2), fixed(ms[rows] / ms["1"], 2, "x")) for ms in kinds.values()]
-        shown.add_row(rows, *(cell for pair in cells for cell in pair))
+    shown, ms = table("rows", "ms", "of one row"), cost["forward_ms"]
+    for rows, own in ms.items():
+        shown.add_row(rows, fixed(own, 2), fixed(own / ms["1"], 2, "x"))
     return shown
 
 

@@ -1,11 +1,11 @@
 """Engines of the methods under test."""
 
 from copy import copy
-from dataclasses import replace
+from functools import cached_property
 from pathlib import Path
 
 from slipstream.bench.harness import Ask
-from slipstream.bench.methods import Method, Numerics
+from slipstream.bench.methods import Method
 from slipstream.bench.questions import Question
 from slipstream.client import Client
 from slipstream.client.embedded import Embedded
@@ -18,10 +18,7 @@ from slipstream.models.format.digests import weights_digests
 
 
 class MethodEngines:
-    """The methods of one run over one target. Engines and drafts are shared where they can be.
-
-    An engine takes its weights over, hence one copy per numerics.
-    """
+    """The methods of one run over one target, which they share; drafts where they can be."""
 
     def __init__(
         self,
@@ -41,8 +38,7 @@ class MethodEngines:
         self._options = options
         self._sampling = sampling
         self._profile = profile
-        self._engines: dict[Numerics, Engine] = {}
-        self._drafters: dict[tuple[Numerics, str], Drafter] = {}
+        self._drafters: dict[str, Drafter] = {}
         self._tuned: dict[str, Drafter] = {}
         self.draft_digests: dict[str, str] = {}
         """SHA-256 of the GliDe weights when they were loaded, by file; empty without any."""
@@ -56,19 +52,17 @@ class MethodEngines:
         except InvalidRequest as error:
             raise type(error)(f"method {method.name!r}: {error}") from None
 
-    def engine(self, numerics: Numerics) -> Engine:
-        """Return the target in these numerics."""
-        if numerics not in self._engines:
-            options = replace(self._options, numerics=numerics)
-            self._engines[numerics] = Engine.load(self._target, options)
-        return self._engines[numerics]
+    @cached_property
+    def engine(self) -> Engine:
+        """The target, loaded when it is first needed."""
+        return Engine.load(self._target, self._options)
 
-    def draft_model(self, numerics: Numerics) -> DraftModel:
-        """Return the draft for the target in these numerics, without a profile."""
-        return self.engine(numerics).draft_model(self._draft)
+    def draft_model(self) -> DraftModel:
+        """Return the draft for the target, without a profile."""
+        return self.engine.draft_model(self._draft)
 
     def tune(self, method: str, drafter: Drafter) -> None:
-        """Give the method of this name a drafter of its own, made for its numerics' engine."""
+        """Give the method of this name a drafter of its own."""
         self._tuned[method] = drafter
 
     def under(self, sampling: SamplingParams) -> "MethodEngines":
@@ -93,20 +87,21 @@ class MethodEngines:
 
     def client(self, method: Method) -> Client:
         """Return a client of the method's engines."""
-        return Client.of(Embedded(self.engine(method.numerics), self._drafter(method)))
+        return Client.of(Embedded(self.engine, self._drafter(method)))
 
     def _drafter(self, method: Method) -> Drafter:
         if method.name in self._tuned:
             return self._tuned[method.name]
-        key = (method.numerics, draft_name(method, self._draft))
-        if key not in self._drafters:
-            profile = self._profile if key[1] == self._draft else None
-            drafter = self.engine(method.numerics).drafter(key[1], profile=profile)
+        name = draft_name(method, self._draft)
+        if name not in self._drafters:
+            profile = self._profile if name == self._draft else None
+            drafter = self.engine.drafter(name, profile=profile)
             if drafter.kind == "glide":
-                folder = glide_folder(self._draft, self.engine("fast").model_id)
-                self.draft_digests = weights_digests(folder)
-            self._drafters[key] = drafter
-        return self._drafters[key]
+                self.draft_digests = weights_digests(
+                    glide_folder(self._draft, self.engine.model_id)
+                )
+            self._drafters[name] = drafter
+        return self._drafters[name]
 
 
 def draft_name(method: Method, own: str) -> str:

@@ -14,7 +14,6 @@ from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.policy.options import Mode, SpeculationOptions, check_combination
 from slipstream.core.types import Shape, StopPolicy, Verification
 
-Numerics = Literal["invariant", "fast"]
 Base = Literal["plain", "ngram", "glide", "vanilla", "best"]
 
 PLAIN = "plain"
@@ -22,8 +21,7 @@ CLASSIC_DEPTH = 5
 GRAMMAR = (
     "a base (plain, ngram, glide, vanilla:MODEL, best, auto or forced) and any of +chain, +cape,"
     " +dynamic, +product=4x2x2, +fixed, +svip[=h], +decision[=h], +cost[=r], +depth=N,"
-    " +nodes=N, +lookup, +no-lookup, +mcsd, +mcsd-replacement, +target-init, +forced, +auto,"
-    " +invariant, +fast"
+    " +nodes=N, +lookup, +no-lookup, +mcsd, +mcsd-replacement, +target-init, +forced, +auto"
 )
 
 _VANILLA = "vanilla:"
@@ -34,7 +32,6 @@ _WORDS: Mapping[str, Mapping[str, Any]] = {
     **{stop.value: {"stop": stop} for stop in StopPolicy},
     **{mode.value: {"verification": mode} for mode in Verification if mode.value != "exact"},
     **{mode.value: {"mode": mode} for mode in (Mode.FORCED, Mode.AUTO)},
-    **{numerics: {"numerics": numerics} for numerics in get_args(Numerics)},
     "lookup": {"lookup": True},
     "no-lookup": {"lookup": False},
 }
@@ -63,7 +60,6 @@ class Method:
 
     name: str
     base: Base
-    numerics: Numerics
     options: SpeculationOptions
     model: str | None = None
 
@@ -72,11 +68,6 @@ class Method:
         """Return whether it is meant to draft anything."""
         return self.base != PLAIN
 
-    @property
-    def reference(self) -> str:
-        """Return the method whose outputs are plain decoding in this one's own numerics."""
-        return PLAIN if self.numerics == "fast" else f"{PLAIN}+invariant"
-
     def is_comparable(self, *, is_greedy: bool) -> bool:
         """Return whether the same tokens as plain decoding are to be expected, near-ties aside."""
         verification = self.options.verification or Verification.EXACT
@@ -84,25 +75,21 @@ class Method:
             return verification.is_lossless
         return verification is Verification.EXACT
 
-    def promises_identity(self, *, is_greedy: bool) -> bool:
-        """Return whether the same tokens as plain decoding are promised, near-ties included."""
-        return self.is_comparable(is_greedy=is_greedy) and self.numerics == "invariant"
 
-
-def parse_methods(text: str, *, numerics: Numerics = "invariant") -> tuple[Method, ...]:
-    """Parse a list with commas; `numerics` are those of drafting methods.
+def parse_methods(text: str) -> tuple[Method, ...]:
+    """Parse a list with commas.
 
     Raises `InvalidRequest` for anything that the grammar or the engines don't know.
     """
     names = [name.strip() for name in text.split(",")]
     if not all(names):
         raise InvalidRequest(f"the methods are {text!r}, but must be names with commas between")
-    methods = tuple(parse_method(name, numerics=numerics) for name in names)
+    methods = tuple(parse_method(name) for name in names)
     require_distinct([method.name for method in methods], "method")
     return methods
 
 
-def parse_method(name: str, *, numerics: Numerics = "invariant") -> Method:
+def parse_method(name: str) -> Method:
     """Parse one method by name. See `parse_methods`."""
     head, *modifiers = name.split("+")
     head, *more = _ALIASES.get(head, head).split("+")
@@ -111,8 +98,11 @@ def parse_method(name: str, *, numerics: Numerics = "invariant") -> Method:
     for modifier in (*more, *modifiers):
         _add(name, modifier, values)
     if base == PLAIN:
-        return _plain(name, values)
-    own: Numerics = values.pop("numerics", numerics)
+        if values:
+            raise UnsupportedCombination(
+                f"method {name!r} drafts nothing, so {', '.join(values)} can't be set"
+            )
+        return Method(name, base, SpeculationOptions(mode=Mode.OFF))
     _fill(base, values)
     try:
         options = SpeculationOptions(**values)
@@ -120,21 +110,16 @@ def parse_method(name: str, *, numerics: Numerics = "invariant") -> Method:
         check_combination(options, kind, has_decision_model=True)
     except InvalidRequest as error:
         raise type(error)(f"method {name!r}: {error}") from None
-    return Method(name, base, own, options, model)
+    return Method(name, base, options, model)
 
 
 def parse_request_methods(text: str) -> tuple[Method, ...]:
     """Parse methods that one engine or router takes per request.
 
-    Raises `InvalidRequest` for what needs another engine, draft model or other numerics.
+    Raises `InvalidRequest` for what needs another engine or draft model.
     """
     methods = parse_methods(text)
     for method in methods:
-        if {"fast", "invariant"}.intersection(method.name.split("+")):
-            raise UnsupportedCombination(
-                f"method {method.name!r} asks for numerics, but numerics are the engine's, not a"
-                " request's"
-            )
         if method.base == "vanilla":
             raise UnsupportedCombination(
                 f"method {method.name!r} needs an engine of its own; under load the methods are"
@@ -143,12 +128,10 @@ def parse_request_methods(text: str) -> tuple[Method, ...]:
     return methods
 
 
-def with_references(methods: Sequence[Method]) -> tuple[Method, ...]:
-    """Return `methods` behind plain decoding in every numerics that they are compared in."""
-    wanted = dict.fromkeys([PLAIN, *(m.reference for m in methods if m.is_drafting)])
-    named = {method.name for method in methods}
-    added = [parse_method(name) for name in wanted if name not in named]
-    return (*added, *methods)
+def with_plain(methods: Sequence[Method]) -> tuple[Method, ...]:
+    """Return `methods` with plain decoding, which they are compared with."""
+    has_plain = any(method.name == PLAIN for method in methods)
+    return tuple(methods) if has_plain else (parse_method(PLAIN), *methods)
 
 
 def _base(name: str, head: str) -> tuple[Base, str | None]:
@@ -160,17 +143,6 @@ def _base(name: str, head: str) -> tuple[Base, str | None]:
     if head not in _BASES:
         raise InvalidRequest(f"method {name!r} is unknown; a method is {GRAMMAR}")
     return _BASES[head], None
-
-
-def _plain(name: str, values: dict[str, Any]) -> Method:
-    numerics: Numerics = values.pop("numerics", "fast")
-    if values:
-        raise UnsupportedCombination(
-            f"method {name!r} drafts nothing, so {', '.join(values)} can't be set"
-        )
-    # "plain+fast" and "plain" are the same run under one name.
-    canonical = f"{PLAIN}+invariant" if numerics == "invariant" else PLAIN
-    return Method(canonical, "plain", numerics, SpeculationOptions(mode=Mode.OFF))
 
 
 def _add(name: str, modifier: str, values: dict[str, Any]) -> None:

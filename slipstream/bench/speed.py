@@ -35,7 +35,7 @@ from slipstream.text.prompts import encode_prompt
 
 @dataclass(frozen=True, slots=True)
 class SpeedPlan:
-    """Plan of a comparison. `methods` include their references, see `with_references`."""
+    """Plan of a comparison. `methods` include plain decoding, see `with_plain`."""
 
     max_new_tokens: int = option(128, "Maximum number of tokens of a reply.", least=1)
     warmup: int = option(1, "Short unmeasured replies of each method first.", least=0)
@@ -60,7 +60,7 @@ def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> S
     """
     for method in plan.methods:
         engines.load(method)
-    engine = engines.engine("fast")
+    engine = engines.engine
     for question in plan.questions:
         length = len(encode_prompt(engine.text, question.turns[0]))
         limit = engine.model.context_length
@@ -74,17 +74,15 @@ def run_speed(plan: SpeedPlan, engines: MethodEngines, *, advance: Advance) -> S
     )
 
 
-def compare(plan: SpeedPlan, samples: Samples) -> dict[str, Any]:
+def compare(plan: SpeedPlan, samples: Samples, *, is_invariant: bool = True) -> dict[str, Any]:
     """Return by method `{"overall": R, "categories": {CATEGORY: R}}`; see `method_figures`."""
     categories = dict.fromkeys(question.category for question in plan.questions)
-    is_greedy = plan.sampling.params().is_greedy
+    known = {"is_greedy": plan.sampling.params().is_greedy, "is_invariant": is_invariant}
     parts = {name: _only(samples, name) for name in categories}
     return {
         method.name: {
-            "overall": method_figures(method, samples, is_greedy=is_greedy),
-            "categories": {
-                name: method_figures(method, of, is_greedy=is_greedy) for name, of in parts.items()
-            },
+            "overall": method_figures(method, samples, **known),
+            "categories": {name: method_figures(method, of, **known) for name, of in parts.items()},
         }
         for method in plan.methods
     }
@@ -97,8 +95,11 @@ def _only(samples: Samples, category: str) -> dict[str, list[Sample]]:
     }
 
 
-def method_figures(method: Method, samples: Samples, *, is_greedy: bool = True) -> dict[str, Any]:
-    """Return one R: speed over the fastest plain decoding, acceptance and identity of a method."""
+def method_figures(
+    method: Method, samples: Samples, *, is_greedy: bool = True, is_invariant: bool = True
+) -> dict[str, Any]:
+    """Return one R: speed over plain decoding, acceptance and identity of a method. Where numerics
+    are invariant, identity is promised."""
     own = samples[method.name]
     timings = [sample.result.stats.timings for sample in own]
     decode_s = sum(times.decode_s for times in timings)
@@ -107,7 +108,8 @@ def method_figures(method: Method, samples: Samples, *, is_greedy: bool = True) 
         **figures,
         "draft_share": quotient(sum(times.draft_s for times in timings), decode_s),
         "verify_share": quotient(sum(times.verify_s for times in timings), decode_s),
-        **_identity(method, own, samples[method.reference], figures, is_greedy),
+        **_identity(method, own, samples[PLAIN], figures, is_greedy),
+        "identity_promised": is_invariant and method.is_comparable(is_greedy=is_greedy),
     }
 
 
@@ -127,7 +129,7 @@ def _identity(
     num_outputs = len({sample.question.question_id for sample in samples})
     identical: int | None = num_outputs - len(different)
     verdict = "different" if different else "identical"
-    if method.name == method.reference:
+    if method.name == PLAIN:
         verdict = "reference"
     elif method.is_drafting and not figures["drafted_tokens"]:
         verdict, identical = "inconclusive", None
@@ -137,7 +139,6 @@ def _identity(
         "outputs": num_outputs,
         "identical": identical,
         "identity": verdict,
-        "identity_promised": method.promises_identity(is_greedy=is_greedy),
         "differences": different,
     }
 
@@ -172,7 +173,7 @@ def category_table(methods: ByName) -> Table:
 
 
 def _identity_text(of: Figures) -> str:
-    """Return how many outputs are those of plain decoding in the same numerics."""
+    """Return how many outputs are those of plain decoding."""
     if of["identity"] in ("reference", "inconclusive"):
         return str(of["identity"])
     share = f"{of['identical']}/{of['outputs']}"

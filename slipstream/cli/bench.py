@@ -19,11 +19,10 @@ from slipstream.bench.methods import (
     GRAMMAR,
     PLAIN,
     Method,
-    Numerics,
     parse_method,
     parse_methods,
     parse_request_methods,
-    with_references,
+    with_plain,
 )
 from slipstream.bench.peers import endpoint_engines, parse_endpoints
 from slipstream.cli.bench_flags import (
@@ -230,13 +229,10 @@ class MethodFlags:
         "plain,ngram,glide,glide+cape+svip,best",
         f"Methods, separated by commas; a method is {GRAMMAR}.",
     )
-    numerics: Numerics = option(
-        "invariant", "Numerics of drafting methods; plain is always the fastest."
-    )
 
     def parsed(self) -> tuple[Method, ...]:
-        """Return the methods and those that they are compared with."""
-        return with_references(parse_methods(self.methods, numerics=self.numerics))
+        """Return the methods, and plain decoding, which they are compared with."""
+        return with_plain(parse_methods(self.methods))
 
 
 @app.command()
@@ -248,18 +244,19 @@ def speed(
     models: ModelFlags,
     output: OutputFlags,
 ) -> None:
-    """Speed of methods on the same prompts, against the fastest plain decoding.
+    """Speed of methods on the same prompts, against plain decoding.
 
     All methods run in this process, prompt by prompt in turn. ratio is tokens per second over
     those of `plain`, prefill included; identical counts outputs with the tokens of plain
-    decoding in the method's own numerics.
+    decoding.
     """
     plan = replace(plan, methods=which.parsed(), questions=prompts.questions())
     models.check()
     engines = models.engines(plan.sampling.params(), *_draft_models(plan.methods))
     with step_bar(plan.num_replies) as advance:
         samples = speeds.run_speed(plan, engines, advance=advance)
-    figures = speeds.compare(plan, samples)
+    is_invariant = engines.engine.model.numerics == "invariant"
+    figures = speeds.compare(plan, samples, is_invariant=is_invariant)
     console = figures_console()
     console.print(speeds.speed_table(figures))
     console.print()
@@ -287,7 +284,7 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
     models.check()
     engines = models.engines(SamplingParams())
     text = "\n".join(turn for question in QuestionFlags().questions() for turn in question.turns)
-    has_draft = models.draft != "glide" or shipped_folder(engines.engine("fast").model_id).is_dir()
+    has_draft = models.draft != "glide" or shipped_folder(engines.engine.model_id).is_dir()
     measured = measure_cost(plan, engines, text, has_draft=has_draft)
     figures_console().print(cost_table(measured))
     if measured["draft"] is not None:

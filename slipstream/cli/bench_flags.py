@@ -30,7 +30,8 @@ class ModelFlags:
     target: str = option("smollm2-135m", "Target: an alias, a path or OWNER/NAME of the hub.")
     draft: str = option("glide", "Draft of glide and best: glide, or a directory of GliDe weights.")
     dtype: str = option("auto", "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).")
-    threads: int | None = option(None, "CPU threads; default: torch's choice.")
+    numerics: str = option("auto", "auto, invariant or fast.")
+    threads: int | None = option(None, "CPU threads; default: one for each core.")
     device: str = option("cpu", "cpu, cuda or cuda:N.")
     profile: Path | None = option(
         None, "Profile file of `slipstream calibrate`, in place of the draft's own."
@@ -47,7 +48,9 @@ class ModelFlags:
     def engines(self, sampling: SamplingParams, *others: str) -> MethodEngines:
         """Find these models and others by name, and load none yet."""
         # Methods share engines and get the same prompts: none may find what another has read.
-        options = EngineOptions(self.dtype, "fast", self.threads, self.device, max_cached_bytes=0)
+        options = EngineOptions(
+            self.dtype, self.numerics, self.threads, self.device, max_cached_bytes=0
+        )
         with bars() as progress:
             fetch(self.target, self.draft, progress)
             for name in others:

@@ -126,5 +126,5 @@ def _figures(run: GpuRunFlags, step: OneStep, models: ModelFlags) -> dict[str, A
     if step is OneStep.GRAPHS:
         return check_graphs(models.target, models.draft, dtype=models.dtype, device=models.device)
     return measure_floors(
-        run.shape or _SHAPE, dtype=models.dtype, device=models.device, numerics="invariant"
+        run.shape or _SHAPE, dtype=models.dtype, device=models.device, numerics="auto"
     )

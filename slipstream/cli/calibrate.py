@@ -72,7 +72,7 @@ def calibrate(
     if models.draft in ("ngram", NO_DRAFTER):
         raise InvalidRequest(f"the draft is {models.draft}, but only models are calibrated")
     engines = models.engines(SamplingParams())
-    model = engines.draft_model(plan.numerics)
+    model = engines.draft_model()
     found, timed, num_prompts = _run(plan, engines, model, _before(model, models.profile))
     figures_console().print(_table(timed))
     best = timed[0]

@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import typer
 
-from slipstream.cli.engine import open_client, open_embedded
+from slipstream.cli.engine import open_client
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import PlaceFlags, RequestFlags
 from slipstream.cli.report import PlainComparison, result_object, stats_line
@@ -92,7 +92,8 @@ def generate(
         result = _stream(client, prompt, options, output)
         comparison = None
         if output.compare:
-            comparison = PlainComparison(result, *_plain(client, prompt, options, place))
+            plainly = options | {"speculation": SpeculationOptions(mode=Mode.OFF)}
+            comparison = PlainComparison(result, client.generate(prompt, **plainly))
     _report(result, comparison, output)
 
 
@@ -112,19 +113,6 @@ def _stream(
             typer.echo()  # the error is printed on a line of its own
         raise
     return collected(chunks)
-
-
-def _plain(
-    client: "Client", prompt: "Prompt", options: dict[str, Any], place: PlaceFlags
-) -> tuple["Result", "Result"]:
-    """Decode plainly: in the numerics of the request, and in the fastest that can be chosen."""
-    plainly = options | {"speculation": SpeculationOptions(mode=Mode.OFF)}
-    plain = client.generate(prompt, **plainly)
-    if place.is_remote or place.engine.numerics == "fast":
-        return plain, plain
-    with closing(open_embedded(place.engine, numerics="fast", draft="none")) as fast:
-        fast.generate(prompt, **plainly | {"max_tokens": _WARM_UP_TOKENS})
-        return plain, fast.generate(prompt, **plainly)
 
 
 def _report(result: "Result", comparison: PlainComparison | None, output: PrintFlags) -> None:

@@ -37,10 +37,11 @@ class EngineFlags:
     )
     numerics: str | None = option(
         None,
-        "invariant: the same bits whatever is drafted; fast: near-ties may differ.",
-        show_default="invariant",
+        "invariant: the same bits whatever is drafted; fast: near-ties may differ; auto:"
+        " invariant, but fast where torch computes on a CPU.",
+        show_default="auto",
     )
-    threads: int | None = option(None, "CPU threads.", show_default="torch's choice")
+    threads: int | None = option(None, "CPU threads.", show_default="one for each core")
     device: str | None = option(None, "cpu, cuda or cuda:N.", show_default="cpu")
     kv_memory: str | None = option(
         None,

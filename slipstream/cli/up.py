@@ -54,7 +54,7 @@ class StackFlags:
     dtype: str | None = option(
         None, "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs)."
     )
-    numerics: str | None = option(None, "invariant or fast.")
+    numerics: str | None = option(None, "auto, invariant or fast.")
     threads: int | None = option(None, "CPU threads of target and draft, each.")
     device: str | None = option(None, "cpu, cuda or cuda:N.")
     profile: Path | None = option(

@@ -48,7 +48,7 @@ class Decoder(Protocol):
     contenders: FindContenders | None
     """Search for the tokens that a draw may take; None without one."""
     draws_on_device: bool
-    """Whether `forward` draws tokens where their logits are."""
+    """True if `forward` draws tokens where their logits are."""
 
     def new_pool(self, num_pages: int, scratch_rows: int, *, lasts: bool = True) -> KvPool:
         """Return memory for caches; forwards over one that `lasts` may be captured."""

@@ -15,7 +15,6 @@ from transformers import AutoConfig, AutoModelForCausalLM
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import TokenTree
 from slipstream.models.causal import CausalModel
-from slipstream.models.decoder import Numerics
 from slipstream.models.dtypes import CPU, choose_dtype
 from slipstream.models.kv.batch import Part
 from slipstream.models.kv.pool import BLOCK_SIZE
@@ -59,7 +58,7 @@ _COPIED = {False: 1 << 30, True: 1 << 27}
 """Bytes that are copied, by whether that is on a CPU."""
 
 
-def measure_floors(shape: str, *, dtype: str, device: str, numerics: Numerics) -> dict[str, Any]:
+def measure_floors(shape: str, *, dtype: str, device: str, numerics: str) -> dict[str, Any]:
     """Return times in milliseconds of a random model of a shape: `MODELS`, or a
     directory with a config.json. Raises `InvalidRequest` for another."""
     place = parse_device(device)
@@ -86,9 +85,7 @@ def measure_floors(shape: str, *, dtype: str, device: str, numerics: Numerics) -
     }
 
 
-def _random_model(
-    shape: str, dtype: str, device: str, numerics: Numerics
-) -> tuple[CausalModel, int]:
+def _random_model(shape: str, dtype: str, device: str, numerics: str) -> tuple[CausalModel, int]:
     """Return a model, and the bytes of the weights that a step reads."""
     fields = dict(MODELS.get(shape, {}))
     if not fields:

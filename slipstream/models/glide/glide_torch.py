@@ -18,7 +18,7 @@ from slipstream.models.glide.glide_packed import (
     PackedLayer,
     PackedNorm,
 )
-from slipstream.models.glide.glide_state import SessionStep
+from slipstream.models.glide.glide_scorer import SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights
 from slipstream.models.glide.rotary_factors import RotaryFactors
 from slipstream.models.glide.torch_parts import TorchParts, rotary_tables

@@ -13,7 +13,7 @@ import numpy as np
 
 from slipstream.core.errors import ModelError
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32, Array
-from slipstream.models.glide.glide_state import GlideState, SessionStep
+from slipstream.models.glide.glide_scorer import GlideState, SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights, rows_digest
 from slipstream.models.glide.target_parts import NativeParts
 from slipstream.models.kv.batch import Batch

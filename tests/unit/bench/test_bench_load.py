@@ -81,7 +81,6 @@ BAD = [
     (["--repeats", "0"], "repeats is 0"),
     (["--requests-per-worker", "0"], "requests_per_worker is 0"),
     (["--methods", "vanilla:x"], "method 'vanilla:x' needs an engine of its own"),
-    (["--methods", "glide+fast"], "numerics are the engine's"),
     (["--tls"], "--tls goes with --router only"),
 ]
 

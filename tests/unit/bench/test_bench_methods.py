@@ -4,7 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from slipstream.bench.methods import parse_method, parse_methods, with_references
+from slipstream.bench.methods import parse_method, parse_methods, with_plain
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.types import Shape, StopPolicy, Verification
@@ -43,34 +43,12 @@ def test_a_vanilla_draft_carries_its_model():
     assert (method.options.stop, method.options.max_nodes) == (StopPolicy.SVIP, 9)
 
 
-def test_plain_is_fast_whatever_the_numerics_of_drafting_methods_are():
-    plain, glide = parse_methods("plain,glide", numerics="invariant")
-    assert (plain.numerics, glide.numerics) == ("fast", "invariant")
-
-
-def test_a_method_may_choose_its_own_numerics():
-    methods = parse_methods("glide+fast,ngram+invariant,plain+invariant", numerics="fast")
-    assert [method.numerics for method in methods] == ["fast", "invariant", "invariant"]
-
-
-def test_references_are_added_once_and_only_where_needed():
+def test_plain_decoding_is_added_once_and_only_where_it_is_missing():
     def names(text):
-        return [method.name for method in with_references(parse_methods(text))]
+        return [method.name for method in with_plain(parse_methods(text))]
 
-    assert names("glide") == ["plain", "plain+invariant", "glide"]
-    assert names("glide+fast") == ["plain", "glide+fast"]
-    assert names("plain+invariant,glide,plain") == ["plain+invariant", "glide", "plain"]
-
-
-def test_identity_is_promised_by_invariant_numerics_and_exact_verification_only():
-    def promises(name, *, is_greedy):
-        return parse_method(name).promises_identity(is_greedy=is_greedy)
-
-    assert promises("glide", is_greedy=False)
-    assert promises("glide+mcsd", is_greedy=True)
-    assert not promises("glide+mcsd", is_greedy=False)
-    assert not promises("glide+target-init", is_greedy=True)
-    assert not promises("glide+fast", is_greedy=True)
+    assert names("glide") == ["plain", "glide"]
+    assert names("glide,plain") == ["glide", "plain"]
 
 
 @pytest.mark.parametrize(
@@ -78,7 +56,6 @@ def test_identity_is_promised_by_invariant_numerics_and_exact_verification_only(
     [
         ("glide+cape+chain", "shape twice"),
         ("glide+depth=3+depth=4", "max draft tokens twice"),
-        ("glide+fast+invariant", "numerics twice"),
         ("glide+product=2x2+depth=1", "have 2 depths, but max_draft_tokens is 1"),
         ("plain+svip", "drafts nothing"),
         ("ngram+svip", "does not go with ngram"),
@@ -114,7 +91,7 @@ def test_names_that_mean_nothing_are_refused(name, reason):
         parse_method(name)
 
 
-GAPS, TWICE = ("", "plain,", "plain,,glide", " "), ("glide,glide", "plain,plain+fast")
+GAPS, TWICE = ("", "plain,", "plain,,glide", " "), ("glide,glide", "plain,plain")
 NO_LISTS = dict.fromkeys(GAPS, "names with commas between") | dict.fromkeys(TWICE, "named twice")
 
 

@@ -24,12 +24,12 @@ def speed(files, out, *options):
 
 
 def test_every_method_is_measured_and_identical_to_plain_decoding(files, tmp_path, capsys):
-    methods = "plain,ngram,glide,glide+cape+svip,glide+fast,best"
+    methods = "plain,ngram,glide,glide+cape+svip,best"
     out = tmp_path / "out.json"
     assert speed(files, out, "--methods", methods, "--max-new-tokens", "12", "--repeats", "2") == 0
     written = json.loads(out.read_text())
     assert set(written) == {"environment", "methods"}
-    assert set(written["methods"]) == {*methods.split(","), "plain+invariant"}
+    assert set(written["methods"]) == set(methods.split(","))
     for name, parts in written["methods"].items():
         assert set(parts) == {"overall", "categories"}
         assert set(parts["categories"]) == {"qa", "math"}
@@ -60,8 +60,7 @@ def test_costs_are_written_for_every_number_of_rows(files, tmp_path):
     options = ["--rows", "1,4", "--rounds", "2", "--context", "20", "--json", str(out)]
     assert exit_code(["bench", "cost", *files[0], *options]) == 0
     cost = json.loads(out.read_text())["cost"]
-    assert set(cost["forward_ms"]) == {"fast", "invariant"}
-    assert all(list(ms) == ["1", "4"] for ms in cost["forward_ms"].values())
+    assert list(cost["forward_ms"]) == ["1", "4"]
     assert cost["draft"]["step_ms"] > 0
 
 
