@@ -13,10 +13,10 @@ from slipstream.drafting.build import VANILLA, Drafter, DraftTarget, build_draft
 from slipstream.drafting.engine import LocalDraft
 from slipstream.engine.thread import EngineThread
 from slipstream.files import path_of
-from slipstream.models.cores import Cores, load_on
 from slipstream.models.glide.load import load_parts
 from slipstream.models.glide.target_parts import LoadedParts
 from slipstream.models.loaded import parse_device
+from slipstream.models.threads import Cores, load_on
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.protocol import new_incarnation

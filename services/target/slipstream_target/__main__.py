@@ -10,13 +10,13 @@ from typing import TYPE_CHECKING
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.engine.thread import EngineThread
 from slipstream.exit_codes import BAD_INPUT, FAILED
-from slipstream.models.cores import Cores, load_on
 from slipstream.models.dtypes import choose_dtype
 from slipstream.models.format.digests import hub_commit, weights_digest
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loaded import LoadedModel, parse_device
 from slipstream.models.loading import load_model
+from slipstream.models.threads import Cores, load_on
 from slipstream.rpc.conversion.convert_common import TOOL_FORMAT
 from slipstream.rpc.kv import DTYPE
 from slipstream.rpc.process import run_service, say_ready, with_port

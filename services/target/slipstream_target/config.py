@@ -4,8 +4,8 @@ from dataclasses import dataclass
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import MAX_NODES
-from slipstream.models.compute_options import ComputeOptions
 from slipstream.models.decoder import check_numerics
+from slipstream.models.memory import ComputeOptions
 from slipstream.models.threads import num_threads
 from slipstream.options import check_bounds, group, option
 from slipstream.rpc.protocol import check_advertised

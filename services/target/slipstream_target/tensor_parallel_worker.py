@@ -6,8 +6,8 @@ from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError
-from slipstream.models.cores import Cores, load_on
 from slipstream.models.loading import causal_model
+from slipstream.models.threads import Cores, load_on
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.models.torch.ranks import join_ranks, leave_ranks
 from slipstream.models.torch.tensor_parallel import TensorParallelGroup, TensorParallelWorker

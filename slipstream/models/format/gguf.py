@@ -6,6 +6,9 @@ from pathlib import Path
 
 from slipstream.models.dtypes import DTYPES
 from slipstream.models.format.folder import reading
+from slipstream.models.format.gguf_file import GgufFile
+from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
+from slipstream.models.native.gguf_weights import GgufSource
 
 
 def convert(gguf: Path, into: Path) -> None:
@@ -13,10 +16,6 @@ def convert(gguf: Path, into: Path) -> None:
 
     Raises `WeightsError` when the file can't be read as a causal language model.
     """
-    from slipstream.models.format.gguf_file import GgufFile
-    from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
-    from slipstream.models.native.gguf_weights import GgufSource
-
     with quiet_transformers(), reading(gguf.name):
         model = GgufSource(gguf, DTYPES["bfloat16"], is_dense=True).whole_model()
         tokenizer = read_gguf_tokenizer(GgufFile(gguf))

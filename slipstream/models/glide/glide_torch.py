@@ -21,6 +21,7 @@ from slipstream.models.glide.glide_packed import (
 from slipstream.models.glide.glide_scorer import SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights
 from slipstream.models.glide.rotary_factors import RotaryFactors
+from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.glide.torch_parts import TorchParts, rotary_tables
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.scorer import Scores, on_host
@@ -37,7 +38,8 @@ class TorchGlide:
 
     engine = "torch"
 
-    def __init__(self, weights: GlideWeights, target: TorchParts, layout: KvLayout) -> None:
+    def __init__(self, weights: GlideWeights, target: TargetParts, layout: KvLayout) -> None:
+        assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
         dtype = torch_dtype(layout.dtype)
         model = glide_model(weights).to(layout.device)
         self.buffers = TorchBuffers(layout.device)

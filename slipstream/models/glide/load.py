@@ -127,21 +127,22 @@ def chains_of(
 
 def _native(weights: GlideWeights, target: TargetParts, layout: KvLayout) -> GlidePass | None:
     try:
-        if not isinstance(target, NativeParts):
-            from slipstream.models.glide.torch_parts import TorchParts, as_native
-
-            assert isinstance(target, TorchParts)
-            target = as_native(target)
-        return NativeGlide(weights, target, layout)
+        return NativeGlide(weights, _native_parts(target), layout)
     except NotNative as reason:
         if layout.device == CPU:
             _LOG.info("torch computes the draft: %s", reason)
         return None
 
 
+def _native_parts(target: TargetParts) -> NativeParts:
+    if isinstance(target, NativeParts):
+        return target
+    from slipstream.models.glide.torch_parts import as_native
+
+    return as_native(target)
+
+
 def _torch(weights: GlideWeights, target: TargetParts, layout: KvLayout) -> GlidePass:
     from slipstream.models.glide.glide_torch import TorchGlide
-    from slipstream.models.glide.torch_parts import TorchParts
 
-    assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
     return TorchGlide(weights, target, layout)

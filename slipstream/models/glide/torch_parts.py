@@ -11,7 +11,6 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.errors import ModelMismatch
-from slipstream.models.cores import start_torch
 from slipstream.models.dtypes import AUTO, CPU, Array, choose_dtype
 from slipstream.models.format.architecture import context_length
 from slipstream.models.format.gguf import quiet_transformers
@@ -23,6 +22,7 @@ from slipstream.models.glide.target_parts import LoadedParts, NativeParts, Targe
 from slipstream.models.loaded import find_sources, load_tokenizer, parse_device
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.weights import as_float32, plain
+from slipstream.models.threads import start_torch
 from slipstream.models.torch.arrays import as_array, as_tensor, numpy_dtype, torch_dtype
 from slipstream.models.torch.loading import load_target_parts, require_causal
 
@@ -69,8 +69,9 @@ def model_parts(model: Any, *, tokenizer_hash: str | None = None) -> TorchParts:
     )
 
 
-def as_native(parts: TorchParts) -> NativeParts:
+def as_native(parts: TargetParts) -> NativeParts:
     """Return the parts for a draft in native code. Raises `NotNative` where it can't take them."""
+    assert isinstance(parts, TorchParts), "parts are native code's or torch's"
     if parts.device != CPU or parts.embeddings.dtype not in (torch.bfloat16, torch.float32):
         raise NotNative(f"{parts.dtype.name} on {parts.device} has no native kernels")
     width = rotary_tables(parts, 1, dtype=torch.float32)[0].shape[1]

@@ -15,7 +15,7 @@ import numpy as np
 
 from slipstream.models.dtypes import BFLOAT16, Q8, Array
 from slipstream.models.format.architecture import EMBEDDING, HEAD, parse
-from slipstream.models.format.digests import bytes_digest
+from slipstream.models.format.digests import bytes_digest, weights_digest
 from slipstream.models.format.families import account_fields, require_read
 from slipstream.models.format.safetensors_file import Safetensors
 from slipstream.models.native.library import NotNative
@@ -98,8 +98,6 @@ class Checkpoint(WeightSource):
         return Q8 if self._is_coded else super().weights_type()
 
     def identity(self) -> str:
-        from slipstream.models.format.digests import weights_digest
-
         config = json.dumps(self.config, sort_keys=True).encode()
         return f"{weights_digest(self.folder)} {bytes_digest(config)}"
 

@@ -17,6 +17,7 @@ import numpy as np
 from slipstream.core.errors import WeightsError
 from slipstream.models.dtypes import DTYPES, FLOAT32, Array
 from slipstream.models.format.architecture import EMBEDDING, HEAD, Architecture, parse
+from slipstream.models.format.digests import weights_digest
 from slipstream.models.format.folder import reading
 from slipstream.models.format.gguf_config import FAMILIES, LONG_FACTORS, read_config
 from slipstream.models.format.gguf_file import GgufFile, GgufTensor
@@ -134,8 +135,6 @@ class GgufSource(WeightSource):
         self._file.release()
 
     def identity(self) -> str:
-        from slipstream.models.format.digests import weights_digest
-
         return weights_digest(self.path)
 
     def weights_type(self) -> str:

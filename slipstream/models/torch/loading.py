@@ -8,7 +8,6 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
-from slipstream.models.cores import start_torch
 from slipstream.models.dtypes import AUTO, CPU, choose_dtype
 from slipstream.models.format.architecture import eos_ids
 from slipstream.models.format.families import require_read
@@ -28,6 +27,7 @@ from slipstream.models.loaded import (
 from slipstream.models.native.checkpoint import read_config
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative
+from slipstream.models.threads import start_torch
 from slipstream.models.torch.arrays import torch_dtype
 from slipstream.models.torch.shards import require_split
 from slipstream.models.torch.transformers_model import account_config

@@ -132,7 +132,7 @@ def test_a_machine_without_cpuinfo_has_a_name_too(monkeypatch, tmp_path):
 SCRIPT = """
 import json, os, threading
 import torch
-from slipstream.models import cores
+from slipstream.models import threads as cores
 from slipstream.models.native.library import NotNative, kernels
 
 torch.set_num_threads(1)  # has torch make a pool besides, for phones, which nothing uses
