@@ -14,15 +14,15 @@ extern "C" {
 const char* slipstream_kernels(const char*);
 void* slipstream_team(int32_t);
 void slipstream_free_team(void*);
-void* slipstream_model(const Shape*, const char*, const void*, const Weights*);
+int32_t slipstream_model(const Shape*, const char*, const void*, const Weights*, void**);
 void slipstream_free_model(void*);
-int32_t slipstream_set_rotary(void*, int32_t, int32_t, int32_t, const float*, const float*);
+int32_t slipstream_set_rotary(void*, int32_t, int64_t, int64_t, const float*, const float*, int64_t);
 int32_t slipstream_set_matrices(void*, int32_t, int32_t, int32_t, const Weights*, int32_t);
 int32_t slipstream_set_norm(void*, int32_t, int32_t, int32_t, const float*, int64_t);
 int32_t slipstream_tie(void*);
-int32_t slipstream_forward(void*, const Cache*, const Batch*, float*);
-int32_t slipstream_logits(void*, const float*, int64_t, float*);
-void slipstream_quantise(const float*, int64_t, void*);
+int32_t slipstream_forward(void*, const Cache*, const Batch*, float*, int64_t);
+int32_t slipstream_logits(void*, const float*, int64_t, float*, int64_t);
+int32_t slipstream_quantise(const float*, int64_t, void*, int64_t);
 }
 
 namespace {
@@ -35,6 +35,10 @@ uint32_t state = 1;
 float next(float scale) {
   state = state * 1664525u + 1013904223u;
   return (static_cast<int>(state >> 12) - (1 << 19)) / static_cast<float>(1 << 19) * scale;
+}
+
+void check(int32_t result) {
+  if (result < 0) std::abort();
 }
 
 std::vector<float> floats(size_t count, float scale, float base = 0.0f) {
@@ -78,7 +82,7 @@ std::vector<uint8_t> blocks(Kind kind, size_t count) {
 struct Filled {
   std::vector<float> bias, wide;
   std::vector<uint16_t> halves;
-  std::vector<uint8_t> coded;
+  std::vector<uint8_t> quantized;
   Weights weights;
 
   Filled(Kind kind, int outputs, int inputs)
@@ -87,8 +91,8 @@ struct Filled {
     for (float each : wide) {
       halves.push_back(kind == Kind::kFloat16 ? to_float16(each).bits : upper_half(each));
     }
-    if (!is_coded(kind) && kind != Kind::kFloat32) values = halves.data();
-    if (is_coded(kind)) values = (coded = blocks(kind, wide.size())).data();
+    if (!is_quantized(kind) && kind != Kind::kFloat32) values = halves.data();
+    if (is_quantized(kind)) values = (quantized = blocks(kind, wide.size())).data();
     const auto bytes = static_cast<int64_t>(outputs * row_bytes(kind, inputs));
     weights = {kind, outputs, inputs, values, bytes, bias.data(), outputs};
   }
@@ -101,12 +105,12 @@ void set(void* model, int layer, int block, int place, Kind kind, std::vector<in
   for (int each : outputs) parts.emplace_back(kind, each, inputs);
   for (const Filled& each : parts) all.push_back(each.weights);
   const int count = static_cast<int>(all.size());
-  if (slipstream_set_matrices(model, layer, block, place, all.data(), count) != 0) std::abort();
+  check(slipstream_set_matrices(model, layer, block, place, all.data(), count));
 }
 
 void set_norm(void* model, int layer, int block, int place, int size) {
   const std::vector<float> norm = floats(size, 0.2f, 1);
-  if (slipstream_set_norm(model, layer, block, place, norm.data(), size) != 0) std::abort();
+  check(slipstream_set_norm(model, layer, block, place, norm.data(), size));
 }
 
 void fill(void* model, const Shape& shape, Kind kind) {
@@ -114,7 +118,7 @@ void fill(void* model, const Shape& shape, Kind kind) {
   const size_t angles = kTokens * (dim / 2);
   // Named, for compilers differ in which argument they compute first.
   const std::vector<float> cos = floats(angles, 1), sin = floats(angles, 1);
-  slipstream_set_rotary(model, 0, kTokens, dim / 2, cos.data(), sin.data());
+  check(slipstream_set_rotary(model, 0, kTokens, dim / 2, cos.data(), sin.data(), cos.size()));
   for (int at = 0; at < kLayers; ++at) {
     set(model, at, 0, 0, kind, {queries, keys, keys}, shape.hidden);
     set(model, at, 0, 1, kind, {shape.hidden}, queries);
@@ -134,21 +138,23 @@ void run(void* model, const Shape& shape) {
       kLayers, std::vector<uint8_t>(2 * shape.key_heads * kTokens * shape.head_dim * element));
   void* layers[kLayers];
   for (int at = 0; at < kLayers; ++at) layers[at] = keys[at].data();
-  std::vector<int64_t> numbers, tokens, in_table(kTokens, 0), line_first{0}, lines;
+  std::vector<int64_t> numbers, tokens, num_in_table(kTokens, 0), first_ancestor{0}, ancestors;
   for (int64_t i = 0; i < kTokens; ++i) {
     numbers.push_back(i);
     tokens.push_back((i * 7 + 3) % kVocabulary);
-    for (int64_t j = 0; j <= i; ++j) lines.push_back(j);
-    line_first.push_back(static_cast<int64_t>(lines.size()));
+    for (int64_t j = 0; j <= i; ++j) ancestors.push_back(j);
+    first_ancestor.push_back(static_cast<int64_t>(ancestors.size()));
   }
-  const std::vector<const int64_t*> tables(kTokens, numbers.data());
-  const Batch batch{kTokens,         kTokens,      tokens.data(),     numbers.data(),
-                    numbers.data(),  tables.data(), in_table.data(),  lines.data(),
-                    line_first.data(), nullptr,    nullptr};
-  const Cache cache{layers, kTokens};
+  const std::vector<const int64_t*> block_tables(kTokens, numbers.data());
+  const std::vector<int64_t> sizes(kTokens, kTokens);
+  const Batch batch{kTokens, kTokens, tokens.data(), numbers.data(), numbers.data(),
+                    block_tables.data(), num_in_table.data(), ancestors.data(),
+                    first_ancestor.data(), nullptr, nullptr, sizes.data(),
+                    static_cast<int64_t>(ancestors.size())};
+  const Cache cache{layers, kTokens, kLayers, static_cast<int64_t>(keys[0].size())};
   std::vector<float> hidden(kTokens * shape.hidden), logits(kTokens * kVocabulary);
-  if (slipstream_forward(model, &cache, &batch, hidden.data()) != 0) std::abort();
-  if (slipstream_logits(model, hidden.data(), kTokens, logits.data()) != 0) std::abort();
+  check(slipstream_forward(model, &cache, &batch, hidden.data(), hidden.size()));
+  check(slipstream_logits(model, hidden.data(), hidden.size(), logits.data(), logits.size()));
   for (float each : logits) {
     if (each != each) std::abort();  // nothing is shown by the digest of what is not a number
   }
@@ -163,7 +169,7 @@ void quantise() {
   for (float scale : {1.0f, 1e-3f, 1e-7f, 1e-40f, 1e6f, 1e30f}) {
     const std::vector<float> values = floats(3200, scale, scale / 2);
     std::vector<uint8_t> out(values.size() / kGroup * block_size(Kind::kQ8_0).bytes);
-    slipstream_quantise(values.data(), values.size(), out.data());
+    check(slipstream_quantise(values.data(), values.size(), out.data(), out.size()));
     add(out.data(), out.size());
   }
 }
@@ -181,10 +187,11 @@ int main(int, char** arguments) {
       const bool is_bfloat16 = kind == Kind::kBFloat16;
       const Shape odd{kLayers, 60, 6, 2, 20, 75, 0, is_bfloat16, 1e-6f, 0.22f};
       const Shape whole{kLayers, 256, 8, 2, 32, 512, 0, is_bfloat16, 1e-6f, 0.18f};
-      const Shape& shape = is_coded(kind) ? whole : odd;
+      const Shape& shape = is_quantized(kind) ? whole : odd;
       void* team = slipstream_team(threads);
       const Filled embedding(Kind::kFloat32, kVocabulary, shape.hidden);
-      void* model = slipstream_model(&shape, name, team, &embedding.weights);
+      void* model = nullptr;
+      check(slipstream_model(&shape, name, team, &embedding.weights, &model));
       fill(model, shape, kind);
       run(model, shape);
       slipstream_tie(model);  // embeddings are the head's rows

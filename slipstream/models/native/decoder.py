@@ -73,7 +73,7 @@ def _shape(source: WeightSource, layout: KvLayout) -> NativeShape:
         key_heads=arch.num_kv_heads,
         head_dim=arch.head_dim,
         mlp=arch.mlp,
-        others=0,
+        num_cross=0,
         keys_are_bfloat16=layout.dtype == BFLOAT16,
         norm_epsilon=arch.norm_eps,
         attention_scale=arch.attention_scale,

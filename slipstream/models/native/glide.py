@@ -166,7 +166,7 @@ def _shape(weights: GlideWeights, layout: KvLayout) -> NativeShape:
         key_heads=config.num_kv_heads,
         head_dim=config.head_dim,
         mlp=config.intermediate_size,
-        others=len(config.target_layers),
+        num_cross=len(config.target_layers),
         keys_are_bfloat16=layout.dtype == BFLOAT16,
         norm_epsilon=config.rms_norm_eps,
         attention_scale=config.head_dim**-0.5,

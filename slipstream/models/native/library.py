@@ -33,7 +33,7 @@ class NativeShape(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int32) for name in ("layers", "hidden", "heads", "key_heads", "head_dim")),
-        *((name, c_int32) for name in ("mlp", "others", "keys_are_bfloat16")),
+        *((name, c_int32) for name in ("mlp", "num_cross", "keys_are_bfloat16")),
         *((name, c_float) for name in ("norm_epsilon", "attention_scale")),
         *((name, c_float) for name in ("embedding_scale", "residual_scale")),
         ("is_gelu", c_int32),
@@ -54,9 +54,9 @@ class NativeBatch(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("count", "kept")),
-        *((name, c_void_p) for name in ("tokens", "positions", "slots", "tables", "in_table")),
-        *((name, c_void_p) for name in ("lines", "line_first", "in_others", "others")),
-        *(("table_sizes", c_void_p), ("num_lines", c_int64)),
+        *((name, c_void_p) for name in ("tokens", "positions", "slots", "block_tables", "num_in_table")),
+        *((name, c_void_p) for name in ("ancestors", "first_ancestor", "num_read", "cross")),
+        *(("block_table_sizes", c_void_p), ("num_ancestors", c_int64)),
     )
 
 
@@ -103,7 +103,7 @@ _SIGNATURES = {
     ),
     "slipstream_quantise": (c_int32, [c_void_p, c_int64, c_void_p, c_int64]),
     "slipstream_logits": (c_int32, [c_void_p, *(c_void_p, c_int64) * 2]),
-    "slipstream_contenders": (
+    "slipstream_sampling_candidates": (
         c_int64,
         [*[c_void_p] * 2, c_int64, c_float, c_uint32, c_uint32, *[c_void_p] * 2, c_int64],
     ),

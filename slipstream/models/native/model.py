@@ -127,7 +127,7 @@ class NativeModel:
         tokens = np.empty(len(logits), np.int32)
         best = c_float()
         found = (byref(best), tokens.ctypes.data, len(tokens))
-        count = self._do("contenders", *_floats(logits), temperature, *keys, *found)
+        count = self._do("sampling_candidates", *_floats(logits), temperature, *keys, *found)
         return (tokens[:count], best.value) if count else None
 
     def _set_matrices(self, layer: int, block: int, place: int, parts: Sequence[Weights]) -> None:

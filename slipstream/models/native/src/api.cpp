@@ -44,7 +44,7 @@ bool has_avx2_vnni() {
 bool has_avx512_bf16() {
   return has_avx512_vnni() && has_newer(5) && kAvx512BFloat16.name != nullptr;
 }
-// Intel's processors are reported to take longer for a product of pairs than for two others.
+// Intel's processors are reported to take longer for a product of pairs than for two cross.
 bool is_fast_in_pairs() { return !__builtin_cpu_is("intel"); }
 #elif defined(__aarch64__)
 bool has_neon_dot() {
@@ -132,7 +132,7 @@ SLIPSTREAM_API int32_t slipstream_model(const Shape* shape, const char* name, co
     model.shape = *shape;
     model.team = *static_cast<const std::shared_ptr<Team>*>(team);
     model.layers.resize(shape->layers);
-    for (Layer& layer : model.layers) layer.blocks.resize(2 + shape->others);
+    for (Layer& layer : model.layers) layer.blocks.resize(2 + shape->num_cross);
     model.embedding = static_cast<const uint8_t*>(embedding->values);
     model.embedding_kind = embedding->kind;
     model.vocabulary = embedding->outputs;
@@ -143,8 +143,8 @@ SLIPSTREAM_API int32_t slipstream_model(const Shape* shape, const char* name, co
 
 SLIPSTREAM_API void slipstream_free_model(void* handle) { delete static_cast<Handle*>(handle); }
 
-// The rotary embedding of a number, cos and sin [positions, half] of `count` elements each; again for
-// more positions. Numbers follow each other. Returns 0, as all that follow do.
+// The rotary embedding of a number, cos and sin [positions, half] of `count` elements each; again
+// for more positions. Numbers follow each other. Returns 0, as all that follow do.
 SLIPSTREAM_API int32_t slipstream_set_rotary(void* handle, int32_t number, int64_t positions,
                                              int64_t half, const float* cos, const float* sin,
                                              int64_t count) {
@@ -180,7 +180,8 @@ SLIPSTREAM_API int32_t slipstream_set_matrices(void* handle, int32_t layer, int3
   Model& model = static_cast<Handle*>(handle)->model;
   return guarded([&]() -> int32_t {
     if (layer < 0) {
-      if (count != 1 || !is_whole(*weights) || weights->inputs != model.shape.hidden) return kMisfit;
+      if (count != 1 || !is_whole(*weights) || weights->inputs != model.shape.hidden)
+        return kMisfit;
       model.head = packed(*weights, model.weights, *model.team);
       return 0;
     }
@@ -200,8 +201,8 @@ SLIPSTREAM_API int32_t slipstream_set_matrices(void* handle, int32_t layer, int3
   });
 }
 
-// Reads embeddings from the head from now on, where that has the same weights: returns 1, or 0 where
-// packing changed some of them.
+// Reads embeddings from the head from now on, where that has the same weights: returns 1, or 0
+// where packing changed some of them.
 SLIPSTREAM_API int32_t slipstream_tie(void* handle) {
   Model& model = static_cast<Handle*>(handle)->model;
   if (model.head.outputs != model.vocabulary) return kMisfit;
@@ -216,7 +217,7 @@ SLIPSTREAM_API int64_t slipstream_weight_bytes(void* handle) {
 }
 
 // A norm of a block, by place: before it (0), of queries (1), of keys (2), of what it adds (3); the
-// last norm for layer -1. Those of queries and keys are of one head or of all, others [hidden].
+// last norm for layer -1. Those of queries and keys are of one head or of all, cross [hidden].
 SLIPSTREAM_API int32_t slipstream_set_norm(void* handle, int32_t layer, int32_t block,
                                            int32_t place, const float* norm, int64_t count) {
   Model& model = static_cast<Handle*>(handle)->model;
@@ -250,7 +251,8 @@ SLIPSTREAM_API int32_t slipstream_forward(void* handle, const Cache* cache, cons
   });
 }
 
-// Weights [outputs, inputs] one by one, in float32 or rounded to bfloat16; the team shares the work.
+// Weights [outputs, inputs] one by one, in float32 or rounded to bfloat16; the team shares the
+// work.
 SLIPSTREAM_API int32_t slipstream_dequantise(const void* team, const Weights* weights,
                                              int32_t is_bfloat16, void* out, int64_t bytes) {
   if (!is_whole(*weights)) return kMisfit;
@@ -287,10 +289,11 @@ SLIPSTREAM_API int32_t slipstream_logits(void* handle, const float* hidden, int6
 }
 
 // Tokens that a draw from `scores` [count] can give, see `draws.h`; `tokens` has room for `room`.
-SLIPSTREAM_API int64_t slipstream_contenders(void* handle, const float* scores, int64_t count,
-                                             float temperature, uint32_t first, uint32_t second,
-                                             float* best, int32_t* tokens, int64_t room) {
+SLIPSTREAM_API int64_t slipstream_sampling_candidates(void* handle, const float* scores,
+                                                      int64_t count, float temperature,
+                                                      uint32_t first, uint32_t second, float* best,
+                                                      int32_t* tokens, int64_t room) {
   if (count < 0 || count > INT32_MAX || room < count) return kMisfit;
   const Kernels* own = static_cast<Handle*>(handle)->kernels;
-  return own->contenders(scores, count, temperature, {first, second}, best, tokens);
+  return own->sampling_candidates(scores, count, temperature, {first, second}, best, tokens);
 }

@@ -12,7 +12,7 @@
 #include "elementwise.h"
 #include "keys.h"
 #include "model.h"
-#include "seen.h"
+#include "kv_span.h"
 
 namespace SLIPSTREAM_ISA {
 
@@ -27,39 +27,40 @@ constexpr int kAheadKeys = 32;      // positions whose keys are fetched ahead
 
 inline int64_t num_chunks(const Shape& shape) { return (shape.head_dim + kChunk - 1) / kChunk; }
 
-// Tokens that share a table, and their neighbouring query heads of one key head. Scores, weights and
-// means follow each other; members of a team may share each of the three.
+// Tokens that share a block_table, and their neighbouring query heads of one key head. Scores,
+// weights and means follow each other; threads of a team may share each of the three.
 template <class T>
 class Attention {
  public:
-  // `heads` query heads for the key head. `block` is the member's own, `scratch` everybody's.
-  Attention(const Shape& shape, int heads, const Seen<T>* seen, int rows,
+  // `heads` query heads for the key head. `block` is of one thread, `scratch` is shared.
+  Attention(const Shape& shape, int heads, const KvSpan<T>* seen, int rows,
             std::vector<float>& block, Scratch& scratch)
       : dim_(shape.head_dim),
         width_((dim_ + kLanes - 1) / kLanes * kLanes),
         heads_(heads),
         rows_(rows),
         scale_(shape.attention_scale),
-        seen_(seen),
+        spans_(seen),
         scratch_(scratch) {
-    int64_t most = 0;
+    int64_t max_count = 0;
     first_ = seen[0].hidden;
     for (int row = 0; row < rows; ++row) {
-      longest_ = std::max(longest_, seen[row].in_table);
-      most = std::max(most, seen[row].count());
+      longest_ = std::max(longest_, seen[row].num_in_table);
+      max_count = std::max(max_count, seen[row].count());
       first_ = std::min(first_, seen[row].hidden);
     }
     first_ = first_ / kValues * kValues;
-    stride_ = stride_for(most);
+    stride_ = stride_for(max_count);
     block.resize(static_cast<size_t>(dim_) * kBlock + kLanes);
     const size_t off = reinterpret_cast<uintptr_t>(block.data()) / sizeof(float) % kLanes;
-    block_ = block.data() + (kLanes - off) % kLanes;  // no load crosses a cache line
+    block_ = block.data() + (kLanes - off) % kLanes;  // no load crosses a cache ancestors
   }
 
-  // Makes room for tokens that see up to `most` positions.
-  static void reserve(const Shape& shape, int heads, int rows, int64_t most, Scratch& scratch) {
+  // Makes room for tokens that see up to `max_count` positions.
+  static void reserve(const Shape& shape, int heads, int rows, int64_t max_count,
+                      Scratch& scratch) {
     const size_t width = (shape.head_dim + kLanes - 1) / kLanes * kLanes;
-    grow(scratch.scores, rows * heads * stride_for(most));
+    grow(scratch.scores, rows * heads * stride_for(max_count));
     grow(scratch.totals, rows * heads);
     grow(scratch.sums, rows * heads * width);
   }
@@ -68,50 +69,50 @@ class Attention {
     return std::max<int64_t>(0, (longest_ - first_ + kBlock - 1) / kBlock);
   }
 
-  // Scores of some blocks of the table's positions. The queries of a token are [heads, head_dim],
-  // `stride` floats behind those of the token before.
+  // Scores of some blocks of the block_table's positions. The queries of a token are [heads,
+  // head_dim], `stride` floats behind those of the token before.
   void score(Span blocks, const float* queries, size_t stride) {
     for (int64_t block = blocks.first; block < blocks.last; ++block) {
       const int64_t first = first_ + block * kBlock;
-      take_keys(seen_[0], seen_[0].table, first, longest_);
+      take_keys(spans_[0], spans_[0].block_table, first, longest_);
       score_block(queries, stride, 0, rows_, first);
     }
   }
 
-  // Weights of some tokens, out of these scores and those of their own lines. A block's scores end
-  // behind the table, so lines come after all blocks.
-  void soften(Span rows, const float* queries, size_t stride) {
+  // Weights of some tokens, out of these scores and those of their own ancestors. A block's scores
+  // end behind the block_table, so ancestors come after all blocks.
+  void softmax(Span rows, const float* queries, size_t stride) {
     for (int row = static_cast<int>(rows.first); row < rows.last; ++row) {
-      const Seen<T>& own = seen_[row];
-      for (int64_t first = hidden_in_line(own); first < own.in_line; first += kBlock) {
-        take_keys(own, own.line, first, own.in_line);
-        score_block(queries, stride, row, row + 1, own.in_table + first);
+      const KvSpan<T>& own = spans_[row];
+      for (int64_t first = hidden_ancestors(own); first < own.num_ancestors; first += kBlock) {
+        take_keys(own, own.ancestors, first, own.num_ancestors);
+        score_block(queries, stride, row, row + 1, own.num_in_table + first);
       }
       for (int head = 0; own.count() > 0 && head < heads_; ++head) {
-        totals(row)[head] = as_weights(scores(row, head), first_, own.hidden, own.count());
+        totals(row)[head] = exp_and_sum(scores(row, head), first_, own.hidden, own.count());
       }
     }
   }
 
   // Weighted means of some chunks of the values' elements; zeros where nothing is seen. Outputs lie
   // as queries do.
-  void weigh(Span chunks, float* out, size_t stride) {
+  void weighted_values(Span chunks, float* out, size_t stride) {
     for (int64_t chunk = chunks.first; chunk < chunks.last; ++chunk) {
       const int d = static_cast<int>(chunk) * kChunk, end = std::min(d + kChunk, width_);
       for (int head = 0; head < rows_ * heads_; ++head) {
         std::fill(sums(0, head) + d, sums(0, head) + end, 0.0f);
       }
-      weigh_table(d);
+      add_table_values(d);
       for (int row = 0; row < rows_; ++row) {
-        weigh_line(row, d);
+        add_ancestor_values(row, d);
         finish(row, d, end, out + row * stride);
       }
     }
   }
 
  private:
-  static size_t stride_for(int64_t most) {
-    return most + 3 * kBlock;  // what lies behind the last position is written, too
+  static size_t stride_for(int64_t max_count) {
+    return max_count + 3 * kBlock;  // what lies behind the last position is written, too
   }
   static void grow(std::vector<float>& values, size_t size) {
     if (values.size() < size) values.resize(size);
@@ -126,8 +127,8 @@ class Attention {
 
   // Brings the keys of up to `kBlock` positions into lanes; behind the last one comes the last one.
   // Later keys are on their way meanwhile.
-  void take_keys(const Seen<T>& seen, const int64_t* table, int64_t first, int64_t last) {
-    const auto slot = [&](int64_t at) { return table == nullptr ? at : table[at]; };
+  void take_keys(const KvSpan<T>& seen, const int64_t* block_table, int64_t first, int64_t last) {
+    const auto slot = [&](int64_t at) { return block_table == nullptr ? at : block_table[at]; };
     const T* keys[kBlock];
     for (int i = 0; i < kBlock; ++i) {
       const int64_t at = std::min(first + i, last - 1), later = std::min(at + kAheadKeys, last - 1);
@@ -141,61 +142,62 @@ class Attention {
     for (int d = 0; d < count; d += 64 / sizeof(T)) __builtin_prefetch(elements + d);
   }
 
-  // Scores of the block's positions, which go to `place` on, for some tokens.
-  void score_block(const float* queries, size_t stride, int first, int last, int64_t place) {
+  // Scores of the block's positions, which go to `offset` on, for some tokens.
+  void score_block(const float* queries, size_t stride, int first, int last, int64_t offset) {
     const float* query[kMaxQueries];
-    float* goal[kMaxQueries];
+    float* dst[kMaxQueries];
     int waiting = 0;
     const auto flush = [&] {
-      if (waiting > 0) score_some(query, goal, waiting);
+      if (waiting > 0) score_batch(query, dst, waiting);
       waiting = 0;
     };
     for (int row = first; row < last; ++row) {
       for (int head = 0; head < heads_; ++head) {
         query[waiting] = queries + row * stride + head * dim_;
-        goal[waiting] = scores(row, head) + place;
+        dst[waiting] = scores(row, head) + offset;
         if (++waiting == kMaxQueries) flush();
       }
     }
     flush();
   }
 
-  void score_some(const float* const* queries, float* const* goals, int count) {
+  void score_batch(const float* const* queries, float* const* dsts, int count) {
     const float* keys = block_;
     dots_for(count, std::make_integer_sequence<int, kMaxQueries>())(queries, keys, dim_, scale_,
-                                                                    goals);
+                                                                    dsts);
   }
 
-  static int64_t hidden_in_line(const Seen<T>& own) {
-    return std::max<int64_t>(0, own.hidden - own.in_table);
+  static int64_t hidden_ancestors(const KvSpan<T>& own) {
+    return std::max<int64_t>(0, own.hidden - own.num_in_table);
   }
 
-  void weigh_table(int d) {
+  void add_table_values(int d) {
     for (int64_t first = first_; first < longest_; first += kValues) {
-      find_values(seen_[0], seen_[0].table, first, longest_, d);
+      find_values(spans_[0], spans_[0].block_table, first, longest_, d);
       const auto in_block = [&](int row) {
-        return std::min<int64_t>(kValues, seen_[row].in_table - first);
+        return std::min<int64_t>(kValues, spans_[row].num_in_table - first);
       };
       for (int row = 0, end; row < rows_; row = end) {
         for (end = row + 1; end < rows_ && in_block(end) == in_block(row);) ++end;
-        weigh_rows(row, end, first, in_block(row), d);
+        add_weighted_rows(row, end, first, in_block(row), d);
       }
     }
   }
 
-  void weigh_line(int row, int d) {
-    const Seen<T>& own = seen_[row];
-    for (int64_t first = hidden_in_line(own); first < own.in_line; first += kValues) {
-      const int64_t count = std::min<int64_t>(kValues, own.in_line - first);
-      find_values(own, own.line, first, own.in_line, d);
-      weigh_rows(row, row + 1, own.in_table + first, count, d);
+  void add_ancestor_values(int row, int d) {
+    const KvSpan<T>& own = spans_[row];
+    for (int64_t first = hidden_ancestors(own); first < own.num_ancestors; first += kValues) {
+      const int64_t count = std::min<int64_t>(kValues, own.num_ancestors - first);
+      find_values(own, own.ancestors, first, own.num_ancestors, d);
+      add_weighted_rows(row, row + 1, own.num_in_table + first, count, d);
     }
   }
 
   // Finds the values of up to `kValues` positions; those of the next ones are on their way.
-  void find_values(const Seen<T>& seen, const int64_t* table, int64_t first, int64_t last, int d) {
+  void find_values(const KvSpan<T>& seen, const int64_t* block_table, int64_t first, int64_t last,
+                   int d) {
     const auto value = [&](int64_t at) {
-      return seen.values + (table == nullptr ? at : table[at]) * dim_ + d;
+      return seen.values + (block_table == nullptr ? at : block_table[at]) * dim_ + d;
     };
     for (int64_t at = first; at < std::min(first + kValues, last); ++at) {
       values_[at - first] = value(at);
@@ -203,56 +205,56 @@ class Attention {
     }
   }
 
-  // Adds these values, weighted by the scores from `place` on, to the sums of some tokens.
-  void weigh_rows(int first, int last, int64_t place, int64_t count, int d) {
+  // Adds these values, weighted by the scores from `offset` on, to the sums of some tokens.
+  void add_weighted_rows(int first, int last, int64_t offset, int64_t count, int d) {
     constexpr auto counts = std::make_integer_sequence<int, kMaxHeads>();
     for (int head = first * heads_; count > 0 && head < last * heads_;) {
-      const int some = std::min(last * heads_ - head, kMaxHeads);
-      weigh_some(some, head, place, count, d, counts);
-      head += some;
+      const int num = std::min(last * heads_ - head, kMaxHeads);
+      add_weighted(num, head, offset, count, d, counts);
+      head += num;
     }
   }
 
   // `head` counts the heads of all tokens.
   template <int... HEADS>
-  void weigh_some(int some, int head, int64_t place, int64_t count, int d,
+  void add_weighted(int num, int head, int64_t offset, int64_t count, int d,
                   std::integer_sequence<int, HEADS...>) {
     using Function = void (Attention::*)(int, int64_t, int64_t, int);
-    static constexpr Function pairs[] = {&Attention::weigh_pair<HEADS + 1>...};
-    static constexpr Function rests[] = {&Attention::weigh_rest<HEADS + 1>...};
-    const Function weigh = d + kChunk <= dim_ ? pairs[some - 1] : rests[some - 1];
-    (this->*weigh)(head, place, count, d);
+    static constexpr Function pairs[] = {&Attention::add_weighted_pair<HEADS + 1>...};
+    static constexpr Function tails[] = {&Attention::add_weighted_tail<HEADS + 1>...};
+    const Function add = d + kChunk <= dim_ ? pairs[num - 1] : tails[num - 1];
+    (this->*add)(head, offset, count, d);
   }
 
   template <int HEADS>
-  void weigh_pair(int head, int64_t place, int64_t count, int d) {
+  void add_weighted_pair(int head, int64_t offset, int64_t count, int d) {
     const auto first = [&](int64_t p) { return load_first(values_[p]); };
     const auto second = [&](int64_t p) { return load_second(values_[p]); };
     if constexpr (kParts == 2) {
-      weigh_parts<HEADS>(head, place, count, d, first, second);
+      add_weighted_parts<HEADS>(head, offset, count, d, first, second);
     } else {
-      weigh_parts<HEADS>(head, place, count, d, first);
-      weigh_parts<HEADS>(head, place, count, d + kLanes, second);
+      add_weighted_parts<HEADS>(head, offset, count, d, first);
+      add_weighted_parts<HEADS>(head, offset, count, d + kLanes, second);
     }
   }
 
   template <int HEADS>
-  void weigh_rest(int head, int64_t place, int64_t count, int d) {
+  void add_weighted_tail(int head, int64_t offset, int64_t count, int d) {
     for (int at = 0; at < dim_ - d; at += kLanes) {
-      const auto rest = [&](int64_t p) { return load_some(values_[p] + at, dim_ - d - at); };
-      weigh_parts<HEADS>(head, place, count, d + at, rest);
+      const auto tail = [&](int64_t p) { return load_partial(values_[p] + at, dim_ - d - at); };
+      add_weighted_parts<HEADS>(head, offset, count, d + at, tail);
     }
   }
 
   // Each of `parts` gives the lanes of a position.
   template <int HEADS, class... Parts>
-  void weigh_parts(int head, int64_t place, int64_t count, int d, const Parts&... parts) {
+  void add_weighted_parts(int head, int64_t offset, int64_t count, int d, const Parts&... parts) {
     constexpr int num_parts = sizeof...(Parts);
     Lanes own[HEADS][num_parts];
     for (int h = 0; h < HEADS; ++h) {
       for (int c = 0; c < num_parts; ++c) own[h][c] = load(sums(0, head + h) + d + c * kLanes);
     }
-    const float* weights = scores(0, head) + place;
+    const float* weights = scores(0, head) + offset;
     for (int64_t p = 0; p < count; ++p) {
       const Lanes v[] = {parts(p)...};
       for (int h = 0; h < HEADS; ++h) {
@@ -268,23 +270,23 @@ class Attention {
   // Means out of sums. Of the two lanes of a chunk in bfloat16 each holds every second element.
   void finish(int row, int d, int end, float* out) {
     for (int head = 0; head < heads_; ++head) {
-      const Lanes total = all(seen_[row].count() == 0 ? 1.0f : totals(row)[head]);
+      const Lanes total = all(spans_[row].count() == 0 ? 1.0f : totals(row)[head]);
       float* const own = sums(row, head) + d;
       for (int i = 0; i < end - d; i += kLanes) store(own + i, div(load(own + i), total));
-      float* const goal = out + head * dim_ + d;
+      float* const dst = out + head * dim_ + d;
       if (std::is_same_v<T, BFloat16> && d + kChunk <= dim_) {
-        for (int i = 0; i < kChunk; ++i) goal[i] = own[i % 2 * kLanes + i / 2];
+        for (int i = 0; i < kChunk; ++i) dst[i] = own[i % 2 * kLanes + i / 2];
       } else {
-        std::copy(own, own + std::min(kChunk, dim_ - d), goal);
+        std::copy(own, own + std::min(kChunk, dim_ - d), dst);
       }
     }
   }
 
   const int dim_, width_, heads_, rows_;
   const float scale_;
-  const Seen<T>* const seen_;
+  const KvSpan<T>* const spans_;
   Scratch& scratch_;
-  int64_t first_ = 0, longest_ = 0;  // positions of the table, from a multiple of kValues on
+  int64_t first_ = 0, longest_ = 0;  // positions of the block_table, from a multiple of kValues on
   size_t stride_ = 0;
   float* block_ = nullptr;
   const T* values_[kValues];

@@ -4,5 +4,5 @@
 #include "draws.h"
 
 namespace slipstream {
-extern const Kernels kAvx2 = {"avx2", avx2::forward, avx2::multiply, avx2::contenders};
+extern const Kernels kAvx2 = {"avx2", avx2::forward, avx2::multiply, avx2::sampling_candidates};
 }  // namespace slipstream

@@ -10,7 +10,7 @@
 namespace slipstream {
 #if defined(__AVXVNNI__)
 extern const Kernels kAvx2Vnni = {"avx2_vnni", avx2_vnni::forward, avx2_vnni::multiply,
-                                  avx2_vnni::contenders};
+                                  avx2_vnni::sampling_candidates};
 #else
 extern const Kernels kAvx2Vnni = {};  // the compiler is older than the instructions
 #endif

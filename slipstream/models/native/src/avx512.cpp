@@ -4,5 +4,6 @@
 #include "draws.h"
 
 namespace slipstream {
-extern const Kernels kAvx512 = {"avx512", avx512::forward, avx512::multiply, avx512::contenders};
+extern const Kernels kAvx512 = {"avx512", avx512::forward, avx512::multiply,
+                                avx512::sampling_candidates};
 }  // namespace slipstream

@@ -10,7 +10,7 @@
 namespace slipstream {
 #if defined(__AVX512BF16__)
 extern const Kernels kAvx512BFloat16 = {"avx512_bf16", avx512_bf16::forward, avx512_bf16::multiply,
-                                        avx512_bf16::contenders};
+                                        avx512_bf16::sampling_candidates};
 #else
 extern const Kernels kAvx512BFloat16 = {};  // the compiler is older than the instructions
 #endif

@@ -5,5 +5,5 @@
 
 namespace slipstream {
 extern const Kernels kAvx512Vnni = {"avx512_vnni", avx512_vnni::forward, avx512_vnni::multiply,
-                                    avx512_vnni::contenders};
+                                    avx512_vnni::sampling_candidates};
 }  // namespace slipstream

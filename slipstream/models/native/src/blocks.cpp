@@ -204,18 +204,20 @@ void unpack(Kind kind, const uint8_t* block, Unpacked& out) {
   }
 }
 
-void weigh(Kind kind, const Unpacked& block, float* out) {
+void weighted_values(Kind kind, const Unpacked& block, float* out) {
   const Encoding encoding = encoding_of(kind);
   const int elements = block_size(kind).elements, parts = std::max(encoding.factors, 1);
   const auto number = [&](uint16_t bits) {
     return kind == Kind::kMXFP4 ? to_float(BFloat16{bits}) : to_float(Float16{bits});
   };
   for (int part = 0, i = 0; part < parts; ++part) {
-    float scale = number(block.scale), minimum = encoding.has_minimum ? number(block.minimum) : 0.0f;
+    float scale = number(block.scale),
+          minimum = encoding.has_minimum ? number(block.minimum) : 0.0f;
     if (encoding.factors > 0) scale *= block.factors[part];
     if (encoding.factors > 0 && encoding.has_minimum) minimum *= block.minimum_factors[part];
     for (const int last = i + elements / parts; i < last; ++i) {
-      const float code = encoding.table == nullptr ? block.codes[i] : encoding.table[block.codes[i]];
+      const float code =
+          encoding.table == nullptr ? block.codes[i] : encoding.table[block.codes[i]];
       out[i] = encoding.has_minimum ? scale * code + minimum : scale * code;
     }
   }
@@ -232,12 +234,12 @@ void dequantise(Kind kind, const uint8_t* from, int64_t count, float* out) {
   };
   if (kind == Kind::kFloat32) return static_cast<void>(std::memcpy(out, from, count * sizeof *out));
   if (kind == Kind::kFloat16) return widen(Float16{});
-  if (!is_coded(kind)) return widen(BFloat16{});
+  if (!is_quantized(kind)) return widen(BFloat16{});
   const BlockSize size = block_size(kind);
   Unpacked block;
   for (int64_t first = 0; first < count; first += size.elements, from += size.bytes) {
     unpack(kind, from, block);
-    weigh(kind, block, out + first);
+    weighted_values(kind, block, out + first);
   }
 }
 

@@ -32,8 +32,8 @@ struct Encoding {
 };
 Encoding encoding_of(Kind kind);
 
-// A block taken apart: weight = scale * factor * code + minimum * its factor. Scale and minimum have
-// 16 bits: those of a Float16, or of a BFloat16 in MXFP4.
+// A block taken apart: weight = scale * factor * code + minimum * its factor. Scale and minimum
+// have 16 bits: those of a Float16, or of a BFloat16 in MXFP4.
 struct Unpacked {
   uint16_t scale, minimum;
   int8_t codes[kSuper];
@@ -42,7 +42,7 @@ struct Unpacked {
 void unpack(Kind kind, const uint8_t* block, Unpacked& out);
 
 // The weights of a block.
-void weigh(Kind kind, const Unpacked& block, float* out);
+void weighted_values(Kind kind, const Unpacked& block, float* out);
 
 // `count` weights as floats, from the start of a block.
 void dequantise(Kind kind, const uint8_t* blocks, int64_t count, float* out);

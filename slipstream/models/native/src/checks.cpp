@@ -17,41 +17,43 @@ bool are_slots(const int64_t* slots, int64_t count, const Cache& cache) {
 
 // Whether all arrays are there that a forward reads.
 bool has_arrays(const Shape& shape, const Batch& batch) {
-  const void* const arrays[] = {batch.tokens, batch.positions,   batch.slots,     batch.tables,
-                                batch.in_table, batch.table_sizes, batch.line_first};
+  const void* const arrays[] = {batch.tokens,        batch.positions,    batch.slots,
+                                batch.block_tables,  batch.num_in_table, batch.block_table_sizes,
+                                batch.first_ancestor};
   const auto is_there = [](const void* array) { return array != nullptr; };
   return std::all_of(std::begin(arrays), std::end(arrays), is_there) &&
-         (batch.num_lines == 0 || batch.lines != nullptr) &&
-         (shape.others == 0 || batch.in_others != nullptr);
+         (batch.num_ancestors == 0 || batch.ancestors != nullptr) &&
+         (shape.num_cross == 0 || batch.num_read != nullptr);
 }
 
-// Whether each row of `line_first` is a part of the `num_lines` slots of all lines.
+// Whether each row of `first_ancestor` is a part of the `num_ancestors` slots of all ancestors.
 bool are_parts(const Batch& batch) {
   int64_t last = 0;
   for (int64_t row = 0; row <= batch.count; ++row) {
-    if (batch.line_first[row] < last || batch.line_first[row] > batch.num_lines) return false;
-    last = batch.line_first[row];
+    if (batch.first_ancestor[row] < last || batch.first_ancestor[row] > batch.num_ancestors)
+      return false;
+    last = batch.first_ancestor[row];
   }
   return true;
 }
 
-// Whether the slots that a token sees in its table are there. Of the same table, which tokens beside
-// each other share, `seen` positions have been looked at.
+// Whether the slots that a token sees in its table are there. Of the same table, which tokens
+// beside each other share, `seen` positions have been looked at.
 bool fits_table(const Cache& cache, const Batch& batch, int64_t row, int64_t& seen) {
-  const int64_t count = batch.in_table[row];
-  if (count < 0 || count > batch.table_sizes[row]) return false;
-  if (row == 0 || batch.tables[row] != batch.tables[row - 1]) seen = 0;
+  const int64_t count = batch.num_in_table[row];
+  if (count < 0 || count > batch.block_table_sizes[row]) return false;
+  if (row == 0 || batch.block_tables[row] != batch.block_tables[row - 1]) seen = 0;
   if (count <= seen) return true;
   const int64_t first = seen;
   seen = count;
-  return batch.tables[row] != nullptr &&
-         are_slots(batch.tables[row] + first, count - first, cache);
+  return batch.block_tables[row] != nullptr &&
+         are_slots(batch.block_tables[row] + first, count - first, cache);
 }
 
-bool fits_others(const Shape& shape, const Batch& batch, int64_t row) {
-  for (int64_t at = 0; at < shape.others; ++at) {
-    const Other& other = batch.others[row * shape.others + at];
-    const int64_t count = batch.in_others[row];
+bool fits_cross(const Shape& shape, const Batch& batch, int64_t row) {
+  for (int64_t at = 0; at < shape.num_cross; ++at) {
+    const CrossKv& other = batch.cross[row * shape.num_cross + at];
+    const int64_t count = batch.num_read[row];
     if (count < 0 || count > other.positions) return false;
     if (count > 0 && (other.keys == nullptr || other.values == nullptr)) return false;
     // A head's positions follow each other, and heads do not reach into each other.
@@ -80,12 +82,12 @@ bool is_possible(const Shape& shape) {
     if (size < 1 || size > kLargest) return false;
   }
   const int64_t heads = int64_t{shape.heads} + int64_t{2} * shape.key_heads;
-  return shape.layers >= 0 && shape.others >= 0 && shape.heads % shape.key_heads == 0 &&
+  return shape.layers >= 0 && shape.num_cross >= 0 && shape.heads % shape.key_heads == 0 &&
          heads <= kLargest / shape.head_dim && int64_t{2} * shape.mlp + 2 * kTile <= kLargest;
 }
 
 bool has_block(const Model& model, int32_t layer, int32_t block) {
-  return is_within(layer, model.shape.layers) && is_within(block, 2 + model.shape.others);
+  return is_within(layer, model.shape.layers) && is_within(block, 2 + model.shape.num_cross);
 }
 
 bool fits_norm(const Shape& shape, int32_t place, int64_t count) {
@@ -98,7 +100,7 @@ bool fits_norm(const Shape& shape, int32_t place, int64_t count) {
 bool fits_place(const Shape& shape, int32_t block, int32_t place, const Weights* weights,
                 int32_t count) {
   if (place != kInto && place != kOut) return false;
-  const bool is_mlp = block == 1 + shape.others;
+  const bool is_mlp = block == 1 + shape.num_cross;
   const int64_t queries = int64_t{shape.heads} * shape.head_dim;
   const int64_t keys = block == 0 ? int64_t{2} * shape.key_heads * shape.head_dim : 0;
   const int64_t inputs = place == kInto ? shape.hidden : is_mlp ? shape.mlp : queries;
@@ -114,7 +116,8 @@ bool fits_place(const Shape& shape, int32_t block, int32_t place, const Weights*
 }
 
 bool is_complete(const Model& model) {
-  if (model.norm.empty() || (model.embedding == nullptr && model.head.data == nullptr)) return false;
+  if (model.norm.empty() || (model.embedding == nullptr && model.head.data == nullptr))
+    return false;
   for (const Layer& layer : model.layers) {
     if (layer.rotary >= static_cast<int64_t>(model.rotaries.size())) return false;
     if (layer.rotary >= 0 && model.rotaries[layer.rotary].half < 1) return false;
@@ -133,7 +136,7 @@ bool fits_batch(const Model& model, const Cache& cache, const Batch& batch) {
   if (!has_arrays(shape, batch)) return false;
   if (cache.count != shape.layers || cache.slots < 0) return false;
   if (cache.layer_bytes != cache.slots * slot_bytes) return false;
-  if (!are_parts(batch) || !are_slots(batch.lines, batch.num_lines, cache)) return false;
+  if (!are_parts(batch) || !are_slots(batch.ancestors, batch.num_ancestors, cache)) return false;
   if (!are_slots(batch.slots, batch.count, cache)) return false;
   const int64_t positions = num_positions(model);
   int64_t seen = 0;
@@ -141,7 +144,7 @@ bool fits_batch(const Model& model, const Cache& cache, const Batch& batch) {
     if (!is_within(batch.tokens[row], model.vocabulary)) return false;
     if (!is_within(batch.positions[row], positions)) return false;
     if (!fits_table(cache, batch, row, seen)) return false;
-    if (batch.others != nullptr && !fits_others(shape, batch, row)) return false;
+    if (batch.cross != nullptr && !fits_cross(shape, batch, row)) return false;
   }
   return true;
 }

@@ -117,9 +117,9 @@ inline int transpose_whole(const BFloat16* const* keys, int dim, float* out) {
       Words words[kColumns];
       columns(keys + first, d, words);
       for (int i = 0; i < kColumns; ++i) {
-        float* goal = out + (d + 2 * i) * kLanes + first;
-        store_words(goal, lower(words[i]));
-        store_words(goal + kLanes, upper(words[i]));
+        float* dst = out + (d + 2 * i) * kLanes + first;
+        store_words(dst, lower(words[i]));
+        store_words(dst + kLanes, upper(words[i]));
       }
     }
   }
@@ -146,17 +146,17 @@ inline void transpose(const T* const* keys, int dim, float* out) {
   }
 }
 
-// goals[q][0..15] = scale * query q . each of sixteen keys [dim, 16].
+// dsts[q][0..15] = scale * query q . each of sixteen keys [dim, 16].
 template <int QUERIES>
 inline void dots(const float* const* queries, const float* keys, int dim, float scale,
-                 float* const* goals) {
+                 float* const* dsts) {
   Lanes sums[QUERIES];
   for (Lanes& sum : sums) sum = zero();
   for (int d = 0; d < dim; ++d) {
     const Lanes key = load(keys + d * kLanes);
     for (int q = 0; q < QUERIES; ++q) sums[q] = fma(all(queries[q][d]), key, sums[q]);
   }
-  for (int q = 0; q < QUERIES; ++q) store(goals[q], mul(sums[q], all(scale)));
+  for (int q = 0; q < QUERIES; ++q) store(dsts[q], mul(sums[q], all(scale)));
 }
 
 // The function for 1 to kMaxQueries queries.

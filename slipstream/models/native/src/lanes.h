@@ -46,8 +46,8 @@ inline Lanes load_second(const T* p) {
   return load(p + kLanes);
 }
 
-// Brings so many bytes nearer. A function that does nothing else has no effect in GCC's eyes, and calls
-// of it are left out: it has to be a part of its caller, and so have those that only call it.
+// Brings so many bytes nearer. A function that does nothing else has no effect in GCC's eyes, and
+// calls of it are left out: it has to be a part of its caller, and so have those that only call it.
 #define SLIPSTREAM_FETCHES inline __attribute__((always_inline))
 template <size_t BYTES>
 SLIPSTREAM_FETCHES void fetch(const uint8_t* p) {
@@ -56,13 +56,13 @@ SLIPSTREAM_FETCHES void fetch(const uint8_t* p) {
 
 // The first `count` lanes from memory, zeros behind them; and back.
 template <class T>
-inline Lanes load_some(const T* p, int count) {
+inline Lanes load_partial(const T* p, int count) {
   if (count >= kLanes) return load(p);
   T padded[kLanes] = {};
   std::memcpy(padded, p, count * sizeof(T));
   return load(padded);
 }
-inline void store_some(float* p, Lanes a, int count) {
+inline void store_partial(float* p, Lanes a, int count) {
   if (count >= kLanes) return store(p, a);
   float padded[kLanes];
   store(padded, a);

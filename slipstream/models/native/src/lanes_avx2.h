@@ -5,8 +5,8 @@
 
 namespace SLIPSTREAM_ISA {
 
-constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxCodedRows = 6, kGoodCodedRows = 6,
-              kMaxCodedTiles = 1;
+constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxQuantizedRows = 6, kGoodCodedRows = 6,
+              kMaxQuantizedTiles = 1;
 
 struct Lanes {
   __m256 low, high;

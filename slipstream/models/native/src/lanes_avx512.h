@@ -6,8 +6,8 @@
 namespace SLIPSTREAM_ISA {
 
 // Tokens times tiles of 16 outputs whose sums fit into registers.
-constexpr int kMaxRows = 12, kMaxTiles = 2, kMaxCodedRows = 8, kGoodCodedRows = 6,
-              kMaxCodedTiles = 2;
+constexpr int kMaxRows = 12, kMaxTiles = 2, kMaxQuantizedRows = 8, kGoodCodedRows = 6,
+              kMaxQuantizedTiles = 2;
 
 struct Lanes {
   __m512 v;

@@ -6,8 +6,8 @@
 namespace SLIPSTREAM_ISA {
 
 // Tokens times tiles of 16 outputs whose sums fit into registers.
-constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxCodedRows = 4, kGoodCodedRows = 4,
-              kMaxCodedTiles = 1;
+constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxQuantizedRows = 4, kGoodCodedRows = 4,
+              kMaxQuantizedTiles = 1;
 
 struct Lanes {
   float32x4_t v[4];

@@ -6,8 +6,8 @@
 
 namespace SLIPSTREAM_ISA {
 
-constexpr int kMaxRows = 4, kMaxTiles = 1, kMaxCodedRows = 4, kGoodCodedRows = 4,
-              kMaxCodedTiles = 1;
+constexpr int kMaxRows = 4, kMaxTiles = 1, kMaxQuantizedRows = 4, kGoodCodedRows = 4,
+              kMaxQuantizedTiles = 1;
 
 struct Lanes {
   float v[kLanes];

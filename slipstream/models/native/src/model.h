@@ -14,13 +14,14 @@ namespace slipstream {
 
 constexpr int kTile = 16;  // outputs of a product that are computed side by side
 
-// Elements with a scale of their own, in tokens and in most blocks of weights; half as many; and the
-// elements of a large block, whose parts have factors of its scale.
+// Elements with a scale of their own, in tokens and in most blocks of weights; half as many; and
+// the elements of a large block, whose parts have factors of its scale.
 constexpr int kGroup = 32, kPart = 16, kSuper = 256;
 
-// Element types of weights. Tokens are rounded to bfloat16 for a product with kBFloat16, and left as
-// they are for kFloat32, kFloat16 and kNarrowFloat32, whose float32 weights bfloat16 holds exactly.
-// The others are of GGUF files, in blocks of small integers with scales; tokens are encoded likewise.
+// Element types of weights. Tokens are rounded to bfloat16 for a product with kBFloat16, and left
+// as they are for kFloat32, kFloat16 and kNarrowFloat32, whose float32 weights bfloat16 holds
+// exactly. The others are of GGUF files, in blocks of small integers with scales; activations are
+// quantized likewise.
 enum class Kind : int32_t {
   kBFloat16,
   kFloat32,
@@ -40,13 +41,13 @@ enum class Kind : int32_t {
   kIQ4_XS,
   kMXFP4,
 };
-constexpr Kind kFirstCoded = Kind::kQ4_0, kLastKind = Kind::kMXFP4;
-inline bool is_coded(Kind kind) { return kind >= kFirstCoded; }
+constexpr Kind kFirstQuantized = Kind::kQ4_0, kLastKind = Kind::kMXFP4;
+inline bool is_quantized(Kind kind) { return kind >= kFirstQuantized; }
 
 // Weights [outputs, inputs] in tiles of 16 outputs: within a tile two inputs after the other, for
 // all outputs. In bfloat16 an output's two weights are neighbours, the second input's before the
-// first's, otherwise the outputs are. Of blocks a tile has the codes, four inputs of each output after
-// the other, and then the scales; Q4_0 is kept as Q4_1, and Q5_0 as Q8_0.
+// first's, otherwise the outputs are. Of blocks a tile has the codes, four inputs of each output
+// after the other, and then the scales; Q4_0 is kept as Q4_1, and Q5_0 as Q8_0.
 struct Matrix {
   Kind kind = Kind::kFloat32;
   bool is_exact = true;  // false where weights were too small for products in bfloat16
@@ -58,9 +59,10 @@ struct Matrix {
   size_t tile_bytes() const;
 };
 
-// What is added to the residual stream: an attention, whose first matrices give queries, and keys and
-// values where they are its own, or an MLP, whose first give gates and what they are for. Each may be
-// of another kind. The norms before it and of what it adds are [hidden], or empty where there is none.
+// What is added to the residual stream: an attention, whose first matrices give queries, and keys
+// and values where they are its own, or an MLP, whose first give gates and what they are for. Each
+// may be of another kind. The norms before it and of what it adds are [hidden], or empty where
+// there is none.
 struct Block {
   std::vector<float> norm, norm_after;
   std::vector<Matrix> into;
@@ -68,8 +70,9 @@ struct Block {
   std::vector<float> query_norm, key_norm;  // [head_dim], [heads * head_dim] or empty
 };
 
-// The self-attention, attentions over others' keys, the MLP. The first sees the last `window`
-// positions, all where it is 0; heads are turned by the rotary embedding of that number, or by none.
+// The self-attention, cross-attentions over another model's keys, the MLP. The first sees the last
+// `window` positions, all where it is 0; heads are turned by the rotary embedding of that number,
+// or by none.
 struct Layer {
   std::vector<Block> blocks;
   int64_t window = 0;
@@ -84,17 +87,18 @@ struct Rotary {
 
 struct Shape {
   int32_t layers, hidden, heads, key_heads, head_dim, mlp;
-  int32_t others;             // attentions of a layer over others' keys
-  int32_t keys_are_bfloat16;  // element type of the cache and of others' keys; else float32
+  int32_t num_cross;          // cross-attentions of a layer, over another model's keys
+  int32_t keys_are_bfloat16;  // element type of all keys; else float32
   float norm_epsilon, attention_scale;
   float embedding_scale = 1.0f, residual_scale = 1.0f;  // the latter of what blocks add
   int32_t is_gelu = 0;  // MLPs are gated by GELU, in its form with tanh, else by SiLU
 };
 
-// Tokens [rows, inputs] as products take them. In 8 bits: codes, and for every 32 of them the scale,
-// the scaled sum of all, and -128 times the sum of the first 16 codes, of the others and of all.
-// Rounded to bfloat16: words with a number each or, where an instruction takes two, with a pair.
-struct Coded {
+// Tokens [rows, inputs] as products take them. In 8 bits: codes, and for every 32 of them the
+// scale, the scaled sum of all, and -128 times the sum of the first 16 codes, of the others and of
+// all. Rounded to bfloat16: words with a number each or, where an instruction takes two, with a
+// pair.
+struct QuantizedActivations {
   int inputs = 0;
   std::vector<int8_t> codes;
   std::vector<float> scales, sums;
@@ -109,10 +113,10 @@ struct Scratch {
 };
 
 struct Buffers {
-  Coded normed_codes, attended_codes, gated_codes;
+  QuantizedActivations normed_quantized, attended_quantized, gated_quantized;
   std::vector<float> x, normed, qkv, attended, wide, gated;
-  std::vector<std::vector<float>> blocks;  // by member
-  std::vector<Scratch> scratch;            // by member, or by key head where members share it
+  std::vector<std::vector<float>> blocks;  // by thread
+  std::vector<Scratch> scratch;            // by thread, or by key head where threads share it
 };
 
 struct Model {
@@ -129,9 +133,9 @@ struct Model {
   Buffers buffers;
 };
 
-// Keys and values of somebody else, [key_heads, positions, head_dim] each: `stride` elements from
+// Keys and values of another model, [key_heads, positions, head_dim] each: `stride` elements from
 // one head to the next.
-struct Other {
+struct CrossKv {
   const void* keys;
   const void* values;
   int64_t stride;
@@ -139,24 +143,24 @@ struct Other {
 };
 
 // The tokens of one forward; of the last layer only the first `kept` are computed, of the others
-// there are keys and values. Token i sees the cache slots `tables[i][0 .. in_table[i])`, a table of
-// `table_sizes[i]` slots, and then those of `lines`, which has `num_lines` of them:
-// `lines[line_first[i] .. line_first[i + 1])`, its own the last of them, in the order of positions;
-// and the first `in_others[i]` positions of `others[i * shape.others ..]`, of one for each such
-// attention of a layer.
+// there are keys and values. Token i sees the cache slots `block_tables[i][0 .. num_in_table[i])`,
+// a table of `block_table_sizes[i]` slots, and then those of `ancestors`, which has `num_ancestors`
+// of them: `ancestors[first_ancestor[i] .. first_ancestor[i + 1])`, its own the last of them, in
+// the order of positions; and the first `num_read[i]` positions of `cross[i * shape.num_cross ..]`,
+// of one for each such attention of a layer.
 struct Batch {
   int64_t count, kept;
   const int64_t* tokens;
   const int64_t* positions;
   const int64_t* slots;
-  const int64_t* const* tables;
-  const int64_t* in_table;
-  const int64_t* lines;
-  const int64_t* line_first;
-  const int64_t* in_others;
-  const Other* others;
-  const int64_t* table_sizes;
-  int64_t num_lines;
+  const int64_t* const* block_tables;
+  const int64_t* num_in_table;
+  const int64_t* ancestors;
+  const int64_t* first_ancestor;
+  const int64_t* num_read;
+  const CrossKv* cross;
+  const int64_t* block_table_sizes;
+  int64_t num_ancestors;
 };
 
 // The cache: a buffer [2 * key_heads, slots, head_dim] for each of `count` layers, keys before
@@ -179,8 +183,8 @@ struct Kernels {
   // y [rows, outputs] = x [rows, inputs] times a matrix.
   void (*multiply)(Team&, const Matrix&, const float* x, int64_t rows, float* y);
   // Tokens that a draw can give, the largest score, and how many there are: see `draws.h`.
-  int64_t (*contenders)(const float* scores, int64_t count, float temperature, Noise, float* best,
-                        int32_t* tokens);
+  int64_t (*sampling_candidates)(const float* scores, int64_t count, float temperature, Noise,
+                                 float* best, int32_t* tokens);
 };
 
 extern const Kernels kPortable;

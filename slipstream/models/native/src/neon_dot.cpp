@@ -5,5 +5,5 @@
 
 namespace slipstream {
 extern const Kernels kNeonDot = {"neon_dot", neon_dot::forward, neon_dot::multiply,
-                                 neon_dot::contenders};
+                                 neon_dot::sampling_candidates};
 }  // namespace slipstream

@@ -46,13 +46,13 @@ inline BFloat16 to_bfloat16(float value) {
 }
 
 // Factors of products in bfloat16, as a float's bits. Tokens below 2^-40 are taken for zero, and
-// weights below 2^-60: so every sum of products is a multiple of 2^-114, and none is subnormal, where
-// processors differ.
+// weights below 2^-60: so every sum of products is a multiple of 2^-114, and none is subnormal,
+// where processors differ.
 inline uint32_t factor_bits(float value, float least) {
   const uint32_t rounded = to_bfloat16(value).bits;
   return std::fabs(value) < least ? 0 : rounded << 16;
 }
-inline uint32_t token_factor(float value) { return factor_bits(value, 0x1p-40f); }
+inline uint32_t bf16_factor(float value) { return factor_bits(value, 0x1p-40f); }
 inline uint32_t weight_factor(float value) { return factor_bits(value, 0x1p-60f); }
 
 // Rounds likewise; what is too large becomes infinite.

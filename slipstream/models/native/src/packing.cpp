@@ -25,12 +25,12 @@ size_t scale_bytes(Kind kind) {
 }  // namespace
 
 size_t Matrix::tile_bytes() const {
-  if (is_coded(kind)) return (code_bytes(kind) + scale_bytes(kind)) * (inputs / elements(kind));
+  if (is_quantized(kind)) return (code_bytes(kind) + scale_bytes(kind)) * (inputs / elements(kind));
   const size_t pairs = (inputs + 1) / 2;
   return pairs * 2 * kTile * block_size(kind).bytes;
 }
 
-void Coded::resize(int64_t rows, int width) {
+void QuantizedActivations::resize(int64_t rows, int width) {
   const size_t groups = rows * (width / kGroup);
   inputs = width;
   codes.resize(rows * width);
@@ -59,7 +59,7 @@ BFloat16 as_factor(BFloat16 value) {
 template <class T>
 bool pack(const Matrix& m, int tile, const T* values) {
   const size_t inputs = m.inputs;
-  T* goal = reinterpret_cast<T*>(m.data + tile * m.tile_bytes());
+  T* dst = reinterpret_cast<T*>(m.data + tile * m.tile_bytes());
   const T* first = values + tile * kTile * inputs;
   const int count = std::min(kTile, m.outputs - tile * kTile);
   bool is_exact = true;
@@ -73,7 +73,7 @@ bool pack(const Matrix& m, int tile, const T* values) {
           value = factor;
         }
       }
-      goal[place(value, k, n)] = value;
+      dst[place(value, k, n)] = value;
     }
   }
   return is_exact;
@@ -104,7 +104,8 @@ void move_codes(size_t count, int n, uint8_t* tile, int8_t* codes, const Move& m
   for (size_t i = 0; i < count; i += 4) move(tile + i * kTile + n * 4, codes + i, size_t{4});
 }
 template <class Move>
-void move_scales(const Encoding& encoding, int n, uint8_t* tile, Unpacked& block, const Move& move) {
+void move_scales(const Encoding& encoding, int n, uint8_t* tile, Unpacked& block,
+                 const Move& move) {
   const auto step = [&](auto* number) {
     move(tile + n * sizeof *number, number, sizeof *number);
     tile += kTile * sizeof *number;
@@ -192,8 +193,8 @@ Matrix packed(const Weights& weights, Arena& arena, Team& team) {
   m.outputs = weights.outputs, m.inputs = weights.inputs;
   m.data = arena.take(m.tile_bytes() * m.tiles());
   std::atomic<bool> is_exact{true};
-  team.run([&](int member) {
-    const Span own = part(m.tiles(), member, team.size());
+  team.run([&](int thread) {
+    const Span own = part(m.tiles(), thread, team.size());
     for (int64_t tile = own.first; tile < own.last; ++tile) {
       if (!pack_tile(m, static_cast<int>(tile), weights)) is_exact = false;
     }
@@ -206,12 +207,12 @@ Matrix packed(const Weights& weights, Arena& arena, Team& team) {
 void dequantise(const Weights& weights, Team& team, bool is_bfloat16, void* out) {
   const size_t inputs = weights.inputs, bytes = row_bytes(weights.kind, weights.inputs);
   std::vector<float> rows(inputs * team.size());
-  team.run([&](int member) {
-    float* row = rows.data() + inputs * member;
-    team.each(member, weights.outputs, [&](int64_t at) {
-      float* goal = is_bfloat16 ? row : static_cast<float*>(out) + at * inputs;
+  team.run([&](int thread) {
+    float* row = rows.data() + inputs * thread;
+    team.each(thread, weights.outputs, [&](int64_t at) {
+      float* dst = is_bfloat16 ? row : static_cast<float*>(out) + at * inputs;
       const uint8_t* values = static_cast<const uint8_t*>(weights.values) + at * bytes;
-      dequantise(weights.kind, values, weights.inputs, goal);
+      dequantise(weights.kind, values, weights.inputs, dst);
       if (!is_bfloat16) return;
       std::transform(row, row + inputs, static_cast<BFloat16*>(out) + at * inputs, to_bfloat16);
     });
@@ -223,7 +224,7 @@ void unpack_row(const Matrix& m, int64_t output, float* out) {
   const int n = static_cast<int>(output % kTile);
   if (m.kind == Kind::kFloat32) return unpack_plain<float>(m, tile, n, out);
   if (m.kind == Kind::kFloat16) return unpack_plain<Float16>(m, tile, n, out);
-  if (!is_coded(m.kind)) return unpack_plain<BFloat16>(m, tile, n, out);
+  if (!is_quantized(m.kind)) return unpack_plain<BFloat16>(m, tile, n, out);
   const Encoding encoding = encoding_of(m.kind);
   const int count = elements(m.kind), blocks = m.inputs / count;
   const size_t code_size = code_bytes(m.kind);
@@ -237,7 +238,7 @@ void unpack_row(const Matrix& m, int64_t output, float* out) {
       (has_small_parts(encoding) ? split_nibbles<8> : split_nibbles<16>)(count, pairs, block.codes);
     }
     move_scales(encoding, n, scales, block, take);
-    weigh(m.kind, block, out + at * count);
+    weighted_values(m.kind, block, out + at * count);
   }
 }
 

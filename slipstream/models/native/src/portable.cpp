@@ -5,5 +5,5 @@
 
 namespace slipstream {
 extern const Kernels kPortable = {"portable", portable::forward, portable::multiply,
-                                  portable::contenders};
+                                  portable::sampling_candidates};
 }  // namespace slipstream

@@ -6,7 +6,7 @@
 #include <algorithm>
 #include <utility>
 
-#include "coded.h"
+#include "quantized_matmul.h"
 #include "lanes.h"
 #include "model.h"
 
@@ -33,7 +33,7 @@ struct AsTheyAre : Numbers {
 // Weights in bfloat16; tokens rounded to it.
 struct Rounded : Numbers {
   using Weight = BFloat16;
-  static const uint32_t* tokens(const Tokens& x) { return x.coded->words.data(); }
+  static const uint32_t* tokens(const Tokens& x) { return x.quantized->words.data(); }
 };
 
 inline Lanes all_of(float number) { return all(number); }
@@ -133,8 +133,8 @@ inline Kernel kernel_for(int rows, int tiles) {
 }
 
 template <class Format>
-inline Kernel coded_kernel(int rows, int tiles) {
-  return kernel_for<Format, kMaxCodedRows, kMaxCodedTiles>(rows, tiles);
+inline Kernel quantized_kernel(int rows, int tiles) {
+  return kernel_for<Format, kMaxQuantizedRows, kMaxQuantizedTiles>(rows, tiles);
 }
 
 inline Kernel kernel_for(Kind kind, int rows, int tiles) {
@@ -144,38 +144,40 @@ inline Kernel kernel_for(Kind kind, int rows, int tiles) {
     case Kind::kNarrowFloat32:
       return kernel_for<AsTheyAre<BFloat16>, kMaxRows, kMaxTiles>(rows, tiles);
     case Kind::kFloat16: return kernel_for<AsTheyAre<Float16>, kMaxRows, kMaxTiles>(rows, tiles);
-    case Kind::kQ5_1: return coded_kernel<Groups<Bytes, Float16, true>>(rows, tiles);
-    case Kind::kQ8_0: return coded_kernel<Groups<Bytes, Float16, false>>(rows, tiles);
-    case Kind::kQ2_K: return coded_kernel<Supers<Nibbles, 2, true>>(rows, tiles);
-    case Kind::kQ3_K: return coded_kernel<Supers<Named<kThreeBits>, 2, false>>(rows, tiles);
-    case Kind::kQ4_K: return coded_kernel<Supers<Nibbles, 1, true>>(rows, tiles);
-    case Kind::kQ5_K: return coded_kernel<Supers<Bytes, 1, true>>(rows, tiles);
-    case Kind::kQ6_K: return coded_kernel<Supers<Bytes, 2, false>>(rows, tiles);
-    case Kind::kIQ4_NL: return coded_kernel<Groups<Named<kUneven>, Float16, false>>(rows, tiles);
-    case Kind::kIQ4_XS: return coded_kernel<Supers<Named<kUneven>, 1, false>>(rows, tiles);
-    case Kind::kMXFP4: return coded_kernel<Groups<Named<kFloat4>, BFloat16, false>>(rows, tiles);
-    default: return coded_kernel<Groups<Nibbles, Float16, true>>(rows, tiles);
+    case Kind::kQ5_1: return quantized_kernel<Groups<Bytes, Float16, true>>(rows, tiles);
+    case Kind::kQ8_0: return quantized_kernel<Groups<Bytes, Float16, false>>(rows, tiles);
+    case Kind::kQ2_K: return quantized_kernel<Supers<Nibbles, 2, true>>(rows, tiles);
+    case Kind::kQ3_K: return quantized_kernel<Supers<Named<kThreeBits>, 2, false>>(rows, tiles);
+    case Kind::kQ4_K: return quantized_kernel<Supers<Nibbles, 1, true>>(rows, tiles);
+    case Kind::kQ5_K: return quantized_kernel<Supers<Bytes, 1, true>>(rows, tiles);
+    case Kind::kQ6_K: return quantized_kernel<Supers<Bytes, 2, false>>(rows, tiles);
+    case Kind::kIQ4_NL:
+      return quantized_kernel<Groups<Named<kUneven>, Float16, false>>(rows, tiles);
+    case Kind::kIQ4_XS: return quantized_kernel<Supers<Named<kUneven>, 1, false>>(rows, tiles);
+    case Kind::kMXFP4:
+      return quantized_kernel<Groups<Named<kFloat4>, BFloat16, false>>(rows, tiles);
+    default: return quantized_kernel<Groups<Nibbles, Float16, true>>(rows, tiles);
   }
 }
 
-// How many times some tiles are gone through for so many tokens: those that do not go together go in
-// parts for which there are registers enough.
+// How many times some tiles are gone through for so many tokens: those that do not go together go
+// in parts for which there are registers enough.
 inline int num_turns(Kind kind, int64_t rows) {
-  const int most = is_coded(kind) ? kMaxCodedRows : kMaxRows;
-  const int good = is_coded(kind) ? kGoodCodedRows : kMaxRows;
+  const int most = is_quantized(kind) ? kMaxQuantizedRows : kMaxRows;
+  const int good = is_quantized(kind) ? kGoodCodedRows : kMaxRows;
   return rows > 0 && rows <= most ? 1 : static_cast<int>((rows + good - 1) / good);
 }
 
-// One member's share of the outputs of `tiles`. `write(row, output, lanes, count)` takes the outputs
-// of a token from `output` on, of which `count` exist.
+// One thread's share of the outputs of `tiles`. `write(row, output, lanes, count)` takes the
+// outputs of a token from `output` on, of which `count` exist.
 template <class Write>
-inline void product(const Team& team, int member, const Matrix& m, Span share, const Tokens& x,
+inline void matmul(const Team& team, int thread, const Matrix& m, Span share, const Tokens& x,
                     int64_t rows, const Write& write) {
   // One token waits for memory, which is fastest where there is one stream.
-  const int most_tiles = is_coded(m.kind) ? kMaxCodedTiles : rows == 1 ? 1 : kMaxTiles;
-  static_assert(kMaxCodedRows * kMaxCodedTiles <= kMaxRows * kMaxTiles);
+  const int most_tiles = is_quantized(m.kind) ? kMaxQuantizedTiles : rows == 1 ? 1 : kMaxTiles;
+  static_assert(kMaxQuantizedRows * kMaxQuantizedTiles <= kMaxRows * kMaxTiles);
   float out[kMaxRows * kMaxTiles * kTile];
-  const Span own = slipstream::part(share.last - share.first, member, team.size());
+  const Span own = slipstream::part(share.last - share.first, thread, team.size());
   const int last = static_cast<int>(share.first + own.last), turns = num_turns(m.kind, rows);
   for (int tile = static_cast<int>(share.first + own.first), tiles; tile < last; tile += tiles) {
     tiles = last - tile < most_tiles ? 1 : most_tiles;
@@ -199,9 +201,9 @@ inline void product(const Team& team, int member, const Matrix& m, Span share, c
 }
 
 template <class Write>
-inline void product(const Team& team, int member, const Matrix& m, const Tokens& x, int64_t rows,
+inline void matmul(const Team& team, int thread, const Matrix& m, const Tokens& x, int64_t rows,
                     const Write& write) {
-  product(team, member, m, {0, m.tiles()}, x, rows, write);
+  matmul(team, thread, m, {0, m.tiles()}, x, rows, write);
 }
 
 }  // namespace SLIPSTREAM_ISA

@@ -3,7 +3,7 @@
 namespace slipstream {
 namespace {
 
-// Few: where somebody else keeps a core busy, two members share one, and only yielding lets the
+// Few: where somebody else keeps a core busy, two threads share one, and only yielding lets the
 // other one arrive.
 constexpr int kSpins = 200;
 constexpr int kYields = 200;
@@ -33,8 +33,8 @@ bool wait_briefly(F is_over) {
 }  // namespace
 
 Team::Team(int size) : size_(size) {
-  for (int member = 1; member < size; ++member) {
-    threads_.emplace_back([this, member] { serve(member); });
+  for (int thread = 1; thread < size; ++thread) {
+    threads_.emplace_back([this, thread] { serve(thread); });
   }
 }
 
@@ -69,12 +69,12 @@ void Team::barrier() {
     passed_.store(now + 1, std::memory_order_release);
     return;
   }
-  // A member that is late is running or about to: there is nothing to sleep for.
+  // A thread that is late is running or about to: there is nothing to sleep for.
   while (!wait_briefly([&] { return passed_.load(std::memory_order_acquire) != now; })) {
   }
 }
 
-void Team::serve(int member) {
+void Team::serve(int thread) {
   uint32_t seen = 0;
   while (true) {
     const auto is_new = [&] { return started_.load(std::memory_order_seq_cst) != seen; };
@@ -86,7 +86,7 @@ void Team::serve(int member) {
     }
     seen = started_.load(std::memory_order_seq_cst);
     if (ended_) return;
-    (*work_)(member);
+    (*work_)(thread);
     barrier();
   }
 }

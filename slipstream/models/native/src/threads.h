@@ -1,4 +1,4 @@
-// One team of threads for all forwards of a process. A forward is one function that every member
+// One team of threads for all forwards of a process. A forward is one function that every thread
 // runs; barriers separate its steps. Waiting spins for a while, yields for a while, then sleeps.
 #pragma once
 
@@ -12,12 +12,12 @@
 
 namespace slipstream {
 
-// The part of `count` items that a member does: [first, last).
+// The part of `count` items that a thread does: [first, last).
 struct Span {
   int64_t first, last;
 };
-inline Span part(int64_t count, int member, int size) {
-  return {count * member / size, count * (member + 1) / size};
+inline Span part(int64_t count, int thread, int size) {
+  return {count * thread / size, count * (thread + 1) / size};
 }
 
 class Team {
@@ -30,23 +30,23 @@ class Team {
 
   int size() const { return size_; }
 
-  // Calls `work(member)` on every member, 0 being the caller; returns when all are done. Callers
+  // Calls `work(thread)` on every thread, 0 being the caller; returns when all are done. Callers
   // on several threads take turns.
   void run(const std::function<void(int)>& work);
 
-  // Waits for all members; only within `run`.
+  // Waits for all threads; only within `run`.
   void barrier();
 
-  // Does a member's part of `count` items, then waits for the other members; only within `run`.
+  // Does a thread's part of `count` items, then waits for the other threads; only within `run`.
   template <class F>
-  void each(int member, int64_t count, const F& work) {
-    const Span own = part(count, member, size_);
+  void each(int thread, int64_t count, const F& work) {
+    const Span own = part(count, thread, size_);
     for (int64_t i = own.first; i < own.last; ++i) work(i);
     barrier();
   }
 
  private:
-  void serve(int member);
+  void serve(int thread);
 
   const int size_;
   std::mutex turn_;

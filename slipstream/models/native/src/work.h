@@ -8,7 +8,7 @@ namespace slipstream {
 // The tokens of a product: as they are, or encoded where the weights are in blocks.
 struct Tokens {
   const float* values;
-  const Coded* coded;
+  const QuantizedActivations* quantized;
 };
 
 // From `tile` and `row` on. Meanwhile the weights `ahead` bytes further on are fetched. Where the

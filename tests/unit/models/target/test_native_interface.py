@@ -36,8 +36,8 @@ def made(**sizes):
 
 
 def filled(*without):
-    """A model with all weights but some; its layer reads the keys of others."""
-    model = made(others=1)
+    """A model with all weights but some; its layer reads the keys of another model."""
+    model = made(num_cross=1)
     attention = BlockWeights(ones(32), [matrix(32), matrix(16), matrix(16)], matrix(32))
     other = BlockWeights(ones(32), [matrix(32)], matrix(32))
     mlp = BlockWeights(ones(32), [matrix(32), matrix(32)], matrix(32))
@@ -96,9 +96,9 @@ BATCHES = {
     "no table": {"block_tables": [Table()] * 2},
     "an ancestor behind the cache": {"ancestors": [(), (256,)]},
     "an ancestor before the cache": {"ancestors": [(), (-1,)]},
-    "more of others than they have": {"num_read": [0, 4]},
-    "less than nothing of others": {"num_read": [0, -1]},
-    "others without keys": {"places": [0, OTHERS.ctypes.data, 48, 3] * 2},
+    "more of another model's keys than there are": {"num_read": [0, 4]},
+    "less than nothing of another model's keys": {"num_read": [0, -1]},
+    "another model without keys": {"places": [0, OTHERS.ctypes.data, 48, 3] * 2},
 }
 
 
@@ -147,7 +147,7 @@ SIZED = [
     for size in ("hidden", "heads", "key_heads", "head_dim", "mlp")
     for value in (-1, 2**30 + 1, 2**31 - 1)
 ]
-SIZED += [{"layers": -1}, {"others": -1}, {"key_heads": 0}, {"heads": 3, "key_heads": 2}]
+SIZED += [{"layers": -1}, {"num_cross": -1}, {"key_heads": 0}, {"heads": 3, "key_heads": 2}]
 
 
 @pytest.mark.parametrize("sizes", SIZED)

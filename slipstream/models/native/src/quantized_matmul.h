@@ -6,13 +6,13 @@
 #include <cmath>
 
 #include "blocks.h"
-#include "codes.h"
+#include "quantized_lanes.h"
 #include "work.h"
 
 namespace SLIPSTREAM_ISA {
 
-using slipstream::Coded;
-using slipstream::is_coded;
+using slipstream::QuantizedActivations;
+using slipstream::is_quantized;
 using slipstream::kFloat4;
 using slipstream::kGroup;
 using slipstream::kPart;
@@ -21,26 +21,26 @@ using slipstream::kThreeBits;
 using slipstream::kUneven;
 using slipstream::Kind;
 using slipstream::Matrix;
-using slipstream::token_factor;
+using slipstream::bf16_factor;
 using slipstream::Work;
 
 // The forms in which products with weights of a kind take tokens.
-enum Form { kAsTheyAre = 0, kRounded = 1, kCodes = 2 };
+enum Form { kFloat = 0, kBf16 = 1, kInt8 = 2 };
 inline int form(Kind kind) {
-  return is_coded(kind) ? kCodes : kind == Kind::kBFloat16 ? kRounded : kAsTheyAre;
+  return is_quantized(kind) ? kInt8 : kind == Kind::kBFloat16 ? kBf16 : kFloat;
 }
 
 // A token rounded to bfloat16.
-inline void narrow(const float* x, int64_t row, Coded& out) {
+inline void to_bf16(const float* x, int64_t row, QuantizedActivations& out) {
   const int inputs = out.inputs;
   uint32_t* words = out.words.data() + row * inputs;
 #if defined(SLIPSTREAM_HAS_PAIRS)
   for (int i = 0; i < inputs / 2; ++i) {
-    words[i] = token_factor(x[2 * i]) | token_factor(x[2 * i + 1]) >> 16;
+    words[i] = bf16_factor(x[2 * i]) | bf16_factor(x[2 * i + 1]) >> 16;
   }
-  if (inputs % 2) words[inputs / 2] = token_factor(x[inputs - 1]);
+  if (inputs % 2) words[inputs / 2] = bf16_factor(x[inputs - 1]);
 #else
-  for (int i = 0; i < inputs; ++i) words[i] = token_factor(x[i]);
+  for (int i = 0; i < inputs; ++i) words[i] = bf16_factor(x[i]);
 #endif
 }
 
@@ -50,13 +50,13 @@ inline int32_t offset_of(float sum) {
 }
 
 // A token's codes: nearest multiples of a scale, of which the largest element is 127.
-inline void encode(const float* x, int64_t row, Coded& out) {
+inline void quantize(const float* x, int64_t row, QuantizedActivations& out) {
   const int inputs = out.inputs, groups = inputs / kGroup;
   for (int g = 0; g < groups; ++g) {
     const Lanes a = load(x + g * kGroup), b = load(x + g * kGroup + kPart);
-    const float most = largest(max(max(a, sub(zero(), a)), max(b, sub(zero(), b))));
-    const bool is_zero = most < 1e-30f;  // or too small to divide by
-    const Lanes factor = all(is_zero ? 0.0f : 127.0f / most);
+    const float amax = largest(max(max(a, sub(zero(), a)), max(b, sub(zero(), b))));
+    const bool is_zero = amax < 1e-30f;  // or too small to divide by
+    const Lanes factor = all(is_zero ? 0.0f : 127.0f / amax);
     const Lanes first = round(mul(a, factor)), second = round(mul(b, factor));
     int8_t* codes = out.codes.data() + row * inputs + g * kGroup;
     store(codes, first);
@@ -65,16 +65,16 @@ inline void encode(const float* x, int64_t row, Coded& out) {
     int32_t* offsets = out.offsets.data() + (row * groups + g) * 3;
     offsets[0] = offset_of(sums[0]), offsets[1] = offset_of(sums[1]);
     offsets[2] = offsets[0] + offsets[1];
-    const float scale = is_zero ? 0.0f : most / 127.0f;
+    const float scale = is_zero ? 0.0f : amax / 127.0f;
     out.scales[row * groups + g] = scale;
     out.sums[row * groups + g] = scale * (sums[0] + sums[1]);
   }
 }
 
 // A token in some of the forms.
-inline void encode(int forms, const float* x, int64_t row, Coded& out) {
-  if (forms & kRounded) narrow(x, row, out);
-  if (forms & kCodes) encode(x, row, out);
+inline void quantize(int forms, const float* x, int64_t row, QuantizedActivations& out) {
+  if (forms & kBf16) to_bf16(x, row, out);
+  if (forms & kInt8) quantize(x, row, out);
 }
 
 // How wide codes are, the sums of their products, and what codes stand for.
@@ -109,8 +109,8 @@ struct Groups : CODES {
   Lanes number(int at, int which) const { return load(scales + (at * kNumbers + which) * kLanes); }
 };
 
-// Weight = scale * factor * code, or scale * factor * code + minimum * its factor: 256 inputs have a
-// scale, 32 inputs have PARTS factors.
+// Weight = scale * factor * code, or scale * factor * code + minimum * its factor: 256 inputs have
+// a scale, 32 inputs have PARTS factors.
 template <class CODES, int PARTS, bool HAS_MINIMUM>
 struct Supers : CODES {
   static constexpr bool kHasMinimum = HAS_MINIMUM;
@@ -155,11 +155,11 @@ inline void each_quad(const uint8_t* p, size_t stride, const Add& add) {
 
 // The products of some tokens and tiles, block by block.
 template <class Format, int ROWS, int TILES>
-class CodedProducts {
+class QuantizedMatmul {
  public:
-  explicit CodedProducts(const Work& work)
+  explicit QuantizedMatmul(const Work& work)
       : work_(work),
-        x_(*work.tokens.coded),
+        x_(*work.tokens.quantized),
         groups_(x_.inputs / kGroup),
         stride_(work.matrix.tile_bytes()),
         codes_(work.matrix.data + work.tile * stride_),
@@ -240,7 +240,7 @@ class CodedProducts {
   }
 
   const Work& work_;
-  const Coded& x_;
+  const QuantizedActivations& x_;
   const int groups_;
   const size_t stride_;
   const uint8_t *codes_, *scales_;
@@ -250,7 +250,7 @@ class CodedProducts {
 
 template <class Format, int ROWS, int TILES>
 void multiply_codes(const Work& work, float* out) {
-  CodedProducts<Format, ROWS, TILES>(work).run(out);
+  QuantizedMatmul<Format, ROWS, TILES>(work).run(out);
 }
 
 }  // namespace SLIPSTREAM_ISA

@@ -8,8 +8,8 @@
 namespace SLIPSTREAM_ISA {
 
 constexpr int kQuad = 4;                       // inputs that one operation adds up
-constexpr int kQuadBytes = kLanes * kQuad;     // a quad of inputs: one byte for each output and input
-constexpr int kMaxNibbleQuads = 8;             // quads of 4-bit codes that 16-bit sums have room for
+constexpr int kQuadBytes = kLanes * kQuad;     // a quad of inputs: a byte for each output and input
+constexpr int kMaxNibbleQuads = 8;  // quads of 4-bit codes for which 16-bit sums have room
 
 inline int32_t four_codes(const int8_t* p) {
   int32_t four;
