@@ -204,7 +204,7 @@ void unpack(Kind kind, const uint8_t* block, Unpacked& out) {
   }
 }
 
-void weighted_values(Kind kind, const Unpacked& block, float* out) {
+void weights_of(Kind kind, const Unpacked& block, float* out) {
   const Encoding encoding = encoding_of(kind);
   const int elements = block_size(kind).elements, parts = std::max(encoding.factors, 1);
   const auto number = [&](uint16_t bits) {
@@ -239,7 +239,7 @@ void dequantise(Kind kind, const uint8_t* from, int64_t count, float* out) {
   Unpacked block;
   for (int64_t first = 0; first < count; first += size.elements, from += size.bytes) {
     unpack(kind, from, block);
-    weighted_values(kind, block, out + first);
+    weights_of(kind, block, out + first);
   }
 }
 

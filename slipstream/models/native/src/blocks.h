@@ -42,7 +42,7 @@ struct Unpacked {
 void unpack(Kind kind, const uint8_t* block, Unpacked& out);
 
 // The weights of a block.
-void weighted_values(Kind kind, const Unpacked& block, float* out);
+void weights_of(Kind kind, const Unpacked& block, float* out);
 
 // `count` weights as floats, from the start of a block.
 void dequantise(Kind kind, const uint8_t* blocks, int64_t count, float* out);

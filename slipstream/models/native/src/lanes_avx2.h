@@ -5,7 +5,7 @@
 
 namespace SLIPSTREAM_ISA {
 
-constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxQuantizedRows = 6, kGoodCodedRows = 6,
+constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxQuantizedRows = 6, kGoodQuantizedRows = 6,
               kMaxQuantizedTiles = 1;
 
 struct Lanes {

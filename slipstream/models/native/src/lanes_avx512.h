@@ -6,7 +6,7 @@
 namespace SLIPSTREAM_ISA {
 
 // Tokens times tiles of 16 outputs whose sums fit into registers.
-constexpr int kMaxRows = 12, kMaxTiles = 2, kMaxQuantizedRows = 8, kGoodCodedRows = 6,
+constexpr int kMaxRows = 12, kMaxTiles = 2, kMaxQuantizedRows = 8, kGoodQuantizedRows = 6,
               kMaxQuantizedTiles = 2;
 
 struct Lanes {

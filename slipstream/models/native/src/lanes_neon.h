@@ -6,7 +6,7 @@
 namespace SLIPSTREAM_ISA {
 
 // Tokens times tiles of 16 outputs whose sums fit into registers.
-constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxQuantizedRows = 4, kGoodCodedRows = 4,
+constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxQuantizedRows = 4, kGoodQuantizedRows = 4,
               kMaxQuantizedTiles = 1;
 
 struct Lanes {

@@ -6,7 +6,7 @@
 
 namespace SLIPSTREAM_ISA {
 
-constexpr int kMaxRows = 4, kMaxTiles = 1, kMaxQuantizedRows = 4, kGoodCodedRows = 4,
+constexpr int kMaxRows = 4, kMaxTiles = 1, kMaxQuantizedRows = 4, kGoodQuantizedRows = 4,
               kMaxQuantizedTiles = 1;
 
 struct Lanes {

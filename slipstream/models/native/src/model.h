@@ -96,7 +96,7 @@ struct Shape {
 
 // Tokens [rows, inputs] as products take them. In 8 bits: codes, and for every 32 of them the
 // scale, the scaled sum of all, and -128 times the sum of the first 16 codes, of the others and of
-// all. Rounded to bfloat16: words with a number each or, where an instruction takes two, with a
+// all. Bf16Tokens to bfloat16: words with a number each or, where an instruction takes two, with a
 // pair.
 struct QuantizedActivations {
   int inputs = 0;

@@ -238,7 +238,7 @@ void unpack_row(const Matrix& m, int64_t output, float* out) {
       (has_small_parts(encoding) ? split_nibbles<8> : split_nibbles<16>)(count, pairs, block.codes);
     }
     move_scales(encoding, n, scales, block, take);
-    weighted_values(m.kind, block, out + at * count);
+    weights_of(m.kind, block, out + at * count);
   }
 }
 

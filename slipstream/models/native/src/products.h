@@ -26,12 +26,12 @@ using Sums = Lanes[ROWS][TILES];
 struct Numbers {};
 // Weights of type T; tokens as they are.
 template <class T>
-struct AsTheyAre : Numbers {
+struct FloatTokens : Numbers {
   using Weight = T;
   static const float* tokens(const Tokens& x) { return x.values; }
 };
 // Weights in bfloat16; tokens rounded to it.
-struct Rounded : Numbers {
+struct Bf16Tokens : Numbers {
   using Weight = BFloat16;
   static const uint32_t* tokens(const Tokens& x) { return x.quantized->words.data(); }
 };
@@ -139,11 +139,11 @@ inline Kernel quantized_kernel(int rows, int tiles) {
 
 inline Kernel kernel_for(Kind kind, int rows, int tiles) {
   switch (kind) {
-    case Kind::kBFloat16: return kernel_for<Rounded, kMaxRows, kMaxTiles>(rows, tiles);
-    case Kind::kFloat32: return kernel_for<AsTheyAre<float>, kMaxRows, kMaxTiles>(rows, tiles);
+    case Kind::kBFloat16: return kernel_for<Bf16Tokens, kMaxRows, kMaxTiles>(rows, tiles);
+    case Kind::kFloat32: return kernel_for<FloatTokens<float>, kMaxRows, kMaxTiles>(rows, tiles);
     case Kind::kNarrowFloat32:
-      return kernel_for<AsTheyAre<BFloat16>, kMaxRows, kMaxTiles>(rows, tiles);
-    case Kind::kFloat16: return kernel_for<AsTheyAre<Float16>, kMaxRows, kMaxTiles>(rows, tiles);
+      return kernel_for<FloatTokens<BFloat16>, kMaxRows, kMaxTiles>(rows, tiles);
+    case Kind::kFloat16: return kernel_for<FloatTokens<Float16>, kMaxRows, kMaxTiles>(rows, tiles);
     case Kind::kQ5_1: return quantized_kernel<Groups<Bytes, Float16, true>>(rows, tiles);
     case Kind::kQ8_0: return quantized_kernel<Groups<Bytes, Float16, false>>(rows, tiles);
     case Kind::kQ2_K: return quantized_kernel<Supers<Nibbles, 2, true>>(rows, tiles);
@@ -164,7 +164,7 @@ inline Kernel kernel_for(Kind kind, int rows, int tiles) {
 // in parts for which there are registers enough.
 inline int num_turns(Kind kind, int64_t rows) {
   const int most = is_quantized(kind) ? kMaxQuantizedRows : kMaxRows;
-  const int good = is_quantized(kind) ? kGoodCodedRows : kMaxRows;
+  const int good = is_quantized(kind) ? kGoodQuantizedRows : kMaxRows;
   return rows > 0 && rows <= most ? 1 : static_cast<int>((rows + good - 1) / good);
 }
 
@@ -172,7 +172,7 @@ inline int num_turns(Kind kind, int64_t rows) {
 // outputs of a token from `output` on, of which `count` exist.
 template <class Write>
 inline void matmul(const Team& team, int thread, const Matrix& m, Span share, const Tokens& x,
-                    int64_t rows, const Write& write) {
+                   int64_t rows, const Write& write) {
   // One token waits for memory, which is fastest where there is one stream.
   const int most_tiles = is_quantized(m.kind) ? kMaxQuantizedTiles : rows == 1 ? 1 : kMaxTiles;
   static_assert(kMaxQuantizedRows * kMaxQuantizedTiles <= kMaxRows * kMaxTiles);
@@ -202,7 +202,7 @@ inline void matmul(const Team& team, int thread, const Matrix& m, Span share, co
 
 template <class Write>
 inline void matmul(const Team& team, int thread, const Matrix& m, const Tokens& x, int64_t rows,
-                    const Write& write) {
+                   const Write& write) {
   matmul(team, thread, m, {0, m.tiles()}, x, rows, write);
 }
 

@@ -5,7 +5,7 @@
 
 namespace slipstream {
 
-// The tokens of a product: as they are, or encoded where the weights are in blocks.
+// The tokens of a product: as they are, or quantized where the weights are in blocks.
 struct Tokens {
   const float* values;
   const QuantizedActivations* quantized;
