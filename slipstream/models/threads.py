@@ -17,8 +17,6 @@ T = TypeVar("T")
 _CPUS = Path("/sys/devices/system/cpu")
 _chosen: list[int] = []
 """The number that was set last, if any was."""
-_PARALLEL = 1 << 20
-"""Numbers that torch adds up with all of its threads."""
 _own: list[int] = []
 """Cores of the threads that stay, in order; none where they may go anywhere."""
 
@@ -85,29 +83,19 @@ def load_on(call: Callable[[Callable[[], T]], T], load: Callable[[], T], cores: 
     return call(loaded)
 
 
-def start_torch() -> None:
-    """Let torch compute with as many threads as native code, on the same cores where they stay.
-
-    Before it computes on this thread: what it starts later would share the core of this one.
-    """
-    import torch
-
-    torch.set_num_threads(num_threads())
-    if _own:
-        _place(lambda: torch.ones(_PARALLEL).sum())
-
-
 def _stay(first: int) -> None:
     """Give this thread and those of each pool that it starts, native code's here and torch's in
     `start_torch`, one of the cores each that the process may use."""
     free = sorted(os.sched_getaffinity(0))
     _own[:] = [free[index % len(free)] for index in range(first, first + len(free))]
     count = num_threads()  # which asks for the cores of this thread, too
-    _place(lambda: team(count) if has_kernels() else None)
+    place(lambda: team(count) if has_kernels() else None)
 
 
-def _place(start: Callable[[], object]) -> None:
-    """Give this thread and those that `start` starts a core each."""
+def place(start: Callable[[], object]) -> None:
+    """Give this thread and those that `start` starts a core each, where threads stay on theirs."""
+    if not _own:
+        return
     before = _threads()
     start()
     pool = [threading.get_native_id(), *sorted(_threads() - before)]

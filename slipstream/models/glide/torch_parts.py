@@ -22,8 +22,13 @@ from slipstream.models.glide.target_parts import LoadedParts, NativeParts, Targe
 from slipstream.models.loaded import find_sources, load_tokenizer, parse_device
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.weights import as_float32, plain
-from slipstream.models.threads import start_torch
-from slipstream.models.torch.arrays import as_array, as_tensor, numpy_dtype, torch_dtype
+from slipstream.models.torch.arrays import (
+    as_array,
+    as_tensor,
+    numpy_dtype,
+    start_torch,
+    torch_dtype,
+)
 from slipstream.models.torch.loading import load_target_parts, require_causal
 
 

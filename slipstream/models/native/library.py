@@ -54,7 +54,10 @@ class NativeBatch(ctypes.Structure):
 
     _fields_ = (
         *((name, c_int64) for name in ("count", "kept")),
-        *((name, c_void_p) for name in ("tokens", "positions", "slots", "block_tables", "num_in_table")),
+        *(
+            (name, c_void_p)
+            for name in ("tokens", "positions", "slots", "block_tables", "num_in_table")
+        ),
         *((name, c_void_p) for name in ("ancestors", "first_ancestor", "num_read", "cross")),
         *(("block_table_sizes", c_void_p), ("num_ancestors", c_int64)),
     )

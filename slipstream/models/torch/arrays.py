@@ -1,4 +1,4 @@
-"""Arrays of numpy and tensors of torch over the same memory, and the names both have for dtypes."""
+"""Torch beside numpy and native code: arrays over the same memory, names of dtypes, threads."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,8 +8,21 @@ import torch
 from torch import Tensor
 
 from slipstream.models.dtypes import DTYPES, Array
+from slipstream.models.threads import num_threads, place
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
+
+_PARALLEL = 1 << 20
+"""Numbers that torch adds up with all of its threads."""
+
+
+def start_torch() -> None:
+    """Let torch compute with as many threads as native code, on the same cores where they stay.
+
+    Before it computes on this thread: what it starts later would share the core of this one.
+    """
+    torch.set_num_threads(num_threads())
+    place(lambda: torch.ones(_PARALLEL).sum())
 
 
 def torch_dtype(dtype: "np.dtype[Any] | torch.dtype") -> torch.dtype:

@@ -27,8 +27,7 @@ from slipstream.models.loaded import (
 from slipstream.models.native.checkpoint import read_config
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative
-from slipstream.models.threads import start_torch
-from slipstream.models.torch.arrays import torch_dtype
+from slipstream.models.torch.arrays import start_torch, torch_dtype
 from slipstream.models.torch.shards import require_split
 from slipstream.models.torch.transformers_model import account_config
 

@@ -39,7 +39,7 @@ from slipstream.models.glide.glide_weights import (
 )
 from slipstream.models.glide.load import load_glide, load_parts
 from slipstream.models.glide.target_parts import NativeParts, TargetParts
-from slipstream.models.kv.batch import Part
+from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.loaded import find_source, find_sources, load_tokenizer
@@ -138,8 +138,9 @@ def _forward(source: WeightSource) -> None:
     tokens = [token % source.architecture.vocab_size for token in (0, 7, 259)]
     for token in tokens[: cache.limit]:
         cache.reserve(cache.count + 1)
-        hidden, (slots,) = decoder.forward(pool, [Part(cache, [token])])
-        cache.keep(slots)
+        batch = Batch.of([Part(cache, [token])])
+        hidden, _ = decoder.forward(pool, batch)
+        cache.keep(batch.slots)
         decoder.logits(hidden)
 
 

@@ -133,11 +133,12 @@ SCRIPT = """
 import json, os, threading
 import torch
 from slipstream.models import threads as cores
+from slipstream.models.torch.arrays import start_torch
 from slipstream.models.native.library import NotNative, kernels
 
 torch.set_num_threads(1)  # has torch make a pool besides, for phones, which nothing uses
 before = cores._threads()
-cores.load_on(lambda load: load(), cores.start_torch, cores.Cores(2, stay=True))
+cores.load_on(lambda load: load(), start_torch, cores.Cores(2, stay=True))
 own = threading.get_native_id()
 others = sorted(cores._threads() - before)
 try:

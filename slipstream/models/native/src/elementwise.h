@@ -66,8 +66,7 @@ inline void add_partial(float factor, Lanes y, int count, float* x) {
 }
 
 // Turns scores into weights that are still to be divided by the number that it returns. Positions
-// from `first` to `hidden` weigh nothing. A position's lane is the same whatever is
-// hidden.
+// from `first` to `hidden` weigh nothing. A position's lane is the same whatever is hidden.
 inline float exp_and_sum(float* scores, int64_t first, int64_t hidden, int64_t count) {
   const int64_t begin = hidden / kLanes * kLanes;
   std::fill(scores + first, scores + begin, 0.0f);
