@@ -121,7 +121,10 @@ def test_other_architectures_are_torchs_and_the_log_says_why(caplog):
 
 def test_switched_off_torch_computes_and_kernels_that_are_not_there_are_refused(monkeypatch):
     monkeypatch.setenv(NATIVE_VARIABLE, "off")
-    assert tiny.causal().engine == "torch"
+    model = tiny.causal()
+    assert (model.engine, model.numerics) == ("torch", "fast")
+    with pytest.raises(InvalidRequest, match="numerics is invariant, but torch computes"):
+        tiny.causal(numerics="invariant")
     monkeypatch.setenv(NATIVE_VARIABLE, "avx9")
     with pytest.raises(InvalidRequest, match=r"SLIPSTREAM_NATIVE is 'avx9', but this processor"):
         tiny.causal()

@@ -1,6 +1,7 @@
 """What a request may ask for, and which parts go together."""
 
 import math
+from dataclasses import replace
 from enum import StrEnum
 
 import pytest
@@ -10,6 +11,7 @@ from slipstream.core.policy import options as rules
 from slipstream.core.policy.options import DRAFTERS, VERIFICATIONS, Mode, SpeculationOptions
 from slipstream.core.policy.profile import DraftFacts
 from slipstream.core.request.model_info import drafter_info, drafter_infos, verification_infos
+from slipstream.core.request.request import Ask, ModelFacts, make_request
 from slipstream.core.types import Shape, StopPolicy, Verification
 
 V, S, P = Verification, Shape, StopPolicy
@@ -174,3 +176,16 @@ def test_what_no_drafter_goes_with_is_not_offered(kinds, drafters, shapes):
     assert exact.verification is Verification.EXACT
     assert (exact.drafters, exact.shapes) == (drafters, shapes)
     assert drafter_infos([DraftFacts("none")]) == ()
+
+
+FALLBACK = ModelFacts("m", 40, 1000, frozenset(), is_fallback=True)
+ASKED = [(SpeculationOptions(), Mode.OFF), (SpeculationOptions(mode=Mode.FORCED), Mode.FORCED)]
+ASKED += [(SpeculationOptions(max_nodes=3), Mode.AUTO)]
+
+
+@pytest.mark.parametrize(("options", "mode"), ASKED)
+def test_a_fallback_decodes_plainly_unless_a_request_asks_for_speculation(options, mode):
+    draft = DraftFacts("glide")
+    for facts, expected in ((FALLBACK, mode), (replace(FALLBACK, is_fallback=False), options.mode)):
+        request = make_request("s", [1, 2], Ask(speculation=options), facts, draft)
+        assert request.settings.mode is expected
