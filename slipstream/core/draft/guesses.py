@@ -9,7 +9,7 @@ from typing import NamedTuple
 
 from slipstream.core.draft.ngram import LATEST, Acceptance, MatchAcceptance, NgramStore, OwnText
 from slipstream.core.sequence import TokenSequence, common_prefix
-from slipstream.core.tree import EMPTY, ROOT, CopySource, TokenTree
+from slipstream.core.tree import CopySource
 from slipstream.core.types import SamplingParams
 from slipstream.core.verify.keyed_noise import Purpose, gumbels_of
 
@@ -23,8 +23,6 @@ guesses of 0.24, 0.35, 0.45, 0.55, 0.65, 0.75, 0.85 held in 0.16, 0.28, 0.31, 0.
 STORE_PRIOR = 0.7
 """Share of a store's probabilities that holds before anything was seen. (Greedy text of
 SmolLM2-135M, of other kinds than the store was counted on: 0.66 to 0.73 for 0.1 to 0.5.)"""
-DRAFT_PRIOR = 0.85
-"""Share of a draft model's probabilities that holds before anything was seen."""
 
 _Path = tuple[int, ...]
 
@@ -45,15 +43,13 @@ class Guesses:
         self._sampling = sampling
         self._text = OwnText()
         self._own = MatchAcceptance()
-        self._stored_share, self._draft = Acceptance(STORE_PRIOR), Acceptance(DRAFT_PRIOR)
+        self._stored_share = Acceptance(STORE_PRIOR)
         self._copies: dict[_Path, tuple[int, int] | None] = {}
         """Token and match behind the text that ends at `_start` and a path."""
         self._stored: dict[_Path, Sequence[tuple[int, float]]] = {}
         """Continuations in the store, for the paths that were looked up."""
         self._weighed: dict[tuple[_Path, int, bool], Sequence[Guess]] = {}
         """Guesses made of both: a round may grow two trees."""
-        self._drafted: tuple[TokenTree, Sequence[float]] = (EMPTY, ())
-        """Tree of the draft behind the same text, and its probabilities."""
         self._start = 0
         self._sequence: TokenSequence | None = None
 
@@ -66,13 +62,10 @@ class Guesses:
         self._text.append(sequence.tokens[same:])
         if len(sequence) != self._start or same < self._start:
             if same == self._start:
-                final = self._text.tokens[same:]
-                self._learn(final)
-                self._learn_of_draft(final)
+                self._learn(self._text.tokens[same:])
             self._copies.clear()
             self._stored.clear()
             self._weighed.clear()
-            self._drafted = (EMPTY, ())
             self._start = len(sequence)
 
     def after(self, path: _Path, *, shortest: int = 1, with_store: bool = True) -> Sequence[Guess]:
@@ -104,12 +97,6 @@ class Guesses:
         if shares and self._sampling.temperature:
             shares = self._drawn(shares, len(path))
         return [Guess(token, share, origins[token]) for token, share in shares.items()]
-
-    def of_draft(self, tree: TokenTree, probabilities: Sequence[float]) -> Sequence[float]:
-        """Return how likely each of a draft's nodes follows its parent, as far as that held."""
-        self._drafted = (tree, probabilities)
-        share = self._draft.share
-        return [share * probability for probability in probabilities]
 
     def _drawn(self, shares: dict[int, float], depth: int) -> dict[int, float]:
         """Return the probabilities as the target's own noise of the position changes them.
@@ -154,17 +141,3 @@ class Guesses:
                 is_right = any(one == token for one, _ in stored)
                 self._stored_share.learn(expected, is_right=is_right)
             path = (*path, token)
-
-    def _learn_of_draft(self, final: Sequence[int]) -> None:
-        """Learn whether the draft's nodes became final as often as it estimated."""
-        tree, probabilities = self._drafted
-        node = ROOT
-        for token in final:
-            children = tree.children(node)
-            if not children:
-                return
-            right = [child for child in children if tree.tokens[child] == token]
-            self._draft.learn(sum(probabilities[child] for child in children), is_right=bool(right))
-            if not right:
-                return
-            node = right[0]

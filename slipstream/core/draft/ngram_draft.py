@@ -128,8 +128,7 @@ def _grown(
     with_store = not len(base) if proposal is not None else not plan.may_ask
     limits = TreeLimits(copying.max_depth, plan.max_nodes, plan.row_prices, session.stop_token_ids)
     after = partial(guesses.after, shortest=copying.shortest, with_store=with_store)
-    probabilities = guesses.of_draft(base, _probabilities(proposal)) if len(base) else ()
-    return grow(base, probabilities, after, limits)
+    return grow(base, _probabilities(proposal), after, limits)
 
 
 def _probabilities(proposal: Proposal | None) -> Sequence[float]:

@@ -6,7 +6,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from slipstream.core.draft.guesses import DRAFT_PRIOR, Guess, Guesses
+from slipstream.core.draft.guesses import Guess, Guesses
 from slipstream.core.draft.ngram_tree import LEAST, TreeLimits, grow
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import EMPTY, CopySource, TokenTree
@@ -88,20 +88,6 @@ def test_a_place_that_was_not_proposed_teaches_as_much_as_one_that_was():
     guesses.after((7,))
     goes_on(guesses, 7, 7)
     assert by_token(guesses)[7].probability > before
-
-
-def test_a_draft_is_believed_as_far_as_its_nodes_became_final():
-    chain = TokenTree.chain((5, 6))
-    guesses = guesses_of([1])
-    assert guesses.of_draft(chain, (1.0, 0.5)) == pytest.approx((DRAFT_PRIOR, DRAFT_PRIOR / 2))
-    goes_on(guesses, 5, 9)
-    (after_half,) = guesses.of_draft(TokenTree.chain((5,)), (1.0,))
-    assert after_half < DRAFT_PRIOR
-    for _ in range(57):
-        guesses.of_draft(TokenTree.chain((5,)), (1.0,))
-        goes_on(guesses, 5)
-    (after_all,) = guesses.of_draft(TokenTree.chain((5,)), (1.0,))
-    assert after_all > 0.9
 
 
 def test_repeating_a_call_teaches_nothing_twice():
