@@ -1,6 +1,6 @@
 """Many sessions on one target: their verifications and prompts share its forwards.
 
-Lives on the event loop. The engine's thread computes one step after the other (`request_queue.py`),
+Lives on the event loop. The engine's thread computes one step after the other (`schedule.py`),
 of what has come by then; `engine/batch_window.py` chooses when the next one starts.
 """
 
@@ -20,10 +20,9 @@ from slipstream.engine.batch_window import BatchWindow
 from slipstream.engine.thread import EngineThread, FailedSteps
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.grammar_constraint import CompiledGrammar
-from slipstream.verifying.meter import Activity, TimeSpent
+from slipstream.verifying.meter import Activity, StepBudget, TimeSpent
 from slipstream.verifying.request import PendingRequest, TargetRequest, TargetStep
-from slipstream.verifying.request_queue import RequestQueue
-from slipstream.verifying.schedule import Schedule, StepBudget
+from slipstream.verifying.schedule import RequestQueue
 
 _LOG = logging.getLogger("slipstream.target")
 
@@ -50,9 +49,7 @@ class BatchedTarget:
         """Called with every forward, on the event loop."""
         self._clock = clock
         self._budget = budget or StepBudget()
-        self._queue = RequestQueue(
-            engine, Schedule(self._budget), max_waiting=max_waiting, clock=clock
-        )
+        self._queue = RequestQueue(engine, self._budget, max_waiting=max_waiting, clock=clock)
         self._window = BatchWindow()
         self._pending: dict[str, PendingRequest] = {}
         self._has_room = False

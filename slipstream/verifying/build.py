@@ -21,8 +21,7 @@ from slipstream.text.tool_prompt import AUTO_FORMAT, format_of
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.grammars import Grammars
 from slipstream.verifying.memory import KvMemory
-from slipstream.verifying.meter import LoadMeter
-from slipstream.verifying.schedule import StepBudget
+from slipstream.verifying.meter import LoadMeter, StepBudget
 from slipstream.verifying.trial import learn_cost
 
 if TYPE_CHECKING:

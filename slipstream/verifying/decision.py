@@ -18,8 +18,7 @@ from slipstream.core.verify.walk import Walk
 from slipstream.models.causal import CausalModel
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.scorer import on_host
-from slipstream.verifying.request import TargetRequest
-from slipstream.verifying.schedule import ScheduledRequest
+from slipstream.verifying.request import ScheduledRequest, TargetRequest
 
 Decision = Callable[[], Walk]
 """Function that decides a request; it raises what `core.verify.verify` does."""

@@ -24,8 +24,12 @@ from slipstream.verifying.grammars import Grammars, constraint_of
 from slipstream.verifying.kv_sender import KvSender
 from slipstream.verifying.memory import KvMemory
 from slipstream.verifying.meter import LoadMeter, StepCost
-from slipstream.verifying.request import TargetRequest, TargetSession, check_request
-from slipstream.verifying.schedule import ScheduledRequest
+from slipstream.verifying.request import (
+    ScheduledRequest,
+    TargetRequest,
+    TargetSession,
+    check_request,
+)
 
 MAX_CHUNK = 256
 """Pending tokens that a session alone processes at once."""

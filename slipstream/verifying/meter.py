@@ -1,10 +1,13 @@
-"""Time of a target by activity, and offers for sessions' next rounds by what steps cost."""
+"""Costs of steps, and what goes by them: offers of rounds, budgets of steps, time by activity."""
 
 import math
+from bisect import bisect_right
 from collections import deque
+from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.cost_curve import CostCurve, ladder
 from slipstream.core.round import Clock
 from slipstream.core.row_costs import Offer, RowCosts
@@ -26,6 +29,13 @@ _NUM_STEPS = 8
 _REFRESH = 16
 """Steps after which an offer is decided anew; another batch size has a new one at once."""
 _KEYS_WEIGHT = 0.1
+
+_FREE = 1.05
+"""Times the cost of a step that count as no more: curves that are measured are never quite flat."""
+_FEW_TOKENS = 8
+"""Prompts that got less than this are owed a chunk in the next step."""
+MAX_SLOWDOWN = 1.8
+"""Times the cost of a step of running sessions that one with prompts beside them may cost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -98,6 +108,74 @@ class LoadMeter:
     def _seconds(self, rows: int, sessions: int) -> float:
         num_keys = round(self._keys_per_token * rows * sessions)
         return self.curve.seconds(rows * sessions, sessions, num_keys)
+
+
+@dataclass(frozen=True, slots=True)
+class StepBudget:
+    """The batched tokens of a step: `max_tokens` in all; products are computed `tile` at a time.
+
+    Prompts may make a step of running sessions `MAX_SLOWDOWN` times as long as it would be without,
+    and no more than `max_delay_s` longer. Where that leaves them too little, they get up to a tile
+    more within `max_delay_s` every other step, and a few tokens at any price.
+    """
+
+    max_tokens: int = 256
+    tile: int = 32
+    max_delay_s: float = math.inf
+    seconds: Callable[[int, int], float] | None = None
+    """Time of a step of so many tokens that read so many keys, summed over tokens; None: every tile
+    costs the same."""
+
+    def __post_init__(self) -> None:
+        for name in ("max_tokens", "tile"):
+            if not getattr(self, name) >= 1:
+                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be at least 1")
+
+    @property
+    def few_tokens(self) -> int:
+        """The least that waiting prompts get every other step."""
+        return min(_FEW_TOKENS, max(self.max_tokens // 2, 1))
+
+    def cost_s(self, num_tokens: int, num_keys: int = 0) -> float:
+        """Return the time of a step of so many tokens and keys; never less for more."""
+        if self.seconds is None:
+            return float(self.tile_end(num_tokens))
+        return self.seconds(num_tokens, num_keys)
+
+    def num_free(self, num_tokens: int) -> int:
+        """Return how many more tokens such a step would take at next to no cost."""
+        base = max(num_tokens, 1)
+        if self.seconds is None:
+            return self.tile_end(base) - num_tokens
+        return max(self._most_within(base, _FREE * self.cost_s(base), self.cost_s) - num_tokens, 0)
+
+    def most_beside(self, num_tokens: int, num_keys: Callable[[int], int], *, is_owed: bool) -> int:
+        """Return the size of the largest step that prompts may make of one of so many tokens.
+
+        `num_keys` are the keys of a step by its size; `is_owed` if it has to hold a chunk.
+        """
+
+        def cost_s(size: int) -> float:
+            return self.cost_s(size, num_keys(size))
+
+        base = max(num_tokens, 1)
+        base_s = cost_s(base)
+        latest_s = base_s + self.max_delay_s
+        end = self._most_within(base, min(MAX_SLOWDOWN * base_s, latest_s), cost_s)
+        if is_owed:
+            least = num_tokens + self.few_tokens
+            most = min(self._most_within(base, latest_s, cost_s), self.tile_end(least))
+            end = max(end, most, least)
+        return end
+
+    def tile_end(self, num_tokens: int) -> int:
+        """Return the end of the tile that `num_tokens` end in, or of the budget."""
+        return min(-(-num_tokens // self.tile) * self.tile, max(self.max_tokens, num_tokens))
+
+    def _most_within(self, base: int, limit_s: float, cost_s: Callable[[int], float]) -> int:
+        """Return the most tokens, from `base` on, whose step takes no longer; else `base - 1`."""
+        choices = range(base, self.max_tokens + 1)
+        return base - 1 + bisect_right(choices, limit_s, key=cost_s)
 
 
 class Activity(StrEnum):

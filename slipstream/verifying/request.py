@@ -121,6 +121,22 @@ class TargetRequest:
         return self.verdict
 
 
+@dataclass(slots=True)
+class ScheduledRequest:
+    """Part of a request that joins a forward: pending tokens, with the last of them the tree."""
+
+    request: TargetRequest
+    num_pending: int
+    is_last: bool = field(init=False)
+    """True if the forward decides the request."""
+    num_tokens: int = field(init=False)
+    """Tokens that it adds to the forward, nodes included."""
+
+    def __post_init__(self) -> None:
+        self.is_last = self.num_pending == self.request.num_pending
+        self.num_tokens = self.num_pending + (self.request.num_nodes if self.is_last else 0)
+
+
 class PendingRequest:
     """A request that a caller waits for: first for memory, then for its steps."""
 

@@ -1,107 +1,22 @@
-"""Choice of the requests that join the next forward of a target, and their tokens. Pure.
+"""Requests on the engine's thread: which join the next forward, and which wait for memory.
 
 Requests with one pending token go first: they are running sessions, whose readers wait. Prompts go
 in chunks beside them, in turn. The cost of a step is a function that is given, of its tokens and of
 the keys that they read: a token of a long prompt costs several times as much at its end.
 """
 
-import math
-from bisect import bisect_right
-from collections.abc import Callable, Sequence
-from dataclasses import dataclass, field
+import logging
+from collections import deque
+from collections.abc import Iterator, Sequence
 
-from slipstream.core.errors import InvalidRequest
-from slipstream.verifying.request import TargetRequest
+from slipstream.core.errors import InternalError, NoRoom
+from slipstream.core.round import Clock
+from slipstream.engine.thread import internal_errors
+from slipstream.verifying.engine import LocalTarget
+from slipstream.verifying.meter import StepBudget
+from slipstream.verifying.request import ScheduledRequest, TargetRequest, TargetStep
 
-_FREE = 1.05
-"""Times the cost of a step that count as no more: curves that are measured are never quite flat."""
-_FEW_TOKENS = 8
-"""Prompts that got less than this are owed a chunk in the next step."""
-
-
-@dataclass(frozen=True, slots=True)
-class StepBudget:
-    """The batched tokens of a step: `max_tokens` in all; products are computed `tile` at a time.
-
-    Prompts may make a step of running sessions `max_slowdown` times as long as it would be without,
-    and no more than `max_delay_s` longer. Where that leaves them too little, they get up to a tile
-    more within `max_delay_s` every other step, and a few tokens at any price.
-    """
-
-    max_tokens: int = 256
-    tile: int = 32
-    max_slowdown: float = 1.8
-    max_delay_s: float = math.inf
-    seconds: Callable[[int, int], float] | None = None
-    """Time of a step of so many tokens that read so many keys, summed over tokens; None: every tile
-    costs the same."""
-
-    def __post_init__(self) -> None:
-        for name in ("max_tokens", "tile", "max_slowdown"):
-            if not getattr(self, name) >= 1:
-                raise InvalidRequest(f"{name} is {getattr(self, name)}, but must be at least 1")
-
-    @property
-    def few_tokens(self) -> int:
-        """The least that waiting prompts get every other step."""
-        return min(_FEW_TOKENS, max(self.max_tokens // 2, 1))
-
-    def cost_s(self, num_tokens: int, num_keys: int = 0) -> float:
-        """Return the time of a step of so many tokens and keys; never less for more."""
-        if self.seconds is None:
-            return float(self.tile_end(num_tokens))
-        return self.seconds(num_tokens, num_keys)
-
-    def num_free(self, num_tokens: int) -> int:
-        """Return how many more tokens such a step would take at next to no cost."""
-        base = max(num_tokens, 1)
-        if self.seconds is None:
-            return self.tile_end(base) - num_tokens
-        return max(self._most_within(base, _FREE * self.cost_s(base), self.cost_s) - num_tokens, 0)
-
-    def most_beside(self, num_tokens: int, num_keys: Callable[[int], int], *, is_owed: bool) -> int:
-        """Return the size of the largest step that prompts may make of one of so many tokens.
-
-        `num_keys` are the keys of a step by its size; `is_owed` if it has to hold a chunk.
-        """
-
-        def cost_s(size: int) -> float:
-            return self.cost_s(size, num_keys(size))
-
-        base = max(num_tokens, 1)
-        base_s = cost_s(base)
-        latest_s = base_s + self.max_delay_s
-        end = self._most_within(base, min(self.max_slowdown * base_s, latest_s), cost_s)
-        if is_owed:
-            least = num_tokens + self.few_tokens
-            most = min(self._most_within(base, latest_s, cost_s), self.tile_end(least))
-            end = max(end, most, least)
-        return end
-
-    def tile_end(self, num_tokens: int) -> int:
-        """Return the end of the tile that `num_tokens` end in, or of the budget."""
-        return min(-(-num_tokens // self.tile) * self.tile, max(self.max_tokens, num_tokens))
-
-    def _most_within(self, base: int, limit_s: float, cost_s: Callable[[int], float]) -> int:
-        """Return the most tokens, from `base` on, whose step takes no longer; else `base - 1`."""
-        choices = range(base, self.max_tokens + 1)
-        return base - 1 + bisect_right(choices, limit_s, key=cost_s)
-
-
-@dataclass(slots=True)
-class ScheduledRequest:
-    """Part of a request that joins a forward: pending tokens, with the last of them the tree."""
-
-    request: TargetRequest
-    num_pending: int
-    is_last: bool = field(init=False)
-    """True if the forward decides the request."""
-    num_tokens: int = field(init=False)
-    """Tokens that it adds to the forward, nodes included."""
-
-    def __post_init__(self) -> None:
-        self.is_last = self.num_pending == self.request.num_pending
-        self.num_tokens = self.num_pending + (self.request.num_nodes if self.is_last else 0)
+_LOG = logging.getLogger("slipstream.target")
 
 
 class Schedule:
@@ -116,8 +31,8 @@ class Schedule:
     def __len__(self) -> int:
         return len(self._waiting)
 
-    def __contains__(self, request: TargetRequest) -> bool:
-        return request in self._waiting
+    def __iter__(self) -> Iterator[TargetRequest]:
+        return iter(self._waiting)
 
     def add(self, request: TargetRequest) -> None:
         """Append a request to those that wait."""
@@ -206,3 +121,112 @@ class Schedule:
             chunks.append(chunk)
             limit -= chunk.num_tokens
         return chunks
+
+
+class RequestQueue:
+    """The requests of one engine, at most one of each session."""
+
+    def __init__(
+        self, engine: LocalTarget, budget: StepBudget, *, max_waiting: int, clock: Clock
+    ) -> None:
+        """Up to `max_waiting` requests wait for memory; more are refused."""
+        self._engine = engine
+        self._schedule = Schedule(budget)
+        self._max_waiting = max_waiting
+        self._clock = clock
+        self._arrivals: deque[TargetRequest] = deque()
+        self.blocked: dict[TargetRequest, None] = {}
+        """Requests that wait for memory, in order. Other threads read it between runs."""
+        self._holding: set[str] = set()
+        """Sessions that may hold memory: they began, and have not left."""
+
+    def add(self, request: TargetRequest) -> None:
+        """Queue a request for the next run. From any thread."""
+        self._arrivals.append(request)
+
+    def run(self, *, has_room: bool, has_company: bool) -> TargetStep | None:
+        """Begin what has arrived, and what waited for memory if there `has_room`; then compute one
+        step, if there is anything to compute."""
+        # Before the drop: what takes a session over comes after the end of its predecessor.
+        arrived = [self._arrivals.popleft() for _ in range(len(self._arrivals))]
+        self._drop()
+        if has_room:
+            self._retry()
+        for request in arrived:
+            if not request.is_dropped:
+                self._arrive(request)
+        while self.blocked and self._is_stuck():
+            request = next(iter(self.blocked))
+            del self.blocked[request]
+            request.error = self._begin(request) or request.error
+            self._retry()
+        return self._step(has_company=has_company)
+
+    def leave(self, session_id: str) -> None:
+        """Forget a session that has given its memory back."""
+        self._holding.discard(session_id)
+
+    def _drop(self) -> None:
+        for request in [request for request in self._schedule if request.is_dropped]:
+            self._schedule.remove(request)
+        self.blocked = {request: None for request in self.blocked if not request.is_dropped}
+
+    def _arrive(self, request: TargetRequest) -> None:
+        """Begin a request, unless others without memory came before it."""
+        is_next = request.sequence.session_id in self._holding or not self.blocked
+        if is_next and self._begin(request) is None:
+            return
+        if len(self.blocked) < self._max_waiting:
+            self.blocked[request] = None
+            return
+        request.error = NoRoom(
+            f"{self._max_waiting} requests wait for memory already, the limit; try again later"
+        )
+
+    def _retry(self) -> None:
+        for request in list(self.blocked):
+            if self._begin(request) is not None:
+                return
+            del self.blocked[request]
+
+    def _is_stuck(self) -> bool:
+        """Return whether no session is left that could give memory back."""
+        waiting = {request.sequence.session_id for request in self.blocked}
+        return not len(self._schedule) and self._holding <= waiting
+
+    def _begin(self, request: TargetRequest) -> NoRoom | None:
+        """Begin a request, or fail it; return the error if it has to wait for memory."""
+        try:
+            self._engine.begin(request)
+        except NoRoom as error:
+            return error
+        except Exception as error:
+            request.error = error
+            return None
+        self._holding.add(request.sequence.session_id)
+        self._schedule.add(request)
+        return None
+
+    def _step(self, *, has_company: bool) -> TargetStep | None:
+        batch = self._schedule.next(has_company=has_company)
+        if not batch:
+            return None
+        num_tokens = sum(entry.num_tokens for entry in batch)
+        failure: InternalError | None = None
+        began = self._clock()
+        try:
+            with internal_errors("target"):
+                self._engine.step(batch)
+        except InternalError as error:
+            _LOG.exception("a step of %d sessions failed", len(batch))
+            failure = error
+        seconds = self._clock() - began
+        step = TargetStep(num_tokens, len(batch), began, seconds, has_failed=failure is not None)
+        for request in (entry.request for entry in batch):
+            request.began = began if request.began is None else request.began
+            request.engine_s += seconds
+            request.step = step
+            request.error = failure or request.error
+            if request.is_done:
+                self._schedule.remove(request)
+        return step

@@ -16,8 +16,7 @@ from slipstream.models.decision import save_decision
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.loading import causal_model
-from slipstream.verifying.request import TargetRequest
-from slipstream.verifying.schedule import ScheduledRequest
+from slipstream.verifying.request import ScheduledRequest, TargetRequest
 from support.models import tiny, tiny_checkpoint
 from support.models.rounds import plain, speculate
 

@@ -12,7 +12,7 @@ from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Proposal, Session
 from slipstream.engine.thread import MAX_FAILED_STEPS
-from slipstream.verifying.schedule import StepBudget
+from slipstream.verifying.meter import StepBudget
 from support.models import tiny
 from support.models.batches import ask, batched, guess, held, session_of, verifying
 

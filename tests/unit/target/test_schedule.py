@@ -7,7 +7,8 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.verifying.schedule import Schedule, StepBudget
+from slipstream.verifying.meter import StepBudget
+from slipstream.verifying.schedule import Schedule
 
 WORK = st.tuples(st.integers(1, 90), st.integers(0, 40))
 READY = st.tuples(st.just(1), st.integers(0, 12))
@@ -207,12 +208,12 @@ def test_what_is_removed_joins_no_step():
     target.add(1, 300)
     request = target.left.pop(0)
     target.schedule.remove(request)
-    assert request not in target.schedule
+    assert request not in set(target.schedule)
     target.schedule.remove(request)
     assert list(target.step()) == [1]
 
 
-@pytest.mark.parametrize("name", ["max_tokens", "tile", "max_slowdown"])
+@pytest.mark.parametrize("name", ["max_tokens", "tile"])
 def test_a_budget_of_nothing_is_refused(name):
     with pytest.raises(InvalidRequest, match=name):
         StepBudget(**{name: 0})
