@@ -69,13 +69,6 @@ def test_sessions_that_return_after_varying_times_end_up_in_one_batch(count):
     assert sum(after) >= 0.97 * 200 * count
 
 
-@pytest.mark.parametrize("count", [2, 8])
-def test_sessions_of_one_pace_are_never_apart_again(count):
-    engine = Engine({str(at): lambda: 0.005 for at in range(count)})
-    sizes(engine, 30)
-    assert sizes(engine, 50) == [count] * 50
-
-
 def test_a_single_session_never_waits():
     chance = random.Random(0)
     engine = Engine({"a": lambda: chance.uniform(0, 0.5)})
@@ -131,14 +124,6 @@ def test_a_session_that_was_slow_for_a_while_is_waited_for_again():
     engine.thinks["c"] = lambda: 0.005
     sizes(engine, 200)
     assert sizes(engine, 50) == [3] * 50
-
-
-def test_sessions_that_think_longer_than_before_are_given_the_time():
-    engine = Engine({name: lambda: 0.002 for name in "abcd"})
-    sizes(engine, 50)
-    engine.thinks["d"] = lambda: 0.009
-    sizes(engine, 50)
-    assert sizes(engine, 50) == [4] * 50
 
 
 @pytest.mark.parametrize(("step_s", "num_steps"), [(0.25, 4), (0.02, 50)])

@@ -15,8 +15,6 @@ from slipstream.core.draft.candidates import draw_without_replacement
 from slipstream.core.errors import ModelError
 from slipstream.core.types import SparseDistribution
 from slipstream.core.verify.distribution import argmax_first, ordered_top
-from slipstream.core.verify.keyed_noise import Purpose
-from slipstream.core.verify.noise import gumbel
 from slipstream.models.cuda.draws import top_by_key
 from support.models import oracle
 
@@ -77,14 +75,6 @@ def test_scores_whose_best_is_no_finite_number_have_no_best_token(bad):
 def test_more_of_the_best_than_there_are_numbers_is_an_error(size):
     with pytest.raises(ModelError, match="no numbers"):
         ordered_top(np.full(size, math.nan, np.float32), 2)
-
-
-def test_coupled_candidates_wear_the_noise_of_the_targets_draw():
-    scores = np.float32([0.5, 0.25, 0.125])
-    ids = np.array([7, 900, 3])
-    noise = gumbel(1, 5, 1000, purpose=Purpose.DRAW)
-    found = candidates.coupled(scores, 1, position=5, ids=ids)
-    assert np.array_equal(found, np.float32(1.12) * scores + noise[ids])
 
 
 def test_a_sparse_law_is_the_best_tokens_renormalised():

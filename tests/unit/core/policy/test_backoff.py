@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from slipstream.core.draft.ngram_tree import LEAST
-from slipstream.core.policy.backoff import Backoff, GainPrior, OverlapGain
+from slipstream.core.policy.backoff import GainPrior, OverlapGain
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import DRAFT_GAIN, Planner
 from slipstream.core.policy.profile import Profile, resolve
@@ -14,40 +14,12 @@ from slipstream.core.types import Proposal, Verdict
 from support.models.rounds import round_of
 
 
-def pause_after_failing(backoff):
-    backoff.record(0.0)
-    return sum(1 for _ in iter(backoff.allows, True))
-
-
-def test_pauses_are_short_again_once_speculation_has_paid():
-    backoff = Backoff()
-    backoff.record(-9.0)
-    assert [pause_after_failing(backoff) for _ in range(3)][-1] > Backoff.FIRST_PAUSE
-    backoff.record(1 + 4 * 9.0)
-    assert backoff.gain >= 1
-    backoff.record(-99.0)
-    assert pause_after_failing(backoff) == 2 * Backoff.FIRST_PAUSE
-
-
 def planner_of(*, step_cost, experience=None):
     """The planner of a request that copies beside a draft whose steps cost so much."""
     profile = Profile(step_cost=step_cost, row_cost=0.02, lookup=2)
     options = SpeculationOptions(mode=Mode.AUTO)
     settings = resolve(options, profile, drafter="glide", has_decision_model=False)
     return Planner(replace(settings, experience=experience))
-
-
-@pytest.mark.parametrize(
-    ("step_cost", "pause"), [(0.02, 0), (0.35, Backoff.LATE), (0.5, Backoff.LONGEST_PAUSE)]
-)
-def test_the_dearer_draft_steps_are_the_later_the_draft_is_tried_beside_copies(step_cost, pause):
-    planner = planner_of(step_cost=step_cost)
-    asked = []
-    for _ in range(70):
-        asked.append(planner.plan(1000, Verdict((0,), 0)).lookup.alone > 0)
-        proposal = Proposal(TokenTree.chain(range(3))) if asked[-1] else Proposal()
-        planner.record(round_of(proposal, Verdict((0,), 0)))
-    assert asked.index(True) == pause
 
 
 @pytest.mark.parametrize("pace", [1, 3])

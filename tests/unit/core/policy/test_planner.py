@@ -188,13 +188,6 @@ def test_rounds_that_pay_just_enough_go_on():
         planner.record(round_of(chain(5), verdict_of(1)))  # 2 tokens for the time of 1.5
 
 
-def test_rows_that_cost_more_than_they_bring_count_against_the_gain():
-    planner = planner_of(Profile(step_cost=0.0, row_cost=0.5, max_depth=5), mode=Mode.AUTO)
-    for _ in range(20):
-        planner.record(round_of(chain(5), verdict_of(1)))  # 2 tokens for the time of 3.5
-    assert planner.plan(1000, PREFILL).max_depth == 0
-
-
 def test_a_last_round_cut_short_says_nothing_about_the_gain():
     planner = planner_of(Profile(step_cost=1.0), mode=Mode.AUTO)
     for _ in range(50):

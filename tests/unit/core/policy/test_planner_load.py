@@ -76,18 +76,6 @@ def test_forced_speculation_has_its_shape_whatever_it_costs():
     assert (plan.worth, plan.row_prices) == (None, ())
 
 
-def test_rows_are_worth_more_to_who_gains_more():
-    worth = []
-    for accepted in (1, 3, 7):
-        planner = planner_of()
-        for _ in range(50):
-            planner.plan(999, verdict_of(0, DEAR))
-            planner.record(round_of(chain(7), verdict_of(accepted, DEAR)))
-        worth.append(planner.plan(999, verdict_of(0, DEAR)).worth)
-    assert worth == sorted(worth)
-    assert worth[0] < worth[-1] <= 1
-
-
 def speculated(planner, offer, *, waited_s, rounds=60):
     """How many of 64 rounds speculate, after `rounds` others. With a draft one brings 2 tokens."""
     depths = []
@@ -245,20 +233,6 @@ def test_a_request_that_leaves_it_open_overlaps_where_that_spares_waits(wait_s, 
         planner.record(replace(at, plan=plan, proposing=(0.0, waited_s), verifying=(0.0, 0.02)))
     assert (num_on > 10 * gain.PHASE) is pays
     assert num_on > 0
-
-
-def test_rounds_of_copies_alone_say_nothing_of_overlap():
-    gain = OverlapGain()
-    planner = planner_of(Profile(lookup=1), overlap_gain=gain)
-    plans = set()
-    for _ in range(40 * gain.PHASE):  # what the draft proposes is never accepted
-        plan = planner.plan(999, verdict_of(0, FREE))
-        seconds = 0.05 if plan.may_ask else 0.0
-        at = round_of(chain(4) if plan.may_ask else Proposal(), verdict_of(0, FREE))
-        planner.record(replace(at, plan=plan, proposing=(0.0, seconds), verifying=(0.0, 0.02)))
-        plans.add((plan.may_ask, plan.ahead > 0))
-    assert (False, False) in plans
-    assert gain._off.value < 0.5
 
 
 def test_speculation_that_is_forced_overlaps_only_where_it_says_so():

@@ -76,7 +76,6 @@ class World:
         self.now = 0.0
         self.num_tokens = 0
         self.num_steps = 0
-        self.offers: list[Offer] = []
 
     def speed(self, steps: int) -> float:
         """Tokens a second over so many steps of the target, the first tenth apart."""
@@ -135,7 +134,6 @@ class World:
     def _verified(self, group: list[Drafted], rows: int, seconds: float) -> None:
         self.num_steps += 1
         offer = self.meter.offer(len(group))
-        self.offers.append(offer)
         for drafted in group:
             self._settle(drafted, offer)
         self.meter.record(StepCost(rows, len(group), 0, seconds))
@@ -229,13 +227,3 @@ def test_auto_is_never_slower_than_the_better_of_plain_and_always(sessions, targ
     machine = Machine(TARGETS[target], draft, is_shared=sessions != 8)
     speed = speeds(machine, sessions, CHANCES[acceptance], steps=max(1000 // sessions, 100))
     assert speed[Mode.AUTO] >= 0.95 * max(speed[Mode.OFF], speed[Mode.FORCED])
-
-
-def test_a_crowd_that_comes_and_goes_by_one_does_not_change_what_is_offered():
-    """Steps of eight and of nine sessions in turn: one offer, whatever the order of the two."""
-    world = World(Machine(TARGETS["cpu"], DRAFTS["batched"]), Mode.AUTO, sessions=9, sure=0.35)
-    world.speed(300)
-    offered = {offer.rows for offer in world.offers[50:]}
-    for step in range(200):
-        offered.add(world.meter.offer(8 + step % 2).rows)
-    assert offered == {32 // 9}
