@@ -20,10 +20,10 @@ from slipstream.bench.speed import SpeedPlan, run_speed
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.inline import finished, iterated
 from slipstream.core.loop import decode
-from slipstream.core.policy.fit import fit_calibration
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
 from slipstream.core.policy.profile import DraftFacts, Profile
+from slipstream.core.policy.stop import fit_calibration
 from slipstream.core.request.request import Ask, make_request
 from slipstream.core.round import Round
 from slipstream.core.sequence import TokenSequence

@@ -71,6 +71,19 @@ class RowCosts:
         return tuple(after - before for before, after in pairwise(costs))
 
 
+def monotone(values: Sequence[float], weights: Sequence[float]) -> list[float]:
+    """Return the ascending sequence nearest in weighted squares (pool adjacent violators)."""
+    pools: list[tuple[float, float, int]] = []
+    for value, weight in zip(values, weights, strict=True):
+        pools.append((value, weight, 1))
+        while len(pools) > 1 and pools[-2][0] > pools[-1][0]:
+            (low, low_weight, low_size), (high, high_weight, high_size) = pools[-2:]
+            total = low_weight + high_weight
+            mean = (low * low_weight + high * high_weight) / total
+            pools[-2:] = [(mean, total, low_size + high_size)]
+    return [value for value, _, size in pools for _ in range(size)]
+
+
 def num_paying(values: Sequence[float], prices: Sequence[float]) -> int:
     """Return how many of the first `values` to take so that they exceed their prices by the most.
 

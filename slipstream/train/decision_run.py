@@ -13,8 +13,8 @@ from torch import Tensor
 
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import TrainingError
-from slipstream.core.policy.fit import fit_calibration
 from slipstream.core.policy.profile import Profile
+from slipstream.core.policy.stop import fit_calibration
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import glide_folder
 from slipstream.models.decision import (

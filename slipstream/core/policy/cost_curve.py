@@ -10,8 +10,8 @@ from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.fit import monotone
 from slipstream.core.round import Clock
+from slipstream.core.row_costs import monotone
 
 _LADDER = (*range(1, 9), 12, 16, 24, 32, 48, 64, 96, 128)
 _FIRST = (1, 8, 16, 64, 4)

@@ -6,10 +6,12 @@ verification depends on no draft, and its policies may read the noise of a posit
 """
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, field
 from typing import Protocol
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.row_costs import monotone
 from slipstream.core.types import StopPolicy
 
 
@@ -40,6 +42,27 @@ class Calibration:
         below = min(int(place), len(self.points) - 2)
         low, high = self.points[below : below + 2]
         return low + (place - below) * (high - low)
+
+
+NUM_POINTS = 11
+"""Points of a calibration: by tenths, which some hundred tokens suffice for."""
+_PRIOR = 2.0
+"""Tokens that each point is given beforehand, accepted as often as the draft is confident."""
+
+
+def fit_calibration(outcomes: Iterable[tuple[float, bool]]) -> Calibration:
+    """Return acceptance by confidence: bins around evenly spaced points, then made monotone.
+
+    An outcome is the draft's top-1 probability, and whether its token was accepted.
+    """
+    hits = [_PRIOR * point / (NUM_POINTS - 1) for point in range(NUM_POINTS)]
+    counts = [_PRIOR] * NUM_POINTS
+    for confidence, is_accepted in outcomes:
+        point = round(min(confidence, 1.0) * (NUM_POINTS - 1))
+        counts[point] += 1
+        hits[point] += is_accepted
+    shares = [hit / count for hit, count in zip(hits, counts, strict=True)]
+    return Calibration(tuple(round(share, 4) for share in monotone(shares, counts)))
 
 
 MAX_DRAFT_TOKENS = 40

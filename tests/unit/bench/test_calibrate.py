@@ -10,8 +10,9 @@ from slipstream.cli.main import exit_code
 from slipstream.cli.up import StackFlags
 from slipstream.client import Client, Mode, SpeculationOptions
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.fit import fit_calibration, monotone
 from slipstream.core.policy.profile import Profile
+from slipstream.core.policy.stop import fit_calibration
+from slipstream.core.row_costs import monotone
 from slipstream.core.types import Shape, StopPolicy
 from support.models.bench_files import save_pair, save_prompts
 
