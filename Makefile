@@ -20,6 +20,8 @@ BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
+# The kernels' objects are kept: tests that build packages do not compile the same sources again.
+CACHED_CXX = CXX="$${CXX:-$$($(PYTHON) tests/support/deployment/objects.py $(VENV)/objects)}"
 
 .PHONY: help install model demo test chaos fuzz fuzz-files soak check lint package pure sanitize compat bench gpu protos locks docs fmt clean
 
@@ -32,10 +34,10 @@ $(READY): pyproject.toml hatch_build.py $(wildcard slipstream/models/native/src/
 	@$(PYTHON) -c 'import sys; sys.exit("Slipstream needs Python 3.11 or later; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(PYTHON) -m venv $(VENV)
 ifeq ($(LOCKED),)
-	$(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(CACHED_CXX) $(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
 else
 	$(BIN)/pip install --quiet --no-deps --require-hashes --only-binary :all: --requirement locks/dev.lock
-	$(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
+	$(CACHED_CXX) $(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 endif
 	@touch $(READY)
 

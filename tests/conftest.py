@@ -1,11 +1,15 @@
 """What every test shares: the real model when it is there, and a skip for missing hardware."""
 
-import os
+import gc
+import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
+from functools import cache
+from importlib import import_module
 from importlib.util import module_from_spec, spec_from_file_location
 from itertools import chain
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
@@ -17,6 +21,18 @@ REAL_MODEL = "smollm2-135m"
 UNIT = Path(__file__).parent / "unit"
 settings.register_profile("untimed", deadline=None)  # a machine may be busy
 settings.load_profile("untimed")
+
+
+@cache
+def _grammars_of_iris() -> Any:
+    del sys.modules["rfc3987_syntax"]
+    return import_module("rfc3987_syntax")
+
+
+# jsonschema imports 38 grammars at once, which takes seconds. The first IRI to be checked does now.
+sys.modules["rfc3987_syntax"] = SimpleNamespace(
+    is_valid_syntax=lambda *words: _grammars_of_iris().is_valid_syntax(*words)
+)
 
 
 def pytest_addoption(parser: pytest.Parser) -> None:
@@ -46,6 +62,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
         items[:] = [item for item in items if item not in long]
         config.hook.pytest_deselected(items=long)
     _spread(items)
+
+
+def pytest_collection_finish() -> None:
+    """Keep modules and collected tests out of every later search for garbage."""
+    gc.collect()
+    gc.freeze()
 
 
 @pytest.fixture(autouse=True)
@@ -114,14 +136,11 @@ def hatch_build():
 
 
 @pytest.fixture(scope="session")
-def compiler(tmp_path_factory: pytest.TempPathFactory) -> str:
-    """A C++ compiler whose objects all tests of a run share, whichever process they are in."""
+def compiler() -> str:
+    """A C++ compiler that shares objects with the installation and with all runs of the tests."""
     from support.deployment.objects import keeping_compiler
 
-    base = tmp_path_factory.getbasetemp()
-    return keeping_compiler(
-        (base.parent if "PYTEST_XDIST_WORKER" in os.environ else base) / "objects"
-    )
+    return keeping_compiler(Path(sys.prefix) / "objects") or "c++"
 
 
 @pytest.fixture(scope="module")

@@ -21,39 +21,43 @@ def chat(count, **said):
     return pb.Prompt(chat=pb.ChatMessages(messages=[pb.ChatMessage(**said)] * count))
 
 
-CALLS = [pb.ToolCall(name="f", arguments="[]," * 100_000)]
-PROMPTS = [
-    (ids(MOST), FIELDS),
-    (ids(5000), "a prompt of 5000 tokens exceeds the context of 4096"),
-    (chat(MOST // 2), FIELDS),
-    (chat(MAX_MESSAGES + 1, role="user", content="x"), MESSAGES),
-    (pb.Prompt(text="a b " * 60_000), "has more than 4096 tokens"),
-    (pb.Prompt(text="a b " * (MOST // 4)), BYTES),
-    (chat(1, role="user", content="a b " * (MOST // 4)), BYTES),
-    (chat(100, role="user", content="a b " * 1000), BYTES),
-    (chat(1, role="assistant", tool_calls=CALLS), BYTES),
-]
-TEXT = pb.Prompt(text="x")
-WIDTHS = [(5000, "widths has 5000 depths"), (MOST, FIELDS)]
-CASES = [
-    *(("Tokenize", pb.TokenizeRequest(prompt=prompt), said) for prompt, said in PROMPTS),
-    *(
-        (method, pb.GenerateRequest(generation=pb.Generation(prompt=prompt)), said)
-        for method in ("Generate", "GenerateStream")
-        for prompt, said in PROMPTS
-    ),
-    *(
-        ("Generate", pb.GenerateRequest(generation={"prompt": TEXT, "speculation": wide}), said)
-        for wide, said in ((pb.SpeculationOptions(widths=[1] * at), said) for at, said in WIDTHS)
-    ),
-    ("Tokenize", pb.TokenizeRequest(model="m" * 5000, prompt=TEXT), "model"),
-    ("GetModelInfo", pb.GetModelInfoRequest(model="m" * 5000), "model"),
-]
+def cases():
+    """Return methods, messages that are too large, and what the refusals name."""
+    calls = [pb.ToolCall(name="f", arguments="[]," * 100_000)]
+    prompts = [
+        (ids(MOST), FIELDS),
+        (ids(5000), "a prompt of 5000 tokens exceeds the context of 4096"),
+        (chat(MOST // 2), FIELDS),
+        (chat(MAX_MESSAGES + 1, role="user", content="x"), MESSAGES),
+        (pb.Prompt(text="a b " * 60_000), "has more than 4096 tokens"),
+        (pb.Prompt(text="a b " * (MOST // 4)), BYTES),
+        (chat(1, role="user", content="a b " * (MOST // 4)), BYTES),
+        (chat(100, role="user", content="a b " * 1000), BYTES),
+        (chat(1, role="assistant", tool_calls=calls), BYTES),
+    ]
+    text = pb.Prompt(text="x")
+    widths = [(5000, "widths has 5000 depths"), (MOST, FIELDS)]
+    return [
+        *(("Tokenize", pb.TokenizeRequest(prompt=prompt), said) for prompt, said in prompts),
+        *(
+            (method, pb.GenerateRequest(generation=pb.Generation(prompt=prompt)), said)
+            for method in ("Generate", "GenerateStream")
+            for prompt, said in prompts
+        ),
+        *(
+            ("Generate", pb.GenerateRequest(generation={"prompt": text, "speculation": wide}), said)
+            for wide, said in (
+                (pb.SpeculationOptions(widths=[1] * at), said) for at, said in widths
+            )
+        ),
+        ("Tokenize", pb.TokenizeRequest(model="m" * 5000, prompt=text), "model"),
+        ("GetModelInfo", pb.GetModelInfoRequest(model="m" * 5000), "model"),
+    ]
 
 
 async def test_a_message_of_too_much_is_refused_by_its_count(client, shared_router):
     async with grpc.aio.insecure_channel(shared_router) as channel:
-        for method, request, sentence in CASES:
+        for method, request, sentence in cases():
             with pytest.raises(grpc.aio.AioRpcError) as caught:
                 await channel.unary_stream(f"{SERVICE}/{method}")(
                     request.SerializeToString()

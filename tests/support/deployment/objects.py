@@ -1,9 +1,12 @@
-"""A C++ compiler that keeps its objects, so that one run of the tests compiles each source once.
+"""A C++ compiler that keeps its objects: the installation and all tests compile each source once.
 
-Every build still runs by its own command, with its own flags: only an object of the same source,
-headers and flags is taken from an earlier build.
+Every build still runs by its own command, with its own flags: only an object of the same compiler,
+source, headers and flags is taken from an earlier build. `python objects.py FOLDER` writes the
+compiler there and prints its path, or nothing without a compiler. It needs no package: it runs
+before any is installed.
 """
 
+import fcntl
 import hashlib
 import os
 import shutil
@@ -11,14 +14,14 @@ import subprocess
 import sys
 from pathlib import Path
 
-from filelock import FileLock
-
 COMPILERS = ("c++", "g++", "clang++")
 
 
-def keeping_compiler(folder: Path) -> str:
+def keeping_compiler(folder: Path) -> str | None:
     """Return a program that compiles as the compiler here does, and keeps objects in `folder`."""
-    compiler = next(filter(None, map(shutil.which, COMPILERS)), COMPILERS[0])
+    compiler = next(filter(None, map(shutil.which, COMPILERS)), None)
+    if compiler is None:
+        return None
     folder.mkdir(exist_ok=True)
     path = folder / f"compiler-{os.getpid()}"
     path.write_text(f'#!/bin/sh\nexec {sys.executable} {__file__} {compiler} {folder} "$@"\n')
@@ -32,11 +35,13 @@ def _compiled(compiler: str, folder: Path, arguments: list[str]) -> int:
         return subprocess.run([compiler, *arguments], check=False).returncode
     source, goal = (Path(arguments[arguments.index(flag) + 1]) for flag in ("-c", "-o"))
     flags = [one for one in arguments if one not in (str(source), str(goal))]
-    digest = hashlib.sha256(repr((compiler, flags, source.name)).encode())
+    identity = (compiler, os.stat(compiler).st_mtime_ns, flags, source.name)
+    digest = hashlib.sha256(repr(identity).encode())
     for path in sorted({source, *source.parent.glob("*.h")}):
         digest.update(path.read_bytes())
     kept = folder / digest.hexdigest()
-    with FileLock(f"{kept}.lock"):
+    with open(f"{kept}.lock", "w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
         if not kept.exists():
             code = subprocess.run([compiler, *arguments], check=False).returncode
             if code:
@@ -48,4 +53,7 @@ def _compiled(compiler: str, folder: Path, arguments: list[str]) -> int:
 
 
 if __name__ == "__main__":
-    sys.exit(_compiled(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))
+    if len(sys.argv) == 2:
+        sys.stdout.write(keeping_compiler(Path(sys.argv[1]).resolve()) or "")
+    else:
+        sys.exit(_compiled(sys.argv[1], Path(sys.argv[2]), sys.argv[3:]))

@@ -183,19 +183,21 @@ SIZES = ("--batch-tokens", "36", "--precision", "float32", "--layers", "1,3", "-
 LAUNCHED = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def test_two_processes_of_torchrun_take_the_steps_that_one_would(tmp_path):
+def test_two_processes_of_torchrun_take_the_steps_that_one_would(tmp_path, capsys):
     place = training_place(tmp_path)
     paths = os.pathsep.join([str(TESTS), IMPORT_PATH])
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    weights = []
-    for launcher, rate in (((), "1e-9"), ((), "0.05"), (LAUNCHED, "0.05")):
-        out = place / f"out{len(weights)}"
-        files = ("--data", place / "data.jsonl", "--out", out, "--lr", rate)
-        words = ("train", "glide", "--target", place / "target", *files, *OPTIONS, *SIZES)
-        done = ran(sys.executable, *launcher, "-m", "slipstream.cli.main", *words, env=env)
-        assert done.returncode == 0, done.stderr[-3000:]
-        assert done.stdout.count("acceptance by lag") == 1, "only the lead prints"
-        weights.append(load_weights(out)[0].state_dict())
-    start, alone, together = weights
+    for name, rate in (("start", "1e-9"), ("alone", "0.05")):
+        assert command(place, tmp_path / name, *OPTIONS, *SIZES, "--lr", rate) == 0
+        assert capsys.readouterr().out.count("acceptance by lag") == 1
+    files = ("--data", place / "data.jsonl", "--out", tmp_path / "together/w", "--lr", "0.05")
+    words = ("train", "glide", "--target", place / "target", *files, *OPTIONS, *SIZES)
+    done = ran(sys.executable, *LAUNCHED, "-m", "slipstream.cli.main", *words, env=env)
+    assert done.returncode == 0, done.stderr[-3000:]
+    assert done.stdout.count("acceptance by lag") == 1, "only the lead prints"
+    start, alone, together = (
+        load_weights(tmp_path / name / "w")[0].state_dict()
+        for name in ("start", "alone", "together")
+    )
     assert all((alone[name] - value).abs().max() > 0.01 for name, value in start.items())
     torch.testing.assert_close(together, alone, rtol=0.01, atol=1e-3)
