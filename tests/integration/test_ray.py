@@ -84,7 +84,7 @@ def main(place: Path) -> None:
             "first": write(replace(many, max_tokens=1)),
             "many": write(many, spread=write_on_ray),
             "wide": said_by(replace(alone, out=place / "wide", threads=3)),
-            "long": said_by(replace(alone, out=place / "long", max_new_tokens=100)),
+            "long": said_by(replace(alone, out=place / "long", max_new_tokens=100, threads=2)),
         }
     finally:
         ray.shutdown()
