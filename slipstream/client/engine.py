@@ -2,10 +2,11 @@
 
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.request.model_info import Limits, ModelInfo, drafter_infos, verification_infos
 from slipstream.core.request.request import ModelFacts
 from slipstream.drafting.build import (
@@ -21,7 +22,7 @@ from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import CPU
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.load import target_parts
-from slipstream.models.glide.target_parts import TargetParts, has_rotary
+from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.loading import load_model
@@ -161,6 +162,6 @@ class Engine:
 
 
 def _parts(loaded: LoadedModel) -> TargetParts | None:
-    if not has_rotary(loaded.model):
-        return None
-    return target_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
+    with suppress(ModelMismatch):
+        return target_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
+    return None

@@ -24,7 +24,7 @@ from slipstream.models.decision import DECISION_NAME, DecisionModel, load_decisi
 from slipstream.models.format.digests import kept_digest
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.load import chains_of, load_glide
+from slipstream.models.glide.load import glide_chains, load_glide
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.loaded import require_same_tokenizer
@@ -142,7 +142,7 @@ class DraftModel:
         if isinstance(self.scorer, GlideScorer):
             num_pages = NUM_PAGES if self.memory is None else self.memory.num_pages
             length = min(self.context_length or MAX_TOKENS, num_pages * BLOCK_SIZE)
-            chains = chains_of(self.scorer, length, self.decision)
+            chains = glide_chains(self.scorer, length, self.decision)
         return LocalDraft(
             self.scorer,
             target_kv,

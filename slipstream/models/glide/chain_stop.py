@@ -80,34 +80,6 @@ class Confidence(NamedTuple):
         return torch.where(top_probs.isnan(), 0.0, prob)
 
 
-class Signals(NamedTuple):
-    """Numbers of B chains after a token was appended: [B] float64 each.
-
-    `scores` are nan without a decision model; `probs` are those that the token is kept,
-    `path_probs` that its whole path is.
-    """
-
-    entropies: Tensor
-    scores: Tensor
-    probs: Tensor
-    path_probs: Tensor
-
-
-def should_stop(rules: Rules, signals: Signals, *, depth: int) -> Tensor:
-    """Return whether the token at `depth` is the last to draft on its path, bool [B]."""
-    policies = rules.policies
-    bound = torch.sqrt(SVIP_SLOPE * signals.entropies.clamp(min=0.0))
-    svip = bound > torch.where(policies == DECISION, rules.fallbacks, rules.thresholds)
-    decision = torch.where(signals.scores.isnan(), svip, signals.scores <= rules.thresholds)
-    # Comparisons with what is no number are false, which leaves the limit on length.
-    cost = signals.path_probs * signals.probs < rules.thresholds
-    by_policy = (policies == SVIP) & svip
-    by_policy |= (policies == DECISION) & decision
-    by_policy |= (policies == COST) & cost
-    by_policy |= signals.path_probs < rules.min_path_probs
-    return by_policy | (rules.max_depths <= depth)
-
-
 class DecisionNetwork(nn.Module):
     """The network of a `DecisionModel`. Untrained, it takes the draft's top-1 probability at its
     word."""
@@ -195,11 +167,24 @@ class ChainEnds:
         known = self._confidence.probability(slot.top_probs)
         probs = torch.where(slot.scores.isnan(), known, slot.scores)
         self._path_probs = self._path_probs * probs
-        signals = Signals(slot.entropies, slot.scores, probs, self._path_probs)
-        reasons = torch.where(should_stop(self._rules, signals, depth=depth), BY_POLICY, GOES_ON)
+        stops = self._stops(slot, probs) | (self._rules.max_depths <= depth)
+        reasons = torch.where(stops, BY_POLICY, GOES_ON)
         reasons = torch.where(self._limits <= depth, AT_LIMIT, reasons)
         is_end = (self._ends == slot.tokens[:, :1]).any(1)
         reasons = torch.where(is_end, AT_END, reasons)
         is_alive = self.reasons == GOES_ON
         self.lengths = self.lengths + is_alive
         self.reasons = torch.where(is_alive, reasons, self.reasons)
+
+    def _stops(self, slot: ChainScores, probs: Tensor) -> Tensor:
+        """Return whether policies end paths whose last tokens are kept with these chances [B]."""
+        rules, policies = self._rules, self._rules.policies
+        bound = torch.sqrt(SVIP_SLOPE * slot.entropies.clamp(min=0.0))
+        svip = bound > torch.where(policies == DECISION, rules.fallbacks, rules.thresholds)
+        decision = torch.where(slot.scores.isnan(), svip, slot.scores <= rules.thresholds)
+        # Comparisons with what is no number are false, which leaves the limit on length.
+        cost = self._path_probs * probs < rules.thresholds
+        by_policy = (policies == SVIP) & svip
+        by_policy |= (policies == DECISION) & decision
+        by_policy |= (policies == COST) & cost
+        return by_policy | (self._path_probs < rules.min_path_probs)

@@ -14,7 +14,6 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from slipstream.models.glide.glide_config import GlideConfig
-from slipstream.models.glide.torch_parts import rotate
 
 
 class Rope(NamedTuple):
@@ -22,6 +21,18 @@ class Rope(NamedTuple):
 
     cos: Tensor
     sin: Tensor
+
+
+def rotate(x: Tensor, cos: Tensor, sin: Tensor) -> Tensor:
+    """Rotary embedding, halves convention; x [..., T, head_dim], cos and sin [T, rotary_dim].
+
+    Dimensions beyond rotary_dim pass unchanged (partial rotary).
+    """
+    width = cos.shape[-1]
+    part, rest = (x, None) if width == x.shape[-1] else (x[..., :width], x[..., width:])
+    low, high = part.chunk(2, dim=-1)
+    turned = part * cos + torch.cat((-high, low), dim=-1) * sin
+    return turned if rest is None else torch.cat((turned, rest), dim=-1)
 
 
 class RmsNorm(nn.Module):

@@ -10,7 +10,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.core.draft.candidates import SHARPNESS
@@ -24,13 +23,21 @@ from slipstream.models.glide.chain_stop import (
     Rules,
     device_stats,
 )
-from slipstream.models.glide.glide_packed import DraftAttention, GlideParts
+from slipstream.models.glide.glide import Rope
+from slipstream.models.glide.glide_torch import (
+    DraftKeys,
+    DraftTokens,
+    Pair,
+    TorchGlide,
+    at_positions,
+)
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool
 from slipstream.models.scorer import NUM_SINKS
-from slipstream.models.torch.paged import additive, gather, page_slots
+from slipstream.models.torch.paged import gather, page_slots
 
 MAX_ENDS = 8
 """Tokens that nothing can follow, a chain at most."""
+NUM_SINGLE = 10
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -49,11 +56,10 @@ class ChainShape:
     is_scored: bool
 
     def input_sizes(self) -> list[int]:
-        """Return the sizes of the parts of the integers, in the order of `ChainInputs`."""
-        num = self.sessions
-        noise = 2 * self.depth * num if self.is_sampled else 0
-        pages = num * (self.width // BLOCK_SIZE)
-        return [num * self.rows, *[num] * 10, num * MAX_ENDS, pages, noise]
+        """Return the sizes of a session's parts of the integers: single ones, then the others of
+        `ChainInputs`."""
+        noise = 2 * self.depth if self.is_sampled else 0
+        return [NUM_SINGLE, self.rows, MAX_ENDS, self.width // BLOCK_SIZE, noise]
 
     @property
     def num_outputs(self) -> int:
@@ -64,9 +70,8 @@ class ChainShape:
 
 @dataclass(frozen=True, slots=True)
 class ChainInputs:
-    """Integers of B sessions before their chains, in parts of the sizes of `input_sizes`."""
+    """Integers of B sessions before their chains: single ones [B], then rows [B, n] of them."""
 
-    tokens: Tensor
     skipped: Tensor
     starts: Tensor
     counts: Tensor
@@ -77,6 +82,7 @@ class ChainInputs:
     max_depths: Tensor
     num_points: Tensor
     asks_score: Tensor
+    tokens: Tensor
     ends: Tensor
     pages: Tensor
     noise: Tensor
@@ -84,36 +90,19 @@ class ChainInputs:
 
 @dataclass(frozen=True, slots=True)
 class ChainModel:
-    """The draft's `parts`; `vocab` [V_d] are its columns' tokens, `group` query heads share a key
-    head."""
+    """A `draft`, the rotary factors of its chains' positions, and its decision model."""
 
-    parts: GlideParts
-    vocab: Tensor
-    group: int
+    draft: TorchGlide
+    rope: Rope
     decision: DecisionNetwork | None = None
 
 
-@dataclass(frozen=True, slots=True)
-class _Columns:
-    """Tokens at `columns` [B, N], of which those at `kept_columns` [B, M], the `kept`, go on.
-
-    They are written to the pool's `slots` [B * N], if to any; `is_last`: no layer follows whose
-    keys need all of them.
-    """
-
-    columns: Tensor
-    kept_columns: Tensor
-    slots: Tensor | None = None
-    kept: Tensor | None = None
-    is_last: bool = True
-
-
 class ChainBody:
-    """The function of one shape over one pool and the staged keys of the target: `others`, per
-    target layer that is read [B, 2 * kv_heads, seen, head_dim], filled before a run."""
+    """The function of one shape over one pool and the staged keys of the target: `others` as in
+    `DraftKeys`, filled before a run."""
 
     def __init__(
-        self, model: ChainModel, shape: ChainShape, pool: KvPool, others: Sequence[Tensor]
+        self, model: ChainModel, shape: ChainShape, pool: KvPool, others: Sequence[Pair]
     ) -> None:
         self._model = model
         self._shape = shape
@@ -122,19 +111,19 @@ class ChainBody:
 
     def __call__(self, integers: Tensor, doubles: Tensor) -> tuple[Tensor]:
         """Return [B, depth * num_outputs + 2] float64: slots, then the chain's length and why it
-        ended. `integers` and `doubles` are the vectors that `GlideChains` packs."""
-        shape, num = self._shape, self._shape.sessions
-        given = ChainInputs(*integers.split(shape.input_sizes()))
-        singles, points = doubles.split([4 * num, num * shape.points])
-        heat, *limits = singles.view(4, num)
+        ended. `integers` and `doubles` [B, n] are what `GlideChains` packs."""
+        shape = self._shape
+        singles, *rows = integers.split(shape.input_sizes(), 1)
+        given = ChainInputs(*singles.unbind(1), *rows)
+        heat, *limits = doubles[:, :4].unbind(1)
         rules = Rules(given.policies, given.max_depths, *limits)
-        confidence = Confidence(points.view(num, -1), given.num_points)
-        ends = ChainEnds(given.limits, given.ends.view(num, -1), rules, confidence)
-        hidden, own = self._begin(given)
-        slots, tokens = [], given.tokens[:num]
+        confidence = Confidence(doubles[:, 4:], given.num_points)
+        ends = ChainEnds(given.limits, given.ends, rules, confidence)
+        hidden, keys = self._begin(given)
+        slots, tokens = [], given.tokens[:, 0]
         for depth in range(1, shape.depth + 1):
             if depth > 1:
-                hidden = self._go_on(given, own, tokens, depth)
+                hidden = self._go_on(given, keys, tokens, depth)
             slot = self._read(given, heat, hidden, depth)
             slots.append(slot.numbers())
             ends.count(slot, depth)
@@ -142,73 +131,44 @@ class ChainBody:
         lengths = torch.stack([ends.lengths, ends.reasons], 1).double()
         return (torch.cat([*slots, lengths], 1),)
 
-    def _begin(self, given: ChainInputs) -> tuple[Tensor, list[Tensor]]:
-        """Return states behind the last new tokens [B, d], and the dense keys of each layer."""
-        shape, model = self._shape, self._model
-        num, rows = shape.sessions, shape.rows
-        table = page_slots(given.pages.view(num, -1))
-        *earlier, final = model.parts.layers
-        own = [
-            gather(self._pool.layer(index), table.flatten(), num).clone()
-            for index in range(len(model.parts.layers))
-        ]
+    def _begin(self, given: ChainInputs) -> tuple[Tensor, DraftKeys]:
+        """Return states [B, d] behind the tokens that are given, and the keys with theirs."""
+        num, rows, draft = self._shape.sessions, self._shape.rows, self._model.draft
+        table = page_slots(given.pages)
+        layers = [self._pool.layer(index) for index in range(len(draft.layers))]
+        own = [gather(layer, table.flatten(), num) for layer in layers]
+        keys = DraftKeys(own, self._others, given.num_seen.unsqueeze(1), self._pool)
         steps = torch.arange(rows, device=table.device)
         # Padding repeats a session's first new token.
         steps = torch.where(steps < given.counts.unsqueeze(1), steps, 0)
         columns = given.starts.unsqueeze(1) + steps
-        slots = table.gather(1, columns).flatten()
-        x = model.parts.embeddings[given.tokens.view(num, rows).gather(1, steps).flatten()]
-        attention = self._attention(given, own, _Columns(columns, columns, slots, is_last=False))
-        for index, layer in enumerate(earlier):
-            x = layer(x, index, attention)
-        ends = (given.starts + given.counts - 1).unsqueeze(1)
         last = torch.arange(num, device=table.device) * rows + given.counts - 1
-        attention = self._attention(given, own, _Columns(columns, ends, slots, last))
-        return model.parts.norm(final(x, len(earlier), attention)), own
+        tokens = DraftTokens(
+            given.tokens.gather(1, steps).flatten(),
+            columns,
+            self._rope(given, columns),
+            table.gather(1, columns).flatten(),
+            last,
+        )
+        return draft.states(keys, tokens), keys
 
-    def _go_on(
-        self, given: ChainInputs, own: Sequence[Tensor], tokens: Tensor, depth: int
-    ) -> Tensor:
+    def _go_on(self, given: ChainInputs, keys: DraftKeys, ids: Tensor, depth: int) -> Tensor:
         """Return states [B, d] behind the tokens [B] at the depth before."""
         columns = (given.starts + given.counts + (depth - 2)).unsqueeze(1)
-        x = self._model.parts.embeddings[tokens]
-        attention = self._attention(given, own, _Columns(columns, columns))
-        for index, layer in enumerate(self._model.parts.layers):
-            x = layer(x, index, attention)
-        return self._model.parts.norm(x)
+        tokens = DraftTokens(ids, columns, self._rope(given, columns))
+        return self._model.draft.states(keys, tokens)
 
-    def _attention(
-        self, given: ChainInputs, own: Sequence[Tensor], place: _Columns
-    ) -> DraftAttention:
-        shape, model = self._shape, self._model
-        columns, kept_columns = place.columns, place.kept_columns
-        num_seen = given.num_seen.unsqueeze(1)
-        limits = torch.minimum(num_seen, kept_columns)
-        if not place.is_last:  # position 0 has nothing before it; training lets it read itself
-            limits = torch.where(kept_columns == 0, num_seen.clamp(max=1), limits)
-        device, dtype = columns.device, model.parts.embeddings.dtype
-        visible = torch.arange(shape.width, device=device) <= kept_columns.unsqueeze(2)
-        read = torch.arange(shape.seen, device=device) < limits.unsqueeze(2)
+    def _rope(self, given: ChainInputs, columns: Tensor) -> Rope:
         skipped = torch.where(columns < NUM_SINKS, 0, given.skipped.unsqueeze(1))
-        return DraftAttention(
-            own=own,
-            columns=columns,
-            store_in=None if place.slots is None else (self._pool, place.slots),
-            own_mask=additive(visible, model.group, dtype),
-            others=self._others,
-            others_mask=additive(read, model.group, dtype),
-            reading=limits.view(-1, 1) > 0,
-            rotation=model.parts.rotation.at((columns + skipped).flatten()),
-            kept=place.kept,
-        )
+        return at_positions(self._model.rope, (columns + skipped).flatten())
 
     def _read(self, given: ChainInputs, heat: Tensor, hidden: Tensor, depth: int) -> ChainScores:
         """Return the slot behind states [B, d]."""
         shape, model = self._shape, self._model
-        ranked = F.linear(hidden, model.parts.head).float()
+        ranked = model.draft.logits(hidden).float()
         if shape.is_sampled:
-            keys = given.noise.view(shape.depth, -1, 2)[depth - 1].to(torch.int32)
-            ranked = perturbed(ranked, heat.float(), keys, model.vocab, sharpness=SHARPNESS)
+            keys = given.noise[:, 2 * depth - 2 : 2 * depth].to(torch.int32)
+            ranked = perturbed(ranked, heat.float(), keys, model.draft.vocab, sharpness=SHARPNESS)
         log_probs = torch.log_softmax(ranked, -1)
         entropies = -torch.linalg.vecdot(log_probs.exp(), log_probs.clamp(min=LEAST))
         tops = log_probs.topk(2).values
@@ -220,7 +180,7 @@ class ChainBody:
             own = torch.where(heat == 0, probs[:, GREEDY], probs[:, SAMPLED])
             scores = torch.where(given.asks_score > 0, own, scores)
         return ChainScores(
-            tokens=model.vocab[columns],
+            tokens=model.draft.vocab[columns],
             probs=log_probs.gather(1, columns).exp(),
             entropies=entropies.double(),
             top_probs=tops[:, 0].exp().double(),

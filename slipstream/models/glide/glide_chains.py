@@ -3,6 +3,8 @@
 
 import math
 from collections.abc import Sequence
+from itertools import chain
+from typing import TypeVar
 
 import torch
 from torch import Tensor
@@ -16,12 +18,12 @@ from slipstream.models.decision import DecisionModel
 from slipstream.models.glide.chain_stop import Rule, network_of, rule_of
 from slipstream.models.glide.glide_chain import MAX_ENDS, ChainBody, ChainModel, ChainShape
 from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.glide_torch import TorchGlide
+from slipstream.models.glide.glide_torch import Pair, TorchGlide
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.memory import temporary_bytes
 from slipstream.models.scorer import MAX_NEW_TOKENS, ChainPosition, ChainRequest
-from slipstream.models.torch.arrays import as_tensor
 
+T = TypeVar("T")
 _DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, MAX_DRAFT_TOKENS)
 _MAX_SESSIONS = 256
 Extents = tuple[int, int, int]
@@ -37,27 +39,25 @@ class GlideChains:
     def __init__(
         self,
         scorer: GlideScorer,
+        replay: Replay,
         *,
         context_length: int,
         decision: DecisionModel | None = None,
     ) -> None:
         """Positions are below `context_length`."""
         length = context_length + MAX_DRAFT_TOKENS + BLOCK_SIZE
-        config = scorer.config
-        group = config.num_heads // config.num_kv_heads
-        self._check = scorer.check
-        torch_pass, device = scorer.computed, torch.device(scorer.layout.device)
-        assert isinstance(torch_pass, TorchGlide), "native code has no such parts"
-        vocab = as_tensor(scorer.vocab).to(device)
-        own = None if decision is None else network_of(decision, device)
-        self._model = ChainModel(torch_pass.parts(length), vocab, group, own)
+        config, draft, self._check = scorer.config, scorer.backend, scorer.check
+        assert isinstance(draft, TorchGlide), "native code follows no chains"
+        self._draft, device = draft, draft.embeddings.device
+        network = None if decision is None else network_of(decision, device)
+        self._model = ChainModel(draft, draft.rope(length), network)
         self._layers = config.target_layers
         self._kv_shape = (2 * config.num_kv_heads, config.head_dim)
         self._widths = key_widths(length)
-        self.replay = Replay(device)
+        self.replay = replay
         self._max_bytes = temporary_bytes(scorer.layout.device) // _SPARE
         self._memory: Sequence[Tensor] = ()
-        self._stages: dict[tuple[int, int], list[Tensor]] = {}
+        self._stages: dict[tuple[int, int], list[Pair]] = {}
 
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
         """Return whether such a chain can be followed here: logits and a temperature give the
@@ -73,7 +73,7 @@ class GlideChains:
         """
         for ask in asks:
             self._check(ask.sync)
-        return [chain for group in self._groups(asks) for chain in self._follow(*group)]
+        return [found for group in self._groups(asks) for found in self._follow(*group)]
 
     def _groups(self, asks: Sequence[ChainRequest]) -> list[tuple[Sequence[ChainRequest], Extents]]:
         extents = self._extents(asks)
@@ -85,8 +85,8 @@ class GlideChains:
     def _num_bytes(self, sessions: int, width: int, seen: int) -> int:
         """Bytes of the target's keys and values, and of the draft's own, gathered and copied."""
         heads, dim = self._kv_shape
-        positions = len(self._layers) * seen + 2 * len(self._model.parts.layers) * width
-        return sessions * positions * heads * dim * self._model.parts.embeddings.itemsize
+        positions = len(self._layers) * seen + 2 * len(self._draft.layers) * width
+        return sessions * positions * heads * dim * self._draft.embeddings.itemsize
 
     def _follow(self, asks: Sequence[ChainRequest], extents: Extents) -> list[list[ChainPosition]]:
         starts = [ask.state.begin(ask.tokens) for ask in asks]
@@ -96,9 +96,11 @@ class GlideChains:
         # Padding writes the first session's keys once more: it has to read what that one reads.
         for row, ask in enumerate([*asks, *[asks[0]] * (shape.sessions - len(asks))]):
             self._fill(stage, row, ask)
+        own = [_integers(*both, shape) for both in zip(asks, starts, strict=True)]
+        reals, spare = [_doubles(ask, shape) for ask in asks], shape.sessions - len(asks)
         inputs = (
-            torch.tensor(_integers(asks, starts, shape)),
-            torch.tensor(_doubles(asks, shape), dtype=torch.float64),
+            torch.tensor(own + own[:1] * spare),
+            torch.tensor(reals + reals[:1] * spare, dtype=torch.float64),
         )
         body = ChainBody(self._model, shape, pool, stage)
         (out,) = self.replay.run((id(pool), shape), body, inputs)
@@ -118,7 +120,7 @@ class GlideChains:
             depth=_depth(asks),
             width=width,
             seen=seen,
-            candidates=min(most, len(self._model.vocab)),
+            candidates=min(most, len(self._draft.vocab)),
             points=fit(points, powers(1024), what="points of a calibration"),
             is_sampled=not all(ask.sampling.is_greedy for ask in asks),
             is_scored=self._model.decision is not None and any(ask.is_scored for ask in asks),
@@ -132,7 +134,7 @@ class GlideChains:
             fit(max(map(_num_seen, asks)), self._widths, what="keys of the target"),
         )
 
-    def _stage(self, shape: ChainShape) -> list[Tensor]:
+    def _stage(self, shape: ChainShape) -> list[Pair]:
         """Return where a shape's chains read the target's keys: graphs need it to stay. Shapes
         share one memory, since each run fills its own first."""
         key = (shape.sessions, shape.seen)
@@ -141,19 +143,18 @@ class GlideChains:
             size = (shape.sessions, heads, shape.seen, dim)
             count = math.prod(size)
             if not self._memory or self._memory[0].numel() < count:
-                like, length = self._model.parts.embeddings, 1 << (count - 1).bit_length()
+                like, length = self._draft.embeddings, 1 << (count - 1).bit_length()
                 self._memory = [like.new_zeros(length) for _ in self._layers]
-            self._stages[key] = [tensor[:count].view(size) for tensor in self._memory]
+            self._stages[key] = [tensor[:count].view(size).chunk(2, 1) for tensor in self._memory]
         return self._stages[key]
 
-    def _fill(self, stage: Sequence[Tensor], row: int, ask: ChainRequest) -> None:
-        count, half = _num_seen(ask), self._kv_shape[0] // 2
+    def _fill(self, stage: Sequence[Pair], row: int, ask: ChainRequest) -> None:
+        count = _num_seen(ask)
         if ask.view is None or not count:
             return
         for into, layer in zip(stage, self._layers, strict=True):
-            keys, values = ask.view.layers[layer]
-            into[row, :half, :count].copy_(keys[:, :count], non_blocking=True)
-            into[row, half:, :count].copy_(values[:, :count], non_blocking=True)
+            for part, given in zip(into, ask.view.layers[layer], strict=True):
+                part[row, :, :count].copy_(given[:, :count], non_blocking=True)
 
 
 def _depth(asks: Sequence[ChainRequest]) -> int:
@@ -170,48 +171,27 @@ def _rule(ask: ChainRequest) -> Rule:
     return rule
 
 
-def _integers(asks: Sequence[ChainRequest], starts: Sequence[int], shape: ChainShape) -> list[int]:
-    """Return the parts of `ChainInputs` in order; padding repeats the first session."""
-    spare = shape.sessions - len(asks)
-    every = [*zip(asks, starts, strict=True), *[(asks[0], starts[0])] * spare]
-    rules = [_rule(ask) for ask, _ in every]
-    values: list[int] = []
-    for ask, start in every:
-        values += _padded(ask.tokens[start:], shape.rows, 0)
-    values += [ask.state.skipped for ask, _ in every]
-    values += [start for _, start in every]
-    values += [len(ask.tokens) - start for ask, start in every]
-    values += [_num_seen(ask) for ask, _ in every]
-    values += [ask.lag for ask, _ in every]
-    values += [ask.limit for ask, _ in every]
-    values += [rule.policy for rule in rules]
-    values += [rule.max_depth for rule in rules]
-    values += [len(ask.calibration.points) for ask, _ in every]
-    values += [int(ask.is_scored) for ask, _ in every]
-    for ask, _ in every:
-        values += _padded(sorted(ask.ends), MAX_ENDS, -1)
-    for ask, _ in every:
-        pages = ask.state.cache.pages
-        needed = round_up(min(len(ask.tokens), shape.width), BLOCK_SIZE) // BLOCK_SIZE
-        values += _padded(pages[:needed], shape.width // BLOCK_SIZE, pages[0])
-    if shape.is_sampled:
-        for depth in range(shape.depth):
-            for ask, _ in every:
-                values += draw_keys(ask.sampling, len(ask.tokens) + ask.state.skipped + depth)
-    return values
+def _integers(ask: ChainRequest, start: int, shape: ChainShape) -> list[int]:
+    """Return a session's part of `ChainInputs`, in its order."""
+    rule, state, count = _rule(ask), ask.state, len(ask.tokens)
+    needed = round_up(min(count, shape.width), BLOCK_SIZE) // BLOCK_SIZE
+    positions = range(count + state.skipped, count + state.skipped + shape.depth)
+    noise = [draw_keys(ask.sampling, place) for place in positions] if shape.is_sampled else []
+    return [
+        *(state.skipped, start, count - start, _num_seen(ask), ask.lag, ask.limit),
+        *(rule.policy, rule.max_depth, len(ask.calibration.points), int(ask.is_scored)),
+        *_padded(ask.tokens[start:], shape.rows, 0),
+        *_padded(sorted(ask.ends), MAX_ENDS, -1),
+        *_padded(state.cache.pages[:needed], shape.width // BLOCK_SIZE, state.cache.pages[0]),
+        *chain.from_iterable(noise),
+    ]
 
 
-def _doubles(asks: Sequence[ChainRequest], shape: ChainShape) -> list[float]:
-    every = [*asks, *[asks[0]] * (shape.sessions - len(asks))]
-    rules = [_rule(ask) for ask in every]
-    values = [ask.sampling.temperature for ask in every]
-    values += [rule.threshold for rule in rules]
-    values += [rule.fallback for rule in rules]
-    values += [ask.min_path_prob or 0.0 for ask in every]
-    for ask in every:
-        points = ask.calibration.points
-        values += [*points, *[0.0] * (shape.points - len(points))]
-    return values
+def _doubles(ask: ChainRequest, shape: ChainShape) -> list[float]:
+    rule = _rule(ask)
+    limits = (rule.threshold, rule.fallback, ask.min_path_prob or 0.0)
+    points = _padded(ask.calibration.points, shape.points, 0.0)
+    return [ask.sampling.temperature, *limits, *points]
 
 
 def _found(row: Sequence[float], ask: ChainRequest, shape: ChainShape) -> list[ChainPosition]:
@@ -227,5 +207,5 @@ def _found(row: Sequence[float], ask: ChainRequest, shape: ChainShape) -> list[C
     return found
 
 
-def _padded(values: Sequence[int], size: int, filler: int) -> list[int]:
+def _padded(values: Sequence[T], size: int, filler: T) -> list[T]:
     return [*values, *[filler] * (size - len(values))]

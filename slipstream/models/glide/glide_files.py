@@ -22,7 +22,7 @@ from slipstream.models.glide.glide_weights import (
     GlideWeights,
     read_parameters,
 )
-from slipstream.models.torch.arrays import TORCH_DTYPES, as_array, as_tensor
+from slipstream.models.torch.arrays import TORCH_DTYPES, as_tensor
 
 
 def save_glide(model: GlideModel, vocab: Tensor, directory: Path) -> None:
@@ -59,12 +59,6 @@ def glide_model(weights: GlideWeights) -> GlideModel:
     tensors = {name: as_tensor(values) for name, values in weights.tensors.items()}
     model.load_state_dict(tensors, assign=True)
     return model.requires_grad_(False).eval()
-
-
-def weights_of(model: GlideModel, vocab: Tensor) -> GlideWeights:
-    """Return the weights of modules; vocab [V_d] int64."""
-    tensors = {name: as_array(value) for name, value in model.state_dict().items()}
-    return GlideWeights(model.config, tensors, as_array(vocab.to(torch.int64)))
 
 
 def write_tensors(tensors: Mapping[str, Tensor], path: Path, **metadata: str) -> None:

@@ -1,6 +1,7 @@
 """GliDe behind the `Scorer` seam: sessions, prefixes and trees.
 
-Knows nothing of stop rules, sampling or where the target's keys and values come from.
+`load.py` gives it what computes. Knows nothing of stop rules, sampling or where the target's keys
+and values come from.
 """
 
 from collections.abc import Sequence
@@ -93,35 +94,25 @@ class SessionStep:
         return self.start - len(self.state.tokens)
 
     @property
-    def is_in_order(self) -> bool:
-        """Return whether each token sees all places before its own."""
-        return self.first_node < 0 or self.state.is_chain
-
-    @property
-    def num_held(self) -> int:
+    def num_read(self) -> int:
         """Positions of the target that its session may read."""
         pairs = self.state.target_kv
         return int(pairs[0][0].shape[-2]) if pairs else 0
 
-    def num_read(self, index: int) -> int:
-        """Return the positions of the target that a token sees: of a prefix those before its own.
-        Position 0 has none and reads itself, as in training, unless it is the last one, whose view
-        may lack it."""
-        if self.first_node >= 0:
-            return self.num_held
-        place, is_kept = self.start + index, index >= len(self.tokens) - self.num_kept
-        return min(self.num_held, place if place or is_kept else 1)
 
-
-class GlidePass(Protocol):
-    """The forward of a draft, native or torch's, of new tokens of many sessions."""
+class GlideBackend(Protocol):
+    """Computation of a draft: `engine` names it, `weight_bytes` are those of what a step reads."""
 
     engine: str
     weight_bytes: int
-    buffers: Buffers
+
+    @property
+    def buffers(self) -> Buffers:
+        """Memory of keys and values where the draft computes."""
+        ...
 
     def reach(self, length: int) -> None:
-        """Compute rotary factors of positions 0..length-1."""
+        """Compute what positions below `length` need."""
         ...
 
     def readable(self, values: Any) -> Any:
@@ -142,25 +133,15 @@ class GlideScorer:
     """
 
     def __init__(
-        self, config: GlideConfig, vocab: Array, layout: KvLayout, computed: GlidePass
+        self, config: GlideConfig, vocab: Array, layout: KvLayout, backend: GlideBackend
     ) -> None:
-        """`vocab` [V_d] are the target's ids of the head's columns; `computed` computes, over
-        keys and values of this `layout`."""
-        self.config, self.vocab, self.layout, self.computed = config, vocab, layout, computed
+        """`layout` is that of the draft's own keys and values."""
+        self.config, self.vocab, self.layout, self.backend = config, vocab, layout, backend
         self.hidden_size = config.hidden_size
         self.max_lag = config.max_lag or None
         self.context_length: int | None = None
+        self.engine, self.weight_bytes = backend.engine, backend.weight_bytes
         self._length = 0
-
-    @property
-    def engine(self) -> str:
-        """Return what computes: torch, or native with the name of its kernels."""
-        return self.computed.engine
-
-    @property
-    def weight_bytes(self) -> int:
-        """Bytes of what a step reads, embeddings included, at most."""
-        return self.computed.weight_bytes
 
     def workspace_bytes(self, num_rows: int) -> int:
         """Bytes that a pass of so many rows needs besides, at most: states and scores, and on a
@@ -171,7 +152,7 @@ class GlideScorer:
         return num_rows * 4 * (width + 4 * len(self.vocab)) + gathered
 
     def pool(self, num_pages: int) -> KvPool:
-        return KvPool(self.layout, num_pages, scratch_rows=0, buffers=self.computed.buffers)
+        return KvPool(self.layout, num_pages, scratch_rows=0, buffers=self.backend.buffers)
 
     def open(self, capacity: int, pool: KvPool | None = None) -> GlideState:
         if capacity < 1:
@@ -208,7 +189,7 @@ class GlideScorer:
         """
         for ask in asks:
             self.check(ask)
-        return self.computed.scores([self._step(ask) for ask in asks])
+        return self.backend.scores([self._step(ask) for ask in asks])
 
     def num_bytes(self, state: GlideState) -> int:
         """See `Scorer.num_bytes`; what is read of the target is the target's."""
@@ -222,7 +203,7 @@ class GlideScorer:
     def _reach(self, length: int) -> None:
         """Compute what positions below `length` need."""
         if length > self._length:
-            self.computed.reach(length)
+            self.backend.reach(length)
             self._length = length
 
     def _step(self, ask: Ask) -> SessionStep:
@@ -243,7 +224,7 @@ class GlideScorer:
             return []
         pairs = [view.layers[layer] for layer in self.config.target_layers]
         return [
-            (self.computed.readable(keys[:, :seen]), self.computed.readable(values[:, :seen]))
+            (self.backend.readable(keys[:, :seen]), self.backend.readable(values[:, :seen]))
             for keys, values in pairs
         ]
 

@@ -1,8 +1,11 @@
-"""A GliDe draft's pass in torch: new tokens of sessions, padded to one count, and what they see."""
+"""A GliDe draft's pass in torch: one attention, eager for each session or in graphs for many.
+
+Layers compute what `glide.GlideLayer` does, over keys and values in a pool.
+"""
 
 from collections import deque
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 import torch
@@ -10,187 +13,220 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.core.tree import ROOT
-from slipstream.models.dtypes import Array
+from slipstream.models.glide.glide import GlideLayer, Rope, rotate
 from slipstream.models.glide.glide_files import glide_model
-from slipstream.models.glide.glide_packed import (
-    DraftAttention,
-    GlideParts,
-    PackedLayer,
-    PackedNorm,
-)
 from slipstream.models.glide.glide_scorer import SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights
-from slipstream.models.glide.rotary_factors import RotaryFactors
-from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.glide.torch_parts import TorchParts, rotary_tables
-from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
+from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.scorer import Scores, on_host
 from slipstream.models.torch.arrays import as_tensor, torch_dtype
 from slipstream.models.torch.buffers import TorchBuffers
-from slipstream.models.torch.paged import additive, gather
+from slipstream.models.torch.paged import additive, attend_each, gather
 
 Topology = tuple[int, ...]
 """Parents of a tree's nodes, parents first."""
+Pair = tuple[Tensor, ...]
+"""Keys and values of sessions, [S, kv_heads, n, head_dim] each."""
+
+
+@dataclass(frozen=True, slots=True)
+class DraftKeys:
+    """Keys and values of S sessions: `own` of each draft layer [S, 2 * kv_heads, W, hd], out of
+    `pool`, and `others` of each target layer that is read, of which `num_seen` [S, 1] are there."""
+
+    own: Sequence[Tensor]
+    others: Sequence[Pair]
+    num_seen: Tensor
+    pool: KvPool
+
+
+@dataclass(frozen=True, slots=True)
+class DraftTokens:
+    """N tokens of each session, `ids` [S * N], at `columns` [S, N] of its own keys.
+
+    `rope` is of their positions; their keys are written to the pool's `slots` [S * N], if given.
+    The `kept` of the S * N go on behind the last layer's keys, None is all. They see the columns
+    that are `visible` [S, N, W], by default up to their own.
+    """
+
+    ids: Tensor
+    columns: Tensor
+    rope: Rope
+    slots: Tensor | None = None
+    kept: Tensor | slice | None = None
+    visible: Tensor | None = None
+
+
+class DraftAttention:
+    """Attention of tokens over keys, in layers behind which the `kept` go on."""
+
+    def __init__(self, keys: DraftKeys, tokens: DraftTokens, group: int) -> None:
+        """`group` query heads share a key head."""
+        self._keys, self._tokens = keys, tokens
+        self.others, self.rope, self.kept = keys.others, tokens.rope, tokens.kept
+        columns, dtype = tokens.columns, keys.own[0].dtype
+        if self.kept is not None:
+            columns = columns.flatten()[self.kept].view(len(columns), -1)
+        limits = torch.minimum(keys.num_seen, columns)
+        if self.kept is None:  # position 0 has nothing before it; training lets it read itself
+            limits = torch.where(columns == 0, keys.num_seen.clamp(max=1), limits)
+        visible = tokens.visible
+        if visible is None:
+            visible = _below(keys.own[0].shape[2], columns + 1)
+        self._own_mask = additive(visible, group, dtype)
+        seen = keys.others[0][0].shape[2] if keys.others else 0
+        self._others_mask = additive(_below(seen, limits), group, dtype)
+        self._is_reading = limits.view(-1, 1) > 0
+
+    def store(self, index: int, fresh: Tensor) -> None:
+        """Store all tokens' keys and values [2 * kv_heads, S * N, hd] in layer `index`."""
+        columns, slots = self._tokens.columns, self._tokens.slots
+        by_session = fresh.unflatten(1, columns.shape).transpose(0, 1)
+        places = columns[:, None, :, None].expand_as(by_session)
+        self._keys.own[index].scatter_(2, places, by_session)
+        if slots is not None:
+            self._keys.pool.layer(index).index_copy_(1, slots, fresh)
+
+    def read_own(self, index: int, query: Tensor) -> Tensor:
+        """Return attention [n, H * hd] of the kept queries [n, H, hd] over layer `index`."""
+        return attend_each(query, self._keys.own[index].chunk(2, 1), self._own_mask)
+
+    def read_other(self, others: Pair, query: Tensor) -> Tensor:
+        """Return attention over one of `others`; zeros where a token sees nothing of it."""
+        return torch.where(self._is_reading, attend_each(query, others, self._others_mask), 0.0)
+
+
+class TorchLayer:
+    """One draft layer, whose products of the same input are one."""
+
+    def __init__(self, layer: GlideLayer) -> None:
+        own = layer.self_attn
+        self._num_heads, self._num_keys = own.num_heads, own.num_kv_heads
+        self._norm, self._norms, self._out = layer.self_norm, (own.q_norm, own.k_norm), own.o_proj
+        linears = (own.q_proj, own.k_proj, own.v_proj)
+        self._weight = torch.cat([linear.weight for linear in linears])
+        has_bias = own.q_proj.bias is not None
+        self._bias = torch.cat([linear.bias for linear in linears]) if has_bias else None
+        self._cross, self._mlp_norm, self._mlp = layer.cross, layer.mlp_norm, layer.mlp
+
+    def __call__(self, x: Tensor, index: int, attention: DraftAttention) -> Tensor:
+        """Return the kept tokens [n, d] of x [R, d]; stores R keys and values in layer `index`."""
+        query = self._write(x, index, attention)
+        kept, rope = attention.kept, attention.rope
+        if kept is not None:
+            x, query, rope = x[kept], query[kept], Rope(rope.cos[kept], rope.sin[kept])
+        if not len(x):
+            return x
+        x = x + self._out(attention.read_own(index, query))
+        # The outputs have no bias, so that nothing is added where nothing is read.
+        for cross, others in zip(self._cross, attention.others, strict=False):
+            query = cross.q_proj(cross.norm(x)).view(len(x), self._num_heads, -1)
+            query = rotate(query if cross.q_norm is None else cross.q_norm(query), *rope)
+            x = x + cross.o_proj(attention.read_other(others, query))
+        result: Tensor = x + self._mlp(self._mlp_norm(x))
+        return result
+
+    def _write(self, x: Tensor, index: int, attention: DraftAttention) -> Tensor:
+        """Store keys and values of all tokens; return their queries [R, H, hd]."""
+        heads, num = self._num_heads, self._num_heads + self._num_keys
+        qkv = F.linear(self._norm(x), self._weight, self._bias)
+        qkv = qkv.view(len(x), num + self._num_keys, -1)
+        both, (query_norm, key_norm) = qkv[:, :num], self._norms
+        if query_norm is not None and key_norm is not None:
+            both = torch.cat((query_norm(both[:, :heads]), key_norm(both[:, heads:])), 1)
+        both = rotate(both, *attention.rope)
+        attention.store(index, torch.cat((both[:, heads:], qkv[:, num:]), 1).transpose(0, 1))
+        return both[:, :heads]
 
 
 class TorchGlide:
-    """Layers and head of one draft; `weight_bytes` is what its weights take."""
+    """Layers and head of one draft; `weight_bytes` is what its weights take. `vocab` [V_d] are the
+    tokens of the head's columns."""
 
     engine = "torch"
 
-    def __init__(self, weights: GlideWeights, target: TargetParts, layout: KvLayout) -> None:
-        assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
-        dtype = torch_dtype(layout.dtype)
-        model = glide_model(weights).to(layout.device)
+    def __init__(self, weights: GlideWeights, target: TorchParts, layout: KvLayout) -> None:
+        self._dtype = torch_dtype(layout.dtype)
         self.buffers = TorchBuffers(layout.device)
-        self._target = target
-        self._embeddings = target.embeddings.to(dtype)
-        self._layers = [PackedLayer(layer, dtype) for layer in model.layers]
-        self._norm = PackedNorm(model.norm, dtype)
-        self._head = target.head[as_tensor(weights.vocab).to(layout.device)].to(dtype)
+        self._target, self._masks = target, SlicedMasks()
+        model = glide_model(weights).to(layout.device, self._dtype)
+        self.vocab = as_tensor(weights.vocab).to(layout.device)
+        self.embeddings = target.embeddings.to(self._dtype)
+        self.layers = [TorchLayer(layer) for layer in model.layers]
+        self._norm = model.norm
+        self._weight = target.head[self.vocab].to(self._dtype)
         self._group = weights.config.num_heads // weights.config.num_kv_heads
-        self._masks = SlicedMasks()
-        self._parts = self.parts(0)
-        count = sum(weight.numel() for weight in model.parameters()) + self._head.numel()
-        self.weight_bytes = count * dtype.itemsize + self._embeddings.nbytes
+        own = [self.embeddings, self._weight, *model.parameters()]
+        self.weight_bytes = sum(weight.nbytes for weight in own)
 
-    def parts(self, length: int) -> GlideParts:
-        """Return what scores are computed with, for positions below `length`."""
-        tables = rotary_tables(self._target, length, dtype=self._embeddings.dtype)
-        rotation = RotaryFactors.of(*tables)
-        return GlideParts(self._embeddings, self._layers, self._norm, self._head, rotation)
+    def rope(self, length: int) -> Rope:
+        """Return the rotary factors of positions 0..length-1."""
+        return Rope(*rotary_tables(self._target, length, dtype=self._dtype))
 
     def reach(self, length: int) -> None:
         """Compute rotary factors of positions 0..length-1."""
-        self._parts = self.parts(length)
+        self._rope = self.rope(length)
 
     def readable(self, values: Any) -> Tensor:
         """Return keys or values [kv_heads, n, head_dim] of the target as a step reads them."""
-        return as_tensor(values).to(self._embeddings.dtype)
+        return as_tensor(values)[None].to(self._dtype)
 
     @torch.inference_mode()
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
         """Return scores of the tokens that go on, step by step."""
-        given = self._inputs(steps)
-        x = self._embeddings[given.tokens.flatten()]
-        *earlier, final = self._parts.layers
-        if earlier:
-            whole = self._attention(given, None)
-            for index, layer in enumerate(earlier):
-                x = layer(x, index, whole)
-        size, num_kept = given.tokens.shape[1], max(1, *(step.num_kept for step in steps))
-        kept = [
-            row * size + index for row, step in enumerate(steps) for index in _kept(step, num_kept)
-        ]
-        x = final(x, len(earlier), self._attention(given, self._long(kept)))
-        wanted = [
-            row * num_kept + index
-            for row, step in enumerate(steps)
-            for index in range(step.num_kept)
-        ]
-        hidden = self._norm(x[self._long(wanted)])
-        return Scores(on_host(F.linear(hidden, self._head)), on_host(hidden))
+        hidden = torch.cat([self._states(step) for step in steps])
+        return Scores(on_host(self.logits(hidden)), on_host(hidden))
 
-    def _inputs(self, steps: Sequence[SessionStep]) -> "_Inputs":
-        size, pool = max(len(step.tokens) for step in steps), steps[0].state.cache.pool
-        order = [[i if i < len(step.tokens) else 0 for i in range(size)] for step in steps]
-        pairs = list(zip(steps, order, strict=True))
-        width = round_up(max(step.start + len(step.tokens) for step in steps), BLOCK_SIZE)
-        tables = self._long([_filled(step.state.cache.table(), width) for step in steps])
-        columns = self._long([[step.start + i for i in own] for step, own in pairs])
-        layers = range(len(self._parts.layers))
-        return _Inputs(
-            pool,
-            tokens=self._long([[step.tokens[i] for i in own] for step, own in pairs]),
-            positions=self._long([[step.positions[i] for i in own] for step, own in pairs]),
-            columns=columns,
-            slots=tables.gather(1, columns).flatten(),
-            own=[gather(pool.layer(index), tables.flatten(), len(steps)) for index in layers],
-            visible=torch.stack(
-                [self._visible(step, columns[row], width) for row, step in enumerate(steps)]
-            ),
-            others=self._others(steps),
-            num_read=self._long([[step.num_read(i) for i in own] for step, own in pairs]),
+    def logits(self, hidden: Tensor) -> Tensor:
+        """Return scores [n, V_d] of states [n, d]."""
+        return F.linear(hidden, self._weight)
+
+    def states(self, keys: DraftKeys, tokens: DraftTokens) -> Tensor:
+        """Return the states [n, d] of the kept tokens behind the final norm."""
+        *earlier, final = self.layers
+        x, last = self.embeddings[tokens.ids], DraftAttention(keys, tokens, self._group)
+        whole = last
+        if earlier and tokens.kept is not None:
+            whole = DraftAttention(keys, replace(tokens, kept=None), self._group)
+        for index, layer in enumerate(earlier):
+            x = layer(x, index, whole)
+        hidden: Tensor = self._norm(final(x, len(earlier), last))
+        return hidden
+
+    def _states(self, step: SessionStep) -> Tensor:
+        """Return the states of a step's tokens that go on."""
+        state, count, device = step.state, len(step.tokens), self.embeddings.device
+        pool, table = state.cache.pool, as_tensor(state.cache.table()[: step.start + count])
+        table = table.to(device)
+        own = [gather(pool.layer(index), table, 1) for index in range(len(self.layers))]
+        num_seen = torch.tensor([[step.num_read]], device=device)
+        is_tree = step.first_node >= 0
+        tokens = DraftTokens(
+            torch.tensor(step.tokens, device=device),
+            torch.arange(step.start, step.start + count, device=device)[None],
+            at_positions(self._rope, torch.tensor(step.positions, device=device)),
+            table[step.start :],
+            None if is_tree else slice(count - step.num_kept, None),
+            self._visible(step) if is_tree else None,
         )
+        return self.states(DraftKeys(own, state.target_kv, num_seen, pool), tokens)
 
-    def _visible(self, step: SessionStep, columns: Tensor, width: int) -> Tensor:
-        """Return which of its session's places each token sees, bool [N, width]."""
-        places, base = torch.arange(width, device=columns.device), len(step.state.tokens)
-        if step.is_in_order:
-            return places <= columns.unsqueeze(1)
-        above = self._masks.rows(tuple(step.state.parents), step.first_node).to(columns.device)
-        visible = (places < base).repeat(len(columns), 1)
-        visible[:, base : base + above.shape[1]] = above[columns - step.start]
-        return visible
-
-    def _others(self, steps: Sequence[SessionStep]) -> Sequence[Tensor]:
-        """Return the target's keys and values by layer, [S, 2 * kv_heads, seen, hd], zeros behind
-        those of a session; () where none has any."""
-        held = [step.state.target_kv for step in steps]
-        width = max(step.num_held for step in steps)
-        form = next((pairs[0][0] for pairs in held if pairs), None)
-        if form is None:
-            return ()
-        heads, _, dim = form.shape
-        layers = range(max(map(len, held)))
-        staged = [form.new_zeros(len(steps), 2 * heads, width, dim) for _ in layers]
-        for row, pairs in enumerate(held):
-            for into, (keys, values) in zip(staged, pairs, strict=False):
-                into[row, :, : keys.shape[1]] = torch.cat([keys, values])
-        return staged
-
-    def _attention(self, given: "_Inputs", kept: Tensor | None) -> DraftAttention:
-        """Return the attention of a layer, behind whose keys the tokens `kept` go on, or all."""
-        num, size = given.tokens.shape
-        chosen = torch.arange(num * size, device=self._embeddings.device) if kept is None else kept
-        dtype, seen = self._embeddings.dtype, given.others[0].shape[2] if given.others else 0
-        num_read = given.num_read.flatten()[chosen]
-        read = torch.arange(seen, device=chosen.device) < num_read.unsqueeze(1)
-        return DraftAttention(
-            own=given.own,
-            columns=given.columns,
-            store_in=(given.pool, given.slots),
-            own_mask=additive(
-                given.visible.flatten(0, 1)[chosen].unflatten(0, (num, -1)), self._group, dtype
-            ),
-            others=given.others,
-            others_mask=additive(read.unflatten(0, (num, -1)), self._group, dtype),
-            reading=num_read.unsqueeze(1) > 0,
-            rotation=self._parts.rotation.at(given.positions.flatten()),
-            kept=kept,
-        )
-
-    def _long(self, values: Any) -> Tensor:
-        return torch.tensor(values, dtype=torch.long, device=self._embeddings.device)
+    def _visible(self, step: SessionStep) -> Tensor:
+        """Return what a tree's new nodes see: the prefix, their ancestors and themselves."""
+        above = self._masks.rows(tuple(step.state.parents), step.first_node)
+        visible = F.pad(above, (len(step.state.tokens), 0), value=True)
+        return visible[None].to(self.embeddings.device)
 
 
-@dataclass(frozen=True, slots=True)
-class _Inputs:
-    """N new tokens of each of S sessions, padded by the first: `tokens`, `positions` and `columns`
-    [S, N], `slots` [S * N], `own` keys and values by layer, the places `visible` [S, N, W], the
-    target's by layer and how many of these each token reads, [S, N]."""
-
-    pool: KvPool
-    tokens: Tensor
-    positions: Tensor
-    columns: Tensor
-    slots: Tensor
-    own: Sequence[Tensor]
-    visible: Tensor
-    others: Sequence[Tensor]
-    num_read: Tensor
+def at_positions(rope: Rope, positions: Tensor) -> Rope:
+    """Return the factors of tokens at positions [R], each [R, 1, rotary_dim]."""
+    return Rope(rope.cos[positions].unsqueeze(1), rope.sin[positions].unsqueeze(1))
 
 
-def _kept(step: SessionStep, size: int) -> list[int]:
-    """Return which tokens of a step go on, and its last one as often as is missing."""
-    count = len(step.tokens)
-    return [*range(count - step.num_kept, count), *[count - 1] * (size - step.num_kept)]
-
-
-def _filled(table: Array, size: int) -> list[int]:
-    """Return the first slots of a table, and its first one as often as is missing."""
-    slots: list[int] = table[:size].tolist()
-    return slots + slots[:1] * (size - len(slots))
+def _below(size: int, limits: Tensor) -> Tensor:
+    """Return which of `size` columns are below limits [S, N]: bool [S, N, size]."""
+    return torch.arange(size, device=limits.device) < limits.unsqueeze(2)
 
 
 def ancestor_mask(parents: Sequence[int]) -> Tensor:
@@ -212,13 +248,8 @@ class SlicedMasks:
     Multi-Candidate Speculative Decoding, 2024, section on dynamic sliced masks.)
     """
 
-    def __init__(self, capacity: int = 32) -> None:
-        if capacity < 1:
-            raise ValueError(f"capacity is {capacity}, but must be at least 1")
-        self._masks: deque[tuple[Topology, Tensor]] = deque(maxlen=capacity)
-
-    def __len__(self) -> int:
-        return len(self._masks)
+    def __init__(self) -> None:
+        self._masks: deque[tuple[Topology, Tensor]] = deque(maxlen=32)
 
     def rows(self, parents: Topology, start: int) -> Tensor:
         """Rows of the nodes from `start` on over all nodes: a view [n - start, n]."""

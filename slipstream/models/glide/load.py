@@ -1,20 +1,21 @@
-"""Loading of a GliDe draft, of the target's parts that it shares, and choice of what computes it:
-native code on a CPU that has kernels for it, else torch."""
+"""Drafts and parts of targets from files: native code computes where it can, else torch."""
 
 import logging
+from collections.abc import Callable
 from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipstream.models.decision import DecisionModel
-from slipstream.models.dtypes import AUTO, CPU
+from slipstream.models.dtypes import AUTO, CPU, choose_dtype
+from slipstream.models.format.architecture import context_length
 from slipstream.models.format.folder import reading
 from slipstream.models.format.resolve import resolve, short_name
 from slipstream.models.format.tokenizer import fitted
 from slipstream.models.format.wheel import Progress
-from slipstream.models.glide.glide_scorer import GlidePass, GlideScorer
+from slipstream.models.glide.glide_scorer import GlideBackend, GlideScorer
 from slipstream.models.glide.glide_weights import GlideWeights, check_target, read_glide
 from slipstream.models.glide.target_parts import (
     LoadedParts,
@@ -23,15 +24,71 @@ from slipstream.models.glide.target_parts import (
     source_parts,
 )
 from slipstream.models.kv.pool import KvLayout
-from slipstream.models.loaded import find_source, find_sources, find_tokenizer
+from slipstream.models.loaded import find_source, find_sources, find_tokenizer, parse_device
+from slipstream.models.native.checkpoint import Checkpoint
+from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.glide import NativeGlide
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
+from slipstream.models.torch.arrays import start_torch
+from slipstream.models.torch.loading import load_target_parts
 
 if TYPE_CHECKING:
+    from slipstream.models.decision import DecisionModel
     from slipstream.models.glide.glide_chains import GlideChains
 
 _LOG = logging.getLogger("slipstream.models")
+
+
+def load_glide(path: Path, target: TargetParts) -> GlideScorer:
+    """A scorer from a weights directory and the parts of its target.
+
+    WeightsError when the files are broken, ModelMismatch when they belong to another target.
+    """
+    with reading(path):
+        weights = read_glide(path)
+        check_target(weights.config, target)
+        return glide_scorer(weights, target)
+
+
+def glide_scorer(
+    weights: GlideWeights,
+    target: TargetParts,
+    *,
+    dtype: "np.dtype[Any] | None" = None,
+    native: bool = True,
+) -> GlideScorer:
+    """Return a scorer with these weights. `dtype` is that of keys and values, by default the
+    target's; `native` False leaves all to torch, which alone has chains."""
+    config = weights.config
+    sizes = config.num_layers, config.num_kv_heads, config.head_dim
+    layout = KvLayout(*sizes, dtype or target.dtype, target.device)
+    backend = _native(weights, target, layout) if native else None
+    if backend is None:
+        from slipstream.models.glide.glide_torch import TorchGlide
+        from slipstream.models.glide.torch_parts import TorchParts
+
+        assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
+        backend = TorchGlide(weights, target, layout)
+    return GlideScorer(config, weights.vocab, layout, backend)
+
+
+def glide_chains(
+    scorer: GlideScorer, context_length: int, decision: "DecisionModel | None"
+) -> "GlideChains | None":
+    """Return the chains of a device, which computes them at once; None on a CPU.
+
+    Positions are below `context_length`.
+    """
+    if scorer.layout.device == CPU:
+        return None
+    import torch
+
+    from slipstream.models.cuda.graphs import Replay
+    from slipstream.models.glide.glide_chains import GlideChains
+
+    replay = Replay(torch.device(scorer.layout.device))
+    return GlideChains(scorer, replay, context_length=context_length, decision=decision)
 
 
 def target_parts(model: Any, *, tokenizer_hash: str | None = None) -> TargetParts:
@@ -57,92 +114,50 @@ def load_parts(
     folder, gguf = find_sources(resolve(name, progress=progress))
     with suppress(NotNative):
         source = find_source(folder, gguf, dtype, device, has_layers=False)
-        return _of_source(source, name, folder, gguf)
-    from slipstream.models.glide.torch_parts import load_torch_parts
+        return _of_source(source, source_parts, name, folder, gguf)
+    from slipstream.models.glide.torch_parts import model_parts, tensor_parts
 
-    return load_torch_parts(name, dtype=dtype, device=device, progress=progress)
+    start_torch()
+    with suppress(NotNative):
+        source = _dense_source(folder, gguf, choose_dtype(dtype, parse_device(device)))
+        return _of_source(source, partial(tensor_parts, device=device), name, folder, gguf)
+    loaded = load_target_parts(name, dtype=dtype, device=device, progress=progress)
+    parts = model_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
+    length = context_length(loaded.model.config.get_text_config())
+    return LoadedParts(parts, loaded.model_id, loaded.tokenizer_hash, length)
 
 
-def _of_source(source: WeightSource, name: str, folder: Path, gguf: Path | None) -> LoadedParts:
+def _of_source(
+    source: WeightSource,
+    make: Callable[..., TargetParts],
+    name: str,
+    folder: Path,
+    gguf: Path | None,
+) -> LoadedParts:
     arch = source.architecture
     with reading(gguf or folder):
         tokenizer = fitted(find_tokenizer(folder, gguf), folder, arch.vocab_size)
-        parts = source_parts(source, tokenizer_hash=tokenizer.vocab_hash)
+        parts = make(source, tokenizer_hash=tokenizer.vocab_hash)
     return LoadedParts(parts, short_name(name), tokenizer.vocab_hash, arch.context_length)
 
 
-def load_glide(
-    path: Path,
-    target: Any,
-    *,
-    dtype: "np.dtype[Any] | None" = None,
-    tokenizer_hash: str | None = None,
-) -> GlideScorer:
-    """A scorer from a weights directory and its target (a model as `target_parts` takes it, or its
-    parts).
-
-    dtype: the target's by default. WeightsError when the files are broken, ModelMismatch when
-    they belong to another target.
-    """
-    parts = target
-    if not isinstance(target, TargetParts):
-        parts = target_parts(target, tokenizer_hash=tokenizer_hash)
-    with reading(path):
-        weights = read_glide(path)
-        check_target(weights.config, parts)
-        return glide_scorer(weights, parts, dtype=dtype)
+def _dense_source(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]") -> WeightSource:
+    """Return a source for torch, which needs no kernels. Raises `NotNative`, `WeightsError`."""
+    with reading(gguf or folder):
+        if gguf:
+            return GgufSource(gguf, dtype, is_dense=True)
+        return Checkpoint(folder, dtype, has_layers=False)
 
 
-def glide_scorer(
-    weights: GlideWeights,
-    target: TargetParts,
-    *,
-    dtype: "np.dtype[Any] | None" = None,
-    native: bool = True,
-) -> GlideScorer:
-    """Return a scorer of weights; `dtype` is that of keys and values, by default the target's.
-    `native` False leaves all to torch."""
-    config = weights.config
-    own = target.dtype if dtype is None else dtype
-    sizes = (config.num_layers, config.num_kv_heads, config.head_dim)
-    layout = KvLayout(*sizes, own, target.device)
-    computed = _native(weights, target, layout) if native else None
-    computed = computed or _torch(weights, target, layout)
-    return GlideScorer(config, weights.vocab, layout, computed)
-
-
-def chains_of(
-    scorer: GlideScorer, context_length: int, decision: DecisionModel | None
-) -> "GlideChains | None":
-    """Return the chains of a device, which computes them at once; None on a CPU.
-
-    Positions are below `context_length`.
-    """
-    if scorer.layout.device == CPU:
-        return None
-    from slipstream.models.glide.glide_chains import GlideChains
-
-    return GlideChains(scorer, context_length=context_length, decision=decision)
-
-
-def _native(weights: GlideWeights, target: TargetParts, layout: KvLayout) -> GlidePass | None:
+def _native(weights: GlideWeights, target: TargetParts, layout: KvLayout) -> GlideBackend | None:
     try:
-        return NativeGlide(weights, _native_parts(target), layout)
+        if not isinstance(target, NativeParts):
+            from slipstream.models.glide.torch_parts import TorchParts, as_native
+
+            assert isinstance(target, TorchParts)
+            target = as_native(target)
+        return NativeGlide(weights, target, layout)
     except NotNative as reason:
         if layout.device == CPU:
             _LOG.info("torch computes the draft: %s", reason)
         return None
-
-
-def _native_parts(target: TargetParts) -> NativeParts:
-    if isinstance(target, NativeParts):
-        return target
-    from slipstream.models.glide.torch_parts import as_native
-
-    return as_native(target)
-
-
-def _torch(weights: GlideWeights, target: TargetParts, layout: KvLayout) -> GlidePass:
-    from slipstream.models.glide.glide_torch import TorchGlide
-
-    return TorchGlide(weights, target, layout)

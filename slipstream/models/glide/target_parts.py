@@ -66,11 +66,6 @@ def source_parts(source: WeightSource, *, tokenizer_hash: str | None = None) -> 
     )
 
 
-def has_rotary(model: Any) -> bool:
-    """Return whether a source of weights or a transformers causal LM has one rotary embedding."""
-    return isinstance(model, WeightSource) or hasattr(model.get_decoder(), "rotary_emb")
-
-
 @dataclass(frozen=True, slots=True)
 class LoadedParts:
     """A target's parts, and what identifies it."""

@@ -126,14 +126,14 @@ def _add(
         batch.positions.append(step.positions[index])
         batch.slots.append(cache.slot(place))
         batch.block_tables.append(cache)
-        if step.is_in_order:
+        if step.first_node < 0 or state.is_chain:
             batch.num_seen.append(place + 1)
             batch.ancestors.append(())
         else:
             base, line = len(state.tokens), _line(state, step.first_node + index)
             batch.num_seen.append(base)
             batch.ancestors.append([cache.slot(base + node) for node in line])
-        cross.num_read.append(step.num_read(index))
+        cross.num_read.append(_num_read(step, index))
         cross.places += others
 
 
@@ -143,6 +143,15 @@ def _line(state: GlideState, node: int) -> list[int]:
     while (parent := state.parents[line[-1]]) >= 0:
         line.append(parent)
     return line[::-1]
+
+
+def _num_read(step: SessionStep, index: int) -> int:
+    """Positions of the target that a token sees: of a prefix those before its own. Position 0 has
+    none and reads itself, as in training, unless it is the last one, whose view may lack it."""
+    if step.first_node >= 0:
+        return step.num_read
+    place, is_kept = step.start + index, index >= len(step.tokens) - step.num_kept
+    return min(step.num_read, place if place or is_kept else 1)
 
 
 def _dense(pair: tuple[Array, Array]) -> tuple[Array, Array]:

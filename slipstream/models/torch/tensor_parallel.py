@@ -135,7 +135,10 @@ class SplitDecoder:
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Decoder.logits`."""
         step = RunLogits(len(hidden))
-        return self.together(step, lambda: self._own.logits(self._ranks.broadcast(hidden)))
+        logits: Tensor = self.together(
+            step, lambda: self._own.logits(self._ranks.broadcast(hidden))
+        )
+        return logits
 
     def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
         return self._own.workspace_bytes(row_bytes, output_bytes)

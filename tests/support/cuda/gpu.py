@@ -212,13 +212,17 @@ def _runtime(gpu: Gpu) -> dict[str, Any]:
         finally:
             gpu.thread.capture = None
 
+    class OwnStream(Stream):  # a class: what is imported meanwhile names it in annotations
+        def __init__(self, _device: object = None) -> None:
+            super().__init__(gpu)
+
     def set_sync_debug_mode(mode: str) -> None:
         gpu.refuses_waits = mode == "error"
 
     return {
         **_FACTS,
         "set_sync_debug_mode": set_sync_debug_mode,
-        "Stream": lambda _device=None: Stream(gpu),
+        "Stream": OwnStream,
         "stream": stream,
         "current_stream": lambda _device=None: gpu.thread.stream or gpu.default_stream,
         "CUDAGraph": Graph,

@@ -7,14 +7,15 @@ import transformers
 
 from slipstream.core.row_costs import Offer
 from slipstream.models.causal import CausalModel
+from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_config import GlideConfig
-from slipstream.models.glide.glide_files import weights_of
 from slipstream.models.glide.glide_init import init_from_target
 from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.glide.glide_weights import GlideWeights
 from slipstream.models.glide.load import glide_scorer, target_parts
 from slipstream.models.kv.batch import Part
 from slipstream.models.loading import Engine, causal_model
-from slipstream.models.torch.arrays import numpy_dtype
+from slipstream.models.torch.arrays import as_array, numpy_dtype
 from slipstream.verifying.engine import LocalTarget
 from slipstream.verifying.memory import KvMemory
 from slipstream.verifying.meter import StepCost
@@ -99,6 +100,11 @@ def glide(
     draft = init_from_target(model, config).to(device)
     weights = weights_of(draft, vocab)
     return glide_scorer(weights, parts, dtype=numpy_dtype(dtype), native=native)
+
+
+def weights_of(model: GlideModel, vocab: torch.Tensor) -> GlideWeights:
+    tensors = {name: as_array(value) for name, value in model.state_dict().items()}
+    return GlideWeights(model.config, tensors, as_array(vocab.to(torch.int64)))
 
 
 def tokens(count: int, seed: int = 0) -> list[int]:

@@ -8,7 +8,6 @@ from torch import Tensor
 from slipstream.models.dtypes import FLOAT32
 from slipstream.models.glide.glide import GlideModel, Rope
 from slipstream.models.glide.glide_config import GlideConfig
-from slipstream.models.glide.glide_files import weights_of
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.load import glide_scorer, target_parts
@@ -60,7 +59,7 @@ def vocab(config: GlideConfig) -> Tensor:
 
 
 def scorer(target: Any, model: GlideModel, *, native: bool = True) -> GlideScorer:
-    weights, parts = weights_of(model, vocab(model.config)), target_parts(target)
+    weights, parts = tiny.weights_of(model, vocab(model.config)), target_parts(target)
     return glide_scorer(weights, parts, dtype=FLOAT32, native=native)
 
 

@@ -9,7 +9,6 @@ import torch
 
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.models.dtypes import BFLOAT16
-from slipstream.models.glide.glide_files import weights_of
 from slipstream.models.glide.glide_init import GlideShape, config_for_target
 from slipstream.models.glide.load import glide_scorer, target_parts
 from slipstream.models.native import library
@@ -78,7 +77,7 @@ def test_scores_of_small_weights_are_nearer_to_the_module_than_torchs():
     target = tiny_glide.llama()
     target, model = target.bfloat16(), draft(target).bfloat16()
     view = tiny_glide.view(target, TOKENS, 5)
-    weights = weights_of(model, tiny_glide.vocab(model.config))
+    weights = tiny.weights_of(model, tiny_glide.vocab(model.config))
     scorers = [
         glide_scorer(weights, target_parts(target), dtype=BFLOAT16, native=is_native)
         for is_native in (True, False)
@@ -169,7 +168,7 @@ def test_all_kernels_and_any_number_of_threads_give_the_same_bits(dtype, monkeyp
     target, model = large(2)
     target, seen = target.to(dtype), {}
     view = tiny_glide.view(target, TOKENS, 5)
-    weights = weights_of(model, tiny_glide.vocab(model.config))
+    weights = tiny.weights_of(model, tiny_glide.vocab(model.config))
     for key in teams():
         monkeypatch.setenv(NATIVE_VARIABLE, key[0])
         set_num_threads(key[1])

@@ -16,7 +16,7 @@ from slipstream.cli.main import exit_code
 from slipstream.core.errors import ModelMismatch, TrainingError
 from slipstream.models.glide.glide_config import read_config
 from slipstream.models.glide.glide_files import load_weights
-from slipstream.models.glide.load import load_glide
+from slipstream.models.glide.load import load_glide, target_parts
 from slipstream.models.scorer import Sync
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.train.config import TrainSchedule, TrainSettings
@@ -48,7 +48,8 @@ def provenance(out):
 def test_a_run_leaves_weights_that_load_and_say_where_they_come_from(place, tmp_path):
     checks = train(glide_run(place, tmp_path, settings=CHECKED))
     target = load_target_parts(str(place / "target"))
-    scorer = load_glide(tmp_path / "weights", target.model, tokenizer_hash=target.tokenizer_hash)
+    parts = target_parts(target.model, tokenizer_hash=target.tokenizer_hash)
+    scorer = load_glide(tmp_path / "weights", parts)
     scores = scorer.score([Sync(scorer.open(8), [1, 2, 3], None)])
     assert np.isfinite(scores.logits).all()
     assert 60 in scorer.vocab.tolist(), "the end of text is always in the head"
@@ -183,21 +184,19 @@ SIZES = ("--batch-tokens", "36", "--precision", "float32", "--layers", "1,3", "-
 LAUNCHED = ("-m", "torch.distributed.run", "--standalone", "--nproc-per-node", "2")
 
 
-def test_two_processes_of_torchrun_take_the_steps_that_one_would(tmp_path, capsys):
+def test_two_processes_of_torchrun_take_the_steps_that_one_would(tmp_path):
     place = training_place(tmp_path)
     paths = os.pathsep.join([str(TESTS), IMPORT_PATH])
     env = {**os.environ, "PYTHONPATH": paths, "OMP_NUM_THREADS": "1"}
-    for name, rate in (("start", "1e-9"), ("alone", "0.05")):
-        assert command(place, tmp_path / name, *OPTIONS, *SIZES, "--lr", rate) == 0
-        assert capsys.readouterr().out.count("acceptance by lag") == 1
-    files = ("--data", place / "data.jsonl", "--out", tmp_path / "together/w", "--lr", "0.05")
-    words = ("train", "glide", "--target", place / "target", *files, *OPTIONS, *SIZES)
-    done = ran(sys.executable, *LAUNCHED, "-m", "slipstream.cli.main", *words, env=env)
-    assert done.returncode == 0, done.stderr[-3000:]
-    assert done.stdout.count("acceptance by lag") == 1, "only the lead prints"
-    start, alone, together = (
-        load_weights(tmp_path / name / "w")[0].state_dict()
-        for name in ("start", "alone", "together")
-    )
+    weights = []
+    for launcher, rate in (((), "1e-9"), ((), "0.05"), (LAUNCHED, "0.05")):
+        out = place / f"out{len(weights)}"
+        files = ("--data", place / "data.jsonl", "--out", out, "--lr", rate)
+        words = ("train", "glide", "--target", place / "target", *files, *OPTIONS, *SIZES)
+        done = ran(sys.executable, *launcher, "-m", "slipstream.cli.main", *words, env=env)
+        assert done.returncode == 0, done.stderr[-3000:]
+        assert done.stdout.count("acceptance by lag") == 1, "only the lead prints"
+        weights.append(load_weights(out)[0].state_dict())
+    start, alone, together = weights
     assert all((alone[name] - value).abs().max() > 0.01 for name, value in start.items())
     torch.testing.assert_close(together, alone, rtol=0.01, atol=1e-3)

@@ -4,26 +4,18 @@ import math
 import random
 from dataclasses import replace
 
-import numpy as np
 import pytest
 import torch
 
-from slipstream.core.draft.candidates import SHARPNESS
 from slipstream.core.errors import ModelError
 from slipstream.core.grammar import Grammar, GrammarKind
 from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.draws import NO_TOKEN, draw_keys, fits_device, walk_drawn
-from slipstream.core.verify.keyed_noise import Purpose
-from slipstream.core.verify.noise import gumbel, uniforms
 from slipstream.core.verify.verify import verify
-from slipstream.drafting.reader import CandidateReader
 from slipstream.models.cuda.draws import (
     draw_greedy_rows,
     draw_rows,
-    gumbel_rows,
-    perturbed,
-    uniform_rows,
 )
 from slipstream.models.cuda.graphs import Replay
 
@@ -54,9 +46,10 @@ def planted(tree, rng, logits):
     return logits
 
 
+@pytest.mark.gpu
 @pytest.mark.parametrize("temperature", TEMPERATURES)
-def test_the_walk_over_drawn_tokens_is_that_of_verify(temperature):
-    rng, lengths = random.Random(7), set()
+def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(temperature):
+    rng, lengths, replay = random.Random(7), set(), Replay(torch.device("cuda"))
     for round_id in range(25):
         sampling = SamplingParams(temperature=temperature, seed=rng.randrange(2**64))
         prefix = [rng.randrange(VOCAB) for _ in range(1 + rng.randrange(40))]
@@ -69,25 +62,13 @@ def test_the_walk_over_drawn_tokens_is_that_of_verify(temperature):
         depths = (0, *tree.depths())
         keys = [draw_keys(sampling, len(prefix) + depth) for depth in depths]
         heat = torch.full((len(keys),), temperature)
-        tokens = draw_rows(logits, heat, torch.tensor(keys, dtype=torch.int32))
+        given = logits, heat, torch.tensor(keys, dtype=torch.int32)
+        (tokens,) = replay.run(len(keys), lambda *given: (draw_rows(*given),), given)
         assert walk_drawn(tree, tokens.tolist()) == expected
         if temperature == 0:
-            assert torch.equal(draw_greedy_rows(logits), tokens)
+            assert torch.equal(draw_greedy_rows(logits), tokens.cpu())
         lengths.add(len(expected.nodes))
     assert len(lengths) > 2
-
-
-@pytest.mark.gpu
-def test_noise_of_many_slots_is_that_of_each_on_the_host():
-    slots = [(0, 0), (2**64 - 1, 5), (77, 100_000)]
-    keys = [draw_keys(SamplingParams(temperature=1, seed=seed), at) for seed, at in slots]
-    ids = torch.arange(0, 50_000, 3)
-    given = torch.tensor(keys, dtype=torch.int32, device="cuda"), ids.to("cuda")
-    numbers, noise = (make(*given).cpu().numpy() for make in (uniform_rows, gumbel_rows))
-    for row, (seed, at) in enumerate(slots):
-        own = seed, at, ids.numpy()
-        assert np.array_equal(numbers[row], uniforms(*own, purpose=Purpose.DRAW))
-        assert noise[row] == pytest.approx(gumbel(*own, purpose=Purpose.DRAW), abs=2e-6)
 
 
 @pytest.mark.parametrize("bad", [[-math.inf] * 9, [math.nan] * 9, [math.inf] + [0.0] * 8])
@@ -117,28 +98,3 @@ def test_only_distributions_of_logits_and_temperature_fit_and_only_exact_verific
         assert fits is (changes in FITTING and is_exact)
     assert not fits_device(replace(session, num_logprobs=0))
     assert not fits_device(replace(session, grammar=Grammar(GrammarKind.REGEX, "a")))
-
-
-@pytest.mark.gpu
-def test_rows_draw_in_a_graph_as_they_do_on_the_host():
-    replay, body = Replay(torch.device("cuda")), lambda *given: (draw_rows(*given),)
-    for seed in range(2):
-        noise = torch.Generator().manual_seed(seed)
-        logits, heat = torch.randn(3, VOCAB, generator=noise), torch.tensor([0.0, 0.7, 1.0])
-        keys = torch.randint(9, (3, 2), generator=noise, dtype=torch.int32)
-        (tokens,) = replay.run("sampled", body, (logits, heat, keys))
-        assert tokens.tolist() == draw_rows(logits, heat, keys).tolist()
-        (tokens,) = replay.run("greedy", lambda given: (draw_greedy_rows(given),), (logits,))
-        assert tokens.tolist() == logits.argmax(-1).tolist()
-
-
-def test_a_device_ranks_a_drafts_candidates_as_the_host_does():
-    ids = torch.randperm(1000)[:VOCAB]
-    logits = torch.randn(len(TEMPERATURES), VOCAB) * 3
-    asked = [SamplingParams(temperature=heat, seed=7) for heat in TEMPERATURES]
-    keys = torch.tensor([draw_keys(at, 5) for at in asked], dtype=torch.int32)
-    ranked = perturbed(logits, torch.tensor(TEMPERATURES), keys, ids, sharpness=SHARPNESS)
-    for own, sampling, row in zip(ranked, asked, logits.numpy(), strict=True):
-        reader = CandidateReader(Session("s", 1, 9, sampling), ids.numpy())
-        tolerance = 0 if sampling.is_greedy else 1e-5
-        np.testing.assert_allclose(own, reader.ranked(row, 5), rtol=tolerance, atol=tolerance)

@@ -2,6 +2,7 @@
 chances from what is known of a slot, and files that fit or are refused."""
 
 import math
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -34,13 +35,18 @@ from slipstream.models.decision import (
     slot_stats,
 )
 from slipstream.models.glide.chain_stop import (
+    AT_END,
+    AT_LIMIT,
+    BY_POLICY,
+    GOES_ON,
+    ChainEnds,
+    ChainScores,
+    Confidence,
     DecisionNetwork,
     Rules,
-    Signals,
     device_stats,
     network_of,
     rule_of,
-    should_stop,
 )
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.scorer import Scores
@@ -53,44 +59,62 @@ stops = st.one_of(
     limits,
     svips,
     st.builds(DecisionStop, chance, svips),
-    st.builds(CostStop, st.floats(0.01, 0.9), st.just(Calibration((0.1, 0.4, 0.9))), limits),
+    st.builds(CostStop, st.floats(0.01, 0.9), limit=limits),
 )
-numbers = st.tuples(
+calibrations = st.lists(chance, min_size=2, max_size=5).map(lambda own: Calibration(tuple(own)))
+numbers = st.tuples(  # token, entropy, top probability, score
+    st.integers(0, 9),
     st.one_of(st.just(math.nan), st.floats(-1e-6, 12)),
-    st.one_of(st.none(), chance),
-    chance,
     st.one_of(st.just(math.nan), chance),
+    st.one_of(st.none(), chance),
 )
+slots = st.lists(numbers, min_size=6, max_size=6)
+cases = st.tuples(stops, calibrations, st.integers(1, 6), st.floats(0, 0.5), slots)
+ENDS = (7, 8)
 
 
 def doubles(values):
     return torch.tensor(values, dtype=torch.float64)
 
 
-def rules_of(policies):
-    rows = [rule_of(stop) for stop in policies]
-    return Rules(
-        torch.tensor([row.policy for row in rows]),
-        torch.tensor([row.max_depth for row in rows]),
-        doubles([row.threshold for row in rows]),
-        doubles([row.fallback for row in rows]),
-        torch.zeros(len(rows), dtype=torch.float64),
-    )
+def end_on_host(stop, calibration, limit, least, chain):
+    """Length of a chain and why it ends, by `core.policy.stop`."""
+    if isinstance(stop, CostStop):
+        stop = replace(stop, calibration=calibration)
+    path = 1.0
+    for depth, (token, entropy, top_prob, score) in enumerate(chain, start=1):
+        path *= calibration.probability(top_prob) if score is None else score
+        if token in ENDS:
+            return depth, AT_END
+        if limit <= depth:
+            return depth, AT_LIMIT
+        if path < least or stop.should_stop(StopSignal(depth, top_prob, entropy, score, path)):
+            return depth, BY_POLICY
+    return len(chain), GOES_ON
 
 
 @settings(deadline=None)
-@given(st.lists(st.tuples(stops, numbers), min_size=1, max_size=9), st.integers(1, 7))
-def test_chains_stop_where_the_policies_say(cases, depth):
-    calibration = Calibration((0.1, 0.4, 0.9))
-    columns, expected = [], []
-    for stop, (entropy, score, top_prob, path_prob) in cases:
-        signal = StopSignal(depth, top_prob, entropy, score, path_prob)
-        kept = calibration.probability(top_prob) if score is None else score
-        columns.append((entropy, math.nan if score is None else score, kept, path_prob))
-        expected.append(stop.should_stop(signal))
-    signals = Signals(*doubles(columns).unbind(1))
-    rules = rules_of([stop for stop, _ in cases])
-    assert should_stop(rules, signals, depth=depth).tolist() == expected
+@given(st.lists(cases, min_size=1, max_size=5))
+def test_chains_end_on_a_device_where_the_policies_say(chains):
+    policies, calibrations, limits, least, rows = zip(*chains, strict=True)
+    rules = [rule_of(stop) for stop in policies]
+    integers = torch.tensor([(rule.policy, rule.max_depth) for rule in rules])
+    floats = doubles([(rule.threshold, rule.fallback) for rule in rules])
+    points = [own.points + (0.0,) * (5 - len(own.points)) for own in calibrations]
+    ends = ChainEnds(
+        torch.tensor(limits),
+        torch.tensor([ENDS] * len(chains)),
+        Rules(*integers.unbind(1), *floats.unbind(1), doubles(least)),
+        Confidence(doubles(points), torch.tensor([len(own.points) for own in calibrations])),
+    )
+    for depth, column in enumerate(zip(*rows, strict=True), start=1):
+        tokens, entropies, top_probs, scores = zip(*column, strict=True)
+        scores = [math.nan if score is None else score for score in scores]
+        tokens, nothing = torch.tensor(tokens)[:, None], torch.zeros(len(chains), 1)
+        slot = ChainScores(tokens, nothing, *map(doubles, (entropies, top_probs, scores)))
+        ends.count(slot, depth)
+    found = zip(ends.lengths.tolist(), ends.reasons.tolist(), strict=True)
+    assert list(found) == [end_on_host(*case) for case in chains]
 
 
 def test_a_device_scores_as_the_decision_model_does_also_states_in_bfloat16():

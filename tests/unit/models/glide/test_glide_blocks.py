@@ -16,7 +16,6 @@ from slipstream.models.glide.glide_files import (
     load_weights,
     save_blocks,
     save_glide,
-    weights_of,
 )
 from slipstream.models.glide.glide_weights import (
     BLOCKS_NAME,
@@ -32,6 +31,7 @@ from slipstream.models.scorer import Sync
 from slipstream.models.torch.arrays import as_array
 from slipstream.train.four_bits.gptq import gptq
 from support.models import tiny_glide as tiny
+from support.models.tiny import weights_of
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]
 TARGETS = {"plain": tiny.llama, "biases": tiny.qwen2, "norms of heads": tiny.qwen3}
@@ -92,7 +92,7 @@ def scores(scorer, target):
 @pytest.mark.parametrize("name", TARGETS)
 def test_native_scores_are_those_of_the_module_with_the_weights_in_blocks(saved, tmp_path, name):
     target, model, head = saved(name)
-    scorer = load_glide(tmp_path, target)
+    scorer = load_glide(tmp_path, target_parts(target))
     assert scorer.engine.startswith("native") and scorer.engine.endswith(" Q4_1")
     vocab = tiny.vocab(model.config)
     exact = glide_scorer(
@@ -103,7 +103,7 @@ def test_native_scores_are_those_of_the_module_with_the_weights_in_blocks(saved,
     # Tokens are rounded to 8 bits for products with blocks.
     assert np.linalg.norm(found - expected) < 0.03 * np.linalg.norm(expected)
     (tmp_path / BLOCKS_NAME).unlink()
-    assert scorer.weight_bytes < load_glide(tmp_path, target).weight_bytes
+    assert scorer.weight_bytes < load_glide(tmp_path, target_parts(target)).weight_bytes
 
 
 @needs_native
@@ -112,10 +112,10 @@ def test_the_head_of_another_target_is_rounded_to_8_bits_with_a_line_in_the_log(
 ):
     caplog.set_level("INFO", "slipstream.models")
     target, _, _ = saved()
-    coded = scores(load_glide(tmp_path, target), target)
+    coded = scores(load_glide(tmp_path, target_parts(target)), target)
     assert not caplog.text
     target.get_output_embeddings().weight.data *= 2
-    scorer = load_glide(tmp_path, target)
+    scorer = load_glide(tmp_path, target_parts(target))
     assert scorer.engine.endswith("Q4_1+Q8_0")
     assert "blocks are of another target's head" in caplog.text
     own = scores(scorer, target)
@@ -157,7 +157,7 @@ def test_blocks_that_do_not_fit_the_config_are_refused(saved, tmp_path, kind):
         path.write_bytes(path.read_bytes()[:-100])
         wanted, name = "q4_1.safetensors can't be loaded", ""
     with pytest.raises(WeightsError, match=f"{wanted}{name}"):
-        load_glide(tmp_path, target)
+        load_glide(tmp_path, target_parts(target))
 
 
 def test_inputs_that_are_no_whole_blocks_are_refused():
@@ -173,5 +173,5 @@ def test_blocks_of_other_weights_are_refused_by_the_digest_of_the_whole_file(sav
     raw[-1] ^= 1
     path.write_bytes(raw)
     with pytest.raises(WeightsError, match="made of other weights of this draft: run `slipstream"):
-        load_glide(tmp_path, target)
+        load_glide(tmp_path, target_parts(target))
     load_weights(tmp_path)  # as training does, which reads no blocks

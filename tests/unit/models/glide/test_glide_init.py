@@ -8,6 +8,7 @@ from transformers import GPT2Config, GPT2LMHeadModel
 from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from slipstream.core.errors import ModelMismatch, WeightsError
+from slipstream.models.glide.glide import rotate
 from slipstream.models.glide.glide_config import read_config, write_config
 from slipstream.models.glide.glide_init import (
     GlideShape,
@@ -16,7 +17,7 @@ from slipstream.models.glide.glide_init import (
     trimmed_vocab,
 )
 from slipstream.models.glide.load import target_parts
-from slipstream.models.glide.torch_parts import rotary_tables, rotate
+from slipstream.models.glide.torch_parts import rotary_tables
 from support.models import tiny_glide as tiny
 
 

@@ -144,7 +144,7 @@ def test_saved_weights_score_as_before(tmp_path):
     target, model, scorer = case()
     model.config = replace(model.config, dtype="float32")
     save_glide(model, tiny.vocab(model.config), tmp_path)
-    loaded = load_glide(tmp_path, target, tokenizer_hash="t" * 64)
+    loaded = load_glide(tmp_path, target_parts(target, tokenizer_hash="t" * 64))
     view = tiny.view(target, TOKENS, 9)
     expected = scorer.score([Sync(scorer.open(16), TOKENS, view)])
     found = loaded.score([Sync(loaded.open(16), TOKENS, view)])
@@ -174,11 +174,11 @@ def test_a_file_that_is_cut_off_missing_or_of_another_config_is_refused(tmp_path
     whole, text = path.read_bytes(), config.read_text()
     config.write_text(text.replace('"intermediate_size": 48', '"intermediate_size": 50'))
     with pytest.raises(WeightsError, match="do not fit their config"):
-        load_glide(tmp_path, target)
+        load_glide(tmp_path, target_parts(target))
     path.write_bytes(whole[:-20])
     for _ in range(2):
         with pytest.raises(WeightsError, match=name):
-            load_glide(tmp_path, target)
+            load_glide(tmp_path, target_parts(target))
         path.unlink(missing_ok=True)
 
 
