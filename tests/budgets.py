@@ -24,6 +24,8 @@ from support.commands import IMPORT_PATH
 
 ROOT = Path(__file__).resolve().parent.parent
 TESTS = ROOT / "tests"
+SUPPORT = TESTS / "support"
+KERNELS = ROOT / "slipstream" / "models" / "native" / "src"
 PRODUCT = (ROOT / "slipstream", ROOT / "services")
 PACKAGES = (ROOT / "slipstream", *sorted(ROOT.glob("services/*/slipstream_*")))
 PORTS_APART = {"bench", "train"}
@@ -37,6 +39,9 @@ NO_OPENING = re.compile(
     re.IGNORECASE,
 )
 PERSONS = re.compile(r"\b(anybody|nobody|somebody|whoever|whomever)\b", re.IGNORECASE)
+PERSONS_IN_TESTS = re.compile(
+    r"def test_(\w*_)?(anybody|nobody|somebody|whoever|whom|tells|told)(_|\()"
+)
 
 
 def python_files(*folders: Path) -> list[Path]:
@@ -95,7 +100,7 @@ def bad_openings() -> list[str]:
     """Return the docstrings that begin with a preposition, a pronoun or a question word."""
     return [
         f"{path.relative_to(ROOT)}:{line}: {words.splitlines()[0]}"
-        for path, node in nodes(*PRODUCT)
+        for path, node in nodes(*PRODUCT, SUPPORT)
         for line, words in _docstrings(node)
         if NO_OPENING.match(words)
     ]
@@ -136,13 +141,17 @@ def _functions(node: ast.AST) -> Iterator[ast.FunctionDef | ast.AsyncFunctionDef
 
 
 def persons() -> list[str]:
-    """Return the lines of library and services that call code a person."""
-    return [
-        f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
-        for path in python_files(*PRODUCT)
-        for number, line in enumerate(path.read_text().splitlines(), 1)
-        if PERSONS.search(line)
-    ]
+    """Return the lines of product, kernels and support, and names of tests, that call code a
+    person."""
+    whole = [*python_files(*PRODUCT, SUPPORT), *sorted(KERNELS.iterdir())]
+    return [*_lines_with(PERSONS, whole), *_lines_with(PERSONS_IN_TESTS, python_files(TESTS))]
+
+
+def _lines_with(words: re.Pattern[str], paths: list[Path]) -> Iterator[str]:
+    for path in paths:
+        for number, line in enumerate(path.read_text().splitlines(), 1):
+            if words.search(line):
+                yield f"{path.relative_to(ROOT)}:{number}: {line.strip()}"
 
 
 def circles() -> list[set[str]]:

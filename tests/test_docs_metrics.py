@@ -32,7 +32,7 @@ def rows() -> dict[tuple[str, str], tuple[object, ...]]:
     return found
 
 
-def test_metrics_are_told_of_as_they_are_at_every_service_that_exports_them():
+def test_metrics_are_documented_as_every_service_exports_them():
     assert rows() == {
         (role, it.name): (family(it), it.kind.value, it.unit, frozenset(it.attributes))
         for it in CATALOG
@@ -40,7 +40,7 @@ def test_metrics_are_told_of_as_they_are_at_every_service_that_exports_them():
     }
 
 
-def test_every_attribute_has_its_values_told():
+def test_every_attribute_has_its_values_documented():
     section = PAGE.split("\n## Values of attributes\n")[1].split("\n## ")[0]
     told = set(re.findall(r"^\| `([^`]+)`", section, re.MULTILINE))
     used = {attribute for metric in CATALOG for attribute in metric.attributes}

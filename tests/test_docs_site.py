@@ -102,7 +102,7 @@ def test_every_page_is_in_the_navigation_once():
     assert sorted(named(yaml.safe_load(nav)["nav"])) == there
 
 
-def test_every_picture_of_the_pages_is_told_in_words(pages):
+def test_every_picture_of_the_pages_has_a_description(pages):
     text = "".join(path.read_text() for path in DOCS.rglob("*.md"))
     drawn = re.findall(r"!\[([^\]]*)\]\((\S+)\)", text)
     assert drawn

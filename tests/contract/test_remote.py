@@ -17,7 +17,7 @@ from support.models.scripted import BOTH, LIMIT_S, dialled, first_round, propose
 from support.network.ports import free_port
 
 
-async def test_the_first_verification_opens_the_session_and_says_whom_it_expects():
+async def test_the_first_verification_opens_the_session_and_names_the_expected_target():
     engine = scripted.target_engine()
     verdicts = scripted.verdict(9), scripted.verdict(8, 7)
     async with dialled(engine, scripted.remote_target, *verdicts) as remote:
@@ -59,7 +59,7 @@ async def test_the_first_proposal_opens_the_session_for_this_target_and_names_it
     assert engine.got[1].propose.plan.threshold == 0.5
 
 
-async def test_a_draft_that_reads_no_keys_is_told_of_none_and_is_never_stale():
+async def test_a_draft_that_reads_no_keys_gets_none_and_is_never_stale():
     engine = scripted.draft_engine()
     async with dialled(
         engine,
@@ -170,7 +170,9 @@ async def test_a_cancelled_round_frees_the_other_side(make_engine, make_remote, 
 
 
 @BOTH
-async def test_nobody_there_is_unavailable_and_named(make_engine, make_remote, answer):
+async def test_an_address_without_a_server_is_unavailable_and_named(
+    make_engine, make_remote, answer
+):
     address = f"127.0.0.1:{free_port()}"
     async with connect(address, ChannelOptions()) as channel:
         with pytest.raises(errors.Unavailable, match=f"replica {address} can't be reached"):

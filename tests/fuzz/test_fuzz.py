@@ -54,7 +54,7 @@ async def fuzzer(services):
 
 @MODULE
 @pytest.mark.parametrize("role", ROLES)
-async def test_messages_of_every_kind_are_refused_or_answered_and_hold_nobody(fuzzer, role):
+async def test_messages_of_every_kind_are_refused_or_answered_and_hold_no_session(fuzzer, role):
     await fuzzer.batch(role, 0, SIZE)
     assert [*fuzzer.tally.findings] == []
     assert fuzzer.tally.forms[role].total() >= SIZE

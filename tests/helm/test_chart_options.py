@@ -94,7 +94,7 @@ def read(mounted, tmp_path):
     return lambda documents: {pod.role: options(documents, pod) for pod in service_pods(documents)}
 
 
-def test_every_service_takes_what_it_is_told(documents, read):
+def test_every_service_takes_its_options(documents, read):
     """Engines announce the address of their pod; drafts read from targets beside them alone."""
     found, ports = read(documents), {pod.role: pod.ports for pod in service_pods(documents)}
     for role, (config, telemetry) in found.items():
@@ -139,7 +139,7 @@ def test_services_agree_with_each_other(documents):
         assert tables["router"]["store_url"]
 
 
-def test_all_hops_are_tls_and_each_side_knows_whom_to_expect(read):
+def test_all_hops_are_tls_and_each_side_verifies_the_other(read):
     for case in ("tls", "tls-secrets"):
         configs = {role: config for role, (config, _) in read(rendered(case)).items()}
         for config in (configs[role] for role in ROLES):

@@ -17,7 +17,7 @@ def ray_service():
 
 
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # Ray's own, of pydantic
-def test_serve_takes_what_it_is_told_and_so_do_the_pools():
+def test_serve_takes_its_options_and_so_do_the_pools():
     from ray.serve.schema import ServeDeploySchema
 
     config = ServeDeploySchema(**yaml.safe_load(ray_service()["serveConfigV2"]))

@@ -162,7 +162,7 @@ def test_the_documented_user_is_the_one_of_the_chart(pod):
 
 @pytest.mark.parametrize("user", [None, "default", "slipstream", "operator", "ray"])
 @pytest.mark.parametrize("password", ["", "guessed"])
-def test_nobody_gets_in_without_a_password(user, password, server):
+def test_no_client_connects_without_a_password(user, password, server):
     with pytest.raises(redis.RedisError, match=r"(?i)authenticat|WRONGPASS|password"):
         server.call("PING", user=user, password=password or None)
 
@@ -186,7 +186,7 @@ def test_rays_user_reaches_rays_state_only(server):
             server.call(*words, **ray)
 
 
-def test_ray_is_told_its_user_and_there_is_none_without_it(pod):
+def test_ray_gets_its_user_and_there_is_none_without_it(pod):
     (service,) = [at for at in with_values(RAY) if at["kind"] == "RayService"]
     told_ray = service["spec"]["rayClusterConfig"]["gcsFaultToleranceOptions"]
     assert told_ray["redisUsername"] == {"value": "ray"}
@@ -222,7 +222,7 @@ def test_the_probe_sees_a_server_that_answers_and_one_that_does_not(tmp_path):
     assert made.run("ping.sh", PATH=path).returncode != 0
 
 
-def test_services_are_told_the_user_and_the_prefix_that_it_may_use():
+def test_services_get_the_user_and_the_prefix_that_it_may_use():
     for case in ("tls", "ray", "production"):
         tables = settings(rendered(case))
         prefixes = {tables[role]["store_prefix"] for role in ("router", "target")}

@@ -236,7 +236,7 @@ def test_images_come_with_provenance_and_a_bill_of_materials(build):
     assert build["with"]["sbom"] is True
 
 
-def test_the_build_is_told_what_the_dockerfile_takes(build):
+def test_the_build_passes_the_arguments_of_the_dockerfile(build):
     given = dict(line.split("=", 1) for line in build["with"]["build-args"].splitlines())
     before, known = parse(FILE.read_text())
     inside = [each.value for stage in known.values() for each in stage.all("ARG")]

@@ -44,7 +44,7 @@ def test_pools_say_what_plain_decoding_says_and_rounds_go_past_ray(pools, client
     assert {at.address.rpartition(":")[0] for at in replicas} == {"127.0.0.1"}
 
 
-def test_whoever_is_killed_costs_no_token_and_ray_replaces_all(pools, client, plain):
+def test_a_killed_replica_costs_no_token_and_ray_replaces_all(pools, client, plain):
     drafts, ((target, actor),) = pools.services("draft"), pools.services("target").items()
     with closing(client.stream(PROMPT, max_tokens=LONG, speculation=FORCED)) as chunks:
         before = list(islice(chunks, 5))

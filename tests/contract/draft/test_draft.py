@@ -120,7 +120,7 @@ async def test_chains_under_roots_may_be_as_long_as_any(place, models):
     assert 1 < max(policy.tree.depths()) <= max(whole.tree.depths()) == 41
 
 
-async def test_being_told_in_pieces_is_being_told_at_once(draft):
+async def test_pieces_give_the_result_of_the_whole(draft):
     whole = await draft.propose(TokenSequence(SESSION, PROMPT), plan())
     for _ in range(2):  # the second one changes nothing
         await draft.release("s")

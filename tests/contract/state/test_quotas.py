@@ -95,7 +95,7 @@ async def refused(place, asked):
     return caught.value
 
 
-async def test_a_minutes_requests_may_come_at_once_and_the_next_is_told_when(place):
+async def test_a_minutes_requests_may_come_at_once_and_the_next_gets_a_time(place):
     for _ in range(3):
         await place.quotas.take(ticket(requests_per_minute=3), ttl_s=TTL_S)
     error = await refused(place, ticket(requests_per_minute=3))

@@ -172,7 +172,7 @@ async def test_a_node_of_a_cluster_is_refused_in_a_sentence():
                 await store.acquire(begins())
 
 
-async def test_nobody_answers_where_nobody_is():
+async def test_an_address_without_a_listener_is_refused():
     for url in ("redis://127.0.0.1:1", "unix:///nowhere/redis.sock"):
         async with store_at(url) as store:
             with pytest.raises(Unavailable, match="can't be reached"):
@@ -180,7 +180,7 @@ async def test_nobody_answers_where_nobody_is():
 
 
 @pytest.mark.parametrize("num_steps", range(0, 24, 2))
-async def test_whoever_asks_for_ever_ends_when_cancelled(server, num_steps):
+async def test_a_caller_that_waits_for_ever_ends_when_cancelled(server, num_steps):
     async with redis.asyncio.from_url(server.url) as client:
         calls = RedisClient(client, timeout_s=20.0, place="here")
 

@@ -192,7 +192,7 @@ async def test_no_more_wait_than_may(model):
         assert (await waiting).tokens
 
 
-async def test_what_nobody_can_make_room_for_is_refused(model):
+async def test_requests_larger_than_all_memory_are_refused(model):
     engine = tiny.local_target(model, num_pages=2)
     prompt = tuple(tiny.tokens(100))
     finished(engine.verify(TokenSequence(session_of(0, 100), prompt), Proposal()))

@@ -104,7 +104,7 @@ async def test_no_proposal_changes_a_token_or_gets_a_forbidden_one_through(built
 
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
-async def test_forced_tokens_are_told_and_right_when_they_are_proposed(built, sampling):
+async def test_jump_forward_tokens_are_marked_and_right_when_they_are_proposed(built, sampling):
     def guess(output, verdict):
         return Proposal(TokenTree.chain(verdict.forced))
 

@@ -115,7 +115,7 @@ async def test_after_tokens_are_taken_back_what_is_skipped_stays_so(served, stre
         ({"start": 2**32 - 1}, StatusCode.OUT_OF_RANGE, "but 20 positions are held"),
     ],
 )
-async def test_a_reader_that_may_not_is_refused_and_disturbs_nobody(
+async def test_an_unauthorized_reader_is_refused_and_disturbs_no_other(
     served, stream, fields, code, sentence
 ):
     await stream.verify(0, PROMPT)

@@ -75,7 +75,7 @@ async def test_a_delta_may_come_behind_the_tokens_of_the_last_verdict_or_repeat_
         ("incarnation", "that process"),
     ],
 )
-async def test_a_caller_who_expects_another_target_is_told_both_values(served, name, value):
+async def test_a_caller_that_expects_another_target_gets_both_values(served, name, value):
     status = await last_message(served, opening(**{name: value}))
     assert status.code() is StatusCode.FAILED_PRECONDITION
     assert isinstance(error_from(status), errors.HandshakeError)

@@ -105,7 +105,7 @@ def stopped(model, tmp_path_factory):
         return SimpleNamespace(**found, traces=traces, request_id=asked.request_id, hint=hint)
 
 
-def test_who_is_told_to_stop_finishes_what_runs_and_takes_nothing_new(stopped, plain):
+def test_a_stopping_replica_finishes_what_runs_and_takes_nothing_new(stopped, plain):
     assert stopped.code == 0
     assert stopped.tokens == plain(PROMPT, LONG)
     assert [command_line(pid) for pid in stopped.children] == ["", ""]

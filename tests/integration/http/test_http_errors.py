@@ -138,7 +138,7 @@ def test_every_error_of_a_router_is_the_one_that_openai_has(failing, kind, raise
         assert (error.status_code, error.code, error.request_id) == (status, code, "mine")
 
 
-def test_who_asks_too_often_is_told_when_to_come_back():
+def test_a_client_over_its_rate_gets_a_retry_time():
     busy = errors.LimitExceeded("2 requests per minute are used up", retry_after_s=7.2)
     with served(register(Failing(busy))) as address, fronted(address) as url:
         answer = post(url, {"messages": HELLO})

@@ -49,7 +49,7 @@ def test_a_body_that_is_too_large_is_refused(url, is_announced):
     assert (answer.status_code, error_in(answer)["code"]) == (413, "body_too_large")
 
 
-def test_a_body_that_is_too_large_for_the_router_is_not_told_to_come_again():
+def test_a_body_that_is_too_large_for_the_router_has_no_retry_time():
     small = ServerOptions(max_message_bytes=1024)
     with served(register(Scripted()), small) as address, fronted(address) as url:
         for stream in (False, True):

@@ -87,7 +87,7 @@ def test_who_does_not_shake_hands_is_not_waited_for(router, tmp_path):
         assert rest(caller) == b""
 
 
-def test_one_connection_too_many_is_told_so_and_room_is_given_back(router):
+def test_one_connection_too_many_is_refused_and_room_is_given_back(router):
     with fronted(router, max_connections=2) as url:
         with ExitStack() as others:
             for _ in range(2):

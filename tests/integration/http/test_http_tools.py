@@ -141,7 +141,7 @@ def test_a_response_calls_tools_on_a_session(client):
     assert second.usage.input_tokens > first.usage.total_tokens
 
 
-def test_tokens_of_prompts_are_told_and_turned_into_text(url, sdk):
+def test_tokens_of_prompts_are_returned_and_turned_into_text(url, sdk):
     told = post(url, {"prompt": "hello"}, "/tokenize").json()
     assert tuple(told["tokens"]) == sdk.tokenize("hello", raw=True)
     assert told["count"] == len(told["tokens"])

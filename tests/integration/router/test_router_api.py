@@ -108,7 +108,7 @@ async def test_the_first_message_names_the_request_and_the_last_one_ends_it(stub
     assert unnamed.prompt.request_id
 
 
-async def test_requests_that_find_no_place_are_told_when_to_come_again(served):
+async def test_requests_without_a_place_get_a_retry_time(served):
     async with routed([served], max_requests=1) as client, stub_of(client) as stub:
         async with client.stream("hello", max_tokens=4000) as running:
             await anext(running)
@@ -162,7 +162,7 @@ async def test_who_shows_no_token_is_turned_away_from_everything(served, tmp_pat
     await router.stop(0)
 
 
-async def test_several_models_are_told_apart_by_name(served, folder):
+async def test_several_models_are_distinguished_by_name(served, folder):
     large = target_worker(fleet.save_models(folder.parent, "large", seed=7))
     draft = draft_worker(str(glide_of(folder)), folder)
     async with fleet.running(large, draft), routed([served, large], [draft]) as client:
@@ -187,7 +187,7 @@ async def test_several_models_are_told_apart_by_name(served, folder):
             assert result.token_ids == expected.token_ids
 
 
-async def test_what_a_model_can_is_told_with_the_drafts_that_are_there(served, folder):
+async def test_abilities_of_a_model_are_listed_with_the_drafts_that_are_there(served, folder):
     draft = draft_worker(str(glide_of(folder)), folder)
     async with fleet.running(draft), routed([served], [draft]) as client:
         info = await client.model_info()

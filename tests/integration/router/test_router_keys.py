@@ -52,7 +52,7 @@ async def refusal_of(address, token):
         return caught.value
 
 
-async def test_who_has_as_many_running_as_may_be_is_told_when_to_come_back(served, keys):
+async def test_a_client_at_its_concurrency_limit_gets_a_retry_time(served, keys):
     async with two(served, keys(max_concurrent=1)) as (alice, bob):
         async with aclosing(alice.stream("hello", max_tokens=3000)) as running:
             await anext(running)

@@ -123,7 +123,7 @@ async def test_readers_that_stop_give_back_places_and_targets_and_their_requests
         assert caller.data == {}
 
 
-async def test_a_reader_that_goes_on_too_late_is_told_so(served):
+async def test_a_reader_that_goes_on_too_late_is_refused(served):
     async with routed([served], send_timeout_s=0.1) as client, raw_caller(client.address) as caller:
         stream = caller.call(STREAM, request("r"))
         await caller.until(lambda: stream in caller.headers)

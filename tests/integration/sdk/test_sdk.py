@@ -92,7 +92,7 @@ def test_a_session_that_is_left_open_goes_on_by_its_name(client, monkeypatch):
         begun.generate("again")
 
 
-def test_a_session_that_nobody_began_is_not_found(client):
+def test_a_session_that_was_never_begun_is_not_found(client):
     with pytest.raises(SessionNotFound, match="no-such-session"):
         client.session("no-such-session").generate("hello")
 
@@ -254,7 +254,7 @@ def test_a_closed_client_refuses_everything(folder, router, place):
     client.close()
 
 
-def test_only_a_router_tells_of_itself(embedded, remote):
+def test_only_a_router_describes_itself(embedded, remote):
     assert remote.server_info().protocol_version == 1
     with pytest.raises(InvalidRequest, match="in this process"):
         embedded.server_info()

@@ -45,7 +45,7 @@ class _Thread(threading.local):
 
 
 class Gpu:
-    """What runs operators, with streams and graphs; without values, the host reads ones."""
+    """Runs operators, with streams and graphs; without values, the host reads ones."""
 
     def __init__(self, *, has_values: bool = True) -> None:
         self.place = "cpu" if has_values else "meta"

@@ -88,7 +88,7 @@ def every_case() -> pytest.MarkDecorator:
 def run(
     helm: Helm, *arguments: str | Path, values: Json | None = None
 ) -> subprocess.CompletedProcess[str]:
-    """What Helm says, with values on its standard input; skips the test where it is not there.
+    """Return Helm's output, with values on standard input; skips the test where it is not there.
     Values are named by their paths: `{"target.gpu.count": 1}`."""
     if why := missing(helm):
         pytest.skip(why)
@@ -133,7 +133,7 @@ def parsed(text: str) -> tuple[Json, ...]:
 def with_values(
     values: Json | None = None, case: str | None = None, *, release: str = RELEASE
 ) -> tuple[Json, ...]:
-    """What comes of values, named by their paths, beside a value file if one is named."""
+    """Return the objects of values, named by their paths, beside a value file if one is named."""
     files = ["--values", case_file(case)] if case else []
     done = template(NEWEST_HELM, *files, values=values, release=release)
     assert done.returncode == 0, done.stderr
@@ -159,7 +159,7 @@ def pods(documents: Sequence[Json]) -> list[Pod]:
 
 
 def service_pods(documents: Sequence[Json]) -> list[Pod]:
-    """Those of services that run as Kubernetes' own workloads."""
+    """Return the pods of services that run as Kubernetes' own workloads."""
     found = of_kind(documents, "Deployment", "StatefulSet")
     return [pod for pod in pods(found) if pod.role in SERVICES]
 

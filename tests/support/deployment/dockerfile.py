@@ -33,7 +33,7 @@ class Instruction:
 
 @dataclass
 class Stage:
-    """What stands between two FROM lines; `base` is a stage's name, or an image."""
+    """A stage, the lines between two FROM lines; `base` is a stage's name, or an image."""
 
     name: str
     base: str
@@ -80,13 +80,13 @@ def lineage(known: dict[str, Stage], name: str) -> Iterator[Stage]:
 
 
 def last(known: dict[str, Stage], name: str, keyword: str) -> str:
-    """What holds in the end of a stage."""
+    """The state in the end of a stage."""
     found = [each for stage in lineage(known, name) for each in stage.all(keyword)[::-1]]
     return found[0].value
 
 
 def environment(known: dict[str, Stage], name: str) -> dict[str, str]:
-    """What the ENV lines of a stage and those under it say."""
+    """Return the variables of the ENV lines of a stage and those under it."""
     said = [each.value for stage in lineage(known, name) for each in stage.all("ENV")]
     return dict(pair.split("=", 1) for value in said for pair in shlex.split(value))
 

@@ -1,4 +1,4 @@
-"""What NetworkPolicies let through: a pure judge of one connection between two pods.
+"""Judge of NetworkPolicies: a pure judge of one connection between two pods.
 As Kubernetes has it: a pod that no policy of a direction selects is open in that direction; else
 one rule of one of them must admit the connection, and both ends must."""
 
@@ -22,7 +22,7 @@ class End:
 
 
 def matches(selector: Json | None, labels: Mapping[str, str]) -> bool:
-    """Whether a label selector selects labels; an empty one selects all, none selects nothing."""
+    """Return whether a label selector selects labels; an empty one selects all, none nothing."""
     if selector is None:
         return False
     wanted = selector.get("matchLabels") or {}
@@ -32,7 +32,7 @@ def matches(selector: Json | None, labels: Mapping[str, str]) -> bool:
 
 
 def admits(policies: Sequence[Json], source: End, target: End, port: int | str) -> bool:
-    """Whether a TCP connection from `source` to a port of `target` gets through."""
+    """Return whether a TCP connection from `source` to a port of `target` gets through."""
     number = target.ports[port] if isinstance(port, str) else port
     return _lets(policies, "Egress", source, (target, number, target)) and _lets(
         policies, "Ingress", target, (source, number, target)

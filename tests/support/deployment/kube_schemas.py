@@ -1,4 +1,4 @@
-"""Whether Kubernetes would take a document, by its own schemas and those kept for custom kinds.
+"""Validation of documents as Kubernetes does it, by its schemas and those of custom kinds.
 The newest three versions are asked, in their strict form, where an unknown field is a fault."""
 
 import json
@@ -24,7 +24,7 @@ NEWEST = tuple(".".join(map(str, at)) for at in sorted(_VERSIONS)[-3:])
 
 
 def faults(document: Mapping[str, Any], version: str) -> list[str]:
-    """What that version of Kubernetes has against a document, each with its path."""
+    """Return the errors of a document in that version of Kubernetes, each with its path."""
     validator = _validator(version, document["kind"], document["apiVersion"])
     if validator is None:
         return [f"{document['kind']} of {document['apiVersion']} is unknown in {version}"]
@@ -33,7 +33,7 @@ def faults(document: Mapping[str, Any], version: str) -> list[str]:
 
 
 def pod_faults(template: Mapping[str, Any], version: str) -> list[str]:
-    """What it has against the pod of a template, with what schemas of custom kinds leave open."""
+    """Return the errors of the pod of a template, with what schemas of custom kinds leave open."""
     return faults({"apiVersion": "v1", "kind": "Pod", **template}, version)
 
 

@@ -36,7 +36,7 @@ _LOOPBACK = ("sh", "-c", 'ip link set lo up && exec "$@"', "sh")
 
 @dataclass(frozen=True, slots=True)
 class Block:
-    """What a page has a reader run, and what it says of the output, if anything."""
+    """A block that a page has a reader run, and its output, where the page shows any."""
 
     line: int
     kind: str
@@ -54,7 +54,7 @@ class Block:
 
 @dataclass(frozen=True, slots=True)
 class Outcome:
-    """What came of a page: the shell's exit code, what each block printed, what it left running."""
+    """Results of a page: the shell's exit code, what each block printed, what it left running."""
 
     code: int
     said: dict[int, tuple[str, ...]]
@@ -68,7 +68,7 @@ def fences(text: str) -> list[tuple[int, str, str]]:
 
 
 def blocks(text: str) -> list[Block]:
-    """What runs, in order. Raises `ValueError` for a block that would be neither run nor shown."""
+    """Return the blocks that run, in order. Raises `ValueError` for one neither run nor shown."""
     found: list[Block] = []
     for line, kind, content in fences(text):
         if kind in RUNS:
@@ -136,7 +136,7 @@ def _end(process: "subprocess.Popen[str]", listener: threading.Thread) -> bool:
         with suppress(ProcessLookupError):
             os.killpg(process.pid, number)
             has_leftovers = True
-        listener.join(END_S)  # until nobody holds the output any more
+        listener.join(END_S)  # until no process holds the output any more
     process.wait()
     return has_leftovers
 

@@ -50,7 +50,7 @@ class DrawnTokens:
 
 
 def draw_schemas(count: int, seed: int) -> tuple[DrawnTokens, ...]:
-    """The same for the same seed; a longer list begins with a shorter one."""
+    """Return the same schemas for the same seed; a longer list begins with a shorter one."""
     rng, drawn = random.Random(seed), []
     for _ in range(count):
         schema, longest = _object(rng, 1)

@@ -86,7 +86,7 @@ def view(
 
 
 def _read(values: Tensor, skipped: int) -> Tensor:
-    """What is left of [..., T, width] without the positions that are skipped."""
+    """Return [..., T, width] without the positions that are skipped."""
     return torch.cat([values[..., :NUM_SINKS, :], values[..., NUM_SINKS + skipped :, :]], -2)
 
 

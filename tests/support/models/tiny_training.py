@@ -25,7 +25,7 @@ SETTINGS = TrainSettings(
     export_minutes=1e6,
 )
 CHECKED = replace(SETTINGS, export_minutes=0.05)
-"""With a held-out check every few steps, not only at the end."""
+"""Train with a held-out check every few steps, not only at the end."""
 
 
 def training_place(base: Path, **changes: Any) -> Path:

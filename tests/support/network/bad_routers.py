@@ -22,7 +22,7 @@ async def opened(client):
 
 
 async def done(call):
-    """What a call of a client of either kind comes to: a result, or the chunks of a stream."""
+    """Return the outcome of a call of any client: a result, or the chunks of a stream."""
     if hasattr(call, "__aiter__"):
         return [chunk async for chunk in call]
     if hasattr(call, "__next__"):

@@ -22,12 +22,12 @@ class NameServer(asyncio.DatagramProtocol):
     def __init__(self) -> None:
         self.addresses: list[str] = []
         self.num_questions = 0
-        """How often it was asked for addresses."""
+        """The number of queries for addresses."""
         self.port = 0
         self._transport: Any = None
 
     def target(self, port: int) -> str:
-        """What a client of gRPC calls the services at this port of the name."""
+        """Return the gRPC target of the services at this port of the name."""
         return f"dns://127.0.0.1:{self.port}/{NAME}:{port}"
 
     def connection_made(self, transport: Any) -> None:

@@ -22,7 +22,7 @@ _NOT_SERVING = health_pb2.HealthCheckResponse.NOT_SERVING
 _IS_SERVING = health_pb2.HealthCheckResponse.SERVING
 SERVING = health_pb2.HealthCheckResponse(status=_IS_SERVING).SerializeToString()
 Reply = Callable[[Any, Any], AsyncIterator[bytes]]
-"""What a method does: its context and its messages in, raw messages out; it may also abort."""
+"""A method: its context and its messages in, raw messages out; it may also abort."""
 
 
 @dataclass(frozen=True)
@@ -91,7 +91,7 @@ REFUSALS = {
 
 
 def draft_description(**values: Any) -> draft_pb2.DescribeDraftResponse:
-    """What a fine draft says of itself, apart from the values."""
+    """Return the description of a sound draft, apart from the values."""
     identity = common_pb2.ModelIdentity(protocol_version=PROTOCOL_VERSION, incarnation="one")
     return draft_pb2.DescribeDraftResponse(
         **{"identity": identity, "kind": "vanilla", "dtype": "float32", **values}

@@ -4,12 +4,12 @@ import random
 import socket
 
 _LOWEST, _HIGHEST = 20_000, 32_000
-"""Below those that the system gives to whoever dials: nobody takes one before its server does."""
+"""Below the system's ephemeral ports: no other process takes one before its server does."""
 _TRIES = 100
 
 
 def free_ports(count: int) -> list[int]:
-    """Return `count` different ports that nobody listens at."""
+    """Return `count` different ports without a listener."""
     ports: list[int] = []
     for port in random.SystemRandom().sample(range(_LOWEST, _HIGHEST), _TRIES + count):
         with socket.socket() as probe:

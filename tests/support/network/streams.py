@@ -1,4 +1,4 @@
-"""What has come of streams, and which worker they run on."""
+"""The outcomes of streams, and the worker that they run on."""
 
 
 def tokens_of(chunks):

@@ -89,12 +89,12 @@ def plan(number, verification):
 
 
 def alone(scorers, kind, *call):
-    """What nobody else's company has touched."""
+    """Return the proposal of an engine without other sessions."""
     return finished(engine(scorers, kind).propose(*call))
 
 
 def same(ours, theirs):
-    """The same tree, and numbers as close as float32 has them."""
+    """Assert the same tree, and numbers as close as float32 has them."""
     assert (ours.tree, ours.stopped_by) == (theirs.tree, theirs.stopped_by)
     assert ours.staleness == theirs.staleness
     for one, other in zip(ours.stats, theirs.stats, strict=True):

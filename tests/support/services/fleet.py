@@ -76,7 +76,7 @@ class Worker:
         return self.address
 
     async def stop(self, grace_s: float = 0.0) -> None:
-        """End; whoever is served longer than the grace is cut off. Again is fine."""
+        """Stop; a request that is served longer than the grace is cut off. May be repeated."""
         if self._running is None:
             return
         server, servicer = self._running
@@ -89,7 +89,7 @@ class Worker:
 
 
 async def load_of(service: str, address: str):
-    """What a target or a draft at an address says of its load."""
+    """Return the load that a target or a draft at an address reports."""
     async with connect(address, ChannelOptions()) as channel:
         if service == TARGET:
             target = target_pb2_grpc.TargetServiceStub(channel)
@@ -164,7 +164,7 @@ async def routed(targets, drafts=(), *, token=None, **config):
 
 
 async def until(client, holds, limit_s: float = LIMIT_S):
-    """What the router says of its replicas, once that holds."""
+    """Return the router's description of its replicas, once the condition holds."""
     return await eventually(client.server_info, holds, limit_s)
 
 

@@ -38,7 +38,7 @@ def client_of(url: str, *, key: str = KEY, **options: Any) -> openai.OpenAI:
 
 
 def async_client_of(url: str) -> openai.AsyncOpenAI:
-    """The same for asyncio."""
+    """OpenAI's own client for asyncio, which tries nothing twice. Close it."""
     return openai.AsyncOpenAI(base_url=f"{url}/v1", api_key=KEY, max_retries=0)
 
 
@@ -60,13 +60,13 @@ def chat(client: openai.OpenAI, messages: Any = HELLO, **asked: Any) -> Any:
 
 
 def completion(client: openai.OpenAI, prompt: Any = "hello", **asked: Any) -> Any:
-    """The same of a completion."""
+    """Return a completion, or its stream; a short one unless `asked` has other values."""
     given = {"model": "tiny", "prompt": prompt, "max_tokens": 12, **asked}
     return client.completions.create(**given)
 
 
 def error_in(answer: httpx2.Response) -> dict[str, Any]:
-    """What is wrong, in the only form that it may have."""
+    """Return the error, in the only form that it may have."""
     assert answer.headers["content-type"] == "application/json"
     error: dict[str, Any]
     (error,) = answer.json().values()

@@ -42,7 +42,7 @@ class RayPools:
         }
 
     def until(self, role: str, *, number: int) -> dict[int, int]:
-        """Those of a role once there are so many of them."""
+        """Return the services of a role once there are so many of them."""
         pause = threading.Event()
         for _ in range(round(2 * LIMIT_S / _POLL_S)):
             found = self.services(role)

@@ -152,7 +152,7 @@ def kill(pid: int) -> None:
 
 
 def command_line(pid: int) -> str:
-    """What a process was started as; empty once it has ended."""
+    """Return the command line of a process; empty once it has ended."""
     try:
         return Path(f"/proc/{pid}/cmdline").read_bytes().replace(b"\0", b" ").decode()
     except OSError:
@@ -174,5 +174,5 @@ def text_workers(pid: int | None = None) -> set[int]:
 
 
 def has_loaded(pid: int, library: str) -> bool:
-    """Whether a file of this name is mapped into a process."""
+    """Return whether a file of this name is mapped into a process."""
     return library in Path(f"/proc/{pid}/maps").read_text()

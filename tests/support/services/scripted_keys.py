@@ -102,7 +102,7 @@ async def following(models, script, *, kv_wait_s=0.0, kv_catch_up_s=0.0, telemet
 
 
 async def proposed(drafts, feed, num_keys, plan=DEEP):
-    """What is proposed once so many keys are there, or no more will come."""
+    """Return a draft and its proposal once so many keys are there, or no more will come."""
     draft = drafts.remote(lambda: feed)
     sequence = TokenSequence(SESSION, PROMPT)
     await draft.propose(sequence, Plan(1, 1))
@@ -111,7 +111,7 @@ async def proposed(drafts, feed, num_keys, plan=DEEP):
 
 
 def held(drafts, keys):
-    """Whether all that is held is true; and how much that is."""
+    """Check all held keys and values, and return their number."""
     view = drafts.receivers.view("s", LAYERS)
     for place, layer in enumerate(LAYERS):
         ours = np.concatenate(view.layers[layer])[:, : view.count]

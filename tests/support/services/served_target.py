@@ -105,7 +105,7 @@ class Stream:
 
 @dataclass
 class Mirror:
-    """What a reader of keys and values holds."""
+    """The keys and values that a reader holds."""
 
     form: KvFormat
     source: KvStreamSource
@@ -189,7 +189,7 @@ class Served:
         return Mirror(form, source, call, buffers, count=start, skipped=skipped)
 
     def cached(self, stream: Stream, mirror: Mirror) -> list[Array]:
-        """What the engine's cache has where the mirror has it."""
+        """Return the values of the engine's cache where the mirror has them."""
         view = self.engine.view(stream.session_id, mirror.form.layers)
         assert view.count == mirror.count
         return [np.concatenate(view.layers[at])[:, : view.count] for at in mirror.form.layers]
@@ -206,7 +206,7 @@ class Served:
                 pass
 
     async def until_empty(self) -> None:
-        """Until no session and no byte is left."""
+        """Wait until no session and no byte is left."""
         await self.until(
             lambda load: (
                 (load.num_sessions, load.num_parked, load.kv_bytes, load.num_kv_streams)

@@ -39,7 +39,7 @@ _NUMBER = re.compile(r":\d+")
 
 @dataclass(frozen=True, slots=True)
 class LoggedStall:
-    """How long a loop could run nothing else, and what held it."""
+    """The time during which a loop could run nothing else, and its cause."""
 
     cpu_ms: float
     place: str

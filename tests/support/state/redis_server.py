@@ -101,7 +101,7 @@ class RedisServer:
         self._process.send_signal(signal.SIGCONT)
 
     def call(self, *words: Any, user: str | None = None, password: str | None = None) -> Any:
-        """What a command answers, asked through the socket."""
+        """Return the reply of a command sent through the socket."""
         at_once = Retry(NoBackoff(), 0)
         path, given = str(self.socket), {"username": user, "password": password, "retry": at_once}
         with redis.Redis(unix_socket_path=path, **given) as client:

@@ -55,7 +55,7 @@ async def opened(line):
 
 
 async def kept(line):
-    """What another router would find."""
+    """Return the record that another router would find."""
     return (await line.store.acquire(CLAIM)).record
 
 

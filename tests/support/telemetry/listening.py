@@ -1,4 +1,4 @@
-"""Somebody who listens to telemetry and remembers all of it."""
+"""A recorder of all telemetry."""
 
 from contextlib import contextmanager
 
@@ -14,7 +14,7 @@ from slipstream.telemetry.metric import Instruments, Telemetry
 
 
 class Listener:
-    """Give its `telemetry` to whoever is to be heard."""
+    """Records all that is sent to its `telemetry`."""
 
     def __init__(self):
         self._exporter = InMemorySpanExporter()
@@ -27,12 +27,12 @@ class Listener:
 
     @contextmanager
     def caller(self):
-        """What a caller whose span lasts as long says of where it stands in its trace."""
+        """Yield the trace context of a caller whose span lasts as long."""
         with self.tracer.start_as_current_span("caller") as span:
             yield carried(span)
 
     def spans(self, name=None):
-        """Those that have ended, the callers' left out; only those of a name, if one is given."""
+        """Return the ended spans without the callers'; only those of a name, if one is given."""
         ended = [span for span in self._exporter.get_finished_spans() if span.name != "caller"]
         return [span for span in ended if name in (None, span.name)]
 

@@ -22,7 +22,7 @@ T = TypeVar("T")
 
 
 class Collector:
-    """What has come so far. For any thread."""
+    """Return the received messages so far. For any thread."""
 
     def __init__(self) -> None:
         self.url = ""
@@ -41,7 +41,7 @@ class Collector:
             return dict(self._metrics[service])
 
     def until(self, condition: Callable[[], T]) -> T:
-        """What a condition on this comes to, once that is something; or at the end of patience."""
+        """Return the value of a condition, once it is true or the time is over."""
         with self._heard:
             self._heard.wait_for(condition, LIMIT_S)
         return condition()

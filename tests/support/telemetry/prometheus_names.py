@@ -1,6 +1,6 @@
-"""What Prometheus gets to see of the metrics there are: asked of the exporter itself.
-Names and labels follow rules of their own (units and kinds become part of a name); nobody writes
-them down twice."""
+"""Names of our metrics in Prometheus, as the exporter writes them.
+Names and labels follow rules of their own (units and kinds become part of a name); they are
+written down once."""
 
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
@@ -16,7 +16,7 @@ from slipstream.telemetry.metric import Instruments, Metric, MetricKind
 
 @cache
 def family(metric: Metric) -> str:
-    """Its name, less what is put at the end for single series (`_bucket`, `_count`, `_sum`)."""
+    """Return its name without the endings of single series (`_bucket`, `_count`, `_sum`)."""
     (name,) = {_without_end(sample, metric) for sample in samples(metric)}
     return name
 
@@ -33,7 +33,7 @@ def samples(metric: Metric) -> Mapping[str, frozenset[str]]:
 
 
 def page() -> str:
-    """What Prometheus reads where every metric has a value."""
+    """Return the page that Prometheus reads where every metric has a value."""
     with exported(*CATALOG) as registry:
         return generate_latest(registry).decode()
 

@@ -1,4 +1,4 @@
-"""Which series and labels an expression of PromQL speaks of. Grammar is promtool's part."""
+"""Series and labels of a PromQL expression. Its grammar is checked by promtool."""
 
 import re
 from collections.abc import Iterator, Mapping
@@ -33,7 +33,7 @@ class Selector:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """What an expression speaks of: series, and labels it groups or matches by."""
+    """Return the series of an expression, and labels it groups or matches by."""
 
     selectors: tuple[Selector, ...]
     grouping: frozenset[str]
@@ -64,7 +64,7 @@ def known_labels(expression: str, series: Mapping[str, frozenset[str]]) -> froze
     said = spoken(expression)
     assert said.selectors, expression
     for at in said.selectors:
-        assert at.name in series, f"nobody exports {at.name}"
+        assert at.name in series, f"no service exports {at.name}"
         assert at.labels <= series[at.name] | SCRAPED, at
     found = SCRAPED.union(*(series[at.name] for at in said.selectors))
     assert said.grouping <= found, expression

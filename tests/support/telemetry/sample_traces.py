@@ -75,7 +75,7 @@ class Recorder:
 
 
 def request_attributes(request_id: str) -> dict[str, Any]:
-    """What a router says of a request as a whole."""
+    """Return the attributes that a router sets for a request as a whole."""
     totals = {"steps": 9, "plain_steps": 1, "draft_tokens": 45, "accepted_tokens": 18}
     return {
         "gen_ai.response.id": request_id,

@@ -37,7 +37,7 @@ class Services:
     def __init__(self, to: Collector, target: Path, draft: str, stack: ExitStack) -> None:
         self._to = to
         self._stack = stack
-        self._keys = write_keys(target.parent / "keys.toml", key("somebody", TOKEN))
+        self._keys = write_keys(target.parent / "keys.toml", key("caller", TOKEN))
         model, exact = str(target), ("--dtype", "float32")
         self.target = self._start("target", "--model", model, *exact)
         self.draft = self._start("draft", "--draft", draft, "--target-model", model, *exact)

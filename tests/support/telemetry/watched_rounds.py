@@ -1,4 +1,4 @@
-"""Rounds of a request as somebody watches them: scripted engines, and a clock that they move."""
+"""Rounds of a request under telemetry: scripted engines, and a clock that they move."""
 
 from dataclasses import dataclass
 
@@ -17,7 +17,7 @@ from support.telemetry.listening import Listener
 
 PLAN = Plan(max_depth=4, max_nodes=8)
 UNSAMPLED = Carrier("00-0af7651916cd43dd8448eb211c80319c-b7ad6b7169203331-00")
-"""What a caller says that is in a trace which nobody keeps."""
+"""The trace context of a caller whose trace is not sampled."""
 
 
 @dataclass(frozen=True)
@@ -28,7 +28,7 @@ class Script:
     draft_s: int | None = 1
     verify_s: int = 1
     gap_s: int = 0
-    """Of the loop: before each of the two."""
+    """Seconds of the loop before each of the two calls."""
     depth: int = 2
     accepted: int = 1
     proposal: Proposal | None = None
@@ -39,7 +39,7 @@ class Script:
 
     @property
     def seconds(self):
-        """From when it begins to its verdict."""
+        """Return the time from its begin to its verdict."""
         drafting = 0 if self.draft_s is None else self.draft_s + self.gap_s
         return drafting + self.verify_s
 
@@ -84,7 +84,7 @@ class Engine:
         return self.script.verdict or Verdict(tokens, self.script.accepted)
 
     async def release(self, session_id):
-        raise AssertionError("nobody asked for it")
+        raise AssertionError("it was not requested")
 
 
 class Watched:
@@ -123,7 +123,7 @@ class Watched:
 
 
 def done(coroutine):
-    """What comes of a coroutine that waits for nothing."""
+    """Return the result of a coroutine that waits for nothing."""
     try:
         coroutine.send(None)
     except StopIteration as ended:

@@ -83,7 +83,7 @@ def test_other_tokens_are_found_by_question_and_position():
     assert remarks(of) == ["distributed: other tokens than embedded in question 1 at token 1"]
 
 
-def test_rounds_without_a_draft_are_told():
+def test_rounds_without_a_draft_are_reported():
     lost = sample(fallbacks={"unavailable": 2, "late": 1})
     of = rounds_figures({"embedded": [sample()], "distributed": [lost]})
     assert of["distributed"]["fallbacks"] == {"unavailable": 2, "late": 1}

@@ -47,7 +47,7 @@ def shown(token):
     return (("authorization", f"Bearer {token}"),)
 
 
-def test_a_new_key_is_told_as_a_token_that_opens_and_the_file_holds_its_digest(file, keys):
+def test_a_new_key_is_printed_as_a_token_that_opens_and_the_file_holds_its_digest(file, keys):
     limits = ("--requests-per-minute", "60", "--tokens-per-minute", "9000", "--max-concurrent", "8")
     code, token, error = keys("new", "alice", *limits, "--expires", "2099-01-31")
     assert (code, error) == (0, "")

@@ -61,7 +61,7 @@ def test_up_refuses_nonsense_before_it_starts_anything(flags, reason, capsys):
     assert reason in refusal(capsys, "up", *flags)
 
 
-def test_up_tells_every_service_its_part_and_leaves_the_rest_to_it():
+def test_up_gives_every_service_its_part_and_leaves_the_rest_to_it():
     plan = StackFlags("m", "vanilla:d", numerics="fast", threads=2, config=Path("f")).plan(port=7)
     common = ("--config", "f", "--threads", "2")
     assert plan.target == (*common, "--model", "m", "--numerics", "fast")

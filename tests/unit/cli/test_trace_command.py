@@ -171,7 +171,7 @@ def test_what_cannot_be_shown_is_one_sentence(tmp_path, capsys, flags, reason):
     assert reason in refusal(capsys, "trace", *named, *where)
 
 
-def test_up_keeps_traces_beside_the_models_unless_told_otherwise(tmp_path, monkeypatch):
+def test_up_keeps_traces_beside_the_models_by_default(tmp_path, monkeypatch):
     monkeypatch.setenv("SLIPSTREAM_CACHE", str(tmp_path))
     assert traces_directory(None, None) == tmp_path / "traces"
     assert traces_directory("none", None) is None

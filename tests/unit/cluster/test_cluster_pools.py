@@ -42,7 +42,7 @@ def test_a_plan_is_what_its_arguments_say(arguments, plan):
     assert plan_from(arguments) == plan
 
 
-def test_services_are_told_what_pools_share_and_their_own():
+def test_services_get_what_pools_share_and_their_own():
     plan = PLANS[2]
     shared = ["--store-url", "redis://here", "--config", "/etc/slipstream.toml"]
     target = ["--grace-s", "30.0", "--model", "m", "--pin-threads", *shared, "--device", "cuda"]

@@ -56,7 +56,7 @@ def raw_distributions(tokens):
 
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 @pytest.mark.parametrize(("way", "kind"), LOSSLESS)
-def test_every_way_of_speculating_tells_what_plain_decoding_does(models, way, sampling, kind):
+def test_every_way_of_speculating_returns_what_plain_decoding_does(models, way, sampling, kind):
     ask = Ask(SAMPLINGS[sampling], 24, speculation=WAYS[way], num_logprobs=5)
     result = collected(run_of(models, ask, kind=kind))
     assert result.logprobs == told(models, result.token_ids, 5)
@@ -149,7 +149,7 @@ def test_more_than_twenty_are_refused(count):
         (FACTS, Ask(num_logprobs=1, speculation=WAYS["roots"]), UnsupportedCombination),
     ],
 )
-def test_what_the_target_can_t_tell_is_refused(facts, asked, error):
+def test_what_the_target_can_t_return_is_refused(facts, asked, error):
     with pytest.raises(error, match="logprobs"):
         make_request("s", PROMPT, asked, facts, DraftFacts("vanilla"))
 

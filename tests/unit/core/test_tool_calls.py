@@ -130,7 +130,7 @@ def test_calls_are_read_as_they_were_written_however_the_text_is_cut(tool_format
 
 
 @given(some.sampled_from(FORMATS), some.text())
-def test_a_text_without_a_tool_s_name_is_told_unchanged(tool_format, text):
+def test_a_text_without_a_tool_s_name_is_returned_unchanged(tool_format, text):
     assert read(tool_format, list(text.replace("name", ""))) == (text.replace("name", ""), [])
 
 
@@ -177,7 +177,7 @@ def test_a_call_that_is_cut_off_has_the_arguments_so_far():
     assert read(None, ['{"name": "f", "arguments": {"x": "ye']) == ("", [("f", '{"x": "ye')])
 
 
-def test_arguments_are_told_while_they_come():
+def test_arguments_are_sent_while_they_come():
     parser = ToolCallParser(None, NAMES)
     assert parser.push('{"name":"f","arguments":{"x') == [
         CallPiece(0, "f", ""),

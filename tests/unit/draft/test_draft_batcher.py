@@ -110,7 +110,7 @@ async def test_what_is_asked_of_a_session_happens_in_the_order_given(scorers):
         assert isinstance(last, Cancelled) and local.num_kv_bytes == 0
 
 
-async def test_what_is_wrong_with_one_session_is_nobody_elses_fault(scorers):
+async def test_an_error_of_one_session_fails_no_other(scorers):
     sequence, how = asked(0)
     wrong = [(TokenSequence(sequence.session), how)]
     odd = replace(how, shape=Shape.CHAIN, stop=StopPolicy.FIXED, threshold=0.5)
@@ -202,7 +202,7 @@ async def test_a_draft_is_broken_after_so_many_failed_passes_in_a_row_and_not_be
         assert f"{MAX_FAILED_STEPS} steps of the draft in a row have failed" in await broken
 
 
-async def test_a_thread_that_stops_leaves_nobody_waiting(scorers):
+async def test_a_thread_that_stops_leaves_no_caller_waiting(scorers):
     thread = EngineThread("draft")
     draft = BatchedDraft(engine(scorers), thread)
     thread.close()

@@ -46,7 +46,7 @@ async def test_what_is_parked_gives_way_and_comes_back_the_same(scorers, kind):
     same(finished(local.propose(again, plan)), alone(scorers, kind, *calls[1]))
 
 
-def test_a_session_longer_than_all_memory_drives_nobody_out(scorers):
+def test_a_session_longer_than_all_memory_evicts_no_other(scorers):
     local = engine(scorers, num_pages=3)
     call = asked(0)
     finished(local.propose(*call))

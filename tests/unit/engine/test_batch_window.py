@@ -99,7 +99,7 @@ def test_a_session_that_has_gone_is_not_waited_for_at_all():
     assert gathering.wait_s(1.001) == 0
 
 
-def test_nobody_waits_longer_than_a_part_of_the_last_step():
+def test_no_session_waits_longer_than_a_part_of_the_last_step():
     gathering: BatchWindow = BatchWindow(max_wait=0.5)
     gathering.stepped(["a", "b"], 1.0, seconds=STEP_S)
     gathering.came("a")

@@ -56,14 +56,14 @@ async def start(*flags, on_line=lambda *_: None) -> Child:
     return await start_child("draft", "stand_in", flags, on_line=on_line)
 
 
-async def test_a_child_tells_where_it_serves():
+async def test_a_child_prints_its_address():
     child = await start()
     assert await child.ready() == "127.0.0.1:1"
     await child.stop(LIMIT_S)
     assert child.exit_text() == "ended with exit code 0"
 
 
-async def test_all_that_a_child_writes_is_told_but_for_the_line_that_it_is_ready():
+async def test_all_that_a_child_writes_is_passed_on_but_for_the_ready_line():
     ear = Ear()
     child = await start("--loud", on_line=ear)
     await child.ready()

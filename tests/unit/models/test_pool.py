@@ -192,7 +192,7 @@ def test_there_are_as_many_pages_as_fit_and_no_more_than_can_be_used():
     assert most.pool.num_pages == 2 * model.context_length // 128
 
 
-def test_nothing_is_kept_of_nobody_where_that_is_forbidden():
+def test_nothing_is_kept_without_a_name_where_that_is_forbidden():
     model = tiny.causal()
     memory, _ = plan_memory(model, TargetLimits(max_cached_bytes=0))
     cache = memory.open([], 200)

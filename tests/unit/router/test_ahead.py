@@ -82,7 +82,7 @@ async def test_the_last_tokens_are_kept_with_the_ending_after_all_others():
     assert (slow.kept, slow.endings) == ([0, 1], [ENDING])
 
 
-async def test_who_has_lost_the_session_is_told_before_the_next_word():
+async def test_a_caller_that_lost_the_session_is_refused_before_the_next_word():
     slow = Slow()
     slow.error = SessionTaken("elsewhere")
     slow.may_write.set()
@@ -107,7 +107,7 @@ async def test_one_round_is_made_ahead_and_no_more():
 
 
 @pytest.mark.parametrize("num_read", range(5))
-async def test_whoever_leaves_ends_the_rounds(num_read):
+async def test_a_caller_that_leaves_ends_the_rounds(num_read):
     made = []
     chunks = one_ahead(rounds(made, error=InternalError("x")))
     for _ in range(num_read):
@@ -126,7 +126,7 @@ async def test_what_was_made_before_an_error_is_given_out_first():
 
 
 @pytest.mark.parametrize("leaves_at", ["a wait", "a chunk"])
-async def test_whoever_is_cancelled_again_while_a_round_ends_waits_for_it(caplog, leaves_at):
+async def test_a_caller_cancelled_again_while_a_round_ends_waits_for_it(caplog, leaves_at):
     """Else the rounds are closed while one runs, which is an error of its own."""
     may_end, made = asyncio.Event(), []
 

@@ -78,7 +78,7 @@ def test_what_began_before_the_rest_decides_nothing():
     assert world.rest() == 0.5
 
 
-def test_whoever_is_met_anew_starts_without_failures():
+def test_a_replica_that_is_met_anew_starts_without_failures():
     world = World()
     world.fail(3)
     world.breakers.forget("a")

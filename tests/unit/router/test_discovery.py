@@ -73,7 +73,7 @@ def test_what_names_no_replicas_is_refused(items):
         parse_source(items)
 
 
-async def test_a_file_is_read_again_and_only_changes_are_told(tmp_path):
+async def test_a_file_is_read_again_and_only_changes_are_logged(tmp_path):
     listing = tmp_path / "targets"
     listing.write_text("# ours\n10.0.0.1:7  # the first\n\n10.0.0.2:7\n")
     steps = Steps()
@@ -146,7 +146,7 @@ async def test_who_is_asked_again_and_fails_changes_nothing_and_says_so_once(
     assert len(caplog.records) == 1
 
 
-async def test_whoever_is_not_registered_for_a_moment_stays_and_goes_after_a_while():
+async def test_a_replica_that_is_not_registered_for_a_moment_stays_and_goes_after_a_while():
     now, found = [0.0], {"10.0.0.1:7", "10.0.0.2:7"}
 
     async def registered():

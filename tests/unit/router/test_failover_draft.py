@@ -63,7 +63,7 @@ async def test_whatever_a_draft_raises_makes_a_plain_round_that_says_why(error, 
     assert reason_of(error) == word
 
 
-async def test_a_draft_that_comes_back_is_told_everything_from_the_start():
+async def test_a_draft_that_comes_back_gets_everything_from_the_start():
     before, after = Guesser("a", Proposal(), errors.Unavailable("gone")), Guesser("a")
     world = World(before, after)
     await world.round(0, 1, 2, 3)

@@ -186,7 +186,7 @@ async def test_a_request_that_ends_targets_is_given_up_before_all(error, num_tar
     assert len(world.waiting) == num_targets - num_tried > 0
 
 
-async def test_a_released_seat_holds_nobody_and_takes_nobody():
+async def test_a_released_failover_proxy_holds_no_replica_and_takes_none():
     first, other = Counter("a", 1), Counter("b")
     world = World(first, other)
     await world.round()
@@ -196,7 +196,7 @@ async def test_a_released_seat_holds_nobody_and_takes_nobody():
     assert await world.target.park(1.0) is None
 
 
-async def test_parking_names_who_keeps_the_session_and_nobody_where_that_failed():
+async def test_parking_names_the_replica_that_keeps_the_session_and_none_where_that_failed():
     kept, lost = Counter("a"), Counter("b", error=errors.Unavailable("x"))
     assert await World(kept).target.park(1.0) == "a"
     assert await World(lost).target.park(1.0) is None

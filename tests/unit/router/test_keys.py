@@ -50,7 +50,7 @@ def is_let_in(access, token):
     return True
 
 
-def test_without_a_file_everybody_comes_in_and_nobody_has_a_name():
+def test_without_a_file_every_client_comes_in_without_a_name():
     assert Access(None).check(()) == Key("", QuotaLimits())
 
 
@@ -123,7 +123,7 @@ def test_a_file_that_has_changed_is_read_again_and_looked_at_once_a_second(
 
 
 @pytest.mark.parametrize("broken", ["[keys", "", "[keys.alice]\nsha256 = 'x'\n", None])
-def test_a_broken_file_changes_nothing_and_is_told_of_once(file, access, now, broken, caplog):
+def test_a_broken_file_changes_nothing_and_is_logged_once(file, access, now, broken, caplog):
     if broken is None:
         file.unlink()
     else:

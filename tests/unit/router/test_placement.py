@@ -51,7 +51,7 @@ def test_a_replica_is_chosen_by_keys_and_load(replicas, sticky, address):
 
 
 @pytest.mark.parametrize(("idlest", "most"), [(0, 8), (1, 10), (20, 48)])
-def test_whoever_holds_the_keys_comes_first_until_it_is_crowded(idlest, most):
+def test_the_replica_with_the_keys_comes_first_until_it_is_crowded(idlest, most):
     for num_busy, address in ((most, "a:1"), (most + 1, "c:1")):
         replicas = [replica("a:1", num_busy), replica("b:1", idlest + 1), replica("c:1", idlest)]
         assert address_of(replicas, "a:1") == address

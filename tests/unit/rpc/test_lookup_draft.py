@@ -76,7 +76,7 @@ async def test_a_sure_copy_spares_the_draft():
     assert (proposal.num_copied, proposal.stopped_by, guesser.texts) == (4, LOOKUP, [])
 
 
-async def test_a_draft_that_was_spared_is_told_what_it_missed():
+async def test_a_draft_that_was_spared_gets_what_it_missed():
     guesser, draft = guessing()
     await draft.propose(session_of(), Delta(0, (1, 2, 3)), ALONE)
     for start in range(3, 30):

@@ -108,7 +108,7 @@ async def test_a_caller_without_a_certificate_or_with_a_strange_one_is_refused(o
 
 
 @pytest.mark.parametrize("config", [RouterConfig, DraftConfig])
-async def test_whoever_asks_for_a_name_takes_no_other_certificate(origin, config):
+async def test_a_client_that_names_a_host_takes_no_other_certificate(origin, config):
     """Though all of them are good for the address: one role can't stand in for another."""
     own = {"peer_cert": origin.cert("draft"), "peer_key": origin.key("draft")}
     needed = {"targets": ("a:1",)} if config is RouterConfig else {}
@@ -205,7 +205,7 @@ async def test_a_draft_s_certificate_reads_keys_and_does_nothing_that_routers_do
     assert health.status == health_pb2.HealthCheckResponse.SERVING
 
 
-def test_names_that_nobody_could_check_are_refused(origin):
+def test_names_that_can_not_be_checked_are_refused(origin):
     with pytest.raises(InvalidRequest, match="tls_client_names needs tls_client_ca"):
         named_callers(None, ("router",))
     with pytest.raises(InvalidRequest, match="tls_client_names"):

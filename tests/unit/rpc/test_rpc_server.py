@@ -91,7 +91,7 @@ async def test_an_error_is_the_same_on_the_other_side(name):
             assert str(error) == "seven is 8, but must be 7"
 
 
-async def test_an_error_without_a_name_is_told_by_its_code_and_bugs_stay_inside(caplog):
+async def test_an_error_without_a_name_is_shown_by_its_code_and_bugs_stay_inside(caplog):
     async with serving(Failing(RuntimeError("a secret of the inside"))) as (_, channel):
         error = error_from(await failure(describe(channel)))
     assert type(error) is errors.InternalError
@@ -215,7 +215,7 @@ async def test_bytes_that_are_no_message_are_an_invalid_argument(method):
         (errors.LimitExceeded("used up"), "500", 0.5),
     ],
 )
-async def test_who_is_refused_for_now_is_told_when_to_come_back(error, wait_ms, wait_s):
+async def test_a_client_that_is_refused_for_now_gets_a_retry_time(error, wait_ms, wait_s):
     async with serving(Failing(error)) as (_, channel):
         refused = await failure(describe(channel))
     assert ("grpc-retry-pushback-ms", wait_ms) in tuple(refused.trailing_metadata())

@@ -36,7 +36,7 @@ async def journal(line):
     return await opened(line)
 
 
-async def test_what_was_told_is_kept_with_the_prompt_before_it(line, journal):
+async def test_sent_tokens_are_kept_with_the_prompt_before_them(line, journal):
     await journal.keep([4, 5], None)
     record = await kept(line)
     assert (record.tokens, record.output) == ((1, 2, 3, 4, 5), (4, 5))
@@ -71,7 +71,7 @@ async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line, jou
         await journal.tend()
 
 
-async def test_a_store_that_lost_everything_is_told_everything_again(line, journal):
+async def test_a_store_that_lost_everything_gets_everything_again(line, journal):
     await journal.keep([4, 5], None)
     line.lose_everything()
     await journal.keep([6], None)
@@ -137,7 +137,7 @@ async def test_a_request_that_began_without_the_store_is_kept_later(line):
     assert (await kept(line)).output == (4,)
 
 
-async def test_whoever_lost_the_session_says_nothing_more(line, journal):
+async def test_a_router_that_lost_the_session_sends_nothing_more(line, journal):
     await journal.keep([4], None)
     await line.acquire(CLAIM)
     with pytest.raises(SessionTaken):
@@ -145,7 +145,9 @@ async def test_whoever_lost_the_session_says_nothing_more(line, journal):
     assert (await kept(line)).output == (4,)
 
 
-async def test_whoever_lost_the_session_in_the_dark_learns_of_it_and_writes_nothing(line, journal):
+async def test_a_router_that_lost_the_session_during_an_outage_finds_out_and_writes_nothing(
+    line, journal
+):
     await journal.keep([4], None)
     line.is_up = False
     await journal.keep([5], None)
@@ -217,7 +219,7 @@ async def test_a_request_that_comes_out_otherwise_than_before_says_no_more(line)
 
 
 @pytest.mark.parametrize("seed", range(30))
-async def test_whatever_the_line_does_all_that_was_told_is_kept_once_and_in_order(line, seed):
+async def test_whatever_the_line_does_all_sent_tokens_are_kept_once_and_in_order(line, seed):
     rng = random.Random(seed)
     journal = await opened(line)
     told = []

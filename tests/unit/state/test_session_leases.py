@@ -68,7 +68,7 @@ def test_messages_are_others_where_only_their_borders_are():
         (IN_SESSION, replace(IN_SESSION, session=SessionRef("chat"))),
     ],
 )
-def test_its_id_and_what_its_caller_holds_or_is_told_beside_make_it_no_other(one, same):
+def test_its_id_and_what_its_caller_holds_or_gets_beside_make_it_no_other(one, same):
     assert fingerprint(one) == fingerprint(same)
 
 
@@ -79,7 +79,7 @@ def test_requests_on_their_own_are_kept_by_owner_and_id():
     assert session_of(IN_SESSION, "alice") == "chat"
 
 
-async def test_nobody_comes_to_a_request_on_its_own_by_the_name_of_a_session():
+async def test_no_request_is_found_by_the_name_of_a_session():
     place = session_of(ASKED, "alice")
     with pytest.raises(errors.InvalidRequest, match="of this form"):
         await claims().acquire(replace(ASKED, session=SessionRef(place)), "alice", "m")

@@ -205,7 +205,7 @@ def wait_for_spare(made):
     made._thread.submit(lambda: None).result()
 
 
-def test_what_others_have_used_up_of_a_grammar_is_taken_from_nobody(made):
+def test_the_budget_that_others_used_up_of_a_grammar_is_taken_from_no_session(made):
     grammar = regex("(.*a.{300}){200}b")
     hungry, modest = constraint_for(made, grammar, STOPS), constraint_for(made, grammar, STOPS)
     expected = modest.allowed([]).tolist()

@@ -23,7 +23,7 @@ TREES = (
 
 
 @pytest.mark.parametrize(("family", "dtype"), CASES)
-def test_a_row_has_the_same_bits_whoever_shares_its_forward(family, dtype):
+def test_a_row_has_the_same_bits_whatever_shares_its_forward(family, dtype):
     model = tiny.causal(family, dtype=dtype)
     pool = model.pool(40)
     parts = []

@@ -33,7 +33,7 @@ def test_a_tile_is_shared_evenly(sessions, rows):
 
 
 @pytest.mark.parametrize("sessions", [1, 2, 3, 8, 16, 30])
-def test_an_offer_tells_the_cost_of_every_step_of_the_staircase(sessions):
+def test_an_offer_has_the_cost_of_every_step_of_the_staircase(sessions):
     curve = curve_of(rows=(1, 32, 33, 64, 65, 96))
     offer = offered(sessions, curve)
     assert offer.round_s == curve.seconds(sessions, sessions)

@@ -76,7 +76,7 @@ def test_no_more_is_kept_than_may_be():
     assert prefixes.match((9, 1, 2))[1] == 3
 
 
-def test_a_page_that_somebody_uses_is_not_let_go_of():
+def test_a_page_in_use_is_not_released():
     pool, prefixes = made()
     (page,) = pool.take(1)
     prefixes.insert((1, 2), [page])
@@ -86,7 +86,7 @@ def test_a_page_that_somebody_uses_is_not_let_go_of():
 
 
 @given(st.lists(st.lists(st.integers(0, 1), min_size=1, max_size=400), min_size=1, max_size=12))
-def test_a_match_is_the_longest_beginning_that_anybody_left(texts):
+def test_a_match_is_the_longest_prefix_that_any_session_left(texts):
     pool, prefixes = made(64, 64)
     *left, asked = texts
     for text in left:

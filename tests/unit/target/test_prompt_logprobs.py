@@ -91,7 +91,7 @@ def test_a_later_turn_has_none(client):
             session.generate("more", **TOLD)
 
 
-def test_what_can_not_be_told_is_refused():
+def test_values_without_a_form_on_the_wire_are_refused():
     with pytest.raises(InvalidRequest, match="goes with logprobs"):
         Ask(prompt_logprobs=True)
     with pytest.raises(UnsupportedCombination, match="from its beginning"):

@@ -167,7 +167,7 @@ def raised(error, cause=None):
 
 
 @pytest.mark.parametrize("formatter", [TextLines(), JsonLines("target")], ids=["text", "json"])
-def test_of_errors_that_may_quote_a_caller_class_and_place_are_told(formatter):
+def test_errors_that_may_quote_a_caller_are_logged_by_class_and_place(formatter):
     quoting = [ValueError(MARKER), KeyError(MARKER), UnicodeError(MARKER), Exception(MARKER)]
     log = Log(formatter)
     for error in quoting:
@@ -179,7 +179,7 @@ def test_of_errors_that_may_quote_a_caller_class_and_place_are_told(formatter):
     assert {word for word in told if word not in log.text} == set()
 
 
-def test_errors_are_told_the_way_python_tells_them():
+def test_errors_are_printed_the_way_python_prints_them():
     log, python = Log(TextLines()), Log(logging.Formatter("%(message)s"))
     error = raised(OSError("disk full"), RuntimeError("it broke"))
     for at in (log, python):
@@ -188,7 +188,7 @@ def test_errors_are_told_the_way_python_tells_them():
     assert line.split(r"failed\n")[1].split(r"\n") == python.text.splitlines()[1:]
 
 
-def test_errors_that_came_of_each_other_are_told_once():
+def test_errors_that_came_of_each_other_are_logged_once():
     first, second = raised(OSError("one")), raised(OSError("two"))
     first.__cause__, second.__cause__ = second, first
     log = json_log()

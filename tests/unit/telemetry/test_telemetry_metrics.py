@@ -52,7 +52,7 @@ def test_a_metric_has_a_name_a_unit_a_sentence_and_buckets_in_order(metric):
 
 
 @given(st.lists(st.tuples(st.sampled_from("ab"), st.integers(-5, 50))))
-def test_a_total_is_the_highest_that_was_told_and_never_goes_down(told):
+def test_a_total_is_the_highest_that_was_reported_and_never_goes_down(told):
     heard, highest = Listener(), Counter()
     for state, total in told:
         heard.telemetry.instruments.total(catalog.TARGET_TIME, total, {"state": state})
@@ -119,7 +119,7 @@ def test_rounds_without_a_draft_and_prompts_that_were_known_are_counted():
     assert counts(heard, catalog.ROUNDS) == {"prefill": 1, "plain": 2}
 
 
-async def test_how_things_are_is_told_at_once_and_at_the_end():
+async def test_the_state_is_reported_at_once_and_at_the_end():
     heard, began, value = Listener(), asyncio.Event(), 1
 
     def sample(instruments):
@@ -160,7 +160,7 @@ def offered(round_s, engine_s=None, *, verify_s=4):
     return Script(draft_s=8 - verify_s, verify_s=verify_s, verdict=verdict)
 
 
-def test_whether_speculation_pays_is_told_of_what_rounds_show():
+def test_whether_speculation_pays_is_reported_from_the_rounds():
     assert gains() == (None, None)
     assert gains(PLAIN) == (None, None)
     assert gains(PLAIN, Script(draft_s=2, verify_s=4, accepted=2)) == (3, 3)

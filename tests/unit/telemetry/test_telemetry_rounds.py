@@ -40,7 +40,7 @@ def test_the_first_rounds_have_spans_and_no_others(rounds, num_rounds):
 
 
 @given(scripts(), COUNTS)
-def test_engines_are_told_of_the_first_rounds_and_not_even_of_the_request_later(rounds, num_rounds):
+def test_engines_are_sampled_in_the_first_rounds_and_not_at_all_later(rounds, num_rounds):
     heard, request = watched(rounds, num_rounds)
     told = iter(request.engine.told)
     for index, at in enumerate(rounds):

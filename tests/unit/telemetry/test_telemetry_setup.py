@@ -190,7 +190,7 @@ def test_a_service_has_telemetry_and_all_of_it_is_exported_also_when_it_fails(tm
         (["--metrics-address", "127.0.0.1:{taken}"], 1, "can't be had for metrics"),
     ],
 )
-def test_a_service_that_can_not_speak_as_told_does_not_serve(capsys, argv, code, reason):
+def test_a_service_that_can_not_use_its_options_does_not_serve(capsys, argv, code, reason):
     async def serve(options, listening):
         raise AssertionError("it was served")
 

@@ -140,7 +140,7 @@ def test_a_directory_that_cannot_be_made_is_refused_at_once(tmp_path):
         FileSpanExporter(tmp_path, "router", max_bytes=0)
 
 
-def test_a_directory_that_is_lost_is_told_once_and_taken_up_again(tmp_path, caplog):
+def test_a_directory_that_is_lost_is_logged_once_and_taken_up_again(tmp_path, caplog):
     exporter = FileSpanExporter(tmp_path / "traces", "router")
     path = Path(tmp_path / "traces")
     (path / "router.jsonl").unlink()

@@ -3,7 +3,7 @@
 namespace slipstream {
 namespace {
 
-// Few: where somebody else keeps a core busy, two threads share one, and only yielding lets the
+// Few: where another process keeps a core busy, two threads share one, and only yielding lets the
 // other one arrive.
 constexpr int kSpins = 200;
 constexpr int kYields = 200;

@@ -132,7 +132,7 @@ def test_the_drafts_the_texts_and_the_targets_are_all_seen(models):
     assert seen == set(TokenOrigin) - {STORE}
 
 
-def test_nobody_says_where_tokens_came_from_who_is_not_asked(models):
+def test_the_origin_of_tokens_is_returned_only_on_request(models):
     asked, unasked = (
         run_of(models, Ask(max_tokens=20, with_origins=flag, with_rounds=flag))
         for flag in (True, False)
