@@ -2,7 +2,7 @@
 
 import re
 import tomllib
-from importlib.metadata import distributions
+from importlib.metadata import distribution
 from pathlib import Path
 
 import pytest
@@ -51,8 +51,7 @@ def asked(extras):
 
 def extras_named(requirement):
     """Packages that the extras of a requirement bring, of those that are installed."""
-    held = {canonicalize_name(at.name): at for at in distributions()}
-    for line in held[canonicalize_name(requirement.name)].requires or ():
+    for line in distribution(requirement.name).requires or ():
         part = Requirement(line)
         for extra in requirement.extras:
             if part.marker and part.marker.evaluate({**default_environment(), "extra": extra}):

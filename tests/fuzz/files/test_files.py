@@ -8,7 +8,7 @@ from fuzz.files.child import FAULT, LOADED, REFUSED
 from fuzz.files.kinds import kinds_of
 from fuzz.files.runner import CRASH, KEPT, SLOW, Limits, Runner
 
-SEED, NUM_CASES = 50, 60
+SEED, NUM_CASES = 50, 30
 LIMITS = Limits(memory=256 << 20, cpu_s=0.5)
 
 

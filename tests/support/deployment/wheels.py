@@ -3,6 +3,7 @@
 import shutil
 import zipfile
 from collections.abc import Iterable
+from functools import cache
 from importlib.metadata import Distribution, distribution
 from pathlib import Path
 
@@ -20,6 +21,7 @@ def pack(names: Iterable[str], folder: Path) -> Path:
     return folder
 
 
+@cache
 def needed(name: str) -> set[str]:
     asked = [Requirement(line) for line in distribution(name).requires or ()]
     here = [each for each in asked if each.marker is None or each.marker.evaluate({"extra": ""})]
