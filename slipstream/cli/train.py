@@ -22,13 +22,12 @@ from slipstream.ngrams.store_file import SUFFIX, NgramFile, StoreHeader
 from slipstream.options import option
 from slipstream.text.prompts import encode_answer, encode_prompt
 from slipstream.train.data import Document, ReadLimits, read_data
-from slipstream.train.data_run import DataReport, DataRun, make_plan, write_data, write_here
+from slipstream.train.data_run import DataReport, DataRun, make_plan, write_data
 from slipstream.train.decision_run import DecisionRun, run_decision
 from slipstream.train.four_bits import quantise as four_bits
 from slipstream.train.group import train_group
 from slipstream.train.heldout import Heldout
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
-from slipstream.train.ray_data import write_on_ray
 from slipstream.train.run import GlideRun, train_glide
 from slipstream.train.trainer import Check, TrainHooks, TrainReport
 
@@ -47,13 +46,7 @@ def _group() -> None:
 
 @app.command()
 @with_flags
-def data(
-    run: DataRun,
-    *,
-    ray: Annotated[
-        bool, typer.Option("--ray", help="Spread the shards over a Ray cluster.")
-    ] = False,
-) -> None:
+def data(run: DataRun) -> None:
     """Write training text: the target's answers to prompts."""
     console = Console(highlight=False, soft_wrap=True)
     plan = make_plan(run)
@@ -73,8 +66,7 @@ def data(
             if not console.is_terminal:
                 console.print(line)
 
-        spread = write_on_ray if ray else write_here
-        done = write_data(run, plan, clock=time.monotonic, report=report, spread=spread)
+        done = write_data(run, plan, clock=time.monotonic, report=report)
     console.print(f"{run.out}: {done} of {total} shards finished")
 
 

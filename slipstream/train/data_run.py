@@ -28,7 +28,7 @@ from slipstream.models.threads import set_num_threads
 from slipstream.options import option, required
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
-from slipstream.train.answers import BatchDecoder, EndRules, Talk, conversations
+from slipstream.train.answers import EndRules, Talk, conversations
 from slipstream.train.data import read_lines
 
 MANIFEST_NAME = "manifest.json"
@@ -172,65 +172,12 @@ class DataReport:
     seconds_left: float
 
 
-Spread = Callable[[DataRun, DataPlan, Sequence[int]], Iterator[int]]
-"""Function that writes the shards of these numbers, in any order, and yields the tokens of each."""
-
-
-class ShardWriter:
-    """Target of a process, loaded when first needed, which writes one shard after the other."""
-
-    def __init__(self, run: DataRun, plan: DataPlan) -> None:
-        self._run, self._shards = run, plan.shards
-        self._model: BatchDecoder | None = None
-
-    def _loaded(self) -> BatchDecoder:
-        """Return the target. `InvalidRequest` when its context is too short for the settings."""
-        if self._model is not None:
-            return self._model
-        run = self._run
-        if run.threads is not None:
-            set_num_threads(run.threads)
-        target = load_model(run.target, dtype=run.dtype, device=run.device)
-        needed = run.max_prompt_tokens + run.max_new_tokens
-        if needed > (limit := sizes_of(target.model).context_length):
-            raise InvalidRequest(
-                f"prompts and answers may have {needed} tokens together, but the context of "
-                f"{target.model_id} has {limit}"
-            )
-        self._tokenizer, self._ends = text_tokenizer(target.tokenizer), target.stop_token_ids
-        model = causal_model(target.model, numerics="fast")
-        self._model = BulkModel(model, max_new_tokens=run.max_new_tokens)
-        return self._model
-
-    def write(self, number: int) -> int:
-        """Write a shard, and return the tokens that the target wrote; the same conversations give
-        the same bytes."""
-        model = self._loaded()
-        lines = conversations(
-            model,
-            self._tokenizer,
-            self._shards[number],
-            EndRules(self._ends, self._run.max_new_tokens),
-            seed=self._run.seed_of(number),
-            max_prompt_tokens=self._run.max_prompt_tokens,
-        )
-        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
-        write_whole(_path(self._run.out, number), gzip.compress(text.encode(), mtime=0), mode=0o644)
-        return sum(len(line["g"]) for line in lines)
-
-
-def write_here(run: DataRun, plan: DataPlan, numbers: Sequence[int]) -> Iterator[int]:
-    """Write shards in this process."""
-    return map(ShardWriter(run, plan).write, numbers)
-
-
 def write_data(
     run: DataRun,
     plan: DataPlan,
     *,
     clock: Callable[[], float],
     report: Callable[[DataReport], None],
-    spread: Spread = write_here,
 ) -> int:
     """Write all shards that are not finished, or as many as `run.max_tokens` needs.
 
@@ -241,7 +188,7 @@ def write_data(
         done = len(plan.shards) - len(left)
         most = float("inf") if run.max_tokens is None else run.max_tokens - _num_generated(run.out)
         start, num_tokens = clock(), 0
-        for count, written in enumerate(spread(run, plan, left) if left and most > 0 else (), 1):
+        for count, written in enumerate(_shards(run, plan, left) if left and most > 0 else (), 1):
             done, num_tokens = done + 1, num_tokens + written
             seconds = clock() - start
             rate, rest = num_tokens / max(seconds, 1e-9), seconds / count * (len(left) - count)
@@ -249,6 +196,37 @@ def write_data(
             if num_tokens >= most:
                 break
     return done
+
+
+def _shards(run: DataRun, plan: DataPlan, numbers: Sequence[int]) -> Iterator[int]:
+    """Write the shards of these numbers, and yield the tokens that the target wrote in each; the
+    same conversations give the same bytes."""
+    if run.threads is not None:
+        set_num_threads(run.threads)
+    target = load_model(run.target, dtype=run.dtype, device=run.device)
+    needed = run.max_prompt_tokens + run.max_new_tokens
+    if needed > (limit := sizes_of(target.model).context_length):
+        raise InvalidRequest(
+            f"prompts and answers may have {needed} tokens together, but the context of "
+            f"{target.model_id} has {limit}"
+        )
+    tokenizer = text_tokenizer(target.tokenizer)
+    rules = EndRules(target.stop_token_ids, run.max_new_tokens)
+    model = BulkModel(
+        causal_model(target.model, numerics="fast"), max_new_tokens=run.max_new_tokens
+    )
+    for number in numbers:
+        lines = conversations(
+            model,
+            tokenizer,
+            plan.shards[number],
+            rules,
+            seed=run.seed_of(number),
+            max_prompt_tokens=run.max_prompt_tokens,
+        )
+        text = "".join(json.dumps(line, separators=(",", ":")) + "\n" for line in lines)
+        write_whole(_path(run.out, number), gzip.compress(text.encode(), mtime=0), mode=0o644)
+        yield sum(len(line["g"]) for line in lines)
 
 
 @contextmanager
