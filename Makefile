@@ -87,8 +87,17 @@ compat: ## the tests with the oldest supported torch and transformers
 bench: model ## speed and identity of all methods on the bundled prompts
 	$(BIN)/slipstream bench speed --prompts slipstream/data/prompts.jsonl --methods plain,ngram,glide,glide+cape+svip
 
-gpu: model ## check and measure everything on a GPU, in under 10 minutes; results in gpu-results
-	$(BIN)/slipstream bench gpu --device cuda
+gpu: model ## check and measure everything on a GPU, in 10 minutes or so; figures in gpu-results
+	@mkdir -p gpu-results; failed=0; short="--max-new-tokens 64 --limit 13"; \
+	run() { name=$$1; shift; \
+	  timeout 150 $(BIN)/slipstream bench "$$@" --device cuda --json gpu-results/$$name.json || failed=1; }; \
+	run graphs graphs; \
+	run speed speed $$short --methods plain,ngram,best; \
+	run sampled speed $$short --methods plain,best --temperature 1; \
+	run floors floors; \
+	run cost cost --rows 1,2,4,8,16,32,64,128; \
+	run serve serve $$short --methods plain,auto --repeats 1 --concurrency 1,4,16,64; \
+	exit $$failed
 
 protos: $(READY) ## regenerate slipstream/rpc/v1 from protos/
 	VENV=$(VENV) .ci/protos

@@ -32,7 +32,7 @@ from slipstream.cli.bench_flags import (
     machine_facts,
     weights_facts,
 )
-from slipstream.cli.bench_gpu import gpu
+from slipstream.cli.bench_gpu import floors, graphs
 from slipstream.cli.engine import open_async_client
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET, PlaceFlags, read_token
@@ -42,6 +42,7 @@ from slipstream.client import Client
 from slipstream.config import load_settings
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import shipped_folder
+from slipstream.exit_codes import FAILED
 from slipstream.options import option
 
 app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
@@ -218,7 +219,8 @@ def _environment(place: PlaceFlags, about: dict[str, Any]) -> dict[str, Any]:
     }
 
 
-app.command()(gpu)
+app.command()(graphs)
+app.command()(floors)
 
 
 @dataclass(frozen=True, slots=True)
@@ -248,7 +250,7 @@ def speed(
 
     All methods run in this process, prompt by prompt in turn. ratio is tokens per second over
     those of `plain`, prefill included; identical counts outputs with the tokens of plain
-    decoding.
+    decoding. Exits with 1 where these are promised and others came.
     """
     plan = replace(plan, methods=which.parsed(), questions=prompts.questions())
     models.check()
@@ -271,6 +273,8 @@ def speed(
         "draft_sha256": engines.draft_digests,
     }
     output.write({"environment": environment, "methods": figures})
+    if any(speeds.is_broken(parts["overall"]) for parts in figures.values()):
+        raise typer.Exit(FAILED)
 
 
 @app.command()

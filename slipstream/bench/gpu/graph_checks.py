@@ -36,7 +36,7 @@ def check_graphs(target: str, draft: str, *, dtype: str, device: str) -> dict[st
     """Return, of captured forwards and chains, how far they are from the same without capture.
 
     `is_equal` is False where a graph has other bits than its body, or hidden states are too far
-    from those of forwards without shapes.
+    from those of forwards without shapes; see `faults`.
     """
     models = [
         causal_model(load_target_parts(target, dtype=dtype, device=device).model, engine=engine)
@@ -53,6 +53,14 @@ def check_graphs(target: str, draft: str, *, dtype: str, device: str) -> dict[st
         "chains": _chains(model, models[1]),
         "memory": memory_use(models[0].device),
     }
+
+
+def faults(found: dict[str, Any]) -> Iterator[str]:
+    """Yield the forwards and graphs that are not as they must be."""
+    chains = found["chains"] or {"graphs": []}
+    for of in (*found["forwards"], *found["graphs"], *chains["graphs"]):
+        if not of["is_equal"]:
+            yield f"different: {of}"
 
 
 def _forwards(shaped: CausalModel, plain: CausalModel) -> Iterator[dict[str, Any]]:
