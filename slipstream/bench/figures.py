@@ -59,15 +59,11 @@ def _decode_rate(samples: Sequence[Sample]) -> float | None:
     return quotient(tokens, sum(sample.result.stats.timings.decode_s for sample in samples))
 
 
-def paired(
-    subject: Sequence[float | None], base: Sequence[float | None]
-) -> dict[str, float] | None:
-    """Return median, lowest and highest of subject over base, repeat by repeat; None without a
-    pair."""
-    found = [a / b for a, b in zip(subject, base, strict=True) if a is not None and b]
-    if not found:
-        return None
-    return {"median": median(found), "low": min(found), "high": max(found)}
+def paired(subject: Sequence[float], base: Sequence[float]) -> dict[str, float] | None:
+    """Return median, lowest and highest of subject over base, repeat by repeat; None where all of
+    the base are 0."""
+    found = [a / b for a, b in zip(subject, base, strict=True) if b]
+    return {"median": median(found), "low": min(found), "high": max(found)} if found else None
 
 
 def quotient(value: float | None, by: float | None) -> float | None:

@@ -26,11 +26,15 @@ from slipstream.bench.harness import (
     Advance,
     parse_numbers,
     require_distinct,
+    require_room,
     rotated,
 )
+from slipstream.bench.methods import Method
 from slipstream.bench.questions import Question, in_turn
+from slipstream.client import AsyncClient
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.stats import SpeculationStats
+from slipstream.core.types import SamplingParams
 from slipstream.options import check_bounds, option
 
 MAX_CONCURRENCY = 4096
@@ -137,9 +141,7 @@ class _Level:
                 answers.append((question.question_id, await engine.send(question, most)))
 
         begun = time.perf_counter()
-        async with asyncio.TaskGroup() as group:
-            for _ in range(users):
-                group.create_task(work())
+        await asyncio.gather(*(work() for _ in range(users)))
         seconds = time.perf_counter() - begun
         self._answers[engine.name] += answers
         self._speeds[engine.name].append(sum(of.num_tokens for _, of in answers) / seconds)
@@ -166,6 +168,26 @@ class _Level:
                 "differences": differences(outputs, alone),
             }
         return found
+
+
+def method_engine(method: Method, client: AsyncClient, sampling: SamplingParams) -> EngineUnderTest:
+    """Return a method as requests through a client of the SDK."""
+
+    async def send(question: Question, max_tokens: int) -> Answer:
+        result = await client.generate(
+            question.turns[0], max_tokens=max_tokens, sampling=sampling, speculation=method.options
+        )
+        return Answer(len(result.token_ids), result.token_ids, result.stats.speculation)
+
+    return EngineUnderTest(method.name, send, method.is_comparable(is_greedy=sampling.is_greedy))
+
+
+async def check_lengths(plan: LoadPlan, questions: Sequence[Question], client: AsyncClient) -> None:
+    """Raise `PromptTooLong` where a prompt and its answer exceed the model's context."""
+    limit = (await client.model_info()).limits.context_length
+    for question in questions:
+        length = len(await client.tokenize(question.turns[0]))
+        require_room(question.question_id, length, plan.max_new_tokens, limit)
 
 
 def load_table(figures: Figures) -> Table:

@@ -36,63 +36,46 @@ def parse_endpoints(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-class Endpoint:
-    """One server, and the first model that it serves."""
+def endpoint(name: str, url: str, token: str | None, pool: ThreadPoolExecutor) -> EngineUnderTest:
+    """Return a server with the first model that it serves. Raises `ServiceError` without one."""
+    models = _json(f"{url}/models", token).get("data")
+    if not models:
+        raise ServiceError(f"{url} serves no model")
 
-    def __init__(self, url: str, token: str | None, pool: ThreadPoolExecutor) -> None:
-        """Look for the model. Raises `ServiceError` where there is no server or no model."""
-        self._url = url
-        self._token = token
-        self._pool = pool
-        is_local = are_local(f"{urlsplit(url).hostname}:0")
-        self._opener = build_opener(*[ProxyHandler({})] * is_local)
-        models = self._json("/models").get("data")
-        if not models:
-            raise ServiceError(f"{url} serves no model")
-        self.model: str = models[0]["id"]
-
-    async def send(self, question: Question, max_tokens: int) -> Answer:
-        """Return the answer to a question. Raises `ServiceError`."""
-        loop = asyncio.get_running_loop()
-        return await loop.run_in_executor(self._pool, self._answer, question.turns[0], max_tokens)
-
-    def _answer(self, prompt: str, max_tokens: int) -> Answer:
-        body = {
-            "model": self.model,
-            "messages": [{"role": "user", "content": prompt}],
-            "max_tokens": max_tokens,
-            "temperature": 0,
-        }
-        values = self._json("/chat/completions", body)
+    def answer(prompt: str, max_tokens: int) -> Answer:
+        message = {"role": "user", "content": prompt}
+        body = {"model": models[0]["id"], "messages": [message], "temperature": 0}
+        values = _json(f"{url}/chat/completions", token, body | {"max_tokens": max_tokens})
         try:
             text = values["choices"][0]["message"].get("content") or ""
             return Answer(values["usage"]["completion_tokens"], text)
         except (KeyError, IndexError, TypeError, AttributeError) as error:
             raise ServiceError(
-                f"{self._url} sends no usage or no answer, so its tokens can't be counted"
+                f"{url} sends no usage or no answer, so its tokens can't be counted"
             ) from error
 
-    def _json(self, path: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-        headers = {"Content-Type": "application/json"}
-        if self._token is not None:
-            headers["Authorization"] = f"Bearer {self._token}"
-        data = None if body is None else json.dumps(body).encode()
-        request = Request(f"{self._url}{path}", data, headers)
-        try:
-            with self._opener.open(request, timeout=_TIMEOUT_S) as answer:
-                values: dict[str, Any] = json.load(answer)
-                return values
-        except HTTPError as error:
-            with error:
-                text = error.read(500).decode(errors="replace").strip()
-            raise ServiceError(f"{self._url}{path} answers {error.code}: {text}") from None
-        except (OSError, HTTPException, ValueError) as error:
-            raise ServiceError(f"{self._url}{path} does not answer ({error})") from None
+    async def send(question: Question, max_tokens: int) -> Answer:
+        loop = asyncio.get_running_loop()
+        return await loop.run_in_executor(pool, answer, question.turns[0], max_tokens)
+
+    return EngineUnderTest(name, send)
 
 
-def endpoint_engines(
-    urls: dict[str, str], token: str | None, pool: ThreadPoolExecutor
-) -> list[EngineUnderTest]:
-    """Return the servers, in the order of `urls`. Raises `ServiceError` where one is missing."""
-    endpoints = {name: Endpoint(url, token, pool) for name, url in urls.items()}
-    return [EngineUnderTest(name, endpoint.send) for name, endpoint in endpoints.items()]
+def _json(url: str, token: str | None, body: dict[str, Any] | None = None) -> dict[str, Any]:
+    headers = {"Content-Type": "application/json"}
+    if token is not None:
+        headers["Authorization"] = f"Bearer {token}"
+    request = Request(url, None if body is None else json.dumps(body).encode(), headers)
+    is_local = are_local(f"{urlsplit(url).hostname}:0")
+    try:
+        with build_opener(*[ProxyHandler({})] * is_local).open(
+            request, timeout=_TIMEOUT_S
+        ) as found:
+            values: dict[str, Any] = json.load(found)
+            return values
+    except HTTPError as error:
+        with error:
+            text = error.read(500).decode(errors="replace").strip()
+        raise ServiceError(f"{url} answers {error.code}: {text}") from None
+    except (OSError, HTTPException, ValueError) as error:
+        raise ServiceError(f"{url} does not answer ({error})") from None

@@ -24,7 +24,7 @@ from slipstream.bench.methods import (
     parse_request_methods,
     with_plain,
 )
-from slipstream.bench.peers import endpoint_engines, parse_endpoints
+from slipstream.bench.peers import endpoint, parse_endpoints
 from slipstream.cli.bench_flags import (
     ModelFlags,
     OutputFlags,
@@ -143,9 +143,9 @@ def peers(
     token = None if which.endpoint_token_file is None else read_token(which.endpoint_token_file)
     with (
         ThreadPoolExecutor(max(plan.users), "endpoint") as pool,
-        step_bar(plan.num_runs(len(urls))) as advance,
+        step_bar(len(plan.users) * len(urls) * plan.repeats) as advance,
     ):
-        engines = endpoint_engines(urls, token, pool)
+        engines = [endpoint(name, url, token, pool) for name, url in urls.items()]
         run = load.measure_load(plan, questions, engines, engines[0].send, advance=advance)
         figures = asyncio.run(run)
     facts = {**machine_facts("cpu"), "endpoints": urls, **prompts.facts(), **asdict(plan)}
@@ -188,14 +188,22 @@ def serve(
             info = await client.model_info()
             about = {"model": info.model, "dtype": info.dtype, "numerics": info.numerics}
             await load.check_lengths(plan, questions, client)
-            engines = load.method_engines(methods, client, sampling.params())
-            (plain,) = load.method_engines([parse_method(PLAIN)], client, sampling.params())
-            with step_bar(plan.num_runs(len(engines))) as advance:
+            plain, *engines = (
+                load.method_engine(method, client, sampling.params())
+                for method in (parse_method(PLAIN), *methods)
+            )
+            with step_bar(len(plan.users) * len(engines) * plan.repeats) as advance:
                 run = load.measure_load(plan, questions, engines, plain.send, advance=advance)
                 return await run, about
 
     figures, about = asyncio.run(measured())
-    facts = {**_environment(place, about), **prompts.facts(), **asdict(plan), **asdict(sampling)}
+    facts = {**machine_facts(place.engine.device or "cpu"), "router": place.router.router, **about}
+    if place.is_remote:  # about engines elsewhere only what the router sends
+        facts |= {"device": None, "threads": None}
+    else:
+        facts |= {"draft": place.engine.draft or "glide"}
+        facts |= weights_facts(place.engine.target or DEFAULT_TARGET)
+    facts |= {**prompts.facts(), **asdict(plan), **asdict(sampling)}
     _show(figures, "serve", {**facts, "num_prompts": len(questions)}, output)
 
 
@@ -205,18 +213,6 @@ def _show(
     figures_console().print(load.load_table(figures))
     show_lines(load.remarks(figures))
     output.write({"environment": environment, name: figures})
-
-
-def _environment(place: PlaceFlags, about: dict[str, Any]) -> dict[str, Any]:
-    """Return facts about this machine; about engines elsewhere only what the router sends."""
-    facts = machine_facts("cpu") | about
-    if place.is_remote:
-        return facts | {"router": place.router.router, "device": None, "threads": None}
-    return facts | {
-        "device": machine_facts(place.engine.device or "cpu")["device"],
-        "draft": place.engine.draft or "glide",
-        **weights_facts(place.engine.target or DEFAULT_TARGET),
-    }
 
 
 app.command()(graphs)

@@ -1,15 +1,10 @@
 """`slipstream bench serve` on tiny models: embedded and behind a router."""
 
-import asyncio
 import json
 
 import pytest
 
-from slipstream.bench.load import LoadPlan, measure_load, method_engines
-from slipstream.bench.methods import parse_request_methods
-from slipstream.bench.questions import Question
 from slipstream.cli.main import exit_code
-from slipstream.core.types import SamplingParams
 from support.commands import refusal
 from support.models.bench_files import save_prompts
 from support.services import fleet
@@ -36,8 +31,7 @@ def test_outputs_under_load_are_those_of_the_prompts_alone(target, tmp_path, cap
         assert list(level["engines"]) == ["plain", "auto", "forced"]
         for name, of in level["engines"].items():
             num = 2 * 2 * level["users"]
-            assert (of["requests"], of["finished"], of["errors"]) == (num, num, {})
-            assert of["identity"]["identical"] == of["identity"]["outputs"] == num
+            assert of["requests"] == of["identical"] == of["outputs"] == num
             assert (of["drafted_tokens"] > 0) is (name == "forced") or name == "auto"
             assert of["tokens_per_s"] > 0
     assert written["environment"]["max_new_tokens"] == 12
@@ -65,22 +59,4 @@ def test_a_router_serves_a_load_as_embedded_engines_do(target, tmp_path):
     written = json.loads(out.read_text())
     assert written["environment"]["router"] == cluster.address
     for of in written["serve"]["levels"][0]["engines"].values():
-        assert (of["finished"], of["identity"]["identical"], of["errors"]) == (4, 4, {})
-
-
-async def test_what_a_router_refuses_is_counted_and_the_rest_is_measured(target):
-    questions = tuple(Question(at, category, tuple(turns)) for at, category, turns in PROMPTS)
-    methods = parse_request_methods("plain,forced")
-    plan = LoadPlan("4", requests_per_worker=3, max_new_tokens=16, repeats=1)
-    one, draft = fleet.target_worker(target), fleet.draft_worker("ngram", target)
-    limits = {"max_requests": 2}
-    async with fleet.running(one, draft), fleet.routed([one], [draft], **limits) as client:
-        engines = method_engines(methods, client, SamplingParams())
-        plain, advance = engines[0].send, lambda name: None
-        measured = measure_load(plan, questions, engines, plain, advance=advance)
-        figures = await asyncio.wait_for(measured, 60)
-    for of in figures["levels"][0]["engines"].values():
-        assert of["requests"] == 12
-        assert of["finished"] + sum(of["errors"].values()) == 12
-        assert set(of["errors"]) == {"CapacityError"}
-        assert of["identity"]["identical"] == of["finished"] > 0
+        assert of["requests"] == of["identical"] == 4

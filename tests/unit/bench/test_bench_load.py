@@ -1,77 +1,72 @@
 """Load: what a run sends, how answers are compared, and what is refused."""
 
-from collections import Counter
-
 import pytest
 
 from slipstream.bench.figures import paired
-from slipstream.bench.load import (
-    Answer,
-    EngineUnderTest,
-    LoadPlan,
-    LoadRun,
-    load_figures,
-    measure_load,
-    remarks,
-)
+from slipstream.bench.load import Answer, EngineUnderTest, LoadPlan, measure_load, remarks
 from slipstream.bench.questions import Question
-from slipstream.core.request.stats import SpeculationStats
+from slipstream.core.errors import CapacityError
 from support.commands import refusal
 
 QUESTIONS = tuple(Question(at, "ab"[at % 2], (f"prompt {at}",)) for at in range(5))
-STATS = SpeculationStats(2, 1, 5, 4, 0, (), (), (), {}, {}, True)
-ENGINES = tuple(EngineUnderTest(name, None, is_exact=True) for name in ("plain", "auto"))
-
-
-def run(*answers, seconds=1.0, **errors):
-    found = [(name, Answer(len(tokens), tokens, STATS)) for name, tokens in answers]
-    return LoadRun(found, Counter(errors), seconds)
-
-
-def test_repeats_go_on_in_the_questions_which_are_mixed_by_category():
-    plan = LoadPlan("1,2")
-    sent = [[at.question_id for at in plan.questions_of(QUESTIONS, 1, n)] for n in range(3)]
-    assert sent == [[0, 1], [2, 3], [4, 0]]
 
 
 async def test_every_repeat_goes_through_all_loads_and_the_order_of_engines_moves_on():
-    log = []
+    log, sent = [], {"plain": [], "auto": []}
 
-    async def send(question, max_tokens):
-        return Answer(max_tokens, question.turns[0])
+    def engine(name):
+        async def send(question, max_tokens):
+            sent[name].append(question.question_id)
+            return Answer(max_tokens, question.turns[0])
+
+        return EngineUnderTest(name, send)
 
     plan = LoadPlan("1,2", repeats=2)
-    engines = [EngineUnderTest(name, send) for name in ("plain", "auto")]
-    figures = await measure_load(plan, QUESTIONS, engines, send, advance=log.append)
+    plain, auto = engine("plain"), engine("auto")
+    figures = await measure_load(
+        plan, QUESTIONS, [plain, auto], engine("auto").send, advance=log.append
+    )
     assert log == ["plain", "auto"] * 2 + ["auto", "plain"] * 2
     for level in figures["levels"]:
         for of in level["engines"].values():
-            assert of["identity"]["identical"] == of["finished"] == 2 * 2 * level["users"]
+            assert of["identical"] == of["requests"] == 2 * 2 * level["users"]
+    mixed = [0, 1, 2, 3, 4]  # by category in turn; the second repeat goes on where the first ended
+    assert sent["plain"] == [0, *mixed[:2], *mixed[:4], *mixed[2:4], *(mixed * 2)[4:8]]
 
 
-def test_figures_are_of_all_runs_and_ratios_of_neighbours():
-    runs = {
-        "plain": [run((1, (5, 6)), seconds=1.0), run((1, (5, 6)), seconds=2.0)],
-        "auto": [run((1, (5, 7)), seconds=0.5), run((1, (5, 6)), seconds=2.0, CapacityError=3)],
-    }
-    figures = load_figures(ENGINES, {8: runs}, {1: (5, 6)})
-    ([level], base) = figures["levels"], figures["base"]
-    of = level["engines"]["auto"]
-    assert (base, level["users"]) == ("plain", 8)
-    assert (of["tokens_per_s"], of["ratio"]["median"]) == (2.5, 1.5)
-    assert (of["requests"], of["finished"], of["errors"]) == (5, 2, {"CapacityError": 3})
-    assert (of["mean_acceptance_length"], of["rounds"], of["plain_rounds"]) == (3.0, 6, 2)
-    assert level["engines"]["plain"]["ratio"]["median"] == 1
+async def test_an_answer_that_load_has_changed_is_named_where_identity_is_promised():
+    async def alone(question, max_tokens):
+        return Answer(2, (5, 6))
+
+    async def changed(question, max_tokens):
+        return Answer(2, (5, 7) if question.question_id == 1 else (5, 6))
+
+    engines = [EngineUnderTest("plain", alone, True), EngineUnderTest("auto", changed, True)]
+    engines.append(EngineUnderTest("sampled", changed))
+    plan = LoadPlan("2", repeats=1)
+    figures = await measure_load(plan, QUESTIONS, engines, alone, advance=lambda name: None)
+    (level,) = figures["levels"]
+    assert [of["identical"] for of in level["engines"].values()] == [4, 3, 3]
     assert list(remarks(figures)) == [
-        "auto with 8 users differs from the prompts alone: 1 at token 1",
-        "auto with 8 users: 3 failed with CapacityError",
+        "auto with 2 users differs from the prompts alone: 1 at token 1"
     ]
 
 
+async def test_a_request_that_fails_ends_the_benchmark():
+    async def send(question, max_tokens):
+        if question.question_id == 3:
+            raise CapacityError("the router is full")
+        return Answer(1, (5,))
+
+    plan, engine = LoadPlan("2", repeats=1), EngineUnderTest("plain", send)
+    with pytest.raises(CapacityError, match="the router is full"):
+        await measure_load(plan, QUESTIONS, [engine], send, advance=lambda name: None)
+
+
 def test_ratios_are_of_runs_that_were_neighbours():
-    found = paired([2.0, 6.0, None], [1.0, 2.0, 5.0])
+    found = paired([2.0, 6.0, 9.0], [1.0, 2.0, 0.0])
     assert found == {"median": 2.5, "low": 2.0, "high": 3.0}
-    assert paired([None], [1.0]) is None
+    assert paired([1.0], [0.0]) is None
 
 
 BAD = [
