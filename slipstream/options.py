@@ -30,7 +30,7 @@ def option(
 ) -> T:
     """Return a field with its line of help, and its bounds for `check_bounds`.
 
-    A secret has no flag, because everybody can read a process's arguments, and is never logged.
+    A secret has no flag, because any user can read a process's arguments, and is never logged.
     `shown` are arguments of typer, for options of commands.
     """
     about = {"help": help, "above": above, "least": least, "secret": secret, "shown": shown}

@@ -32,9 +32,9 @@ def lines(page):
 
 def command(words):
     """The options of the command that the first words name, and what is left of them."""
-    from slipstream.cli import bench, calibrate, main, ray, train
+    from slipstream.cli import bench, calibrate, main, train
 
-    groups = {"train": train.app, "calibrate": calibrate.app, "bench": bench.app, "ray": ray.app}
+    groups = {"train": train.app, "calibrate": calibrate.app, "bench": bench.app}
     if words[0] == "serve":
         roles = [CONFIGS[words[1]]] if words[1] != "ROLE" else CONFIGS.values()  # any will do
         options = [at for kind in (*roles, TelemetryConfig) for at in options_of(kind)]

@@ -44,7 +44,6 @@ _SERVICES = {
 _LATER = {
     "bench": ("slipstream.cli.bench", "Measure speed and identity."),
     "train": ("slipstream.cli.train", "Train draft models."),
-    "ray": ("slipstream.cli.ray", "Run pools of targets and drafts on a Ray cluster."),
     "calibrate": ("slipstream.cli.calibrate", "Find the fastest way to draft, for a profile."),
 }
 _COMPLETION = ("--install-completion", "--show-completion", "--help")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Coroutine
 from contextlib import ExitStack
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Annotated, Any, Protocol, TypeVar
+from typing import TYPE_CHECKING, Annotated, Any, TypeVar
 
 import typer
 
@@ -20,7 +20,7 @@ from slipstream.core.errors import UnsupportedCombination
 from slipstream.options import option
 
 if TYPE_CHECKING:
-    from slipstream.local.stack import StackPlan
+    from slipstream.local.stack import Stack, StackPlan
 
 T = TypeVar("T")
 NO_PROCESS = ("ngram", "none")
@@ -120,7 +120,7 @@ def up(*, models: StackFlags, port: Port = 50051, http: Http = None, traces: Tra
             if hint is not None:
                 typer.echo(hint, err=True)
 
-        asyncio.run(run_until_signal(Stack(plan, on_line=show), on_ready=on_ready))
+        asyncio.run(_run_until_signal(Stack(plan, on_line=show), on_ready=on_ready))
 
 
 def traces_directory(given: str | None, config: Path | None) -> Path | None:
@@ -133,40 +133,22 @@ def traces_directory(given: str | None, config: Path | None) -> Path | None:
     return None if telemetry.traces else traces_dir()
 
 
-class Services(Protocol):
-    """Services that are started, watched and stopped as one."""
-
-    async def start(self) -> str:
-        """Start; return the address at which requests can be sent from now on."""
-        ...
-
-    async def watch(self) -> None:
-        """Keep them running. Raises once that is impossible."""
-        ...
-
-    async def stop(self, *, hurry: bool = False) -> None:
-        """Let running requests finish, unless in a hurry, and end. May be repeated."""
-        ...
-
-
-async def run_until_signal(
-    services: Services, *, on_ready: Callable[[], None] = lambda: None
-) -> None:
+async def _run_until_signal(stack: "Stack", *, on_ready: Callable[[], None]) -> None:
     """Start, print `ready HOST:PORT`, and stop at SIGTERM or SIGINT; a second one hurries that.
 
     `on_ready` is called first.
     """
     signals = _Signals()
     try:
-        address = await signals.unless_sent(services.start())
+        address = await signals.unless_sent(stack.start())
         if address is not None:
             on_ready()
             typer.echo(f"ready {address}")
-            await signals.unless_sent(services.watch())
+            await signals.unless_sent(stack.watch())
     finally:
         signals.sent.clear()
-        if await signals.unless_sent(_done(services.stop())) is None:
-            await services.stop(hurry=True)
+        if await signals.unless_sent(_done(stack.stop())) is None:
+            await stack.stop(hurry=True)
 
 
 async def _done(work: Coroutine[Any, Any, None]) -> bool:

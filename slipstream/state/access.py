@@ -31,16 +31,16 @@ class Entry:
     """SHA-256 of the bearer token: 64 lower-case hexadecimal digits."""
     limits: QuotaLimits = field(default_factory=QuotaLimits)
     expires: date | None = None
-    """The first day, in UTC, on which it opens nothing."""
+    """First day, in UTC, on which the key is refused."""
 
 
 def read_keys(path: Path) -> tuple[Entry, ...]:
-    """The keys of a file, none where it says so. Raises `InvalidRequest` for one that is broken."""
+    """Return the keys of a file. Raises `InvalidRequest` for a file that is broken."""
     return parse_keys(read_text(path), str(path))
 
 
 def parse_keys(text: str, path: str) -> tuple[Entry, ...]:
-    """The keys that a text has; `path` is what its errors call it. Raises `InvalidRequest`."""
+    """Return the keys of a text; errors name it `path`. Raises `InvalidRequest`."""
     tables = parse_toml(text, path)
     for name in tables:
         if name != "keys":
@@ -54,7 +54,7 @@ def parse_keys(text: str, path: str) -> tuple[Entry, ...]:
 
 
 def check_name(name: str) -> str:
-    """The name of a key; `InvalidRequest` unless it is one."""
+    """Return the name of a key. Raises `InvalidRequest` unless it is one."""
     if not _NAME.fullmatch(name):
         raise InvalidRequest(
             f"the key's name is {name[:80]!r}, but must be 1 to 64 letters, digits, - and _"
@@ -63,7 +63,7 @@ def check_name(name: str) -> str:
 
 
 def render(entry: Entry) -> str:
-    """A key as it stands in a file."""
+    """Return a key as it stands in a file."""
     lines = [f"[keys.{entry.name}]", f'sha256 = "{entry.sha256}"']
     lines += [f"{name} = {limit}" for name, limit in entry.limits.given().items()]
     lines += [] if entry.expires is None else [f"expires = {entry.expires.isoformat()}"]
@@ -112,8 +112,8 @@ def _check_apart(entries: tuple[Entry, ...], path: str) -> None:
         other = seen.setdefault(entry.sha256, entry.name)
         if other != entry.name:
             raise InvalidRequest(
-                f"{path} has one sha256 for the keys {other!r} and {entry.name!r}, so that nobody"
-                " could tell whose token it is"
+                f"{path} has one sha256 for the keys {other!r} and {entry.name!r}, but each token"
+                " belongs to one key"
             )
 
 
@@ -134,7 +134,10 @@ class Key:
 
 
 class Access:
-    """The keys of a file, read again when it changes. Without a file, everybody may."""
+    """Authentication by the keys of a file, which is read again when it changes.
+
+    Without a file, no token is needed.
+    """
 
     def __init__(
         self,
@@ -150,11 +153,11 @@ class Access:
         self._entries: tuple[Entry, ...] = () if path is None else read_keys(path)
         if path is not None:
             if not self._entries:
-                raise InvalidRequest(f"{path} has no key in it, so nobody could be let in")
+                raise InvalidRequest(f"{path} has no key in it, so every request would be refused")
             warn_of_readers(path)
 
     def check(self, metadata: Metadata | None) -> Key:
-        """Whose token is shown. Raises `Unauthenticated` unless it is that of a key.
+        """Return the key of the bearer token. Raises `Unauthenticated` for a token of no key.
 
         Takes as long for every wrong token, so that none can be guessed bit by bit.
         """
@@ -171,7 +174,7 @@ class Access:
         return Key(entry.name, entry.limits)
 
     def _follow(self, path: Path) -> None:
-        """Have the file's keys if it has changed; those of before while it is broken."""
+        """Read the file again if it has changed; while it is broken, the keys stay."""
         now_s = self._clock()
         if now_s - self._checked_s < CHECK_S:
             return
@@ -190,7 +193,7 @@ class Access:
 
 
 def _state(path: Path) -> tuple[int, ...] | None:
-    """Return what tells versions of a file apart; None for no file."""
+    """Return what differs between versions of a file; None for no file."""
     try:
         found = os.stat(path)
     except OSError:
@@ -201,5 +204,5 @@ def _state(path: Path) -> tuple[int, ...] | None:
 def _token(metadata: Metadata | None) -> bytes:
     shown = [value for key, value in metadata or () if key.lower() == "authorization"]
     if len(shown) != 1 or not str(shown[0]).startswith(_PREFIX):
-        raise Unauthenticated("the call shows no bearer token")
+        raise Unauthenticated("the call has no bearer token")
     return str(shown[0]).removeprefix(_PREFIX).encode()

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import pytest
 
 from slipstream.client import Client, Mode, SpeculationOptions
-from support.services.pools import ray_up
+from support.services.pools import ray_pools
 from support.services.processes import save_long_checkpoint
 
 pytestmark = [pytest.mark.chaos, pytest.mark.timeout(600)]
@@ -16,11 +16,11 @@ LENGTH = 200
 FORCED = SpeculationOptions(mode=Mode.FORCED)
 CALLERS = 16
 SCALING = {
-    "--max-drafts": "3",
-    "--draft-load": "0.6",
-    "--look-back-s": "3",
-    "--upscale-delay-s": "1",
-    "--downscale-delay-s": "3",
+    "max_replicas": 3,
+    "load_per_replica": 0.6,
+    "look_back_s": 3,
+    "upscale_delay_s": 1,
+    "downscale_delay_s": 3,
 }
 
 
@@ -51,15 +51,14 @@ def answers_until(address, condition, *, callers):
     return [answer for asked in asking for answer in asked.result()]
 
 
-def test_drafts_grow_under_load_and_shrink_after_it_and_no_stream_fails(tiny):
+def test_drafts_grow_under_load_and_shrink_after_it_and_no_stream_fails(tiny, tmp_path):
     with Client.embedded(str(tiny), "none", dtype="float32") as client:
         plain = client.generate(PROMPT, max_tokens=LENGTH).token_ids
-    flags = [part for pair in SCALING.items() for part in pair]
-    with ray_up(tiny, *flags) as pools:
-        address = pools.process.ready()
+    with ray_pools(tiny, tmp_path, **SCALING) as pools:
+        address = pools.router.ready()
         first = pools.until("draft", number=1)
         grown = answers_until(address, lambda: pools.until("draft", number=3), callers=CALLERS)
-        pools.process.until_logged("slipstream.router draft ", times=3)
+        pools.router.until_logged("slipstream.router draft ", times=3)
         # One caller is no reason for three drafts, and is there when two of them go.
         shrunk = answers_until(address, lambda: pools.until("draft", number=1), callers=1)
         assert len(pools.until("draft", number=1)) == len(first)

@@ -1,6 +1,5 @@
 """Pools of drafts and targets on Ray: the tokens of plain processes, whoever is killed."""
 
-import signal
 from contextlib import closing
 from itertools import islice
 
@@ -8,7 +7,7 @@ import pytest
 
 from slipstream.client import Client, Mode, SpeculationOptions
 from support.network.streams import tokens_of
-from support.services.pools import ray_up
+from support.services.pools import ray_pools
 from support.services.processes import command_line, freeze, kill, thaw
 
 PROMPT = "the quick brown fox"
@@ -17,20 +16,17 @@ FORCED = SpeculationOptions(mode=Mode.FORCED)
 
 
 @pytest.fixture(scope="module")
-def pools(model):
-    with ray_up(model, "--min-drafts", "2") as pools:
-        pools.process.ready()
-        pools.process.until_logged("is ready", times=3)  # to the router
+def pools(model, tmp_path_factory):
+    with ray_pools(model, tmp_path_factory.mktemp("ray"), min_replicas=2, max_replicas=2) as pools:
+        pools.router.until_logged("is ready", times=3)
         yield pools
         children = [*pools.services("target"), *pools.services("draft")]
-        pools.process.signal(signal.SIGTERM)
-        assert pools.process.wait() == 0
-        assert [command_line(pid) for pid in children] == [""] * 3
+    assert [command_line(pid) for pid in children] == [""] * 3
 
 
 @pytest.fixture
 def client(pools):
-    with Client(pools.process.ready()) as client:
+    with Client(pools.router.ready()) as client:
         yield client
 
 
@@ -38,7 +34,6 @@ def test_pools_say_what_plain_decoding_says_and_rounds_go_past_ray(pools, client
     result = client.generate(PROMPT, max_tokens=60, speculation=FORCED)
     assert result.token_ids == plain(PROMPT, 60)
     assert result.stats.speculation.num_draft_tokens > 0
-    assert pools.process.out == [f"ready {pools.process.ready()}"]
     replicas = client.server_info().replicas
     assert sorted(at.role.value for at in replicas) == ["draft", "draft", "target"]
     assert {at.address.rpartition(":")[0] for at in replicas} == {"127.0.0.1"}
@@ -62,7 +57,7 @@ def test_a_killed_replica_costs_no_token_and_ray_replaces_all(pools, client, pla
 
 
 def test_replicas_that_came_later_are_used_like_those_before(pools, client, plain):
-    pools.process.until_logged(" is ready", times=6)
+    pools.router.until_logged(" is ready", times=6)
     result = client.generate(PROMPT, max_tokens=60, speculation=FORCED)
     assert result.token_ids == plain(PROMPT, 60)
     assert result.stats.speculation.num_draft_tokens > 0

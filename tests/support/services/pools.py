@@ -1,37 +1,56 @@
-"""Pools on Ray as processes: `slipstream ray up`, and the services that its replicas keep."""
+"""Pools on Ray as processes: `serve run`, a router, and the services that the replicas keep."""
 
+import json
+import signal
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
-from support.services.processes import LIMIT_S, Process, command_line
+from support.services.processes import LIMIT_S, Process, command_line, serve
 from support.state.redis_server import running_redis
 
 # A busy machine is no reason to give up, nor to wait for what else runs there.
 _ENV = {
     "RAY_raylet_start_wait_time_s": "120",
     "RAY_worker_niceness": "0",
+    "RAY_USAGE_STATS_ENABLED": "0",
     "SLIPSTREAM_ROUTER_TARGET_WAIT_S": "120",
 }
 _POLL_S = 0.1
 
 
 @contextmanager
-def ray_up(model: Path, *flags: str) -> Iterator["RayPools"]:
-    """Pools of a tiny model that drafts for itself, in a cluster of their own."""
-    named = ["--model", str(model), "--draft", f"vanilla:{model}", "--dtype", "float32"]
+def ray_pools(model: Path, folder: Path, **draft: Any) -> Iterator["RayPools"]:
+    """Pools of a tiny model that drafts for itself, in a cluster of their own, and a router.
+
+    `draft` are further arguments of the pool of drafts.
+    """
+    engine = {"dtype": "float32", "threads": 1}
     # Little is left of two processors for many replicas: what they are to keep is not what counts.
-    light = ["--target-cpus", "0.2", "--draft-cpus", "0.2", "--threads", "1", "--port", "0"]
+    target = {"num_cpus": 0.2, "options": {"model": str(model), **engine}}
+    options = {"draft": f"vanilla:{model}", "target_model": str(model), **engine}
+    draft = {"num_cpus": 0.2, "options": options, **draft}
     with running_redis() as store:
-        words = ["ray", "up", "--store-url", store, *named, *light, *flags]
-        with Process("slipstream.cli.main", *words, env=_ENV) as process:
-            yield RayPools(process)
+        pools = {"host": "127.0.0.1", "store_url": store, "target": target, "draft": draft}
+        app = {"import_path": "slipstream.cluster.app:build", "route_prefix": None, "args": pools}
+        config, file = {"proxy_location": "Disabled", "applications": [app]}, folder / "pools.yaml"
+        file.write_text(json.dumps(config), encoding="utf-8")  # which is YAML, too
+        words = ("run", "--address", "local", str(file))
+        found = ("--targets", "registry:", "--drafts", "registry:", "--store-url", store)
+        with (
+            Process("ray.serve.scripts", *words, env=_ENV) as cluster,
+            serve("router", "--address", "127.0.0.1:0", *found, env=_ENV) as router,
+        ):
+            yield RayPools(cluster, router)
+            cluster.signal(signal.SIGINT)
+            assert cluster.wait() == 0
 
 
 class RayPools:
-    def __init__(self, process: Process) -> None:
-        self.process = process
+    def __init__(self, cluster: Process, router: Process) -> None:
+        self.cluster, self.router = cluster, router
 
     def services(self, role: str) -> dict[int, int]:
         """Services of a role that run, each with the actor that keeps it."""
@@ -49,11 +68,11 @@ class RayPools:
             if len(found) == number:
                 return found
             pause.wait(_POLL_S)
-        raise AssertionError(f"there are {found}, and not {number} {role}s: {self.process.err}")
+        raise AssertionError(f"there are {found}, and not {number} {role}s: {self.cluster.err}")
 
     def _is_ours(self, pid: int) -> bool:
         while pid > 1:
-            if pid == self.process.pid:
+            if pid == self.cluster.pid:
                 return True
             pid = _parent(pid)
         return False
