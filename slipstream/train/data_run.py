@@ -48,16 +48,12 @@ class DataRun:
     device: str = option(CPU, "cpu, cuda or cuda:N.")
     dtype: str = option(AUTO, "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).")
     threads: int | None = option(None, "CPU threads of each process.", min=1)
-    max_tokens: int | None = option(
-        None, "Begin no shard after so many generated tokens in all.", min=1
-    )
     max_new_tokens: int = option(160, "Longest answer, in tokens.", min=1)
     temperatures: str = option("0:0.5,0.7:0.2,1:0.3", "Temperatures and their weights.")
     batch: int = option(128, "Conversations decoded together.", min=1)
     max_prompt_tokens: int = option(
         864, "Longest prompt, in tokens; longer ones are left out.", min=1
     )
-    samples_per_prompt: int = option(1, "Answers to each prompt.", min=1)
     seed: int = option(0, "Seed of temperatures, order and samples.", min=0)
 
     def __post_init__(self) -> None:
@@ -114,7 +110,6 @@ def make_plan(run: DataRun) -> DataPlan:
         "tokenizer": tokenizer.vocab_hash,
         "chat_template": hashlib.sha256(tokenizer.chat_template.encode()).hexdigest(),
         "files": digests,
-        "samples_per_prompt": run.samples_per_prompt,
         **{name: getattr(run, name) for name in names},
     }
     return DataPlan(make_shards(kept, run), manifest, len(talks) - len(kept))
@@ -125,11 +120,7 @@ def make_shards(talks: Sequence[Talk], run: DataRun) -> tuple[tuple[Talk, ...], 
     temperature, so ordered that any beginning is a fair sample."""
     rng = random.Random(run.seed)
     values, weights = zip(*run.weighted_temperatures(), strict=True)
-    drawn = [
-        replace(talk, temperature=float(rng.choices(values, weights)[0]))
-        for talk in talks
-        for _ in range(run.samples_per_prompt)
-    ]
+    drawn = [replace(talk, temperature=float(rng.choices(values, weights)[0])) for talk in talks]
     room = run.batch * (_COMMON_PROMPT_TOKENS + run.max_new_tokens)
     shards: list[list[Talk]] = []
     for talk in sorted(drawn, key=lambda talk: (len(talk.turns), len(talk.prompt))):
@@ -179,22 +170,16 @@ def write_data(
     clock: Callable[[], float],
     report: Callable[[DataReport], None],
 ) -> int:
-    """Write all shards that are not finished, or as many as `run.max_tokens` needs.
-
-    Return how many are finished.
-    """
+    """Write all shards that are not finished; return how many there are."""
     with _directory(run.out, plan.manifest):
         left = [shard for shard in range(len(plan.shards)) if not _path(run.out, shard).is_file()]
         done = len(plan.shards) - len(left)
-        most = float("inf") if run.max_tokens is None else run.max_tokens - _num_generated(run.out)
         start, num_tokens = clock(), 0
-        for count, written in enumerate(_shards(run, plan, left) if left and most > 0 else (), 1):
+        for count, written in enumerate(_shards(run, plan, left) if left else (), 1):
             done, num_tokens = done + 1, num_tokens + written
             seconds = clock() - start
             rate, rest = num_tokens / max(seconds, 1e-9), seconds / count * (len(left) - count)
             report(DataReport(done, num_tokens, rate, rest))
-            if num_tokens >= most:
-                break
     return done
 
 
@@ -252,15 +237,6 @@ def _directory(out: Path, manifest: Mapping[str, Any]) -> Iterator[None]:
         yield
     finally:
         lock.release()
-
-
-def _num_generated(out: Path) -> int:
-    """Return the tokens that the target wrote in the finished shards."""
-    files = [(str(path), read_lines(path)[1]) for path in out.glob("shard-*.jsonl.gz")]
-    shards = (
-        parse_json(line, path, TrainingError) for path, lines in files for line in lines if line
-    )
-    return sum(len(line["g"]) for line in shards)
 
 
 def _path(out: Path, number: int) -> Path:
