@@ -183,8 +183,7 @@ def serve(
     opened = None if place.is_remote else open_async_client(place)
 
     async def measured() -> tuple[dict[str, Any], dict[str, Any]]:
-        # A router's client begins in its loop.
-        async with opened or open_async_client(place) as client:
+        async with opened or open_async_client(place) as client:  # a router's, in its loop
             info = await client.model_info()
             about = {"model": info.model, "dtype": info.dtype, "numerics": info.numerics}
             await load.check_lengths(plan, questions, client)

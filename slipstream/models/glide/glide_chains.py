@@ -209,3 +209,11 @@ def _found(row: Sequence[float], ask: ChainRequest, shape: ChainShape) -> list[C
 
 def _padded(values: Sequence[T], size: int, filler: T) -> list[T]:
     return [*values, *[filler] * (size - len(values))]
+
+
+def device_chains(
+    scorer: GlideScorer, context_length: int, decision: DecisionModel | None
+) -> GlideChains:
+    """Return the chains of a scorer on a device."""
+    replay = Replay(torch.device(scorer.layout.device))
+    return GlideChains(scorer, replay, context_length=context_length, decision=decision)

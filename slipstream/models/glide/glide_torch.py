@@ -17,6 +17,7 @@ from slipstream.models.glide.glide import GlideLayer, Rope, rotate
 from slipstream.models.glide.glide_files import glide_model
 from slipstream.models.glide.glide_scorer import SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights
+from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.glide.torch_parts import TorchParts, rotary_tables
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.scorer import Scores, on_host
@@ -146,7 +147,8 @@ class TorchGlide:
 
     engine = "torch"
 
-    def __init__(self, weights: GlideWeights, target: TorchParts, layout: KvLayout) -> None:
+    def __init__(self, weights: GlideWeights, target: TargetParts, layout: KvLayout) -> None:
+        assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
         self._dtype = torch_dtype(layout.dtype)
         self.buffers = TorchBuffers(layout.device)
         self._target, self._masks = target, SlicedMasks()

@@ -5,6 +5,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from functools import partial
 from pathlib import Path
+from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -66,9 +67,7 @@ def glide_scorer(
     backend = _native(weights, target, layout) if native else None
     if backend is None:
         from slipstream.models.glide.glide_torch import TorchGlide
-        from slipstream.models.glide.torch_parts import TorchParts
 
-        assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
         backend = TorchGlide(weights, target, layout)
     return GlideScorer(config, weights.vocab, layout, backend)
 
@@ -82,13 +81,9 @@ def glide_chains(
     """
     if scorer.layout.device == CPU:
         return None
-    import torch
+    from slipstream.models.glide.glide_chains import device_chains
 
-    from slipstream.models.cuda.graphs import Replay
-    from slipstream.models.glide.glide_chains import GlideChains
-
-    replay = Replay(torch.device(scorer.layout.device))
-    return GlideChains(scorer, replay, context_length=context_length, decision=decision)
+    return device_chains(scorer, context_length, decision)
 
 
 def target_parts(model: Any, *, tokenizer_hash: str | None = None) -> TargetParts:
@@ -98,9 +93,8 @@ def target_parts(model: Any, *, tokenizer_hash: str | None = None) -> TargetPart
     """
     if isinstance(model, WeightSource):
         return source_parts(model, tokenizer_hash=tokenizer_hash)
-    from slipstream.models.glide.torch_parts import model_parts
-
-    return model_parts(model, tokenizer_hash=tokenizer_hash)
+    parts: TargetParts = _torch_parts().model_parts(model, tokenizer_hash=tokenizer_hash)
+    return parts
 
 
 def load_parts(
@@ -115,14 +109,13 @@ def load_parts(
     with suppress(NotNative):
         source = find_source(folder, gguf, dtype, device, has_layers=False)
         return _of_source(source, source_parts, name, folder, gguf)
-    from slipstream.models.glide.torch_parts import model_parts, tensor_parts
-
     start_torch()
     with suppress(NotNative):
         source = _dense_source(folder, gguf, choose_dtype(dtype, parse_device(device)))
-        return _of_source(source, partial(tensor_parts, device=device), name, folder, gguf)
+        make = partial(_torch_parts().tensor_parts, device=device)
+        return _of_source(source, make, name, folder, gguf)
     loaded = load_target_parts(name, dtype=dtype, device=device, progress=progress)
-    parts = model_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
+    parts = _torch_parts().model_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
     length = context_length(loaded.model.config.get_text_config())
     return LoadedParts(parts, loaded.model_id, loaded.tokenizer_hash, length)
 
@@ -141,6 +134,13 @@ def _of_source(
     return LoadedParts(parts, short_name(name), tokenizer.vocab_hash, arch.context_length)
 
 
+def _torch_parts() -> ModuleType:
+    """Return the module for parts in torch, which native drafts do without."""
+    from slipstream.models.glide import torch_parts
+
+    return torch_parts
+
+
 def _dense_source(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]") -> WeightSource:
     """Return a source for torch, which needs no kernels. Raises `NotNative`, `WeightsError`."""
     with reading(gguf or folder):
@@ -151,12 +151,9 @@ def _dense_source(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]") -> We
 
 def _native(weights: GlideWeights, target: TargetParts, layout: KvLayout) -> GlideBackend | None:
     try:
-        if not isinstance(target, NativeParts):
-            from slipstream.models.glide.torch_parts import TorchParts, as_native
-
-            assert isinstance(target, TorchParts)
-            target = as_native(target)
-        return NativeGlide(weights, target, layout)
+        if isinstance(target, NativeParts):
+            return NativeGlide(weights, target, layout)
+        return NativeGlide(weights, _torch_parts().as_native(target), layout)
     except NotNative as reason:
         if layout.device == CPU:
             _LOG.info("torch computes the draft: %s", reason)

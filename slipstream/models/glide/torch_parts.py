@@ -61,8 +61,9 @@ def model_parts(model: Any, *, tokenizer_hash: str | None = None) -> TorchParts:
     )
 
 
-def as_native(parts: TorchParts) -> NativeParts:
+def as_native(parts: TargetParts) -> NativeParts:
     """Return the parts for a draft in native code. Raises `NotNative` where it can't take them."""
+    assert isinstance(parts, TorchParts), "these are for torch"
     if parts.device != CPU or parts.embeddings.dtype not in (torch.bfloat16, torch.float32):
         raise NotNative(f"{parts.dtype.name} on {parts.device} has no native kernels")
     width = rotary_tables(parts, 1, dtype=torch.float32)[0].shape[1]
