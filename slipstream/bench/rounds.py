@@ -21,9 +21,7 @@ from slipstream.bench.figures import (
 from slipstream.bench.harness import Ask, Sample, Samples, SamplingPlan
 from slipstream.bench.questions import Question
 from slipstream.client import Client
-from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.options import Mode, SpeculationOptions
-from slipstream.core.request.model_info import ModelInfo
 from slipstream.core.request.results import Result, Timings
 from slipstream.core.stop_reasons import AHEAD
 from slipstream.local.stack import Stack, StackPlan
@@ -53,6 +51,7 @@ class RoundsPlan:
 
     max_new_tokens: int = option(128, "Maximum number of tokens of a reply.", least=2)
     warmup: int = option(1, "Short unmeasured replies of each engine first.", least=0)
+    overlap: bool = option(False, "Also measure with the option overlap.")
     sampling: SamplingPlan = group(SamplingPlan)
     questions: tuple[Question, ...] = ()
 
@@ -83,14 +82,6 @@ async def with_services(plan: StackPlan, work: Callable[[str], T]) -> T:
         return await asyncio.to_thread(work, await stack.start())
     finally:
         await stack.stop(hurry=True)
-
-
-def check_same_model(embedded: ModelInfo, routed: ModelInfo) -> None:
-    """Raise `InvalidRequest` unless the tokens of both must be the same."""
-    for name in ("model", "tokenizer_hash", "numerics", "dtype"):
-        ours, theirs = getattr(embedded, name), getattr(routed, name)
-        if ours != theirs:
-            raise InvalidRequest(f"{name} is {ours!r} here, but {theirs!r} at the router")
 
 
 def rounds_figures(samples: Samples) -> dict[str, dict[str, Any]]:

@@ -53,20 +53,11 @@ def _group() -> None:
     """Measure speed and identity."""
 
 
-@dataclass(frozen=True, slots=True)
-class ServiceFlags:
-    """The services that answer."""
-
-    router: str | None = option(None, "HOST:PORT of a router; default: services are started.")
-    overlap: bool = option(False, "Also measure with the option overlap.")
-
-
 @app.command()
 @with_flags
 def rounds(
     prompts: QuestionFlags,
     plan: rounds_of.RoundsPlan,
-    services: ServiceFlags,
     models: ModelFlags,
     output: OutputFlags,
 ) -> None:
@@ -79,34 +70,26 @@ def rounds(
     models.check()
     plan = replace(plan, questions=prompts.questions())
     models.stack().fetch()
-
-    work = partial(_measured, plan, services, models)
-    if services.router is not None:
-        samples = work(services.router)
-    else:
-        stack = models.stack().plan(port=0)
-        samples = asyncio.run(rounds_of.with_services(stack, work))
+    stack = models.stack().plan(port=0)
+    samples = asyncio.run(rounds_of.with_services(stack, partial(_measured, plan, models)))
     figures, console = rounds_of.rounds_figures(samples), figures_console()
     console.print(rounds_of.answers_table(figures))
     console.print()
     console.print(rounds_of.parts_table(figures))
     show_lines(rounds_of.remarks(figures))
-    facts = {**models.facts(), **prompts.facts(), **asdict(services), **asdict(plan.sampling)}
+    facts = {**models.facts(), **prompts.facts(), **asdict(plan.sampling), "overlap": plan.overlap}
     facts |= {"max_new_tokens": plan.max_new_tokens, "num_prompts": len(plan.questions)}
     output.write({"environment": facts, "rounds": figures})
 
 
-def _measured(
-    plan: rounds_of.RoundsPlan, services: ServiceFlags, models: ModelFlags, address: str
-) -> Samples:
+def _measured(plan: rounds_of.RoundsPlan, models: ModelFlags, address: str) -> Samples:
     """Return the answers of embedded engines and of a router."""
     with (
         Client(address, token=load_settings().token) as routed,
         Client.embedded(**asdict(models)) as embedded,
     ):
-        rounds_of.check_same_model(embedded.model_info(), routed.model_info())
         asks = {rounds_of.EMBEDDED: plan.ask(embedded), "distributed": plan.ask(routed)}
-        if services.overlap:
+        if plan.overlap:
             asks["overlap"] = plan.ask(routed, overlap=True)
         with step_bar(len(asks) * (plan.warmup + len(plan.questions))) as advance:
             return run_in_turn(
