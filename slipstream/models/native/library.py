@@ -119,7 +119,7 @@ def library() -> ctypes.CDLL:
     if not PATH.is_file():
         raise NoLibrary(
             "no native kernels were built, as there was no C++ compiler; with one (g++), install"
-            " Slipstream again and plain decoding is about twice as fast"
+            " Slipstream again and plain decoding is about three times as fast"
         )
     try:
         found = ctypes.CDLL(str(PATH))
