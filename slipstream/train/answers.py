@@ -2,11 +2,12 @@
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any, Protocol
+from typing import Any
 
 import torch
 from torch import Tensor, nn
 
+from slipstream.models.bulk import BulkModel
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.train.features import best_columns
@@ -17,18 +18,6 @@ _BLOCK = 64
 """Tokens of the vocabulary that are looked at together."""
 Line = dict[str, Any]
 """A document as it is written: ids "p" and "g", and the temperature "t" if one was drawn at."""
-
-
-class BatchDecoder(Protocol):
-    """`models.bulk.BulkModel`, or what answers as it does."""
-
-    def open(self, prompts: Sequence[Sequence[int]]) -> tuple[Any, Tensor]:
-        """Return caches of the prompts and the logits [B, V] behind each one's last token."""
-        ...
-
-    def step(self, cache: Any, tokens: Tensor) -> Tensor:
-        """Append a token to every row, [B]; return the logits [B, V] behind it."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -50,7 +39,7 @@ class EndRules:
 
 
 def answers(
-    model: BatchDecoder,
+    model: BulkModel,
     talks: Sequence[Talk],
     rules: EndRules,
     generator: torch.Generator,
@@ -126,7 +115,7 @@ def _inverted(probs: Tensor, noise: Tensor) -> Tensor:
 
 
 def conversations(
-    model: BatchDecoder,
+    model: BulkModel,
     tokenizer: TextTokenizer,
     talks: Sequence[Talk],
     rules: EndRules,

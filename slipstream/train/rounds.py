@@ -36,16 +36,9 @@ from slipstream.models.scorer import Scorer, Scores, Sync
 _SESSION = "records"
 
 
-@dataclass(frozen=True, slots=True)
-class Position:
-    """A drafted position with an accepted path: hidden [d], its statistics, what the round made of
-    the token, how the round was decoded, and the number of its prompt."""
-
-    hidden: Floats
-    stats: tuple[float, ...]
-    is_accepted: bool
-    is_greedy: bool
-    prompt: int
+Position = tuple[Floats, tuple[float, ...], bool, bool, int]
+"""A drafted position with an accepted path: hidden [d], its statistics, whether the round accepted
+the token, whether it was greedy, and the number of its prompt."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,13 +81,8 @@ def records_of(positions: Sequence[Position]) -> Records:
     """Return positions as columns; TrainingError where there are none."""
     if not positions:
         raise TrainingError("no drafted token was recorded: there was no time for one")
-    return Records(
-        hidden=torch.from_numpy(np.stack([position.hidden for position in positions])).bfloat16(),
-        stats=torch.tensor([position.stats for position in positions]),
-        accepted=torch.tensor([position.is_accepted for position in positions]),
-        is_greedy=torch.tensor([position.is_greedy for position in positions]),
-        prompt=torch.tensor([position.prompt for position in positions]),
-    )
+    hidden, *columns = zip(*positions, strict=True)
+    return Records(torch.from_numpy(np.stack(hidden)).bfloat16(), *map(torch.tensor, columns))
 
 
 class _ScoreRecorder:
@@ -155,7 +143,7 @@ class RoundRecorder:
             rounds = decode(self._draft, target, planner, sequence, clock=time.perf_counter)
             for round_ in iterated(rounds):
                 for hidden, stats, is_accepted in self._visited(round_, reader, num_tokens):
-                    yield Position(hidden, stats, is_accepted, sampling.is_greedy, number)
+                    yield hidden, stats, is_accepted, sampling.is_greedy, number
                 num_tokens += len(round_.verdict.tokens)
         for port in (self._draft, self._engine.target):
             finished(port.release(_SESSION))
