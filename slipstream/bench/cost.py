@@ -135,7 +135,6 @@ def _opened(scorer: Scorer, tokens: Sequence[int], view: KvView | None) -> Sync:
 
 
 def _chain_seconds(scorer: Scorer, sync: Sync) -> list[float]:
-    """Draft a chain anew, and return the seconds of each of its steps."""
     scorer.score([sync])
     seconds = []
     for node in range(DRAFTED):
@@ -165,7 +164,6 @@ def _timed(action: Action, device: str) -> list[float]:
 
 
 def _draft_cost(ms: Mapping[Any, float], drafted: int) -> dict[str, float]:
-    """Return the costs of a step by itself and in a round."""
     target, step, per_token = ms[1], ms["step"], ms["round"] / drafted
     return {
         "step_ms": step,

@@ -48,7 +48,6 @@ def drafting_figures(stats: Sequence[SpeculationStats]) -> dict[str, Any]:
 
 
 def _rate(samples: Sequence[Sample]) -> float | None:
-    """Return tokens per second, prefill included."""
     tokens = sum(len(sample.result.token_ids) for sample in samples)
     return quotient(tokens, sum(sample.wall_s for sample in samples))
 

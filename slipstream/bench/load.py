@@ -147,7 +147,6 @@ class _Level:
         self._speeds[engine.name].append(sum(of.num_tokens for _, of in answers) / seconds)
 
     def questions(self) -> set[int | str]:
-        """Return the ids of all questions that were answered."""
         return {name for answers in self._answers.values() for name, _ in answers}
 
     def figures(self, alone: dict[int | str, Sequence[Any]]) -> dict[str, Any]:

@@ -146,7 +146,6 @@ def distributed_parts(timings: Sequence[Timings]) -> dict[str, float]:
 
 
 def _sums(timings: Sequence[Timings]) -> dict[str, float]:
-    """Return every timing, of all requests together."""
     names = (field.name for field in fields(Timings))
     return {name: float(sum(getattr(timing, name) for timing in timings)) for name in names}
 

@@ -173,7 +173,6 @@ def category_table(methods: ByName) -> Table:
 
 
 def _identity_text(of: Figures) -> str:
-    """Return how many outputs are those of plain decoding."""
     if of["identity"] in ("reference", "inconclusive"):
         return str(of["identity"])
     share = f"{of['identical']}/{of['outputs']}"

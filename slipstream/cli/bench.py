@@ -48,11 +48,6 @@ from slipstream.options import option
 app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
 
 
-@app.callback()
-def _group() -> None:
-    """Measure speed and identity."""
-
-
 @app.command()
 @with_flags
 def rounds(
@@ -83,7 +78,6 @@ def rounds(
 
 
 def _measured(plan: rounds_of.RoundsPlan, models: ModelFlags, address: str) -> Samples:
-    """Return the answers of embedded engines and of a router."""
     with (
         Client(address, token=load_settings().token) as routed,
         Client.embedded(**asdict(models)) as embedded,
@@ -179,14 +173,17 @@ def serve(
                 return await run, about
 
     figures, about = asyncio.run(measured())
-    facts = {**machine_facts(place.engine.device or "cpu"), "router": place.router.router, **about}
-    if place.is_remote:  # about engines elsewhere only what the router sends
-        facts |= {"device": None, "threads": None}
-    else:
-        facts |= {"draft": place.engine.draft or "glide"}
-        facts |= weights_facts(place.engine.target or DEFAULT_TARGET)
-    facts |= {**prompts.facts(), **asdict(plan), **asdict(sampling)}
+    facts = {**_environment(place, about), **prompts.facts(), **asdict(plan), **asdict(sampling)}
     _show(figures, "serve", {**facts, "num_prompts": len(questions)}, output)
+
+
+def _environment(place: PlaceFlags, about: dict[str, Any]) -> dict[str, Any]:
+    """Return facts about this machine; about engines elsewhere only what the router sends."""
+    facts = machine_facts(place.engine.device or "cpu") | about
+    if place.is_remote:
+        return facts | {"router": place.router.router, "device": None, "threads": None}
+    drafter = {"draft": place.engine.draft or "glide"}
+    return facts | drafter | weights_facts(place.engine.target or DEFAULT_TARGET)
 
 
 def _show(

@@ -97,7 +97,6 @@ def calibrate(
 
 
 def _before(model: DraftModel, profile: Path | None) -> Profile | None:
-    """Return the profile that the draft has; None where it does not fit."""
     try:
         return model.default_profile() if profile is None else read_profile(profile, model.pair)
     except (InvalidRequest, ModelMismatch) as error:
@@ -108,7 +107,6 @@ def _before(model: DraftModel, profile: Path | None) -> Profile | None:
 def _run(
     plan: CalibrationPlan, engines: MethodEngines, model: DraftModel, before: Profile | None
 ) -> tuple[Recorded, list[Timed], int]:
-    """Return what was recorded, the finalists, and the number of their prompts."""
     start_s, seconds = time.monotonic(), 60 * plan.minutes
 
     def left_s() -> float:
@@ -136,7 +134,6 @@ def _run(
 
 
 def _table(timed: Sequence[Timed]) -> Table:
-    """Return one row for each finalist, the fastest first."""
     shown = table("profile", "greedy", "sampled", "both", "tokens/round", "sampled")
     for item in timed:
         shown.add_row(

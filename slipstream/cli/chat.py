@@ -64,7 +64,6 @@ def _converse(
 
 
 def _reply(chunks: "Iterator[Chunk]", console: Console) -> None:
-    """Print a reply as it comes, to its end or to an interruption."""
     stats = None
     try:
         for chunk in chunks:
@@ -79,7 +78,6 @@ def _reply(chunks: "Iterator[Chunk]", console: Console) -> None:
 
 
 def _lines(console: Console) -> Iterator[str]:
-    """Return the lines of standard input, until it ends."""
     while True:
         try:
             console.print("> ", end="")

@@ -64,7 +64,6 @@ def check(router: RouterFlags, flags: CheckFlags) -> None:
 
 
 def _checked(client: "Client", router: str, flags: CheckFlags) -> str:
-    """Return the verdict, which is repeated until it is good or the time is over."""
     end = time.monotonic() + flags.wait_s
     while True:
         try:

@@ -79,6 +79,7 @@ def _engine() -> Facts:
     import torch
 
     from slipstream.config import NATIVE_VARIABLE, instruction_limits, native_kernels
+    from slipstream.models.dtypes import AUTO, choose_dtype
     from slipstream.models.native.library import PATH, has_kernels, kernels
 
     native = has_kernels()
@@ -88,23 +89,15 @@ def _engine() -> Facts:
         why = f"torch: {NATIVE_VARIABLE} is {native_kernels()}"
     else:
         why = "torch: no native library was built; it takes a C++ compiler when installing"
+    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
+    dtypes = [(choose_dtype(AUTO, device, native=native).name, device) for device in devices]
     return {
         "kernels": why,
-        "dtype auto": _dtypes(native=native),
+        "dtype auto": [f"{dtype} on {device}" for dtype, device in dtypes],
         "threads of torch": torch.get_num_threads(),
         "torch's set": torch.backends.cpu.get_cpu_capability(),
         "limits": [f"{name}={value}" for name, value in instruction_limits().items()],
     }
-
-
-def _dtypes(*, native: bool) -> list[str]:
-    from slipstream.cli.models import automatic_dtypes
-
-    reason = "the least to read for native kernels" if native else "the fastest by timing"
-    return [
-        f"{dtype} on {device}" + (f" ({reason})" if device == "cpu" else "")
-        for device, dtype in automatic_dtypes()
-    ]
 
 
 def _gpu() -> Facts:

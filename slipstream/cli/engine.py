@@ -27,9 +27,10 @@ def open_client(place: PlaceFlags) -> "Client":
     """Return a client of the router, if one is named, else of engines in this process."""
     from slipstream.client import Client
 
-    if place.router.router is None:
-        return open_embedded(place.engine)
-    return Client(place.router.router, **remote_options(place.router))
+    if place.router.router is not None:
+        return Client(place.router.router, **remote_options(place.router))
+    with _fetched(place.engine) as options:
+        return Client.embedded(**options)
 
 
 def open_async_client(place: PlaceFlags) -> "AsyncClient":
@@ -38,22 +39,14 @@ def open_async_client(place: PlaceFlags) -> "AsyncClient":
 
     if place.router.router is not None:
         return AsyncClient(place.router.router, **remote_options(place.router))
-    with fetched(place.engine) as options:
+    with _fetched(place.engine) as options:
         return AsyncClient.embedded(**options)
 
 
-def open_embedded(flags: EngineFlags, **changes: str) -> "Client":
-    """Fetch the models that are not here yet, load them and return a client."""
-    from slipstream.client import Client
-
-    with fetched(flags, **changes) as options:
-        return Client.embedded(**options)
-
-
 @contextmanager
-def fetched(flags: EngineFlags, **changes: str) -> Iterator[dict[str, Any]]:
+def _fetched(flags: EngineFlags) -> Iterator[dict[str, Any]]:
     """Give the options of engines whose models have been fetched, while a bar shows loading."""
-    options: dict[str, Any] = flags.given() | changes
+    options: dict[str, Any] = dict(flags.given())
     target = options.get("target", DEFAULT_TARGET)
     with bars() as progress:
         fetch(target, options.get("draft", ""), progress)

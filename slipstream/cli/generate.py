@@ -100,7 +100,6 @@ def generate(
 def _stream(
     client: "Client", prompt: "Prompt", options: dict[str, Any], output: PrintFlags
 ) -> "Result":
-    """Generate, showing text as it becomes final."""
     chunks, shows_text = [], not output.as_json
     try:
         for chunk in client.stream(prompt, **options):

@@ -97,7 +97,6 @@ def remove_key(path: Path, name: str) -> None:
 
 
 def _content(path: Path, *, must_exist: bool = False) -> tuple[str, tuple[Entry, ...]]:
-    """Return the text and the keys of a file."""
     if not path.exists():
         if must_exist:
             raise InvalidRequest(f"{path} is not there")

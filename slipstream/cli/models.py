@@ -4,7 +4,6 @@ from typing import Annotated
 
 import typer
 
-from slipstream.cli.engine import shorten_spins
 from slipstream.cli.progress import bars
 
 app = typer.Typer(help="List, fetch and locate models.", no_args_is_help=True)
@@ -14,27 +13,12 @@ Name = Annotated[str, typer.Argument(help="An alias, a path or OWNER/NAME of the
 
 @app.command("list")
 def list_() -> None:
-    """Show the models with a short name and where they are, and what dtype auto is here."""
+    """Show the models with a short name and where they are."""
     from slipstream.models.format.resolve import list_models
 
     for model in list_models():
         place = model.path or "not on this machine"
         typer.echo(f"{model.name}  ({model.source})  {place}")
-    for device, dtype in automatic_dtypes():
-        typer.echo(f"dtype auto is {dtype} on {device}")
-
-
-def automatic_dtypes() -> list[tuple[str, str]]:
-    """Return the devices of this machine, each with the dtype that `auto` chooses there."""
-    shorten_spins()
-    import torch
-
-    from slipstream.models.dtypes import AUTO, choose_dtype
-    from slipstream.models.native.library import has_kernels
-
-    native = has_kernels()
-    devices = ["cpu", *(["cuda"] if torch.cuda.is_available() else [])]
-    return [(device, choose_dtype(AUTO, device, native=native).name) for device in devices]
 
 
 @app.command()

@@ -107,6 +107,5 @@ def waiting(description: str) -> Iterator[None]:
 
 @contextmanager
 def _counted(description: str, total: int | None) -> Iterator[tuple[Progress, TaskID]]:
-    """Show one bar that counts steps."""
     with progress_of(Console(file=sys.stderr), MofNCompleteColumn()) as bar:
         yield bar, bar.add_task(description, total=total)

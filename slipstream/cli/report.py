@@ -87,7 +87,6 @@ def result_object(result: "Result", comparison: PlainComparison | None) -> dict[
 
 
 def _stats_object(stats: "RequestStats") -> dict[str, Any]:
-    """Return statistics as one flat JSON object, derived figures included."""
     speculation = stats.speculation
     return {
         "num_prompt_tokens": stats.num_prompt_tokens,

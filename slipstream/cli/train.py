@@ -39,11 +39,6 @@ Data = Annotated[
 Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1)]
 
 
-@app.callback()
-def _group() -> None:
-    """Train draft models."""
-
-
 @app.command()
 @with_flags
 def data(run: DataRun) -> None:

@@ -178,7 +178,6 @@ class _Signals:
 
 
 def _hint(traces: Path | None) -> str | None:
-    """Return how to see a trace."""
     if traces is None:
         return None
     place = "" if traces == traces_dir() else f" --dir {shlex.quote(str(traces))}"

@@ -71,8 +71,6 @@ class Stack:
         self._plan = plan
         self._on_line = on_line
         self._children: dict[str, Child] = {}
-        self.engines: dict[str, str] = {}
-        """Addresses of target and draft, once they serve."""
         self._launching: asyncio.Task[Child] | None = None
 
     async def start(self) -> str:
@@ -84,8 +82,8 @@ class Stack:
         _require_free("router", self._plan.port)
         if self._plan.http is not None:
             _require_free(HTTP, self._plan.http_port)
-        self.engines = await self._start_engines()
-        flags = [part for role, address in self.engines.items() for part in (f"--{role}s", address)]
+        engines = await self._start_engines()
+        flags = [part for role, address in engines.items() for part in (f"--{role}s", address)]
         listen = f"127.0.0.1:{self._plan.port}"
         router = await self._launch("router", listen, (*flags, *self._plan.router))
         (address,) = await self._ready(router)

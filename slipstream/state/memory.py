@@ -25,8 +25,6 @@ from slipstream.state.stored_session import Expiries, StoredSession
 
 @dataclass(slots=True)
 class _Share:
-    """Sessions of one owner."""
-
     expiries: Expiries = field(default_factory=Expiries)
     num_sessions: int = 0
     num_bytes: int = 0
@@ -145,7 +143,6 @@ class MemoryStore:
         return kept
 
     def _count(self, kept: StoredSession, num_bytes: int | None = None) -> None:
-        """Count the memory that the session takes by now."""
         num_bytes = kept.num_bytes() if num_bytes is None else num_bytes
         self._shares[kept.record.owner].num_bytes += num_bytes - kept.counted_bytes
         self._num_bytes += num_bytes - kept.counted_bytes

@@ -106,15 +106,12 @@ class _Bucket:
         return self.level
 
     def lower(self, amount: float) -> None:
-        """Take an amount from a filled bucket."""
         assert self.level is not None
         self.level -= amount
 
 
 @dataclass(slots=True)
 class _Account:
-    """Use of one API key."""
-
     requests: _Bucket = field(default_factory=_Bucket)
     tokens: _Bucket = field(default_factory=_Bucket)
     running: dict[str, tuple[str, float]] = field(default_factory=dict)

@@ -99,7 +99,6 @@ class JsonLines(logging.Formatter):
 
 
 def _details(record: logging.LogRecord) -> dict[str, str]:
-    """Return a record's error and stack, by name."""
     details = {}
     if record.exc_info and record.exc_info[1] is not None:
         details["exception"] = "\n".join(_error_lines(record.exc_info[1], set()))
@@ -109,7 +108,6 @@ def _details(record: logging.LogRecord) -> dict[str, str]:
 
 
 def _ids() -> dict[str, str]:
-    """Return the ids of the current span, request and session."""
     ids = {}
     context = trace.get_current_span().get_span_context()
     if context.is_valid and context.trace_flags.sampled:

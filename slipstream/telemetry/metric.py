@@ -46,8 +46,6 @@ class Metric:
 
 @dataclass(slots=True)
 class _Gauge:
-    """The last values of a gauge, by attributes."""
-
     values: dict[tuple[tuple[str, Any], ...], float] = field(default_factory=dict)
 
     def read(self, _options: CallbackOptions) -> list[Observation]:

@@ -95,7 +95,6 @@ class RoundTracer:
             self._left_s = times[1]
 
     def _finish(self, round_: Round) -> None:
-        """End the span of a round, and those of its calls."""
         request, last = self._request, round_.verifying or round_.proposing
         for port in Port:
             times = round_.proposing if port is Port.PROPOSE else round_.verifying

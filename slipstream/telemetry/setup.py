@@ -131,7 +131,6 @@ def _span_exporter(name: str, config: TelemetryConfig, role: str) -> SpanExporte
 
 
 def _otlp_exporter(name: str, kind: str, cls: str, config: TelemetryConfig) -> Any:
-    """Return an exporter to the collector, over gRPC or HTTP."""
     signal, protocol = f"{kind}s", "grpc" if name == OTLP else "http"
     with _installed(name):
         module = import_module(f"opentelemetry.exporter.otlp.proto.{protocol}.{kind}_exporter")
@@ -153,7 +152,6 @@ def _session(*, is_local: bool) -> Any:
 
 
 def _prometheus_reader(host: str, port: int, shutdowns: Shutdowns) -> MetricReader:
-    """Serve the page that Prometheus reads."""
     with _installed("metrics_address"):
         from opentelemetry.exporter.prometheus import PrometheusMetricReader
         from prometheus_client import CollectorRegistry, start_http_server

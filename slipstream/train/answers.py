@@ -145,7 +145,6 @@ def conversations(
 
 
 def _next(talk: Talk, answer: Sequence[int], tokenizer: TextTokenizer) -> Talk:
-    """Return the conversation with its next turn."""
     text, *rest = talk.turns
     turn = encode_prompt(tokenizer, text, last_token=answer[-1])
     return Talk((*talk.prompt, *answer, *turn), tuple(rest), talk.temperature)

@@ -123,7 +123,6 @@ def _optimizer(network: DecisionNetwork, settings: DecisionSettings) -> torch.op
 
 
 def _spread(hidden: Tensor) -> tuple[Tensor, Tensor]:
-    """Return mean and standard deviation of each coordinate, [d] both."""
     wide = hidden.float()
     return wide.mean(0), wide.std(0, correction=0).clamp_min(1e-6)
 

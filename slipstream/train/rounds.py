@@ -96,7 +96,6 @@ class _ScoreRecorder:
         return getattr(self._scorer, name)
 
     def score(self, asks: Sequence[ScorerAsk]) -> Scores:
-        """See `Scorer.score`."""
         scores = self._scorer.score(asks)
         if isinstance(asks[0], Sync):
             self.scores.clear()

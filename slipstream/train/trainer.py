@@ -278,7 +278,6 @@ def learning_rate(schedule: TrainSchedule, done: float) -> float:
 
 
 def _groups(model: GlideModel, weight_decay: float) -> list[dict[str, object]]:
-    """Return the parameter groups: matrices decay, norms and biases do not."""
     matrices = [value for value in model.parameters() if value.ndim > 1]
     others = [value for value in model.parameters() if value.ndim <= 1]
     return [

@@ -113,7 +113,6 @@ def _drafted(trace: Trace, steps: int, plain: int) -> Iterator[str]:
 
 
 def _faults(trace: Trace) -> Iterator[str]:
-    """Yield the errors of spans, and the number of spans that are missing."""
     for span in trace.spans:
         if span.has_failed:
             yield f"{name_of(span)} of {service_of(span)} ended in {error_text(span)}."
@@ -122,7 +121,6 @@ def _faults(trace: Trace) -> Iterator[str]:
 
 
 def _number(about: Attributes, name: str) -> float:
-    """Return a number, or 0 where there is none."""
     value = about.get(name)
     return value if isinstance(value, int | float) else 0
 

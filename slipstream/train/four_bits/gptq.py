@@ -95,12 +95,10 @@ class _Grid(NamedTuple):
         return _Grid(self.scale.half().float(), self.minimum.half().float())
 
     def codes(self, values: Tensor) -> Tensor:
-        """Return the nearest codes of values [R, n], as float32."""
         steps = torch.where(self.scale != 0, (values - self.minimum) / self.scale, 0.0)
         return steps.round().clamp(0, _LARGEST)
 
     def decoded(self, codes: Tensor) -> Tensor:
-        """Return what codes [R, n] stand for."""
         return codes * self.scale + self.minimum
 
     def error(self, values: Tensor, importance: Tensor) -> Tensor:

@@ -114,12 +114,10 @@ class _Draft:
     frozen: Frozen
 
     def matrices(self, names: Iterable[str]) -> dict[str, Tensor]:
-        """Return linears and head by name, on the CPU."""
         own = {**self.model.state_dict(), HEAD: self.frozen.head}
         return {name: own[name].cpu() for name in names}
 
     def replaced(self, matrices: Mapping[str, Tensor]) -> "_Draft":
-        """Return the draft with other linears and another head."""
         model, device = deepcopy(self.model), self.frozen.head.device
         linears = {name: own for name, own in matrices.items() if name != HEAD}
         model.load_state_dict(linears, strict=False)
@@ -186,7 +184,6 @@ def _rounded(
 
 
 def _measured(drafts: Sequence[_Draft], batches: Iterable[TrainBatch]) -> list[Heldout]:
-    """Return what each draft reaches on the batches."""
     counts = [HeldoutCounts(CHAIN) for _ in drafts]
     for batch in batches:
         generated = generated_positions(batch)
