@@ -36,7 +36,9 @@ def parse_endpoints(texts: Sequence[str]) -> dict[str, str]:
     return found
 
 
-def endpoint(name: str, url: str, token: str | None, pool: ThreadPoolExecutor) -> EngineUnderTest:
+def endpoint_engine(
+    name: str, url: str, token: str | None, pool: ThreadPoolExecutor
+) -> EngineUnderTest:
     """Return a server with the first model that it serves. Raises `ServiceError` without one."""
     models = _json(f"{url}/models", token).get("data")
     if not models:

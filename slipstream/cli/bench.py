@@ -3,10 +3,10 @@
 import asyncio
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from dataclasses import asdict, dataclass, replace
+from dataclasses import asdict, replace
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import typer
 
@@ -24,7 +24,7 @@ from slipstream.bench.methods import (
     parse_request_methods,
     with_plain,
 )
-from slipstream.bench.peers import endpoint, parse_endpoints
+from slipstream.bench.peers import endpoint_engine, parse_endpoints
 from slipstream.cli.bench_flags import (
     ModelFlags,
     OutputFlags,
@@ -43,7 +43,6 @@ from slipstream.config import load_settings
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import shipped_folder
 from slipstream.exit_codes import FAILED
-from slipstream.options import option
 
 app = typer.Typer(help="Measure speed and identity.", no_args_is_help=True)
 
@@ -95,59 +94,60 @@ def _measured(plan: rounds_of.RoundsPlan, models: ModelFlags, address: str) -> S
             )
 
 
-@dataclass(frozen=True, slots=True)
-class EndpointFlags:
-    """Servers with OpenAI's API."""
-
-    endpoint: tuple[str, ...] = option(
-        (),
-        "NAME=URL of a server, as vllm=http://HOST:PORT/v1; repeatable. Ratios are over the first.",
-    )
-    endpoint_token_file: Path | None = option(None, "File with the bearer token of the endpoints.")
+Endpoints = Annotated[
+    list[str] | None,
+    typer.Option(
+        metavar="NAME=URL",
+        help="A server, as vllm=http://HOST:PORT/v1; repeatable. Ratios are over the first.",
+    ),
+]
+TokenFile = Annotated[Path | None, typer.Option(help="File with the bearer token of the servers.")]
 
 
 @app.command()
 @with_flags
 def peers(
-    plan: load.LoadPlan, which: EndpointFlags, prompts: QuestionFlags, output: OutputFlags
+    plan: load.LoadPlan,
+    prompts: QuestionFlags,
+    output: OutputFlags,
+    *,
+    endpoint: Endpoints = None,
+    endpoint_token_file: TokenFile = None,
 ) -> None:
     """Servers with OpenAI's API side by side: Slipstream's HTTP front, llama.cpp, vLLM, SGLang.
 
     All answer the same chats in turn, greedily, with every number of users, --repeats times. Texts
     are compared with those of the first server, one request at a time.
     """
-    urls, questions = parse_endpoints(which.endpoint), prompts.questions()
-    token = None if which.endpoint_token_file is None else read_token(which.endpoint_token_file)
+    urls, questions = parse_endpoints(endpoint or ()), prompts.questions()
+    token = None if endpoint_token_file is None else read_token(endpoint_token_file)
     with (
         ThreadPoolExecutor(max(plan.users), "endpoint") as pool,
         step_bar(len(plan.users) * len(urls) * plan.repeats) as advance,
     ):
-        engines = [endpoint(name, url, token, pool) for name, url in urls.items()]
+        engines = [endpoint_engine(name, url, token, pool) for name, url in urls.items()]
         run = load.measure_load(plan, questions, engines, engines[0].send, advance=advance)
         figures = asyncio.run(run)
     facts = {**machine_facts("cpu"), "endpoints": urls, **prompts.facts(), **asdict(plan)}
     _show(figures, "peers", {**facts, "num_prompts": len(questions)}, output)
 
 
-@dataclass(frozen=True, slots=True)
-class RequestMethodFlags:
-    """Methods that answer."""
-
-    methods: str = option(
-        "plain,auto,forced",
-        "Separated by commas: plain, auto, forced, or a method as of bench speed.",
-    )
+RequestMethods = Annotated[
+    str,
+    typer.Option(help="By commas: plain, auto, forced, or a method as of bench speed."),
+]
 
 
 @app.command()
 @with_flags
 def serve(
     plan: load.LoadPlan,
-    which: RequestMethodFlags,
     sampling: SamplingPlan,
     prompts: QuestionFlags,
     place: PlaceFlags,
     output: OutputFlags,
+    *,
+    methods: RequestMethods = "plain,auto,forced",
 ) -> None:
     """Speed and identity of many requests at once, of engines in this process or behind --router.
 
@@ -156,7 +156,7 @@ def serve(
     front.
     """
     place.check()
-    methods, questions = parse_request_methods(which.methods), prompts.questions()
+    chosen, questions = parse_request_methods(methods), prompts.questions()
     opened = None if place.is_remote else open_async_client(place)
 
     async def measured() -> tuple[dict[str, Any], dict[str, Any]]:
@@ -166,7 +166,7 @@ def serve(
             await load.check_lengths(plan, questions, client)
             plain, *engines = (
                 load.method_engine(method, client, sampling.params())
-                for method in (parse_method(PLAIN), *methods)
+                for method in (parse_method(PLAIN), *chosen)
             )
             with step_bar(len(plan.users) * len(engines) * plan.repeats) as advance:
                 run = load.measure_load(plan, questions, engines, plain.send, advance=advance)
@@ -198,28 +198,18 @@ app.command()(graphs)
 app.command()(floors)
 
 
-@dataclass(frozen=True, slots=True)
-class MethodFlags:
-    """Methods to compare."""
-
-    methods: str = option(
-        "plain,ngram,glide,glide+cape+svip,best",
-        f"Methods, separated by commas; a method is {GRAMMAR}.",
-    )
-
-    def parsed(self) -> tuple[Method, ...]:
-        """Return the methods, and plain decoding, which they are compared with."""
-        return with_plain(parse_methods(self.methods))
+Methods = Annotated[str, typer.Option(help=f"Methods, separated by commas; a method is {GRAMMAR}.")]
 
 
 @app.command()
 @with_flags
 def speed(
     prompts: QuestionFlags,
-    which: MethodFlags,
     plan: speeds.SpeedPlan,
     models: ModelFlags,
     output: OutputFlags,
+    *,
+    methods: Methods = "plain,ngram,glide,glide+cape+svip,best",
 ) -> None:
     """Speed of methods on the same prompts, against plain decoding.
 
@@ -227,7 +217,7 @@ def speed(
     those of `plain`, prefill included; identical counts outputs with the tokens of plain
     decoding. Exits with 1 where these are promised and others came.
     """
-    plan = replace(plan, methods=which.parsed(), questions=prompts.questions())
+    plan = replace(plan, methods=with_plain(parse_methods(methods)), questions=prompts.questions())
     models.check()
     engines = models.engines(plan.sampling.params(), *_draft_models(plan.methods))
     with step_bar(plan.num_replies) as advance:

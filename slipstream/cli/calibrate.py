@@ -5,8 +5,9 @@ Knows only options, progress and printing.
 
 import time
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
+from typing import Annotated
 
 import typer
 from rich.table import Table
@@ -41,24 +42,22 @@ from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import DraftModel
 from slipstream.drafting.profile_file import profile_file, read_profile
 from slipstream.files import write_json
-from slipstream.options import required
 
 app = typer.Typer(add_completion=False)
 
 
-@dataclass(frozen=True, slots=True)
-class ProfileFlags:
-    """File to write."""
-
-    out: Path = required(
-        "The profile; beside GliDe weights, a file named profile.json is their default."
-    )
+Out = Annotated[
+    Path,
+    typer.Option(
+        help="The profile; beside GliDe weights, a file named profile.json is their default."
+    ),
+]
 
 
 @app.command()
 @with_flags
 def calibrate(
-    files: ProfileFlags, models: ModelFlags, prompts: QuestionFlags, plan: CalibrationPlan
+    *, out: Out, models: ModelFlags, prompts: QuestionFlags, plan: CalibrationPlan
 ) -> None:
     """Find the fastest way to draft for a pair of models on this machine.
 
@@ -68,7 +67,7 @@ def calibrate(
     use prompts like those that will be served.
     """
     plan = replace(plan, questions=prompts.questions())
-    check_writable(files.out)
+    check_writable(out)
     if models.draft in ("ngram", NO_DRAFTER):
         raise InvalidRequest(f"the draft is {models.draft}, but only models are calibrated")
     engines = models.engines(SamplingParams())
@@ -92,8 +91,8 @@ def calibrate(
             "sampled": dict(best.sampled),
         },
     }
-    write_json(files.out, profile_file(best.profile, model.pair, notes))
-    typer.echo(f"wrote {files.out}", err=True)
+    write_json(out, profile_file(best.profile, model.pair, notes))
+    typer.echo(f"wrote {out}", err=True)
 
 
 def _before(model: DraftModel, profile: Path | None) -> Profile | None:

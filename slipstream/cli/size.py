@@ -1,31 +1,27 @@
 """`slipstream size`: the drafts that targets need, by a formula."""
 
 import json
-from dataclasses import asdict, dataclass
+from dataclasses import asdict
+from typing import Annotated
 
 import typer
 from rich.table import Table
 
 from slipstream.cli.flags import with_flags
 from slipstream.cli.report import figures_console
-from slipstream.options import check_bounds, option
 from slipstream.sizing.formula import SizePlan
 
-
-@dataclass(frozen=True, slots=True)
-class SizeFlags:
-    """The estimate, and how it is printed."""
-
-    drafts: int | None = option(None, "Draft replicas; unset, as many as are needed.", least=0)
-    json: bool = option(False, "Print JSON.")
+Drafts = Annotated[
+    int | None, typer.Option(help="Draft replicas; unset, as many as are needed.", min=0)
+]
+AsJson = Annotated[bool, typer.Option("--json", help="Print JSON.")]
 
 
 @with_flags
-def size(plan: SizePlan, flags: SizeFlags) -> None:
+def size(plan: SizePlan, *, drafts: Drafts = None, as_json: AsJson = False) -> None:
     """Estimate how many drafts targets need, and what they bring."""
-    check_bounds(flags)
     needed = plan.drafts_needed
-    drafts = needed if flags.drafts is None else flags.drafts
+    drafts = needed if drafts is None else drafts
     verify_ms, draft_ms, calls_ms = plan.round_ms(drafts)
     speed, plain = plan.tokens_per_s(drafts), plan.tokens_per_s(0)
     values = {
@@ -40,7 +36,7 @@ def size(plan: SizePlan, flags: SizeFlags) -> None:
         "plain_tokens_per_s": plain,
         "gain": speed / plain,
     }
-    if flags.json:
+    if as_json:
         typer.echo(json.dumps(values | {"plan": asdict(plan)}, indent=2, allow_nan=False))
         return
     shown = Table(show_header=False, box=None)

@@ -2,10 +2,10 @@
 
 import sys
 import time
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from functools import partial
 from pathlib import Path
-from typing import Annotated, ClassVar
+from typing import Annotated
 
 import torch
 import typer
@@ -19,7 +19,6 @@ from slipstream.models.format.resolve import resolve
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.loaded import find_sources, find_tokenizer
 from slipstream.ngrams.store_file import SUFFIX, NgramFile, StoreHeader
-from slipstream.options import option
 from slipstream.text.prompts import encode_answer, encode_prompt
 from slipstream.train.data import Document, ReadLimits, read_data
 from slipstream.train.data_run import DataReport, DataRun, make_plan, write_data
@@ -36,7 +35,7 @@ Data = Annotated[
     list[Path],
     typer.Option(help="JSON lines, or a directory of shards of `train data`; repeatable."),
 ]
-Threads = Annotated[int | None, typer.Option(help="CPU threads.", min=1)]
+Threads = Annotated[int | None, typer.Option(help="CPU threads of each process.", min=1)]
 
 
 @app.command()
@@ -80,29 +79,22 @@ def decision(run: DecisionRun) -> None:
     typer.echo(f"weights {outcome.weights}" if outcome.weights else "no weights written")
 
 
-@dataclass(frozen=True, slots=True)
-class MachineFlags:
-    """Threads and devices that compute."""
-
-    PANEL: ClassVar[str] = "Machine"
-
-    device: str = option("cpu", "cpu, cuda or cuda:N; under torchrun cuda is a GPU for each.")
-    threads: int | None = option(
-        None, "CPU threads of each process.", min=1, show_default="torch's choice"
-    )
+Device = Annotated[
+    str, typer.Option(help="cpu, cuda or cuda:N; under torchrun cuda is a GPU for each.")
+]
 
 
 @app.command()
 @with_flags
-def glide(run: GlideRun, machine: MachineFlags) -> None:
+def glide(run: GlideRun, *, device: Device = "cpu", threads: Threads = None) -> None:
     """Train a GliDe draft for a target model.
 
     Several processes share every batch: torchrun --nproc-per-node 8 --no-python slipstream ...
     """
-    if machine.threads is not None:
-        torch.set_num_threads(machine.threads)
+    if threads is not None:
+        torch.set_num_threads(threads)
     run = replace(run, command=_command())
-    with train_group(machine.device) as group:
+    with train_group(device) as group:
         console = Console(highlight=False, soft_wrap=True, quiet=not group.is_lead)
         with progress_of(console, is_shown=group.is_lead) as bar:
             training = bar.add_task("training", total=1.0)

@@ -25,28 +25,20 @@ from slipstream.models.memory import wait_for
 from slipstream.models.native.checkpoint import CONFIG, read_config
 from slipstream.models.torch.arrays import torch_dtype
 
-_LLAMA: Mapping[str, Any] = {
-    "model_type": "llama",
-    "hidden_act": "silu",
-    "hidden_size": 4096,
-    "intermediate_size": 14336,
-    "num_hidden_layers": 32,
-    "num_attention_heads": 32,
-    "num_key_value_heads": 8,
-    "vocab_size": 128256,
-    "max_position_embeddings": 8192,
-    "rms_norm_eps": 1e-5,
-    "rope_theta": 500000.0,
-    "tie_word_embeddings": False,
-}
 MODELS: Mapping[str, Mapping[str, Any]] = {
-    "llama-3-8b": _LLAMA,
-    "llama-3-70b": {
-        **_LLAMA,
-        "hidden_size": 8192,
-        "intermediate_size": 28672,
-        "num_hidden_layers": 80,
-        "num_attention_heads": 64,
+    "llama-3-8b": {
+        "model_type": "llama",
+        "hidden_act": "silu",
+        "hidden_size": 4096,
+        "intermediate_size": 14336,
+        "num_hidden_layers": 32,
+        "num_attention_heads": 32,
+        "num_key_value_heads": 8,
+        "vocab_size": 128256,
+        "max_position_embeddings": 8192,
+        "rms_norm_eps": 1e-5,
+        "rope_theta": 500000.0,
+        "tie_word_embeddings": False,
     },
 }
 """Published sizes: fields of each one's config.json."""
