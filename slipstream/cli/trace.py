@@ -41,15 +41,13 @@ class TraceFlags:
 @with_flags
 def trace(flags: TraceFlags) -> None:
     """Show where the time of a request went, and what speculation did for it."""
+    from slipstream.cli.trace_view import page, summary
+
     found = _found(flags)
     if flags.html is not None:
-        from slipstream.cli.traces.trace_page import page
-
         write_whole(flags.html, page(found).encode(errors="replace"), mode=0o644)
         typer.echo(f"written to {flags.html}")
         return
-    from slipstream.cli.traces.trace_summary import summary
-
     typer.echo("\n".join(summary(found).lines()))
 
 

@@ -20,8 +20,7 @@ from slipstream.bench.questions import read_questions
 from slipstream.cli.authority import CertificateOptions, make_certificates
 from slipstream.cli.keys import add_key, remove_key
 from slipstream.cli.options import read_token
-from slipstream.cli.traces.trace_page import page
-from slipstream.cli.traces.trace_summary import summary
+from slipstream.cli.trace_view import page, summary
 from slipstream.config import load_config, load_settings
 from slipstream.models.format.folder import all_or_nothing
 from slipstream.models.format.wheel import GgufWheel, NoProgress, extract

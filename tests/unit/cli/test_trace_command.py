@@ -6,8 +6,7 @@ from html.parser import HTMLParser
 import pytest
 
 from slipstream.cli.main import exit_code
-from slipstream.cli.traces.trace_page import page, rows
-from slipstream.cli.traces.trace_summary import printable, summary
+from slipstream.cli.trace_view import page, printable, rows, summary
 from slipstream.cli.up import traces_directory
 from slipstream.core.errors import InvalidRequest
 from slipstream.telemetry.traces import find_trace, read_spans
