@@ -213,10 +213,10 @@ def _rest(
 
 
 def fingerprint(asked: Generation) -> str:
-    """SHA-256 in hexadecimal of all of a request that decides its answer.
+    """Return the SHA-256 in hexadecimal of all of a request that decides its answer.
 
-    Not among that are its id, what its caller holds, whether its session is to begin, and what
-    tokens are to say of themselves. The same for every router of a version.
+    Its id, what its caller holds, whether its session is to begin, and what is returned beside
+    tokens decide nothing. Every router of a version returns the same.
     """
     session = asked.session and replace(asked.session, create=False)
     kind, prompt = _prompt_bytes(asked.prompt)
@@ -241,7 +241,7 @@ def fingerprint(asked: Generation) -> str:
 
 
 def _prompt_bytes(prompt: Prompt) -> tuple[str, bytes]:
-    """The form of a checked prompt, and its bytes, which no other prompt of the form has."""
+    """Return the form of a checked prompt, and its bytes, which no other prompt of the form has."""
     if isinstance(prompt, str):
         return "text", prompt.encode()
     if are_ids(prompt):

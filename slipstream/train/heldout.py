@@ -37,7 +37,7 @@ class HeldoutCounts:
         self.num_lags = max(num_lags, CHAIN)
 
     def add(self, matches: Tensor, generated: Tensor) -> None:
-        """matches: [lags, B, T] bool, `num_lags` of them; generated: [B, T] bool."""
+        """Add matches [num_lags, B, T] bool at generated positions [B, T] bool."""
         matches, generated = matches.cpu(), generated.cpu()
         self._hits += (matches & generated).sum((1, 2))[: len(self._hits)]
         self._positions += int(generated.sum())
@@ -88,10 +88,10 @@ def lag_matches(model: nn.Module, frozen: Frozen, batch: TrainBatch, num_lags: i
 
 
 def generated_positions(batch: TrainBatch) -> Tensor:
-    """Positions that predict a generated token, [B, T] bool."""
+    """Return the positions that predict a generated token, [B, T] bool."""
     return position_weights(batch, 0.0) > 0
 
 
 def spread(rates: Sequence[float], name: str) -> dict[str, float]:
-    """`rates` by name and number, for a record: name_0, name_1, …"""
+    """Return rates by name and number, for a record: name_0, name_1, …"""
     return {f"{name}_{number}": rate for number, rate in enumerate(rates)}
