@@ -1,20 +1,16 @@
 """Drafts and parts of targets from files: native code computes where it can, else torch."""
 
 import logging
-from collections.abc import Callable
 from contextlib import suppress
-from functools import partial
 from pathlib import Path
 from types import ModuleType
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from slipstream.models.dtypes import AUTO, CPU, choose_dtype
-from slipstream.models.format.architecture import context_length
+from slipstream.models.dtypes import AUTO, CPU
 from slipstream.models.format.folder import reading
-from slipstream.models.format.resolve import resolve, short_name
-from slipstream.models.format.tokenizer import fitted
+from slipstream.models.format.resolve import resolve
 from slipstream.models.format.wheel import Progress
 from slipstream.models.glide.glide_scorer import GlideBackend, GlideScorer
 from slipstream.models.glide.glide_weights import GlideWeights, check_target, read_glide
@@ -22,17 +18,14 @@ from slipstream.models.glide.target_parts import (
     LoadedParts,
     NativeParts,
     TargetParts,
+    parts_of_source,
     source_parts,
 )
 from slipstream.models.kv.pool import KvLayout
-from slipstream.models.loaded import find_source, find_sources, find_tokenizer, parse_device
-from slipstream.models.native.checkpoint import Checkpoint
-from slipstream.models.native.gguf_weights import GgufSource
+from slipstream.models.loaded import find_source, find_sources
 from slipstream.models.native.glide import NativeGlide
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
-from slipstream.models.torch.arrays import start_torch
-from slipstream.models.torch.loading import load_target_parts
 
 if TYPE_CHECKING:
     from slipstream.models.decision import DecisionModel
@@ -108,30 +101,10 @@ def load_parts(
     folder, gguf = find_sources(resolve(name, progress=progress))
     with suppress(NotNative):
         source = find_source(folder, gguf, dtype, device, has_layers=False)
-        return _of_source(source, source_parts, name, folder, gguf)
-    start_torch()
-    with suppress(NotNative):
-        source = _dense_source(folder, gguf, choose_dtype(dtype, parse_device(device)))
-        make = partial(_torch_parts().tensor_parts, device=device)
-        return _of_source(source, make, name, folder, gguf)
-    loaded = load_target_parts(name, dtype=dtype, device=device, progress=progress)
-    parts = _torch_parts().model_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
-    length = context_length(loaded.model.config.get_text_config())
-    return LoadedParts(parts, loaded.model_id, loaded.tokenizer_hash, length)
-
-
-def _of_source(
-    source: WeightSource,
-    make: Callable[..., TargetParts],
-    name: str,
-    folder: Path,
-    gguf: Path | None,
-) -> LoadedParts:
-    arch = source.architecture
-    with reading(gguf or folder):
-        tokenizer = fitted(find_tokenizer(folder, gguf), folder, arch.vocab_size)
-        parts = make(source, tokenizer_hash=tokenizer.vocab_hash)
-    return LoadedParts(parts, short_name(name), tokenizer.vocab_hash, arch.context_length)
+        return parts_of_source(source, source_parts, name, folder, gguf)
+    options: dict[str, Any] = {"dtype": dtype, "device": device, "progress": progress}
+    parts: LoadedParts = _torch_parts().load_torch_parts(name, **options)
+    return parts
 
 
 def _torch_parts() -> ModuleType:
@@ -139,14 +112,6 @@ def _torch_parts() -> ModuleType:
     from slipstream.models.glide import torch_parts
 
     return torch_parts
-
-
-def _dense_source(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]") -> WeightSource:
-    """Return a source for torch, which needs no kernels. Raises `NotNative`, `WeightsError`."""
-    with reading(gguf or folder):
-        if gguf:
-            return GgufSource(gguf, dtype, is_dense=True)
-        return Checkpoint(folder, dtype, has_layers=False)
 
 
 def _native(weights: GlideWeights, target: TargetParts, layout: KvLayout) -> GlideBackend | None:

@@ -6,12 +6,17 @@ A draft process reads them without the layers in between: of a large target, a f
 from collections.abc import Callable
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
 from slipstream.models.dtypes import CPU, Array
+from slipstream.models.format.folder import reading
+from slipstream.models.format.resolve import short_name
 from slipstream.models.format.rope import rotary_tables
+from slipstream.models.format.tokenizer import fitted
+from slipstream.models.loaded import find_tokenizer
 from slipstream.models.native.source import WeightSource
 from slipstream.models.native.weights import Weights
 
@@ -74,3 +79,18 @@ class LoadedParts:
     model_id: str
     tokenizer_hash: str
     context_length: int
+
+
+def parts_of_source(
+    source: WeightSource,
+    make: Callable[..., TargetParts],
+    name: str,
+    folder: Path,
+    gguf: Path | None,
+) -> LoadedParts:
+    """Return what `make` takes of a source of weights, and what identifies the target."""
+    arch = source.architecture
+    with reading(gguf or folder):
+        tokenizer = fitted(find_tokenizer(folder, gguf), folder, arch.vocab_size)
+        parts = make(source, tokenizer_hash=tokenizer.vocab_hash)
+    return LoadedParts(parts, short_name(name), tokenizer.vocab_hash, arch.context_length)

@@ -2,21 +2,37 @@
 a draft in native code."""
 
 from collections.abc import Callable
+from contextlib import suppress
 from dataclasses import dataclass, fields
 from functools import partial
+from pathlib import Path
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.core.errors import ModelMismatch
-from slipstream.models.dtypes import CPU, Array
-from slipstream.models.format.architecture import EMBEDDING, HEAD
-from slipstream.models.glide.target_parts import NativeParts, TargetParts, source_parts
+from slipstream.models.dtypes import CPU, Array, choose_dtype
+from slipstream.models.format.architecture import EMBEDDING, HEAD, context_length
+from slipstream.models.format.folder import reading
+from slipstream.models.format.resolve import resolve
+from slipstream.models.format.wheel import Progress
+from slipstream.models.glide.target_parts import (
+    LoadedParts,
+    NativeParts,
+    TargetParts,
+    parts_of_source,
+    source_parts,
+)
+from slipstream.models.loaded import find_sources, parse_device
+from slipstream.models.native.checkpoint import Checkpoint
+from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
 from slipstream.models.native.weights import as_float32, plain
-from slipstream.models.torch.arrays import as_array, as_tensor, numpy_dtype
+from slipstream.models.torch.arrays import as_array, as_tensor, numpy_dtype, start_torch
+from slipstream.models.torch.loading import load_target_parts
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -98,6 +114,31 @@ def tensor_parts(
     sizes = {field.name: getattr(own, field.name) for field in fields(TargetParts)}
     sizes["device"] = str(embeddings.device)
     return TorchParts(**sizes, embeddings=embeddings, head=head, rotary=tables)
+
+
+def load_torch_parts(
+    name: str, *, dtype: str, device: str, progress: Progress | None
+) -> LoadedParts:
+    """Return the parts of a target by alias, path or hub id, for a draft in torch: without the
+    layers in between, but of a family that native code can't read."""
+    start_torch()
+    folder, gguf = find_sources(resolve(name, progress=progress))
+    with suppress(NotNative):
+        source = _dense_source(folder, gguf, choose_dtype(dtype, parse_device(device)))
+        make = partial(tensor_parts, device=device)
+        return parts_of_source(source, make, name, folder, gguf)
+    loaded = load_target_parts(name, dtype=dtype, device=device, progress=progress)
+    parts = model_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
+    length = context_length(loaded.model.config.get_text_config())
+    return LoadedParts(parts, loaded.model_id, loaded.tokenizer_hash, length)
+
+
+def _dense_source(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]") -> WeightSource:
+    """Return a source for torch, which needs no kernels. Raises `NotNative`, `WeightsError`."""
+    with reading(gguf or folder):
+        if gguf:
+            return GgufSource(gguf, dtype, is_dense=True)
+        return Checkpoint(folder, dtype, has_layers=False)
 
 
 def rotary_tables(parts: TorchParts, length: int, *, dtype: torch.dtype) -> tuple[Tensor, Tensor]:

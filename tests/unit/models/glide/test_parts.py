@@ -11,7 +11,7 @@ from transformers import AutoModelForCausalLM
 from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import WeightsError
 from slipstream.models.format.architecture import EMBEDDING
-from slipstream.models.glide import load as module
+from slipstream.models.glide import torch_parts as module
 from slipstream.models.glide.load import load_parts, target_parts
 from slipstream.models.glide.target_parts import NativeParts
 from slipstream.models.glide.torch_parts import TorchParts, as_native, rotary_tables
