@@ -17,14 +17,6 @@ def sequence(*tokens):
     return TokenSequence(SESSION, tokens)
 
 
-def test_what_is_appended_to_a_sequence_comes_after_its_tokens():
-    tokens = [5, 6]
-    made = TokenSequence(SESSION, tokens)
-    made.append((7, 8))
-    made.append(())
-    assert (made.tokens, len(made), made.session_id, tokens) == ([5, 6, 7, 8], 4, "s", [5, 6])
-
-
 @pytest.mark.parametrize(
     ("one", "other", "count"),
     [((), (), 0), ((1,), (), 0), ((1, 2), (1, 2), 2), ((1, 2), (1, 2, 3), 2), ((1, 2), (3, 2), 0)],
@@ -32,42 +24,6 @@ def test_what_is_appended_to_a_sequence_comes_after_its_tokens():
 def test_a_common_prefix_ends_at_the_first_difference(one, other, count):
     assert common_prefix(one, other) == common_prefix(other, one) == count
     assert common_prefix(one, other, start=count) == count
-
-
-def test_a_sequence_taken_before_is_read_from_its_news_on():
-    synced, known = SyncedTokens(), sequence(1, 2, 3)
-    synced.take(known)
-    known.tokens[0] = 99  # which no owner of a sequence does
-    known.append((4,))
-    assert synced.take(known) == 3
-    assert synced.tokens == [1, 2, 3, 4]
-
-
-def test_a_delta_is_what_came_after_the_tokens_sent():
-    made = sequence(5, 6, 7)
-    assert Delta.since(1, made) == Delta(1, (6, 7))
-    assert Delta.since(3, made) == Delta(3, ())
-    assert Delta.since(8, made) == Delta(3, ())
-
-
-@pytest.mark.parametrize(
-    "delta", [Delta(3, (8, 9)), Delta(1, (6, 7, 8, 9)), Delta(0, (5, 6, 7, 8, 9))]
-)
-def test_a_delta_that_only_appends_leaves_the_sequence_the_same_object(delta):
-    made = sequence(5, 6, 7)
-    assert delta.applied(made) is made
-    assert made.tokens == [5, 6, 7, 8, 9]
-
-
-@pytest.mark.parametrize(
-    ("delta", "tokens"),
-    [(Delta(1, ()), [5]), (Delta(2, (9,)), [5, 6, 9]), (Delta(1, (9, 8, 4, 3)), [5, 9, 8, 4, 3])],
-)
-def test_a_delta_that_goes_back_makes_another_sequence(delta, tokens):
-    made = sequence(5, 6, 7)
-    other = delta.applied(made)
-    assert other is not made
-    assert (other.tokens, other.session, made.tokens) == (tokens, SESSION, [5, 6, 7])
 
 
 @pytest.mark.parametrize("start", [-1, 4, 99])

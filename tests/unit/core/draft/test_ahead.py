@@ -1,7 +1,5 @@
 """What a verdict leaves of a tree that went on growing is a proposal for what came of it."""
 
-from dataclasses import replace
-
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -113,13 +111,6 @@ def stats(*probs):
     return [NodeStats(prob, prob, 0.0) for prob in probs]
 
 
-def test_trees_that_do_not_go_with_the_tokens_are_forgotten():
-    trees = AheadTrees()
-    trees.hold(3, grown([4, 5, 6], [-1, 0, 1], [0.9, 0.8, 0.7]))
-    assert trees.rest([1, 2, 3, 9], PLAN) is None
-    assert trees.rest([1, 2, 3, 4], PLAN) is None
-
-
 def test_an_older_tree_serves_where_the_newer_one_has_not_come():
     trees = AheadTrees()
     trees.hold(3, grown([4, 5, 6, 7], [-1, 0, 1, 2], [0.9] * 4))
@@ -149,13 +140,6 @@ def test_no_more_trees_are_held_than_a_few():
     held = [start for start in range(20) if trees.rest([7] * 20, PLAN) and start]
     assert held
     assert len(trees) <= AheadTrees.MOST
-
-
-def test_a_draft_whose_last_answer_came_later_than_a_wait_is_worth_is_far():
-    trees = AheadTrees()
-    trees.answered(0.001)
-    assert trees.is_far(replace(PLAN, worth_s=0.0005))
-    assert not trees.is_far(replace(PLAN, worth_s=0.002))
 
 
 def test_expected_tokens_are_the_probabilities_of_all_paths():

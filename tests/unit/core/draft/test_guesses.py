@@ -70,12 +70,6 @@ def test_each_guess_has_the_first_of_its_sources():
     assert found[9].source is CopySource.STORE
 
 
-def test_sources_are_given_the_newest_tokens_first_and_the_path_before_the_text():
-    store = Store()
-    guesses_of(range(40), store).after((70, 71))
-    assert store.seen == [(71, 70, *range(39, 25, -1))]
-
-
 def test_short_matches_of_the_text_are_left_out_where_asked():
     guesses = guesses_of([1, 2, 3, 2])
     assert by_token(guesses)[3].source is CopySource.LOOKUP
@@ -88,17 +82,6 @@ def test_a_place_that_was_not_proposed_teaches_as_much_as_one_that_was():
     guesses.after((7,))
     goes_on(guesses, 7, 7)
     assert by_token(guesses)[7].probability > before
-
-
-def test_repeating_a_call_teaches_nothing_twice():
-    guesses, once = guesses_of([7, 7, 7]), guesses_of([7, 7, 7])
-    for other in (guesses, once):
-        other.after(())
-        goes_on(other, 8)
-    for _ in range(5):
-        guesses.after(())
-        guesses.take(guesses.sequence)
-    assert guesses.after((7,)) == once.after((7,))
 
 
 def test_at_a_temperature_guesses_follow_the_noise_of_their_position():
@@ -208,9 +191,3 @@ def test_what_a_sure_draft_leaves_over_is_shared_among_the_others():
     unsure = grow(TokenTree.chain((0,)), (0.2,), after(table), TreeLimits(1, 9))
     assert sure.reaches == pytest.approx([0.1 * 0.4 / 0.5])
     assert unsure.reaches == pytest.approx([0.4])
-
-
-def test_nothing_follows_a_stop_token():
-    table = {(): [0.5, 0.4], (0,): [0.9], (1,): [0.9]}
-    limits = TreeLimits(4, 9, stop_token_ids=frozenset({1}))
-    assert set(paths_of(grow(EMPTY, (), after(table), limits).tree)) == {(0,), (1,), (0, 0)}

@@ -1,6 +1,5 @@
 """The n-gram draft repeats what followed, and keeps the distributions of the draft's port."""
 
-import itertools
 import sys
 from functools import partial
 from random import Random
@@ -162,12 +161,6 @@ async def test_a_tree_has_what_the_text_and_the_store_know_and_a_chain_the_best_
     assert chain.tree.tokens[0] in (5, 7)
 
 
-async def test_nodes_that_do_not_pay_are_left_out():
-    plan = plan_of(4, shape=Shape.DYNAMIC, row_prices=(0.3,) * 9)
-    proposal = await ByDeltas(NgramDraft(Store())).propose(session_of(), Delta(0, (6,)), plan)
-    assert (proposal.tree.tokens, proposal.stopped_by) == ((7,), "load")
-
-
 OUTCOMES = st.lists(st.tuples(st.integers(1, 12), st.booleans()), max_size=60)
 
 
@@ -176,12 +169,6 @@ def taught(outcomes):
     for match, is_right in outcomes:
         acceptance.learn(match, is_right=is_right)
     return acceptance
-
-
-def test_longer_matches_are_trusted_more_before_anything_is_known():
-    fresh = [MatchAcceptance().of(match) for match in range(1, 65)]
-    assert all(low < high for low, high in itertools.pairwise(fresh))
-    assert fresh[0] == pytest.approx(1 / 3)
 
 
 @given(OUTCOMES, st.integers(1, 80))

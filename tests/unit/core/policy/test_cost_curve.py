@@ -72,14 +72,6 @@ def test_what_was_timed_once_is_left_out_where_others_were_timed_twice():
     assert curve.seconds(2) == pytest.approx(staircase(2))
 
 
-def test_the_fastest_of_several_forwards_counts():
-    stolen = Random(0)
-    bench = Bench(lambda rows, sessions: staircase(rows, sessions) + stolen.choice((0.5, 0.0)))
-    curve = bench.learn(tile=TILE, seconds=1000.0)
-    for rows in (1, 16, 33, 64):
-        assert curve.seconds(rows) == pytest.approx(staircase(rows), rel=0.15)
-
-
 def record(curve, times, *, law, rows=12):
     for _ in range(times):
         curve.record(rows, seconds=law(rows))

@@ -42,11 +42,6 @@ def test_what_is_not_asked_for_comes_from_the_profile():
     assert (asked.max_depth, asked.stop, asked.threshold) == (3, StopPolicy.FIXED, None)
 
 
-def test_defaults_that_do_not_fit_the_drafter_give_way():
-    plan = planner_of(drafter="ngram").plan(100, PREFILL)
-    assert (plan.shape, plan.stop, plan.threshold) == (Shape.CHAIN, StopPolicy.FIXED, None)
-
-
 @given(
     st.integers(1, 60),
     st.one_of(st.none(), st.integers(1, 140)),

@@ -1,7 +1,7 @@
 """Profiles: their values, their file, and what of them is for sampled requests."""
 
 import json
-from dataclasses import asdict, replace
+from dataclasses import replace
 
 import pytest
 
@@ -50,12 +50,6 @@ def test_a_tree_that_a_request_names_is_not_cut_to_the_profiles_size(options, no
     asked, profile = SpeculationOptions(**options), Profile(max_depth=6, max_nodes=11)
     settings = resolve(asked, profile, drafter="vanilla", has_decision_model=False)
     assert (settings.max_nodes, settings.widths) == (nodes, asked.widths or ())
-
-
-def test_a_profile_survives_its_values():
-    values = json.loads(json.dumps(asdict(PROFILE)))
-    assert profile_from_values(values, place="here") == PROFILE
-    assert profile_from_values({}, place="here") == Profile()
 
 
 @pytest.mark.parametrize(
