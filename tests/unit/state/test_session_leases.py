@@ -85,25 +85,6 @@ async def test_no_request_is_found_by_the_name_of_a_session():
         await claims().acquire(replace(ASKED, session=SessionRef(place)), "alice", "m")
 
 
-async def test_another_request_under_the_id_is_refused_and_another_owner_s_is_none():
-    door = claims()
-    taken = await door.acquire(ASKED, "alice", "m")
-    taken.journal.open((1, 2), Opening(2, "{}", "hash"))
-    await taken.journal.keep([3], None)
-    with pytest.raises(errors.RequestExists):
-        await door.acquire(replace(ASKED, prompt="other"), "alice", "m")
-    assert (await door.acquire(replace(ASKED, prompt="other"), "bob", "m")).record.tokens == ()
-
-
-async def test_without_the_store_new_requests_run_unkept_unless_that_is_forbidden():
-    for asked in (ASKED, IN_SESSION):
-        taken = await claims(NoProgress()).acquire(asked, "", "m")
-        assert taken.journal.is_behind
-        assert taken.record.fence == 7
-        with pytest.raises(errors.Unavailable):
-            await claims(NoProgress(), allows_unkept=False).acquire(asked, "", "m")
-
-
 class Slow(MemoryStore):
     """A store whose answers to claims are on their way until they are let through."""
 

@@ -13,11 +13,9 @@ from slipstream.core.types import (
     MAX_SEED,
     FinishReason,
     NodeStats,
-    Plan,
     Proposal,
     ReplyTiming,
     SamplingParams,
-    Shape,
     Verdict,
     Verification,
 )
@@ -222,18 +220,3 @@ def test_a_round_has_its_plan_its_proposal_and_its_verdict():
         "slipstream.verdict.finish_reason": "stop",
         **REPLY,
     }
-
-
-def test_roots_that_the_target_drew_are_none_of_the_drafts_tokens():
-    fork = Plan(max_depth=2, max_nodes=4, shape=Shape.FORK, roots=(7, 8))
-    drafted = Proposal(TokenTree((7, 8, 1), (ROOT, ROOT, 0)))
-    alone = Proposal(TokenTree((7, 8), (ROOT, ROOT)), fallback="no draft")
-    rounds = [
-        PREFILL,
-        Script(plan=fork, proposal=drafted, verdict=Verdict((7, 1), 2, roots=(3, 4))),
-        Script(plan=fork, proposal=drafted, verdict=Verdict((8,), 1, roots=(3, 4))),
-        Script(plan=fork, proposal=alone, verdict=Verdict((8,), 1, roots=(3, 4))),
-    ]
-    _, request = watched(rounds, 0)
-    seen = [(at.kind, at.num_nodes, at.depth, at.num_accepted) for at in request.seen[1:]]
-    assert seen == [("speculative", 1, 1, 1), ("speculative", 1, 1, 0), ("plain", 0, 0, 0)]

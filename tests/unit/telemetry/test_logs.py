@@ -1,6 +1,5 @@
 """What a service logs is one line each, of what it is about, and quotes nobody."""
 
-import asyncio
 import contextvars
 import io
 import json
@@ -115,29 +114,6 @@ def test_lines_carry_the_ids_of_request_session_and_span(span):
     assert apart(work, Log(TextLines())).text.endswith(f" here {end}\n")
 
 
-async def test_tasks_that_run_together_do_not_mix_their_ids():
-    log, met = json_log(), asyncio.Barrier(5)
-
-    async def part(name):
-        log.logger.info(name)
-
-    async def work(name):
-        bind(request_id=name)
-        await met.wait()
-        log.logger.info(name)
-        await asyncio.create_task(part(name))
-        bind(request_id=f"{name}-again")
-        await met.wait()
-        log.logger.info(f"{name}-again")
-
-    await asyncio.gather(*(work(f"r-{number}") for number in range(5)))
-    log.logger.info("nobody's")
-    *lines, last = log.lines
-    assert len(lines) == 15
-    assert all(line["request_id"] == line["message"] for line in lines)
-    assert "request_id" not in last
-
-
 @given(st.text(st.characters(codec=None)), st.booleans())
 def test_a_record_is_one_line_of_text_whatever_it_quotes(quoted, has_error):
     log = Log(TextLines())
@@ -145,15 +121,6 @@ def test_a_record_is_one_line_of_text_whatever_it_quotes(quoted, has_error):
     log.logger.warning("the peer says %s", quoted, exc_info=error)
     line, end = log.text[:-1], log.text[-1]
     assert (line.isprintable(), end) == (True, "\n")
-
-
-def test_an_escape_shows_what_a_message_would_have_done_to_the_log():
-    log = Log(TextLines())
-    log.logger.warning("no model %s", "x\n2026-01-01 INFO all is well\r\x1b[2K\x85\u2028\u202e")
-    written = r"no model x\n2026-01-01 INFO all is well\r\x1b[2K\x85\u2028\u202e"
-    assert log.text.endswith(f" {written}\n")
-    log.logger.warning("naïve 漢字 \\n")
-    assert log.text.endswith(" naïve 漢字 \\n\n")
 
 
 def raised(error, cause=None):
@@ -177,15 +144,6 @@ def test_errors_that_may_quote_a_caller_are_logged_by_class_and_place(formatter)
     assert MARKER not in log.text
     told = {"it broke", "disk full", "in raised", *(type(error).__name__ for error in quoting)}
     assert {word for word in told if word not in log.text} == set()
-
-
-def test_errors_are_printed_the_way_python_prints_them():
-    log, python = Log(TextLines()), Log(logging.Formatter("%(message)s"))
-    error = raised(OSError("disk full"), RuntimeError("it broke"))
-    for at in (log, python):
-        at.logger.error("failed", exc_info=error)
-    (line,) = log.text.splitlines()
-    assert line.split(r"failed\n")[1].split(r"\n") == python.text.splitlines()[1:]
 
 
 def test_errors_that_came_of_each_other_are_logged_once():

@@ -84,20 +84,3 @@ def test_a_circle_of_spans_is_read_once(tmp_path):
         span.span_id for span in spans if span.parent_id is not None
     )
     assert trace.orphans == ()
-
-
-@pytest.mark.parametrize(
-    ("stages", "share"),
-    [
-        ({"draft": 20.0, "prefill": 30.5, "new": 1}, 0.515),
-        ({"draft": 250.0}, 1.0),
-        ({}, 0.0),
-    ],
-)
-def test_stages_explain_their_sum_and_never_more_than_the_request(tmp_path, stages, share):
-    say = {f"slipstream.stage.{name}_ms": spent for name, spent in stages.items()}
-    Recorder(tmp_path).span("router", GENERATE, (0, 100), kind=SpanKind.SERVER, say=say)
-    trace = found(tmp_path)
-    order = ("prefill", "draft", "new")
-    assert trace.stages() == {name: stages[name] for name in order if name in stages}
-    assert trace.explained() == pytest.approx(share, abs=1e-12)

@@ -30,7 +30,7 @@ def test_a_callback_of_the_package_that_takes_long_is_named_and_fails():
         assert [item async for item in one_ahead(burning(0.2))] == [0.2]
 
     (stall,) = stalls_of(held)
-    assert 200 <= stall.cpu_ms < 2000
+    assert stall.cpu_ms >= 200
     with pytest.raises(AssertionError, match="ms of CPU by"):
         check_stalls([stall])
 
