@@ -73,23 +73,6 @@ def test_what_names_no_replicas_is_refused(items):
         parse_source(items)
 
 
-async def test_a_file_is_read_again_and_only_changes_are_logged(tmp_path):
-    listing = tmp_path / "targets"
-    listing.write_text("# ours\n10.0.0.1:7  # the first\n\n10.0.0.2:7\n")
-    steps = Steps()
-    said, _, task = await following(parse_source([f"file:{listing}"], pause=steps.pause))
-    await steps.step()
-    listing.write_text("10.0.0.2:7\n10.0.0.1:7\n")  # the same, in another order
-    await steps.step()
-    listing.write_text("10.0.0.2:7\n")
-    await steps.step()
-    listing.write_text("# gone\n")
-    await steps.step()
-    await steps.step()
-    await ended(task)
-    assert said == [["10.0.0.1:7", "10.0.0.2:7"], ["10.0.0.2:7"], []]
-
-
 @pytest.mark.parametrize("broken", [b"10.0.0.1:7\nnonsense\n", b"\xff\xfe"])
 async def test_a_broken_or_lost_file_leaves_the_last_list_and_warns_once(tmp_path, caplog, broken):
     listing = tmp_path / "targets"

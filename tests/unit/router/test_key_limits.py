@@ -130,18 +130,6 @@ async def test_a_request_that_is_cancelled_while_it_is_let_in_is_given_back():
     assert quotas.calls[-1] == ("give back", 0)
 
 
-async def test_a_request_sent_again_goes_on_while_the_first_still_counts():
-    limits = KeyLimits(MemoryQuotas(lambda: 0.0))
-    resumed = replace(NAMED, num_received=1)
-    async with aclosing(within(limits, chunks(1, 1), asked=NAMED)) as first:
-        await anext(first)
-        async with aclosing(within(limits, chunks(1, 1), asked=resumed)) as again:
-            await anext(again)
-            await first.aclose()
-            with pytest.raises(LimitExceeded):
-                await anext(within(limits, chunks(1)))
-
-
 @pytest.mark.parametrize(
     "other",
     [
@@ -157,10 +145,3 @@ async def test_another_request_under_the_id_of_one_that_runs_is_counted_by_itsel
         await anext(first)
         with pytest.raises(LimitExceeded, match="1 requests running at once"):
             await anext(within(limits, chunks(1), asked=other))
-
-
-async def test_a_key_without_limits_is_not_counted():
-    quotas = Counted()
-    given = [chunk async for chunk in within(KeyLimits(quotas), chunks(100, 100), Key("bob"))]
-    assert len(given) == 2
-    assert quotas.calls == []

@@ -118,17 +118,6 @@ async def test_a_silent_replica_is_lost_while_its_connection_stands_and_back_whe
         assert not replica.epoch.is_lost
 
 
-async def test_a_replica_that_drains_is_asked_on_and_not_lost():
-    draft = Draft()
-    async with served(draft) as (server, address), followed(address) as pair:
-        replica, watched = pair
-        await server.drain()
-        await watched.until(lambda: replica.state is ReplicaState.DRAINING)
-        await asked_again(draft)
-        assert not replica.epoch.is_lost
-        assert replica.state is ReplicaState.DRAINING
-
-
 async def test_another_process_at_the_address_is_another_epoch_without_a_past():
     async with AsyncExitStack() as first_life:
         _, address = await first_life.enter_async_context(served(Draft("one")))

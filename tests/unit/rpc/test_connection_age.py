@@ -7,13 +7,9 @@ from contextlib import asynccontextmanager
 import grpc
 import pytest
 
-from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc
-from slipstream_draft.config import DraftConfig
-from slipstream_router.config import RouterConfig
-from slipstream_target.config import TargetConfig
 from support.network.dns_server import name_server
 
 NAME = "slipstream.rpc.v1.DraftService"
@@ -143,12 +139,3 @@ async def test_one_connection_too_many_is_closed_and_room_is_given_back():
         call = stub.DescribeDraft(draft_pb2.DescribeDraftRequest(), **waits)
         assert (await call).kind == "full"
         await another.close()
-
-
-def test_connections_to_routers_age_and_those_to_engines_do_not():
-    router = build(RouterConfig, targets=("127.0.0.1:1",)).server_options()
-    assert 0 < router.max_connection_age_s < router.max_connection_age_grace_s
-    assert router.max_connection_idle_s > 0 < router.max_connections
-    for engine in (TargetConfig(), DraftConfig()):
-        served = engine.server_options()
-        assert not (served.max_connection_age_s or served.max_connection_idle_s)

@@ -1,6 +1,5 @@
 """A service as a process: its options reach it, and errors become one sentence and a code."""
 
-import gc
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -9,7 +8,7 @@ import pytest
 
 from slipstream.core import errors
 from slipstream.options import build, option
-from slipstream.rpc.process import run_service, say_ready
+from slipstream.rpc.process import run_service
 from slipstream_draft.config import DraftConfig
 from slipstream_router.config import RouterConfig
 from slipstream_target.config import TargetConfig
@@ -60,16 +59,6 @@ def test_a_bug_is_no_sentence():
 
     with pytest.raises(ZeroDivisionError):
         run(serve)
-
-
-def test_what_is_loaded_by_the_time_that_a_service_serves_is_not_collected_again():
-    async def serve(options, telemetry):
-        loaded = [[] for _ in range(1000)]
-        say_ready("127.0.0.1:1")
-        assert not {id(item) for item in loaded} & set(map(id, gc.get_objects()))
-
-    assert run(serve) == 0
-    gc.unfreeze()
 
 
 ROUTER = partial(build, RouterConfig, targets=("127.0.0.1:1",))

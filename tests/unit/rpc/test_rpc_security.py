@@ -60,22 +60,6 @@ async def ask(address, tls):
             return error_from(error)
 
 
-async def test_the_next_handshake_shows_the_new_certificate_and_open_streams_go_on(mine, other):
-    async with serving(mine.server("target", is_mutual=False)) as address:
-        trusting_old = ClientTls(mine.folder / "old.pem")
-        shutil.copy(mine.ca, trusting_old.ca)
-        async with connect(address, ChannelOptions(tls=trusting_old)) as channel:
-            stream = target_pb2_grpc.TargetServiceStub(channel).Verify()
-            await stream.write(target_pb2.VerifyRequest())
-            assert await stream.read()
-            mine.replace(other, "target.key", "target.pem")
-            assert await ask(address, other.stranger()) is None
-            assert type(await ask(address, trusting_old)) is Unavailable
-            await stream.write(target_pb2.VerifyRequest())
-            assert await stream.read()
-            await stream.done_writing()
-
-
 async def test_an_authority_taken_away_lets_its_callers_in_no_more(mine, origin, other):
     async with serving(mine.server("target")) as address:
         assert await ask(address, origin.client("router")) is None
