@@ -8,7 +8,7 @@ from hypothesis import strategies as st
 from tokenizers import AddedToken, Tokenizer, models, normalizers
 from transformers import AutoTokenizer
 
-from slipstream.core.errors import InvalidRequest, UnsupportedCombination
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.prompt import PromptForm
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.text.control_tokens import BREAK, ControlTokens
@@ -114,18 +114,6 @@ def test_a_control_token_in_a_message_is_the_text_of_its_name(model):
         plain = encode_prompt(model.text, [{"role": "user", "content": "x"}])
         ids = encode_prompt(model.text, [item])
         assert len(control(model, ids)) == len(control(model, plain))
-
-
-def test_a_raw_prompt_has_control_tokens_only_where_it_is_said(model):
-    around = control(model, model.hf.encode("x"))
-    assert control(model, encode_prompt(model.text, ATTACK, RAW)) == around
-    assert not control(model, encode_prompt(model.text, ATTACK, RAW, last_token=9))
-    meant = PromptForm(raw=True, allow_special_tokens=True)
-    assert encode_prompt(model.text, ATTACK, meant) == tuple(model.hf.encode(ATTACK))
-    expected = tuple(model.hf.encode(ATTACK, add_special_tokens=False))
-    assert encode_prompt(model.text, ATTACK, meant, last_token=9) == expected
-    with pytest.raises(UnsupportedCombination, match="raw prompt only"):
-        encode_prompt(model.text, "x", PromptForm(allow_special_tokens=True))
 
 
 def test_messages_and_a_template_do_not_write_a_control_token_together():

@@ -93,12 +93,6 @@ def test_a_stream_that_broke_after_any_piece_goes_on_with_exactly_the_rest(seed,
         assert tokens == [token for piece in whole for token in piece.tokens]
 
 
-def test_nothing_is_emitted_of_what_was_sent_while_it_is_not_reached_again():
-    rest = TextStream(decode, num_sent=4)
-    assert rest.push([65, 66]) == Piece("", ())
-    assert rest.push([67, 68, 69]) == Piece("E", (69,))
-
-
 BYTES = [b"\x80", b"\xe2", b"\x82", b"\xac", b"\xc3", b"\xa9", b"\xf0\x9f", b"\x98\x80\xf0", b" a"]
 BYTES += ["é".encode(), "\ufffd".encode(), b"\xac\xe2\x82", b"\x9f\x98\x80\xf0", b"\xff\xfe"]
 

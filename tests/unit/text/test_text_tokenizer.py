@@ -89,18 +89,6 @@ def test_conversations_read_and_number_as_in_transformers(hf, text):
         assert encode_prompt(text, messages) == tuple(ids)
 
 
-@pytest.mark.real
-def test_turns_appended_to_a_real_reply_are_the_conversation_at_once(real_model):
-    tokenizer = text_tokenizer(AutoTokenizer.from_pretrained(real_model))
-    end = tokenizer.encode("<|im_end|>", add_special_tokens=False)
-    for messages in conversations():
-        held = encode_prompt(tokenizer, messages[0]["content"])
-        for reply, asked in zip(messages[1::2], messages[2::2], strict=True):
-            held += (*tokenizer.encode(reply["content"], add_special_tokens=False), *end)
-            held += encode_prompt(tokenizer, asked["content"], last_token=held[-1])
-        assert held == encode_prompt(tokenizer, messages)
-
-
 def test_its_parts_make_the_same_tokenizer_elsewhere(hf, text):
     parts = text.parts()
     again = TextTokenizer.from_parts(bytes(parts.json), *parts[1:])
