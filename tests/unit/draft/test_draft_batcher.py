@@ -7,7 +7,7 @@ import pytest
 
 from slipstream.core.errors import Cancelled, InternalError, InvalidRequest, Unavailable
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
+from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy
 from slipstream.drafting.batcher import BatchedDraft
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.drafting.growth import CHUNK, DraftRequest
@@ -21,19 +21,6 @@ from support.services.draft_crowd import PROFILE, Keys, alone, asked, batched, e
 @pytest.fixture(scope="module")
 def scorers():
     return draft_crowd.both_scorers()
-
-
-@pytest.mark.parametrize("kind", ["glide", "vanilla"])
-@pytest.mark.parametrize("verification", list(Verification))
-async def test_sessions_together_propose_as_each_alone(scorers, kind, verification):
-    calls = [asked(number, verification) for number in range(12)]
-    expected = [alone(scorers, kind, *call) for call in calls]
-    async with batched(engine(scorers, kind)) as draft:
-        found = await asyncio.gather(*(draft.propose(*call) for call in calls))
-        assert draft.num_steps < sum(max(one.tree.depths()) for one in expected)
-    for ours, theirs in zip(found, expected, strict=True):
-        same(ours, theirs)
-    assert len({one.tree for one in found}) > 6
 
 
 @pytest.mark.parametrize("kind", ["glide", "vanilla"])
@@ -65,21 +52,6 @@ def test_a_long_prefix_comes_in_pieces_that_end_in_the_same_proposal(scorers, ki
     best = int(whole.logits[0].argmax())
     best = best if scorer.vocab is None else int(scorer.vocab[best])
     assert drafting.result().tree.tokens == (best,)
-
-
-async def test_a_cancelled_waiter_is_left_and_the_others_go_on(scorers):
-    local = engine(scorers)
-    calls = [asked(number) for number in range(6)]
-    async with batched(local) as draft:
-        tasks = [asyncio.create_task(draft.propose(*call)) for call in calls]
-        await asyncio.sleep(0)
-        tasks[1].cancel()
-        tasks[4].cancel()
-        found = await asyncio.gather(*tasks, return_exceptions=True)
-        for at in (1, 4):
-            assert isinstance(found[at], asyncio.CancelledError)
-        for at in (0, 2, 3, 5):
-            same(found[at], alone(scorers, "glide", *calls[at]))
 
 
 async def test_what_is_under_way_ends_with_its_session(scorers):

@@ -1,23 +1,20 @@
 """A draft's memory is bounded, goes back when its users go, and is never a reason to fail. A mirror
 of the target's keys holds what it was sent, and what a reader was shown stays as it was."""
 
-import asyncio
-import random
-
 import numpy as np
 import pytest
 
 from slipstream.core.errors import InvalidRequest, NoRoom
 from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Plan, SamplingParams, Session, StopPolicy
+from slipstream.core.types import Plan, Session
 from slipstream.drafting.engine import NO_ROOM
 from slipstream.drafting.kv_mirror import ByteBudget, KvMirror
 from slipstream.drafting.memory import DraftMemory
 from slipstream.models.dtypes import BFLOAT16, CPU, FLOAT32
 from slipstream.models.kv.pool import KvLayout
 from support.models import tiny
-from support.services.draft_crowd import SHAPES, alone, asked, batched, both_scorers, engine, same
+from support.services.draft_crowd import alone, asked, both_scorers, engine, same
 
 LAYOUT = KvLayout(1, 3, 64, BFLOAT16, CPU)
 NEEDS = {"weight_bytes": 1 << 20, "workspace_bytes": 1 << 20, "max_tokens": 1000}
@@ -62,33 +59,6 @@ def test_nothing_is_held_where_nothing_is_drafted(scorers):
     local = engine(scorers)
     finished(local.propose(asked(0)[0], Plan(0, 0)))
     assert local.num_kv_bytes == local.pool.num_used_bytes == 0
-
-
-async def test_hundreds_of_sessions_leave_nothing_behind(scorers):
-    local = engine(scorers)
-    rng = random.Random(7)
-    async with batched(local) as draft:
-        used = []
-        for burst in range(25):
-            await asyncio.gather(*(one_life(draft, rng, 20 * burst + at) for at in range(20)))
-            used.append((local.num_kv_bytes, local.pool.num_used_bytes))
-        assert set(used) == {(0, 0)} and local.pool.num_free == local.pool.num_pages
-        assert draft.num_waiting == 0
-
-
-async def one_life(draft, rng, number):
-    """A session of a few rounds, which may be cancelled at any time."""
-    tokens = tuple(tiny.tokens(5, seed=number % 9))
-    session = Session(f"s{number}", 5, 12, SamplingParams(temperature=number % 2))
-    shape = rng.choice(SHAPES[:3])
-    plan = Plan(2, 3, shape, StopPolicy.FIXED)
-    task = asyncio.create_task(draft.propose(TokenSequence(session, tokens), plan))
-    for _ in range(rng.randrange(4)):
-        await asyncio.sleep(0)
-    if rng.random() < 0.5:
-        task.cancel()
-    await asyncio.gather(task, return_exceptions=True)
-    await draft.release(session.session_id)
 
 
 def test_a_budget_covers_own_and_mirrored_pages_and_no_more_than_sessions_can_use():
@@ -144,16 +114,6 @@ def assert_shows(view, whole, count):
 @pytest.fixture
 def mirror():
     return KvMirror(LAYERS, MIRRORED, limit=1000)
-
-
-def test_slices_of_any_size_add_up_to_the_whole(mirror):
-    whole, at = truth(900), 0
-    assert mirror.view().count == mirror.num_bytes == 0
-    for size in (1, 127, 1, 300, 2, 469):
-        send(mirror, whole, at, at + size)
-        at += size
-        assert_shows(mirror.view(), whole, at)
-    assert mirror.num_bytes >= 900 * MIRRORED.bytes_per_token
 
 
 @pytest.mark.parametrize("forget_first", [False, True])

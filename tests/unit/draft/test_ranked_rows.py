@@ -105,16 +105,6 @@ def test_draws_of_mcsd_are_judged_by_the_logits_whatever_noise_there_is(mode):
     assert read(reader(mode=mode), logits, 3).top_prob == RowSoftmax(logits[None]).top_prob(0)
 
 
-@pytest.mark.parametrize("sampling", [{}, {"top_k": 9}, {"top_p": 0.8, "temperature": 0.6}])
-def test_candidates_are_in_order_of_value_and_then_id(sampling):
-    logits = np.zeros(SIZE, np.float32)
-    logits[::3] = 4.0
-    own = reader(vocab=None, **sampling)
-    ranked = own.ranked(logits, POSITION)
-    order = np.lexsort((np.arange(SIZE), -ranked))
-    assert read(own, logits, SIZE).tokens == tuple(order.tolist())
-
-
 def test_tokens_that_a_draft_rules_out_are_numbers_behind_any_truncation():
     logits = row(6)
     logits[10:] = -np.inf

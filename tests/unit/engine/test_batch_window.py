@@ -99,14 +99,6 @@ def test_a_session_that_has_gone_is_not_waited_for_at_all():
     assert gathering.wait_s(1.001) == 0
 
 
-def test_no_session_waits_longer_than_a_part_of_the_last_step():
-    gathering: BatchWindow = BatchWindow(max_wait=0.5)
-    gathering.stepped(["a", "b"], 1.0, seconds=STEP_S)
-    gathering.came("a")
-    assert gathering.wait_s(1.0) == pytest.approx(STEP_S / 2)
-    assert gathering.wait_s(1.0 + STEP_S) == 0
-
-
 def test_a_session_that_is_always_late_hardly_costs_the_others_anything():
     engine = Engine({"a": lambda: 0.002, "b": lambda: 0.002, "slow": lambda: 0.9 * STEP_S})
     sizes(engine, 100)

@@ -11,33 +11,19 @@ from slipstream.client import AsyncChunkStream, Chunk
 from slipstream.core import errors
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.logprobs import TokenLogprob, TopLogprob
-from slipstream_gateway.body import ChatRequest, CompletionRequest, validated
+from slipstream_gateway.body import ChatRequest, validated
 from slipstream_gateway.choices import merged, opened
 from slipstream_gateway.config import HttpConfig
 from slipstream_gateway.errors import TABLE, HttpError, http_error
 from slipstream_gateway.responses import IMPOSSIBLE, chat_logprobs, completion_logprobs
-from slipstream_gateway.sdk_options import chat_options, completion_options, seed_of
+from slipstream_gateway.sdk_options import chat_options
 
 HELLO = [{"role": "user", "content": "hello"}]
-SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
-WRITTEN = {"type": "json_schema", "json_schema": {"schema": SCHEMA}}
 
 
 def chat(**body):
     body = validated(ChatRequest, {"messages": HELLO, **body})
     return chat_options(body, request_id="r", default_max_tokens=99)
-
-
-def completion(**body):
-    body = validated(CompletionRequest, {"prompt": "hello", **body})
-    return completion_options(body, request_id="r")
-
-
-def test_a_seed_that_is_not_given_depends_on_the_name_alone():
-    seeds = {seed_of(f"request {number}") for number in range(100)}
-    assert len(seeds) == 100
-    assert seed_of("request 7") in seeds
-    assert chat(seed=5)["sampling"].seed == 5
 
 
 def test_either_name_of_the_limit_counts_and_two_limits_do_not():

@@ -26,16 +26,6 @@ def leave(pool, prefixes, tokens):
     return pages
 
 
-def test_the_longest_beginning_is_found():
-    pool, prefixes = made()
-    one = leave(pool, prefixes, (*FIRST, 1, 2, 3))
-    two = leave(pool, prefixes, (*FIRST, 1, 9))
-    assert prefixes.match((*FIRST, 1, 2, 3, 4))[1] == BLOCK_SIZE + 3
-    assert prefixes.match((*FIRST, 1, 9, 9))[0] == (one[0], two[1])
-    assert prefixes.match((*FIRST, 5))[0] == (one[0],)
-    assert prefixes.match((7, *FIRST))[1] == 0
-
-
 @given(st.permutations([20, 12, 16, 20, 14, 3]))
 def test_beginnings_of_one_text_take_one_page(lengths):
     pool, prefixes = made()

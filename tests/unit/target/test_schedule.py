@@ -110,25 +110,6 @@ def test_prompts_get_a_few_rows_every_other_step_whatever_runs(budget, sessions,
                 target.add(key, 1, nodes)
 
 
-@settings(deadline=None)
-@given(BUDGET, st.lists(READY, min_size=1, max_size=20), st.integers(0, 3))
-def test_running_sessions_all_go_on_while_prompts_wait(budget, sessions, num_prompts):
-    target = Target(budget)
-    waited = dict.fromkeys(range(len(sessions)), 0)
-    for key, work in enumerate(sessions):
-        target.add(key, *work)
-    for key in range(100, 100 + num_prompts):
-        target.add(key, 10_000)
-    bound = 2 * (len(sessions) + 1)
-    for _ in range(2 * bound):
-        done = target.step()
-        for key, (_, nodes) in enumerate(sessions):
-            waited[key] = 0 if key in done else waited[key] + 1
-            if key in done:
-                target.add(key, 1, nodes)
-        assert max(waited.values()) <= bound
-
-
 def test_a_prompt_leaves_room_for_sessions_that_are_not_back_yet():
     target = Target(StepBudget())
     target.add(0, 600)
