@@ -47,14 +47,6 @@ def test_a_bad_line_is_refused_with_its_number(tmp_path, bad, reason):
         read_questions(written(tmp_path, line(0), bad))
 
 
-def test_a_file_that_is_not_there_or_not_text_is_refused(tmp_path):
-    with pytest.raises(InvalidRequest, match="No such file"):
-        read_questions(tmp_path / "none.jsonl")
-    (tmp_path / "raw").write_bytes(b"\xff\xfe\x00")
-    with pytest.raises(InvalidRequest, match="can't be read"):
-        read_questions(tmp_path / "raw")
-
-
 QUESTIONS = tuple(
     Question(number, category, ("?",))
     for number, category in enumerate(["a", "a", "a", "b", "b", "c"])

@@ -194,11 +194,6 @@ def test_a_flag_that_makes_no_sense_is_refused(load, argv, reason):
         load(argv=argv)
 
 
-def test_a_file_that_is_not_there_is_refused(tmp_path):
-    with pytest.raises(InvalidRequest, match=r"nothing\.toml can't be read"):
-        load_config(Options, section="target", file=tmp_path / "nothing.toml", env={})
-
-
 def test_what_has_no_default_must_be_given():
     with pytest.raises(InvalidRequest, match="--address is needed, or SLIPSTREAM_X_ADDRESS"):
         load_config(Needy, section="x", env={})

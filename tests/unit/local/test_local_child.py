@@ -56,13 +56,6 @@ async def start(*flags, on_line=lambda *_: None) -> Child:
     return await start_child("draft", "stand_in", flags, on_line=on_line)
 
 
-async def test_a_child_prints_its_address():
-    child = await start()
-    assert await child.ready() == "127.0.0.1:1"
-    await child.stop(LIMIT_S)
-    assert child.exit_text() == "ended with exit code 0"
-
-
 async def test_all_that_a_child_writes_is_passed_on_but_for_the_ready_line():
     ear = Ear()
     child = await start("--loud", on_line=ear)

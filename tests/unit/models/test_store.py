@@ -82,14 +82,6 @@ def test_a_directory_without_a_part_is_refused_and_that_is_named(tmp_path, setti
         find_local(str(folder), settings=settings)
 
 
-@pytest.mark.parametrize("name", ["", "nonsense", "no/such/path", "nobody/nothing"])
-def test_an_unknown_name_is_one_sentence(settings, name):
-    with pytest.raises(ModelNotFound) as refusal:
-        resolve(name, settings=settings)
-    assert repr(name) in str(refusal.value)
-    assert "\n" not in str(refusal.value)
-
-
 def test_of_several_gguf_files_one_must_be_named_and_other_files_are_refused(tmp_path, settings):
     for name in ("a.gguf", "mmproj-a.gguf"):
         (tmp_path / name).write_text("")

@@ -188,14 +188,6 @@ def test_a_file_that_is_not_understood_is_refused_in_a_sentence_without_secrets(
     assert digest(ALICE) not in str(refused.value)
 
 
-def test_a_file_that_can_not_be_read_is_refused(tmp_path):
-    with pytest.raises(InvalidRequest, match="missing can't be read"):
-        Access(tmp_path / "missing")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(InvalidRequest, match="is not UTF-8 text"):
-        Access(tmp_path / "binary")
-
-
 def test_the_example_of_the_page_is_a_file_that_is_understood():
     page = (Path(__file__).parents[3] / "docs" / "security.md").read_text()
     (example,) = re.findall(r"^```toml\n(\[keys.*?)^```$", page, re.MULTILINE | re.DOTALL)

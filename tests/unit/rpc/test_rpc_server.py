@@ -206,14 +206,6 @@ async def test_a_client_that_is_refused_for_now_gets_a_retry_time(error, wait_ms
     assert getattr(error_from(refused), "retry_after_s", None) == wait_s
 
 
-async def test_an_address_in_use_is_refused():
-    address = f"127.0.0.1:{free_port()}"
-    async with serving(Failing(None), address=address):
-        with pytest.raises(errors.Unavailable, match=address):
-            async with serving(Failing(None), address=address):
-                pass
-
-
 @pytest.mark.parametrize("address", ["", "here", ":1", "host:", "host:0", "host:70000", "a b:1"])
 def test_an_address_that_is_none_is_refused(address):
     with pytest.raises(errors.InvalidRequest, match="HOST:PORT"):

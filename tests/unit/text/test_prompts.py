@@ -206,11 +206,6 @@ def test_an_ill_formed_prompt_is_refused(prompt, reason):
         encode_prompt(TOKENIZER, prompt)
 
 
-def test_raw_messages_are_refused():
-    with pytest.raises(InvalidRequest, match="not messages"):
-        encode_prompt(TOKENIZER, [user("a")], RAW)
-
-
 @pytest.mark.parametrize("reply", ["Once", "Once ", " upon\n", ""])
 def test_the_last_reply_goes_on_without_an_end_or_a_new_turn(reply):
     form = PromptForm(continue_final=True)
