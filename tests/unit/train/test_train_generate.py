@@ -5,7 +5,6 @@ import torch
 
 from slipstream.models.bulk import BulkModel
 from slipstream.models.native.library import has_kernels
-from slipstream.train import answers as module
 from slipstream.train.answers import EndRules, Talk, answers, draw
 from support.models import tiny
 
@@ -55,14 +54,6 @@ def test_an_answer_depends_on_its_own_prompt_only(model, temperature):
     whole = answers(model, asks(temperature), NO_END, noise())
     first = answers(model, asks(temperature)[:1], NO_END, noise())
     assert whole[:1] == first
-
-
-def test_dropping_ended_rows_changes_nothing(model, monkeypatch):
-    rules = EndRules(frozenset(range(6)), LENGTH)
-    dropped = answers(model, asks(0.0, 1.0), rules, noise())
-    monkeypatch.setattr(module, "_COMPACT_BELOW", 0.0)
-    assert dropped == answers(model, asks(0.0, 1.0), rules, noise())
-    assert len({len(answer) for answer in dropped}) > 2
 
 
 def test_an_answer_holds_one_end_at_most_and_that_last(model):

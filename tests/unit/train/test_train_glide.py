@@ -21,7 +21,6 @@ from slipstream.train.glide import (
     position_weights,
 )
 from slipstream.train.heldout import HeldoutCounts
-from slipstream.train.trainer import learning_rate
 
 
 def blocks(lengths, offsets):
@@ -62,14 +61,6 @@ def test_no_query_ever_reads_its_own_or_a_later_position():
         late = torch.triu(torch.ones(6, 6, dtype=torch.bool))
         late[0, 0] = False
         assert not (allowed & late).any()
-
-
-def test_lags_stay_within_the_longest_block():
-    settings = LossSettings(block_min=2, block_max=3)
-    drawn = draw_blocks(16, settings, torch.Generator().manual_seed(1))
-    allowed = block_mask(40, drawn)[:, 0] == 0
-    lags = (torch.arange(40) - allowed.sum(-1))[:, 3:]
-    assert set(lags.flatten().tolist()) == {0, 1, 2}
 
 
 def test_the_prediction_of_the_first_generated_token_counts_in_full():
@@ -131,28 +122,12 @@ def test_a_chain_is_one_query_a_lag_longer_each_step():
     torch.testing.assert_close(result.acceptance, tuple(n / 6 for n in (2, 1, 1, 0, 0, 0)))
 
 
-def test_texts_shorter_than_a_chain_count_none():
-    tally = HeldoutCounts(7)
-    tally.add(torch.ones(7, 1, 3, dtype=torch.bool), torch.ones(1, 3, dtype=torch.bool))
-    assert tally.result().acceptance == (1.0,) * 7
-    assert tally.result().length == 1.0
-
-
 def test_a_match_compares_target_ids_not_columns():
     head = torch.eye(3)
     frozen = Frozen(head, head, torch.tensor([4, 7, 9]), Rope(head, head))
     matches = greedy_matches(torch.eye(3), torch.tensor([4, 1, 9]), frozen)
     assert matches.tolist() == [True, False, True]
     assert frozen.columns(torch.tensor([[9, 0], [4, 60]])).tolist() == [[2, -1], [0, -1]]
-
-
-def test_the_learning_rate_rises_then_falls_to_its_floor():
-    schedule = TrainSchedule(steps=100, lr=1.0, warmup=0.1, floor=0.02)
-    rates = [learning_rate(schedule, done / 100) for done in range(101)]
-    assert max(rates) == pytest.approx(1.0)
-    assert rates.index(max(rates)) == 10
-    assert rates[10:] == sorted(rates[10:], reverse=True)
-    assert rates[-1] == pytest.approx(0.02)
 
 
 @pytest.mark.parametrize(

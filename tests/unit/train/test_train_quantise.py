@@ -15,7 +15,7 @@ from slipstream.models.glide.glide_files import load_weights
 from slipstream.models.glide.glide_weights import BLOCKS_NAME, HEAD, read_glide
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.train.data import ReadLimits, read_data
-from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet, FeatureSource
+from slipstream.train.features import FeatureSet, FeatureSource
 from slipstream.train.four_bits.moments import input_moments
 from slipstream.train.four_bits.quantise import PROVENANCE_NAME
 from slipstream.train.glide import lag_mask, states
@@ -81,11 +81,6 @@ def test_a_pair_with_blocks_writes_the_same_text(place, draft):
     expected = answers()
     assert command(place, draft).exit_code == 0
     assert answers() == expected
-
-
-def test_rotary_factors_reach_over_what_a_batch_is_padded_to(place):
-    vocab, target = load_weights(place / "weights")[1], load_target_parts(str(place / "target"))
-    assert min(map(len, borrowed(target, vocab, 33).rope)) >= 2 * LENGTHS_ON_GPU
 
 
 def test_moments_are_those_of_the_inputs(place):

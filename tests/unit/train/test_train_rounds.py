@@ -13,7 +13,6 @@ from slipstream.cli.main import app
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.core.types import SamplingParams
-from slipstream.drafting.engine import LocalDraft
 from slipstream.models.decision import DECISION_NAME, GREEDY, SAMPLED, load_decision
 from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
@@ -104,22 +103,6 @@ def test_an_answer_is_the_same_behind_another_one(recorder):
     second = both.rows(~both.is_greedy)
     assert torch.equal(second.accepted, alone.accepted)
     assert torch.equal(second.stats, alone.stats)
-
-
-def test_a_sampled_position_has_the_statistics_that_ranked_its_candidates(recorder, monkeypatch):
-    proposals, propose = [], LocalDraft.propose
-
-    async def watched(draft, sequence, plan):
-        proposals.append(await propose(draft, sequence, plan))
-        return proposals[-1]
-
-    monkeypatch.setattr(LocalDraft, "propose", watched)
-    made = record(recorder, 1.0)
-    told = {(at.top_prob, at.entropy) for proposal in proposals for at in proposal.stats}
-    told = torch.tensor(sorted(told))
-    for confidence, entropy in zip(made.confidence, made.stats[:, 1], strict=True):
-        apart = (told - torch.stack([confidence, entropy])).abs().amax(-1)
-        assert apart.min() < 1e-4
 
 
 def test_a_run_writes_weights_only_if_they_are_better(place, monkeypatch):
