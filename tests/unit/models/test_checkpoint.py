@@ -6,12 +6,10 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 from tokenizers import processors
-from transformers import AutoModelForCausalLM
 
 from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, WeightsError
 from slipstream.models import loaded, reference
 from slipstream.models.format import tokenizer
-from slipstream.models.format.safetensors_file import Safetensors
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.load import target_parts
 from slipstream.models.loaded import require_same_tokenizer
@@ -65,14 +63,6 @@ def test_shards_are_read_as_one(tmp_path):
     assert len(list(parts.glob("*.safetensors"))) > 2
     both = [causal_model(load_model(str(at)).model) for at in (whole, parts)]
     assert all(map(np.array_equal, *map(computed, both)))
-
-
-def test_released_layers_are_read_again(tmp_path):
-    files = Safetensors(saved(tmp_path, "qwen2"))
-    names = [name for name in load_file(tmp_path / WEIGHTS) if ".layers." in name]
-    before = [files.tensor(name).copy() for name in names]
-    files.release(names)
-    assert all(map(np.array_equal, map(files.tensor, names), before))
 
 
 @needs_native
@@ -146,17 +136,6 @@ def test_a_forward_that_differs_is_refused_each_time(checkpoint, monkeypatch):
             causal_model(load_model(str(checkpoint)).model)
 
 
-@needs_native
-def test_the_reference_has_no_layer_in_memory(checkpoint):
-    source = load_model(str(checkpoint), dtype="float32").model
-    model = source.reference()
-    whole = AutoModelForCausalLM.from_pretrained(checkpoint, dtype=torch.float32)
-    tokens = torch.tensor([tiny.tokens(30)])
-    with torch.inference_mode():
-        assert torch.equal(model(tokens).logits, whole(tokens).logits)
-    assert all(weight.is_meta for weight in model.model.layers.parameters())
-
-
 @pytest.mark.parametrize("make", [byte_tokenizer, piece_tokenizer])
 def test_a_kept_tokenizer_is_the_one_that_was_read(checkpoint, monkeypatch, make):
     make().save_pretrained(checkpoint)
@@ -179,15 +158,6 @@ def test_a_changed_tokenizer_or_one_that_is_kept_broken_is_read_again(checkpoint
     assert loaded.find_tokenizer(checkpoint, None).text.parts() == first.text.parts()
     (checkpoint / "chat_template.jinja").write_text("{{ bos_token }}")
     assert loaded.find_tokenizer(checkpoint, None).text.chat_template == "{{ bos_token }}"
-
-
-def test_a_checkpoint_loads_with_the_weights_it_was_saved_with(checkpoint):
-    loaded = load_target_parts(str(checkpoint), dtype="float32")
-    for name, value in tiny_llama().state_dict().items():
-        torch.testing.assert_close(loaded.model.state_dict()[name], value, rtol=0, atol=0)
-    assert (loaded.model_id, loaded.path) == ("tiny", checkpoint)
-    assert not loaded.model.training
-    assert not any(weight.requires_grad for weight in loaded.model.parameters())
 
 
 @pytest.mark.parametrize("device", ["", "nowhere", "meta", "cuda:99"])

@@ -11,7 +11,6 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.models import machine
 from slipstream.models.dtypes import CPU, DTYPES, choose_dtype
 from slipstream.models.machine import Measurements, describe_machine, this_machine
-from slipstream.models.torch.arrays import numpy_dtype, torch_dtype
 from support.commands import ran_python
 
 
@@ -120,15 +119,6 @@ def test_another_limit_number_of_threads_or_version_is_another_machine(fresh, mo
     assert this_machine().get("speed") is None
 
 
-def test_a_machine_without_cpuinfo_has_a_name_too(monkeypatch, tmp_path):
-    monkeypatch.setattr(machine, "_CPUINFO", tmp_path / "none")
-    machine._processor.cache_clear()
-    try:
-        assert describe_machine(1)["processor"]
-    finally:
-        machine._processor.cache_clear()
-
-
 SCRIPT = """
 import json, os, threading
 import torch
@@ -169,11 +159,3 @@ def test_auto_is_what_every_cpu_reads_or_multiplies_well(native, chosen):
 def test_an_unknown_name_is_refused_with_those_there_are(name):
     with pytest.raises(InvalidRequest, match="one of auto, bfloat16, float16, float32"):
         choose_dtype(name, CPU)
-
-
-@pytest.mark.parametrize("name", DTYPES)
-def test_torch_has_a_dtype_of_the_same_name_and_size(name):
-    theirs = torch_dtype(DTYPES[name])
-    assert str(theirs) == f"torch.{DTYPES[name].name}" == f"torch.{name}"
-    assert theirs.itemsize == DTYPES[name].itemsize
-    assert numpy_dtype(theirs) is DTYPES[name]

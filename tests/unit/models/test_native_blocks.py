@@ -179,13 +179,6 @@ def test_bytes_are_the_nearest_multiples_of_a_127th_of_the_largest(name):
     assert np.array_equal(weights.eight_bits(values).matrix, np.concatenate(expected, 1))
 
 
-def test_scales_are_rounded_to_float16_as_numpy_rounds_them():
-    sizes = np.geomspace(1e-9, 65_519, 20_000, dtype=np.float32) * 127
-    values = np.repeat(sizes[:, None], GROUP, 1)
-    scales = np.ascontiguousarray(weights.eight_bits(values).matrix[:, :2]).view(np.float16)
-    assert np.array_equal(scales[:, 0], (sizes / np.float32(127)).astype(np.float16))
-
-
 def test_rows_without_numbers_have_none_and_those_of_no_whole_blocks_stay_as_they_are():
     values = np.full((2, GROUP), 0.25, np.float32)
     values[1, 5] = np.nan

@@ -26,20 +26,6 @@ LAYOUT = KvLayout(2, 2, 4, FLOAT32, CPU)
 KINDS = (HOST, TorchBuffers(CPU))
 
 
-def test_pages_are_neighbours_while_that_is_possible():
-    free = PageList(10)
-    first, second = free.take(3), free.take(3)
-    assert (first, second) == ([0, 1, 2], [3, 4, 5])
-    for page in first:
-        free.give(page)
-    # The run of three is left whole for a session that needs it.
-    assert free.take(4) == [6, 7, 8, 9]
-    assert free.take(2, after=9) == [0, 1]
-    for page in (4, 6, 8):
-        free.give(page)
-    assert sorted(free.take(4)) == [2, 4, 6, 8]
-
-
 @given(st.lists(st.integers(min_value=1, max_value=6), max_size=60), st.randoms())
 def test_every_page_is_free_or_taken_once(sizes, rng):
     free, taken = PageList(16), []

@@ -164,20 +164,6 @@ def test_untrained_it_takes_the_draft_at_its_word():
     np.testing.assert_allclose(chances, expected, atol=2e-6, rtol=0)
 
 
-def test_chances_are_those_of_the_formula_written_out_and_finite_where_nothing_is_left():
-    decision, hidden = model(), noise(3, 6)
-    w = decision.weights
-    odds = [(math.log(p / (1 - p)), math.log(p / q), *rest) for p, q, *rest in LAWS[:2]]
-    known = np.array([[odd, entropy, ratio, lag] for odd, ratio, entropy, lag in odds])
-    first = hidden[:2] @ w["hidden.weight"].T + w["hidden.bias"] + known @ w["stats.weight"].T
-    logits = first[:, 4:] + first[:, :4].clip(0) @ w["out.weight"].T
-    chances = decision.score(hidden, STATS)
-    np.testing.assert_allclose(chances[:2], 1 / (1 + np.exp(-logits)), 1e-5)
-    assert chances.dtype == np.float32 and ((chances >= 0) & (chances <= 1)).all()
-    certain = slot_stats((0.0, -math.inf), 0.0, 0)
-    assert all(map(math.isfinite, certain)) and certain[0] > 13
-
-
 @pytest.mark.parametrize("temperature", [0.0, 1.0])
 def test_which_token_carries_which_probability_has_no_say_where_that_would_bias(temperature):
     sampling, mode = SamplingParams(temperature=temperature), Verification.MCSD

@@ -9,7 +9,7 @@ from transformers.models.llama.modeling_llama import apply_rotary_pos_emb
 
 from slipstream.core.errors import ModelMismatch, WeightsError
 from slipstream.models.glide.glide import rotate
-from slipstream.models.glide.glide_config import read_config, write_config
+from slipstream.models.glide.glide_config import read_config
 from slipstream.models.glide.glide_init import (
     GlideShape,
     config_for_target,
@@ -84,12 +84,6 @@ def test_the_trimmed_vocabulary_is_the_frequent_the_lower_of_equals_and_all_forc
     counts, size, forced, kept
 ):
     assert trimmed_vocab(counts, size, forced=forced).tolist() == kept
-
-
-def test_a_config_survives_its_file(tmp_path):
-    config = tiny.config(tiny.llama())
-    write_config(config, tmp_path)
-    assert read_config(tmp_path) == config
 
 
 SENSELESS = [

@@ -121,15 +121,6 @@ def test_the_last_tokens_own_target_position_is_never_read():
     close(knowing.logits, before.logits)
 
 
-def test_scores_are_float32_and_named_by_an_ascending_vocabulary():
-    _, model, scorer = case()
-    scores = scorer.score([Sync(scorer.open(16), TOKENS, None)])
-    assert scores.logits.dtype == scores.hidden.dtype == np.float32
-    assert scores.logits.shape == (1, model.config.head_size)
-    assert scores.hidden.shape == (1, scorer.hidden_size)
-    assert scorer.vocab.tolist() == sorted(set(scorer.vocab.tolist()))
-
-
 def test_a_full_session_is_refused():
     _, _, scorer = case()
     state = scorer.open(4)

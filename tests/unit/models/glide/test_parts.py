@@ -167,12 +167,3 @@ def test_a_broken_file_or_embeddings_of_another_size_are_refused(checkpoint, is_
         tiny_checkpoint.change_config(checkpoint, vocab_size=300)
     with pytest.raises(WeightsError, match="can't be loaded" if is_cut else None):
         load_parts(str(checkpoint))
-
-
-@pytest.mark.real
-def test_the_real_models_parts_are_those_of_the_whole_model(real_model, monkeypatch):
-    whole = whole_parts(real_model, "bfloat16")
-    forbid_whole(monkeypatch)
-    found = load_parts(str(real_model), dtype="bfloat16")
-    assert_same(found.parts, whole)
-    assert found.context_length == 8192
