@@ -47,15 +47,6 @@ async def test_a_session_is_refused_to_a_lower_fence_and_a_running_one_to_an_equ
     await leases.clear()
 
 
-async def test_the_least_recently_parked_is_evicted_when_bytes_run_out(engine):
-    leases = engine.leases(max_parked_bytes=20)
-    for name in "abc":
-        await leases.park(await leases.open(name, 1), ttl_s=60)
-    assert engine.freed == ["a"]
-    await leases.clear()
-    assert engine.freed == ["a", "b", "c"]
-
-
 async def test_an_owner_with_an_equal_share_loses_nothing_that_is_parked_to_one_with_more(engine):
     leases = engine.leases(max_parked_bytes=100)
     for number in range(4):

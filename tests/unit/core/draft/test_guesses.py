@@ -64,12 +64,6 @@ def test_what_may_follow_has_probabilities_that_add_up_to_one_at_most(
     assert sum(guess.probability for guess in guesses) <= 1 + 1e-9
 
 
-def test_each_guess_has_the_first_of_its_sources():
-    found = by_token(guesses_of([1, 2, 1], Store((2, 0.5), (9, 0.1))))
-    assert found[2].source is CopySource.LOOKUP
-    assert found[9].source is CopySource.STORE
-
-
 def test_short_matches_of_the_text_are_left_out_where_asked():
     guesses = guesses_of([1, 2, 3, 2])
     assert by_token(guesses)[3].source is CopySource.LOOKUP

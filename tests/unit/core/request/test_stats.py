@@ -39,12 +39,6 @@ def test_a_worked_example():
     assert (stats.num_spec_tokens, stats.lossless) == (4, False)
 
 
-def test_a_request_that_never_speculated_has_figures_too():
-    stats = stats_of([])
-    assert (stats.mean_acceptance_length, stats.draft_acceptance_rate) == (1.0, 0.0)
-    assert stats.acceptance_histogram == {}
-
-
 @given(ROUNDS)
 def test_the_histogram_accounts_for_every_step_and_every_accepted_token(rounds):
     stats = stats_of(rounds)
