@@ -22,6 +22,22 @@ def run(body, *inputs, replay=None):
     return [out.cpu() for out in replay.run("a body", body, inputs)]
 
 
+def test_a_graph_computes_what_its_body_does_with_each_input(gpu):
+    replay = Replay(CUDA, max_graphs=2)
+    for seed, key in enumerate("abac"):
+        x = torch.randn(4, generator=torch.Generator().manual_seed(seed))
+        body = lambda given: (given.cumsum(0) * 2 + torch.arange(4, device=CUDA),)  # noqa: E731
+        (out,) = replay.run(key, body, (x,))
+        assert torch.equal(out.cpu(), x.cumsum(0) * 2 + torch.arange(4))
+    assert (len(replay), "a" in replay, "b" in replay) == (2, True, False)
+
+
+def test_operands_of_two_devices_are_refused(gpu):
+    with pytest.raises(GpuError, match="add has operands on the GPU and on the host"):
+        torch.ones(4).to(CUDA) + torch.ones(4)
+    assert (torch.ones(4).to(CUDA) + torch.tensor(1.0)).tolist() == [2.0] * 4
+
+
 NUMBERS = [1.0, 2.0, 3.0, 4.0]
 REFUSED = {
     "reads values on the host": [
@@ -68,6 +84,21 @@ def test_what_a_graph_does_not_follow_is_found(gpu, make, reason):
     run(body, torch.ones(4), replay=replay)
     owner["scale"] = make(3.0)
     with pytest.raises(GpuError, match=reason):
+        run(body, torch.ones(4), replay=replay)
+
+
+def test_a_body_that_is_not_the_same_function_each_time_is_found(gpu):
+    count = torch.zeros(4).to(CUDA)
+    with pytest.raises(GpuError, match="computes otherwise"):
+        run(lambda x: (count.add_(x).clone(),), torch.ones(4))
+    made, replay = [], Replay(CUDA)
+
+    def body(x):
+        made.append(x)  # two calls to warm up, the capture, the comparison
+        return (x + 1,) if len(made) <= 4 else (x * 2 - 0 * x + 0,)
+
+    run(body, torch.ones(4), replay=replay)
+    with pytest.raises(GpuError, match="other operators"):
         run(body, torch.ones(4), replay=replay)
 
 
