@@ -140,18 +140,19 @@ def test_services_agree_with_each_other(documents):
 
 
 def test_all_hops_are_tls_and_each_side_verifies_the_other(read):
-    for case in ("tls", "tls-secrets"):
+    for case in ("tls", "tls-secrets", "production"):
         configs = {role: config for role, (config, _) in read(rendered(case)).items()}
         for config in (configs[role] for role in ROLES):
             assert config.tls.cert and config.tls.key
             assert config.store.url.startswith("rediss://") and config.store.ca
+            assert config.store.user == "slipstream"
         assert configs["target"].tls.client_ca and configs["draft"].tls.client_ca
         assert configs["router"].peer.ca and configs["draft"].peer.ca
         names = configs["target"].replica.tls_client_names
         assert names and configs["target"].tls_draft_names
         assert set(names).isdisjoint(configs["target"].tls_draft_names)
         clients = configs["router"].tls.client_ca
-        assert bool(clients) is (case == "tls")
+        assert bool(clients) is (case != "tls-secrets")
 
 
 def test_certificates_carry_the_names_that_others_look_for():
