@@ -2,7 +2,6 @@
 
 import asyncio
 import logging
-import random
 from contextlib import asynccontextmanager
 from itertools import count
 
@@ -22,17 +21,11 @@ class InMemory:
     """Quotas in memory, whose time passes when told."""
 
     def __init__(self):
-        self._now_s, self._elsewhere_s = 1000.0, None
+        self._now_s = 1000.0
         self.quotas = MemoryQuotas(lambda: self._now_s)
 
     async def passes(self, seconds):
         self._now_s += seconds
-
-    def follow(self, elsewhere_s):
-        """Have as much time pass as has passed elsewhere since the last time."""
-        if self._elsewhere_s is not None:
-            self._now_s += elsewhere_s - self._elsewhere_s
-        self._elsewhere_s = elsewhere_s
 
 
 class InRedis:
@@ -41,10 +34,6 @@ class InRedis:
     def __init__(self, client, quotas):
         self._client = client
         self.quotas = quotas
-
-    async def now_s(self):
-        seconds, microseconds = await self._client.time()
-        return seconds + microseconds / 1e6
 
     async def passes(self, seconds):
         for name in await self._client.keys("*:left"):
@@ -205,46 +194,6 @@ async def test_of_many_at_once_no_more_come_in_than_may(place):
     results = await asyncio.gather(*takes, return_exceptions=True)
     assert sum(result is None for result in results) == 10
     assert sum(isinstance(result, LimitExceeded) for result in results) == 30
-
-
-async def test_memory_and_redis_decide_alike(url):
-    draw, memory, decided = random.Random(0), InMemory(), set()
-    limits = {"requests_per_minute": 5, "tokens_per_minute": 200, "max_concurrent": 2}
-    async with in_redis(url) as shared:
-        for number in range(600):
-            if number % 200 == 0:
-                await shared._client.flushall()
-                memory = InMemory()
-                tickets = [ticket(str(draw.randrange(6)), **limits) for _ in range(8)]
-            asked, amount = draw.choice(tickets), draw.randrange(30)
-            action = draw.choice(["take", "charge", "give back", "passes"])
-            before_s = await shared.now_s()
-            memory.follow(before_s)
-            ours, theirs = [await done(at, action, asked, amount) for at in (memory, shared)]
-            decided.add(ours[0])
-            if ours[0] != theirs[0]:  # only because time went on in between
-                assert max(ours[1], theirs[1]) <= await shared.now_s() - before_s + 0.002
-                await shared._client.flushall()
-                memory = InMemory()
-    assert decided == {None, *QuotaLimits.__slots__}
-
-
-async def done(place, action, asked, amount):
-    """Which limit refused, if any, and for how long."""
-    # Time passes in steps that never come near to when a request counts no more.
-    ttl_s, step_s = 26.0, 7.4321
-    if action == "take":
-        try:
-            await place.quotas.take(asked, ttl_s=ttl_s)
-        except LimitExceeded as error:
-            return str(error).partition("(")[2].partition(")")[0], error.retry_after_s
-    elif action == "charge":
-        await place.quotas.charge(asked, amount, ttl_s=ttl_s)
-    elif action == "give back":
-        await place.quotas.give_back(asked, amount)
-    else:
-        await place.passes(step_s)
-    return None, 0.0
 
 
 async def test_routers_count_together_and_nothing_is_kept_for_ever(url):
