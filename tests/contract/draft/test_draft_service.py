@@ -12,13 +12,12 @@ from slipstream.client.engine import WindowedKv
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape, StopPolicy
-from slipstream.models.loading import causal_model
 from slipstream.ngrams.store_file import SUFFIX, NgramStores, StoreHeader
 from slipstream.options import build
 from slipstream.train.data import Document
 from slipstream.train.ngrams import CountSettings, count, fitting, write_store
 from slipstream_draft.config import DraftConfig
-from support.models import tiny, tiny_checkpoint
+from support.models import tiny
 from support.services import tiny_services
 from support.services.tiny_services import draft_place, is_empty, rounds, target_place, until
 
@@ -185,22 +184,6 @@ async def test_a_session_drafts_from_the_store_of_its_targets_tokenizer(tmp_path
             proposal = await draft.propose(sequence, replace(PLAN, shape=Shape.DYNAMIC))
             assert proposal.tree.tokens == tokens
             await draft.release("s")
-
-
-async def test_a_plain_draft_takes_sessions_and_tokens_beyond_its_own_and_drafts_what_it_can():
-    llama = tiny_checkpoint.tiny_llama(vocab_size=32, context_length=40)
-    models = tiny_services.Models(plain=causal_model(llama, numerics="fast"))
-    session, prompt, asked = Session("s", 20, 600), tuple(range(20, 40)), Plan(4, 12)
-    async with draft_place(models, "vanilla") as drafts:
-        draft = drafts.remote()
-        within = await draft.propose(TokenSequence(session, prompt), asked)
-        at_the_end = await draft.propose(TokenSequence(session, (*prompt, *(47,) * 19)), asked)
-        beyond = await draft.propose(TokenSequence(session, (*prompt, *(47,) * 28)), asked)
-        await draft.release("s")
-    assert max(within.tree.tokens) < 32
-    assert (len(within.tree), within.stopped_by) == (4, "depth")
-    assert (len(at_the_end.tree), at_the_end.stopped_by) == (2, "context")
-    assert (len(beyond.tree), beyond.stopped_by) == (0, "context")
 
 
 OTHER = replace(SESSION, session_id="other")

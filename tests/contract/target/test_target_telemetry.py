@@ -17,7 +17,6 @@ from slipstream.models.torch.loading import load_target_parts
 from slipstream.rpc.kv import DTYPE, KvDtype
 from slipstream.rpc.v1 import target_pb2
 from slipstream.telemetry import catalog
-from slipstream.telemetry.carrier import Carrier
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.build import build_target
@@ -49,17 +48,6 @@ async def test_a_span_says_what_was_decided_and_what_was_cached_once(served, lis
     )
     assert opening["num_cached"] == len(tokens) - 4
     assert last == {"nodes": 2, "accepted": 2, "final": 2, "finish_reason": "length"}
-
-
-UNSAMPLED = "00-" + 32 * "1" + "-" + 16 * "2" + "-00"
-
-
-@pytest.mark.parametrize("trace", [None, *map(Carrier, (UNSAMPLED, "00-nonsense-01", "x" * 1000))])
-async def test_what_is_not_traced_or_not_sampled_makes_no_span(served, listener, trace):
-    stream = await served.open(SESSION)
-    await stream.rounds(PROMPT, 2, trace)
-    await stream.end()
-    assert listener.spans() == []
 
 
 @pytest.mark.parametrize(

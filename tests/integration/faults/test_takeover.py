@@ -2,7 +2,6 @@
 
 Two routers share a real store and a target, and nothing else."""
 
-import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
 from secrets import token_hex
 
@@ -205,15 +204,3 @@ async def test_a_stream_goes_on_at_another_target_with_the_tokens_it_would_have_
     assert stats.continuity.is_kept
     assert stats.speculation.num_accepted_draft_tokens > 0
     assert stats.num_output_tokens == len(plain[sampling].token_ids)
-
-
-async def test_target_and_draft_may_be_lost_at_once(targets, draft, plain):
-    async with running(*targets, draft), routed(targets, [draft]) as client:
-        stream = client.stream("hello", max_tokens=NUM_TOKENS, speculation=FORCED)
-        begun = await read(stream, 20)
-        await asyncio.gather((await busy(targets)).stop(), draft.stop())
-        begun += await read(stream, 20)
-        await draft.start()
-        chunks = begun + await read(stream)
-    assert tokens_of(chunks) == plain[GREEDY].token_ids
-    assert chunks[-1].stats.speculation.fallbacks
