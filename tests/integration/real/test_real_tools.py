@@ -23,15 +23,15 @@ FIELDS = {
 }
 FILTERS = {"type": "object", "properties": {"year": COUNT, "is_open": {"type": "boolean"}}}
 FILTERS |= {"additionalProperties": False}
-QUESTIONS = {
-    "get_weather": ("in Paris in celsius", "in Berne"),
-    "book_table": ("for two on friday", "for Ada, five people"),
-    "convert": ("10 dollars to euros", "1.5 kg to pounds"),
-    "set_alarm": ("at noon on weekdays", "for 7:30"),
-    "search": ("papers on speculation", "open cafes"),
-}
-"""Of an odd and an even length: see `called`."""
-LAWS = (SamplingParams(), SamplingParams(temperature=1.0, seed=11))
+GREEDY, SAMPLED = SamplingParams(), SamplingParams(temperature=1.0, seed=11)
+CALLS = [
+    ("get_weather", "in Paris in celsius", True, GREEDY),
+    ("book_table", "for Ada, five people", False, GREEDY),
+    ("convert", "10 dollars to euros", True, SAMPLED),
+    ("set_alarm", "for 7:30", False, SAMPLED),
+    ("search", "papers on speculation", True, SAMPLED),
+]
+"""Tools with a question, whether the request names the tool, and how tokens are drawn."""
 
 
 def schema(name):
@@ -95,25 +95,19 @@ def client(real_model):
         yield client
 
 
-def called(client, name, question, law, mode):
-    """The answer's tokens, and the call in it; half of the questions may choose any tool."""
-    choice = {"type": "function", "function": {"name": name}} if len(question) % 2 else "required"
+@pytest.mark.parametrize(("name", "question", "is_named", "sampling"), CALLS)
+def test_a_forced_call_is_valid_and_the_same_without_speculation(
+    client, name, question, is_named, sampling
+):
+    choice = {"type": "function", "function": {"name": name}} if is_named else "required"
     said = [{"role": "user", "content": f"{name.replace('_', ' ')} {question}"}]
-    asked = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 160, "sampling": law}
-    result = client.generate(said, **asked, speculation=SpeculationOptions(mode=mode))
-    text, (call,) = read_tool_calls(result, tools_of(TOOLS), is_forced=True)
+    asked = {"tools": TOOLS, "tool_choice": choice, "max_tokens": 160, "sampling": sampling}
+    forced, plain = (
+        client.generate(said, **asked, speculation=SpeculationOptions(mode=mode))
+        for mode in (Mode.FORCED, Mode.OFF)
+    )
+    text, (call,) = read_tool_calls(forced, tools_of(TOOLS), is_forced=True)
     assert text == ""
-    if choice != "required":
-        assert call.name == name
-    return result.token_ids, call
-
-
-@pytest.mark.parametrize("law", LAWS, ids=["greedy", "sampled"])
-@pytest.mark.parametrize("name", FIELDS)
-def test_a_forced_call_is_valid_and_the_same_without_speculation(client, name, law):
-    """Every tool under both laws, with each of its questions once; all choices meet all laws."""
-    question = QUESTIONS[name][([*FIELDS].index(name) + LAWS.index(law)) % 2]
-    tokens, call = called(client, name, question, law, Mode.FORCED)
+    assert call.name == name or not is_named
     jsonschema.validate(json.loads(call.arguments), schema(call.name))
-    plain, _ = called(client, name, question, law, Mode.OFF)
-    assert tokens == plain
+    assert forced.token_ids == plain.token_ids
