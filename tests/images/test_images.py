@@ -241,12 +241,6 @@ def test_the_entry_points_of_drafts_and_targets_answer_from_the_tree(borrowing):
     assert sum(line.startswith("usage: slipstream serve ") for line in said) == len(ENGINES)
 
 
-def test_engines_get_what_their_extras_ask_for():
-    serving, ray = (set(lock_files.read(f"engine-{extras}")) for extras in ("serve", "serve-ray"))
-    assert serving >= {"transformers", "grpcio", "redis", "opentelemetry-exporter-prometheus"}
-    assert ray - serving >= {"ray"}
-
-
 @pytest.mark.parametrize(("variable", "value"), [("EXTRAS", "sevre"), ("DEVICE", "gpu")])
 def test_an_extra_or_a_device_without_a_lock_ends_the_build(variable, value, tmp_path):
     (step,) = stages()["engine-packages"].all("RUN")
