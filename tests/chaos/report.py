@@ -52,7 +52,6 @@ class Scenario:
             "longest_silence_s": quantiles(stream.silence(at) for at, stream in pairs),
             "next_token_of_moved_s": quantiles(stream.next_after(at) for at, stream in moved),
             "longest_silence_of_moved_s": quantiles(stream.silence(at) for at, stream in moved),
-            "each": [_told(fault) for fault in self.faults],
         }
 
     def line(self) -> str:
@@ -113,11 +112,3 @@ def quantiles(times: Iterable[float | None]) -> dict[str, float]:
     named = {f"p{q * 100:g}": known[min(int(q * len(known)), len(known) - 1)] for q in QUANTILES}
     mean = statistics.fmean(known)
     return {"n": len(known), "mean": mean, **named, "max": known[-1]}
-
-
-def _told(fault: Fault) -> dict[str, Any]:
-    return {
-        "members": fault.members,
-        "next_token_s": [stream.next_after(fault.at) for stream in fault.streams],
-        "moved": [bool(stream.num_losses + stream.num_resumed) for stream in fault.streams],
-    }

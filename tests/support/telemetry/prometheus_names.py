@@ -8,7 +8,7 @@ from functools import cache
 
 from opentelemetry.exporter.prometheus import PrometheusMetricReader
 from opentelemetry.sdk.metrics import MeterProvider
-from prometheus_client import CollectorRegistry, generate_latest
+from prometheus_client import CollectorRegistry
 
 from slipstream.telemetry.catalog import CATALOG
 from slipstream.telemetry.metric import Instruments, Metric, MetricKind
@@ -30,12 +30,6 @@ def samples(metric: Metric) -> Mapping[str, frozenset[str]]:
             for known in registry.collect()
             for sample in known.samples
         }
-
-
-def page() -> str:
-    """Return the page that Prometheus reads where every metric has a value."""
-    with exported(*CATALOG) as registry:
-        return generate_latest(registry).decode()
 
 
 @contextmanager
