@@ -66,12 +66,11 @@ IMITATED = [message for number, city in enumerate(("Berlin", "Madrid", "Vienna")
 ASKED = [*IMITATED, {"role": "user", "content": "What is the weather in Oslo?"}]
 
 
-@pytest.mark.parametrize("sampling", [SamplingParams(), SamplingParams(temperature=0.05, seed=3)])
-def test_a_call_of_the_model_s_choice_follows_a_strict_schema_and_no_other(client, sampling):
+def test_a_call_of_the_model_s_choice_follows_a_strict_schema_and_no_other(client):
     """The call is the same with and without speculation; and a text without a call is as ever."""
     about = tool("get_weather")
     strict = {**about, "function": {**about["function"], "strict": True}}
-    asked = {"max_tokens": 60, "sampling": sampling}
+    asked = {"max_tokens": 60}
     off, forced = SpeculationOptions(mode=Mode.OFF), SpeculationOptions(mode=Mode.FORCED)
     results = [
         client.generate(ASKED, tools=[given], speculation=how, **asked)
