@@ -1,4 +1,5 @@
-"""A store of sessions for laws of all stores: in memory, and in a server of the module's."""
+"""A listener to telemetry, and a store of sessions for laws of all stores: in memory, and in a
+server of the module's."""
 
 import gc
 import warnings
@@ -7,6 +8,7 @@ import pytest
 
 from support.state.redis_server import redis_server
 from support.state.session_stores import InMemory, in_redis
+from support.telemetry.listening import Listener
 
 
 @pytest.fixture(scope="module")
@@ -27,6 +29,11 @@ async def place(request):
 @pytest.fixture
 def store(place):
     return place.store
+
+
+@pytest.fixture
+def listener():
+    return Listener()
 
 
 def pytest_collection_modifyitems(items):

@@ -4,7 +4,6 @@ import pytest
 
 from support.services.scripted_keys import true_engine, true_keys
 from support.services.tiny_services import Models
-from support.telemetry.listening import Listener
 
 
 @pytest.fixture(scope="module")
@@ -20,8 +19,3 @@ def engine(models):
 @pytest.fixture(scope="module")
 def keys(engine):
     return true_keys(engine)
-
-
-@pytest.fixture
-def heard():
-    return Listener()

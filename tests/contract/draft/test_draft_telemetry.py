@@ -53,43 +53,34 @@ class Request:
 
 
 @asynccontextmanager
-async def request(drafts, feed=None):
-    """One that is open meanwhile; its end is the draft's to notice."""
-    call = draft_pb2_grpc.DraftServiceStub(drafts.channel).Speculate()
-    opening = draft_pb2.OpenDraft(
-        session=session_to_pb(SESSION, fence=0),
-        target=drafts.models.identity,
-        target_layout=drafts.models.layout,
-    )
-    await call.write(draft_pb2.SpeculateRequest(open=opening))
-    await call.read()
-    yield Request(drafts, feed, call)
-    call.cancel()
-
-
-@asynccontextmanager
-async def reading(models, keys, heard, *, count=NUM_KEYS, kv_wait_s=LIMIT_S):
+async def reading(models, keys, listener, *, count=NUM_KEYS, kv_wait_s=LIMIT_S):
     """A request to a draft that reads so many keys. Afterwards everything has ended."""
     script = Script([slice_of(keys, 0, count), asyncio.Event()])
     waits = {"kv_wait_s": kv_wait_s, "kv_catch_up_s": LIMIT_S}
-    async with (
-        following(models, script, **waits, telemetry=heard.telemetry) as (drafts, feed),
-        request(drafts, feed) as asking,
-    ):
-        yield asking
+    async with following(models, script, **waits, telemetry=listener.telemetry) as (drafts, feed):
+        call = draft_pb2_grpc.DraftServiceStub(drafts.channel).Speculate()
+        opening = draft_pb2.OpenDraft(
+            session=session_to_pb(SESSION, fence=0),
+            target=models.identity,
+            target_layout=models.layout,
+        )
+        await call.write(draft_pb2.SpeculateRequest(open=opening))
+        await call.read()
+        yield Request(drafts, feed, call)
+        call.cancel()
 
 
 @pytest.mark.parametrize("plan", [DEEP, WIDE], ids=["chain", "cape"])
-async def test_a_span_says_of_a_proposal_what_the_answer_says(models, keys, heard, plan):
-    async with reading(models, keys, heard) as asking:
-        with heard.caller() as at:
+async def test_a_span_says_of_a_proposal_what_the_answer_says(models, keys, listener, plan):
+    async with reading(models, keys, listener) as asking:
+        with listener.caller() as at:
             answer = await asking.propose(FIRST, plan, at)
     proposal = proposal_from_pb(answer.proposal)
     depths = proposal.tree.depths()
     last = proposal.stats[depths.index(max(depths))]
     waited_s = timing_from_pb(answer.timing, serialisation_s=0).kv_wait_s
     assert waited_s > 0
-    said = dict(heard.span("draft.propose").attributes)
+    said = dict(listener.span("draft.propose").attributes)
     assert said.pop("slipstream.proposal.entropy") == pytest.approx(last.entropy)
     assert said.pop("slipstream.proposal.kv_wait_ms") == pytest.approx(waited_s * 1000, abs=0.001)
     assert said == {
@@ -101,15 +92,15 @@ async def test_a_span_says_of_a_proposal_what_the_answer_says(models, keys, hear
 
 
 @pytest.mark.parametrize("staleness", [0, 3])
-async def test_metrics_are_what_proposals_said_and_what_is_held(models, keys, heard, staleness):
+async def test_metrics_are_what_proposals_said_and_what_is_held(models, keys, listener, staleness):
     known = NUM_KEYS - staleness
-    async with reading(models, keys, heard, count=known, kv_wait_s=0) as asking:
+    async with reading(models, keys, listener, count=known, kv_wait_s=0) as asking:
         answers = [await asking.propose(FIRST)]
         await asking.drafts.receivers.wait("s", known, LIMIT_S)
         answers += [await asking.propose(NOTHING_NEW, plan) for plan in (DEEP, WIDE)]
         load = await asking.drafts.load()
         for _ in range(2):  # the second one adds nothing
-            asking.drafts.servicer.sample(heard.telemetry.instruments)
+            asking.drafts.servicer.sample(listener.telemetry.instruments)
     trees = [proposal_from_pb(answer.proposal).tree for answer in answers]
     timings = [timing_from_pb(answer.timing, serialisation_s=0) for answer in answers]
     assert answers[-1].staleness == staleness
@@ -121,10 +112,10 @@ async def test_metrics_are_what_proposals_said_and_what_is_held(models, keys, he
         (catalog.DRAFT_ENGINE, [timing.engine_s for timing in timings]),
         (catalog.KV_WAIT, [timing.kv_wait_s for timing in timings]),
     ]:
-        point = heard.point(metric)
+        point = listener.point(metric)
         assert (point.count, point.sum) == (3, pytest.approx(sum(values), abs=1e-5))
     expected = {catalog.KV_USED: load.kv_bytes, catalog.KV_STREAMS: 1, catalog.WAITING: 0}
     expected[catalog.KV_RECEIVED] = keys.nbytes * known // NUM_KEYS
-    assert {metric: heard.point(metric).value for metric in expected} == expected
-    assert heard.point(catalog.SESSIONS, state="active").value == 1
-    assert heard.point(catalog.SESSIONS, state="parked").value == 0
+    assert {metric: listener.point(metric).value for metric in expected} == expected
+    assert listener.point(catalog.SESSIONS, state="active").value == 1
+    assert listener.point(catalog.SESSIONS, state="parked").value == 0

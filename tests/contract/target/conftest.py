@@ -5,17 +5,11 @@ import pytest
 from slipstream.core.types import Session
 from support.models import tiny
 from support.services.served_target import served_target
-from support.telemetry.listening import Listener
 
 
 @pytest.fixture(scope="module")
 def model():
     return tiny.causal()
-
-
-@pytest.fixture
-def listener():
-    return Listener()
 
 
 @pytest.fixture
