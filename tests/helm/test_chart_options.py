@@ -153,6 +153,7 @@ def test_all_hops_are_tls_and_each_side_verifies_the_other(read):
         assert set(names).isdisjoint(configs["target"].tls_draft_names)
         clients = configs["router"].tls.client_ca
         assert bool(clients) is (case != "tls-secrets")
+        assert configs["router"].key_file or case != "production"
 
 
 def test_certificates_carry_the_names_that_others_look_for():

@@ -181,6 +181,12 @@ def test_what_is_published_is_signed_and_its_provenance_attested_by_its_digest(j
     assert order.index("docker/build-push-action") < order.index("Sign")
 
 
+def test_nothing_is_built_on_what_is_named_by_a_tag(job):
+    scripts = [each.get("run") for each in job["steps"]]
+    built = next(i for i, each in enumerate(job["steps"]) if each.get("id") == "build")
+    assert "python3 .ci/pins.py" in scripts[:built]
+
+
 def test_only_tags_are_published(workflow, job, build):
     events = workflow[True]  # `on` is a truth in YAML
     assert events["push"] == {"tags": ["v*"]}

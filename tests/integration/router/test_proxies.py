@@ -1,5 +1,7 @@
 """Proxies of the environment: none leads to this machine, and a refusal names the variable."""
 
+import itertools
+
 import grpc
 import pytest
 
@@ -11,7 +13,7 @@ from slipstream.rpc.server import ServerOptions
 from slipstream.rpc.status import error_from
 from slipstream.telemetry.config import TelemetryConfig
 from slipstream.telemetry.request_span import RequestSpan
-from slipstream.telemetry.setup import Process, telemetry
+from slipstream.telemetry.setup import Process, _is_local, _session, telemetry
 from support.network.bad_routers import Failing, register
 from support.services.background import served
 from support.telemetry.otlp_collector import collector
@@ -80,6 +82,20 @@ def test_the_proxy_is_that_which_grpc_takes(monkeypatch, values, found):
     for name, value in values.items():
         monkeypatch.setenv(name, value)
     assert grpc_proxy() == found
+
+
+@pytest.mark.parametrize("variable", VARIABLES)
+@pytest.mark.parametrize("host", ["127.0.0.1", "localhost", "collector.invalid"])
+@pytest.mark.parametrize("exporter", ["otlp", "otlp-http"])
+def test_telemetry_to_this_machine_goes_through_no_proxy(monkeypatch, exporter, host, variable):
+    """Whether the endpoint is an option or a variable of OpenTelemetry's."""
+    monkeypatch.setenv(variable, NOWHERE)
+    is_local = "invalid" not in host
+    for signal, endpoint in itertools.product(("traces", "metrics"), (f"http://{host}:4317", None)):
+        monkeypatch.setenv("OTEL_EXPORTER_OTLP_ENDPOINT", f"http://{host}:4317")
+        config = TelemetryConfig(**{signal: (exporter,), "otlp_endpoint": endpoint})
+        assert _is_local(config, signal) == is_local
+        assert _session(is_local=is_local).trust_env == (not is_local)
 
 
 def test_spans_arrive_at_a_collector_of_this_machine_whatever_the_proxy(monkeypatch):
