@@ -20,6 +20,7 @@ from support.deployment.dockerfile import (
     environment,
     last,
     lineage,
+    parse,
     stages,
 )
 
@@ -40,6 +41,18 @@ def hadolint():
 def test_hadolint_finds_nothing():
     report = ran(hadolint(), "--no-color", FILE)
     assert (report.returncode, report.stdout) == (0, "")
+
+
+def test_every_base_is_a_stage_above_or_an_argument():
+    arguments, found = parse(FILE.read_text())
+    names = {each.partition("=")[0] for each in arguments}
+    seen = set()
+    for stage in found.values():
+        of = re.findall(r"\$\{(\w+)\}", stage.base)
+        assert set(of) <= names
+        plain = [stage.base.replace("${DEVICE}", device) for device in ("cpu", "cuda")]
+        assert all(each in seen or each.startswith("${") for each in plain), stage.base
+        seen.add(stage.name)
 
 
 @pytest.mark.parametrize("role", ROLES)
@@ -77,6 +90,16 @@ def test_nothing_is_given_to_the_user_and_nothing_runs_after_the_user_is_set(kno
     after = keywords[keywords.index("USER") :]
     assert not {"RUN", "COPY"} & set(after)
     assert all(int(each.flags["chmod"], 8) & 0o222 == 0 for each in known[role].all("COPY"))
+
+
+def test_the_images_of_one_tree_differ_only_in_what_they_start(known):
+    def rest(role):
+        kept = [each for each in known[role].instructions]
+        text = [f"{each.keyword} {each.value}" for each in kept]
+        return [line for line in text if line.split()[0] not in {"LABEL", "EXPOSE", "ENTRYPOINT"}]
+
+    assert known["draft"].base == known["target"].base != known["router"].base
+    assert rest("draft") == rest("target")
 
 
 def test_no_argument_and_no_variable_is_a_secret(known):
@@ -211,3 +234,12 @@ def test_the_workflow_may_read_the_code_write_packages_and_sign(workflow, job):
 def test_images_come_with_provenance_and_a_bill_of_materials(build):
     assert build["with"]["provenance"] == "mode=max"
     assert build["with"]["sbom"] is True
+
+
+def test_the_build_passes_the_arguments_of_the_dockerfile(build):
+    given = dict(line.split("=", 1) for line in build["with"]["build-args"].splitlines())
+    before, known = parse(FILE.read_text())
+    inside = [each.value for stage in known.values() for each in stage.all("ARG")]
+    taken = {each.partition("=")[0] for each in [*before, *inside]}
+    assert set(given) == taken - {"PYTHON_IMAGE", "CUDA_IMAGE"}  # which the file pins
+    assert build["with"]["file"] == str(FILE.relative_to(ROOT))
