@@ -48,19 +48,19 @@ async def test_what_is_unavailable_is_tried_again(kind):
         assert flaky.num_calls == times + 1
 
 
-@pytest.mark.parametrize("error", [errors.CapacityError, errors.InternalError, errors.SessionBusy])
-def test_nothing_else_is_tried_again(error):
+FINAL = [(kind, True) for kind in (errors.CapacityError, errors.InternalError, errors.SessionBusy)]
+
+
+@pytest.mark.parametrize(("error", "retries"), [*FINAL, (errors.Unavailable, False)])
+def test_nothing_else_is_tried_again_and_nothing_at_all_where_that_is_asked(error, retries):
     failing = Failing(error("no"))
-    with served(register(failing)) as address, Client(address) as client, pytest.raises(error):
+    with (
+        served(register(failing)) as address,
+        Client(address, retries=retries) as client,
+        pytest.raises(error),
+    ):
         client.generate("hello")
     assert failing.num_calls == 1
-
-
-def test_who_wants_no_second_try_has_none():
-    flaky = Failing(GONE, times=1)
-    with served(register(flaky)) as address:
-        assert_refused(address)
-    assert flaky.num_calls == 1
 
 
 async def test_a_router_that_is_not_there_is_unavailable(kind):
@@ -92,16 +92,6 @@ def test_a_stream_that_is_left_is_cancelled(silent, is_closed):
         assert silent.cancelled.wait(30)
 
 
-def test_a_stream_ends_with_its_client(silent):
-    client = Client(silent.address)
-    stream = client.stream("hello")
-    next(stream)
-    client.close()
-    with pytest.raises(errors.Cancelled):
-        next(stream)
-    assert silent.cancelled.wait(30)
-
-
 async def test_a_silent_router_is_given_up_at_the_deadline(silent, kind):
     async with opened(kind(silent.address, timeout_s=0.5)) as client:
         with pytest.raises(errors.DeadlineExceeded, match=r"longer than its 0\.5 s"):
@@ -123,12 +113,6 @@ async def test_an_answer_that_is_none_is_the_routers_fault(messages, kind):
         async with opened(kind(address)) as client:
             with pytest.raises(errors.InternalError, match="the router"):
                 await done(client.stream("hello"))
-
-
-def test_a_token_goes_with_every_call(silent):
-    with Client(silent.address, token="secret") as client:
-        next(client.stream("hello"))
-        assert silent.metadata["authorization"] == "Bearer secret"
 
 
 async def test_callers_with_tokens_of_their_own_share_a_connection(silent):

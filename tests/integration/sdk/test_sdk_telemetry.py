@@ -46,7 +46,7 @@ class Told:
         return span
 
 
-def remote(address, *, is_blocking=True):
+def remote(address):
     to = connection(address, token=None, tls=None, retries=True)
     return RemoteBackend(to, 60, to.channel(is_blocking=is_blocking))
 
