@@ -72,25 +72,6 @@ async def until_answered(ask):
     raise AssertionError("the server does not answer")
 
 
-async def test_a_killed_server_comes_back_with_all_that_it_had_acknowledged(server, store):
-    lease = await held(store, begins())
-    await store.append(lease, opened(5, 6, 7))
-    server.kill()
-    with pytest.raises(Unavailable, match="can't be reached"):
-        await store.append(lease, SessionUpdate(3, (8,)))
-    server.start()
-    await store.append(lease, SessionUpdate(3, (8,)))
-    assert (await store.acquire(begins())).record.tokens == (5, 6, 7, 8)
-
-
-async def test_a_server_that_was_started_anew_meanwhile_is_not_missed(server, store):
-    leases = [await held(store, begins(session_id=name)) for name in "abc"]
-    await asyncio.gather(*[store.append(lease, opened(5, 6)) for lease in leases])
-    server.kill()
-    server.start()
-    await asyncio.gather(*[store.append(lease, SessionUpdate(2, (7,))) for lease in leases])
-
-
 @pytest.mark.parametrize("evicted", [HASH, TOKENS])
 async def test_a_session_of_which_a_part_was_evicted_is_not_there(server, store, evicted):
     lease = await held(store, begins())

@@ -12,7 +12,7 @@ from slipstream.state.options import StoreOptions
 from support.network.certificates import certificates
 from support.network.ports import free_port
 from support.state.redis_server import debian_binary, redis_server
-from support.state.session_stores import begins, keeps_a_session, opened, store_of, told
+from support.state.session_stores import begins, opened, store_of, told
 
 ROOT = Path(__file__).parents[3]
 PASSWORD = "nobody must see this"
@@ -67,11 +67,6 @@ def test_the_documented_user_may_do_what_scripts_do_and_nothing_else():
     texts = [path.read_text() for path in (ROOT / "slipstream" / "state").glob("*.py")]
     called = re.findall(r"redis\.p?call\('([A-Z]+)'", "".join(texts))
     assert {name.upper() for name in allowed} == {"EVAL", "EVALSHA", *called}
-
-
-async def test_a_user_with_the_documented_rights_can_keep_sessions(options):
-    async with store_of(options) as store:
-        await keeps_a_session(store)
 
 
 async def test_a_wrong_password_is_said_and_not_shown(options):

@@ -5,21 +5,10 @@ from dataclasses import replace
 import pytest
 
 from slipstream.core import errors
-from slipstream.state.journal import StoreJournal
 from slipstream.state.store import Opening, SessionUpdate
 from support.state.session_stores import LEASE_S, TTL_S, begins, claim, held, opened, told
 
 NOWHERE = {"target": None, "draft": None}
-
-
-class StoreOf:
-    """The store that a place has by now."""
-
-    def __init__(self, place):
-        self._place = place
-
-    def __getattr__(self, name):
-        return getattr(self._place.store, name)
 
 
 async def test_what_is_kept_is_not_kept_twice(store):
@@ -173,31 +162,3 @@ async def test_a_lease_that_was_lost_is_not_taken_for_another_one(place):
     with pytest.raises(errors.SessionTaken):
         await place.store.append(lease, opened(5, 6, 7))
     await place.store.append(again, opened(5, 6, 7))
-
-
-@pytest.mark.parametrize("lost_at", range(4))
-async def test_a_request_outlives_the_loss_of_all_data_at_any_moment(place, lost_at):
-    """Before its prompt is known, while it waits, and between its rounds."""
-    await told(place.store, begins(), opened(5, 6, 7))
-    turn = claim("r2")
-    journal = StoreJournal(StoreOf(place), turn, await place.store.acquire(turn))
-
-    async def lost(moment):
-        if moment == lost_at:
-            await place.loses_all()
-            await journal.tend()
-            with pytest.raises(errors.SessionBusy):  # it is held, though nothing is kept yet
-                await place.store.acquire(claim("another"))
-
-    await lost(0)
-    journal.open((5, 6, 7, 8), Opening(4, "{}", "hash"))
-    await lost(1)
-    await journal.keep([9], None)
-    await lost(2)
-    await journal.keep([10], None)
-    await lost(3)
-    await journal.keep([11], None)
-    assert journal.continuity().is_kept
-    assert await journal.close(target="target:1", draft=None)
-    record = (await place.store.acquire(turn)).record
-    assert (record.tokens, record.output) == ((5, 6, 7, 8, 9, 10, 11), (9, 10, 11))

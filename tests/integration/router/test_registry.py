@@ -3,7 +3,7 @@
 import pytest
 import redis.asyncio
 
-from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.state.redis_client import RedisClient
 from slipstream.state.registry import Announcement, Registry, announced
@@ -82,13 +82,6 @@ async def test_one_that_can_not_be_read_hides_no_other(registry, client, caplog)
 async def test_a_prefix_is_a_world_of_its_own(registry, client):
     await registry.announce(target())
     assert await registry_of(client, "other").live(TARGET) == ()
-
-
-async def test_a_store_that_is_not_there_is_an_error_in_a_sentence(tmp_path):
-    async with redis.asyncio.from_url(f"unix://{tmp_path}/none") as nobody:
-        registry = registry_of(nobody)
-        with pytest.raises(Unavailable, match="the store at here can't be reached"):
-            await registry.live(TARGET)
 
 
 async def test_a_service_is_listed_while_it_runs_also_when_the_store_comes_late(caplog):
