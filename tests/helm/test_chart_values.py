@@ -241,20 +241,14 @@ def test_text_of_a_value_adds_no_object_no_field_and_no_line():
     assert "evil" not in keys(list(found))
 
 
-@pytest.mark.parametrize("role", CONFIGS)
-def test_every_option_of_a_service_is_a_value_or_said_by_the_chart(role):
-    known = {at.name for at in options_of(CONFIGS[role])}
-    options = set(SCHEMA["definitions"][f"{role}Options"]["properties"])
-    said = {name for case in CASES for name in settings(rendered(case)).get(role, {})}
+@pytest.mark.parametrize("section", [*CONFIGS, "telemetry"])
+def test_every_option_is_a_value_or_said_by_the_chart(section):
+    known = {each.name for each in options_of(CONFIGS.get(section, TelemetryConfig))}
+    options = set(SCHEMA["definitions"][f"{section}Options"]["properties"])
+    said = {name for case in CASES for name in settings(rendered(case)).get(section, {})}
+    untold = {"metrics"} if section == "telemetry" else {"store_password", "advertised_address"}
     assert options <= known
-    assert known - options - said <= {"store_password", "advertised_address"}
-
-
-def test_every_option_of_telemetry_is_a_value():
-    known = {at.name for at in options_of(TelemetryConfig)}
-    options = set(SCHEMA["definitions"]["telemetryOptions"]["properties"])
-    said = settings(rendered("large-cluster"))["telemetry"]
-    assert options <= known and known - options <= {*said, "metrics"}
+    assert known - options - said <= untold
 
 
 def test_every_value_says_what_it_is_in_a_sentence():
