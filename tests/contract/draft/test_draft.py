@@ -132,13 +132,6 @@ async def test_pieces_give_the_result_of_the_whole(draft):
         assert ours.entropy == pytest.approx(theirs.entropy, abs=1e-4)
 
 
-async def test_a_chain_is_no_deeper_than_planned(draft):
-    for depth in (1, 2, 3):
-        proposal = await draft.propose(TokenSequence(SESSION, PROMPT), plan(max_depth=depth))
-        assert 1 <= len(proposal.tree) <= depth
-        assert proposal.tree.is_chain()
-
-
 @pytest.mark.parametrize("shape", [Shape.CHAIN, Shape.CAPE, *LEVELLED])
 @pytest.mark.parametrize("max_nodes", [1, 2, 12])
 async def test_a_tree_keeps_to_its_plan_best_siblings_first_with_their_statistics(

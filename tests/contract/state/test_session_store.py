@@ -168,17 +168,6 @@ async def test_a_session_is_free_with_the_end_of_its_request_given_back_or_not(s
     assert (await store.delete("chat", "ann")).tokens == (5, 6, 7, 8, 9)
 
 
-@pytest.mark.parametrize("ending", [None, "done"])
-async def test_the_next_turn_keeps_all_tokens_however_the_last_one_ended(store, ending):
-    await told(store, begins(), replace(opened(5, 6, 7), ending=ending))
-    grant = await store.acquire(claim("r2"))
-    assert grant.record.tokens == (5, 6, 7)
-    assert grant.record.output == ()
-    assert grant.record.turn == StoredTurn("r2", "digest of r2")
-    await store.append(grant.lease, opened(8, 9, start=3, num_prompt_tokens=4))
-    assert (await store.acquire(claim("r2"))).record.output == (9,)
-
-
 async def test_the_id_of_a_request_is_that_of_one_request(store):
     await told(store, begins(), opened(5, 6))
     with pytest.raises(errors.RequestExists, match="request id 'r1' is that of another request"):

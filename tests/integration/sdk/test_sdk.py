@@ -92,12 +92,9 @@ def test_a_session_that_is_left_open_goes_on_by_its_name(client, monkeypatch):
         begun.generate("again")
 
 
-def test_a_session_that_was_never_begun_is_not_found(client):
+def test_a_session_that_was_never_begun_or_has_no_name_of_one_is_refused(client):
     with pytest.raises(SessionNotFound, match="no-such-session"):
         client.session("no-such-session").generate("hello")
-
-
-def test_a_name_that_is_no_session_id_is_refused(client):
     with pytest.raises(InvalidRequest, match="1 to 64 letters"):
         client.session("not a name")
 
