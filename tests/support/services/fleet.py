@@ -99,26 +99,19 @@ async def load_of(service: str, address: str):
 
 
 def target_servicer(
-    folder: Path,
-    *,
-    dtype: str = "float32",
-    digest: str | None = None,
-    limits: SessionOptions | None = None,
+    folder: Path, *, dtype: str = "float32", limits: SessionOptions | None = None
 ) -> TargetServicer:
-    """A target of a model, to be served and closed; `digest` is one of weights that it makes up."""
+    """A target of a model, to be served and closed."""
     loaded = load_target_parts(str(folder), dtype=dtype, device="cpu")
     built = build_target(loaded)
     about = describe(loaded, built, max_sessions=64)
-    if digest is not None:
-        about.identity.weights_digest = digest
     target = BatchedTarget(built.target, EngineThread("target"))
     return TargetServicer(target, about, limits or SessionOptions())
 
 
-def target_worker(folder: Path, *, dtype: str = "float32", digest: str | None = None) -> Worker:
-    """A target of a directory's model; `digest` is one that it makes up."""
-    make = lambda: target_servicer(folder, dtype=dtype, digest=digest)  # noqa: E731
-    return Worker(make, TARGET, register_target)
+def target_worker(folder: Path, *, dtype: str = "float32") -> Worker:
+    """A target of a directory's model."""
+    return Worker(lambda: target_servicer(folder, dtype=dtype), TARGET, register_target)
 
 
 def draft_worker(draft: str, target: Path, *, dtype: str = "float32") -> Worker:
