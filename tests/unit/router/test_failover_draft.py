@@ -144,8 +144,10 @@ async def test_a_request_leaves_a_crowded_draft_between_two_rounds_without_a_pla
 async def test_a_request_that_finds_no_other_draft_than_the_crowded_one_takes_it_again():
     world = World(Guesser("a"), Guesser("a"))
     world.crowded = {"a"}
-    reasons = [(await world.round(at, at)).fallback for at in range(LEAVE_ROUNDS + 2)]
+    rounds = [await world.round(at, at) for at in range(LEAVE_ROUNDS + 2)]
+    reasons = [proposal.fallback for proposal in rounds]
     assert reasons == [None] * LEAVE_ROUNDS + ["no draft", None]
+    assert rounds[LEAVE_ROUNDS] == Proposal(fallback="no draft")
 
 
 @pytest.mark.parametrize("length", [1, LEAVE_ROUNDS * LEAVE_TOKENS, 40 * LEAVE_TOKENS])
@@ -218,33 +220,29 @@ async def test_a_draft_that_was_freed_meanwhile_blames_no_draft(caplog):
     assert caplog.records == []
 
 
-async def test_parking_says_where_the_keys_are_and_frees_the_seat():
-    guesser = Guesser("a")
+@pytest.mark.parametrize(
+    ("answers", "place"), [((), "a"), ((Proposal(), errors.Unavailable("gone")), None)]
+)
+async def test_parking_says_where_the_keys_are_if_anywhere_and_frees_the_seat(answers, place):
+    guesser = Guesser("a", *answers)
     world = World(guesser)
     await world.round(0, 1, 2, 3)
-    assert await world.draft.park(30.0) == "a"
+    assert await world.draft.park(30.0) == place
     assert guesser.parked_for == 30.0
     assert guesser.is_released
     assert await world.draft.park(30.0) is None
 
 
-async def test_a_draft_that_can_not_park_keeps_nothing():
-    guesser = Guesser("a", Proposal(), errors.Unavailable("gone"))
-    world = World(guesser)
-    await world.round(0, 1, 2, 3)
-    assert await world.draft.park(30.0) is None
-    assert guesser.is_released
-
-
 async def test_a_late_proposal_is_neither_a_success_nor_a_failure_of_its_draft():
     guesser = Guesser("a", *(Proposal(fallback="late"),) * 3, errors.Unavailable("it is gone"))
-    world = World(guesser, Guesser("b"))
+    other = Guesser("b")
+    world = World(guesser, other)
     for start in range(3):
         proposal = await world.round(start, start + 1)
         assert (proposal.fallback, len(proposal.tree)) == ("late", 0)
     assert (await world.round(3, 4)).fallback == "unavailable"
     assert (await world.round(4, 5)).fallback is None
-    assert world.draft.used == "b"
+    assert (world.draft.used, other.texts) == ("b", [[1, 2, 3, 4, 5]])
 
 
 @pytest.mark.parametrize(

@@ -101,17 +101,11 @@ async def test_roots_that_a_lost_target_drew_are_not_those_of_the_next_one():
 
 
 @pytest.mark.parametrize(
-    "error",
-    [
-        errors.Unavailable("x"),
-        errors.DeadlineExceeded("x"),
-        errors.HandshakeError("x"),
-        errors.InternalError("x"),
-        errors.SessionOutOfSync("x"),
-    ],
+    "kind",
+    ["Unavailable", "DeadlineExceeded", "HandshakeError", "InternalError", "SessionOutOfSync"],
 )
-async def test_what_a_target_dies_of_is_counted_and_it_is_released(error):
-    first = Counter("a", 1, error)
+async def test_what_a_target_dies_of_is_counted_and_it_is_released(kind):
+    first = Counter("a", 1, getattr(errors, kind)("x"))
     world = World(first, Counter("b"))
     await world.round()
     await world.round()
@@ -203,19 +197,11 @@ async def test_parking_names_the_replica_that_keeps_the_session_and_none_where_t
     assert kept.is_released and lost.is_released
 
 
-async def test_all_requests_learn_of_a_target_that_does_not_answer():
-    world = World(*(Counter(name, 0) for name in ("a", "b", "c")), Counter("d"))
-    await world.round()
-    limits = BreakerLimits()
-    for _ in range(limits.failures - 1):
-        world.shared.begin("a").failed()
-    assert world.shared.resting() == {"a"}
-
-
-async def test_a_target_whose_every_step_fails_is_not_the_first_that_others_ask():
+@pytest.mark.parametrize("error", [LOST, FAILED])
+async def test_a_target_that_answers_no_one_is_not_the_first_that_others_ask(error):
     shared = Breakers(lambda: 0.0, BreakerLimits())
     for _ in range(BreakerLimits().failures):
         assert not shared.resting()
-        world = World(Counter("a", 0, FAILED), Counter("b"), shared=shared)
+        world = World(Counter("a", 0, error), Counter("b"), shared=shared)
         await world.round()
     assert shared.resting() == {"a"}
