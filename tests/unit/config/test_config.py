@@ -155,13 +155,6 @@ BAD_FILES = [
 ]
 
 
-@pytest.mark.parametrize(("text", "reason"), BAD_FILES)
-def test_a_file_that_makes_no_sense_is_refused_in_one_sentence(load, text, reason):
-    with pytest.raises(InvalidRequest, match=reason) as refusal:
-        load(text)
-    assert "\n" not in str(refusal.value)
-
-
 BAD_VARIABLES = [
     ({"SIZE": "many"}, "SLIPSTREAM_TARGET_SIZE is 'many', but must be a whole number"),
     ({"SIZE": ""}, "must be a whole number"),
@@ -169,14 +162,6 @@ BAD_VARIABLES = [
     ({"IS_OPEN": "perhaps"}, "must be true or false"),
     ({"SISE": "1"}, "the environment has 'SLIPSTREAM_TARGET_SISE', but known are .*_TARGET_SIZE"),
 ]
-
-
-@pytest.mark.parametrize(("values", "reason"), BAD_VARIABLES)
-def test_a_variable_that_makes_no_sense_is_refused(load, values, reason):
-    with pytest.raises(InvalidRequest, match=reason):
-        load(env={f"SLIPSTREAM_TARGET_{name}": value for name, value in values.items()})
-
-
 BAD_FLAGS = [
     (["--size", "many"], "--size is 'many', but must be a whole number"),
     (["--size"], "--size: expected one argument"),
@@ -186,12 +171,20 @@ BAD_FLAGS = [
     (["--is-open=yes"], "--is-open"),
     (["--token", "hush"], "target has no '--token'"),
 ]
+BAD = [
+    *(({"text": text}, reason) for text, reason in BAD_FILES),
+    *(({"env": values}, reason) for values, reason in BAD_VARIABLES),
+    *(({"argv": argv}, reason) for argv, reason in BAD_FLAGS),
+]
 
 
-@pytest.mark.parametrize(("argv", "reason"), BAD_FLAGS)
-def test_a_flag_that_makes_no_sense_is_refused(load, argv, reason):
-    with pytest.raises(InvalidRequest, match=reason):
-        load(argv=argv)
+@pytest.mark.parametrize(("given", "reason"), BAD)
+def test_what_makes_no_sense_is_refused_in_one_sentence_wherever_it_stands(load, given, reason):
+    if "env" in given:
+        given = {"env": {f"SLIPSTREAM_TARGET_{name}": at for name, at in given["env"].items()}}
+    with pytest.raises(InvalidRequest, match=reason) as refusal:
+        load(**given)
+    assert "\n" not in str(refusal.value)
 
 
 def test_what_has_no_default_must_be_given():
