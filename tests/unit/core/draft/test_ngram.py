@@ -109,19 +109,21 @@ def test_an_id_that_no_vocabulary_has_is_refused(token):
         text_of([1, token])
 
 
-async def test_a_proposal_is_a_chain_within_the_plan():
-    draft = ByDeltas(NgramDraft())
+@pytest.mark.parametrize(
+    ("plan", "stop_ids", "tokens", "reason"),
+    [
+        (plan_of(9, max_nodes=3), (), (5, 6, 5), "nodes"),
+        (plan_of(2), (), (5, 6), "depth"),
+        (plan_of(9), (6,), (5, 6), "eos"),
+    ],
+)
+async def test_a_proposal_is_a_chain_within_the_plan_up_to_a_stop_token(
+    plan, stop_ids, tokens, reason
+):
     delta = Delta(0, (5, 6, 5, 6))
-    proposal = await draft.propose(session_of(), delta, plan_of(9, max_nodes=3))
+    proposal = await ByDeltas(NgramDraft()).propose(session_of(*stop_ids), delta, plan)
     assert proposal.tree.is_chain()
-    assert (proposal.tree.tokens, proposal.stopped_by) == ((5, 6, 5), "nodes")
-    proposal = await draft.propose(session_of(), delta, plan_of(2))
-    assert (proposal.tree.tokens, proposal.stopped_by) == ((5, 6), "depth")
-
-
-async def test_nothing_is_proposed_after_a_stop_token():
-    proposal = await ByDeltas(NgramDraft()).propose(session_of(6), Delta(0, (5, 6, 5)), plan_of(9))
-    assert (proposal.tree.tokens, proposal.stopped_by) == ((6,), "eos")
+    assert (proposal.tree.tokens, proposal.stopped_by) == (tokens, reason)
 
 
 async def test_sessions_do_not_see_each_other_and_are_forgotten_when_released():
