@@ -108,11 +108,8 @@ def test_copies_have_the_nodes_and_the_draft_has_its_own_depth():
     assert plan.lookup == Copying(shortest=2, max_depth=20, alone=SURE)
     assert planner_of(COPIES).plan(6, PREFILL).lookup.max_depth == 5
     assert planner_of(COPIES).plan(99, verdict_of(0, offer=Offer(4))).lookup.max_depth == 3
-
-
-def test_a_request_that_bounds_paths_bounds_copies():
-    planner = planner_of(COPIES, max_draft_tokens=3)
-    assert planner.plan(99, PREFILL).lookup.max_depth == planner.settings.longest_path == 3
+    bounded = planner_of(COPIES, max_draft_tokens=3)
+    assert bounded.plan(99, PREFILL).lookup.max_depth == bounded.settings.longest_path == 3
 
 
 @pytest.mark.parametrize(
