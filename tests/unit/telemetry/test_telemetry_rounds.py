@@ -15,14 +15,7 @@ from slipstream.core.types import FinishReason, SamplingParams, Verdict
 from slipstream.telemetry.metric import Telemetry
 from support.models.rounds import speculate
 from support.telemetry.listening import Listener, parent_id, span_id
-from support.telemetry.watched_rounds import (
-    PREFILL,
-    UNSAMPLED,
-    Script,
-    Watched,
-    scripts,
-    watched,
-)
+from support.telemetry.watched_rounds import PREFILL, UNSAMPLED, Script, Watched, scripts, watched
 
 COUNTS = st.integers(0, 5)
 

@@ -34,22 +34,8 @@ def model(request):
     return SimpleNamespace(hf=hf, text=text_tokenizer(hf), names=names)
 
 
-WORDS = [
-    "hello",
-    "Hell o",
-    " ",
-    "\n",
-    "im_",
-    "start",
-    "end",
-    "<",
-    "|",
-    ">",
-    "<|",
-    "|>",
-    "/s>",
-    "漢",
-]
+WORDS = ["hello", "Hell o", " ", "\n", "im_", "start", "end", "/s>", "漢"]
+WORDS += ["<", "|", ">", "<|", "|>"]
 NAMES = ["<|end|>", "<|user|>", "<|bot|>", "<|im_start|>", "<|im_end|>", "<s>", "</s>", "<unk>"]
 INNOCENT = st.lists(st.sampled_from(WORDS) | st.text(max_size=3), min_size=1).map("".join)
 HOSTILE = st.lists(st.sampled_from([*WORDS, *NAMES]), min_size=1).map("".join)

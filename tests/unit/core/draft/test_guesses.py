@@ -47,12 +47,7 @@ def by_token(guesses, path=()):
 
 
 @settings(deadline=None)
-@given(
-    TOKENS,
-    TOKENS,
-    st.lists(st.floats(0, 0.3), max_size=3),
-    st.sampled_from([0.0, 1.0]),
-)
+@given(TOKENS, TOKENS, st.lists(st.floats(0, 0.3), max_size=3), st.sampled_from([0.0, 1.0]))
 def test_what_may_follow_has_probabilities_that_add_up_to_one_at_most(
     tokens, path, shares, temperature
 ):

@@ -53,11 +53,7 @@ def test_what_follows_a_runner_up_is_no_best_guess_any_more():
 
 @pytest.mark.parametrize(
     ("source", "origin"),
-    [
-        (CopySource.LOOKUP, LOOKUP),
-        (CopySource.GRAMMAR, LOOKUP),
-        (CopySource.STORE, STORE),
-    ],
+    [(CopySource.LOOKUP, LOOKUP), (CopySource.GRAMMAR, LOOKUP), (CopySource.STORE, STORE)],
 )
 def test_what_was_copied_is_its_sources_and_what_the_draft_had_too_is_the_drafts(source, origin):
     whole = TokenTree((1, 2, 7, 8), (ROOT, 0, 1, 2))

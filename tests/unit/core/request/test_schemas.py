@@ -97,8 +97,7 @@ def test_every_position_of_a_schema_may_have_references(holder):
 
 @pytest.mark.parametrize("holder", HOLDERS)
 @pytest.mark.parametrize(
-    ("keyword", "data"),
-    [*zip(["const", "enum", "default", "examples"] * 2, DATA, strict=False)],
+    ("keyword", "data"), [*zip(["const", "enum", "default", "examples"] * 2, DATA, strict=False)]
 )
 def test_data_in_schemas_is_untouched(holder, keyword, data):
     data = [data] if keyword in ("enum", "examples") else data

@@ -13,10 +13,7 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.draws import NO_TOKEN, draw_keys, fits_device, walk_drawn
 from slipstream.core.verify.verify import verify
-from slipstream.models.cuda.draws import (
-    draw_greedy_rows,
-    draw_rows,
-)
+from slipstream.models.cuda.draws import draw_greedy_rows, draw_rows
 from slipstream.models.cuda.graphs import Replay
 
 VOCAB = 300

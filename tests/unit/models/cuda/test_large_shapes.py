@@ -37,10 +37,7 @@ def _sizes(vocab, hidden, intermediate, context, **more):
 
 MODELS = {
     "llama-3-8b": (LlamaForCausalLM, LlamaConfig(**_sizes(128256, 4096, 14336, 8192))),
-    "qwen3-8b": (
-        Qwen3ForCausalLM,
-        Qwen3Config(**_sizes(151936, 4096, 12288, 40960, head_dim=128)),
-    ),
+    "qwen3-8b": (Qwen3ForCausalLM, Qwen3Config(**_sizes(151936, 4096, 12288, 40960, head_dim=128))),
 }
 
 
