@@ -79,25 +79,6 @@ def test_no_policy_drafts_past_its_limit(policy):
     assert stop.should_stop(signal(7, **certain))
 
 
-@pytest.mark.parametrize(
-    ("policy", "threshold"),
-    [
-        (StopPolicy.SVIP, 0.0),
-        (StopPolicy.SVIP, -0.1),
-        (StopPolicy.SVIP, math.nan),
-        (StopPolicy.SVIP, math.inf),
-        (StopPolicy.DECISION, 1.1),
-        (StopPolicy.DECISION, math.nan),
-        (StopPolicy.COST, 0.0),
-        (StopPolicy.COST, math.nan),
-        (StopPolicy.FIXED, 0.5),
-    ],
-)
-def test_a_threshold_out_of_range_is_refused_at_birth(policy, threshold):
-    with pytest.raises(InvalidRequest, match="threshold"):
-        make_stop(policy, threshold)
-
-
 def test_cost_without_any_ratio_is_refused():
     with pytest.raises(InvalidRequest, match="needs a measured cost ratio"):
         make_stop(StopPolicy.COST)

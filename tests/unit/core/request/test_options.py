@@ -116,8 +116,10 @@ def test_members_may_be_given_by_their_values_and_what_is_none_is_refused():
     [
         *({"max_draft_tokens": 0}, {"max_draft_tokens": 41}, {"max_nodes": 0}, {"max_nodes": 128}),
         *({"num_roots": 0, "verification": V.TARGET_INIT}, {"num_roots": 2}, {"threshold": 0.3}),
-        *({"threshold": 0.3, "stop": P.FIXED}, {"threshold": -1.0, "stop": P.SVIP}),
-        *({"threshold": 2.0, "stop": P.DECISION}, {"threshold": math.nan, "stop": P.COST}),
+        *({"threshold": at, "stop": P.SVIP} for at in (0.0, -0.1, math.nan, math.inf)),
+        *({"threshold": at, "stop": P.DECISION} for at in (1.1, math.nan)),
+        *({"threshold": at, "stop": P.COST} for at in (0.0, math.nan)),
+        {"threshold": 0.3, "stop": P.FIXED},
         *({"shape": S.PRODUCT}, {"shape": S.CHAIN, "widths": (2,)}, {"widths": (2,)}),
         *({"shape": S.PRODUCT, "widths": ()}, {"shape": S.PRODUCT, "widths": (2, 0)}),
         {"shape": S.PRODUCT, "widths": (8, 8, 8)},
