@@ -9,7 +9,7 @@ import pytest
 
 from slipstream.cli.keys import add_key
 from slipstream.cli.main import exit_code
-from slipstream.core.errors import Unauthenticated
+from slipstream.core.errors import InvalidRequest, Unauthenticated
 from slipstream.state.access import Access, Entry, read_keys
 from slipstream.state.quotas import QuotaLimits
 from support.network.key_files import digest, key
@@ -103,6 +103,8 @@ def test_the_last_key_can_be_revoked_and_routers_that_run_see_it(file, keys):
     now_s = 1.0
     with pytest.raises(Unauthenticated):
         access.check(shown(token))
+    with pytest.raises(InvalidRequest, match="every request would be refused"):
+        Access(file)
     assert keys("list") == (0, "", "")
     token = keys("new", "alice")[1].strip()
     now_s = 2.0
