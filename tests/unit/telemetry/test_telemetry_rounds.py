@@ -3,20 +3,21 @@
 import asyncio
 
 import pytest
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 from opentelemetry.trace import StatusCode
 
 from slipstream.core.draft.ngram_draft import NgramDraft
 from slipstream.core.errors import Unavailable
 from slipstream.core.policy.options import SpeculationOptions
-from slipstream.core.tree import ROOT
-from slipstream.core.types import FinishReason, SamplingParams, Verdict
+from slipstream.core.types import SamplingParams
 from slipstream.telemetry.metric import Telemetry
+from support.models import tiny
 from support.models.rounds import speculate
 from support.telemetry.listening import Listener, parent_id, span_id
 from support.telemetry.watched_rounds import PREFILL, UNSAMPLED, Script, Watched, scripts, watched
 
+MODEL = tiny.causal()
 COUNTS = st.integers(0, 5)
 
 
@@ -78,33 +79,12 @@ def test_a_round_that_is_given_up_has_ended_and_not_failed(how, error):
     assert heard.span("request").attributes["error.type"] == "Cancelled"
 
 
-class Follows:
-    """A target whose next token is a sum of those before."""
-
-    def __init__(self):
-        self._tokens = []
-
-    async def verify(self, sequence, proposal):
-        self._tokens, session = [*sequence.tokens], sequence.session
-        most = session.num_prompt_tokens + session.max_tokens
-        node, start, tree = ROOT, len(self._tokens), proposal.tree
-        while node is not None and len(self._tokens) < most:
-            token = (sum(self._tokens[-2:]) + 1) % 5
-            self._tokens.append(token)
-            node = next((at for at in tree.children(node) if tree.tokens[at] == token), None)
-        tokens = tuple(self._tokens[start:])
-        reason = FinishReason.LENGTH if len(self._tokens) == most else None
-        return Verdict(tokens, len(tokens) - (node is None), reason)
-
-    async def release(self, session_id):
-        self._tokens.clear()
-
-
+@settings(max_examples=30, deadline=None)
 @given(st.lists(st.integers(0, 4), min_size=1, max_size=6), st.integers(1, 40))
 def test_the_same_tokens_in_the_same_rounds_come_out_watched_or_not(prompt, max_tokens):
     def run(observer=None):
         return speculate(
-            Follows(),
+            tiny.local_target(MODEL),
             NgramDraft(),
             "ngram",
             prompt,
