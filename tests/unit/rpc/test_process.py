@@ -45,14 +45,6 @@ def test_only_bad_input_ends_with_2(capsys, error, code):
     assert (said.out, said.err) == ("", "error: it is bad\n")
 
 
-def test_options_that_are_none_end_with_2_before_anything_is_served(capsys):
-    async def serve(options, telemetry):
-        raise AssertionError("it was served")
-
-    assert run(serve, "--colour", "blue") == 2
-    assert "has no '--colour'" in capsys.readouterr().err
-
-
 def test_a_bug_is_no_sentence():
     async def serve(options, telemetry):
         raise ZeroDivisionError

@@ -185,6 +185,7 @@ def test_a_service_has_telemetry_and_all_of_it_is_exported_also_when_it_fails(tm
 @pytest.mark.parametrize(
     ("argv", "code", "reason"),
     [
+        (["--colour", "blue"], 2, "has no '--colour'"),
         (["--traces", "zipkin"], 2, "traces is 'zipkin'"),
         (["--traces", "file:/dev/null/x"], 2, "traces can't be written to"),
         (["--metrics-address", "127.0.0.1:{taken}"], 1, "can't be had for metrics"),
