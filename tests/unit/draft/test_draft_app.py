@@ -105,7 +105,7 @@ async def test_a_plain_draft_says_how_it_numbers_tokens(checkpoint):
     assert not said.HasField("max_lag")
 
 
-async def test_a_draft_that_is_none_is_refused(checkpoint):
+async def test_a_draft_that_is_none_or_of_another_target_is_refused(checkpoint, weights, tmp_path):
     for name in ("none", "", "no-such-draft"):
         with pytest.raises(InvalidRequest):
             await about(draft=name, target_model=str(checkpoint))

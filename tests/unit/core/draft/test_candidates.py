@@ -77,13 +77,10 @@ def test_more_of_the_best_than_there_are_numbers_is_an_error(size):
         ordered_top(np.full(size, math.nan, np.float32), 2)
 
 
-def test_a_sparse_law_is_the_best_tokens_renormalised():
+def test_a_sparse_law_is_the_best_tokens_that_can_be_drawn_renormalised():
     distribution = candidates.sparse_distribution(np.log(np.float32([1, 4, 2, 4])), 3)
     assert distribution.tokens == (1, 3, 2)
     assert distribution.probs == pytest.approx((0.4, 0.4, 0.2))
-
-
-def test_a_sparse_law_leaves_out_what_can_not_be_drawn():
     assert candidates.sparse_distribution(np.float32([0, -math.inf, 0]), 3).tokens == (0, 2)
 
 

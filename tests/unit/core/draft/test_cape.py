@@ -62,6 +62,10 @@ def test_the_tree_is_the_chain_and_leaves_beside_it_within_the_budget(drafted, s
         position = tree.parents[node] + 1
         assert tree.tokens[node] in chain.runner_ups[position]
         assert list(tree.children(node)) == []
+    leaves = leaves_of(tree, chain)
+    for position in range(depth):  # each position keeps its first candidates
+        mine = [rank for at, rank in leaves if at == position]
+        assert mine == list(range(len(mine)))
 
 
 @given(CHAINS)
@@ -71,15 +75,6 @@ def test_with_room_for_all_each_position_has_what_the_table_says(drafted):
     for position, (top_prob, available) in enumerate(zip(top_probs, counts, strict=True)):
         mine = [rank for at, rank in leaves if at == position]
         assert mine == list(range(min(runner_ups(top_prob), available)))
-
-
-@given(CHAINS, st.integers(0, 20))
-def test_each_position_keeps_its_first_candidates(drafted, spare):
-    chain = drawn(drafted)
-    leaves = leaves_of(cape_tree(chain, NodeBudget(len(chain.tokens) + spare)), chain)
-    for position in range(len(chain.tokens)):
-        mine = [rank for at, rank in leaves if at == position]
-        assert mine == list(range(len(mine)))
 
 
 def known(tokens, runner_ups, acceptances, probs):
