@@ -52,22 +52,12 @@ async def test_a_list_of_addresses_is_said_once():
     assert said == [["10.0.0.1:7", "10.0.0.2:7"]]
 
 
-@pytest.mark.parametrize(
-    "items",
-    [
-        ["nohost"],
-        ["host:0"],
-        ["host:65536"],
-        ["http://host:1"],
-        ["dns:///name"],
-        ["dns:///:5"],
-        ["dns:///name:x"],
-        ["file:here", "10.0.0.1:7"],
-        ["registry:"],
-        ["registry:here"],
-        ["10.0.0.1:7", "dns:///name:5"],
-    ],
-)
+NO_SOURCES = ["nohost", "host:0", "host:65536", "http://host:1", "dns:///name", "dns:///:5"]
+NO_SOURCES += ["dns:///name:x", "registry:", "registry:here"]
+NOT_ALONE = [["file:here", "10.0.0.1:7"], ["10.0.0.1:7", "dns:///name:5"]]
+
+
+@pytest.mark.parametrize("items", [*([item] for item in NO_SOURCES), *NOT_ALONE])
 def test_what_names_no_replicas_is_refused(items):
     with pytest.raises(InvalidRequest):
         parse_source(items)

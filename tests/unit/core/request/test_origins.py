@@ -46,11 +46,6 @@ def test_a_chain_is_the_drafts_and_its_leaves_are_runner_ups(tokens, origins):
     assert list(origins_of(CAPE, verdict)) == origins
 
 
-def test_what_follows_a_runner_up_is_no_best_guess_any_more():
-    tree = TokenTree((1, 2, 3, 4), (ROOT, ROOT, 0, 1))
-    assert origins_of(Proposal(tree), Verdict((2, 4, 9), 2)) == (RUNNER_UP, RUNNER_UP, TARGET)
-
-
 @pytest.mark.parametrize(
     ("source", "origin"),
     [(CopySource.LOOKUP, LOOKUP), (CopySource.GRAMMAR, LOOKUP), (CopySource.STORE, STORE)],

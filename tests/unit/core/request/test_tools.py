@@ -29,18 +29,16 @@ def test_tools_are_as_openai_writes_them():
     assert tools_of([named("g")]) == (G,)
 
 
-@pytest.mark.parametrize(
-    "tool", [{}, [], {"type": "web_search"}, named("f") | {"more": 1}, {"type": "function"}]
-)
-def test_what_is_no_function_is_refused(tool):
-    with pytest.raises(InvalidRequest, match="a tool must have the type function"):
+NO_FUNCTIONS = [{}, [], {"type": "web_search"}, named("f") | {"more": 1}, {"type": "function"}]
+NO_NAMES = ["", "a b", "x" * 65, "f(", 5]
+BAD = [(tool, "a tool must have the type function") for tool in NO_FUNCTIONS]
+BAD += [(named(name), "1 to 64 letters, digits, dashes or underscores") for name in NO_NAMES]
+
+
+@pytest.mark.parametrize(("tool", "reason"), BAD)
+def test_what_is_no_function_or_has_no_short_word_for_a_name_is_refused(tool, reason):
+    with pytest.raises(InvalidRequest, match=reason):
         tools_of([tool])
-
-
-@pytest.mark.parametrize("name", ["", "a b", "x" * 65, "f(", 5])
-def test_names_of_tools_are_short_words(name):
-    with pytest.raises(InvalidRequest, match="1 to 64 letters, digits, dashes or underscores"):
-        tools_of([named(name)])
 
 
 def test_schemas_of_tools_are_objects_of_bounded_size():
