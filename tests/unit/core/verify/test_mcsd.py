@@ -91,6 +91,16 @@ def test_the_code_reproduces_the_targets_law(k, replacement):
         assert found == pytest.approx([float(x) for x in p], abs=1e-12)
 
 
+@pytest.mark.parametrize("k", [2, 3])
+def test_keeping_q_after_a_rejection_without_replacement_would_be_noticed(k):
+    p, q = oracle.distribution(0, 6, 3, 1), oracle.distribution(97, 1, 1, 1)
+    wrong = oracle.multi_candidate(p, q, k, replacement=False, updates_q=False)
+    assert oracle.total_variation(wrong, p) > 0.2
+    # The same mistake made with the real code: its rule for replacement, draws without.
+    code = distribution_of_the_code(p, q, k, replacement=True, draws_replaced=False)
+    assert oracle.total_variation(code, wrong) < 1e-12
+
+
 def test_a_token_the_target_never_emits_is_rejected_even_on_a_uniform_of_zero():
     p, q = oracle.distribution(0, 1), oracle.distribution(1, 1)
     outcome = run(p, q, (0,), 0.0, replacement=False)
