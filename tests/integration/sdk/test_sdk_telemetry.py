@@ -12,7 +12,7 @@ from opentelemetry.sdk.trace.export.in_memory_span_exporter import InMemorySpanE
 from opentelemetry.sdk.trace.sampling import ALWAYS_OFF
 from opentelemetry.trace import NoOpTracerProvider, SpanKind, StatusCode
 
-from slipstream.client import Client, Mode, SamplingParams, SpeculationOptions, errors
+from slipstream.client import AsyncClient, Client, Mode, SamplingParams, SpeculationOptions, errors
 from slipstream.client.connection import connection
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import EngineOptions
@@ -46,9 +46,13 @@ class Told:
         return span
 
 
-def remote(address):
+def remote(address, *, is_blocking=True):
     to = connection(address, token=None, tls=None, retries=True)
     return RemoteBackend(to, 60, to.channel(is_blocking=is_blocking))
+
+
+def async_remote(address):
+    return remote(address, is_blocking=False)
 
 
 @pytest.fixture
@@ -208,6 +212,15 @@ def parent_in(header):
 def ids(span):
     context = span.get_span_context()
     return context.trace_id, context.span_id
+
+
+async def test_the_router_hears_of_the_span(told):
+    heard = Hearing()
+    with served(register(heard)) as address:
+        async with AsyncClient.of(async_remote(address), telemetry=told.telemetry) as client:
+            for caller in (client, client.session()):
+                await caller.generate("hello")
+                assert parent_in(heard.trace()) == ids(told.span())
 
 
 def test_a_span_is_a_child_of_the_applications_and_passes_its_state_on(told):

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from slipstream.core.errors import InvalidRequest, Unauthenticated
-from slipstream.state.access import Access, Entry, Key, parse_keys, render
+from slipstream.state.access import Access, Key, parse_keys
 from slipstream.state.quotas import QuotaLimits
 from support.network.key_files import digest, key, write_keys
 
@@ -78,7 +78,7 @@ def test_a_token_of_the_file_opens_as_its_key_and_no_other_does(tmp_path):
     ],
 )
 def test_a_token_is_shown_once_and_as_a_bearer_token_or_not_at_all(access, metadata):
-    with pytest.raises(Unauthenticated, match="shows no bearer token"):
+    with pytest.raises(Unauthenticated, match="has no bearer token"):
         access.check(metadata)
 
 
@@ -143,7 +143,7 @@ def test_the_last_key_can_be_taken_away_while_a_router_runs(file, access, now):
     write_keys(file)
     now.now_s += 1
     assert not is_let_in(access, ALICE)
-    with pytest.raises(InvalidRequest, match="nobody could be let in"):
+    with pytest.raises(InvalidRequest, match="every request would be refused"):
         Access(file)
 
 
@@ -186,25 +186,6 @@ def test_a_file_that_is_not_understood_is_refused_in_a_sentence_without_secrets(
     assert "keys.toml" in str(refused.value)
     assert ALICE not in str(refused.value)
     assert digest(ALICE) not in str(refused.value)
-
-
-def test_a_file_that_can_not_be_read_is_refused(tmp_path):
-    with pytest.raises(InvalidRequest, match="missing can't be read"):
-        Access(tmp_path / "missing")
-    (tmp_path / "binary").write_bytes(b"\xff\xfe")
-    with pytest.raises(InvalidRequest, match="is not UTF-8 text"):
-        Access(tmp_path / "binary")
-
-
-def test_what_is_written_is_read_back():
-    entries = (
-        Entry("alice", digest(ALICE), QuotaLimits(60, 100_000, 8), date(2027, 1, 31)),
-        Entry("bob-2_x", digest(BOB)),
-    )
-    assert parse_keys("\n".join(map(render, entries)), "keys.toml") == entries
-    assert parse_keys(render(entries[1]).replace(digest(BOB), digest(BOB).upper()), "f") == (
-        entries[1],
-    )
 
 
 def test_the_example_of_the_page_is_a_file_that_is_understood():

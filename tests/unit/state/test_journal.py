@@ -10,6 +10,7 @@ import pytest
 from slipstream.core.errors import SessionTaken, Unavailable
 from slipstream.core.request.results import Ending
 from slipstream.core.request.stats import MAX_PER_STEP, Outcomes
+from slipstream.core.types import FinishReason
 from slipstream.state.journal import StoreJournal
 from support.models.rounds import outcome
 from support.state.store_line import (
@@ -35,15 +36,29 @@ async def journal(line):
     return await opened(line)
 
 
+async def test_sent_tokens_are_kept_with_the_prompt_before_them(line, journal):
+    await journal.keep([4, 5], None)
+    record = await kept(line)
+    assert (record.tokens, record.output) == ((1, 2, 3, 4, 5), (4, 5))
+    assert journal.continuity().is_kept
+
+
+async def test_the_ending_is_kept_with_the_last_tokens(line, journal):
+    await journal.keep([4], ENDING)
+    found = Ending.from_json((await kept(line)).turn.ending)
+    assert found.reason is FinishReason.STOP
+    assert found.stats.continuity.is_kept
+
+
 async def test_the_ending_of_a_request_of_very_many_rounds_is_kept_with_its_statistics(line):
     outcomes = Outcomes()
     for accepted in range(3 * MAX_PER_STEP):
         outcomes.record(outcome(1000, 1000, accepted % 1000))
     speculation = outcomes.summary(num_spec_tokens=1000, lossless=True)
+    journal = await opened(line)
     await journal.keep([4], replace(ENDING, stats=replace(STATS, speculation=speculation)))
     found = Ending.from_json((await kept(line)).turn.ending)
-    assert (found.reason, found.stats.speculation) == (FinishReason.STOP, speculation)
-    assert found.stats.continuity.is_kept
+    assert found.stats.speculation == speculation
 
 
 async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line, journal):
@@ -54,6 +69,13 @@ async def test_a_request_goes_on_while_the_store_is_silent_and_says_so(line, jou
     assert (continuity.is_kept, continuity.num_unkept_tokens) == (False, 2)
     with pytest.raises(Unavailable):
         await journal.tend()
+
+
+async def test_a_store_that_lost_everything_gets_everything_again(line, journal):
+    await journal.keep([4, 5], None)
+    line.lose_everything()
+    await journal.keep([6], None)
+    assert (await kept(line)).tokens == (1, 2, 3, 4, 5, 6)
 
 
 async def test_a_claim_that_is_lost_again_at_once_is_a_silence_of_the_store(line, journal):
@@ -105,6 +127,24 @@ async def test_a_later_turn_that_names_no_model_is_kept_in_a_store_that_lost_eve
     assert (record.tokens, record.output, record.model) == ((1, 2, 3, 4, 5, 6, 7), (6, 7), "model")
 
 
+async def test_a_request_that_began_without_the_store_is_kept_later(line):
+    journal = StoreJournal(line, CLAIM, None)
+    journal.open(PROMPT, OPENING)
+    line.is_up = False
+    await journal.keep([4], None)
+    line.is_up = True
+    await journal.tend()
+    assert (await kept(line)).output == (4,)
+
+
+async def test_a_router_that_lost_the_session_sends_nothing_more(line, journal):
+    await journal.keep([4], None)
+    await line.acquire(CLAIM)
+    with pytest.raises(SessionTaken):
+        await journal.keep([5], None)
+    assert (await kept(line)).output == (4,)
+
+
 async def test_a_router_that_lost_the_session_during_an_outage_finds_out_and_writes_nothing(
     line, journal
 ):
@@ -153,11 +193,16 @@ async def begun_again_without_the_store(line, *output, says, ending=None):
     return journal
 
 
+async def test_a_request_that_begins_anew_writes_only_what_was_not_kept_before(line):
+    await begun_again_without_the_store(line, 4, 5, 6, says=[4, 5])
+    assert (await kept(line)).output == (4, 5, 6)
+
+
 async def test_a_request_that_begins_anew_passes_what_was_kept_before(line):
     journal = await begun_again_without_the_store(line, 4, 5, 6, says=[4])
-    for tokens in news:
-        await journal.keep(tokens, None)
-    assert (await kept(line)).output == (4, 5, 6, 7, 8)[: max(3, sum(map(len, news)) + 1)]
+    await journal.keep([5, 6, 7], None)
+    await journal.keep([8], ENDING)
+    assert (await kept(line)).output == (4, 5, 6, 7, 8)
 
 
 async def test_an_answer_that_was_kept_whole_is_not_written_again(line):

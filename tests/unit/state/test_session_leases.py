@@ -1,4 +1,5 @@
-"""Laws of claims: whose records requests get to, and when they may run without a store."""
+"""Laws of claims: whose records requests get to, when they may run without a store, and what waits
+for one in bounded memory."""
 
 import asyncio
 from dataclasses import replace
@@ -10,6 +11,7 @@ from slipstream.core import errors
 from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.request.request import Ask, Generation, SessionRef
 from slipstream.core.types import SamplingParams, Verification
+from slipstream.state.journal import StoreJournal
 from slipstream.state.memory import MemoryStore
 from slipstream.state.session_leases import (
     KeepRules,
@@ -20,6 +22,7 @@ from slipstream.state.session_leases import (
 )
 from slipstream.state.store import Bounds, Opening
 from slipstream_router.lease_keeper import LeaseKeeper
+from support.state.store_line import CLAIM, OPENING, PROMPT, Line
 
 ASKED = Generation("hello", Ask(request_id="r1"))
 IN_SESSION = replace(ASKED, session=SessionRef("chat", create=True))
@@ -85,25 +88,6 @@ async def test_no_request_is_found_by_the_name_of_a_session():
         await claims().acquire(replace(ASKED, session=SessionRef(place)), "alice", "m")
 
 
-async def test_another_request_under_the_id_is_refused_and_another_owner_s_is_none():
-    door = claims()
-    taken = await door.acquire(ASKED, "alice", "m")
-    taken.journal.open((1, 2), Opening(2, "{}", "hash"))
-    await taken.journal.keep([3], None)
-    with pytest.raises(errors.RequestExists):
-        await door.acquire(replace(ASKED, prompt="other"), "alice", "m")
-    assert (await door.acquire(replace(ASKED, prompt="other"), "bob", "m")).record.tokens == ()
-
-
-async def test_without_the_store_new_requests_run_unkept_unless_that_is_forbidden():
-    for asked in (ASKED, IN_SESSION):
-        taken = await claims(NoProgress()).acquire(asked, "", "m")
-        assert taken.journal.is_behind
-        assert taken.record.fence == 7
-        with pytest.raises(errors.Unavailable):
-            await claims(NoProgress(), allows_unkept=False).acquire(asked, "", "m")
-
-
 class Slow(MemoryStore):
     """A store whose answers to claims are on their way until they are let through."""
 
@@ -162,3 +146,26 @@ async def test_tokens_that_were_not_kept_are_made_again_only_where_they_come_out
         with pytest.raises(errors.SessionOutOfSync, match=verification):
             check_received(other, record, is_repeatable=True)
         check_received(replace(other, num_received=0), record, is_repeatable=False)
+
+
+async def test_what_waits_for_a_silent_store_takes_no_more_than_it_may(caplog):
+    line, keeper = Line(lambda: 1000.0), LeaseKeeper(lease_s=15.0, max_late_bytes=60)
+    claims = [replace(CLAIM, session_id=name) for name in "ab"]
+    line.is_up = False
+    for claim in claims:
+        await ended(keeper, line, claim)
+    assert "too much waits for the store" in caplog.text
+    line.is_up = True
+    await keeper.aclose()
+    assert keeper._num_late_bytes == 0
+    assert (await line.acquire(claims[0])).record.output == (4, 5, 6, 7, 8)
+    with pytest.raises(errors.SessionNotFound):
+        await line.acquire(replace(claims[1], create=False))
+
+
+async def ended(keeper, line, claim):
+    """A request of 32 bytes of tokens, none of which could be kept."""
+    journal = StoreJournal(line, claim, None)
+    async with keeper.kept(journal):
+        journal.open(PROMPT, OPENING)
+        await journal.keep([4, 5, 6, 7, 8], None)

@@ -2,15 +2,31 @@
 
 import itertools
 import json
+import random
 import re
 
+import jsonschema
 import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch
 from slipstream.core.grammar import MAX_GRAMMAR_BYTES
 from slipstream.verifying.grammars import Grammars
 from support.models import grammar_texts
 from support.models.grammar_texts import EOS, STOPS, TEXT, VOCAB, grammars, ids, regex, schema
+from support.models.random_schemas import draw_schemas
+
+PERSON = {
+    "type": "object",
+    "properties": {
+        "name": {"type": "string", "maxLength": 4},
+        "kind": {"enum": ["alpha", "alphabet", None]},
+        "sizes": {"type": "array", "items": {"type": "integer"}, "maxItems": 2},
+    },
+    "required": ["name", "kind"],
+    "additionalProperties": False,
+}
 
 WIDE = {"type": "object", "properties": {f"p{at}": {"type": "integer"} for at in range(1900)}}
 
@@ -63,6 +79,37 @@ def test_a_schema_of_any_form_allows_what_its_plain_form_does(made, written):
     assert found == texts_of(constraint_for(made, schema(BIT), STOPS), 2) == {"0", "1"}
 
 
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32), st.sampled_from([schema(PERSON), regex("(foo|fo{2,4}d)+(, x)*")]))
+def test_masks_do_not_depend_on_how_an_output_was_come_to(seed, grammar):
+    made, rng = grammars(), random.Random(seed)
+    output = grammar_texts.drawn(constraint_for(made, grammar, STOPS), seed, 60)
+    fresh = [
+        constraint_for(made, grammar, STOPS).allowed(output[:count]).tolist()
+        for count in range(len(output) + 1)
+    ]
+    wanderer = constraint_for(made, grammar, STOPS)
+    for _ in range(40):
+        count = rng.randrange(len(output) + 1)
+        if rng.random() < 0.3:
+            wanderer.forced(output[:count])
+        if rng.random() < 0.3:  # what is not allowed leaves no trace
+            with pytest.raises(InvalidRequest, match=r"does not follow|nothing follows"):
+                wanderer.check([*output[:count], 1])
+        assert wanderer.allowed(output[:count]).tolist() == fresh[count]
+
+
+@settings(max_examples=40, deadline=None)
+@given(st.integers(0, 2**32))
+def test_forced_tokens_may_follow_one_after_the_other(seed):
+    constraint = constraint_for(grammars(), schema(PERSON), STOPS)
+    output = grammar_texts.drawn(constraint, seed, 60)
+    at = random.Random(seed).randrange(len(output) + 1)
+    forced = constraint.forced(output[:at])
+    for count, token in enumerate(forced):
+        assert token in constraint.allowed([*output[:at], *forced[:count]]).tolist()
+
+
 def test_what_can_be_nothing_else_is_forced(made):
     constraint = constraint_for(made, regex("hello (world|moon)"), STOPS)
     assert TEXT.decode(constraint.forced([])) == "hello "
@@ -97,6 +144,17 @@ def test_ids_behind_the_tokenizers_own_are_never_allowed():
     padded = Grammars(TEXT, vocab_size=VOCAB + 61, stop_token_ids=STOPS)
     allowed = constraint_for(padded, regex("(.|\n)*"), STOPS).allowed([]).tolist()
     assert max(allowed) < VOCAB
+
+
+@pytest.mark.parametrize("number", range(0, 60, 3))
+def test_every_text_by_a_schema_is_valid_and_ends_by_itself(made, number):
+    case = draw_schemas(60, 5)[number]
+    constraint = constraint_for(made, schema(case.schema), STOPS)
+    for seed in range(4):
+        output = grammar_texts.drawn(constraint, seed, case.longest + 1)
+        assert output[-1] == EOS
+        value = json.loads(TEXT.decode(output))
+        jsonschema.validate(value, case.schema, jsonschema.Draft202012Validator)
 
 
 @pytest.mark.parametrize(
