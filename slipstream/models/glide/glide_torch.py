@@ -21,8 +21,7 @@ from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.glide.torch_parts import TorchParts, rotary_tables
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.scorer import Scores, on_host
-from slipstream.models.torch.arrays import as_tensor, torch_dtype
-from slipstream.models.torch.buffers import TorchBuffers
+from slipstream.models.torch.arrays import TorchBuffers, as_tensor, torch_dtype
 from slipstream.models.torch.paged import additive, attend_each, gather
 
 Topology = tuple[int, ...]

@@ -79,6 +79,6 @@ def buffers_for(device: str) -> Buffers:
     """Return the allocator of a device, as torch names it."""
     if device == CPU:
         return HOST
-    from slipstream.models.torch.buffers import TorchBuffers
+    from slipstream.models.torch.arrays import TorchBuffers
 
     return TorchBuffers(device)

@@ -1,6 +1,6 @@
-"""Torch beside numpy and native code: arrays over the same memory, names of dtypes, threads."""
+"""Torch beside numpy and native code: arrays over the same memory, dtypes, threads, KV buffers."""
 
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
@@ -54,3 +54,31 @@ def as_array(values: "Array | Tensor") -> Array:
         return values.view(torch.int16).numpy().view(DTYPES["bfloat16"])
     found: Array = values.numpy()
     return found
+
+
+class TorchBuffers:
+    """`Buffers` of tensors on one device."""
+
+    def __init__(self, device: str) -> None:
+        self._device = device
+
+    def new(self, shape: Sequence[int], dtype: "np.dtype[Any]", *, is_filled: bool = False) -> Any:
+        return torch.empty(*shape, dtype=torch_dtype(dtype), device=self._device)
+
+    def write(self, buffer: Tensor, slots: slice, values: Array) -> None:
+        buffer[:, slots].copy_(as_tensor(values.copy()))
+
+    @torch.inference_mode()
+    def clear(self, buffer: Tensor, slots: slice) -> None:
+        buffer[:, slots].zero_()
+
+    @torch.inference_mode()
+    def copy(self, buffer: Tensor, source: Sequence[int], into: Sequence[int]) -> None:
+        chosen = buffer.index_select(1, torch.tensor(source, device=self._device))
+        buffer.index_copy_(1, torch.tensor(into, device=self._device), chosen)
+
+    def read(self, buffer: Tensor, slots: Array) -> Tensor:
+        return buffer.index_select(1, torch.from_numpy(slots).to(self._device))
+
+    def on_host(self, values: Tensor) -> Array:
+        return as_array(values)

@@ -19,8 +19,7 @@ from slipstream.models.decoder import ANY_ROWS, Numerics, RowRule
 from slipstream.models.dtypes import CPU
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.pool import KvLayout, KvPool
-from slipstream.models.torch.arrays import torch_dtype
-from slipstream.models.torch.buffers import TorchBuffers
+from slipstream.models.torch.arrays import TorchBuffers, torch_dtype
 from slipstream.models.torch.packing import ForwardShape, pack
 from slipstream.models.torch.paged import Kernel, PagedAttention, PagedTokens, attend_paged, unpack
 

@@ -17,8 +17,7 @@ from slipstream.models.kv.batch import Part
 from slipstream.models.kv.buffers import HOST
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, PageList
 from slipstream.models.memory import budget_bytes, check_budget, free_bytes, num_pages
-from slipstream.models.torch.arrays import as_array
-from slipstream.models.torch.buffers import TorchBuffers
+from slipstream.models.torch.arrays import TorchBuffers, as_array
 from slipstream.verifying.build import TargetLimits, plan_memory
 from support.models import tiny
 
