@@ -21,7 +21,7 @@ from slipstream.drafting.trial import step_seconds
 from slipstream.files import path_of
 from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import DECISION_NAME, DecisionModel, load_decision
-from slipstream.models.format.digests import kept_digest
+from slipstream.models.format.digests import weights_digest
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.load import glide_chains, load_glide
@@ -248,7 +248,7 @@ def _glide(folder: Path, target: DraftTarget) -> DraftModel:
         max_tokens=target.context_length or MAX_TOKENS,
         num_target_layers=len(config.target_layers),
     )
-    digests = {file.name: kept_digest(file) for file in files}
+    digests = {file.name: weights_digest(file) for file in files}
     return DraftModel(
         kind="glide",
         scorer=scorer,

@@ -22,8 +22,8 @@ def weights_digests(path: Path) -> dict[str, str]:
 
 
 def weights_files(path: Path) -> list[Path]:
-    """Return the weights files of a model directory, or the parts of a GGUF file."""
-    if path.is_file():
+    """Return the weights files of a model directory, or a file with all its parts."""
+    if not path.is_dir():
         return gguf_parts(path)
     return sorted(file for kind in _WEIGHTS for file in path.glob(kind))
 
@@ -40,7 +40,8 @@ def bytes_digest(data: bytes) -> str:
 
 
 def weights_digest(path: Path, kept: Measurements | None = None) -> str:
-    """Return the digest of a model directory's weights, or of a GGUF file's.
+    """Return the digest of a model directory's weights, or of a file's; a large file is read once
+    for as long as it stays as it is.
 
     It is the SHA-256 of the only file, or of the lines that `sha256sum` prints of several. It is
     of the files as they are: the element type and the split over ranks make no difference.
@@ -50,21 +51,12 @@ def weights_digest(path: Path, kept: Measurements | None = None) -> str:
     with ThreadPoolExecutor() as pool:  # hashing holds no lock
         digests = list(pool.map(lambda file: _digest(file, kept), files))
     for file, digest in zip(files, digests, strict=True):
-        if file.stat().st_size >= _LEAST_KEPT:
+        if kept.get(_name(file)) != digest and file.stat().st_size >= _LEAST_KEPT:
             kept.keep(_name(file), digest)
     if len(digests) == 1:
         return digests[0]
     lines = [f"{digest}  {file.name}\n" for file, digest in zip(files, digests, strict=True)]
     return hashlib.sha256("".join(lines).encode()).hexdigest()
-
-
-def kept_digest(file: Path) -> str:
-    """Return the SHA-256 of a file, computed once for as long as the file stays as it is."""
-    kept = Measurements(measurements_dir() / "weights.json")
-    digest = _digest(file, kept)
-    if kept.get(_name(file)) != digest and file.stat().st_size >= _LEAST_KEPT:
-        kept.keep(_name(file), digest)
-    return digest
 
 
 def hub_commit(path: Path) -> str:

@@ -13,7 +13,7 @@ from safetensors.numpy import load_file
 
 from slipstream.core.errors import ModelMismatch, WeightsError
 from slipstream.models.dtypes import BFLOAT16, Array
-from slipstream.models.format.digests import bytes_digest, kept_digest
+from slipstream.models.format.digests import bytes_digest, weights_digest
 from slipstream.models.format.folder import reading, shown
 from slipstream.models.glide.glide_config import WEIGHTS_NAME, GlideConfig, read_config
 from slipstream.models.glide.target_parts import TargetParts
@@ -115,7 +115,7 @@ def _read_blocks(directory: Path, config: GlideConfig) -> GlideBlocks | None:
     )
     if odd:
         raise WeightsError(f"{path} does not fit the draft's config: {shown(odd)}")
-    if tensors.pop(DRAFT_SHA256).tobytes().hex() != kept_digest(directory / WEIGHTS_NAME):
+    if tensors.pop(DRAFT_SHA256).tobytes().hex() != weights_digest(directory / WEIGHTS_NAME):
         raise WeightsError(
             f"{path} was made of other weights of this draft: run `slipstream train quantise`"
             " again, or delete it"
