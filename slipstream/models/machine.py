@@ -56,16 +56,9 @@ class Measurements:
     def keep(self, name: str, value: Any) -> None:
         """Keep a value, beside those that other processes have written meanwhile."""
         self._values = {**self._read(), **self._values, name: value}
-        if self._path is None:
-            return
-        part = self._path.with_suffix(f".{os.getpid()}.part")
-        try:
-            self._path.parent.mkdir(parents=True, exist_ok=True)
-            text = json.dumps({"machine": self._machine, "measured": self._values}, indent=1)
-            part.write_text(text, encoding="utf-8")
-            os.replace(part, self._path)
-        except OSError as error:
-            _LOG.debug("measurements can't be kept in %s: %s", self._path, error)
+        if self._path is not None:
+            content = {"machine": self._machine, "measured": self._values}
+            write_kept(self._path, "measurements", json.dumps(content, indent=1))
 
     def _read(self) -> dict[str, Any]:
         return {} if self._path is None else read_kept(self._path, "measured", _measured) or {}
@@ -87,6 +80,17 @@ def read_kept(path: Path, what: str, read: Callable[[Any], Any]) -> Any:
         with suppress(OSError):
             path.unlink()
         return None
+
+
+def write_kept(path: Path, what: str, text: str) -> None:
+    """Write a file for `read_kept`, whole or, where the directory can't be written, not at all."""
+    part = path.with_suffix(f".{os.getpid()}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        part.write_text(text, encoding="utf-8")
+        os.replace(part, path)
+    except OSError as error:
+        _LOG.debug("%s can't be kept in %s: %s", what, path, error)
 
 
 def _measured(content: Any) -> dict[str, Any]:

@@ -17,7 +17,7 @@ def convert(gguf: Path, into: Path) -> None:
     Raises `WeightsError` when the file can't be read as a causal language model.
     """
     with quiet_transformers(), reading(gguf.name):
-        model = GgufSource(gguf, DTYPES["bfloat16"], is_dense=True).whole_model()
+        model = GgufSource(gguf, DTYPES["bfloat16"], is_dense=True).reference(is_lent=False)
         tokenizer = read_gguf_tokenizer(GgufFile(gguf))
         model.save_pretrained(into)
         tokenizer.save_pretrained(into)

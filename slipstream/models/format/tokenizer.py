@@ -6,8 +6,6 @@ of the same files is read back without it: ids, templates and numbers are the sa
 
 import hashlib
 import json
-import logging
-import os
 from collections.abc import Iterator
 from dataclasses import dataclass
 from importlib.metadata import version
@@ -16,14 +14,14 @@ from typing import TYPE_CHECKING, Any
 
 from slipstream.config import tokenizers_dir
 from slipstream.core.errors import ModelMismatch, SlipstreamError
-from slipstream.models.format.digests import weights_digest
+from slipstream.models.format.digests import file_digest, weights_digest
 from slipstream.models.machine import read_kept as read_file
+from slipstream.models.machine import write_kept
 from slipstream.text.tokenizer import TextTokenizer, vocab_hash
 
 if TYPE_CHECKING:
     from transformers import PreTrainedTokenizerFast
 
-_LOG = logging.getLogger("slipstream.models")
 _SUFFIXES = {".json", ".jinja", ".txt", ".model"}
 _INDEX = ".safetensors.index.json"
 _READING = 2
@@ -153,18 +151,8 @@ def keep(tokenizer: Any, folder: Path, gguf: Path | None) -> NumberedTokenizer:
         "num_ids": found.num_ids,
         "eos_token_id": found.eos_token_id,
     }
-    _write(_path(folder, gguf), json.dumps(kept, ensure_ascii=False))
+    write_kept(_path(folder, gguf), "the tokenizer", json.dumps(kept, ensure_ascii=False))
     return NumberedTokenizer(text, found.vocab_hash, found.num_ids, found.eos_token_id)
-
-
-def _write(path: Path, text: str) -> None:
-    part = path.with_suffix(f".{os.getpid()}.part")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        part.write_text(text, encoding="utf-8")
-        os.replace(part, path)
-    except OSError as error:
-        _LOG.debug("the tokenizer can't be kept in %s: %s", path, error)
 
 
 def _path(folder: Path, gguf: Path | None) -> Path:
@@ -175,8 +163,7 @@ def _path(folder: Path, gguf: Path | None) -> Path:
         digest.update(weights_digest(gguf).encode())
     else:
         for path in _files(folder):
-            content = hashlib.sha256(path.read_bytes()).hexdigest()
-            digest.update(f"{content} {path.relative_to(folder).as_posix()}\n".encode())
+            digest.update(f"{file_digest(path)} {path.relative_to(folder).as_posix()}\n".encode())
     return tokenizers_dir() / f"{digest.hexdigest()}.json"
 
 

@@ -110,14 +110,8 @@ class GgufSource(WeightSource):
         rows = self._rows(EMBEDDING if self.is_tied else HEAD)
         return _dense(_GgufRows(rows.type, rows.values[ids]), FLOAT32)
 
-    def reference(self) -> "PreTrainedModel":
-        return self._model(is_lent=True)
-
-    def whole_model(self) -> "PreTrainedModel":
-        """Return a transformers model of these weights in `dtype`."""
-        return self._model(is_lent=False)
-
-    def _model(self, *, is_lent: bool) -> "PreTrainedModel":
+    def reference(self, *, is_lent: bool = True) -> "PreTrainedModel":
+        """See `WeightSource.reference`; with tensors of its own where they are not lent."""
         from transformers import AutoConfig
 
         from slipstream.models.torch.transformers_model import model_of

@@ -65,7 +65,7 @@ def load_target_parts(
 def _load_model(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", num_ranks: int) -> Any:
     if gguf is not None:
         try:
-            return GgufSource(gguf, dtype, is_dense=True).whole_model()
+            return GgufSource(gguf, dtype, is_dense=True).reference(is_lent=False)
         except NotNative as reason:
             raise WeightsError(f"{gguf.name} can't be read: {reason}") from None
     options: dict[str, Any] = {"use_safetensors": True, "dtype": torch_dtype(dtype)}
