@@ -1726,7 +1726,7 @@ class ReplicaInfo(_message.Message):
     weights_digest: _builtins.str
     """SHA-256 of its weights; empty while unknown, and for a draft."""
     engine: _builtins.str
-    """What computes a target: native or torch; empty while unknown, and for a draft."""
+    """What computes a target: native, cuda or torch; empty while unknown, and for a draft."""
     def __init__(
         self,
         *,

@@ -609,7 +609,7 @@ class DescribeTargetResponse(_message.Message):
     max_logprobs: _builtins.int
     """Maximum of likeliest tokens at a position; unset: no log probabilities."""
     engine: _builtins.str
-    """Engine of its forwards: native, with the same bits on all processors, or torch."""
+    """Engine of its forwards: native, with the same bits on all processors, cuda or torch."""
     tool_format: _common_pb2.ToolFormat.ValueType
     """Format in which its model calls tools; unspecified: it takes no tools."""
     @_builtins.property

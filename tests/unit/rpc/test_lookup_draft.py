@@ -18,7 +18,8 @@ BESIDE = Plan(8, 15, lookup=Copying(1, 4))
 ALONE = Plan(8, 15, lookup=Copying(1, 4, alone=0.3))
 NEVER = Plan(8, 15, lookup=Copying(1, 4, alone=0.0))
 AGAIN = Delta(0, (1, 2, 3, 1, 2))
-GUESS = Proposal(TokenTree.chain([70, 71]), stats=(NodeStats(1, 1, 0),) * 2, stopped_by="policy")
+UNSURE = NodeStats(0.5, 0.5, 1)
+GUESS = Proposal(TokenTree.chain([70, 71]), stats=(UNSURE, UNSURE), stopped_by="policy")
 
 
 class Guesser:
