@@ -167,6 +167,7 @@ def run(*command):
 
 
 @needs_emulator
+@pytest.mark.timeout(1200)  # compiles the library for two architectures
 def test_arm64_gives_the_bits_of_all_kernels_of_x86_64(hatch_build, tmp_path):
     here = built(hatch_build, "g++", "x86_64", tmp_path)
     digests = {name: run(here, name) for name in X86_64}
