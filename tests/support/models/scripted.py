@@ -46,6 +46,7 @@ class Engine:
         self.answers = []
         self.got = []
         self.ended = asyncio.Event()
+        self.waits = asyncio.Event()
 
     async def serve(self, requests, context):
         try:
@@ -65,6 +66,7 @@ class Engine:
             await answer.released.wait()
             answer = answer.answer
         if answer is None:
+            self.waits.set()
             await asyncio.Event().wait()
         if isinstance(answer, errors.SlipstreamError):
             await context.abort_with_status(status_of(answer))
