@@ -29,7 +29,7 @@ from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative
 from slipstream.models.torch.arrays import start_torch, torch_dtype
 from slipstream.models.torch.shards import require_split
-from slipstream.models.torch.transformers_model import account_config
+from slipstream.models.torch.transformers_model import MAKING, account_config
 
 
 def load_target_parts(
@@ -72,7 +72,7 @@ def _load_model(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", num_ran
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
     require_causal(folder)
-    with reading(f"the weights in {folder}"):
+    with MAKING, reading(f"the weights in {folder}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, output_loading_info=True, **options
         )

@@ -3,6 +3,7 @@
 from collections.abc import Mapping
 from contextlib import suppress
 from dataclasses import fields
+from threading import Lock
 from typing import TYPE_CHECKING, Any
 
 import torch
@@ -25,6 +26,9 @@ from slipstream.models.torch.arrays import as_array, as_tensor, numpy_dtype, tor
 
 if TYPE_CHECKING:
     from transformers import PretrainedConfig, PreTrainedModel
+
+MAKING = Lock()
+"""Held while transformers makes a model: it changes functions of its classes meanwhile."""
 
 
 def account_config(raw: Mapping[str, Any], config: "PretrainedConfig") -> None:
@@ -87,7 +91,7 @@ def model_of(source: "WeightSource", config: "PretrainedConfig", *, is_lent: boo
 
     config.tie_word_embeddings = source.is_tied
     config.pad_token_id = None  # batches are not padded
-    with reading(source.name), torch.device("meta"):
+    with MAKING, reading(source.name), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch_dtype(source.dtype))
     body: Any = model.base_model
     body.rotary_emb = type(body.rotary_emb)(config=config)
@@ -95,7 +99,8 @@ def model_of(source: "WeightSource", config: "PretrainedConfig", *, is_lent: boo
         body.embed_tokens.embed_scale = torch.tensor(body.embed_tokens.scalar_embed_scale)
     for name in ("embed_tokens", "norm"):
         _fill(body.get_submodule(name), f"model.{name}", source)
-    model.tie_weights()
+    with MAKING:
+        model.tie_weights()
     if not source.is_tied:
         _fill(model.get_output_embeddings(), HEAD.removesuffix(".weight"), source)
     for index, layer in enumerate(body.layers):
