@@ -1,6 +1,8 @@
 """A checkpoint loads whole and as asked, by native code with the bits of the model in memory, or is
 refused with the reason. No pickles, no code."""
 
+from concurrent.futures import ThreadPoolExecutor
+
 import numpy as np
 import pytest
 import torch
@@ -74,6 +76,13 @@ def test_a_tied_model_whose_head_differs_has_both(checkpoint):
     own_head, embedding = ours.head_rows(np.arange(ours.vocab_size)), ours.embedding.matrix
     assert np.array_equal(embedding, theirs.embeddings) and np.array_equal(own_head, theirs.head)
     assert not np.array_equal(own_head, embedding)
+
+
+def test_models_that_are_loaded_at_once_are_tied_as_one_alone_is(checkpoint):
+    with ThreadPoolExecutor(8) as threads:
+        loaded = threads.map(load_target_parts, [str(checkpoint)] * 16)
+    models = [one.model for one in loaded]
+    assert all(it.get_output_embeddings().weight is it.model.embed_tokens.weight for it in models)
 
 
 def computed(model):
