@@ -197,7 +197,7 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("lines of library and services", 53_130, lambda: num_lines(*PRODUCT)),
+    Budget("lines of library and services", 53_128, lambda: num_lines(*PRODUCT)),
     Budget("lines of tests/", 51_051, lambda: num_lines(TESTS)),
     Budget("files of library and services", 366, lambda: len(python_files(*PRODUCT))),
     Budget("files of the largest folder", 24, largest_folder),

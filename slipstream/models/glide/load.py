@@ -103,7 +103,7 @@ def load_parts(
         source = find_source(folder, gguf, dtype, device, has_layers=False)
         return parts_of_source(source, source_parts, name, folder, gguf)
     options: dict[str, Any] = {"dtype": dtype, "device": device, "progress": progress}
-    parts: LoadedParts = _torch_parts().load_torch_parts(name, **options)
+    parts: LoadedParts = _torch_parts().load_torch_parts(name, folder, gguf, **options)
     return parts
 
 

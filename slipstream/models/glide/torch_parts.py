@@ -16,7 +16,6 @@ from slipstream.core.errors import ModelMismatch
 from slipstream.models.dtypes import CPU, Array, choose_dtype
 from slipstream.models.format.architecture import EMBEDDING, HEAD, context_length
 from slipstream.models.format.folder import reading
-from slipstream.models.format.resolve import resolve
 from slipstream.models.format.wheel import Progress
 from slipstream.models.glide.target_parts import (
     LoadedParts,
@@ -25,7 +24,7 @@ from slipstream.models.glide.target_parts import (
     parts_of_source,
     source_parts,
 )
-from slipstream.models.loaded import find_sources, parse_device
+from slipstream.models.loaded import parse_device
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative
@@ -117,12 +116,11 @@ def tensor_parts(
 
 
 def load_torch_parts(
-    name: str, *, dtype: str, device: str, progress: Progress | None
+    name: str, folder: Path, gguf: Path | None, dtype: str, device: str, progress: Progress | None
 ) -> LoadedParts:
-    """Return the parts of a target by alias, path or hub id, for a draft in torch: without the
-    layers in between, but of a family that native code can't read."""
+    """Return the parts of a target by alias, path or hub id, whose files are in `folder`, for a
+    draft in torch: without the layers in between, but of a family that native code can't read."""
     start_torch()
-    folder, gguf = find_sources(resolve(name, progress=progress))
     with suppress(NotNative):
         source = _dense_source(folder, gguf, choose_dtype(dtype, parse_device(device)))
         make = partial(tensor_parts, device=device)
