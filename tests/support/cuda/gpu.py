@@ -176,6 +176,8 @@ def simulated_gpu(*, has_values: bool = True) -> Iterator[Gpu]:
             run(thread)
 
     with (
+        # For the whole process: a thread may end later than the device does.
+        mock.patch.object(torch.__future__, "_overwrite_module_params_on_conversion", True),
         mock.patch.object(threading.Thread, "run", run_on_gpu),
         mock.patch.multiple(torch.cuda, **_runtime(gpu)),
         mock.patch.object(Replay, "run", _checked_run(gpu)),

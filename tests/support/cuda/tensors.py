@@ -103,14 +103,9 @@ def on_device(values: Any, given: Any) -> Any:
 @contextmanager
 def on_gpu(kernels: "Gpu") -> Iterator[None]:
     """Let `cuda` be a device of this thread, whose operators `kernels` run."""
-    before = torch.__future__.get_overwrite_module_params_on_conversion()
-    torch.__future__.set_overwrite_module_params_on_conversion(True)
     _running.kernels = kernels
-    try:
-        with _Calls():
-            yield
-    finally:
-        torch.__future__.set_overwrite_module_params_on_conversion(before)
+    with _Calls():
+        yield
 
 
 class _Calls(TorchFunctionMode):
