@@ -6,6 +6,7 @@ Pure arithmetic: times are given.
 import math
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import lru_cache
 from itertools import accumulate, pairwise
 
 from slipstream.core.errors import InvalidRequest
@@ -65,6 +66,7 @@ class RowCosts:
         share = (num_tokens - low[0]) / (high[0] - low[0])
         return low[1] + share * (high[1] - low[1])
 
+    @lru_cache(maxsize=64)  # noqa: B019 - of values: they hold nothing
     def nodes(self, count: int) -> tuple[float, ...]:
         """Return what each of the first `count` tree nodes adds to a round, in plain rounds."""
         costs = [self.of(1 + nodes) for nodes in range(count + 1)]

@@ -5,7 +5,7 @@ It uses token ids and the interface of their sources, no draft and no model.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple
+from typing import NamedTuple, TypeVar
 
 from slipstream.core.draft.ngram import LATEST, Acceptance, MatchAcceptance, NgramStore, OwnText
 from slipstream.core.sequence import TokenSequence, common_prefix
@@ -25,6 +25,7 @@ STORE_PRIOR = 0.7
 SmolLM2-135M, of other kinds than the store was counted on: 0.66 to 0.73 for 0.1 to 0.5.)"""
 
 _Path = tuple[int, ...]
+_T = TypeVar("_T")
 
 
 class Guess(NamedTuple):
@@ -61,10 +62,13 @@ class Guesses:
         self._text.truncate(same)
         self._text.append(sequence.tokens[same:])
         if len(sequence) != self._start or same < self._start:
+            final = tuple(self._text.tokens[same:])
             if same == self._start:
-                self._learn(self._text.tokens[same:])
-            self._copies.clear()
-            self._stored.clear()
+                self._learn(final)
+                self._copies = _below(self._copies, final)
+                self._stored = _below(self._stored, final)
+            else:
+                self._copies, self._stored = {}, {}
             self._weighed.clear()
             self._start = len(sequence)
 
@@ -80,23 +84,19 @@ class Guesses:
         return guesses
 
     def _weigh(self, path: _Path, shortest: int, with_store: bool) -> Sequence[Guess]:
-        copied = self._copy_after(path)
-        shares: dict[int, float] = {}
-        origins: dict[int, CopySource] = {}
-        rest = 1.0
+        copied, shares = self._copy_after(path), dict[int, float]()
+        own, share = -1, 0.0
         if copied is not None and copied[1] >= shortest:
-            token, match = copied
-            shares[token] = self._own.of(match)
-            origins[token] = CopySource.LOOKUP
-            rest -= shares[token]
-        if with_store and (stored := self._stored_after(path)):
-            scale = rest * self._stored_share.share
-            for token, probability in stored:
-                shares[token] = shares.get(token, 0.0) + scale * probability
-                origins.setdefault(token, CopySource.STORE)
+            own, share = copied[0], self._own.of(copied[1])
+        if with_store:
+            scale = (1.0 - share) * self._stored_share.share
+            shares = {token: scale * part for token, part in self._stored_after(path)}
+        if share:
+            shares = {own: share + shares.pop(own, 0.0), **shares}
         if shares and self._sampling.temperature:
             shares = self._drawn(shares, len(path))
-        return [Guess(token, share, origins[token]) for token, share in shares.items()]
+        sources = CopySource.STORE, CopySource.LOOKUP
+        return [Guess(token, share, sources[token == own]) for token, share in shares.items()]
 
     def _drawn(self, shares: dict[int, float], depth: int) -> dict[int, float]:
         """Return the probabilities as the target's own noise of the position changes them.
@@ -141,3 +141,9 @@ class Guesses:
                 is_right = any(one == token for one, _ in stored)
                 self._stored_share.learn(expected, is_right=is_right)
             path = (*path, token)
+
+
+def _below(found: dict[_Path, _T], final: _Path) -> dict[_Path, _T]:
+    """Return what was found behind paths that begin with `final`, which is text now."""
+    size = len(final)
+    return {path[size:]: own for path, own in found.items() if path[:size] == final}

@@ -5,6 +5,7 @@ Knows token ids only: neither files nor drafts.
 
 import sys
 from array import array
+from bisect import bisect_right
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Protocol
@@ -79,7 +80,7 @@ class Acceptance:
 
 
 def _group(match: int) -> int:
-    return sum(match >= start for start in _GROUPS)
+    return bisect_right(_GROUPS, match)
 
 
 _ENCODING = f"utf-32-{sys.byteorder[0]}e"

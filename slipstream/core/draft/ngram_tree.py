@@ -69,6 +69,8 @@ class _Candidate(NamedTuple):
 class _Growing:
     def __init__(self, size: int, after: GuessesAfter, limits: TreeLimits) -> None:
         self._size, self._after, self._limits = size, after, limits
+        self._prices = _cheapest(limits.prices)
+        self._least = max(LEAST, self._price(size))
         self._heap: list[_Candidate] = []
         self._number = 0
         self.added: list[_Candidate] = []
@@ -78,30 +80,34 @@ class _Growing:
     ) -> None:
         """Consider what may follow a node; `known` are its children's probabilities."""
         limits = self._limits
-        if len(path) >= limits.max_depth or (path and path[-1] in limits.stop_token_ids):
+        is_over = len(path) >= limits.max_depth or (path and path[-1] in limits.stop_token_ids)
+        if is_over or reach < self._least:
             return
         guesses = self._after(path)
         if limits.is_chain and guesses:
             guesses = [] if known else [max(guesses, key=lambda one: one.probability)]
         scale = reach * _rest(guesses, known)
         for token, probability, source in guesses:
-            if scale * probability >= LEAST and token not in known:
+            if scale * probability >= self._least and token not in known:
                 one = _Candidate(-scale * probability, self._number, (*path, token), source, node)
                 heapq.heappush(self._heap, one)
                 self._number += 1
 
     def grow(self) -> None:
         limits, num_nodes = self._limits, self._size
-        prices = _cheapest(limits.prices)
         while self._heap and num_nodes < limits.max_nodes:
             one = heapq.heappop(self._heap)
-            price = prices[num_nodes] if num_nodes < len(prices) else 0.0
+            price = self._price(num_nodes)
             if one.reach <= price:
                 return
             self.added.append(one)
             if one.reach > _WORTH_OPENING * price:
                 self.open(num_nodes, one.path, one.reach, {})
             num_nodes += 1
+
+    def _price(self, num_nodes: int) -> float:
+        """Return the lowest price of the nodes behind so many."""
+        return self._prices[num_nodes] if num_nodes < len(self._prices) else 0.0
 
 
 def grow(
