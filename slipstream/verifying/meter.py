@@ -6,6 +6,7 @@ from collections import deque
 from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
+from itertools import takewhile
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.policy.cost_curve import CostCurve, ladder
@@ -26,7 +27,7 @@ _SHORT_STEP = 8
 """A staircase with shorter steps counts as a slope."""
 _NUM_STEPS = 8
 """Steps whose largest number of sessions is the batch size."""
-_REFRESH = 16
+_REFRESH = 4
 """Steps after which an offer is decided anew; another batch size has a new one at once."""
 _KEYS_WEIGHT = 0.1
 
@@ -95,10 +96,12 @@ class LoadMeter:
         if sessions == 1:
             limit = min(limit, tile or limit)
         plain_s = self._seconds(1, sessions)
-        costs = {rows: self._seconds(rows, sessions) / plain_s for rows in range(1, limit + 1)}
+        every = ((rows, self._seconds(rows, sessions) / plain_s) for rows in range(1, limit + 1))
         if sessions == 1:
-            rows = max(rows for rows, cost in costs.items() if cost <= ALONE)
+            costs = dict(takewhile(lambda cost: cost[1] <= ALONE, every))
+            rows = len(costs)
         else:
+            costs = dict(every)
             rows = max(costs, key=lambda rows: (1 + KEPT * math.log2(rows)) / costs[rows])
         step = (tile or 0) // sessions
         steps = sorted({1, *ladder(step if step >= _SHORT_STEP else None, rows), rows})

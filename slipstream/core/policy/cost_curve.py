@@ -26,6 +26,9 @@ _GAIN = 0.1
 _LARGEST_SURPRISE = 0.5
 """Largest surprise that counts, as a part of the expected time of the step: a step whose
 processor was taken away says no more."""
+_OWN_GAIN, _OWN_SURPRISE, _OWN_DECAY, _LARGEST_OWN = 0.1, 0.2, 0.02, 4.0
+"""Part of a surprise that counts for its number of rows alone, its largest, what is forgotten of it
+with every step of as many, as the whole machine explains what lasts, and the largest factor."""
 _LARGEST_DRIFT = 100.0
 """Largest factor by which a forward may seem faster or slower than at the start."""
 _DOUBT_ALL = 0.3
@@ -64,7 +67,9 @@ class CostCurve:
         # A forward of several sessions never takes longer than one for each of them.
         self._session_s = min(float(session_s), own[0])
         self._key_s = 0.0
-        self._seconds = monotone(own, [1.0] * len(own))  # more rows never cost less
+        self._start_s = own
+        self._own_factors = [1.0] * len(own)
+        self._seconds = self._rising()
 
     def seconds(self, rows: int, sessions: int = 1, keys: int = 0) -> float:
         """Return the time of a forward of `rows` rows; `keys` are those read, summed over rows."""
@@ -88,11 +93,30 @@ class CostCurve:
             (self._scale * own * _DOUBT_ALL) ** 2,
             (keys * first * _DOUBT_KEYS) ** 2,
         )
+        self._record_own(
+            rows, (seconds - expected) / expected * doubt_all / (doubt_all + doubt_keys)
+        )
         surprise /= doubt_all + doubt_keys
         if keys:
             self._key_s = _within(self._key_s + surprise * doubt_keys / keys, 0.0, first)
         scale = self._scale + surprise * doubt_all / own
         self._scale = _within(scale, 1 / _LARGEST_DRIFT, _LARGEST_DRIFT)
+
+    def _record_own(self, rows: int, surprise: float) -> None:
+        """Take in for steps of as many rows by which part one took longer: where memory is waited
+        for, a few rows cost nothing; where it got faster, they do."""
+        index, weight = self._place(self._inside(rows)[0])
+        surprise = _OWN_GAIN * _within(surprise, -_OWN_SURPRISE, _OWN_SURPRISE)
+        for point, part in ((index, 1 - weight), (index + 1, weight)):
+            factor = self._own_factors[point]
+            factor += part * (factor * surprise - _OWN_DECAY * (factor - 1))
+            self._own_factors[point] = _within(factor, 1 / _LARGEST_OWN, _LARGEST_OWN)
+        self._seconds = self._rising()
+
+    def _rising(self) -> list[float]:
+        """Return the points' times; more rows never cost less."""
+        own = [time * factor for time, factor in zip(self._start_s, self._own_factors, strict=True)]
+        return monotone(own, [1.0] * len(own))
 
     def _own(self, rows: int, sessions: int) -> float:
         """Return the time without keys, at the speed of the start."""
