@@ -261,8 +261,6 @@ class Proposal:
     """Nodes, the last ones, that no draft proposed: copied, or forced by a grammar."""
     sources: tuple[CopySource, ...] = ()
     """Sources of the last nodes, which no model proposed."""
-    instead: TokenTree | None = field(default=None, compare=False)
-    """Copies proposed without the draft, where they are known; none that a store has."""
 
     @property
     def drafted(self) -> TokenTree:

@@ -106,7 +106,6 @@ class LookupDraft:
         proposal = await self._draft.propose(sequence, replace(plan, lookup=None))
         if proposal.fallback in (LATE, PENDING) and not plan.row_prices:
             return proposal  # a plain round; copies without a price may take far longer
-        proposal = replace(proposal, instead=copies.tree)
         return _with_copies(proposal, _grown(guesses, session, plan, copying, proposal))
 
     async def release(self, session_id: str) -> None:

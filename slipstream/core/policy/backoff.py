@@ -3,30 +3,6 @@
 from slipstream.core.row_costs import Average, RequestPace
 
 
-class GainPrior:
-    """Gain of drafting in all requests to one draft, with which the next one begins."""
-
-    WEIGHT = 0.02
-    """Weight of one round in the running average."""
-    PRIOR_ROUNDS = 6
-
-    def __init__(self) -> None:
-        self._average: Average | None = None
-
-    def gain(self, first: float) -> float:
-        """Return the average gain; `first` is what is assumed before there was any round."""
-        return self._begun(first).value
-
-    def record(self, gain: float) -> None:
-        """Take in a round that drafted."""
-        self._begun(gain).record(gain)
-
-    def _begun(self, first: float) -> Average:
-        if self._average is None:
-            self._average = Average(first, num_values=self.PRIOR_ROUNDS, weight=self.WEIGHT)
-        return self._average
-
-
 class Backoff:
     """Turns speculation off while it does not pay, and tries again at growing intervals.
 

@@ -1,8 +1,9 @@
 """Plans of rounds: how much to draft, and of what shape. Pure."""
 
 from dataclasses import replace
+from itertools import accumulate
+from operator import truediv
 
-from slipstream.core.draft.ngram_tree import LEAST
 from slipstream.core.policy.backoff import Backoff
 from slipstream.core.policy.options import Mode, num_product_nodes
 from slipstream.core.policy.prices import Prices
@@ -11,12 +12,20 @@ from slipstream.core.round import NO_PLAN, Round
 from slipstream.core.row_costs import Average, RequestPace, step_worth
 from slipstream.core.stop_reasons import AHEAD, LATE, PENDING, TOO_DEAR
 from slipstream.core.tree import Copying
-from slipstream.core.types import Plan, Proposal, Verdict, Verification
+from slipstream.core.types import Plan, Verdict, Verification
 
 FIRST_PACE = 1.3
 """Tokens in the time of a plain round that are assumed before a request has had any."""
-DRAFTED_TOKENS, DRAFTED_STEPS, DRAFTED_ROUNDS = 2.4, 4, 1.25
-"""Tokens, draft steps and plain rounds to verify that are assumed of a round with a draft model."""
+DRAFTED_TOKENS, DRAFTED_ROUNDS = 2.4, 1.25
+"""Tokens and plain rounds to verify that are assumed of a round with a draft model."""
+ACCEPTANCE = 0.6
+"""Share of a chain's tokens that is assumed to hold, each behind the one before."""
+READ_SHARE = 0.35
+"""Time in which a draft reads a prompt, over the target's and the cost of a draft step: steps have
+costs of their own beside those of their weights."""
+TRIED_GAIN, USUAL_TOKENS = 1.0, 256
+"""Gain for which a draft is tried that is expected to bring less, and the most tokens that are
+counted on to be left: most answers end long before their limit."""
 _LONGEST_ROUND = 1e6
 """Plain rounds that a round may take, as far as it is believed."""
 AHEAD_NODES = 120
@@ -25,10 +34,8 @@ FITTING = 0.6
 """Share of proposals that are assumed to have the token of a plain round before them."""
 SHORTEST_WAIT_S = 0.1
 """Least time to wait for a proposal: the scheduler of a busy machine may take as long."""
-DRAFT_GAIN, SURE = 0.5, 0.8
-"""Tokens that the draft is assumed to bring where copies have none (replayed rounds of SmolLM2-135M
-on Spec-Bench: about the fastest), and the probability of copies that spares it where speculation is
-forced: four of them are kept in a row."""
+SURE = 0.8
+"""Probability of copies to have the next token that spares the draft: four are kept in a row."""
 MANY_FORCED = 4
 """Forced tokens with which the draft is not asked as well: they are all but certain."""
 
@@ -38,21 +45,17 @@ class Planner:
 
     def __init__(self, settings: Settings) -> None:
         self._settings = settings
-        self._backoff = Backoff()
+        self._backoff, self._copies = Backoff(), Backoff()
         self._pace = RequestPace(FIRST_PACE)
-        self._instead = RequestPace(1.0)
         self._drafted, self._drafted_cost = (
             Average(first, num_values=3, weight=RequestPace.WEIGHT)
             for first in (DRAFTED_TOKENS, DRAFTED_ROUNDS)
         )
-        self._has_begun = False
+        self._has_begun = self._has_drafted = False
+        self._prompt_s = 0.0
         self._prices = Prices(
             step_cost=settings.step_cost, row_cost=settings.row_cost, step_s=settings.step_s
         )
-
-    @property
-    def settings(self) -> Settings:
-        return self._settings
 
     def plan(self, remaining: int, verdict: Verdict) -> Plan:
         """The next round after `verdict`, with `remaining` tokens until the request's limit.
@@ -72,7 +75,7 @@ class Planner:
         most = self._settings.max_draft_tokens
         depth = min(most, remaining - 1, self._fitting_depth(nodes))
         copying = self._copying(min(nodes, remaining - 1))
-        if depth < 1 or not self._speculates():
+        if depth < 1 or not self._speculates(remaining):
             return _without_draft(nodes, copying, self._row_prices(nodes))
         return replace(self._shaped(depth, nodes), lookup=copying)
 
@@ -85,32 +88,33 @@ class Planner:
         return verdict.forced[: max(limit, 0)]
 
     def record(self, round_: Round) -> None:
-        """Learn from a round: how fast the request goes, and whether the draft is worth its time.
-
-        Where it is known what would have been proposed without the draft, it has to be faster than
-        that, else than plain decoding.
-        """
-        proposal, verdict = round_.proposal, round_.verdict
-        if proposal.fallback not in (None, LATE, PENDING):
-            return
-        depth = max(proposal.drafted.depths(), default=0)
-        is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR or proposal.fallback == LATE
-        if verdict.finish_reason is not None:  # a last round is cut short for reasons of its own
+        """Learn from a round: how fast the request goes, and whether the draft, or looking copies
+        up, is worth its time."""
+        proposal, num_tokens = round_.proposal, len(round_.verdict.tokens)
+        if round_.index == 0:
+            self._prompt_s = round_.verifying_s
+        if not _teaches(round_):
             return
         self._record_overlap(round_)
-        cost, num_tokens = self._prices.round(len(proposal.tree)), len(verdict.tokens)
+        depth, cost = (
+            max(proposal.drafted.depths(), default=0),
+            self._prices.round(len(proposal.tree)),
+        )
+        is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR or proposal.fallback == LATE
         if depth:
+            self._has_drafted = True
             self._drafted.record(num_tokens)
             self._drafted_cost.record(cost)
         if is_drafted:
             cost += self._drafting_cost(round_, max(depth, 1))
+        elif round_.plan.lookup is not None:
+            cost += self._prices.waited(round_.proposing_s)
         cost = min(cost, _LONGEST_ROUND)
         self._pace.record(num_tokens, cost)
         if is_drafted:
-            gain = num_tokens / cost / self._pace_instead(proposal, verdict)
-            self._backoff.record(gain)
-            if self._settings.experience is not None:
-                self._settings.experience.record(gain)
+            self._backoff.record(num_tokens / cost)
+        elif round_.plan.lookup is not None:
+            self._copies.record(num_tokens / cost)
 
     def _drafting_cost(self, round_: Round, depth: int) -> float:
         """Return the plain rounds that a proposal took; only one that was drafted and waited for
@@ -127,45 +131,27 @@ class Planner:
             gain.record(len(round_.verdict.tokens), cost, is_on=round_.plan.ahead > 0)
 
     def _begin(self) -> None:
-        """Expect of the draft what it gained before; beside copies, which cost nothing to draft,
-        what its steps cost decides at first."""
-        settings = self._settings
-        experience = settings.experience
-        if self._has_begun or (settings.lookup is None and experience is None):
+        """Expect of the draft at first what its steps and its nodes cost."""
+        if self._has_begun:
             return
         self._has_begun = True
-        first = Backoff.FIRST_GAIN
-        if settings.lookup is not None:
-            first = DRAFTED_TOKENS / (DRAFTED_ROUNDS + DRAFTED_STEPS * self._prices.step)
-        self._backoff.expect(first if experience is None else experience.gain(first))
-
-    def _pace_instead(self, proposal: Proposal, verdict: Verdict) -> float:
-        instead = proposal.instead
-        if instead is not None:
-            num_tokens = min(1 + len(instead.matching(verdict.tokens)), len(verdict.tokens))
-            cost = min(self._prices.round(len(instead)), _LONGEST_ROUND)
-            self._instead.record(num_tokens, cost)
-        return self._instead.value
+        prices, depths = self._prices, range(self._settings.max_draft_tokens + 1)
+        tokens = accumulate(ACCEPTANCE**depth for depth in depths)
+        costs = (prices.round(depth) + depth * prices.step for depth in depths)
+        self._backoff.expect(max(list(map(truediv, tokens, costs))[1:]))
 
     def _copying(self, limit: int) -> Copying | None:
-        copying = self._settings.lookup
-        if copying is None or limit < 1:
+        copying, mode = self._settings.lookup, self._settings.mode
+        if copying is None or limit < 1 or (mode is Mode.AUTO and not self._copies.allows()):
             return None
-        return replace(copying, max_depth=min(copying.max_depth, limit), alone=self._alone)
-
-    @property
-    def _alone(self) -> float:
-        """Return how likely copies must have the next token for the draft to be spared: for what
-        they leave over it has to bring more tokens than the time of one of its steps does."""
-        if self._settings.mode is Mode.FORCED:
-            return SURE
-        return max(1.0 - self._speed * self._prices.step / DRAFT_GAIN, LEAST)
+        return replace(copying, max_depth=min(copying.max_depth, limit), alone=SURE)
 
     def _row_prices(self, nodes: int) -> tuple[float, ...]:
         """Return each node's price in tokens; forced speculation has its shape at any cost."""
         if self._settings.mode is Mode.FORCED:
             return ()
-        return tuple(self._speed * cost for cost in self._prices.nodes(nodes))
+        speed = self._speed
+        return tuple(speed * cost for cost in self._prices.nodes(nodes))
 
     @property
     def _worth_s(self) -> float | None:
@@ -200,10 +186,19 @@ class Planner:
         """Tokens that come about in the time of a plain round, as this request goes."""
         return max(self._pace.value, 1.0)
 
-    def _speculates(self) -> bool:
+    def _speculates(self, remaining: int) -> bool:
         if self._settings.mode is Mode.AUTO:
-            return self._backoff.allows()
+            return self._may_read(remaining) and self._backoff.allows()
         return self._settings.mode is Mode.FORCED
+
+    def _may_read(self, remaining: int) -> bool:
+        """Return whether what is left gains what the draft takes to read the prompt, which it does
+        with its first proposal."""
+        if self._has_drafted:
+            return True
+        cost = READ_SHARE * self._prices.step * self._prices.waited(self._prompt_s)
+        gain = max(self._backoff.gain, TRIED_GAIN)
+        return cost <= min(remaining, USUAL_TOKENS) * (1 / Backoff.TOLERANCE - 1 / gain)
 
     def _fitting_depth(self, nodes: int) -> int:
         widths = self._settings.widths
@@ -242,6 +237,13 @@ class Planner:
             ahead=AHEAD_NODES if self._overlaps else 0,
             worth_s=self._worth_s,
         )
+
+
+def _teaches(round_: Round) -> bool:
+    """Return whether a round says what speculation brings: the last one is cut short for reasons of
+    its own, and without a draft that was to propose none is like others."""
+    is_last = round_.verdict.finish_reason is not None
+    return not is_last and round_.proposal.fallback in (None, LATE, PENDING)
 
 
 def _without_draft(nodes: int, copying: Copying | None, prices: tuple[float, ...]) -> Plan:

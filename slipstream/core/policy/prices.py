@@ -33,7 +33,8 @@ class Prices:
         self._pinned = None if row_cost is None else RowCosts.straight(row_cost)
         self._costs = self._pinned or RowCosts.straight(DEFAULT_ROW_COST)
         self._step_s = step_s
-        self._round_s: float | None = None
+        self.round_s: float | None = None
+        """Seconds of a plain round, if known."""
         self._has_drafted = False
 
     @property
@@ -41,9 +42,9 @@ class Prices:
         """Plain rounds that a draft step takes."""
         if self._step_cost is not None:
             return self._step_cost
-        if self._step_s is None or not self._round_s:
+        if self._step_s is None or not self.round_s:
             return DEFAULT_STEP_COST
-        return self._step_s / self._round_s
+        return self._step_s / self.round_s
 
     def round(self, num_nodes: int) -> float:
         """Return the plain rounds that verifying so many nodes takes."""
@@ -56,17 +57,12 @@ class Prices:
     def take(self, offer: Offer | None) -> None:
         """Go by another offer from now on."""
         if offer is not None:
-            self._round_s = offer.round_s or self._round_s
+            self.round_s = offer.round_s or self.round_s
             self._costs = self._pinned or offer.costs or self._costs
-
-    @property
-    def round_s(self) -> float | None:
-        """Seconds of a plain round, if known."""
-        return self._round_s or None
 
     def waited(self, seconds: float) -> float:
         """Return the plain rounds that a wait takes."""
-        return seconds / self._round_s if self._round_s and 0 <= seconds < math.inf else 0.0
+        return seconds / self.round_s if self.round_s and 0 <= seconds < math.inf else 0.0
 
     def drafted(self, num_steps: int, waited_s: float | None) -> float:
         """Learn that a proposal of so many steps took so long; return its cost in plain rounds.
@@ -77,10 +73,10 @@ class Prices:
         is_first, self._has_drafted = not self._has_drafted, True
         if waited_s is not None and not 0 <= waited_s < math.inf:
             waited_s = None
-        if is_first or waited_s is None or not self._round_s or self._step_cost is not None:
+        if is_first or waited_s is None or not self.round_s or self._step_cost is not None:
             return num_steps * self.step
         step_s = waited_s / max(num_steps, 1)
         usual_s = step_s if self._step_s is None else self._step_s
-        step_s = min(step_s, self.LARGEST_RISE * max(usual_s, 0.01 * self._round_s))
+        step_s = min(step_s, self.LARGEST_RISE * max(usual_s, 0.01 * self.round_s))
         self._step_s = usual_s + self.WEIGHT * (step_s - usual_s)
-        return min(waited_s, step_s * max(num_steps, 1)) / self._round_s
+        return min(waited_s, step_s * max(num_steps, 1)) / self.round_s

@@ -9,7 +9,7 @@ from typing import Any, Union, get_args, get_origin, get_type_hints
 
 from slipstream.core.draft.cape import PAPER_TABLE
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.backoff import GainPrior, OverlapGain
+from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.options import (
     Mode,
     SpeculationOptions,
@@ -94,8 +94,6 @@ class DraftFacts:
     has_decision_model: bool = False
     max_lag: int | None = None
     step_s: float | None = None
-    experience: GainPrior = field(default_factory=GainPrior, compare=False)
-    """Gain of the draft in the requests so far."""
     overlap_gain: OverlapGain | None = field(default=None, compare=False)
     """Gain of drafting while the target verified; None for a draft in the target's process."""
 
@@ -189,8 +187,6 @@ class Settings:
     overlap: bool | None = None
     """Drafting while a proposal is verified; None: where it is measured to pay."""
     step_s: float | None = None
-    experience: GainPrior | None = field(default=None, compare=False)
-    """Gain of earlier requests by the same draft."""
     overlap_gain: OverlapGain | None = field(default=None, compare=False)
     """Gain of its drafting during verifications; None where it can't do that."""
 

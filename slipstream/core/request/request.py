@@ -225,7 +225,7 @@ def draft_settings(
         temperature=temperature,
         step_s=draft.step_s,
     )
-    return replace(settings, experience=draft.experience, overlap_gain=draft.overlap_gain)
+    return replace(settings, overlap_gain=draft.overlap_gain)
 
 
 def _check_draft(options: SpeculationOptions, draft: DraftFacts) -> None:

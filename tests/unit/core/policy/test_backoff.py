@@ -1,51 +1,8 @@
-"""Speculation that does not pay pauses; beside copies a draft is asked where it is worth a step."""
-
-from dataclasses import replace
+"""Overlap that does not pay is tried ever less often."""
 
 import pytest
 
-from slipstream.core.draft.ngram_tree import LEAST
-from slipstream.core.policy.backoff import GainPrior, OverlapGain
-from slipstream.core.policy.options import Mode, SpeculationOptions
-from slipstream.core.policy.planner import DRAFT_GAIN, Planner
-from slipstream.core.policy.profile import Profile, resolve
-from slipstream.core.tree import TokenTree
-from slipstream.core.types import Proposal, Verdict
-from support.models.rounds import round_of
-
-
-def planner_of(*, step_cost, experience=None):
-    """The planner of a request that copies beside a draft whose steps cost so much."""
-    profile = Profile(step_cost=step_cost, row_cost=0.02, lookup=2)
-    options = SpeculationOptions(mode=Mode.AUTO)
-    settings = resolve(options, profile, drafter="glide", has_decision_model=False)
-    return Planner(replace(settings, experience=experience))
-
-
-@pytest.mark.parametrize("pace", [1, 3])
-@pytest.mark.parametrize("step_cost", [0.0, 0.05, 0.1, 0.3])
-def test_the_draft_is_spared_where_what_copies_leave_over_is_not_worth_a_step(step_cost, pace):
-    """The time of a step brings as many tokens as the request's pace says."""
-    planner, brought = planner_of(step_cost=step_cost), Verdict(tuple(range(pace)), pace - 1)
-    for _ in range(400):
-        planner.record(round_of(Proposal(), brought))
-    limit = planner.plan(1000, brought).lookup.alone
-    assert limit == pytest.approx(max(1 - pace * step_cost / DRAFT_GAIN, LEAST))
-
-
-@pytest.mark.parametrize("num_accepted", [0, 7])
-def test_a_request_begins_with_what_earlier_ones_gained_by_the_draft(num_accepted):
-    experience = GainPrior()
-    verdict = Verdict(tuple(range(num_accepted + 1)), num_accepted)
-
-    def begun():
-        planner = planner_of(step_cost=0.12, experience=experience)
-        return planner, planner.plan(1000, Verdict((0,), 0)).lookup.alone > 0
-
-    for _ in range(60):
-        planner, _ = begun()
-        planner.record(round_of(Proposal(TokenTree.chain(range(7))), verdict))
-    assert begun()[1] == (num_accepted == 7)
+from slipstream.core.policy.backoff import OverlapGain
 
 
 def share_on(gain, cost_on, rounds):

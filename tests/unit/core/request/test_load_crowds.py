@@ -9,7 +9,6 @@ from random import Random
 import pytest
 
 from slipstream.core.draft.cape import Chain, NodeBudget, cape_tree
-from slipstream.core.policy.backoff import GainPrior
 from slipstream.core.policy.cost_curve import CostCurve
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.planner import Planner
@@ -65,7 +64,6 @@ class World:
         self._machine, self._mode, self._sure = machine, mode, sure
         self._random = Random(seed)
         self.meter = LoadMeter(CostCurve([(rows, machine.target_s(rows, 1)) for rows in POINTS]))
-        self._experience = GainPrior()
         self._planners = [self._planner() for _ in range(sessions)]
         self._left = [1 + self._random.randrange(LENGTH) for _ in range(sessions)]
         self._drafting: list[Drafted] = []
@@ -99,7 +97,7 @@ class World:
             has_decision_model=False,
             step_s=self._machine.draft_s(1),
         )
-        return Planner(replace(settings, experience=self._experience))
+        return Planner(settings)
 
     def _start_steps(self) -> None:
         holds = self._drafting or "draft" in self._busy
