@@ -122,7 +122,7 @@ class Run:
         if self._past.tokens:
             yield self._chunk(self._past, prompt=info)
             info = None
-        planner = Planner(request.settings)
+        planner = Planner(request.settings, num_prompt_tokens=len(request.tokens))
         rounds = decode(
             self._ports.draft,
             self._ports.target,

@@ -20,12 +20,11 @@ DRAFTED_TOKENS, DRAFTED_ROUNDS = 2.4, 1.25
 """Tokens and plain rounds to verify that are assumed of a round with a draft model."""
 ACCEPTANCE = 0.6
 """Share of a chain's tokens that is assumed to hold, each behind the one before."""
-READ_SHARE = 0.35
-"""Time in which a draft reads a prompt, over the target's and the cost of a draft step: steps have
-costs of their own beside those of their weights."""
-TRIED_GAIN, USUAL_TOKENS = 1.0, 256
-"""Gain for which a draft is tried that is expected to bring less, and the most tokens that are
-counted on to be left: most answers end long before their limit."""
+READ_SHARE, READ_TOKENS = 0.35, 896
+"""Time in which a draft reads a prompt, over the target's and the cost of a draft step, which has
+costs of its own; and how many tokens of a long one it reads, about."""
+USUAL_TOKENS = 256
+"""Most tokens that are counted on to be left: most answers end long before their limit."""
 _LONGEST_ROUND = 1e6
 """Plain rounds that a round may take, as far as it is believed."""
 AHEAD_NODES = 120
@@ -43,8 +42,8 @@ MANY_FORCED = 4
 class Planner:
     """Plans the rounds of one request."""
 
-    def __init__(self, settings: Settings) -> None:
-        self._settings = settings
+    def __init__(self, settings: Settings, *, num_prompt_tokens: int = 0) -> None:
+        self._settings, self._num_prompt_tokens = settings, num_prompt_tokens
         self._backoff, self._copies = Backoff(), Backoff()
         self._pace = RequestPace(FIRST_PACE)
         self._drafted, self._drafted_cost = (
@@ -92,7 +91,8 @@ class Planner:
         up, is worth its time."""
         proposal, num_tokens = round_.proposal, len(round_.verdict.tokens)
         if round_.index == 0:
-            self._prompt_s = round_.verifying_s
+            num_new = self._num_prompt_tokens - round_.verdict.num_cached
+            self._prompt_s = round_.verifying_s * min(READ_TOKENS / max(num_new, 1), 1.0)
         if not _teaches(round_):
             return
         self._record_overlap(round_)
@@ -101,8 +101,8 @@ class Planner:
             self._prices.round(len(proposal.tree)),
         )
         is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR or proposal.fallback == LATE
+        self._has_drafted = self._has_drafted or is_drafted
         if depth:
-            self._has_drafted = True
             self._drafted.record(num_tokens)
             self._drafted_cost.record(cost)
         if is_drafted:
@@ -197,7 +197,7 @@ class Planner:
         if self._has_drafted:
             return True
         cost = READ_SHARE * self._prices.step * self._prices.waited(self._prompt_s)
-        gain = max(self._backoff.gain, TRIED_GAIN)
+        gain = max(self._backoff.gain, 1.0)
         return cost <= min(remaining, USUAL_TOKENS) * (1 / Backoff.TOLERANCE - 1 / gain)
 
     def _fitting_depth(self, nodes: int) -> int:
@@ -240,8 +240,7 @@ class Planner:
 
 
 def _teaches(round_: Round) -> bool:
-    """Return whether a round says what speculation brings: the last one is cut short for reasons of
-    its own, and without a draft that was to propose none is like others."""
+    """Return whether a round is like others: not cut short at the end, nor without its draft."""
     is_last = round_.verdict.finish_reason is not None
     return not is_last and round_.proposal.fallback in (None, LATE, PENDING)
 

@@ -155,9 +155,16 @@ def test_copies_that_bring_less_than_their_nodes_take_pause_and_are_tried_again(
     assert 0 < sum(looked[50:]) < 10
 
 
-@pytest.mark.parametrize(("prompt_s", "is_read"), [(0.1, True), (20.0, False)])
-def test_the_draft_reads_no_prompt_for_longer_than_it_is_expected_to_gain(prompt_s, is_read):
-    planner = planner_of(Profile(step_cost=0.1), mode=Mode.AUTO)
+@pytest.mark.parametrize(
+    ("prompt_s", "length", "is_read"), [(0.1, 500, True), (20.0, 500, False), (20.0, 5000, True)]
+)
+def test_the_draft_reads_no_prompt_for_longer_than_it_is_expected_to_gain(
+    prompt_s, length, is_read
+):
+    """Of a long one it reads a part."""
+    options = SpeculationOptions()
+    settings = resolve(options, Profile(step_cost=0.1), drafter="glide", has_decision_model=False)
+    planner = Planner(settings, num_prompt_tokens=length)
     planner.record(Round(0, 0.0, verdict=PREFILL, verifying=(0.0, prompt_s)))
     plan = planner.plan(100, verdict_of(0, offer=Offer(32, 0.01)))
     assert (plan.max_depth > 0) is is_read
