@@ -254,9 +254,7 @@ def race(
         # What drafts hold of a profile is its calibration: most share one, and its memory.
         key = profile.cape_table, profile.calibration, profile.calibration_sampled
         shared = drafts.get(key) or drafts.setdefault(key, model.drafter(profile))
-        of = shared.facts
-        facts = DraftFacts(of.kind, profile, of.has_decision_model, of.max_lag, of.step_s)
-        engines.tune(name, replace(shared, facts=facts))
+        engines.tune(name, replace(shared, facts=replace(shared.facts, profile=profile)))
     methods = [parse_method(PLAIN)]
     methods += [Method(name, "best", SpeculationOptions()) for name in entries]
     found = []

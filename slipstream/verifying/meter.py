@@ -97,11 +97,10 @@ class LoadMeter:
             limit = min(limit, tile or limit)
         plain_s = self._seconds(1, sessions)
         every = ((rows, self._seconds(rows, sessions) / plain_s) for rows in range(1, limit + 1))
+        costs = dict(takewhile(lambda one: one[1] <= ALONE, every) if sessions == 1 else every)
         if sessions == 1:
-            costs = dict(takewhile(lambda cost: cost[1] <= ALONE, every))
             rows = len(costs)
         else:
-            costs = dict(every)
             rows = max(costs, key=lambda rows: (1 + KEPT * math.log2(rows)) / costs[rows])
         step = (tile or 0) // sessions
         steps = sorted({1, *ladder(step if step >= _SHORT_STEP else None, rows), rows})

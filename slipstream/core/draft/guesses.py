@@ -5,7 +5,7 @@ It uses token ids and the interface of their sources, no draft and no model.
 
 import math
 from collections.abc import Sequence
-from typing import NamedTuple, TypeVar
+from typing import Any, NamedTuple
 
 from slipstream.core.draft.ngram import LATEST, Acceptance, MatchAcceptance, NgramStore, OwnText
 from slipstream.core.sequence import TokenSequence, common_prefix
@@ -25,7 +25,6 @@ STORE_PRIOR = 0.7
 SmolLM2-135M, of other kinds than the store was counted on: 0.66 to 0.73 for 0.1 to 0.5.)"""
 
 _Path = tuple[int, ...]
-_T = TypeVar("_T")
 
 
 class Guess(NamedTuple):
@@ -143,7 +142,7 @@ class Guesses:
             path = (*path, token)
 
 
-def _below(found: dict[_Path, _T], final: _Path) -> dict[_Path, _T]:
+def _below(found: dict[_Path, Any], final: _Path) -> dict[_Path, Any]:
     """Return what was found behind paths that begin with `final`, which is text now."""
     size = len(final)
     return {path[size:]: own for path, own in found.items() if path[:size] == final}

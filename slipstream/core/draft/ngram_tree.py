@@ -70,7 +70,7 @@ class _Growing:
     def __init__(self, size: int, after: GuessesAfter, limits: TreeLimits) -> None:
         self._size, self._after, self._limits = size, after, limits
         self._prices = _cheapest(limits.prices)
-        self._least = max(LEAST, self._price(size))
+        self._least = max(LEAST, self._prices[min(size, len(limits.prices))])
         self._heap: list[_Candidate] = []
         self._number = 0
         self.added: list[_Candidate] = []
@@ -97,17 +97,13 @@ class _Growing:
         limits, num_nodes = self._limits, self._size
         while self._heap and num_nodes < limits.max_nodes:
             one = heapq.heappop(self._heap)
-            price = self._price(num_nodes)
+            price = self._prices[min(num_nodes, len(limits.prices))]
             if one.reach <= price:
                 return
             self.added.append(one)
             if one.reach > _WORTH_OPENING * price:
                 self.open(num_nodes, one.path, one.reach, {})
             num_nodes += 1
-
-    def _price(self, num_nodes: int) -> float:
-        """Return the lowest price of the nodes behind so many."""
-        return self._prices[num_nodes] if num_nodes < len(self._prices) else 0.0
 
 
 def grow(
@@ -136,8 +132,8 @@ def grow(
 
 
 def _cheapest(prices: Sequence[float]) -> list[float]:
-    """Return the lowest price of each node and those behind it."""
-    return list(accumulate(reversed(prices), min))[::-1]
+    """Return the lowest price of each node and those behind it, and 0 of one without a price."""
+    return [*list(accumulate(reversed(prices), min))[::-1], 0.0]
 
 
 def _rest(guesses: Sequence[Guess], known: Mapping[int, float]) -> float:

@@ -93,9 +93,9 @@ class CostCurve:
             (self._scale * own * _DOUBT_ALL) ** 2,
             (keys * first * _DOUBT_KEYS) ** 2,
         )
-        self._record_own(
-            rows, (seconds - expected) / expected * doubt_all / (doubt_all + doubt_keys)
-        )
+        if abs(seconds - expected) <= limit:
+            part = (seconds - expected) / expected * doubt_all / (doubt_all + doubt_keys)
+            self._record_own(rows, part)
         surprise /= doubt_all + doubt_keys
         if keys:
             self._key_s = _within(self._key_s + surprise * doubt_keys / keys, 0.0, first)

@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 from itertools import accumulate
-from operator import truediv
 
 from slipstream.core.policy.backoff import Backoff
 from slipstream.core.policy.options import Mode, num_product_nodes
@@ -96,10 +95,8 @@ class Planner:
         if not _teaches(round_):
             return
         self._record_overlap(round_)
-        depth, cost = (
-            max(proposal.drafted.depths(), default=0),
-            self._prices.round(len(proposal.tree)),
-        )
+        depth = max(proposal.drafted.depths(), default=0)
+        cost = self._prices.round(len(proposal.tree))
         is_drafted = depth > 0 or proposal.stopped_by == TOO_DEAR or proposal.fallback == LATE
         self._has_drafted = self._has_drafted or is_drafted
         if depth:
@@ -137,8 +134,8 @@ class Planner:
         self._has_begun = True
         prices, depths = self._prices, range(self._settings.max_draft_tokens + 1)
         tokens = accumulate(ACCEPTANCE**depth for depth in depths)
-        costs = (prices.round(depth) + depth * prices.step for depth in depths)
-        self._backoff.expect(max(list(map(truediv, tokens, costs))[1:]))
+        gains = [kept / (prices.round(n) + n * prices.step) for n, kept in enumerate(tokens)]
+        self._backoff.expect(max(gains[1:]))
 
     def _copying(self, limit: int) -> Copying | None:
         copying, mode = self._settings.lookup, self._settings.mode
@@ -194,11 +191,10 @@ class Planner:
     def _may_read(self, remaining: int) -> bool:
         """Return whether what is left gains what the draft takes to read the prompt, which it does
         with its first proposal."""
-        if self._has_drafted:
-            return True
         cost = READ_SHARE * self._prices.step * self._prices.waited(self._prompt_s)
         gain = max(self._backoff.gain, 1.0)
-        return cost <= min(remaining, USUAL_TOKENS) * (1 / Backoff.TOLERANCE - 1 / gain)
+        most = min(remaining, USUAL_TOKENS) * (1 / Backoff.TOLERANCE - 1 / gain)
+        return self._has_drafted or cost <= most
 
     def _fitting_depth(self, nodes: int) -> int:
         widths = self._settings.widths

@@ -90,13 +90,13 @@ def test_a_machine_that_slows_down_is_followed_at_all_sizes():
 def test_one_stolen_processor_hardly_shows():
     curve = learnt()
     record(curve, 1, law=lambda rows: 100 * staircase(rows))
-    assert curve.seconds(12) < 1.08 * staircase(12)
+    assert curve.seconds(12) < 1.06 * staircase(12)
     record(curve, 50, law=staircase)
     assert curve.seconds(12) == pytest.approx(staircase(12), rel=0.01)
 
 
 def test_rows_that_cost_more_than_at_the_start_come_to_be_dear():
-    """As where memory, which a few rows wait for alike, got faster than the products."""
+    """It is so where memory, which a few rows wait for alike, got faster than the products."""
     curve = CostCurve([(rows, 6.0 + 0.5 * rows) for rows in (1, 2, 3, 4, 8, 16)])
     for _ in range(30):
         for rows in (1, 1, 2):

@@ -21,9 +21,13 @@ from support.models.rounds import round_of
 PREFILL = Verdict((1,), 0)
 
 
-def planner_of(profile=None, *, drafter="glide", **fields):
+def settings_of(profile=None, *, drafter="glide", **fields):
     options = SpeculationOptions(**fields)
-    return Planner(resolve(options, profile or Profile(), drafter=drafter, has_decision_model=True))
+    return resolve(options, profile or Profile(), drafter=drafter, has_decision_model=True)
+
+
+def planner_of(profile=None, **fields):
+    return Planner(settings_of(profile, **fields))
 
 
 def verdict_of(accepted, **fields):
@@ -109,8 +113,8 @@ def test_copies_have_the_nodes_and_the_draft_has_its_own_depth():
     assert plan.lookup == Copying(shortest=2, max_depth=20, alone=SURE)
     assert planner_of(COPIES).plan(6, PREFILL).lookup.max_depth == 5
     assert planner_of(COPIES).plan(99, verdict_of(0, offer=Offer(4))).lookup.max_depth == 3
-    bounded = planner_of(COPIES, max_draft_tokens=3)
-    assert bounded.plan(99, PREFILL).lookup.max_depth == 3
+    bounded = settings_of(COPIES, max_draft_tokens=3)
+    assert Planner(bounded).plan(99, PREFILL).lookup.max_depth == bounded.longest_path == 3
 
 
 @pytest.mark.parametrize(
@@ -128,9 +132,9 @@ def test_copies_have_the_nodes_and_the_draft_has_its_own_depth():
     ],
 )
 def test_copying_is_as_asked_or_else_as_the_profile_says_if_it_fits(profile, options, is_copying):
-    planner = planner_of(profile, **options)
-    plan = planner.plan(99, verdict_of(0, roots=(1, 2)))
-    assert (plan.lookup is not None) == is_copying
+    settings = settings_of(profile, **options)
+    plan = Planner(settings).plan(99, verdict_of(0, roots=(1, 2)))
+    assert (plan.lookup is not None) == is_copying == (settings.lookup is not None)
 
 
 def test_while_a_draft_does_not_pay_copies_go_on_without_it():
@@ -161,10 +165,8 @@ def test_copies_that_bring_less_than_their_nodes_take_pause_and_are_tried_again(
 def test_the_draft_reads_no_prompt_for_longer_than_it_is_expected_to_gain(
     prompt_s, length, is_read
 ):
-    """Of a long one it reads a part."""
-    options = SpeculationOptions()
-    settings = resolve(options, Profile(step_cost=0.1), drafter="glide", has_decision_model=False)
-    planner = Planner(settings, num_prompt_tokens=length)
+    """A part of a long one is all that it reads."""
+    planner = Planner(settings_of(Profile(step_cost=0.1)), num_prompt_tokens=length)
     planner.record(Round(0, 0.0, verdict=PREFILL, verifying=(0.0, prompt_s)))
     plan = planner.plan(100, verdict_of(0, offer=Offer(32, 0.01)))
     assert (plan.max_depth > 0) is is_read
