@@ -168,10 +168,11 @@ class DraftModel:
             raise InvalidRequest(
                 "a profile's stop is decision, but the draft has no decision model"
             )
-        step_s = step_seconds(self.scorer, self.layers, name=self._identity())
+        draft = self.draft(profile)
+        step_s = step_seconds(self.scorer, self.layers, draft.chains, name=self._identity())
         facts = DraftFacts(self.kind, profile, self.decision is not None, lag, step_s)
         return Drafter(
-            self.draft(profile),
+            draft,
             facts,
             self.layers,
             self.tokenizer_hash,

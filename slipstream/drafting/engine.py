@@ -5,7 +5,7 @@ Requests of many sessions go forward together, a step of each at a time; the cal
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import TYPE_CHECKING, Protocol
+from typing import Protocol
 
 from slipstream.core import errors
 from slipstream.core.policy.prices import DEFAULT_STEP_COST
@@ -29,10 +29,7 @@ from slipstream.drafting.memory import NUM_PAGES
 from slipstream.drafting.reader import CandidateReader, Candidates, chain_candidates, read_each
 from slipstream.engine.thread import internal_errors
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.scorer import ChainRequest, KvView, Scorer
-
-if TYPE_CHECKING:
-    from slipstream.models.glide.glide_chains import GlideChains
+from slipstream.models.scorer import ChainRequest, Chains, KvView, Scorer
 
 
 class KvSource(Protocol):
@@ -62,11 +59,11 @@ class LocalDraft:
         decision: reader.Score | None = None,
         profile: Profile | None = None,
         pool: KvPool | None = None,
-        chains: "GlideChains | None" = None,
+        chains: Chains | None = None,
     ) -> None:
         """`decision` is the decision model's; `profile` holds what was calibrated; `pool`, which is
         the scorer's, is the memory of all sessions, by default a small one; `chains` computes whole
-        chains on a device."""
+        chains."""
         self._scorer = scorer
         self._target_kv = target_kv
         self._decision = decision

@@ -7,7 +7,7 @@ the steps of many sessions together.
 import asyncio
 from collections.abc import Callable, Generator, Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Any, TypeVar
+from typing import Any, TypeVar
 
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import Calibration, Stop, StopSignal
@@ -16,7 +16,7 @@ from slipstream.core.tree import ROOT, TokenTree
 from slipstream.core.types import Plan, Proposal, Session, SparseDistribution, Verification
 from slipstream.drafting.reader import CandidateReader, CandidateRows, Candidates
 from slipstream.engine.thread import Done
-from slipstream.models.scorer import MAX_NEW_TOKENS, Ask, ChainRequest, Grow, KvView, Sync
+from slipstream.models.scorer import Ask, ChainRequest, Chains, Grow, KvView, Sync
 
 T = TypeVar("T")
 
@@ -123,9 +123,6 @@ class DraftRequest:
             self.error = error
 
 
-if TYPE_CHECKING:
-    from slipstream.models.glide.glide_chains import GlideChains
-
 CHUNK = 256
 """Most tokens of a prefix that one step computes: other sessions wait for no more."""
 
@@ -144,7 +141,7 @@ class Growth:
 
     `tokens` are those of the session that are read. `view` is what is read of the target. `lag` is
     how many tokens before the last one it lacks: -1 where it has the last one's keys as well, as
-    behind target-initialised roots. `chains` computes whole chains on a device.
+    behind target-initialised roots. `chains` computes whole chains.
     """
 
     session: Session
@@ -153,7 +150,7 @@ class Growth:
     num_same: int
     view: KvView | None
     lag: int
-    chains: "GlideChains | None"
+    chains: Chains | None
     reader: CandidateReader
     profile: Profile
     depth_limit: DepthLimit
@@ -171,7 +168,7 @@ class Growth:
         self.calibration = self.profile.calibration_at(self.session.sampling.temperature)
 
     def can_follow(self, stop: Stop) -> bool:
-        """Return whether a device computes a chain with this policy at once."""
+        """Return whether a chain with this policy is computed at once."""
         session = self.session
         if self.chains is None or session.verification is not Verification.EXACT:
             return False
@@ -192,8 +189,9 @@ class Growth:
     def follow(self, plan: Plan, stop: Stop, count: int) -> Steps[list[Candidates]]:
         """Return up to `count` candidates of each position of a whole chain, which is as long as
         plan and `stop` let it be."""
-        held, limit = self.held, self.max_path(plan)
-        done = yield from self._catch_up(MAX_NEW_TOKENS)
+        chains, held, limit = self.chains, self.held, self.max_path(plan)
+        assert chains is not None, "the caller has asked whether the chain fits"
+        done = yield from self._catch_up(chains.max_new_tokens)
         ask = ChainRequest(
             held.state,
             self.tokens,
@@ -201,14 +199,19 @@ class Growth:
             self.session.sampling,
             stop,
             limit,
-            count,
+            max(count, self.least_candidates) if chains.keeps_nodes else count,
             self.session.stop_token_ids,
             self.calibration,
             self.lag,
             self.reader.score is not None,
             plan.worth,
         )
-        return (yield DraftStep(ask, max(len(self.tokens) - done, 1) + limit - 1, None))
+        path = yield DraftStep(ask, max(len(self.tokens) - done, 1) + limit - 1, None)
+        if chains.keeps_nodes:
+            self.nodes = [(found.tokens[0], node - 1) for node, found in enumerate(path[:-1])]
+            self.depths = [*range(1, len(path))]
+            self.read = dict(enumerate(path, ROOT))
+        return [found.first(count) for found in path]
 
     def _catch_up(self, rest: int) -> Steps[int]:
         """Compute all but up to `rest` tokens of the prefix; return how many are computed."""

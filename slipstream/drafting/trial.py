@@ -12,7 +12,7 @@ from slipstream.core.types import Plan, Session, StopPolicy
 from slipstream.drafting.engine import KvSource, LocalDraft, TargetKv
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.machine import this_machine
-from slipstream.models.scorer import KvView, Scorer
+from slipstream.models.scorer import Chains, KvView, Scorer
 
 _PROMPT = 96
 _DEPTH = 4
@@ -30,7 +30,12 @@ class _Zeros(KvSource):
 
 
 def step_seconds(
-    scorer: Scorer, layers: Sequence[int], *, name: str, clock: Clock = time.perf_counter
+    scorer: Scorer,
+    layers: Sequence[int],
+    chains: Chains | None,
+    *,
+    name: str,
+    clock: Clock = time.perf_counter,
 ) -> float | None:
     """Return the seconds of a draft step of one session, everything around it included.
 
@@ -40,16 +45,16 @@ def step_seconds(
     if scorer.layout.device != "cpu":
         return None
     seconds: float = this_machine().recall(
-        f"draft step of {name}",
-        lambda: _measured(scorer, layers, clock),
+        f"step of a draft's chain, {name}",
+        lambda: _measured(scorer, layers, chains, clock),
         is_valid=lambda value: isinstance(value, float) and 0 < value < 60,
     )
     return seconds
 
 
-def _measured(scorer: Scorer, layers: Sequence[int], clock: Clock) -> float:
+def _measured(scorer: Scorer, layers: Sequence[int], chains: Chains | None, clock: Clock) -> float:
     target_kv = TargetKv(_Zeros(scorer.layout), tuple(layers)) if layers else None
-    draft = LocalDraft(scorer, target_kv, pool=scorer.pool(_NUM_PAGES))
+    draft = LocalDraft(scorer, target_kv, pool=scorer.pool(_NUM_PAGES), chains=chains)
     session = Session("trial", _PROMPT, _ROUNDS)
     plan = Plan(_DEPTH, _DEPTH, stop=StopPolicy.FIXED)
     sequence = TokenSequence(session, (index % 7 for index in range(_PROMPT)))

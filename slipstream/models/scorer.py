@@ -8,7 +8,14 @@ import numpy as np
 from numpy.typing import NDArray
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.policy.stop import Calibration, Stop
+from slipstream.core.policy.stop import (
+    Calibration,
+    CostStop,
+    DecisionStop,
+    FixedStop,
+    Stop,
+    SvipStop,
+)
 from slipstream.core.types import SamplingParams
 from slipstream.core.verify.noise import Floats
 
@@ -21,8 +28,6 @@ nothing of use goes there (Xiao et al. 2023, "Efficient Streaming Language Model
 Sinks")."""
 WINDOW = 512
 """Newest tokens that are read of a longer text, unless a draft's option differs."""
-MAX_NEW_TOKENS = 32
-"""Tokens of a prefix that a chain takes in; the caller syncs more before."""
 
 
 def num_skipped(count: int, window: int) -> int:
@@ -115,6 +120,34 @@ class Grow:
         return len(self.tokens)
 
 
+FIXED, SVIP, DECISION, COST = range(4)
+
+
+@dataclass(frozen=True, slots=True)
+class Rule:
+    """One chain's policy as numbers."""
+
+    policy: int
+    max_depth: int
+    threshold: float = 0.0
+    fallback: float = 0.0
+    """SVIP's threshold, where the decision model has no score."""
+
+
+def rule_of(stop: Stop) -> Rule | None:
+    """Return a policy as numbers; None for one that is not known here."""
+    match stop:
+        case FixedStop(max_depth=depth):
+            return Rule(FIXED, depth)
+        case SvipStop(threshold=threshold, limit=limit):
+            return Rule(SVIP, limit.max_depth, threshold)
+        case DecisionStop(threshold=threshold, fallback=svip):
+            return Rule(DECISION, svip.limit.max_depth, threshold, svip.threshold)
+        case CostStop(cost_ratio=ratio, limit=limit):
+            return Rule(COST, limit.max_depth, ratio)
+    return None
+
+
 @dataclass(frozen=True, slots=True)
 class ChainRequest:
     """Request to hold exactly `tokens` and to follow the best candidates behind them.
@@ -152,6 +185,23 @@ class ChainPosition:
     top_prob: float
     entropy: float
     score: float | None
+
+
+class Chains(Protocol):
+    """What computes whole chains at once."""
+
+    max_new_tokens: int
+    """Tokens of a prefix that a chain takes in; the caller syncs more before."""
+    keeps_nodes: bool
+    """True if the tokens of a chain, without the last, are nodes of its state then."""
+
+    def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
+        """Return whether such a chain can be followed."""
+        ...
+
+    def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
+        """Return the positions of each chain. Raises as `Scorer.score`."""
+        ...
 
 
 Ask = Sync | Grow

@@ -19,6 +19,7 @@ from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.causal import CausalModel
 from slipstream.models.cuda.decoder import CudaDecoder
 from slipstream.models.cuda.graphs import Replay
+from slipstream.models.glide.glide_chains import GlideChains
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE
@@ -137,7 +138,7 @@ def _chains(model: DraftModel, target: CausalModel) -> dict[str, Any] | None:
     drafts = (model.draft(Profile(), source=source), led)
     ours, theirs = ([_proposal(draft, tokens, seed) for seed in range(8)] for draft in drafts)
     equal = sum(one.tree == other.tree for one, other in zip(ours, theirs, strict=True))
-    assert drafts[0].chains is not None, "a GliDe draft on CUDA has them"
+    assert isinstance(drafts[0].chains, GlideChains), "a GliDe draft on CUDA has them"
     graphs = drafts[0].chains.replay
     return {
         "proposals": len(ours),

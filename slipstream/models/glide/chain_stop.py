@@ -11,45 +11,12 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.errors import WeightsError
-from slipstream.core.policy.stop import (
-    SVIP_SLOPE,
-    CostStop,
-    DecisionStop,
-    FixedStop,
-    Stop,
-    SvipStop,
-)
+from slipstream.core.policy.stop import SVIP_SLOPE
 from slipstream.models.decision import EPS, MOST, NUM_STATS, DecisionModel
-
-FIXED, SVIP, DECISION, COST = range(4)
+from slipstream.models.scorer import COST, DECISION, SVIP
 
 GOES_ON, AT_END, AT_LIMIT, BY_POLICY = range(4)
 """Ends of a chain: a token that nothing follows, the depth it may have, or its policy."""
-
-
-@dataclass(frozen=True, slots=True)
-class Rule:
-    """One chain's policy as numbers."""
-
-    policy: int
-    max_depth: int
-    threshold: float = 0.0
-    fallback: float = 0.0
-    """SVIP's threshold, where the decision model has no score."""
-
-
-def rule_of(stop: Stop) -> Rule | None:
-    """Return a policy as numbers; None for one that is not known here."""
-    match stop:
-        case FixedStop(max_depth=depth):
-            return Rule(FIXED, depth)
-        case SvipStop(threshold=threshold, limit=limit):
-            return Rule(SVIP, limit.max_depth, threshold)
-        case DecisionStop(threshold=threshold, fallback=svip):
-            return Rule(DECISION, svip.limit.max_depth, threshold, svip.threshold)
-        case CostStop(cost_ratio=ratio, limit=limit):
-            return Rule(COST, limit.max_depth, ratio)
-    return None
 
 
 class Rules(NamedTuple):

@@ -15,13 +15,13 @@ from slipstream.core.verify.draws import draw_keys, is_plain_softmax
 from slipstream.models.cuda.buckets import fit, key_widths, powers
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.decision import DecisionModel
-from slipstream.models.glide.chain_stop import Rule, network_of, rule_of
+from slipstream.models.glide.chain_stop import network_of
 from slipstream.models.glide.glide_chain import MAX_ENDS, ChainBody, ChainModel, ChainShape
 from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.glide_torch import Pair, TorchGlide
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
 from slipstream.models.memory import temporary_bytes
-from slipstream.models.scorer import MAX_NEW_TOKENS, ChainPosition, ChainRequest
+from slipstream.models.scorer import ChainPosition, ChainRequest, Rule, rule_of
 
 T = TypeVar("T")
 _DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, MAX_DRAFT_TOKENS)
@@ -35,6 +35,9 @@ need."""
 
 class GlideChains:
     """Follows chains with a GliDe draft, all of one pool, in fixed shapes."""
+
+    max_new_tokens = 32
+    keeps_nodes = False
 
     def __init__(
         self,
@@ -116,7 +119,7 @@ class GlideChains:
         most = max(ask.num_candidates for ask in asks)
         return ChainShape(
             sessions=sessions,
-            rows=fit(max(news), powers(MAX_NEW_TOKENS), what="new tokens of a chain"),
+            rows=fit(max(news), powers(self.max_new_tokens), what="new tokens of a chain"),
             depth=_depth(asks),
             width=width,
             seen=seen,

@@ -189,7 +189,7 @@ class GlideScorer:
         """
         for ask in asks:
             self.check(ask)
-        return self.backend.scores([self._step(ask) for ask in asks])
+        return self.backend.scores([self.step(ask) for ask in asks])
 
     def num_bytes(self, state: GlideState) -> int:
         """See `Scorer.num_bytes`; what is read of the target is the target's."""
@@ -206,7 +206,8 @@ class GlideScorer:
             self.backend.reach(length)
             self._length = length
 
-    def _step(self, ask: Ask) -> SessionStep:
+    def step(self, ask: Ask) -> SessionStep:
+        """Return what a checked request computes; its state then is as it asks for."""
         state, count = ask.state, len(ask.tokens)
         if isinstance(ask, Grow):
             base, old = len(state.tokens), state.append(ask.parents)

@@ -23,13 +23,14 @@ from slipstream.models.glide.target_parts import (
 )
 from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loaded import find_source, find_sources
+from slipstream.models.native.chains import NativeChains
 from slipstream.models.native.glide import NativeGlide
 from slipstream.models.native.library import NotNative
 from slipstream.models.native.source import WeightSource
+from slipstream.models.scorer import Chains
 
 if TYPE_CHECKING:
     from slipstream.models.decision import DecisionModel
-    from slipstream.models.glide.glide_chains import GlideChains
 
 _LOG = logging.getLogger("slipstream.models")
 
@@ -67,11 +68,12 @@ def glide_scorer(
 
 def glide_chains(
     scorer: GlideScorer, context_length: int, decision: "DecisionModel | None"
-) -> "GlideChains | None":
-    """Return the chains of a device, which computes them at once; None on a CPU.
-
-    Positions are below `context_length`.
+) -> Chains | None:
+    """Return what computes whole chains at once, on a device or in native code; None for torch on
+    a CPU. Positions are below `context_length`.
     """
+    if isinstance(scorer.backend, NativeGlide):
+        return NativeChains(scorer, decision)
     if scorer.layout.device == CPU:
         return None
     from slipstream.models.glide.glide_chains import device_chains

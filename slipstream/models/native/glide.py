@@ -52,19 +52,19 @@ class NativeGlide:
             raise NotNative(f"{layout.dtype.name} on {layout.device} has no native kernels")
         self._target, self._layout = target, layout
         self._num_others = len(weights.config.target_layers)
-        self._model = NativeModel(_shape(weights, layout), target.embedding)
+        self.model = NativeModel(_shape(weights, layout), target.embedding)
         head = _head(weights, target.head_rows(weights.vocab))
-        self._model.set_head(as_float32(weights.tensors["norm.weight"]), head)
+        self.model.set_head(as_float32(weights.tensors["norm.weight"]), head)
         for index in range(weights.config.num_layers):
-            self._model.set_layer(index, _blocks(weights, f"layers.{index}"))
-        self.weight_bytes = self._model.weight_bytes
-        self.engine = f"native {self._model.kernels}"
+            self.model.set_layer(index, _blocks(weights, f"layers.{index}"))
+        self.weight_bytes = self.model.weight_bytes
+        self.engine = f"native {self.model.kernels}"
         if weights.blocks is not None:
             self.engine += " Q4_1" if head.kind == Q4_1 else " Q4_1+Q8_0"
 
     def reach(self, length: int) -> None:
         """Compute rotary factors of positions 0..length-1."""
-        self._model.set_rotary(*self._target.rotary(length))
+        self.model.set_rotary(*self._target.rotary(length))
 
     def readable(self, values: Any) -> Array:
         """Return keys or values [kv_heads, n, head_dim] of the target as a step reads them."""
@@ -77,6 +77,13 @@ class NativeGlide:
 
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
         """Scores of the rows of the steps that go on, step by step; `hidden` is float32."""
+        batch, cross = self.laid_out(steps)
+        pool, num_kept = steps[0].state.cache.pool, sum(step.num_kept for step in steps)
+        hidden = self.model.forward(pool, batch, num_kept=num_kept, cross=cross)
+        return Scores(self.model.logits(hidden), hidden)
+
+    def laid_out(self, steps: Sequence[SessionStep]) -> tuple[Batch, CrossKv]:
+        """Return the tokens of steps, and what they read: those that go on come first."""
         batch, cross = Batch(), CrossKv()
         is_reading = any(step.state.target_kv for step in steps)
         others = [self._others(step.state) if is_reading else () for step in steps]
@@ -85,9 +92,7 @@ class NativeGlide:
             _add(batch, cross, step, range(split, len(step.tokens)), own)
         for step, split, own in zip(steps, splits, others, strict=True):
             _add(batch, cross, step, range(split), own)
-        pool, num_kept = steps[0].state.cache.pool, sum(step.num_kept for step in steps)
-        hidden = self._model.forward(pool, batch, num_kept=num_kept, cross=cross)
-        return Scores(self._model.logits(hidden), hidden)
+        return batch, cross
 
     def _others(self, state: GlideState) -> Sequence[int]:
         """Return a session's entry of `CrossKv.places`; nothing may be read without

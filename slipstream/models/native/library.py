@@ -5,7 +5,7 @@ avx512_bf16, neon_dot) instead of the fastest that the processor has, or is `off
 """
 
 import ctypes
-from ctypes import c_char_p, c_float, c_int32, c_int64, c_uint32, c_void_p
+from ctypes import c_char_p, c_double, c_float, c_int32, c_int64, c_uint32, c_void_p
 from functools import cache
 from pathlib import Path
 from typing import Any
@@ -72,6 +72,35 @@ class Matrix(ctypes.Structure):
     )
 
 
+class RankedRows(ctypes.Structure):
+    """See `RankedRows` in `src/model.h`."""
+
+    _fields_ = (
+        *(("ids", c_void_p), ("count", c_int64)),
+        *((name, c_void_p) for name in ("columns", "probs", "stats")),
+    )
+
+
+class Decision(ctypes.Structure):
+    """See `DecisionModel` in `src/model.h`."""
+
+    _fields_ = (
+        ("width", c_int64),
+        *((name, c_void_p) for name in ("hidden", "bias", "stats", "out")),
+    )
+
+
+class ChainState(ctypes.Structure):
+    """See `ChainState` in `src/model.h`."""
+
+    _fields_ = (
+        *((name, c_int64) for name in ("limit", "max_depth", "lag", "is_scored", "policy")),
+        *((name, c_double) for name in ("threshold", "fallback", "min_path_prob")),
+        *(("points", c_void_p), ("num_points", c_int64), ("ends", c_void_p), ("num_ends", c_int64)),
+        *(("keys", c_void_p), ("factor", c_float), ("path_prob", c_double), ("length", c_int64)),
+    )
+
+
 _SIGNATURES = {
     "slipstream_kernels": (c_char_p, [c_char_p]),
     "slipstream_team": (c_void_p, [c_int32]),
@@ -99,6 +128,14 @@ _SIGNATURES = {
     "slipstream_forward": (
         c_int32,
         [c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(NativeBatch), c_void_p, c_int64],
+    ),
+    "slipstream_follow": (
+        c_int32,
+        [
+            *(c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(NativeBatch)),
+            *(ctypes.POINTER(Decision), ctypes.POINTER(ChainState), c_int64),
+            *(ctypes.POINTER(RankedRows), c_void_p),
+        ],
     ),
     "slipstream_dequantise": (
         c_int32,

@@ -104,14 +104,15 @@ class NativeModel:
         """Hidden states [num_kept, d], float32, of the first tokens behind the last norm; only
         these go through the last layer. Writes keys and values."""
         hidden = np.empty((num_kept, self._shape.hidden), np.float32)
-        pointers = (c_void_p * len(pool.addresses))(*pool.addresses)
-        sizes = (pool.scratch.stop, len(pointers), pool.num_bytes // len(pointers))
-        cache = Cache(ctypes.cast(pointers, c_void_p), *sizes)
-        arrays = _arrays(batch, cross or CrossKv())
-        addresses = [own.buffer_info()[0] if own else None for own in arrays]
-        given = NativeBatch(len(batch), num_kept, *addresses, len(arrays[_ANCESTORS]))
-        self._do("forward", byref(cache), byref(given), *_floats(hidden))
+        given = _Given(pool, batch, num_kept, cross or CrossKv())
+        self._do("forward", byref(given.cache), byref(given.batch), *_floats(hidden))
         return hidden
+
+    def follow(self, pool: KvPool, batch: Batch, cross: CrossKv, *chains: Any) -> None:
+        """Follow chains behind the first tokens of a batch: see `src/chain.h`."""
+        _, own, *_ = chains
+        given = _Given(pool, batch, len(own), cross)
+        self._do("follow", byref(given.cache), byref(given.batch), *chains)
 
     def logits(self, hidden: Array) -> Array:
         """Outputs of the head [rows, outputs], float32, for hidden states [rows, d]."""
@@ -137,6 +138,19 @@ class NativeModel:
 
     def _do(self, name: str, *arguments: Any) -> int:
         return call(name, self._handle, *arguments)
+
+
+class _Given:
+    """A pool and a batch as native code takes them, and the arrays that the latter is made of."""
+
+    def __init__(self, pool: KvPool, batch: Batch, num_kept: int, cross: CrossKv) -> None:
+        pointers = (c_void_p * len(pool.addresses))(*pool.addresses)
+        sizes = (pool.scratch.stop, len(pointers), pool.num_bytes // len(pointers))
+        self.cache = Cache(ctypes.cast(pointers, c_void_p), *sizes)
+        self._arrays = _arrays(batch, cross)
+        addresses = [own.buffer_info()[0] if own else None for own in self._arrays]
+        count = len(self._arrays[_ANCESTORS])
+        self.batch = NativeBatch(len(batch), num_kept, *addresses, count)
 
 
 def _arrays(batch: Batch, cross: CrossKv) -> list["array[int]"]:

@@ -1,4 +1,4 @@
-"""Chains followed on a device are those that the host grows step by step."""
+"""Chains that a device or native code follows are those that grow step by step."""
 
 from dataclasses import replace
 
@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 import torch
 
+from slipstream.config import NATIVE_VARIABLE
 from slipstream.core.errors import ModelError
 from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import Calibration, FixedStop
@@ -16,10 +17,21 @@ from slipstream.drafting.growth import DraftRequest
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.glide.chain_stop import DecisionNetwork
 from slipstream.models.glide.glide_chains import GlideChains
+from slipstream.models.glide.load import glide_chains
+from slipstream.models.native import library
 from slipstream.models.scorer import ChainRequest, Grow, KvView, Sync, skippable
 from support.models import tiny, tiny_glide
+from support.models.instruction_sets import available
 
-pytestmark = pytest.mark.gpu
+on_device = pytest.mark.gpu
+PLACES = [
+    pytest.param("cuda", marks=on_device),
+    pytest.param(
+        "native",
+        marks=pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built"),
+    ),
+]
+everywhere = pytest.mark.parametrize("place", PLACES)
 DEVICE = torch.device("cuda")
 LENGTHS = (40, 3, 17, 1)
 PLAN = Plan(4, 12)
@@ -55,18 +67,18 @@ def decision():
     return network.model()
 
 
-def drafts(num_layers=1, missing=0, texts=None, window=0):
-    """The same draft twice: led by the host, and in fixed shapes."""
+def drafts(num_layers=1, missing=0, texts=None, window=0, place="cuda"):
+    """The same draft twice: step by step, and with its chains at once."""
     texts = texts or [tiny.tokens(length, seed=length) for length in LENGTHS]
     config = tiny_glide.config(tiny_glide.llama(), num_layers)
     made = []
-    for device in (torch.device("cpu"), DEVICE):
+    for has_chains in (False, True):
+        is_native = place == "native"
+        device = DEVICE if has_chains and not is_native else torch.device("cpu")
         target, model = tiny_glide.llama(max_position_embeddings=512).to(device), decision()
         draft = tiny_glide.draft(config).to(device)
-        scorer = tiny_glide.scorer(target, draft, native=False)
-        chains = None
-        if device is DEVICE:
-            chains = GlideChains(scorer, Replay(device), context_length=500, decision=model)
+        scorer = tiny_glide.scorer(target, draft, native=is_native)
+        chains = glide_chains(scorer, 500, model) if has_chains else None
         feed = TargetKv(Source(target, texts, missing, window), tuple(config.target_layers))
         made.append(LocalDraft(scorer, feed, decision=model.score, profile=PROFILE, chains=chains))
     return made, texts
@@ -98,9 +110,10 @@ def assert_same(ours, theirs):
             )
 
 
+@everywhere
 @pytest.mark.parametrize(("num_layers", "missing"), [(1, 3), (2, 0)])
-def test_sessions_of_every_kind_share_a_pass(num_layers, missing):
-    (host, device), texts = drafts(num_layers, missing)
+def test_sessions_of_every_kind_share_a_pass(num_layers, missing, place):
+    (host, device), texts = drafts(num_layers, missing, place=place)
     plans = [
         Plan(3, 12, Shape.CAPE, StopPolicy.SVIP, 0.74),
         Plan(4, 4, Shape.CHAIN, StopPolicy.COST, 0.02, worth=0.3),
@@ -112,11 +125,13 @@ def test_sessions_of_every_kind_share_a_pass(num_layers, missing):
     expected, _ = propose(host, texts, plans, samplings)
     found, num_steps = propose(device, texts, plans, samplings)
     assert_same(found, expected)
-    assert num_steps == 2, "the longest prefix is caught up with, then the chains are one step"
+    is_caught_up = max(LENGTHS) > device.chains.max_new_tokens
+    assert num_steps == 1 + is_caught_up, "the chains are one step behind the longest prefix"
 
 
-def test_rounds_go_on_from_what_became_final():
-    (host, device), texts = drafts()
+@everywhere
+def test_rounds_go_on_from_what_became_final(place):
+    (host, device), texts = drafts(place=place)
     plan, sampling = Plan(3, 9, Shape.CAPE, StopPolicy.FIXED), SamplingParams()
     for round_id in range(3):
         expected, _ = propose(host, texts, [plan] * 4, [sampling])
@@ -127,11 +142,12 @@ def test_rounds_go_on_from_what_became_final():
             text += [*kept, 1 + round_id]
 
 
+@everywhere
 @pytest.mark.parametrize(("num_layers", "temperature"), [(1, 1.0), (2, 0.0)])
-def test_long_texts_are_read_without_what_is_skipped(num_layers, temperature):
+def test_long_texts_are_read_without_what_is_skipped(num_layers, temperature, place):
     texts = [tiny.tokens(length, seed=5) for length in (420, 382, 30, 385)]
     texts = [[token % tiny_glide.VOCAB for token in text] for text in texts]
-    (host, device), texts = drafts(num_layers, texts=texts, window=128)
+    (host, device), texts = drafts(num_layers, texts=texts, window=128, place=place)
     plan = Plan(3, 9, Shape.CAPE, StopPolicy.FIXED)
     sampling = SamplingParams(temperature=temperature, seed=1)
     for _ in range(2):
@@ -142,15 +158,30 @@ def test_long_texts_are_read_without_what_is_skipped(num_layers, temperature):
     assert [device._sessions[str(at)].state.skipped for at in range(4)] == [128, 128, 0, 128]
 
 
+@pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
+@pytest.mark.parametrize("temperature", [0.0, 0.8])
+def test_each_instruction_set_finds_the_same_chains_to_the_last_bit(temperature, monkeypatch):
+    plan = Plan(4, 30, Shape.CAPE, StopPolicy.COST, 0.01)
+    found = []
+    for name in available():
+        monkeypatch.setenv(NATIVE_VARIABLE, name)
+        (_, chained), texts = drafts(place="native")
+        sampling = SamplingParams(temperature=temperature, seed=3)
+        found.append(propose(chained, texts, [plan] * 4, [sampling])[0])
+    assert all(proposals == found[0] for proposals in found)
+    assert max(len(proposal.tree) for proposal in found[0]) > 4
+
+
 CUT = [{"top_k": 3}, {"top_p": 0.7}, {"min_p": 0.2}]
 LEFT = [[SamplingParams(temperature=1.0, **at)] for at in CUT]
 LEFT.append([SamplingParams(), SamplingParams(temperature=1.0, top_k=3)])
 LEFT.append([SamplingParams(temperature=1.0)])
 
 
+@everywhere
 @pytest.mark.parametrize("samplings", LEFT)
-def test_what_a_device_cannot_follow_is_grown_by_the_host(samplings):
-    (host, device), texts = drafts()
+def test_what_cannot_be_followed_at_once_grows_step_by_step(samplings, place):
+    (host, device), texts = drafts(place=place)
     plan = Plan(3, 9, Shape.CHAIN, StopPolicy.FIXED)
     mode = Verification.MCSD if samplings is LEFT[-1] else Verification.EXACT
     expected, num_steps = propose(host, texts, [plan] * 4, samplings, mode)
@@ -159,6 +190,7 @@ def test_what_a_device_cannot_follow_is_grown_by_the_host(samplings):
     assert own_steps == num_steps or len(samplings) > 1
 
 
+@on_device
 def test_a_tree_can_be_grown_behind_a_followed_prefix():
     target = tiny_glide.llama().to(DEVICE)
     config = tiny_glide.config(target)
@@ -177,6 +209,7 @@ def test_a_tree_can_be_grown_behind_a_followed_prefix():
     np.testing.assert_allclose(*scores, rtol=1e-4, atol=1e-5)
 
 
+@on_device
 def test_shapes_of_chains_are_few():
     (_, device), texts = drafts()
     for depth in (1, 2, 5, 6):
@@ -185,6 +218,7 @@ def test_shapes_of_chains_are_few():
     assert len(device.chains.replay) <= 8
 
 
+@on_device
 def test_chains_whose_keys_do_not_fit_at_once_follow_each_other():
     (_, device), texts = drafts()
     plan = Plan(3, 9, Shape.CAPE, StopPolicy.SVIP, 0.74)
@@ -198,20 +232,22 @@ def test_chains_whose_keys_do_not_fit_at_once_follow_each_other():
 
 
 class SpoiltSource(Source):
-    """The same, but one session's keys are no numbers."""
+    """The same, but one session's values are no numbers."""
 
     def view(self, session_id, layers):
         view = super().view(session_id, layers)
         if session_id == "2":
-            for keys, _ in view.layers.values():
-                keys.fill_(float("nan"))
+            for _, values in view.layers.values():
+                values.fill_(float("nan"))
         return view
 
 
-def test_a_chain_without_numbers_is_an_error_of_its_session_alone():
-    (_, device), texts = drafts()
+@everywhere
+def test_a_chain_without_numbers_is_an_error_of_its_session_alone(place):
+    (_, device), texts = drafts(place=place)
     whole, _ = propose(device, texts, [PLAN] * 4, [SamplingParams()])
-    source = SpoiltSource(tiny_glide.llama().to(DEVICE), texts, 0)
+    target = tiny_glide.llama().to(DEVICE if place == "cuda" else "cpu")
+    source = SpoiltSource(target, texts, 0)
     device._target_kv = TargetKv(source, device._target_kv.layers)
     begun = []
     for at, text in enumerate(texts):
@@ -223,6 +259,7 @@ def test_a_chain_without_numbers_is_an_error_of_its_session_alone():
     assert_same([one.result() for one in begun], [whole[0], whole[1], whole[3]])
 
 
+@on_device
 def test_a_captured_chain_never_waits_for_the_host():
     target = tiny_glide.llama().to(DEVICE)
     config = tiny_glide.config(target)

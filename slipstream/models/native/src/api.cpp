@@ -3,11 +3,10 @@
 #include <cstdlib>
 #include <cstring>
 #include <memory>
-#include <mutex>
 
 #include "blocks.h"
 #include "checks.h"
-#include "model.h"
+#include "handle.h"
 #include "packing.h"
 #include "quantise.h"
 
@@ -16,8 +15,6 @@
 #elif defined(__aarch64__) && defined(__linux__)
 #include <sys/auxv.h>
 #endif
-
-#define SLIPSTREAM_API extern "C" __attribute__((visibility("default")))
 
 namespace slipstream {
 namespace {
@@ -75,24 +72,6 @@ const Kernels* kernels(const char* name) {
     if (each != nullptr && (*name == 0 || std::strcmp(name, each->name) == 0)) return each;
   }
   return nullptr;
-}
-
-struct Handle {
-  Model model;
-  const Kernels* kernels;
-  std::mutex forward;  // a model has buffers for one forward
-};
-
-constexpr int32_t kNoMemory = -1, kMisfit = -2;
-
-// Calls `work`, which returns 0 or another result.
-template <class Work>
-int32_t guarded(const Work& work) {
-  try {
-    return work();
-  } catch (const std::exception&) {
-    return kNoMemory;
-  }
 }
 
 }  // namespace

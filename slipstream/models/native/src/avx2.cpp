@@ -1,8 +1,8 @@
 // The kernels for one instruction set; how it is compiled decides which.
 #define SLIPSTREAM_ISA avx2
-#include "decoder.h"
-#include "draws.h"
+#include "chain.h"
 
 namespace slipstream {
-extern const Kernels kAvx2 = {"avx2", avx2::forward, avx2::multiply, avx2::sampling_candidates};
+extern const Kernels kAvx2 = {"avx2", avx2::forward, avx2::multiply, avx2::sampling_candidates,
+                              avx2::follow};
 }  // namespace slipstream

@@ -50,10 +50,10 @@ bool fits_table(const Cache& cache, const Batch& batch, int64_t row, int64_t& se
          are_slots(batch.block_tables[row] + first, count - first, cache);
 }
 
-bool fits_cross(const Shape& shape, const Batch& batch, int64_t row) {
+// Whether the first `count` positions of what a token reads are there.
+bool fits_cross(const Shape& shape, const Batch& batch, int64_t row, int64_t count) {
   for (int64_t at = 0; at < shape.num_cross; ++at) {
     const CrossKv& other = batch.cross[row * shape.num_cross + at];
-    const int64_t count = batch.num_read[row];
     if (count < 0 || count > other.positions) return false;
     if (count > 0 && (other.keys == nullptr || other.values == nullptr)) return false;
     // A head's positions follow each other, and heads do not reach into each other.
@@ -144,7 +144,32 @@ bool fits_batch(const Model& model, const Cache& cache, const Batch& batch) {
     if (!is_within(batch.tokens[row], model.vocabulary)) return false;
     if (!is_within(batch.positions[row], positions)) return false;
     if (!fits_table(cache, batch, row, seen)) return false;
-    if (batch.cross != nullptr && !fits_cross(shape, batch, row)) return false;
+    if (batch.cross != nullptr && !fits_cross(shape, batch, row, batch.num_read[row])) return false;
+  }
+  return true;
+}
+
+bool fits_chains(const Model& model, const Cache& cache, const Batch& batch,
+                 const ChainState* chains, int64_t stride, const RankedRows& out) {
+  const Shape& shape = model.shape;
+  const int64_t positions = num_positions(model);
+  if (model.head.data == nullptr || out.count < 1) return false;
+  for (int64_t column = 0; out.ids != nullptr && column < model.head.outputs; ++column) {
+    if (!is_within(out.ids[column], model.vocabulary)) return false;
+  }
+  if (out.ids == nullptr && model.head.outputs > model.vocabulary) return false;
+  for (int64_t row = 0; row < batch.kept; ++row) {
+    const ChainState& chain = chains[row];
+    const int64_t last = chain.limit - 1, seen = batch.num_in_table[row];
+    if (last < 0 || chain.limit > stride || chain.points == nullptr || chain.num_points < 2)
+      return false;
+    if (chain.num_ends < 0 || (chain.num_ends > 0 && chain.ends == nullptr)) return false;
+    if (batch.first_ancestor[row] != batch.first_ancestor[row + 1]) return false;
+    if (last >= positions - batch.positions[row]) return false;
+    if (last > batch.block_table_sizes[row] - seen) return false;
+    if (!are_slots(batch.block_tables[row] + seen, last, cache)) return false;
+    if (batch.cross == nullptr || shape.num_cross == 0) continue;
+    if (!fits_cross(shape, batch, row, batch.cross[row * shape.num_cross].positions)) return false;
   }
   return true;
 }

@@ -29,4 +29,8 @@ bool is_complete(const Model& model);
 // the arrays of a batch.
 bool fits_batch(const Model& model, const Cache& cache, const Batch& batch);
 
+// Whether chains, of up to `stride` positions, have room behind the first tokens of such a batch.
+bool fits_chains(const Model& model, const Cache& cache, const Batch& batch,
+                 const ChainState* chains, int64_t stride, const RankedRows& out);
+
 }  // namespace slipstream

@@ -115,6 +115,7 @@ struct Scratch {
 struct Buffers {
   QuantizedActivations normed_quantized, attended_quantized, gated_quantized;
   std::vector<float> x, normed, qkv, attended, wide, gated;
+  std::vector<float> hidden, logits, ranked;  // of chains; rows that are ranked
   std::vector<std::vector<float>> blocks;  // by thread
   std::vector<Scratch> scratch;            // by thread, or by key head where threads share it
 };
@@ -175,6 +176,56 @@ struct Noise {
   uint32_t first, second;
 };
 
+// Numbers that a row's candidates are ranked by: its logits times `factor`, plus the noise of these
+// keys where it `is_sampled`.
+struct Ranking {
+  float factor;
+  int32_t is_sampled;
+  Noise noise;
+};
+
+// Candidates of rows of `size` logits, `count` of each at most, best first: their columns, -1 where
+// there are no more, and their probabilities [rows, count]. `ids` [size] are the columns' tokens,
+// for noise; null where they are the columns. Of `stats` a row has entropy, and the logarithms of
+// its two best probabilities; no number where the row is no distribution.
+constexpr int kRowStats = 3;
+struct RankedRows {
+  const int64_t* ids;
+  int64_t count;
+  int64_t* columns;
+  float* probs;
+  float* stats;
+};
+
+// A decision model: a layer of `width` units over states [hidden] and statistics, whose last two
+// rows are a logistic model of its own; see `models/decision.py`.
+struct DecisionModel {
+  int64_t width;
+  const float* hidden;  // [width + 2, hidden]
+  const float* bias;    // [width + 2]
+  const float* stats;   // [width + 2, 4]
+  const float* out;     // [2, width]
+};
+
+// Policies that end a chain, as in `core/policy/stop.py`.
+enum class Policy : int64_t { kFixed, kSvip, kDecision, kCost };
+
+// The chain of one session: its limits, then what was found. `keys` [limit] are the noise of its
+// positions, null without any; `lag` is the distance of the first one to the newest target key.
+struct ChainState {
+  int64_t limit, max_depth, lag, is_scored;
+  Policy policy;
+  double threshold, fallback, min_path_prob;
+  const double* points;  // acceptance by confidence
+  int64_t num_points;
+  const int64_t* ends;  // tokens that nothing follows
+  int64_t num_ends;
+  const Noise* keys;
+  float factor;
+  double path_prob;
+  int64_t length;
+};
+
 // What an instruction set provides.
 struct Kernels {
   const char* name;
@@ -185,6 +236,9 @@ struct Kernels {
   // Tokens that a draw can give, the largest score, and how many there are: see `draws.h`.
   int64_t (*sampling_candidates)(const float* scores, int64_t count, float temperature, Noise,
                                  float* best, int32_t* tokens);
+  // Whole chains of `batch.kept` sessions: see `chain.h`.
+  void (*follow)(Model&, const Cache&, const Batch&, const DecisionModel*, ChainState*,
+                 int64_t stride, const RankedRows&, float* scores);
 };
 
 extern const Kernels kPortable;

@@ -1,9 +1,8 @@
 // The kernels for one instruction set; how it is compiled decides which.
 #define SLIPSTREAM_ISA portable
-#include "decoder.h"
-#include "draws.h"
+#include "chain.h"
 
 namespace slipstream {
 extern const Kernels kPortable = {"portable", portable::forward, portable::multiply,
-                                  portable::sampling_candidates};
+                                  portable::sampling_candidates, portable::follow};
 }  // namespace slipstream

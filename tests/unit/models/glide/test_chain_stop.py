@@ -46,10 +46,9 @@ from slipstream.models.glide.chain_stop import (
     Rules,
     device_stats,
     network_of,
-    rule_of,
 )
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
-from slipstream.models.scorer import Scores
+from slipstream.models.scorer import Scores, rule_of
 from support.models import tiny
 
 chance = st.floats(0, 1)

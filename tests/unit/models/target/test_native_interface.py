@@ -10,7 +10,7 @@ from slipstream.models.dtypes import BFLOAT16, FLOAT32
 from slipstream.models.kv.batch import Batch
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native import library, weights
-from slipstream.models.native.library import NativeShape, call, team
+from slipstream.models.native.library import ChainState, NativeShape, RankedRows, call, team
 from slipstream.models.native.model import CrossKv, NativeModel
 from slipstream.models.native.weights import BlockWeights
 
@@ -134,6 +134,53 @@ def test_arrays_of_different_lengths_are_refused(name):
     getattr(cross if hasattr(cross, name) else batch, name).pop()
     with pytest.raises(ModelError, match="not as many places"):
         forward((batch, cross))
+
+
+POINTS, IDS = np.array([0.0, 1.0]), np.arange(4)
+
+
+def follow(model=None, ids=IDS, stride=2, **changes):
+    """A chain of two tokens behind one that sees itself alone."""
+    found = [np.empty(8, kind) for kind in (np.int64, np.float32, np.float32, np.float32)]
+    places = [array.ctypes.data for array in found]
+    state = ChainState(limit=2, max_depth=9, factor=1.0, path_prob=1.0, num_points=2)
+    state.points = POINTS.ctypes.data
+    for name in changes.keys() & dict(ChainState._fields_):
+        setattr(state, name, changes.pop(name))
+    batch = Batch([1], [0], [0], [Table(TABLE)], [1], [()], [1])
+    cross = CrossKv([0], [OTHERS.ctypes.data, OTHERS.ctypes.data, 48, 3])
+    for name, values in changes.items():
+        setattr(cross if hasattr(cross, name) else batch, name, values)
+    chains = (ChainState * 1)(state)
+    rows = RankedRows(ids.ctypes.data, 2, *places[:3])
+    pool = KvPool(LAYOUT, 1, scratch_rows=1)
+    (model or filled()).follow(pool, batch, cross, None, chains, stride, rows, places[3])
+    return chains[0].length
+
+
+def test_a_chain_with_room_is_followed():
+    assert follow() == 2
+
+
+CHAINS = {
+    "no token": {"limit": 0},
+    "more tokens than rows": {"limit": 3},
+    "more tokens than the table has": {"limit": 5, "stride": 5},
+    "a position without factors": {"positions": [POSITIONS - 1]},
+    "a table of slots behind the cache": {"block_tables": [Table(ODD_TABLE)]},
+    "another model without keys": {"places": [0, 0, 48, 3]},
+    "a token without an embedding": {"ids": IDS + 1},
+    "no calibration": {"points": None},
+    "a calibration of one point": {"num_points": 1},
+    "ends that are nowhere": {"num_ends": 1},
+    "less than no end": {"num_ends": -1},
+}
+
+
+@pytest.mark.parametrize("name", CHAINS)
+def test_a_chain_without_room_or_beside_its_arrays_is_refused(name):
+    with pytest.raises(ModelError, match="native code refuses follow"):
+        follow(**CHAINS[name])
 
 
 @pytest.mark.parametrize("kept", [-1, 3])
