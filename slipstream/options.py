@@ -69,7 +69,6 @@ class Option:
     path: tuple[str, ...]
     """Fields that lead to it."""
     owner: Any
-    """The dataclass that has it as a field."""
 
     @property
     def flag(self) -> str:

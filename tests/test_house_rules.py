@@ -196,7 +196,7 @@ from slipstream.models.scorer import Scores
 logits = np.random.default_rng(0).standard_normal((3, 500), np.float32)
 session = Session("s", 1, 9, SamplingParams(temperature=0.8, top_p=0.9, seed=3))
 rows = CandidateRows(CandidateReader(session, None), [1, 2], [0, 1], 4)
-[found] = read_candidates(Scores(logits[:2], logits[:2]), [rows])
+found = read_candidates(Scores(logits[:2], logits[:2]), rows)
 tree = TokenTree.chain([at.tokens[0] for at in found])
 walk = verify(session, [5], Proposal(tree), lambda node: logits[node + 1])
 sys.exit("torch" in sys.modules or walk.nodes != (0, 1))

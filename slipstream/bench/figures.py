@@ -12,9 +12,7 @@ from slipstream.core.request.stats import SpeculationStats
 
 Figures = Mapping[str, Any]
 ByName = Mapping[str, Figures]
-"""Figures by the name of the configuration."""
 Cell = Callable[[Figures], str]
-"""Shows one of the figures of a row."""
 
 
 def sample_figures(samples: Sequence[Sample], base: Sequence[Sample]) -> dict[str, Any]:

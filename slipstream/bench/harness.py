@@ -55,7 +55,6 @@ class Sample:
 Ask = Callable[[Question, int], Result]
 """Function that sends a question, to be answered with at most so many tokens."""
 Samples = Mapping[str, Sequence[Sample]]
-"""Samples by the name of the configuration."""
 
 
 def run_in_turn(

@@ -52,7 +52,6 @@ class Answer:
 Send = Callable[[Question, int], Awaitable[Answer]]
 """Function that sends a question, to be answered with at most so many tokens."""
 Answers = list[tuple[int | str, Answer]]
-"""Answers with the question_id of each."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,9 +28,7 @@ _COMMANDS = {
     "trace": ("trace", "trace"),
     "size": ("size", "size"),
 }
-"""Commands, each with its module and its function there."""
 _GROUPS = ("models", "certs", "keys")
-"""Modules with commands of their own."""
 _SERVE = "serve"
 _SERVICES = {
     "target": ("target", "Verify what drafts propose; holds the model."),
@@ -38,7 +36,6 @@ _SERVICES = {
     "router": ("router", "Run requests on drafts and targets. Loads no model."),
     "http": ("gateway", "Serve OpenAI's HTTP API for a router. Loads no model."),
 }
-"""Services, each with its package."""
 
 # Modules of these commands load torch: they are imported only when the commands are called.
 _LATER = {

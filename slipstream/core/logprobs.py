@@ -13,7 +13,6 @@ from slipstream.core.errors import InvalidRequest
 MAX_LOGPROBS = 20
 """Likeliest tokens of a position that can be asked for."""
 MAX_PROMPT_LOGPROBS = 65_536
-"""Log probabilities of a prompt."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -22,7 +22,6 @@ def seconds_of(times: Times | None) -> float:
 
 PREFILL, SPECULATIVE, PLAIN = "prefill", "speculative", "plain"
 NO_PLAN = Plan(max_depth=0, max_nodes=0)
-"""A round without a draft."""
 NO_VERDICT = Verdict((), 0)
 """A round whose verification has not ended."""
 

@@ -174,7 +174,6 @@ class Plan:
     threshold: float | None = None
     """Threshold of the stop policy; None takes the policy's default."""
     widths: tuple[int, ...] = ()
-    """Children per depth, for `product`."""
     roots: tuple[int, ...] = ()
     """Target-initialised root tokens the tree hangs under, for `fork`."""
     lookup: Copying | None = None

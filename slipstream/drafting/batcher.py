@@ -57,9 +57,7 @@ class BatchedDraft:
         self._driver: asyncio.Task[None] | None = None
         self.failed_steps = FailedSteps("draft")
         self.num_steps = 0
-        """Number of steps since the start."""
         self.num_rows = 0
-        """Number of tokens in these steps."""
 
     @property
     def num_waiting(self) -> int:

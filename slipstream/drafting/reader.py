@@ -3,13 +3,12 @@
 Candidates of `exact` verification are the best of a ranked row: the draft's logits, for a sampled
 request perturbed with the target's own noise. Probabilities, entropy and the decision model's
 statistics are of that row's softmax, which the stop rules and CaPE were calibrated on. Those of
-`mcsd` are draws, with the statistics of the logits. All positions of a step are read together.
+`mcsd` are draws, with the statistics of the logits.
 """
 
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import count
 
 import numpy as np
 from numpy.typing import NDArray
@@ -204,33 +203,27 @@ def chain_candidates(chain: Sequence[ChainPosition]) -> list[Candidates] | Excep
 
 
 def read_each(scores: Scores, parts: Sequence[CandidateRows]) -> list[list[Candidates] | Exception]:
-    """Read candidates as `read_candidates`; an error is that of one part alone."""
-    try:
-        return list(read_candidates(scores, parts)) if parts else []
-    except Exception as error:
-        if len(parts) == 1:
-            return [error]
+    """Read the candidates of a step part by part; an error is that of one part alone."""
     found: list[list[Candidates] | Exception] = []
     end = 0
     for part in parts:
         rows = slice(end, end := end + len(part.positions))
-        found += read_each(Scores(scores.logits[rows], scores.hidden[rows]), [part])
+        try:
+            found.append(read_candidates(Scores(scores.logits[rows], scores.hidden[rows]), part))
+        except Exception as error:
+            found.append(error)
     return found
 
 
-def read_candidates(scores: Scores, parts: Sequence[CandidateRows]) -> list[list[Candidates]]:
-    """Return the candidates of all rows of a step, part by part. Readers share a vocabulary.
-
-    Raises `ModelError` for scores that are no numbers.
-    """
-    positions = ((part.reader, position) for part in parts for position in part.positions)
-    pairs = zip(scores.logits, positions, strict=True)
-    ranked = np.stack([reader.ranked(row, position) for row, (reader, position) in pairs])
-    softmax, rows = RowSoftmax(ranked), count()
-    decided = iter(_decision_scores(scores.hidden, softmax, parts))
+def read_candidates(scores: Scores, part: CandidateRows) -> list[Candidates]:
+    """Return the candidates of a session's rows. Raises `ModelError` for scores that are no
+    numbers."""
+    pairs = zip(scores.logits, part.positions, strict=True)
+    softmax = RowSoftmax(np.stack([part.reader.ranked(row, position) for row, position in pairs]))
+    decided = _decision_scores(scores.hidden, softmax, part)
     return [
-        [_candidates(part, step, softmax, next(rows), next(decided)) for step in part.positions]
-        for part in parts
+        _candidates(part, position, softmax, row, decided[row])
+        for row, position in enumerate(part.positions)
     ]
 
 
@@ -249,21 +242,14 @@ def _candidates(
 
 
 def _decision_scores(
-    hidden: Floats, softmax: RowSoftmax, parts: Sequence[CandidateRows]
-) -> list[float | None]:
-    """Return the decision model's score of each row whose reader uses it."""
-    readers = [part.reader for part in parts for _ in part.positions]
-    score = next((reader.score for reader in readers if reader.score is not None), None)
-    if score is None:
-        return [None] * len(readers)
-    lags = (lag for part in parts for lag in part.lags)
+    hidden: Floats, softmax: RowSoftmax, part: CandidateRows
+) -> Sequence[float | None]:
+    """Return the decision model's score of each row, if the reader uses it."""
+    if part.reader.score is None:
+        return [None] * len(part.lags)
     stats = [
         slot_stats(softmax.best_two(row), float(softmax.entropies[row]), lag)
-        for row, lag in enumerate(lags)
+        for row, lag in enumerate(part.lags)
     ]
-    scored = score(hidden, np.array(stats, np.float32)).tolist()
-    found = [row[reader.score_column] for row, reader in zip(scored, readers, strict=True)]
-    return [
-        None if reader.score is None or math.isnan(score) else score
-        for reader, score in zip(readers, found, strict=True)
-    ]
+    found = part.reader.score(hidden, np.array(stats, np.float32))[:, part.reader.score_column]
+    return [None if math.isnan(score) else score for score in found.tolist()]

@@ -48,7 +48,6 @@ class StoreHeader:
     vocab_size: int
     max_context: int
     num_tokens: int
-    """Tokens of text that were counted."""
     crc32: int = 0
     """CRC-32 of all arrays, in the order of `ARRAYS`."""
     format_version: int = FORMAT_VERSION

@@ -46,7 +46,6 @@ class MemoryStore:
         self._expiries = Expiries()
         """A time for each session, at or before the one at which it will be forgotten."""
         self._shares: dict[str, _Share] = {}
-        """Shares by owner, with the same times."""
         self._num_bytes = 0
 
     async def acquire(self, claim: Claim) -> Grant:

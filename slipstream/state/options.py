@@ -23,7 +23,6 @@ class Address:
     host: str = ""
     port: int = DEFAULT_PORT
     path: str = ""
-    """Path of a Unix socket."""
     is_tls: bool = False
     db: int = 0
 

@@ -52,7 +52,6 @@ class Ticket:
     request: str
     """Name of the request among all of the key; equal only where the same one is sent again."""
     attempt: str
-    """Unique to the attempt."""
 
 
 class Quotas(Protocol):

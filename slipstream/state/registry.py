@@ -24,7 +24,6 @@ TTL_S = 5.0
 _FORGET_S = 3600
 """Time after which a hash without announcements is forgotten as a whole."""
 MAX_ADDRESS = 300
-"""Longest address that is listed."""
 _LOG = logging.getLogger("slipstream.state")
 
 # Values are "TIME INCARNATION TEXT", by address; times in milliseconds. Earlier routers read the
@@ -69,9 +68,7 @@ class Announcement:
 
     role: ReplicaRole
     address: str
-    """Address at which routers reach it."""
     incarnation: str
-    """Incarnation of the replica's process."""
 
     def __post_init__(self) -> None:
         if not _is_word(self.incarnation):

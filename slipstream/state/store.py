@@ -81,7 +81,6 @@ class Record:
     turn: StoredTurn
     tokens: tuple[int, ...] = ()
     tokenizer_hash: str | None = None
-    """Hash of the tokenizer that the tokens are of."""
     arithmetic: str | None = None
     """Weights, element type and numerics that the tokens come of; None for any."""
     target: str | None = None
@@ -157,7 +156,6 @@ class Bounds:
     max_bytes: int = 256 << 20
     """Most bytes of all together, likewise."""
     max_tokens: int = 1 << 20
-    """Most tokens of a session."""
     max_text_bytes: int = 1 << 18
     """Most bytes of a request's parameters, and of how it ended."""
     max_past: int = 64

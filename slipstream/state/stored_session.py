@@ -15,7 +15,6 @@ class StoredSession:
     """A session, until when it is remembered, and until when it is busy."""
 
     record: Record
-    """The record without the tokens."""
     tokens: "array[int]" = field(default_factory=lambda: array("I"))
     holder: str = ""
     """The attempt that has the newest lease."""
@@ -27,7 +26,6 @@ class StoredSession:
     num_before: int = 0
     """Tokens before the newest request's prompt."""
     counted_bytes: int = 0
-    """Bytes that the store has counted for the session."""
 
     def whole(self) -> Record:
         """Return the record with all tokens."""

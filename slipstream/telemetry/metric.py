@@ -37,9 +37,7 @@ class Metric:
     kind: MetricKind
     unit: str
     text: str
-    """One sentence that describes it."""
     roles: tuple[str, ...]
-    """Services that export it."""
     attributes: tuple[str, ...] = ()
     buckets: tuple[float, ...] = ()
 

@@ -32,7 +32,6 @@ class RoundTracer:
         self._num_rounds = num_rounds
         self._on_round = on_round
         self._at: Round | None = None
-        """The round on its way."""
         self._span: Span = INVALID_SPAN
         self._calls: dict[Port, Span] = {}
         """Spans of the round's calls; they end with the round, at the times that it has."""

@@ -23,7 +23,6 @@ from opentelemetry.sdk.trace.export import SpanExporter, SpanExportResult
 from slipstream.core.errors import InvalidRequest
 
 MAX_BYTES = 16 << 20
-"""Size of each of the two files."""
 _APPEND = os.O_RDWR | os.O_CREAT
 _IDS = ("traceId", "spanId", "parentSpanId")
 _LOG = logging.getLogger("slipstream.telemetry")

@@ -18,7 +18,6 @@ _STAGES = (
     *("enter", "acquire", "encode", "prefill", "draft"),
     *("verify", "between", "settle", "park", "close"),
 )
-"""Stages in the order of a request."""
 _STAGE_PREFIX, _STAGE_SUFFIX = "slipstream.stage.", "_ms"
 
 
@@ -44,7 +43,6 @@ class Span:
     attributes: Mapping[str, Any] = field(default_factory=dict)
     status: str = "unset"
     error: str | None = None
-    """Message of the status."""
 
     @property
     def duration_ms(self) -> float:
@@ -67,11 +65,9 @@ class Trace:
     """A request, the spans that it is a part of, and all below it."""
 
     request: Span
-    """Router's span of the request."""
     spans: tuple[Span, ...]
     """Each after its parent, in order of beginning; the outermost is the first."""
     depths: tuple[int, ...]
-    """Number of spans above each."""
     orphans: tuple[str, ...]
     """Ids of spans whose parent is not in the files: it is missing, or not there yet."""
 

@@ -23,11 +23,9 @@ from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
 
 MAX_MEMORY_BYTES = 768 << 20
-"""Memory of a worker for its data."""
 LOAD_CPU_S = 10.0
 """CPU time to load a tokenizer and to try the chat template."""
 PROMPT_CPU_S, BYTE_CPU_S = 2.0, 8e-6
-"""CPU time of a prompt, and of each byte that it has."""
 SIZES = struct.Struct("<II")
 """Bytes of a frame's JSON, and of what follows it."""
 
@@ -39,9 +37,7 @@ class WorkerRequest(NamedTuple):
 
     frame: bytes
     num_bytes: int
-    """Bytes of the prompt's texts."""
     cpu_s: float
-    """CPU time that it may take."""
 
 
 def framed(about: Json, body: bytes = b"") -> bytes:

@@ -5,17 +5,19 @@ from dataclasses import dataclass
 from typing import Any
 
 import torch
-from torch import Tensor, nn
+from torch import Tensor
 
-from slipstream.models.bulk import BulkModel
+from slipstream.models.causal import CausalModel
+from slipstream.models.kv.batch import Part
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import BLOCK_SIZE, round_up
+from slipstream.models.torch.arrays import as_tensor
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
 from slipstream.train.features import best_columns
 
 _COMPACT_BELOW = 0.75
 """Rows that have ended are dropped from the batch once so small a share is still running."""
-_BLOCK = 64
-"""Tokens of the vocabulary that are looked at together."""
 Line = dict[str, Any]
 """A document as it is written: ids "p" and "g", and the temperature "t" if one was drawn at."""
 
@@ -38,11 +40,49 @@ class EndRules:
     max_new_tokens: int
 
 
+class BulkCache:
+    """Caches of B rows in one pool."""
+
+    def __init__(self, caches: Sequence[KvCache]) -> None:
+        self.caches = list(caches)
+
+    def keep(self, rows: Tensor) -> None:
+        """Drop all rows but these, [n] int64."""
+        kept = set(rows.tolist())
+        for row, cache in enumerate(self.caches):
+            if row not in kept:
+                cache.close()
+        self.caches = [self.caches[row] for row in rows.tolist()]
+
+
+class BulkModel:
+    """A causal model that continues B conversations, a token of each per step."""
+
+    def __init__(self, model: CausalModel, *, max_new_tokens: int) -> None:
+        """Up to `max_new_tokens` follow each prompt."""
+        self._model = model
+        self._max_new_tokens = max_new_tokens
+
+    def open(self, prompts: Sequence[Sequence[int]]) -> tuple[BulkCache, Tensor]:
+        """Caches of the prompts and the logits [B, V] behind each one's last token."""
+        ends = [round_up(len(prompt) + self._max_new_tokens, BLOCK_SIZE) for prompt in prompts]
+        pool = self._model.pool(sum(ends) // BLOCK_SIZE)
+        cache = BulkCache([self._model.open_in(pool) for _ in prompts])
+        for own, prompt in zip(cache.caches, prompts, strict=True):
+            self._model.prefill(own, prompt[:-1])
+        return cache, self.step(cache, torch.tensor([prompt[-1] for prompt in prompts]))
+
+    def step(self, cache: BulkCache, tokens: Tensor) -> Tensor:
+        """Append a token to every row, [B]; the logits [B, V] behind it."""
+        pairs = zip(cache.caches, tokens.tolist(), strict=True)
+        hidden, slots = self._model.forward([Part(own, [token]) for own, token in pairs])
+        for own, kept in zip(cache.caches, slots, strict=True):
+            own.keep(kept)
+        return as_tensor(self._model.logits(hidden))
+
+
 def answers(
-    model: BulkModel,
-    talks: Sequence[Talk],
-    rules: EndRules,
-    generator: torch.Generator,
+    model: BulkModel, talks: Sequence[Talk], rules: EndRules, generator: torch.Generator
 ) -> list[list[int]]:
     """Return the answers to the openings of `talks`, in their order, decoded together.
 
@@ -95,23 +135,11 @@ def draw(logits: Tensor, temperatures: Tensor, noise: Tensor) -> Tensor:
     if len(cold):
         tokens[cold] = best_columns(logits[cold])
     if len(warm):
-        probs = torch.softmax(logits[warm].float() / temperatures[warm, None], -1)
-        tokens[warm] = _inverted(probs, noise[warm])
+        sums = torch.softmax(logits[warm].double() / temperatures[warm, None], -1).cumsum(-1)
+        places = noise[warm, None] * sums[:, -1:]
+        found = torch.searchsorted(sums, places, right=True)[:, 0]
+        tokens[warm] = found.clamp_max(logits.shape[1] - 1)
     return tokens
-
-
-def _inverted(probs: Tensor, noise: Tensor) -> Tensor:
-    """Return the first ids up to which `probs` [B, V] sum to more than `noise` [B] of all."""
-    padded = nn.functional.pad(probs, (0, -probs.shape[1] % _BLOCK))
-    blocks = padded.unflatten(-1, (-1, _BLOCK))
-    sums = blocks.sum(-1, dtype=torch.float64).cumsum(-1)
-    place = noise[:, None] * sums[:, -1:]
-    block = torch.searchsorted(sums, place, right=True).clamp_max(sums.shape[1] - 1)
-    before = sums.gather(1, (block - 1).clamp_min(0)).where(block > 0, 0.0)
-    inside = blocks[torch.arange(len(blocks), device=block.device), block[:, 0]]
-    inner = torch.searchsorted(inside.double().cumsum(-1), place - before, right=True)
-    token = block * _BLOCK + inner.clamp_max(_BLOCK - 1)
-    return token[:, 0].clamp_max(probs.shape[1] - 1)
 
 
 def conversations(

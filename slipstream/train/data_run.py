@@ -18,7 +18,6 @@ from filelock import FileLock, Timeout
 
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.files import parse_json, write_whole
-from slipstream.models.bulk import BulkModel
 from slipstream.models.dtypes import AUTO, CPU
 from slipstream.models.format.resolve import resolve, short_name
 from slipstream.models.format.tokenizer import text_tokenizer
@@ -28,7 +27,7 @@ from slipstream.models.threads import set_num_threads
 from slipstream.options import option, required
 from slipstream.text.prompts import encode_prompt
 from slipstream.text.tokenizer import TextTokenizer
-from slipstream.train.answers import EndRules, Talk, conversations
+from slipstream.train.answers import BulkModel, EndRules, Talk, conversations
 from slipstream.train.data import read_lines
 
 MANIFEST_NAME = "manifest.json"

@@ -30,7 +30,6 @@ from slipstream.options import option
 from slipstream.train.data import Document
 
 Arrays = dict[str, NDArray[Any]]
-"""The arrays of a file by name."""
 Progress = Callable[[int, int], None]
 """Called with (contexts' lengths done, lengths in all)."""
 _LEAST = 0.02

@@ -59,9 +59,7 @@ class BatchedTarget:
         self._is_stepping = False
         self._last_tokens = 0
         self.num_steps = 0
-        """Forwards since the start."""
         self.num_tokens = 0
-        """Batched tokens of all of them."""
         self.spent = TimeSpent(clock)
         self.failed_steps = FailedSteps("target")
 

@@ -20,7 +20,6 @@ NO_WAY = "NoExtension"
 """Beginning of the library's message where nothing may follow."""
 _MAX_MESSAGE = 240
 _LONGEST_OPENING = 32
-"""Most tokens of an opening."""
 _T = TypeVar("_T")
 
 
@@ -90,7 +89,6 @@ class GrammarConstraint:
         self._ends = sorted(stop_token_ids | set(tokenizer.eos_tokens))
         self._stops = np.array(sorted(stop_token_ids), np.int64)
         self._read: list[int] = []
-        """Tokens that the matcher has read."""
         self._last: tuple[list[int], NDArray[np.int64]] | None = None
         self._free: list[int] = []
         """The newest output in which nothing was opened."""

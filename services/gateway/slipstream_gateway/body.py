@@ -16,7 +16,6 @@ from slipstream_gateway.messages import ChatMessage, FunctionTool, StrictModel, 
 MAX_CHOICES = 16
 """Answers to one prompt, and of one stream."""
 MAX_ANSWERS = 128
-"""Answers of one request."""
 MAX_VALUES = 262_144
 """Values in lists of a body, such as token ids: reading them is work of the event loop."""
 MAX_OBJECTS = 65_536

@@ -22,7 +22,6 @@ from slipstream_gateway.errors import HttpError, http_error, places_in
 from slipstream_gateway.http_io import as_json
 
 CLIENT_CLOSED = 499
-"""Status for a client that has left."""
 IDEMPOTENCY_KEY = "Idempotency-Key"
 """Header with the request's id: sent again under the same, it is the same request."""
 REQUEST_ID = "x-request-id"

@@ -30,7 +30,6 @@ _SHOWN = {
     *("instructions", "parallel_tool_calls", "previous_response_id", "store", "temperature"),
     *("text", "tool_choice", "tools", "top_p"),
 }
-"""Parameters that a response repeats."""
 
 
 class ResponseAnswer:

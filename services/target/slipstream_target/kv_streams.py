@@ -154,7 +154,6 @@ class KvStreams:
         self._incarnation = incarnation
         self._lock = asyncio.Lock()
         self.num_open = 0
-        """Streams that are open."""
         self.num_bytes = 0
         """Bytes of payload sent since the start."""
 

@@ -83,7 +83,6 @@ class AheadTrees:
 
     def __init__(self) -> None:
         self._trees: dict[int, AheadTree] = {}
-        """Trees by the number of tokens in front of them."""
         self._last_s = 0.0
 
     def __len__(self) -> int:

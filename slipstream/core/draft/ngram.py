@@ -104,7 +104,6 @@ class OwnText:
     max_n: int = 6
     tokens: list[int] = field(default_factory=list)
     _text: str = ""
-    """One character for each token."""
 
     def append(self, tokens: Sequence[int]) -> None:
         """Take in the next tokens. Raises `InvalidRequest` for an id that no vocabulary has."""

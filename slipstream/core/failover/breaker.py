@@ -126,7 +126,6 @@ class Attempt:
 @dataclass(slots=True)
 class _Breaker:
     num_failures: int = 0
-    """Consecutive failures."""
     rest_s: float = 0.0
     """The last rest; 0 before the first, which is to say closed."""
     until: float = 0.0
@@ -152,7 +151,6 @@ class InUse(Generic[P]):
     """A replica that a request uses; releasing its session ends the use."""
 
     name: str
-    """Address of the replica."""
     port: P
     park: Callable[[float], Awaitable[None]]
     """Keep the session for that many seconds, for its next turn."""

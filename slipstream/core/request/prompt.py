@@ -20,9 +20,7 @@ there is, is left out."""
 Prompt = str | Sequence[int] | Sequence[Message]
 
 MAX_MESSAGES = 2048
-"""Most messages of one prompt."""
 MAX_TOOL_CALLS = 128
-"""Most tool calls of one message."""
 MAX_FIELDS = 32
 """Further texts of one message."""
 TOKEN_BYTES = 64

@@ -62,7 +62,6 @@ class _Document:
         self._schemas: dict[int, tuple[dict[str, Any], str, str]] = {}
         """Each with its pointer and the URI that its references are relative to."""
         self._resources: dict[str, str] = {"": ""}
-        """Pointers by URI."""
         self._anchors: dict[tuple[str, str], str] = {}
         """Pointers by URI and name."""
         self._dynamic: list[str] = []

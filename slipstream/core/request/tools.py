@@ -12,7 +12,6 @@ from slipstream.core.grammar import MAX_GRAMMAR_BYTES, Grammar, GrammarKind
 from slipstream.core.request.schemas import placed_schema
 
 MAX_TOOLS = 128
-"""Most tools of one request."""
 MAX_TOOL_BYTES = 65_536
 """Largest size of one tool: its name, description and schema."""
 _MAX_SCHEMA_CHARS = 2 * MAX_GRAMMAR_BYTES

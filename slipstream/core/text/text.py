@@ -90,7 +90,6 @@ class TextStream:
         self._ends: list[int] = []
         """Length of the text up to each settled token; a settled token's text is complete."""
         self._text = ""
-        """Settled text from `_begin` on."""
         self._begin = 0
         """Length of the text that was emitted."""
         self._context = 0

@@ -24,7 +24,6 @@ class Purpose(IntEnum):
     DRAW = 1
     """The target's token of a position, by Gumbel-max."""
     CANDIDATE = 2
-    """The draft's candidates."""
     ACCEPT = 3
     """The acceptance tests of rejection sampling."""
     RESIDUAL = 4

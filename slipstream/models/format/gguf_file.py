@@ -76,7 +76,6 @@ _OTHER_TYPES = {
     **{21: "IQ3_S", 22: "IQ2_S", 24: "I8", 25: "I16", 26: "I32", 27: "I64", 28: "F64"},
     **{29: "IQ1_M", 34: "TQ1_0", 35: "TQ2_0", 40: "NVFP4", 41: "Q1_0"},
 }
-"""The other types of GGUF files."""
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,6 @@ class GgufWheel:
     distribution: str
     version: str
     member: str
-    """Path of the GGUF file inside the wheel."""
     num_bytes: int
     sha256: str
 

@@ -34,7 +34,6 @@ _ENDS = {"model.embed_tokens": "token_embd", "model.norm": "output_norm", "lm_he
 _ROPE_FACTORS = "rope_freqs.weight"
 _NORM = "norm.weight"
 PLAIN = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
-"""The types that are no blocks."""
 
 
 class _GgufRows(NamedTuple):

@@ -11,7 +11,7 @@ from slipstream.core.policy.stop import StopSignal, SvipStop
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft, TargetKv
-from slipstream.drafting.reader import CandidateReader, CandidateRows, read_candidates
+from slipstream.drafting.reader import CandidateReader, CandidateRows, read_candidates, read_each
 from slipstream.models.scorer import Scores
 from support.models import tiny, tiny_glide
 
@@ -33,10 +33,10 @@ def scores_of(*rows):
 @pytest.mark.parametrize("sampling", SAMPLINGS)
 def test_a_token_that_a_draft_rules_out_leaves_the_entropy_a_number(sampling, count):
     open_row, masked = [1.0, 0.9, 0.8, 0.7], [1.0, 0.9, 0.8, 0.7, -INF]
-    [[known]] = read_candidates(scores_of(open_row), [reading(count, sampling=sampling)])
+    [known] = read_candidates(scores_of(open_row), reading(count, sampling=sampling))
     for scores in (scores_of(masked), scores_of(masked, masked)):
         readings = [reading(count, sampling=sampling)] * len(scores.logits)
-        for [slot] in read_candidates(scores, readings):
+        for [slot] in read_each(scores, readings):
             assert slot.entropy == pytest.approx(known.entropy)
             assert SvipStop().should_stop(StopSignal(1, slot.top_prob, slot.entropy))
 
@@ -62,14 +62,14 @@ def spoilt(size, values):
 )
 def test_scores_without_a_distribution_are_an_error_of_the_model(row, count, sampling, mode):
     with pytest.raises(ModelError):
-        read_candidates(scores_of(row), [reading(count, sampling=sampling, mode=mode)])
+        read_candidates(scores_of(row), reading(count, sampling=sampling, mode=mode))
 
 
 def test_a_decision_that_is_no_number_is_none():
     def score(hidden, stats):
         return np.full((len(hidden), 2), NAN)
 
-    [[slot]] = read_candidates(scores_of(spoilt(9, {})), [reading(2, score=score)])
+    [slot] = read_candidates(scores_of(spoilt(9, {})), reading(2, score=score))
     assert slot.score is None
 
 

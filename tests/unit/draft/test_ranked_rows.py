@@ -36,7 +36,7 @@ def reader(*, mode=Verification.EXACT, vocab=VOCAB, **sampling):
 
 def read(own, logits, count):
     rows = CandidateRows(own, [POSITION], [0], count)
-    [[candidates]] = read_candidates(Scores(logits[None], np.zeros((1, 2), np.float32)), [rows])
+    [candidates] = read_candidates(Scores(logits[None], np.zeros((1, 2), np.float32)), rows)
     return candidates
 
 

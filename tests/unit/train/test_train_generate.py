@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from slipstream.models.bulk import BulkModel
 from slipstream.models.native.library import has_kernels
-from slipstream.train.answers import EndRules, Talk, answers, draw
+from slipstream.train.answers import BulkModel, EndRules, Talk, answers, draw
 from support.models import tiny
 
 PROMPTS = [tuple(tiny.tokens(count, seed=count)) for count in (3, 70, 1, 24)]

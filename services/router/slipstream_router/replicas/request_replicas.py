@@ -41,7 +41,6 @@ class RequestReplicaOptions:
     target: CallOptions
     draft: CallOptions
     kind: str
-    """Kind of drafter."""
     sticky: str | None = None
     """Address of the draft that may hold the session's keys and values."""
     target_wait_s: float = 30.0

@@ -24,7 +24,7 @@ from slipstream.core.policy.stop import (
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy, Verification
 from slipstream.drafting.engine import LocalDraft
-from slipstream.drafting.reader import CandidateReader, CandidateRows, read_candidates
+from slipstream.drafting.reader import CandidateReader, CandidateRows, read_candidates, read_each
 from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import (
     DECISION_NAME,
@@ -171,7 +171,7 @@ def test_which_token_carries_which_probability_has_no_say_where_that_would_bias(
     logits, hidden = noise(40) * 3, noise(6)
     rows = np.stack([logits, logits[torch.randperm(40)]])
     readings = [CandidateRows(reader, [5], [2], 1), CandidateRows(reader, [9], [2], 4)]
-    [[first], [second]] = read_candidates(Scores(rows, np.stack([hidden, hidden])), readings)
+    [[first], [second]] = read_each(Scores(rows, np.stack([hidden, hidden])), readings)
     slots = [first, second]
     assert slots[0].tokens[0] != slots[1].tokens[0]
     assert slots[0].score == pytest.approx(slots[1].score, abs=1e-5)
@@ -189,7 +189,7 @@ def test_greedy_requests_and_sampled_ones_have_a_chance_each():
         chance = chances[column]
         assert chance != pytest.approx(chances[1 - column])
         rows = CandidateRows(reader, [1], [3], 2)
-        [[slot]] = read_candidates(Scores(logits[None], hidden[None]), [rows])
+        [slot] = read_candidates(Scores(logits[None], hidden[None]), rows)
         assert slot.score == pytest.approx(chance, abs=1e-5) and len(slot.probs) == 2
 
 
