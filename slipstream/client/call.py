@@ -58,6 +58,7 @@ class RequestOptions(TypedDict, total=False):
     prompt_logprobs: bool
     """Return those of the prompt's tokens, too, in `result.prompt.logprobs`."""
     json_schema: str | Mapping[str, Any] | bool
+    """A JSON schema that the text follows."""
     regex: str
     """A regular expression that the whole text matches."""
     continue_final: bool
@@ -122,6 +123,7 @@ class _NoTelemetry:
 
 
 NO_TELEMETRY = _NoTelemetry()
+"""Records nothing."""
 
 
 @dataclass(frozen=True, slots=True)

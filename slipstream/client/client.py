@@ -44,6 +44,7 @@ class _ClientBase:
     """Clients for asyncio and for threads: how they are made, and what they share."""
 
     _is_blocking: ClassVar[bool]
+    """True for a backend that blocks."""
 
     def __init__(
         self,

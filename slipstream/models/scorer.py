@@ -188,7 +188,7 @@ class ChainPosition:
 
 
 class Chains(Protocol):
-    """What computes whole chains at once."""
+    """Computation of whole chains at once."""
 
     max_new_tokens: int
     """Tokens of a prefix that a chain takes in; the caller syncs more before."""

@@ -23,6 +23,7 @@ class PromptInfo:
     request_id: str
     """Names the request in answers, errors and logs."""
     model: str
+    """The model that answers."""
     seed: int
     num_prompt_tokens: int
     """Tokens before the output, earlier turns included."""

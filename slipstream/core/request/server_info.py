@@ -35,6 +35,7 @@ class ReplicaInfo:
     model: str = ""
     """Model (target) or kind of drafter (draft); empty while unknown."""
     num_requests: int = 0
+    """Requests that this router runs on it."""
     incarnation: str = ""
     """Incarnation of the replica's process; empty while unknown."""
     dtype: str = ""

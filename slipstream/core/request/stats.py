@@ -31,6 +31,7 @@ class SpeculationStats:
     num_draft_tokens: int
     """Draft tokens verified: the nodes of all trees, leaves included."""
     num_accepted_draft_tokens: int
+    """Draft tokens that became final."""
     num_spec_tokens: int
     """The largest number of draft tokens on a path that a round was allowed."""
     per_step_accepted: tuple[int, ...]

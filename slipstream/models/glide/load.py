@@ -69,8 +69,9 @@ def glide_scorer(
 def glide_chains(
     scorer: GlideScorer, context_length: int, decision: "DecisionModel | None"
 ) -> Chains | None:
-    """Return what computes whole chains at once, on a device or in native code; None for torch on
-    a CPU. Positions are below `context_length`.
+    """Return the chains of a draft on a device or in native code; None for torch on a CPU.
+
+    Positions are below `context_length`.
     """
     if isinstance(scorer.backend, NativeGlide):
         return NativeChains(scorer, decision)

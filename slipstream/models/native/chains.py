@@ -63,7 +63,7 @@ class NativeChains:
 
 
 class _Found:
-    """What chains are found to be: of each `stride` rows of candidates, statistics and score."""
+    """Results of chains: of each `stride` rows of candidates, statistics and score."""
 
     def __init__(self, chains: Any, asks: Sequence[ChainRequest], ids: Array) -> None:
         self.stride = max(ask.limit for ask in asks)
