@@ -91,7 +91,7 @@ gpu: model ## check and measure everything on a GPU, in 10 minutes or so; figure
 	@mkdir -p gpu-results; failed=0; short="--max-new-tokens 64 --limit 13"; \
 	run() { name=$$1; shift; \
 	  timeout 150 $(BIN)/slipstream bench "$$@" --device cuda --json gpu-results/$$name.json || failed=1; }; \
-	run graphs graphs; \
+	OMP_NUM_THREADS=1 timeout 300 $(BIN)/python -m pytest -q -m gpu tests/unit/models || failed=1; \
 	run speed speed $$short --methods plain,ngram,best; \
 	run sampled speed $$short --methods plain,best --temperature 1; \
 	run floors floors; \

@@ -32,7 +32,7 @@ from slipstream.cli.bench_flags import (
     machine_facts,
     weights_facts,
 )
-from slipstream.cli.bench_gpu import floors, graphs
+from slipstream.cli.bench_floors import floors
 from slipstream.cli.engine import open_async_client
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET, PlaceFlags, read_token
@@ -194,7 +194,6 @@ def _show(
     output.write({"environment": environment, name: figures})
 
 
-app.command()(graphs)
 app.command()(floors)
 
 

@@ -1,33 +1,13 @@
-"""`slipstream bench graphs` and `slipstream bench floors`: what a GPU computes, and how fast."""
+"""`slipstream bench floors`: steps of a device beside the time that reading weights takes."""
 
 from dataclasses import dataclass
 
-import typer
-
 from slipstream.bench.figures import fixed, table
-from slipstream.bench.gpu.floors import measure_floors
-from slipstream.bench.gpu.graph_checks import check_graphs, faults
-from slipstream.cli.bench_flags import ModelFlags, OutputFlags, machine_facts
+from slipstream.bench.floors import measure_floors
+from slipstream.cli.bench_flags import OutputFlags, machine_facts
 from slipstream.cli.flags import with_flags
 from slipstream.cli.report import figures_console, show_lines
-from slipstream.exit_codes import FAILED
-from slipstream.models.loaded import parse_device
 from slipstream.options import option
-
-
-@with_flags
-def graphs(models: ModelFlags, output: OutputFlags) -> None:
-    """Compare captured forwards and chains with the same without capture. Exits with 1 where they
-    differ.
-    """
-    models.check()
-    parse_device(models.device)
-    found = check_graphs(models.target, models.draft, dtype=models.dtype, device=models.device)
-    output.write({"environment": machine_facts(models.device), "graphs": found})
-    wrong = list(faults(found))
-    show_lines([*wrong, f"{len(wrong)} differ of {len(found['forwards'])} forwards and all graphs"])
-    if wrong:
-        raise typer.Exit(FAILED)
 
 
 @dataclass(frozen=True, slots=True)
