@@ -9,6 +9,7 @@ statistics are of that row's softmax, which the stop rules and CaPE were calibra
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 
 import numpy as np
 from numpy.typing import NDArray
@@ -84,16 +85,19 @@ class CandidateReader:
         mcsd = (Verification.MCSD, Verification.MCSD_REPLACEMENT)
         self._needs_distribution = session.verification in mcsd
         self._takes_best = sampling.is_greedy or session.verification is Verification.EXACT
+
+    @cached_property
+    def _distribution(self) -> SamplingDistribution:
         # Penalties and bias are applied by the target: they would need the whole vocabulary here.
-        distribution = replace(
-            sampling,
+        sampling = replace(
+            self._session.sampling,
             repetition_penalty=1.0,
             presence_penalty=0.0,
             frequency_penalty=0.0,
             logit_bias=(),
             min_tokens=0,
         )
-        self._distribution = SamplingDistribution(distribution, session.num_prompt_tokens)
+        return SamplingDistribution(sampling, self._session.num_prompt_tokens)
 
     def ranked(self, logits: Floats, position: int) -> Floats:
         """Return the scores [V_d] that a position's candidates are ranked by, best first.

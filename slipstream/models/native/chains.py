@@ -2,7 +2,6 @@
 
 import math
 from collections.abc import Sequence
-from typing import Any
 
 import numpy as np
 
@@ -18,7 +17,7 @@ from slipstream.models.native.library import ChainState, Decision, RankedRows
 from slipstream.models.native.weights import as_float32
 from slipstream.models.scorer import ChainPosition, ChainRequest, rule_of
 
-_NUM_STATS = 3
+_NUM_STATS = 4
 
 
 class NativeChains:
@@ -49,52 +48,31 @@ class NativeChains:
         batch, cross = self._draft.laid_out([self._scorer.step(ask.sync) for ask in asks])
         arrays = [_arrays(ask) for ask in asks]
         chains = (ChainState * len(asks))(*map(_chain, asks, arrays))
-        found = _Found(chains, asks, self._ids)
-        self._draft.model.follow(
-            asks[0].state.cache.pool,
-            batch,
-            cross,
-            *(self._decision, chains, found.stride, found.candidates, found.scores.ctypes.data),
-        )
+        stride = max(ask.limit for ask in asks)
+        count = min(max(ask.num_candidates for ask in asks), len(self._ids))
+        rows = np.empty((len(asks), stride, _NUM_STATS + 2 * count), np.float32)
+        ranked = RankedRows(self._ids.ctypes.data, count, rows.ctypes.data)
+        pool = asks[0].state.cache.pool
+        self._draft.model.follow(pool, batch, cross, self._decision, chains, stride, ranked)
         for ask, own in zip(asks, chains, strict=True):
             for parent in range(-1, own.length - 2):
                 ask.state.append([parent])
-        return [found.positions(index) for index in range(len(asks))]
-
-
-class _Found:
-    """Results of chains: of each `stride` rows of candidates, statistics and score."""
-
-    def __init__(self, chains: Any, asks: Sequence[ChainRequest], ids: Array) -> None:
-        self.stride = max(ask.limit for ask in asks)
-        count = min(max(ask.num_candidates for ask in asks), len(ids))
-        num_rows = len(asks) * self.stride
-        self._chains, self._asks, self._ids = chains, asks, ids
-        self._columns = np.empty((num_rows, count), np.int64)
-        self._probs = np.empty((num_rows, count), np.float32)
-        self._stats = np.empty((num_rows, _NUM_STATS), np.float32)
-        self.scores = np.empty(num_rows, np.float32)
-        arrays = (self._columns, self._probs, self._stats)
-        self.candidates = RankedRows(ids.ctypes.data, count, *(own.ctypes.data for own in arrays))
-
-    def positions(self, index: int) -> list[ChainPosition]:
-        """Return the positions of a chain."""
-        count, first = self._asks[index].num_candidates, index * self.stride
-        rows = slice(first, first + self._chains[index].length)
-        columns = self._columns[rows, :count]
-        parts = (self._ids[columns], self._probs[rows, :count], self._stats[rows])
-        sizes = (columns >= 0).sum(1).tolist()
-        found = zip(sizes, *(own.tolist() for own in (*parts, self.scores[rows])), strict=True)
         return [
-            ChainPosition(
-                tuple(tokens[:size]),
-                tuple(probs[:size]),
-                math.exp(stats[1]),
-                stats[0],
-                None if math.isnan(score) else score,
-            )
-            for size, tokens, probs, stats, score in found
+            [_position(row, count, ask.num_candidates) for row in own[: state.length].tolist()]
+            for own, ask, state in zip(rows, asks, chains, strict=True)
         ]
+
+
+def _position(row: list[float], count: int, most: int) -> ChainPosition:
+    """Return a position out of its row: see `RankedRows` in `src/model.h`."""
+    entropy, log_best, _, score = row[:_NUM_STATS]
+    tokens = [int(token) for token in row[_NUM_STATS : _NUM_STATS + min(count, most)] if token >= 0]
+    probs = row[_NUM_STATS + count :][: len(tokens)]
+    is_scored = not math.isnan(score)
+    top_prob = math.exp(log_best)
+    return ChainPosition(
+        tuple(tokens), tuple(probs), top_prob, entropy, score if is_scored else None
+    )
 
 
 def _arrays(ask: ChainRequest) -> tuple[Array, Array, Array]:

@@ -75,10 +75,7 @@ class Matrix(ctypes.Structure):
 class RankedRows(ctypes.Structure):
     """See `RankedRows` in `src/model.h`."""
 
-    _fields_ = (
-        *(("ids", c_void_p), ("count", c_int64)),
-        *((name, c_void_p) for name in ("columns", "probs", "stats")),
-    )
+    _fields_ = (("ids", c_void_p), ("count", c_int64), ("rows", c_void_p))
 
 
 class Decision(ctypes.Structure):
@@ -134,7 +131,7 @@ _SIGNATURES = {
         [
             *(c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(NativeBatch)),
             *(ctypes.POINTER(Decision), ctypes.POINTER(ChainState), c_int64),
-            *(ctypes.POINTER(RankedRows), c_void_p),
+            ctypes.POINTER(RankedRows),
         ],
     ),
     "slipstream_dequantise": (

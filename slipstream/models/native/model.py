@@ -1,9 +1,8 @@
 """A model in native code: its weights, its buffers, its threads; see `src/api.cpp`."""
 
-import ctypes
 from array import array
 from collections.abc import Iterable, Sequence
-from ctypes import byref, c_float, c_void_p
+from ctypes import addressof, byref, c_float, c_void_p
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
@@ -141,19 +140,23 @@ class NativeModel:
 
 
 class _Given:
-    """A pool and a batch as native code takes them, and the arrays that the latter is made of."""
+    """A pool and a batch as native code takes them, and the memory that these are in."""
 
     def __init__(self, pool: KvPool, batch: Batch, num_kept: int, cross: CrossKv) -> None:
-        pointers = (c_void_p * len(pool.addresses))(*pool.addresses)
-        sizes = (pool.scratch.stop, len(pointers), pool.num_bytes // len(pointers))
-        self.cache = Cache(ctypes.cast(pointers, c_void_p), *sizes)
-        self._arrays = _arrays(batch, cross)
-        addresses = [own.buffer_info()[0] if own else None for own in self._arrays]
-        count = len(self._arrays[_ANCESTORS])
-        self.batch = NativeBatch(len(batch), num_kept, *addresses, count)
+        self._layers = (c_void_p * len(pool.addresses))(*pool.addresses)
+        sizes = (pool.scratch.stop, len(self._layers), pool.num_bytes // len(self._layers))
+        self.cache = Cache(addressof(self._layers), *sizes)
+        lists = _lists(batch, cross)
+        self._numbers = array("q", chain.from_iterable(lists))
+        start, size = self._numbers.buffer_info()[0], self._numbers.itemsize
+        ends = accumulate(map(len, lists), initial=0)
+        places = (
+            start + size * first if own else None for own, first in zip(lists, ends, strict=False)
+        )
+        self.batch = NativeBatch(len(batch), num_kept, *places, len(lists[_ANCESTORS]))
 
 
-def _arrays(batch: Batch, cross: CrossKv) -> list["array[int]"]:
+def _lists(batch: Batch, cross: CrossKv) -> Sequence[Sequence[int]]:
     """Return the arrays of `Batch` in `src/model.h`, in its order."""
     first = [0, *accumulate(map(len, batch.ancestors))]
     tables = [table.table_address() for table in batch.block_tables]
@@ -163,8 +166,7 @@ def _arrays(batch: Batch, cross: CrossKv) -> list["array[int]"]:
     if counts != {len(batch)} or len(cross.num_read) not in (0, len(batch)):
         raise ModelError(f"there are {len(batch)} tokens, but not as many places")
     ancestors = list(chain.from_iterable(batch.ancestors))
-    lists = (*each, ancestors, first, cross.num_read, cross.places, sizes)
-    return [array("q", values) for values in lists]
+    return (*each, ancestors, first, cross.num_read, cross.places, sizes)
 
 
 def _floats(values: Array) -> tuple[int, int]:

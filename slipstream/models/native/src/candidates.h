@@ -9,7 +9,6 @@
 namespace SLIPSTREAM_ISA {
 
 using slipstream::RankedRows;
-using slipstream::kRowStats;
 using slipstream::Ranking;
 
 constexpr int kRankBlock = 64;  // values with a maximum of their own
@@ -105,28 +104,30 @@ inline int64_t rank_blocks(int64_t size) { return (size + kRankBlock - 1) / kRan
 // Floats that ranking a row takes besides.
 inline int64_t rank_room(int64_t size) { return rank_blocks(size) * (kRankBlock + 1); }
 
-inline void rank_row(const float* logits, int64_t size, const Ranking& by, int64_t row,
-                     const RankedRows& out, float* values) {
+// Writes the row of some logits; without a score, and without numbers where they are no
+// distribution.
+inline void rank_row(const float* logits, int64_t size, const Ranking& by, const RankedRows& out,
+                     float* row, float* values) {
   const int64_t blocks = rank_blocks(size);
-  float *maxima = values + blocks * kRankBlock, *stats = out.stats + row * kRowStats;
-  float* probs = out.probs + row * out.count;
-  int64_t* columns = out.columns + row * out.count;
-  std::fill_n(columns, out.count, -1);
+  float *maxima = values + blocks * kRankBlock, *tokens = row + slipstream::kRowStats,
+        *probs = tokens + out.count;
+  std::fill(row, tokens, NAN);
+  std::fill_n(tokens, out.count, -1.0f);
   std::fill_n(probs, out.count, 0.0f);
-  std::fill_n(stats, kRowStats, NAN);
   if (!rank_values(logits, size, by, out.ids, values, maxima)) return;
   const float best = *std::max_element(maxima, maxima + blocks);
   if (std::isinf(best)) return;
   const Mass mass = mass_of(values, blocks * kRankBlock, best);
   const float log_mass = std::log(mass.weights);
-  stats[0] = log_mass - mass.logs / mass.weights;
+  row[slipstream::kEntropy] = log_mass - mass.logs / mass.weights;
   for (int64_t place = 0; place < std::max<int64_t>(out.count, 2); ++place) {
     float value;
     const int64_t column = take_best(values, maxima, blocks, &value);
-    if (place < 2) stats[1 + place] = value - best - log_mass;
+    if (place < 2) row[slipstream::kLogBest + place] = value - best - log_mass;
     if (column < 0) return;
-    if (place < out.count) columns[place] = column;
-    if (place < out.count) probs[place] = std::exp(value - best) / mass.weights;
+    if (place >= out.count) continue;
+    tokens[place] = static_cast<float>(out.ids == nullptr ? column : out.ids[column]);
+    probs[place] = std::exp(value - best) / mass.weights;
   }
 }
 

@@ -20,10 +20,11 @@ constexpr int kDecisionStats = 4;
 inline float decide(const DecisionModel& model, const float* hidden, int size, const float* row,
                     int64_t lag, bool is_sampled) {
   constexpr double kLeast = 1e-6;
-  const double most = -std::log(kLeast), best = row[1], second = row[2];
+  const double most = -std::log(kLeast);
+  const double best = row[slipstream::kLogBest], second = row[slipstream::kLogSecond];
   const double odds = best - std::log(std::max(-std::expm1(best), kLeast));
   const float stats[kDecisionStats] = {
-      static_cast<float>(std::min(odds, most)), row[0],
+      static_cast<float>(std::min(odds, most)), row[slipstream::kEntropy],
       static_cast<float>(std::min(best - second, most)), static_cast<float>(lag)};
   const int64_t column = is_sampled ? 1 : 0, last = model.width + column;
   float logit = 0;
@@ -53,17 +54,20 @@ inline double calibrated(const ChainState& chain, double confidence) {
   return low + (place - static_cast<double>(below)) * (high - low);
 }
 
-// Whether a chain ends with a position, whose token is `token`. Comparisons with what is no number
-// are false, which leaves the limits on length.
-inline bool ends_with(ChainState& chain, int64_t token, const float* row, float score) {
+// Whether a chain ends with a position. Comparisons with what is no number are false, which leaves
+// the limits on length.
+inline bool ends_with(ChainState& chain, const float* row) {
   constexpr double kSvipSlope = 0.15;
-  const int64_t depth = ++chain.length;
-  if (row[1] != row[1]) return true;
+  const float score = row[slipstream::kScore];
+  const double log_best = row[slipstream::kLogBest];
+  const int64_t depth = ++chain.length, token = static_cast<int64_t>(row[slipstream::kRowStats]);
+  if (log_best != log_best) return true;
   const bool has_score = score == score;
-  const double prob = has_score ? score : calibrated(chain, std::exp(row[1]));
+  const double prob = has_score ? score : calibrated(chain, std::exp(log_best));
   chain.path_prob *= prob;
   const double threshold = chain.policy == Policy::kDecision ? chain.fallback : chain.threshold;
-  const bool is_unsure = std::sqrt(kSvipSlope * std::max(row[0], 0.0f)) > threshold;
+  const double entropy = std::max(row[slipstream::kEntropy], 0.0f);
+  const bool is_unsure = std::sqrt(kSvipSlope * entropy) > threshold;
   if (depth >= chain.limit || depth >= chain.max_depth) return true;
   if (std::count(chain.ends, chain.ends + chain.num_ends, token) > 0) return true;
   if (chain.path_prob < chain.min_path_prob) return true;
@@ -132,19 +136,19 @@ inline void rank_states(Model& model, const std::vector<int64_t>& sessions, int6
     const ChainState& chain = chains[sessions[row]];
     Ranking by{chain.factor, chain.keys != nullptr, {}};
     if (by.is_sampled) by.noise = chain.keys[depth - 1];
-    rank_row(own.logits.data() + row * size, size, by, sessions[row] * stride + depth - 1, out,
-             own.ranked.data() + row * room);
+    rank_row(own.logits.data() + row * size, size, by, out,
+             out.row(sessions[row] * stride + depth - 1), own.ranked.data() + row * room);
   };
   if (rows == 1) return rank_one(0);  // sooner than the other threads are there
   model.team->run([&](int thread) { model.team->each(thread, rows, rank_one); });
 }
 
 // Follows the best candidates behind the first `kept` tokens of a batch, the last ones of as many
-// sessions, until each of their chains has ended. Of a chain there are up to `stride` positions in
-// `out` and `scores`, those of the decision model or no numbers.
+// sessions, until each of their chains has ended. A chain has up to `stride` positions, rows of
+// `out`, whose scores are those of the decision model or no numbers.
 inline void follow(Model& model, const Cache& cache, const Batch& batch,
                    const DecisionModel* decision, ChainState* chains, int64_t stride,
-                   const RankedRows& out, float* scores) {
+                   const RankedRows& out) {
   const int hidden = model.shape.hidden;
   std::vector<float>& states = model.buffers.hidden;
   std::vector<int64_t> live(batch.kept);
@@ -158,16 +162,14 @@ inline void follow(Model& model, const Cache& cache, const Batch& batch,
     newest.clear();
     for (size_t i = 0; i < live.size(); ++i) {
       ChainState& chain = chains[live[i]];
-      const int64_t row = live[i] * stride + depth - 1, column = out.columns[row * out.count];
-      const float* stats = out.stats + row * kRowStats;
-      const bool is_scored = decision != nullptr && chain.is_scored;
-      scores[row] = is_scored ? decide(*decision, states.data() + i * hidden, hidden, stats,
-                                       chain.lag + depth - 1, chain.keys != nullptr)
-                              : NAN;
-      const int64_t token = out.ids == nullptr || column < 0 ? column : out.ids[column];
-      if (ends_with(chain, token, stats, scores[row])) continue;
+      float* row = out.row(live[i] * stride + depth - 1);
+      if (decision != nullptr && chain.is_scored) {
+        row[slipstream::kScore] = decide(*decision, states.data() + i * hidden, hidden, row,
+                                         chain.lag + depth - 1, chain.keys != nullptr);
+      }
+      if (ends_with(chain, row)) continue;
       others.push_back(live[i]);
-      newest.add(live[i], depth, token);
+      newest.add(live[i], depth, static_cast<int64_t>(row[slipstream::kRowStats]));
     }
     live.swap(others);
   }

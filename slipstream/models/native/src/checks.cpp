@@ -6,6 +6,7 @@
 namespace slipstream {
 namespace {
 
+constexpr int64_t kMostExact = 1 << 24;  // of whole numbers that a float32 has each of
 constexpr int64_t kLargest = 1 << 30;  // of a width, and of the numbers that make one
 
 bool is_within(int64_t value, int64_t count) { return value >= 0 && value < count; }
@@ -153,7 +154,8 @@ bool fits_chains(const Model& model, const Cache& cache, const Batch& batch,
                  const ChainState* chains, int64_t stride, const RankedRows& out) {
   const Shape& shape = model.shape;
   const int64_t positions = num_positions(model);
-  if (model.head.data == nullptr || out.count < 1) return false;
+  if (model.head.data == nullptr || out.count < 1 || out.rows == nullptr) return false;
+  if (model.vocabulary > kMostExact) return false;
   for (int64_t column = 0; out.ids != nullptr && column < model.head.outputs; ++column) {
     if (!is_within(out.ids[column], model.vocabulary)) return false;
   }

@@ -184,17 +184,16 @@ struct Ranking {
   Noise noise;
 };
 
-// Candidates of rows of `size` logits, `count` of each at most, best first: their columns, -1 where
-// there are no more, and their probabilities [rows, count]. `ids` [size] are the columns' tokens,
-// for noise; null where they are the columns. Of `stats` a row has entropy, and the logarithms of
-// its two best probabilities; no number where the row is no distribution.
-constexpr int kRowStats = 3;
+// Candidates of rows of logits, `count` of each at most. A row has `kRowStats` numbers, then the
+// tokens of the best, -1 where there are no more, then their probabilities. `ids` are the tokens of
+// the logits; null where they are their places.
+enum RowStat { kEntropy, kLogBest, kLogSecond, kScore, kRowStats };
 struct RankedRows {
   const int64_t* ids;
   int64_t count;
-  int64_t* columns;
-  float* probs;
-  float* stats;
+  float* rows;
+
+  float* row(int64_t at) const { return rows + at * (kRowStats + 2 * count); }
 };
 
 // A decision model: a layer of `width` units over states [hidden] and statistics, whose last two
@@ -238,7 +237,7 @@ struct Kernels {
                                  float* best, int32_t* tokens);
   // Whole chains of `batch.kept` sessions: see `chain.h`.
   void (*follow)(Model&, const Cache&, const Batch&, const DecisionModel*, ChainState*,
-                 int64_t stride, const RankedRows&, float* scores);
+                 int64_t stride, const RankedRows&);
 };
 
 extern const Kernels kPortable;

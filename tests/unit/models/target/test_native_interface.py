@@ -139,10 +139,9 @@ def test_arrays_of_different_lengths_are_refused(name):
 POINTS, IDS = np.array([0.0, 1.0]), np.arange(4)
 
 
-def follow(model=None, ids=IDS, stride=2, **changes):
+def follow(ids=IDS, stride=2, **changes):
     """A chain of two tokens behind one that sees itself alone."""
-    found = [np.empty(8, kind) for kind in (np.int64, np.float32, np.float32, np.float32)]
-    places = [array.ctypes.data for array in found]
+    found = np.empty((2, 8), np.float32)
     state = ChainState(limit=2, max_depth=9, factor=1.0, path_prob=1.0, num_points=2)
     state.points = POINTS.ctypes.data
     for name in changes.keys() & dict(ChainState._fields_):
@@ -152,9 +151,9 @@ def follow(model=None, ids=IDS, stride=2, **changes):
     for name, values in changes.items():
         setattr(cross if hasattr(cross, name) else batch, name, values)
     chains = (ChainState * 1)(state)
-    rows = RankedRows(ids.ctypes.data, 2, *places[:3])
+    rows = RankedRows(ids.ctypes.data, 2, found.ctypes.data)
     pool = KvPool(LAYOUT, 1, scratch_rows=1)
-    (model or filled()).follow(pool, batch, cross, None, chains, stride, rows, places[3])
+    filled().follow(pool, batch, cross, None, chains, stride, rows)
     return chains[0].length
 
 
