@@ -24,9 +24,11 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Session
 from slipstream.drafting.build import DraftModel
 from slipstream.models.causal import CausalModel
+from slipstream.models.decoder import Decoder
 from slipstream.models.kv.batch import Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.memory import wait_for
+from slipstream.models.native.decoder import NativeDecoder
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync
 from slipstream.options import check_bounds, option
 
@@ -34,6 +36,7 @@ MAX_ROWS = 128
 DRAFTED = 5
 """Nodes of the chain that a draft step is the median of, where its training allows so many."""
 _WARMUP = 3
+_UNITS = {"gmac_per_s": "GMAC/s", "gb_per_s": "GB/s"}
 
 Action = Callable[[], object]
 
@@ -45,6 +48,7 @@ class CostPlan:
     rows: str = option("1,2,4,8,16,32", "Tokens of a verification, ascending from 1.")
     context: int = option(300, "Tokens before those that are verified.", least=2)
     rounds: int = option(20, "Timings of each forward.", least=1)
+    roofline: bool = option(False, "Also what this machine could do at most, measured.")
 
     def __post_init__(self) -> None:
         rows = self.row_counts
@@ -77,10 +81,12 @@ def measure_cost(
         drafted = min(DRAFTED, model.scorer.max_lag or DRAFTED)
         actions |= _draft_actions(model, target.cache, tokens, drafted=drafted)
     ms = _medians(actions, plan.rounds, target.model.device)
+    forward_ms = {str(rows): ms[rows] for rows in plan.row_counts}
     return {
         "context": len(tokens),
-        "forward_ms": {str(rows): ms[rows] for rows in plan.row_counts},
+        "forward_ms": forward_ms,
         "draft": _draft_cost(ms, drafted) if has_draft else None,
+        "roofline": roofline_of(target.model.decoder, forward_ms) if plan.roofline else None,
     }
 
 
@@ -122,16 +128,11 @@ def _draft_actions(
     sequence = TokenSequence(session, tokens)
 
     view = cache.view(model.layers) if model.layers else None
+    sync = Sync(model.scorer.open(len(tokens) + MAX_ROWS), tokens, view)
     return {
-        "step": partial(_chain_seconds, model.scorer, _opened(model.scorer, tokens, view)),
+        "step": partial(_chain_seconds, model.scorer, sync),
         "round": lambda: finished(draft.propose(sequence, Plan(drafted, drafted))),
     }
-
-
-def _opened(scorer: Scorer, tokens: Sequence[int], view: KvView | None) -> Sync:
-    sync = Sync(scorer.open(len(tokens) + MAX_ROWS), tokens, view)
-    scorer.score([sync])
-    return sync
 
 
 def _chain_seconds(scorer: Scorer, sync: Sync) -> list[float]:
@@ -185,18 +186,34 @@ def _context(plan: CostPlan, engines: MethodEngines, text: str) -> list[int]:
     return (tokens * -(-plan.context // len(tokens)))[: plan.context]
 
 
+def roofline_of(decoder: Decoder, forward_ms: Mapping[str, float]) -> dict[str, Any]:
+    """Return what the machine does at most with the decoder's kernels, and how much of it forwards
+    of so many rows reach. Raises `InvalidRequest` where torch computes."""
+    if not isinstance(decoder, NativeDecoder):
+        raise InvalidRequest(f"the engine is {decoder.engine}, but a roofline is of native kernels")
+    macs, size, macs_per_s, bytes_per_s = decoder.roofline()
+    peaks = {"gmac_per_s": macs_per_s / 1e9, "gb_per_s": bytes_per_s / 1e9}
+    reached = {
+        rows: {"gmac_per_s": int(rows) * macs / ms / 1e6, "gb_per_s": size / ms / 1e6}
+        for rows, ms in forward_ms.items()
+    }
+    return {"kernels": decoder.engine, "macs": macs, "bytes": size, "peak": peaks, "rows": reached}
+
+
 def cost_table(cost: Mapping[str, Any]) -> Table:
-    """Return what verifying some tokens takes, and against one token."""
-    shown, ms = table("rows", "ms", "of one row"), cost["forward_ms"]
+    """Return what verifying some tokens takes and what a draft step, against one token, and what
+    of the machine's peak that is; a step in a round includes reading its distribution."""
+    ms, roofline = cost["forward_ms"], cost["roofline"] or {"peak": {}, "kernels": None}
+    peak = roofline["peak"]
+    columns = ("ms", "of one row", *(_UNITS[name] for name in peak))
+    shown = table("rows", *columns, title=roofline["kernels"])
     for rows, own in ms.items():
-        shown.add_row(rows, fixed(own, 2), fixed(own / ms["1"], 2, "x"))
+        reached = ((roofline["rows"][rows][name], most) for name, most in peak.items())
+        shares = (f"{some:.1f} ({some / most:.0%})" for some, most in reached)
+        shown.add_row(rows, fixed(own, 2), fixed(own / ms["1"], 2, "x"), *shares)
+    draft = cost["draft"] or {}
+    for name, key in (("draft step", "step"), ("in a round", "round_step")) if draft else ():
+        shown.add_row(name, fixed(draft[f"{key}_ms"], 3), fixed(draft[f"{key}_ratio"], 3, "x"))
+    if peak:
+        shown.add_row("peak", "", "", *(fixed(most, 1) for most in peak.values()))
     return shown
-
-
-def draft_line(draft: Mapping[str, float]) -> str:
-    """Return the draft beside the target."""
-    return (
-        f"draft step {draft['step_ms']:.3f} ms, {draft['step_ratio']:.1%} of a one-row target"
-        " forward; in a round, with reading its distribution,"
-        f" {draft['round_step_ms']:.3f} ms, {draft['round_step_ratio']:.1%}"
-    )

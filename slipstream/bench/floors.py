@@ -4,7 +4,7 @@ The weights are random ones of a model's shapes: times do not depend on their va
 """
 
 import resource
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
 from functools import partial
 from pathlib import Path
 from typing import Any
@@ -56,7 +56,7 @@ def measure_floors(shape: str, *, dtype: str, device: str, numerics: str) -> dic
     place = parse_device(device)
     model, read = _random_model(shape, dtype, place, numerics)
     context = min(_CONTEXT, model.context_length - max(_ROWS))
-    rows, sessions = _rows(model, context), _sessions(model, context)
+    rows, sessions = _forwards(model, context)
     bandwidth = _bandwidth(place)
     plain_s, kv = rows[1], context * model.layout.bytes_per_token
     floor_s = (read + kv) / bandwidth
@@ -101,31 +101,24 @@ def _random_model(shape: str, dtype: str, device: str, numerics: str) -> tuple[C
     return causal_model(made, numerics=numerics), read
 
 
-def _rows(model: CausalModel, context: int) -> dict[int, float]:
-    """Return seconds of a forward of so many tokens of one session, logits included."""
-    pool = model.pool(-(-(context + max(_ROWS)) // BLOCK_SIZE))
-    cache = model.open_in(pool)
-    cache.reserve(context + max(_ROWS))
-    model.prefill(cache, [1] * context)
-
-    def run(count: int) -> None:
-        _compute(model, [Part(cache, [1], TokenTree.chain([1] * (count - 1)))])
-
-    return _timed(run, _ROWS)
-
-
-def _sessions(model: CausalModel, context: int) -> dict[int, float]:
-    """Return seconds of a forward of one token of each of so many sessions."""
-    pages = -(-(context + 1) // BLOCK_SIZE)
-    pool = model.pool(max(_SESSIONS) * pages)
+def _forwards(model: CausalModel, context: int) -> Iterator[dict[int, float]]:
+    """Yield seconds of a forward, logits included, of so many tokens of one session, and then of
+    one token of each of so many sessions."""
+    pages, more = (-(-count // BLOCK_SIZE) for count in (context + 1, max(_ROWS)))
+    pool = model.pool(max(_SESSIONS) * pages + more)
     caches = [model.open_in(pool) for _ in range(max(_SESSIONS))]
     for cache in caches:
         model.prefill(cache, [1] * context)
+    caches[0].reserve(context + max(_ROWS))
 
-    def run(count: int) -> None:
+    def run_rows(count: int) -> None:
+        _compute(model, [Part(caches[0], [1], TokenTree.chain([1] * (count - 1)))])
+
+    def run_sessions(count: int) -> None:
         _compute(model, [Part(cache, [1]) for cache in caches[:count]])
 
-    return _timed(run, _SESSIONS)
+    yield _timed(run_rows, _ROWS)
+    yield _timed(run_sessions, _SESSIONS)
 
 
 def _compute(model: CausalModel, parts: list[Part]) -> None:

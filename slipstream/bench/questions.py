@@ -61,10 +61,7 @@ def _question(line: str, place: str) -> Question:
         raise InvalidRequest(f"{place} has question_id {question_id!r}, not a number or text")
     if not isinstance(category, str) or not category:
         raise InvalidRequest(f"{place} has category {category!r}, not text")
-    if not isinstance(turns, list) or not turns or not all(map(_is_text, turns)):
+    texts = turns if isinstance(turns, list) else []
+    if not texts or not all(isinstance(text, str) and text.strip() for text in texts):
         raise InvalidRequest(f"{place} must have turns, a list of texts that are not empty")
-    return Question(question_id, category, tuple(turns))
-
-
-def _is_text(turn: object) -> bool:
-    return isinstance(turn, str) and bool(turn.strip())
+    return Question(question_id, category, tuple(texts))

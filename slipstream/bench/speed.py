@@ -78,20 +78,19 @@ def compare(plan: SpeedPlan, samples: Samples, *, is_invariant: bool = True) -> 
     """Return by method `{"overall": R, "categories": {CATEGORY: R}}`; see `method_figures`."""
     categories = dict.fromkeys(question.category for question in plan.questions)
     known = {"is_greedy": plan.sampling.params().is_greedy, "is_invariant": is_invariant}
-    parts = {name: _only(samples, name) for name in categories}
+    parts = {
+        category: {
+            name: [sample for sample in of if sample.question.category == category]
+            for name, of in samples.items()
+        }
+        for category in categories
+    }
     return {
         method.name: {
             "overall": method_figures(method, samples, **known),
             "categories": {name: method_figures(method, of, **known) for name, of in parts.items()},
         }
         for method in plan.methods
-    }
-
-
-def _only(samples: Samples, category: str) -> dict[str, list[Sample]]:
-    return {
-        name: [sample for sample in of if sample.question.category == category]
-        for name, of in samples.items()
     }
 
 

@@ -13,7 +13,7 @@ import typer
 from slipstream.bench import load
 from slipstream.bench import rounds as rounds_of
 from slipstream.bench import speed as speeds
-from slipstream.bench.cost import CostPlan, cost_table, draft_line, measure_cost
+from slipstream.bench.cost import CostPlan, cost_table, measure_cost
 from slipstream.bench.harness import Samples, SamplingPlan, run_in_turn
 from slipstream.bench.methods import (
     GRAMMAR,
@@ -255,8 +255,6 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
     has_draft = models.draft != "glide" or shipped_folder(engines.engine.model_id).is_dir()
     measured = measure_cost(plan, engines, text, has_draft=has_draft)
     figures_console().print(cost_table(measured))
-    if measured["draft"] is not None:
-        show_lines([draft_line(measured["draft"])])
     output.write({"environment": {**models.facts(), "rounds": plan.rounds}, "cost": measured})
 
 

@@ -25,7 +25,6 @@ from slipstream.models.native.weights import Weights, eight_bits, of_type
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 _LOG = logging.getLogger("slipstream.models")
 CONFIG = "config.json"
 _BODY = "model."

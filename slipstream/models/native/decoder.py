@@ -11,12 +11,13 @@ import numpy as np
 from slipstream.core.verify.draws import FindContenders
 from slipstream.models.decoder import ANY_ROWS, Numerics
 from slipstream.models.dtypes import BFLOAT16, Array
+from slipstream.models.format.architecture import NORM
 from slipstream.models.format.rope import rotary_tables
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native.library import NativeShape
 from slipstream.models.native.model import NativeModel
-from slipstream.models.native.source import WeightSource, head, last_norm, layer
+from slipstream.models.native.source import WeightSource, head, layer, norm
 
 
 class NativeDecoder:
@@ -35,7 +36,7 @@ class NativeDecoder:
         self._model = NativeModel(_shape(source, layout), source.embedding())
         for number, rotary in enumerate(source.rotaries):
             self._model.set_rotary(*rotary_tables(rotary, arch.context_length), number)
-        self._model.set_head(last_norm(source), head(source), is_tied=source.is_tied)
+        self._model.set_head(norm(source, NORM), head(source), is_tied=source.is_tied)
         self._logits_scaling = np.float32(arch.logits_scaling)
         for index, places in enumerate(zip(arch.windows, arch.layer_ropes, strict=True)):
             blocks = layer(source, index)
@@ -43,6 +44,7 @@ class NativeDecoder:
             source.release(index)
         self.engine, self.weight_bytes = f"native {self._model.kernels}", self._model.weight_bytes
         self.contenders: FindContenders | None = self._model.contenders
+        self.roofline = self._model.roofline
 
     def new_pool(self, num_pages: int, scratch_rows: int, *, lasts: bool = True) -> KvPool:
         return KvPool(self._layout, num_pages, scratch_rows=scratch_rows)

@@ -114,7 +114,12 @@ class NativeGlide:
                 [
                     number
                     for keys, values in pairs
-                    for number in (keys.ctypes.data, values.ctypes.data, _stride(keys), length)
+                    for number in (
+                        keys.ctypes.data,
+                        values.ctypes.data,
+                        keys.strides[0] // keys.itemsize,
+                        length,
+                    )
                 ],
             )
         return state.addresses
@@ -165,10 +170,6 @@ def _dense(pair: tuple[Array, Array]) -> tuple[Array, Array]:
     if keys.strides == values.strides and keys[0].flags.c_contiguous:
         return pair
     return np.ascontiguousarray(keys), np.ascontiguousarray(values)
-
-
-def _stride(keys: Array) -> int:
-    return keys.strides[0] // keys.itemsize
 
 
 def _shape(weights: GlideWeights, layout: KvLayout) -> NativeShape:

@@ -20,7 +20,6 @@ from slipstream.models.torch.arrays import as_array, numpy_dtype
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
 
-
 _SILUS = {"SiLU", "SiLUActivation"}
 _GELUS = {"GELUTanh", "NewGELUActivation"}
 

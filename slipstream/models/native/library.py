@@ -15,8 +15,6 @@ from slipstream.core.errors import InvalidRequest, ModelError
 
 OFF = "off"
 PATH = Path(__file__).parent / "lib" / "libslipstream_native.so"
-
-
 _MISFIT = -2
 
 
@@ -122,6 +120,7 @@ _SIGNATURES = {
     "slipstream_set_norm": (c_int32, [c_void_p, *[c_int32] * 3, c_void_p, c_int64]),
     "slipstream_tie": (c_int32, [c_void_p]),
     "slipstream_weight_bytes": (c_int64, [c_void_p]),
+    "slipstream_roofline": (c_int32, [c_void_p, c_void_p]),
     "slipstream_forward": (
         c_int32,
         [c_void_p, ctypes.POINTER(Cache), ctypes.POINTER(NativeBatch), c_void_p, c_int64],

@@ -2,7 +2,7 @@
 
 from array import array
 from collections.abc import Iterable, Sequence
-from ctypes import addressof, byref, c_float, c_void_p
+from ctypes import addressof, byref, c_double, c_float, c_void_p
 from dataclasses import dataclass, field
 from itertools import accumulate, chain
 from typing import Any
@@ -129,6 +129,12 @@ class NativeModel:
         found = (byref(best), tokens.ctypes.data, len(tokens))
         count = self._do("sampling_candidates", *_floats(logits), temperature, *keys, *found)
         return (tokens[:count], best.value) if count else None
+
+    def roofline(self) -> list[float]:
+        """Return, measured, the figures of `Roofline` in `src/roofline.h`."""
+        figures = (c_double * 4)()
+        self._do("roofline", figures)
+        return list(figures)
 
     def _set_matrices(self, layer: int, block: int, place: int, parts: Sequence[Weights]) -> None:
         own = [part.in_order() for part in parts]

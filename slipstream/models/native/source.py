@@ -13,7 +13,6 @@ from slipstream.models.format.architecture import (
     BLOCK_NORMS,
     EMBEDDING,
     HEAD,
-    NORM,
     Architecture,
     ModelSizes,
 )
@@ -126,11 +125,6 @@ def head(source: WeightSource) -> Weights:
     return source.matrix(EMBEDDING if source.is_tied else HEAD)
 
 
-def last_norm(source: WeightSource) -> Array:
-    """Return the weight of the norm before the head, float32."""
-    return _norm(source, NORM)
-
-
 def layer(source: WeightSource, index: int) -> Sequence[BlockWeights]:
     """Return the blocks of a layer: its attention and its MLP."""
     name = f"model.layers.{index}"
@@ -141,7 +135,7 @@ def _attention(source: WeightSource, layer: str) -> BlockWeights:
     own, form = f"{layer}.self_attn", source.architecture.form
     norms = (f"{own}.q_norm.weight", f"{own}.k_norm.weight")
     has_norms = form.head_norms != "none"
-    query_norm, key_norm = (_norm(source, norm) if has_norms else None for norm in norms)
+    query_norm, key_norm = (norm(source, name) if has_norms else None for name in norms)
     before, after = _block_norms(source, layer, 0)
     return BlockWeights(
         before,
@@ -159,25 +153,20 @@ def _mlp(source: WeightSource, layer: str) -> BlockWeights:
     else:
         into = [_linear(source, f"{layer}.mlp.{part}_proj") for part in ("gate", "up")]
     before, after = _block_norms(source, layer, 1)
-    return BlockWeights(
-        before,
-        into,
-        _linear(source, f"{layer}.mlp.down_proj"),
-        norm_after=after,
-    )
+    return BlockWeights(before, into, _linear(source, f"{layer}.mlp.down_proj"), norm_after=after)
 
 
 def _block_norms(source: WeightSource, layer: str, block: int) -> tuple[Array | None, Array | None]:
     """The norms before and after a block."""
     names = BLOCK_NORMS[source.architecture.form.norms][block]
     before, after = (
-        None if name is None else _norm(source, f"{layer}.{name}.weight") for name in names
+        None if name is None else norm(source, f"{layer}.{name}.weight") for name in names
     )
     return before, after
 
 
-def _norm(source: WeightSource, name: str) -> Array:
-    """Factors of a norm's elements."""
+def norm(source: WeightSource, name: str) -> Array:
+    """Return the factors of a norm's elements, float32."""
     return source.vector(name) + np.float32(source.architecture.form.has_unit_offset)
 
 

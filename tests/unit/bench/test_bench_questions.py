@@ -20,13 +20,9 @@ def written(tmp_path, *lines):
 
 
 def test_questions_come_in_the_order_of_the_file(tmp_path):
-    path = written(
-        tmp_path, line(7, "qa", ["Wer?", "Ünd?"]), "", line("b", "math", reference=["4"])
-    )
-    assert read_questions(path) == (
-        Question(7, "qa", ("Wer?", "Ünd?")),
-        Question("b", "math", ("Who?",)),
-    )
+    lines = line(7, "qa", ["Wer?", "Ünd?"]), "", line("b", "math", reference=["4"])
+    both = Question(7, "qa", ("Wer?", "Ünd?")), Question("b", "math", ("Who?",))
+    assert read_questions(written(tmp_path, *lines)) == both
 
 
 @pytest.mark.parametrize(
@@ -47,10 +43,7 @@ def test_a_bad_line_is_refused_with_its_number(tmp_path, bad, reason):
         read_questions(written(tmp_path, line(0), bad))
 
 
-QUESTIONS = tuple(
-    Question(number, category, ("?",))
-    for number, category in enumerate(["a", "a", "a", "b", "b", "c"])
-)
+QUESTIONS = tuple(Question(number, category, ("?",)) for number, category in enumerate("aaabbc"))
 
 
 @pytest.mark.parametrize(

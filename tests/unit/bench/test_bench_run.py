@@ -6,6 +6,7 @@ import pytest
 
 from slipstream.cli.main import exit_code
 from slipstream.files import write_json
+from slipstream.models.native.library import kernels
 from support.commands import refusal
 from support.models.bench_files import FIGURES, save_pair, save_prompts
 
@@ -58,10 +59,16 @@ def test_sampling_stays_exact(files, tmp_path):
 def test_costs_are_written_for_every_number_of_rows(files, tmp_path):
     out = tmp_path / "cost.json"
     options = ["--rows", "1,4", "--rounds", "2", "--context", "20", "--json", str(out)]
-    assert exit_code(["bench", "cost", *files[0], *options]) == 0
+    assert exit_code(["bench", "cost", *files[0], *options, "--roofline"]) == 0
     cost = json.loads(out.read_text())["cost"]
     assert list(cost["forward_ms"]) == ["1", "4"]
     assert cost["draft"]["step_ms"] > 0
+    roofline = cost["roofline"]
+    assert roofline["kernels"] == f"native {kernels()}"
+    assert min(roofline["peak"].values()) > 0
+    for rows, ms in cost["forward_ms"].items():
+        reached = int(rows) * roofline["macs"] / ms / 1e6, roofline["bytes"] / ms / 1e6
+        assert tuple(roofline["rows"][rows].values()) == pytest.approx(reached)
 
 
 @pytest.mark.parametrize(

@@ -3,6 +3,9 @@
 // one tree. A header for each instruction set has the operations; the others follow here.
 #pragma once
 
+#include <type_traits>
+#include <utility>
+
 #include "numbers.h"
 
 namespace SLIPSTREAM_ISA {
@@ -27,6 +30,18 @@ using slipstream::to_float;
 #endif
 
 namespace SLIPSTREAM_ISA {
+
+// Calls `work` with the constants 0, 1, ... COUNT - 1. Compilers unroll loops over arrays of sums
+// only after they have decided that these lie in memory; here there is no loop.
+template <class F, int... I>
+inline __attribute__((always_inline)) void unrolled(const F& work,
+                                                    std::integer_sequence<int, I...>) {
+  (work(std::integral_constant<int, I>()), ...);
+}
+template <int COUNT, class F>
+inline __attribute__((always_inline)) void unrolled(const F& work) {
+  unrolled(work, std::make_integer_sequence<int, COUNT>());
+}
 
 // The sum of all lanes, by one tree: i and i + 8, i and i + 4, i and i + 2, ...
 inline float sum(Lanes a) {

@@ -225,6 +225,14 @@ struct ChainState {
   int64_t length;
 };
 
+// Loops that find out how fast a processor is at most; see `peaks.h`. What they compute goes to
+// `sink` [4].
+struct Peaks {
+  double (*multiply_floats)(int64_t steps, float* sink);
+  double (*multiply_codes)(int64_t steps, float* sink);
+  void (*read_bytes)(const uint8_t* p, size_t count, float* sink);
+};
+
 // What an instruction set provides.
 struct Kernels {
   const char* name;
@@ -238,6 +246,7 @@ struct Kernels {
   // Whole chains of `batch.kept` sessions: see `chain.h`.
   void (*follow)(Model&, const Cache&, const Batch&, const DecisionModel*, ChainState*,
                  int64_t stride, const RankedRows&);
+  Peaks peaks;
 };
 
 extern const Kernels kPortable;
