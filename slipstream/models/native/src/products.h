@@ -28,11 +28,17 @@ struct Numbers {};
 template <class T>
 struct FloatTokens : Numbers {
   using Weight = T;
+  static constexpr size_t kPairStep = 2;  // numbers that a token has for two inputs
   static const float* tokens(const Tokens& x) { return x.values; }
 };
 // Weights in bfloat16; tokens rounded to it.
 struct Bf16Tokens : Numbers {
   using Weight = BFloat16;
+#if defined(SLIPSTREAM_HAS_PAIRS)
+  static constexpr size_t kPairStep = 1;
+#else
+  static constexpr size_t kPairStep = 2;
+#endif
   static const uint32_t* tokens(const Tokens& x) { return x.quantized->words.data(); }
 };
 
@@ -55,33 +61,42 @@ inline Lanes second_input(const T* p) {
 inline Lanes first_input(const BFloat16* p) { return load_second(p); }
 inline Lanes second_input(const BFloat16* p) { return load_first(p); }
 
-// Adds products of the inputs `k` and, if there is one, `k + 1`. `x` are tokens [ROWS, inputs]. GCC
-// keeps all sums of AVX2 in registers only as long as `k` itself is counted up.
+// The same place, of whose contents the compiler knows nothing.
+template <class T>
+inline const T* unknown(const T* p) {
+  asm("" : "+r"(p));
+  return p;
+}
+
+// Adds products of two inputs, or of the one that is `left`. `weights` and `x`, tokens `inputs`
+// elements from each other, are where those of the first are. There are not registers enough for
+// the operations of both inputs together: the branch keeps GCC from mixing them, `unknown` from
+// holding on to pairs of weights.
 template <int ROWS, int TILES, class T, class X>
-inline void add_pair(const T* weights, size_t stride, const X* x, size_t k, size_t inputs,
+inline void add_pair(const T* weights, size_t stride, const X* x, size_t inputs, size_t left,
                      Sums<ROWS, TILES>& sums) {
-  const auto add_input = [&](size_t at, auto load_weights) {
+  const auto add_input = [&](const X* own, const T* from, auto load_weights) {
     Lanes w[TILES];
-    for (int t = 0; t < TILES; ++t) w[t] = load_weights(weights + t * stride + at / 2 * 2 * kTile);
-    for (int r = 0; r < ROWS; ++r) {
-      const Lanes value = all_of(x[r * inputs + at]);
-      for (int t = 0; t < TILES; ++t) sums[r][t] = fma(w[t], value, sums[r][t]);
-    }
+    unrolled<TILES>([&](auto t) { w[t] = load_weights(from + t * stride); });
+    unrolled<ROWS>([&](auto r) {
+      const Lanes value = all_of(own[r * inputs]);
+      unrolled<TILES>([&](auto t) { sums[r][t] = fma(w[t], value, sums[r][t]); });
+    });
   };
-  add_input(k, [](const T* p) { return first_input(p); });
-  if (++k < inputs) add_input(k, [](const T* p) { return second_input(p); });
+  add_input(x, weights, [](const T* p) { return first_input(p); });
+  if (left > 1) add_input(x + 1, unknown(weights), [](const T* p) { return second_input(p); });
 }
 
 #if defined(SLIPSTREAM_HAS_PAIRS)
 template <int ROWS, int TILES>
-inline void add_pair(const BFloat16* weights, size_t stride, const uint32_t* x, size_t k,
-                     size_t inputs, Sums<ROWS, TILES>& sums) {
+inline void add_pair(const BFloat16* weights, size_t stride, const uint32_t* x, size_t inputs,
+                     size_t, Sums<ROWS, TILES>& sums) {
   Pairs w[TILES];
-  for (int t = 0; t < TILES; ++t) w[t] = load_pairs(weights + t * stride + k * kTile);
-  for (int r = 0; r < ROWS; ++r) {
-    const Pairs pair = all_pairs(x[r * inputs + k / 2]);
-    for (int t = 0; t < TILES; ++t) sums[r][t] = add_products(sums[r][t], w[t], pair);
-  }
+  unrolled<TILES>([&](auto t) { w[t] = load_pairs(weights + t * stride); });
+  unrolled<ROWS>([&](auto r) {
+    const Pairs pair = all_pairs(x[r * inputs]);
+    unrolled<TILES>([&](auto t) { sums[r][t] = add_products(sums[r][t], w[t], pair); });
+  });
 }
 #endif
 
@@ -89,27 +104,25 @@ inline void add_pair(const BFloat16* weights, size_t stride, const uint32_t* x, 
 template <class Way, int ROWS, int TILES>
 void multiply_tiles(const Work& work, float* out) {
   using T = typename Way::Weight;
-  const size_t inputs = work.matrix.inputs, stride = work.matrix.tile_bytes() / sizeof(T);
+  const int64_t inputs = work.matrix.inputs;
+  const size_t stride = work.matrix.tile_bytes() / sizeof(T);
   const T* weights = reinterpret_cast<const T*>(work.matrix.data) + work.tile * stride;
   const auto* x = Way::tokens(work.tokens) + work.row * inputs;
   Sums<ROWS, TILES> sums;
-  for (auto& row : sums) {
-    for (Lanes& sum : row) sum = zero();
-  }
+  unrolled<ROWS * TILES>([&](auto i) { sums[i / TILES][i % TILES] = zero(); });
   int turn = work.turn;
-  for (size_t k = 0; k < inputs; k += 2) {
+  for (int64_t left = inputs; left > 0; left -= 2) {
     if (--turn < 0) {
       for (int t = 0; t < TILES; ++t) {
-        const T* now = weights + t * stride + k * kTile;
+        const T* now = weights + t * stride;
         fetch<sizeof(T) * 2 * kTile>(reinterpret_cast<const uint8_t*>(now) + work.ahead);
       }
       turn = work.turns - 1;
     }
-    add_pair<ROWS, TILES>(weights, stride, x, k, inputs, sums);
+    add_pair<ROWS, TILES>(weights, stride, x, inputs, left, sums);
+    weights += 2 * kTile, x += Way::kPairStep;
   }
-  for (int r = 0; r < ROWS; ++r) {
-    for (int t = 0; t < TILES; ++t) store(out + (r * TILES + t) * kTile, sums[r][t]);
-  }
+  unrolled<ROWS * TILES>([&](auto i) { store(out + i * kTile, sums[i / TILES][i % TILES]); });
 }
 
 using Kernel = void (*)(const Work&, float* out);
