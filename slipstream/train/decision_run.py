@@ -24,7 +24,6 @@ from slipstream.models.decision import (
     DecisionModel,
     save_decision,
 )
-from slipstream.models.glide.glide_scorer import GlideScorer
 from slipstream.models.glide.load import load_glide
 from slipstream.options import check_bounds, group, option, required
 from slipstream.revision import code_revision
@@ -101,7 +100,9 @@ def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> Decis
     # Every prompt once, in an order independent of the files'.
     by_key = {d.key: d.ids[: d.num_prompt].tolist() for data in files for d in data.documents}
     prompts = [by_key[key] for key in sorted(by_key)][: plan.num_prompts]
-    recorder = RoundRecorder(engine, scorer, depth=_depth(plan, scorer))
+    usual = Profile().max_depth
+    depth = plan.depth or min(scorer.max_lag or usual, usual)
+    recorder = RoundRecorder(engine, scorer, depth=depth)
     positions: list[Position] = []
     for number, prompt in enumerate(prompts):
         if deadline is not None and clock() > deadline:
@@ -123,11 +124,6 @@ def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> Decis
     }
     write_provenance(folder / PROVENANCE_NAME, command=run.command, facts=facts)
     return replace(outcome, weights=folder / DECISION_NAME)
-
-
-def _depth(plan: RecordingPlan, scorer: GlideScorer) -> int:
-    usual = Profile().max_depth
-    return plan.depth or min(scorer.max_lag or usual, usual)
 
 
 def judged(records: Records, settings: DecisionSettings) -> tuple[DecisionOutcome, DecisionModel]:

@@ -1,32 +1,30 @@
 """Giving up speculation, or overlap, while it does not pay. Reads no clock: it counts rounds."""
 
+import math
+
 from slipstream.core.row_costs import Average, RequestPace
 
 
 class Backoff:
-    """Turns speculation off while it does not pay, and tries again at growing intervals.
+    """Turns speculation off while it does not pay, and tries again as often as that may cost.
 
     The gain of a round is its tokens over its time, beside those of rounds without a draft; where
     the average of it is clearly below 1, these are faster. Near 1 speculation goes on: sessions
     that share steps wait for each other, so that some of them giving up is worse than either.
     """
 
-    FIRST_GAIN = 2.0
+    FIRST_GAIN = 1.3
     PRIOR_ROUNDS = 3
     """Rounds that the first gain, which is only assumed, counts for."""
     WEIGHT = 0.08
     """Weight of one round in the running average: small, as a round brings one token or many."""
     TOLERANCE = 0.96
-    FIRST_PAUSE = 4
-    LONGEST_PAUSE = 64
-    LATE = 16
-    """Rounds before the first try where drafting is expected to pay hardly less than it costs."""
-    FAR = 0.85
-    """Gain below which it is tried after the longest pause: a first try reads the whole prompt."""
+    TRY_SHARE = 0.01
+    """Share of the time until the next try that the last one may have lost. One that paid is
+    followed by another at once."""
 
     def __init__(self) -> None:
         self._gain = Average(self.FIRST_GAIN, num_values=self.PRIOR_ROUNDS, weight=self.WEIGHT)
-        self._pause = self.FIRST_PAUSE
         self._plain_rounds_left = 0
 
     @property
@@ -37,18 +35,17 @@ class Backoff:
     def expect(self, gain: float) -> None:
         """Begin with this gain, before any round."""
         self._gain.value = gain
-        if gain < self.TOLERANCE:
-            self._plain_rounds_left = self.LATE if gain >= self.FAR else self.LONGEST_PAUSE
+        self._pause_after(gain)
 
     def record(self, gain: float) -> None:
         """Take in a round that speculated."""
         self._gain.record(gain)
-        if self.gain >= 1:
-            self._pause = self.FIRST_PAUSE
-        if self.gain >= self.TOLERANCE:
-            return
-        self._plain_rounds_left = self._pause
-        self._pause = min(2 * self._pause, self.LONGEST_PAUSE)
+        self._pause_after(gain)
+
+    def _pause_after(self, gain: float) -> None:
+        if self.gain < self.TOLERANCE and gain < 1:
+            lost = 1 / max(min(gain, self.gain), self.TRY_SHARE) - 1
+            self._plain_rounds_left = math.ceil(lost / self.TRY_SHARE)
 
     def allows(self) -> bool:
         """Return whether to speculate in the round now planned."""

@@ -34,6 +34,8 @@ SHORTEST_WAIT_S = 0.1
 """Least time to wait for a proposal: the scheduler of a busy machine may take as long."""
 SURE = 0.8
 """Probability of copies to have the next token that spares the draft: four are kept in a row."""
+SAMPLED_COPIES = 1.1
+"""Gain that is assumed of copies in sampled text, which repeats itself less."""
 MANY_FORCED = 4
 """Forced tokens with which the draft is not asked as well: they are all but certain."""
 
@@ -44,6 +46,7 @@ class Planner:
     def __init__(self, settings: Settings, *, num_prompt_tokens: int = 0) -> None:
         self._settings, self._num_prompt_tokens = settings, num_prompt_tokens
         self._backoff, self._copies = Backoff(), Backoff()
+        self._copies.expect(SAMPLED_COPIES if settings.is_sampled else Backoff.FIRST_GAIN)
         self._pace = RequestPace(FIRST_PACE)
         self._drafted, self._drafted_cost = (
             Average(first, num_values=3, weight=RequestPace.WEIGHT)
@@ -73,7 +76,7 @@ class Planner:
         most = self._settings.max_draft_tokens
         depth = min(most, remaining - 1, self._fitting_depth(nodes))
         copying = self._copying(min(nodes, remaining - 1))
-        if depth < 1 or not self._speculates(remaining):
+        if depth < 1 or not self._speculates(remaining, copying):
             return _without_draft(nodes, copying, self._row_prices(nodes))
         return replace(self._shaped(depth, nodes), lookup=copying)
 
@@ -183,9 +186,11 @@ class Planner:
         """Tokens that come about in the time of a plain round, as this request goes."""
         return max(self._pace.value, 1.0)
 
-    def _speculates(self, remaining: int) -> bool:
+    def _speculates(self, remaining: int, copying: Copying | None) -> bool:
+        """Return whether to ask the draft, which has to gain more than copies alone do."""
         if self._settings.mode is Mode.AUTO:
-            return self._may_read(remaining) and self._backoff.allows()
+            is_copying = copying is not None and self._copies.gain > self._backoff.gain
+            return not is_copying and self._may_read(remaining) and self._backoff.allows()
         return self._settings.mode is Mode.FORCED
 
     def _may_read(self, remaining: int) -> bool:

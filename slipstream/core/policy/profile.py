@@ -186,6 +186,7 @@ class Settings:
     lookup: Copying | None
     overlap: bool | None = None
     """Drafting while a proposal is verified; None: where it is measured to pay."""
+    is_sampled: bool = False
     step_s: float | None = None
     overlap_gain: OverlapGain | None = field(default=None, compare=False)
     """Gain of its drafting during verifications; None where it can't do that."""
@@ -232,6 +233,7 @@ def resolve(
         row_cost=profile.row_cost,
         lookup=_copying(options, profile, max_nodes, drafter=drafter),
         overlap=options.overlap if fits_overlap(options, drafter) else False,
+        is_sampled=temperature > 0,
         step_s=step_s,
     )
 
