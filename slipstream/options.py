@@ -9,6 +9,7 @@ import types
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import MISSING, dataclass, field, fields, is_dataclass, replace
 from functools import reduce
+from operator import ge, gt, le
 from pathlib import Path
 from typing import Any, TypeVar, Union, get_args, get_origin, get_type_hints
 
@@ -25,6 +26,7 @@ def option(
     *,
     above: float | None = None,
     least: float | None = None,
+    most: float | None = None,
     secret: bool = False,
     **shown: Any,
 ) -> T:
@@ -33,7 +35,8 @@ def option(
     A secret has no flag, because any user can read a process's arguments, and is never logged.
     `shown` are arguments of typer, for options of commands.
     """
-    about = {"help": help, "above": above, "least": least, "secret": secret, "shown": shown}
+    bounds = {"above": above, "least": least, "most": most}
+    about = {"help": help, **bounds, "secret": secret, "shown": shown}
     made: T = field(default=default, repr=not secret, metadata=about)
     return made
 
@@ -130,14 +133,21 @@ def _built(cls: Any, by_path: Mapping[tuple[str, ...], Any]) -> Any:
 def check_bounds(options: Any) -> None:
     """Raise `InvalidRequest` for a value of a dataclass that is not within its option's bounds."""
     for member in fields(options):
-        value, above, least = (
-            getattr(options, member.name),
-            *map(member.metadata.get, ("above", "least")),
-        )
-        if value is not None and above is not None and not value > above:
-            raise InvalidRequest(f"{member.name} is {value}, but must be above {above}")
-        if value is not None and least is not None and not value >= least:
-            raise InvalidRequest(f"{member.name} is {value}, but must be {least} or more")
+        value = getattr(options, member.name)
+        above, least, most = map(member.metadata.get, ("above", "least", "most"))
+        limits = [(above, gt), (least, ge), (most, le)]
+        if value is not None and not all(has(value, end) for end, has in limits if end is not None):
+            raise InvalidRequest(
+                f"{member.name} is {value}, but must be {_range(above, least, most)}"
+            )
+
+
+def _range(above: float | None, least: float | None, most: float | None) -> str:
+    if above is not None:
+        return f"above {above}" if most is None else f"above {above} and at most {most}"
+    if most is None:
+        return f"{least} or more"
+    return f"at most {most}" if least is None else f"from {least} to {most}"
 
 
 @dataclass(frozen=True, slots=True)

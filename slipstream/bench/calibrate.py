@@ -29,7 +29,7 @@ from slipstream.core.round import Round
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import SamplingParams, Shape, StopPolicy
 from slipstream.drafting.build import Drafter, DraftModel
-from slipstream.options import option
+from slipstream.options import check_bounds, option
 from slipstream.text.prompts import encode_prompt
 
 BEFORE = "before"
@@ -54,10 +54,13 @@ class CalibrationPlan:
     """Plan of a calibration: its extent, and how replies are drawn."""
 
     max_new_tokens: int = option(
-        64, "Maximum number of tokens of a reply; more than 64 add little."
+        64, "Maximum number of tokens of a reply; more than 64 add little.", least=8, most=4096
     )
     minutes: float = option(
-        8.0, "Minutes for everything. With fewer, fewer prompts are recorded and timed."
+        8.0,
+        "Minutes for everything. With fewer, fewer prompts are recorded and timed.",
+        least=1e-3,
+        most=1440,
     )
     temperature: float = option(
         1.0, "Temperature of the sampled replies; greedy ones run beside them."
@@ -67,16 +70,14 @@ class CalibrationPlan:
         8,
         "Longest chain that is tried, at most the lag that the draft was trained for. More than"
         " twice the tokens per round is of no use.",
+        least=1,
+        most=14,
     )
-    finalists: int = option(4, "Settings that run on many prompts.")
+    finalists: int = option(4, "Settings that run on many prompts.", least=1, most=16)
     questions: tuple[Question, ...] = ()
 
     def __post_init__(self) -> None:
-        limits = (("max_new_tokens", 8, 4096), ("depth", 1, 14), ("finalists", 1, 16))
-        for name, least, most in (*limits, ("minutes", 1e-3, 1440)):
-            if not least <= getattr(self, name) <= most:
-                value = getattr(self, name)
-                raise InvalidRequest(f"{name} is {value}, but must be from {least} to {most}")
+        check_bounds(self)
         if self.temperature == 0:
             raise InvalidRequest("temperature is 0, but greedy replies are calibrated in any case")
         SamplingParams(temperature=self.temperature, seed=self.seed)

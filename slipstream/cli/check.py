@@ -17,7 +17,7 @@ from slipstream.cli.options import RouterFlags
 from slipstream.core.errors import InvalidRequest, ServiceError, UnsupportedCombination
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState
-from slipstream.options import option
+from slipstream.options import check_bounds, option
 
 if TYPE_CHECKING:
     from slipstream.client import Client
@@ -38,12 +38,14 @@ class CheckFlags:
     plaintext: bool = option(False, "Send the token without TLS, also to other machines.")
     timeout_s: float = option(60.0, "Seconds for an answer, the wait for a target included.")
     wait_s: float = option(
-        0.0, "Seconds to repeat the check until it succeeds, as while services start."
+        0.0,
+        "Seconds to repeat the check until it succeeds, as while services start.",
+        least=0,
+        most=3600,
     )
 
     def __post_init__(self) -> None:
-        if not 0 <= self.wait_s <= 3600:
-            raise InvalidRequest(f"wait_s is {self.wait_s:g}, but must be 0 to 3600")
+        check_bounds(self)
 
 
 @with_flags

@@ -37,9 +37,14 @@ class PoolPlan:
     num_gpus: float = option(0.0, "GPUs of a replica.", least=0)
     resources: Mapping[str, float] = field(default_factory=dict)
     """Others that a node must have, such as those of a worker group of its own."""
-    port: int = option(0, "Port of each on its node; 0 takes any that is free.", least=0)
+    port: int = option(
+        0, "Port of each on its node; 0 takes any that is free.", least=0, most=65535
+    )
     metrics_port: int = option(
-        0, "Port that Prometheus reads metrics from; 0 shows them to the pool alone.", least=0
+        0,
+        "Port that Prometheus reads metrics from; 0 shows them to the pool alone.",
+        least=0,
+        most=65535,
     )
     load_per_replica: float = option(16.0, "Load for one replica; see docs/ray.md.", above=0)
     look_back_s: float = option(30.0, "Seconds over which the load is a mean.", above=0)
@@ -56,9 +61,6 @@ class PoolPlan:
             if name in self.options:
                 raise InvalidRequest(f"the option {name} is not one of a pool's on Ray")
         check_bounds(self)
-        for name, port in (("port", self.port), ("metrics_port", self.metrics_port)):
-            if port > 65535:
-                raise InvalidRequest(f"{name} is {port}, but must be 0 to 65535")
 
 
 POOLS = {"target": PoolPlan(), "draft": PoolPlan(load_per_replica=3.0)}
@@ -72,8 +74,9 @@ class ClusterPlan:
     target: PoolPlan = POOLS["target"]
     draft: PoolPlan | None = POOLS["draft"]
     """None where only routers draft, by n-grams."""
-    grace_s: float = 30.0
-    """Time for requests to finish when a replica is to stop."""
+    grace_s: float = option(
+        30.0, "Time for requests to finish when a replica is to stop.", least=0, most=3600
+    )
     store_url: str = ""
     """Redis that replicas announce themselves in; empty where `config` names it."""
     host: str | None = None
@@ -82,8 +85,7 @@ class ClusterPlan:
     """Configuration file of the services, at the same path on every node."""
 
     def __post_init__(self) -> None:
-        if not 0 <= self.grace_s <= 3600:
-            raise InvalidRequest(f"grace_s is {self.grace_s:g}, but must be 0 to 3600")
+        check_bounds(self)
 
     @property
     def stopping_s(self) -> float:

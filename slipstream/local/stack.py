@@ -13,6 +13,7 @@ from typing import Any
 
 from slipstream.core.errors import InvalidRequest, ServiceError
 from slipstream.local.child import Child, OnLine, start_child
+from slipstream.options import check_bounds, option
 
 FIRST_PAUSE_S = 0.5
 LONGEST_PAUSE_S = 10.0
@@ -35,22 +36,18 @@ class StackPlan:
     target: tuple[str, ...] = ()
     draft: tuple[str, ...] | None = ()
     router: tuple[str, ...] = ()
-    port: int = 0
-    """Port of the router; 0 takes any that is free."""
-    grace_s: float = 30.0
-    """Time for requests in flight when the services are to stop."""
+    port: int = option(0, "Port of the router; 0 takes any that is free.", least=0, most=65535)
+    grace_s: float = option(
+        30.0, "Time for requests in flight when the services are to stop.", least=0, most=3600
+    )
     takes_turns: bool = True
     """True if draft and target each use all the cores of this machine."""
     http: tuple[str, ...] | None = None
     """Flags of the HTTP front; None starts none."""
-    http_port: int = 0
+    http_port: int = option(0, "Port of the front.", least=0, most=65535)
 
     def __post_init__(self) -> None:
-        for port in (self.port, self.http_port):
-            if not 0 <= port < 65536:
-                raise InvalidRequest(f"port is {port}, but must be 0 to 65535")
-        if not 0 <= self.grace_s <= 3600:
-            raise InvalidRequest(f"grace_s is {self.grace_s:g}, but must be 0 to 3600")
+        check_bounds(self)
 
     def traced(self, directory: Path) -> "StackPlan":
         """Return the plan with all requests traced, to files in a directory."""

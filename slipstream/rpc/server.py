@@ -12,6 +12,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from slipstream.core.errors import InternalError, InvalidRequest, Unavailable
+from slipstream.options import check_bounds, option
 from slipstream.rpc.channel import keepalive
 from slipstream.rpc.interceptors import CallLimits, Calls, ErrorsToStatuses
 from slipstream.rpc.security import Callers, ServerTls
@@ -27,7 +28,7 @@ MAX_STREAMS = 256
 HANDSHAKE_S = 10
 MIN_AGE_S = 1.0
 """Least maximum age or idle time of connections: with less, clients mostly dial."""
-MAX_AGE_S = float((2**31 - 1) // 1000)
+MAX_AGE_S = (2**31 - 1) // 1000
 """gRPC counts milliseconds in 32 bits."""
 _LOG = logging.getLogger("slipstream.rpc")
 _SERVING = health_pb2.HealthCheckResponse.SERVING
@@ -41,33 +42,27 @@ class ServerOptions:
     """Options of a server. `health_address` is a plaintext port that serves health alone."""
 
     address: str = "127.0.0.1:0"
-    max_message_bytes: int = 4 << 20
-    max_streams: int = MAX_STREAMS
-    """Calls that one connection may have open at once; more of them wait on the caller's side."""
+    max_message_bytes: int = option(4 << 20, "Largest message, in bytes.", least=1024)
+    max_streams: int = option(MAX_STREAMS, "Calls that one connection may have open.", least=1)
+    """More of them wait on the caller's side."""
     max_connections: int = 0
     """Connections at once; one more is closed as it comes. 0 for no limit."""
-    grace_s: float = 30.0
+    grace_s: float = option(30.0, "Time for calls to end when the server is to stop.", least=0)
     max_connection_idle_s: float = 0.0
     """A connection without a call for so long is closed, and its caller dials anew. 0 for never."""
     max_connection_age_s: float = 0.0
     """Age from which on a connection takes no new calls: its client resolves addresses again and
     dials anew, so that later servers get their share. 0 for never."""
-    max_connection_age_grace_s: float = 3600.0
-    """Longest time for calls on such a connection to end by themselves; then they are cut off."""
+    max_connection_age_grace_s: float = option(
+        3600.0, "Longest time for calls on such a connection to end.", least=0, most=MAX_AGE_S
+    )
     limits: CallLimits = field(default_factory=CallLimits)
     tls: ServerTls | None = None
     callers: Callers = field(default_factory=Callers)
     health_address: str | None = None
 
     def __post_init__(self) -> None:
-        if self.grace_s < 0:
-            raise InvalidRequest(f"grace_s is {self.grace_s}, but must be 0 or more")
-        if self.max_message_bytes < 1024:
-            raise InvalidRequest(
-                f"max_message_bytes is {self.max_message_bytes}, but must be 1024 or more"
-            )
-        if self.max_streams < 1:
-            raise InvalidRequest(f"max_streams is {self.max_streams}, but must be 1 or more")
+        check_bounds(self)
         if not 0 <= self.max_connections < 2**31:
             raise InvalidRequest(
                 f"max_connections is {self.max_connections}, but must be 0 for no limit, or below"
@@ -87,10 +82,6 @@ class ServerOptions:
 
     def _check_age(self) -> None:
         age_s, grace_s = self.max_connection_age_s, self.max_connection_age_grace_s
-        if not 0 <= grace_s <= MAX_AGE_S:
-            raise InvalidRequest(
-                f"max_connection_age_grace_s is {grace_s}, but must be 0 to {MAX_AGE_S:.0f}"
-            )
         if age_s and grace_s < self.grace_s:
             raise InvalidRequest(
                 f"max_connection_age_grace_s is {grace_s}, less than the {self.grace_s} of grace_s:"

@@ -10,13 +10,12 @@ from urllib.parse import urlsplit
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.files import path_of
-from slipstream.options import option
+from slipstream.options import check_bounds, option
 
 SECTION = "telemetry"
 OTLP, OTLP_HTTP, FILE = "otlp", "otlp-http", "file:"
 TEXT, JSON = "text", "json"
 _EXPORTERS = (OTLP, OTLP_HTTP)
-MAX_ROUNDS = 1000
 _LEVELS = ("debug", "info", "warning", "error")
 
 
@@ -34,9 +33,13 @@ class TelemetryConfig:
     metrics_address: str | None = option(
         None, "A plaintext port that Prometheus reads metrics from."
     )
-    metrics_interval_s: float = option(15.0, "How often metrics are sent.")
-    trace_ratio: float = option(0.1, "Share of requests traced, where callers do not decide it.")
-    trace_rounds: int = option(8, "Rounds of a request that have spans: its first.")
+    metrics_interval_s: float = option(15.0, "How often metrics are sent.", least=0.1, most=3600)
+    trace_ratio: float = option(
+        0.1, "Share of requests traced, where callers do not decide it.", least=0, most=1
+    )
+    trace_rounds: int = option(
+        8, "Rounds of a request that have spans: its first.", least=0, most=1000
+    )
     log_format: str = option(TEXT, "Lines of the log: text or json.")
     log_level: str = option("info", "What is logged: debug, info, warning or error.")
 
@@ -52,7 +55,7 @@ class TelemetryConfig:
                 raise InvalidRequest(f"{field} has {min(twice)} twice")
         _check("log_format", self.log_format, (TEXT, JSON))
         _check("log_level", self.log_level, _LEVELS)
-        self._check_numbers()
+        check_bounds(self)
         self._check_endpoint()
         self.metrics_place()
 
@@ -72,18 +75,6 @@ class TelemetryConfig:
         if not {OTLP, OTLP_HTTP} & {*self.traces, *self.metrics}:
             raise InvalidRequest(
                 f"otlp_endpoint is {url}, but neither traces nor metrics go to otlp or otlp-http"
-            )
-
-    def _check_numbers(self) -> None:
-        if not 0 <= self.trace_ratio <= 1:
-            raise InvalidRequest(f"trace_ratio is {self.trace_ratio}, but must be from 0 to 1")
-        if not 0 <= self.trace_rounds <= MAX_ROUNDS:
-            raise InvalidRequest(
-                f"trace_rounds is {self.trace_rounds}, but must be from 0 to {MAX_ROUNDS}"
-            )
-        if not 0.1 <= self.metrics_interval_s <= 3600:
-            raise InvalidRequest(
-                f"metrics_interval_s is {self.metrics_interval_s:g}, but must be from 0.1 to 3600"
             )
 
     @staticmethod

@@ -20,7 +20,6 @@ from slipstream.rpc.service_options import (
 from slipstream.state.options import StoreOptions
 from slipstream_router.replicas.heartbeat import Heartbeat
 
-_LONGEST_QUEUE_S = 86400.0
 MAX_FIELDS = 10_000
 """Most fields of a message to a router; prompts of `MAX_MESSAGES` and all options have fewer."""
 ALLOW, REFUSE = "allow", "refuse"
@@ -64,7 +63,10 @@ class RouterConfig:
     )
     max_requests: int = option(64, "Requests that run at once; more are refused.", above=0)
     target_queue_s: float = option(
-        60.0, "Longest time that a round waits for memory of its target; then it is refused."
+        60.0,
+        "Longest time that a round waits for memory of its target; then it is refused.",
+        least=0,
+        most=86_400,
     )
     send_timeout_s: float = option(
         60.0,
@@ -142,10 +144,6 @@ class RouterConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        if not 0 <= self.target_queue_s <= _LONGEST_QUEUE_S:
-            raise InvalidRequest(
-                f"target_queue_s is {self.target_queue_s}, but must be 0 to {_LONGEST_QUEUE_S:.0f}"
-            )
         if self.drafter not in (None, NO_DRAFTER, *DRAFTERS):
             kinds = ", ".join([*DRAFTERS, NO_DRAFTER])
             raise InvalidRequest(f"drafter is {self.drafter!r}, but must be one of {kinds}")

@@ -60,7 +60,7 @@ class TargetConfig:
     )
     max_waiting: int = option(64, "Requests that may wait for memory; more are refused.", least=0)
     max_rows_per_step: int | None = option(
-        None, "Tokens of all sessions that one step computes; unset, 256."
+        None, "Tokens of all sessions that one step computes; unset, 256.", least=_LEAST_ROWS
     )
     max_prompt_delay_ms: float = option(
         50.0,
@@ -77,9 +77,6 @@ class TargetConfig:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-        rows = self.max_rows_per_step
-        if rows is not None and rows < _LEAST_ROWS:
-            raise InvalidRequest(f"max_rows_per_step is {rows}, but must be at least {_LEAST_ROWS}")
         check_numerics(self.numerics)
         if self.tool_format not in TOOL_FORMATS:
             known = ", ".join(TOOL_FORMATS)

@@ -9,12 +9,7 @@ import pytest
 
 from slipstream.core.sequence import Delta
 from slipstream.core.types import Shape
-from slipstream.rpc.conversion.convert import (
-    delta_to_pb,
-    plan_to_pb,
-    session_to_pb,
-    timing_from_pb,
-)
+from slipstream.rpc.conversion.convert import delta_to_pb, plan_to_pb, session_to_pb, timing_from_pb
 from slipstream.rpc.conversion.convert_common import proposal_from_pb
 from slipstream.rpc.tracing import trace_to_pb
 from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc

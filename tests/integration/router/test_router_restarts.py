@@ -8,14 +8,7 @@ from slipstream.state.factory import announced_in
 from slipstream.state.options import StoreOptions
 from slipstream.state.registry import Announcement
 from support.services import fleet
-from support.services.fleet import (
-    draft_worker,
-    glide_of,
-    num_ready,
-    routed,
-    running,
-    target_worker,
-)
+from support.services.fleet import draft_worker, glide_of, num_ready, routed, running, target_worker
 from support.state.redis_server import redis_server
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)

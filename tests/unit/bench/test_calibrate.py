@@ -160,8 +160,6 @@ def test_a_profile_beside_glide_weights_is_their_default(files, out):
         (["--depth", "0"], "depth is 0, but must be from 1 to 14"),
         (["--temperature", "0"], "greedy replies are calibrated in any case"),
         (["--minutes", "0"], "minutes is 0.0, but must be from 0.001"),
-        (["--finalists", "0"], "finalists is 0"),
-        (["--max-new-tokens", "4"], "max_new_tokens is 4, but must be from 8"),
         (["--draft", "ngram"], "only models are calibrated"),
         (["--prompts", "nowhere.jsonl"], "can't be read"),
         (["--out", "nowhere/profile.json"], "no writable directory"),

@@ -61,7 +61,6 @@ def test_services_get_what_pools_share_and_their_own():
         ({"draft": {"min_replicas": 2}}, "2 to 1"),
         ({"draft": {"port": 65536}}, "port is 65536"),
         ({"draft": {"load_per_replica": 0}}, "load_per_replica is 0"),
-        ({"draft": {"num_cpus": -1}}, "num_cpus is -1"),
         ({"draft": {"options": {"store_url": "redis://x"}}}, "store_url is not one of a pool's"),
         ({"grace_s": 3601}, "grace_s is 3601"),
     ],

@@ -1,6 +1,6 @@
 """Options come from a file, the environment and flags, in this order; nonsense is refused."""
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, make_dataclass
 from pathlib import Path
 
 import pytest
@@ -232,3 +232,20 @@ def test_a_group_checks_its_values_wherever_they_come_from():
         build(Service, tls_year=1)
     with pytest.raises(InvalidRequest, match="SLIPSTREAM_X_TLS_YEAR"):
         load_config(Service, section="x", env={"SLIPSTREAM_X_TLS_YEAR": "1"})
+
+
+BOUNDS = [
+    ({"above": 0}, 0, "above 0"),
+    ({"least": 1}, 0.5, "1 or more"),
+    ({"most": 1}, 1.5, "at most 1"),
+    ({"least": 0, "most": 1}, float("nan"), "from 0 to 1"),
+    ({"above": 0, "most": 9}, float("inf"), "above 0 and at most 9"),
+]
+
+
+@pytest.mark.parametrize(("bounds", "value", "words"), BOUNDS)
+def test_a_value_out_of_its_bounds_is_refused_with_all_of_them(bounds, value, words):
+    kind = make_dataclass("Kind", [("it", float, option(1.0, "A number.", **bounds))])
+    check_bounds(kind())
+    with pytest.raises(InvalidRequest, match=f"it is {value}, but must be {words}$"):
+        check_bounds(kind(value))

@@ -7,13 +7,7 @@ import numpy as np
 import pytest
 
 from slipstream.core.errors import InvalidRequest, TrainingError
-from slipstream.train.data import (
-    Document,
-    ReadLimits,
-    batches,
-    read_data,
-    split_heldout,
-)
+from slipstream.train.data import Document, ReadLimits, batches, read_data, split_heldout
 
 LIMITS = ReadLimits(vocab_size=50, max_tokens=8)
 
