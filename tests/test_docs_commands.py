@@ -39,7 +39,7 @@ def command(words):
         roles = [CONFIGS[words[1]]] if words[1] != "ROLE" else CONFIGS.values()  # any will do
         options = [at for kind in (*roles, TelemetryConfig) for at in options_of(kind)]
         return {"--config", *(at.flag for at in options)}, words[2:]
-    found = typer.main.get_command(groups.get(words[0], main.app))
+    found = typer.main.get_command(groups.get(words[0], main.app_of(())))
     words = words[1:] if words[0] in groups else words
     while hasattr(found, "commands"):
         found, words = found.commands[words[0]], words[1:]

@@ -206,6 +206,6 @@ sys.exit("torch" in sys.modules or walk.nodes != (0, 1))
 
 def test_the_sdk_and_the_command_line_load_without_torch():
     for module in ("slipstream.client", "slipstream.cli.main", "slipstream.config"):
-        whole = "; slipstream.cli.main.app" if module == "slipstream.cli.main" else ""
+        whole = "; slipstream.cli.main.app_of(())" if module == "slipstream.cli.main" else ""
         code = f"import sys, {module}{whole}; sys.exit('torch' in sys.modules)"
         assert run("-c", code).returncode == 0, module

@@ -4,14 +4,12 @@ from copy import copy
 from functools import cached_property
 from pathlib import Path
 
-from slipstream.bench.harness import Ask
+from slipstream.bench.harness import Ask, asking
 from slipstream.bench.methods import Method
-from slipstream.bench.questions import Question
 from slipstream.client import Client
 from slipstream.client.embedded import Embedded
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest
-from slipstream.core.request.results import Result
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import Drafter, DraftModel, glide_folder
 from slipstream.models.format.digests import weights_digests
@@ -73,17 +71,7 @@ class MethodEngines:
 
     def ask(self, method: Method) -> Ask:
         """Return a function that answers questions by a method."""
-        client = self.client(method)
-
-        def ask(question: Question, max_tokens: int) -> Result:
-            return client.generate(
-                question.turns[0],
-                sampling=self._sampling,
-                max_tokens=max_tokens,
-                speculation=method.options,
-            )
-
-        return ask
+        return asking(self.client(method), self._sampling, method.options)
 
     def client(self, method: Method) -> Client:
         """Return a client of the method's engines."""

@@ -28,7 +28,6 @@ from slipstream.models.torch.arrays import torch_dtype
 MODELS: Mapping[str, Mapping[str, Any]] = {
     "llama-3-8b": {
         "model_type": "llama",
-        "hidden_act": "silu",
         "hidden_size": 4096,
         "intermediate_size": 14336,
         "num_hidden_layers": 32,
@@ -36,9 +35,6 @@ MODELS: Mapping[str, Mapping[str, Any]] = {
         "num_key_value_heads": 8,
         "vocab_size": 128256,
         "max_position_embeddings": 8192,
-        "rms_norm_eps": 1e-5,
-        "rope_theta": 500000.0,
-        "tie_word_embeddings": False,
     },
 }
 """Published sizes: fields of each one's config.json."""

@@ -12,11 +12,13 @@ from pathlib import Path
 from typing import TypeVar
 
 from slipstream.bench.questions import Question
+from slipstream.client import Client
 from slipstream.core.errors import InvalidRequest, PromptTooLong
+from slipstream.core.policy.options import SpeculationOptions
 from slipstream.core.request.results import Result
 from slipstream.core.round import Clock
 from slipstream.core.types import SamplingParams
-from slipstream.options import option
+from slipstream.options import check_bounds, group, option
 
 T = TypeVar("T")
 N = TypeVar("N", int, float)
@@ -44,6 +46,19 @@ class SamplingPlan:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnPlan:
+    """Plan of replies to the same questions in turn."""
+
+    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.", least=2)
+    warmup: int = option(1, "Short unmeasured replies of each engine or method first.", least=0)
+    sampling: SamplingPlan = group(SamplingPlan)
+    questions: tuple[Question, ...] = ()
+
+    def __post_init__(self) -> None:
+        check_bounds(self)
+
+
+@dataclass(frozen=True, slots=True)
 class Sample:
     """Answer as its caller saw it; `wall_s` is from the call to the last token."""
 
@@ -54,6 +69,19 @@ class Sample:
 
 Ask = Callable[[Question, int], Result]
 """Function that sends a question, to be answered with at most so many tokens."""
+
+
+def asking(client: Client, sampling: SamplingParams, speculation: SpeculationOptions) -> Ask:
+    """Return a function that sends questions to a client."""
+
+    def ask(question: Question, max_tokens: int) -> Result:
+        return client.generate(
+            question.turns[0], sampling=sampling, max_tokens=max_tokens, speculation=speculation
+        )
+
+    return ask
+
+
 Samples = Mapping[str, Sequence[Sample]]
 
 

@@ -18,14 +18,13 @@ from slipstream.bench.figures import (
     table,
     table_of,
 )
-from slipstream.bench.harness import Ask, Sample, Samples, SamplingPlan
-from slipstream.bench.questions import Question
+from slipstream.bench.harness import Ask, Sample, Samples, TurnPlan, asking
 from slipstream.client import Client
 from slipstream.core.policy.options import Mode, SpeculationOptions
-from slipstream.core.request.results import Result, Timings
+from slipstream.core.request.results import Timings
 from slipstream.core.stop_reasons import AHEAD
 from slipstream.local.stack import Stack, StackPlan
-from slipstream.options import check_bounds, group, option
+from slipstream.options import option
 
 T = TypeVar("T")
 
@@ -46,32 +45,18 @@ PARTS = {
 
 
 @dataclass(frozen=True, slots=True)
-class RoundsPlan:
+class RoundsPlan(TurnPlan):
     """Plan of a comparison; every round drafts, so that all parts of a round are seen."""
 
-    max_new_tokens: int = option(128, "Maximum number of tokens of a reply.", least=2)
-    warmup: int = option(1, "Short unmeasured replies of each engine first.", least=0)
     overlap: bool = option(False, "Also measure with the option overlap.")
-    sampling: SamplingPlan = group(SamplingPlan)
-    questions: tuple[Question, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
     def ask(self, client: Client, *, overlap: bool = False) -> Ask:
         """Return a function that sends questions to an engine or to services.
 
         With `overlap` a draft goes on while the target verifies.
         """
-        sampling = self.sampling.params()
         speculation = SpeculationOptions(mode=Mode.FORCED, overlap=overlap)
-
-        def ask(question: Question, max_tokens: int) -> Result:
-            return client.generate(
-                question.turns[0], max_tokens=max_tokens, sampling=sampling, speculation=speculation
-            )
-
-        return ask
+        return asking(client, self.sampling.params(), speculation)
 
 
 async def with_services(plan: StackPlan, work: Callable[[str], T]) -> T:

@@ -19,33 +19,19 @@ from slipstream.bench.figures import (
     table,
     table_of,
 )
-from slipstream.bench.harness import (
-    Advance,
-    Sample,
-    Samples,
-    SamplingPlan,
-    require_room,
-    run_in_turn,
-)
+from slipstream.bench.harness import Advance, Sample, Samples, TurnPlan, require_room, run_in_turn
 from slipstream.bench.methods import PLAIN, Method
-from slipstream.bench.questions import Question
-from slipstream.options import check_bounds, group, option
+from slipstream.options import option
 from slipstream.text.prompts import encode_prompt
 
 
 @dataclass(frozen=True, slots=True)
-class SpeedPlan:
+class SpeedPlan(TurnPlan):
     """Plan of a comparison. `methods` include plain decoding, see `with_plain`."""
 
     max_new_tokens: int = option(128, "Maximum number of tokens of a reply.", least=1)
-    warmup: int = option(1, "Short unmeasured replies of each method first.", least=0)
     repeats: int = option(1, "Runs over all prompts.", least=1)
-    sampling: SamplingPlan = group(SamplingPlan)
     methods: tuple[Method, ...] = ()
-    questions: tuple[Question, ...] = ()
-
-    def __post_init__(self) -> None:
-        check_bounds(self)
 
     @property
     def num_replies(self) -> int:

@@ -12,6 +12,7 @@ from typing import Annotated, Any
 import typer
 
 from slipstream.cli.engine import shorten_spins
+from slipstream.config import NATIVE_VARIABLE, environment_of, instruction_limits, native_kernels
 
 Facts = dict[str, Any]
 
@@ -56,7 +57,7 @@ def _sections() -> Iterator[tuple[str, Facts]]:
         shorten_spins()
         yield "engine", _engine()
         yield "GPU", _gpu()
-    yield "environment", _environment()
+    yield "environment", {key: _tilde(value) for key, value in environment_of(_VARIABLES).items()}
     yield "packages", {name: _version(name) for name in _PACKAGES}
 
 
@@ -78,7 +79,6 @@ def _processor() -> Facts:
 def _engine() -> Facts:
     import torch
 
-    from slipstream.config import NATIVE_VARIABLE, instruction_limits, native_kernels
     from slipstream.models.dtypes import AUTO, choose_dtype
     from slipstream.models.native.library import PATH, has_kernels, kernels
 
@@ -103,17 +103,8 @@ def _engine() -> Facts:
 def _gpu() -> Facts:
     import torch
 
-    if not torch.cuda.is_available():
-        built = torch.version.cuda or "no CUDA"
-        return {"devices": f"none (torch was built for {built})"}
     names = [torch.cuda.get_device_name(index) for index in range(torch.cuda.device_count())]
-    return {"devices": names, "CUDA": torch.version.cuda}
-
-
-def _environment() -> Facts:
-    from slipstream.config import environment_of
-
-    return {name: _tilde(value) for name, value in environment_of(_VARIABLES).items()}
+    return {"devices": names, "torch is built for": torch.version.cuda or "no CUDA"}
 
 
 def _version(package: str) -> str:

@@ -19,15 +19,8 @@ from slipstream.cli.progress import QUIET
 from slipstream.core.errors import InvalidRequest, ModelError, SlipstreamError, TrainingError
 from slipstream.exit_codes import BAD_INPUT, FAILED, INTERRUPTED
 
-_COMMANDS = {
-    "generate": ("generate", "generate"),
-    "chat": ("chat", "chat"),
-    "check": ("check", "check"),
-    "doctor": ("doctor", "doctor"),
-    "up": ("up", "up"),
-    "trace": ("trace", "trace"),
-    "size": ("size", "size"),
-}
+_COMMANDS = ("generate", "chat", "check", "doctor", "up", "trace", "size")
+"""Commands, each a function of its name in a module of its name."""
 _GROUPS = ("models", "certs", "keys")
 _SERVE = "serve"
 _SERVICES = {
@@ -79,8 +72,7 @@ def app_of(words: Sequence[str]) -> typer.Typer:
         elif name in _GROUPS:
             app.add_typer(import_module(f"slipstream.cli.{name}").app, name=name)
         else:
-            module, function = _COMMANDS[name]
-            app.command(name)(getattr(import_module(f"slipstream.cli.{module}"), function))
+            app.command(name)(getattr(import_module(f"slipstream.cli.{name}"), name))
     for name, (path, text) in _LATER.items():
         _mount_later(app, name, path, text)
     app.command()(version)
@@ -92,13 +84,6 @@ def _settings(
 ) -> None:
     """Speculative decoding: a draft proposes, a target verifies, the text is the same."""
     QUIET.set(quiet)
-
-
-def __getattr__(name: str) -> typer.Typer:
-    """Return `app`, the application with all commands."""
-    if name != "app":
-        raise AttributeError(f"module {__name__} has no attribute {name}")
-    return app_of(())
 
 
 def _serve_group() -> typer.Typer:

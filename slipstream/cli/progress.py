@@ -86,15 +86,17 @@ def bars() -> Iterator[Bars]:
 @contextmanager
 def step_bar(total: int) -> Iterator[Callable[[str], None]]:
     """Show a bar on a terminal; the value advances it by one step of that name."""
-    with _counted("loading", total) as (bar, task):
+    with progress_of(Console(file=sys.stderr), MofNCompleteColumn()) as bar:
+        task = bar.add_task("loading", total=total)
         yield lambda name: bar.update(task, advance=1, description=name)
 
 
 @contextmanager
-def count_bar(description: str) -> Iterator[Callable[[int, int], None]]:
+def count_bar(description: str) -> Iterator[Callable[..., None]]:
     """Show a bar on a terminal; the value sets how many steps are done, and of how many."""
-    with _counted(description, None) as (bar, task):
-        yield lambda done, total: bar.update(task, completed=done, total=total)
+    with progress_of(Console(file=sys.stderr), MofNCompleteColumn()) as bar:
+        task = bar.add_task(description, total=None)
+        yield lambda done, total, **more: bar.update(task, completed=done, total=total, **more)
 
 
 @contextmanager
@@ -103,9 +105,3 @@ def waiting(description: str) -> Iterator[None]:
     with progress_of(Console(file=sys.stderr), is_transient=True) as bar:
         bar.add_task(description, total=None)
         yield
-
-
-@contextmanager
-def _counted(description: str, total: int | None) -> Iterator[tuple[Progress, TaskID]]:
-    with progress_of(Console(file=sys.stderr), MofNCompleteColumn()) as bar:
-        yield bar, bar.add_task(description, total=total)

@@ -5,10 +5,9 @@ from dataclasses import asdict
 from typing import Annotated
 
 import typer
-from rich.table import Table
 
 from slipstream.cli.flags import with_flags
-from slipstream.cli.report import figures_console
+from slipstream.cli.report import show_lines
 from slipstream.sizing.formula import SizePlan
 
 Drafts = Annotated[
@@ -39,17 +38,12 @@ def size(plan: SizePlan, *, drafts: Drafts = None, as_json: AsJson = False) -> N
     if as_json:
         typer.echo(json.dumps(values | {"plan": asdict(plan)}, indent=2, allow_nan=False))
         return
-    shown = Table(show_header=False, box=None)
-    shown.add_row(
-        "drafts needed", f"{needed} for {plan.targets} targets with {plan.sessions} sessions"
-    )
-    shown.add_row(
-        "a round",
-        f"{draft_ms:.1f} ms in the draft, {verify_ms:.1f} ms in the target,"
-        f" {calls_ms:.1f} ms in calls, with {drafts} drafts",
-    )
-    shown.add_row(
-        "tokens a round", f"{plan.final:.2f}; drafting pays above {plan.break_even(drafts):.2f}"
-    )
-    shown.add_row("tokens/s", f"{speed:.1f}, without drafts {plain:.1f} ({speed / plain:.2f}x)")
-    figures_console().print(shown)
+    pays = f"drafting pays above {plan.break_even(drafts):.2f}"
+    times = f"{draft_ms:.1f} ms in the draft, {verify_ms:.1f} ms in the target"
+    shown = {
+        "drafts needed": f"{needed} for {plan.targets} targets with {plan.sessions} sessions",
+        "a round": f"{times}, {calls_ms:.1f} ms in calls, with {drafts} drafts",
+        "tokens a round": f"{plan.final:.2f}; {pays}",
+        "tokens/s": f"{speed:.1f}, without drafts {plain:.1f} ({speed / plain:.2f}x)",
+    }
+    show_lines(f"{name:15} {value}" for name, value in shown.items())

@@ -10,7 +10,6 @@ from typing import Annotated
 import torch
 import typer
 from rich.console import Console
-from rich.progress import MofNCompleteColumn, TaskID
 
 from slipstream.cli.flags import with_flags
 from slipstream.cli.progress import count_bar, progress_of
@@ -137,13 +136,10 @@ def quantise(run: four_bits.QuantiseRun, *, threads: Threads = None) -> None:
     if threads is not None:
         torch.set_num_threads(threads)
     run = replace(run, command=_command())
-    with progress_of(Console(file=sys.stderr), MofNCompleteColumn()) as bar:
-        stages: dict[str, TaskID] = {}
+    with count_bar("quantising") as count_to:
 
         def progress(stage: str, done: int, total: int) -> None:
-            if stage not in stages:
-                stages[stage] = bar.add_task(stage, total=total)
-            bar.update(stages[stage], completed=done)
+            count_to(done, total, description=stage)
 
         outcome = four_bits.quantise(run, progress=progress)
     typer.echo(f"before: {_heldout_line(outcome.before)}")

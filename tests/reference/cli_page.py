@@ -39,7 +39,7 @@ def page() -> str:
 
 def commands() -> Iterator[tuple[str, Any]]:
     """Words of all commands, with Click's objects, in the order of `--help`."""
-    yield from _within("slipstream", typer.main.get_command(main.app))
+    yield from _within("slipstream", typer.main.get_command(main.app_of(())))
 
 
 def _within(words: str, found: Any) -> Iterator[tuple[str, Any]]:

@@ -4,12 +4,7 @@ import pytest
 
 from slipstream.bench.harness import run_in_turn
 from slipstream.bench.questions import Question
-from slipstream.bench.rounds import (
-    distributed_parts,
-    embedded_parts,
-    remarks,
-    rounds_figures,
-)
+from slipstream.bench.rounds import distributed_parts, embedded_parts, remarks, rounds_figures
 from slipstream.core.request.results import Timings
 from slipstream.core.request.stats import SpeculationStats
 from support.models import bench_files

@@ -76,7 +76,6 @@ def test_costs_are_written_for_every_number_of_rows(files, tmp_path):
     [
         (["--methods", "medusa"], "'medusa' is unknown"),
         (["--repeats", "0"], "repeats is 0"),
-        (["--warmup", "-1"], "warmup is -1"),
         (["--max-new-tokens", "4000"], "question 1 has"),
         (["--temperature", "nan"], "temperature is nan"),
         (["--draft", "nowhere"], "the draft is 'nowhere'"),
