@@ -2,8 +2,11 @@
 
 PYTHON ?= python3
 VENV ?= .venv
-MODEL ?= smollm2-135m
-PROMPT ?= Explain in three sentences why the sky is blue.
+MODEL ?= smollm2-135m-q4_1
+PROMPTS ?= \
+  "Explain in three sentences why the sky is blue." \
+  "Rewrite this text in the past tense: The museum opens at nine. Visitors leave their bags at the entrance and follow a guide through the old mill. She explains how the wheel turns the stones, and at the end everybody gets a small bag of flour." \
+  "Write a Python function that counts the words of a text, and show how to use it."
 MAX_NEW_TOKENS ?= 128
 # Two processes of one thread each finish sooner than one process of two.
 WORKERS ?= 2
@@ -17,11 +20,24 @@ SOAK_REPORT ?= soak.json
 CASES ?= 200000
 
 BIN := $(VENV)/bin
+# Two marks: all packages, and those alone that generate text, which are a third of them.
 READY := $(VENV)/.ready
+ENGINE := $(if $(LOCKED),$(READY),$(VENV)/.ready-engine)
+SOURCES := pyproject.toml hatch_build.py $(wildcard slipstream/models/native/src/*) $(if $(LOCKED),locks/dev.lock,constraints.txt)
 
 export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The kernels' objects are kept: tests that build packages do not compile the same sources again.
 CACHED_CXX = CXX="$${CXX:-$$($(PYTHON) tests/support/deployment/objects.py $(VENV)/objects)}"
+
+# Python compiles a module when it is first imported: of most packages few are, and it takes a while.
+# Runs a command and prints what it took, behind the name of the stage.
+STAGE = @sh -c 'began=$$(date +%s); name=$$1; shift; "$$@" && echo "$$name: $$(($$(date +%s) - began)) s"' stage
+define INSTALL
+	@$(PYTHON) -c 'import sys; sys.exit("Slipstream needs Python 3.11 or later; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
+	$(STAGE) "virtual environment" $(PYTHON) -m venv $(VENV)
+	$(STAGE) "kernels compiled" env $(CACHED_CXX) $(BIN)/pip install --quiet --no-deps --editable .
+	$(STAGE) "packages" env $(CACHED_CXX) $(BIN)/pip install --quiet --no-compile --constraint constraints.txt --editable
+endef
 
 .PHONY: help install model demo test chaos fuzz fuzz-files soak check lint package pure sanitize compat bench gpu protos locks docs fmt clean
 
@@ -30,22 +46,30 @@ help:           ## show the targets
 
 install: $(READY) ## create the virtual environment with the complete command line
 
-$(READY): pyproject.toml hatch_build.py $(wildcard slipstream/models/native/src/*) $(if $(LOCKED),locks/dev.lock,constraints.txt)
-	@$(PYTHON) -c 'import sys; sys.exit("Slipstream needs Python 3.11 or later; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
-	$(PYTHON) -m venv $(VENV)
+$(READY): $(SOURCES)
 ifeq ($(LOCKED),)
-	$(CACHED_CXX) $(BIN)/pip install --quiet --constraint constraints.txt --editable '.[dev]'
+	$(INSTALL) '.[dev]'
 else
+	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-deps --require-hashes --only-binary :all: --requirement locks/dev.lock
 	$(CACHED_CXX) $(BIN)/pip install --quiet --no-deps --no-build-isolation --editable .
 endif
-	@touch $(READY)
+	@touch $(READY) $(ENGINE)
 
-model: $(READY) ## fetch the model, once
+ifeq ($(LOCKED),)
+$(ENGINE): $(SOURCES)
+	$(INSTALL) '.[engine]'
+	$(STAGE) "model" $(BIN)/slipstream models pull $(MODEL)
+	$(STAGE) "first start" $(BIN)/slipstream generate --target $(MODEL) --max-new-tokens 1 --quiet Hi
+	@touch $(ENGINE)
+endif
+
+model: $(READY) ## fetch the model, in bfloat16 and in 4 bits, once
+	@$(BIN)/slipstream models pull smollm2-135m
 	@$(BIN)/slipstream models pull $(MODEL)
 
-demo: model ## generate text with draft and target, next to the target alone
-	$(BIN)/slipstream generate --target $(MODEL) --max-new-tokens $(MAX_NEW_TOKENS) --compare "$(PROMPT)"
+demo: $(ENGINE) ## generate text with draft and target, next to the target alone, for each of PROMPTS
+	@$(BIN)/slipstream generate --target $(MODEL) --max-new-tokens $(MAX_NEW_TOKENS) --compare $(PROMPTS)
 
 test: model lint ## static checks and every test
 	@$(BIN)/python tests/helm_tool.py
@@ -88,14 +112,15 @@ bench: model ## speed and identity of all methods on the bundled prompts
 	$(BIN)/slipstream bench speed --prompts slipstream/data/prompts.jsonl --methods plain,ngram,glide,glide+cape+svip
 
 gpu: model ## check and measure everything on a GPU, in 10 minutes or so; figures in gpu-results
-	@mkdir -p gpu-results; failed=0; short="--max-new-tokens 64 --limit 13"; \
+	@mkdir -p gpu-results; failed=0; target="--target smollm2-135m"; \
+	short="$$target --max-new-tokens 64 --limit 13"; \
 	run() { name=$$1; shift; \
 	  timeout 150 $(BIN)/slipstream bench "$$@" --device cuda --json gpu-results/$$name.json || failed=1; }; \
 	OMP_NUM_THREADS=1 timeout 300 $(BIN)/python -m pytest -q -m gpu tests/unit/models || failed=1; \
 	run speed speed $$short --methods plain,ngram,best; \
 	run sampled speed $$short --methods plain,best --temperature 1; \
 	run floors floors; \
-	run cost cost --rows 1,2,4,8,16,32,64,128; \
+	run cost cost $$target --rows 1,2,4,8,16,32,64,128; \
 	run serve serve $$short --methods plain,auto --repeats 1 --concurrency 1,4,16,64; \
 	exit $$failed
 

@@ -119,6 +119,7 @@ def real_model(pytestconfig: pytest.Config) -> Path:
     from slipstream.models.format.resolve import find_local
 
     try:
+        find_local(f"{REAL_MODEL}-q4_1")  # the default of every command
         return find_local(REAL_MODEL)
     except ModelNotFound as missing:
         if pytestconfig.getoption("--require-model"):

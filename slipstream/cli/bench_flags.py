@@ -12,6 +12,7 @@ from slipstream.bench.environment import environment, running_dtype
 from slipstream.bench.harness import check_writable
 from slipstream.bench.questions import Question, read_questions, select
 from slipstream.cli.engine import fetch
+from slipstream.cli.options import DEFAULT_TARGET
 from slipstream.cli.progress import bars
 from slipstream.cli.up import StackFlags
 from slipstream.client.engine import EngineOptions
@@ -27,7 +28,7 @@ from slipstream.options import option
 class ModelFlags:
     """Models, and where they run."""
 
-    target: str = option("smollm2-135m", "Target: an alias, a path or OWNER/NAME of the hub.")
+    target: str = option(DEFAULT_TARGET, "Target: an alias, a path or OWNER/NAME of the hub.")
     draft: str = option("glide", "Draft of glide and best: glide, or a directory of GliDe weights.")
     dtype: str = option("auto", "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).")
     numerics: str = option("auto", "auto, invariant or fast.")

@@ -5,7 +5,7 @@ import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib import import_module
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, TypeVar
 
 from slipstream.cli.options import DEFAULT_TARGET, EngineFlags, PlaceFlags, RouterFlags
 from slipstream.cli.progress import Bars, bars
@@ -13,6 +13,9 @@ from slipstream.config import set_default_variables
 
 if TYPE_CHECKING:
     from slipstream.client import AsyncClient, Client
+    from slipstream.client.embedded import Embedded
+
+    _AnyClient = TypeVar("_AnyClient", AsyncClient, Client)
 
 _ENGINES = "slipstream.client.embedded"
 VANILLA = "vanilla:"
@@ -27,20 +30,32 @@ def open_client(place: PlaceFlags) -> "Client":
     """Return a client of the router, if one is named, else of engines in this process."""
     from slipstream.client import Client
 
-    if place.router.router is not None:
-        return Client(place.router.router, **remote_options(place.router))
-    with _fetched(place.engine) as options:
-        return Client.embedded(**options)
+    return _opened(Client, place)
 
 
 def open_async_client(place: PlaceFlags) -> "AsyncClient":
     """Return the same client for an event loop; engines of this process are loaded here."""
     from slipstream.client import AsyncClient
 
+    return _opened(AsyncClient, place)
+
+
+def _opened(kind: "type[_AnyClient]", place: PlaceFlags) -> "_AnyClient":
     if place.router.router is not None:
-        return AsyncClient(place.router.router, **remote_options(place.router))
+        return kind(place.router.router, **remote_options(place.router))
     with _fetched(place.engine) as options:
-        return AsyncClient.embedded(**options)
+        return kind.embedded(**options)
+
+
+def open_engines(flags: EngineFlags) -> "Embedded":
+    """Return engines in this process that keep no prompts: each request reads its own."""
+    with _fetched(flags) as options:
+        from slipstream.client.embedded import Embedded
+        from slipstream.client.engine import EngineOptions
+
+        names = {"target": DEFAULT_TARGET, "draft": "glide", "profile": None}
+        named = {name: options.pop(name, default) for name, default in names.items()}
+        return Embedded.load(**named, options=EngineOptions(**options, max_cached_bytes=0))
 
 
 @contextmanager

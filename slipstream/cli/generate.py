@@ -1,14 +1,15 @@
-"""`slipstream generate`: one prompt in, text out as it becomes final, then one line of figures."""
+"""`slipstream generate`: a prompt in, text out as it becomes final, then one line of figures."""
 
 import json
 import sys
+from collections.abc import Sequence
 from contextlib import closing
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
 import typer
 
-from slipstream.cli.engine import open_client
+from slipstream.cli.engine import open_client, open_engines
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import PlaceFlags, RequestFlags
 from slipstream.cli.report import PlainComparison, result_object, stats_line
@@ -28,33 +29,44 @@ _WARM_UP_TOKENS = 8
 
 @dataclass(frozen=True, slots=True)
 class PromptFlags:
-    """The prompt, and how it is encoded."""
+    """The prompts, and how they are encoded."""
 
-    prompt: str = required("The prompt, or - to read it from standard input.", is_argument=True)
+    prompts: tuple[str, ...] = required(
+        "The prompt, or - to read it from standard input; several with --compare.", is_argument=True
+    )
     raw: bool = option(False, "Without the model's chat template.")
     allow_special_tokens: bool = option(
         False, "With --raw: names of special tokens are these tokens, not plain text."
     )
     system: str | None = option(None, "System message before the prompt.")
 
-    def content(self) -> "Prompt":
-        """Return the prompt. Raises `InvalidRequest` for one that is empty or not text."""
-        text = _text_of(self.prompt)
+    def contents(self) -> list["Prompt"]:
+        """Return the prompts. Raises `InvalidRequest` for one that is empty or not text."""
+        if len(self.prompts) > 1 and "-" in self.prompts:
+            raise InvalidRequest("- reads standard input as the only prompt, but others are given")
+        texts = [_text_of(prompt) for prompt in self.prompts]
         if self.allow_special_tokens and not self.raw:
             raise UnsupportedCombination("--allow-special-tokens goes with --raw only")
         if self.system is None:
-            return text
+            return [*texts]
         if self.raw:
             raise UnsupportedCombination("--system needs the chat template that --raw leaves out")
-        return [{"role": "system", "content": self.system}, {"role": "user", "content": text}]
+        system = {"role": "system", "content": self.system}
+        return [[system, {"role": "user", "content": text}] for text in texts]
 
 
 @dataclass(frozen=True, slots=True)
 class PrintFlags:
     """Contents and form of what is printed."""
 
-    compare: bool = option(False, "Decode plainly too; compare tokens and speed.")
-    as_json: bool = option(False, "Print one JSON object and nothing else.", names=("--json",))
+    compare: bool = option(
+        False, "Decode plainly too; compare tokens, and speed by the faster of two runs each."
+    )
+    as_json: bool = option(
+        False,
+        "Print a JSON object for each prompt, on a line, and nothing else.",
+        names=("--json",),
+    )
     quiet: bool = option(False, "Print the text alone.")
     origins: bool = option(False, "With --json: the origin of every token.")
     logprobs: int | None = option(
@@ -78,7 +90,7 @@ def generate(
     """Generate text, drafted by one model and verified by another."""
     place.check()
     # Everything that can be refused is, before a model loads.
-    prompt = flags.content()
+    prompts = flags.contents()
     options = {
         **request.options(),
         "raw": flags.raw,
@@ -86,15 +98,49 @@ def generate(
         "with_origins": output.origins,
         "logprobs": output.logprobs,
     }
+    if output.compare:
+        _compare(place, [*zip(flags.prompts, prompts, strict=True)], options, output)
+        return
+    if len(prompts) > 1:
+        raise UnsupportedCombination(
+            f"{len(prompts)} prompts are given, but only --compare takes more than one"
+        )
     with closing(open_client(place)) as client:
-        if output.compare:
+        result = _stream(client, prompts[0], options, output)
+    _report(result, None, output)
+
+
+def _compare(
+    place: PlaceFlags,
+    prompts: Sequence[tuple[str, "Prompt"]],
+    options: dict[str, Any],
+    output: PrintFlags,
+) -> None:
+    """Compare prompts, each behind its text, with plain decoding: the faster of two runs each."""
+    from slipstream.client import Client
+
+    plainly = options | {"speculation": SpeculationOptions(mode=Mode.OFF)}
+    has_sum = len(prompts) > 1 and not (output.as_json or output.quiet)
+    engines = None if place.is_remote else open_engines(place.engine)
+    found: list[list[Result]] = []
+    with closing(open_client(place) if engines is None else Client.of(engines)) as client:
+        for text, prompt in prompts:
+            if has_sum:
+                typer.echo(f"> {text}\n")
             client.generate(prompt, **options | {"max_tokens": _WARM_UP_TOKENS})
-        result = _stream(client, prompt, options, output)
-        comparison = None
-        if output.compare:
-            plainly = options | {"speculation": SpeculationOptions(mode=Mode.OFF)}
-            comparison = PlainComparison(result, client.generate(prompt, **plainly))
-    _report(result, comparison, output)
+            runs = [(_stream(client, prompt, options, output), client.generate(prompt, **plainly))]
+            runs.append((client.generate(prompt, **options), client.generate(prompt, **plainly)))
+            best = [max(side, key=_tokens_per_s) for side in zip(*runs, strict=True)]
+            found.append(best)
+            _report(best[0], PlainComparison(best[:1], best[1:]), output)
+            if has_sum:
+                typer.echo()
+    if has_sum:
+        typer.echo("\n".join(PlainComparison(*zip(*found, strict=True)).sum_lines(engines)))
+
+
+def _tokens_per_s(result: "Result") -> float:
+    return result.stats.tokens_per_s
 
 
 def _stream(

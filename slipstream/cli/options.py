@@ -11,7 +11,7 @@ from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verificatio
 from slipstream.files import read_secret, read_text
 from slipstream.options import option, options_of
 
-DEFAULT_TARGET = "smollm2-135m"
+DEFAULT_TARGET = "smollm2-135m-q4_1"
 
 
 @dataclass(frozen=True, slots=True)

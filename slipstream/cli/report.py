@@ -1,12 +1,14 @@
 """Output of commands: a finished request in one line or as JSON, and figures."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass
+from statistics import fmean
 from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 
 if TYPE_CHECKING:
+    from slipstream.client.embedded import Embedded
     from slipstream.core.logprobs import Logprobs, TokenLogprob, TopLogprob
     from slipstream.core.request.results import RequestStats, Result
 
@@ -20,37 +22,61 @@ _IDENTITIES = {
 
 @dataclass(frozen=True, slots=True)
 class PlainComparison:
-    """A result beside plain decoding of the same request: its tokens, and its speed."""
+    """Results beside plain decoding of the same requests: their tokens, and their speed."""
 
-    result: "Result"
-    plain: "Result"
+    results: Sequence["Result"]
+    plain: Sequence["Result"]
 
     @property
     def speed_ratio(self) -> float:
         """Speed over that of plain decoding, prefill included."""
-        return self.result.stats.tokens_per_s / self.plain.stats.tokens_per_s
+        return _speed(self.results) / _speed(self.plain)
 
     @property
     def identity(self) -> str:
         """Return how the tokens compare with plain decoding: identical, different, inconclusive."""
-        if self.result.stats.speculation.num_draft_tokens == 0:
+        if not any(one.stats.speculation.num_draft_tokens for one in self.results):
             return "inconclusive"
-        return "identical" if self.result.token_ids == self.plain.token_ids else "different"
+        tokens, plain = ([one.token_ids for one in side] for side in (self.results, self.plain))
+        return "identical" if tokens == plain else "different"
 
     def line(self) -> str:
         """Return speed and identity in words."""
-        plain = self.plain.stats.tokens_per_s
-        identity = _IDENTITIES[self.identity]
+        plain, identity = _speed(self.plain), _IDENTITIES[self.identity]
         return f"{self.speed_ratio:.2f}x plain decoding ({plain:.1f} tokens/s), {identity}"
+
+    def sum_lines(self, engines: "Embedded | None") -> Iterator[str]:
+        """Yield the figures of several requests together, and what `engines` have measured where
+        drafting gained nothing."""
+        num_tokens = sum(one.stats.num_output_tokens for one in self.results)
+        speed = f"{num_tokens} tokens, {_speed(self.results):.1f} tokens/s"
+        yield f"[{len(self.results)} prompts, {speed}, {self.line()}]"
+        is_drafted = self.identity != "inconclusive"
+        if engines is None or (is_drafted and self.speed_ratio >= 1):
+            return
+        cost_s, step_s = engines.engine.budget.cost_s, engines.drafter.facts.step_s
+        few, many = (f"{cost_s(count) / cost_s(1):.2f}" for count in (4, 8))
+        costs = f"4 tokens take {few} times as long to verify as one, 8 tokens {many} times"
+        if step_s is not None:
+            costs += f", and a draft step takes {step_s / cost_s(1):.2f} times as long"
+        found = "Drafting did not pay" if is_drafted else "Nothing was drafted"
+        yield f"{found}: here {costs}."
 
     def values(self) -> dict[str, Any]:
         """Return speed and identity as JSON values."""
         return {
             "identity": self.identity,
             "speed_ratio": self.speed_ratio,
-            "plain_tokens_per_s": self.plain.stats.tokens_per_s,
-            "plain_token_ids": list(self.plain.token_ids),
+            "plain_tokens_per_s": _speed(self.plain),
+            "plain_token_ids": [token for one in self.plain for token in one.token_ids],
         }
+
+
+def _speed(results: Iterable["Result"]) -> float:
+    """Return tokens per second of all of them, one after the other."""
+    stats = [result.stats for result in results]
+    seconds = [one.timings.prefill_s + one.timings.decode_s for one in stats]
+    return fmean((one.tokens_per_s for one in stats), weights=seconds)
 
 
 def stats_line(stats: "RequestStats") -> str:
@@ -129,6 +155,5 @@ def figures_console() -> Console:
 
 def show_lines(lines: Iterable[str]) -> None:
     """Print sentences about figures."""
-    console = figures_console()
     for line in lines:
-        console.print(line, markup=False, soft_wrap=True)
+        figures_console().print(line, markup=False, soft_wrap=True)

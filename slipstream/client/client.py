@@ -75,7 +75,7 @@ class _ClientBase:
     @classmethod
     def embedded(  # noqa: PLR0913 - a keyword for each thing that can be chosen
         cls,
-        target: str = "smollm2-135m",
+        target: str = "smollm2-135m-q4_1",
         draft: str = "glide",
         *,
         dtype: str = "auto",

@@ -5,6 +5,7 @@ from pathlib import Path
 import pytest
 
 import helm_tool
+from slipstream.models.format.resolve import find_local
 from support.deployment import pages
 from support.state.redis_server import valkey_binary
 
@@ -31,7 +32,8 @@ def checkout(tmp_path):
 def models(real_model, tmp_path_factory):
     """The cache of models of all pages: what the first of them measures need not be again."""
     folder = tmp_path_factory.mktemp("models")
-    (folder / pages.MODEL).symlink_to(real_model)
+    for name in pages.MODELS:
+        (folder / name).symlink_to(find_local(name))
     return folder
 
 

@@ -44,7 +44,7 @@ class DraftConfig:
         None, "Profile file of `slipstream calibrate`; unset, the draft's own."
     )
     target_model: str = option(
-        "smollm2-135m", "The target that a GliDe draft is for; other drafts do not use it."
+        "smollm2-135m-q4_1", "The target that a GliDe draft is for; other drafts do not use it."
     )
     ngrams: tuple[str, ...] = option(
         ("auto",),

@@ -34,7 +34,7 @@ class TargetConfig:
     )
     replica: ReplicaOptions = group(ReplicaOptions)
     model: str = option(
-        "smollm2-135m", "An alias, a path or OWNER/NAME of the hub, which @REVISION pins."
+        "smollm2-135m-q4_1", "An alias, a path or OWNER/NAME of the hub, which @REVISION pins."
     )
     compute: ComputeOptions = group(ComputeOptions)
     numerics: str = option(

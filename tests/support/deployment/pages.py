@@ -27,7 +27,8 @@ LIMIT_S = 480.0
 END_S = 30.0
 FENCE = re.compile(r"^```([^\n]*)\n(.*?)^```$", re.MULTILINE | re.DOTALL)
 RUNS = ("sh", "python")
-MODEL = "smollm2-135m"
+MODELS = ("smollm2-135m", "smollm2-135m-q4_1")
+"""The model that how-tos name, and the default of every command."""
 MARK = "@@ line "
 _STRICT = "set -euo pipefail\n"
 _NETWORK = ("unshare", "--user", "--map-root-user", "--net", "--")

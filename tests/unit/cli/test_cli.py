@@ -53,14 +53,25 @@ def test_json_is_one_object_with_text_tokens_and_statistics(generate):
     assert names <= set(answer["stats"])
 
 
-def test_comparing_runs_plain_decoding_too_and_finds_the_same_tokens(generate):
-    code, out, _ = generate("--json", "--compare", "--raw", *FORCED, PROMPT * 3)
-    answer = json.loads(out)
+def test_comparing_runs_plain_decoding_too_and_finds_the_same_tokens_of_every_prompt(generate):
+    code, out, _ = generate("--json", "--compare", "--raw", *FORCED, PROMPT * 3, PROMPT)
+    answers = [json.loads(line) for line in out.splitlines()]
+    assert (code, len(answers)) == (0, 2)
+    for answer in answers:
+        assert answer["stats"]["num_draft_tokens"] > 0 == answer["stats"]["num_cached_tokens"]
+        assert answer["compare"]["identity"] == "identical"
+        assert answer["compare"]["plain_token_ids"] == answer["token_ids"]
+        assert answer["compare"]["speed_ratio"] > 0
+
+
+def test_several_prompts_have_a_line_of_figures_each_and_one_together(generate):
+    code, out, _ = generate("--compare", "--speculation", "off", PROMPT, "other")
+    lines = out.splitlines()
     assert code == 0
-    assert answer["stats"]["num_draft_tokens"] > 0
-    assert answer["compare"]["identity"] == "identical"
-    assert answer["compare"]["plain_token_ids"] == answer["token_ids"]
-    assert answer["compare"]["speed_ratio"] > 0
+    assert [line for line in lines if line.startswith("> ")] == [f"> {PROMPT}", "> other"]
+    assert sum(line.startswith("[12 tokens, ") for line in lines) == 2
+    assert lines[-2].startswith("[2 prompts, 24 tokens, ")
+    assert lines[-1].startswith("Nothing was drafted: here 4 tokens take ")
 
 
 def test_a_dash_reads_the_prompt_from_standard_input(generate, monkeypatch):
@@ -138,6 +149,8 @@ BAD = [
     (["--logprobs", "21"], "--logprobs"),
     (["--raw", "--system", "be brief"], "--system"),
     (["--no-such-flag"], "--no-such-flag"),
+    (["other"], "2 prompts are given, but only --compare takes more than one"),
+    (["--compare", "-"], "- reads standard input as the only prompt"),
 ]
 
 
