@@ -28,7 +28,7 @@ from slipstream.models.decoder import Decoder
 from slipstream.models.kv.batch import Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.memory import wait_for
-from slipstream.models.native.decoder import NativeDecoder
+from slipstream.models.native.model import NativeDecoder
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync
 from slipstream.options import check_bounds, option
 

@@ -24,8 +24,8 @@ from slipstream.models.loaded import (
     made_of,
     parse_device,
 )
-from slipstream.models.native.decoder import NativeDecoder
 from slipstream.models.native.library import NotNative, has_kernels
+from slipstream.models.native.model import NativeDecoder
 from slipstream.models.native.source import WeightSource
 from slipstream.models.reference import ReferenceCheck
 

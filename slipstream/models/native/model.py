@@ -1,4 +1,8 @@
-"""A model in native code: its weights, its buffers, its threads; see `src/api.cpp`."""
+"""A model in native code: its weights, its buffers, its threads, see `src/api.cpp`; and a decoder.
+
+The bits of a token depend on its prefix and the weights alone: not on the other tokens of a
+forward, the form of a tree, threads or the processor.
+"""
 
 from array import array
 from collections.abc import Iterable, Sequence
@@ -11,9 +15,13 @@ from weakref import finalize
 import numpy as np
 
 from slipstream.core.errors import ModelError
-from slipstream.models.dtypes import Array
-from slipstream.models.kv.batch import Batch
-from slipstream.models.kv.pool import KvPool
+from slipstream.core.verify.draws import FindContenders
+from slipstream.models.decoder import ANY_ROWS, Numerics
+from slipstream.models.dtypes import BFLOAT16, Array
+from slipstream.models.format.architecture import NORM
+from slipstream.models.format.rope import rotary_tables
+from slipstream.models.kv.batch import Batch, Draw
+from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.native.library import (
     Cache,
     Matrix,
@@ -24,6 +32,7 @@ from slipstream.models.native.library import (
     library,
     team,
 )
+from slipstream.models.native.source import WeightSource, head, layer, norm
 from slipstream.models.native.weights import BlockWeights, Weights, as_float32
 from slipstream.models.threads import num_threads
 
@@ -83,9 +92,9 @@ class NativeModel:
             self._set_matrices(index, number, _INTO, block.into)
             self._set_matrices(index, number, _OUT, [block.out])
             norms = (block.norm, block.query_norm, block.key_norm, block.norm_after)
-            for place, norm in enumerate(norms):
-                if norm is not None:
-                    self._do("set_norm", index, number, place, *_floats(norm))
+            for place, own in enumerate(norms):
+                if own is not None:
+                    self._do("set_norm", index, number, place, *_floats(own))
 
     def set_head(self, norm: Array, head: Weights, *, is_tied: bool = False) -> None:
         """Copy the last norm's weight [d], float32, and the head. One that `is_tied` has the rows
@@ -145,6 +154,50 @@ class NativeModel:
         return call(name, self._handle, *arguments)
 
 
+class NativeDecoder:
+    """`Decoder` of one model; any number of tokens is computed together."""
+
+    numerics: Numerics = "invariant"
+    rule = ANY_ROWS
+    draws_on_device = False
+
+    def __init__(self, source: WeightSource, layout: KvLayout) -> None:
+        """Copy the weights; the source's layers are released.
+
+        Raises `NotNative` for a machine that native code can't serve.
+        """
+        self._layout, arch = layout, source.architecture
+        self._model = NativeModel(_shape(source, layout), source.embedding())
+        for number, rotary in enumerate(source.rotaries):
+            self._model.set_rotary(*rotary_tables(rotary, arch.context_length), number)
+        self._model.set_head(norm(source, NORM), head(source), is_tied=source.is_tied)
+        self._logits_scaling = np.float32(arch.logits_scaling)
+        for index, places in enumerate(zip(arch.windows, arch.layer_ropes, strict=True)):
+            blocks = layer(source, index)
+            self._model.set_layer(index, blocks, window=places[0], rotary=places[1])
+            source.release(index)
+        self.engine, self.weight_bytes = f"native {self._model.kernels}", self._model.weight_bytes
+        self.contenders: FindContenders | None = self._model.contenders
+        self.roofline = self._model.roofline
+
+    def new_pool(self, num_pages: int, scratch_rows: int, *, lasts: bool = True) -> KvPool:
+        return KvPool(self._layout, num_pages, scratch_rows=scratch_rows)
+
+    def forward(
+        self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
+    ) -> tuple[Array, list[int]]:
+        """See `Decoder.forward`; states are float32. Tokens are drawn by their logits."""
+        return self._model.forward(pool, batch, num_kept=len(batch)), []
+
+    def logits(self, hidden: Array) -> Array:
+        """Logits [rows, vocab], float32, of hidden states [rows, d]."""
+        logits = self._model.logits(hidden)
+        return logits if self._logits_scaling == 1 else logits / self._logits_scaling
+
+    def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
+        return 0
+
+
 class _Given:
     """A pool and a batch as native code takes them, and the memory that these are in."""
 
@@ -180,3 +233,24 @@ def _floats(values: Array) -> tuple[int, int]:
     if values.dtype != np.float32 or not values.flags.c_contiguous:
         raise ModelError(f"native code takes float32 in order, but there is {values.dtype}")
     return values.ctypes.data, values.size
+
+
+def _shape(source: WeightSource, layout: KvLayout) -> NativeShape:
+    arch, scale = source.architecture, source.architecture.embedding_scale
+    if arch.form.has_root_scale:
+        scale = float(np.asarray(scale, np.float32).astype(source.dtype))
+    return NativeShape(
+        layers=arch.num_layers,
+        hidden=arch.hidden,
+        heads=arch.num_heads,
+        key_heads=arch.num_kv_heads,
+        head_dim=arch.head_dim,
+        mlp=arch.mlp,
+        num_cross=0,
+        keys_are_bfloat16=layout.dtype == BFLOAT16,
+        norm_epsilon=arch.norm_eps,
+        attention_scale=arch.attention_scale,
+        embedding_scale=scale,
+        residual_scale=arch.residual_scale,
+        is_gelu=arch.is_gelu,
+    )

@@ -45,8 +45,8 @@ from slipstream.models.kv.pool import KvPool
 from slipstream.models.loaded import find_source, find_sources, load_tokenizer
 from slipstream.models.loading import causal_model, load_model
 from slipstream.models.machine import Measurements
-from slipstream.models.native.decoder import NativeDecoder
 from slipstream.models.native.library import NotNative
+from slipstream.models.native.model import NativeDecoder
 from slipstream.models.native.source import WeightSource
 from slipstream.models.scorer import KvView, Sync
 from slipstream.models.torch.loading import load_target_parts

@@ -16,11 +16,24 @@ from slipstream.models.scorer import NUM_SINKS, KvView
 from support.models import tiny
 
 VOCAB = 61
+TREE = [([4, 5], [-1, -1]), ([6, 7, 8], [0, 0, 1]), ([9], [3])]
+"""Tokens and parents, a generation at a time."""
 SIZES: dict[str, Any] = {
     **{"vocab_size": VOCAB, "hidden_size": 32, "intermediate_size": 48, "num_hidden_layers": 4},
     **{"num_attention_heads": 4, "num_key_value_heads": 2, "head_dim": 8},
     **{"max_position_embeddings": 128, "initializer_range": 0.02},
 }
+
+
+def paths() -> list[list[int]]:
+    """Return the tokens of each node of `TREE` from the root's end on, its own last."""
+    found: list[list[int]] = []
+    for tokens, parents in TREE:
+        found += [
+            [*(found[parent] if parent >= 0 else []), token]
+            for token, parent in zip(tokens, parents, strict=True)
+        ]
+    return found
 
 
 def llama(**changes: Any) -> Any:

@@ -11,7 +11,6 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from importlib.resources import files
 from pathlib import Path
-from types import TracebackType
 from typing import Any, Self
 
 import pytest
@@ -111,12 +110,7 @@ class RedisServer:
         self.start()
         return self
 
-    def __exit__(
-        self,
-        kind: type[BaseException] | None,
-        error: BaseException | None,
-        trace: TracebackType | None,
-    ) -> None:
+    def __exit__(self, _: Any, error: BaseException | None, trace: Any) -> None:
         self.kill()
         if error is not None:
             error.add_note(f"the server said:\n{self._log.read_text()[-4000:]}")

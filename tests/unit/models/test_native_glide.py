@@ -1,7 +1,6 @@
 """Laws of a GliDe draft in native code: the trained module's scores, the same bits in company."""
 
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -24,8 +23,7 @@ LARGE = {
     **{"vocab_size": 263, "hidden_size": 288, "intermediate_size": 352},
     **{"num_attention_heads": 9, "num_key_value_heads": 3, "head_dim": 32},
 }
-TREE = [([4, 5], [-1, -1]), ([6, 7, 8], [0, 0, 1]), ([9], [3])]
-"""Tokens and parents, a generation at a time."""
+TREE = tiny_glide.TREE
 
 pytestmark = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 
@@ -94,12 +92,8 @@ def test_every_path_of_a_tree_has_the_bits_of_a_chain(num_layers):
     state = scorer.open(64)
     scorer.score([Sync(state, TOKENS, view)])
     rows = np.concatenate([scorer.score([Grow(state, *nodes)]).logits for nodes in TREE])
-    tokens, parents = (list(chain.from_iterable(parts)) for parts in zip(*TREE, strict=True))
-    for node, row in enumerate(rows):
-        path = [node]
-        while parents[path[0]] >= 0:
-            path.insert(0, parents[path[0]])
-        text = [*TOKENS, *(tokens[at] for at in path)]
+    for path, row in zip(tiny_glide.paths(), rows, strict=True):
+        text = [*TOKENS, *path]
         assert np.array_equal(row, chain_scores(scorer, view, text, len(TOKENS))[-1]), path
 
 

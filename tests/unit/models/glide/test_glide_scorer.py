@@ -2,7 +2,6 @@
 it skips of a long text: all but the first page and the newest tokens."""
 
 from dataclasses import replace
-from itertools import chain
 
 import numpy as np
 import pytest
@@ -21,8 +20,6 @@ from support.models import tiny_glide as tiny
 from support.models.tiny import tokens as random_tokens
 
 TOKENS = [3, 14, 15, 9, 26, 5, 35, 8, 9, 7]
-TREE = [([10, 11], [-1, -1]), ([12, 13, 14], [0, 0, 1]), ([15], [3])]
-"""Tokens and parents, a generation at a time."""
 TARGETS = {
     "llama": lambda: tiny.llama(num_hidden_layers=5),
     "attention biases": tiny.qwen2,
@@ -87,16 +84,12 @@ def test_every_path_of_a_tree_scores_like_a_chain(num_layers):
     prefix, view = TOKENS[:6], tiny.view(target, TOKENS, 5)
     state = scorer.open(32)
     scorer.score([Sync(state, prefix, view)])
-    rows = np.concatenate([scorer.score([Grow(state, *nodes)]).logits for nodes in TREE])
-    tokens, parents = (list(chain.from_iterable(parts)) for parts in zip(*TREE, strict=True))
-    for node, row in enumerate(rows):
-        path = [node]
-        while parents[path[0]] >= 0:
-            path.insert(0, parents[path[0]])
+    rows = np.concatenate([scorer.score([Grow(state, *nodes)]).logits for nodes in tiny.TREE])
+    for path, row in zip(tiny.paths(), rows, strict=True):
         alone = scorer.open(32)
         scorer.score([Sync(alone, prefix, view)])
-        for parent, index in enumerate(path, start=-1):
-            expected = scorer.score([Grow(alone, [tokens[index]], [parent])])
+        for parent, token in enumerate(path, start=-1):
+            expected = scorer.score([Grow(alone, [token], [parent])])
         close(row, expected.logits[0])
 
 
