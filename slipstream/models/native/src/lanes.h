@@ -33,13 +33,13 @@ namespace SLIPSTREAM_ISA {
 
 // Calls `work` with the constants 0, 1, ... COUNT - 1. Compilers unroll loops over arrays of sums
 // only after they have decided that these lie in memory; here there is no loop.
+#define SLIPSTREAM_INLINE inline __attribute__((always_inline))
 template <class F, int... I>
-inline __attribute__((always_inline)) void unrolled(const F& work,
-                                                    std::integer_sequence<int, I...>) {
+SLIPSTREAM_INLINE void unrolled(const F& work, std::integer_sequence<int, I...>) {
   (work(std::integral_constant<int, I>()), ...);
 }
 template <int COUNT, class F>
-inline __attribute__((always_inline)) void unrolled(const F& work) {
+SLIPSTREAM_INLINE void unrolled(const F& work) {
   unrolled(work, std::make_integer_sequence<int, COUNT>());
 }
 
@@ -63,7 +63,7 @@ inline Lanes load_second(const T* p) {
 
 // Brings so many bytes nearer. A function that does nothing else has no effect in GCC's eyes, and
 // calls of it are left out: it has to be a part of its caller, and so have those that only call it.
-#define SLIPSTREAM_FETCHES inline __attribute__((always_inline))
+#define SLIPSTREAM_FETCHES SLIPSTREAM_INLINE
 template <size_t BYTES>
 SLIPSTREAM_FETCHES void fetch(const uint8_t* p) {
   for (size_t line = 0; line < BYTES; line += 64) __builtin_prefetch(p + line);

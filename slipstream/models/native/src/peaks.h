@@ -34,7 +34,7 @@ inline double multiply_floats(int64_t steps, float* sink) {
 // The same of integers: 4-bit codes with 8-bit ones, four of each of which are read each time.
 inline double multiply_codes(int64_t steps, float* sink) {
   uint8_t bytes[kQuadBytes] = {};
-  int32_t four = 0;
+  int8_t four[kQuad] = {};
   asm volatile("" : "+m"(bytes), "+m"(four));
   const Codes codes = load_codes(bytes);
   NibbleSum sums[kPeakCodeSums];

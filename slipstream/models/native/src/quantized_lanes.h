@@ -11,6 +11,14 @@ constexpr int kQuad = 4;                       // inputs that one operation adds
 constexpr int kQuadBytes = kLanes * kQuad;     // a quad of inputs: a byte for each output and input
 constexpr int kMaxNibbleQuads = 8;  // quads of 4-bit codes for which 16-bit sums have room
 
+// `kMaxHeld`: the most sums of floats that are variables while a block is computed; more of them are
+// in memory meanwhile. All are variables where the compiler finds the better places.
+constexpr int kAllSums = 99;
+
+// A token's codes for a quad, read as one number.
+struct FourCodes {
+  int8_t codes[kQuad];
+};
 inline int32_t four_codes(const int8_t* p) {
   int32_t four;
   std::memcpy(&four, p, sizeof four);
@@ -38,10 +46,11 @@ inline Codes look_up(const int8_t* table, Codes a) {
 
 // The sum of unsigned codes times signed ones.
 struct NibbleSum {
+  static constexpr int kMaxHeld = kAllSums;
   __m512i sum;
   void begin(int32_t) { sum = _mm512_setzero_si512(); }
-  void add(Codes w, int32_t four) {
-    sum = _mm512_dpbusd_epi32(sum, w.v, _mm512_set1_epi32(four));
+  void add(Codes w, const int8_t* four) {
+    sum = _mm512_dpbusd_epi32(sum, w.v, _mm512_set1_epi32(four_codes(four)));
   }
   Lanes value() const { return {_mm512_cvtepi32_ps(sum)}; }
 };
@@ -55,10 +64,11 @@ struct ByteSum : NibbleSum {
 #else
 
 struct NibbleSum {
+  static constexpr int kMaxHeld = kAllSums;
   __m512i sum;  // of 16 bits
   void begin(int32_t) { sum = _mm512_setzero_si512(); }
-  void add(Codes w, int32_t four) {
-    sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(w.v, _mm512_set1_epi32(four)));
+  void add(Codes w, const int8_t* four) {
+    sum = _mm512_add_epi16(sum, _mm512_maddubs_epi16(w.v, _mm512_set1_epi32(four_codes(four))));
   }
   Lanes value() const {
     return {_mm512_cvtepi32_ps(_mm512_madd_epi16(sum, _mm512_set1_epi16(1)))};
@@ -67,11 +77,12 @@ struct NibbleSum {
 
 inline Codes as_signed(Codes a) { return a; }
 struct ByteSum {
+  static constexpr int kMaxHeld = kAllSums;
   __m512i sum;
   void begin(int32_t) { sum = _mm512_setzero_si512(); }
   // The signs of the weights go to the token's codes: one factor has to be unsigned.
-  void add(Codes w, int32_t four) {
-    const __m512i x = _mm512_set1_epi32(four);
+  void add(Codes w, const int8_t* four) {
+    const __m512i x = _mm512_set1_epi32(four_codes(four));
     const __m512i turned =
         _mm512_mask_sub_epi8(x, _mm512_movepi8_mask(w.v), _mm512_setzero_si512(), x);
     const __m512i pairs = _mm512_maddubs_epi16(_mm512_abs_epi8(w.v), turned);
@@ -111,10 +122,11 @@ inline Codes look_up(const int8_t* table, Codes a) {
 
 // The sum of unsigned codes times signed ones.
 struct NibbleSum {
+  static constexpr int kMaxHeld = 2;
   __m256i low, high;
   void begin(int32_t) { low = high = _mm256_setzero_si256(); }
-  void add(Codes w, int32_t four) {
-    const __m256i x = _mm256_set1_epi32(four);
+  void add(Codes w, const int8_t* four) {
+    const __m256i x = _mm256_set1_epi32(four_codes(four));
     low = _mm256_dpbusd_avx_epi32(low, w.low, x);
     high = _mm256_dpbusd_avx_epi32(high, w.high, x);
   }
@@ -133,12 +145,20 @@ struct ByteSum : NibbleSum {
 #else
 
 struct NibbleSum {
+  static constexpr int kMaxHeld = 2;
   __m256i low, high;  // of 16 bits
   void begin(int32_t) { low = high = _mm256_setzero_si256(); }
-  void add(Codes w, int32_t four) {
-    const __m256i x = _mm256_set1_epi32(four);
-    low = _mm256_add_epi16(low, _mm256_maddubs_epi16(w.low, x));
-    high = _mm256_add_epi16(high, _mm256_maddubs_epi16(w.high, x));
+  // Written out, as GCC would compute the products of all tokens first, which no registers hold.
+  void add(const Codes& w, const int8_t* four) {
+    __m256i x, product;
+    asm volatile(
+        "vpbroadcastd %4, %2\n\t"
+        "vpmaddubsw %2, %5, %3\n\t"
+        "vpaddw %3, %0, %0\n\t"
+        "vpmaddubsw %2, %6, %2\n\t"
+        "vpaddw %2, %1, %1"
+        : "+x"(low), "+x"(high), "=&x"(x), "=&x"(product)
+        : "m"(*reinterpret_cast<const FourCodes*>(four)), "x"(w.low), "x"(w.high));
   }
   Lanes value() const {
     const __m256i one = _mm256_set1_epi16(1);
@@ -149,6 +169,7 @@ struct NibbleSum {
 
 inline Codes as_signed(Codes a) { return a; }
 struct ByteSum {
+  static constexpr int kMaxHeld = kAllSums;
   __m256i low, high;
   void begin(int32_t) { low = high = _mm256_setzero_si256(); }
   // The signs of the weights go to the token's codes: one factor has to be unsigned.
@@ -156,8 +177,8 @@ struct ByteSum {
     const __m256i pairs = _mm256_maddubs_epi16(_mm256_abs_epi8(w), _mm256_sign_epi8(x, w));
     return _mm256_add_epi32(sum, _mm256_madd_epi16(pairs, _mm256_set1_epi16(1)));
   }
-  void add(Codes w, int32_t four) {
-    const __m256i x = _mm256_set1_epi32(four);
+  void add(Codes w, const int8_t* four) {
+    const __m256i x = _mm256_set1_epi32(four_codes(four));
     low = added(low, w.low, x);
     high = added(high, w.high, x);
   }
@@ -193,12 +214,13 @@ inline Codes look_up(const int8_t* table, Codes a) {
 }
 
 struct ByteSum {
+  static constexpr int kMaxHeld = kAllSums;
   int32x4_t sum[4];
   void begin(int32_t) {
     for (int32x4_t& each : sum) each = vdupq_n_s32(0);
   }
-  void add(const Codes& w, int32_t four) {
-    const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four));
+  void add(const Codes& w, const int8_t* four) {
+    const int8x16_t x = vreinterpretq_s8_s32(vdupq_n_s32(four_codes(four)));
     for (int i = 0; i < 4; ++i) sum[i] = vdotq_s32(sum[i], w.v[i], x);
   }
   Lanes value() const {
@@ -232,12 +254,11 @@ inline Codes look_up(const int8_t* table, Codes a) {
 }
 
 struct ByteSum {
+  static constexpr int kMaxHeld = kAllSums;
   int32_t sum[kLanes];
   void begin(int32_t) { std::memset(sum, 0, sizeof sum); }
-  void add(const Codes& w, int32_t four) {
-    int8_t x[kQuad];
-    std::memcpy(x, &four, sizeof x);
-    for (int i = 0; i < kQuadBytes; ++i) sum[i / kQuad] += w.v[i] * x[i % kQuad];
+  void add(const Codes& w, const int8_t* four) {
+    for (int i = 0; i < kQuadBytes; ++i) sum[i / kQuad] += w.v[i] * four[i % kQuad];
   }
   Lanes value() const {
     float out[kLanes];

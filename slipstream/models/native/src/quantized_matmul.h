@@ -105,8 +105,10 @@ struct Groups : CODES {
   static constexpr int kParts = 1, kNumbers = HAS_MINIMUM ? 2 : 1;
   const T* scales;
   explicit Groups(const uint8_t* p) : scales(reinterpret_cast<const T*>(p)) {}
-  const void* place(int at) const { return scales + at * kNumbers * kLanes; }
-  Lanes number(int at, int which) const { return load(scales + (at * kNumbers + which) * kLanes); }
+  const void* place(int64_t at) const { return scales + at * kNumbers * kLanes; }
+  Lanes number(int64_t at, int which) const {
+    return load(scales + (at * kNumbers + which) * kLanes);
+  }
 };
 
 // Weight = scale * factor * code, or scale * factor * code + minimum * its factor: 256 inputs have
@@ -120,8 +122,8 @@ struct Supers : CODES {
   static constexpr size_t kBytes = kHeader + kNumbers * kEach * kLanes;
   const uint8_t* scales;
   explicit Supers(const uint8_t* p) : scales(p) {}
-  const void* place(int at) const { return scales + at * (kBytes / kEach); }
-  Lanes number(int at, int which) const {
+  const void* place(int64_t at) const { return scales + at * (kBytes / kEach); }
+  Lanes number(int64_t at, int which) const {
     const uint8_t* own = scales + at / kEach * kBytes;
     const uint8_t* factors = own + kHeader + (at % kEach * kNumbers + which) * kLanes;
     return mul(load(reinterpret_cast<const Float16*>(own) + which * kLanes),
@@ -131,23 +133,23 @@ struct Supers : CODES {
 
 // The codes of 32 inputs, or of 16, of some tiles, from `p` on: each quad once.
 template <class Format, int TILES, class Add>
-inline void each_quad(const uint8_t* p, size_t stride, const Add& add) {
+SLIPSTREAM_INLINE void each_quad(const uint8_t* p, size_t stride, const Add& add) {
   constexpr int quads = kGroup / kQuad / Format::kParts;
-  Codes w[TILES];
   if constexpr (Format::kIsNibbles) {
     for (int q = 0; q < quads / 2; ++q) {  // a byte has the codes of inputs half of them apart
-      Codes both[TILES];
-      for (int t = 0; t < TILES; ++t) {
+      Codes w[TILES], both[TILES];
+      unrolled<TILES>([&](auto t) {
         both[t] = load_codes(p + t * stride + q * kQuadBytes);
         w[t] = Format::value(low_nibbles(both[t]));
-      }
+      });
       add(q, w);
-      for (int t = 0; t < TILES; ++t) w[t] = Format::value(high_nibbles(both[t]));
+      unrolled<TILES>([&](auto t) { w[t] = Format::value(high_nibbles(both[t])); });
       add(q + quads / 2, w);
     }
   } else {
     for (int q = 0; q < quads; ++q) {
-      for (int t = 0; t < TILES; ++t) w[t] = load_signed(p + t * stride + q * kQuadBytes);
+      Codes w[TILES];
+      unrolled<TILES>([&](auto t) { w[t] = load_signed(p + t * stride + q * kQuadBytes); });
       add(q, w);
     }
   }
@@ -159,40 +161,43 @@ class QuantizedMatmul {
  public:
   explicit QuantizedMatmul(const Work& work)
       : work_(work),
-        x_(*work.tokens.quantized),
-        groups_(x_.inputs / kGroup),
+        inputs_(work.tokens.quantized->inputs),
+        groups_(inputs_ / kGroup),
         stride_(work.matrix.tile_bytes()),
         codes_(work.matrix.data + work.tile * stride_),
-        scales_(codes_ + groups_ * Format::kParts * kBytes) {}
+        scales_(codes_ + groups_ * Format::kParts * kBytes),
+        tokens_(work.tokens.quantized->codes.data() + work.row * inputs_),
+        token_scales_(work.tokens.quantized->scales.data() + work.row * groups_),
+        token_sums_(work.tokens.quantized->sums.data() + work.row * groups_),
+        offsets_(work.tokens.quantized->offsets.data() + work.row * groups_ * 3) {}
 
   // Outputs [ROWS, TILES * 16], without the bias.
-  void run(float* out) {
-    for (auto& row : sums_) {
-      for (Lanes& sum : row) sum = zero();
-    }
+  void run(float* out) const {
+    Lanes sums[ROWS * TILES];
+    unrolled<ROWS * TILES>([&](auto i) { put(zero(), i, sums, out); });
     int turn = work_.turn;
-    for (int at = 0; at < groups_ * Format::kParts; ++at) {
+    for (int64_t at = 0; at < groups_ * Format::kParts; ++at) {
       if (--turn < 0) {
         fetch_next(at);
         turn = work_.turns - 1;
       }
-      multiply(at);
-      add_scaled(at);
+      typename Format::Sum products[ROWS][TILES];
+      multiply(at, products);
+      add_scaled(at, products, sums, out);
     }
-    for (int r = 0; r < ROWS; ++r) {
-      for (int t = 0; t < TILES; ++t) store(out + (r * TILES + t) * kLanes, sums_[r][t]);
+    if constexpr (kHoldsSums) {
+      unrolled<ROWS * TILES>([&](auto i) { store(out + i * kLanes, sums[i]); });
     }
   }
 
  private:
+  using Products = typename Format::Sum[ROWS][TILES];
   static constexpr int kInputs = kGroup / Format::kParts;
   static constexpr size_t kBytes = kInputs * kLanes / (Format::kIsNibbles ? 2 : 1);
 
-  int64_t group(int row, int at) const {
-    return (work_.row + row) * groups_ + at / Format::kParts;
-  }
+  int64_t group(int row, int64_t at) const { return row * groups_ + at / Format::kParts; }
 
-  SLIPSTREAM_FETCHES void fetch_next(int at) const {
+  SLIPSTREAM_FETCHES void fetch_next(int64_t at) const {
     for (int t = 0; t < TILES; ++t) {
       const size_t ahead = t * stride_ + work_.ahead;
       fetch<kBytes>(codes_ + at * kBytes + ahead);
@@ -200,52 +205,64 @@ class QuantizedMatmul {
     }
   }
 
-  void multiply(int at) {
-    const int8_t* tokens = x_.codes.data() + work_.row * x_.inputs + at * kInputs;
-    for (int r = 0; r < ROWS; ++r) {
-      const int32_t* offsets = x_.offsets.data() + group(r, at) * 3;
-      const int32_t offset = offsets[Format::kParts == 1 ? 2 : at % 2];
-      for (int t = 0; t < TILES; ++t) products_[r][t].begin(offset);
-    }
-    each_quad<Format, TILES>(codes_ + at * kBytes, stride_, [&](int quad, const Codes* w) {
-      for (int r = 0; r < ROWS; ++r) {
-        const int32_t four = four_codes(tokens + r * x_.inputs + quad * kQuad);
-        for (int t = 0; t < TILES; ++t) products_[r][t].add(w[t], four);
-      }
+  SLIPSTREAM_INLINE void multiply(int64_t at, Products& products) const {
+    const int8_t* tokens = tokens_ + at * kInputs;
+    unrolled<ROWS>([&](auto r) {
+      const int32_t offset = offsets_[group(r, at) * 3 + (Format::kParts == 1 ? 2 : at % 2)];
+      unrolled<TILES>([&](auto t) { products[r][t].begin(offset); });
     });
+    const auto add = [&](int quad, const Codes* w) __attribute__((always_inline)) {
+      unrolled<ROWS>([&](auto r) {
+        const int8_t* four = tokens + r * inputs_ + quad * kQuad;
+        unrolled<TILES>([&](auto t) { products[r][t].add(w[t], four); });
+      });
+    };
+    each_quad<Format, TILES>(codes_ + at * kBytes, stride_, add);
   }
 
   // The sum of a token's elements that a scale is for.
-  float token_sum(int row, int at) const {
+  float token_sum(int row, int64_t at) const {
     const int64_t own = group(row, at);
-    if constexpr (Format::kParts == 1) return x_.sums[own];
-    return x_.scales[own] * (x_.offsets[own * 3 + at % 2] * (-1.0f / 128));
+    if constexpr (Format::kParts == 1) return token_sums_[own];
+    return token_scales_[own] * (offsets_[own * 3 + at % 2] * (-1.0f / 128));
   }
 
-  void add_scaled(int at) {
-    for (int t = 0; t < TILES; ++t) {
-      const Format format(scales_ + t * stride_);
-      const Lanes scale = format.number(at, 0);
-      for (int r = 0; r < ROWS; ++r) {
-        const Lanes factor = mul(scale, all(x_.scales[group(r, at)]));
-        sums_[r][t] = fma(products_[r][t].value(), factor, sums_[r][t]);
-      }
-      if constexpr (Format::kHasMinimum) {
-        const Lanes minimum = format.number(at, 1);
-        for (int r = 0; r < ROWS; ++r) {
-          sums_[r][t] = fma(minimum, all(token_sum(r, at)), sums_[r][t]);
-        }
-      }
+  // Sums are in `out` where registers are for a block's products alone.
+  static constexpr bool kHoldsSums = ROWS * TILES <= Format::Sum::kMaxHeld;
+  static void put(Lanes sum, int i, Lanes* sums, float* out) {
+    if constexpr (kHoldsSums) {
+      sums[i] = sum;
+    } else {
+      store(out + i * kLanes, sum);
     }
   }
 
+  SLIPSTREAM_INLINE void add_scaled(int64_t at, const Products& products, Lanes* sums,
+                                    float* out) const {
+    const auto add_tile = [&](auto t) __attribute__((always_inline)) {
+      const Format format(scales_ + t * stride_);
+      const Lanes scale = format.number(at, 0);
+      Lanes minimum{};
+      if constexpr (Format::kHasMinimum) minimum = format.number(at, 1);
+      unrolled<ROWS>([&](auto r) {
+        const int i = r * TILES + t;
+        const Lanes factor = mul(scale, all(token_scales_[group(r, at)]));
+        Lanes sum = kHoldsSums ? sums[i] : load(out + i * kLanes);
+        sum = fma(products[r][t].value(), factor, sum);
+        if constexpr (Format::kHasMinimum) sum = fma(minimum, all(token_sum(r, at)), sum);
+        put(sum, i, sums, out);
+      });
+    };
+    unrolled<TILES>(add_tile);
+  }
+
   const Work& work_;
-  const QuantizedActivations& x_;
-  const int groups_;
+  const int64_t inputs_, groups_;
   const size_t stride_;
   const uint8_t *codes_, *scales_;
-  typename Format::Sum products_[ROWS][TILES];
-  Lanes sums_[ROWS][TILES];
+  const int8_t* tokens_;
+  const float *token_scales_, *token_sums_;
+  const int32_t* offsets_;
 };
 
 template <class Format, int ROWS, int TILES>
