@@ -5,8 +5,9 @@
 
 namespace SLIPSTREAM_ISA {
 
-constexpr int kMaxRows = 6, kMaxTiles = 1, kMaxQuantizedRows = 6, kGoodQuantizedRows = 6,
+constexpr int kMaxRows = 6, kMaxTiles = 2, kMaxQuantizedRows = 6, kGoodQuantizedRows = 6,
               kMaxQuantizedTiles = 1;
+constexpr int kMaxTiledRows = 2;  // tokens that go with kMaxTiles at once
 
 struct Lanes {
   __m256 low, high;

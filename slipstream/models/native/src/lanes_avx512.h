@@ -8,6 +8,7 @@ namespace SLIPSTREAM_ISA {
 // Tokens times tiles of 16 outputs whose sums fit into registers.
 constexpr int kMaxRows = 12, kMaxTiles = 2, kMaxQuantizedRows = 8, kGoodQuantizedRows = 6,
               kMaxQuantizedTiles = 2;
+constexpr int kMaxTiledRows = kMaxRows;  // tokens that go with kMaxTiles at once
 
 struct Lanes {
   __m512 v;

@@ -142,7 +142,9 @@ inline Kernel kernel_for(int rows, std::integer_sequence<int, ROWS...>) {
 template <class T, int MAX_ROWS, int MAX_TILES>
 inline Kernel kernel_for(int rows, int tiles) {
   constexpr auto counts = std::make_integer_sequence<int, MAX_ROWS>();
-  return tiles == 1 ? kernel_for<T, 1>(rows, counts) : kernel_for<T, MAX_TILES>(rows, counts);
+  constexpr int kTiled = MAX_TILES > 1 ? std::min(MAX_ROWS, kMaxTiledRows) : MAX_ROWS;
+  if (tiles == 1) return kernel_for<T, 1>(rows, counts);
+  return kernel_for<T, MAX_TILES>(rows, std::make_integer_sequence<int, kTiled>());
 }
 
 template <class Format>
@@ -181,33 +183,57 @@ inline int num_turns(Kind kind, int64_t rows) {
   return rows > 0 && rows <= most ? 1 : static_cast<int>((rows + good - 1) / good);
 }
 
+// Whether the last turn is of few tokens and several tiles: turns of equal size would have too few
+// sums to keep the processor busy.
+inline bool has_tiled_turn(Kind kind, int64_t rows, int turns) {
+  if (is_quantized(kind) || kMaxTiledRows == kMaxRows || turns == 1) return false;
+  return rows / turns < kMaxRows - 1 && rows - kMaxTiledRows <= kMaxRows * (turns - 1);
+}
+inline Span turn_rows(int64_t rows, int turn, int turns, bool has_tiled) {
+  if (!has_tiled) return slipstream::part(rows, turn, turns);
+  if (turn == turns - 1) return {rows - kMaxTiledRows, rows};
+  return slipstream::part(rows - kMaxTiledRows, turn, turns - 1);
+}
+
+// Some tokens' outputs of some tiles.
+template <class Write>
+inline void multiply(const Work& work, int tiles, int count, const Write& write) {
+  static_assert(kMaxQuantizedRows * kMaxQuantizedTiles <= kMaxRows * kMaxTiles);
+  float out[kMaxRows * kMaxTiles * kTile];
+  const Matrix& m = work.matrix;
+  kernel_for(m.kind, count, tiles)(work, out);
+  const float* next = out;
+  for (int r = 0; r < count; ++r) {
+    for (int t = 0; t < tiles; ++t, next += kTile) {
+      const int output = (work.tile + t) * kTile;
+      Lanes y = load(next);
+      if (!m.bias.empty()) y = add(y, load(m.bias.data() + output));
+      write(work.row + r, output, y, std::min(kTile, m.outputs - output));
+    }
+  }
+}
+
 // One thread's share of the outputs of `tiles`. `write(row, output, lanes, count)` takes the
 // outputs of a token from `output` on, of which `count` exist.
 template <class Write>
 inline void matmul(const Team& team, int thread, const Matrix& m, Span share, const Tokens& x,
                    int64_t rows, const Write& write) {
+  const int turns = num_turns(m.kind, rows);
+  const bool has_tiled = has_tiled_turn(m.kind, rows, turns);
   // One token waits for memory, which is fastest where there is one stream.
-  const int most_tiles = is_quantized(m.kind) ? kMaxQuantizedTiles : rows == 1 ? 1 : kMaxTiles;
-  static_assert(kMaxQuantizedRows * kMaxQuantizedTiles <= kMaxRows * kMaxTiles);
-  float out[kMaxRows * kMaxTiles * kTile];
+  const bool is_single = rows == 1 || (kMaxTiledRows < kMaxRows && !has_tiled);
+  const int most_tiles = is_quantized(m.kind) ? kMaxQuantizedTiles : is_single ? 1 : kMaxTiles;
   const Span own = slipstream::part(share.last - share.first, thread, team.size());
-  const int last = static_cast<int>(share.first + own.last), turns = num_turns(m.kind, rows);
+  const int last = static_cast<int>(share.first + own.last);
   for (int tile = static_cast<int>(share.first + own.first), tiles; tile < last; tile += tiles) {
     tiles = last - tile < most_tiles ? 1 : most_tiles;
     const size_t ahead = tile + tiles < last ? tiles * m.tile_bytes() : 0;
     for (int turn = 0; turn < turns; ++turn) {
-      const Span some = slipstream::part(rows, turn, turns);
-      const int count = static_cast<int>(some.last - some.first);
-      const Work work{m, x, tile, some.first, ahead, turn, turns};
-      kernel_for(m.kind, count, tiles)(work, out);
-      const float* next = out;
-      for (int64_t r = some.first; r < some.last; ++r) {
-        for (int t = 0; t < tiles; ++t, next += kTile) {
-          const int output = (tile + t) * kTile;
-          Lanes y = load(next);
-          if (!m.bias.empty()) y = add(y, load(m.bias.data() + output));
-          write(r, output, y, std::min(kTile, m.outputs - output));
-        }
+      const Span some = turn_rows(rows, turn, turns, has_tiled);
+      const int step = has_tiled && turn < turns - 1 ? 1 : tiles;
+      for (int t = 0; t < tiles; t += step) {
+        const Work work{m, x, tile + t, some.first, ahead, turn, turns};
+        multiply(work, step, static_cast<int>(some.last - some.first), write);
       }
     }
   }
