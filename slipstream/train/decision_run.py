@@ -100,9 +100,8 @@ def run_decision(run: DecisionRun, *, clock: Clock, progress: Progress) -> Decis
     # Every prompt once, in an order independent of the files'.
     by_key = {d.key: d.ids[: d.num_prompt].tolist() for data in files for d in data.documents}
     prompts = [by_key[key] for key in sorted(by_key)][: plan.num_prompts]
-    usual = Profile().max_depth
-    depth = plan.depth or min(scorer.max_lag or usual, usual)
-    recorder = RoundRecorder(engine, scorer, depth=depth)
+    most = Profile().max_depth
+    recorder = RoundRecorder(engine, scorer, depth=plan.depth or min(scorer.max_lag or most, most))
     positions: list[Position] = []
     for number, prompt in enumerate(prompts):
         if deadline is not None and clock() > deadline:
