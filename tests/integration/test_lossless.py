@@ -14,6 +14,7 @@ from slipstream.core.types import SamplingParams, Session, Shape, StopPolicy, Ve
 from slipstream.drafting.engine import LocalDraft, TargetKv
 from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.glide.chain_stop import DecisionNetwork
+from slipstream.models.glide.load import glide_chains
 from support.models import tiny
 from support.models.rounds import DEFAULTS, next_token, plain, speculate
 
@@ -40,12 +41,13 @@ class World:
         scorer = tiny.glide(dtype=dtype)
         torch.manual_seed(1)
         decision = DecisionNetwork(scorer.hidden_size, 8).model()
+        chains = glide_chains(scorer, 2048, decision)
         feed = TargetKv(self.target, scorer.config.target_layers)
         # The target itself with fast numerics: a draft that is nearly always right.
         twin = CausalScorer(tiny.causal(dtype=dtype, numerics="fast"))
         twin_decision = DecisionNetwork(twin.hidden_size, 8).model()
         self.drafts = {
-            "glide": LocalDraft(scorer, feed, decision=decision.score),
+            "glide": LocalDraft(scorer, feed, decision=decision.score, chains=chains),
             "vanilla": LocalDraft(twin, decision=twin_decision.score),
             "ngram": NgramDraft(),
         }

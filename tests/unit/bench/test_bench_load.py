@@ -73,7 +73,6 @@ BAD = [
     (["--concurrency", "0"], "a concurrency is 0"),
     (["--concurrency", "two"], "concurrency is 'two', but must be numbers"),
     (["--concurrency", "2,2"], "concurrency '2' is named twice"),
-    (["--repeats", "0"], "repeats is 0"),
     (["--methods", "vanilla:x"], "method 'vanilla:x' needs an engine of its own"),
     (["--tls"], "--tls goes with --router only"),
 ]

@@ -3,11 +3,14 @@
 import json
 
 import pytest
+import torch
 
+from slipstream.bench.floors import measure_floors
 from slipstream.cli.main import exit_code
 from slipstream.files import write_json
 from slipstream.models.native.library import kernels
 from support.commands import refusal
+from support.models import tiny_checkpoint
 from support.models.bench_files import FIGURES, save_pair, save_prompts
 
 
@@ -106,7 +109,6 @@ def test_bad_input_is_one_sentence_and_leaves_nothing_behind(
         (["--rows", "1,x"], "must be numbers as 1,4,16"),
         (["--rows", "2,4"], "must ascend from 1"),
         (["--rows", "1,500"], "at most 128"),
-        (["--rounds", "0"], "rounds is 0"),
         (["--context", "100000"], "leaves no room"),
     ],
 )
@@ -118,3 +120,26 @@ def test_a_number_that_json_does_not_know_leaves_no_file(tmp_path):
     with pytest.raises(ValueError, match="JSON"):
         write_json(tmp_path / "out.json", {"ratio": float("nan")})
     assert list(tmp_path.iterdir()) == []
+
+
+def test_steps_are_timed_by_rows_and_sessions(tmp_path):
+    target = tiny_checkpoint.save_checkpoint(tmp_path, context_length=2048)
+    out = tmp_path / "floors.json"
+    words = ("--shape", str(target), "--device", "cpu", "--dtype", "float32", "--json", str(out))
+    assert exit_code(("bench", "floors", *words)) == 0
+    found = json.loads(out.read_text())["floors"]
+    assert set(found["rows_ms"]) >= {"1", "256"}
+    assert found["plain_ms"] > 0
+
+
+@pytest.mark.gpu
+def test_floors_are_measured_on_a_device(tmp_path):
+    target = tiny_checkpoint.save_checkpoint(tmp_path, context_length=2048)
+    found = measure_floors(str(target), dtype="float32", device="cuda", numerics="fast")
+    assert found["engine"] == "cuda"
+    assert found["accounted"]["workspace"] > torch.cuda.mem_get_info()[1] // 16
+
+
+def test_an_unknown_shape_is_refused(capsys):
+    said = refusal(capsys, "bench", "floors", "--shape", "abacus", "--device", "cpu")
+    assert "the shape is 'abacus', but must be llama-3-8b" in said

@@ -157,7 +157,6 @@ def test_a_profile_beside_glide_weights_is_their_default(files, out):
 @pytest.mark.parametrize(
     ("options", "said"),
     [
-        (["--depth", "0"], "depth is 0, but must be from 1 to 14"),
         (["--temperature", "0"], "greedy replies are calibrated in any case"),
         (["--minutes", "0"], "minutes is 0.0, but must be from 0.001"),
         (["--draft", "ngram"], "only models are calibrated"),

@@ -51,7 +51,6 @@ def test_an_address_that_is_taken_is_no_bad_input():
 
 BAD_UP = [
     (["--port", "65536"], "port is 65536, but must be from 0 to 65535"),
-    (["--grace-s", "-1"], "grace_s is -1"),
     (["--model", "no-such-model"], "'no-such-model'"),
 ]
 

@@ -33,8 +33,6 @@ BAD = [
     ({"traces": ("otlp", "file:")}, "traces is 'file:', but must be one of .*file:DIRECTORY"),
     ({"metrics": ("file:/x",)}, "metrics is 'file:/x', but must be one of otlp, otlp-http"),
     ({"trace_ratio": 1.01}, "trace_ratio is 1.01, but must be from 0 to 1"),
-    ({"metrics_interval_s": 0.0}, "metrics_interval_s is 0.0, but must be from 0.1 to 3600"),
-    ({"trace_rounds": -1}, "trace_rounds is -1, but must be from 0 to 1000"),
     ({"log_format": "xml"}, "log_format is 'xml', but must be one of text, json"),
     ({"log_level": "INFO"}, "log_level is 'INFO', but must be one of debug, info, warning, error"),
     ({"otlp_endpoint": "collector:4317"}, "otlp_endpoint is 'collector:4317', but must begin"),

@@ -140,16 +140,13 @@ POINTS, IDS = np.array([0.0, 1.0]), np.arange(4)
 
 
 def follow(ids=IDS, stride=2, **changes):
-    """A chain of two tokens behind one that sees itself alone."""
+    """A chain of two tokens behind the first of `tokens`."""
     found = np.empty((2, 8), np.float32)
     state = ChainState(limit=2, max_depth=9, factor=1.0, path_prob=1.0, num_points=2)
     state.points = POINTS.ctypes.data
     for name in changes.keys() & dict(ChainState._fields_):
         setattr(state, name, changes.pop(name))
-    batch = Batch([1], [0], [0], [Table(TABLE)], [1], [()], [1])
-    cross = CrossKv([0], [OTHERS.ctypes.data, OTHERS.ctypes.data, 48, 3])
-    for name, values in changes.items():
-        setattr(cross if hasattr(cross, name) else batch, name, values)
+    batch, cross = tokens(**changes)
     chains = (ChainState * 1)(state)
     rows = RankedRows(ids.ctypes.data, 2, found.ctypes.data)
     pool = KvPool(LAYOUT, 1, scratch_rows=1)
@@ -165,9 +162,9 @@ CHAINS = {
     "no token": {"limit": 0},
     "more tokens than rows": {"limit": 3},
     "more tokens than the table has": {"limit": 5, "stride": 5},
-    "a position without factors": {"positions": [POSITIONS - 1]},
-    "a table of slots behind the cache": {"block_tables": [Table(ODD_TABLE)]},
-    "another model without keys": {"places": [0, 0, 48, 3]},
+    "a position without factors": {"positions": [POSITIONS - 1, 1]},
+    "a table of slots behind the cache": {"block_tables": [Table(ODD_TABLE)] * 2},
+    "another model without keys": {"places": [0, 0, 48, 3] * 2, "num_read": [0, 0]},
     "a token without an embedding": {"ids": IDS + 1},
     "no calibration": {"points": None},
     "a calibration of one point": {"num_points": 1},
