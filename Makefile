@@ -29,7 +29,8 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The kernels' objects are kept: tests that build packages do not compile the same sources again.
 CACHED_CXX = CXX="$${CXX:-$$($(PYTHON) tests/support/deployment/objects.py $(VENV)/objects)}"
 
-# Python compiles a module when it is first imported: of most packages few are, and it takes a while.
+# Python compiles a module when it is first imported: the first command imports few. Services that
+# tests start must not wait for that, so all are compiled for them.
 # Runs a command and prints what it took, behind the name of the stage.
 STAGE = @sh -c 'began=$$(date +%s); name=$$1; shift; "$$@" && echo "$$name: $$(($$(date +%s) - began)) s"' stage
 define INSTALL
@@ -49,6 +50,7 @@ install: $(READY) ## create the virtual environment with the complete command li
 $(READY): $(SOURCES)
 ifeq ($(LOCKED),)
 	$(INSTALL) '.[dev]'
+	-$(STAGE) "modules compiled" $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
 else
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-deps --require-hashes --only-binary :all: --requirement locks/dev.lock

@@ -7,7 +7,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from slipstream.cli.main import app
+from slipstream.cli.main import app_of
 from slipstream.client import Client
 from slipstream.core.types import SamplingParams
 from slipstream.models.glide.glide_config import CONFIG_NAME
@@ -36,7 +36,7 @@ def place(tmp_path_factory):
 
 def command(place, draft, *more, target="target", data="data.jsonl"):
     words = ["--target", str(place / target), "--data", str(place / data), "--draft", str(draft)]
-    return CliRunner().invoke(app, ["train", "quantise", *words, *SIZES, *more])
+    return CliRunner().invoke(app_of(()), ["train", "quantise", *words, *SIZES, *more])
 
 
 @pytest.fixture

@@ -9,7 +9,7 @@ import pytest
 import torch
 from typer.testing import CliRunner
 
-from slipstream.cli.main import app
+from slipstream.cli.main import app_of
 from slipstream.client.engine import Engine, EngineOptions
 from slipstream.core.errors import InvalidRequest, TrainingError
 from slipstream.core.types import SamplingParams
@@ -160,7 +160,7 @@ def test_the_command_says_what_is_wrong(place, change, message):
         **change,
     }
     words = [word for pair in options.items() for word in pair]
-    result = CliRunner().invoke(app, ["train", "decision", *words])
+    result = CliRunner().invoke(app_of(()), ["train", "decision", *words])
     assert result.exit_code != 0
     assert message in f"{result.output} {result.exception}"
 
