@@ -50,7 +50,7 @@ install: $(READY) ## create the virtual environment with the complete command li
 $(READY): $(SOURCES)
 ifeq ($(LOCKED),)
 	$(INSTALL) '.[dev]'
-	-$(STAGE) "modules compiled" $(BIN)/python -m compileall -qq -j 0 $(VENV)/lib
+	$(STAGE) "modules compiled" sh -c "$(BIN)/python -m compileall -qq -j 0 $(VENV)/lib || true"
 else
 	$(PYTHON) -m venv $(VENV)
 	$(BIN)/pip install --quiet --no-deps --require-hashes --only-binary :all: --requirement locks/dev.lock
