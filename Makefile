@@ -29,10 +29,10 @@ export PIP_DISABLE_PIP_VERSION_CHECK := 1
 # The kernels' objects are kept: tests that build packages do not compile the same sources again.
 CACHED_CXX = CXX="$${CXX:-$$($(PYTHON) tests/support/deployment/objects.py $(VENV)/objects)}"
 
-# Python compiles a module when it is first imported: the first command imports few. Services that
-# tests start must not wait for that, so all are compiled for them.
 # Runs a command and prints what it took, behind the name of the stage.
 STAGE = @sh -c 'began=$$(date +%s); name=$$1; shift; "$$@" && echo "$$name: $$(($$(date +%s) - began)) s"' stage
+# Python compiles a module when it is first imported: the first command imports few. Services that
+# tests start must not wait for that, so all are compiled for them.
 define INSTALL
 	@$(PYTHON) -c 'import sys; sys.exit("Slipstream needs Python 3.11 or later; set PYTHON=python3.11" if sys.version_info < (3, 11) else 0)'
 	$(STAGE) "virtual environment" $(PYTHON) -m venv $(VENV)

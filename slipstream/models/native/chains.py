@@ -53,13 +53,14 @@ class NativeChains:
         rows = np.empty((len(asks), stride, _NUM_STATS + 2 * count), np.float32)
         ranked = RankedRows(self._ids.ctypes.data, count, rows.ctypes.data)
         pool = asks[0].state.cache.pool
-        self._draft.model.follow(pool, batch, cross, self._decision, chains, stride, ranked)
-        for ask, own in zip(asks, chains, strict=True):
-            for parent in range(-1, own.length - 2):
+        own = (self._decision, chains, stride, ranked)
+        self._draft.model.follow(pool, batch, cross, len(asks), *own)
+        for ask, state in zip(asks, chains, strict=True):
+            for parent in range(-1, state.length - 2):
                 ask.state.append([parent])
         return [
-            [_position(row, count, ask.num_candidates) for row in own[: state.length].tolist()]
-            for own, ask, state in zip(rows, asks, chains, strict=True)
+            [_position(row, count, ask.num_candidates) for row in found[: state.length].tolist()]
+            for found, ask, state in zip(rows, asks, chains, strict=True)
         ]
 
 
@@ -68,11 +69,8 @@ def _position(row: list[float], count: int, most: int) -> ChainPosition:
     entropy, log_best, _, score = row[:_NUM_STATS]
     tokens = [int(token) for token in row[_NUM_STATS : _NUM_STATS + min(count, most)] if token >= 0]
     probs = row[_NUM_STATS + count :][: len(tokens)]
-    is_scored = not math.isnan(score)
-    top_prob = math.exp(log_best)
-    return ChainPosition(
-        tuple(tokens), tuple(probs), top_prob, entropy, score if is_scored else None
-    )
+    decided = None if math.isnan(score) else score
+    return ChainPosition(tuple(tokens), tuple(probs), math.exp(log_best), entropy, decided)
 
 
 def _arrays(ask: ChainRequest) -> tuple[Array, Array, Array]:

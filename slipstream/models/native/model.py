@@ -116,11 +116,13 @@ class NativeModel:
         self._do("forward", byref(given.cache), byref(given.batch), *_floats(hidden))
         return hidden
 
-    def follow(self, pool: KvPool, batch: Batch, cross: CrossKv, *chains: Any) -> None:
-        """Follow chains behind the first tokens of a batch: see `src/chain.h`."""
-        _, own, *_ = chains
-        given = _Given(pool, batch, len(own), cross)
-        self._do("follow", byref(given.cache), byref(given.batch), *chains)
+    def follow(
+        self, pool: KvPool, batch: Batch, cross: CrossKv, num_chains: int, *own: Any
+    ) -> None:
+        """Follow chains behind the first tokens of a batch; `own` is what `slipstream_follow` takes
+        of them, see `src/api_drafts.cpp`."""
+        given = _Given(pool, batch, num_chains, cross)
+        self._do("follow", byref(given.cache), byref(given.batch), *own)
 
     def logits(self, hidden: Array) -> Array:
         """Outputs of the head [rows, outputs], float32, for hidden states [rows, d]."""

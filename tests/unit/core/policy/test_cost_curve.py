@@ -96,7 +96,7 @@ def test_one_stolen_processor_hardly_shows():
 
 
 def test_rows_that_cost_more_than_at_the_start_come_to_be_dear():
-    """It is so where memory, which a few rows wait for alike, got faster than the products."""
+    """Memory, which a few rows wait for alike, may get faster while products do not."""
     curve = CostCurve([(rows, 6.0 + 0.5 * rows) for rows in (1, 2, 3, 4, 8, 16)])
     for _ in range(30):
         for rows in (1, 1, 2):

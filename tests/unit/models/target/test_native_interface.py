@@ -150,7 +150,7 @@ def follow(ids=IDS, stride=2, **changes):
     chains = (ChainState * 1)(state)
     rows = RankedRows(ids.ctypes.data, 2, found.ctypes.data)
     pool = KvPool(LAYOUT, 1, scratch_rows=1)
-    filled().follow(pool, batch, cross, None, chains, stride, rows)
+    filled().follow(pool, batch, cross, 1, None, chains, stride, rows)
     return chains[0].length
 
 
