@@ -143,16 +143,18 @@ def test_rounds_go_on_from_what_became_final(place):
 
 
 @everywhere
+@pytest.mark.parametrize("kernels", available())
 @pytest.mark.parametrize(("num_layers", "temperature"), [(1, 1.0), (2, 0.0)])
-def test_long_texts_are_read_without_what_is_skipped(num_layers, temperature, place):
+def test_long_texts_are_read_without_what_is_skipped(
+    num_layers, temperature, kernels, place, monkeypatch
+):
+    monkeypatch.setenv(NATIVE_VARIABLE, kernels)
     texts = [tiny.tokens(length, seed=5) for length in (420, 382, 30, 385)]
     texts = [[token % tiny_glide.VOCAB for token in text] for text in texts]
     (host, device), texts = drafts(num_layers, texts=texts, window=128, place=place)
-    plan = Plan(3, 9, Shape.CAPE, StopPolicy.FIXED)
-    sampling = SamplingParams(temperature=temperature, seed=1)
+    asked = [Plan(3, 9, Shape.CAPE)] * 4, [SamplingParams(temperature=temperature, seed=1)]
     for _ in range(2):
-        expected, _ = propose(host, texts, [plan] * 4, [sampling])
-        assert_same(propose(device, texts, [plan] * 4, [sampling])[0], expected)
+        assert_same(propose(device, texts, *asked)[0], propose(host, texts, *asked)[0])
         for text in texts:
             text += [9, 8, 7]
     assert [device._sessions[str(at)].state.skipped for at in range(4)] == [128, 128, 0, 128]

@@ -19,6 +19,9 @@ using slipstream::Tokens;
 
 static_assert(kTile == kLanes);
 
+// Tiles that a thread takes at once: few enough that none waits for long, enough to be worth it.
+constexpr int kTilesAtOnce = 4;
+
 template <int ROWS, int TILES>
 using Sums = Lanes[ROWS][TILES];
 
@@ -180,7 +183,7 @@ inline Kernel kernel_for(Kind kind, int rows, int tiles) {
 inline int num_turns(Kind kind, int64_t rows) {
   const int most = is_quantized(kind) ? kMaxQuantizedRows : kMaxRows;
   const int good = is_quantized(kind) ? kGoodQuantizedRows : kMaxRows;
-  return rows > 0 && rows <= most ? 1 : static_cast<int>((rows + good - 1) / good);
+  return rows <= most ? 1 : static_cast<int>((rows + good - 1) / good);
 }
 
 // Whether the last turn is of few tokens and several tiles: turns of equal size would have too few
@@ -213,21 +216,18 @@ inline void multiply(const Work& work, int tiles, int count, const Write& write)
   }
 }
 
-// One thread's share of the outputs of `tiles`. `write(row, output, lanes, count)` takes the
-// outputs of a token from `output` on, of which `count` exist.
+// One thread's share of the outputs of `share`, which counts tiles. `write(row, output, lanes,
+// count)` takes the outputs of a token from `output` on, of which `count` exist.
 template <class Write>
-inline void matmul(const Team& team, int thread, const Matrix& m, Span share, const Tokens& x,
+inline void matmul(Team& team, int thread, const Matrix& m, Span share, const Tokens& x,
                    int64_t rows, const Write& write) {
+  if (rows == 0) return;
   const int turns = num_turns(m.kind, rows);
   const bool has_tiled = has_tiled_turn(m.kind, rows, turns);
   // One token waits for memory, which is fastest where there is one stream.
   const bool is_single = rows == 1 || (kMaxTiledRows < kMaxRows && !has_tiled);
   const int most_tiles = is_quantized(m.kind) ? kMaxQuantizedTiles : is_single ? 1 : kMaxTiles;
-  const Span own = slipstream::part(share.last - share.first, thread, team.size());
-  const int last = static_cast<int>(share.first + own.last);
-  for (int tile = static_cast<int>(share.first + own.first), tiles; tile < last; tile += tiles) {
-    tiles = last - tile < most_tiles ? 1 : most_tiles;
-    const size_t ahead = tile + tiles < last ? tiles * m.tile_bytes() : 0;
+  const auto compute = [&](int tile, int tiles, size_t ahead) {
     for (int turn = 0; turn < turns; ++turn) {
       const Span some = turn_rows(rows, turn, turns, has_tiled);
       const int step = has_tiled && turn < turns - 1 ? 1 : tiles;
@@ -236,11 +236,18 @@ inline void matmul(const Team& team, int thread, const Matrix& m, Span share, co
         multiply(work, step, static_cast<int>(some.last - some.first), write);
       }
     }
-  }
+  };
+  team.share(thread, share.last - share.first, kTilesAtOnce, [&](Span some, int64_t end) {
+    for (int64_t tile = some.first, tiles; tile < some.last; tile += tiles) {
+      tiles = some.last - tile < most_tiles ? 1 : most_tiles;
+      const size_t ahead = tile + tiles < end ? tiles * m.tile_bytes() : 0;
+      compute(static_cast<int>(share.first + tile), static_cast<int>(tiles), ahead);
+    }
+  });
 }
 
 template <class Write>
-inline void matmul(const Team& team, int thread, const Matrix& m, const Tokens& x, int64_t rows,
+inline void matmul(Team& team, int thread, const Matrix& m, const Tokens& x, int64_t rows,
                    const Write& write) {
   matmul(team, thread, m, {0, m.tiles()}, x, rows, write);
 }

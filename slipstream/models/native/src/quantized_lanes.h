@@ -14,6 +14,10 @@ constexpr int kMaxNibbleQuads = 8;  // quads of 4-bit codes for which 16-bit sum
 // `kMaxHeld`: the most sums of floats that are variables while a block is computed; more of them are
 // in memory meanwhile. All are variables where the compiler finds the better places.
 constexpr int kAllSums = 99;
+// `kStoresInLoops`: whether GCC stores all sums each time that a loop over quads begins anew.
+struct CodeSum {
+  static constexpr bool kStoresInLoops = false;
+};
 
 // A token's codes for a quad, read as one number.
 struct FourCodes {
@@ -45,7 +49,7 @@ inline Codes look_up(const int8_t* table, Codes a) {
 #if defined(__AVX512VNNI__)
 
 // The sum of unsigned codes times signed ones.
-struct NibbleSum {
+struct NibbleSum : CodeSum {
   static constexpr int kMaxHeld = kAllSums;
   __m512i sum;
   void begin(int32_t) { sum = _mm512_setzero_si512(); }
@@ -63,7 +67,7 @@ struct ByteSum : NibbleSum {
 
 #else
 
-struct NibbleSum {
+struct NibbleSum : CodeSum {
   static constexpr int kMaxHeld = kAllSums;
   __m512i sum;  // of 16 bits
   void begin(int32_t) { sum = _mm512_setzero_si512(); }
@@ -76,7 +80,7 @@ struct NibbleSum {
 };
 
 inline Codes as_signed(Codes a) { return a; }
-struct ByteSum {
+struct ByteSum : CodeSum {
   static constexpr int kMaxHeld = kAllSums;
   __m512i sum;
   void begin(int32_t) { sum = _mm512_setzero_si512(); }
@@ -121,7 +125,7 @@ inline Codes look_up(const int8_t* table, Codes a) {
 #if defined(__AVXVNNI__)
 
 // The sum of unsigned codes times signed ones.
-struct NibbleSum {
+struct NibbleSum : CodeSum {
   static constexpr int kMaxHeld = 2;
   __m256i low, high;
   void begin(int32_t) { low = high = _mm256_setzero_si256(); }
@@ -144,8 +148,9 @@ struct ByteSum : NibbleSum {
 
 #else
 
-struct NibbleSum {
+struct NibbleSum : CodeSum {
   static constexpr int kMaxHeld = 2;
+  static constexpr bool kStoresInLoops = true;
   __m256i low, high;  // of 16 bits
   void begin(int32_t) { low = high = _mm256_setzero_si256(); }
   // Written out, as GCC would compute the products of all tokens first, which no registers hold.
@@ -168,7 +173,7 @@ struct NibbleSum {
 };
 
 inline Codes as_signed(Codes a) { return a; }
-struct ByteSum {
+struct ByteSum : CodeSum {
   static constexpr int kMaxHeld = kAllSums;
   __m256i low, high;
   void begin(int32_t) { low = high = _mm256_setzero_si256(); }
@@ -213,7 +218,7 @@ inline Codes look_up(const int8_t* table, Codes a) {
   return a;
 }
 
-struct ByteSum {
+struct ByteSum : CodeSum {
   static constexpr int kMaxHeld = kAllSums;
   int32x4_t sum[4];
   void begin(int32_t) {
@@ -253,7 +258,7 @@ inline Codes look_up(const int8_t* table, Codes a) {
   return a;
 }
 
-struct ByteSum {
+struct ByteSum : CodeSum {
   static constexpr int kMaxHeld = kAllSums;
   int32_t sum[kLanes];
   void begin(int32_t) { std::memset(sum, 0, sizeof sum); }

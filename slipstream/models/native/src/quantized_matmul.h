@@ -136,8 +136,8 @@ template <class Format, int TILES, class Add>
 SLIPSTREAM_INLINE void each_quad(const uint8_t* p, size_t stride, const Add& add) {
   constexpr int quads = kGroup / kQuad / Format::kParts;
   if constexpr (Format::kIsNibbles) {
-    for (int q = 0; q < quads / 2; ++q) {  // a byte has the codes of inputs half of them apart
-      Codes w[TILES], both[TILES];
+    const auto add_both = [&](auto q) __attribute__((always_inline)) {
+      Codes w[TILES], both[TILES];  // a byte has the codes of inputs half of the quads apart
       unrolled<TILES>([&](auto t) {
         both[t] = load_codes(p + t * stride + q * kQuadBytes);
         w[t] = Format::value(low_nibbles(both[t]));
@@ -145,6 +145,11 @@ SLIPSTREAM_INLINE void each_quad(const uint8_t* p, size_t stride, const Add& add
       add(q, w);
       unrolled<TILES>([&](auto t) { w[t] = Format::value(high_nibbles(both[t])); });
       add(q + quads / 2, w);
+    };
+    if constexpr (Format::Sum::kStoresInLoops) {
+      unrolled<quads / 2>(add_both);
+    } else {
+      for (int q = 0; q < quads / 2; ++q) add_both(q);
     }
   } else {
     for (int q = 0; q < quads; ++q) {
@@ -212,9 +217,10 @@ class QuantizedMatmul {
       unrolled<TILES>([&](auto t) { products[r][t].begin(offset); });
     });
     const auto add = [&](int quad, const Codes* w) __attribute__((always_inline)) {
-      unrolled<ROWS>([&](auto r) {
+      unrolled<ROWS>([&](auto r) __attribute__((always_inline)) {
         const int8_t* four = tokens + r * inputs_ + quad * kQuad;
-        unrolled<TILES>([&](auto t) { products[r][t].add(w[t], four); });
+        unrolled<TILES>([&](auto t)
+                            __attribute__((always_inline)) { products[r][t].add(w[t], four); });
       });
     };
     each_quad<Format, TILES>(codes_ + at * kBytes, stride_, add);

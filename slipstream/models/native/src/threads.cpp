@@ -32,7 +32,7 @@ bool wait_briefly(F is_over) {
 
 }  // namespace
 
-Team::Team(int size) : size_(size) {
+Team::Team(int size) : size_(size), begun_(size), taken_(kShares * size) {
   for (int thread = 1; thread < size; ++thread) {
     threads_.emplace_back([this, thread] { serve(thread); });
   }

@@ -2,6 +2,7 @@
 // runs; barriers separate its steps. Waiting spins for a while, yields for a while, then sleeps.
 #pragma once
 
+#include <algorithm>
 #include <atomic>
 #include <condition_variable>
 #include <cstdint>
@@ -37,18 +38,68 @@ class Team {
   // Waits for all threads; only within `run`.
   void barrier();
 
-  // Does a thread's part of `count` items, then waits for the other threads; only within `run`.
+  // Does `work(items, end)` for `count` items, up to `most` at a time; only within `run`. A thread
+  // begins with its own part, `end` being where that ends, and goes on with what others have not
+  // begun: cores are not equally fast, or other processes need them. There are fewer than kShares
+  // calls from one barrier to the next.
+  template <class F>
+  void share(int thread, int64_t count, int64_t most, const F& work) {
+    if (size_ == 1) return work(Span{0, count}, count);  // callers do not take turns
+    const uint32_t number = ++begun_[thread].shares;
+    for (int i = 0; i < size_; ++i) {
+      const int owner = (thread + i) % size_;
+      const Span own = part(count, owner, size_);
+      while (true) {
+        const Span some = take(number, owner, own, most);
+        if (some.first == some.last) break;
+        work(some, own.last);
+      }
+    }
+  }
+
+  // Does a thread's share of `count` items, then waits for the other threads; only within `run`.
   template <class F>
   void each(int thread, int64_t count, const F& work) {
-    const Span own = part(count, thread, size_);
-    for (int64_t i = own.first; i < own.last; ++i) work(i);
+    if (count < kFewItems * size_) {
+      const Span own = part(count, thread, size_);
+      for (int64_t i = own.first; i < own.last; ++i) work(i);
+    } else {
+      share(thread, count, count / (kFewItems * size_), [&](Span some, int64_t) {
+        for (int64_t i = some.first; i < some.last; ++i) work(i);
+      });
+    }
     barrier();
   }
 
  private:
+  static constexpr int kShares = 16, kFewItems = 16;
+  static constexpr size_t kLine = 64;
+  struct alignas(kLine) Begun {
+    uint32_t shares = 0;
+  };
+  struct alignas(kLine) Taken {
+    std::atomic<uint64_t> items{0};  // the number of the share, then how many of its items
+  };
+
   void serve(int thread);
 
+  // The next items of a thread's own part that none has begun, or an empty span.
+  Span take(uint32_t number, int owner, Span own, int64_t most) {
+    std::atomic<uint64_t>& items = taken_[number % kShares * size_ + owner].items;
+    uint64_t seen = items.load(std::memory_order_relaxed), next;
+    Span some;
+    do {
+      some.first = own.first + (seen >> 32 == number ? static_cast<uint32_t>(seen) : 0);
+      some.last = std::min(own.last, some.first + most);
+      if (some.first >= own.last) return {own.last, own.last};
+      next = static_cast<uint64_t>(number) << 32 | static_cast<uint64_t>(some.last - own.first);
+    } while (!items.compare_exchange_weak(seen, next, std::memory_order_relaxed));
+    return some;
+  }
+
   const int size_;
+  std::vector<Begun> begun_;
+  std::vector<Taken> taken_;
   std::mutex turn_;
   std::vector<std::thread> threads_;
   const std::function<void(int)>* work_ = nullptr;
