@@ -38,6 +38,9 @@ INSTRUCTION_SETS = {
 NEWER = {"avx2_vnni.cpp": "-mavxvnni", "avx512_bf16.cpp": "-mavx512bf16"}
 """Flags that older compilers or assemblers lack: a file that is compiled without has no kernels."""
 
+FOR_THIS_MACHINE = "SLIPSTREAM_KERNELS"
+"""Variable: set to `host`, files for what this processor lacks are compiled without kernels."""
+
 
 class NotCompiled(Exception):
     """Why there will be no native kernels, in one line."""
@@ -84,14 +87,26 @@ def sources(root: Path, architecture: str) -> list[Path]:
 def compile_source(compiler: str, source: Path, folder: Path, extra: tuple[str, ...] = ()) -> str:
     """Compile one source, and return its object in `folder`. Raises `NotCompiled`."""
     goal = str(folder / f"{source.stem}.o")
-    flags = (*FLAGS, *INSTRUCTION_SETS.get(source.name, ("",))[1:], *extra)
-    command = (compiler, *flags, "-c", str(source), "-o", goal)
-    if newer := NEWER.get(source.name):
+    own, newer = INSTRUCTION_SETS.get(source.name, ("",))[1:], NEWER.get(source.name)
+    if os.environ.get(FOR_THIS_MACHINE) == "host" and lacks([*own, *filter(None, [newer])]):
+        own, newer = (), None
+    command = (compiler, *FLAGS, *own, *extra, "-c", str(source), "-o", goal)
+    if newer:
         with suppress(NotCompiled):
             _run(*command, newer)
             return goal
     _run(*command)
     return goal
+
+
+def lacks(flags: list[str], processors: Path = Path("/proc/cpuinfo")) -> bool:
+    """Return whether this processor is known to lack instructions that a compiler's flags name."""
+    with suppress(OSError):
+        for line in processors.read_text().splitlines():
+            if line.startswith("flags"):
+                known = line.replace("_", "").split()
+                return any(flag.removeprefix("-m") not in known for flag in flags)
+    return False
 
 
 def platform_tag() -> str:

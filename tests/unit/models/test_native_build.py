@@ -81,6 +81,17 @@ def test_a_compiler_too_old_for_a_set_of_kernels_leaves_them_out(hatch_build, tm
     assert kernels_compiled(hatch_build, str(compiler), name, tmp_path) == "none\n"
 
 
+def test_kernels_are_left_out_for_this_machine_alone_where_its_processor_lacks_them(
+    hatch_build, tmp_path
+):
+    (tmp_path / "cpuinfo").write_text("flags\t: sse avx2 fma f16c avx512f avx512_vnni\n")
+    (tmp_path / "arm").write_text("Features: asimddp\n")
+    for file, lacking in {"cpuinfo": ["-mavxvnni"], "arm": [], "none": []}.items():
+        flags = ["-mavx2", "-mavx512vnni", "-mavxvnni"]
+        found = [flag for flag in flags if hatch_build.lacks([flag], tmp_path / file)]
+        assert found == lacking
+
+
 def test_a_wheel_with_kernels_is_for_one_platform_any_python_3(hatch_build, monkeypatch, tmp_path):
     monkeypatch.setattr(hatch_build, "compile_into", lambda root: None)
     monkeypatch.setattr(sysconfig, "get_platform", lambda: "linux-x86_64")

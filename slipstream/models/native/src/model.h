@@ -251,8 +251,8 @@ struct Kernels {
 
 extern const Kernels kPortable;
 #if defined(__x86_64__)
-extern const Kernels kAvx2, kAvx512, kAvx512Vnni;
-extern const Kernels kAvx2Vnni, kAvx512BFloat16;  // no name where the compiler was too old
+// Without a name where they are not compiled: see `INSTRUCTION_SETS` of `hatch_build.py`.
+extern const Kernels kAvx2, kAvx512, kAvx512Vnni, kAvx2Vnni, kAvx512BFloat16;
 #elif defined(__aarch64__)
 extern const Kernels kNeonDot;
 #endif

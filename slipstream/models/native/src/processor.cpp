@@ -28,12 +28,8 @@ bool has_newer(int bit) {
   unsigned a = 0, b, c, d;
   return __get_cpuid_count(7, 1, &a, &b, &c, &d) && (a >> bit & 1);
 }
-bool has_avx2_vnni() {
-  return has_avx2() && has_newer(4) && kAvx2Vnni.name != nullptr;
-}
-bool has_avx512_bf16() {
-  return has_avx512_vnni() && has_newer(5) && kAvx512BFloat16.name != nullptr;
-}
+bool has_avx2_vnni() { return has_avx2() && has_newer(4); }
+bool has_avx512_bf16() { return has_avx512_vnni() && has_newer(5); }
 // Intel's processors are reported to take longer for a product of pairs than for two cross.
 bool is_fast_in_pairs() { return !__builtin_cpu_is("intel"); }
 #elif defined(__aarch64__)
@@ -63,7 +59,8 @@ const Kernels* kernels(const char* name) {
       &kPortable,
   };
   for (const Kernels* each : known) {
-    if (each != nullptr && (*name == 0 || std::strcmp(name, each->name) == 0)) return each;
+    if (each == nullptr || each->name == nullptr) continue;  // not this processor's, not compiled
+    if (*name == 0 || std::strcmp(name, each->name) == 0) return each;
   }
   return nullptr;
 }
