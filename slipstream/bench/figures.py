@@ -30,7 +30,7 @@ def sample_figures(samples: Sequence[Sample], base: Sequence[Sample]) -> dict[st
 
 
 def drafting_figures(stats: Sequence[SpeculationStats]) -> dict[str, Any]:
-    """Return rounds, drafted tokens and acceptance of some answers together."""
+    """Return rounds, drafted tokens and acceptance of some answers; of none, no acceptance."""
     steps = sum(part.num_spec_steps for part in stats)
     plain = sum(part.num_plain_steps for part in stats)
     drafted = sum(part.num_draft_tokens for part in stats)
@@ -39,7 +39,7 @@ def drafting_figures(stats: Sequence[SpeculationStats]) -> dict[str, Any]:
         "rounds": steps + plain,
         "plain_rounds": plain,
         "drafted_tokens": drafted,
-        "mean_acceptance_length": 1 + accepted / steps if steps else 1.0,
+        "mean_acceptance_length": 1 + (quotient(accepted, steps) or 0.0) if stats else None,
         "draft_acceptance_rate": quotient(accepted, drafted) or 0.0,
         "fallbacks": dict(sum((Counter(part.fallbacks) for part in stats), Counter[str]())),
     }
