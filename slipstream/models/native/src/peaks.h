@@ -6,7 +6,7 @@
 namespace SLIPSTREAM_ISA {
 
 // Sums that hide how long an operation takes, as many as registers hold.
-constexpr int kPeakSums = kMaxRows * kMaxTiles, kPeakCodeSums = kPeakSums / 2;
+constexpr int kPeakSums = kMaxRows, kPeakCodeSums = kMaxQuantizedRows;
 
 // Stores what all of them are needed for: compilers leave out what nothing depends on.
 template <int COUNT>
@@ -18,10 +18,10 @@ inline void store_all(const Lanes (&sums)[COUNT], float* sink) {
 
 // Multiply-adds in float32; returns how many there were.
 inline double multiply_floats(int64_t steps, float* sink) {
-  float factor = 1e-3f;
-  asm volatile("" : "+m"(factor));
+  float factor = 1e-3f, start[kLanes] = {};  // no lane is known to have the same sum as another
+  asm volatile("" : "+m"(factor), "+m"(start));
   Lanes sums[kPeakSums];
-  unrolled<kPeakSums>([&](auto i) { sums[i] = all(factor * i); });
+  unrolled<kPeakSums>([&](auto i) { sums[i] = mul(load(start), all(factor * i)); });
 #if defined(SLIPSTREAM_HAS_PAIRS)
   const Pairs pair = all_pairs(0x3a833a83);
   for (int64_t step = 0; step < steps; ++step) {
