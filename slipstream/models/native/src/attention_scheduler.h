@@ -45,7 +45,7 @@ class AttentionScheduler {
     const int max_count =
         static_cast<int>(std::min<int64_t>(kMaxTogether, (rows + size - 1) / size));
     const int64_t tasks = (rows + max_count - 1) / max_count * shape_.key_heads;
-    const auto task = [&](int64_t i) {
+    team_.each(thread, tasks, 1, [&](int64_t i) {
       const int64_t head = i % shape_.key_heads, first = i / shape_.key_heads * max_count;
       const int64_t last = std::min(rows, first + max_count);
       KvSpan<T> seen[kMaxTogether];
@@ -58,11 +58,7 @@ class AttentionScheduler {
         }
         alone(thread, row - count, count, seen, head);
       }
-    };
-    team_.share(thread, tasks, 1, [&](Span some, int64_t) {
-      for (int64_t i = some.first; i < some.last; ++i) task(i);
     });
-    team_.barrier();
   }
 
  private:

@@ -3,16 +3,9 @@
 
 #if defined(__AVXVNNI__)
 #define SLIPSTREAM_ISA avx2_vnni
-#include "chain.h"
-#include "peaks.h"
-#endif
+#include "instruction_set.h"
 
-namespace slipstream {
-#if defined(__AVXVNNI__)
-extern const Kernels kAvx2Vnni = {"avx2_vnni", avx2_vnni::forward, avx2_vnni::multiply,
-                                  avx2_vnni::sampling_candidates,
-                                  avx2_vnni::follow, avx2_vnni::kPeaks};
-#else
-extern const Kernels kAvx2Vnni = {};  // the compiler is older than the instructions
+const slipstream::Kernels slipstream::kAvx2Vnni = avx2_vnni::kernels("avx2_vnni");
+#else  // the compiler is older than the instructions, or was told to leave them out
+const slipstream::Kernels slipstream::kAvx2Vnni = {};
 #endif
-}  // namespace slipstream

@@ -3,16 +3,9 @@
 
 #if defined(__AVX512F__)
 #define SLIPSTREAM_ISA avx512
-#include "chain.h"
-#include "peaks.h"
-#endif
+#include "instruction_set.h"
 
-namespace slipstream {
-#if defined(__AVX512F__)
-extern const Kernels kAvx512 = {"avx512", avx512::forward, avx512::multiply,
-                                avx512::sampling_candidates,
-                                avx512::follow, avx512::kPeaks};
-#else
-extern const Kernels kAvx512 = {};  // compiled for a processor that lacks the instructions
+const slipstream::Kernels slipstream::kAvx512 = avx512::kernels("avx512");
+#else  // the compiler is older than the instructions, or was told to leave them out
+const slipstream::Kernels slipstream::kAvx512 = {};
 #endif
-}  // namespace slipstream

@@ -3,16 +3,9 @@
 
 #if defined(__AVX512BF16__)
 #define SLIPSTREAM_ISA avx512_bf16
-#include "chain.h"
-#include "peaks.h"
-#endif
+#include "instruction_set.h"
 
-namespace slipstream {
-#if defined(__AVX512BF16__)
-extern const Kernels kAvx512BFloat16 = {"avx512_bf16", avx512_bf16::forward, avx512_bf16::multiply,
-                                        avx512_bf16::sampling_candidates,
-                                        avx512_bf16::follow, avx512_bf16::kPeaks};
-#else
-extern const Kernels kAvx512BFloat16 = {};  // the compiler is older than the instructions
+const slipstream::Kernels slipstream::kAvx512BFloat16 = avx512_bf16::kernels("avx512_bf16");
+#else  // the compiler is older than the instructions, or was told to leave them out
+const slipstream::Kernels slipstream::kAvx512BFloat16 = {};
 #endif
-}  // namespace slipstream

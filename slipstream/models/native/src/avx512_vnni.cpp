@@ -3,16 +3,9 @@
 
 #if defined(__AVX512VNNI__)
 #define SLIPSTREAM_ISA avx512_vnni
-#include "chain.h"
-#include "peaks.h"
-#endif
+#include "instruction_set.h"
 
-namespace slipstream {
-#if defined(__AVX512VNNI__)
-extern const Kernels kAvx512Vnni = {"avx512_vnni", avx512_vnni::forward, avx512_vnni::multiply,
-                                    avx512_vnni::sampling_candidates,
-                                    avx512_vnni::follow, avx512_vnni::kPeaks};
-#else
-extern const Kernels kAvx512Vnni = {};  // compiled for a processor that lacks the instructions
+const slipstream::Kernels slipstream::kAvx512Vnni = avx512_vnni::kernels("avx512_vnni");
+#else  // the compiler is older than the instructions, or was told to leave them out
+const slipstream::Kernels slipstream::kAvx512Vnni = {};
 #endif
-}  // namespace slipstream

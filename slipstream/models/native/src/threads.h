@@ -57,17 +57,20 @@ class Team {
     }
   }
 
-  // Does a thread's share of `count` items, then waits for the other threads; only within `run`.
+  // Does a thread's share of `count` items, up to `most` at a time, then waits for the other
+  // threads; only within `run`.
+  template <class F>
+  void each(int thread, int64_t count, int64_t most, const F& work) {
+    share(thread, count, most, [&](Span some, int64_t) { in_turn(some, work); });
+    barrier();
+  }
+
+  // The same for items that take little time: few are not worth being shared one by one.
   template <class F>
   void each(int thread, int64_t count, const F& work) {
-    if (count < kFewItems * size_) {
-      const Span own = part(count, thread, size_);
-      for (int64_t i = own.first; i < own.last; ++i) work(i);
-    } else {
-      share(thread, count, count / (kFewItems * size_), [&](Span some, int64_t) {
-        for (int64_t i = some.first; i < some.last; ++i) work(i);
-      });
-    }
+    const int64_t most = count / (kFewItems * size_);
+    if (most > 0) return each(thread, count, most, work);
+    in_turn(part(count, thread, size_), work);
     barrier();
   }
 
@@ -82,6 +85,11 @@ class Team {
   };
 
   void serve(int thread);
+
+  template <class F>
+  static void in_turn(Span items, const F& work) {
+    for (int64_t i = items.first; i < items.last; ++i) work(i);
+  }
 
   // The next items of a thread's own part that none has begun, or an empty span.
   Span take(uint32_t number, int owner, Span own, int64_t most) {
