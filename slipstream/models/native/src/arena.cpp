@@ -9,7 +9,6 @@
 namespace slipstream {
 namespace {
 
-constexpr size_t kLine = 64;
 #if defined(__SANITIZE_ADDRESS__)
 // Each matrix by itself, so that reads behind its end are found.
 constexpr size_t kPage = kLine, kChunk = kLine;

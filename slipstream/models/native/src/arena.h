@@ -5,9 +5,30 @@
 #include <cstddef>
 #include <cstdint>
 #include <memory>
+#include <new>
 #include <vector>
 
 namespace slipstream {
+
+constexpr size_t kLine = 64;  // bytes of a cache line
+
+template <class T>
+struct LineAllocator {
+  using value_type = T;
+  LineAllocator() = default;
+  template <class U>
+  LineAllocator(const LineAllocator<U>&) {}
+  T* allocate(size_t count) {
+    return static_cast<T*>(::operator new(count * sizeof(T), std::align_val_t{kLine}));
+  }
+  void deallocate(T* p, size_t) { ::operator delete(p, std::align_val_t{kLine}); }
+  friend bool operator==(LineAllocator, LineAllocator) { return true; }
+  friend bool operator!=(LineAllocator, LineAllocator) { return false; }
+};
+
+// Values that begin a cache line: lanes of them lie in no more lines than they must.
+template <class T>
+using Lines = std::vector<T, LineAllocator<T>>;
 
 class Arena {
  public:

@@ -16,14 +16,15 @@
 
 namespace SLIPSTREAM_ISA {
 
+using slipstream::Lines;
 using slipstream::Scratch;
 using slipstream::Shape;
 using slipstream::Span;
 
-constexpr int kBlock = kLanes;      // positions whose keys are brought into lanes together
-constexpr int kValues = 64;         // positions whose values are weighed together
+// Positions whose keys are brought into lanes together, and whose values are weighed together: those
+// of the next ones are fetched meanwhile. Of more at once, memory and arithmetic wait for each other.
+constexpr int kBlock = kLanes;
 constexpr int kChunk = 2 * kLanes;  // elements of values that are weighed together
-constexpr int kAheadKeys = 32;      // positions whose keys are fetched ahead
 
 inline int64_t num_chunks(const Shape& shape) { return (shape.head_dim + kChunk - 1) / kChunk; }
 
@@ -34,7 +35,7 @@ class Attention {
  public:
   // `heads` query heads for the key head. `block` is of one thread, `scratch` is shared.
   Attention(const Shape& shape, int heads, const KvSpan<T>* seen, int rows,
-            std::vector<float>& block, Scratch& scratch)
+            Lines<float>& block, Scratch& scratch)
       : dim_(shape.head_dim),
         width_((dim_ + kLanes - 1) / kLanes * kLanes),
         heads_(heads),
@@ -49,11 +50,10 @@ class Attention {
       max_count = std::max(max_count, seen[row].count());
       first_ = std::min(first_, seen[row].hidden);
     }
-    first_ = first_ / kValues * kValues;
+    first_ = first_ / kBlock * kBlock;
     stride_ = stride_for(max_count);
-    block.resize(static_cast<size_t>(dim_) * kBlock + kLanes);
-    const size_t off = reinterpret_cast<uintptr_t>(block.data()) / sizeof(float) % kLanes;
-    block_ = block.data() + (kLanes - off) % kLanes;  // no load crosses a cache ancestors
+    block.resize(static_cast<size_t>(dim_) * kBlock);
+    block_ = block.data();
   }
 
   // Makes room for tokens that see up to `max_count` positions.
@@ -97,15 +97,15 @@ class Attention {
   // Weighted means of some chunks of the values' elements; zeros where nothing is seen. Outputs lie
   // as queries do.
   void weighted_values(Span chunks, float* out, size_t stride) {
-    for (int64_t chunk = chunks.first; chunk < chunks.last; ++chunk) {
-      const int d = static_cast<int>(chunk) * kChunk, end = std::min(d + kChunk, width_);
-      for (int head = 0; head < rows_ * heads_; ++head) {
-        std::fill(sums(0, head) + d, sums(0, head) + end, 0.0f);
-      }
-      add_table_values(d);
-      for (int row = 0; row < rows_; ++row) {
-        add_ancestor_values(row, d);
-        finish(row, d, end, out + row * stride);
+    const Span elements{chunks.first * kChunk, std::min<int64_t>(chunks.last * kChunk, width_)};
+    for (int head = 0; head < rows_ * heads_; ++head) {
+      std::fill(sums(0, head) + elements.first, sums(0, head) + elements.last, 0.0f);
+    }
+    add_table_values(elements);
+    for (int row = 0; row < rows_; ++row) {
+      add_ancestor_values(row, elements);
+      for (int64_t d = elements.first; d < elements.last; d += kChunk) {
+        finish(row, d, std::min<int64_t>(d + kChunk, width_), out + row * stride);
       }
     }
   }
@@ -114,7 +114,7 @@ class Attention {
   static size_t stride_for(int64_t max_count) {
     return max_count + 3 * kBlock;  // what lies behind the last position is written, too
   }
-  static void grow(std::vector<float>& values, size_t size) {
+  static void grow(Lines<float>& values, size_t size) {
     if (values.size() < size) values.resize(size);
   }
   float* scores(int row, int head) {
@@ -131,7 +131,7 @@ class Attention {
     const auto slot = [&](int64_t at) { return block_table == nullptr ? at : block_table[at]; };
     const T* keys[kBlock];
     for (int i = 0; i < kBlock; ++i) {
-      const int64_t at = std::min(first + i, last - 1), later = std::min(at + kAheadKeys, last - 1);
+      const int64_t at = std::min(first + i, last - 1), later = std::min(at + kBlock, last - 1);
       keys[i] = seen.keys + slot(at) * dim_;
       fetch(seen.keys + slot(later) * dim_, dim_);
     }
@@ -171,46 +171,49 @@ class Attention {
     return std::max<int64_t>(0, own.hidden - own.num_in_table);
   }
 
-  void add_table_values(int d) {
-    for (int64_t first = first_; first < longest_; first += kValues) {
-      find_values(spans_[0], spans_[0].block_table, first, longest_, d);
+  void add_table_values(Span elements) {
+    for (int64_t first = first_; first < longest_; first += kBlock) {
+      find_values(spans_[0], spans_[0].block_table, first, longest_, elements);
       const auto in_block = [&](int row) {
-        return std::min<int64_t>(kValues, spans_[row].num_in_table - first);
+        return std::min<int64_t>(kBlock, spans_[row].num_in_table - first);
       };
       for (int row = 0, end; row < rows_; row = end) {
         for (end = row + 1; end < rows_ && in_block(end) == in_block(row);) ++end;
-        add_weighted_rows(row, end, first, in_block(row), d);
+        add_weighted_rows(row, end, first, in_block(row), elements);
       }
     }
   }
 
-  void add_ancestor_values(int row, int d) {
+  void add_ancestor_values(int row, Span elements) {
     const KvSpan<T>& own = spans_[row];
-    for (int64_t first = hidden_ancestors(own); first < own.num_ancestors; first += kValues) {
-      const int64_t count = std::min<int64_t>(kValues, own.num_ancestors - first);
-      find_values(own, own.ancestors, first, own.num_ancestors, d);
-      add_weighted_rows(row, row + 1, own.num_in_table + first, count, d);
+    for (int64_t first = hidden_ancestors(own); first < own.num_ancestors; first += kBlock) {
+      const int64_t count = std::min<int64_t>(kBlock, own.num_ancestors - first);
+      find_values(own, own.ancestors, first, own.num_ancestors, elements);
+      add_weighted_rows(row, row + 1, own.num_in_table + first, count, elements);
     }
   }
 
-  // Finds the values of up to `kValues` positions; those of the next ones are on their way.
+  // Finds the values of up to `kBlock` positions; those of the next ones are on their way.
   void find_values(const KvSpan<T>& seen, const int64_t* block_table, int64_t first, int64_t last,
-                   int d) {
+                   Span elements) {
     const auto value = [&](int64_t at) {
-      return seen.values + (block_table == nullptr ? at : block_table[at]) * dim_ + d;
+      return seen.values + (block_table == nullptr ? at : block_table[at]) * dim_;
     };
-    for (int64_t at = first; at < std::min(first + kValues, last); ++at) {
+    const int count = static_cast<int>(elements.last - elements.first);
+    for (int64_t at = first; at < std::min(first + kBlock, last); ++at) {
       values_[at - first] = value(at);
-      fetch(value(std::min(at + kValues, last - 1)), kChunk);
+      fetch(value(std::min(at + kBlock, last - 1)) + elements.first, count);
     }
   }
 
   // Adds these values, weighted by the scores from `offset` on, to the sums of some tokens.
-  void add_weighted_rows(int first, int last, int64_t offset, int64_t count, int d) {
+  void add_weighted_rows(int first, int last, int64_t offset, int64_t count, Span elements) {
     constexpr auto counts = std::make_integer_sequence<int, kMaxHeads>();
     for (int head = first * heads_; count > 0 && head < last * heads_;) {
       const int num = std::min(last * heads_ - head, kMaxHeads);
-      add_weighted(num, head, offset, count, d, counts);
+      for (int64_t d = elements.first; d < elements.last; d += kChunk) {
+        add_weighted(num, head, offset, count, d, counts);
+      }
       head += num;
     }
   }
@@ -228,8 +231,8 @@ class Attention {
 
   template <int HEADS>
   void add_weighted_pair(int head, int64_t offset, int64_t count, int d) {
-    const auto first = [&](int64_t p) { return load_first(values_[p]); };
-    const auto second = [&](int64_t p) { return load_second(values_[p]); };
+    const auto first = [&](int64_t p) { return load_first(values_[p] + d); };
+    const auto second = [&](int64_t p) { return load_second(values_[p] + d); };
     if constexpr (kParts == 2) {
       add_weighted_parts<HEADS>(head, offset, count, d, first, second);
     } else {
@@ -241,7 +244,9 @@ class Attention {
   template <int HEADS>
   void add_weighted_tail(int head, int64_t offset, int64_t count, int d) {
     for (int at = 0; at < dim_ - d; at += kLanes) {
-      const auto tail = [&](int64_t p) { return load_partial(values_[p] + at, dim_ - d - at); };
+      const auto tail = [&](int64_t p) {
+        return load_partial(values_[p] + d + at, dim_ - d - at);
+      };
       add_weighted_parts<HEADS>(head, offset, count, d + at, tail);
     }
   }
@@ -286,10 +291,10 @@ class Attention {
   const float scale_;
   const KvSpan<T>* const spans_;
   Scratch& scratch_;
-  int64_t first_ = 0, longest_ = 0;  // positions of the block_table, from a multiple of kValues on
+  int64_t first_ = 0, longest_ = 0;  // positions of the block_table, from a multiple of kBlock on
   size_t stride_ = 0;
   float* block_ = nullptr;
-  const T* values_[kValues];
+  const T* values_[kBlock];
 };
 
 }  // namespace SLIPSTREAM_ISA

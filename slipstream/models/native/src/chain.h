@@ -150,7 +150,7 @@ inline void follow(Model& model, const Cache& cache, const Batch& batch,
                    const DecisionModel* decision, ChainState* chains, int64_t stride,
                    const RankedRows& out) {
   const int hidden = model.shape.hidden;
-  std::vector<float>& states = model.buffers.hidden;
+  slipstream::Lines<float>& states = model.buffers.hidden;
   std::vector<int64_t> live(batch.kept);
   std::iota(live.begin(), live.end(), 0);
   NewestTokens newest(batch, model.shape.num_cross);

@@ -52,11 +52,11 @@ struct Matrix {
   Kind kind = Kind::kFloat32;
   bool is_exact = true;  // false where weights were too small for products in bfloat16
   int outputs = 0, inputs = 0;
+  size_t tile_bytes = 0;
   uint8_t* data = nullptr;  // in the model's arena
   std::vector<float> bias;  // empty, or one for each output of the tiles
 
   int tiles() const { return (outputs + kTile - 1) / kTile; }
-  size_t tile_bytes() const;
 };
 
 // What is added to the residual stream: an attention, whose first matrices give queries, and keys
@@ -100,24 +100,24 @@ struct Shape {
 // pair.
 struct QuantizedActivations {
   int inputs = 0;
-  std::vector<int8_t> codes;
-  std::vector<float> scales, sums;
-  std::vector<int32_t> offsets;
-  std::vector<uint32_t> words;
+  Lines<int8_t> codes;
+  Lines<float> scales, sums;
+  Lines<int32_t> offsets;
+  Lines<uint32_t> words;
   void resize(int64_t rows, int inputs);
 };
 
 // What an attention needs while it runs.
 struct Scratch {
-  std::vector<float> scores, sums, totals;
+  Lines<float> scores, sums, totals;
 };
 
 struct Buffers {
   QuantizedActivations normed_quantized, attended_quantized, gated_quantized;
-  std::vector<float> x, normed, qkv, attended, wide, gated;
-  std::vector<float> hidden, logits, ranked;  // of chains; rows that are ranked
-  std::vector<std::vector<float>> blocks;  // by thread
-  std::vector<Scratch> scratch;            // by thread, or by key head where threads share it
+  Lines<float> x, normed, qkv, attended, wide, gated;
+  Lines<float> hidden, logits, ranked;  // of chains; rows that are ranked
+  std::vector<Lines<float>> blocks;  // by thread
+  std::vector<Scratch> scratch;      // by thread, or by key head where threads share it
 };
 
 struct Model {

@@ -22,13 +22,13 @@ size_t scale_bytes(Kind kind) {
   return kTile * (sizeof(Float16) + encoding.factors) * (encoding.has_minimum ? 2 : 1);
 }
 
-}  // namespace
-
-size_t Matrix::tile_bytes() const {
+size_t tile_bytes_of(Kind kind, int inputs) {
   if (is_quantized(kind)) return (code_bytes(kind) + scale_bytes(kind)) * (inputs / elements(kind));
   const size_t pairs = (inputs + 1) / 2;
   return pairs * 2 * kTile * block_size(kind).bytes;
 }
+
+}  // namespace
 
 void QuantizedActivations::resize(int64_t rows, int width) {
   const size_t groups = rows * (width / kGroup);
@@ -59,7 +59,7 @@ BFloat16 as_factor(BFloat16 value) {
 template <class T>
 bool pack(const Matrix& m, int tile, const T* values) {
   const size_t inputs = m.inputs;
-  T* dst = reinterpret_cast<T*>(m.data + tile * m.tile_bytes());
+  T* dst = reinterpret_cast<T*>(m.data + tile * m.tile_bytes);
   const T* first = values + tile * kTile * inputs;
   const int count = std::min(kTile, m.outputs - tile * kTile);
   bool is_exact = true;
@@ -123,7 +123,7 @@ void pack_blocks(const Matrix& m, int tile, Kind kind, const uint8_t* values) {
   const Encoding encoding = encoding_of(m.kind);
   const int count = elements(kind), blocks = m.inputs / count, first = tile * kTile;
   const size_t bytes = block_size(kind).bytes, code_size = code_bytes(m.kind);
-  uint8_t* codes = m.data + tile * m.tile_bytes();
+  uint8_t* codes = m.data + tile * m.tile_bytes;
   uint8_t* scales = codes + blocks * code_size;
   const auto put = [](void* to, const void* from, size_t size) { std::memcpy(to, from, size); };
   Unpacked block;
@@ -150,7 +150,7 @@ std::vector<float> padded(const Matrix& m, const float* values) {
 }
 
 bool pack_tile(const Matrix& m, int tile, const Weights& weights) {
-  std::memset(m.data + tile * m.tile_bytes(), 0, m.tile_bytes());
+  std::memset(m.data + tile * m.tile_bytes, 0, m.tile_bytes);
   switch (m.kind) {
     case Kind::kBFloat16:
     case Kind::kNarrowFloat32: return pack(m, tile, static_cast<const BFloat16*>(weights.values));
@@ -191,7 +191,8 @@ Matrix packed(const Weights& weights, Arena& arena, Team& team) {
            : weights.kind == Kind::kQ5_0 ? Kind::kQ8_0
                                          : weights.kind;
   m.outputs = weights.outputs, m.inputs = weights.inputs;
-  m.data = arena.take(m.tile_bytes() * m.tiles());
+  m.tile_bytes = tile_bytes_of(m.kind, m.inputs);
+  m.data = arena.take(m.tile_bytes * m.tiles());
   std::atomic<bool> is_exact{true};
   team.run([&](int thread) {
     const Span own = part(m.tiles(), thread, team.size());
@@ -220,7 +221,7 @@ void dequantise(const Weights& weights, Team& team, bool is_bfloat16, void* out)
 }
 
 void unpack_row(const Matrix& m, int64_t output, float* out) {
-  uint8_t* tile = m.data + output / kTile * m.tile_bytes();
+  uint8_t* tile = m.data + output / kTile * m.tile_bytes;
   const int n = static_cast<int>(output % kTile);
   if (m.kind == Kind::kFloat32) return unpack_plain<float>(m, tile, n, out);
   if (m.kind == Kind::kFloat16) return unpack_plain<Float16>(m, tile, n, out);

@@ -108,7 +108,7 @@ template <class Way, int ROWS, int TILES>
 void multiply_tiles(const Work& work, float* out) {
   using T = typename Way::Weight;
   const int64_t inputs = work.matrix.inputs;
-  const size_t stride = work.matrix.tile_bytes() / sizeof(T);
+  const size_t stride = work.matrix.tile_bytes / sizeof(T);
   const T* weights = reinterpret_cast<const T*>(work.matrix.data) + work.tile * stride;
   const auto* x = Way::tokens(work.tokens) + work.row * inputs;
   Sums<ROWS, TILES> sums;
@@ -227,21 +227,23 @@ inline void matmul(Team& team, int thread, const Matrix& m, Span share, const To
   // One token waits for memory, which is fastest where there is one stream.
   const bool is_single = rows == 1 || (kMaxTiledRows < kMaxRows && !has_tiled);
   const int most_tiles = is_quantized(m.kind) ? kMaxQuantizedTiles : is_single ? 1 : kMaxTiles;
-  const auto compute = [&](int tile, int tiles, size_t ahead) {
+  const auto compute = [&](Span tiles, size_t ahead) {
     for (int turn = 0; turn < turns; ++turn) {
       const Span some = turn_rows(rows, turn, turns, has_tiled);
-      const int step = has_tiled && turn < turns - 1 ? 1 : tiles;
-      for (int t = 0; t < tiles; t += step) {
-        const Work work{m, x, tile + t, some.first, ahead, turn, turns};
-        multiply(work, step, static_cast<int>(some.last - some.first), write);
+      const int64_t most = has_tiled && turn < turns - 1 ? 1 : most_tiles;
+      for (int64_t tile = tiles.first, count; tile < tiles.last; tile += count) {
+        count = tiles.last - tile < most ? 1 : most;
+        const Work work{m, x, static_cast<int>(share.first + tile), some.first, ahead, turn, turns};
+        multiply(work, static_cast<int>(count), static_cast<int>(some.last - some.first), write);
       }
     }
   };
+  // Tokens of a turn stay in the first cache for several tiles, and their outputs are neighbours.
+  const int64_t together = turns > 1 ? kTilesAtOnce : most_tiles;
   team.share(thread, share.last - share.first, kTilesAtOnce, [&](Span some, int64_t end) {
-    for (int64_t tile = some.first, tiles; tile < some.last; tile += tiles) {
-      tiles = some.last - tile < most_tiles ? 1 : most_tiles;
-      const size_t ahead = tile + tiles < end ? tiles * m.tile_bytes() : 0;
-      compute(static_cast<int>(share.first + tile), static_cast<int>(tiles), ahead);
+    for (int64_t tile = some.first, count; tile < some.last; tile += count) {
+      count = std::min(together, some.last - tile);
+      compute({tile, tile + count}, tile + count < end ? count * m.tile_bytes : 0);
     }
   });
 }

@@ -168,7 +168,7 @@ class QuantizedMatmul {
       : work_(work),
         inputs_(work.tokens.quantized->inputs),
         groups_(inputs_ / kGroup),
-        stride_(work.matrix.tile_bytes()),
+        stride_(work.matrix.tile_bytes),
         codes_(work.matrix.data + work.tile * stride_),
         scales_(codes_ + groups_ * Format::kParts * kBytes),
         tokens_(work.tokens.quantized->codes.data() + work.row * inputs_),

@@ -52,8 +52,8 @@ void read_weights(const Model& model, const Kernels& kernels, int thread) {
   each_matrix(model, [&](const Matrix& m) {
     const Span own = part(m.tiles(), thread, model.team->size());
     float sink[4];
-    kernels.peaks.read_bytes(m.data + own.first * m.tile_bytes(),
-                             (own.last - own.first) * m.tile_bytes(), sink);
+    kernels.peaks.read_bytes(m.data + own.first * m.tile_bytes,
+                             (own.last - own.first) * m.tile_bytes, sink);
   });
 }
 
@@ -63,7 +63,7 @@ Roofline roofline(const Model& model, const Kernels& kernels) {
   double macs[2] = {}, bytes = 0;  // in float32, and of integers
   each_matrix(model, [&](const Matrix& m) {
     macs[is_quantized(m.kind)] += static_cast<double>(m.outputs) * m.inputs;
-    bytes += static_cast<double>(m.tile_bytes()) * m.tiles();
+    bytes += static_cast<double>(m.tile_bytes) * m.tiles();
   });
   Team& team = *model.team;
   const Peaks& peaks = kernels.peaks;
