@@ -26,7 +26,7 @@ NUM_SINKS = 128
 """First positions of a text that are always read, a page of keys and values: attention that finds
 nothing of use goes there (Xiao et al. 2023, "Efficient Streaming Language Models with Attention
 Sinks")."""
-WINDOW = 512
+WINDOW = 256
 """Newest tokens that are read of a longer text, unless a draft's option differs."""
 
 
