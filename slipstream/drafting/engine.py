@@ -29,7 +29,7 @@ from slipstream.drafting.memory import NUM_PAGES
 from slipstream.drafting.reader import CandidateReader, Candidates, chain_candidates, read_each
 from slipstream.engine.thread import internal_errors
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.scorer import ChainRequest, Chains, KvView, Scorer
+from slipstream.models.scorer import ChainRequest, Chains, KvView, Scorer, read
 
 
 class KvSource(Protocol):
@@ -203,14 +203,14 @@ class LocalDraft:
         if self._target_kv is not None:
             view = self._target_kv.source.view(session.session_id, self._target_kv.layers)
         lag = 0 if view is None else view.lag(len(held.tokens))
-        skipped = 0 if view is None else view.skipped
+        skipped = 0 if view is None else view.num_unread(session.num_prompt_tokens)
         limit = self._depth_limit(len(held.tokens), lag)
         if limit.max_depth < 1 or plan.max_depth < 1 or plan.max_nodes < 1:
             proposal = Proposal(stopped_by=limit.reason if limit.max_depth < 1 else "none")
         elif not self._make_room(held, self._num_slots(session) - skipped):
             proposal = Proposal(stopped_by=NO_ROOM)
         else:
-            tokens = held.tokens if view is None else view.read(held.tokens)
+            tokens = read(held.tokens, skipped)
             self._scorer.skip(held.state, skipped)
             growth = Growth(
                 session,

@@ -23,29 +23,30 @@ if TYPE_CHECKING:
     from slipstream.models.kv.pool import KvLayout, KvPool
 
 NUM_SINKS = 128
-"""First positions of a text that are always read, a page of keys and values: attention that finds
-nothing of use goes there (Xiao et al. 2023, "Efficient Streaming Language Models with Attention
-Sinks")."""
+"""First positions of a text that are always read: attention that finds nothing of use goes there
+(Xiao et al. 2023, "Efficient Streaming Language Models with Attention Sinks")."""
 WINDOW = 256
 """Newest tokens that are read of a longer text, unless a draft's option differs."""
+NUM_NEWEST = 64
+"""Newest tokens of a prompt that a draft computes, behind the first `NUM_SINKS`: of those between
+them it reads the target's keys and values alone."""
+
+
+def read(tokens: Sequence[int], skipped: int) -> Sequence[int]:
+    """Return the tokens of a text without so many behind the first `NUM_SINKS`."""
+    return [*tokens[:NUM_SINKS], *tokens[NUM_SINKS + skipped :]] if skipped else tokens
 
 
 def num_skipped(count: int, window: int) -> int:
-    """Return how many positions behind the sinks are not read of `count`, in whole pages: all but
-    the newest `window` and less than a page more.
-
-    >>> num_skipped(1000, 256), num_skipped(300, 256)
-    (512, 0)
-    """
-    return max(count - window - NUM_SINKS, 0) // NUM_SINKS * NUM_SINKS
+    """Return how many of `count` positions are between the sinks and the newest `window`."""
+    return max(count - window - NUM_SINKS, 0)
 
 
 def skippable(count: int, window: int) -> range:
     """Return how many of `count` positions may be left out: none, if the window is 0; else at most
     twice the window is read, and the last number leaves just the window."""
-    if not window:
-        return range(1)
-    return range(num_skipped(count, 2 * window), num_skipped(count, window) + 1)
+    least, most = num_skipped(count, 2 * window), num_skipped(count, window)
+    return range(least, most + 1) if window else range(1)
 
 
 @dataclass(slots=True)
@@ -73,11 +74,13 @@ class KvView:
         """Positions that are there."""
         return self.count if self.count < NUM_SINKS else self.count - self.skipped
 
-    def read(self, tokens: Sequence[int]) -> Sequence[int]:
-        """Return those of a text's tokens that are not left out."""
-        if not self.skipped:
-            return tokens
-        return [*tokens[:NUM_SINKS], *tokens[NUM_SINKS + self.skipped :]]
+    def num_unread(self, num_prompt_tokens: int) -> int:
+        """Return how many tokens a draft leaves out: of the prompt it reads few itself."""
+        return max(self.skipped, num_skipped(num_prompt_tokens, NUM_NEWEST))
+
+    def num_before(self, place: int, skipped: int) -> int:
+        """Return how many positions are there before a place of a text that skips so many."""
+        return min(self.num_held, place if place < NUM_SINKS else place + skipped - self.skipped)
 
     def lag(self, num_tokens: int) -> int:
         """Return how many positions before the last of so many tokens are not there yet: all where
@@ -100,11 +103,6 @@ class Sync:
     view: KvView | None
     is_scored: bool = True
 
-    @property
-    def num_scores(self) -> int:
-        """Rows of the answer."""
-        return int(self.is_scored)
-
 
 @dataclass(frozen=True, slots=True)
 class Grow:
@@ -113,11 +111,6 @@ class Grow:
     state: Any
     tokens: Sequence[int]
     parents: Sequence[int]
-
-    @property
-    def num_scores(self) -> int:
-        """Rows of the answer."""
-        return len(self.tokens)
 
 
 FIXED, SVIP, DECISION, COST = range(4)

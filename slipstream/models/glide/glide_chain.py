@@ -37,7 +37,7 @@ from slipstream.models.torch.paged import gather, page_slots
 
 MAX_ENDS = 8
 """Tokens that nothing can follow, a chain at most."""
-NUM_SINGLE = 10
+NUM_SINGLE = 11
 
 
 @dataclass(frozen=True, slots=True, order=True)
@@ -73,6 +73,7 @@ class ChainInputs:
     """Integers of B sessions before their chains: single ones [B], then rows [B, n] of them."""
 
     skipped: Tensor
+    leads: Tensor
     starts: Tensor
     counts: Tensor
     num_seen: Tensor
@@ -149,13 +150,14 @@ class ChainBody:
             self._rope(given, columns),
             table.gather(1, columns).flatten(),
             last,
+            lead=given.leads[:, None],
         )
         return draft.states(keys, tokens), keys
 
     def _go_on(self, given: ChainInputs, keys: DraftKeys, ids: Tensor, depth: int) -> Tensor:
         """Return states [B, d] behind the tokens [B] at the depth before."""
         columns = (given.starts + given.counts + (depth - 2)).unsqueeze(1)
-        tokens = DraftTokens(ids, columns, self._rope(given, columns))
+        tokens = DraftTokens(ids, columns, self._rope(given, columns), lead=given.leads[:, None])
         return self._model.draft.states(keys, tokens)
 
     def _rope(self, given: ChainInputs, columns: Tensor) -> Rope:

@@ -92,7 +92,7 @@ class GlideChains:
         return sessions * positions * heads * dim * self._draft.embeddings.itemsize
 
     def _follow(self, asks: Sequence[ChainRequest], extents: Extents) -> list[list[ChainPosition]]:
-        starts = [ask.state.begin(ask.tokens) for ask in asks]
+        starts = [ask.state.begin(ask.tokens, ask.view) for ask in asks]
         shape = self._shape(asks, starts, extents)
         pool = asks[0].state.cache.pool
         stage = self._stage(shape)
@@ -165,7 +165,7 @@ def _depth(asks: Sequence[ChainRequest]) -> int:
 
 
 def _num_seen(ask: ChainRequest) -> int:
-    return 0 if ask.view is None else min(ask.view.num_held, len(ask.tokens))
+    return 0 if ask.view is None else ask.view.num_before(len(ask.tokens), ask.state.skipped)
 
 
 def _rule(ask: ChainRequest) -> Rule:
@@ -181,7 +181,7 @@ def _integers(ask: ChainRequest, start: int, shape: ChainShape) -> list[int]:
     positions = range(count + state.skipped, count + state.skipped + shape.depth)
     noise = [draw_keys(ask.sampling, place) for place in positions] if shape.is_sampled else []
     return [
-        *(state.skipped, start, count - start, _num_seen(ask), ask.lag, ask.limit),
+        *(state.skipped, state.lead, start, count - start, _num_seen(ask), ask.lag, ask.limit),
         *(rule.policy, rule.max_depth, len(ask.calibration.points), int(ask.is_scored)),
         *_padded(ask.tokens[start:], shape.rows, 0),
         *_padded(sorted(ask.ends), MAX_ENDS, -1),

@@ -23,7 +23,8 @@ from slipstream.models.scorer import NUM_SINKS, Ask, Grow, KvView, Scores, Sync,
 class GlideState:
     """A session's tokens, the keys and values of each draft layer, and the tree behind them.
 
-    skipped: positions behind the first `NUM_SINKS` that are not read; tokens and cache lack them.
+    skipped: positions behind the first `NUM_SINKS` that are not computed; tokens and cache lack
+    them; lead: how many of them the target's keys have, and so come before each later token's.
     parents and depths: of the tree's nodes; is_chain: each node hangs under the one before;
     target_kv: per target layer the keys and values that a node may read; addresses: where they are,
     for native code.
@@ -33,6 +34,7 @@ class GlideState:
     capacity: int
     tokens: list[int] = field(default_factory=list)
     skipped: int = 0
+    lead: int = 0
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     is_chain: bool = True
@@ -40,13 +42,9 @@ class GlideState:
     addresses: Sequence[int] | None = None
 
     def skip(self, skipped: int) -> None:
-        """Leave out so many positions; what is held of others stays where it can."""
-        num_more = skipped - self.skipped
-        self.skipped = skipped
-        if num_more > 0 and num_more % BLOCK_SIZE == 0:
-            del self.tokens[NUM_SINKS : NUM_SINKS + num_more]
-            self.cache.turn(num_more // BLOCK_SIZE)
-        elif num_more:
+        """Leave out so many positions: where they are others than before, the sinks stay."""
+        if skipped != self.skipped:
+            self.skipped = skipped
             del self.tokens[NUM_SINKS:]
 
     def positions(self, start: int, stop: int) -> Sequence[int]:
@@ -56,10 +54,11 @@ class GlideState:
         sinks = range(start, min(stop, NUM_SINKS))
         return [*sinks, *range(sinks.stop + self.skipped, stop + self.skipped)]
 
-    def begin(self, tokens: Sequence[int]) -> int:
+    def begin(self, tokens: Sequence[int], view: KvView | None) -> int:
         """Hold `tokens` without a tree; how many of them are computed already, all but the last
         at most."""
         tokens = list(tokens)
+        self.lead = 0 if view is None else self.skipped - view.skipped
         start = min(common_prefix(self.tokens, tokens), len(tokens) - 1)
         self.tokens = tokens
         self.parents, self.depths, self.is_chain = [], [], True
@@ -213,14 +212,15 @@ class GlideScorer:
             base, old = len(state.tokens), state.append(ask.parents)
             positions = [base - 1 + state.skipped + depth for depth in state.depths[old:]]
             return SessionStep(state, ask.tokens, positions, base + old, count)
-        start = state.begin(ask.tokens)
-        state.target_kv, state.addresses = self._visible(ask.view, count), None
+        start = state.begin(ask.tokens, ask.view)
+        state.target_kv, state.addresses = self._visible(ask, count), None
         tokens = state.tokens[start:]
         return SessionStep(state, tokens, state.positions(start, count), start, int(ask.is_scored))
 
-    def _visible(self, view: KvView | None, count: int) -> list[tuple[Any, Any]]:
+    def _visible(self, ask: Sync, count: int) -> list[tuple[Any, Any]]:
         """The view's positions before `count`, per target layer in the config's order."""
-        seen = 0 if view is None else min(view.num_held, count)
+        view = ask.view
+        seen = 0 if view is None else view.num_before(count, ask.state.skipped)
         if view is None or seen == 0:
             return []
         pairs = [view.layers[layer] for layer in self.config.target_layers]

@@ -20,7 +20,7 @@ from slipstream.models.glide.glide_weights import GlideWeights
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.glide.torch_parts import TorchParts, rotary_tables
 from slipstream.models.kv.pool import KvLayout, KvPool
-from slipstream.models.scorer import Scores, on_host
+from slipstream.models.scorer import NUM_SINKS, Scores, on_host
 from slipstream.models.torch.arrays import TorchBuffers, as_tensor, torch_dtype
 from slipstream.models.torch.paged import additive, attend_each, gather
 
@@ -47,7 +47,8 @@ class DraftTokens:
 
     `rope` is of their positions; their keys are written to the pool's `slots` [S * N], if given.
     The `kept` of the S * N go on behind the last layer's keys, None is all. They see the columns
-    that are `visible` [S, N, W], by default up to their own.
+    that are `visible` [S, N, W], by default up to their own, and of the target's `lead` [S, 1] more
+    from `NUM_SINKS` on.
     """
 
     ids: Tensor
@@ -56,6 +57,7 @@ class DraftTokens:
     slots: Tensor | None = None
     kept: Tensor | slice | None = None
     visible: Tensor | None = None
+    lead: Tensor | int = 0
 
 
 class DraftAttention:
@@ -68,7 +70,7 @@ class DraftAttention:
         columns, dtype = tokens.columns, keys.own[0].dtype
         if self.kept is not None:
             columns = columns.flatten()[self.kept].view(len(columns), -1)
-        limits = torch.minimum(keys.num_seen, columns)
+        limits = torch.minimum(keys.num_seen, columns + (columns >= NUM_SINKS) * tokens.lead)
         if self.kept is None:  # position 0 has nothing before it; training lets it read itself
             limits = torch.where(columns == 0, keys.num_seen.clamp(max=1), limits)
         visible = tokens.visible
@@ -210,6 +212,7 @@ class TorchGlide:
             table[step.start :],
             None if is_tree else slice(count - step.num_kept, None),
             self._visible(step) if is_tree else None,
+            lead=state.lead,
         )
         return self.states(DraftKeys(own, state.target_kv, num_seen, pool), tokens)
 

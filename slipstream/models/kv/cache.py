@@ -120,11 +120,6 @@ class KvCache:
         """Forget every position from `count` on."""
         self.count = min(self.count, count)
 
-    def turn(self, num_pages: int) -> None:
-        """Move pages behind the first one to the end: the following ones take their place."""
-        self.pages[1:] = self.pages[1 + num_pages :] + self.pages[1 : 1 + num_pages]
-        self._measure()
-
     def keep(self, slots: Sequence[int]) -> None:
         """Make the tokens in `slots` the positions behind `count`, moved where needed."""
         end = self.count + len(slots)

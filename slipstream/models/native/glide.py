@@ -29,7 +29,7 @@ from slipstream.models.native.weights import (
     eight_bits,
     exact,
 )
-from slipstream.models.scorer import Scores
+from slipstream.models.scorer import NUM_SINKS, Scores
 
 _LOG = logging.getLogger("slipstream.models")
 _SMALL = 1 << 16
@@ -161,6 +161,7 @@ def _num_read(step: SessionStep, index: int) -> int:
     if step.first_node >= 0:
         return step.num_read
     place, is_kept = step.start + index, index >= len(step.tokens) - step.num_kept
+    place += step.state.lead if place >= NUM_SINKS else 0
     return min(step.num_read, place if place or is_kept else 1)
 
 

@@ -105,18 +105,19 @@ def _read(values: Tensor, skipped: int) -> Tensor:
 
 @torch.no_grad()
 def reference(
-    target: Any, model: GlideModel, tokens: list[int], count: int, skipped: int = 0
+    target: Any, model: GlideModel, tokens: list[int], count: int, skipped: int = 0, own: int = 0
 ) -> Tensor:
-    """Scores [T - skipped, V_d] of the module that is trained, with positions behind the first
-    `NUM_SINKS` left out: row j reads the target positions before both `count` and its own (row 0
-    reads position 0)."""
-    at = _read(torch.arange(len(tokens))[:, None], skipped)[:, 0]
+    """Scores [T - own, V_d] of the module that is trained, with `skipped` of the target's positions
+    behind the first `NUM_SINKS` left out, and `own` tokens, at least as many: row j reads the
+    target positions before both `count` and its own (row 0 reads position 0)."""
+    everything, own = torch.arange(len(tokens))[:, None], max(skipped, own)
+    at, theirs = _read(everything, own)[:, 0], _read(everything, skipped)[:, 0]
     kvs = [tuple(_read(at, skipped) for at in pair) for pair in target_kv(target, tokens)]
     tables = rotary_tables(target_parts(target), len(tokens), dtype=torch.float32)
     rope = Rope(*(table[at] for table in tables))
-    allowed = (at[None] < at[:, None]) & (at[None] < count)
+    allowed = (theirs[None] < at[:, None]) & (theirs[None] < count)
     allowed[0, 0] = True
-    mask = torch.zeros(len(at), len(at)).masked_fill(~allowed, float("-inf"))[None, None]
+    mask = torch.zeros(allowed.shape).masked_fill(~allowed, float("-inf"))[None, None]
     x = target.get_input_embeddings()(torch.tensor([tokens])[:, at])
     states = model(x, [kvs[layer] for layer in model.config.target_layers], rope, mask)
     return states[0] @ target.get_output_embeddings().weight[vocab(model.config)].T

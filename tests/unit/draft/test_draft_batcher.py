@@ -41,7 +41,7 @@ def test_newcomers_change_nothing_for_those_under_way(scorers, kind):
 def test_a_long_prefix_comes_in_pieces_that_end_in_the_same_proposal(scorers, kind):
     scorer, keys, tokens = scorers[kind], Keys(398), tuple(tiny.tokens(400, seed=5))
     local = engine(scorers, kind, keys=keys)
-    drafting = local.begin(DraftRequest(TokenSequence(Session("s1", 400, 40), tokens), Plan(1, 1)))
+    drafting = local.begin(DraftRequest(TokenSequence(Session("s1", 190, 250), tokens), Plan(1, 1)))
     sizes = []
     while not drafting.is_done:
         sizes.append(drafting.num_tokens)
