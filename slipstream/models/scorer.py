@@ -43,10 +43,10 @@ def num_skipped(count: int, window: int) -> int:
 
 
 def skippable(count: int, window: int) -> range:
-    """Return how many of `count` positions may be left out: none, if the window is 0; else at most
-    twice the window is read, and the last number leaves just the window."""
+    """Return how many of `count` positions may be left out: none up to twice the window, or if it
+    is 0; else at most twice the window is read, and the last number leaves just the window."""
     least, most = num_skipped(count, 2 * window), num_skipped(count, window)
-    return range(least, most + 1) if window else range(1)
+    return range(least, most + 1) if window and least else range(1)
 
 
 @dataclass(slots=True)
