@@ -81,9 +81,7 @@ class CausalScorer:
         for ask in asks:
             self.check(ask)
         parts = [self._known(_part(ask)) for ask in asks]
-        counts = iter(
-            [len(ask.tokens) if isinstance(ask, Grow) else int(ask.is_scored) for ask in asks]
-        )
+        counts = (len(ask.tokens) if isinstance(ask, Grow) else int(ask.is_scored) for ask in asks)
         room = len(asks[0].state.cache.pool.scratch)
         found = [
             self._forward(group, list(islice(counts, len(group)))) for group in _groups(parts, room)

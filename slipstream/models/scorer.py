@@ -37,6 +37,11 @@ def read(tokens: Sequence[int], skipped: int) -> Sequence[int]:
     return [*tokens[:NUM_SINKS], *tokens[NUM_SINKS + skipped :]] if skipped else tokens
 
 
+def target_place(place: int, lead: int) -> int:
+    """Return a token's place among keys that have `lead` more behind the first `NUM_SINKS`."""
+    return place + lead if place >= NUM_SINKS else place
+
+
 def num_skipped(count: int, window: int) -> int:
     """Return how many of `count` positions are between the sinks and the newest `window`."""
     return max(count - window - NUM_SINKS, 0)
@@ -78,10 +83,6 @@ class KvView:
         """Return how many tokens a draft leaves out: of the prompt it reads few itself."""
         return max(self.skipped, num_skipped(num_prompt_tokens, NUM_NEWEST))
 
-    def num_before(self, place: int, skipped: int) -> int:
-        """Return how many positions are there before a place of a text that skips so many."""
-        return min(self.num_held, place if place < NUM_SINKS else place + skipped - self.skipped)
-
     def lag(self, num_tokens: int) -> int:
         """Return how many positions before the last of so many tokens are not there yet: all where
         the text ends among those that are left out."""
@@ -102,6 +103,13 @@ class Sync:
     tokens: Sequence[int]
     view: KvView | None
     is_scored: bool = True
+
+    @property
+    def num_seen(self) -> int:
+        """Positions of the view that its tokens may read."""
+        if (view := self.view) is None:
+            return 0
+        return min(view.num_held, target_place(len(self.tokens), self.state.skipped - view.skipped))
 
 
 @dataclass(frozen=True, slots=True)

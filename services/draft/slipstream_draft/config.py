@@ -65,8 +65,8 @@ class DraftConfig:
     kv_encoding: str = option("raw", "Encoding of keys and values on the wire: raw or int8.")
     window: int = option(
         WINDOW,
-        "Newest tokens of a long text that a GliDe draft reads, with the keys and values of these"
-        " and of the first 128 alone; 0: all. Other drafts do not use it.",
+        "Newest tokens of a long text whose keys and values in the target a GliDe draft reads,"
+        " beside those of the first 128; 0: all. Other drafts do not use it.",
         least=0,
     )
     kv_sources: tuple[str, ...] = option(

@@ -134,7 +134,7 @@ class GlideChains:
         return (
             fit(len(asks), powers(_MAX_SESSIONS), what="chains at once"),
             fit(width, self._widths, what="positions of a chain"),
-            fit(max(map(_num_seen, asks)), self._widths, what="keys of the target"),
+            fit(max(ask.sync.num_seen for ask in asks), self._widths, what="keys of the target"),
         )
 
     def _stage(self, shape: ChainShape) -> list[Pair]:
@@ -152,7 +152,7 @@ class GlideChains:
         return self._stages[key]
 
     def _fill(self, stage: Sequence[Pair], row: int, ask: ChainRequest) -> None:
-        count = _num_seen(ask)
+        count = ask.sync.num_seen
         if ask.view is None or not count:
             return
         for into, layer in zip(stage, self._layers, strict=True):
@@ -162,10 +162,6 @@ class GlideChains:
 
 def _depth(asks: Sequence[ChainRequest]) -> int:
     return fit(max(ask.limit for ask in asks), _DEPTHS, what="tokens of a chain")
-
-
-def _num_seen(ask: ChainRequest) -> int:
-    return 0 if ask.view is None else ask.view.num_before(len(ask.tokens), ask.state.skipped)
 
 
 def _rule(ask: ChainRequest) -> Rule:
@@ -181,7 +177,7 @@ def _integers(ask: ChainRequest, start: int, shape: ChainShape) -> list[int]:
     positions = range(count + state.skipped, count + state.skipped + shape.depth)
     noise = [draw_keys(ask.sampling, place) for place in positions] if shape.is_sampled else []
     return [
-        *(state.skipped, state.lead, start, count - start, _num_seen(ask), ask.lag, ask.limit),
+        *(state.skipped, state.lead, start, count - start, ask.sync.num_seen, ask.lag, ask.limit),
         *(rule.policy, rule.max_depth, len(ask.calibration.points), int(ask.is_scored)),
         *_padded(ask.tokens[start:], shape.rows, 0),
         *_padded(sorted(ask.ends), MAX_ENDS, -1),

@@ -213,17 +213,15 @@ class GlideScorer:
             positions = [base - 1 + state.skipped + depth for depth in state.depths[old:]]
             return SessionStep(state, ask.tokens, positions, base + old, count)
         start = state.begin(ask.tokens, ask.view)
-        state.target_kv, state.addresses = self._visible(ask, count), None
+        state.target_kv, state.addresses = self._visible(ask), None
         tokens = state.tokens[start:]
         return SessionStep(state, tokens, state.positions(start, count), start, int(ask.is_scored))
 
-    def _visible(self, ask: Sync, count: int) -> list[tuple[Any, Any]]:
-        """The view's positions before `count`, per target layer in the config's order."""
-        view = ask.view
-        seen = 0 if view is None else view.num_before(count, ask.state.skipped)
-        if view is None or seen == 0:
+    def _visible(self, ask: Sync) -> list[tuple[Any, Any]]:
+        """Return what its tokens may read of the view, per target layer in the config's order."""
+        if ask.view is None or (seen := ask.num_seen) == 0:
             return []
-        pairs = [view.layers[layer] for layer in self.config.target_layers]
+        pairs = [ask.view.layers[layer] for layer in self.config.target_layers]
         return [
             (self.backend.readable(keys[:, :seen]), self.backend.readable(values[:, :seen]))
             for keys, values in pairs

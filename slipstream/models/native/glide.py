@@ -29,7 +29,7 @@ from slipstream.models.native.weights import (
     eight_bits,
     exact,
 )
-from slipstream.models.scorer import NUM_SINKS, Scores
+from slipstream.models.scorer import Scores, target_place
 
 _LOG = logging.getLogger("slipstream.models")
 _SMALL = 1 << 16
@@ -160,8 +160,8 @@ def _num_read(step: SessionStep, index: int) -> int:
     none and reads itself, as in training, unless it is the last one, whose view may lack it."""
     if step.first_node >= 0:
         return step.num_read
-    place, is_kept = step.start + index, index >= len(step.tokens) - step.num_kept
-    place += step.state.lead if place >= NUM_SINKS else 0
+    place = target_place(step.start + index, step.state.lead)
+    is_kept = index >= len(step.tokens) - step.num_kept
     return min(step.num_read, place if place or is_kept else 1)
 
 

@@ -11,6 +11,8 @@
 #include <thread>
 #include <vector>
 
+#include "arena.h"
+
 namespace slipstream {
 
 // The part of `count` items that a thread does: [first, last).
@@ -76,7 +78,6 @@ class Team {
 
  private:
   static constexpr int kShares = 16, kFewItems = 16;
-  static constexpr size_t kLine = 64;
   struct alignas(kLine) Begun {
     uint32_t shares = 0;
   };
