@@ -1,6 +1,7 @@
 """What every test shares: the real model when it is there, and a skip for missing hardware."""
 
 import gc
+import os
 import sys
 from collections.abc import Iterator
 from contextlib import ExitStack
@@ -16,6 +17,8 @@ import pytest
 from hypothesis import settings
 
 from slipstream.models.threads import num_threads, set_num_threads
+
+os.environ.setdefault("TRITON_INTERPRET", str(int(not Path("/dev/nvidiactl").exists())))
 
 REAL_MODEL = "smollm2-135m"
 UNIT = Path(__file__).parent / "unit"

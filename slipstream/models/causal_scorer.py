@@ -46,7 +46,9 @@ class CausalScorer:
         self.layout: KvLayout = model.layout
 
     def pool(self, num_pages: int) -> KvPool:
-        return self._model.pool(num_pages)
+        pool = self._model.pool(num_pages)
+        self._model.decoder.prepare(pool)
+        return pool
 
     def open(self, capacity: int, pool: KvPool | None = None) -> CausalState:
         if pool is None:

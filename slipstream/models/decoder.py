@@ -64,6 +64,10 @@ class Decoder(Protocol):
         """
         ...
 
+    def prepare(self, pool: KvPool) -> None:
+        """Capture whatever forwards over a new pool may come, where forwards are captured."""
+        ...
+
     def logits(self, hidden: Any) -> Any:
         """Return logits [rows, vocab] of hidden states [rows, d]."""
         ...

@@ -120,6 +120,7 @@ def plan_memory(model: CausalModel, limits: TargetLimits) -> tuple[KvMemory, Mem
         limits.kv_memory, layout, workspace_bytes=workspace, most=limits.max_sessions * longest
     )
     pool = model.pool(count, scratch_rows=limits.max_rows)
+    model.decoder.prepare(pool)
     kept = limits.max_cached_bytes
     max_cached = None if kept is None else kept // layout.bytes_per_page
     memory = KvMemory(pool, limit=model.context_length, max_cached_pages=max_cached)

@@ -1,15 +1,17 @@
 """Shapes that forwards of a device come in: a captured forward has fixed shapes, so that each is
 padded to the next of a few sizes."""
 
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from slipstream.core.errors import CapacityError
 from slipstream.models.decoder import RowRule
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
-from slipstream.models.torch.packing import MAX_SEGMENT_SIZE, ForwardShape
+from slipstream.models.torch.packing import ForwardShape
 
 _WIDTH_GROWTH = 1.5
+_PATH = 16
+"""Slots of ancestors for each token of a shape."""
 
 
 def powers(limit: int, *, least: int = 1) -> tuple[int, ...]:
@@ -20,15 +22,14 @@ def powers(limit: int, *, least: int = 1) -> tuple[int, ...]:
     return tuple(steps)
 
 
-def row_steps(limit: int, *, min_rows: int = 1, max_rows: int | None = None) -> tuple[int, ...]:
+def row_steps(limit: int, rule: RowRule) -> tuple[int, ...]:
     """Row counts of forwards of up to `limit` rows, under a rule of equal bits.
 
-    Products of `min_rows` to `max_rows` rows give a row the same bits, and larger ones are cut
-    into pieces of `max_rows`. Powers of two within the rule, multiples of `max_rows` above it:
-    then no product is padded again and no piece is a ragged one.
+    Larger products are cut into pieces of the rule's `max_rows`. Powers of two within the rule,
+    multiples of `max_rows` above it: then no product is padded again and no piece is a ragged one.
     """
-    top = limit if max_rows is None else min(limit, max_rows)
-    steps = list(powers(max(top, min_rows), least=min_rows))
+    most, least = min(limit, rule.max_rows), min(limit, rule.min_rows)
+    steps = list(powers(max(most, least), least=least))
     while steps[-1] < limit:
         steps.append(min(2 * steps[-1], round_up(limit, steps[-1])))
     return tuple(steps)
@@ -54,40 +55,26 @@ def fit(count: int, steps: Sequence[int], *, what: str) -> int:
 
 @dataclass(frozen=True, slots=True)
 class Buckets:
-    """The sizes of each dimension, ascending."""
+    """Shapes by two numbers: of tokens, the ascending `rows`, and of sessions, one or any.
+    A session has up to `pages`; tiles are of up to `tile` tokens."""
 
     rows: tuple[int, ...]
-    segments: tuple[int, ...]
-    segment_size: tuple[int, ...]
-    widths: tuple[int, ...]
-    paths: tuple[int, ...] = (0, 16, 64, 128)
+    pages: int
+    tile: int
 
     def shape(self, own: ForwardShape) -> ForwardShape:
         """Return the smallest shape that holds another. Raises `CapacityError` where none does."""
-        return ForwardShape(
-            rows=fit(own.rows, self.rows, what="tokens of one forward"),
-            segments=fit(own.segments, self.segments, what="segments"),
-            segment_size=fit(own.segment_size, self.segment_size, what="tokens of one segment"),
-            width=fit(own.width, self.widths, what="keys to attend to"),
-            path=fit(own.path, self.paths, what="nodes above a node"),
-            draws=fit(own.draws, (0, *self.rows), what="tokens to draw behind"),
-        )
+        needed = max(own.rows, -(-own.path // _PATH))
+        rows = fit(needed, self.rows, what="tokens of one forward")
+        return self._of(rows, 1 if own.sessions == 1 else rows)
 
-    def has(self, shape: ForwardShape) -> bool:
-        """Return whether a shape is one of these."""
-        try:
-            return self.shape(shape) == shape
-        except CapacityError:
-            return False
+    def __iter__(self) -> Iterator[ForwardShape]:
+        """Every shape, the largest first, so that later captures find memory."""
+        for rows in reversed(self.rows):
+            for sessions in sorted({1, rows}):
+                yield self._of(rows, sessions)
 
-
-def buckets_for(max_rows: int, context_length: int, rule: RowRule) -> Buckets:
-    """Shapes for forwards of up to `max_rows` rows whose products obey `rule`."""
-    high = min(rule.max_rows, max_rows)
-    rows = row_steps(max_rows, min_rows=min(rule.min_rows, max_rows), max_rows=high)
-    return Buckets(
-        rows=rows,
-        segments=powers(rows[-1]),
-        segment_size=powers(min(MAX_SEGMENT_SIZE, rows[-1])),
-        widths=key_widths(context_length),
-    )
+    def _of(self, rows: int, sessions: int) -> ForwardShape:
+        # Each session, and the padding, may leave a tile unfilled.
+        num_tiles = rows // self.tile + sessions + 1
+        return ForwardShape(rows, sessions, self.pages, num_tiles, _PATH * rows)

@@ -1,33 +1,35 @@
-"""A model's forward in a few fixed shapes, captured where the device can: one transfer a round.
+"""A model's forward in a few fixed shapes, captured where the device can.
 
 Everything between the integers that go in and the tokens that come out happens on the device:
-positions, masks, attention over the pool's pages, the head, and the draw of tokens where
-logits and a temperature give the distribution.
+positions, attention over the pool's pages, the head, and the draw of tokens where logits and a
+temperature give the distribution.
 """
 
 from collections.abc import Sequence
 from weakref import WeakSet
 
+import numpy as np
 import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
 from slipstream.core.errors import CapacityError
-from slipstream.models.cuda.buckets import Buckets, buckets_for
+from slipstream.models.cuda.buckets import Buckets, fit, row_steps
 from slipstream.models.cuda.draws import draw_greedy_rows, draw_rows
-from slipstream.models.cuda.graphs import MAX_GRAPHS, Replay
+from slipstream.models.cuda.graphs import Replay
 from slipstream.models.kv.batch import Batch, Draw
-from slipstream.models.kv.pool import KvLayout, KvPool
-from slipstream.models.memory import temporary_bytes
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.torch.decoder import TorchDecoder, TorchSettings
-from slipstream.models.torch.packing import ForwardShape, PackedForward, pack
+from slipstream.models.torch.packing import PackedForward, pack
+from slipstream.models.torch.paged import span_bytes
 
 _MAX_ROWS = 512
 
 
 class CudaDecoder(TorchDecoder):
-    """`Decoder` over static tensors: forwards over pools that last are captured in shapes; one that
-    fits none, or gathers too much, is computed as it is."""
+    """`Decoder` over static tensors: forwards over pools that last are captured, by the numbers of
+    their tokens and of their sessions; one that fits no shape is computed as it is."""
 
     draws_on_device = True
 
@@ -43,10 +45,10 @@ class CudaDecoder(TorchDecoder):
         super().__init__(model, layout, settings)
         self.engine = "cuda"
         self.replay = Replay(torch.device(layout.device))
-        self.buckets: Buckets = buckets_for(_MAX_ROWS, context_length, self.rule)
-        self.max_bytes = temporary_bytes(layout.device)
-        """Most bytes that a captured forward may gather."""
+        pages = round_up(context_length, BLOCK_SIZE) // BLOCK_SIZE
+        self.buckets = Buckets(row_steps(_MAX_ROWS, self.rule), pages, self._tile)
         self._pools: WeakSet[KvPool] = WeakSet()
+        self._num_heads = model.config.get_text_config().num_attention_heads
 
     def new_pool(self, num_pages: int, scratch_rows: int, *, lasts: bool = True) -> KvPool:
         pool = super().new_pool(num_pages, scratch_rows)
@@ -57,54 +59,62 @@ class CudaDecoder(TorchDecoder):
     def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
         """Return the most bytes that captures keep: one memory that all share for what a forward
         makes, and the outputs of each."""
-        num_rows = self.buckets.rows[-1]
-        return self.max_bytes + num_rows * (row_bytes + MAX_GRAPHS * output_bytes)
+        attended = span_bytes(self._num_heads, self._layout.head_dim)
+        num_outputs = sum(shape.rows for shape in self.buckets)
+        return self.buckets.rows[-1] * (row_bytes + attended) + num_outputs * output_bytes
 
     @torch.inference_mode()
     def forward(
         self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
     ) -> tuple[Tensor, list[int]]:
         """See `Decoder.forward`: hidden states are overwritten where tokens are drawn."""
-        packed = self._packed(pool, batch, draws)
-        size = packed.shape.draws
-        heat = [draw.temperature for draw in draws] + [0.0] * (size - len(draws))
-        noise = [key for draw in draws for key in draw.keys] + [0] * (2 * (size - len(draws)))
-        is_greedy = not any(heat)
+        packed, is_captured = self._packed(pool, batch)
+        values, shape = torch.from_numpy(packed.values), packed.shape
 
-        def body(values: Tensor, heat: Tensor, keys: Tensor) -> tuple[Tensor, ...]:
-            hidden, wanted = self.run(pool, packed.shape, values)
-            if not size:
-                return hidden, values[:0]
-            logits = self._head(wanted).float()
-            return hidden, draw_greedy_rows(logits) if is_greedy else draw_rows(logits, heat, keys)
+        def body(values: Tensor) -> tuple[Tensor]:
+            return (self.run(pool, shape, values),)
 
-        inputs = (
-            torch.tensor(packed.values),
-            torch.tensor(heat),
-            torch.tensor(noise, dtype=torch.int32).view(size, 2),
-        )
-        if self.is_captured(pool, packed.shape):
-            out, tokens = self.replay.run((id(pool), packed.shape, is_greedy), body, inputs)
+        if is_captured:
+            (out,) = self.replay.run((id(pool), shape), body, (values,))
         else:
-            out, tokens = body(*(own.to(self._layout.device) for own in inputs))
+            (out,) = body(values.to(self._layout.device))
         hidden = out[: packed.num_rows]
-        return (hidden, tokens[: len(draws)].tolist()) if draws else (hidden.clone(), [])
+        return (hidden, self._drawn(hidden, draws)) if draws else (hidden.clone(), [])
 
-    def is_captured(self, pool: KvPool, shape: ForwardShape) -> bool:
-        """Return whether forwards of a shape over a pool are captured."""
-        is_small = self._temporary_bytes(shape) <= self.max_bytes
-        return pool in self._pools and is_small and self.buckets.has(shape)
+    @torch.inference_mode()
+    def prepare(self, pool: KvPool) -> None:
+        slot = pool.scratch.start  # no session's keys are there
+        for shape in self.buckets:
+            rows = shape.rows
+            zeros, tables = [0] * rows, [KvCache(pool, limit=0)] * rows
+            sizes = [rows] if shape.sessions == 1 else [1] * rows
+            batch = Batch(zeros, zeros, [slot] * rows, tables, zeros, [(slot,)] * rows, sizes)
+            for heat in (0.0, 1.0):
+                self.forward(pool, batch, [Draw(row, heat, (0, 0)) for row in range(rows)])
 
-    def _packed(self, pool: KvPool, batch: Batch, draws: Sequence[Draw]) -> PackedForward:
-        wanted = [draw.index for draw in draws]
+    def _packed(self, pool: KvPool, batch: Batch) -> tuple[PackedForward, bool]:
         try:
-            return pack(pool, batch, wanted, self.buckets.shape)
+            return pack(batch, self._tile, self.buckets.shape), pool in self._pools
         except CapacityError:
-            return pack(pool, batch, wanted)
+            return pack(batch, self._tile), False
 
-    def _temporary_bytes(self, shape: ForwardShape) -> int:
-        """Bytes of the mask, and of one layer's keys and values: gathered, then laid out anew."""
-        layout, columns = self._layout, shape.width + shape.segment_size
-        cells = shape.segments * shape.segment_size * columns
-        gathered = shape.segments * columns * layout.bytes_per_token // layout.num_layers
-        return cells * self._attention.group * layout.dtype.itemsize + 2 * gathered
+    def _drawn(self, hidden: Tensor, draws: Sequence[Draw]) -> list[int]:
+        """Return the tokens behind some of the states [n, d]."""
+        most = self.buckets.rows[-1]
+        if len(draws) > most:
+            return self._drawn(hidden, draws[:most]) + self._drawn(hidden, draws[most:])
+        size = fit(len(draws), self.buckets.rows, what="tokens to draw behind")
+        padded = [*draws, *[draws[0]] * (size - len(draws))]
+        heat = torch.tensor([draw.temperature for draw in padded])
+        keys = torch.tensor([draw.keys for draw in padded], dtype=torch.int32)
+        indices = torch.from_numpy(np.array([draw.index for draw in padded]))
+        wanted = hidden[indices.to(hidden.device)]
+        is_greedy = not any(draw.temperature for draw in draws)
+
+        def body(wanted: Tensor, heat: Tensor, keys: Tensor) -> tuple[Tensor]:
+            logits = self._head(wanted).float()
+            return (draw_greedy_rows(logits) if is_greedy else draw_rows(logits, heat, keys),)
+
+        (tokens,) = self.replay.run((size, is_greedy), body, (wanted, heat, keys))
+        found: list[int] = tokens[: len(draws)].tolist()
+        return found

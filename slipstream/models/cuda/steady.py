@@ -16,9 +16,6 @@ from slipstream.models.decoder import ANY_ROWS, RowRule
 
 _PROBED = (1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96, 128)
 _FALLBACK = 16
-PAIRED = 32
-"""Keys among which every one is there twice, with values of either sign: so outputs are 0 but for
-rounding, and nothing hides another order of additions. Rows see a whole number of such blocks."""
 
 
 class SteadyProducts:
@@ -135,16 +132,3 @@ def cancelling(weight: Tensor, num_rows: int = 128) -> tuple[Tensor, Tensor]:
     example[:, : 2 * half] = torch.cat([inputs, -inputs], 1)[:, order]
     like[:, : 2 * half] = torch.cat([outputs, outputs], 1)[:, order]
     return example.to(weight), like.to(weight)
-
-
-def cancelling_keys(half: Tensor, order: Tensor) -> tuple[Tensor, Tensor]:
-    """Return keys and values [heads, slots, d], in blocks of `PAIRED`, whose attention cancels.
-
-    `half` [2, heads, blocks, PAIRED / 2, d] are the keys and values there twice, `order` [PAIRED]
-    is their order within a block.
-    """
-    keys, values = (
-        torch.cat([part, sign * part], 2)[:, :, order].flatten(1, 2)
-        for part, sign in zip(half, (1, -1), strict=True)
-    )
-    return keys, values

@@ -196,6 +196,9 @@ class NativeDecoder:
         logits = self._model.logits(hidden)
         return logits if self._logits_scaling == 1 else logits / self._logits_scaling
 
+    def prepare(self, pool: KvPool) -> None:
+        pass
+
     def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
         return 0
 

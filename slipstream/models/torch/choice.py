@@ -5,8 +5,7 @@ from typing import Literal
 
 from transformers import PreTrainedModel
 
-from slipstream.core.errors import InvalidRequest
-from slipstream.models.cuda.attention_kernels import choose_kernel
+from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.models.cuda.decoder import CudaDecoder
 from slipstream.models.cuda.steady import SteadyProducts
 from slipstream.models.decoder import Decoder
@@ -33,6 +32,11 @@ def torch_decoder(
     `ModelError` for a device that has none.
     """
     layout, on_device = sizes.layout, engine == "cuda" or sizes.layout.device != CPU
+    if layout.device != CPU:
+        try:
+            import slipstream.models.cuda.attention  # noqa: F401 - the attention of its tensors
+        except ImportError:
+            raise ModelError(f"{layout.device} needs Triton: install slipstream[cuda]") from None
     if numerics == "invariant" and not on_device:
         raise InvalidRequest(
             "numerics is invariant, but torch computes the model on a CPU, where they are fast:"
@@ -46,8 +50,7 @@ def torch_decoder(
     if is_invariant:
         products = SteadyProducts(model)
         products.rule = ranks.agree_on_rule(products.rule, model.device)
-        group = model.config.get_text_config().num_attention_heads // layout.num_kv_heads
-        settings = TorchSettings("invariant", products.rule, choose_kernel(layout, group))
+        settings = TorchSettings("invariant", products.rule)
     if ranks.size == 1 and on_device and engine != "torch":
         return CudaDecoder(model, layout, settings, context_length=sizes.context_length)
     own = TorchDecoder(model, layout, settings)

@@ -19,9 +19,9 @@ from slipstream.models.decoder import ANY_ROWS, Numerics, RowRule
 from slipstream.models.dtypes import CPU
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.pool import KvLayout, KvPool
-from slipstream.models.torch.arrays import TorchBuffers, torch_dtype
+from slipstream.models.torch.arrays import TorchBuffers
 from slipstream.models.torch.packing import ForwardShape, pack
-from slipstream.models.torch.paged import Kernel, PagedAttention, PagedTokens, attend_paged, unpack
+from slipstream.models.torch.paged import PagedTokens, num_places, unpack
 
 _ATTENTION = "slipstream"
 _OTHER_SCORES = {"softcap": "soft-capping (attn_logit_softcapping)", "s_aux": "sinks"}
@@ -38,8 +38,8 @@ def _attention_interface(
     layer = kwargs["slip_pool"].layer(module.layer_idx)
     layer.index_copy_(1, tokens.slots, torch.cat([key[0], value[0]]))
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
-    out = tokens.kernel(query[0].transpose(0, 1), layer, tokens, scale)
-    return out.view(1, len(tokens), query.shape[1], -1), None
+    out = tokens.attend(query[0].transpose(0, 1), layer, scale)
+    return out.view(1, query.shape[2], query.shape[1], -1), None
 
 
 ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_interface)
@@ -47,11 +47,10 @@ ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_interface)
 
 @dataclass(frozen=True, slots=True)
 class TorchSettings:
-    """Numerics of a model whose products obey `rule`, and the `kernel` of its attention."""
+    """Numerics of a model whose products obey `rule`."""
 
     numerics: Numerics
     rule: RowRule = ANY_ROWS
-    kernel: Kernel = attend_paged
 
 
 class TorchDecoder:
@@ -69,7 +68,7 @@ class TorchDecoder:
         self._head = _finished(model.get_output_embeddings(), model)
         model.config._attn_implementation = _ATTENTION
         group = model.config.get_text_config().num_attention_heads // layout.num_kv_heads
-        self._attention = PagedAttention(group, torch_dtype(layout.dtype), settings.kernel)
+        self._tile = num_places(group) // group
 
     def new_pool(self, num_pages: int, scratch_rows: int, *, lasts: bool = True) -> KvPool:
         buffers = TorchBuffers(self._layout.device)
@@ -80,9 +79,9 @@ class TorchDecoder:
         self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
     ) -> tuple[Tensor, list[int]]:
         """See `Decoder.forward`. Tokens are drawn by their logits."""
-        packed = pack(pool, batch)
-        values = torch.tensor(packed.values, device=self._layout.device)
-        return self.run(pool, packed.shape, values)[0], []
+        packed = pack(batch, self._tile)
+        values = torch.from_numpy(packed.values).to(self._layout.device)
+        return self.run(pool, packed.shape, values), []
 
     @torch.inference_mode()
     def logits(self, hidden: Tensor) -> Tensor:
@@ -92,19 +91,22 @@ class TorchDecoder:
     def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
         return 0
 
-    def run(self, pool: KvPool, shape: ForwardShape, values: Tensor) -> tuple[Tensor, Tensor]:
-        """Return hidden states [rows, d] in the order of inputs, and those behind which tokens are
-        drawn; `values` are packed, of a shape, on the device. Looks at no value on the host."""
-        forward = unpack(values, shape, self._attention)
+    def prepare(self, pool: KvPool) -> None:
+        pass
+
+    def run(self, pool: KvPool, shape: ForwardShape, values: Tensor) -> Tensor:
+        """Return hidden states [rows, d]; `values` are packed, of a shape, on the device. Looks at
+        no value on the host."""
+        ids, tokens = unpack(values, shape)
         out = self._body(
-            input_ids=forward.tokens[None],
-            position_ids=forward.positions[None],
+            input_ids=ids[None],
+            position_ids=tokens.positions[None],
             use_cache=False,
-            slip_tokens=forward.segments,
+            slip_tokens=tokens,
             slip_pool=pool,
         )
         hidden: Tensor = out.last_hidden_state[0]
-        return hidden[forward.order], hidden[forward.wanted]
+        return hidden
 
 
 def _finished(

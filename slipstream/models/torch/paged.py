@@ -1,98 +1,95 @@
-"""Paged attention for batches of a fixed shape, by torch's own kernels.
+"""Paged attention of the tokens of one forward, by torch: its metadata, and what a CPU computes.
 
-A segment's keys are read by one slot mapping: its pages in the order of positions, ancestors where
-they are, and behind them the own key of each of its tokens. A token sees the columns of the
-positions before its own, and its own key's. So its sum runs over the same keys in the same order
-in any tree, slot or batch: the columns between are whole blocks of zeros.
-No value is read on the host.
+A key's column is its position. A token sees the first columns on the pages of its session, and
+behind them its ancestors and itself, wherever they are. No value is read on the host.
 """
 
-from collections.abc import Callable
 from dataclasses import dataclass
+from itertools import groupby
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from slipstream.models.kv.pool import BLOCK_SIZE, round_up
+from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.torch.packing import ForwardShape
 
-_OWN_BLOCK = 16
-"""Own keys are padded to a multiple of this: kernels want masks of aligned rows."""
+SPANS = 16
+"""Spans of a token's columns, which a GPU attends to at once."""
 
 
 @dataclass(frozen=True, slots=True)
 class PagedTokens:
-    """Attention metadata of R tokens in L segments of Q places each.
+    """Attention metadata of R tokens, int32: `tables` [S, P] of sessions' pages; `tiles` [T, 3],
+    the first token, number and session of neighbours; of each token [R] its `positions`, how many
+    columns are on pages (`seen`), and from where (`starts`) `paths` has the others' slots.
 
-    `slots` [R]: where tokens write; `rows` [L * Q]: the token at a place; `places` [R]: the place
-    of a token; `keys` [L * C]: slots of the columns; `mask` [L, 1, Q * group, C], added to the
-    scores.
+    `slots` [R] int64 are those that the tokens write to.
     """
 
-    slots: Tensor
-    rows: Tensor
-    places: Tensor
-    keys: Tensor
-    mask: Tensor
-    kernel: "Kernel"
-
-    def __len__(self) -> int:
-        return len(self.slots)
-
-    @property
-    def num_segments(self) -> int:
-        """Segments."""
-        return self.mask.shape[0]
-
-
-@dataclass(frozen=True, slots=True)
-class PagedForward:
-    """One forward on its device. `order` [R] are the places of the inputs, `wanted` [N] of those
-    whose tokens are drawn; padding repeats the first."""
-
-    tokens: Tensor
+    tables: Tensor
+    tiles: Tensor
     positions: Tensor
-    order: Tensor
-    wanted: Tensor
-    segments: PagedTokens
+    seen: Tensor
+    starts: Tensor
+    paths: Tensor
+    slots: Tensor
+
+    def attend(self, query: Tensor, layer: Tensor, scale: float) -> Tensor:
+        """Return attention [R, heads * d] of queries [R, heads, d] over a pool's `layer`
+        [2 * kv_heads, slots, d], in which the tokens' own keys and values are."""
+        tokens = [self.tables, self.tiles, self.positions, self.seen, self.starts, self.paths]
+        found: Tensor = attend(query, layer, tokens, scale)
+        return found
 
 
-Kernel = Callable[[Tensor, Tensor, PagedTokens, float], Tensor]
-"""Attention of tokens [R, heads, d] over a pool's layer, [R, heads * d]; see `attend_paged`."""
+def num_places(group: int) -> int:
+    """Return the rows of one product of queries, of which `group` share a key head."""
+    return max(16, 1 << (group - 1).bit_length())
 
 
-@dataclass(frozen=True, slots=True)
-class PagedAttention:
-    """Settings of a forward's attention: `group` query heads share a key head, masks have the
-    scores' `dtype`."""
-
-    group: int
-    dtype: torch.dtype
-    kernel: Kernel
+def span_bytes(num_heads: int, size: int) -> int:
+    """Return the bytes of what the spans of one token give."""
+    return 4 * num_heads * SPANS * (size + 2)
 
 
-def unpack(values: Tensor, shape: ForwardShape, attention: PagedAttention) -> PagedForward:
-    """Return the forward that `buckets.pack` made of its parts. `values` int64, on the device."""
+def unpack(values: Tensor, shape: ForwardShape) -> tuple[Tensor, PagedTokens]:
+    """Return the tokens [R] and the metadata that `packing.pack` made; `values` on the device."""
     parts = values.split(shape.sizes())
-    tokens, positions, slots, order, places, rows, pages, starts, paths, wanted = parts
-    num = shape.segments
-    keys = _columns(pages.view(num, -1), starts, paths.view(num, -1))
-    own = slots[rows].view(num, -1)
-    num_own = round_up(shape.segment_size, _OWN_BLOCK)
-    keys = torch.cat([keys, F.pad(own, (0, num_own - own.shape[1]), mode="replicate")], 1)
-    visible = _visible(positions[rows].view(num, -1), shape.width, num_own)
-    mask = additive(visible, attention.group, attention.dtype)
-    segments = PagedTokens(slots, rows, places, keys.flatten(), mask, attention.kernel)
-    return PagedForward(tokens, positions, order, wanted, segments)
+    tokens, positions, slots, seen, starts, tables, tiles, paths = parts
+    tables, tiles = tables.view(shape.sessions, -1), tiles.view(-1, 3)
+    return tokens, PagedTokens(tables, tiles, positions, seen, starts, paths, slots.long())
 
 
-def attend_paged(query: Tensor, layer: Tensor, batch: PagedTokens, scale: float) -> Tensor:
-    """Return attention [R, heads * d] of queries [R, heads, d] over a pool's `layer`
-    [2 * kv_heads, slots, d], in which the tokens' own keys and values are."""
-    seen = gather(layer, batch.keys, batch.num_segments)
-    out = attend_each(query.index_select(0, batch.rows), seen.chunk(2, 1), batch.mask, scale)
-    return out.index_select(0, batch.places)
+@torch.library.custom_op("slipstream::attend", mutates_args=(), device_types="cpu")
+def attend(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
+    """`PagedTokens.attend` on a CPU, a session's tokens at a time; on a GPU it is
+    `cuda.attention`."""
+    tables, tiles, positions, seen, starts, paths = tokens
+    out = query.new_empty(len(query), query.shape[1] * query.shape[2])
+    group = query.shape[1] // (len(layer) // 2)
+    for session, own in groupby(tiles.tolist(), lambda tile: tile[2]):
+        tiled = [range(first, first + num) for first, num, _ in own if num]
+        if not tiled:
+            continue
+        rows = slice(tiled[0].start, tiled[-1].stop)
+        num_seen, first = seen[rows].long(), starts[rows].long()
+        lengths = positions[rows] + 1 - num_seen
+        ends = lengths.cumsum(0)
+        of = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
+        path = paths[torch.arange(len(of)) + (first + lengths - ends)[of]]
+        on_pages = page_slots(tables[session : session + 1])[0, : num_seen.max()]
+        is_seen = torch.arange(len(on_pages)) < num_seen[:, None]
+        is_seen = torch.cat([is_seen, of == torch.arange(len(lengths))[:, None]], 1)
+        pairs = gather(layer, torch.cat([on_pages, path]).long(), 1).chunk(2, 1)
+        mask = additive(is_seen[None], group, query.dtype)
+        out[rows] = attend_each(query[rows], pairs, mask, scale)
+    return out
+
+
+@attend.register_fake
+def _(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
+    return query.new_empty(len(query), query.shape[1] * query.shape[2])
 
 
 def gather(layer: Tensor, slots: Tensor, num: int) -> Tensor:
@@ -134,26 +131,3 @@ def page_slots(pages: Tensor) -> Tensor:
     """Return slots [S, P * BLOCK_SIZE] of the positions on pages [S, P]."""
     offsets = torch.arange(BLOCK_SIZE, device=pages.device)
     return (pages.unsqueeze(2) * BLOCK_SIZE + offsets).flatten(1)
-
-
-def _columns(pages: Tensor, starts: Tensor, paths: Tensor) -> Tensor:
-    """Return slots [L, W] of the positions: those of the pages [L, P], but from `starts` [L] on
-    those of `paths` [L, D], where these are no padding (-1)."""
-    slots = page_slots(pages)
-    if not paths.shape[1]:
-        return slots
-    width = slots.shape[1]
-    columns = starts.unsqueeze(1) + torch.arange(paths.shape[1], device=pages.device)
-    columns = torch.where(paths < 0, width, columns).clamp(
-        max=width
-    )  # one more column takes the padding
-    return F.pad(slots, (0, 1)).scatter(1, columns, paths.clamp(min=0))[:, :width]
-
-
-def _visible(positions: Tensor, width: int, num_own: int) -> Tensor:
-    """Return which of width + num_own columns tokens at `positions` [L, Q] see: those before, and
-    their own."""
-    columns = torch.arange(width + num_own, device=positions.device)
-    own = width + torch.arange(positions.shape[1], device=positions.device)
-    is_past = columns < positions.unsqueeze(2).clamp(max=width)
-    return is_past | (columns == own.unsqueeze(1))

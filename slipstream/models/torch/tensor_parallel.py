@@ -140,6 +140,9 @@ class SplitDecoder:
         )
         return logits
 
+    def prepare(self, pool: KvPool) -> None:
+        pass
+
     def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
         return self._own.workspace_bytes(row_bytes, output_bytes)
 

@@ -13,8 +13,6 @@ import torch
 from torch import Tensor
 
 from slipstream.models.cuda.graphs import Replay
-from slipstream.models.torch import choice
-from slipstream.models.torch.paged import attend_paged
 from support.cuda.graph import INDEXING, GpuError, Graph, signature, storage_of
 from support.cuda.tensors import CudaTensor, leaves, name_of, on_device, on_gpu, on_host
 
@@ -181,7 +179,6 @@ def simulated_gpu(*, has_values: bool = True) -> Iterator[Gpu]:
         mock.patch.object(threading.Thread, "run", run_on_gpu),
         mock.patch.multiple(torch.cuda, **_runtime(gpu)),
         mock.patch.object(Replay, "run", _checked_run(gpu)),
-        mock.patch.object(choice, "choose_kernel", lambda *_: attend_paged),
         on_gpu(gpu),
     ):
         yield gpu

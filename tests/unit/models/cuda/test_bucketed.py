@@ -1,6 +1,8 @@
 """Forwards of fixed shapes over pages compute what forwards without shapes do; shapes are few."""
 
+import itertools
 import random
+from dataclasses import replace
 from itertools import pairwise
 
 import numpy as np
@@ -9,31 +11,18 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.errors import CapacityError, ModelError
+from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, TokenTree
-from slipstream.models.cuda import attention_kernels
-from slipstream.models.cuda.attention_kernels import Trial, choose_kernel
-from slipstream.models.cuda.buckets import Buckets, buckets_for, fit, key_widths, row_steps
+from slipstream.models.cuda.buckets import Buckets, key_widths, row_steps
 from slipstream.models.decoder import RowRule
-from slipstream.models.dtypes import CPU, FLOAT32
 from slipstream.models.kv.batch import Draw, Part
-from slipstream.models.kv.pool import KvLayout
 from slipstream.models.loading import causal_model
-from slipstream.models.memory import temporary_bytes
 from slipstream.models.torch.arrays import as_array
 from slipstream.models.torch.packing import ForwardShape
 from support.models import tiny
 
 pytestmark = pytest.mark.gpu
 NODES = (EMPTY, TokenTree.chain([7, 3, 9]), TokenTree((3, 4, 5), (-1, -1, 1)))
-COVERING = [
-    *((1, 3, NODES[0], None), (1, 140, NODES[1], 0.0), (1, 3, NODES[2], 0.9)),
-    *((2, 3, NODES[1], 0.9), (2, 140, NODES[2], 0.0), (2, 140, NODES[0], 0.9)),
-    *((2, 3, NODES[2], None), (1, 140, NODES[2], 0.9)),
-]
-"""Numbers of sessions, lengths, trees and temperatures that need each step of a bucket."""
-
-
 LENGTHS = (130, 5, 260, 127, 1)
 
 
@@ -108,76 +97,45 @@ def test_what_follows_an_accepted_path_has_the_same_states():
     np.testing.assert_allclose(*states, rtol=1e-4, atol=1e-5)
 
 
-def test_shapes_are_few():
-    model = shaped()
-    cache = model.open_in(model.pool(4))
-    for size in range(1, 60, 6):
-        _, (slots,) = model.forward([Part(cache, tiny.tokens(1 + size % 7), chain_of(size, 5))])
-        cache.keep(slots[:1])
-    assert len(model.decoder.replay) <= 4
+def few_rows(model):
+    model.decoder.buckets = Buckets((1, 4, 16), 4, model.decoder.buckets.tile)
+    return model
 
 
-def test_what_fits_no_shape_or_would_gather_too_much_is_computed_without_capture():
-    plain, text = tiny.causal(), tiny.tokens(9)
-    draws, states = [Draw(8, 0.0, (0, 0))], []
-    for model, change in ((shaped(), None), (shaped(), "small"), (shaped(), "few"), (plain, None)):
-        decoder = model.decoder
-        if change == "small":
-            decoder.max_bytes = 0
-        elif change == "few":
-            decoder.buckets = buckets_for(4, 512, RowRule(1, 32))
-        part = Part(model.open_in(model.pool(1)), text)
-        states.append(as_array(model.forward([part])[0]))
-        if model is not plain:
-            tokens = model.draw([part], draws).tokens
-            assert tokens == [int(plain.logits(states[-1][-1:]).argmax())]
-            assert bool(len(decoder.replay)) is (change is None)
-    for own in states[:3]:
-        np.testing.assert_allclose(own, states[3], rtol=1e-4, atol=1e-5)
+def test_all_that_comes_later_is_captured_before_and_leaves_nothing_behind():
+    model, plain = few_rows(shaped()), tiny.causal()
+    pool = model.pool(8)
+    model.decoder.prepare(pool)
+    captured = set(model.decoder.replay._entries)
+    assert len(captured) == 5 + 2 * 3  # rows by sessions, rows by greedy or not
+    for tree, num, heat in itertools.product(NODES, (1, 3), (0.0, 0.9)):
+        parts = [Part(model.open_in(pool), tiny.tokens(2, seed=at), tree) for at in range(num)]
+        draws = [Draw(2 * at, heat, (at, 7)) for at in range(num)]
+        hidden = model.draw(parts, draws).hidden.cpu()
+        others = [Part(plain.open(9), part.pending, tree) for part in parts]
+        expected = np.concatenate([plain.forward([part])[0] for part in others])
+        np.testing.assert_allclose(hidden, expected, rtol=1e-4, atol=1e-5)
+        for part in parts:
+            part.cache.close()
+    assert set(model.decoder.replay._entries) == captured
+
+
+def test_more_tokens_than_any_shape_has_are_computed_without_capture():
+    plain, text, model = tiny.causal(), tiny.tokens(20), few_rows(shaped())
+    part, other = Part(model.open_in(model.pool(1)), text), Part(plain.open(20), text)
+    drawn = model.draw([part], [Draw(at, 0.0, (0, 0)) for at in range(20)])
+    expected = plain.forward([other])[0]
+    np.testing.assert_allclose(drawn.hidden.cpu(), expected, rtol=1e-4, atol=1e-5)
+    assert drawn.tokens == plain.logits(expected).argmax(-1).tolist()
+    assert {len(key) for key in model.decoder.replay._entries} == {2}
 
 
 def test_memory_of_captures_is_accounted():
-    shaped_model, plain = shaped(), tiny.causal()
-    cache = shaped_model.open_in(shaped_model.pool(2))
-    shaped_model.forward([Part(cache, tiny.tokens(9))])
-    entries = shaped_model.decoder.replay._entries.values()
+    model, plain = few_rows(shaped()), tiny.causal()
+    model.decoder.prepare(model.pool(2))
+    entries = model.decoder.replay._entries.values()
     used = sum(out.nbytes for entry in entries for out in entry.outputs)
-    accounted = shaped_model.workspace_bytes(16) - plain.workspace_bytes(16)
-    assert accounted > temporary_bytes(torch.device("cuda")) + used
-
-
-def test_every_bucket_can_be_captured():
-    model, plain = shaped(), tiny.causal()
-    model.decoder.buckets = Buckets((2, 16), (1, 8), (1, 4), (128, 256), (0, 16))
-    keys = set()
-    for num_sessions, length, tree, heat in COVERING:
-        drawn, states = draw_all(model, num_sessions, length, tree, heat)
-        keys |= set(model.decoder.replay._entries)
-        _, expected = draw_all(plain, num_sessions, length, tree, None)
-        np.testing.assert_allclose(states, expected, rtol=1e-4, atol=1e-5)
-        assert drawn is None or len(drawn) == num_sessions
-    shapes = [shape for _, shape, _ in keys]
-    for name in ("rows", "segments", "segment_size", "width", "path"):
-        steps = {getattr(shape, name) for shape in shapes}
-        assert len(steps) == 2, f"one step of {name} was never captured"
-    assert {is_greedy for _, _, is_greedy in keys} == {True, False}
-
-
-def draw_all(model, num_sessions, length, tree, heat):
-    """The tokens drawn behind each session's last one, and all states."""
-    pool = model.pool(3 * num_sessions)
-    parts = []
-    for at in range(num_sessions):
-        cache = model.open_in(pool)
-        text = tiny.tokens(length, seed=at)
-        model.prefill(cache, text[:-1])
-        parts.append(Part(cache, text[-1:], tree))
-    if heat is None:
-        return None, as_array(model.forward(parts)[0])
-    size = 1 + len(tree)
-    draws = [Draw(at * size, heat, (at, 7) if heat else (0, 0)) for at in range(num_sessions)]
-    drawn = model.draw(parts, draws)
-    return drawn.tokens, drawn.hidden.cpu()
+    assert model.workspace_bytes(16) - plain.workspace_bytes(16) > used
 
 
 def test_captured_forwards_in_bfloat16_compute_what_the_host_does():
@@ -205,40 +163,18 @@ def test_key_widths_are_few_multiples_of_a_block_and_waste_less_than_half(limit)
 @given(st.integers(1, 2048), st.sampled_from([(1, 1 << 30), (2, 32), (16, 16), (5, 24), (4, 128)]))
 def test_row_counts_obey_the_rule_of_equal_bits(limit, rule):
     low, high = rule
-    steps = row_steps(limit, min_rows=low, max_rows=high)
+    steps = row_steps(limit, RowRule(low, high))
     assert steps[-1] >= limit
     assert list(steps) == sorted(set(steps))
-    assert all(low <= step and (step <= high or step % high == 0) for step in steps)
+    assert all(min(low, limit) <= step and (step <= high or step % high == 0) for step in steps)
 
 
-def test_a_shape_is_the_next_step_and_more_than_the_largest_is_refused():
-    buckets = Buckets((1, 4, 16), (1, 2), (1, 8), (128, 256))
-    wanted = ForwardShape(rows=5, segments=2, segment_size=4, width=129, path=3, draws=0)
-    assert buckets.shape(wanted) == ForwardShape(16, 2, 8, 256, 16, 0)
-    with pytest.raises(CapacityError, match="17 rows are needed, but the largest shape has 16"):
-        fit(17, (1, 16), what="rows")
-
-
-def constant(query, layer, segments, scale):
-    return query.flatten(1)
-
-
-def drifting(query, layer, segments, scale):
-    return query.flatten(1) * (1 + len(segments) * 1e-6)
-
-
-def broken(query, layer, segments, scale):
-    raise RuntimeError("no such kernel")
-
-
-def test_the_first_kernel_whose_bits_depend_on_no_shape_computes_for_invariant_numerics(
-    monkeypatch,
-):
-    trial = Trial(KvLayout(1, 2, 16, FLOAT32, CPU), 2)
-    assert list(map(trial.is_steady, (constant, drifting, broken))) == [True, False, False]
-    layout = KvLayout(1, 2, 16, FLOAT32, "cuda")
-    monkeypatch.setattr(attention_kernels, "_STEADY", (broken, drifting, constant, constant))
-    assert choose_kernel(layout, 2) is constant
-    monkeypatch.setattr(attention_kernels, "_STEADY", (broken, drifting))
-    with pytest.raises(ModelError, match="no attention kernel of cuda gives a row the same bits"):
-        choose_kernel(layout, 2)
+def test_a_shape_has_the_next_number_of_tokens_and_room_for_every_tile_and_path():
+    buckets = Buckets((1, 4, 16), 3, 4)
+    shape = ForwardShape(rows=5, sessions=1, pages=2, tiles=2, path=0)
+    assert buckets.shape(shape) == ForwardShape(16, 1, 3, 6, 256)
+    assert buckets.shape(replace(shape, sessions=2)).sessions == 16
+    assert buckets.shape(replace(shape, rows=1, path=65)).rows == 16
+    with pytest.raises(CapacityError, match="17 tokens of one forward are needed, but the larg"):
+        buckets.shape(replace(shape, rows=17))
+    assert {(at.rows, at.sessions) for at in buckets} == {(1, 1), (4, 1), (4, 4), (16, 1), (16, 16)}

@@ -1,0 +1,147 @@
+"""Paged attention of trees on a GPU, in place and with the same bits for a token in any company.
+
+A key's column is its position: on the session's pages, or behind them the slot of an ancestor. A
+token's columns are cut into `SPANS` of whole blocks by its own position alone, and what the spans
+give is summed in their order: nothing about a token depends on its batch, its slot, or its place in
+a tree. (Spans: Flash-Decoding, 2023. Ancestors: tree attention of SpecInfer, 2024, section 4.2.)
+"""
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.models.kv.pool import BLOCK_SIZE
+from slipstream.models.torch.paged import SPANS, attend, num_places
+
+_PAGE, _BLOCK = tl.constexpr(BLOCK_SIZE), tl.constexpr(64)
+"""Columns of a page, and those that are weighed together."""
+
+
+@triton.jit
+def _span(count, number, SPANS: tl.constexpr):
+    """First and last column of a span, for tokens that see `count` columns."""
+    first = number * tl.cdiv(tl.cdiv(count, _BLOCK), SPANS) * _BLOCK
+    last = (number + 1) * tl.cdiv(tl.cdiv(count, _BLOCK), SPANS) * _BLOCK
+    return first, tl.minimum(last, count)
+
+
+@triton.jit
+def _rows(buffer, at, is_there, size, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+    """Rows [n, WIDTH] of a buffer [.., size], zeros where none is there."""
+    inner = tl.arange(0, WIDTH)
+    mask = is_there[:, None] & (inner < size)[None, :]
+    rows = tl.load(buffer + at.to(tl.int64)[:, None] * size + inner[None, :], mask=mask, other=0.0)
+    return rows.to(tl.float32) if WIDE else rows
+
+
+@triton.jit
+def _slots(table, paths, column, seen, count):
+    """Slots of the columns of a token, which sees `count`, the first `seen` of them on pages."""
+    page = tl.load(table + column // _PAGE, mask=column < seen, other=0)
+    other = tl.load(paths + column - seen, mask=(column >= seen) & (column < count), other=0)
+    return tl.where(column < seen, page * _PAGE + column % _PAGE, other)
+
+
+@triton.jit
+def _attend_spans(
+    query, layer, tables, tiles, positions, seen, starts, paths, sums, peaks, totals,
+    scale, num_pages, num_slots, size,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, SPANS: tl.constexpr,
+    WIDE: tl.constexpr,
+):  # fmt: skip
+    """One span of the columns of a tile's tokens, for the query heads of one key head."""
+    tile, head, number = tl.program_id(0) * 3, tl.program_id(1), tl.program_id(2)
+    num_heads = tl.num_programs(1)
+    first, num = tl.load(tiles + tile), tl.load(tiles + tile + 1)
+    table = tables + tl.load(tiles + tile + 2) * num_pages
+    place, block = tl.arange(0, PLACES), tl.arange(0, _BLOCK)
+    of = place // GROUP
+    is_used = of < num
+    row = first + tl.where(is_used, of, 0)
+    low, high = _span(tl.load(positions + row) + 1, number, SPANS)
+    is_used = is_used & (low < high)
+    begin, end = tl.min(tl.where(is_used, low, 1 << 30), 0), tl.max(tl.where(is_used, high, 0), 0)
+    shared = tl.min(tl.load(seen + row), 0)
+    out = (row * num_heads + head) * GROUP + place % GROUP
+    keys = layer + head.to(tl.int64) * num_slots * size
+    values = keys + num_heads.to(tl.int64) * num_slots * size
+    q = _rows(query, out, is_used, size, WIDTH, WIDE)
+    peak = tl.full([PLACES], float("-inf"), tl.float32)
+    total = tl.zeros([PLACES], tl.float32)
+    summed = tl.zeros([PLACES, WIDTH], tl.float32)
+    for at in range(begin, end, _BLOCK):
+        column = at + block
+        # Tokens of a tile share their keys up to where the first of them leaves the pages.
+        turns = tl.where(shared < at + _BLOCK, num, 1)
+        score = tl.zeros([PLACES, _BLOCK], tl.float32)
+        for turn in range(0, turns):
+            count = tl.load(positions + first + turn) + 1
+            path = paths + tl.load(starts + first + turn)
+            slot = _slots(table, path, column, tl.load(seen + first + turn), count)
+            k = _rows(keys, slot, column < count, size, WIDTH, WIDE)
+            own = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            score = tl.where(((of == turn) | (turns == 1))[:, None], own, score)
+        is_seen = (column[None, :] >= low[:, None]) & (column[None, :] < high[:, None])
+        score = tl.where(is_seen & is_used[:, None], score, float("-inf"))
+        top = tl.maximum(peak, tl.max(score, 1))
+        base = tl.where(top == float("-inf"), 0.0, top)
+        weight, kept = tl.exp(score - base[:, None]), tl.exp(peak - base)
+        total, peak = total * kept + tl.sum(weight, 1), top
+        added = tl.zeros([PLACES, WIDTH], tl.float32)
+        for turn in range(0, turns):
+            count = tl.load(positions + first + turn) + 1
+            path = paths + tl.load(starts + first + turn)
+            slot = _slots(table, path, column, tl.load(seen + first + turn), count)
+            v = _rows(values, slot, column < count, size, WIDTH, WIDE)
+            own = tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+            added = tl.where(((of == turn) | (turns == 1))[:, None], own, added)
+        summed = summed * kept[:, None] + added
+    to, inner = out * SPANS + number, tl.arange(0, WIDTH)
+    tl.store(peaks + to, peak, mask=is_used)
+    tl.store(totals + to, total, mask=is_used)
+    mask = is_used[:, None] & (inner < size)[None, :]
+    tl.store(sums + to.to(tl.int64)[:, None] * size + inner[None, :], summed, mask=mask)
+
+
+@triton.jit
+def _add_spans(
+    sums, peaks, totals, positions, out, size,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, SPANS: tl.constexpr,
+):  # fmt: skip
+    """The attention of one query head of a token, by its spans."""
+    head = tl.program_id(0)
+    number, inner = tl.arange(0, SPANS), tl.arange(0, WIDTH)
+    low, high = _span(tl.load(positions + head // HEADS) + 1, number, SPANS)
+    is_there, at = low < high, head * SPANS + number
+    peak = tl.load(peaks + at, mask=is_there, other=float("-inf"))
+    share = tl.exp(peak - tl.max(peak, 0))
+    total = tl.sum(tl.load(totals + at, mask=is_there, other=0.0) * share, 0)
+    summed = _rows(sums, at, is_there, size, WIDTH, True)
+    mean = tl.sum(summed * share[:, None], 0) / total
+    tl.store(out + head.to(tl.int64) * size + inner, mean, mask=inner < size)
+
+
+@attend.register_kernel("cuda")
+def attend_spans(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
+    """See `attend`; on another device, where Triton interprets kernels, products are in float32."""
+    tables, tiles, positions, seen, starts, paths = tokens
+    num_rows, num_heads, size = query.shape
+    num_keys, width = len(layer) // 2, triton.next_power_of_2(size)
+    query = query.contiguous()
+    sums = query.new_empty(num_rows, num_heads, SPANS, size, dtype=torch.float32)
+    peaks, totals = sums.new_empty(2, num_rows, num_heads, SPANS)
+    out = torch.empty_like(query)
+    group, is_wide = num_heads // num_keys, query.dtype == torch.float32 or not query.is_cuda
+    with torch.cuda.device_of(query):
+        _attend_spans[(len(tiles), num_keys, SPANS)](
+            query, layer, tables, tiles, positions, seen, starts, paths, sums, peaks, totals,
+            scale, tables.shape[1], layer.shape[1], size,
+            GROUP=group, WIDTH=max(width, 16), PLACES=num_places(group), SPANS=SPANS, WIDE=is_wide,
+            enable_fp_fusion=True,
+        )  # fmt: skip
+        _add_spans[(num_rows * num_heads,)](
+            sums, peaks, totals, positions, out, size,
+            HEADS=num_heads, WIDTH=max(width, 16), SPANS=SPANS, enable_fp_fusion=True,
+        )  # fmt: skip
+    return out.flatten(1)

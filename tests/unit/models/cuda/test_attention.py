@@ -1,0 +1,134 @@
+"""Attention of trees over pages, by the kernels of a GPU: exact, and the same in any company.
+
+Where there is no GPU, Triton interprets the kernels and compiles them for one.
+"""
+
+import random
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+from slipstream.core.tree import TokenTree
+from slipstream.models.kv.batch import Batch, Part
+from slipstream.models.kv.cache import KvCache
+from slipstream.models.kv.pool import KvLayout, KvPool
+from slipstream.models.torch.arrays import TorchBuffers, numpy_dtype
+from slipstream.models.torch.packing import pack
+from slipstream.models.torch.paged import attend, num_places, unpack
+
+attend_spans = pytest.importorskip("slipstream.models.cuda.attention").attend_spans
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
+
+
+def tree_of(size, seed):
+    rng = random.Random(seed)
+    parents = tuple(rng.randrange(-1, node) for node in range(size))
+    return TokenTree(tuple(range(size)), parents)
+
+
+class Sessions:
+    """Sessions of some lengths on scattered pages of random keys, and random queries."""
+
+    def __init__(self, lengths, *, group=4, heads=2, size=16, dtype=torch.float32):
+        self._rng, self._noise = random.Random(0), torch.Generator().manual_seed(0)
+        self.group, self.size = group, size
+        layout = KvLayout(1, heads, size, numpy_dtype(dtype), DEVICE)
+        count = sum(length // 128 + 3 for length in lengths)
+        self.pool = KvPool(layout, count, buffers=TorchBuffers(DEVICE))
+        layer = self.pool.layer(0)
+        layer.copy_(torch.randn(layer.shape, generator=self._noise))
+        self.fresh = torch.randn(len(layer), 64, size, generator=self._noise).to(layer)
+        pages = self._rng.sample(range(count), count)
+        self.caches = []
+        for length in lengths:
+            own = [pages.pop() for _ in range(length // 128 + 2)]
+            self.caches.append(KvCache.over(self.pool, own, limit=1 << 16))
+            self.caches[-1].count = length
+
+    def query(self, num):
+        heads = self.pool.layout.num_kv_heads * self.group
+        made = torch.randn(num, heads, self.size, generator=self._noise)
+        return made.to(self.pool.layer(0))
+
+    def attend(self, parts, query, by=attend_spans, dtype=None):
+        batch = Batch.of(parts)
+        self.pool.layer(0)[:, batch.slots] = self.fresh[:, batch.tokens]
+        packed = pack(batch, num_places(self.group) // self.group)
+        values = torch.from_numpy(packed.values).to(DEVICE)
+        _, meta = unpack(values, packed.shape)
+        table = [meta.tables, meta.tiles, meta.positions, meta.seen, meta.starts, meta.paths]
+        given = (query.to(dtype or query.dtype), self.pool.layer(0).to(dtype or query.dtype))
+        if by is attend:
+            given, table = [at.cpu() for at in given], [at.cpu() for at in table]
+        return by(*given, table, self.size**-0.5).cpu()
+
+
+CASES = [
+    ((1,), 0, 1, 1, 64, torch.float32),
+    ((3, 127, 128, 700), 7, 4, 2, 16, torch.float32),
+    ((200,), 64, 8, 1, 80, torch.float16),
+    ((63, 64), 15, 3, 2, 64, torch.bfloat16),
+    ((5000,), 2, 4, 1, 32, torch.bfloat16),
+]
+
+
+@pytest.mark.parametrize(("lengths", "nodes", "group", "heads", "size", "dtype"), CASES)
+def test_it_is_what_float64_computes(lengths, nodes, group, heads, size, dtype):
+    sessions = Sessions(lengths, group=group, heads=heads, size=size, dtype=dtype)
+    parts = [
+        Part(cache, [1] * (1 + at % 2), tree_of(nodes, at))
+        for at, cache in enumerate(sessions.caches)
+    ]
+    query = sessions.query(sum(len(part.pending) + len(part.tree) for part in parts))
+    found = sessions.attend(parts, query)
+    expected = sessions.attend(parts, query, attend, torch.float64)
+    assert (found.double() - expected).abs().max() < TOLERANCE[dtype]
+
+
+def test_a_token_has_the_same_bits_in_any_batch_tree_and_place():
+    sessions = Sessions([60, 150, 700], group=3)
+    first, other, third = sessions.caches
+    tree = TokenTree((5, 6, 7, 8), (-1, -1, 1, 2))  # the second path is in scratch slots
+    query = sessions.query(5)
+    branch = sessions.attend([Part(first, [1], tree)], query)
+    parts = [Part(other, [1, 2], tree), Part(first, [1], tree), Part(third, [1])]
+    more = torch.cat([sessions.query(6), query, sessions.query(1)])
+    assert torch.equal(sessions.attend(parts, more)[6:11], branch)
+    # The path's keys come to their positions, and its last token is computed alone.
+    slots = Batch.of([Part(first, [1], tree)]).slots
+    first.keep([slots[0], *slots[2:4]])
+    assert torch.equal(sessions.attend([Part(first, [8])], query[4:]), branch[4:])
+
+
+COMPILED = """
+import triton
+from triton.backends.compiler import GPUTarget
+from triton.compiler import ASTSource
+from slipstream.models.cuda import attention
+
+NUMBERS = {"scale": "fp32", "num_pages": "i32", "num_slots": "i32", "size": "i32"}
+SIZES = {"GROUP": 4, "HEADS": 32, "WIDTH": 128, "PLACES": 16, "SPANS": 16}
+FLOATS = {"sums": "*fp32", "peaks": "*fp32", "totals": "*fp32"}
+for dtype in ("bf16", "fp32"):
+    types = {**NUMBERS, **FLOATS, **dict.fromkeys(("query", "layer", "out"), f"*{dtype}")}
+    sizes = {**SIZES, "WIDE": dtype == "fp32"}
+    for kernel in (attention._attend_spans, attention._add_spans):
+        names = kernel.arg_names
+        own = {name: sizes[name] for name in names if name in sizes}
+        signature = {n: "constexpr" if n in own else types.get(n, "*i32") for n in names}
+        source = ASTSource(fn=kernel, signature=signature, constexprs=own)
+        options = {"enable_fp_fusion": True}
+        for version in (80, 90):
+            made = triton.compile(source, target=GPUTarget("cuda", version, 32), options=options)
+            assert made.metadata.shared < 99 << 10
+"""
+
+
+def test_the_kernels_compile_for_gpus_and_fit_their_memory(monkeypatch):
+    monkeypatch.setenv("TRITON_INTERPRET", "0")
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[4]))
+    subprocess.run([sys.executable, "-c", COMPILED], check=True)
