@@ -7,6 +7,7 @@ from transformers import PreTrainedModel
 
 from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.models.cuda.decoder import CudaDecoder
+from slipstream.models.cuda.layers import fuse
 from slipstream.models.cuda.steady import SteadyProducts
 from slipstream.models.decoder import Decoder
 from slipstream.models.dtypes import CPU
@@ -34,7 +35,7 @@ def torch_decoder(
     layout, on_device = sizes.layout, engine == "cuda" or sizes.layout.device != CPU
     if layout.device != CPU:
         try:
-            import slipstream.models.cuda.attention  # noqa: F401 - the attention of its tensors
+            import slipstream.models.cuda.kernels  # noqa: F401 - for its tensors
         except ImportError:
             raise ModelError(f"{layout.device} needs Triton: install slipstream[cuda]") from None
     if numerics == "invariant" and not on_device:
@@ -46,12 +47,15 @@ def torch_decoder(
     weight_bytes, ranks = own_bytes(model), ALONE if split is None else split.ranks
     if ranks.size > 1:
         localise(model, ranks, in_order=is_invariant)
+    is_captured = ranks.size == 1 and on_device and engine != "torch"
+    if is_captured:
+        fuse(model)
     settings = TorchSettings("fast")
     if is_invariant:
         products = SteadyProducts(model)
         products.rule = ranks.agree_on_rule(products.rule, model.device)
         settings = TorchSettings("invariant", products.rule)
-    if ranks.size == 1 and on_device and engine != "torch":
+    if is_captured:
         return CudaDecoder(model, layout, settings, context_length=sizes.context_length)
     own = TorchDecoder(model, layout, settings)
     own.weight_bytes = weight_bytes

@@ -1,4 +1,4 @@
-"""Attention of trees over pages, by the kernels of a GPU: exact, and the same in any company.
+"""Kernels of a GPU: exact, and the same for a token in any company.
 
 Where there is no GPU, Triton interprets the kernels and compiles them for one.
 """
@@ -12,6 +12,7 @@ import pytest
 import torch
 
 from slipstream.core.tree import TokenTree
+from slipstream.models.cuda.layers import add_norm, gate, place
 from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvLayout, KvPool
@@ -19,7 +20,8 @@ from slipstream.models.torch.arrays import TorchBuffers, numpy_dtype
 from slipstream.models.torch.packing import pack
 from slipstream.models.torch.paged import attend, num_places, unpack
 
-attend_spans = pytest.importorskip("slipstream.models.cuda.attention").attend_spans
+kernels = pytest.importorskip("slipstream.models.cuda.kernels")
+attend_spans = kernels.attend_spans
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -77,7 +79,7 @@ CASES = [
 
 
 @pytest.mark.parametrize(("lengths", "nodes", "group", "heads", "size", "dtype"), CASES)
-def test_it_is_what_float64_computes(lengths, nodes, group, heads, size, dtype):
+def test_attention_is_what_float64_computes(lengths, nodes, group, heads, size, dtype):
     sessions = Sessions(lengths, group=group, heads=heads, size=size, dtype=dtype)
     parts = [
         Part(cache, [1] * (1 + at % 2), tree_of(nodes, at))
@@ -104,23 +106,54 @@ def test_a_token_has_the_same_bits_in_any_batch_tree_and_place():
     assert torch.equal(sessions.attend([Part(first, [8])], query[4:]), branch[4:])
 
 
+def noise(*size, seed=0, dtype=torch.float32):
+    return torch.randn(size, generator=torch.Generator().manual_seed(seed)).to(DEVICE, dtype)
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("size", [48, 64])
+def test_operators_between_products_are_those_of_a_cpu(dtype, size):
+    x, more = (noise(3, 2 * size, seed=seed, dtype=dtype) for seed in (1, 2))
+    weight = noise(2 * size, seed=3, dtype=dtype)
+    cos, sin, *norms = (noise(3, size, seed=seed, dtype=dtype) for seed in range(4, 8))
+    qkv, slots = noise(3, 7 * size, seed=8, dtype=dtype), torch.tensor([4, 0, 2], device=DEVICE)
+    layers = [noise(4, 5, size, seed=9, dtype=dtype) for _ in range(2)]
+    pairs = [(kernels.gate_rows(x), gate(x))]
+    for adds in (more, more[:0]):
+        norms_of = (kernels.add_norm_rows, add_norm)
+        found, expected = (norm(x, adds, weight, 1e-5) for norm in norms_of)
+        pairs += zip(found, expected, strict=True)
+    for own in ([], [norm[0] for norm in norms]):
+        by = (kernels.place_heads, place)
+        given = ([cos, sin, slots], own, 1e-5)
+        pairs.append(tuple(f(qkv, layer, *given) for f, layer in zip(by, layers, strict=True)))
+        pairs.append(tuple(layer.clone() for layer in layers))
+    for found, expected in pairs:
+        # Triton's interpreter cuts numbers off where a GPU rounds them.
+        close = {"rtol": 2 * TOLERANCE[dtype], "atol": 2 * TOLERANCE[dtype]}
+        torch.testing.assert_close(found, expected, **close)
+
+
 COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from slipstream.models.cuda import attention
+from slipstream.models.cuda import kernels
 
-NUMBERS = {"scale": "fp32", "num_pages": "i32", "num_slots": "i32", "size": "i32"}
+NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64"}
+NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size"), "i32")
+INDICES = ("tables", "tiles", "positions", "seen", "starts", "paths")
 SIZES = {"GROUP": 4, "HEADS": 32, "WIDTH": 128, "PLACES": 16, "SPANS": 16}
-FLOATS = {"sums": "*fp32", "peaks": "*fp32", "totals": "*fp32"}
+SIZES |= {"ADDS": True, "NORMS": True}
+NUMBERS |= dict.fromkeys(INDICES, "*i32") | dict.fromkeys(("sums", "peaks", "totals"), "*fp32")
 for dtype in ("bf16", "fp32"):
-    types = {**NUMBERS, **FLOATS, **dict.fromkeys(("query", "layer", "out"), f"*{dtype}")}
     sizes = {**SIZES, "WIDE": dtype == "fp32"}
-    for kernel in (attention._attend_spans, attention._add_spans):
-        names = kernel.arg_names
-        own = {name: sizes[name] for name in names if name in sizes}
-        signature = {n: "constexpr" if n in own else types.get(n, "*i32") for n in names}
-        source = ASTSource(fn=kernel, signature=signature, constexprs=own)
+    for name in ("attend_spans", "add_spans", "add_norm", "place", "gate"):
+        kernel = getattr(kernels, "_" + name)
+        own = {name: sizes[name] for name in kernel.arg_names if name in sizes}
+        types = {name: NUMBERS.get(name, "*" + dtype) for name in kernel.arg_names}
+        types |= dict.fromkeys(own, "constexpr")
+        source = ASTSource(fn=kernel, signature=types, constexprs=own)
         options = {"enable_fp_fusion": True}
         for version in (80, 90):
             made = triton.compile(source, target=GPUTarget("cuda", version, 32), options=options)

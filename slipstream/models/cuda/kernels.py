@@ -1,16 +1,20 @@
-"""Paged attention of trees on a GPU, in place and with the same bits for a token in any company.
+"""What a GPU computes between products: attention over pages, and operators of `layers.py`.
 
+Attention of trees is in place, and gives a token the same bits in any company.
 A key's column is its position: on the session's pages, or behind them the slot of an ancestor. A
 token's columns are cut into `SPANS` of whole blocks by its own position alone, and what the spans
 give is summed in their order: nothing about a token depends on its batch, its slot, or its place in
 a tree. (Spans: Flash-Decoding, 2023. Ancestors: tree attention of SpecInfer, 2024, section 4.2.)
 """
 
+from typing import Any
+
 import torch
 import triton
 import triton.language as tl
 from torch import Tensor
 
+from slipstream.models.cuda.layers import add_norm, gate, place
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.torch.paged import SPANS, attend, num_places
 
@@ -127,21 +131,117 @@ def attend_spans(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: floa
     """See `attend`; on another device, where Triton interprets kernels, products are in float32."""
     tables, tiles, positions, seen, starts, paths = tokens
     num_rows, num_heads, size = query.shape
-    num_keys, width = len(layer) // 2, triton.next_power_of_2(size)
+    num_keys = len(layer) // 2
     query = query.contiguous()
     sums = query.new_empty(num_rows, num_heads, SPANS, size, dtype=torch.float32)
     peaks, totals = sums.new_empty(2, num_rows, num_heads, SPANS)
     out = torch.empty_like(query)
     group, is_wide = num_heads // num_keys, query.dtype == torch.float32 or not query.is_cuda
-    with torch.cuda.device_of(query):
-        _attend_spans[(len(tiles), num_keys, SPANS)](
-            query, layer, tables, tiles, positions, seen, starts, paths, sums, peaks, totals,
-            scale, tables.shape[1], layer.shape[1], size,
-            GROUP=group, WIDTH=max(width, 16), PLACES=num_places(group), SPANS=SPANS, WIDE=is_wide,
-            enable_fp_fusion=True,
-        )  # fmt: skip
-        _add_spans[(num_rows * num_heads,)](
-            sums, peaks, totals, positions, out, size,
-            HEADS=num_heads, WIDTH=max(width, 16), SPANS=SPANS, enable_fp_fusion=True,
-        )  # fmt: skip
+    width = max(triton.next_power_of_2(size), 16)
+    _launch(
+        _attend_spans, (len(tiles), num_keys, SPANS),
+        query, layer, tables, tiles, positions, seen, starts, paths, sums, peaks, totals,
+        scale, tables.shape[1], layer.shape[1], size,
+        GROUP=group, WIDTH=width, PLACES=num_places(group), SPANS=SPANS, WIDE=is_wide,
+    )  # fmt: skip
+    given = (sums, peaks, totals, positions, out, size)
+    _launch(_add_spans, (num_rows * num_heads,), *given, HEADS=num_heads, WIDTH=width, SPANS=SPANS)
     return out.flatten(1)
+
+
+@triton.jit
+def _add_norm(x, more, weight, total, out, eps, size, WIDTH: tl.constexpr, ADDS: tl.constexpr):
+    """The sum of a row and what comes to it, rounded, and the norm of that."""
+    inner = tl.arange(0, WIDTH)
+    mask, at = inner < size, tl.program_id(0).to(tl.int64) * size + inner
+    own = tl.load(x + at, mask=mask, other=0.0)
+    if ADDS:
+        own = (own.to(tl.float32) + tl.load(more + at, mask=mask, other=0.0)).to(x.dtype.element_ty)
+    tl.store(total + at, own, mask=mask)
+    own = own.to(tl.float32)
+    scale = tl.rsqrt(tl.sum(own * own, 0) / size + eps)
+    tl.store(out + at, own * scale * tl.load(weight + inner, mask=mask, other=0.0), mask=mask)
+
+
+@triton.jit
+def _place(
+    qkv, layer, slots, cos, sin, query_norm, key_norm, out, eps, num_keys, num_slots, size,
+    WIDTH: tl.constexpr, NORMS: tl.constexpr,
+):  # fmt: skip
+    """One head of a token: a query or a key is rotated; keys and values go to their slot."""
+    row, head, num = tl.program_id(0), tl.program_id(1), tl.num_programs(1)
+    num_heads = num - 2 * num_keys
+    inner = tl.arange(0, WIDTH)
+    mask = inner < size
+    other = tl.where(inner < size // 2, inner + size // 2, inner - size // 2)
+    given = qkv + (row.to(tl.int64) * num + head) * size
+    own = tl.load(given + inner, mask=mask, other=0.0).to(tl.float32)
+    turned = tl.load(given + other, mask=mask, other=0.0).to(tl.float32)
+    if head < num - num_keys:
+        if NORMS:
+            weight = query_norm if head < num_heads else key_norm
+            scale = tl.rsqrt(tl.sum(own * own, 0) / size + eps)
+            own = own * scale * tl.load(weight + inner, mask=mask, other=0.0)
+            turned = turned * scale * tl.load(weight + other, mask=mask, other=0.0)
+        angle = row * size + inner
+        turned = tl.where(inner < size // 2, -turned, turned)
+        own = own * tl.load(cos + angle, mask=mask, other=0.0)
+        own += turned * tl.load(sin + angle, mask=mask, other=0.0)
+    if head < num_heads:
+        tl.store(out + (row.to(tl.int64) * num_heads + head) * size + inner, own, mask=mask)
+    else:
+        slot = tl.load(slots + row)
+        into = layer + ((head - num_heads).to(tl.int64) * num_slots + slot) * size
+        tl.store(into + inner, own, mask=mask)
+
+
+@triton.jit
+def _gate(x, out, size, WIDTH: tl.constexpr):
+    """A part of a row of silu(a) * b."""
+    row, inner = tl.program_id(0).to(tl.int64), tl.program_id(1) * WIDTH + tl.arange(0, WIDTH)
+    mask = inner < size
+    first = tl.load(x + 2 * row * size + inner, mask=mask, other=0.0).to(tl.float32)
+    second = tl.load(x + (2 * row + 1) * size + inner, mask=mask, other=0.0)
+    tl.store(out + row * size + inner, first * tl.sigmoid(first) * second, mask=mask)
+
+
+@add_norm.register_kernel("cuda")
+def add_norm_rows(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """See `add_norm`."""
+    num_rows, size = x.shape
+    width, adds = triton.next_power_of_2(size), len(more) > 0
+    total, out = torch.empty_like(x), torch.empty_like(x)
+    given = (x, more if adds else x, weight, total, out)
+    _launch(_add_norm, (num_rows,), *given, eps, size, WIDTH=width, ADDS=adds)
+    return total, out
+
+
+@place.register_kernel("cuda")
+def place_heads(
+    qkv: Tensor, layer: Tensor, places: list[Tensor], norms: list[Tensor], eps: float
+) -> Tensor:
+    """See `place`."""
+    (cos, sin, slots), (num_layer, num_slots, size) = places, layer.shape
+    num = qkv.shape[1] // size
+    out = qkv.new_empty(len(qkv), num - num_layer, size)
+    given = (qkv, layer, slots, cos.contiguous(), sin.contiguous(), *(norms or (cos, sin)), out)
+    sizes = (num_layer // 2, num_slots, size)
+    width, has_norms = triton.next_power_of_2(size), bool(norms)
+    _launch(_place, (len(qkv), num), *given, eps, *sizes, WIDTH=width, NORMS=has_norms)
+    return out
+
+
+@gate.register_kernel("cuda")
+def gate_rows(x: Tensor) -> Tensor:
+    """See `gate`."""
+    size = x.shape[1] // 2
+    out = x.new_empty(len(x), size)
+    _launch(_gate, (len(x), triton.cdiv(size, 1024)), x, out, size, WIDTH=1024)
+    return out
+
+
+def _launch(kernel: Any, grid: tuple[int, ...], query: Tensor, *given: Any, **sizes: Any) -> None:
+    """Launch a kernel on the device of its first argument. Sums of products are fused, as by
+    default until Triton 3.9."""
+    with torch.cuda.device_of(query):
+        kernel[grid](query, *given, **sizes, enable_fp_fusion=True)
