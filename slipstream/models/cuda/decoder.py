@@ -15,7 +15,7 @@ from transformers import PreTrainedModel
 
 from slipstream.core.errors import CapacityError
 from slipstream.models.cuda.buckets import Buckets, fit, row_steps
-from slipstream.models.cuda.draws import draw_greedy_rows, draw_rows
+from slipstream.models.cuda.draws import draw
 from slipstream.models.cuda.graphs import Replay
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
@@ -89,8 +89,7 @@ class CudaDecoder(TorchDecoder):
             zeros, tables = [0] * rows, [KvCache(pool, limit=0)] * rows
             sizes = [rows] if shape.sessions == 1 else [1] * rows
             batch = Batch(zeros, zeros, [slot] * rows, tables, zeros, [(slot,)] * rows, sizes)
-            for heat in (0.0, 1.0):
-                self.forward(pool, batch, [Draw(row, heat, (0, 0)) for row in range(rows)])
+            self.forward(pool, batch, [Draw(row, 0.0, (0, 0)) for row in range(rows)])
 
     def _packed(self, pool: KvPool, batch: Batch) -> tuple[PackedForward, bool]:
         try:
@@ -109,12 +108,10 @@ class CudaDecoder(TorchDecoder):
         keys = torch.tensor([draw.keys for draw in padded], dtype=torch.int32)
         indices = torch.from_numpy(np.array([draw.index for draw in padded]))
         wanted = hidden[indices.to(hidden.device)]
-        is_greedy = not any(draw.temperature for draw in draws)
 
         def body(wanted: Tensor, heat: Tensor, keys: Tensor) -> tuple[Tensor]:
-            logits = self._head(wanted).float()
-            return (draw_greedy_rows(logits) if is_greedy else draw_rows(logits, heat, keys),)
+            return (draw(self._head(wanted), heat, keys),)
 
-        (tokens,) = self.replay.run((size, is_greedy), body, (wanted, heat, keys))
+        (tokens,) = self.replay.run(size, body, (wanted, heat, keys))
         found: list[int] = tokens[: len(draws)].tolist()
         return found

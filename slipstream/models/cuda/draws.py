@@ -23,20 +23,23 @@ def perturbed(
     return torch.where(heat == 0, logits, gumbel_rows(keys, ids).add_(warm, alpha=sharpness))
 
 
-def draw_rows(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
+@torch.library.custom_op("slipstream::draw", mutates_args=(), device_types="cpu")
+def draw(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
     """Return each row's token [R] int64; `NO_TOKEN` where `verify` would raise `ModelError`.
 
-    `logits` [R, V] fp32, `temperatures` [R] fp32 with 0 for greedy, `keys` [R, 2] int32.
+    `logits` [R, V], `temperatures` [R] fp32 with 0 for greedy, `keys` [R, 2] int32. A GPU's is in
+    `kernels.py`.
     """
+    logits = logits.float()
     best = logits.amax(-1)
     ids = torch.arange(logits.shape[1], dtype=torch.int32, device=logits.device)
     tokens = perturbed(logits, temperatures, keys, ids).argmax(-1)
     return torch.where(best.isfinite(), tokens, NO_TOKEN)
 
 
-def draw_greedy_rows(logits: Tensor) -> Tensor:
-    """`draw_rows` where every temperature is 0."""
-    return torch.where(logits.amax(-1).isfinite(), logits.argmax(-1), NO_TOKEN)
+@draw.register_fake
+def _(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
+    return logits.new_empty(len(logits), dtype=torch.int64)
 
 
 def gumbel_rows(keys: Tensor, ids: Tensor) -> Tensor:

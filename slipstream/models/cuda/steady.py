@@ -14,7 +14,7 @@ from torch import Tensor, nn
 
 from slipstream.models.decoder import ANY_ROWS, RowRule
 
-_PROBED = (1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96, 128)
+_PROBED = (*(1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96), *range(128, 513, 64))
 _FALLBACK = 16
 
 
@@ -89,34 +89,35 @@ def tiled(product: Callable[[Tensor], Tensor], x: Tensor, rule: RowRule) -> Tens
 def probe_rows(product: Callable[[Tensor], Tensor], example: Tensor) -> RowRule:
     """Return the widest range of row counts around 16 that agrees bit for bit.
 
-    `product` maps [rows, in] to [rows, out]; `example` holds at least 128 rows of inputs. Where
+    `product` maps [rows, in] to [rows, out]; `example` holds a multiple of 16 rows of inputs. Where
     even neighbouring counts disagree, every product is padded to exactly 16 rows; where a row's
     bits depend on its place among 16, rows are multiplied one by one.
     """
-    parts = example[:128].split(_FALLBACK)
+    parts = example.split(_FALLBACK)
     reference = torch.cat([product(part) for part in parts])
     turned = torch.cat([product(part.roll(1, 0)) for part in parts])
     rolled = torch.cat([part.roll(1, 0) for part in reference.split(_FALLBACK)])
     if not torch.equal(turned, rolled):
         return RowRule(1, 1)
-    agrees = [_agrees(product, example, reference, rows) for rows in _PROBED]
-    low = high = _PROBED.index(_FALLBACK)
+    probed = [rows for rows in _PROBED if rows <= len(example)]
+    agrees = [_agrees(product, example, reference, rows) for rows in probed]
+    low = high = probed.index(_FALLBACK)
     while low > 0 and agrees[low - 1]:
         low -= 1
-    while high + 1 < len(_PROBED) and agrees[high + 1]:
+    while high + 1 < len(probed) and agrees[high + 1]:
         high += 1
-    return RowRule(_FALLBACK, _FALLBACK) if low > 1 else RowRule(_PROBED[low], _PROBED[high])
+    return RowRule(_FALLBACK, _FALLBACK) if low > 1 else RowRule(probed[low], probed[high])
 
 
 def _agrees(
     product: Callable[[Tensor], Tensor], example: Tensor, reference: Tensor, rows: int
 ) -> bool:
-    starts = range(0, 128 - rows + 1, max(rows, 32))
+    starts = range(0, len(example) - rows + 1, max(rows, 32))
     pieces = [slice(start, start + rows) for start in starts]
     return all(torch.equal(product(example[piece]), reference[piece]) for piece in pieces)
 
 
-def cancelling(weight: Tensor, num_rows: int = 128) -> tuple[Tensor, Tensor]:
+def cancelling(weight: Tensor, num_rows: int = _PROBED[-1]) -> tuple[Tensor, Tensor]:
     """Return inputs [num_rows, in], and a weight of this one's form, whose products are all 0 but
     for rounding.
 

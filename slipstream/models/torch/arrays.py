@@ -1,5 +1,6 @@
 """Torch beside numpy and native code: arrays over the same memory, dtypes, threads, KV buffers."""
 
+import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -12,15 +13,21 @@ from slipstream.models.threads import num_threads, place
 
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
+_CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
+"""Without memory to work in, cuBLAS does not split sums, which would make a row's bits depend on
+the number of rows."""
 _PARALLEL = 1 << 20
 """Numbers that torch adds up with all of its threads."""
 
 
 def start_torch() -> None:
-    """Let torch compute with as many threads as native code, on the same cores where they stay.
+    """Let torch compute with as many threads as native code, on the same cores where they stay,
+    and CUDA's products with steady sums.
 
     Before it computes on this thread: what it starts later would share the core of this one.
     """
+    for name, value in _CUBLAS.items():
+        os.environ.setdefault(name, value)
     torch.set_num_threads(num_threads())
     place(lambda: torch.ones(_PARALLEL).sum())
 

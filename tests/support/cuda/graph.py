@@ -16,6 +16,8 @@ _READS = {"equal", "is_nonzero", "allclose", "item", "_local_scalar_dense"}
 INDEXING = {"index", "index_put", "index_put_", "_index_put_impl_", "__getitem__", "__setitem__"}
 _SHAPED = {"nonzero", "repeat_interleave"}
 _RANDOM = {"rand", "randn", "randint", "randperm", "normal"}
+_LAUNCHES = {"attend": 2, "draw": 3}
+"""Operators that are more than one kernel."""
 _SURE = {"scaled_dot_product_attention"}
 """Operators that would draw random numbers with other arguments than are ever given."""
 
@@ -48,6 +50,8 @@ class Graph:
 
     def __init__(self) -> None:
         self.signatures: list[Any] = []
+        self.num_kernels = 0
+        """What a GPU would launch: operators that are no views."""
         self.private: set[int] = set()
         """Storages that the capture allocated."""
         self._kernels: list[_Kernel] = []
@@ -80,6 +84,9 @@ class Graph:
         self.signatures.append(signature(func, given, out))
         used = {storage_of(leaf) for leaf in leaves(given)}
         fresh = [None if storage_of(at) in used else at for at in leaves(out)]
+        name, is_new = name_of(func), any(at is not None for at in fresh)
+        is_view = not is_new and (not name.endswith("_") or name == "__getitem__")
+        self.num_kernels += 0 if is_view or name.startswith("empty") else _LAUNCHES.get(name, 1)
         self.private |= {storage_of(at) for at in fresh if at is not None}
         args, kwargs = replaced(given, self._held)
         self._kernels.append(_Kernel(func, args, kwargs, fresh))

@@ -13,7 +13,7 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import NodeStats, Proposal, SamplingParams, Session, Verification
 from slipstream.core.verify.draws import NO_TOKEN, draw_keys, fits_device, walk_drawn
 from slipstream.core.verify.verify import verify
-from slipstream.models.cuda.draws import draw_greedy_rows, draw_rows
+from slipstream.models.cuda.draws import draw
 from slipstream.models.cuda.graphs import Replay
 
 VOCAB = 300
@@ -60,10 +60,8 @@ def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(temperature):
         keys = [draw_keys(sampling, len(prefix) + depth) for depth in depths]
         heat = torch.full((len(keys),), temperature)
         given = logits, heat, torch.tensor(keys, dtype=torch.int32)
-        (tokens,) = replay.run(len(keys), lambda *given: (draw_rows(*given),), given)
+        (tokens,) = replay.run(len(keys), lambda *given: (draw(*given),), given)
         assert walk_drawn(tree, tokens.tolist()) == expected
-        if temperature == 0:
-            assert torch.equal(draw_greedy_rows(logits), tokens.cpu())
         lengths.add(len(expected.nodes))
     assert len(lengths) > 2
 
@@ -71,9 +69,9 @@ def test_the_walk_over_tokens_drawn_in_a_graph_is_that_of_verify(temperature):
 @pytest.mark.parametrize("bad", [[-math.inf] * 9, [math.nan] * 9, [math.inf] + [0.0] * 8])
 def test_a_row_without_a_distribution_has_no_token_and_is_an_error_of_walks_that_reach_it(bad):
     logits = torch.tensor([[0.0] * 9, bad])
-    greedy = draw_rows(logits, torch.zeros(2), torch.zeros(2, 2, dtype=torch.int32))
-    assert greedy.tolist() == draw_greedy_rows(logits).tolist() == [0, NO_TOKEN]
-    tokens = draw_rows(logits, torch.ones(2), torch.zeros(2, 2, dtype=torch.int32)).tolist()
+    greedy = draw(logits, torch.zeros(2), torch.zeros(2, 2, dtype=torch.int32))
+    assert greedy.tolist() == [0, NO_TOKEN]
+    tokens = draw(logits, torch.ones(2), torch.zeros(2, 2, dtype=torch.int32)).tolist()
     assert tokens[1] == NO_TOKEN
     assert walk_drawn(TokenTree.chain([tokens[0] ^ 1]), tokens).token == tokens[0]
     with pytest.raises(ModelError, match="no distribution"):

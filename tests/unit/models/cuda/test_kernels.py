@@ -3,6 +3,7 @@
 Where there is no GPU, Triton interprets the kernels and compiles them for one.
 """
 
+import math
 import random
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 import torch
 
 from slipstream.core.tree import TokenTree
+from slipstream.models.cuda.draws import draw
 from slipstream.models.cuda.layers import add_norm, gate, place
 from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
@@ -134,6 +136,15 @@ def test_operators_between_products_are_those_of_a_cpu(dtype, size):
         torch.testing.assert_close(found, expected, **close)
 
 
+def test_draws_are_those_of_a_cpu():
+    for num, size in ((9, 100), (2, 40_000)):
+        logits = noise(num, size).round(decimals=1)  # with ties
+        logits[1, 3] = math.nan
+        heats = torch.tensor([0, 0.7, 1, 1.9, 0.2, 1, 0, 0.7, 1.0][:num], device=DEVICE)
+        keys = torch.arange(2 * num, dtype=torch.int32, device=DEVICE).view(num, 2) * 77_777_777
+        assert torch.equal(kernels.draw_tokens(logits, heats, keys), draw(logits, heats, keys))
+
+
 COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
@@ -141,14 +152,16 @@ from triton.compiler import ASTSource
 from slipstream.models.cuda import kernels
 
 NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64"}
-NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size"), "i32")
-INDICES = ("tables", "tiles", "positions", "seen", "starts", "paths")
+NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size", "span"), "i32")
+DRAWS = ("find_tops", "find_bests", "find_tokens")
+INDICES = ("keys", "tokens", "tables", "tiles", "positions", "seen", "starts", "paths")
 SIZES = {"GROUP": 4, "HEADS": 32, "WIDTH": 128, "PLACES": 16, "SPANS": 16}
-SIZES |= {"ADDS": True, "NORMS": True}
-NUMBERS |= dict.fromkeys(INDICES, "*i32") | dict.fromkeys(("sums", "peaks", "totals"), "*fp32")
+SIZES |= {"ADDS": True, "NORMS": True, "BLOCK": 1024, "PARTS": 32}
+WIDE = ("sums", "peaks", "totals", "tops", "scores", "heats")
+NUMBERS |= dict.fromkeys(INDICES, "*i32") | dict.fromkeys(WIDE, "*fp32")
 for dtype in ("bf16", "fp32"):
     sizes = {**SIZES, "WIDE": dtype == "fp32"}
-    for name in ("attend_spans", "add_spans", "add_norm", "place", "gate"):
+    for name in ("attend_spans", "add_spans", "add_norm", "place", "gate", *DRAWS):
         kernel = getattr(kernels, "_" + name)
         own = {name: sizes[name] for name in kernel.arg_names if name in sizes}
         types = {name: NUMBERS.get(name, "*" + dtype) for name in kernel.arg_names}
