@@ -1,4 +1,4 @@
-"""What a GPU computes between products: attention over pages, and operators of `layers.py`.
+"""Kernels of a GPU between products: attention over pages, and the operators of `layers.py`.
 
 Attention of trees is in place, and gives a token the same bits in any company.
 A key's column is its position: on the session's pages, or behind them the slot of an ancestor. A
@@ -14,19 +14,12 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.core.verify.draws import NO_TOKEN
-from slipstream.core.verify.keyed_noise import BELOW_ONE, ROUNDS, signed
-from slipstream.models.cuda.draws import draw
 from slipstream.models.cuda.layers import add_norm, gate, place
 from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.torch.paged import SPANS, attend, num_places
 
 _PAGE, _BLOCK = tl.constexpr(BLOCK_SIZE), tl.constexpr(64)
 """Columns of a page, and those that are weighed together."""
-_FIRST, _SECOND = (tl.constexpr(signed(factor or 0)) for _, factor in ROUNDS[:2])
-_BELOW_ONE, _NO_TOKEN = tl.constexpr(BELOW_ONE), tl.constexpr(NO_TOKEN)
-_PARTS = 32
-"""Parts of a row of logits, which are gone through at once."""
 
 
 @triton.jit
@@ -38,11 +31,13 @@ def _span(count, number, SPANS: tl.constexpr):
 
 
 @triton.jit
-def _rows(buffer, at, is_there, size, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+def _rows(buffer, index, is_there, size, WIDTH: tl.constexpr, WIDE: tl.constexpr):
     """Rows [n, WIDTH] of a buffer [.., size], zeros where none is there."""
     inner = tl.arange(0, WIDTH)
     mask = is_there[:, None] & (inner < size)[None, :]
-    rows = tl.load(buffer + at.to(tl.int64)[:, None] * size + inner[None, :], mask=mask, other=0.0)
+    rows = tl.load(
+        buffer + index.to(tl.int64)[:, None] * size + inner[None, :], mask=mask, other=0.0
+    )
     return rows.to(tl.float32) if WIDE else rows
 
 
@@ -81,10 +76,10 @@ def _attend_spans(
     peak = tl.full([PLACES], float("-inf"), tl.float32)
     total = tl.zeros([PLACES], tl.float32)
     summed = tl.zeros([PLACES, WIDTH], tl.float32)
-    for at in range(begin, end, _BLOCK):
-        column = at + block
+    for start in range(begin, end, _BLOCK):
+        column = start + block
         # Tokens of a tile share their keys up to where the first of them leaves the pages.
-        turns = tl.where(shared < at + _BLOCK, num, 1)
+        turns = tl.where(shared < start + _BLOCK, num, 1)
         score = tl.zeros([PLACES, _BLOCK], tl.float32)
         for turn in range(0, turns):
             count = tl.load(positions + first + turn) + 1
@@ -124,11 +119,11 @@ def _add_spans(
     head = tl.program_id(0)
     number, inner = tl.arange(0, SPANS), tl.arange(0, WIDTH)
     low, high = _span(tl.load(positions + head // HEADS) + 1, number, SPANS)
-    is_there, at = low < high, head * SPANS + number
-    peak = tl.load(peaks + at, mask=is_there, other=float("-inf"))
+    is_there, part = low < high, head * SPANS + number
+    peak = tl.load(peaks + part, mask=is_there, other=float("-inf"))
     share = tl.exp(peak - tl.max(peak, 0))
-    total = tl.sum(tl.load(totals + at, mask=is_there, other=0.0) * share, 0)
-    summed = _rows(sums, at, is_there, size, WIDTH, True)
+    total = tl.sum(tl.load(totals + part, mask=is_there, other=0.0) * share, 0)
+    summed = _rows(sums, part, is_there, size, WIDTH, True)
     mean = tl.sum(summed * share[:, None], 0) / total
     tl.store(out + head.to(tl.int64) * size + inner, mean, mask=inner < size)
 
@@ -145,14 +140,14 @@ def attend_spans(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: floa
     out = torch.empty_like(query)
     group, is_wide = num_heads // num_keys, query.dtype == torch.float32 or not query.is_cuda
     width = max(triton.next_power_of_2(size), 16)
-    _launch(
+    launch(
         _attend_spans, (len(tiles), num_keys, SPANS),
         query, layer, tables, tiles, positions, seen, starts, paths, sums, peaks, totals,
         scale, tables.shape[1], layer.shape[1], size,
         GROUP=group, WIDTH=width, PLACES=num_places(group), SPANS=SPANS, WIDE=is_wide,
     )  # fmt: skip
     given = (sums, peaks, totals, positions, out, size)
-    _launch(_add_spans, (num_rows * num_heads,), *given, HEADS=num_heads, WIDTH=width, SPANS=SPANS)
+    launch(_add_spans, (num_rows * num_heads,), *given, HEADS=num_heads, WIDTH=width, SPANS=SPANS)
     return out.flatten(1)
 
 
@@ -160,14 +155,16 @@ def attend_spans(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: floa
 def _add_norm(x, more, weight, total, out, eps, size, WIDTH: tl.constexpr, ADDS: tl.constexpr):
     """The sum of a row and what comes to it, rounded, and the norm of that."""
     inner = tl.arange(0, WIDTH)
-    mask, at = inner < size, tl.program_id(0).to(tl.int64) * size + inner
-    own = tl.load(x + at, mask=mask, other=0.0)
+    mask, place = inner < size, tl.program_id(0).to(tl.int64) * size + inner
+    own = tl.load(x + place, mask=mask, other=0.0)
     if ADDS:
-        own = (own.to(tl.float32) + tl.load(more + at, mask=mask, other=0.0)).to(x.dtype.element_ty)
-    tl.store(total + at, own, mask=mask)
+        own = (own.to(tl.float32) + tl.load(more + place, mask=mask, other=0.0)).to(
+            x.dtype.element_ty
+        )
+    tl.store(total + place, own, mask=mask)
     own = own.to(tl.float32)
     scale = tl.rsqrt(tl.sum(own * own, 0) / size + eps)
-    tl.store(out + at, own * scale * tl.load(weight + inner, mask=mask, other=0.0), mask=mask)
+    tl.store(out + place, own * scale * tl.load(weight + inner, mask=mask, other=0.0), mask=mask)
 
 
 @triton.jit
@@ -212,78 +209,6 @@ def _gate(x, out, size, WIDTH: tl.constexpr):
     tl.store(out + row * size + inner, first * tl.sigmoid(first) * second, mask=mask)
 
 
-@triton.jit
-def _mixed(bits):
-    """Mixed bits, int32: see `core.verify.keyed_noise`."""
-    bits = (bits ^ ((bits >> 16) & 0xFFFF)) * _FIRST
-    bits = (bits ^ ((bits >> 15) & 0x1FFFF)) * _SECOND
-    return bits ^ ((bits >> 16) & 0xFFFF)
-
-
-@triton.jit
-def _find_tops(logits, tops, size, span, BLOCK: tl.constexpr):
-    """The largest logit of a part of a row, inf beside one that is no number."""
-    row, part = tl.program_id(0), tl.program_id(1)
-    top = tl.full([BLOCK], float("-inf"), tl.float32)
-    for first in range(part * span, tl.minimum((part + 1) * span, size), BLOCK):
-        ids = first + tl.arange(0, BLOCK)
-        given = logits + row.to(tl.int64) * size + ids
-        own = tl.load(given, mask=ids < size, other=float("-inf")).to(tl.float32)
-        top = tl.maximum(top, tl.where(own < float("inf"), own, float("inf")))
-    tl.store(tops + row * tl.num_programs(1) + part, tl.max(top, 0))
-
-
-@triton.jit
-def _find_bests(
-    logits, heats, keys, tops, scores, tokens, size, span,
-    BLOCK: tl.constexpr, PARTS: tl.constexpr,
-):  # fmt: skip
-    """The first of the best tokens of a part of a row, by logits and noise."""
-    row, part = tl.program_id(0), tl.program_id(1)
-    heat, at = tl.load(heats + row), row * PARTS + part
-    top = tl.max(tl.load(tops + row * PARTS + tl.arange(0, PARTS)), 0)
-    first_key, second_key = tl.load(keys + 2 * row), tl.load(keys + 2 * row + 1)
-    best, token = tl.full([BLOCK], float("-inf"), tl.float32), tl.zeros([BLOCK], tl.int32)
-    for first in range(part * span, tl.minimum((part + 1) * span, size), BLOCK):
-        ids = first + tl.arange(0, BLOCK)
-        given = logits + row.to(tl.int64) * size + ids
-        score = tl.load(given, mask=ids < size, other=float("-inf")).to(tl.float32)
-        if heat != 0:
-            bits = _mixed(_mixed(ids ^ first_key) + second_key).to(tl.float64)
-            number = ((bits + 2147483648.5) * 2.3283064365386963e-10).to(tl.float32)
-            number = tl.minimum(number, _BELOW_ONE).to(tl.float64)
-            noise = -tl.log(-tl.log(1.0 - number))
-            score = tl.where(heat == 1, score, (score - top) / heat) + noise.to(tl.float32)
-        token, best = tl.where(score > best, ids, token), tl.maximum(score, best)
-    most = tl.max(best, 0)
-    tl.store(scores + at, most)
-    tl.store(tokens + at, tl.min(tl.where(best == most, token, 2147483647), 0))
-
-
-@triton.jit
-def _find_tokens(tops, scores, tokens, out, PARTS: tl.constexpr):
-    """The token of a row; none where a logit, or all of them, are no numbers."""
-    at = tl.program_id(0) * PARTS + tl.arange(0, PARTS)
-    top, score = tl.max(tl.load(tops + at), 0), tl.load(scores + at)
-    token = tl.min(tl.where(score == tl.max(score, 0), tl.load(tokens + at), 2147483647), 0)
-    is_there = (top > float("-inf")) & (top < float("inf"))
-    tl.store(out + tl.program_id(0), tl.where(is_there, token, _NO_TOKEN).to(tl.int64))
-
-
-@draw.register_kernel("cuda")
-def draw_tokens(logits: Tensor, heats: Tensor, keys: Tensor) -> Tensor:
-    """See `draw`."""
-    num_rows, size = logits.shape
-    span = triton.cdiv(triton.cdiv(size, 1024), _PARTS) * 1024
-    tops, scores = logits.new_empty(2, num_rows, _PARTS, dtype=torch.float32)
-    tokens, out = keys.new_empty(num_rows, _PARTS), keys.new_empty(num_rows, dtype=torch.int64)
-    _launch(_find_tops, (num_rows, _PARTS), logits, tops, size, span, BLOCK=1024)
-    given = (heats, keys, tops, scores, tokens, size, span)
-    _launch(_find_bests, (num_rows, _PARTS), logits, *given, BLOCK=1024, PARTS=_PARTS)
-    _launch(_find_tokens, (num_rows,), tops, scores, tokens, out, PARTS=_PARTS)
-    return out
-
-
 @add_norm.register_kernel("cuda")
 def add_norm_rows(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `add_norm`."""
@@ -291,7 +216,7 @@ def add_norm_rows(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[
     width, adds = triton.next_power_of_2(size), len(more) > 0
     total, out = torch.empty_like(x), torch.empty_like(x)
     given = (x, more if adds else x, weight, total, out)
-    _launch(_add_norm, (num_rows,), *given, eps, size, WIDTH=width, ADDS=adds)
+    launch(_add_norm, (num_rows,), *given, eps, size, WIDTH=width, ADDS=adds)
     return total, out
 
 
@@ -306,7 +231,7 @@ def place_heads(
     given = (qkv, layer, slots, cos.contiguous(), sin.contiguous(), *(norms or (cos, sin)), out)
     sizes = (num_layer // 2, num_slots, size)
     width, has_norms = triton.next_power_of_2(size), bool(norms)
-    _launch(_place, (len(qkv), num), *given, eps, *sizes, WIDTH=width, NORMS=has_norms)
+    launch(_place, (len(qkv), num), *given, eps, *sizes, WIDTH=width, NORMS=has_norms)
     return out
 
 
@@ -315,11 +240,11 @@ def gate_rows(x: Tensor) -> Tensor:
     """See `gate`."""
     size = x.shape[1] // 2
     out = x.new_empty(len(x), size)
-    _launch(_gate, (len(x), triton.cdiv(size, 1024)), x, out, size, WIDTH=1024)
+    launch(_gate, (len(x), triton.cdiv(size, 1024)), x, out, size, WIDTH=1024)
     return out
 
 
-def _launch(kernel: Any, grid: tuple[int, ...], query: Tensor, *given: Any, **sizes: Any) -> None:
+def launch(kernel: Any, grid: tuple[int, ...], query: Tensor, *given: Any, **sizes: Any) -> None:
     """Launch a kernel on the device of its first argument. Sums of products are fused, as by
     default until Triton 3.9."""
     with torch.cuda.device_of(query):

@@ -14,8 +14,7 @@ from slipstream.models.threads import num_threads, place
 TORCH_DTYPES: Mapping[str, torch.dtype] = {name: getattr(torch, name) for name in DTYPES}
 
 _CUBLAS = {"CUBLAS_WORKSPACE_CONFIG": ":16:8", "CUBLASLT_WORKSPACE_SIZE": "1"}
-"""Without memory to work in, cuBLAS does not split sums, which would make a row's bits depend on
-the number of rows."""
+"""Settings of cuBLAS under which it splits no sum by the number of rows."""
 _PARALLEL = 1 << 20
 """Numbers that torch adds up with all of its threads."""
 

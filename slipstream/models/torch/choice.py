@@ -35,7 +35,7 @@ def torch_decoder(
     layout, on_device = sizes.layout, engine == "cuda" or sizes.layout.device != CPU
     if layout.device != CPU:
         try:
-            import slipstream.models.cuda.kernels  # noqa: F401 - for its tensors
+            import slipstream.models.cuda.draw_kernels  # noqa: F401 - operators of its tensors
         except ImportError:
             raise ModelError(f"{layout.device} needs Triton: install slipstream[cuda]") from None
     if numerics == "invariant" and not on_device:

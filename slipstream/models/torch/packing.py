@@ -58,8 +58,8 @@ def pack(
     )
     shape = fit(own)
     pages = np.zeros((shape.sessions, shape.pages), np.int32)
-    for at, table in enumerate(tables):
-        pages[at, : len(table)] = table
+    for into, table in zip(pages, tables, strict=False):
+        into[: len(table)] = table
     path_starts = [*accumulate(lengths[:-1], initial=0)]
     # A path ends with the token's own slot, which is on the pages where there is none.
     parts = (batch.tokens, batch.positions, batch.slots, batch.num_seen, path_starts)

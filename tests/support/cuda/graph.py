@@ -51,7 +51,7 @@ class Graph:
     def __init__(self) -> None:
         self.signatures: list[Any] = []
         self.num_kernels = 0
-        """What a GPU would launch: operators that are no views."""
+        """Kernels that a GPU would launch: operators that are no views."""
         self.private: set[int] = set()
         """Storages that the capture allocated."""
         self._kernels: list[_Kernel] = []

@@ -120,6 +120,22 @@ def test_all_that_comes_later_is_captured_before_and_leaves_nothing_behind():
     assert set(model.decoder.replay._entries) == captured
 
 
+@pytest.mark.parametrize(("family", "most"), [("llama", 10), ("qwen3", 10), ("phi3", 26)])
+def test_a_layer_is_few_kernels_and_a_draw_fewer(family, most):
+    nums = []
+    for num_layers in (2, 3):
+        hf = tiny.hf_model(family, num_hidden_layers=num_layers, dtype=torch.bfloat16).cuda()
+        model = causal_model(hf)
+        cache = model.open_in(model.pool(1))
+        model.draw([Part(cache, [1, 2])], [Draw(1, 0.9, (1, 2))])
+        entries = model.decoder.replay._entries.values()
+        nums.append([entry.replay.__self__.num_kernels for entry in entries])
+    (fewer, _), (more, drawn) = nums
+    assert more - fewer <= most
+    assert fewer <= 2 * most + 13  # positions, and the last norm
+    assert drawn == 1 + 3  # the head
+
+
 def test_more_tokens_than_any_shape_has_are_computed_without_capture():
     plain, text, model = tiny.causal(), tiny.tokens(20), few_rows(shaped())
     part, other = Part(model.open_in(model.pool(1)), text), Part(plain.open(20), text)

@@ -23,6 +23,7 @@ from slipstream.models.torch.packing import pack
 from slipstream.models.torch.paged import attend, num_places, unpack
 
 kernels = pytest.importorskip("slipstream.models.cuda.kernels")
+draw_kernels = pytest.importorskip("slipstream.models.cuda.draw_kernels")
 attend_spans = kernels.attend_spans
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
@@ -67,7 +68,7 @@ class Sessions:
         table = [meta.tables, meta.tiles, meta.positions, meta.seen, meta.starts, meta.paths]
         given = (query.to(dtype or query.dtype), self.pool.layer(0).to(dtype or query.dtype))
         if by is attend:
-            given, table = [at.cpu() for at in given], [at.cpu() for at in table]
+            given, table = [own.cpu() for own in given], [own.cpu() for own in table]
         return by(*given, table, self.size**-0.5).cpu()
 
 
@@ -84,8 +85,8 @@ CASES = [
 def test_attention_is_what_float64_computes(lengths, nodes, group, heads, size, dtype):
     sessions = Sessions(lengths, group=group, heads=heads, size=size, dtype=dtype)
     parts = [
-        Part(cache, [1] * (1 + at % 2), tree_of(nodes, at))
-        for at, cache in enumerate(sessions.caches)
+        Part(cache, [1] * (1 + seed % 2), tree_of(nodes, seed))
+        for seed, cache in enumerate(sessions.caches)
     ]
     query = sessions.query(sum(len(part.pending) + len(part.tree) for part in parts))
     found = sessions.attend(parts, query)
@@ -142,14 +143,14 @@ def test_draws_are_those_of_a_cpu():
         logits[1, 3] = math.nan
         heats = torch.tensor([0, 0.7, 1, 1.9, 0.2, 1, 0, 0.7, 1.0][:num], device=DEVICE)
         keys = torch.arange(2 * num, dtype=torch.int32, device=DEVICE).view(num, 2) * 77_777_777
-        assert torch.equal(kernels.draw_tokens(logits, heats, keys), draw(logits, heats, keys))
+        assert torch.equal(draw_kernels.draw_tokens(logits, heats, keys), draw(logits, heats, keys))
 
 
 COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from slipstream.models.cuda import kernels
+from slipstream.models.cuda import draw_kernels, kernels
 
 NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64"}
 NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size", "span"), "i32")
@@ -162,7 +163,7 @@ NUMBERS |= dict.fromkeys(INDICES, "*i32") | dict.fromkeys(WIDE, "*fp32")
 for dtype in ("bf16", "fp32"):
     sizes = {**SIZES, "WIDE": dtype == "fp32"}
     for name in ("attend_spans", "add_spans", "add_norm", "place", "gate", *DRAWS):
-        kernel = getattr(kernels, "_" + name)
+        kernel = getattr(draw_kernels if name in DRAWS else kernels, "_" + name)
         own = {name: sizes[name] for name in kernel.arg_names if name in sizes}
         types = {name: NUMBERS.get(name, "*" + dtype) for name in kernel.arg_names}
         types |= dict.fromkeys(own, "constexpr")
