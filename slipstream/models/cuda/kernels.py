@@ -51,7 +51,7 @@ def _slots(table, paths, column, seen, count):
 
 @triton.jit
 def _attend_spans(
-    query, layer, tables, tiles, positions, seen, starts, paths, sums, peaks, totals,
+    query, layer, tables, tiles, counts, seen, starts, paths, sums, peaks, totals,
     scale, num_pages, num_slots, size,
     GROUP: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, SPANS: tl.constexpr,
     WIDE: tl.constexpr,
@@ -65,7 +65,7 @@ def _attend_spans(
     of = place // GROUP
     is_used = of < num
     row = first + tl.where(is_used, of, 0)
-    low, high = _span(tl.load(positions + row) + 1, number, SPANS)
+    low, high = _span(tl.load(counts + row), number, SPANS)
     is_used = is_used & (low < high)
     begin, end = tl.min(tl.where(is_used, low, 1 << 30), 0), tl.max(tl.where(is_used, high, 0), 0)
     shared = tl.min(tl.load(seen + row), 0)
@@ -82,7 +82,7 @@ def _attend_spans(
         turns = tl.where(shared < start + _BLOCK, num, 1)
         score = tl.zeros([PLACES, _BLOCK], tl.float32)
         for turn in range(0, turns):
-            count = tl.load(positions + first + turn) + 1
+            count = tl.load(counts + first + turn)
             path = paths + tl.load(starts + first + turn)
             slot = _slots(table, path, column, tl.load(seen + first + turn), count)
             k = _rows(keys, slot, column < count, size, WIDTH, WIDE)
@@ -96,7 +96,7 @@ def _attend_spans(
         total, peak = total * kept + tl.sum(weight, 1), top
         added = tl.zeros([PLACES, WIDTH], tl.float32)
         for turn in range(0, turns):
-            count = tl.load(positions + first + turn) + 1
+            count = tl.load(counts + first + turn)
             path = paths + tl.load(starts + first + turn)
             slot = _slots(table, path, column, tl.load(seen + first + turn), count)
             v = _rows(values, slot, column < count, size, WIDTH, WIDE)
@@ -112,26 +112,26 @@ def _attend_spans(
 
 @triton.jit
 def _add_spans(
-    sums, peaks, totals, positions, out, size,
+    sums, peaks, totals, counts, out, size,
     HEADS: tl.constexpr, WIDTH: tl.constexpr, SPANS: tl.constexpr,
 ):  # fmt: skip
     """The attention of one query head of a token, by its spans."""
     head = tl.program_id(0)
     number, inner = tl.arange(0, SPANS), tl.arange(0, WIDTH)
-    low, high = _span(tl.load(positions + head // HEADS) + 1, number, SPANS)
+    low, high = _span(tl.load(counts + head // HEADS), number, SPANS)
     is_there, part = low < high, head * SPANS + number
     peak = tl.load(peaks + part, mask=is_there, other=float("-inf"))
-    share = tl.exp(peak - tl.max(peak, 0))
+    share = tl.where(is_there, tl.exp(peak - tl.max(peak, 0)), 0.0)
     total = tl.sum(tl.load(totals + part, mask=is_there, other=0.0) * share, 0)
     summed = _rows(sums, part, is_there, size, WIDTH, True)
-    mean = tl.sum(summed * share[:, None], 0) / total
+    mean = tl.where(total > 0, tl.sum(summed * share[:, None], 0) / total, 0.0)
     tl.store(out + head.to(tl.int64) * size + inner, mean, mask=inner < size)
 
 
 @attend.register_kernel("cuda")
 def attend_spans(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
     """See `attend`; on another device, where Triton interprets kernels, products are in float32."""
-    tables, tiles, positions, seen, starts, paths = tokens
+    tables, tiles, counts, seen, starts, paths = tokens
     num_rows, num_heads, size = query.shape
     num_keys = len(layer) // 2
     query = query.contiguous()
@@ -142,11 +142,11 @@ def attend_spans(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: floa
     width = max(triton.next_power_of_2(size), 16)
     launch(
         _attend_spans, (len(tiles), num_keys, SPANS),
-        query, layer, tables, tiles, positions, seen, starts, paths, sums, peaks, totals,
+        query, layer, tables, tiles, counts, seen, starts, paths, sums, peaks, totals,
         scale, tables.shape[1], layer.shape[1], size,
         GROUP=group, WIDTH=width, PLACES=num_places(group), SPANS=SPANS, WIDE=is_wide,
     )  # fmt: skip
-    given = (sums, peaks, totals, positions, out, size)
+    given = (sums, peaks, totals, counts, out, size)
     launch(_add_spans, (num_rows * num_heads,), *given, HEADS=num_heads, WIDTH=width, SPANS=SPANS)
     return out.flatten(1)
 
@@ -169,7 +169,7 @@ def _add_norm(x, more, weight, total, out, eps, size, WIDTH: tl.constexpr, ADDS:
 
 @triton.jit
 def _place(
-    qkv, layer, slots, cos, sin, query_norm, key_norm, out, eps, num_keys, num_slots, size,
+    qkv, layer, slots, cos, sin, query_norm, key_norm, out, eps, num_keys, num_slots, size, turned,
     WIDTH: tl.constexpr, NORMS: tl.constexpr,
 ):  # fmt: skip
     """One head of a token: a query or a key is rotated; keys and values go to their slot."""
@@ -177,20 +177,20 @@ def _place(
     num_heads = num - 2 * num_keys
     inner = tl.arange(0, WIDTH)
     mask = inner < size
-    other = tl.where(inner < size // 2, inner + size // 2, inner - size // 2)
+    half, is_turned = turned // 2, mask & (inner < turned)
+    other = tl.where(inner < half, inner + half, tl.where(is_turned, inner - half, inner))
     given = qkv + (row.to(tl.int64) * num + head) * size
     own = tl.load(given + inner, mask=mask, other=0.0).to(tl.float32)
-    turned = tl.load(given + other, mask=mask, other=0.0).to(tl.float32)
+    far = tl.load(given + other, mask=mask, other=0.0).to(tl.float32)
     if head < num - num_keys:
         if NORMS:
             weight = query_norm if head < num_heads else key_norm
             scale = tl.rsqrt(tl.sum(own * own, 0) / size + eps)
             own = own * scale * tl.load(weight + inner, mask=mask, other=0.0)
-            turned = turned * scale * tl.load(weight + other, mask=mask, other=0.0)
-        angle = row * size + inner
-        turned = tl.where(inner < size // 2, -turned, turned)
-        own = own * tl.load(cos + angle, mask=mask, other=0.0)
-        own += turned * tl.load(sin + angle, mask=mask, other=0.0)
+            far = far * scale * tl.load(weight + other, mask=mask, other=0.0)
+        angle = row * turned + inner
+        own = own * tl.load(cos + angle, mask=is_turned, other=1.0)
+        own += tl.where(inner < half, -far, far) * tl.load(sin + angle, mask=is_turned, other=0.0)
     if head < num_heads:
         tl.store(out + (row.to(tl.int64) * num_heads + head) * size + inner, own, mask=mask)
     else:
@@ -228,8 +228,9 @@ def place_heads(
     (cos, sin, slots), (num_layer, num_slots, size) = places, layer.shape
     num = qkv.shape[1] // size
     out = qkv.new_empty(len(qkv), num - num_layer, size)
-    given = (qkv, layer, slots, cos.contiguous(), sin.contiguous(), *(norms or (cos, sin)), out)
-    sizes = (num_layer // 2, num_slots, size)
+    weights = (*norms, *norms) or (cos, sin)
+    given = (qkv, layer, slots, cos.contiguous(), sin.contiguous(), *weights[:2], out)
+    sizes = (num_layer // 2, num_slots, size, cos.shape[1])
     width, has_norms = triton.next_power_of_2(size), bool(norms)
     launch(_place, (len(qkv), num), *given, eps, *sizes, WIDTH=width, NORMS=has_norms)
     return out

@@ -35,16 +35,16 @@ def _(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tens
 def place(
     qkv: Tensor, layer: Tensor, places: list[Tensor], norms: list[Tensor], eps: float
 ) -> Tensor:
-    """Return the queries [R, heads, d] of `qkv` [R, (heads + 2 * kv_heads) * d], rotated by the
-    `places`, cos and sin [R, d]; keys and values go to the slots [R], the third, of a pool's layer.
-    `norms` are the weights for queries and for keys, or none."""
+    """Return the queries [R, heads, d] of `qkv` [R, (heads + 2 * kv_heads) * d], rotated by
+    `places`: cos and sin [R, rotary_dim], and the slots [R] of a pool's layer that keys and values
+    go to. `norms` are the weights for queries and for keys, if any."""
     (cos, sin, slots), num_keys, size = places, len(layer) // 2, layer.shape[2]
     heads = qkv.view(len(qkv), -1, size)
     query, key, value = heads.float().split((heads.shape[1] - 2 * num_keys, num_keys, num_keys), 1)
     if norms:
         query, key = (
             F.rms_norm(own, (size,), weight.float(), eps)
-            for own, weight in zip((query, key), norms, strict=True)
+            for own, weight in zip((query, key), (*norms, *norms)[:2], strict=True)
         )
     query, key = (rotate(own, cos.float()[:, None], sin.float()[:, None]) for own in (query, key))
     layer.index_copy_(1, slots, torch.cat([key, value], 1).transpose(0, 1).to(layer.dtype))
@@ -69,6 +69,10 @@ def _(x: Tensor) -> Tensor:
     return x.new_empty(len(x), x.shape[1] // 2)
 
 
+Stream = tuple[Tensor, Tensor]
+"""The residual stream and what comes to it, [R, d] each."""
+
+
 class FusedNorm(nn.Module):
     """A norm of what has been added to the residual stream."""
 
@@ -76,15 +80,15 @@ class FusedNorm(nn.Module):
         super().__init__()
         self.weight, self.eps = norm.weight, norm.variance_epsilon
 
-    def forward(self, stream: Tensor | tuple[Tensor, Tensor]) -> Tensor:
+    def forward(self, stream: Tensor | Stream) -> Tensor:
         """Return the norm [1, R, d] of a stream."""
         return self.added(stream)[1][None]
 
-    def added(self, stream: Tensor | tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+    def added(self, stream: Tensor | Stream) -> Stream:
         """Return the sum of a stream and its norm, [R, d] each. A stream is [1, R, d], or a sum and
         what comes to it."""
         x, more = (stream[0], stream[0][:0]) if isinstance(stream, Tensor) else stream
-        found: tuple[Tensor, Tensor] = add_norm(x, more, self.weight, self.eps)
+        found: Stream = add_norm(x, more, self.weight, self.eps)
         return found
 
 
@@ -95,8 +99,8 @@ class FusedLayer(nn.Module):
         super().__init__()
         own, mlp = layer.self_attn, layer.mlp
         self._index, self._scale = own.layer_idx, own.scaling
-        self.qkv, self.out = _joined(own.q_proj, own.k_proj, own.v_proj), own.o_proj
-        self.gate_up, self.down = _joined(mlp.gate_proj, mlp.up_proj), mlp.down_proj
+        self.qkv, self.out = joined(own.q_proj, own.k_proj, own.v_proj), own.o_proj
+        self.gate_up, self.down = joined(mlp.gate_proj, mlp.up_proj), mlp.down_proj
         norms = (layer.input_layernorm, layer.post_attention_layernorm)
         self.first, self.second = (FusedNorm(norm) for norm in norms)
         heads = [getattr(own, name) for name in ("q_norm", "k_norm") if hasattr(own, name)]
@@ -104,14 +108,14 @@ class FusedLayer(nn.Module):
 
     def forward(
         self,
-        stream: Tensor | tuple[Tensor, Tensor],
+        stream: Tensor | Stream,
         *,
         position_embeddings: tuple[Tensor, Tensor],
         slip_tokens: PagedTokens,
         slip_pool: KvPool,
         **_: Any,
-    ) -> tuple[Tensor, Tensor]:
-        """Return the stream behind the layer: the residual, and what comes to it, [R, d] each."""
+    ) -> Stream:
+        """Return the stream behind the layer."""
         x, normed = self.first.added(stream)
         layer = slip_pool.layer(self._index)
         places = [*(own[0] for own in position_embeddings), slip_tokens.slots]
@@ -124,9 +128,7 @@ class FusedLayer(nn.Module):
 def fuse(model: Any) -> None:
     """Swap the layers of a model of a common family, and its last norm, in place."""
     body, config = model.base_model, model.config.get_text_config()
-    rope = getattr(config, "rope_parameters", None) or {}
-    is_plain = rope.get("partial_rotary_factor", 1.0) == 1.0 and config.hidden_act == "silu"
-    if is_plain and all(map(_is_known, body.layers)):
+    if getattr(config, "hidden_act", "") == "silu" and all(map(_is_known, body.layers)):
         for index, layer in enumerate(body.layers):
             body.layers[index] = FusedLayer(layer)
         body.norm = FusedNorm(body.norm)
@@ -137,7 +139,7 @@ def _is_known(layer: nn.Module) -> bool:
     return is_known and all(type(layer.get_submodule(name)) is nn.Linear for name in _LINEARS)
 
 
-def _joined(*linears: nn.Linear) -> nn.Linear:
+def joined(*linears: Any) -> nn.Linear:
     """Return one linear layer for the same inputs."""
     weight = torch.cat([linear.weight for linear in linears])
     made = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")

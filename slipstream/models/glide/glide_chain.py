@@ -8,6 +8,7 @@ needs and gives are single vectors.
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
@@ -25,15 +26,15 @@ from slipstream.models.glide.chain_stop import (
 )
 from slipstream.models.glide.glide import Rope
 from slipstream.models.glide.glide_torch import (
-    DraftKeys,
+    Attended,
     DraftTokens,
-    Pair,
     TorchGlide,
     at_positions,
+    limits_of,
 )
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool
 from slipstream.models.scorer import NUM_SINKS
-from slipstream.models.torch.paged import gather, page_slots
+from slipstream.models.torch.paged import attend, on_pages, page_slots, tiles_of
 
 MAX_ENDS = 8
 """Tokens that nothing can follow, a chain at most."""
@@ -99,16 +100,17 @@ class ChainModel:
 
 
 class ChainBody:
-    """The function of one shape over one pool and the staged keys of the target: `others` as in
-    `DraftKeys`, filled before a run."""
+    """The function of one shape over one pool and the staged keys of the target: a layer's `stage`
+    [2 * kv_heads, sessions * seen, head_dim] is filled before a run."""
 
     def __init__(
-        self, model: ChainModel, shape: ChainShape, pool: KvPool, others: Sequence[Pair]
+        self, model: ChainModel, shape: ChainShape, pool: KvPool, stage: Sequence[Tensor]
     ) -> None:
-        self._model = model
-        self._shape = shape
-        self._pool = pool
-        self._others = others
+        self._model, self._shape, self._pool, self._stage = model, shape, pool, stage
+        self._tables: Tensor
+        """Pages [B, n] of the stage by session."""
+        self._tiles: dict[int, Tensor]
+        """Tiles by the number of a session's tokens."""
 
     def __call__(self, integers: Tensor, doubles: Tensor) -> tuple[Tensor]:
         """Return [B, depth * num_outputs + 2] float64: slots, then the chain's length and why it
@@ -120,49 +122,81 @@ class ChainBody:
         rules = Rules(given.policies, given.max_depths, *limits)
         confidence = Confidence(doubles[:, 4:], given.num_points)
         ends = ChainEnds(given.limits, given.ends, rules, confidence)
-        hidden, keys = self._begin(given)
-        slots, tokens = [], given.tokens[:, 0]
-        for depth in range(1, shape.depth + 1):
-            if depth > 1:
-                hidden = self._go_on(given, keys, tokens, depth)
-            slot = self._read(given, heat, hidden, depth)
-            slots.append(slot.numbers())
-            ends.count(slot, depth)
-            tokens = slot.tokens[:, 0]
+        num, table, tile = shape.sessions, page_slots(given.pages), self._model.draft.tile
+        pages = torch.arange(num * shape.seen // BLOCK_SIZE, device=table.device)
+        self._tables = pages.view(num, -1)
+        self._tiles = {size: tiles_of(num, size, tile, table.device) for size in (1, shape.rows)}
+        slots = [self._read(given, heat, self._begin(given, table), 1)]
+        ends.count(slots[0], 1)
+        for depth, (rope, places, attended) in enumerate(self._later(given, table), 2):
+            tokens = DraftTokens(slots[-1].tokens[:, 0], rope, places)
+            hidden = self._model.draft.states(self._pool, tokens, [attended])
+            slots.append(self._read(given, heat, hidden, depth))
+            ends.count(slots[-1], depth)
         lengths = torch.stack([ends.lengths, ends.reasons], 1).double()
-        return (torch.cat([*slots, lengths], 1),)
+        return (torch.cat([*(slot.numbers() for slot in slots), lengths], 1),)
 
-    def _begin(self, given: ChainInputs) -> tuple[Tensor, DraftKeys]:
-        """Return states [B, d] behind the tokens that are given, and the keys with theirs."""
-        num, rows, draft = self._shape.sessions, self._shape.rows, self._model.draft
-        table = page_slots(given.pages)
-        layers = [self._pool.layer(index) for index in range(len(draft.layers))]
-        own = [gather(layer, table.flatten(), num) for layer in layers]
-        keys = DraftKeys(own, self._others, given.num_seen.unsqueeze(1), self._pool)
-        steps = torch.arange(rows, device=table.device)
+    def _begin(self, given: ChainInputs, table: Tensor) -> Tensor:
+        """Return states [B, d] behind the tokens that are given."""
+        num, rows, device = self._shape.sessions, self._shape.rows, table.device
+        steps = torch.arange(rows, device=device)
         # Padding repeats a session's first new token.
         steps = torch.where(steps < given.counts.unsqueeze(1), steps, 0)
         columns = given.starts.unsqueeze(1) + steps
-        last = torch.arange(num, device=table.device) * rows + given.counts - 1
-        tokens = DraftTokens(
-            given.tokens.gather(1, steps).flatten(),
-            columns,
-            self._rope(given, columns),
-            table.gather(1, columns).flatten(),
-            last,
-            lead=given.leads[:, None],
+        last = torch.arange(num, device=device) * rows + given.counts - 1
+        ends = columns.flatten()[last, None]
+        passes = [self._attended(given, ends + 1, self._limits(given, ends, False), last)]
+        if len(self._model.draft.layers) > 1:
+            limits = self._limits(given, columns, True)
+            passes.insert(0, self._attended(given, columns + 1, limits))
+        rope, places = self._placed(given, table, columns)
+        tokens = DraftTokens(given.tokens.gather(1, steps).flatten(), rope, places)
+        return self._model.draft.states(self._pool, tokens, passes)
+
+    def _later(self, given: ChainInputs, table: Tensor) -> list[tuple[Rope, Tensor, Attended]]:
+        """Return factors, slots and what is attended to of the tokens [B] at each later depth."""
+        num = self._shape.depth - 1
+        steps = torch.arange(num, device=table.device)
+        columns = (given.starts + given.counts).unsqueeze(1) + steps
+        (cos, sin), places = self._placed(given, table, columns)
+        counts, limits = columns + 1, self._limits(given, columns, True)
+        cos, sin, places, counts, limits = (
+            own.reshape(len(columns), num, -1).transpose(0, 1).contiguous()
+            for own in (cos, sin, places, counts, limits)
         )
-        return draft.states(keys, tokens), keys
+        return [
+            (
+                Rope(cos[step], sin[step]),
+                places[step, :, 0],
+                self._attended(given, counts[step], limits[step]),
+            )
+            for step in range(num)
+        ]
 
-    def _go_on(self, given: ChainInputs, keys: DraftKeys, ids: Tensor, depth: int) -> Tensor:
-        """Return states [B, d] behind the tokens [B] at the depth before."""
-        columns = (given.starts + given.counts + (depth - 2)).unsqueeze(1)
-        tokens = DraftTokens(ids, columns, self._rope(given, columns), lead=given.leads[:, None])
-        return self._model.draft.states(keys, tokens)
-
-    def _rope(self, given: ChainInputs, columns: Tensor) -> Rope:
+    def _placed(self, given: ChainInputs, table: Tensor, columns: Tensor) -> tuple[Rope, Tensor]:
+        """Return factors and slots of tokens at `columns` [B, n] of their sessions' keys."""
         skipped = torch.where(columns < NUM_SINKS, 0, given.skipped.unsqueeze(1))
-        return at_positions(self._model.rope, (columns + skipped).flatten())
+        rope = at_positions(self._model.rope, (columns + skipped).flatten())
+        return rope, table.gather(1, columns).flatten()
+
+    def _limits(self, given: ChainInputs, columns: Tensor, reads_first: bool) -> Tensor:
+        num_seen, leads = given.num_seen[:, None], given.leads[:, None]
+        return limits_of(columns, num_seen, leads, reads_first=reads_first)
+
+    def _attended(
+        self, given: ChainInputs, counts: Tensor, limits: Tensor, kept: Tensor | None = None
+    ) -> Attended:
+        """Return what tokens attend to that see `counts` [B, n] of their own keys and `limits` of
+        the target's."""
+        tiles = self._tiles[counts.shape[1]]
+        own = on_pages(given.pages, tiles, counts.flatten())
+        others = on_pages(self._tables, tiles, limits.flatten())
+
+        def read(stage: Tensor, query: Tensor) -> Tensor:
+            found: Tensor = attend(query, stage, others, query.shape[2] ** -0.5)
+            return found
+
+        return Attended(own, [partial(read, stage) for stage in self._stage], kept)
 
     def _read(self, given: ChainInputs, heat: Tensor, hidden: Tensor, depth: int) -> ChainScores:
         """Return the slot behind states [B, d]."""

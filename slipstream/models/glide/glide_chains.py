@@ -18,8 +18,8 @@ from slipstream.models.decision import DecisionModel
 from slipstream.models.glide.chain_stop import network_of
 from slipstream.models.glide.glide_chain import MAX_ENDS, ChainBody, ChainModel, ChainShape
 from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.glide_torch import Pair, TorchGlide
-from slipstream.models.kv.pool import BLOCK_SIZE, round_up
+from slipstream.models.glide.glide_torch import TorchGlide
+from slipstream.models.kv.pool import BLOCK_SIZE
 from slipstream.models.memory import temporary_bytes
 from slipstream.models.scorer import ChainPosition, ChainRequest, Rule, rule_of
 
@@ -60,7 +60,7 @@ class GlideChains:
         self.replay = replay
         self._max_bytes = temporary_bytes(scorer.layout.device) // _SPARE
         self._memory: Sequence[Tensor] = ()
-        self._stages: dict[tuple[int, int], list[Pair]] = {}
+        self._stages: dict[tuple[int, int], list[Tensor]] = {}
 
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
         """Return whether such a chain can be followed here: logits and a temperature give the
@@ -98,7 +98,7 @@ class GlideChains:
         stage = self._stage(shape)
         # Padding writes the first session's keys once more: it has to read what that one reads.
         for row, ask in enumerate([*asks, *[asks[0]] * (shape.sessions - len(asks))]):
-            self._fill(stage, row, ask)
+            self._fill(stage, row * shape.seen, ask)
         own = [_integers(*both, shape) for both in zip(asks, starts, strict=True)]
         reals, spare = [_doubles(ask, shape) for ask in asks], shape.sessions - len(asks)
         inputs = (
@@ -137,27 +137,27 @@ class GlideChains:
             fit(max(ask.sync.num_seen for ask in asks), self._widths, what="keys of the target"),
         )
 
-    def _stage(self, shape: ChainShape) -> list[Pair]:
+    def _stage(self, shape: ChainShape) -> list[Tensor]:
         """Return where a shape's chains read the target's keys: graphs need it to stay. Shapes
         share one memory, since each run fills its own first."""
         key = (shape.sessions, shape.seen)
         if key not in self._stages:
             heads, dim = self._kv_shape
-            size = (shape.sessions, heads, shape.seen, dim)
+            size = (heads, shape.sessions * shape.seen, dim)
             count = math.prod(size)
             if not self._memory or self._memory[0].numel() < count:
                 like, length = self._draft.embeddings, 1 << (count - 1).bit_length()
                 self._memory = [like.new_zeros(length) for _ in self._layers]
-            self._stages[key] = [tensor[:count].view(size).chunk(2, 1) for tensor in self._memory]
+            self._stages[key] = [tensor[:count].view(size) for tensor in self._memory]
         return self._stages[key]
 
-    def _fill(self, stage: Sequence[Pair], row: int, ask: ChainRequest) -> None:
+    def _fill(self, stage: Sequence[Tensor], start: int, ask: ChainRequest) -> None:
         count = ask.sync.num_seen
         if ask.view is None or not count:
             return
         for into, layer in zip(stage, self._layers, strict=True):
-            for part, given in zip(into, ask.view.layers[layer], strict=True):
-                part[row, :, :count].copy_(given[:, :count], non_blocking=True)
+            for part, given in zip(into.chunk(2), ask.view.layers[layer], strict=True):
+                part[:, start : start + count].copy_(given[:, :count], non_blocking=True)
 
 
 def _depth(asks: Sequence[ChainRequest]) -> int:
@@ -173,7 +173,7 @@ def _rule(ask: ChainRequest) -> Rule:
 def _integers(ask: ChainRequest, start: int, shape: ChainShape) -> list[int]:
     """Return a session's part of `ChainInputs`, in its order."""
     rule, state, count = _rule(ask), ask.state, len(ask.tokens)
-    needed = round_up(min(count, shape.width), BLOCK_SIZE) // BLOCK_SIZE
+    pages, num_pages = state.cache.pages, shape.width // BLOCK_SIZE
     positions = range(count + state.skipped, count + state.skipped + shape.depth)
     noise = [draw_keys(ask.sampling, place) for place in positions] if shape.is_sampled else []
     return [
@@ -181,7 +181,7 @@ def _integers(ask: ChainRequest, start: int, shape: ChainShape) -> list[int]:
         *(rule.policy, rule.max_depth, len(ask.calibration.points), int(ask.is_scored)),
         *_padded(ask.tokens[start:], shape.rows, 0),
         *_padded(sorted(ask.ends), MAX_ENDS, -1),
-        *_padded(state.cache.pages[:needed], shape.width // BLOCK_SIZE, state.cache.pages[0]),
+        *_padded(pages[:num_pages], num_pages, state.cache.pool.num_pages),
         *chain.from_iterable(noise),
     ]
 

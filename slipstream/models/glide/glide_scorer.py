@@ -151,7 +151,8 @@ class GlideScorer:
         return num_rows * 4 * (width + 4 * len(self.vocab)) + gathered
 
     def pool(self, num_pages: int) -> KvPool:
-        return KvPool(self.layout, num_pages, scratch_rows=0, buffers=self.backend.buffers)
+        # Captured chains write what is past a session's room to the first scratch page.
+        return KvPool(self.layout, num_pages, scratch_rows=1, buffers=self.backend.buffers)
 
     def open(self, capacity: int, pool: KvPool | None = None) -> GlideState:
         if capacity < 1:

@@ -1,11 +1,13 @@
-"""A GliDe draft's pass in torch: one attention, eager for each session or in graphs for many.
+"""A GliDe draft's pass in torch, eager for each session or in graphs for many.
 
-Layers compute what `glide.GlideLayer` does, over keys and values in a pool.
+Layers compute what `glide.GlideLayer` does, over keys and values in a pool, by the operators of
+`cuda.layers`.
 """
 
 from collections import deque
-from collections.abc import Sequence
-from dataclasses import dataclass, replace
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import torch
@@ -13,7 +15,8 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.core.tree import ROOT
-from slipstream.models.glide.glide import GlideLayer, Rope, rotate
+from slipstream.models.cuda.layers import Stream, add_norm, gate, joined, place
+from slipstream.models.glide.glide import GlideLayer, RmsNorm, Rope
 from slipstream.models.glide.glide_files import glide_model
 from slipstream.models.glide.glide_scorer import SessionStep
 from slipstream.models.glide.glide_weights import GlideWeights
@@ -22,124 +25,85 @@ from slipstream.models.glide.torch_parts import TorchParts, rotary_tables
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.scorer import NUM_SINKS, Scores, on_host
 from slipstream.models.torch.arrays import TorchBuffers, as_tensor, torch_dtype
-from slipstream.models.torch.paged import additive, attend_each, gather
+from slipstream.models.torch.paged import (
+    additive,
+    attend,
+    attend_each,
+    num_places,
+    on_pages,
+    tiles_of,
+)
 
 Topology = tuple[int, ...]
 """Parents of a tree's nodes, parents first."""
 Pair = tuple[Tensor, ...]
-"""Keys and values of sessions, [S, kv_heads, n, head_dim] each."""
-
-
-@dataclass(frozen=True, slots=True)
-class DraftKeys:
-    """Keys and values of S sessions: `own` of each draft layer [S, 2 * kv_heads, W, hd], out of
-    `pool`, and `others` of each target layer that is read, of which `num_seen` [S, 1] are there."""
-
-    own: Sequence[Tensor]
-    others: Sequence[Pair]
-    num_seen: Tensor
-    pool: KvPool
+"""Keys and values of a session, [1, kv_heads, n, head_dim] each."""
+Read = Callable[[Tensor], Tensor]
+"""Attention [n, H * hd] of queries [n, H, hd] over one layer of the target."""
 
 
 @dataclass(frozen=True, slots=True)
 class DraftTokens:
-    """N tokens of each session, `ids` [S * N], at `columns` [S, N] of its own keys.
-
-    `rope` is of their positions; their keys are written to the pool's `slots` [S * N], if given.
-    The `kept` of the S * N go on behind the last layer's keys, None is all. They see the columns
-    that are `visible` [S, N, W], by default up to their own, and of the target's `lead` [S, 1] more
-    from `NUM_SINKS` on.
-    """
+    """R tokens, `ids` [R], whose keys go to `slots` [R] int64 of a pool; `rope` is of their
+    positions, [R, rotary_dim]."""
 
     ids: Tensor
-    columns: Tensor
     rope: Rope
-    slots: Tensor | None = None
+    slots: Tensor
+
+
+@dataclass(frozen=True, slots=True)
+class Attended:
+    """What some tokens attend to, the `kept` ones of a pass or all: `own` keys as the operator
+    `attend` takes them, and `others` of each target layer that is read."""
+
+    own: list[Tensor]
+    others: Sequence[Read]
     kept: Tensor | slice | None = None
-    visible: Tensor | None = None
-    lead: Tensor | int = 0
-
-
-class DraftAttention:
-    """Attention of tokens over keys, in layers behind which the `kept` go on."""
-
-    def __init__(self, keys: DraftKeys, tokens: DraftTokens, group: int) -> None:
-        """`group` query heads share a key head."""
-        self._keys, self._tokens = keys, tokens
-        self.others, self.rope, self.kept = keys.others, tokens.rope, tokens.kept
-        columns, dtype = tokens.columns, keys.own[0].dtype
-        if self.kept is not None:
-            columns = columns.flatten()[self.kept].view(len(columns), -1)
-        limits = torch.minimum(keys.num_seen, columns + (columns >= NUM_SINKS) * tokens.lead)
-        if self.kept is None:  # position 0 has nothing before it; training lets it read itself
-            limits = torch.where(columns == 0, keys.num_seen.clamp(max=1), limits)
-        visible = tokens.visible
-        if visible is None:
-            visible = _below(keys.own[0].shape[2], columns + 1)
-        self._own_mask = additive(visible, group, dtype)
-        seen = keys.others[0][0].shape[2] if keys.others else 0
-        self._others_mask = additive(_below(seen, limits), group, dtype)
-        self._is_reading = limits.view(-1, 1) > 0
-
-    def store(self, index: int, fresh: Tensor) -> None:
-        """Store all tokens' keys and values [2 * kv_heads, S * N, hd] in layer `index`."""
-        columns, slots = self._tokens.columns, self._tokens.slots
-        by_session = fresh.unflatten(1, columns.shape).transpose(0, 1)
-        places = columns[:, None, :, None].expand_as(by_session)
-        self._keys.own[index].scatter_(2, places, by_session)
-        if slots is not None:
-            self._keys.pool.layer(index).index_copy_(1, slots, fresh)
-
-    def read_own(self, index: int, query: Tensor) -> Tensor:
-        """Return attention [n, H * hd] of the kept queries [n, H, hd] over layer `index`."""
-        return attend_each(query, self._keys.own[index].chunk(2, 1), self._own_mask)
-
-    def read_other(self, others: Pair, query: Tensor) -> Tensor:
-        """Return attention over one of `others`; zeros where a token sees nothing of it."""
-        return torch.where(self._is_reading, attend_each(query, others, self._others_mask), 0.0)
 
 
 class TorchLayer:
     """One draft layer, whose products of the same input are one."""
 
     def __init__(self, layer: GlideLayer) -> None:
-        own = layer.self_attn
-        self._num_heads, self._num_keys = own.num_heads, own.num_kv_heads
-        self._norm, self._norms, self._out = layer.self_norm, (own.q_norm, own.k_norm), own.o_proj
-        linears = (own.q_proj, own.k_proj, own.v_proj)
-        self._weight = torch.cat([linear.weight for linear in linears])
-        has_bias = own.q_proj.bias is not None
-        self._bias = torch.cat([linear.bias for linear in linears]) if has_bias else None
-        self._cross, self._mlp_norm, self._mlp = layer.cross, layer.mlp_norm, layer.mlp
+        own, mlp = layer.self_attn, layer.mlp
+        self._num_heads = own.num_heads
+        self._norm, self._norms, self._out = layer.self_norm, _weights(own), own.o_proj
+        self._qkv = joined(own.q_proj, own.k_proj, own.v_proj)
+        self._gate_up, self._down = joined(mlp.gate_proj, mlp.up_proj), mlp.down_proj
+        self._cross, self._mlp_norm = layer.cross, layer.mlp_norm
 
-    def __call__(self, x: Tensor, index: int, attention: DraftAttention) -> Tensor:
-        """Return the kept tokens [n, d] of x [R, d]; stores R keys and values in layer `index`."""
-        query = self._write(x, index, attention)
-        kept, rope = attention.kept, attention.rope
-        if kept is not None:
-            x, query, rope = x[kept], query[kept], Rope(rope.cos[kept], rope.sin[kept])
+    def __call__(
+        self, stream: Stream, buffer: Tensor, tokens: DraftTokens, attended: Attended
+    ) -> Stream:
+        """Return the stream of the kept tokens behind the layer; keys and values of all go to a
+        pool's `buffer`."""
+        (x, normed), places = _added(self._norm, stream), [*tokens.rope, tokens.slots]
+        query = place(self._qkv(normed), buffer, places, self._norms, self._norm.eps)
+        if attended.kept is not None:
+            x, query, *places = (own[attended.kept] for own in (x, query, *places))
         if not len(x):
-            return x
-        x = x + self._out(attention.read_own(index, query))
+            return x, x
+        scale = query.shape[2] ** -0.5
+        more = self._out(attend(query, buffer, attended.own, scale))
         # The outputs have no bias, so that nothing is added where nothing is read.
-        for cross, others in zip(self._cross, attention.others, strict=False):
-            query = cross.q_proj(cross.norm(x)).view(len(x), self._num_heads, -1)
-            query = rotate(query if cross.q_norm is None else cross.q_norm(query), *rope)
-            x = x + cross.o_proj(attention.read_other(others, query))
-        result: Tensor = x + self._mlp(self._mlp_norm(x))
-        return result
+        for cross, read in zip(self._cross, attended.others, strict=False):
+            x, normed = _added(cross.norm, (x, more))
+            query = place(cross.q_proj(normed), buffer[:0], places, _weights(cross), cross.norm.eps)
+            more = cross.o_proj(read(query))
+        x, normed = _added(self._mlp_norm, (x, more))
+        return x, self._down(gate(self._gate_up(normed)))
 
-    def _write(self, x: Tensor, index: int, attention: DraftAttention) -> Tensor:
-        """Store keys and values of all tokens; return their queries [R, H, hd]."""
-        heads, num = self._num_heads, self._num_heads + self._num_keys
-        qkv = F.linear(self._norm(x), self._weight, self._bias)
-        qkv = qkv.view(len(x), num + self._num_keys, -1)
-        both, (query_norm, key_norm) = qkv[:, :num], self._norms
-        if query_norm is not None and key_norm is not None:
-            both = torch.cat((query_norm(both[:, :heads]), key_norm(both[:, heads:])), 1)
-        both = rotate(both, *attention.rope)
-        attention.store(index, torch.cat((both[:, heads:], qkv[:, num:]), 1).transpose(0, 1))
-        return both[:, :heads]
+
+def _added(norm: RmsNorm, stream: Stream) -> Stream:
+    found: Stream = add_norm(*stream, norm.weight, norm.eps)
+    return found
+
+
+def _weights(attention: Any) -> list[Tensor]:
+    """Return the weights of the norms of heads."""
+    norms = (attention.q_norm, getattr(attention, "k_norm", None))
+    return [norm.weight for norm in norms if norm is not None]
 
 
 class TorchGlide:
@@ -160,6 +124,7 @@ class TorchGlide:
         self._norm = model.norm
         self._weight = target.head[self.vocab].to(self._dtype)
         self._group = weights.config.num_heads // weights.config.num_kv_heads
+        self.tile = num_places(self._group) // self._group
         own = [self.embeddings, self._weight, *model.parameters()]
         self.weight_bytes = sum(weight.nbytes for weight in own)
 
@@ -185,52 +150,76 @@ class TorchGlide:
         """Return scores [n, V_d] of states [n, d]."""
         return F.linear(hidden, self._weight)
 
-    def states(self, keys: DraftKeys, tokens: DraftTokens) -> Tensor:
-        """Return the states [n, d] of the kept tokens behind the final norm."""
-        *earlier, final = self.layers
-        x, last = self.embeddings[tokens.ids], DraftAttention(keys, tokens, self._group)
-        whole = last
-        if earlier and tokens.kept is not None:
-            whole = DraftAttention(keys, replace(tokens, kept=None), self._group)
-        for index, layer in enumerate(earlier):
-            x = layer(x, index, whole)
-        hidden: Tensor = self._norm(final(x, len(earlier), last))
-        return hidden
+    def states(self, pool: KvPool, tokens: DraftTokens, passes: Sequence[Attended]) -> Tensor:
+        """Return the states [n, d] of the kept tokens behind the final norm; the last of `passes`
+        is the last layer's, the first that of those before."""
+        x = self.embeddings[tokens.ids]
+        stream, final = (x, x[:0]), len(self.layers) - 1
+        for index, layer in enumerate(self.layers):
+            stream = layer(stream, pool.layer(index), tokens, passes[-(index == final)])
+        return _added(self._norm, stream)[1]
 
     def _states(self, step: SessionStep) -> Tensor:
         """Return the states of a step's tokens that go on."""
         state, count, device = step.state, len(step.tokens), self.embeddings.device
-        pool, table = state.cache.pool, as_tensor(state.cache.table()[: step.start + count])
-        table = table.to(device)
-        own = [gather(pool.layer(index), table, 1) for index in range(len(self.layers))]
-        num_seen = torch.tensor([[step.num_read]], device=device)
-        is_tree = step.first_node >= 0
+        pool, table = state.cache.pool, as_tensor(state.cache.table())
+        columns = torch.arange(step.start, step.start + count, device=device)
         tokens = DraftTokens(
             torch.tensor(step.tokens, device=device),
-            torch.arange(step.start, step.start + count, device=device)[None],
             at_positions(self._rope, torch.tensor(step.positions, device=device)),
-            table[step.start :],
-            None if is_tree else slice(count - step.num_kept, None),
-            self._visible(step) if is_tree else None,
-            lead=state.lead,
+            table[step.start : step.start + count].to(device),
         )
-        return self.states(DraftKeys(own, state.target_kv, num_seen, pool), tokens)
+        pages = torch.tensor([state.cache.pages], device=device)
+        kept = None if step.first_node >= 0 else slice(count - step.num_kept, None)
+        wanted = (None, kept) if len(self.layers) > 1 else (kept,)
+        passes = [self._attended(step, pages, columns, own) for own in wanted]
+        return self.states(pool, tokens, passes)
 
-    def _visible(self, step: SessionStep) -> Tensor:
+    def _attended(
+        self, step: SessionStep, pages: Tensor, columns: Tensor, kept: slice | None
+    ) -> Attended:
+        """Return what the kept of a step's tokens attend to, or all."""
+        columns = columns if kept is None else columns[kept]
+        own = on_pages(pages, tiles_of(1, len(columns), self.tile, columns.device), columns + 1)
+        if step.first_node >= 0:
+            own = self._of_tree(step, own, columns)
+        num_seen = torch.tensor(step.num_read, device=columns.device)
+        limits = limits_of(columns, num_seen, step.state.lead, reads_first=kept is None)
+        below = limits.unsqueeze(1)
+        seen = torch.arange(step.num_read, device=columns.device) < below
+        mask = additive(seen[None], self._group, self._dtype)
+
+        def read(pair: Pair, query: Tensor) -> Tensor:
+            return torch.where(below > 0, attend_each(query, pair, mask), 0.0)
+
+        return Attended(own, [partial(read, pair) for pair in step.state.target_kv], kept)
+
+    def _of_tree(self, step: SessionStep, own: list[Tensor], columns: Tensor) -> list[Tensor]:
         """Return what a tree's new nodes see: the prefix, their ancestors and themselves."""
+        count, table = len(step.state.tokens), as_tensor(step.state.cache.table())
         above = self._masks.rows(tuple(step.state.parents), step.first_node)
-        visible = F.pad(above, (len(step.state.tokens), 0), value=True)
-        return visible[None].to(self.embeddings.device)
+        depths, device = above.sum(1), columns.device
+        paths = table[count:][above.nonzero()[:, 1]].to(device)
+        seen = torch.full_like(columns, count)
+        starts = (depths.cumsum(0) - depths).to(device)
+        return [*own[:2], seen + depths.to(device), seen, starts, paths]
 
 
 def at_positions(rope: Rope, positions: Tensor) -> Rope:
-    """Return the factors of tokens at positions [R], each [R, 1, rotary_dim]."""
-    return Rope(rope.cos[positions].unsqueeze(1), rope.sin[positions].unsqueeze(1))
+    """Return the factors of tokens at positions [R], each [R, rotary_dim]."""
+    return Rope(rope.cos[positions], rope.sin[positions])
 
 
-def _below(size: int, limits: Tensor) -> Tensor:
-    """Return which of `size` columns are below limits [S, N]: bool [S, N, size]."""
-    return torch.arange(size, device=limits.device) < limits.unsqueeze(2)
+def limits_of(
+    columns: Tensor, num_seen: Tensor, lead: Tensor | int, *, reads_first: bool
+) -> Tensor:
+    """Return how many of the target's `num_seen` keys tokens at `columns` of their own keys see:
+    those before, and `lead` more from `NUM_SINKS` on. Nothing is before position 0: training lets
+    it read itself, which is for layers before the last."""
+    limits = torch.minimum(num_seen, columns + (columns >= NUM_SINKS) * lead)
+    if not reads_first:
+        return limits
+    return torch.where(columns == 0, num_seen.clamp(max=1), limits)
 
 
 def ancestor_mask(parents: Sequence[int]) -> Tensor:

@@ -64,6 +64,11 @@ class TorchDecoder:
         self.engine = "torch" if layout.device == CPU else "cuda"
         self.numerics, self.rule = settings.numerics, settings.rule
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())
+        embedding: Any = model.get_input_embeddings().weight
+        every = model.named_parameters(remove_duplicate=False)
+        is_tied = sum(weight is embedding for _, weight in every) > 1
+        self.read_bytes = self.weight_bytes - (0 if is_tied else embedding.nbytes)
+        """Bytes of the weights that a step reads: no embedding but that which is the head."""
         self._layout, self._body = layout, model.base_model
         self._head = _finished(model.get_output_embeddings(), model)
         model.config._attn_implementation = _ATTENTION

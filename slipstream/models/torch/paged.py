@@ -20,26 +20,17 @@ SPANS = 16
 
 @dataclass(frozen=True, slots=True)
 class PagedTokens:
-    """Attention metadata of R tokens, int32: `tables` [S, P] of sessions' pages; `tiles` [T, 3],
-    the first token, number and session of neighbours; of each token [R] its `positions`, how many
-    columns are on pages (`seen`), and from where (`starts`) `paths` has the others' slots.
+    """R tokens at `positions` [R], which write to `slots` [R] int64, and what they attend to, as
+    `attend` takes it."""
 
-    `slots` [R] int64 are those that the tokens write to.
-    """
-
-    tables: Tensor
-    tiles: Tensor
     positions: Tensor
-    seen: Tensor
-    starts: Tensor
-    paths: Tensor
     slots: Tensor
+    attended: list[Tensor]
 
     def attend(self, query: Tensor, layer: Tensor, scale: float) -> Tensor:
-        """Return attention [R, heads * d] of queries [R, heads, d] over a pool's `layer`
-        [2 * kv_heads, slots, d], in which the tokens' own keys and values are."""
-        tokens = [self.tables, self.tiles, self.positions, self.seen, self.starts, self.paths]
-        found: Tensor = attend(query, layer, tokens, scale)
+        """Return attention [R, heads * d] of queries [R, heads, d] over a pool's `layer`, in which
+        the tokens' own keys and values are."""
+        found: Tensor = attend(query, layer, self.attended, scale)
         return found
 
 
@@ -58,14 +49,21 @@ def unpack(values: Tensor, shape: ForwardShape) -> tuple[Tensor, PagedTokens]:
     parts = values.split(shape.sizes())
     tokens, positions, slots, seen, starts, tables, tiles, paths = parts
     tables, tiles = tables.view(shape.sessions, -1), tiles.view(-1, 3)
-    return tokens, PagedTokens(tables, tiles, positions, seen, starts, paths, slots.long())
+    attended = [tables, tiles, positions + 1, seen, starts, paths]
+    return tokens, PagedTokens(positions, slots.long(), attended)
 
 
 @torch.library.custom_op("slipstream::attend", mutates_args=(), device_types="cpu")
 def attend(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
-    """`PagedTokens.attend` on a CPU, a session's tokens at a time; on a GPU it is
-    `cuda.attention`."""
-    tables, tiles, positions, seen, starts, paths = tokens
+    """Return attention [R, heads * d] of queries [R, heads, d] over a pool's layer
+    [2 * kv_heads, slots, d]; zeros where a token sees nothing.
+
+    `tokens` are integers: `tables` [S, P] of sessions' pages; `tiles` [T, 3], the first token,
+    number and session of neighbours; of each token [R] the number of its columns (`counts`), how
+    many of them are on pages (`seen`), and from where (`starts`) `paths` has the others' slots.
+    A CPU's is here, a session's tokens at a time, and a GPU's in `cuda.kernels`.
+    """
+    tables, tiles, counts, seen, starts, paths = tokens
     out = query.new_empty(len(query), query.shape[1] * query.shape[2])
     group = query.shape[1] // (len(layer) // 2)
     for session, own in groupby(tiles.tolist(), lambda tile: tile[2]):
@@ -74,22 +72,37 @@ def attend(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> 
             continue
         rows = slice(tiled[0].start, tiled[-1].stop)
         num_seen, first = seen[rows].long(), starts[rows].long()
-        lengths = positions[rows] + 1 - num_seen
+        lengths = counts[rows].long() - num_seen
         ends = lengths.cumsum(0)
         of = torch.repeat_interleave(torch.arange(len(lengths)), lengths)
         path = paths[torch.arange(len(of)) + (first + lengths - ends)[of]]
-        on_pages = page_slots(tables[session : session + 1])[0, : num_seen.max()]
-        is_seen = torch.arange(len(on_pages)) < num_seen[:, None]
+        slots = page_slots(tables[session : session + 1])[0, : max(int(num_seen.max()), 1)]
+        is_seen = torch.arange(len(slots)) < num_seen[:, None]
         is_seen = torch.cat([is_seen, of == torch.arange(len(lengths))[:, None]], 1)
-        pairs = gather(layer, torch.cat([on_pages, path]).long(), 1).chunk(2, 1)
+        pairs = gather(layer, torch.cat([slots, path]).long(), 1).chunk(2, 1)
         mask = additive(is_seen[None], group, query.dtype)
-        out[rows] = attend_each(query[rows], pairs, mask, scale)
+        found = attend_each(query[rows], pairs, mask, scale)
+        out[rows] = torch.where(is_seen.any(1, keepdim=True), found, 0.0)
     return out
 
 
 @attend.register_fake
 def _(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
     return query.new_empty(len(query), query.shape[1] * query.shape[2])
+
+
+def on_pages(tables: Tensor, tiles: Tensor, counts: Tensor) -> list[Tensor]:
+    """Return what `attend` takes of tokens that see the first `counts` [R] columns of their
+    sessions' `tables`; there are no paths then."""
+    return [tables, tiles, counts, counts, counts, counts]
+
+
+def tiles_of(num: int, size: int, tile: int, device: torch.device) -> Tensor:
+    """Return the tiles of `size` tokens of each of `num` sessions."""
+    within = torch.arange(0, size, tile, device=device)
+    session = torch.arange(num, device=device)[:, None].expand(num, len(within))
+    count = (size - within).clamp(max=tile).expand_as(session)
+    return torch.stack([session * size + within, count, session], 2).flatten(0, 1)
 
 
 def gather(layer: Tensor, slots: Tensor, num: int) -> Tensor:

@@ -65,7 +65,7 @@ class Sessions:
         packed = pack(batch, num_places(self.group) // self.group)
         values = torch.from_numpy(packed.values).to(DEVICE)
         _, meta = unpack(values, packed.shape)
-        table = [meta.tables, meta.tiles, meta.positions, meta.seen, meta.starts, meta.paths]
+        table = meta.attended
         given = (query.to(dtype or query.dtype), self.pool.layer(0).to(dtype or query.dtype))
         if by is attend:
             given, table = [own.cpu() for own in given], [own.cpu() for own in table]
@@ -153,9 +153,9 @@ from triton.compiler import ASTSource
 from slipstream.models.cuda import draw_kernels, kernels
 
 NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64"}
-NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size", "span"), "i32")
+NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size", "span", "turned"), "i32")
 DRAWS = ("find_tops", "find_bests", "find_tokens")
-INDICES = ("keys", "tokens", "tables", "tiles", "positions", "seen", "starts", "paths")
+INDICES = ("keys", "tokens", "tables", "tiles", "counts", "seen", "starts", "paths")
 SIZES = {"GROUP": 4, "HEADS": 32, "WIDTH": 128, "PLACES": 16, "SPANS": 16}
 SIZES |= {"ADDS": True, "NORMS": True, "BLOCK": 1024, "PARTS": 32}
 WIDE = ("sums", "peaks", "totals", "tops", "scores", "heats")
