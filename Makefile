@@ -123,7 +123,7 @@ gpu: model ## check and measure everything on a GPU, in 10 minutes or so; figure
 	OMP_NUM_THREADS=1 timeout 300 $(BIN)/python -m pytest -q -m gpu tests/unit/models || failed=1; \
 	run speed speed $$short --methods plain,ngram,best; \
 	run sampled speed $$short --methods plain,best --temperature 1; \
-	run floors floors; \
+	run floors cost --shape llama-3-8b --rows 1,2,4,8,16,32,64,128; \
 	run cost cost $$target --rows 1,2,4,8,16,32,64,128; \
 	run serve serve $$short --methods plain,auto --repeats 1 --concurrency 1,4,16,64; \
 	exit $$failed

@@ -1,4 +1,4 @@
-"""Costs of forwards: of the target by batched tokens, and of a draft step.
+"""Costs of forwards: of a target, or of random weights, by batched tokens; and of a draft step.
 
 Everything is timed in turn, round after round, and reported as a median, so that a drift of the
 machine hits all of it alike.
@@ -8,14 +8,17 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from pathlib import Path
 from statistics import median
 from typing import Any
 
+import torch
 from rich.table import Table
+from transformers import AutoModelForCausalLM, LlamaConfig
 
-from slipstream.bench.engines import MethodEngines
-from slipstream.bench.figures import fixed, table
+from slipstream.bench.figures import fixed, quotient, table
 from slipstream.bench.harness import parse_numbers
+from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
 from slipstream.core.policy.profile import Profile
@@ -25,17 +28,30 @@ from slipstream.core.types import Plan, Session
 from slipstream.drafting.build import DraftModel
 from slipstream.models.causal import CausalModel
 from slipstream.models.decoder import Decoder
+from slipstream.models.dtypes import CPU, choose_dtype
 from slipstream.models.kv.batch import Part
 from slipstream.models.kv.cache import KvCache
-from slipstream.models.memory import wait_for
+from slipstream.models.kv.pool import BLOCK_SIZE
+from slipstream.models.loaded import parse_device
+from slipstream.models.loading import causal_model
+from slipstream.models.memory import free_bytes, wait_for
+from slipstream.models.native.checkpoint import CONFIG
 from slipstream.models.native.model import NativeDecoder
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync
+from slipstream.models.threads import set_num_threads
+from slipstream.models.torch.arrays import start_torch, torch_dtype
+from slipstream.models.torch.loading import require_causal
 from slipstream.options import check_bounds, option
 
 MAX_ROWS = 128
 DRAFTED = 5
 """Nodes of the chain that a draft step is the median of, where its training allows so many."""
 _WARMUP = 3
+_SESSIONS = (1, 8, 32)
+_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "tie_word_embeddings")
+_SHAPES = {"llama-3.2-1b": (2048, 8192, 16, True), "llama-3-8b": (4096, 14336, 32, False)}
+"""Published `_SIZES`."""
+_OF_ALL = {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192}
 _UNITS = {"gmac_per_s": "GMAC/s", "gb_per_s": "GB/s"}
 
 Action = Callable[[], object]
@@ -49,6 +65,11 @@ class CostPlan:
     context: int = option(300, "Tokens before those that are verified.", least=2)
     rounds: int = option(20, "Timings of each forward.", least=1)
     roofline: bool = option(False, "Also what this machine could do at most, measured.")
+    shape: str | None = option(
+        None,
+        "Instead of a target, a model of random weights: llama-3.2-1b, llama-3-8b, or a directory"
+        " with a config.json.",
+    )
 
     def __post_init__(self) -> None:
         rows = self.row_counts
@@ -65,45 +86,75 @@ class CostPlan:
 
 
 def measure_cost(
-    plan: CostPlan, engines: MethodEngines, text: str, *, has_draft: bool
+    plan: CostPlan, model: CausalModel, text: list[int], draft: DraftModel | None
 ) -> dict[str, Any]:
     """Return all costs in milliseconds, after as many tokens of `text` as the plan's context.
 
-    `forward_ms` maps the number of rows (as text) to the time of a verification, head included.
-    `draft` is None without a draft. Raises `PromptTooLong` where it does not fit.
+    `forward_ms` maps the number of rows (as text) to the time of a verification, head included,
+    `sessions_ms` that of sessions to the time of one token of each. `draft` is None without a
+    draft, the floor without a device or a shape. Raises `PromptTooLong` where it does not fit.
     """
-    tokens = _context(plan, engines, text)
-    target = _Forwards(engines.engine.model, tokens)
+    tokens, counts = _context(plan, model, text), _SESSIONS if plan.shape else ()
+    target = _Forwards(model, tokens, num_sessions=max(counts, default=1))
     actions: dict[Any, Action] = {rows: partial(target.run, rows) for rows in plan.row_counts}
+    actions |= {str(count): partial(target.run, 1, count) for count in counts}
     drafted = 0
-    if has_draft:
-        model = engines.draft_model()
-        drafted = min(DRAFTED, model.scorer.max_lag or DRAFTED)
-        actions |= _draft_actions(model, target.cache, tokens, drafted=drafted)
-    ms = _medians(actions, plan.rounds, target.model.device)
+    if draft is not None:
+        drafted = min(DRAFTED, draft.scorer.max_lag or DRAFTED)
+        actions |= _draft_actions(draft, target.caches[0], tokens, drafted=drafted)
+    ms = _medians(actions, plan.rounds, model.device)
     forward_ms = {str(rows): ms[rows] for rows in plan.row_counts}
+    floor_ms = _floor_ms(model, len(tokens)) if plan.shape or model.device != CPU else None
     return {
+        "engine": model.engine,
         "context": len(tokens),
         "forward_ms": forward_ms,
-        "draft": _draft_cost(ms, drafted) if has_draft else None,
-        "roofline": roofline_of(target.model.decoder, forward_ms) if plan.roofline else None,
+        "sessions_ms": {str(count): ms[str(count)] for count in counts},
+        "floor_ms": floor_ms,
+        "of_floor": quotient(floor_ms, ms[1]),
+        "draft": None if draft is None else _draft_cost(ms, drafted),
+        "roofline": roofline_of(model.decoder, forward_ms) if plan.roofline else None,
     }
+
+
+def random_model(shape: str, options: EngineOptions) -> CausalModel:
+    """Return a model of random weights: times do not depend on them. Raises `InvalidRequest` for a
+    shape that is neither published nor a directory with a config.json."""
+    if shape in _SHAPES:
+        sizes: dict[str, Any] = _OF_ALL | dict(zip(_SIZES, _SHAPES[shape], strict=True))
+        config = LlamaConfig(**sizes)
+    elif (Path(shape) / CONFIG).is_file():
+        config = require_causal(Path(shape))
+    else:
+        known = f"{', '.join(_SHAPES)} or a directory with a {CONFIG}"
+        raise InvalidRequest(f"the shape is {shape!r}, but must be {known}")
+    if options.threads is not None:
+        set_num_threads(options.threads)
+    start_torch()
+    device = parse_device(options.device)
+    with torch.device(device):
+        dtype = torch_dtype(choose_dtype(options.dtype, device))
+        made = AutoModelForCausalLM.from_config(config, dtype=dtype)
+    return causal_model(made.eval().requires_grad_(False), numerics=options.numerics)
 
 
 class _Forwards:
     """Verifications behind one context; none of them becomes final, so each is like the first."""
 
-    def __init__(self, model: CausalModel, tokens: Sequence[int]) -> None:
+    def __init__(self, model: CausalModel, tokens: Sequence[int], *, num_sessions: int) -> None:
         self.model = model
         self.tokens = tokens
-        self.cache = model.open(len(tokens) + MAX_ROWS)
-        model.prefill(self.cache, tokens[:-1])
+        pool = model.pool(num_sessions * -(-len(tokens) // BLOCK_SIZE))
+        self.caches = [model.open_in(pool) for _ in range(num_sessions)]
+        for cache in self.caches:
+            model.prefill(cache, tokens[:-1])
 
-    def run(self, num_tokens: int) -> None:
-        """Compute the logits of the last token and a chain of drafted ones."""
+    def run(self, num_tokens: int, num_sessions: int = 1) -> None:
+        """Compute the logits of the last token and a chain of drafted ones, of so many sessions."""
         drafted = [self.tokens[index % len(self.tokens)] for index in range(num_tokens - 1)]
-        part = Part(self.cache, self.tokens[-1:], TokenTree.chain(drafted))
-        hidden, _ = self.model.forward([part])
+        pending, tree = self.tokens[-1:], TokenTree.chain(drafted)
+        parts = [Part(cache, pending, tree) for cache in self.caches[:num_sessions]]
+        hidden, _ = self.model.forward(parts)
         self.model.logits(hidden)
 
 
@@ -174,16 +225,25 @@ def _draft_cost(ms: Mapping[Any, float], drafted: int) -> dict[str, float]:
     }
 
 
-def _context(plan: CostPlan, engines: MethodEngines, text: str) -> list[int]:
-    engine = engines.engine
-    room = engine.model.context_length - plan.row_counts[-1]
-    if plan.context > room:
+def _context(plan: CostPlan, model: CausalModel, text: list[int]) -> list[int]:
+    if plan.context > model.context_length - plan.row_counts[-1]:
         raise PromptTooLong(
             f"a context of {plan.context} tokens leaves no room in the model's"
-            f" {engine.model.context_length}"
+            f" {model.context_length}"
         )
-    tokens = engine.text.encode(text, add_special_tokens=False)
-    return (tokens * -(-plan.context // len(tokens)))[: plan.context]
+    return (text * -(-plan.context // len(text)))[: plan.context]
+
+
+def _floor_ms(model: CausalModel, context: int) -> float:
+    """Return the time in which a large copy moves the weights and keys that a plain step reads."""
+    decoder: Any = model.decoder
+    read = decoder.roofline()[1] if isinstance(decoder, NativeDecoder) else decoder.read_bytes
+    device = model.device
+    size = min(1 << (27 if device == CPU else 30), free_bytes(device) // 8)
+    source, into = torch.ones(2, size, dtype=torch.uint8, device=device)
+    copy_s = min(_timed(partial(into.copy_, source), device)[0] for _ in range(10))
+    moved: float = read + context * model.layout.bytes_per_token
+    return 1000 * moved * copy_s / (2 * size)
 
 
 def roofline_of(decoder: Decoder, forward_ms: Mapping[str, float]) -> dict[str, Any]:
@@ -211,6 +271,8 @@ def cost_table(cost: Mapping[str, Any]) -> Table:
         reached = ((roofline["rows"][rows][name], most) for name, most in peak.items())
         shares = (f"{some:.1f} ({some / most:.0%})" for some, most in reached)
         shown.add_row(rows, fixed(own, 2), fixed(own / ms["1"], 2, "x"), *shares)
+    for count, own in cost["sessions_ms"].items():
+        shown.add_row(f"sessions: {count}", fixed(own, 2), fixed(own / ms["1"], 2, "x"))
     draft = cost["draft"] or {}
     for name, key in (("draft step", "step"), ("in a round", "round_step")) if draft else ():
         shown.add_row(name, fixed(draft[f"{key}_ms"], 3), fixed(draft[f"{key}_ratio"], 3, "x"))

@@ -13,7 +13,7 @@ import typer
 from slipstream.bench import load
 from slipstream.bench import rounds as rounds_of
 from slipstream.bench import speed as speeds
-from slipstream.bench.cost import CostPlan, cost_table, measure_cost
+from slipstream.bench.cost import CostPlan, cost_table, measure_cost, random_model
 from slipstream.bench.harness import Samples, SamplingPlan, run_in_turn
 from slipstream.bench.methods import (
     GRAMMAR,
@@ -32,7 +32,6 @@ from slipstream.cli.bench_flags import (
     machine_facts,
     weights_facts,
 )
-from slipstream.cli.bench_floors import floors
 from slipstream.cli.engine import open_async_client
 from slipstream.cli.flags import with_flags
 from slipstream.cli.options import DEFAULT_TARGET, PlaceFlags, read_token
@@ -194,9 +193,6 @@ def _show(
     output.write({"environment": environment, name: figures})
 
 
-app.command()(floors)
-
-
 Methods = Annotated[str, typer.Option(help=f"Methods, separated by commas; a method is {GRAMMAR}.")]
 
 
@@ -247,15 +243,32 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
     """Cost of verifying tokens, and of a draft step, in milliseconds.
 
     Every forward is timed in turn with the others; medians are printed. The tokens of a
-    verification are one pending token and a chain of drafted ones, head included.
+    verification are one pending token and a chain of drafted ones, head included. With --shape
+    also one token of each of several sessions.
     """
     models.check()
-    engines = models.engines(SamplingParams())
-    text = "\n".join(turn for question in QuestionFlags().questions() for turn in question.turns)
-    has_draft = models.draft != "glide" or shipped_folder(engines.engine.model_id).is_dir()
-    measured = measure_cost(plan, engines, text, has_draft=has_draft)
+    if plan.shape is None:
+        measured, facts = _target_cost(plan, models), models.facts()
+    else:
+        model = random_model(plan.shape, models.options())
+        measured = measure_cost(plan, model, [1], None)
+        facts = {**machine_facts(models.device), "shape": plan.shape, "dtype": model.dtype.name}
     figures_console().print(cost_table(measured))
-    output.write({"environment": {**models.facts(), "rounds": plan.rounds}, "cost": measured})
+    if floor := measured["floor_ms"]:
+        plain, share = measured["forward_ms"]["1"], measured["of_floor"]
+        show_lines([f"a plain step takes {plain:.2f} ms, reading {floor:.2f} ({share:.0%})"])
+    output.write({"environment": {**facts, "rounds": plan.rounds}, "cost": measured})
+
+
+def _target_cost(plan: CostPlan, models: ModelFlags) -> dict[str, Any]:
+    engines = models.engines(SamplingParams())
+    engine, questions = engines.engine, QuestionFlags().questions()
+    text = "\n".join(turn for question in questions for turn in question.turns)
+    has_draft = models.draft != "glide" or shipped_folder(engine.model_id).is_dir()
+    draft = engines.draft_model() if has_draft else None
+    return measure_cost(
+        plan, engine.model, engine.text.encode(text, add_special_tokens=False), draft
+    )
 
 
 def _draft_models(methods: Sequence[Method]) -> Iterator[str]:

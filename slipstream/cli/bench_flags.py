@@ -48,16 +48,19 @@ class ModelFlags:
 
     def engines(self, sampling: SamplingParams, *others: str) -> MethodEngines:
         """Find these models and others by name, and load none yet."""
-        # Methods share engines and get the same prompts: none may find what another has read.
-        options = EngineOptions(
-            self.dtype, self.numerics, self.threads, self.device, max_cached_bytes=0
-        )
         with bars() as progress:
             fetch(self.target, self.draft, progress)
             for name in others:
                 resolve(name, progress=progress)
         return MethodEngines(
-            self.target, self.draft, options, sampling=sampling, profile=self.profile
+            self.target, self.draft, self.options(), sampling=sampling, profile=self.profile
+        )
+
+    def options(self) -> EngineOptions:
+        """Return the options of engines."""
+        # Methods share engines and get the same prompts: none may find what another has read.
+        return EngineOptions(
+            self.dtype, self.numerics, self.threads, self.device, max_cached_bytes=0
         )
 
     def stack(self) -> StackFlags:

@@ -8,7 +8,6 @@ from collections.abc import Sequence
 from dataclasses import replace
 
 from slipstream.core.errors import CapacityError, SessionNotFound, SlipstreamError
-from slipstream.core.round import Clock
 from slipstream.core.row_costs import Offer
 from slipstream.core.sequence import TokenSequence, finish
 from slipstream.core.types import FinishReason, Proposal, Verdict
@@ -46,7 +45,6 @@ class LocalTarget:
         *,
         max_sessions: int = 64,
         grammars: Grammars | None = None,
-        clock: Clock = time.perf_counter,
     ) -> None:
         """`meter` makes the offer of a session's next round; `grammars` are those of outputs."""
         self._model = model
@@ -54,7 +52,6 @@ class LocalTarget:
         self._meter = meter
         self._max_sessions = max_sessions
         self.grammars = grammars
-        self._clock = clock
         self._sessions: dict[str, TargetSession] = {}
 
     async def verify(self, sequence: TokenSequence, proposal: Proposal) -> Verdict:
@@ -99,7 +96,7 @@ class LocalTarget:
     def step(self, batch: Batch) -> None:
         """Compute one forward for what is scheduled, of different requests; those that it decides
         are done."""
-        began = self._clock()
+        began = time.perf_counter()
         num_tokens = sum(entry.num_tokens for entry in batch)
         num_keys = sum(entry.num_tokens * entry.request.num_keys for entry in batch)
         slots, decisions = forward(self._model, batch)
@@ -109,7 +106,7 @@ class LocalTarget:
                 self._decide(entry, own, next(next_decision), offer)
             else:
                 entry.request.cache.keep(own)
-        seconds = self._clock() - began
+        seconds = time.perf_counter() - began
         self._meter.record(StepCost(num_tokens, len(batch), num_keys, seconds))
 
     def park(self, session_id: str) -> None:

@@ -194,10 +194,9 @@ class Activity(StrEnum):
 class TimeSpent:
     """Seconds by activity; together they are all the time there was."""
 
-    def __init__(self, clock: Clock, *, window_s: float = WINDOW_S) -> None:
-        """Idle at first. `window_s` is the time that `waiting_share` looks back on."""
+    def __init__(self, clock: Clock) -> None:
+        """Idle at first."""
         self._clock = clock
-        self._window_s = window_s
         self._now = Activity.IDLE
         self._since = clock()
         self._seconds = dict.fromkeys(Activity, 0.0)
@@ -223,7 +222,7 @@ class TimeSpent:
         waited_s = self.totals()[Activity.WAITING]
         marks, now = self._marks, self._since
         marks.append((now, waited_s))
-        while len(marks) > 2 and marks[1][0] <= now - self._window_s:
+        while len(marks) > 2 and marks[1][0] <= now - WINDOW_S:
             marks.popleft()
         began, before_s = marks[0]
         return (waited_s - before_s) / (now - began) if now > began else 0.0

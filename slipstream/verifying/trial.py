@@ -39,8 +39,7 @@ def learn_cost(
     """Time steps of up to `max_tokens` tokens, logits included, for about so many seconds.
 
     Costs kept under this `name` by an earlier start hold unless a few forwards are clearly faster.
-    On a device they are timed over the engine's own `pool`, so that its forwards are captured
-    early.
+    On a device they are timed over the engine's own `pool`, whose forwards are captured.
     """
     max_tokens = min(max_tokens, model.context_length)
     forwards = _Forwards(model, pool, max_tokens)

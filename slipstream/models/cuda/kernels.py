@@ -42,11 +42,35 @@ def _rows(buffer, index, is_there, size, WIDTH: tl.constexpr, WIDE: tl.constexpr
 
 
 @triton.jit
-def _slots(table, paths, column, seen, count):
-    """Slots of the columns of a token, which sees `count`, the first `seen` of them on pages."""
-    page = tl.load(table + column // _PAGE, mask=column < seen, other=0)
-    other = tl.load(paths + column - seen, mask=(column >= seen) & (column < count), other=0)
-    return tl.where(column < seen, page * _PAGE + column % _PAGE, other)
+def _seen_rows(buffer, given, row, column, size, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+    """Keys or values [n, WIDTH] of some columns of a token, on pages or at slots of its path."""
+    table, paths, starts, seen, counts = given
+    count, num_paged = tl.load(counts + row), tl.load(seen + row)
+    page = tl.load(table + column // _PAGE, mask=column < num_paged, other=0)
+    is_path = (column >= num_paged) & (column < count)
+    other = tl.load(paths + tl.load(starts + row) + column - num_paged, mask=is_path, other=0)
+    slot = tl.where(column < num_paged, page * _PAGE + column % _PAGE, other)
+    return _rows(buffer, slot, column < count, size, WIDTH, WIDE)
+
+
+@triton.jit
+def _weights(score, peak):
+    """Weights by scores, what is kept of sums by the peak before, and the new peak."""
+    top = tl.maximum(peak, tl.max(score, 1))
+    base = tl.where(top == float("-inf"), 0.0, top)
+    return tl.exp(score - base[:, None]), tl.exp(peak - base), top
+
+
+@triton.jit
+def _store_span(
+    sums, peaks, totals, index, is_used, summed, peak, total, size, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Store what a span gives for each place in use."""
+    inner = tl.arange(0, WIDTH)
+    tl.store(peaks + index, peak, mask=is_used)
+    tl.store(totals + index, total, mask=is_used)
+    mask = is_used[:, None] & (inner < size)[None, :]
+    tl.store(sums + index.to(tl.int64)[:, None] * size + inner[None, :], summed, mask=mask)
 
 
 @triton.jit
@@ -58,56 +82,37 @@ def _attend_spans(
 ):  # fmt: skip
     """One span of the columns of a tile's tokens, for the query heads of one key head."""
     tile, head, number = tl.program_id(0) * 3, tl.program_id(1), tl.program_id(2)
-    num_heads = tl.num_programs(1)
-    first, num = tl.load(tiles + tile), tl.load(tiles + tile + 1)
-    table = tables + tl.load(tiles + tile + 2) * num_pages
-    place, block = tl.arange(0, PLACES), tl.arange(0, _BLOCK)
-    of = place // GROUP
-    is_used = of < num
-    row = first + tl.where(is_used, of, 0)
-    low, high = _span(tl.load(counts + row), number, SPANS)
-    is_used = is_used & (low < high)
+    num_heads, first, num = tl.num_programs(1), tl.load(tiles + tile), tl.load(tiles + tile + 1)
+    table, of = tables + tl.load(tiles + tile + 2) * num_pages, tl.arange(0, PLACES) // GROUP
+    given = (table, paths, starts, seen, counts)
+    row = first + tl.where(of < num, of, 0)
+    low, high = _span(tl.where(of < num, tl.load(counts + row), 0), number, SPANS)
+    is_used = low < high
     begin, end = tl.min(tl.where(is_used, low, 1 << 30), 0), tl.max(tl.where(is_used, high, 0), 0)
-    shared = tl.min(tl.load(seen + row), 0)
-    out = (row * num_heads + head) * GROUP + place % GROUP
     keys = layer + head.to(tl.int64) * num_slots * size
     values = keys + num_heads.to(tl.int64) * num_slots * size
+    out = (row * num_heads + head) * GROUP + tl.arange(0, PLACES) % GROUP
     q = _rows(query, out, is_used, size, WIDTH, WIDE)
-    peak = tl.full([PLACES], float("-inf"), tl.float32)
-    total = tl.zeros([PLACES], tl.float32)
+    peak, total = tl.full([PLACES], float("-inf"), tl.float32), tl.zeros([PLACES], tl.float32)
     summed = tl.zeros([PLACES, WIDTH], tl.float32)
     for start in range(begin, end, _BLOCK):
-        column = start + block
+        column = start + tl.arange(0, _BLOCK)
         # Tokens of a tile share their keys up to where the first of them leaves the pages.
-        turns = tl.where(shared < start + _BLOCK, num, 1)
-        score = tl.zeros([PLACES, _BLOCK], tl.float32)
+        turns = tl.where(tl.min(tl.load(seen + row), 0) < start + _BLOCK, num, 1)
+        score, added = tl.zeros([PLACES, _BLOCK], tl.float32), tl.zeros([PLACES, WIDTH], tl.float32)
         for turn in range(0, turns):
-            count = tl.load(counts + first + turn)
-            path = paths + tl.load(starts + first + turn)
-            slot = _slots(table, path, column, tl.load(seen + first + turn), count)
-            k = _rows(keys, slot, column < count, size, WIDTH, WIDE)
+            k = _seen_rows(keys, given, first + turn, column, size, WIDTH, WIDE)
             own = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
             score = tl.where(((of == turn) | (turns == 1))[:, None], own, score)
         is_seen = (column[None, :] >= low[:, None]) & (column[None, :] < high[:, None])
-        score = tl.where(is_seen & is_used[:, None], score, float("-inf"))
-        top = tl.maximum(peak, tl.max(score, 1))
-        base = tl.where(top == float("-inf"), 0.0, top)
-        weight, kept = tl.exp(score - base[:, None]), tl.exp(peak - base)
-        total, peak = total * kept + tl.sum(weight, 1), top
-        added = tl.zeros([PLACES, WIDTH], tl.float32)
+        weight, kept, peak = _weights(tl.where(is_seen, score, float("-inf")), peak)
         for turn in range(0, turns):
-            count = tl.load(counts + first + turn)
-            path = paths + tl.load(starts + first + turn)
-            slot = _slots(table, path, column, tl.load(seen + first + turn), count)
-            v = _rows(values, slot, column < count, size, WIDTH, WIDE)
+            v = _seen_rows(values, given, first + turn, column, size, WIDTH, WIDE)
             own = tl.dot(weight.to(v.dtype), v, input_precision="ieee")
             added = tl.where(((of == turn) | (turns == 1))[:, None], own, added)
-        summed = summed * kept[:, None] + added
-    to, inner = out * SPANS + number, tl.arange(0, WIDTH)
-    tl.store(peaks + to, peak, mask=is_used)
-    tl.store(totals + to, total, mask=is_used)
-    mask = is_used[:, None] & (inner < size)[None, :]
-    tl.store(sums + to.to(tl.int64)[:, None] * size + inner[None, :], summed, mask=mask)
+        total, summed = total * kept + tl.sum(weight, 1), summed * kept[:, None] + added
+    out = out * SPANS + number
+    _store_span(sums, peaks, totals, out, is_used, summed, peak, total, size, WIDTH)
 
 
 @triton.jit
@@ -131,7 +136,7 @@ def _add_spans(
 @attend.register_kernel("cuda")
 def attend_spans(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
     """See `attend`; on another device, where Triton interprets kernels, products are in float32."""
-    tables, tiles, counts, seen, starts, paths = tokens
+    tables, tiles, counts, seen, starts, paths = (own.contiguous() for own in tokens)
     num_rows, num_heads, size = query.shape
     num_keys = len(layer) // 2
     query = query.contiguous()

@@ -117,7 +117,7 @@ class ChainBody:
         ended. `integers` and `doubles` [B, n] are what `GlideChains` packs."""
         shape = self._shape
         singles, *rows = integers.split(shape.input_sizes(), 1)
-        given = ChainInputs(*singles.unbind(1), *rows)
+        given = ChainInputs(*singles.unbind(1), *(row.contiguous() for row in rows))
         heat, *limits = doubles[:, :4].unbind(1)
         rules = Rules(given.policies, given.max_depths, *limits)
         confidence = Confidence(doubles[:, 4:], given.num_points)

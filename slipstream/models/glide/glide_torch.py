@@ -54,8 +54,8 @@ class DraftTokens:
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """What some tokens attend to, the `kept` ones of a pass or all: `own` keys as the operator
-    `attend` takes them, and `others` of each target layer that is read."""
+    """Keys that tokens see, the `kept` ones of a pass or all: `own` as the operator `attend` takes
+    them, and `others` of each target layer that is read."""
 
     own: list[Tensor]
     others: Sequence[Read]

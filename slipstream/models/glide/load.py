@@ -61,7 +61,9 @@ def glide_scorer(
     backend = _native(weights, target, layout) if native else None
     if backend is None:
         from slipstream.models.glide.glide_torch import TorchGlide
+        from slipstream.models.torch.choice import load_kernels
 
+        load_kernels(layout.device)
         backend = TorchGlide(weights, target, layout)
     return GlideScorer(config, weights.vocab, layout, backend)
 

@@ -1,6 +1,5 @@
 """Torch beside numpy and native code: arrays over the same memory, dtypes, threads, KV buffers."""
 
-import os
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -8,6 +7,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.config import set_default_variables
 from slipstream.models.dtypes import DTYPES, Array
 from slipstream.models.threads import num_threads, place
 
@@ -25,8 +25,7 @@ def start_torch() -> None:
 
     Before it computes on this thread: what it starts later would share the core of this one.
     """
-    for name, value in _CUBLAS.items():
-        os.environ.setdefault(name, value)
+    set_default_variables(_CUBLAS)
     torch.set_num_threads(num_threads())
     place(lambda: torch.ones(_PARALLEL).sum())
 

@@ -33,11 +33,7 @@ def torch_decoder(
     `ModelError` for a device that has none.
     """
     layout, on_device = sizes.layout, engine == "cuda" or sizes.layout.device != CPU
-    if layout.device != CPU:
-        try:
-            import slipstream.models.cuda.draw_kernels  # noqa: F401 - operators of its tensors
-        except ImportError:
-            raise ModelError(f"{layout.device} needs Triton: install slipstream[cuda]") from None
+    load_kernels(layout.device)
     if numerics == "invariant" and not on_device:
         raise InvalidRequest(
             "numerics is invariant, but torch computes the model on a CPU, where they are fast:"
@@ -60,6 +56,15 @@ def torch_decoder(
     own = TorchDecoder(model, layout, settings)
     own.weight_bytes = weight_bytes
     return own
+
+
+def load_kernels(device: str) -> None:
+    """Load the operators of a GPU's tensors. Raises `ModelError` where they can't be compiled."""
+    if device != CPU:
+        try:
+            import slipstream.models.cuda.draw_kernels  # noqa: F401
+        except ImportError:
+            raise ModelError(f"{device} needs Triton: install slipstream[cuda]") from None
 
 
 def driven(own: Decoder, split: TensorParallelGroup) -> Decoder:

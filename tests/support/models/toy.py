@@ -51,11 +51,11 @@ def plain(session, model, count, constraint=None):
 
 
 @st.composite
-def trees(draw):
+def trees(draw, sizes=(0, 14), vocab=VOCAB):
     tokens, parents = [], []
-    for _ in range(draw(st.integers(0, 14))):
+    for _ in range(draw(st.integers(*sizes))):
         parent = draw(st.integers(ROOT, len(tokens) - 1))
-        token = draw(st.integers(0, VOCAB - 1))
+        token = draw(st.integers(0, vocab - 1))
         if (parent, token) not in zip(parents, tokens, strict=True):
             tokens.append(token)
             parents.append(parent)

@@ -3,9 +3,7 @@
 import json
 
 import pytest
-import torch
 
-from slipstream.bench.floors import measure_floors
 from slipstream.cli.main import exit_code
 from slipstream.files import write_json
 from slipstream.models.native.library import kernels
@@ -122,24 +120,20 @@ def test_a_number_that_json_does_not_know_leaves_no_file(tmp_path):
     assert list(tmp_path.iterdir()) == []
 
 
-def test_steps_are_timed_by_rows_and_sessions(tmp_path):
-    target = tiny_checkpoint.save_checkpoint(tmp_path, context_length=2048)
-    out = tmp_path / "floors.json"
-    words = ("--shape", str(target), "--device", "cpu", "--dtype", "float32", "--json", str(out))
-    assert exit_code(("bench", "floors", *words)) == 0
-    found = json.loads(out.read_text())["floors"]
-    assert set(found["rows_ms"]) >= {"1", "256"}
-    assert found["plain_ms"] > 0
-
-
 @pytest.mark.gpu
-def test_floors_are_measured_on_a_device(tmp_path):
-    target = tiny_checkpoint.save_checkpoint(tmp_path, context_length=2048)
-    found = measure_floors(str(target), dtype="float32", device="cuda", numerics="fast")
-    assert found["engine"] == "cuda"
-    assert found["accounted"]["workspace"] > torch.cuda.mem_get_info()[1] // 16
+@pytest.mark.parametrize("device", ["cpu", "cuda"])
+def test_costs_of_random_weights_are_beside_the_time_that_reading_takes(tmp_path, device):
+    shape = tiny_checkpoint.save_checkpoint(tmp_path, context_length=512)
+    words = ("--shape", str(shape), "--device", device, "--dtype", "float32", "--rounds", "1")
+    out = tmp_path / "cost.json"
+    assert exit_code(("bench", "cost", *words, "--rows", "1,4", "--json", str(out))) == 0
+    cost = json.loads(out.read_text())["cost"]
+    assert cost["engine"] == {"cpu": f"native {kernels()}", "cuda": "cuda"}[device]
+    assert [*cost["sessions_ms"]] == ["1", "8", "32"]
+    assert cost["of_floor"] == pytest.approx(cost["floor_ms"] / cost["forward_ms"]["1"])
+    assert cost["draft"] is None
 
 
 def test_an_unknown_shape_is_refused(capsys):
-    said = refusal(capsys, "bench", "floors", "--shape", "abacus", "--device", "cpu")
-    assert "the shape is 'abacus', but must be llama-3-8b" in said
+    said = refusal(capsys, "bench", "cost", "--shape", "abacus")
+    assert "the shape is 'abacus', but must be llama-3.2-1b, llama-3-8b or a directory" in said

@@ -55,6 +55,15 @@ async def who_answers(stub):
     return (await stub.DescribeDraft(draft_pb2.DescribeDraftRequest())).kind
 
 
+async def who_answers_in_the_end(stub):
+    """Its name; a call that a connection of full age refuses is made again, as the SDK does."""
+    try:
+        return await who_answers(stub)
+    except grpc.aio.AioRpcError as error:
+        assert error.code() is grpc.StatusCode.UNAVAILABLE
+        return None
+
+
 async def until_aged(channel):
     """Until its connection takes no new calls."""
     async with asyncio.timeout(LIMIT_S):
@@ -101,7 +110,7 @@ async def test_a_name_that_got_another_address_is_looked_up_when_a_connection_ha
         assert await who_answers(stub) == "first"
         names.addresses = ["127.0.0.2", "127.0.0.3"]
         async with asyncio.timeout(LIMIT_S):
-            while await who_answers(stub) != "later":
+            while await who_answers_in_the_end(stub) != "later":
                 await asyncio.sleep(0.01)
         await asked(call)
         await call.done_writing()
