@@ -35,19 +35,15 @@ class ChunkSource(Protocol):
 
     async def start(self) -> Chunk | None:
         """Send the request. Raise what keeps it from starting; return what came until then."""
-        ...
 
     async def read(self) -> Chunk | None:
         """Return the next chunk; None after the last one."""
-        ...
 
     async def aclose(self) -> None:
         """End the request, and wait until an engine of this process is free."""
-        ...
 
     def cancel(self) -> None:
         """End the request without waiting, from any thread: it may be the garbage collector's."""
-        ...
 
 
 class Backend(Protocol):
@@ -58,43 +54,33 @@ class Backend(Protocol):
 
     def with_token(self, token: str | None) -> "Backend":
         """Return the same engines over the same connection, for a caller with this token."""
-        ...
 
     async def generate(self, call: ClientCall) -> Result:
         """Run a request to its end."""
-        ...
 
     def stream(self, call: ClientCall) -> ChunkSource:
         """Return a request that has not started yet."""
-        ...
 
     async def tokenize(self, prompt: Prompt, form: PromptForm, *, model: str) -> tuple[int, ...]:
         """Return the token ids of a prompt."""
-        ...
 
     async def detokenize(self, token_ids: Sequence[int], *, model: str) -> str:
         """Return the text of token ids."""
-        ...
 
     async def models(self, model: str) -> tuple[ModelInfo, ...]:
         """Return one model, or with an empty name all of them."""
-        ...
 
     async def server_info(self) -> ServerInfo:
         """Return the router and its replicas."""
-        ...
 
     async def end_session(self, session_id: str) -> None:
         """Free what is kept for a session; unknown ids are fine."""
-        ...
 
     async def pause(self, seconds: float) -> None:
         """Wait."""
-        ...
 
     async def aclose(self) -> None:
         """Refuse requests from now on, and end those that run."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

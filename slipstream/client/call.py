@@ -79,27 +79,21 @@ class RequestTelemetry(Protocol):
     @property
     def headers(self) -> tuple[tuple[str, str], ...]:
         """Return what the request's calls carry, so that services go on with its trace."""
-        ...
 
     def begin(self) -> None:
         """Record that it is about to be sent."""
-        ...
 
     def record_chunk(self, chunk: Chunk) -> None:
         """Record a part of its answer; it ends with the last one."""
-        ...
 
     def record_result(self, result: Result) -> None:
         """Record all of its answer at once: the end."""
-        ...
 
     def record_error(self, error: BaseException) -> None:
         """Record an error: the end."""
-        ...
 
     def record_cancelled(self) -> None:
         """Record that nothing more is read: the end, if there was none."""
-        ...
 
 
 class ClientTelemetry(Protocol):
@@ -109,7 +103,6 @@ class ClientTelemetry(Protocol):
         self, generation: Generation, *, address: str | None, is_stream: bool
     ) -> RequestTelemetry:
         """Return that of a request to the router there, or to engines in this process."""
-        ...
 
 
 class _NoTelemetry:

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING, Any
 import grpc
 import grpc.aio
 
-from slipstream.client.call import ClientCall
-from slipstream.client.retries import NO_RETRIES, Retries, RetryTimeouts, StreamProgress
+from slipstream.client.retries import NO_RETRIES, Retries, RetryTimeouts
 from slipstream.config import are_local, host_in
 from slipstream.core.errors import Cancelled, InvalidRequest, SessionClosed
 from slipstream.rpc.channel import ChannelOptions, check_address, connect, connect_sync
@@ -42,7 +41,10 @@ class Connection:
     def with_token(self, token: str | None) -> "Connection":
         """Return the same for another caller. Raises `InvalidRequest` for a token in the clear."""
         if token is not None and not self.allows_tokens:
-            raise _in_the_clear(self.address)
+            raise InvalidRequest(
+                f"the token would travel in the clear to {self.address}; pass tls, or tls=False to"
+                " allow it"
+            )
         return replace(self, options=replace(self.options, token=token))
 
     def channel(self, *, is_blocking: bool) -> "RouterChannel":
@@ -52,10 +54,6 @@ class Connection:
     def retries(self, timeout_s: float | None) -> Retries:
         """Return the retries of one request, from now on."""
         return Retries(timeout_s, self.timeouts, clock=time.monotonic, draw=random.random)
-
-    def progress(self, call: ClientCall) -> StreamProgress:
-        """Return the progress of one stream, from now on."""
-        return StreamProgress(call, self.retries(call.timeout_s))
 
 
 def connection(
@@ -67,7 +65,8 @@ def connection(
     """
     trusted = ClientTls() if tls is True else tls or None
     target = router_target(address)
-    if trusted is not None and trusted.name is None and _has_several(target):
+    has_several = target.startswith(("ipv4:", "ipv6:")) and "," in target
+    if trusted is not None and trusted.name is None and has_several:
         raise InvalidRequest(
             f"the routers are {address}, so tls must give the name that their certificates share"
         )
@@ -211,10 +210,6 @@ def router_target(address: str) -> str:
     return f"{kinds.pop()}:{','.join(parts)}"
 
 
-def _has_several(target: str) -> bool:
-    return target.startswith(("ipv4:", "ipv6:")) and "," in target
-
-
 def _kind(part: str) -> str:
     try:
         return f"ipv{ipaddress.ip_address(host_in(part)).version}"
@@ -223,9 +218,3 @@ def _kind(part: str) -> str:
             f"one of several addresses is {part!r}, but must be IP:PORT; a name that stands for"
             " several routers is written dns:///NAME:PORT"
         ) from None
-
-
-def _in_the_clear(address: str) -> InvalidRequest:
-    return InvalidRequest(
-        f"the token would travel in the clear to {address}; pass tls, or tls=False to allow it"
-    )

@@ -100,7 +100,9 @@ class Engine:
         self.model_id = loaded.model_id
         self.tokenizer_hash = loaded.tokenizer_hash
         self.text: TextTokenizer = text_tokenizer(loaded.tokenizer)
-        self.parts = _parts(loaded)
+        self.parts: TargetParts | None = None
+        with suppress(ModelMismatch):
+            self.parts = target_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
         limits = TargetLimits(
             kv_memory=options.kv_memory, max_cached_bytes=options.max_cached_bytes
         )
@@ -159,9 +161,3 @@ class Engine:
             DraftMemory() if options.kv_memory == AUTO else DraftMemory(options.kv_memory),
             self.store,
         )
-
-
-def _parts(loaded: LoadedModel) -> TargetParts | None:
-    with suppress(ModelMismatch):
-        return target_parts(loaded.model, tokenizer_hash=loaded.tokenizer_hash)
-    return None

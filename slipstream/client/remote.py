@@ -61,7 +61,8 @@ class RemoteBackend:
             return result_from_pb(answer)
 
     def stream(self, call: ClientCall) -> "_RemoteStream":
-        return _RemoteStream(self._channel, self._start, self._to.progress(call))
+        progress = StreamProgress(call, self._to.retries(call.timeout_s))
+        return _RemoteStream(self._channel, self._start, progress)
 
     async def tokenize(self, prompt: Prompt, form: PromptForm, *, model: str) -> tuple[int, ...]:
         request = pb.TokenizeRequest(model=model, prompt=prompt_to_pb(prompt, form))

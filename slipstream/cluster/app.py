@@ -23,18 +23,19 @@ _POLICIES = {
 }
 _NO_CALLS_S = 0.1
 """Time that Serve waits for its own calls to a replica to end, repeatedly: there are none."""
+_SPARE_S = 15.0
+"""Time beyond its service's grace that Ray waits for a stopping replica."""
 _PUSH_S = 10.0
 """Longest interval of replicas' reports; it is shorter where the look-back time is short."""
 _LOG = logging.getLogger("ray.serve")
 
 
 def build(args: Mapping[str, Any]) -> Application:
-    """Return the pools of `args`, which `plan_from` reads. Raises `InvalidRequest`."""
-    return pools_of(plan_from(args))
+    """Return the pools of `args`, which `plan_from` reads, as one application.
 
-
-def pools_of(plan: ClusterPlan) -> Application:
-    """Return the pools as one application."""
+    Raises `InvalidRequest`.
+    """
+    plan = plan_from(args)
     others = [_pool(role, plan) for role in plan.pools() if role != "target"]
     return _pool("target", plan, *others)
 
@@ -50,7 +51,7 @@ def _pool(role: str, plan: ClusterPlan, *others: Application) -> Application:
             "resources": dict(pool.resources),
         },
         autoscaling_config=_scaling(role, pool),
-        graceful_shutdown_timeout_s=plan.stopping_s,
+        graceful_shutdown_timeout_s=plan.grace_s + _SPARE_S,
         graceful_shutdown_wait_loop_s=_NO_CALLS_S,
         health_check_period_s=HEALTH_PERIOD_S,
         health_check_timeout_s=HEALTH_TIMEOUT_S,

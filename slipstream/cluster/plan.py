@@ -21,8 +21,6 @@ _OURS = (
     "store_url",
 )
 """Options of services that are set in other ways here."""
-_SPARE_S = 15.0
-"""Time beyond its service's grace that Ray waits for a stopping replica."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -86,11 +84,6 @@ class ClusterPlan:
 
     def __post_init__(self) -> None:
         check_bounds(self)
-
-    @property
-    def stopping_s(self) -> float:
-        """Longest time for a replica to stop."""
-        return self.grace_s + _SPARE_S
 
     def pools(self) -> dict[str, PoolPlan]:
         """Return the pools, by role."""

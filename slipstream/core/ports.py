@@ -15,11 +15,9 @@ class Draft(Protocol):
         An engine compares the sequence with the tokens that it holds and computes what is new, so
         a repeated call changes nothing.
         """
-        ...
 
     async def release(self, session_id: str) -> None:
         """Free everything held for the session; unknown ids are fine."""
-        ...
 
 
 class Target(Protocol):
@@ -32,11 +30,9 @@ class Target(Protocol):
         of a new sequence it is prefill. Raises `InvalidRequest` when sequence, proposal and
         parameters can't be honoured.
         """
-        ...
 
     async def release(self, session_id: str) -> None:
         """Free everything held for the session; unknown ids are fine."""
-        ...
 
 
 class RequestPorts(Protocol):
@@ -45,9 +41,7 @@ class RequestPorts(Protocol):
     @property
     def draft(self) -> Draft:
         """Return the draft."""
-        ...
 
     @property
     def target(self) -> Target:
         """Return the target."""
-        ...

@@ -106,11 +106,9 @@ class RoundObserver(Protocol):
 
     def calling(self, round_: Round, port: Port) -> AbstractContextManager[object]:
         """Return the context in which a port is called, for a span that engines continue."""
-        ...
 
     def record(self, round_: Round) -> None:
         """Record a round that has its verdict."""
-        ...
 
 
 class NullObserver:

@@ -56,11 +56,9 @@ class Journal(Protocol):
 
         Raises `SessionTaken` when another process goes on with the request.
         """
-        ...
 
     def continuity(self) -> Continuity:
         """Return the losses of the request so far, without those it began with."""
-        ...
 
 
 class NoJournal:

@@ -37,7 +37,6 @@ class KvSource(Protocol):
 
     def view(self, session_id: str, layers: Sequence[int]) -> KvView:
         """Return the final positions of some target layers; none where none are there yet."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,6 +7,7 @@ end of another process ends all.
 import asyncio
 import socket
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -79,8 +80,11 @@ class Stack:
         _require_free("router", self._plan.port)
         if self._plan.http is not None:
             _require_free(HTTP, self._plan.http_port)
-        engines = await self._start_engines()
-        flags = [part for role, address in engines.items() for part in (f"--{role}s", address)]
+        engines = [await self._launch("target", ANY_PORT, self._plan.target)]
+        if self._plan.draft is not None:
+            engines.append(await self._launch("draft", ANY_PORT, self._plan.draft))
+        places = zip(engines, await self._ready(*engines), strict=True)
+        flags = [part for engine, address in places for part in (f"--{engine.name}s", address)]
         listen = f"127.0.0.1:{self._plan.port}"
         router = await self._launch("router", listen, (*flags, *self._plan.router))
         (address,) = await self._ready(router)
@@ -113,13 +117,6 @@ class Stack:
         for roles in ((HTTP,), ("router",), ("draft", "target")):
             children = [self._children[role] for role in roles if role in self._children]
             await asyncio.gather(*(child.stop(grace_s) for child in children))
-
-    async def _start_engines(self) -> dict[str, str]:
-        children = [await self._launch("target", ANY_PORT, self._plan.target)]
-        if self._plan.draft is not None:
-            children.append(await self._launch("draft", ANY_PORT, self._plan.draft))
-        found = await self._ready(*children)
-        return {child.name: address for child, address in zip(children, found, strict=True)}
 
     async def _ready(self, *children: Child) -> list[str]:
         """Return the addresses of these, once all serve. The first that fails ends the wait, and
@@ -158,7 +155,10 @@ class Stack:
             self._on_line("draft", f"{ended}; it is started again in {pause_s:g} s")
             await asyncio.sleep(pause_s)
             draft = await self._launch("draft", address, self._plan.draft)
-            pause_s = FIRST_PAUSE_S if await _is_up(draft) else min(2 * pause_s, LONGEST_PAUSE_S)
+            pause_s = min(2 * pause_s, LONGEST_PAUSE_S)
+            with suppress(InvalidRequest, ServiceError):
+                await draft.ready()
+                pause_s = FIRST_PAUSE_S
 
     async def _launch(self, role: str, address: str, flags: Sequence[str]) -> Child:
         """Start a service, also when this is cancelled: `stop` must know of the process."""
@@ -180,14 +180,6 @@ class Stack:
         )
         self._children[role] = child
         return child
-
-
-async def _is_up(child: Child) -> bool:
-    try:
-        await child.ready()
-    except (InvalidRequest, ServiceError):
-        return False
-    return True
 
 
 def _require_free(role: str, port: int) -> None:

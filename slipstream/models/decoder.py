@@ -52,7 +52,6 @@ class Decoder(Protocol):
 
     def new_pool(self, num_pages: int, scratch_rows: int, *, lasts: bool = True) -> KvPool:
         """Return memory for caches; forwards over one that `lasts` may be captured."""
-        ...
 
     def forward(
         self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
@@ -62,17 +61,13 @@ class Decoder(Protocol):
         Keys and values are written to the batch's slots. States are an array of native code or a
         tensor of torch's, which the next forward with draws may overwrite.
         """
-        ...
 
     def prepare(self, pool: KvPool) -> None:
         """Capture whatever forwards over a new pool may come, where forwards are captured."""
-        ...
 
     def logits(self, hidden: Any) -> Any:
         """Return logits [rows, vocab] of hidden states [rows, d]."""
-        ...
 
     def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
         """Return the most bytes that are kept besides weights, caches and one forward's own, whose
         rows take `row_bytes` and states `output_bytes`."""
-        ...

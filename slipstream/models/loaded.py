@@ -128,7 +128,6 @@ class IdentifiedModel(Protocol):
     @property
     def model_id(self) -> str:
         """The name of the model in errors."""
-        ...
 
     @property
     def tokenizer_hash(self) -> str | None: ...

@@ -198,11 +198,9 @@ class Chains(Protocol):
 
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
         """Return whether such a chain can be followed."""
-        ...
 
     def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
         """Return the positions of each chain. Raises as `Scorer.score`."""
-        ...
 
 
 Ask = Sync | Grow
@@ -214,50 +212,40 @@ class Scorer(Protocol):
     @property
     def vocab(self) -> NDArray[np.int64] | None:
         """[V_d] int64, target id of each column, ascending; None for the target's vocabulary."""
-        ...
 
     @property
     def hidden_size(self) -> int:
         """Width d of the hidden states."""
-        ...
 
     @property
     def max_lag(self) -> int | None:
         """Largest staleness + depth the weights were trained for; None for no limit."""
-        ...
 
     @property
     def context_length(self) -> int | None:
         """Most tokens of a session, a path behind them included; None for the target's limit."""
-        ...
 
     @property
     def layout(self) -> "KvLayout":
         """Shape of its own keys and values."""
-        ...
 
     def pool(self, num_pages: int) -> "KvPool":
         """Memory for the states of an engine's sessions."""
-        ...
 
     def open(self, capacity: int, pool: "KvPool | None" = None) -> Any:
         """State of one session with room for `capacity` tokens, tree nodes included.
 
         In `pool`, or in memory of its own. Raises `CapacityError` for more than there is room for.
         """
-        ...
 
     def skip(self, state: Any, skipped: int) -> None:
         """Leave out so many positions of the state behind the first `NUM_SINKS`."""
-        ...
 
     def num_same(self, state: Any, tokens: Sequence[int]) -> int:
         """Leading tokens of `tokens` that the state holds, so that no `Sync` computes them."""
-        ...
 
     def check(self, ask: Ask) -> None:
         """Raise `InvalidRequest`, `CapacityError` or `ModelMismatch` for an impossible request."""
-        ...
 
     def score(self, asks: Sequence[Ask]) -> Scores:
         """Return the scores of all requests in order, in one pass.
@@ -267,15 +255,12 @@ class Scorer(Protocol):
         Raises what `check` does, before anything is changed; after anything else no state of
         the pass is of use again.
         """
-        ...
 
     def num_bytes(self, state: Any) -> int:
         """Bytes of the state's keys and values."""
-        ...
 
     def close(self, state: Any) -> None:
         """Free the state."""
-        ...
 
 
 def check_nodes(ask: Grow, parents: Sequence[int], num_synced: int) -> None:

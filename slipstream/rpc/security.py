@@ -195,7 +195,6 @@ class Caller(Protocol):
 
     def auth_context(self) -> Mapping[str, Iterable[bytes]]:
         """Return gRPC's facts about the caller."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -12,6 +12,7 @@ from grpc_health.v1._async import HealthServicer
 from grpc_reflection.v1alpha import reflection
 
 from slipstream.core.errors import InternalError, InvalidRequest, Unavailable
+from slipstream.core.inline import before
 from slipstream.options import check_bounds, option
 from slipstream.rpc.channel import keepalive
 from slipstream.rpc.interceptors import CallLimits, Calls, ErrorsToStatuses
@@ -70,7 +71,12 @@ class ServerOptions:
             )
         self._check_period("max_connection_idle_s")
         self._check_period("max_connection_age_s")
-        self._check_age()
+        age_s, grace_s = self.max_connection_age_s, self.max_connection_age_grace_s
+        if age_s and grace_s < self.grace_s:
+            raise InvalidRequest(
+                f"max_connection_age_grace_s is {grace_s}, less than the {self.grace_s} of grace_s:"
+                " an aging connection must give calls the time that a server which stops gives them"
+            )
 
     def _check_period(self, name: str) -> None:
         period_s = getattr(self, name)
@@ -78,14 +84,6 @@ class ServerOptions:
             raise InvalidRequest(
                 f"{name} is {period_s}, but must be 0 for never, or {MIN_AGE_S:g} to"
                 f" {MAX_AGE_S:.0f}"
-            )
-
-    def _check_age(self) -> None:
-        age_s, grace_s = self.max_connection_age_s, self.max_connection_age_grace_s
-        if age_s and grace_s < self.grace_s:
-            raise InvalidRequest(
-                f"max_connection_age_grace_s is {grace_s}, less than the {self.grace_s} of grace_s:"
-                " an aging connection must give calls the time that a server which stops gives them"
             )
 
 
@@ -181,9 +179,7 @@ class Server:
         _LOG.info("stopping: calls in flight have %g s", self._options.grace_s)
         stopped.clear()
         ending = loop.create_task(self.stop())
-        hurry = loop.create_task(stopped.wait())
-        await asyncio.wait({ending, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
+        await before(ending, stopped.wait())
         self._calls.give_up()
         await ending
         if reasons:

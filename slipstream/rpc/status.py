@@ -81,12 +81,13 @@ def reason_of(error: SlipstreamError) -> str:
     return re.sub(r"(?<=[a-z])(?=[A-Z])", "_", type(error).__name__).upper()
 
 
-def error_from(error: grpc.RpcError) -> SlipstreamError:
+def error_from(error: Any) -> SlipstreamError:
     """The error that a status stands for, sync or aio; the same class as on the other side.
 
     Any server may have sent the status: what can't be read in its trailers counts as not sent.
     """
-    code, sentence, named = _code(error), _sentence(error), _named(error)
+    code, named = error.code(), _named(error)
+    sentence = printable(str(error.details() or "the service gave no reason"))
     if named is None and (sizes := _TOO_LARGE.search(sentence)):
         what = f"the request is a message of {sizes[1]} bytes, but the limit is {sizes[2]}"
         return errors.RequestTooLarge(what)
@@ -130,15 +131,6 @@ def _pushback_s(error: Any) -> float | None:
 def is_named(error: grpc.RpcError) -> bool:
     """Return whether the other side named the error; otherwise it is gRPC's own."""
     return _named(error) is not None
-
-
-def _code(error: Any) -> grpc.StatusCode:
-    code: grpc.StatusCode = error.code()
-    return code
-
-
-def _sentence(error: Any) -> str:
-    return printable(str(error.details() or "the service gave no reason"))
 
 
 def _named(error: Any) -> type[SlipstreamError] | None:

@@ -4,9 +4,11 @@ used. Only here Redis's package is imported."""
 from collections.abc import AsyncIterator, Callable
 from contextlib import aclosing, asynccontextmanager
 from dataclasses import replace
+from functools import partial
 from typing import TYPE_CHECKING
 
 from slipstream.core.errors import InvalidRequest
+from slipstream.core.request.server_info import ReplicaRole
 from slipstream.core.round import Clock
 from slipstream.state.memory import MemoryStore
 from slipstream.state.options import StoreOptions
@@ -50,12 +52,13 @@ def open_registry(options: StoreOptions) -> Registry:
 
 @asynccontextmanager
 async def announced_in(
-    options: StoreOptions, about: Callable[[], Announcement]
+    options: StoreOptions, role: ReplicaRole, address: str, incarnation: str
 ) -> AsyncIterator[None]:
     """Announce a replica while the block runs; without a store, nowhere. See `announced`."""
     if options.url is None:
         yield
         return
+    about = partial(Announcement, role, address, incarnation)
     async with aclosing(open_registry(options)) as registry, announced(registry, about):
         yield
 

@@ -59,19 +59,15 @@ class Quotas(Protocol):
 
     async def take(self, ticket: Ticket, *, ttl_s: float) -> None:
         """Admit a request. Raises `LimitExceeded`, and has then taken nothing."""
-        ...
 
     async def charge(self, ticket: Ticket, num_tokens: int, *, ttl_s: float) -> None:
         """Count tokens of a request that runs, and have it count as running for longer."""
-        ...
 
     async def give_back(self, ticket: Ticket, num_tokens: int) -> None:
         """Count the last tokens of a request; it runs no more."""
-        ...
 
     async def aclose(self) -> None:
         """End connections. May be repeated."""
-        ...
 
 
 def refusal(ticket: Ticket, limit: str, wait_s: float) -> LimitExceeded:

@@ -90,11 +90,10 @@ def _is_address(text: str) -> bool:
 class Registry:
     """The replicas of all that share a Redis and a prefix."""
 
-    def __init__(self, redis: "RedisClient", *, prefix: str, ttl_s: float = TTL_S) -> None:
+    def __init__(self, redis: "RedisClient", *, prefix: str) -> None:
         """`redis` is closed with this."""
         self._redis = redis
         self._prefix = prefix
-        self._ttl_ms = round(ttl_s * 1000)
         self._refused: set[str] = set()
 
     async def announce(self, replica: Announcement) -> None:
@@ -112,7 +111,7 @@ class Registry:
 
         One that is no address is logged once, and hides no other. Raises `Unavailable`.
         """
-        listed = await self._run(_LIVE, role, self._ttl_ms)
+        listed = await self._run(_LIVE, role, round(TTL_S * 1000))
         texts = {data.decode(errors="replace") for data in listed}
         found = {text for text in texts if _is_address(text)}
         for text in sorted(texts - found - self._refused):

@@ -177,7 +177,6 @@ class SessionStore(Protocol):
         `RequestExists` (the id is that of another request), and `InvalidRequest` for a session
         with another model.
         """
-        ...
 
     async def append(self, lease: StoreLease, update: SessionUpdate) -> None:
         """Keep what became final, and renew the lease. What is kept already is not kept twice.
@@ -186,11 +185,9 @@ class SessionStore(Protocol):
         above what is kept or is not what is kept there, or the store lost the session or lease
         (to acquire it again, with `create`, shows what is kept), `CapacityError` for too much.
         """
-        ...
 
     async def renew(self, lease: StoreLease) -> None:
         """Renew the lease. Raises `SessionTaken`, and `SessionOutOfSync` once it is lost."""
-        ...
 
     async def release(self, lease: StoreLease, *, target: str | None, draft: str | None) -> None:
         """Give the session back; its keys and values are parked at the addresses.
@@ -198,22 +195,18 @@ class SessionStore(Protocol):
         One that has no tokens is forgotten, and so is the id of a request that kept nothing: it was
         refused, and may be corrected. Nothing happens when another lease is newer.
         """
-        ...
 
     async def delete(self, session_id: str, owner: str) -> Record:
         """Forget a session; return its record, under a fence above all that it had.
 
         Raises `SessionNotFound`, `SessionBusy` and `PermissionDenied`.
         """
-        ...
 
     async def count(self) -> int | None:
         """Return the number of sessions; None where it is not known."""
-        ...
 
     async def aclose(self) -> None:
         """End connections. May be repeated."""
-        ...
 
 
 _ERRORS: dict[str, Callable[[str], SlipstreamError]] = {

@@ -4,7 +4,7 @@ Between services, a span that is not sampled is not carried.
 """
 
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -42,6 +42,12 @@ def carrier_of(span: Span) -> Carrier | None:
     return Carrier(headers["traceparent"], headers.get("tracestate", ""))
 
 
+def carrier_in(headers: Mapping[str, str]) -> Carrier | None:
+    """Return the carrier that the headers of a message are, if any."""
+    parent = headers.get("traceparent")
+    return None if parent is None else Carrier(parent, headers.get("tracestate", ""))
+
+
 def parent_of(carrier: Carrier | None) -> Context | None:
     """Return the context in which a span is a child of a carrier's.
 
@@ -75,9 +81,7 @@ class Timeline:
     """Turns seconds of a clock that only measures into the nanoseconds since 1970 of spans."""
 
     def __init__(
-        self,
-        clock: Callable[[], float] = time.perf_counter,
-        wall_ns: Callable[[], int] = time.time_ns,
+        self, clock: Callable[[], float], wall_ns: Callable[[], int] = time.time_ns
     ) -> None:
         self._offset_ns = wall_ns() - round(clock() * 1e9)
 

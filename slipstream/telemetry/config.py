@@ -5,11 +5,9 @@ attributes).
 """
 
 from dataclasses import dataclass
-from pathlib import Path
 from urllib.parse import urlsplit
 
 from slipstream.core.errors import InvalidRequest
-from slipstream.files import path_of
 from slipstream.options import check_bounds, option
 
 SECTION = "telemetry"
@@ -76,11 +74,6 @@ class TelemetryConfig:
             raise InvalidRequest(
                 f"otlp_endpoint is {url}, but neither traces nor metrics go to otlp or otlp-http"
             )
-
-    @staticmethod
-    def directory(name: str) -> Path:
-        """Return the directory of the exporter file:DIRECTORY."""
-        return path_of(name.removeprefix(FILE))
 
     def metrics_place(self) -> tuple[str, int] | None:
         """Return host and port of the page for Prometheus. Raises `InvalidRequest`."""

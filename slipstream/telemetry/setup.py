@@ -25,6 +25,7 @@ from opentelemetry.trace import NoOpTracer, Tracer
 
 from slipstream.config import are_local, otlp_endpoint
 from slipstream.core.errors import InvalidRequest, Unavailable
+from slipstream.files import path_of
 from slipstream.telemetry.config import FILE, OTLP, TelemetryConfig
 from slipstream.telemetry.metric import Instruments, Telemetry, no_instruments
 
@@ -125,7 +126,7 @@ def _span_exporter(name: str, config: TelemetryConfig, role: str) -> SpanExporte
     if name.startswith(FILE):
         from slipstream.telemetry.trace_file import FileSpanExporter
 
-        return FileSpanExporter(config.directory(name), role)
+        return FileSpanExporter(path_of(name.removeprefix(FILE)), role)
     exporter: SpanExporter = _otlp_exporter(name, "trace", "OTLPSpanExporter", config)
     return exporter
 

@@ -22,19 +22,14 @@ CANCELLED = "Cancelled"
 
 
 def record_error(span: Span, error: BaseException) -> None:
-    """Set the error that a span ends in; cancelled work has not failed."""
-    if isinstance(error, GIVEN_UP):
-        span.set_attribute("error.type", CANCELLED)
-    else:
-        record_error_as(span, type(error).__name__, error)
-
-
-def record_error_as(span: Span, kind: str, error: BaseException) -> None:
-    """Set the error that a span ends in, under the name `kind`.
+    """Set the error that a span ends in; cancelled work has not failed.
 
     Only texts of our own errors hold nothing secret, and of these not those that quote a caller.
     """
-    span.set_attribute("error.type", kind)
+    if isinstance(error, GIVEN_UP):
+        span.set_attribute("error.type", CANCELLED)
+        return
+    span.set_attribute("error.type", type(error).__name__)
     is_public = isinstance(error, SlipstreamError) and not isinstance(error, InvalidRequest)
     span.set_status(Status(StatusCode.ERROR, str(error) if is_public else None))
 

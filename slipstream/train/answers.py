@@ -40,21 +40,6 @@ class EndRules:
     max_new_tokens: int
 
 
-class BulkCache:
-    """Caches of B rows in one pool."""
-
-    def __init__(self, caches: Sequence[KvCache]) -> None:
-        self.caches = list(caches)
-
-    def keep(self, rows: Tensor) -> None:
-        """Drop all rows but these, [n] int64."""
-        kept = set(rows.tolist())
-        for row, cache in enumerate(self.caches):
-            if row not in kept:
-                cache.close()
-        self.caches = [self.caches[row] for row in rows.tolist()]
-
-
 class BulkModel:
     """A causal model that continues B conversations, a token of each per step."""
 
@@ -63,20 +48,20 @@ class BulkModel:
         self._model = model
         self._max_new_tokens = max_new_tokens
 
-    def open(self, prompts: Sequence[Sequence[int]]) -> tuple[BulkCache, Tensor]:
+    def open(self, prompts: Sequence[Sequence[int]]) -> tuple[list[KvCache], Tensor]:
         """Caches of the prompts and the logits [B, V] behind each one's last token."""
         ends = [round_up(len(prompt) + self._max_new_tokens, BLOCK_SIZE) for prompt in prompts]
         pool = self._model.pool(sum(ends) // BLOCK_SIZE)
-        cache = BulkCache([self._model.open_in(pool) for _ in prompts])
-        for own, prompt in zip(cache.caches, prompts, strict=True):
+        caches = [self._model.open_in(pool) for _ in prompts]
+        for own, prompt in zip(caches, prompts, strict=True):
             self._model.prefill(own, prompt[:-1])
-        return cache, self.step(cache, torch.tensor([prompt[-1] for prompt in prompts]))
+        return caches, self.step(caches, torch.tensor([prompt[-1] for prompt in prompts]))
 
-    def step(self, cache: BulkCache, tokens: Tensor) -> Tensor:
+    def step(self, caches: Sequence[KvCache], tokens: Tensor) -> Tensor:
         """Append a token to every row, [B]; the logits [B, V] behind it."""
-        pairs = zip(cache.caches, tokens.tolist(), strict=True)
+        pairs = zip(caches, tokens.tolist(), strict=True)
         hidden, slots = self._model.forward([Part(own, [token]) for own, token in pairs])
-        for own, kept in zip(cache.caches, slots, strict=True):
+        for own, kept in zip(caches, slots, strict=True):
             own.keep(kept)
         return as_tensor(self._model.logits(hidden))
 
@@ -88,16 +73,13 @@ def answers(
 
     Every answer has random numbers of its own, so that none depends on how long others are.
     """
-    cache, logits = model.open([talk.prompt for talk in talks])
-    rows = _Rows(
-        torch.arange(len(talks), device=logits.device),
-        torch.tensor([talk.temperature for talk in talks], device=logits.device),
-        torch.rand(len(talks), rules.max_new_tokens, generator=generator).to(logits.device),
-    )
+    caches, logits = model.open([talk.prompt for talk in talks])
+    temperatures = torch.tensor([talk.temperature for talk in talks], device=logits.device)
+    noise = torch.rand(len(talks), rules.max_new_tokens, generator=generator).to(logits.device)
+    numbers = list(range(len(talks)))
     out: list[list[int]] = [[] for _ in talks]
     for step in range(rules.max_new_tokens):
-        tokens = draw(logits, rows.temperatures, rows.noise[:, step])
-        numbers = rows.numbers.tolist()
+        tokens = draw(logits, temperatures, noise[:, step])
         for row, token in zip(numbers, tokens.tolist(), strict=True):
             if not out[row] or out[row][-1] not in rules.ends:
                 out[row].append(token)
@@ -105,23 +87,12 @@ def answers(
         if not alive or step + 1 == rules.max_new_tokens:
             break
         if len(alive) < _COMPACT_BELOW * len(numbers):
-            index = torch.tensor(alive, device=tokens.device)
-            cache.keep(index)
-            rows, tokens = rows.only(index), tokens[index]
-        logits = model.step(cache, tokens)
+            for ended in sorted(set(range(len(caches))).difference(alive)):
+                caches[ended].close()
+            numbers, caches = [numbers[i] for i in alive], [caches[i] for i in alive]
+            temperatures, noise, tokens = temperatures[alive], noise[alive], tokens[alive]
+        logits = model.step(caches, tokens)
     return out
-
-
-@dataclass(frozen=True, slots=True)
-class _Rows:
-    """Rows that are still decoded: their numbers [B], temperatures [B] and noise [B, steps]."""
-
-    numbers: Tensor
-    temperatures: Tensor
-    noise: Tensor
-
-    def only(self, index: Tensor) -> "_Rows":
-        return _Rows(self.numbers[index], self.temperatures[index], self.noise[index])
 
 
 def draw(logits: Tensor, temperatures: Tensor, noise: Tensor) -> Tensor:

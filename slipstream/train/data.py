@@ -119,18 +119,15 @@ def read_lines(path: Path) -> tuple[bytes, list[str]]:
     """Return a text file as bytes and as lines, unpacked; TrainingError if it can't be read."""
     raw = read_bytes(path, refusal=TrainingError, max_bytes=MAX_FILE_BYTES)
     try:
-        text = _unpacked(raw) if path.suffix == ".gz" else raw
+        text = raw
+        if path.suffix == ".gz":
+            text = read_within(gzip.GzipFile(fileobj=io.BytesIO(raw)), MAX_FILE_BYTES)
     except (OSError, EOFError, zlib.error) as error:
         raise TrainingError(f"{path} can't be read ({error})") from None
     if len(text) > MAX_FILE_BYTES:
         raise TrainingError(f"{path} has more than {MAX_FILE_BYTES} bytes when it is unpacked")
     # Only line feeds end a line of JSON: texts hold other separators as they are.
     return raw, as_text(text, str(path), TrainingError).removesuffix("\n").split("\n")
-
-
-def _unpacked(data: bytes) -> bytes:
-    with gzip.GzipFile(fileobj=io.BytesIO(data)) as file:
-        return read_within(file, MAX_FILE_BYTES)
 
 
 def split_heldout(documents: Sequence[Document], count: int) -> tuple[list[int], list[int]]:

@@ -35,14 +35,6 @@ def best_columns(scores: Tensor) -> Tensor:
 
 
 @dataclass(frozen=True, slots=True)
-class FeatureSource:
-    """The target that features come from, and its layers that are read."""
-
-    model: Any
-    layers: tuple[int, ...]
-
-
-@dataclass(frozen=True, slots=True)
 class TrainBatch:
     """B documents padded to T: ids [B, T] int64, kv per layer ([B, kv_heads, T, head_dim] twice),
     hidden [B, T, d], argmax [B, T] int64, lengths and num_prompts [B] int64."""
@@ -68,18 +60,19 @@ def has_room(device: torch.device) -> bool:
 class FeatureSet:
     """Documents of several files, indexed as one sequence.
 
-    Features are computed in the batch that needs them, by `source` and on its device. A batch
-    stays for its next use where `has_room` says so.
+    Features are computed in the batch that needs them, by the target and on its device; its
+    `layers` are read. A batch stays for its next use where `has_room` says so.
     """
 
     def __init__(
         self,
         files: Sequence[DataFile],
-        source: FeatureSource,
+        target: Any,
+        layers: Sequence[int],
         *,
         has_room: Callable[[torch.device], bool] = has_room,
     ) -> None:
-        self._source = source
+        self._target, self._layers = target, layers
         self._has_room = has_room
         self._staying: dict[tuple[int, ...], TrainBatch] = {}
         self.documents = tuple(document for data in files for document in data.documents)
@@ -89,7 +82,8 @@ class FeatureSet:
         """Return the documents at `indices`, padded on the right with id 0."""
         key = tuple(indices)
         if (batch := self._staying.get(key)) is None:
-            batch = _read(self._source, [self.documents[index] for index in indices])
+            documents = [self.documents[index] for index in indices]
+            batch = _read(self._target, self._layers, documents)
             if self._has_room(batch.ids.device):
                 self._staying[key] = batch
         return batch
@@ -102,9 +96,8 @@ def padded_ids(documents: Sequence[Document]) -> Tensor:
 
 
 @torch.no_grad()
-def _read(source: FeatureSource, documents: Sequence[Document]) -> TrainBatch:
+def _read(model: Any, layers: Sequence[int], documents: Sequence[Document]) -> TrainBatch:
     """Return the documents as a batch on the target's device, by one forward."""
-    model = source.model
     ids = padded_ids(documents).to(model.device)
     if ids.is_cuda:
         ids = F.pad(ids, (0, -ids.shape[1] % LENGTHS_ON_GPU))
@@ -117,7 +110,7 @@ def _read(source: FeatureSource, documents: Sequence[Document]) -> TrainBatch:
     sizes = [(len(document.ids), document.num_prompt) for document in documents]
     lengths, num_prompts = torch.tensor(sizes, device=ids.device).unbind(1)
     beyond = torch.arange(ids.shape[1], device=ids.device) >= lengths[:, None]
-    pairs = [(cache[layer].keys, cache[layer].values) for layer in source.layers]
+    pairs = [(cache[layer].keys, cache[layer].values) for layer in layers]
     cut = beyond[:, None, :, None]
     return TrainBatch(
         ids=ids,

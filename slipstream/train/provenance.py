@@ -14,16 +14,11 @@ PROVENANCE_NAME = "provenance.json"
 _PACKAGES = ("torch", "transformers", "tokenizers", "safetensors", "numpy")
 
 
-def environment() -> dict[str, str]:
-    """Return the versions of what computed the weights."""
-    packages = {name: version(name) for name in _PACKAGES}
-    return {"python": platform.python_version(), "machine": platform.machine(), **packages}
-
-
 def write_provenance(path: Path, *, command: Sequence[str], facts: Mapping[str, Any]) -> None:
-    """Write a provenance file, whole or not at all."""
-    record = {"command": " ".join(command), "environment": environment(), **facts}
-    write_json(path, record)
+    """Write a provenance file, with the versions of what computed the weights, whole or not."""
+    packages = {name: version(name) for name in _PACKAGES}
+    machine = {"python": platform.python_version(), "machine": platform.machine(), **packages}
+    write_json(path, {"command": " ".join(command), "environment": machine, **facts})
 
 
 def read_provenance(directory: Path) -> Any:

@@ -33,7 +33,7 @@ from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.config import TrainSettings
 from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout, token_counts
-from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet, FeatureSource
+from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet
 from slipstream.train.glide import Frozen
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
 from slipstream.train.provenance import (
@@ -108,9 +108,11 @@ def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_
     # cuDNN plans its attention anew for each shape of a batch, which takes longer than the step.
     torch.backends.cuda.enable_cudnn_sdp(False)
     target = load_target_parts(run.draft.target, device=str(group.device))
-    files, shape = _files(run, target), _shape(run, target)
-    model, vocab = first_draft(target, shape, files, run.draft.init_from)
-    features = FeatureSet(files, FeatureSource(target.model, shape.target_layers))
+    files, draft = read_files(run.data, target), run.draft
+    layers = draft.layers_of(model_parts(target.model).num_layers)
+    shape = GlideShape(layers, draft.head_size, run.settings.loss.block_max, draft.num_layers)
+    model, vocab = first_draft(target, shape, files, draft.init_from)
+    features = FeatureSet(files, target.model, layers)
     inputs = _inputs(run, target, features, vocab, group)
     model.to(group.device)
     trainer = Trainer(model, inputs, run.settings, group=group)
@@ -139,17 +141,11 @@ def _fingerprint(run: GlideRun, files: Sequence[DataFile]) -> str:
     return hashlib.sha256(json.dumps(facts, sort_keys=True).encode()).hexdigest()
 
 
-def _files(run: GlideRun, target: LoadedModel) -> list[DataFile]:
+def read_files(paths: Sequence[Path], target: LoadedModel) -> list[DataFile]:
+    """Return the text in these files, as the target numbers its tokens."""
     limits = ReadLimits(model_parts(target.model).vocab_size)
     encode = partial(encode_prompt, text_tokenizer(target.tokenizer))
-    return [read_data(path, limits, encode=encode) for path in run.data]
-
-
-def _shape(run: GlideRun, target: LoadedModel) -> GlideShape:
-    draft = run.draft
-    layers = draft.layers_of(model_parts(target.model).num_layers)
-    max_lag = run.settings.loss.block_max
-    return GlideShape(layers, draft.head_size, max_lag, draft.num_layers)
+    return [read_data(path, limits, encode=encode) for path in paths]
 
 
 def _facts(

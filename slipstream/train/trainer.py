@@ -129,7 +129,8 @@ class Trainer:
             self._step(picked, lr, meter)
             state.elapsed_seconds = of_lead(hooks.clock() - begun)
             if state.elapsed_seconds - meter.since >= settings.report_seconds:
-                self._report(hooks, meter.report(state, done, lr))
+                if self._group.is_lead:
+                    hooks.report(meter.report(state, done, lr))
                 meter = _Meter(state.elapsed_seconds)
             if state.elapsed_seconds - checked >= 60 * settings.export_minutes:
                 self._check(hooks)
@@ -166,10 +167,6 @@ class Trainer:
         self.model.load_state_dict(saved)
         self._optimizer.load_state_dict({**self._optimizer.state_dict(), "state": optimizer})
         self.state = RunState(**json.loads(about["state"]))
-
-    def _report(self, hooks: TrainHooks, report: TrainReport) -> None:
-        if self._group.is_lead:
-            hooks.report(report)
 
     def _check(self, hooks: TrainHooks) -> None:
         """Check on held-out text, by the lead; the others wait for it."""

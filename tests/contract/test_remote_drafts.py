@@ -23,6 +23,7 @@ from support.models.scripted import (
     proposed,
     remote_draft,
 )
+from support.services.background import until
 
 OVERLAP = replace(PLAN, ahead=16)
 FIRST = proposed(Proposal(TokenTree.chain([4]), stopped_by="depth"))
@@ -49,16 +50,12 @@ async def rounds(answers, news, unread, *, plan=OVERLAP):
 
 async def received(engine, count):
     """Wait until a draft has got so many messages."""
-    async with asyncio.timeout(60):
-        while len(engine.got) < count:
-            await asyncio.sleep(0.001)
+    await until(lambda: len(engine.got) >= count)
 
 
 async def arrived(remote, count=1):
     """Wait until so many answers have come that are not used yet."""
-    async with asyncio.timeout(60):
-        while remote._exchange._answers.qsize() < count:
-            await asyncio.sleep(0.001)
+    await until(lambda: remote._exchange._answers.qsize() >= count)
 
 
 async def test_what_a_tree_has_below_the_verdict_is_the_next_proposal_without_a_wait():

@@ -95,9 +95,7 @@ class Victims(Cluster):
         """What the services hold for requests; empty where it is nothing."""
         held: dict[str, Any] = {}
         for role, service in (("target", fleet.TARGET), ("draft", fleet.DRAFT)):
-            worker = fleet.Worker(lambda: None, service, lambda servicer: None)
-            worker.address = self.address_of(role)
-            load = await worker.load()
+            load = await fleet.load_of(service, self.address_of(role))
             counts = (load.num_sessions, load.num_parked, load.kv_bytes, load.num_kv_streams)
             held |= {role: counts} if any(counts) else {}
         async with AsyncClient(self.address_of("router")) as client:

@@ -17,7 +17,6 @@ from support.deployment.charts import (
     rendered,
     run,
     service_pods,
-    settings,
     title,
 )
 
@@ -31,16 +30,6 @@ def test_every_service_asks_for_processors_and_has_a_limit_of_them(documents):
     for pod in service_pods(documents):
         resources = pod.main["resources"]
         assert {"cpu", "memory"} <= set(resources["requests"]) & set(resources["limits"])
-
-
-def test_every_hop_is_encrypted_and_callers_show_certificates_and_keys(documents):
-    tables = settings(documents)
-    for role in ROLES:
-        own = tables[role]
-        assert own["tls_cert"] and own["tls_key"] and own["tls_client_ca"]
-        assert own["store_url"].startswith("rediss://") and own["store_user"] == "slipstream"
-    assert tables["router"]["key_file"]
-    assert tables["target"]["tls_client_names"] and tables["target"]["tls_draft_names"]
 
 
 def test_every_role_has_several_pods_and_a_budget_of_evictions(documents):

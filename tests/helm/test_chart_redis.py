@@ -6,7 +6,7 @@ import re
 import shutil
 import subprocess
 import time
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import pytest
@@ -14,16 +14,15 @@ import redis
 
 from slipstream.core.errors import LimitExceeded, Unavailable
 from slipstream.core.request.server_info import ReplicaRole
-from slipstream.state.factory import open_quotas, open_registry, open_store
+from slipstream.state.factory import open_quotas, open_registry
 from slipstream.state.options import StoreOptions
 from slipstream.state.quotas import QuotaLimits, Ticket
 from slipstream.state.registry import Announcement
-from slipstream_router.app import fences
 from support.commands import ran
 from support.deployment.charts import NAMESPACE, RELEASE, named, rendered, settings, with_values
 from support.deployment.kube_schemas import NEWEST, faults
 from support.state.redis_server import RedisServer, redis_server
-from support.state.session_stores import BOUNDS, begins, keeps_a_session
+from support.state.session_stores import begins, keeps_a_session, store_of
 
 ROOT = Path(__file__).resolve().parents[2]
 PASSWORD = "a \"password\" with 'quotes', \\ and $HOME"
@@ -105,9 +104,8 @@ def operator(pod):
 
 
 async def test_the_services_user_keeps_sessions(options):
-    store = open_store(options, BOUNDS, time.time, next_fence=fences(time.time))
-    await keeps_a_session(store)
-    await store.aclose()
+    async with store_of(options) as store:
+        await keeps_a_session(store)
 
 
 async def test_the_services_user_counts_requests_for_all_routers(options):
@@ -141,15 +139,9 @@ def test_the_services_user_may_do_nothing_else(words, server):
 
 
 async def test_another_prefix_is_anothers(options):
-    foreign = open_store(
-        StoreOptions(options.url, user="slipstream", password=PASSWORD, prefix="another"),
-        BOUNDS,
-        time.time,
-        next_fence=fences(time.time),
-    )
-    with pytest.raises(Unavailable, match="see its ACL"):
-        await foreign.acquire(begins())
-    await foreign.aclose()
+    async with store_of(replace(options, prefix="another")) as foreign:
+        with pytest.raises(Unavailable, match="see its ACL"):
+            await foreign.acquire(begins())
 
 
 def test_the_documented_user_is_the_one_of_the_chart(pod):

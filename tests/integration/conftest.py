@@ -22,6 +22,17 @@ def folder(tmp_path_factory):
     return fleet.save_models(tmp_path_factory.mktemp("models"))
 
 
+@pytest.fixture
+def targets(folder):
+    first = fleet.target_worker(folder)
+    return [first, first.twin()]
+
+
+@pytest.fixture
+def draft(folder):
+    return fleet.draft_worker(str(fleet.glide_of(folder)), folder)
+
+
 @pytest.fixture(scope="session")
 def model(tmp_path_factory):
     return save_long_checkpoint(tmp_path_factory.mktemp("tiny") / "tiny")

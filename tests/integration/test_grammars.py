@@ -24,7 +24,7 @@ from slipstream.verifying.grammar_constraint import GrammarConstraint
 from support.models.random_schemas import draw_schemas
 from support.models.tiny_checkpoint import tiny_llama
 from support.network.streams import busy, read, tokens_of
-from support.services.fleet import draft_worker, glide_of, routed, running, target_worker
+from support.services.fleet import glide_of, routed, running
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, max_draft_tokens=6)
 OFF = SpeculationOptions(mode=Mode.OFF)
@@ -67,9 +67,7 @@ def test_speculation_changes_no_token_and_forced_ones_save_rounds(folder, plain)
         assert set(result.origins) == {TokenOrigin.TARGET}
 
 
-async def test_a_text_that_moves_to_another_target_goes_on_with_its_grammar(folder, plain):
-    targets = [first := target_worker(folder), first.twin()]
-    draft = draft_worker(str(glide_of(folder)), folder)
+async def test_a_text_that_moves_to_another_target_goes_on_with_its_grammar(targets, draft, plain):
     async with running(*targets, draft), routed(targets, [draft]) as client:
         stream = client.stream("hello", regex=REGEX, **ASKED, speculation=FORCED)
         chunks = await read(stream, 10)

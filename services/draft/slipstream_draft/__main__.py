@@ -22,7 +22,6 @@ from slipstream.rpc.process import run_service, say_ready, with_port
 from slipstream.rpc.protocol import new_incarnation
 from slipstream.rpc.server import Server
 from slipstream.state.factory import announced_in
-from slipstream.state.registry import Announcement
 from slipstream.telemetry.metric import Telemetry, sampled
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.describe import describe
@@ -44,13 +43,9 @@ async def _serve(config: DraftConfig, telemetry: Telemetry) -> None:
         port = await server.start()
         address = with_port(config.listen.address, port)
         reached = config.replica.advertised_address or address
+        incarnation = servicer.about.identity.incarnation
         async with (
-            announced_in(
-                config.store,
-                lambda: Announcement(
-                    ReplicaRole.DRAFT, reached, servicer.about.identity.incarnation
-                ),
-            ),
+            announced_in(config.store, ReplicaRole.DRAFT, reached, incarnation),
             sampled(telemetry.instruments, servicer.sample),
         ):
             await server.serve_until_stopped(

@@ -14,6 +14,10 @@ def describe(
 ) -> draft_pb2.DescribeDraftResponse:
     """Return a description; `target` is None for a draft that reads no keys and values."""
     facts, profile = drafter.facts, drafter.facts.profile
+    told = {
+        name: getattr(profile, name) for name in draft_pb2.DraftProfile.DESCRIPTOR.fields_by_name
+    }
+    told |= {"shape": SHAPE.to_pb(profile.shape), "stop": STOP.to_pb(profile.stop)}
     about = draft_pb2.DescribeDraftResponse(
         identity=common_pb2.ModelIdentity(
             protocol_version=PROTOCOL_VERSION,
@@ -26,17 +30,7 @@ def describe(
         target_layers=drafter.layers,
         max_lag=facts.max_lag,
         has_decision_model=facts.has_decision_model,
-        profile=draft_pb2.DraftProfile(
-            shape=SHAPE.to_pb(profile.shape),  # type: ignore[arg-type]
-            stop=STOP.to_pb(profile.stop),  # type: ignore[arg-type]
-            threshold=profile.threshold,
-            threshold_sampled=profile.threshold_sampled,
-            max_depth=profile.max_depth,
-            max_nodes=profile.max_nodes,
-            step_cost=profile.step_cost or 0.0,
-            row_cost=profile.row_cost or 0.0,
-            lookup=profile.lookup,
-        ),
+        profile=draft_pb2.DraftProfile(**told),
         max_sessions=max_sessions,
         step_s=facts.step_s,
         dtype=drafter.dtype,

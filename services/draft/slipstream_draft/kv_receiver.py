@@ -64,7 +64,8 @@ class KvReceiver:
         self._channels = channels
         self._readers = readers
         self._new_mirror = new_mirror
-        self._at: KvAddress | None = None
+        self.source: KvAddress | None = None
+        """Place that is read, or was read last."""
         self._reader: asyncio.Task[None] | None = None
         self._changed = asyncio.Event()
         self._is_pausing = False
@@ -76,10 +77,6 @@ class KvReceiver:
         """True while a reader runs, or is about to try again."""
         return self._reader is not None and not self._reader.done()
 
-    def is_following(self, source: KvAddress) -> bool:
-        """Return whether this is what is read."""
-        return source == self._at and self.is_reading
-
     def follow(self, source: KvAddress, *, num_same: int, skipped: range) -> bool:
         """Read from there, unless that has ended already; return whether a reader starts.
 
@@ -89,10 +86,10 @@ class KvReceiver:
         begins.
         """
         self.mirror.truncate(num_same)
-        if source == self._at:
+        if source == self.source:
             return False
         before = self.cancel()
-        last = self._at
+        last = self.source
         if last is None or (source.address, source.source) != (last.address, last.source):
             limit = self.mirror.limit
             self.mirror.free()
@@ -100,7 +97,7 @@ class KvReceiver:
         goal = skipped[-1]
         if self.mirror.skipped not in skipped or (goal and self.mirror.count <= NUM_SINKS):
             self.mirror.free(skipped=goal)
-        self._at = source
+        self.source = source
         self._reader = asyncio.get_running_loop().create_task(self._read(source, before))
         self._readers.add(self._reader)
         self._reader.add_done_callback(self._readers.discard)
@@ -116,8 +113,8 @@ class KvReceiver:
     def park(self) -> None:
         """End the reader between two turns; whatever address comes next is read."""
         self.cancel()
-        if self._at is not None:
-            self._at = replace(self._at, credential="")
+        if self.source is not None:
+            self.source = replace(self.source, credential="")
 
     async def wait(self, count: int, timeout_s: float) -> None:
         """Wait until the mirror has `count` positions, or the time is up, or none are to come."""

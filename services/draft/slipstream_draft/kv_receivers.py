@@ -89,7 +89,7 @@ class KvReceivers:
         """
         session = sequence.session
         receiver = self._receivers.get(session.session_id)
-        if receiver is not None and receiver.is_following(source):
+        if receiver is not None and receiver.source == source and receiver.is_reading:
             return False
         self._sources.check(source.address)
         if receiver is None or receiver.form != form:

@@ -16,7 +16,7 @@ import slipstream
 from slipstream.client import AsyncChunkStream, AsyncClient, ModelInfo, RequestOptions
 from slipstream.core.errors import AccessError, SlipstreamError, Unavailable
 from slipstream.rpc.security import ReloadedFiles
-from slipstream.telemetry.carrier import within
+from slipstream.telemetry.carrier import carrier_in, within
 from slipstream_gateway.body import (
     ChatRequest,
     CompletionRequest,
@@ -30,7 +30,6 @@ from slipstream_gateway.choices import opened, texts_of, together, without_outpu
 from slipstream_gateway.config import HttpConfig
 from slipstream_gateway.handlers import (
     HANDLERS,
-    carrier_of,
     json_response,
     page_routes,
     request_id_of,
@@ -111,7 +110,7 @@ class Routes:
         job = ResponseJob(body, request_id, token_of(request) or "", default_max_tokens=limit)
         job.options["timeout_s"] = self._config.timeout_s
         client, headers = self._client_of(request), shown_id(request, request_id)
-        with within(carrier_of(request)):
+        with within(carrier_in(request.headers)):
             if not body.stream:
                 result = await unless_gone(request.receive, job.result(client))
                 answer = job.answer(result.prompt, int(self._wall_s()))
@@ -190,7 +189,7 @@ class Routes:
         options["timeout_s"] = self._config.timeout_s
         headers = shown_id(request, request_id)
         answers = each_answer(body, options)
-        with within(carrier_of(request)):
+        with within(carrier_in(request.headers)):
             if body.stream:
                 opening = [client.stream(prompt, **item) for prompt, item in answers]
                 events = self._chunk_events(body, style, request_id, opening)

@@ -16,7 +16,6 @@ from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from slipstream.core.errors import SlipstreamError
 from slipstream.core.request.request import MAX_NAME_LENGTH, check_name
-from slipstream.telemetry.carrier import Carrier
 from slipstream_gateway.config import ANY_ORIGIN
 from slipstream_gateway.errors import HttpError, http_error, places_in
 from slipstream_gateway.http_io import as_json
@@ -166,12 +165,6 @@ def token_of(request: Request) -> str | None:
         message = "the authorization must be a bearer token of printable ASCII"
         raise HttpError(message, code="invalid_api_key", status=401)
     return token or None
-
-
-def carrier_of(request: Request) -> Carrier | None:
-    """Return the trace context that the client sent."""
-    parent = request.headers.get("traceparent")
-    return None if parent is None else Carrier(parent, request.headers.get("tracestate", ""))
 
 
 def page_routes() -> list[BaseRoute]:

@@ -109,11 +109,13 @@ class ResponsesRequest(SamplingRequest):
 
         One that continues a response has the new messages alone, and no tools in its prompt.
         """
-        form = self._format()
+        form, instructions = self._format(), []
+        if self.instructions and self.previous_response_id is None:
+            instructions = [{"role": "system", "content": self.instructions}]
         shared = self.model_dump(include=set(SamplingRequest.model_fields), exclude_unset=True)
         values: dict[str, Any] = {
             **shared,
-            "messages": [*self._instructions(), *_messages(self.input)],
+            "messages": [*instructions, *_messages(self.input)],
             "max_tokens": self.max_output_tokens,
             "logprobs": bool(self.top_logprobs) or "message.output_text.logprobs" in self.include,
             "top_logprobs": self.top_logprobs or None,
@@ -132,11 +134,6 @@ class ResponsesRequest(SamplingRequest):
             place = "text.format.schema"
             raise HttpError(f"{place} is needed", code="missing_parameter", param=place)
         return {"type": form.type, "json_schema": {"name": form.name, "schema": form.value}}
-
-    def _instructions(self) -> list[dict[str, Any]]:
-        if not self.instructions or self.previous_response_id is not None:
-            return []
-        return [{"role": "system", "content": self.instructions}]
 
 
 def _messages(given: Any) -> list[dict[str, Any]]:

@@ -21,6 +21,7 @@ from slipstream.client import AsyncClient
 from slipstream.client.connection import connection
 from slipstream.client.remote import RemoteBackend
 from slipstream.core.errors import Unavailable
+from slipstream.core.inline import before
 from slipstream.rpc.process import with_port
 from slipstream.rpc.security import ReloadedFiles, ServerTls, read_pair
 from slipstream.telemetry.catalog import REQUESTS_RUNNING
@@ -221,13 +222,10 @@ class Gateway:
             await self._end(stopped)
 
     async def _end(self, stopped: asyncio.Event) -> None:
-        loop = asyncio.get_running_loop()
         _LOG.info("stopping: requests in flight have %g s", self._config.grace_s)
         stopped.clear()
-        ending = loop.create_task(self._stop_serving(self._config.grace_s))
-        hurry = loop.create_task(stopped.wait())
-        await asyncio.wait({ending, hurry}, return_when=asyncio.FIRST_COMPLETED)
-        hurry.cancel()
+        ending = asyncio.create_task(self._stop_serving(self._config.grace_s))
+        await before(ending, stopped.wait())
         self._server.force_exit = True
         await ending
 

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from itertools import product
 
 from slipstream.core.failover.breaker import Breakers
+from slipstream.core.inline import before
 from slipstream.core.request.server_info import ReplicaRole, ReplicaState
 from slipstream.ngrams.store_file import NgramStores
 from slipstream.rpc.channel import Dialer
@@ -87,9 +88,7 @@ class Router:
     async def ready(self) -> None:
         """Wait until a target is ready. Raises what ended the router before."""
         assert self._background is not None
-        waiting = asyncio.get_running_loop().create_task(self._ready.wait())
-        await asyncio.wait({waiting, self._background}, return_when=asyncio.FIRST_COMPLETED)
-        waiting.cancel()
+        await before(self._background, self._ready.wait())
         if self._background.done():
             await self._background
 

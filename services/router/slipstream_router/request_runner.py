@@ -29,7 +29,7 @@ from slipstream.telemetry import catalog
 from slipstream_router.ahead import WriteBehind, one_ahead
 from slipstream_router.config import RouterConfig
 from slipstream_router.lease_keeper import LeaseKeeper
-from slipstream_router.limits import Admission
+from slipstream_router.limits import Admission, Remaining
 from slipstream_router.replicas.fleet import ChosenTarget, Fleet, TargetNeeds
 from slipstream_router.replicas.probes import DescribedTarget
 from slipstream_router.replicas.request_replicas import (
@@ -43,7 +43,6 @@ _FORGET_LIMIT_S = 2.0
 _LEFT_TURN_S, _LEFT_TURN_STEP_S = 5.0, 0.1
 """Longest wait for a turn that was left, and time between two looks at it."""
 
-Remaining = Callable[[], float | None]
 Send = Callable[[Chunk], Awaitable[None]]
 """Sends a chunk to the caller, and returns when there is room for the next one."""
 

@@ -14,7 +14,7 @@ from slipstream.telemetry.attributes import (
     request_attributes,
     stats_attributes,
 )
-from slipstream.telemetry.carrier import Carrier
+from slipstream.telemetry.carrier import carrier_in
 from slipstream.telemetry.logs import bind
 from slipstream.telemetry.metric import Attributes, Instruments, Telemetry
 from slipstream.telemetry.request_span import RequestSpan
@@ -114,7 +114,8 @@ class RouterTelemetry:
     def request(self, method: str, metadata: Metadata | None) -> Iterator[RequestRecorder]:
         """Record a request of a gRPC method, and bind its ids to what its task logs."""
         attributes: Attributes = {"rpc.system.name": "grpc", "rpc.method": method}
-        span = RequestSpan(self._telemetry, method, _carrier(metadata), attributes)
+        headers = {name: value for name, value in metadata or () if isinstance(value, str)}
+        span = RequestSpan(self._telemetry, method, carrier_in(headers), attributes)
         span.begins(ENTER)
         rounds = RoundTracer(span, self._telemetry.trace_rounds, self.rounds.record)
         recorder = RequestRecorder(span, self._telemetry.instruments, rounds)
@@ -138,12 +139,6 @@ class RouterTelemetry:
             on_loss()
 
         return lost
-
-
-def _carrier(metadata: Metadata | None) -> Carrier | None:
-    headers = {name: value for name, value in metadata or () if isinstance(value, str)}
-    parent = headers.get("traceparent")
-    return None if parent is None else Carrier(parent, headers.get("tracestate", ""))
 
 
 def _status(error: BaseException | None) -> str:

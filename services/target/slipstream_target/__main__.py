@@ -25,7 +25,6 @@ from slipstream.rpc.server import Server
 from slipstream.rpc.tensors import dtype_of
 from slipstream.rpc.v1 import common_pb2, target_pb2
 from slipstream.state.factory import announced_in
-from slipstream.state.registry import Announcement
 from slipstream.telemetry.metric import Telemetry, sampled
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.build import BuiltTarget, build_target
@@ -64,17 +63,12 @@ async def _serve_with(
         server = Server(config.server_options(), {SERVICE: register(servicer)})
         port = await server.start(serving=False)
         address = with_port(config.listen.address, port)
-        servicer.about.advertised_address = config.replica.advertised_address or address
+        reached = config.replica.advertised_address or address
+        servicer.about.advertised_address = reached
+        incarnation = servicer.about.identity.incarnation
         await server.set_serving(True)
         async with (
-            announced_in(
-                config.store,
-                lambda: Announcement(
-                    ReplicaRole.TARGET,
-                    servicer.about.advertised_address,
-                    servicer.about.identity.incarnation,
-                ),
-            ),
+            announced_in(config.store, ReplicaRole.TARGET, reached, incarnation),
             sampled(telemetry.instruments, servicer.sample),
         ):
             await server.serve_until_stopped(

@@ -24,7 +24,6 @@ class NgramStore(Protocol):
 
         `latest` are up to `LATEST` tokens, the newest one first.
         """
-        ...
 
 
 PRIOR_WEIGHT = 8.0

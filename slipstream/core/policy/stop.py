@@ -98,7 +98,6 @@ class Stop(Protocol):
 
     def should_stop(self, signal: StopSignal) -> bool:
         """Return whether the token of `signal` is the last to draft on its path."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,11 +28,9 @@ class Detokenizer(Protocol):
 
     def decode(self, ids: Sequence[int]) -> str:
         """Text of token ids; bytes that are no whole character at its end become U+FFFD."""
-        ...
 
     def token_bytes(self, token_id: int) -> bytes:
         """Bytes of one token, which need not be whole characters; none where they are not known."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

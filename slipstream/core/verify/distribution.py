@@ -29,14 +29,12 @@ class Constraint(Protocol):
         Raises `InvalidRequest` for an output that has left the form, and where it can't be
         followed any further.
         """
-        ...
 
     def forced(self, output: Sequence[int]) -> tuple[int, ...]:
         """Return tokens that the form will most likely have follow `output`; a guess, not a rule.
 
         Raises what `allowed` does.
         """
-        ...
 
 
 _BLOCK = 32

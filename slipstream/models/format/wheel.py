@@ -79,11 +79,9 @@ class Progress(Protocol):
 
     def step(self, description: str, *, total: int | None = None) -> None:
         """A step begins, and with it the one before has ended."""
-        ...
 
     def advance(self, amount: int) -> None:
         """Count so many more of the step's total as done."""
-        ...
 
 
 class NoProgress:

@@ -108,19 +108,15 @@ class GlideBackend(Protocol):
     @property
     def buffers(self) -> Buffers:
         """Memory of keys and values where the draft computes."""
-        ...
 
     def reach(self, length: int) -> None:
         """Compute what positions below `length` need."""
-        ...
 
     def readable(self, values: Any) -> Any:
         """Return keys or values [kv_heads, n, head_dim] of the target as a step reads them."""
-        ...
 
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
         """Return scores of the tokens that go on, step by step."""
-        ...
 
 
 class GlideScorer:

@@ -16,27 +16,21 @@ class Buffers(Protocol):
 
     def new(self, shape: Sequence[int], dtype: "np.dtype[Any]", *, is_filled: bool = False) -> Any:
         """Return a new buffer; one that `is_filled` soon may take its memory at once."""
-        ...
 
     def write(self, buffer: Any, slots: slice, values: Array) -> None:
         """Write keys and values [2 * kv_heads, n, head_dim] of the host."""
-        ...
 
     def clear(self, buffer: Any, slots: slice) -> None:
         """Fill slots with zeros."""
-        ...
 
     def copy(self, buffer: Any, source: Sequence[int], into: Sequence[int]) -> None:
         """Copy slots; all are read before any is written."""
-        ...
 
     def read(self, buffer: Any, slots: Array) -> Any:
         """Return a copy of slots, where the buffer is."""
-        ...
 
     def on_host(self, values: Any) -> Array:
         """Return keys and values of a buffer as an array on the host."""
-        ...
 
 
 class HostBuffers:

@@ -121,12 +121,10 @@ class Peers(Protocol):
 
     def copy(self, source: Sequence[int], into: Sequence[int]) -> None:
         """Copy the same slots there."""
-        ...
 
     def heads(self, own: Any, pages: Sequence[int], layer: int, span: range) -> Any:
         """All heads [2 * kv_heads, n, head_dim] of a layer at the positions of `span`, which lie
         in `pages`; `own` are those that are here."""
-        ...
 
 
 class KvPool:

@@ -84,11 +84,9 @@ class Workers(Protocol):
 
     def send(self, step: WorkerStep) -> None:
         """Send a step to all of them. Does not wait."""
-        ...
 
     def fail(self, reason: str) -> None:
         """Give all ranks up: they have lost step, and what they compute is worthless."""
-        ...
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,6 +29,7 @@ from slipstream.rpc.conversion.convert_common import (
     logprobs_to_pb,
     proposal_from_pb,
     proposal_to_pb,
+    value_from_pb,
 )
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
@@ -69,17 +70,13 @@ def session_from_pb(message: common_pb2.SessionParams) -> Session:
     """The request's parameters; the fence stays on the wire."""
     if not message.session_id:
         raise InvalidRequest("the session has no id")
-    return Session(
-        session_id=message.session_id,
-        num_prompt_tokens=message.num_prompt_tokens,
-        max_tokens=message.max_tokens,
+    return value_from_pb(
+        Session,
+        message,
         sampling=sampling_from_pb(message.sampling),
         verification=VERIFICATION.from_pb(message.verification) or Verification.EXACT,
         stop_token_ids=frozenset(message.stop_token_ids),
-        num_roots=message.num_roots,
         grammar=grammar_from_pb(message.grammar) if message.HasField("grammar") else None,
-        num_logprobs=message.num_logprobs if message.HasField("num_logprobs") else None,
-        has_prompt_logprobs=message.has_prompt_logprobs,
     )
 
 

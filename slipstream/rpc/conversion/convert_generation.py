@@ -6,7 +6,6 @@
 
 import math
 from collections.abc import Iterable
-from dataclasses import asdict
 from typing import Any
 
 from slipstream.core.errors import InvalidRequest, NotBuilt, UnsupportedCombination
@@ -25,7 +24,14 @@ from slipstream.core.request.tools import NO_PARAMETERS, Tool, check_num_tools
 from slipstream.core.text.text import check_unicode
 from slipstream.core.types import SamplingParams
 from slipstream.rpc.conversion.convert import sampling_from_pb, sampling_to_pb
-from slipstream.rpc.conversion.convert_common import MODE, SHAPE, STOP, VERIFICATION
+from slipstream.rpc.conversion.convert_common import (
+    MODE,
+    SHAPE,
+    STOP,
+    VERIFICATION,
+    fields_of,
+    value_from_pb,
+)
 from slipstream.rpc.v1 import generation_pb2 as pb
 
 _MAX_UINT32 = 2**32 - 1
@@ -33,10 +39,6 @@ _GRAMMARS = {GrammarKind.JSON_SCHEMA: "json_schema", GrammarKind.REGEX: "regex"}
 """Fields of a request."""
 _OWN = ("role", "content", "tool_call_id")
 """Texts of a message that have a field of their own."""
-_OPTIONAL = (
-    *("max_draft_tokens", "max_nodes", "threshold"),
-    *("num_roots", "drafter", "lookup", "overlap"),
-)
 
 
 def generation_to_pb(generation: Generation) -> pb.Generation:
@@ -86,23 +88,18 @@ def ask_from_pb(message: pb.Generation, form: PromptForm) -> Ask:
     """Convert parameters. What is unset takes the default; 0 is a value like any other."""
     stopping = message.stopping
     is_bounded = stopping.HasField("max_new_tokens")
-    return Ask(
+    return value_from_pb(
+        Ask,
+        message,
         sampling=sampling_from_pb(message.sampling),
         max_tokens=stopping.max_new_tokens if is_bounded else DEFAULT_MAX_TOKENS,
         stop=tuple(stopping.stop),
         stop_token_ids=tuple(stopping.stop_token_ids),
         ignore_eos=stopping.ignore_eos,
         speculation=speculation_from_pb(message.speculation),
-        raw=form.raw,
-        request_id=message.request_id,
-        with_origins=message.with_origins,
-        with_rounds=message.with_rounds,
-        prompt_logprobs=message.prompt_logprobs,
         num_logprobs=message.logprobs if message.HasField("logprobs") else None,
         grammar=_grammar_from_pb(message),
-        allow_special_tokens=form.allow_special_tokens,
-        tools=form.tools,
-        continue_final=form.continue_final,
+        **fields_of(form),
     )
 
 
@@ -111,12 +108,8 @@ def prompt_to_pb(prompt: Prompt, form: PromptForm = PLAIN_FORM) -> pb.Prompt:
     prompt = checked_prompt(prompt, form)
     for tool in form.tools:
         check_unicode(tool.description + tool.parameters, f"tool {tool.name}")
-    message = pb.Prompt(
-        raw=form.raw,
-        allow_special_tokens=form.allow_special_tokens,
-        tools=[pb.Tool(**asdict(tool)) for tool in form.tools],
-        continue_final=form.continue_final,
-    )
+    tools = [pb.Tool(**fields_of(tool)) for tool in form.tools]
+    message = pb.Prompt(**fields_of(form, tools=tools))
     if isinstance(prompt, str):
         message.text = prompt
     elif are_ids(prompt):
@@ -176,33 +169,31 @@ def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, PromptForm]:
 def speculation_to_pb(options: SpeculationOptions) -> pb.SpeculationOptions:
     """Convert speculation options; what is None stays unset."""
     return pb.SpeculationOptions(
-        mode=MODE.to_pb(options.mode),  # type: ignore[arg-type]
-        shape=SHAPE.to_pb(options.shape),  # type: ignore[arg-type]
-        stop=STOP.to_pb(options.stop),  # type: ignore[arg-type]
-        widths=options.widths or (),
-        verification=VERIFICATION.to_pb(options.verification),  # type: ignore[arg-type]
-        **{name: getattr(options, name) for name in _OPTIONAL},
+        **fields_of(
+            options,
+            mode=MODE.to_pb(options.mode),
+            shape=SHAPE.to_pb(options.shape),
+            stop=STOP.to_pb(options.stop),
+            widths=options.widths or (),
+            verification=VERIFICATION.to_pb(options.verification),
+        )
     )
 
 
 def speculation_from_pb(message: pb.SpeculationOptions) -> SpeculationOptions:
     """Convert speculation options; what is unset stays None, the draft's calibrated default."""
-    given: dict[str, Any] = {
-        name: getattr(message, name)
-        for name in _OPTIONAL
-        if message.HasField(name)  # type: ignore[arg-type]
-    }
-    if not math.isfinite(given.get("threshold", 0.0)):
-        raise InvalidRequest(f"threshold is {given['threshold']}, but must be a finite number")
+    if not math.isfinite(message.threshold):
+        raise InvalidRequest(f"threshold is {message.threshold}, but must be a finite number")
     if message.widths:
         check_num_depths(len(message.widths))
-    return SpeculationOptions(
+    return value_from_pb(
+        SpeculationOptions,
+        message,
         mode=MODE.from_pb(message.mode) or Mode.AUTO,
         shape=SHAPE.from_pb(message.shape),
         stop=STOP.from_pb(message.stop),
         widths=tuple(message.widths) or None,
         verification=VERIFICATION.from_pb(message.verification),
-        **given,
     )
 
 

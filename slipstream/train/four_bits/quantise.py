@@ -7,7 +7,6 @@ Progress goes out through a callback.
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from copy import deepcopy
 from dataclasses import asdict, dataclass, replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +16,6 @@ from torch import Tensor
 
 from slipstream.core.errors import TrainingError
 from slipstream.drafting.build import glide_folder
-from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide import GlideModel
 from slipstream.models.glide.glide_files import load_weights, save_blocks
 from slipstream.models.glide.glide_weights import (
@@ -33,15 +31,14 @@ from slipstream.models.torch.arrays import as_array
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.options import option, required
 from slipstream.revision import code_revision
-from slipstream.text.prompts import encode_prompt
-from slipstream.train.data import DataFile, ReadLimits, padded_batches, read_data, split_heldout
-from slipstream.train.features import FeatureSet, FeatureSource, TrainBatch
+from slipstream.train.data import DataFile, padded_batches, split_heldout
+from slipstream.train.features import FeatureSet, TrainBatch
 from slipstream.train.four_bits.gptq import Q4Matrix, gptq
 from slipstream.train.four_bits.moments import InputMoments, input_moments, input_of
 from slipstream.train.glide import Frozen
 from slipstream.train.heldout import CHAIN, Heldout, HeldoutCounts, generated_positions, lag_matches
 from slipstream.train.provenance import data_facts, write_provenance
-from slipstream.train.run import borrowed
+from slipstream.train.run import borrowed, read_files
 
 PROVENANCE_NAME = "model.q4_1.provenance.json"
 _BATCH_TOKENS = 4096
@@ -143,10 +140,8 @@ class _Text:
 
 
 def _text(run: QuantiseRun, target: LoadedModel, layers: tuple[int, ...]) -> _Text:
-    limits = ReadLimits(model_parts(target.model).vocab_size)
-    encode = partial(encode_prompt, text_tokenizer(target.tokenizer))
-    files = tuple(read_data(path, limits, encode=encode) for path in run.data)
-    features = FeatureSet(files, FeatureSource(target.model, layers))
+    files = tuple(read_files(run.data, target))
+    features = FeatureSet(files, target.model, layers)
     documents = features.documents
     train, heldout = split_heldout(documents, run.num_heldout)
     answered = [index for index in train if len(documents[index].ids) > documents[index].num_prompt]

@@ -2,8 +2,8 @@
 
 import pytest
 
-from support.services.scripted_keys import true_engine, true_keys
-from support.services.tiny_services import Models
+from support.services.scripted_keys import PROMPT, true_keys
+from support.services.tiny_services import Models, target_here
 
 
 @pytest.fixture(scope="module")
@@ -13,7 +13,8 @@ def models():
 
 @pytest.fixture(scope="module")
 def engine(models):
-    return true_engine(models)
+    """The target that holds the true keys."""
+    return target_here(models, PROMPT)
 
 
 @pytest.fixture(scope="module")

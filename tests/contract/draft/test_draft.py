@@ -14,7 +14,6 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import ROOT
 from slipstream.core.types import (
     Plan,
-    Proposal,
     SamplingParams,
     Session,
     Shape,
@@ -23,7 +22,7 @@ from slipstream.core.types import (
     Verification,
 )
 from support.models import tiny
-from support.services.tiny_services import Models, draft_place, target_place
+from support.services.tiny_services import Models, draft_place, target_here, target_place
 
 PROMPT = tuple(tiny.tokens(7) * 3)
 SESSION = Session("s", len(PROMPT), 40)
@@ -57,10 +56,7 @@ async def model_draft(request, place, models):
 async def made(kind, place, models, tokens=PROMPT):
     """A draft of this kind, and a target that holds the keys of all tokens but the last."""
     if place == "local":
-        target = tiny.local_target(models.target, free_rows=16)
-        before = TokenSequence(Session("s", len(tokens) - 1, 40), tokens[:-1])
-        await target.verify(before, Proposal())
-        yield models.drafter(kind, target).draft
+        yield models.drafter(kind, target_here(models, tokens)).draft
         return
     async with target_place(models) as targets, draft_place(models, kind) as drafts:
         target = await targets.prefilled(SESSION, tokens)

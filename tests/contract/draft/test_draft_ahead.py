@@ -9,12 +9,12 @@ import pytest
 from slipstream.core.draft.ahead import MAX_TREES
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.stop_reasons import AHEAD
-from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape
+from slipstream.core.types import Plan, SamplingParams, Session, Shape
 from slipstream.drafting.growers import NUM_CANDIDATES
 from slipstream.drafting.growth import DraftRequest
 from support.models import tiny
 from support.models.toy import path_tokens
-from support.services.tiny_services import draft_place, rounds, target_place
+from support.services.tiny_services import draft_place, rounds, target_here, target_place
 
 PROMPT = tuple(tiny.tokens(7) * 3)
 SHAPES = {shape: () for shape in (Shape.CHAIN, Shape.CAPE, Shape.DYNAMIC)}
@@ -25,14 +25,6 @@ BOTH = pytest.mark.parametrize("sampling", list(SAMPLINGS))
 
 def plan(shape, ahead=0, max_depth=3):
     return Plan(max_depth, 12, shape, widths=SHAPES[shape], ahead=ahead)
-
-
-async def local_draft(models, kind):
-    """A draft in this process, with a target that holds the keys of all tokens but the last."""
-    target = tiny.local_target(models.target, free_rows=16)
-    before = TokenSequence(Session("s", len(PROMPT) - 1, 40), PROMPT[:-1])
-    await target.verify(before, Proposal())
-    return models.drafter(kind, target).draft
 
 
 def gone_on(draft, sequence, num_nodes):
@@ -47,7 +39,7 @@ def gone_on(draft, sequence, num_nodes):
 @pytest.mark.parametrize("kind", ["glide", "vanilla"])
 @pytest.mark.parametrize("shape", list(SHAPES))
 async def test_a_tree_that_goes_on_begins_with_what_was_proposed(models, kind, shape, sampling):
-    draft = await local_draft(models, kind)
+    draft = models.drafter(kind, target_here(models, PROMPT)).draft
     sequence = TokenSequence(Session("s", len(PROMPT), 40, SAMPLINGS[sampling]), PROMPT)
     alone = await draft.propose(sequence, plan(shape))
     proposal = await draft.propose(sequence, plan(shape, ahead=120))
@@ -67,7 +59,7 @@ async def test_a_tree_that_goes_on_begins_with_what_was_proposed(models, kind, s
 
 
 async def test_a_tree_goes_on_from_where_it_was_and_only_that_of_the_last_proposal(models):
-    draft = await local_draft(models, "glide")
+    draft = models.drafter("glide", target_here(models, PROMPT)).draft
     sequence = TokenSequence(Session("s", len(PROMPT), 40), PROMPT)
     await draft.propose(sequence, plan(Shape.CAPE, ahead=120))
     first, second = (gone_on(draft, sequence, 120) for _ in range(2))

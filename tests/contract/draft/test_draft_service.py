@@ -11,7 +11,7 @@ import pytest
 from slipstream.client.engine import WindowedKv
 from slipstream.core import errors
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Plan, Proposal, SamplingParams, Session, Shape, StopPolicy
+from slipstream.core.types import Plan, SamplingParams, Session, Shape, StopPolicy
 from slipstream.ngrams.store_file import SUFFIX, NgramStores, StoreHeader
 from slipstream.options import build
 from slipstream.train.data import Document
@@ -19,7 +19,14 @@ from slipstream.train.ngrams import CountSettings, count, fitting, write_store
 from slipstream_draft.config import DraftConfig
 from support.models import tiny
 from support.services import tiny_services
-from support.services.tiny_services import draft_place, is_empty, rounds, target_place, until
+from support.services.tiny_services import (
+    draft_place,
+    is_empty,
+    rounds,
+    target_here,
+    target_place,
+    until,
+)
 
 PROMPT = tuple(tiny.tokens(21))
 SESSION = Session("s", len(PROMPT), 30)
@@ -147,10 +154,7 @@ async def test_a_parked_session_reads_anew_what_it_does_not_hold(models, turn):
     per_position = load.kv_streamed_bytes // (len(PROMPT) - 1)
     new_bytes = per_position * (len(turn) - 1 - num_same)
     assert after.kv_streamed_bytes == load.kv_streamed_bytes + new_bytes
-    here = tiny.local_target(models.target, free_rows=16)
-    before = replace(session, num_prompt_tokens=len(turn) - 1)
-    await here.verify(TokenSequence(before, turn[:-1]), Proposal())
-    embedded = models.drafter("glide", here).draft
+    embedded = models.drafter("glide", target_here(models, turn)).draft
     assert proposal.tree == (await embedded.propose(TokenSequence(session, turn), PLAN)).tree
 
 

@@ -13,7 +13,8 @@ from slipstream.rpc.kv import MAX_PAYLOAD_BYTES
 from slipstream.rpc.leases import Lease
 from slipstream_target.kv_streams import MAX_READERS, VerifyStream
 from support.models import tiny
-from support.services.served_target import IDENTITY, refusal, served_target, wide_model
+from support.network.streams import refusal
+from support.services.served_target import IDENTITY, served_target, wide_model
 
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)

@@ -25,7 +25,8 @@ from slipstream_target.__main__ import describe
 from support.models import tiny
 from support.models.hand_clock import HandClock
 from support.models.tiny_checkpoint import save_checkpoint
-from support.services.served_target import IDENTITY, refusal
+from support.network.streams import refusal
+from support.services.served_target import IDENTITY
 
 PROMPT = tuple(tiny.tokens(20))
 SESSION = Session("s", len(PROMPT), 50)

@@ -10,12 +10,10 @@ import pytest
 
 from slipstream.client import AsyncClient, Mode, SpeculationOptions
 from slipstream.core.errors import ModelNotFound, PromptTooLong, Unauthenticated
-from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.v1 import generation_pb2 as pb
-from slipstream.rpc.v1 import generation_pb2_grpc
 from support.network.key_files import digest, key, write_keys
 from support.services import fleet
-from support.services.fleet import target_worker
+from support.services.fleet import stub_of, target_worker
 from support.services.processes import command_line, serve
 from support.state.redis_server import redis_server
 
@@ -27,8 +25,7 @@ SECRETS = (TOKEN, WRONG, PASSWORD, digest(TOKEN), digest(WRONG))
 
 async def said_of_itself(address):
     """GetServerInfo as it is on the wire."""
-    async with connect(address, ChannelOptions()) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+    async with stub_of(address) as stub:
         shown = (("authorization", f"Bearer {TOKEN}"),)
         answer = await stub.GetServerInfo(pb.GetServerInfoRequest(), metadata=shown)
         return answer.SerializeToString()

@@ -18,7 +18,7 @@ from slipstream.client import (
 from slipstream.core.errors import SessionOutOfSync, SessionTaken, Unavailable
 from support.network.streams import busy, logprobs_of, read, text_of, tokens_of
 from support.services import fleet
-from support.services.fleet import draft_worker, glide_of, routed, running, target_worker
+from support.services.fleet import routed, running, target_worker
 from support.state.redis_server import RedisServer
 
 FORCED = SpeculationOptions(Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3, lookup=False)
@@ -173,17 +173,6 @@ async def test_new_requests_run_unkept_or_are_refused_while_the_store_is_silent(
 async def _num_kept(server):
     keys = [key for key in server.call("KEYS", "*") if key.endswith(b"tokens")]
     return sum(server.call("STRLEN", key) for key in keys)
-
-
-@pytest.fixture
-def targets(folder):
-    first = target_worker(folder)
-    return [first, first.twin()]
-
-
-@pytest.fixture
-def draft(folder):
-    return draft_worker(str(glide_of(folder)), folder)
 
 
 @pytest.mark.parametrize("sampling", [GREEDY, SAMPLED], ids=["greedy", "sampled"])

@@ -92,7 +92,8 @@ CHATS = [
 COMPLETIONS = [
     ("add_special_tokens", False),
     ("prompt[1]", ["x", ""]),
-    ("prompt", [-1]),
+    *(("prompt", prompt) for prompt in ([], {}, [-1], ["a"] * 129)),
+    *(("prompt[0]", prompt) for prompt in ("", [[]], [1, "a"], [1.5])),
     ("structured_outputs.json", {"json": WRONG}),
 ]
 RESPONSES = [
@@ -192,15 +193,6 @@ def test_a_request_has_one_name_of_printable_ascii(url):
         assert answer.status_code == 400
         assert error_in(answer)["message"].startswith("Idempotency-Key ")
         assert reason in error_in(answer)["message"]
-
-
-@pytest.mark.parametrize(
-    "prompt", [[], "", {}, ["a", ""], [[]], [1, "a"], [-1], [1.5], ["a"] * 129]
-)
-def test_a_completion_has_prompts_that_are_not_empty(url, prompt):
-    answer = post(url, {"prompt": prompt, "max_tokens": 2}, "/v1/completions")
-    assert answer.status_code == 400
-    assert "prompt" in error_in(answer)["message"]
 
 
 @pytest.mark.parametrize(

@@ -1,24 +1,17 @@
-"""A target and a draft that tests start behind their routers, and a router that they share."""
+"""A target that tests start behind their routers, and a router that they share."""
 
 import time
 
 import pytest
 
 from slipstream.client import AsyncClient, Client
-from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.v1 import generation_pb2_grpc
 from support.services.cluster import running
-from support.services.fleet import draft_worker, glide_of, num_ready, target_worker
+from support.services.fleet import glide_of, num_ready, stub_of, target_worker
 
 
 @pytest.fixture
 def target(folder):
     return target_worker(folder)
-
-
-@pytest.fixture
-def draft(folder):
-    return draft_worker(str(glide_of(folder)), folder)
 
 
 @pytest.fixture(scope="module")
@@ -46,6 +39,5 @@ async def client(shared_router):
 
 @pytest.fixture
 async def stub(shared_router):
-    """The public API without the SDK, which refuses much by itself."""
-    async with connect(shared_router, ChannelOptions()) as channel:
-        yield generation_pb2_grpc.GenerationServiceStub(channel)
+    async with stub_of(shared_router) as stub:
+        yield stub

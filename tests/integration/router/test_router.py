@@ -12,10 +12,7 @@ from slipstream.client import (
     StopPolicy,
     Verification,
 )
-from slipstream.core.errors import DeadlineExceeded, SessionNotFound
-from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.v1 import generation_pb2 as pb
-from slipstream.rpc.v1 import generation_pb2_grpc
+from slipstream.core.errors import DeadlineExceeded
 from support.services.fleet import eventually, routed, running
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
@@ -139,19 +136,3 @@ async def test_a_turn_that_was_broken_off_stays_said_as_far_as_it_went(trio):
             result = await session.generate("go on", max_tokens=8)
         assert result.stats.num_prompt_tokens >= first + len(told)
         assert await is_free(trio.target)
-
-
-async def test_a_deleted_session_is_freed_everywhere_and_not_found_any_more(trio):
-    async with trio.client() as client, connect(trio.address, ChannelOptions()) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
-        begun = pb.Generation(
-            prompt=pb.Prompt(text="hello"),
-            session=pb.SessionRef(session_id="a-session", create=True),
-            stopping=pb.StoppingCriteria(max_new_tokens=10),
-        )
-        await stub.Generate(pb.GenerateRequest(generation=begun))
-        assert (await trio.target.load()).num_parked == 1
-        await stub.DeleteSession(pb.DeleteSessionRequest(session_id="a-session"))
-        assert await is_free(trio.target, *trio.drafts)
-        with pytest.raises(SessionNotFound):
-            await client.session("a-session").generate("more", max_tokens=3)

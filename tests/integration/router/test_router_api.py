@@ -1,8 +1,5 @@
 """What a router takes, what it refuses and in which words, and who can't harm it."""
 
-import asyncio
-from contextlib import asynccontextmanager
-
 import grpc
 import pytest
 
@@ -10,41 +7,20 @@ from slipstream.client import AsyncClient
 from slipstream.core.errors import CapacityError, InvalidRequest, ModelNotFound, Unavailable
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.options import build
-from slipstream.rpc.channel import ChannelOptions, connect
-from slipstream.rpc.v1 import common_pb2, generation_pb2_grpc
+from slipstream.rpc.v1 import common_pb2
 from slipstream.rpc.v1 import generation_pb2 as pb
 from slipstream_router.app import Router
 from slipstream_router.config import RouterConfig
 from support.network.key_files import key, write_keys
+from support.network.streams import refusal
 from support.services import fleet
-from support.services.fleet import (
-    LIMIT_S,
-    draft_worker,
-    eventually,
-    glide_of,
-    num_ready,
-    routed,
-    target_worker,
-)
+from support.services.fleet import eventually, num_ready, routed, stub_of, target_worker
 
 CODE = grpc.StatusCode
 
 
-@asynccontextmanager
-async def stub_of(client):
-    """The public API without the SDK, which refuses much by itself."""
-    async with connect(client.address, ChannelOptions()) as channel:
-        yield generation_pb2_grpc.GenerationServiceStub(channel)
-
-
 def generation(**fields):
     return pb.Generation(**{"prompt": pb.Prompt(text="hello"), **fields})
-
-
-async def code_of(call):
-    with pytest.raises(grpc.aio.AioRpcError) as caught:
-        await call
-    return caught.value.code()
 
 
 def speculating(**fields):
@@ -81,14 +57,11 @@ REFUSALS += [(UNKNOWN, CODE.UNIMPLEMENTED, "field 100 of SamplingParams")]
 
 async def test_what_can_not_be_honoured_is_refused_by_name_on_both_calls(client, stub):
     for asked, code, sentence in REFUSALS:
-        with pytest.raises(grpc.aio.AioRpcError) as whole:
-            await stub.Generate(pb.GenerateRequest(generation=asked))
         stream = stub.GenerateStream(pb.GenerateStreamRequest(generation=asked))
-        with pytest.raises(grpc.aio.AioRpcError) as parts:
-            await stream.read()
-        for caught in (whole.value, parts.value):
-            assert (sentence, caught.code()) == (sentence, code)
-            assert sentence in caught.details()
+        for call in (stub.Generate(pb.GenerateRequest(generation=asked)), stream.read()):
+            refused = await refusal(call)
+            assert (sentence, refused.code()) == (sentence, code)
+            assert sentence in refused.details()
     assert len((await client.generate("hello", max_tokens=3)).token_ids) == 3
 
 
@@ -109,16 +82,15 @@ async def test_the_first_message_names_the_request_and_the_last_one_ends_it(stub
 
 
 async def test_requests_without_a_place_get_a_retry_time(served):
-    async with routed([served], max_requests=1) as client, stub_of(client) as stub:
+    async with routed([served], max_requests=1) as client, stub_of(client.address) as stub:
         async with client.stream("hello", max_tokens=4000) as running:
             await anext(running)
-            with pytest.raises(grpc.aio.AioRpcError) as caught:
-                await stub.Generate(pb.GenerateRequest(generation=generation()))
+            refused = await refusal(stub.Generate(pb.GenerateRequest(generation=generation())))
             with pytest.raises(CapacityError, match="1 requests are running"):
                 await client.tokenize("hello")
-        assert caught.value.code() is CODE.RESOURCE_EXHAUSTED
-        assert "1 requests are running" in caught.value.details()
-        assert dict(caught.value.trailing_metadata())["grpc-retry-pushback-ms"]
+        assert refused.code() is CODE.RESOURCE_EXHAUSTED
+        assert "1 requests are running" in refused.details()
+        assert dict(refused.trailing_metadata())["grpc-retry-pushback-ms"]
         await eventually(client.server_info, lambda info: info.num_requests == 0)
         await client.generate("hello", max_tokens=3)
 
@@ -136,14 +108,11 @@ async def test_without_a_target_nothing_runs_and_health_says_so():
 
 async def test_who_shows_no_token_is_turned_away_from_everything(served, tmp_path):
     keys = write_keys(tmp_path / "keys.toml", key("alice", "open-sesame"))
-    router = Router(
-        build(RouterConfig, address="127.0.0.1:0", targets=(served.address,), key_file=keys)
-    )
-    address = f"127.0.0.1:{await router.start()}"
-    await asyncio.wait_for(router.ready(), LIMIT_S)
     shown = (("authorization", "Bearer open-sesame"),)
-    async with connect(address, ChannelOptions()) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+    async with (
+        routed([served], token="open-sesame", key_file=keys) as client,
+        stub_of(client.address) as stub,
+    ):
         calls = [
             (stub.Generate, pb.GenerateRequest(generation=generation())),
             (stub.Tokenize, pb.TokenizeRequest(prompt=pb.Prompt(text="x"))),
@@ -152,21 +121,18 @@ async def test_who_shows_no_token_is_turned_away_from_everything(served, tmp_pat
             (stub.DeleteSession, pb.DeleteSessionRequest(session_id="x")),
         ]
         wrong = (("authorization", "Bearer open"),)
-        for call, request in calls:
-            assert await code_of(call(request)) is CODE.UNAUTHENTICATED
-            assert await code_of(call(request, metadata=wrong)) is CODE.UNAUTHENTICATED
         stream = stub.GenerateStream(pb.GenerateStreamRequest(generation=generation()))
-        assert await code_of(stream.read()) is CODE.UNAUTHENTICATED
+        turned_away = [stream.read(), *(call(request) for call, request in calls)]
+        turned_away += [call(request, metadata=wrong) for call, request in calls]
+        for call in turned_away:
+            assert (await refusal(call)).code() is CODE.UNAUTHENTICATED
         for call, request in calls[:4]:
             await call(request, metadata=shown)
-    await router.stop(0)
 
 
-async def test_several_models_are_distinguished_by_name(served, folder):
+async def test_several_models_are_distinguished_by_name(served, draft, folder):
     large = target_worker(fleet.save_models(folder.parent, "large", seed=7))
-    draft = draft_worker(str(glide_of(folder)), folder)
     async with fleet.running(large, draft), routed([served, large], [draft]) as client:
-        await fleet.until(client, lambda info: num_ready(info, "target") == 2)
         assert [info.model for info in await client.models()] == ["large", "tiny"]
         with pytest.raises(InvalidRequest, match="there are several: large, tiny"):
             await client.generate("hello")
@@ -187,8 +153,7 @@ async def test_several_models_are_distinguished_by_name(served, folder):
             assert result.token_ids == expected.token_ids
 
 
-async def test_abilities_of_a_model_are_listed_with_the_drafts_that_are_there(served, folder):
-    draft = draft_worker(str(glide_of(folder)), folder)
+async def test_abilities_of_a_model_are_listed_with_the_drafts_that_are_there(served, draft):
     async with fleet.running(draft), routed([served], [draft]) as client:
         info = await client.model_info()
         kinds = {row.kind: row.num_replicas for row in info.drafters}

@@ -7,14 +7,13 @@ import pytest
 
 from slipstream.client import AsyncClient
 from slipstream.core.errors import LimitExceeded, PermissionDenied, RequestExists, Unauthenticated
-from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.service_options import SessionOptions
 from slipstream.rpc.v1 import generation_pb2 as pb
-from slipstream.rpc.v1 import generation_pb2_grpc
 from slipstream_target.servicer import SERVICE as TARGET
 from slipstream_target.servicer import register as register_target
 from support.network.key_files import key, write_keys
-from support.services.fleet import Worker, eventually, routed, running, target_servicer
+from support.network.streams import refusal
+from support.services.fleet import Worker, eventually, routed, running, stub_of, target_servicer
 from support.state.redis_server import redis_server
 
 ALICE, BOB = "slip_alice-token", "slip_bob-token"
@@ -42,14 +41,12 @@ async def two(served, key_file, **config):
 
 async def refusal_of(address, token):
     """A refused request as gRPC has it."""
-    async with connect(address, ChannelOptions()) as channel:
-        stub = generation_pb2_grpc.GenerationServiceStub(channel)
+    async with stub_of(address) as stub:
         few = pb.StoppingCriteria(max_new_tokens=3)
         asked = pb.Generation(prompt=pb.Prompt(text="x"), stopping=few)
         shown = (("authorization", f"Bearer {token}"),)
-        with pytest.raises(grpc.aio.AioRpcError) as caught:
-            await stub.Generate(pb.GenerateRequest(generation=asked), metadata=shown)
-        return caught.value
+        request = pb.GenerateRequest(generation=asked)
+        return await refusal(stub.Generate(request, metadata=shown))
 
 
 async def test_a_client_at_its_concurrency_limit_gets_a_retry_time(served, keys):

@@ -1,29 +1,19 @@
 """Replicas come, go and drain, and are found where they announce themselves."""
 
-import pytest
-
 from slipstream.client import Mode, SpeculationOptions, StopPolicy
 from slipstream.core.request.server_info import ReplicaRole
 from slipstream.state.factory import announced_in
 from slipstream.state.options import StoreOptions
-from slipstream.state.registry import Announcement
 from support.services import fleet
-from support.services.fleet import draft_worker, glide_of, num_ready, routed, running, target_worker
+from support.services.fleet import num_ready, routed, running
 from support.state.redis_server import redis_server
 
 FORCED = SpeculationOptions(mode=Mode.FORCED, stop=StopPolicy.FIXED, max_draft_tokens=3)
 
 
-@pytest.fixture
-def targets(folder):
-    first = target_worker(folder)
-    return [first, first.twin()]
-
-
 async def test_replicas_are_found_in_the_registry_and_stay_when_redis_is_gone(targets):
     def announced(worker):
-        about = Announcement(ReplicaRole.TARGET, worker.address, "one")
-        return announced_in(options, lambda: about)
+        return announced_in(options, ReplicaRole.TARGET, worker.address, "one")
 
     with redis_server() as server:
         options = StoreOptions(server.url)
@@ -42,9 +32,8 @@ async def test_replicas_are_found_in_the_registry_and_stay_when_redis_is_gone(ta
             server.start()
 
 
-async def test_replicas_come_and_go_with_the_file_that_lists_them(target, folder, tmp_path):
+async def test_replicas_come_and_go_with_the_file_that_lists_them(target, draft, tmp_path):
     other = target.twin()
-    draft = draft_worker(str(glide_of(folder)), folder)
     targets, drafts = tmp_path / "targets", tmp_path / "drafts"
     async with running(target, other, draft):
         targets.write_text(f"{target.address}\n")

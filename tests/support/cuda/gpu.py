@@ -185,8 +185,7 @@ def simulated_gpu(*, has_values: bool = True) -> Iterator[Gpu]:
 
 
 _FACTS: dict[str, Any] = {
-    "max_memory_allocated": lambda _device=None: 0,
-    "max_memory_reserved": lambda _device=None: 0,
+    "get_device_name": lambda _device=None: "simulated",
     "mem_get_info": lambda _device=None: (MEMORY, MEMORY),
     "is_bf16_supported": lambda **_: True,
 }

@@ -1,4 +1,6 @@
-"""The outcomes of streams, and the worker that they run on."""
+"""The outcomes of streams and of other calls, and the worker that they run on."""
+
+import grpc
 
 
 def tokens_of(chunks):
@@ -21,6 +23,15 @@ async def read(stream, num_tokens=None):
         if num_tokens is not None and len(tokens_of(chunks)) >= num_tokens:
             break
     return chunks
+
+
+async def refusal(asked):
+    """The status that a call ends with."""
+    try:
+        await asked
+    except grpc.aio.AioRpcError as error:
+        return error
+    raise AssertionError("nothing was refused")
 
 
 async def busy(workers):

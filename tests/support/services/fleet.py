@@ -14,7 +14,13 @@ from slipstream.options import build
 from slipstream.rpc.channel import ChannelOptions, connect
 from slipstream.rpc.server import Server, ServerOptions
 from slipstream.rpc.service_options import SessionOptions
-from slipstream.rpc.v1 import draft_pb2, draft_pb2_grpc, target_pb2, target_pb2_grpc
+from slipstream.rpc.v1 import (
+    draft_pb2,
+    draft_pb2_grpc,
+    generation_pb2_grpc,
+    target_pb2,
+    target_pb2_grpc,
+)
 from slipstream.verifying.batcher import BatchedTarget
 from slipstream.verifying.build import build_target
 from slipstream_draft.__main__ import load_draft
@@ -128,6 +134,13 @@ async def running(*workers: Worker):
             await worker.start()
             stack.push_async_callback(worker.stop)
         yield
+
+
+@asynccontextmanager
+async def stub_of(address: str):
+    """The public API of a router without the SDK, which refuses much by itself."""
+    async with connect(address, ChannelOptions()) as channel:
+        yield generation_pb2_grpc.GenerationServiceStub(channel)
 
 
 @asynccontextmanager

@@ -6,9 +6,8 @@ from contextlib import asynccontextmanager
 import grpc.aio
 import numpy as np
 
-from slipstream.core.inline import finished
 from slipstream.core.sequence import TokenSequence
-from slipstream.core.types import Plan, Proposal, Session
+from slipstream.core.types import Plan, Session
 from slipstream.options import build
 from slipstream.rpc.kv import KvDtype, KvFormat, KvFrame, KvStreamSource, frame_to_bytes
 from slipstream.rpc.tensors import pack
@@ -25,14 +24,6 @@ DEEP = Plan(max_depth=MAX_LAG, max_nodes=30)
 LAYERS = (0, 2)
 FORM = KvFormat(LAYERS, 2, 16, KvDtype.FLOAT32)
 LIMIT_S = 60
-
-
-def true_engine(models):
-    """The target that holds the true keys."""
-    engine = tiny.local_target(models.target, free_rows=16)
-    shorter = Session("s", NUM_KEYS, 40)
-    finished(engine.verify(TokenSequence(shorter, PROMPT[:-1]), Proposal()))
-    return engine
 
 
 def true_keys(engine):

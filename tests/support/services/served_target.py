@@ -1,7 +1,7 @@
 """A target served on this machine, spoken to in bare messages, with its engine in sight."""
 
 import asyncio
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
@@ -255,12 +255,3 @@ async def served_target(
     finally:
         await servicer.close()
         assert engine.memory.pool.num_used_bytes == engine.memory.num_cached_bytes
-
-
-async def refusal(asked: Awaitable[Any]) -> Any:
-    """The status that a call ends with."""
-    try:
-        await asked
-    except grpc.aio.AioRpcError as error:
-        return error
-    raise AssertionError("nothing was refused")

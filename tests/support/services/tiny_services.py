@@ -8,6 +8,7 @@ from dataclasses import dataclass, field, replace
 import grpc.aio
 
 from slipstream.core.draft.ngram_draft import NgramDraft
+from slipstream.core.inline import finished
 from slipstream.core.policy.profile import NGRAM, DraftFacts, Profile
 from slipstream.core.sequence import TokenSequence
 from slipstream.core.types import Plan, Proposal, Session, Verdict
@@ -28,6 +29,7 @@ from slipstream.rpc.remote_draft import RemoteDraft, TargetSide
 from slipstream.rpc.remote_target import RemoteTarget
 from slipstream.rpc.v1 import common_pb2, draft_pb2, draft_pb2_grpc
 from slipstream.telemetry.metric import Telemetry
+from slipstream.verifying.engine import LocalTarget
 from slipstream_draft.config import DraftConfig
 from slipstream_draft.describe import describe
 from slipstream_draft.kv_receivers import KvReceivers
@@ -85,6 +87,14 @@ class Models:
         facts = DraftFacts("glide", PROFILE, max_lag=MAX_LAG)
         draft = LocalDraft(self.glide, TargetKv(source, layers), profile=PROFILE)
         return Drafter(draft, facts, layers, "tiny", tiny.VOCAB, length)
+
+
+def target_here(models: Models, tokens: tuple[int, ...]) -> LocalTarget:
+    """A target in this process, which holds the keys of all tokens but the last."""
+    target = tiny.local_target(models.target, free_rows=16)
+    before = TokenSequence(Session("s", len(tokens) - 1, 40), tokens[:-1])
+    finished(target.verify(before, Proposal()))
+    return target
 
 
 @dataclass

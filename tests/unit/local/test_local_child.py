@@ -1,6 +1,5 @@
 """A child says when it is ready, is heard, ends when told to, and never outlives its parent."""
 
-import asyncio
 import os
 import subprocess
 import sys
@@ -11,6 +10,7 @@ import pytest
 from slipstream.core.errors import InvalidRequest, ServiceError
 from slipstream.local.child import Child, start_child
 from support.commands import IMPORT_PATH
+from support.services.background import until
 
 TESTS = Path(__file__).resolve().parent.parent.parent
 LIMIT_S = 20
@@ -34,36 +34,17 @@ def path(monkeypatch):
     monkeypatch.setenv("PYTHONPATH", f"{IMPORT_PATH}{os.pathsep}{TESTS}")
 
 
-class Ear:
-    """Hears what children on_line, and can be waited on for a line."""
-
-    def __init__(self):
-        self.heard = []
-        self._more = asyncio.Event()
-
-    def __call__(self, name, line):
-        self.heard.append((name, line))
-        self._more.set()
-
-    async def until(self, *said):
-        async with asyncio.timeout(LIMIT_S):
-            while said not in self.heard:
-                self._more.clear()
-                await self._more.wait()
-
-
 async def start(*flags, on_line=lambda *_: None) -> Child:
     return await start_child("draft", "stand_in", flags, on_line=on_line)
 
 
 async def test_all_that_a_child_writes_is_passed_on_but_for_the_ready_line():
-    ear = Ear()
-    child = await start("--loud", on_line=ear)
+    heard = []
+    child = await start("--loud", on_line=lambda *said: heard.append(said))
     await child.ready()
-    await ear.until("draft", "on stdout")
-    await ear.until("draft", "second")
+    await until(lambda: {("draft", "on stdout"), ("draft", "second")} <= {*heard})
     await child.stop(LIMIT_S)
-    lines = [line for _, line in ear.heard]
+    lines = [line for _, line in heard]
     assert not any(line.startswith("ready") for line in lines)
     assert sum(line.count("x") for line in lines) == 200_000
 
@@ -84,12 +65,12 @@ async def test_a_child_that_does_not_start_says_why_or_else_how_it_ended(flags, 
 
 
 async def test_a_child_that_does_not_end_is_killed_after_the_grace():
-    ear = Ear()
-    child = await start("--deaf", on_line=ear)
+    heard = []
+    child = await start("--deaf", on_line=lambda *said: heard.append(said))
     await child.ready()
     await child.stop(0)
     assert child.exit_text() == "ended by SIGKILL"
-    assert ("draft", "has not ended within 0 s and is killed") in ear.heard
+    assert ("draft", "has not ended within 0 s and is killed") in heard
 
 
 def test_a_child_does_not_outlive_a_parent_that_is_killed():

@@ -17,6 +17,7 @@ from slipstream.text.prompts import encode_prompt
 from slipstream.text.worker import load_request
 from slipstream_router.encoder import TextWorker, open_text
 from support.models.tiny_checkpoint import TEMPLATE, byte_tokenizer
+from support.services.background import until
 from support.services.hostile_templates import HOSTILE, LOOP
 from support.services.processes import kill, text_workers
 
@@ -142,6 +143,4 @@ async def test_the_workers_of_a_model_that_is_gone_end(workers):
     text, _ = await open_text(*TOKENIZER.parts())
     assert workers()
     del text
-    async with asyncio.timeout(20):
-        while workers() or len(asyncio.all_tasks()) > 1:
-            await asyncio.sleep(0.01)
+    await until(lambda: not workers() and len(asyncio.all_tasks()) == 1)

@@ -112,12 +112,13 @@ async def test_what_a_target_dies_of_is_counted_and_it_is_released(kind):
     assert (world.num_losses, first.is_released) == (1, True)
 
 
-@pytest.mark.parametrize(
-    "error", [errors.InvalidRequest("x"), errors.SessionTaken("x"), errors.PermissionDenied("x")]
-)
-async def test_what_is_the_request_s_own_fault_is_not_tried_elsewhere(error):
+OWN = [errors.InvalidRequest("x"), errors.SessionTaken("x"), errors.PermissionDenied("x")]
+
+
+@pytest.mark.parametrize(("error", "remaining"), [*((error, None) for error in OWN), (LOST, 0.0)])
+async def test_what_is_the_request_s_own_fault_or_its_time_is_not_tried_elsewhere(error, remaining):
     other = Counter("b")
-    world = World(Counter("a", 0, error), other)
+    world = World(Counter("a", 0, error), other, remaining=remaining)
     with pytest.raises(type(error)):
         await world.round()
     assert not other.asked
@@ -156,14 +157,6 @@ async def test_a_request_waits_for_a_target_to_come_back():
     await world.round()
     assert world.num_pauses == 1
     assert world.sequence.tokens == [0, 1, 2, 3]
-
-
-async def test_a_request_whose_time_is_up_looks_for_no_other_target():
-    other = Counter("b")
-    world = World(Counter("a", 0), other, remaining=0.0)
-    with pytest.raises(errors.Unavailable):
-        await world.round()
-    assert not other.asked
 
 
 FAILED = errors.InternalError("a step of the target failed")

@@ -22,8 +22,8 @@ from support.network.hostile_replicas import (
     hostile,
     says,
 )
+from support.services.background import until
 
-LIMIT_S = 20
 ATTACKS = {"no message": says(GARBAGE), **REFUSALS}
 NAN, INF = math.nan, math.inf
 FORGED = "a\n2026-01-01 INFO forged \x1b[31m"
@@ -33,7 +33,7 @@ class Pooled:
     """A pool over a fine draft and others, and what is seen of them."""
 
     def __init__(self, fine, others):
-        self.changed, self.num_changes = asyncio.Event(), 0
+        self.num_changes = 0
         self.fine, self.others = fine, others
         self.pool = Pool(
             fixed(fine, *others),
@@ -46,20 +46,14 @@ class Pooled:
 
     def _on_change(self):
         self.num_changes += 1
-        self.changed.set()
 
     def at(self, address) -> Replica | None:
         return next((at for at in self.pool if at.address == address), None)
 
     async def until(self, holds):
         """Wait until that holds of every replica that is not fine, while the fine one is ready."""
-        async with asyncio.timeout(LIMIT_S):
-            while not self._holds(holds):
-                assert not self.running.done(), self.running.exception()
-                self.changed.clear()
-                waiting = asyncio.get_running_loop().create_task(self.changed.wait())
-                await asyncio.wait({waiting, self.running}, return_when=asyncio.FIRST_COMPLETED)
-                waiting.cancel()
+        await until(lambda: self.running.done() or self._holds(holds))
+        assert not self.running.done(), self.running.exception()
 
     def _holds(self, holds):
         fine = self.at(self.fine)

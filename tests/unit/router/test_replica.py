@@ -2,7 +2,6 @@
 
 import asyncio
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass, field
 
 import pytest
 
@@ -16,6 +15,7 @@ from slipstream_router.replicas.heartbeat import Heartbeat
 from slipstream_router.replicas.pool import Pool
 from slipstream_router.replicas.probes import DraftProbe
 from slipstream_router.replicas.replica import Hooks, Replica
+from support.services.background import until
 
 LIMIT_S = 20
 PATIENT, IMPATIENT = Heartbeat(0.02, 60.0), Heartbeat(0.02, 0.5)
@@ -61,35 +61,19 @@ async def served(draft, address="127.0.0.1:0"):
         await server.stop(0)
 
 
-@dataclass
-class Watched:
-    """A replica, or those of a pool, that is followed; and a way to wait for what becomes of it."""
-
-    changed: asyncio.Event = field(default_factory=asyncio.Event)
-    forgotten: list[str] = field(default_factory=list)
-
-    def hooks(self):
-        return Hooks(self.changed.set, self.forgotten.append)
-
-    async def until(self, holds):
-        async with asyncio.timeout(LIMIT_S):
-            while not holds():
-                self.changed.clear()
-                await self.changed.wait()
-
-
 dial = Dialer(ChannelOptions())
 
 
 @asynccontextmanager
 async def followed(address, heartbeat=PATIENT):
-    """A replica that is ready, and its watch."""
-    watched = Watched()
-    replica = Replica(address, dial, DraftProbe(), heartbeat=heartbeat, hooks=watched.hooks())
+    """A replica that is ready, and whom it has forgotten."""
+    forgotten = []
+    hooks = Hooks(forget=forgotten.append)
+    replica = Replica(address, dial, DraftProbe(), heartbeat=heartbeat, hooks=hooks)
     following = asyncio.get_running_loop().create_task(replica.follow())
     try:
-        await watched.until(lambda: replica.state is ReplicaState.READY)
-        yield replica, watched
+        await until(lambda: replica.state is ReplicaState.READY)
+        yield replica, forgotten
     finally:
         following.cancel()
         await asyncio.wait({following})
@@ -99,21 +83,19 @@ async def followed(address, heartbeat=PATIENT):
 async def asked_again(draft):
     """Wait for two more questions: the first one may have been on its way."""
     before = draft.num_asked
-    async with asyncio.timeout(LIMIT_S):
-        while draft.num_asked < before + 2:
-            await asyncio.sleep(0)
+    await until(lambda: draft.num_asked >= before + 2)
 
 
 async def test_a_silent_replica_is_lost_while_its_connection_stands_and_back_when_it_answers():
     draft = Draft()
-    async with served(draft) as (_, address), followed(address, IMPATIENT) as (replica, watched):
+    async with served(draft) as (_, address), followed(address, IMPATIENT) as (replica, _):
         before = replica.epoch
         draft.speaks.clear()
         assert await asyncio.wait_for(before.lost(), LIMIT_S) == "it has not answered for 0.5 s"
         assert before.is_lost
-        await watched.until(lambda: replica.state is ReplicaState.CONNECTING)
+        await until(lambda: replica.state is ReplicaState.CONNECTING)
         draft.speaks.set()
-        await watched.until(lambda: replica.state is ReplicaState.READY)
+        await until(lambda: replica.state is ReplicaState.READY)
         assert before.is_lost
         assert not replica.epoch.is_lost
 
@@ -121,17 +103,17 @@ async def test_a_silent_replica_is_lost_while_its_connection_stands_and_back_whe
 async def test_another_process_at_the_address_is_another_epoch_without_a_past():
     async with AsyncExitStack() as first_life:
         _, address = await first_life.enter_async_context(served(Draft("one")))
-        async with followed(address) as (replica, watched):
+        async with followed(address) as (replica, forgotten):
             before = replica.epoch
             assert (replica.info.incarnation, replica.info.dtype) == ("one", "float32")
-            watched.forgotten.clear()
+            forgotten.clear()
             await first_life.aclose()
             await asyncio.wait_for(before.lost(), LIMIT_S)
             async with served(Draft("two"), address):
-                await watched.until(lambda: replica.state is ReplicaState.READY)
+                await until(lambda: replica.state is ReplicaState.READY)
                 assert not replica.epoch.is_lost
                 assert replica.info.incarnation == "two"
-                assert watched.forgotten == [address]
+                assert forgotten == [address]
 
 
 async def test_requests_of_other_routers_count_and_own_ones_at_once():
@@ -169,16 +151,16 @@ class Listing:
 
 
 async def test_who_runs_on_a_replica_that_is_not_listed_any_more_still_hears_of_its_loss():
-    draft, watched = Draft(), Watched()
+    draft = Draft()
     async with served(draft) as (_, address):
         source = Listing(address)
-        pool = Pool(source, DraftProbe(), dial, heartbeat=IMPATIENT, hooks=watched.hooks())
+        pool = Pool(source, DraftProbe(), dial, heartbeat=IMPATIENT, hooks=Hooks())
         running = asyncio.get_running_loop().create_task(pool.run())
-        await watched.until(pool.ready)
+        await until(pool.ready)
         (replica,) = pool
         with replica.used():
             source.say()
-            await watched.until(lambda: replica.state is ReplicaState.DRAINING)
+            await until(lambda: replica.state is ReplicaState.DRAINING)
             assert not replica.epoch.is_lost
             draft.speaks.clear()
             await asyncio.wait_for(replica.epoch.lost(), LIMIT_S)

@@ -13,6 +13,7 @@ from slipstream.core.stop_reasons import LATE, PENDING, TOO_DEAR
 from slipstream.core.tree import Copying, CopySource, TokenTree
 from slipstream.core.types import NodeStats, Plan, Proposal, Session, Verdict
 from support.models.deltas import ByDeltas
+from support.models.toy import trees
 
 BESIDE = Plan(8, 15, lookup=Copying(1, 4))
 ALONE = Plan(8, 15, lookup=Copying(1, 4, alone=0.3))
@@ -122,21 +123,8 @@ async def test_repeating_a_call_changes_nothing(plan):
     assert await fresh.propose(session_of(), Delta(5, (1,)), plan) == after
 
 
-@st.composite
-def trees(draw):
-    tokens, parents, seen = [], [], set()
-    for _ in range(draw(st.integers(0, 8))):
-        parent = draw(st.integers(-1, len(tokens) - 1))
-        token = draw(st.integers(0, 3))
-        if (parent, token) not in seen:
-            seen.add((parent, token))
-            tokens.append(token)
-            parents.append(parent)
-    return TokenTree(tuple(tokens), tuple(parents))
-
-
 @settings(deadline=None)
-@given(trees(), st.lists(st.integers(0, 3), max_size=8).map(tuple))
+@given(trees((0, 8), 4), st.lists(st.integers(0, 3), max_size=8).map(tuple))
 def test_a_forced_path_shares_what_the_draft_has_and_comes_last(tree, forced):
     whole = with_forced(Proposal(tree), forced)
     assert whole.drafted == tree

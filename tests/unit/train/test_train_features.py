@@ -5,7 +5,7 @@ import pytest
 import torch
 
 from slipstream.train.data import DataFile, Document
-from slipstream.train.features import FeatureSet, FeatureSource
+from slipstream.train.features import FeatureSet
 from support.models import tiny_glide as tiny
 
 LAYERS = (0, 1, 3)
@@ -27,7 +27,7 @@ def data_file():
 
 def test_a_batch_holds_what_the_target_computes_for_each_document(target):
     files = [data_file()]
-    found = FeatureSet(files, FeatureSource(target, LAYERS)).batch([2, 1, 0])
+    found = FeatureSet(files, target, LAYERS).batch([2, 1, 0])
     for row, document in enumerate(reversed(files[0].documents)):
         tokens, size = document.ids.tolist(), len(document.ids)
         cache = tiny.target_kv(target, tokens)
@@ -47,7 +47,8 @@ def test_a_batch_for_which_there_is_room_stays_and_the_others_are_computed_again
     asked = []
     features = FeatureSet(
         [data_file()],
-        FeatureSource(target, LAYERS),
+        target,
+        LAYERS,
         has_room=lambda at: asked.append(at.type) or len(asked) <= room,
     )
     first, again = ([features.batch(part) for part in ([0, 2], [1])] for _ in range(2))

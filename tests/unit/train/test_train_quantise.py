@@ -15,7 +15,7 @@ from slipstream.models.glide.glide_files import load_weights
 from slipstream.models.glide.glide_weights import BLOCKS_NAME, HEAD, read_glide
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.train.data import ReadLimits, read_data
-from slipstream.train.features import FeatureSet, FeatureSource
+from slipstream.train.features import FeatureSet
 from slipstream.train.four_bits.moments import input_moments
 from slipstream.train.four_bits.quantise import PROVENANCE_NAME
 from slipstream.train.glide import lag_mask, states
@@ -88,10 +88,9 @@ def test_moments_are_those_of_the_inputs(place):
     model, vocab = load_weights(place / "weights")
     model = model.float()
     layers = model.config.target_layers
-    source = FeatureSource(target.model, layers)
     frozen = borrowed(target, vocab, 64).to(torch.device("cpu"), torch.float32)
     data = read_data(place / "data.jsonl", ReadLimits(61), encode=lambda prompt: [1, 2])
-    batch = FeatureSet([data], source).batch([0, 1, 2])
+    batch = FeatureSet([data], target.model, layers).batch([0, 1, 2])
     moments = input_moments(model, frozen, [batch])
     keep = generated_positions(batch).flatten()
     parts = []

@@ -12,7 +12,7 @@ from slipstream.core.sequence import TokenSequence
 from slipstream.core.tree import EMPTY, CopySource, TokenTree
 from slipstream.core.types import SamplingParams, Session
 from slipstream.core.verify.keyed_noise import Purpose, gumbel_of
-from support.models.toy import path_tokens
+from support.models.toy import path_tokens, trees
 
 GREEDY = SamplingParams()
 TOKENS = st.lists(st.integers(0, 4), min_size=1, max_size=30)
@@ -148,23 +148,10 @@ def test_a_chain_has_the_likeliest_token_of_every_position(table, max_depth):
         assert shares[token] == max(shares)
 
 
-@st.composite
-def drafted(draw):
-    tokens, parents, seen = [], [], set()
-    for _ in range(draw(st.integers(1, 5))):
-        parent, token = draw(st.integers(-1, len(tokens) - 1)), draw(st.integers(0, 3))
-        if (parent, token) not in seen:
-            seen.add((parent, token))
-            tokens.append(token)
-            parents.append(parent)
-    tree = TokenTree(tuple(tokens), tuple(parents))
-    return tree, [draw(st.floats(0, 1)) for _ in tokens]
-
-
 @settings(deadline=None, max_examples=40)
-@given(tables(), drafted(), st.integers(0, 12))
-def test_what_a_draft_proposed_stays_and_is_shared(table, draft, max_nodes):
-    tree, probabilities = draft
+@given(tables(), trees((1, 5), 4), st.data(), st.integers(0, 12))
+def test_what_a_draft_proposed_stays_and_is_shared(table, tree, data, max_nodes):
+    probabilities = [data.draw(st.floats(0, 1)) for _ in tree.tokens]
     limits = TreeLimits(4, max_nodes, (0.05,) * 12)
     grown = grow(tree, probabilities, after(table), limits)
     assert grown.tree.tokens[: len(tree)] == tree.tokens
