@@ -73,6 +73,11 @@ def pytest_collection_finish() -> None:
     gc.freeze()
 
 
+def pytest_unconfigure() -> None:
+    """Let modules go at the end, whose libraries name what is left otherwise."""
+    gc.unfreeze()
+
+
 @pytest.fixture(autouse=True)
 def cuda_device(request: pytest.FixtureRequest) -> Iterator[None]:
     """Tests of a GPU have a simulated one where there is none."""

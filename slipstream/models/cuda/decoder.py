@@ -16,13 +16,13 @@ from transformers import PreTrainedModel
 from slipstream.core.errors import CapacityError
 from slipstream.models.cuda.buckets import Buckets, fit, row_steps
 from slipstream.models.cuda.draws import draw
-from slipstream.models.cuda.graphs import Replay
+from slipstream.models.cuda.graphs import Replay, send
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.torch.decoder import TorchDecoder, TorchSettings
 from slipstream.models.torch.packing import PackedForward, pack
-from slipstream.models.torch.paged import span_bytes
+from slipstream.models.torch.paged import SPANS
 
 _MAX_ROWS = 512
 
@@ -48,7 +48,7 @@ class CudaDecoder(TorchDecoder):
         pages = round_up(context_length, BLOCK_SIZE) // BLOCK_SIZE
         self.buckets = Buckets(row_steps(_MAX_ROWS, self.rule), pages, self._tile)
         self._pools: WeakSet[KvPool] = WeakSet()
-        self._num_heads = model.config.get_text_config().num_attention_heads
+        self._num_heads: int = model.config.get_text_config().num_attention_heads
 
     def new_pool(self, num_pages: int, scratch_rows: int, *, lasts: bool = True) -> KvPool:
         pool = super().new_pool(num_pages, scratch_rows)
@@ -59,7 +59,7 @@ class CudaDecoder(TorchDecoder):
     def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
         """Return the most bytes that captures keep: one memory that all share for what a forward
         makes, and the outputs of each."""
-        attended = span_bytes(self._num_heads, self._layout.head_dim)
+        attended = 4 * self._num_heads * SPANS * (self._layout.head_dim + 2)
         num_outputs = sum(shape.rows for shape in self.buckets)
         return self.buckets.rows[-1] * (row_bytes + attended) + num_outputs * output_bytes
 
@@ -103,15 +103,20 @@ class CudaDecoder(TorchDecoder):
         if len(draws) > most:
             return self._drawn(hidden, draws[:most]) + self._drawn(hidden, draws[most:])
         size = fit(len(draws), self.buckets.rows, what="tokens to draw behind")
-        padded = [*draws, *[draws[0]] * (size - len(draws))]
-        heat = torch.tensor([draw.temperature for draw in padded])
-        keys = torch.tensor([draw.keys for draw in padded], dtype=torch.int32)
-        indices = torch.from_numpy(np.array([draw.index for draw in padded]))
-        wanted = hidden[indices.to(hidden.device)]
+        packed = np.zeros(4 * size, np.int32)
+        packed[: len(draws)] = [draw.index for draw in draws]
+        packed[size : size + len(draws)].view(np.float32)[:] = [draw.temperature for draw in draws]
+        packed[2 * size : 2 * (size + len(draws))] = [key for draw in draws for key in draw.keys]
+        values = torch.empty(4 * size, dtype=torch.int32, device=hidden.device)
+        send(torch.from_numpy(packed), values)
 
-        def body(wanted: Tensor, heat: Tensor, keys: Tensor) -> tuple[Tensor]:
+        def body(wanted: Tensor, values: Tensor) -> tuple[Tensor]:
+            heat, keys = (
+                values[size : 2 * size].view(torch.float32),
+                values[2 * size :].view(size, 2),
+            )
             return (draw(self._head(wanted), heat, keys),)
 
-        (tokens,) = self.replay.run(size, body, (wanted, heat, keys))
+        (tokens,) = self.replay.run(size, body, (hidden[values[:size]], values))
         found: list[int] = tokens[: len(draws)].tolist()
         return found

@@ -73,7 +73,7 @@ class Replay:
                 self._entries.popitem(last=False)
         else:
             for static, given in zip(entry.inputs, inputs, strict=True):
-                _send(given, static)
+                send(given, static)
         self._entries.move_to_end(key)
         entry.replay()
         return entry.outputs
@@ -81,7 +81,7 @@ class Replay:
     def _make(self, body: Body, inputs: Sequence[Tensor]) -> _Capture:
         static = tuple(torch.empty_like(given, device=self._device) for given in inputs)
         for into, given in zip(static, inputs, strict=True):
-            _send(given, into)
+            send(given, into)
         if self._device.type == "cuda":
             return self._capture(body, static)
         outputs = tuple(out.clone() for out in body(*static))
@@ -109,7 +109,7 @@ class Replay:
         return _Capture(static, outputs, graph.replay, body)
 
 
-def _send(source: Tensor, into: Tensor) -> None:
+def send(source: Tensor, into: Tensor) -> None:
     """Copy without waiting; pinned memory is kept by torch until the copy is through."""
     if into.device.type == "cuda" and source.device.type == "cpu":
         source = source.pin_memory()

@@ -12,7 +12,7 @@ from torch import Tensor, nn
 
 from slipstream.models.glide.glide import rotate
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.torch.paged import PagedTokens
+from slipstream.models.torch.paged import PagedTokens, attend
 
 _FAMILIES = {f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 _LINEARS = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")]
@@ -121,7 +121,8 @@ class FusedLayer(nn.Module):
         places = [*(own[0] for own in position_embeddings), slip_tokens.slots]
         norms = [norm.weight for norm in self.heads]
         query = place(self.qkv(normed), layer, places, norms, self.first.eps)
-        x, normed = self.second.added((x, self.out(slip_tokens.attend(query, layer, self._scale))))
+        attended = attend(query, layer, slip_tokens.attended, self._scale)
+        x, normed = self.second.added((x, self.out(attended)))
         return x, self.down(gate(self.gate_up(normed)))
 
 

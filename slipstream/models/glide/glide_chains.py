@@ -26,8 +26,6 @@ from slipstream.models.scorer import ChainPosition, ChainRequest, Rule, rule_of
 T = TypeVar("T")
 _DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, MAX_DRAFT_TOKENS)
 _MAX_SESSIONS = 256
-Extents = tuple[int, int, int]
-"""Sessions, own positions and keys of the target of a shape."""
 _SPARE = 4
 """Memory for staged keys comes in powers of two, and smaller ones stay: at most so many times the
 need."""
@@ -78,20 +76,23 @@ class GlideChains:
             self._check(ask.sync)
         return [found for group in self._groups(asks) for found in self._follow(*group)]
 
-    def _groups(self, asks: Sequence[ChainRequest]) -> list[tuple[Sequence[ChainRequest], Extents]]:
+    def _groups(
+        self, asks: Sequence[ChainRequest]
+    ) -> list[tuple[Sequence[ChainRequest], tuple[int, int]]]:
         extents = self._extents(asks)
         if len(asks) == 1 or self._num_bytes(*extents) <= self._max_bytes:
             return [(asks, extents)]
         middle = len(asks) // 2
         return self._groups(asks[:middle]) + self._groups(asks[middle:])
 
-    def _num_bytes(self, sessions: int, width: int, seen: int) -> int:
-        """Bytes of the target's keys and values, and of the draft's own, gathered and copied."""
-        heads, dim = self._kv_shape
-        positions = len(self._layers) * seen + 2 * len(self._draft.layers) * width
-        return sessions * positions * heads * dim * self._draft.embeddings.itemsize
+    def _num_bytes(self, sessions: int, seen: int) -> int:
+        """Bytes of the target's keys and values, which are copied."""
+        position = math.prod(self._kv_shape) * self._draft.embeddings.itemsize
+        return sessions * len(self._layers) * seen * position
 
-    def _follow(self, asks: Sequence[ChainRequest], extents: Extents) -> list[list[ChainPosition]]:
+    def _follow(
+        self, asks: Sequence[ChainRequest], extents: tuple[int, int]
+    ) -> list[list[ChainPosition]]:
         starts = [ask.state.begin(ask.tokens, ask.view) for ask in asks]
         shape = self._shape(asks, starts, extents)
         pool = asks[0].state.cache.pool
@@ -111,17 +112,17 @@ class GlideChains:
         return [_found(row, ask, shape) for row, ask in zip(table, asks, strict=True)]
 
     def _shape(
-        self, asks: Sequence[ChainRequest], starts: Sequence[int], extents: Extents
+        self, asks: Sequence[ChainRequest], starts: Sequence[int], extents: tuple[int, int]
     ) -> ChainShape:
         news = [len(ask.tokens) - start for ask, start in zip(asks, starts, strict=True)]
-        sessions, width, seen = extents
+        sessions, seen = extents
         points = max(len(ask.calibration.points) for ask in asks)
         most = max(ask.num_candidates for ask in asks)
         return ChainShape(
             sessions=sessions,
             rows=fit(max(news), powers(self.max_new_tokens), what="new tokens of a chain"),
             depth=_depth(asks),
-            width=width,
+            width=self._widths[-1],
             seen=seen,
             candidates=min(most, len(self._draft.vocab)),
             points=fit(points, powers(1024), what="points of a calibration"),
@@ -129,11 +130,10 @@ class GlideChains:
             is_scored=self._model.decision is not None and any(ask.is_scored for ask in asks),
         )
 
-    def _extents(self, asks: Sequence[ChainRequest]) -> Extents:
-        width = max(len(ask.tokens) for ask in asks) + _depth(asks)
+    def _extents(self, asks: Sequence[ChainRequest]) -> tuple[int, int]:
+        """Return the sessions, and keys of the target, of a shape."""
         return (
             fit(len(asks), powers(_MAX_SESSIONS), what="chains at once"),
-            fit(width, self._widths, what="positions of a chain"),
             fit(max(ask.sync.num_seen for ask in asks), self._widths, what="keys of the target"),
         )
 

@@ -48,9 +48,13 @@ class Batch:
         nodes beside their positions than there are scratch slots."""
         batch, scratch = cls(), iter(parts[0].cache.pool.scratch)
         for part in parts:
-            batch._add_pending(part)
-            batch._add_nodes(part, scratch)
             size = len(part.pending) + len(part.tree)
+            # A chain with room for it is as more of the text.
+            if part.tree.is_chain() and part.cache.count + size <= part.cache.num_slots:
+                batch._add_line(part.cache, [*part.pending, *part.tree.tokens])
+            else:
+                batch._add_line(part.cache, part.pending)
+                batch._add_nodes(part, scratch)
             batch.block_tables += [part.cache] * size
             batch.sizes.append(size)
         return batch
@@ -63,13 +67,14 @@ class Batch:
         ends = accumulate(self.sizes, initial=0)
         return tuple(tuple(self.slots[start:stop]) for start, stop in pairwise(ends))
 
-    def _add_pending(self, part: Part) -> None:
-        positions = range(part.cache.count, part.end)
-        self.tokens += part.pending
-        self.positions += positions
-        self.slots += map(part.cache.slot, positions)
-        self.num_seen += range(part.cache.count + 1, part.end + 1)
-        self.ancestors += [()] * len(positions)
+    def _add_line(self, cache: KvCache, tokens: Sequence[int]) -> None:
+        """Add tokens at the positions that follow the cache's count."""
+        start, end = cache.count, cache.count + len(tokens)
+        self.tokens += tokens
+        self.positions += range(start, end)
+        self.slots += cache.table()[start:end].tolist()
+        self.num_seen += range(start + 1, end + 1)
+        self.ancestors += [()] * len(tokens)
 
     def _add_nodes(self, part: Part, scratch: Iterator[int]) -> None:
         """Add a tree: nodes on the first-child path take the slot of their position while the

@@ -21,7 +21,7 @@ from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import TorchBuffers
 from slipstream.models.torch.packing import ForwardShape, pack
-from slipstream.models.torch.paged import PagedTokens, num_places, unpack
+from slipstream.models.torch.paged import PagedTokens, attend, num_places, unpack
 
 _ATTENTION = "slipstream"
 _OTHER_SCORES = {"softcap": "soft-capping (attn_logit_softcapping)", "s_aux": "sinks"}
@@ -38,7 +38,7 @@ def _attention_interface(
     layer = kwargs["slip_pool"].layer(module.layer_idx)
     layer.index_copy_(1, tokens.slots, torch.cat([key[0], value[0]]))
     scale = kwargs.get("scaling") or query.shape[-1] ** -0.5
-    out = tokens.attend(query[0].transpose(0, 1), layer, scale)
+    out = attend(query[0].transpose(0, 1), layer, tokens.attended, scale)
     return out.view(1, query.shape[2], query.shape[1], -1), None
 
 

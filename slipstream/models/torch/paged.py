@@ -27,21 +27,10 @@ class PagedTokens:
     slots: Tensor
     attended: list[Tensor]
 
-    def attend(self, query: Tensor, layer: Tensor, scale: float) -> Tensor:
-        """Return attention [R, heads * d] of queries [R, heads, d] over a pool's `layer`, in which
-        the tokens' own keys and values are."""
-        found: Tensor = attend(query, layer, self.attended, scale)
-        return found
-
 
 def num_places(group: int) -> int:
     """Return the rows of one product of queries, of which `group` share a key head."""
     return max(16, 1 << (group - 1).bit_length())
-
-
-def span_bytes(num_heads: int, size: int) -> int:
-    """Return the bytes of what the spans of one token give."""
-    return 4 * num_heads * SPANS * (size + 2)
 
 
 def unpack(values: Tensor, shape: ForwardShape) -> tuple[Tensor, PagedTokens]:

@@ -222,7 +222,7 @@ def test_chains_whose_keys_do_not_fit_at_once_follow_each_other():
     expected, _ = propose(device, texts, [plan] * 4, samplings)
     (_, device), texts = drafts()
     chains = device.chains
-    chains._max_bytes = 3 * chains._num_bytes(1, 128, 128)
+    chains._max_bytes = 3 * chains._num_bytes(1, 128)
     assert_same(propose(device, texts, [plan] * 4, samplings)[0], expected)
     assert {shape.sessions for _, shape in chains.replay._entries} == {1, 2}
 
