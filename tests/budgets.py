@@ -197,7 +197,7 @@ class Budget:
 
 
 BUDGETS = (
-    Budget("lines of library and services", 53_020, lambda: num_lines(*PRODUCT)),
+    Budget("lines of library and services", 53_017, lambda: num_lines(*PRODUCT)),
     Budget("lines of tests/", 50_972, lambda: num_lines(TESTS)),
     Budget("files of library and services", 363, lambda: len(python_files(*PRODUCT))),
     Budget("files of the largest folder", 23, largest_folder),

@@ -111,11 +111,8 @@ class CudaDecoder(TorchDecoder):
         send(torch.from_numpy(packed), values)
 
         def body(wanted: Tensor, values: Tensor) -> tuple[Tensor]:
-            heat, keys = (
-                values[size : 2 * size].view(torch.float32),
-                values[2 * size :].view(size, 2),
-            )
-            return (draw(self._head(wanted), heat, keys),)
+            heat = values[size : 2 * size].view(torch.float32)
+            return (draw(self._head(wanted), heat, values[2 * size :].view(size, 2)),)
 
         (tokens,) = self.replay.run(size, body, (hidden[values[:size]], values))
         found: list[int] = tokens[: len(draws)].tolist()
