@@ -46,9 +46,7 @@ class CausalScorer:
         self.layout: KvLayout = model.layout
 
     def pool(self, num_pages: int) -> KvPool:
-        pool = self._model.pool(num_pages)
-        self._model.decoder.prepare(pool)
-        return pool
+        return self._model.pool(num_pages)
 
     def open(self, capacity: int, pool: KvPool | None = None) -> CausalState:
         if pool is None:

@@ -99,7 +99,7 @@ def free_bytes(device: str) -> int:
 
 
 def temporary_bytes(device: str) -> int:
-    """Bytes that the gathered keys, and the masks, of one captured forward may take on a device."""
+    """Bytes that the target's keys which captured chains copy may take on a device."""
     if device != CPU:
         import torch
 

@@ -28,7 +28,7 @@ def draw(logits: Tensor, temperatures: Tensor, keys: Tensor) -> Tensor:
     """Return each row's token [R] int64; `NO_TOKEN` where `verify` would raise `ModelError`.
 
     `logits` [R, V], `temperatures` [R] fp32 with 0 for greedy, `keys` [R, 2] int32. A GPU's is in
-    `kernels.py`.
+    `draw_kernels.py`.
     """
     logits = logits.float()
     best = logits.amax(-1)

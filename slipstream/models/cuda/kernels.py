@@ -25,9 +25,8 @@ _PAGE, _BLOCK = tl.constexpr(BLOCK_SIZE), tl.constexpr(64)
 @triton.jit
 def _span(count, number, SPANS: tl.constexpr):
     """First and last column of a span, for tokens that see `count` columns."""
-    first = number * tl.cdiv(tl.cdiv(count, _BLOCK), SPANS) * _BLOCK
-    last = (number + 1) * tl.cdiv(tl.cdiv(count, _BLOCK), SPANS) * _BLOCK
-    return first, tl.minimum(last, count)
+    length = tl.cdiv(tl.cdiv(count, _BLOCK), SPANS) * _BLOCK
+    return number * length, tl.minimum((number + 1) * length, count)
 
 
 @triton.jit

@@ -6,9 +6,10 @@ not counted. No value is read on the host, so that the function can be captured 
 needs and gives are single vectors.
 """
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import Any
 
 import torch
 from torch import Tensor
@@ -71,7 +72,8 @@ class ChainShape:
 
 @dataclass(frozen=True, slots=True)
 class ChainInputs:
-    """Integers of B sessions before their chains: single ones [B], then rows [B, n] of them."""
+    """Integers of B sessions before their chains: single ones [B], then rows [B, n] of them, the
+    pages of their stage among them; `tiles` by the number of a session's tokens."""
 
     skipped: Tensor
     leads: Tensor
@@ -88,6 +90,8 @@ class ChainInputs:
     ends: Tensor
     pages: Tensor
     noise: Tensor
+    stage_pages: Tensor
+    tiles: Mapping[int, Tensor]
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,25 +111,16 @@ class ChainBody:
         self, model: ChainModel, shape: ChainShape, pool: KvPool, stage: Sequence[Tensor]
     ) -> None:
         self._model, self._shape, self._pool, self._stage = model, shape, pool, stage
-        self._tables: Tensor
-        """Pages [B, n] of the stage by session."""
-        self._tiles: dict[int, Tensor]
-        """Tiles by the number of a session's tokens."""
 
     def __call__(self, integers: Tensor, doubles: Tensor) -> tuple[Tensor]:
         """Return [B, depth * num_outputs + 2] float64: slots, then the chain's length and why it
         ended. `integers` and `doubles` [B, n] are what `GlideChains` packs."""
-        shape = self._shape
-        singles, *rows = integers.split(shape.input_sizes(), 1)
-        given = ChainInputs(*singles.unbind(1), *(row.contiguous() for row in rows))
+        given = self._inputs(integers)
         heat, *limits = doubles[:, :4].unbind(1)
         rules = Rules(given.policies, given.max_depths, *limits)
         confidence = Confidence(doubles[:, 4:], given.num_points)
         ends = ChainEnds(given.limits, given.ends, rules, confidence)
-        num, table, tile = shape.sessions, page_slots(given.pages), self._model.draft.tile
-        pages = torch.arange(num * shape.seen // BLOCK_SIZE, device=table.device)
-        self._tables = pages.view(num, -1)
-        self._tiles = {size: tiles_of(num, size, tile, table.device) for size in (1, shape.rows)}
+        table = page_slots(given.pages)
         slots = [self._read(given, heat, self._begin(given, table), 1)]
         ends.count(slots[0], 1)
         for depth, (rope, places, attended) in enumerate(self._later(given, table), 2):
@@ -135,6 +130,15 @@ class ChainBody:
             ends.count(slots[-1], depth)
         lengths = torch.stack([ends.lengths, ends.reasons], 1).double()
         return (torch.cat([*(slot.numbers() for slot in slots), lengths], 1),)
+
+    def _inputs(self, integers: Tensor) -> ChainInputs:
+        shape, device = self._shape, integers.device
+        singles, tokens, ends, pages, noise = integers.split(shape.input_sizes(), 1)
+        num, tile = shape.sessions, self._model.draft.tile
+        stage = torch.arange(num * shape.seen // BLOCK_SIZE, device=device).view(num, -1)
+        tiles = {size: tiles_of(num, size, tile, device) for size in (1, shape.rows)}
+        rows: list[Any] = [tokens, ends, pages.contiguous(), noise, stage, tiles]
+        return ChainInputs(*singles.unbind(1), *rows)
 
     def _begin(self, given: ChainInputs, table: Tensor) -> Tensor:
         """Return states [B, d] behind the tokens that are given."""
@@ -188,9 +192,9 @@ class ChainBody:
     ) -> Attended:
         """Return what tokens attend to that see `counts` [B, n] of their own keys and `limits` of
         the target's."""
-        tiles = self._tiles[counts.shape[1]]
+        tiles = given.tiles[counts.shape[1]]
         own = on_pages(given.pages, tiles, counts.flatten())
-        others = on_pages(self._tables, tiles, limits.flatten())
+        others = on_pages(given.stage_pages, tiles, limits.flatten())
 
         def read(stage: Tensor, query: Tensor) -> Tensor:
             found: Tensor = attend(query, stage, others, query.shape[2] ** -0.5)

@@ -67,7 +67,6 @@ class TorchLayer:
 
     def __init__(self, layer: GlideLayer) -> None:
         own, mlp = layer.self_attn, layer.mlp
-        self._num_heads = own.num_heads
         self._norm, self._norms, self._out = layer.self_norm, _weights(own), own.o_proj
         self._qkv = joined(own.q_proj, own.k_proj, own.v_proj)
         self._gate_up, self._down = joined(mlp.gate_proj, mlp.up_proj), mlp.down_proj

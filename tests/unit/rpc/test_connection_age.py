@@ -56,7 +56,7 @@ async def who_answers(stub):
 
 
 async def who_answers_in_the_end(stub):
-    """Its name; a call that a connection of full age refuses is made again, as the SDK does."""
+    """Return its name; None where a connection of full age refuses, which the SDK asks again."""
     try:
         return await who_answers(stub)
     except grpc.aio.AioRpcError as error:
