@@ -142,7 +142,7 @@ class DraftModel:
         if isinstance(self.scorer, GlideScorer):
             num_pages = NUM_PAGES if self.memory is None else self.memory.num_pages
             length = min(self.context_length or MAX_TOKENS, num_pages * BLOCK_SIZE)
-            chains = glide_chains(self.scorer, length, self.decision)
+            chains = glide_chains(self.scorer, length, self.decision, profile)
         return LocalDraft(
             self.scorer,
             target_kv,
@@ -169,6 +169,7 @@ class DraftModel:
                 "a profile's stop is decision, but the draft has no decision model"
             )
         draft = self.draft(profile)
+        draft.prepare()
         step_s = step_seconds(self.scorer, self.layers, draft.chains, name=self._identity())
         facts = DraftFacts(self.kind, profile, self.decision is not None, lag, step_s)
         return Drafter(

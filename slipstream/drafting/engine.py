@@ -71,6 +71,11 @@ class LocalDraft:
         self._sessions: dict[str, DraftSession] = {}
         self.chains = chains
 
+    def prepare(self) -> None:
+        """Make ready what would take its time within the first requests."""
+        if self.chains is not None:
+            self.chains.prepare(self.pool)
+
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`."""
         request = self.begin(DraftRequest(sequence, plan))

@@ -157,12 +157,7 @@ class KvMirror:
     def view(self) -> KvView:
         """Return the present positions, without a copy. Any thread."""
         skipped, count, buffers = self._held
-        half = self._layout.num_kv_heads
-        pairs = {
-            layer: (buffer[:half], buffer[half:])
-            for layer, buffer in zip(self._layers, buffers, strict=True)
-        }
-        return KvView(count, pairs, skipped)
+        return KvView(count, dict(zip(self._layers, buffers, strict=True)), skipped)
 
     @property
     def _num_slots(self) -> int:

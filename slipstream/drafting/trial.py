@@ -22,11 +22,11 @@ _NUM_PAGES = 4
 
 class _Zeros(KvSource):
     def __init__(self, layout: KvLayout) -> None:
-        size = (layout.num_kv_heads, _PROMPT + _ROUNDS, layout.head_dim)
-        self._pair = (np.zeros(size, layout.dtype), np.zeros(size, layout.dtype))
+        size = (2 * layout.num_kv_heads, _PROMPT + _ROUNDS, layout.head_dim)
+        self._buffer = np.zeros(size, layout.dtype)
 
     def view(self, session_id: str, layers: Sequence[int]) -> KvView:
-        return KvView(_PROMPT - 1, dict.fromkeys(layers, self._pair))
+        return KvView(_PROMPT - 1, dict.fromkeys(layers, self._buffer))
 
 
 def step_seconds(

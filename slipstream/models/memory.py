@@ -13,9 +13,6 @@ from slipstream.options import check_bounds, option
 AUTO = "auto"
 _AUTO_SHARES = 0.25, 0.85
 """Shares of the free memory for `auto`: on a CPU, where other processes need some, and on a GPU."""
-_PARTS = 16
-"""Divisor of a device's memory for what a captured forward gathers; on a CPU it is a constant."""
-_HOST_BYTES = 1 << 30
 _UNITS = {"": 1, "B": 1, "KiB": 1 << 10, "MiB": 1 << 20, "GiB": 1 << 30, "TiB": 1 << 40}
 _GROUPS = Path("/sys/fs/cgroup")
 _GROUP_FILES = (
@@ -96,15 +93,6 @@ def free_bytes(device: str) -> int:
 
         return int(torch.cuda.mem_get_info(device)[0])
     return min(_available(), _group_bytes())
-
-
-def temporary_bytes(device: str) -> int:
-    """Bytes that the target's keys which captured chains copy may take on a device."""
-    if device != CPU:
-        import torch
-
-        return int(torch.cuda.mem_get_info(device)[1]) // _PARTS
-    return _HOST_BYTES
 
 
 def shown(size: int) -> str:

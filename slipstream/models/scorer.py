@@ -66,13 +66,15 @@ class Scores:
 class KvView:
     """The target's keys and values as a draft may read them: positions 0..count-1, no further.
 
-    `layers` maps a target layer to (keys, values), each [kv_heads, capacity, head_dim], keys
-    after rotary embedding. Behind the first `NUM_SINKS` positions `skipped` ones are left out.
+    `layers` maps a target layer to a buffer [2 * kv_heads, slots, head_dim], keys before values,
+    keys after rotary embedding. Positions lie on `pages` of it, or in order where they are None.
+    Behind the first `NUM_SINKS` positions `skipped` ones are left out.
     """
 
     count: int
-    layers: Mapping[int, tuple[Any, Any]]
+    layers: Mapping[int, Any]
     skipped: int = 0
+    pages: Sequence[int] | None = None
 
     @property
     def num_held(self) -> int:
@@ -195,6 +197,9 @@ class Chains(Protocol):
     """Tokens of a prefix that a chain takes in; the caller syncs more before."""
     keeps_nodes: bool
     """True if the tokens of a chain, without the last, are nodes of its state then."""
+
+    def prepare(self, pool: "KvPool") -> None:
+        """Make ready what would take its time within requests, over a pool that nothing uses."""
 
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
         """Return whether such a chain can be followed."""

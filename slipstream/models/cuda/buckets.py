@@ -6,10 +6,9 @@ from dataclasses import dataclass
 
 from slipstream.core.errors import CapacityError
 from slipstream.models.decoder import RowRule
-from slipstream.models.kv.pool import BLOCK_SIZE, round_up
+from slipstream.models.kv.pool import round_up
 from slipstream.models.torch.packing import ForwardShape
 
-_WIDTH_GROWTH = 1.5
 _PATH = 16
 """Slots of ancestors for each token of a shape."""
 
@@ -32,16 +31,6 @@ def row_steps(limit: int, rule: RowRule) -> tuple[int, ...]:
     steps = list(powers(max(most, least), least=least))
     while steps[-1] < limit:
         steps.append(min(2 * steps[-1], round_up(limit, steps[-1])))
-    return tuple(steps)
-
-
-def key_widths(limit: int) -> tuple[int, ...]:
-    """Multiples of a key block that grow by about half, up to room for `limit` keys."""
-    last = round_up(max(limit, 1), BLOCK_SIZE)
-    steps = [BLOCK_SIZE]
-    while steps[-1] < last:
-        grown = round_up(int(steps[-1] * _WIDTH_GROWTH), BLOCK_SIZE)
-        steps.append(min(max(grown, steps[-1] + BLOCK_SIZE), last))
     return tuple(steps)
 
 

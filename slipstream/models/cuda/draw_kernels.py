@@ -25,6 +25,15 @@ def _mixed(bits):
 
 
 @triton.jit
+def gumbel(ids, first_key, second_key):
+    """The Gumbel noise of tokens [n] int32, under a row's keys: see `draws.gumbel_rows`."""
+    bits = _mixed(_mixed(ids ^ first_key) + second_key).to(tl.float64)
+    number = ((bits + 2147483648.5) * 2.3283064365386963e-10).to(tl.float32)
+    number = tl.minimum(number, _BELOW_ONE).to(tl.float64)
+    return (-tl.log(-tl.log(1.0 - number))).to(tl.float32)
+
+
+@triton.jit
 def _find_tops(logits, tops, size, span, BLOCK: tl.constexpr):
     """The largest logit of a part of a row, inf beside one that is no number."""
     row, part = tl.program_id(0), tl.program_id(1)
@@ -53,11 +62,8 @@ def _find_bests(
         given = logits + row.to(tl.int64) * size + ids
         score = tl.load(given, mask=ids < size, other=float("-inf")).to(tl.float32)
         if heat != 0:
-            bits = _mixed(_mixed(ids ^ first_key) + second_key).to(tl.float64)
-            number = ((bits + 2147483648.5) * 2.3283064365386963e-10).to(tl.float32)
-            number = tl.minimum(number, _BELOW_ONE).to(tl.float64)
-            noise = -tl.log(-tl.log(1.0 - number))
-            score = tl.where(heat == 1, score, (score - top) / heat) + noise.to(tl.float32)
+            noise = gumbel(ids, first_key, second_key)
+            score = tl.where(heat == 1, score, (score - top) / heat) + noise
         token, best = tl.where(score > best, ids, token), tl.maximum(score, best)
     most = tl.max(best, 0)
     tl.store(scores + to, most)

@@ -13,6 +13,9 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from slipstream.models.dtypes import Array
+from slipstream.models.torch.arrays import as_array
+
 Body = Callable[..., tuple[Tensor, ...]]
 
 MAX_GRAPHS = 96
@@ -107,6 +110,23 @@ class Replay:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = body(*static)
         return _Capture(static, outputs, graph.replay, body)
+
+
+def fetch(values: Tensor) -> Callable[[], Array]:
+    """Begin to copy values to the host; return what waits for them."""
+    if values.device.type != "cuda":
+        found = as_array(values.clone())
+        return lambda: found
+    copied = torch.empty(values.shape, dtype=values.dtype, pin_memory=True)
+    copied.copy_(values, non_blocking=True)
+    event = torch.cuda.Event()
+    event.record()
+
+    def wait() -> Array:
+        event.synchronize()
+        return as_array(copied)
+
+    return wait
 
 
 def send(source: Tensor, into: Tensor) -> None:

@@ -12,7 +12,8 @@ from torch import Tensor, nn
 
 from slipstream.models.glide.glide import rotate
 from slipstream.models.kv.pool import KvPool
-from slipstream.models.torch.paged import PagedTokens, attend
+from slipstream.models.torch.arrays import tensor_at
+from slipstream.models.torch.paged import PagedTokens, attend, attend_by_session
 
 _FAMILIES = {f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 _LINEARS = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")]
@@ -55,6 +56,49 @@ def place(
 def _(qkv: Tensor, layer: Tensor, places: list[Tensor], norms: list[Tensor], eps: float) -> Tensor:
     num_heads = qkv.shape[1] // layer.shape[2] - len(layer)
     return qkv.new_empty(len(qkv), num_heads, layer.shape[2])
+
+
+@torch.library.custom_op("slipstream::attend_others", mutates_args=(), device_types="cpu")
+def attend_others(
+    query: Tensor,
+    others: Tensor,
+    turns: list[Tensor],
+    eps: float,
+    tokens: list[Tensor],
+    num_keys: int,
+) -> Tensor:
+    """Return attention [R, heads * d] of queries [R, heads, d] over keys of another model.
+
+    `others` [S, 2] int64 are the address of each session's buffer [2 * num_keys, slots, d], of the
+    queries' dtype, and the slots from head to head; `tokens` are as in `attend`, all on pages.
+    Queries are rotated by `turns`: cos and sin [R, rotary_dim], and the weight [d] of their norm,
+    if there is one.
+    """
+    (cos, sin, *norms), size = turns, query.shape[2]
+    turned = query.float()
+    for weight in norms:
+        turned = F.rms_norm(turned, (size,), weight.float(), eps)
+    turned = rotate(turned, cos.float()[:, None], sin.float()[:, None]).to(query.dtype)
+
+    def layer_of(session: int) -> Tensor:
+        address, slots = others[session].tolist()
+        if not slots:
+            return query.new_zeros(2 * num_keys, 1, size)
+        return tensor_at(address, (2 * num_keys, slots, size), query.dtype)
+
+    return attend_by_session(turned, layer_of, tokens, size**-0.5)
+
+
+@attend_others.register_fake
+def _(
+    query: Tensor,
+    others: Tensor,
+    turns: list[Tensor],
+    eps: float,
+    tokens: list[Tensor],
+    num_keys: int,
+) -> Tensor:
+    return query.new_empty(len(query), query.shape[1] * query.shape[2])
 
 
 @torch.library.custom_op("slipstream::gate", mutates_args=(), device_types="cpu")

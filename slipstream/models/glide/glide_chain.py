@@ -1,228 +1,147 @@
-"""A whole chain of drafts on the device: every step, candidate and decision to stop.
+"""Chains of drafts on a device: the first pass, and later steps, a few at a time.
 
-One function of static tensors for B sessions: their new tokens go through the draft together, then
-one token of each at a time, to a fixed depth. A chain that has ended is computed on to the end and
-not counted. No value is read on the host, so that the function can be captured whole; what it
-needs and gives are single vectors.
+Functions of static tensors for B sessions: their new tokens go through the draft together, then one
+token of each at a time. A chain that has ended is computed on and not counted. No value is read on
+the host, so that both functions can be captured whole.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
-from functools import partial
-from typing import Any
 
 import torch
 from torch import Tensor
 
-from slipstream.core.draft.candidates import SHARPNESS
-from slipstream.models.cuda.draws import perturbed, top_by_key
-from slipstream.models.decision import GREEDY, LEAST, SAMPLED
+from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
 from slipstream.models.glide.chain_stop import (
-    ChainEnds,
-    ChainScores,
-    Confidence,
+    ChainNumber,
     DecisionNetwork,
-    Rules,
-    device_stats,
+    StateNumber,
+    StepNumber,
+    read_chain,
 )
 from slipstream.models.glide.glide import Rope
-from slipstream.models.glide.glide_torch import (
-    Attended,
-    DraftTokens,
-    TorchGlide,
-    at_positions,
-    limits_of,
-)
-from slipstream.models.kv.pool import BLOCK_SIZE, KvPool
-from slipstream.models.scorer import NUM_SINKS
-from slipstream.models.torch.paged import attend, on_pages, page_slots, tiles_of
+from slipstream.models.glide.glide_torch import Attended, DraftTokens, TorchGlide
+from slipstream.models.kv.pool import KvPool
+from slipstream.models.torch.paged import on_pages, tiles_of
 
-MAX_ENDS = 8
-"""Tokens that nothing can follow, a chain at most."""
-NUM_SINGLE = 11
-
-
-@dataclass(frozen=True, slots=True, order=True)
-class ChainShape:
-    """One shape of chains: `sessions` of up to `rows` new tokens each, `depth` steps, `width` own
-    positions, `seen` of the target's, `candidates` a slot, `points` of a calibration."""
-
-    sessions: int
-    rows: int
-    depth: int
-    width: int
-    seen: int
-    candidates: int
-    points: int
-    is_sampled: bool
-    is_scored: bool
-
-    def input_sizes(self) -> list[int]:
-        """Return the sizes of a session's parts of the integers: single ones, then the others of
-        `ChainInputs`."""
-        noise = 2 * self.depth if self.is_sampled else 0
-        return [NUM_SINGLE, self.rows, MAX_ENDS, self.width // BLOCK_SIZE, noise]
-
-    @property
-    def num_outputs(self) -> int:
-        """Numbers of a session's slot: entropy, top probability, score, candidates and their
-        probabilities."""
-        return 3 + 2 * self.candidates
-
-
-@dataclass(frozen=True, slots=True)
-class ChainInputs:
-    """Integers of B sessions before their chains: single ones [B], then rows [B, n] of them, the
-    pages of their stage among them; `tiles` by the number of a session's tokens."""
-
-    skipped: Tensor
-    leads: Tensor
-    starts: Tensor
-    counts: Tensor
-    num_seen: Tensor
-    lags: Tensor
-    limits: Tensor
-    policies: Tensor
-    max_depths: Tensor
-    num_points: Tensor
-    asks_score: Tensor
-    tokens: Tensor
-    ends: Tensor
-    pages: Tensor
-    noise: Tensor
-    stage_pages: Tensor
-    tiles: Mapping[int, Tensor]
+STEPS = 2
+"""Steps that are captured together: a chain that ends costs as many in vain, at most."""
 
 
 @dataclass(frozen=True, slots=True)
 class ChainModel:
-    """A `draft`, the rotary factors of its chains' positions, and its decision model."""
+    """A `draft`, the rotary factors [2, L, rotary_dim] of its chains' positions, its decision
+    model, and how many target layers it reads."""
 
     draft: TorchGlide
-    rope: Rope
-    decision: DecisionNetwork | None = None
+    rotary: Tensor
+    decision: DecisionNetwork | None
+    num_others: int
+
+    def read(
+        self, hidden: Tensor, steps: Tensor, memory: "ChainMemory", state: Tensor
+    ) -> tuple[Tensor, Tensor]:
+        """Return what `read_chain` does of the slots behind states [B, d]."""
+        head, first = [self.draft.vocab], hidden[:, :0]
+        if (decision := self.decision) is not None:
+            head += [decision.stats.weight, decision.out.weight]
+            first = decision.first(hidden)
+        chains = [steps, memory.numbers, state]
+        found: tuple[Tensor, Tensor] = read_chain(
+            self.draft.logits(hidden), first, head, chains, memory.num_candidates
+        )
+        return found
+
+    def turns(self, positions: Tensor) -> Rope:
+        """Return the factors of positions [R], [R, rotary_dim] each."""
+        return Rope(*self.rotary.index_select(1, positions))
 
 
-class ChainBody:
-    """The function of one shape over one pool and the staged keys of the target: a layer's `stage`
-    [2 * kv_heads, sessions * seen, head_dim] is filled before a run."""
+class ChainMemory:
+    """Tensors that B sessions' chains read in all of their steps, where graphs find them:
+    `integers`, of which `steps` are one part, and `numbers` [B, n] as `ChainNumber` names them."""
 
     def __init__(
-        self, model: ChainModel, shape: ChainShape, pool: KvPool, stage: Sequence[Tensor]
+        self, model: ChainModel, pool: KvPool, sessions: int, num_pages: int, sizes: tuple[int, int]
     ) -> None:
-        self._model, self._shape, self._pool, self._stage = model, shape, pool, stage
+        """A session has up to `num_pages` of its own, and of the target; `sizes` are the numbers of
+        candidates and of points."""
+        self.pool, self.sessions, device = pool, sessions, model.rotary.device
+        self.num_candidates, num_points = sizes
+        parts = [sessions * num_pages] * 2 + [model.num_others * sessions * 2]
+        parts.append((MAX_DRAFT_TOKENS + STEPS) * len(StepNumber) * sessions)
+        self.integers = torch.zeros(sum(parts), dtype=torch.int64, device=device)
+        numbers = torch.zeros(sessions, ChainNumber.POINTS + num_points, dtype=torch.float64)
+        numbers[:, ChainNumber.NUM_POINTS] = num_points
+        self.numbers = numbers.to(device)
+        pages, seen, others, steps = self.integers.split(parts)
+        self.pages, self.seen = (own.view(sessions, -1) for own in (pages, seen))
+        self.others = others.view(-1, sessions, 2)
+        self.steps = steps.view(-1, len(StepNumber), sessions)
+        start = torch.zeros(len(StateNumber), sessions, dtype=torch.float64)
+        start[StateNumber.PATH_PROB] = 1
+        self.start = start.to(device)
+        self._tile, self._tiles = model.draft.tile, dict[int, Tensor]()
 
-    def __call__(self, integers: Tensor, doubles: Tensor) -> tuple[Tensor]:
-        """Return [B, depth * num_outputs + 2] float64: slots, then the chain's length and why it
-        ended. `integers` and `doubles` [B, n] are what `GlideChains` packs."""
-        given = self._inputs(integers)
-        heat, *limits = doubles[:, :4].unbind(1)
-        rules = Rules(given.policies, given.max_depths, *limits)
-        confidence = Confidence(doubles[:, 4:], given.num_points)
-        ends = ChainEnds(given.limits, given.ends, rules, confidence)
-        table = page_slots(given.pages)
-        slots = [self._read(given, heat, self._begin(given, table), 1)]
-        ends.count(slots[0], 1)
-        for depth, (rope, places, attended) in enumerate(self._later(given, table), 2):
-            tokens = DraftTokens(slots[-1].tokens[:, 0], rope, places)
-            hidden = self._model.draft.states(self._pool, tokens, [attended])
-            slots.append(self._read(given, heat, hidden, depth))
-            ends.count(slots[-1], depth)
-        lengths = torch.stack([ends.lengths, ends.reasons], 1).double()
-        return (torch.cat([*(slot.numbers() for slot in slots), lengths], 1),)
-
-    def _inputs(self, integers: Tensor) -> ChainInputs:
-        shape, device = self._shape, integers.device
-        singles, tokens, ends, pages, noise = integers.split(shape.input_sizes(), 1)
-        num, tile = shape.sessions, self._model.draft.tile
-        stage = torch.arange(num * shape.seen // BLOCK_SIZE, device=device).view(num, -1)
-        tiles = {size: tiles_of(num, size, tile, device) for size in (1, shape.rows)}
-        rows: list[Any] = [tokens, ends, pages.contiguous(), noise, stage, tiles]
-        return ChainInputs(*singles.unbind(1), *rows)
-
-    def _begin(self, given: ChainInputs, table: Tensor) -> Tensor:
-        """Return states [B, d] behind the tokens that are given."""
-        num, rows, device = self._shape.sessions, self._shape.rows, table.device
-        steps = torch.arange(rows, device=device)
-        # Padding repeats a session's first new token.
-        steps = torch.where(steps < given.counts.unsqueeze(1), steps, 0)
-        columns = given.starts.unsqueeze(1) + steps
-        last = torch.arange(num, device=device) * rows + given.counts - 1
-        ends = columns.flatten()[last, None]
-        passes = [self._attended(given, ends + 1, self._limits(given, ends, False), last)]
-        if len(self._model.draft.layers) > 1:
-            limits = self._limits(given, columns, True)
-            passes.insert(0, self._attended(given, columns + 1, limits))
-        rope, places = self._placed(given, table, columns)
-        tokens = DraftTokens(given.tokens.gather(1, steps).flatten(), rope, places)
-        return self._model.draft.states(self._pool, tokens, passes)
-
-    def _later(self, given: ChainInputs, table: Tensor) -> list[tuple[Rope, Tensor, Attended]]:
-        """Return factors, slots and what is attended to of the tokens [B] at each later depth."""
-        num = self._shape.depth - 1
-        steps = torch.arange(num, device=table.device)
-        columns = (given.starts + given.counts).unsqueeze(1) + steps
-        (cos, sin), places = self._placed(given, table, columns)
-        counts, limits = columns + 1, self._limits(given, columns, True)
-        cos, sin, places, counts, limits = (
-            own.reshape(len(columns), num, -1).transpose(0, 1).contiguous()
-            for own in (cos, sin, places, counts, limits)
-        )
-        return [
-            (
-                Rope(cos[step], sin[step]),
-                places[step, :, 0],
-                self._attended(given, counts[step], limits[step]),
-            )
-            for step in range(num)
-        ]
-
-    def _placed(self, given: ChainInputs, table: Tensor, columns: Tensor) -> tuple[Rope, Tensor]:
-        """Return factors and slots of tokens at `columns` [B, n] of their sessions' keys."""
-        skipped = torch.where(columns < NUM_SINKS, 0, given.skipped.unsqueeze(1))
-        rope = at_positions(self._model.rope, (columns + skipped).flatten())
-        return rope, table.gather(1, columns).flatten()
-
-    def _limits(self, given: ChainInputs, columns: Tensor, reads_first: bool) -> Tensor:
-        num_seen, leads = given.num_seen[:, None], given.leads[:, None]
-        return limits_of(columns, num_seen, leads, reads_first=reads_first)
-
-    def _attended(
-        self, given: ChainInputs, counts: Tensor, limits: Tensor, kept: Tensor | None = None
+    def attended(
+        self, counts: Tensor, num_read: Tensor, rows: int, kept: Tensor | None = None
     ) -> Attended:
-        """Return what tokens attend to that see `counts` [B, n] of their own keys and `limits` of
-        the target's."""
-        tiles = given.tiles[counts.shape[1]]
-        own = on_pages(given.pages, tiles, counts.flatten())
-        others = on_pages(given.stage_pages, tiles, limits.flatten())
+        """Return what `rows` tokens of each session attend to, that see `counts` [n] of their own
+        keys and `num_read` [n] of the target's."""
+        if rows not in self._tiles:
+            self._tiles[rows] = tiles_of(self.sessions, rows, self._tile, counts.device)
+        tiles = self._tiles[rows]
+        own, seen = on_pages(self.pages, tiles, counts), on_pages(self.seen, tiles, num_read)
+        return Attended(own, seen, list(self.others), kept)
 
-        def read(stage: Tensor, query: Tensor) -> Tensor:
-            found: Tensor = attend(query, stage, others, query.shape[2] ** -0.5)
-            return found
 
-        return Attended(own, [partial(read, stage) for stage in self._stage], kept)
+def first_pass(
+    model: ChainModel, memory: ChainMemory, rows: int
+) -> Callable[[Tensor], tuple[Tensor, Tensor]]:
+    """Return the function of `rows` new tokens of each session, given as [5 * B * rows + B]
+    integers: tokens, positions, slots, numbers of own keys and of the target's, and which rows are
+    the last ones. It returns states and numbers as `later_steps` does."""
 
-    def _read(self, given: ChainInputs, heat: Tensor, hidden: Tensor, depth: int) -> ChainScores:
-        """Return the slot behind states [B, d]."""
-        shape, model = self._shape, self._model
-        ranked = model.draft.logits(hidden).float()
-        if shape.is_sampled:
-            keys = given.noise[:, 2 * depth - 2 : 2 * depth].to(torch.int32)
-            ranked = perturbed(ranked, heat.float(), keys, model.draft.vocab, sharpness=SHARPNESS)
-        log_probs = torch.log_softmax(ranked, -1)
-        entropies = -torch.linalg.vecdot(log_probs.exp(), log_probs.clamp(min=LEAST))
-        tops = log_probs.topk(2).values
-        columns = top_by_key(ranked, shape.candidates)[1]
-        scores = torch.full_like(heat, float("nan"))
-        if shape.is_scored and model.decision is not None:
-            stats = device_stats(tops, entropies, given.lags + (depth - 1))
-            probs = model.decision(hidden, stats).sigmoid().double()
-            own = torch.where(heat == 0, probs[:, GREEDY], probs[:, SAMPLED])
-            scores = torch.where(given.asks_score > 0, own, scores)
-        return ChainScores(
-            tokens=model.draft.vocab[columns],
-            probs=log_probs.gather(1, columns).exp(),
-            entropies=entropies.double(),
-            top_probs=tops[:, 0].exp().double(),
-            scores=scores,
+    def run(given: Tensor) -> tuple[Tensor, Tensor]:
+        tokens, positions, slots, counts, num_read, last = given.split(
+            [memory.sessions * rows] * 5 + [memory.sessions]
         )
+        steps = memory.steps[0]
+        ends = (steps[StepNumber.COUNT], steps[StepNumber.NUM_READ])
+        passes = [memory.attended(*ends, 1, last)]
+        if len(model.draft.layers) > 1:
+            passes.insert(0, memory.attended(counts, num_read, rows))
+        read = DraftTokens(tokens, model.turns(positions), slots)
+        hidden = model.draft.states(memory.pool, read, passes)
+        return _ended([model.read(hidden, steps, memory, memory.start)])
+
+    return run
+
+
+def later_steps(
+    model: ChainModel, memory: ChainMemory
+) -> Callable[[Tensor, Tensor], tuple[Tensor, Tensor]]:
+    """Return the function of `STEPS` steps [STEPS, 7, B], as `StepNumber` names them, of chains in
+    some states [4, B]. It returns their states behind them, and [B, n + 2] float64: the numbers of
+    slots, then lengths and reasons."""
+
+    def run(steps: Tensor, state: Tensor) -> tuple[Tensor, Tensor]:
+        found = []
+        turns = model.turns(steps[:, StepNumber.POSITION].flatten())
+        for cos, sin, step in zip(*(own.chunk(STEPS) for own in turns), steps, strict=True):
+            tokens = DraftTokens(
+                state[StateNumber.TOKEN].long(), Rope(cos, sin), step[StepNumber.SLOT]
+            )
+            attended = memory.attended(step[StepNumber.COUNT], step[StepNumber.NUM_READ], 1)
+            hidden = model.draft.states(memory.pool, tokens, [attended])
+            found.append(model.read(hidden, step, memory, state))
+            state = found[-1][0]
+        return _ended(found)
+
+    return run
+
+
+def _ended(found: Sequence[tuple[Tensor, Tensor]]) -> tuple[Tensor, Tensor]:
+    state = found[-1][0]
+    ends = state[StateNumber.LENGTH : StateNumber.REASON + 1].t()
+    return state, torch.cat([*(numbers for _, numbers in found), ends], 1)

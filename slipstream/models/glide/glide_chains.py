@@ -1,38 +1,116 @@
-"""Whole chains of many sessions in one pass, on the host: requests become two vectors for
-`glide_chain.py`, and one vector comes back."""
+"""Whole chains of many sessions on a device, seen from the host: requests become a few vectors for
+`glide_chain.py`, and numbers come back while later steps are computed."""
 
 import math
-from collections.abc import Sequence
-from itertools import chain
-from typing import TypeVar
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 
+import numpy as np
 import torch
 from torch import Tensor
 
+from slipstream.core.policy.profile import Profile
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS, Stop
 from slipstream.core.types import SamplingParams
-from slipstream.core.verify.draws import draw_keys, is_plain_softmax
-from slipstream.models.cuda.buckets import fit, key_widths, powers
-from slipstream.models.cuda.graphs import Replay
+from slipstream.core.verify.draws import draw_keys
+from slipstream.models.cuda.buckets import fit, powers
+from slipstream.models.cuda.graphs import Replay, fetch, send
 from slipstream.models.decision import DecisionModel
-from slipstream.models.glide.chain_stop import network_of
-from slipstream.models.glide.glide_chain import MAX_ENDS, ChainBody, ChainModel, ChainShape
-from slipstream.models.glide.glide_scorer import GlideScorer
-from slipstream.models.glide.glide_torch import TorchGlide
-from slipstream.models.kv.pool import BLOCK_SIZE
-from slipstream.models.memory import temporary_bytes
-from slipstream.models.scorer import ChainPosition, ChainRequest, Rule, rule_of
+from slipstream.models.dtypes import Array
+from slipstream.models.glide.chain_stop import (
+    GOES_ON,
+    MAX_ENDS,
+    ChainNumber,
+    StepNumber,
+    network_of,
+)
+from slipstream.models.glide.glide_chain import (
+    STEPS,
+    ChainMemory,
+    ChainModel,
+    first_pass,
+    later_steps,
+)
+from slipstream.models.glide.glide_scorer import GlideScorer, limits_of
+from slipstream.models.glide.glide_torch import TorchGlide, pages_read, place_of
+from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
+from slipstream.models.scorer import NUM_SINKS, ChainPosition, ChainRequest, rule_of
 
-T = TypeVar("T")
-_DEPTHS = (2, 3, 4, 6, 8, 12, 16, 24, 32, MAX_DRAFT_TOKENS)
-_MAX_SESSIONS = 256
-_SPARE = 4
-"""Memory for staged keys comes in powers of two, and smaller ones stay: at most so many times the
-need."""
+_SESSIONS = powers(64)
+_FEW = 8
+"""New tokens of a session that all chains of a pass may have, and chains that may have more."""
+
+
+@dataclass(frozen=True, slots=True)
+class _Pass:
+    """Chains of one pass: `starts` [B] of their tokens are computed already, of `counts` [B].
+    Padding repeats the first one."""
+
+    asks: Sequence[ChainRequest]
+    starts: Array
+    counts: Array
+    pages: Array
+    """Pages [B, P] of their own keys; behind them the pool's scratch, as for what has no room."""
+
+    def places(self, columns: Array) -> tuple[Array, Array]:
+        """Return positions and slots of tokens at `columns` [B, n] of their sessions' keys."""
+        skipped = np.array([ask.state.skipped for ask in self.asks])[:, None]
+        page = np.take_along_axis(self.pages, columns // BLOCK_SIZE, 1)
+        positions = columns + np.where(columns < NUM_SINKS, 0, skipped)
+        return positions, page * BLOCK_SIZE + columns % BLOCK_SIZE
+
+    def num_read(self, columns: Array, *, reads_first: bool) -> Array:
+        """Return how many of the target's keys tokens at `columns` [B, n] see."""
+        seen = np.array([(ask.sync.num_seen, ask.state.lead) for ask in self.asks])
+        return limits_of(columns, seen[:, :1], seen[:, 1:], reads_first=reads_first)
+
+    def first(self, rows: int) -> Array:
+        """Return what `first_pass` takes, of `rows` tokens each; padding repeats the first one."""
+        news = [list(ask.tokens[start:]) for ask, start in zip(self.asks, self.starts, strict=True)]
+        counts, index = self.counts - self.starts, np.arange(rows)
+        columns = self.starts[:, None] + np.where(index < counts[:, None], index, 0)
+        tokens = np.array([new + new[:1] * (rows - len(new)) for new in news])
+        read = self.num_read(columns, reads_first=True)
+        last = np.arange(len(news)) * rows + counts - 1
+        parts = (tokens, *self.places(columns), columns + 1, read)
+        return np.concatenate([*(part.reshape(-1) for part in parts), last])
+
+    def steps(self) -> Array:
+        """Return the numbers [D, 7, B] of all depths, as `StepNumber` names them."""
+        depths = np.arange(MAX_DRAFT_TOKENS + STEPS)
+        columns = self.counts[:, None] - 1 + depths
+        lags = np.array([ask.lag for ask in self.asks])[:, None] + depths
+        made = np.zeros((len(StepNumber), *columns.shape), np.int64)
+        read = self.num_read(columns, reads_first=False)
+        made[: StepNumber.FIRST_KEY] = *self.places(columns), columns + 1, read, lags
+        for index, ask in enumerate(self.asks):
+            if not ask.sampling.is_greedy:
+                first = int(self.counts[index]) + ask.state.skipped
+                keys = [draw_keys(ask.sampling, first + depth) for depth in range(ask.limit)]
+                made[StepNumber.FIRST_KEY :, index, : ask.limit] = np.array(keys).T
+        return made.transpose(2, 0, 1)
+
+    def numbers(self, num_points: int) -> Array:
+        """Return the numbers [B, n] of chains, as `ChainNumber` names them."""
+        made = np.zeros((len(self.asks), ChainNumber.POINTS + num_points))
+        made[:, ChainNumber.ENDS : ChainNumber.POINTS] = -1
+        for row, ask in zip(made, self.asks, strict=True):
+            rule, points = rule_of(ask.stop), ask.calibration.points
+            assert rule is not None, "the caller has asked whether the chain fits"
+            limits = (rule.threshold, rule.fallback, ask.min_path_prob or 0.0, rule.policy)
+            sizes = (rule.max_depth, ask.limit, ask.is_scored, len(points))
+            row[: ChainNumber.ENDS] = ask.sampling.temperature, *limits, *sizes
+            row[ChainNumber.ENDS : ChainNumber.ENDS + len(ask.ends)] = sorted(ask.ends)
+            row[ChainNumber.POINTS : ChainNumber.POINTS + len(points)] = points
+        return made
 
 
 class GlideChains:
-    """Follows chains with a GliDe draft, all of one pool, in fixed shapes."""
+    """Follows chains with a GliDe draft in fixed shapes, which `prepare` captures.
+
+    Candidates are ranked by logits and temperature: where a request truncates its distribution, a
+    chain may name a token that it leaves out.
+    """
 
     max_new_tokens = 32
     keeps_nodes = False
@@ -44,175 +122,151 @@ class GlideChains:
         *,
         context_length: int,
         decision: DecisionModel | None = None,
+        profile: Profile | None = None,
     ) -> None:
-        """Positions are below `context_length`."""
+        """Positions are below `context_length`. Requests go by the `profile`."""
         length = context_length + MAX_DRAFT_TOKENS + BLOCK_SIZE
-        config, draft, self._check = scorer.config, scorer.backend, scorer.check
+        draft, self._check = scorer.backend, scorer.check
         assert isinstance(draft, TorchGlide), "native code follows no chains"
-        self._draft, device = draft, draft.embeddings.device
-        network = None if decision is None else network_of(decision, device)
-        self._model = ChainModel(draft, draft.rope(length), network)
-        self._layers = config.target_layers
-        self._kv_shape = (2 * config.num_kv_heads, config.head_dim)
-        self._widths = key_widths(length)
-        self.replay = replay
-        self._max_bytes = temporary_bytes(scorer.layout.device) // _SPARE
-        self._memory: Sequence[Tensor] = ()
-        self._stages: dict[tuple[int, int], list[Tensor]] = {}
+        self._draft, self._layers, self.replay = draft, scorer.config.target_layers, replay
+        network = None if decision is None else network_of(decision, draft.embeddings.device)
+        rotary = torch.stack(draft.rope(length))
+        self._model = ChainModel(draft, rotary, network, len(self._layers))
+        self._num_pages = round_up(length, BLOCK_SIZE) // BLOCK_SIZE
+        profile = profile or Profile()
+        points = (profile.calibration.points, profile.calibration_sampled.points)
+        most = min(max(profile.cape_table) + 1, len(draft.vocab))
+        self._sizes = most, max(map(len, points))
+        self._memories: dict[tuple[int, int], ChainMemory] = {}
 
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
-        """Return whether such a chain can be followed here: logits and a temperature give the
-        distribution, the policy is known, and few tokens end it."""
-        return is_plain_softmax(sampling) and rule_of(stop) is not None and len(ends) <= MAX_ENDS
+        """Return whether such a chain can be followed here: the policy is known, and few tokens end
+        it."""
+        return rule_of(stop) is not None and len(ends) <= MAX_ENDS
+
+    def prepare(self, pool: KvPool) -> None:
+        """Capture all shapes over a pool that nothing uses."""
+        for sessions in reversed(_SESSIONS):
+            memory = self._memory(pool, sessions)
+            memory.steps[:, StepNumber.SLOT] = pool.scratch.start
+            for rows in (_FEW, self.max_new_tokens)[: 1 + (sessions <= _FEW)]:
+                given = np.zeros((5 * rows + 1) * sessions, np.int64)
+                given[2 * rows * sessions : 3 * rows * sessions] = pool.scratch.start
+                state, _ = self._first(memory, rows, given)
+            self._later(memory, 1, state)
 
     @torch.inference_mode()
     def follow(self, asks: Sequence[ChainRequest]) -> list[list[ChainPosition]]:
-        """Return the positions of each chain, in one pass and one transfer if their keys fit the
-        memory for them.
+        """Return the positions of each chain, in as few passes as shapes allow.
 
         The states hold the requests' tokens then, and no tree. Raises as `GlideScorer.score`.
         """
         for ask in asks:
             self._check(ask.sync)
-        return [found for group in self._groups(asks) for found in self._follow(*group)]
-
-    def _groups(
-        self, asks: Sequence[ChainRequest]
-    ) -> list[tuple[Sequence[ChainRequest], tuple[int, int]]]:
-        extents = self._extents(asks)
-        if len(asks) == 1 or self._num_bytes(*extents) <= self._max_bytes:
-            return [(asks, extents)]
-        middle = len(asks) // 2
-        return self._groups(asks[:middle]) + self._groups(asks[middle:])
-
-    def _num_bytes(self, sessions: int, seen: int) -> int:
-        """Bytes of the target's keys and values, which are copied."""
-        position = math.prod(self._kv_shape) * self._draft.embeddings.itemsize
-        return sessions * len(self._layers) * seen * position
-
-    def _follow(
-        self, asks: Sequence[ChainRequest], extents: tuple[int, int]
-    ) -> list[list[ChainPosition]]:
         starts = [ask.state.begin(ask.tokens, ask.view) for ask in asks]
-        shape = self._shape(asks, starts, extents)
-        pool = asks[0].state.cache.pool
-        stage = self._stage(shape)
-        # Padding writes the first session's keys once more: it has to read what that one reads.
-        for row, ask in enumerate([*asks, *[asks[0]] * (shape.sessions - len(asks))]):
-            self._fill(stage, row * shape.seen, ask)
-        own = [_integers(*both, shape) for both in zip(asks, starts, strict=True)]
-        reals, spare = [_doubles(ask, shape) for ask in asks], shape.sessions - len(asks)
-        inputs = (
-            torch.tensor(own + own[:1] * spare),
-            torch.tensor(reals + reals[:1] * spare, dtype=torch.float64),
-        )
-        body = ChainBody(self._model, shape, pool, stage)
-        (out,) = self.replay.run((id(pool), shape), body, inputs)
-        table = out[: len(asks)].tolist()
-        return [_found(row, ask, shape) for row, ask in zip(table, asks, strict=True)]
-
-    def _shape(
-        self, asks: Sequence[ChainRequest], starts: Sequence[int], extents: tuple[int, int]
-    ) -> ChainShape:
         news = [len(ask.tokens) - start for ask, start in zip(asks, starts, strict=True)]
-        sessions, seen = extents
-        points = max(len(ask.calibration.points) for ask in asks)
-        most = max(ask.num_candidates for ask in asks)
-        return ChainShape(
-            sessions=sessions,
-            rows=fit(max(news), powers(self.max_new_tokens), what="new tokens of a chain"),
-            depth=_depth(asks),
-            width=self._widths[-1],
-            seen=seen,
-            candidates=min(most, len(self._draft.vocab)),
-            points=fit(points, powers(1024), what="points of a calibration"),
-            is_sampled=not all(ask.sampling.is_greedy for ask in asks),
-            is_scored=self._model.decision is not None and any(ask.is_scored for ask in asks),
-        )
+        found: dict[int, list[ChainPosition]] = {}
+        for group in _groups(news):
+            rows = fit(max(news[index] for index in group), (_FEW, self.max_new_tokens), what=_NEW)
+            own = self._pass([asks[index] for index in group], [starts[index] for index in group])
+            found.update(zip(group, self._follow(own, rows, len(group)), strict=True))
+        return [found[index] for index in range(len(asks))]
 
-    def _extents(self, asks: Sequence[ChainRequest]) -> tuple[int, int]:
-        """Return the sessions, and keys of the target, of a shape."""
-        return (
-            fit(len(asks), powers(_MAX_SESSIONS), what="chains at once"),
-            fit(max(ask.sync.num_seen for ask in asks), self._widths, what="keys of the target"),
-        )
+    def _pass(self, asks: list[ChainRequest], starts: list[int]) -> _Pass:
+        spare = fit(len(asks), _SESSIONS, what="chains at once") - len(asks)
+        asks, pool = asks + asks[:1] * spare, asks[0].state.cache.pool
+        pages = np.full((len(asks), self._num_pages), pool.num_pages)
+        for row, ask in zip(pages, asks, strict=True):
+            own = ask.state.cache.pages[: self._num_pages]
+            row[: len(own)] = own
+        counts = np.array([len(ask.tokens) for ask in asks])
+        return _Pass(asks, np.array(starts + starts[:1] * spare), counts, pages)
 
-    def _stage(self, shape: ChainShape) -> list[Tensor]:
-        """Return where a shape's chains read the target's keys: graphs need it to stay. Shapes
-        share one memory, since each run fills its own first."""
-        key = (shape.sessions, shape.seen)
-        if key not in self._stages:
-            heads, dim = self._kv_shape
-            size = (heads, shape.sessions * shape.seen, dim)
-            count = math.prod(size)
-            if not self._memory or self._memory[0].numel() < count:
-                like, length = self._draft.embeddings, 1 << (count - 1).bit_length()
-                self._memory = [like.new_zeros(length) for _ in self._layers]
-            self._stages[key] = [tensor[:count].view(size) for tensor in self._memory]
-        return self._stages[key]
+    def _follow(self, own: _Pass, rows: int, num: int) -> list[list[ChainPosition]]:
+        memory = self._memory(own.asks[0].state.cache.pool, len(own.asks))
+        seen, others, buffers = self._seen(own.asks)
+        parts = (own.pages, seen, others, own.steps())
+        send(torch.from_numpy(np.concatenate([part.ravel() for part in parts])), memory.integers)
+        send(torch.from_numpy(own.numbers(self._sizes[1])), memory.numbers)
+        asks = own.asks[:num]
+        state, numbers = self._first(memory, rows, own.first(rows))
+        waits, tables = [fetch(numbers)], list[Array]()
+        for depth in range(1, max(ask.limit for ask in asks), STEPS):
+            state, numbers = self._later(memory, depth, state)
+            waits.append(fetch(numbers))
+            tables.append(waits.pop(0)()[:num])
+            if (tables[-1][:, -1] != GOES_ON).all():
+                break
+        tables += [wait()[:num] for wait in waits]
+        del buffers  # kept until all that reads them is through
+        slots = np.concatenate([table[:, :-2] for table in tables], 1)
+        slots = slots.reshape(num, -1, 3 + 2 * self._sizes[0])
+        lengths = tables[-1][:, -2].astype(int).tolist()
+        each = zip(slots, lengths, asks, strict=True)
+        return [_found(row[:length].tolist(), self._sizes[0], ask) for row, length, ask in each]
 
-    def _fill(self, stage: Sequence[Tensor], start: int, ask: ChainRequest) -> None:
-        count = ask.sync.num_seen
-        if ask.view is None or not count:
-            return
-        for into, layer in zip(stage, self._layers, strict=True):
-            for part, given in zip(into.chunk(2), ask.view.layers[layer], strict=True):
-                part[:, start : start + count].copy_(given[:, :count], non_blocking=True)
+    def _seen(self, asks: Sequence[ChainRequest]) -> tuple[Array, Array, list[Tensor]]:
+        """Return the target's pages [B, P], the places [L, B, 2] of its buffers, and these."""
+        pages = np.zeros((len(asks), self._num_pages), np.int64)
+        others = np.zeros((len(self._layers), len(asks), 2), np.int64)
+        buffers = []
+        for index, ask in enumerate(asks):
+            if ask.view is None or not (count := ask.sync.num_seen):
+                continue
+            own = pages_read(count, ask.view.pages)
+            pages[index, : len(own)] = own
+            for number, layer in enumerate(self._layers):
+                buffers.append(self._draft.readable(ask.view.layers[layer]))
+                others[number, index] = place_of(buffers[-1])
+        return pages, others, buffers
 
+    def _memory(self, pool: KvPool, sessions: int) -> ChainMemory:
+        key = (id(pool), sessions)
+        if key not in self._memories:
+            given = (self._model, pool, sessions, self._num_pages, self._sizes)
+            self._memories[key] = ChainMemory(*given)
+        return self._memories[key]
 
-def _depth(asks: Sequence[ChainRequest]) -> int:
-    return fit(max(ask.limit for ask in asks), _DEPTHS, what="tokens of a chain")
+    def _first(self, memory: ChainMemory, rows: int, given: Array) -> tuple[Tensor, Tensor]:
+        body = first_pass(self._model, memory, rows)
+        state, numbers = self.replay.run((id(memory), rows), body, [torch.from_numpy(given)])
+        return state, numbers
 
-
-def _rule(ask: ChainRequest) -> Rule:
-    rule = rule_of(ask.stop)
-    assert rule is not None, "the caller has asked whether the chain fits"
-    return rule
-
-
-def _integers(ask: ChainRequest, start: int, shape: ChainShape) -> list[int]:
-    """Return a session's part of `ChainInputs`, in its order."""
-    rule, state, count = _rule(ask), ask.state, len(ask.tokens)
-    pages, num_pages = state.cache.pages, shape.width // BLOCK_SIZE
-    positions = range(count + state.skipped, count + state.skipped + shape.depth)
-    noise = [draw_keys(ask.sampling, place) for place in positions] if shape.is_sampled else []
-    return [
-        *(state.skipped, state.lead, start, count - start, ask.sync.num_seen, ask.lag, ask.limit),
-        *(rule.policy, rule.max_depth, len(ask.calibration.points), int(ask.is_scored)),
-        *_padded(ask.tokens[start:], shape.rows, 0),
-        *_padded(sorted(ask.ends), MAX_ENDS, -1),
-        *_padded(pages[:num_pages], num_pages, state.cache.pool.num_pages),
-        *chain.from_iterable(noise),
-    ]
-
-
-def _doubles(ask: ChainRequest, shape: ChainShape) -> list[float]:
-    rule = _rule(ask)
-    limits = (rule.threshold, rule.fallback, ask.min_path_prob or 0.0)
-    points = _padded(ask.calibration.points, shape.points, 0.0)
-    return [ask.sampling.temperature, *limits, *points]
+    def _later(self, memory: ChainMemory, depth: int, state: Tensor) -> tuple[Tensor, Tensor]:
+        steps = memory.steps[depth : depth + STEPS]
+        body = later_steps(self._model, memory)
+        state, numbers = self.replay.run((id(memory), "later"), body, [steps, state])
+        return state, numbers
 
 
-def _found(row: Sequence[float], ask: ChainRequest, shape: ChainShape) -> list[ChainPosition]:
-    """Return a chain's positions out of its numbers; see `ChainBody`."""
-    size, count = shape.num_outputs, min(ask.num_candidates, shape.candidates)
+_NEW = "new tokens of a chain"
+
+
+def _groups(news: Sequence[int]) -> Iterator[list[int]]:
+    """Yield the indices of chains that a pass takes together, by their new tokens."""
+    order = sorted(range(len(news)), key=news.__getitem__)
+    few = [index for index in order if news[index] <= _FEW]
+    for chosen, size in ((few, _SESSIONS[-1]), (order[len(few) :], _FEW)):
+        for start in range(0, len(chosen), size):
+            yield chosen[start : start + size]
+
+
+def _found(rows: list[list[float]], num: int, ask: ChainRequest) -> list[ChainPosition]:
+    """Return a chain's positions out of its slots' numbers; see `read_chain`."""
+    count = min(ask.num_candidates, num)
     found = []
-    for depth in range(int(row[-2])):
-        entropy, top_prob, score, *rest = row[depth * size : (depth + 1) * size]
-        tokens = tuple(int(token) for token in rest[:count])
-        probs = tuple(rest[shape.candidates : shape.candidates + count])
-        is_scored = ask.is_scored and shape.is_scored and not math.isnan(score)
-        found.append(ChainPosition(tokens, probs, top_prob, entropy, score if is_scored else None))
+    for entropy, top_prob, score, *rest in rows:
+        tokens, probs = tuple(map(int, rest[:count])), tuple(rest[num : num + count])
+        decided = None if math.isnan(score) or not ask.is_scored else score
+        found.append(ChainPosition(tokens, probs, top_prob, entropy, decided))
     return found
 
 
-def _padded(values: Sequence[T], size: int, filler: T) -> list[T]:
-    return [*values, *[filler] * (size - len(values))]
-
-
 def device_chains(
-    scorer: GlideScorer, context_length: int, decision: DecisionModel | None
+    scorer: GlideScorer, context_length: int, decision: DecisionModel | None, profile: Profile
 ) -> GlideChains:
     """Return the chains of a scorer on a device."""
     replay = Replay(torch.device(scorer.layout.device))
-    return GlideChains(scorer, replay, context_length=context_length, decision=decision)
+    return GlideChains(
+        scorer, replay, context_length=context_length, decision=decision, profile=profile
+    )

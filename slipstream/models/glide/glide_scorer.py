@@ -8,14 +8,15 @@ from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any, Protocol
 
+import numpy as np
+
 from slipstream.core.errors import CapacityError, InvalidRequest, ModelMismatch
 from slipstream.core.sequence import common_prefix
-from slipstream.models.dtypes import CPU, Array
+from slipstream.models.dtypes import Array
 from slipstream.models.glide.glide_config import GlideConfig
 from slipstream.models.kv.buffers import Buffers
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
-from slipstream.models.memory import temporary_bytes
 from slipstream.models.scorer import NUM_SINKS, Ask, Grow, KvView, Scores, Sync, check_nodes
 
 
@@ -26,8 +27,9 @@ class GlideState:
     skipped: positions behind the first `NUM_SINKS` that are not computed; tokens and cache lack
     them; lead: how many of them the target's keys have, and so come before each later token's.
     parents and depths: of the tree's nodes; is_chain: each node hangs under the one before;
-    target_kv: per target layer the keys and values that a node may read; addresses: where they are,
-    for native code.
+    num_read: positions of the target that its session may read; target_kv: per target layer the
+    buffer that they lie in, on `target_pages` of it, or in order where these are None; addresses:
+    where they are, for native code.
     """
 
     cache: KvCache
@@ -38,7 +40,9 @@ class GlideState:
     parents: list[int] = field(default_factory=list)
     depths: list[int] = field(default_factory=list)
     is_chain: bool = True
-    target_kv: Sequence[tuple[Any, Any]] = ()
+    num_read: int = 0
+    target_kv: Sequence[Any] = ()
+    target_pages: Sequence[int] | None = None
     addresses: Sequence[int] | None = None
 
     def skip(self, skipped: int) -> None:
@@ -92,12 +96,6 @@ class SessionStep:
         """Return which node of the tree the first token is; below 0 for tokens of the prefix."""
         return self.start - len(self.state.tokens)
 
-    @property
-    def num_read(self) -> int:
-        """Positions of the target that its session may read."""
-        pairs = self.state.target_kv
-        return int(pairs[0][0].shape[-2]) if pairs else 0
-
 
 class GlideBackend(Protocol):
     """Computation of a draft: `engine` names it, `weight_bytes` are those of what a step reads."""
@@ -111,9 +109,6 @@ class GlideBackend(Protocol):
 
     def reach(self, length: int) -> None:
         """Compute what positions below `length` need."""
-
-    def readable(self, values: Any) -> Any:
-        """Return keys or values [kv_heads, n, head_dim] of the target as a step reads them."""
 
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
         """Return scores of the tokens that go on, step by step."""
@@ -139,12 +134,10 @@ class GlideScorer:
         self._length = 0
 
     def workspace_bytes(self, num_rows: int) -> int:
-        """Bytes that a pass of so many rows needs besides, at most: states and scores, and on a
-        device the keys that captured chains read."""
-        config, device = self.config, self.layout.device
+        """Bytes that a pass of so many rows needs besides, at most: states and scores."""
+        config = self.config
         width = 6 * config.hidden_size + 3 * config.intermediate_size
-        gathered = 0 if device == CPU else temporary_bytes(device)
-        return num_rows * 4 * (width + 4 * len(self.vocab)) + gathered
+        return num_rows * 4 * (width + 4 * len(self.vocab))
 
     def pool(self, num_pages: int) -> KvPool:
         # Captured chains write what is past a session's room to the first scratch page.
@@ -210,19 +203,28 @@ class GlideScorer:
             positions = [base - 1 + state.skipped + depth for depth in state.depths[old:]]
             return SessionStep(state, ask.tokens, positions, base + old, count)
         start = state.begin(ask.tokens, ask.view)
-        state.target_kv, state.addresses = self._visible(ask), None
+        self._look(ask)
         tokens = state.tokens[start:]
         return SessionStep(state, tokens, state.positions(start, count), start, int(ask.is_scored))
 
-    def _visible(self, ask: Sync) -> list[tuple[Any, Any]]:
-        """Return what its tokens may read of the view, per target layer in the config's order."""
-        if ask.view is None or (seen := ask.num_seen) == 0:
-            return []
-        pairs = [ask.view.layers[layer] for layer in self.config.target_layers]
-        return [
-            (self.backend.readable(keys[:, :seen]), self.backend.readable(values[:, :seen]))
-            for keys, values in pairs
-        ]
+    def _look(self, ask: Sync) -> None:
+        """Let its state hold what its tokens may read of the view, layers in the config's order."""
+        state, view = ask.state, ask.view
+        state.num_read, state.addresses = ask.num_seen, None
+        state.target_kv, state.target_pages = (), None
+        if view is not None and state.num_read:
+            state.target_kv = [view.layers[layer] for layer in self.config.target_layers]
+            state.target_pages = view.pages
+
+
+def limits_of(
+    columns: Array, num_seen: Array | int, lead: Array | int, *, reads_first: bool
+) -> Array:
+    """Return how many of the target's `num_seen` keys tokens at `columns` of their own keys see:
+    those before, and `lead` more from `NUM_SINKS` on. Nothing is before position 0: training lets
+    it read itself, which is for layers before the last."""
+    limits: Array = np.minimum(num_seen, columns + (columns >= NUM_SINKS) * lead)
+    return np.where(columns == 0, np.minimum(num_seen, 1), limits) if reads_first else limits
 
 
 def check_ask(ask: Ask) -> None:

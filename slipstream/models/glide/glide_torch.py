@@ -5,41 +5,31 @@ Layers compute what `glide.GlideLayer` does, over keys and values in a pool, by 
 """
 
 from collections import deque
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
-from functools import partial
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.core.tree import ROOT
-from slipstream.models.cuda.layers import Stream, add_norm, gate, joined, place
+from slipstream.models.cuda.layers import Stream, add_norm, attend_others, gate, joined, place
+from slipstream.models.dtypes import Array
 from slipstream.models.glide.glide import GlideLayer, RmsNorm, Rope
 from slipstream.models.glide.glide_files import glide_model
-from slipstream.models.glide.glide_scorer import SessionStep
+from slipstream.models.glide.glide_scorer import SessionStep, limits_of
 from slipstream.models.glide.glide_weights import GlideWeights
 from slipstream.models.glide.target_parts import TargetParts
 from slipstream.models.glide.torch_parts import TorchParts, rotary_tables
-from slipstream.models.kv.pool import KvLayout, KvPool
-from slipstream.models.scorer import NUM_SINKS, Scores, on_host
+from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool
+from slipstream.models.scorer import Scores, on_host
 from slipstream.models.torch.arrays import TorchBuffers, as_tensor, torch_dtype
-from slipstream.models.torch.paged import (
-    additive,
-    attend,
-    attend_each,
-    num_places,
-    on_pages,
-    tiles_of,
-)
+from slipstream.models.torch.paged import attend, num_places, on_pages, tiles_of
 
 Topology = tuple[int, ...]
 """Parents of a tree's nodes, parents first."""
-Pair = tuple[Tensor, ...]
-"""Keys and values of a session, [1, kv_heads, n, head_dim] each."""
-Read = Callable[[Tensor], Tensor]
-"""Attention [n, H * hd] of queries [n, H, hd] over one layer of the target."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,11 +44,13 @@ class DraftTokens:
 
 @dataclass(frozen=True, slots=True)
 class Attended:
-    """Keys that tokens see, the `kept` ones of a pass or all: `own` as the operator `attend` takes
-    them, and `others` of each target layer that is read."""
+    """Keys that tokens see, the `kept` ones of a pass or all: their `own`, and of the target's
+    those on the pages of `seen`, in the buffers of `others` of each layer that is read; as the
+    operators `attend` and `attend_others` take them."""
 
     own: list[Tensor]
-    others: Sequence[Read]
+    seen: list[Tensor]
+    others: Sequence[Tensor]
     kept: Tensor | slice | None = None
 
 
@@ -86,10 +78,12 @@ class TorchLayer:
         scale = query.shape[2] ** -0.5
         more = self._out(attend(query, buffer, attended.own, scale))
         # The outputs have no bias, so that nothing is added where nothing is read.
-        for cross, read in zip(self._cross, attended.others, strict=False):
+        for cross, buffers in zip(self._cross, attended.others, strict=False):
             x, normed = _added(cross.norm, (x, more))
-            query = place(cross.q_proj(normed), buffer[:0], places, _weights(cross), cross.norm.eps)
-            more = cross.o_proj(read(query))
+            query = cross.q_proj(normed).view(len(x), -1, buffer.shape[2])
+            turns, num_keys = [*places[:2], *_weights(cross)], len(buffer) // 2
+            given = (turns, cross.norm.eps, attended.seen, num_keys)
+            more = cross.o_proj(attend_others(query, buffers, *given))
         x, normed = _added(self._mlp_norm, (x, more))
         return x, self._down(gate(self._gate_up(normed)))
 
@@ -122,8 +116,8 @@ class TorchGlide:
         self.layers = [TorchLayer(layer) for layer in model.layers]
         self._norm = model.norm
         self._weight = target.head[self.vocab].to(self._dtype)
-        self._group = weights.config.num_heads // weights.config.num_kv_heads
-        self.tile = num_places(self._group) // self._group
+        group = weights.config.num_heads // weights.config.num_kv_heads
+        self.tile = num_places(group) // group
         own = [self.embeddings, self._weight, *model.parameters()]
         self.weight_bytes = sum(weight.nbytes for weight in own)
 
@@ -135,9 +129,11 @@ class TorchGlide:
         """Compute rotary factors of positions 0..length-1."""
         self._rope = self.rope(length)
 
-    def readable(self, values: Any) -> Tensor:
-        """Return keys or values [kv_heads, n, head_dim] of the target as a step reads them."""
-        return as_tensor(values)[None].to(self._dtype)
+    def readable(self, buffer: Any) -> Tensor:
+        """Return a buffer of the target's keys and values [2 * kv_heads, slots, head_dim] as
+        `attend_others` takes them; itself where it is so."""
+        found = as_tensor(buffer).to(self.embeddings)
+        return found if found[0].is_contiguous() else found.contiguous()
 
     @torch.inference_mode()
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
@@ -162,7 +158,7 @@ class TorchGlide:
         """Return the states of a step's tokens that go on."""
         state, count, device = step.state, len(step.tokens), self.embeddings.device
         pool, table = state.cache.pool, as_tensor(state.cache.table())
-        columns = torch.arange(step.start, step.start + count, device=device)
+        columns = np.arange(step.start, step.start + count)
         tokens = DraftTokens(
             torch.tensor(step.tokens, device=device),
             at_positions(self._rope, torch.tensor(step.positions, device=device)),
@@ -171,54 +167,56 @@ class TorchGlide:
         pages = torch.tensor([state.cache.pages], device=device)
         kept = None if step.first_node >= 0 else slice(count - step.num_kept, None)
         wanted = (None, kept) if len(self.layers) > 1 else (kept,)
-        passes = [self._attended(step, pages, columns, own) for own in wanted]
+        buffers = [self.readable(buffer) for buffer in state.target_kv]
+        passes = [self._attended(step, pages, columns, own, buffers) for own in wanted]
         return self.states(pool, tokens, passes)
 
     def _attended(
-        self, step: SessionStep, pages: Tensor, columns: Tensor, kept: slice | None
+        self,
+        step: SessionStep,
+        pages: Tensor,
+        columns: Array,
+        kept: slice | None,
+        buffers: Sequence[Tensor],
     ) -> Attended:
         """Return what the kept of a step's tokens attend to, or all."""
-        columns = columns if kept is None else columns[kept]
-        own = on_pages(pages, tiles_of(1, len(columns), self.tile, columns.device), columns + 1)
+        columns, state = columns if kept is None else columns[kept], step.state
+        device, num_read = pages.device, state.num_read
+        tiles = tiles_of(1, len(columns), self.tile, device)
+        own = on_pages(pages, tiles, torch.from_numpy(columns + 1).to(device))
         if step.first_node >= 0:
-            own = self._of_tree(step, own, columns)
-        num_seen = torch.tensor(step.num_read, device=columns.device)
-        limits = limits_of(columns, num_seen, step.state.lead, reads_first=kept is None)
-        below = limits.unsqueeze(1)
-        seen = torch.arange(step.num_read, device=columns.device) < below
-        mask = additive(seen[None], self._group, self._dtype)
+            own = self._of_tree(step, own)
+        limits = limits_of(columns, num_read, state.lead, reads_first=kept is None)
+        table = torch.tensor([pages_read(num_read, state.target_pages)], device=device)
+        others = [torch.tensor([place_of(buffer)], device=device) for buffer in buffers]
+        seen = on_pages(table, tiles, torch.from_numpy(limits).to(device))
+        return Attended(own, seen, others, kept)
 
-        def read(pair: Pair, query: Tensor) -> Tensor:
-            return torch.where(below > 0, attend_each(query, pair, mask), 0.0)
-
-        return Attended(own, [partial(read, pair) for pair in step.state.target_kv], kept)
-
-    def _of_tree(self, step: SessionStep, own: list[Tensor], columns: Tensor) -> list[Tensor]:
+    def _of_tree(self, step: SessionStep, own: list[Tensor]) -> list[Tensor]:
         """Return what a tree's new nodes see: the prefix, their ancestors and themselves."""
         count, table = len(step.state.tokens), as_tensor(step.state.cache.table())
         above = self._masks.rows(tuple(step.state.parents), step.first_node)
-        depths, device = above.sum(1), columns.device
+        depths, device = above.sum(1), own[0].device
         paths = table[count:][above.nonzero()[:, 1]].to(device)
-        seen = torch.full_like(columns, count)
+        seen = torch.full_like(own[2], count)
         starts = (depths.cumsum(0) - depths).to(device)
         return [*own[:2], seen + depths.to(device), seen, starts, paths]
+
+
+def pages_read(num_read: int, pages: Sequence[int] | None) -> list[int]:
+    """Return the pages of so many positions of the target; without any, they are in order."""
+    count = -(-num_read // BLOCK_SIZE)
+    return list(range(count) if pages is None else pages[:count])
+
+
+def place_of(buffer: Tensor) -> tuple[int, int]:
+    """Return a buffer's address, and the slots from head to head, as `attend_others` takes them."""
+    return buffer.data_ptr(), buffer.stride(0) // buffer.shape[2]
 
 
 def at_positions(rope: Rope, positions: Tensor) -> Rope:
     """Return the factors of tokens at positions [R], each [R, rotary_dim]."""
     return Rope(rope.cos[positions], rope.sin[positions])
-
-
-def limits_of(
-    columns: Tensor, num_seen: Tensor, lead: Tensor | int, *, reads_first: bool
-) -> Tensor:
-    """Return how many of the target's `num_seen` keys tokens at `columns` of their own keys see:
-    those before, and `lead` more from `NUM_SINKS` on. Nothing is before position 0: training lets
-    it read itself, which is for layers before the last."""
-    limits = torch.minimum(num_seen, columns + (columns >= NUM_SINKS) * lead)
-    if not reads_first:
-        return limits
-    return torch.where(columns == 0, num_seen.clamp(max=1), limits)
 
 
 def ancestor_mask(parents: Sequence[int]) -> Tensor:

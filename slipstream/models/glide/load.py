@@ -30,6 +30,7 @@ from slipstream.models.native.source import WeightSource
 from slipstream.models.scorer import Chains
 
 if TYPE_CHECKING:
+    from slipstream.core.policy.profile import Profile
     from slipstream.models.decision import DecisionModel
 
 _LOG = logging.getLogger("slipstream.models")
@@ -69,11 +70,14 @@ def glide_scorer(
 
 
 def glide_chains(
-    scorer: GlideScorer, context_length: int, decision: "DecisionModel | None"
+    scorer: GlideScorer,
+    context_length: int,
+    decision: "DecisionModel | None",
+    profile: "Profile",
 ) -> Chains | None:
     """Return the chains of a draft on a device or in native code; None for torch on a CPU.
 
-    Positions are below `context_length`.
+    Positions are below `context_length`. Requests go by the `profile`.
     """
     if isinstance(scorer.backend, NativeGlide):
         return NativeChains(scorer, decision)
@@ -81,7 +85,7 @@ def glide_chains(
         return None
     from slipstream.models.glide.glide_chains import device_chains
 
-    return device_chains(scorer, context_length, decision)
+    return device_chains(scorer, context_length, decision, profile)
 
 
 def target_parts(model: Any, *, tokenizer_hash: str | None = None) -> TargetParts:

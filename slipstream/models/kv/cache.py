@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from typing import Any
 
 from slipstream.core.errors import CapacityError
-from slipstream.models.dtypes import Array
+from slipstream.models.dtypes import CPU, Array
 from slipstream.models.kv.pool import BLOCK_SIZE, KvPool, round_up
 from slipstream.models.scorer import KvView
 
@@ -131,14 +131,14 @@ class KvCache:
         self.count = end
 
     def view(self, layers: Sequence[int]) -> KvView:
-        """The final positions of some layers, without a copy where the pages are neighbours."""
-        half = self.pool.layout.num_kv_heads
-        if self.base(self.num_slots) is None:
-            seen = {layer: self.gather(layer, 0, self.count) for layer in layers}
-        else:
-            seen = {layer: self.gather(layer, 0, self.num_slots) for layer in layers}
-        pairs = {layer: (both[:half], both[half:]) for layer, both in seen.items()}
-        return KvView(self.count, pairs)
+        """The final positions of some layers, without a copy on a device, and elsewhere where the
+        pages are neighbours."""
+        pool = self.pool
+        if pool.peers is None and pool.layout.device != CPU:
+            buffers = {layer: pool.layer(layer) for layer in layers}
+            return KvView(self.count, buffers, pages=tuple(self.pages))
+        end = self.count if self.base(self.num_slots) is None else self.num_slots
+        return KvView(self.count, {layer: self.gather(layer, 0, end) for layer in layers})
 
     def trim(self) -> None:
         """Give back the pages behind the final positions."""

@@ -12,6 +12,7 @@ from slipstream.core.verify.draws import draw_keys, is_plain_softmax
 from slipstream.models.decision import DecisionModel
 from slipstream.models.dtypes import Array
 from slipstream.models.glide.glide_scorer import GlideScorer
+from slipstream.models.kv.pool import KvPool
 from slipstream.models.native.glide import NativeGlide
 from slipstream.models.native.library import ChainState, Decision, RankedRows
 from slipstream.models.native.weights import as_float32
@@ -35,6 +36,9 @@ class NativeChains:
         self._weights = [as_float32(weights[name]) for name in names] if weights else []
         addresses = [own.ctypes.data for own in self._weights]
         self._decision = Decision(len(self._weights[1]) - 2, *addresses) if weights else None
+
+    def prepare(self, pool: KvPool) -> None:
+        pass
 
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
         """Return whether such a chain can be followed: logits and a temperature give the

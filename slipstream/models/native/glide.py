@@ -66,15 +66,6 @@ class NativeGlide:
         """Compute rotary factors of positions 0..length-1."""
         self.model.set_rotary(*self._target.rotary(length))
 
-    def readable(self, values: Any) -> Array:
-        """Return keys or values [kv_heads, n, head_dim] of the target as a step reads them."""
-        if not isinstance(values, np.ndarray):
-            from slipstream.models.torch.arrays import as_array
-
-            values = as_array(values)
-        found: Array = values.astype(self._layout.dtype, copy=False)
-        return found
-
     def scores(self, steps: Sequence[SessionStep]) -> Scores:
         """Scores of the rows of the steps that go on, step by step; `hidden` is float32."""
         batch, cross = self.laid_out(steps)
@@ -103,26 +94,27 @@ class NativeGlide:
         if not state.target_kv:
             return [0, 0, 0, 0] * self._num_others
         if state.addresses is None:
-            layout, pairs = self._layout, [_dense(pair) for pair in state.target_kv]
-            length = pairs[0][0].shape[1]
-            form = (layout.dtype, (self._target.num_kv_heads, length, self._target.head_dim))
-            forms = {(array.dtype, array.shape) for pair in pairs for array in pair}
-            if forms != {form} or len(pairs) != self._num_others:
-                raise ModelError(f"the target's keys and values are {forms}, but must be {form}")
-            state.target_kv, state.addresses = (
-                pairs,
-                [
-                    number
-                    for keys, values in pairs
-                    for number in (
-                        keys.ctypes.data,
-                        values.ctypes.data,
-                        keys.strides[0] // keys.itemsize,
-                        length,
-                    )
-                ],
-            )
+            num_heads, length = self._target.num_kv_heads, state.num_read
+            state.target_kv = [self._readable(given, length) for given in state.target_kv]
+            shape = (2 * num_heads, length, self._target.head_dim)
+            shapes = {buffer.shape for buffer in state.target_kv}
+            if shapes != {shape} or len(state.target_kv) != self._num_others:
+                raise ModelError(f"the target's keys and values are {shapes}, but must be {shape}")
+            state.addresses = addresses = []
+            for buffer in state.target_kv:
+                first, stride = buffer.ctypes.data, buffer.strides[0]
+                values = first + num_heads * stride
+                addresses += [first, values, stride // buffer.itemsize, length]
         return state.addresses
+
+    def _readable(self, given: Any, length: int) -> Array:
+        """Return a buffer's first positions, those of a head beside each other."""
+        if not isinstance(given, np.ndarray):
+            from slipstream.models.torch.arrays import as_array
+
+            given = as_array(given)
+        found: Array = given[:, :length].astype(self._layout.dtype, copy=False)
+        return found if found[:1].flags.c_contiguous else np.ascontiguousarray(found)
 
 
 def _add(
@@ -159,18 +151,10 @@ def _num_read(step: SessionStep, index: int) -> int:
     """Positions of the target that a token sees: of a prefix those before its own. Position 0 has
     none and reads itself, as in training, unless it is the last one, whose view may lack it."""
     if step.first_node >= 0:
-        return step.num_read
+        return step.state.num_read
     place = target_place(step.start + index, step.state.lead)
     is_kept = index >= len(step.tokens) - step.num_kept
-    return min(step.num_read, place if place or is_kept else 1)
-
-
-def _dense(pair: tuple[Array, Array]) -> tuple[Array, Array]:
-    """The target's keys and values with both alike, and a head's positions beside each other."""
-    keys, values = pair
-    if keys.strides == values.strides and keys[0].flags.c_contiguous:
-        return pair
-    return np.ascontiguousarray(keys), np.ascontiguousarray(values)
+    return min(step.state.num_read, place if place or is_kept else 1)
 
 
 def _shape(weights: GlideWeights, layout: KvLayout) -> NativeShape:

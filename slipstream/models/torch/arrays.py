@@ -1,6 +1,8 @@
 """Torch beside numpy and native code: arrays over the same memory, dtypes, threads, KV buffers."""
 
+import math
 from collections.abc import Mapping, Sequence
+from ctypes import c_char
 from typing import Any
 
 import numpy as np
@@ -59,6 +61,12 @@ def as_array(values: "Array | Tensor") -> Array:
         return values.view(torch.int16).numpy().view(DTYPES["bfloat16"])
     found: Array = values.numpy()
     return found
+
+
+def tensor_at(address: int, shape: Sequence[int], dtype: torch.dtype) -> Tensor:
+    """Return a tensor over memory of the host, which the caller keeps."""
+    size = math.prod(shape) * dtype.itemsize
+    return torch.frombuffer((c_char * size).from_address(address), dtype=dtype).view(*shape)
 
 
 class TorchBuffers:

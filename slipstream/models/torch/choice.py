@@ -62,7 +62,7 @@ def load_kernels(device: str) -> None:
     """Load the operators of a GPU's tensors. Raises `ModelError` where they can't be compiled."""
     if device != CPU:
         try:
-            import slipstream.models.cuda.draw_kernels  # noqa: F401
+            from slipstream.models.cuda import attention_kernels, chain_kernels  # noqa: F401
         except ImportError:
             raise ModelError(f"{device} needs Triton: install slipstream[cuda]") from None
 

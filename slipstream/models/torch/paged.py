@@ -4,6 +4,7 @@ A key's column is its position. A token sees the first columns on the pages of i
 behind them its ancestors and itself, wherever they are. No value is read on the host.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass
 from itertools import groupby
 
@@ -52,14 +53,26 @@ def attend(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> 
     many of them are on pages (`seen`), and from where (`starts`) `paths` has the others' slots.
     A CPU's is here, a session's tokens at a time, and a GPU's in `cuda.kernels`.
     """
+    return attend_by_session(query, lambda session: layer, tokens, scale)
+
+
+@attend.register_fake
+def _(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
+    return query.new_empty(len(query), query.shape[1] * query.shape[2])
+
+
+def attend_by_session(
+    query: Tensor, layer_of: Callable[[int], Tensor], tokens: list[Tensor], scale: float
+) -> Tensor:
+    """Return what `attend` does, over a layer for each session, on a CPU."""
     tables, tiles, counts, seen, starts, paths = tokens
     out = query.new_empty(len(query), query.shape[1] * query.shape[2])
-    group = query.shape[1] // (len(layer) // 2)
     for session, own in groupby(tiles.tolist(), lambda tile: tile[2]):
         tiled = [range(first, first + num) for first, num, _ in own if num]
         if not tiled:
             continue
-        rows = slice(tiled[0].start, tiled[-1].stop)
+        rows, layer = slice(tiled[0].start, tiled[-1].stop), layer_of(session)
+        group = query.shape[1] // (len(layer) // 2)
         num_seen, first = seen[rows].long(), starts[rows].long()
         lengths = counts[rows].long() - num_seen
         ends = lengths.cumsum(0)
@@ -73,11 +86,6 @@ def attend(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> 
         found = attend_each(query[rows], pairs, mask, scale)
         out[rows] = torch.where(is_seen.any(1, keepdim=True), found, 0.0)
     return out
-
-
-@attend.register_fake
-def _(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
-    return query.new_empty(len(query), query.shape[1] * query.shape[2])
 
 
 def on_pages(tables: Tensor, tiles: Tensor, counts: Tensor) -> list[Tensor]:

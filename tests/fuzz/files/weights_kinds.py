@@ -185,9 +185,8 @@ def _parts() -> TargetParts:
 def _draft(path: Path) -> None:
     scorer = load_glide(path.parent, _parts())
     state = scorer.open(16)
-    form = (scorer.layout.num_kv_heads, 4, scorer.layout.head_dim)
-    read = np.zeros(form, FLOAT32)
-    layers = {layer: (read, read) for layer in scorer.config.target_layers}
+    buffer = np.zeros((2 * scorer.layout.num_kv_heads, 4, scorer.layout.head_dim), FLOAT32)
+    layers = dict.fromkeys(scorer.config.target_layers, buffer)
     scores = scorer.score([Sync(state, [1, 2, 3, 4, 5], KvView(4, layers))])
     decision = load_decision(path.parent, hidden_size=scorer.hidden_size)
     if decision is not None:

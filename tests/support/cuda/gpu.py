@@ -34,6 +34,14 @@ class Stream:
             self._gpu.thread.unjoined = None
 
 
+class Event:
+    """A place in a stream: all before it has been computed."""
+
+    def record(self) -> None: ...
+
+    def synchronize(self) -> None: ...
+
+
 class _Thread(threading.local):
     capture: Graph | None = None
     trace: list[Any] | None = None
@@ -73,10 +81,10 @@ class Gpu:
             self.thread.trace.append(signature(func, given, out))
         return self._born(on_device(out, (args, kwargs)))
 
-    def read(self, name: str, source: CudaTensor) -> Tensor:
+    def read(self, name: str, source: CudaTensor, *, waits: bool = True) -> Tensor:
         self._check_age(name, source)
         self._refuse_in_capture(f"{name} reads values on the host")
-        if self.refuses_waits:
+        if waits and self.refuses_waits:
             raise GpuError(f"{name} waits for the GPU")
         return source.inner if self.place == "cpu" else torch.ones_like(source.inner, device="cpu")
 
@@ -220,6 +228,7 @@ def _runtime(gpu: Gpu) -> dict[str, Any]:
     return {
         **_FACTS,
         "set_sync_debug_mode": set_sync_debug_mode,
+        "Event": Event,
         "Stream": OwnStream,
         "stream": stream,
         "current_stream": lambda _device=None: gpu.thread.stream or gpu.default_stream,

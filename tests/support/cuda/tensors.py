@@ -113,6 +113,7 @@ class _Calls(TorchFunctionMode):
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         kwargs, name = dict(kwargs or {}), name_of(func)
+        kwargs.pop("pin_memory", None)  # all memory of the host is alike here
         is_there = any(isinstance(arg, CudaTensor) for arg in args[:2])
         if name in _ANSWERS and (is_there or name in _MOVES):
             return _ANSWERS[name](func, args, kwargs)
@@ -126,6 +127,13 @@ class _Calls(TorchFunctionMode):
 
 def _read(func: Any, args: Any, kwargs: Any) -> Any:
     return func(_running.kernels.read(name_of(func), args[0]), *args[1:], **kwargs)
+
+
+def _copied(func: Any, into: Tensor, source: Tensor, non_blocking: bool = False) -> Tensor:
+    kernels = _running.kernels
+    if not isinstance(into, CudaTensor):
+        return func(into, kernels.read("copy_", source, waits=not non_blocking))
+    return kernels.run(torch.ops.aten.copy_.default, (into, source), {})
 
 
 def _moved(func: Any, args: Any, _: Any) -> Any:
@@ -160,10 +168,11 @@ _ANSWERS: dict[str, Callable[[Any, Any, Any], Any]] = {
     **dict.fromkeys(("tolist", "numpy", "item"), _read),
     **dict.fromkeys(("__float__", "__int__", "__bool__", "__index__"), _read),
     **dict.fromkeys(("cpu", "cuda"), _moved),
-    "copy_": lambda _, args, __: _running.kernels.run(torch.ops.aten.copy_.default, args[:2], {}),
+    "copy_": lambda func, args, kwargs: _copied(func, *args[:2], **kwargs),
     "new_tensor": lambda func, args, kwargs: _running.kernels.send(
         name_of(func), func(args[0].inner, *args[1:], **kwargs)
     ),
+    "data_ptr": lambda _, args, __: args[0].inner.data_ptr(),
     "to": _converted,
     "pin_memory": lambda _, args, __: _running.kernels.pin(args[0]),
 }

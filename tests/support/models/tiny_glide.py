@@ -94,7 +94,7 @@ def view(
         size = (keys.shape[1], capacity, keys.shape[3])
         padded = [part.new_full(size, 1e4) for part in (keys, values)]
         padded[0][:, :count], padded[1][:, :count] = keys[0, :, :count], values[0, :, :count]
-        layers[index] = (_read(padded[0], skipped), _read(padded[1], skipped))
+        layers[index] = torch.cat([_read(part, skipped) for part in padded])
     return KvView(count, layers, skipped)
 
 

@@ -34,7 +34,7 @@ class Keys:
         number = int(session_id[1:])
         noise = torch.Generator().manual_seed(number)
         count = self._count or 4 + number
-        shape = (2, 2, count + 9, 16)
+        shape = (4, count + 9, 16)
         return KvView(count, {at: torch.randn(shape, generator=noise) for at in layers})
 
 

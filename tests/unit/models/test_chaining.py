@@ -1,7 +1,5 @@
 """Chains that a device or native code follows are those that grow step by step."""
 
-from dataclasses import replace
-
 import numpy as np
 import pytest
 import torch
@@ -77,7 +75,7 @@ def drafts(num_layers=1, missing=0, texts=None, window=0, place="cuda"):
         target, model = tiny_glide.llama(max_position_embeddings=512).to(device), decision()
         draft = tiny_glide.draft(config).to(device)
         scorer = tiny_glide.scorer(target, draft, native=place == "native")
-        chains = glide_chains(scorer, 500, model) if has_chains else None
+        chains = glide_chains(scorer, 500, model, PROFILE) if has_chains else None
         feed = TargetKv(Source(target, texts, missing, window), tuple(config.target_layers))
         made.append(LocalDraft(scorer, feed, decision=model.score, profile=PROFILE, chains=chains))
     return made, texts
@@ -174,8 +172,11 @@ LEFT.append([SamplingParams(), SamplingParams(temperature=1.0, top_k=3)])
 LEFT.append([SamplingParams(temperature=1.0)])
 
 
-@everywhere
-@pytest.mark.parametrize("samplings", LEFT)
+@pytest.mark.parametrize(
+    ("place", "samplings"),
+    [pytest.param("native", own, marks=PLACES[1].marks) for own in LEFT]
+    + [pytest.param("cuda", LEFT[-1], marks=on_device)],
+)
 def test_what_cannot_be_followed_at_once_grows_step_by_step(samplings, place):
     (host, device), texts = drafts(place=place)
     plan = Plan(3, 9, Shape.CHAIN, StopPolicy.FIXED)
@@ -206,25 +207,35 @@ def test_a_tree_can_be_grown_behind_a_followed_prefix():
 
 
 @on_device
-def test_shapes_of_chains_are_few():
+def test_a_device_drafts_a_truncated_request_as_if_it_were_whole():
     (_, device), texts = drafts()
-    for depth in (1, 2, 5, 6):
-        plan = replace(Plan(1, 20, Shape.CHAIN, StopPolicy.FIXED), max_depth=depth)
-        propose(device, texts, [plan] * 4, [SamplingParams()])
-    assert len(device.chains.replay) <= 8
+    plan = Plan(3, 9, Shape.CAPE, StopPolicy.FIXED)
+    whole, _ = propose(device, texts, [plan] * 4, [SamplingParams(temperature=1.0)])
+    for cut in CUT:
+        own = SamplingParams(temperature=1.0, **cut)
+        found, num_steps = propose(device, texts, [plan] * 4, [own])
+        assert_same(found, whole)
+        assert num_steps == 1
 
 
 @on_device
-def test_chains_whose_keys_do_not_fit_at_once_follow_each_other():
-    (_, device), texts = drafts()
-    plan = Plan(3, 9, Shape.CAPE, StopPolicy.SVIP, 0.74)
-    samplings = [SamplingParams(), SamplingParams(temperature=0.6, seed=4)]
-    expected, _ = propose(device, texts, [plan] * 4, samplings)
-    (_, device), texts = drafts()
-    chains = device.chains
-    chains._max_bytes = 3 * chains._num_bytes(1, 128)
-    assert_same(propose(device, texts, [plan] * 4, samplings)[0], expected)
-    assert {shape.sessions for _, shape in chains.replay._entries} == {1, 2}
+def test_all_that_comes_later_is_captured_before_and_a_chain_that_ends_is_soon_left():
+    (host, device), texts = drafts()
+    device.prepare()
+    chains, runs = device.chains, []
+    captured, later = set(chains.replay._entries), chains._later
+    chains._later = lambda memory, depth, state: runs.append(depth) or later(memory, depth, state)
+    for samplings in ([SamplingParams()], [SamplingParams(temperature=0.6, seed=4)]):
+        for plan in (PLAN, Plan(12, 30, Shape.CHAIN, StopPolicy.FIXED), Plan(1, 1, Shape.CHAIN)):
+            asked = ([plan] * 4, samplings)
+            assert_same(propose(device, texts, *asked)[0], propose(host, texts, *asked)[0])
+    assert set(chains.replay._entries) == captured
+    runs.clear()
+    ending = Plan(12, 30, Shape.CHAIN, StopPolicy.SVIP, 1e-6)
+    assert {
+        len(one.tree) for one in propose(device, texts, [ending] * 4, [SamplingParams()])[0]
+    } == {1}
+    assert runs == [1]
 
 
 class SpoiltSource(Source):
@@ -233,8 +244,8 @@ class SpoiltSource(Source):
     def view(self, session_id, layers):
         view = super().view(session_id, layers)
         if session_id == "2":
-            for _, values in view.layers.values():
-                values.fill_(float("nan"))
+            for buffer in view.layers.values():
+                buffer[len(buffer) // 2 :].fill_(float("nan"))
         return view
 
 

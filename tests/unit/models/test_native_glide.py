@@ -135,10 +135,10 @@ def test_keys_of_the_target_may_lie_anyhow_in_memory():
     scorer, view = native(target, model), tiny_glide.view(target, TOKENS, 5)
     expected = chain_scores(scorer, view)
     for own in (
-        lambda keys: keys.transpose(0, 1).clone().transpose(0, 1),
-        lambda keys: keys[:, :5],
+        lambda buffer: buffer.transpose(0, 1).clone().transpose(0, 1),
+        lambda buffer: buffer[:, :5],
     ):
-        layers = {at: (own(keys), values.clone()) for at, (keys, values) in view.layers.items()}
+        layers = {layer: own(buffer) for layer, buffer in view.layers.items()}
         assert np.array_equal(chain_scores(scorer, KvView(5, layers)), expected)
 
 

@@ -3,7 +3,6 @@
 import itertools
 import random
 from dataclasses import replace
-from itertools import pairwise
 
 import numpy as np
 import pytest
@@ -13,7 +12,7 @@ from hypothesis import strategies as st
 
 from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, TokenTree
-from slipstream.models.cuda.buckets import Buckets, key_widths, row_steps
+from slipstream.models.cuda.buckets import Buckets, row_steps
 from slipstream.models.decoder import RowRule
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.loading import causal_model
@@ -164,16 +163,6 @@ def test_captured_forwards_in_bfloat16_compute_what_the_host_does():
         hidden, _ = model.forward(parts)
         error = (hidden.cpu().float() - expected.float()).norm() / expected.float().norm()
         assert error < 0.05
-
-
-@given(st.integers(1, 200_000))
-def test_key_widths_are_few_multiples_of_a_block_and_waste_less_than_half(limit):
-    widths = key_widths(limit)
-    assert all(width % 128 == 0 for width in widths)
-    assert widths[-1] - 128 < limit <= widths[-1]
-    assert list(widths) == sorted(set(widths))
-    assert all(b <= max(1.5 * a + 128, a + 128) for a, b in pairwise(widths))
-    assert len(widths) <= 24
 
 
 @given(st.integers(1, 2048), st.sampled_from([(1, 1 << 30), (2, 32), (16, 16), (5, 24), (4, 128)]))

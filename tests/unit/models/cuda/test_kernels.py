@@ -9,22 +9,25 @@ import subprocess
 import sys
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 
 from slipstream.core.tree import TokenTree
 from slipstream.models.cuda.draws import draw
-from slipstream.models.cuda.layers import add_norm, gate, place
+from slipstream.models.cuda.layers import add_norm, attend_others, gate, place
+from slipstream.models.glide.chain_stop import ChainNumber, StateNumber, StepNumber, read_chain
 from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import TorchBuffers, numpy_dtype
 from slipstream.models.torch.packing import pack
-from slipstream.models.torch.paged import attend, num_places, unpack
+from slipstream.models.torch.paged import attend, num_places, on_pages, tiles_of, unpack
 
 kernels = pytest.importorskip("slipstream.models.cuda.kernels")
-draw_kernels = pytest.importorskip("slipstream.models.cuda.draw_kernels")
-attend_spans = kernels.attend_spans
+from slipstream.models.cuda import attention_kernels, chain_kernels, draw_kernels  # noqa: E402
+
+attend_spans = attention_kernels.attend_spans
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 TOLERANCE = {torch.float32: 1e-6, torch.float16: 1e-3, torch.bfloat16: 8e-3}
 
@@ -148,27 +151,86 @@ def test_draws_are_those_of_a_cpu():
         assert torch.equal(draw_kernels.draw_tokens(logits, heats, keys), draw(logits, heats, keys))
 
 
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("has_norm", [False, True])
+def test_keys_of_another_model_are_read_where_they_are(dtype, has_norm):
+    buffers = [noise(4, num, 48, seed=num, dtype=dtype) for num in (384, 256)]
+    others = torch.tensor([(own.data_ptr(), own.shape[1]) for own in buffers] + [(0, 0)])
+    tables = torch.tensor([[2, 0, 1], [1, 0, 0], [0, 0, 0]])
+    counts = torch.tensor([300, 7, 0, 130, 200, 129, 0, 0, 0])
+    query, turns = noise(9, 6, 48, seed=1, dtype=dtype), noise(2, 9, 32, seed=2, dtype=dtype)
+    norms = [noise(48, seed=3, dtype=dtype)] if has_norm else []
+    given = [own.to(DEVICE) for own in (others, tables, tiles_of(3, 3, 2, counts.device), counts)]
+    tokens = on_pages(*given[1:])
+    asked = (query, given[0], [*turns, *norms], 1e-5, tokens, 2)
+    with np.errstate(all="ignore"):
+        found = attention_kernels.attend_other_spans(*asked)
+    close = {"rtol": 2 * TOLERANCE[dtype], "atol": 2 * TOLERANCE[dtype]}
+    torch.testing.assert_close(found, attend_others(*asked), **close)
+    assert not found[6:].any()  # a session without keys
+
+
+@pytest.mark.parametrize("width", [0, 6])
+@pytest.mark.parametrize(("size", "num"), [(40, 1), (700, 5)])
+def test_slots_of_chains_are_read_as_a_cpu_reads_them(width, size, num):
+    logits, state = 3 * noise(6, size, seed=size), torch.rand(len(StateNumber), 6).double()
+    logits[2, 3], logits[4, 5] = math.nan, math.inf
+    steps = torch.arange(len(StepNumber) * 6).view(len(StepNumber), 6) * 7_777_777 % 1000
+    rules = torch.rand(6, ChainNumber.POINTS + 4, dtype=torch.float64)
+    rules[:, ChainNumber.HEAT] = torch.tensor([0, 0.7, 1, 1.9, 1, 0])
+    rules[:, ChainNumber.POLICY], rules[:, ChainNumber.NUM_POINTS] = torch.arange(6) % 4, 4
+    rules[:, ChainNumber.MAX_DEPTH], rules[:, ChainNumber.LIMIT] = (
+        3,
+        torch.tensor([2, 9, 9, 9, 9, 1]),
+    )
+    state[StateNumber.LENGTH], state[StateNumber.REASON] = torch.tensor([0, 1, 2, 0, 1, 1]), 0
+    vocab = torch.arange(size) * 2 + 5
+    head = [vocab, noise(width + 2, 4, seed=3), noise(2, width, seed=4)] if width else [vocab]
+    first = noise(6, width + 2, seed=5) if width else noise(6, 0)
+    given = [own.to(DEVICE) for own in (steps, rules, state)]
+    asked = (logits, first, [own.to(DEVICE) for own in head], given, num)
+    with np.errstate(all="ignore"):
+        read = chain_kernels.read_chains(*asked)
+    good, close = [0, 1, 3, 5], {"rtol": 1e-4, "atol": 1e-5, "equal_nan": True}
+    (found, numbers), (state, expected) = read, read_chain(*asked)
+    torch.testing.assert_close(found[:, good], state[:, good], **close)
+    torch.testing.assert_close(numbers[good], expected[good], **close)
+    assert numbers[[2, 4], 1].isnan().all()  # rows without numbers
+
+
 COMPILED = """
 import triton
 from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
-from slipstream.models.cuda import draw_kernels, kernels
+from slipstream.models.cuda import attention_kernels, chain_kernels, draw_kernels, kernels
 
 NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64"}
 NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size", "span", "turned"), "i32")
-DRAWS = ("find_tops", "find_bests", "find_tokens")
+NUMBERS |= dict.fromkeys(("num_rules", "num", "width"), "i32") | {"columns": "*i32"}
+NUMBERS |= dict.fromkeys(("vocab", "steps"), "*i64") | dict.fromkeys(("first", "stats"), "*fp32")
+NUMBERS |= dict.fromkeys(("rules", "state", "into", "numbers"), "*fp64")
+NAMES = {
+    attention_kernels: ("attend_spans", "add_spans"),
+    kernels: ("add_norm", "place", "gate"),
+    draw_kernels: ("find_tops", "find_bests", "find_tokens"),
+    chain_kernels: ("read_parts", "read_row"),
+}
 INDICES = ("keys", "tokens", "tables", "tiles", "counts", "seen", "starts", "paths")
 SIZES = {"GROUP": 4, "HEADS": 32, "WIDTH": 128, "PLACES": 16, "SPANS": 16}
-SIZES |= {"ADDS": True, "NORMS": True, "BLOCK": 1024, "PARTS": 32}
+SIZES |= {"ADDS": True, "NORMS": True, "BLOCK": 1024, "PARTS": 32, "NUM": 8, "SIZE": 256}
 WIDE = ("sums", "peaks", "totals", "tops", "scores", "heats")
 NUMBERS |= dict.fromkeys(INDICES, "*i32") | dict.fromkeys(WIDE, "*fp32")
-for dtype in ("bf16", "fp32"):
-    sizes = {**SIZES, "WIDE": dtype == "fp32"}
-    for name in ("attend_spans", "add_spans", "add_norm", "place", "gate", *DRAWS):
-        kernel = getattr(draw_kernels if name in DRAWS else kernels, "_" + name)
+for dtype, others in (("bf16", False), ("fp32", True), ("bf16", True)):
+    sizes = {**SIZES, "WIDE": dtype == "fp32", "OTHERS": others}
+    NUMBERS["layer"] = "*i64" if others else "*" + dtype
+    for module, name in ((module, name) for module, names in NAMES.items() for name in names):
+        if others and dtype == "bf16" and name != "attend_spans":
+            continue
+        kernel = getattr(module, "_" + name)
         own = {name: sizes[name] for name in kernel.arg_names if name in sizes}
         types = {name: NUMBERS.get(name, "*" + dtype) for name in kernel.arg_names}
-        types |= dict.fromkeys(own, "constexpr")
+        types |= dict.fromkeys(own, "constexpr") | ({"out": "*fp32"} if name == "read_row" else {})
+        types |= {"layer": "*" + dtype} if name == "place" else {}
         source = ASTSource(fn=kernel, signature=types, constexprs=own)
         options = {"enable_fp_fusion": True}
         for version in (80, 90):

@@ -39,13 +39,13 @@ from slipstream.models.glide.chain_stop import (
     AT_LIMIT,
     BY_POLICY,
     GOES_ON,
-    ChainEnds,
-    ChainScores,
-    Confidence,
+    ChainNumber,
+    ChainSlot,
     DecisionNetwork,
-    Rules,
+    StateNumber,
     device_stats,
     network_of,
+    state_behind,
 )
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.scorer import Scores, rule_of
@@ -97,23 +97,24 @@ def end_on_host(stop, calibration, limit, least, chain):
 def test_chains_end_on_a_device_where_the_policies_say(chains):
     policies, calibrations, limits, least, rows = zip(*chains, strict=True)
     rules = [rule_of(stop) for stop in policies]
-    integers = torch.tensor([(rule.policy, rule.max_depth) for rule in rules])
-    floats = doubles([(rule.threshold, rule.fallback) for rule in rules])
-    points = [own.points + (0.0,) * (5 - len(own.points)) for own in calibrations]
-    ends = ChainEnds(
-        torch.tensor(limits),
-        torch.tensor([ENDS] * len(chains)),
-        Rules(*integers.unbind(1), *floats.unbind(1), doubles(least)),
-        Confidence(doubles(points), torch.tensor([len(own.points) for own in calibrations])),
-    )
-    for depth, column in enumerate(zip(*rows, strict=True), start=1):
+    given = doubles([[-1.0] * (ChainNumber.POINTS + 5)] * len(chains))
+    of_rule = doubles([(own.threshold, own.fallback, own.policy, own.max_depth) for own in rules])
+    into = [ChainNumber.THRESHOLD, ChainNumber.FALLBACK, ChainNumber.POLICY, ChainNumber.MAX_DEPTH]
+    given[:, into] = of_rule
+    given[:, ChainNumber.LEAST_PATH], given[:, ChainNumber.LIMIT] = doubles(least), doubles(limits)
+    given[:, ChainNumber.ENDS : ChainNumber.ENDS + len(ENDS)] = doubles(ENDS)
+    for own, calibration in zip(given, calibrations, strict=True):
+        own[ChainNumber.NUM_POINTS] = num = len(calibration.points)
+        own[ChainNumber.POINTS : ChainNumber.POINTS + num] = doubles(calibration.points)
+    state = doubles([[0, 0, GOES_ON, 1]] * len(chains)).t()
+    for column in zip(*rows, strict=True):
         tokens, entropies, top_probs, scores = zip(*column, strict=True)
         scores = [math.nan if score is None else score for score in scores]
         tokens, nothing = torch.tensor(tokens)[:, None], torch.zeros(len(chains), 1)
-        slot = ChainScores(tokens, nothing, *map(doubles, (entropies, top_probs, scores)))
-        ends.count(slot, depth)
-    found = zip(ends.lengths.tolist(), ends.reasons.tolist(), strict=True)
-    assert list(found) == [end_on_host(*case) for case in chains]
+        slot = ChainSlot(tokens, nothing, *map(doubles, (entropies, top_probs, scores)))
+        state = state_behind(slot, given, state)
+    found = state[StateNumber.LENGTH : StateNumber.REASON + 1].t().tolist()
+    assert [tuple(end) for end in found] == [end_on_host(*case) for case in chains]
 
 
 def test_a_device_scores_as_the_decision_model_does_also_states_in_bfloat16():

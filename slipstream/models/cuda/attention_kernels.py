@@ -1,0 +1,229 @@
+"""Attention over pages on a GPU.
+
+Attention of trees is in place, and gives a token the same bits in any company.
+A key's column is its position: on the session's pages, or behind them the slot of an ancestor. A
+token's columns are cut into `SPANS` of whole blocks by its own position alone, and what the spans
+give is summed in their order: nothing about a token depends on its batch, its slot, or its place in
+a tree. (Spans: Flash-Decoding, 2023. Ancestors: tree attention of SpecInfer, 2024, section 4.2.)
+"""
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from slipstream.models.cuda.kernels import launch
+from slipstream.models.cuda.layers import attend_others
+from slipstream.models.kv.pool import BLOCK_SIZE
+from slipstream.models.torch.paged import SPANS, attend, num_places
+
+_PAGE, _BLOCK = tl.constexpr(BLOCK_SIZE), tl.constexpr(64)
+"""Columns of a page, and those that are weighed together."""
+
+
+@triton.jit
+def _span(count, number, SPANS: tl.constexpr):
+    """First and last column of a span, for tokens that see `count` columns."""
+    length = tl.cdiv(tl.cdiv(count, _BLOCK), SPANS) * _BLOCK
+    return number * length, tl.minimum((number + 1) * length, count)
+
+
+@triton.jit
+def _rows(buffer, index, is_there, size, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+    """Rows [n, WIDTH] of a buffer [.., size], zeros where none is there."""
+    inner = tl.arange(0, WIDTH)
+    mask = is_there[:, None] & (inner < size)[None, :]
+    rows = tl.load(
+        buffer + index.to(tl.int64)[:, None] * size + inner[None, :], mask=mask, other=0.0
+    )
+    return rows.to(tl.float32) if WIDE else rows
+
+
+@triton.jit
+def _seen_rows(buffer, given, row, column, size, WIDTH: tl.constexpr, WIDE: tl.constexpr):
+    """Keys or values [n, WIDTH] of some columns of a token, on pages or at slots of its path."""
+    table, paths, starts, seen, counts = given
+    count, num_paged = tl.load(counts + row), tl.load(seen + row)
+    page = tl.load(table + column // _PAGE, mask=column < num_paged, other=0)
+    is_path = (column >= num_paged) & (column < count)
+    other = tl.load(paths + tl.load(starts + row) + column - num_paged, mask=is_path, other=0)
+    slot = tl.where(column < num_paged, page * _PAGE + column % _PAGE, other)
+    return _rows(buffer, slot, column < count, size, WIDTH, WIDE)
+
+
+@triton.jit
+def _weights(score, peak):
+    """Weights by scores, what is kept of sums by the peak before, and the new peak."""
+    top = tl.maximum(peak, tl.max(score, 1))
+    base = tl.where(top == float("-inf"), 0.0, top)
+    return tl.exp(score - base[:, None]), tl.exp(peak - base), top
+
+
+@triton.jit
+def _store_span(
+    sums, peaks, totals, index, is_used, found, size, WIDTH: tl.constexpr
+):  # fmt: skip
+    """Store what a span gives for each place in use."""
+    summed, peak, total = found
+    inner = tl.arange(0, WIDTH)
+    tl.store(peaks + index, peak, mask=is_used)
+    tl.store(totals + index, total, mask=is_used)
+    mask = is_used[:, None] & (inner < size)[None, :]
+    tl.store(sums + index.to(tl.int64)[:, None] * size + inner[None, :], summed, mask=mask)
+
+
+@triton.jit
+def _turned(
+    query, cos, sin, norm, eps, place, row, is_used, size, turned,
+    WIDTH: tl.constexpr, NORMS: tl.constexpr,
+):  # fmt: skip
+    """Query heads [n, WIDTH] at their places, of rows [n]: normed, rotated, and rounded."""
+    inner = tl.arange(0, WIDTH)
+    half = turned // 2
+    far = tl.where(inner < half, inner + half, tl.where(inner < turned, inner - half, inner))
+    mask, first = is_used[:, None] & (inner < size)[None, :], place.to(tl.int64)[:, None] * size
+    own = tl.load(query + first + inner[None, :], mask=mask, other=0.0).to(tl.float32)
+    other = tl.load(query + first + far[None, :], mask=mask, other=0.0).to(tl.float32)
+    if NORMS:
+        scale = tl.rsqrt(tl.sum(own * own, 1) / size + eps)[:, None]
+        own *= scale * tl.load(norm + inner, mask=inner < size, other=0.0)[None, :]
+        other *= scale * tl.load(norm + far, mask=inner < size, other=0.0)[None, :]
+    angle, is_turned = row[:, None] * turned + inner[None, :], mask & (inner < turned)[None, :]
+    other = tl.where((inner < half)[None, :], -other, other)
+    own *= tl.load(cos + angle, mask=is_turned, other=1.0)
+    own += other * tl.load(sin + angle, mask=is_turned, other=0.0)
+    return own.to(query.dtype.element_ty)
+
+
+@triton.jit
+def _begun(
+    of_query, layer, num_slots, session, size,
+    WIDTH: tl.constexpr, WIDE: tl.constexpr, OTHERS: tl.constexpr, NORMS: tl.constexpr,
+):  # fmt: skip
+    """Query heads [n, WIDTH], the buffer that they see, and its slots: a session's by its place in
+    `others`, else the layer's."""
+    query, rotary, place, row, is_used = of_query
+    if OTHERS:
+        cos, sin, norm, eps, turned = rotary
+        address, num_slots = tl.load(layer + 2 * session), tl.load(layer + 2 * session + 1)
+        buffer = tl.multiple_of(address.to(tl.pointer_type(query.dtype.element_ty)), 16)
+        given = (cos, sin, norm, eps, place, row, is_used, size, turned)
+        q = _turned(query, *given, WIDTH, NORMS).to(tl.float32 if WIDE else query.dtype.element_ty)
+    else:
+        buffer = layer
+        q = _rows(query, place, is_used, size, WIDTH, WIDE)
+    return q, buffer, num_slots
+
+
+@triton.jit
+def _attend_spans(
+    query, layer, tables, tiles, counts, seen, starts, paths, cos, sin, norm, sums, peaks, totals,
+    scale, eps, num_pages, num_slots, size, turned,
+    GROUP: tl.constexpr, WIDTH: tl.constexpr, PLACES: tl.constexpr, SPANS: tl.constexpr,
+    WIDE: tl.constexpr, OTHERS: tl.constexpr, NORMS: tl.constexpr,
+):  # fmt: skip
+    """One span of the columns of a tile's tokens, for the query heads of one key head."""
+    tile, head, number = tl.program_id(0) * 3, tl.program_id(1), tl.program_id(2)
+    num_heads, first, num = tl.num_programs(1), tl.load(tiles + tile), tl.load(tiles + tile + 1)
+    session, of = tl.load(tiles + tile + 2), tl.arange(0, PLACES) // GROUP
+    given = (tables + session * num_pages, paths, starts, seen, counts)
+    row = first + tl.where(of < num, of, 0)
+    low, high = _span(tl.where(of < num, tl.load(counts + row), 0), number, SPANS)
+    is_used, out = low < high, (row * num_heads + head) * GROUP + tl.arange(0, PLACES) % GROUP
+    begin, end = tl.min(tl.where(is_used, low, 1 << 30), 0), tl.max(tl.where(is_used, high, 0), 0)
+    of_query = (query, (cos, sin, norm, eps, turned), out, row, is_used)
+    of_keys = (layer, num_slots, session, size)
+    q, buffer, num_slots = _begun(of_query, *of_keys, WIDTH, WIDE, OTHERS, NORMS)
+    keys = buffer + head.to(tl.int64) * num_slots * size
+    values = keys + num_heads.to(tl.int64) * num_slots * size
+    peak, total = tl.full([PLACES], float("-inf"), tl.float32), tl.zeros([PLACES], tl.float32)
+    summed = tl.zeros([PLACES, WIDTH], tl.float32)
+    for start in range(begin, end, _BLOCK):
+        column = start + tl.arange(0, _BLOCK)
+        # Tokens of a tile share their keys up to where the first of them leaves the pages.
+        turns = tl.where(tl.min(tl.load(seen + row), 0) < start + _BLOCK, num, 1)
+        score, added = tl.zeros([PLACES, _BLOCK], tl.float32), tl.zeros([PLACES, WIDTH], tl.float32)
+        for turn in range(0, turns):
+            k = _seen_rows(keys, given, first + turn, column, size, WIDTH, WIDE)
+            own = tl.dot(q, tl.trans(k), input_precision="ieee") * scale
+            score = tl.where(((of == turn) | (turns == 1))[:, None], own, score)
+        is_seen = (column[None, :] >= low[:, None]) & (column[None, :] < high[:, None])
+        weight, kept, peak = _weights(tl.where(is_seen, score, float("-inf")), peak)
+        for turn in range(0, turns):
+            v = _seen_rows(values, given, first + turn, column, size, WIDTH, WIDE)
+            own = tl.dot(weight.to(v.dtype), v, input_precision="ieee")
+            added = tl.where(((of == turn) | (turns == 1))[:, None], own, added)
+        total, summed = total * kept + tl.sum(weight, 1), summed * kept[:, None] + added
+    found = (summed, peak, total)
+    _store_span(sums, peaks, totals, out * SPANS + number, is_used, found, size, WIDTH)
+
+
+@triton.jit
+def _add_spans(
+    sums, peaks, totals, counts, out, size,
+    HEADS: tl.constexpr, WIDTH: tl.constexpr, SPANS: tl.constexpr,
+):  # fmt: skip
+    """The attention of one query head of a token, by its spans."""
+    head = tl.program_id(0)
+    number, inner = tl.arange(0, SPANS), tl.arange(0, WIDTH)
+    low, high = _span(tl.load(counts + head // HEADS), number, SPANS)
+    is_there, part = low < high, head * SPANS + number
+    peak = tl.load(peaks + part, mask=is_there, other=float("-inf"))
+    share = tl.where(is_there, tl.exp(peak - tl.max(peak, 0)), 0.0)
+    total = tl.sum(tl.load(totals + part, mask=is_there, other=0.0) * share, 0)
+    summed = _rows(sums, part, is_there, size, WIDTH, True)
+    mean = tl.where(total > 0, tl.sum(summed * share[:, None], 0) / total, 0.0)
+    tl.store(out + head.to(tl.int64) * size + inner, mean, mask=inner < size)
+
+
+@attend.register_kernel("cuda")
+def attend_spans(query: Tensor, layer: Tensor, tokens: list[Tensor], scale: float) -> Tensor:
+    """See `attend`; on another device, where Triton interprets kernels, products are in float32."""
+    return _attended(query, layer, tokens, len(layer) // 2, (query, query, query, 0.0, scale))
+
+
+@attend_others.register_kernel("cuda")
+def attend_other_spans(
+    query: Tensor,
+    others: Tensor,
+    turns: list[Tensor],
+    eps: float,
+    tokens: list[Tensor],
+    num_keys: int,
+) -> Tensor:
+    """See `attend_others`."""
+    cos, sin, *norms = turns
+    given = (cos.contiguous(), sin.contiguous(), *(norms or [cos]), eps, query.shape[2] ** -0.5)
+    return _attended(query, others, tokens, num_keys, given, has_norm=bool(norms))
+
+
+def _attended(
+    query: Tensor,
+    layer: Tensor,
+    tokens: list[Tensor],
+    num_keys: int,
+    turns: tuple[Any, ...],
+    *,
+    has_norm: bool = False,
+) -> Tensor:
+    """Launch both kernels; `layer` are buffers of others where it has two dimensions."""
+    (num_rows, num_heads, size), (cos, sin, norm, eps, scale) = query.shape, turns
+    given, query = [own.contiguous() for own in tokens], query.contiguous()
+    tables, tiles, counts, *_ = given
+    sums = query.new_empty(num_rows, num_heads, SPANS, size, dtype=torch.float32)
+    peaks, totals = sums.new_empty(2, num_rows, num_heads, SPANS)
+    out = torch.empty_like(query)
+    group, is_wide = num_heads // num_keys, query.dtype == torch.float32 or not query.is_cuda
+    width, has_others = max(triton.next_power_of_2(size), 16), layer.dim() == 2
+    launch(
+        _attend_spans, (len(tiles), num_keys, SPANS),
+        query, layer, *given, cos, sin, norm, sums, peaks, totals,
+        scale, eps, tables.shape[1], layer.shape[1], size, cos.shape[1],
+        GROUP=group, WIDTH=width, PLACES=num_places(group), SPANS=SPANS, WIDE=is_wide,
+        OTHERS=has_others, NORMS=has_norm,
+    )  # fmt: skip
+    own = (sums, peaks, totals, counts, out, size)
+    launch(_add_spans, (num_rows * num_heads,), *own, HEADS=num_heads, WIDTH=width, SPANS=SPANS)
+    return out.flatten(1)
