@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import processors
 
 from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, WeightsError
@@ -24,14 +24,15 @@ from slipstream.models.torch.loading import load_target_parts
 from slipstream.text.prompts import encode_prompt
 from support.models import tiny
 from support.models.tiny_checkpoint import (
+    WEIGHTS,
     byte_tokenizer,
     change_config,
+    change_weights,
     piece_tokenizer,
     save_checkpoint,
     tiny_llama,
 )
 
-WEIGHTS = "model.safetensors"
 LOADERS = (load_model, load_target_parts)
 needs_native = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 
@@ -87,12 +88,6 @@ def test_models_that_are_loaded_at_once_are_tied_as_one_alone_is(checkpoint):
 
 def computed(model):
     return tiny.whole(model, tiny.tokens(60))
-
-
-def change_weights(folder, **changes):
-    tensors = {**load_file(folder / WEIGHTS), **changes}
-    kept = {name: value.contiguous() for name, value in tensors.items() if value is not None}
-    save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 @needs_native
