@@ -20,6 +20,7 @@ from slipstream.models.format.wheel import Progress
 from slipstream.models.loaded import (
     LoadedModel,
     find_sources,
+    generation_config,
     load_tokenizer,
     made_of,
     parse_device,
@@ -50,6 +51,7 @@ def load_target_parts(
     chosen = choose_dtype(dtype, parse_device(device))
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
+    generation_config(path)  # names faults that transformers does not
     with quiet_transformers(), reading(path):
         model = _load_model(folder, gguf, chosen, num_ranks)
         if num_ranks == 1:  # else parts are where they belong
@@ -57,9 +59,8 @@ def load_target_parts(
         tokenizer = NumberedTokenizer.of(load_tokenizer(folder, gguf))
         text = model.config.get_text_config()
         tokenizer = fitted(tokenizer, path, text.vocab_size)
-        named = getattr(model.generation_config, "eos_token_id", None)
-        ends = eos_ids(named) | eos_ids(text.eos_token_id)
-        return made_of(name, path, model.eval().requires_grad_(False), tokenizer, ends)
+        model = model.eval().requires_grad_(False)
+        return made_of(name, path, model, tokenizer, eos_ids(text.eos_token_id))
 
 
 def _load_model(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", num_ranks: int) -> Any:

@@ -170,15 +170,6 @@ def test_a_device_that_can_not_be_used_is_refused(checkpoint, device):
         load_target_parts(str(checkpoint), device=device)
 
 
-@pytest.mark.parametrize("load", LOADERS)
-@pytest.mark.parametrize("length", [4, 1000])
-def test_a_truncated_weights_file_is_refused(checkpoint, load, length):
-    weights = checkpoint / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:length])
-    with pytest.raises(WeightsError, match="can't be loaded"):
-        load(str(checkpoint))
-
-
 def test_code_in_a_model_directory_does_not_run(checkpoint):
     (checkpoint / "evil.py").write_text("raise SystemExit('code of the model ran')")
     classes = {"AutoConfig": "evil.Config", "AutoModelForCausalLM": "evil.Model"}
