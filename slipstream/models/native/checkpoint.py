@@ -36,7 +36,7 @@ _BODIES = (_BODY, "language_model.model.", "model.language_model.")
 _IMAGES = re.compile(r"(model\.)?(vision_tower|multi_modal_projector)\..*")
 _SCALES = ("_scale_inv", "_scale")
 """Endings that the names of scales add to that of their weight in FP8."""
-_INPUT_SCALES = re.compile(r".*\.(input|activation)_scale")
+_ROUNDED = re.compile(r".*\.(input|activation|output|k|v)_scale")
 _QUANTISED = ("quantization_config", "compression_config")
 _QUANTISED_FILES = ("hf_quant_config.json", "quantize_config.json", "quant_config.json")
 """Files of ModelOpt, AutoGPTQ and AutoAWQ that say how weights are quantised."""
@@ -73,8 +73,8 @@ class Checkpoint(WeightSource):
         self._check_types(own)
         own |= {scale for name in own if (scale := self._scale_of(name))}
         others = (name for name in self._files.names() if name not in own)
-        if self._is_fp8:  # what rounds activations, which stay exact here
-            others = (name for name in others if not _INPUT_SCALES.fullmatch(name))
+        if self._is_fp8:  # activations, keys and values are not rounded here
+            others = (name for name in others if not _ROUNDED.fullmatch(name))
         if self._body != _BODY:
             others = (name for name in others if not _IMAGES.fullmatch(name))
         require_read(others, self.name, self.config["model_type"])

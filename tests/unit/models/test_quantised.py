@@ -53,7 +53,8 @@ def to_fp8(folder, about, block, ending):
 def test_fp8_weights_are_the_numbers_that_they_stand_for(checkpoint, tmp_path, load, kind):
     plain = save_checkpoint(tmp_path / "plain")
     change_weights(plain, **to_fp8(checkpoint, *kind))
-    change_weights(checkpoint, **{"model.layers.0.mlp.up_proj.input_scale": torch.ones(1)})
+    for name in ("mlp.up_proj.input_scale", "self_attn.k_proj.k_scale"):
+        change_weights(checkpoint, **{f"model.layers.0.{name}": torch.ones(1)})
     for dtype in ("float32", "bfloat16", "float16"):
         both = (causal_model(load(str(at), dtype=dtype).model) for at in (checkpoint, plain))
         results = (tiny.whole(model, tiny.tokens(60)) for model in both)
