@@ -29,6 +29,8 @@ class RequestOptions(TypedDict, total=False):
 
     sampling: SamplingParams
     """The distribution to sample from; greedy by default."""
+    model_defaults: Sequence[str]
+    """Parameters of `sampling` that give way to the model's default, where it has one."""
     max_tokens: int
     """Limit on new tokens, 256 by default."""
     stop: Sequence[str]
@@ -214,6 +216,7 @@ def _ask(options: RequestOptions) -> Ask:
         tuple(options.get("stop_token_ids", ())),
         options.get("ignore_eos", False),
         options.get("continue_final", False),
+        tuple(options.get("model_defaults", ())),
     )
 
 

@@ -142,6 +142,7 @@ class Engine:
             limits=Limits.of(self.facts),
             verifications=verification_infos({item.kind for item in drafters}),
             drafters=drafters,
+            sampling_defaults=self.facts.sampling_defaults,
         )
 
     def draft_model(self, name: str) -> DraftModel:

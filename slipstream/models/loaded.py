@@ -3,15 +3,20 @@
 Weights come from safetensors or GGUF, never from pickles, and no code of a model directory runs.
 """
 
+import json
+import logging
 import re
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Protocol
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
+from slipstream.core.request.request import MODEL_DEFAULTS
+from slipstream.core.types import SamplingParams
 from slipstream.models.dtypes import AUTO, BFLOAT16, CPU, FLOAT32, Q8, choose_dtype
 from slipstream.models.format.architecture import eos_ids
-from slipstream.models.format.folder import brief, gguf_in, reading
+from slipstream.models.format.folder import brief, gguf_in, reading, shown
 from slipstream.models.format.gguf import quiet_transformers
 from slipstream.models.format.gguf_file import MAX_STRINGS, GgufFile
 from slipstream.models.format.gguf_tokenizer import read_gguf_tokenizer
@@ -22,7 +27,17 @@ from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative, kernels
 from slipstream.models.native.source import WeightSource
 
+_LOG = logging.getLogger("slipstream.models")
 _DEVICE = re.compile(r"cpu|cuda(:\d+)?")
+_GENERATION = "generation_config.json"
+_HARMLESS = re.compile(
+    r"_.*|.*_version|(bos|eos|pad|decoder_start)_token_id|do_sample|max_.*|.*cache.*|return_.*"
+    r"|output_.*|(num_)?assistant_.*|num_return_sequences|(length|diversity)_penalty|early_stopping"
+    r"|.*compile.*|renormalize_logits|remove_invalid_values|chat_format|trust_remote_code"
+)
+"""Fields of a generation_config.json that change no token of an answer, or only with beams."""
+_ONE = re.compile(r"num_beams|num_beam_groups|typical_p|.*_penalty|guidance_scale")
+"""Fields that change nothing at 1."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +63,7 @@ def made_of(
     name: str, path: Path, model: Any, tokenizer: NumberedTokenizer, ends: frozenset[int]
 ) -> LoadedModel:
     """Return a model of that name with its tokenizer and its end-of-sequence ids."""
-    ends |= eos_ids(tokenizer.eos_token_id)
+    ends |= eos_ids(generation_config(path).get("eos_token_id")) | eos_ids(tokenizer.eos_token_id)
     return LoadedModel(
         model=model,
         tokenizer=tokenizer.text,
@@ -58,6 +73,47 @@ def made_of(
         num_token_ids=tokenizer.num_ids,
         stop_token_ids=frozenset(token for token in ends if token < tokenizer.num_ids),
     )
+
+
+def sampling_defaults(path: Path) -> dict[str, float]:
+    """Return the sampling defaults of a model's generation_config.json, by the names of
+    `MODEL_DEFAULTS`; a warning names what else there changes answers.
+
+    Raises `WeightsError` for a file that can't be read or a value out of range.
+    """
+    given = {name: it for name, it in generation_config(path).items() if it not in (None, [], {})}
+    found = {name: given[name] for name in MODEL_DEFAULTS if name in given}
+    if (is_sampled := given.get("do_sample", True)) not in (True, False):
+        raise WeightsError(f"{_GENERATION} of {path} has do_sample of {is_sampled!r:.60}")
+    if not is_sampled:
+        kept = {name: it for name, it in found.items() if name == "repetition_penalty"}
+        found = {"temperature": 0.0, **kept}
+    for name, value in found.items():
+        is_number = type(value) is int or (type(value) is float and name != "top_k")
+        if not is_number or not -1 < value < 2**31:
+            raise WeightsError(f"{_GENERATION} of {path} has {name} of {value!r:.60}")
+        try:
+            SamplingParams(**{name: value})
+        except InvalidRequest as error:
+            raise WeightsError(f"{_GENERATION} of {path} can't be used: {error}") from None
+    others = given.keys() - {*MODEL_DEFAULTS}
+    neutral = {name for name in others if given[name] in ((0, 1) if _ONE.fullmatch(name) else (0,))}
+    if left := sorted(name for name in others - neutral if not _HARMLESS.fullmatch(name)):
+        _LOG.warning("%s of %s has what is not applied: %s", _GENERATION, path, shown(left))
+    return found
+
+
+def generation_config(path: Path) -> Mapping[str, Any]:
+    """Return the generation_config.json of a model, {} where there is none. Raises
+    `WeightsError`."""
+    file = (path.parent if path.is_file() else path) / _GENERATION
+    if not file.is_file():
+        return {}
+    with reading(file):
+        found = json.loads(file.read_text(encoding="utf-8"))
+        if not isinstance(found, dict):
+            raise WeightsError(f"{file} is no object")
+        return found
 
 
 def find_sources(path: Path) -> tuple[Path, Path | None]:

@@ -1,17 +1,15 @@
 """Loading of a model by its name, and the choice of what computes it: dtype, device and decoder are
 decided here only."""
 
-import json
 import logging
 from dataclasses import replace
-from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from slipstream.core.errors import ModelError
 from slipstream.models.causal import CausalModel
 from slipstream.models.decoder import check_numerics
 from slipstream.models.dtypes import AUTO, CPU, choose_dtype
-from slipstream.models.format.architecture import ModelSizes, eos_ids
+from slipstream.models.format.architecture import ModelSizes
 from slipstream.models.format.folder import reading
 from slipstream.models.format.resolve import resolve
 from slipstream.models.format.tokenizer import fitted
@@ -64,15 +62,7 @@ def load_model(
     with reading(path):
         arch = source.architecture
         tokenizer = fitted(find_tokenizer(folder, gguf), path, arch.vocab_size)
-        return made_of(name, path, source, tokenizer, arch.eos_ids | _generation_eos(folder))
-
-
-def _generation_eos(folder: Path) -> frozenset[int]:
-    try:
-        given = json.loads((folder / "generation_config.json").read_text(encoding="utf-8"))
-        return eos_ids(given.get("eos_token_id"))
-    except (OSError, ValueError, AttributeError, RecursionError):
-        return frozenset()
+        return made_of(name, path, source, tokenizer, arch.eos_ids)
 
 
 def sizes_of(model: "WeightSource | PreTrainedModel", num_ranks: int = 1) -> ModelSizes:

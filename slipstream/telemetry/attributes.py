@@ -41,7 +41,8 @@ def request_attributes(generation: Generation, *, is_stream: bool) -> Attributes
     values: _Values = dict(operation_attributes(generation, generation.model))
     values["gen_ai.request.max_tokens"] = ask.max_tokens
     values["gen_ai.request.stream"] = is_stream
-    values.update(_sampling(ask.sampling))
+    known = _sampling(ask.sampling).items()  # what is left to the model is not known yet
+    values |= {key: it for key, it in known if key.rpartition(".")[2] not in ask.model_defaults}
     values["slipstream.request.mode"] = ask.speculation.mode.value
     if ask.speculation.verification is not None:
         values["slipstream.request.verification"] = ask.speculation.verification.value

@@ -13,7 +13,7 @@ from slipstream.models.causal import CausalModel
 from slipstream.models.format.digests import bytes_digest
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.kv.pool import BLOCK_SIZE, round_up
-from slipstream.models.loaded import LoadedModel
+from slipstream.models.loaded import LoadedModel, sampling_defaults
 from slipstream.models.loading import causal_model
 from slipstream.models.machine import this_machine
 from slipstream.models.memory import AUTO, MemoryPlan, num_pages
@@ -73,13 +73,16 @@ def build_target(
     limits: TargetLimits | None = None,
     team: "TensorParallelGroup | None" = None,
     tool_format: str = AUTO_FORMAT,
+    has_defaults: bool = True,
 ) -> BuiltTarget:
     """Build an engine that takes the loaded model over.
 
-    With a `team` this is rank 0 of it, which drives the others.
+    With a `team` this is rank 0 of it, which drives the others; `has_defaults` False leaves the
+    model's sampling defaults out.
     Raises `CapacityError` where the budget holds no page.
     """
     limits = limits or TargetLimits()
+    defaults = sampling_defaults(loaded.path) if has_defaults else {}
     model = causal_model(loaded.model, numerics=numerics, split=team)
     memory, plan = plan_memory(model, limits)
     max_tokens = min(limits.max_rows, _LEARN_TOKENS)
@@ -98,6 +101,7 @@ def build_target(
         max_logprobs=MAX_LOGPROBS,
         is_fallback=model.engine == "torch",
         tool_format=format_of(text_tokenizer(loaded.tokenizer).chat_template, tool_format),
+        sampling_defaults=defaults,
     )
     return BuiltTarget(target, model, facts, plan, _step_budget(model, limits, curve))
 

@@ -285,9 +285,11 @@ def _openapi(app: FastAPI) -> dict[str, Any]:
 
 
 def _model(info: ModelInfo) -> dict[str, Any]:
-    """Return a model as OpenAI has it, the context's length as vLLM does."""
+    """Return a model as OpenAI has it, the context's length as vLLM does, and its sampling
+    defaults."""
     about = {"id": info.model, "object": "model", "created": 0, "owned_by": "slipstream"}
-    return {**about, "max_model_len": info.limits.context_length}
+    limit, defaults = info.limits.context_length, dict(info.sampling_defaults)
+    return {**about, "max_model_len": limit, "sampling_defaults": defaults}
 
 
 async def _tokens(client: AsyncClient, body: TokenizeRequest) -> tuple[list[int], ModelInfo]:

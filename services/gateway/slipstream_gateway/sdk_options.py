@@ -10,7 +10,7 @@ from slipstream.client import RequestOptions, SamplingParams, SpeculationOptions
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.grammar import MAX_GRAMMAR_BYTES
 from slipstream.core.request.prompt import Prompt
-from slipstream.core.request.request import MAX_NAME_LENGTH
+from slipstream.core.request.request import MAX_NAME_LENGTH, MODEL_DEFAULTS
 from slipstream.core.request.tools import Tool, tools_of
 from slipstream_gateway.body import (
     MAX_ANSWERS,
@@ -139,6 +139,7 @@ def _options(body: ChatRequest | CompletionRequest, request_id: str) -> RequestO
         raise HttpError("with_rounds goes with stream true and one answer", param="with_rounds")
     options: RequestOptions = {
         "sampling": _sampling(body, request_id),
+        "model_defaults": _left_out(body),
         "stop": tuple(body.stop),
         "stop_token_ids": tuple(body.stop_token_ids),
         "ignore_eos": body.ignore_eos,
@@ -161,6 +162,12 @@ def _sampling(body: SharedRequest, request_id: str) -> SamplingParams:
         logit_bias=tuple((_token_id(key), bias) for key, bias in body.logit_bias.items()),
         seed=seed_of(request_id) if body.seed is None else body.seed,
     )
+
+
+def _left_out(body: SharedRequest) -> list[str]:
+    """Return the sampling parameters that a body leaves to the model; `top_p` 0 is greedy."""
+    given = body.model_fields_set | ({"temperature"} if body.top_p == 0 else set())
+    return [name for name in MODEL_DEFAULTS if name not in given]
 
 
 def _grammar(body: SharedRequest) -> RequestOptions:

@@ -208,6 +208,7 @@ def model_info(fleet: Fleet, placed: ChosenTarget) -> ModelInfo:
         verifications=verification_infos({drafter.kind for drafter in drafters}),
         drafters=drafters,
         num_targets=fleet.num_targets(model.name),
+        sampling_defaults=model.facts.sampling_defaults,
     )
 
 

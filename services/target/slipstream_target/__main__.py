@@ -102,6 +102,7 @@ def _load(
             limits=config.target_limits(),
             team=team,
             tool_format=config.tool_format,
+            has_defaults=config.sampling_defaults == "model",
         )
         if built.target.grammars is not None:
             built.target.grammars.prepare()
@@ -113,6 +114,7 @@ def _load(
     )
     _LOG.info("model %s, incarnation %s", about.identity.model_id, about.identity.incarnation)
     _LOG.info("memory: %s", built.memory)
+    _LOG.info("sampling defaults: %s", dict(built.facts.sampling_defaults) or "none")
     target = BatchedTarget(built.target, thread, built.budget, max_waiting=config.max_waiting)
     return TargetServicer(target, about, config.sessions, telemetry)
 
@@ -152,6 +154,7 @@ def describe(
         has_grammars=facts.has_grammars,
         max_logprobs=facts.max_logprobs,
         tool_format=TOOL_FORMAT.to_pb(facts.tool_format),  # type: ignore[arg-type]
+        sampling_defaults=common_pb2.SamplingParams(**facts.sampling_defaults),  # type: ignore[arg-type]
     )
 
 

@@ -46,6 +46,11 @@ class TargetConfig:
         AUTO_FORMAT,
         "How the model calls tools: hermes, llama3, mistral or none; auto: by its chat template.",
     )
+    sampling_defaults: str = option(
+        "model",
+        "Sampling of requests over HTTP that leave it out: model, as its generation_config.json has"
+        " it; none, as OpenAI has it.",
+    )
     tensor_parallel: int = option(
         1,
         "Processes that share the model, each with a part of every layer and a GPU of its own.",
@@ -78,9 +83,10 @@ class TargetConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         check_numerics(self.numerics)
-        if self.tool_format not in TOOL_FORMATS:
-            known = ", ".join(TOOL_FORMATS)
-            raise InvalidRequest(f"tool_format is {self.tool_format!r}, but must be one of {known}")
+        choices = {"tool_format": TOOL_FORMATS, "sampling_defaults": ("model", "none")}
+        for name, known in choices.items():
+            if (value := getattr(self, name)) not in known:
+                raise InvalidRequest(f"{name} is {value!r}, but must be one of {', '.join(known)}")
         advertised = self.replica.advertised_address
         check_advertised(self.listen.address, advertised, reader="draft")
         self.server_options()

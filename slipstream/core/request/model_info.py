@@ -3,7 +3,7 @@
 An engine's owner fills the facts in; what follows from them is computed here.
 """
 
-from collections.abc import Sequence, Set
+from collections.abc import Mapping, Sequence, Set
 from dataclasses import dataclass, field
 
 from slipstream.core.grammar import MAX_GRAMMAR_BYTES
@@ -83,6 +83,9 @@ class ModelInfo:
     verifications: tuple[VerificationInfo, ...] = field(default=())
     drafters: tuple[DrafterInfo, ...] = field(default=())
     num_targets: int = 1
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Sampling parameters of its generation_config.json, which `model_defaults` of a request names;
+    over HTTP, all that a body leaves out."""
 
 
 def drafter_info(facts: DraftFacts, *, num_replicas: int = 1) -> DrafterInfo:

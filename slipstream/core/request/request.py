@@ -4,7 +4,7 @@ It uses descriptions of models and drafts, neither their places nor text.
 """
 
 import re
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from slipstream.core.errors import InvalidRequest, NotBuilt, PromptTooLong, UnsupportedCombination
@@ -22,6 +22,8 @@ DEFAULT_MAX_TOKENS = 256
 MAX_MAX_TOKENS = 2**31 - 1
 MAX_NAME_LENGTH = 128
 NO_DRAFTER = "none"
+MODEL_DEFAULTS = ("temperature", "top_k", "top_p", "min_p", "repetition_penalty")
+"""Sampling parameters of which models may have defaults."""
 
 _SESSION_ID = re.compile(r"[A-Za-z0-9._-]{1,64}")
 
@@ -42,6 +44,8 @@ class ModelFacts:
     """Format of its tool calls; None: it takes no tools."""
     is_fallback: bool = False
     """True if torch computes it on a CPU: it decodes plainly unless a request asks otherwise."""
+    sampling_defaults: Mapping[str, float] = field(default_factory=dict, hash=False)
+    """Values of some of `MODEL_DEFAULTS`, for requests that leave them to the model."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +56,8 @@ class Ask:
     `request_id` may be empty; `with_origins` has every token say where it came from, `with_rounds`
     chunks show their rounds, `num_logprobs` tokens say how likely they were, beside so many of the
     likeliest, `prompt_logprobs` the prompt's, too; the text follows the `grammar`; `stop_token_ids`
-    end it beside the model's own, or with `ignore_eos` in their place.
+    end it beside the model's own, or with `ignore_eos` in their place; `model_defaults` are names
+    of sampling parameters that give way to the model's default, where it has one.
     """
 
     sampling: SamplingParams = field(default_factory=SamplingParams)
@@ -71,8 +76,14 @@ class Ask:
     stop_token_ids: tuple[int, ...] = ()
     ignore_eos: bool = False
     continue_final: bool = False
+    model_defaults: tuple[str, ...] = ()
 
     def __post_init__(self) -> None:
+        if unknown := set(self.model_defaults).difference(MODEL_DEFAULTS):
+            raise InvalidRequest(
+                f"model_defaults has {min(unknown)[:80]!r}, but must be of"
+                f" {', '.join(MODEL_DEFAULTS)}"
+            )
         if type(self.max_tokens) is not int or not 1 <= self.max_tokens <= MAX_MAX_TOKENS:
             raise InvalidRequest(
                 f"max_tokens is {self.max_tokens}, but must be from 1 to {MAX_MAX_TOKENS}"
@@ -176,6 +187,8 @@ def make_request(
 
     Raises `InvalidRequest` for what can't be honoured with this model and this draft.
     """
+    own = {name: it for name, it in model.sampling_defaults.items() if name in ask.model_defaults}
+    ask = replace(ask, sampling=replace(ask.sampling, **own))  # type: ignore[arg-type]
     options = ask.speculation
     if model.is_fallback and options == SpeculationOptions():
         options = SpeculationOptions(mode=Mode.OFF)

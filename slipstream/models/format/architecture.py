@@ -153,8 +153,6 @@ def parse(config: Mapping[str, Any]) -> Architecture:
     family = str(config.get("model_type"))
     if family not in FORMS:
         raise NotNative(f"models of type {family} have no native forward")
-    if config.get("quantization_config"):
-        raise NotNative("its weights are quantised")
     own, form = fields_of(config), FORMS[family]
     hidden, heads = own["hidden_size"], own["num_attention_heads"]
     kv_heads = own["num_key_value_heads"] or heads

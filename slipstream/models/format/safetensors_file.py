@@ -7,6 +7,7 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Any, NamedTuple
 
+import ml_dtypes
 import numpy as np
 from safetensors import safe_open
 
@@ -15,6 +16,8 @@ from slipstream.models.dtypes import DTYPES, Array
 from slipstream.models.format.folder import SHARD_INDEX, WEIGHTS, reading
 
 _PLAIN = {"F32": DTYPES["float32"], "F16": DTYPES["float16"], "BF16": DTYPES["bfloat16"]}
+FP8 = np.dtype(ml_dtypes.float8_e4m3fn)
+_TYPES = {**_PLAIN, "F8_E4M3": FP8}
 
 
 class _Place(NamedTuple):
@@ -54,15 +57,16 @@ class Safetensors:
         return self._places[name].type in _PLAIN
 
     def tensor(self, name: str) -> Array:
-        """Return a tensor in place. Raises `WeightsError` for a type that is no plain one."""
+        """Return a tensor in place. Raises `WeightsError` for a type that is neither plain nor
+        FP8."""
         place = self._places[name]
-        if not self.is_plain(name):
+        if place.type not in _TYPES:
             raise WeightsError(f"{name} in {place.path} has the type {place.type}")
         with reading(f"{name} in {place.path}"):
             if place.path not in self._maps:
                 self._maps[place.path] = _mapped(place.path)
             values = np.frombuffer(
-                self._maps[place.path], _PLAIN[place.type], math.prod(place.shape), place.start
+                self._maps[place.path], _TYPES[place.type], math.prod(place.shape), place.start
             )
             return values.reshape(place.shape)
 

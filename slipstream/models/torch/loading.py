@@ -20,11 +20,12 @@ from slipstream.models.format.wheel import Progress
 from slipstream.models.loaded import (
     LoadedModel,
     find_sources,
+    generation_config,
     load_tokenizer,
     made_of,
     parse_device,
 )
-from slipstream.models.native.checkpoint import read_config
+from slipstream.models.native.checkpoint import Checkpoint, is_fp8, read_config
 from slipstream.models.native.gguf_weights import GgufSource
 from slipstream.models.native.library import NotNative
 from slipstream.models.torch.arrays import start_torch, torch_dtype
@@ -50,6 +51,7 @@ def load_target_parts(
     chosen = choose_dtype(dtype, parse_device(device))
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
+    generation_config(path)  # names faults that transformers does not
     with quiet_transformers(), reading(path):
         model = _load_model(folder, gguf, chosen, num_ranks)
         if num_ranks == 1:  # else parts are where they belong
@@ -57,21 +59,24 @@ def load_target_parts(
         tokenizer = NumberedTokenizer.of(load_tokenizer(folder, gguf))
         text = model.config.get_text_config()
         tokenizer = fitted(tokenizer, path, text.vocab_size)
-        named = getattr(model.generation_config, "eos_token_id", None)
-        ends = eos_ids(named) | eos_ids(text.eos_token_id)
-        return made_of(name, path, model.eval().requires_grad_(False), tokenizer, ends)
+        model = model.eval().requires_grad_(False)
+        return made_of(name, path, model, tokenizer, eos_ids(text.eos_token_id))
 
 
 def _load_model(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", num_ranks: int) -> Any:
-    if gguf is not None:
-        try:
+    if gguf is None:
+        require_causal(folder)
+    try:
+        if gguf is not None:
             return GgufSource(gguf, dtype, is_dense=True).reference(is_lent=False)
-        except NotNative as reason:
-            raise WeightsError(f"{gguf.name} can't be read: {reason}") from None
+        if is_fp8(folder, read_config(folder)):
+            return Checkpoint(folder, dtype).reference(is_lent=False)
+    except NotNative as reason:
+        name = (gguf or folder).name
+        raise WeightsError(f"{name} is quantised, and can't be read: {reason}") from None
     options: dict[str, Any] = {"use_safetensors": True, "dtype": torch_dtype(dtype)}
     if num_ranks > 1:
         options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
-    require_causal(folder)
     with MAKING, reading(f"the weights in {folder}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
             folder, local_files_only=True, output_loading_info=True, **options
@@ -90,7 +95,12 @@ def check_ranks(path: Path, num_ranks: int) -> None:
         raise InvalidRequest(
             f"tensor_parallel is {num_ranks}, but {gguf.name} is a GGUF file, which can't be split"
         )
-    require_split(require_causal(folder), num_ranks, name=folder.name)
+    config = require_causal(folder)
+    if is_fp8(folder, read_config(folder)):
+        raise InvalidRequest(
+            f"tensor_parallel is {num_ranks}, but {folder.name} has FP8 weights, which stay whole"
+        )
+    require_split(config, num_ranks, name=folder.name)
 
 
 def require_causal(folder: Path) -> Any:

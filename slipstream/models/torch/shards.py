@@ -69,10 +69,6 @@ def require_split(config: Any, num_ranks: int, *, name: str) -> None:
             f"tensor_parallel is {num_ranks}, but transformers has no plan that splits the"
             f" attention of a {text.model_type} model such as {name}"
         )
-    if getattr(config, "quantization_config", None) is not None:
-        raise InvalidRequest(
-            f"tensor_parallel is {num_ranks}, but {name} is quantised, and such weights stay whole"
-        )
     num_heads = text.num_attention_heads
     num_kv = getattr(text, "num_key_value_heads", None) or num_heads
     for count, what in ((num_kv, "key heads"), (num_heads, "heads")):

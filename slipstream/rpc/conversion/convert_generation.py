@@ -68,6 +68,7 @@ def generation_to_pb(generation: Generation) -> pb.Generation:
         ),
         speculation=speculation_to_pb(ask.speculation),
         logprobs=ask.num_logprobs,
+        model_defaults=ask.model_defaults,
         **_grammar_to_pb(ask.grammar),
     )
 

@@ -13,9 +13,10 @@ from slipstream.core.policy.backoff import OverlapGain
 from slipstream.core.policy.options import DRAFTERS
 from slipstream.core.policy.profile import DraftFacts, Profile
 from slipstream.core.request.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
-from slipstream.core.request.request import ModelFacts
+from slipstream.core.request.request import MODEL_DEFAULTS, ModelFacts
 from slipstream.core.request.server_info import ReplicaInfo, ServerInfo
 from slipstream.core.request.tools import ToolFormat
+from slipstream.core.types import SamplingParams
 from slipstream.rpc.conversion.convert_common import (
     ROLE,
     SHAPE,
@@ -43,6 +44,7 @@ def model_info_to_pb(info: ModelInfo) -> pb.ModelInfo:
         **fields_of(
             info,
             limits=pb.Limits(**fields_of(info.limits)),
+            sampling_defaults=common_pb2.SamplingParams(**info.sampling_defaults),  # type: ignore[arg-type]
             verifications=[
                 pb.VerificationCapability(
                     **fields_of(
@@ -73,6 +75,7 @@ def model_info_from_pb(message: pb.ModelInfo) -> ModelInfo:
         ModelInfo,
         message,
         limits=value_from_pb(Limits, message.limits),
+        sampling_defaults=_defaults_from_pb(message.sampling_defaults),
         verifications=tuple(map(_verification_from_pb, message.verifications)),
         drafters=tuple(map(_drafter_from_pb, message.drafters)),
     )
@@ -99,6 +102,12 @@ def server_info_from_pb(message: pb.GetServerInfoResponse) -> ServerInfo:
         for item in message.replicas
     )
     return value_from_pb(ServerInfo, message, replicas=replicas)
+
+
+def _defaults_from_pb(message: common_pb2.SamplingParams) -> dict[str, float]:
+    found = {name: getattr(message, name) for name in MODEL_DEFAULTS if message.HasField(name)}  # type: ignore[arg-type]
+    SamplingParams(**found)
+    return found
 
 
 def _verification_from_pb(message: pb.VerificationCapability) -> VerificationInfo:
@@ -166,6 +175,10 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
         raise HandshakeError(
             f"it has {len(message.stop_token_ids)} stop tokens, above {MAX_STOP_TOKENS}"
         )
+    try:
+        defaults = _defaults_from_pb(message.sampling_defaults)
+    except InvalidRequest as error:
+        raise HandshakeError(f"its sampling defaults can't be used: {error}") from None
     return ModelFacts(
         identity.model_id,
         identity.vocab_size,
@@ -175,6 +188,7 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
         message.max_logprobs if message.HasField("max_logprobs") else None,
         _tool_format(message.tool_format),
         is_fallback=message.engine == "torch",
+        sampling_defaults=defaults,
     )
 
 

@@ -594,6 +594,7 @@ class DescribeTargetResponse(_message.Message):
     MAX_LOGPROBS_FIELD_NUMBER: _builtins.int
     ENGINE_FIELD_NUMBER: _builtins.int
     TOOL_FORMAT_FIELD_NUMBER: _builtins.int
+    SAMPLING_DEFAULTS_FIELD_NUMBER: _builtins.int
     context_length: _builtins.int
     """Tokens of prompt and output together, at most."""
     numerics: _builtins.str
@@ -632,6 +633,10 @@ class DescribeTargetResponse(_message.Message):
     def memory(self) -> _common_pb2.Memory:
         """Its memory."""
 
+    @_builtins.property
+    def sampling_defaults(self) -> _common_pb2.SamplingParams:
+        """Sampling defaults of its model: the fields that are set."""
+
     def __init__(
         self,
         *,
@@ -649,10 +654,11 @@ class DescribeTargetResponse(_message.Message):
         max_logprobs: _builtins.int | None = ...,
         engine: _builtins.str = ...,
         tool_format: _common_pb2.ToolFormat.ValueType = ...,
+        sampling_defaults: _common_pb2.SamplingParams | None = ...,
     ) -> None: ...
-    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "identity", b"identity", "layout", b"layout", "max_logprobs", b"max_logprobs", "memory", b"memory", "tokenizer", b"tokenizer"]  # noqa: Y015
+    _HasFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "identity", b"identity", "layout", b"layout", "max_logprobs", b"max_logprobs", "memory", b"memory", "sampling_defaults", b"sampling_defaults", "tokenizer", b"tokenizer"]  # noqa: Y015
     def HasField(self, field_name: _HasFieldArgType) -> _builtins.bool: ...
-    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "advertised_address", b"advertised_address", "context_length", b"context_length", "dtype", b"dtype", "engine", b"engine", "has_grammars", b"has_grammars", "identity", b"identity", "layout", b"layout", "max_logprobs", b"max_logprobs", "max_sessions", b"max_sessions", "memory", b"memory", "numerics", b"numerics", "stop_token_ids", b"stop_token_ids", "tokenizer", b"tokenizer", "tool_format", b"tool_format"]  # noqa: Y015
+    _ClearFieldArgType: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs", "advertised_address", b"advertised_address", "context_length", b"context_length", "dtype", b"dtype", "engine", b"engine", "has_grammars", b"has_grammars", "identity", b"identity", "layout", b"layout", "max_logprobs", b"max_logprobs", "max_sessions", b"max_sessions", "memory", b"memory", "numerics", b"numerics", "sampling_defaults", b"sampling_defaults", "stop_token_ids", b"stop_token_ids", "tokenizer", b"tokenizer", "tool_format", b"tool_format"]  # noqa: Y015
     def ClearField(self, field_name: _ClearFieldArgType) -> None: ...
     _WhichOneofReturnType__max_logprobs: _TypeAlias = _typing.Literal["max_logprobs"]  # noqa: Y015
     _WhichOneofArgType__max_logprobs: _TypeAlias = _typing.Literal["_max_logprobs", b"_max_logprobs"]  # noqa: Y015

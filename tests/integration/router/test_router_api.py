@@ -45,6 +45,7 @@ REFUSALS = [
     (generation(sampling={"logit_bias": {n: 1.0 for n in range(1025)}}), INVALID, "up to 1024"),
     (generation(sampling={"logit_bias": {259: 1.0}}), INVALID, "the vocabulary has 259"),
     (generation(sampling={"temperature": -1}), INVALID, "temperature is -1"),
+    (generation(model_defaults=["seed"]), INVALID, "model_defaults has 'seed'"),
     (generation(prompt=pb.Prompt(token_ids={"ids": [300]})), INVALID, "token id 300"),
     (speculating(shape=77), INVALID, "shape is 77"),
     (speculating(shape=common_pb2.SHAPE_FORK), INVALID, "shape fork does not go with exact"),

@@ -5,6 +5,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors.torch import load_file, save_file
 from tokenizers import AddedToken, Tokenizer, decoders, models, pre_tokenizers, processors
 from transformers import LlamaConfig, LlamaForCausalLM, PreTrainedTokenizerFast
 
@@ -12,6 +13,7 @@ from slipstream.models.glide.glide_files import save_glide
 from slipstream.models.glide.glide_init import GlideShape, config_for_target, init_from_target
 from slipstream.models.torch.loading import load_target_parts
 
+WEIGHTS = "model.safetensors"
 SPECIAL = ("<|end|>", "<|user|>", "<|bot|>")
 TEMPLATE = (
     "{% for m in messages %}{{ '<|user|>' if m['role'] == 'user' else '<|bot|>' }}"
@@ -95,3 +97,9 @@ def save_draft(
 def change_config(folder: Path, **changes: Any) -> None:
     config = json.loads((folder / "config.json").read_text())
     (folder / "config.json").write_text(json.dumps({**config, **changes}))
+
+
+def change_weights(folder: Path, **changes: Any) -> None:
+    tensors = {**load_file(folder / WEIGHTS), **changes}
+    kept = {name: value.contiguous() for name, value in tensors.items() if value is not None}
+    save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})

@@ -6,7 +6,7 @@ from concurrent.futures import ThreadPoolExecutor
 import numpy as np
 import pytest
 import torch
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 from tokenizers import processors
 
 from slipstream.core.errors import InvalidRequest, ModelError, ModelMismatch, WeightsError
@@ -24,14 +24,15 @@ from slipstream.models.torch.loading import load_target_parts
 from slipstream.text.prompts import encode_prompt
 from support.models import tiny
 from support.models.tiny_checkpoint import (
+    WEIGHTS,
     byte_tokenizer,
     change_config,
+    change_weights,
     piece_tokenizer,
     save_checkpoint,
     tiny_llama,
 )
 
-WEIGHTS = "model.safetensors"
 LOADERS = (load_model, load_target_parts)
 needs_native = pytest.mark.skipif(not library.PATH.is_file(), reason="no native kernels were built")
 
@@ -87,12 +88,6 @@ def test_models_that_are_loaded_at_once_are_tied_as_one_alone_is(checkpoint):
 
 def computed(model):
     return tiny.whole(model, tiny.tokens(60))
-
-
-def change_weights(folder, **changes):
-    tensors = {**load_file(folder / WEIGHTS), **changes}
-    kept = {name: value.contiguous() for name, value in tensors.items() if value is not None}
-    save_file(kept, folder / WEIGHTS, metadata={"format": "pt"})
 
 
 @needs_native
@@ -173,15 +168,6 @@ def test_a_changed_tokenizer_or_one_that_is_kept_broken_is_read_again(checkpoint
 def test_a_device_that_can_not_be_used_is_refused(checkpoint, device):
     with pytest.raises(InvalidRequest, match=f"the device (is )?'{device}'"):
         load_target_parts(str(checkpoint), device=device)
-
-
-@pytest.mark.parametrize("load", LOADERS)
-@pytest.mark.parametrize("length", [4, 1000])
-def test_a_truncated_weights_file_is_refused(checkpoint, load, length):
-    weights = checkpoint / "model.safetensors"
-    weights.write_bytes(weights.read_bytes()[:length])
-    with pytest.raises(WeightsError, match="can't be loaded"):
-        load(str(checkpoint))
 
 
 def test_code_in_a_model_directory_does_not_run(checkpoint):

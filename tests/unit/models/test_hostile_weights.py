@@ -117,6 +117,10 @@ FOLDERS = {
             *(([-1], [0, 64]), ([1], [8, 4]), ([4], [0, 64])),
         )
     },
+    **{
+        f"{size} bytes of a header": {"model.safetensors": weights('{"x":{"dtype":"F32"}}')[:size]}
+        for size in (4, 20)
+    },
     "a header of another kind": {"model.safetensors": weights("[]")},
     "a tensor of another kind": {"model.safetensors": weights(1)},
     "an index's nesting": index(f'{{"x":{DEEP}}}'),
@@ -124,6 +128,7 @@ FOLDERS = {
     "numbers in an index": index('{"weight_map": {"x": 3}}'),
     "an index of files elsewhere": index('{"weight_map": {"x": "../model.safetensors"}}'),
     "a configuration's nesting": {"config.json": f'{{"model_type": "llama", "x": {DEEP}}}'},
+    "a generation configuration's nesting": {"generation_config.json": f'{{"x": {DEEP}}}'},
     "a tokenizer's nesting": {"tokenizer.json": f'{{"x": {DEEP}}}'},
 }
 

@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from slipstream.core.errors import InvalidRequest
+from slipstream.core.errors import HandshakeError, InvalidRequest
 from slipstream.core.logprobs import TokenLogprob, TopLogprob
 from slipstream.core.request import server_info
 from slipstream.core.request.model_info import DrafterInfo, Limits, ModelInfo, VerificationInfo
@@ -32,6 +32,7 @@ from slipstream.rpc.conversion import convert_info as info
 from slipstream.rpc.conversion import convert_results as answered
 from slipstream.rpc.conversion.convert_common import proposal_to_pb
 from slipstream.rpc.v1 import generation_pb2 as pb
+from slipstream.rpc.v1 import target_pb2
 
 UINT32 = st.integers(0, 2**32 - 1)
 TEXT = st.text(st.characters(exclude_categories=["Cs"]), max_size=12)
@@ -121,6 +122,7 @@ DRAFTERS = st.builds(
         limits=st.builds(Limits, *[UINT32 for _ in fields(Limits)]),
         verifications=st.lists(MODES, max_size=2).map(tuple),
         drafters=st.lists(DRAFTERS, max_size=2).map(tuple),
+        sampling_defaults=st.dictionaries(st.sampled_from(["temperature", "top_p"]), st.just(0.5)),
     )
 )
 def test_a_model_is_the_same_on_the_other_side(model):
@@ -158,6 +160,7 @@ def test_a_router_is_the_same_on_the_other_side(server):
         ),
         (info.model_info_from_pb, {"verifications": [{}]}, "verification is not said"),
         (info.model_info_from_pb, {"drafters": [{"shapes": [77]}]}, "shape is 77"),
+        (info.model_info_from_pb, {"sampling_defaults": {"top_p": 2}}, "top_p is 2"),
     ],
 )
 def test_an_answer_or_a_model_that_is_none_is_refused(read, message, reason):
@@ -168,6 +171,13 @@ def test_an_answer_or_a_model_that_is_none_is_refused(read, message, reason):
     }
     with pytest.raises(InvalidRequest, match=reason):
         read(kinds[read](**message))
+
+
+def test_a_target_whose_sampling_defaults_can_not_be_is_refused():
+    identity = dict.fromkeys(("model_id", "tokenizer_hash"), "x") | {"vocab_size": 9}
+    about = {"identity": identity, "context_length": 9, "sampling_defaults": {"top_p": 2}}
+    with pytest.raises(HandshakeError, match="defaults can't be used: top_p is 2"):
+        info.model_facts_from_pb(target_pb2.DescribeTargetResponse(**about))
 
 
 @pytest.mark.parametrize("value", [math.nan, math.inf, -math.inf, -0.1])

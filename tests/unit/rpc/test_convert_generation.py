@@ -13,7 +13,7 @@ from slipstream.core.logprobs import MAX_LOGPROBS
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.policy.stop import MAX_DRAFT_TOKENS
 from slipstream.core.request.prompt import PromptForm
-from slipstream.core.request.request import Ask, Generation, SessionRef
+from slipstream.core.request.request import MODEL_DEFAULTS, Ask, Generation, SessionRef
 from slipstream.core.request.tools import Tool
 from slipstream.core.tree import MAX_NODES
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
@@ -106,6 +106,7 @@ ASKS = st.builds(
     with_rounds=st.booleans(),
     num_logprobs=maybe(st.integers(0, MAX_LOGPROBS)),
     grammar=maybe(st.builds(Grammar, st.sampled_from(ASKED_KINDS), SAID)),
+    model_defaults=st.lists(st.sampled_from(MODEL_DEFAULTS), max_size=3).map(tuple),
 )
 REFS = st.builds(SessionRef, st.from_regex(r"[A-Za-z0-9._-]{1,64}", fullmatch=True), st.booleans())
 GENERATIONS = st.builds(

@@ -1,5 +1,7 @@
 """Attributes of requests and rounds, in the conventions' words, and of their texts nothing."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
@@ -85,6 +87,8 @@ def test_a_request_says_what_it_asks_for():
         "slipstream.request.verification": "mcsd",
         "slipstream.request.num_received": 2,
     }
+    left = replace(asked, ask=replace(ask, model_defaults=("temperature",)))
+    assert "gen_ai.request.temperature" not in request_attributes(left, is_stream=True)
 
 
 @given(st.integers(0, MAX_SEED))

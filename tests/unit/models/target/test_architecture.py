@@ -99,7 +99,6 @@ def test_the_older_style_of_rotary_parameters_is_read_alike(model_type, rope):
 
 ODD = [
     ({"model_type": "gpt_neox"}, "models of type gpt_neox"),
-    ({"quantization_config": {"quant_method": "gptq"}}, "quantised"),
     ({"hidden_act": "gelu"}, "gated by gelu, not by SiLU"),
     ({"hidden_size": 66}, "do not divide"),
     ({"head_dim": 15}, "an odd number"),
