@@ -51,9 +51,7 @@ def load_target_parts(
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
     with quiet_transformers(), reading(path):
-        model = _load_model(folder, gguf, chosen, num_ranks)
-        if num_ranks == 1:  # else parts are where they belong
-            model = model.to(device)
+        model = _load_model(folder, gguf, chosen, device, num_ranks)
         tokenizer = NumberedTokenizer.of(load_tokenizer(folder, gguf))
         text = model.config.get_text_config()
         tokenizer = fitted(tokenizer, path, text.vocab_size)
@@ -62,14 +60,19 @@ def load_target_parts(
         return made_of(name, path, model.eval().requires_grad_(False), tokenizer, ends)
 
 
-def _load_model(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", num_ranks: int) -> Any:
+def _load_model(
+    folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", device: str, num_ranks: int
+) -> Any:
+    """Return a model whose tensors have gone to the device one by one."""
     if gguf is not None:
         try:
-            return GgufSource(gguf, dtype, is_dense=True).reference(is_lent=False)
+            return GgufSource(gguf, dtype, is_dense=True).reference(is_lent=False, device=device)
         except NotNative as reason:
             raise WeightsError(f"{gguf.name} can't be read: {reason}") from None
     options: dict[str, Any] = {"use_safetensors": True, "dtype": torch_dtype(dtype)}
-    if num_ranks > 1:
+    if num_ranks == 1:
+        options["device_map"] = {"": device}
+    else:
         options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
     require_causal(folder)
     with MAKING, reading(f"the weights in {folder}"):
