@@ -273,7 +273,7 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
     loaded = load_model(model_id, dtype=target.dtype, device=target.device)
     require_same_tokenizer(target, loaded)
     # A draft may be wrong in the last bit, so its numerics are always the fast ones.
-    model = causal_model(loaded.model, numerics="fast")
+    model = causal_model(loaded.model, numerics="fast", path=loaded.path)
     memory = target.memory.plan(
         model.layout,
         weight_bytes=model.weight_bytes,

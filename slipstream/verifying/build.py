@@ -80,7 +80,7 @@ def build_target(
     Raises `CapacityError` where the budget holds no page.
     """
     limits = limits or TargetLimits()
-    model = causal_model(loaded.model, numerics=numerics, split=team)
+    model = causal_model(loaded.model, numerics=numerics, split=team, path=loaded.path)
     memory, plan = plan_memory(model, limits)
     max_tokens = min(limits.max_rows, _LEARN_TOKENS)
     computed = f"{model.weight_bytes} {model.dtype.name} {model.numerics} {model.engine}"
