@@ -103,12 +103,12 @@ def causal_model(
     ranks = None if split is None else split.ranks
     sizes = sizes_of(model, 1 if ranks is None else ranks.size)
     with reading(sizes.name):
-        computed = f"{numerics} {engine} {ranks and ranks.size}"
+        computed = f"{sizes.weights_type} {numerics} {engine} {ranks and ranks.size}"
         mark = None if ranks and ranks.rank else mark_of(model, path, computed)
         known_states = ReferenceCheck(model, sizes.vocab_size, mark, ranks)
         found = _native(model, sizes, engine) if split is None else None
         found = found or _torch(model, sizes, numerics, engine, split)
-    known_states.check(found.sample, sizes.name)
+    known_states.check(found.sample, sizes)
     if split is not None:
         from slipstream.models.torch.choice import driven
 

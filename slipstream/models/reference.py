@@ -13,7 +13,8 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from slipstream.core.errors import ModelError
-from slipstream.models.dtypes import CPU, Array
+from slipstream.models.dtypes import CPU, FP8, Array
+from slipstream.models.format.architecture import ModelSizes
 from slipstream.models.format.digests import bytes_digest, file_digest, weights_digest
 from slipstream.models.format.folder import brief
 from slipstream.models.machine import this_machine
@@ -27,7 +28,7 @@ if TYPE_CHECKING:
 
 
 SAMPLE_TOKENS = 24
-_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.08, "float16": 0.02}
+_TOLERANCE = {"float32": 1e-3, "bfloat16": 0.08, "float16": 0.02, FP8: 0.3}
 _AS_TRANSFORMERS = "as transformers"
 
 
@@ -60,11 +61,12 @@ class ReferenceCheck:
             if isinstance(model, WeightSource) and not _is_usable(self._expected[0]):
                 raise ModelError(f"{model.name} can't be served: {_without_numbers(model)}")
 
-    def check(self, sample: Callable[[], tuple[Array, Array]], name: str) -> None:
+    def check(self, sample: Callable[[], tuple[Array, Array]], sizes: ModelSizes) -> None:
         """Raise `ModelError` where `sample()`, our hidden states and last logits, fails, or gives
         other ones than transformers."""
         if self._expected is None:
             return
+        name, kind = sizes.name, sizes.weights_type
         try:
             found = sample()
         except ModelError as error:
@@ -74,7 +76,12 @@ class ReferenceCheck:
             raise ModelError(f"{name} can't be served: {reason}") from error
         named = zip(("hidden states", "logits"), found, self._expected, strict=True)
         for what, own, expected in named:
-            check_states(own, expected, f"{name} can't be served: {what}")
+            limit = _TOLERANCE.get(kind if kind == FP8 else expected.dtype.name, 0.02)
+            exact = expected.astype(np.float32)
+            share = np.linalg.norm(own.astype(np.float32) - exact) / np.linalg.norm(exact)
+            if not share < limit:
+                difference = f"{what} differ from transformers' own by {share:.2g} (limit {limit})"
+                raise ModelError(f"{name} can't be served: {difference}")
         if self._mark is not None:
             this_machine().keep(self._mark, _AS_TRANSFORMERS)
 
@@ -95,15 +102,6 @@ def sample_tokens(vocab_size: int) -> list[int]:
     """Return random token ids, the same ones at every call."""
     tokens: list[int] = np.random.default_rng(0).integers(vocab_size, size=SAMPLE_TOKENS).tolist()
     return tokens
-
-
-def check_states(own: Array, expected: Array, subject: str) -> None:
-    """Raise `ModelError` where our numbers are not those of transformers."""
-    exact = expected.astype(np.float32)
-    error = np.linalg.norm(own.astype(np.float32) - exact) / np.linalg.norm(exact)
-    limit = _TOLERANCE.get(expected.dtype.name, 0.02)
-    if not error < limit:
-        raise ModelError(f"{subject} differ from transformers' own by {error:.2g} (limit {limit})")
 
 
 def mark_of(

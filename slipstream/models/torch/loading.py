@@ -8,7 +8,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
-from slipstream.models.dtypes import AUTO, CPU, choose_dtype
+from slipstream.models.cuda.layers import scale_linears
+from slipstream.models.dtypes import AUTO, CPU, FP8, choose_dtype
 from slipstream.models.format.architecture import eos_ids
 from slipstream.models.format.families import require_read
 from slipstream.models.format.folder import reading
@@ -50,8 +51,13 @@ def load_target_parts(
     chosen = choose_dtype(dtype, parse_device(device))
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
+    if dtype == FP8:
+        _require_plain(folder, gguf)
     with quiet_transformers(), reading(path):
-        model = _load_model(folder, gguf, chosen, device, num_ranks)
+        model = _load_model(folder, gguf, chosen, CPU if dtype == FP8 else device, num_ranks)
+        if dtype == FP8:  # the device never has the weights in another type
+            scale_linears(model, device, head=model.get_output_embeddings())
+            model.to(device)
         tokenizer = NumberedTokenizer.of(load_tokenizer(folder, gguf))
         text = model.config.get_text_config()
         tokenizer = fitted(tokenizer, path, text.vocab_size)
@@ -84,6 +90,13 @@ def _load_model(
         raise WeightsError(f"the weights in {folder} lack {missing[0]} ({len(missing)} in all)")
     require_read(report["unexpected_keys"], str(folder), model.config.model_type)
     return model
+
+
+def _require_plain(folder: Path, gguf: Path | None) -> None:
+    """Raise `InvalidRequest` for weights that are not rounded to 8 bits: those of other forms."""
+    what = f"{gguf.name} is a GGUF file" if gguf else f"{folder.name} is quantised already"
+    if gguf or getattr(require_causal(folder), "quantization_config", None) is not None:
+        raise InvalidRequest(f"the dtype is fp8, but {what}: use auto")
 
 
 def check_ranks(path: Path, num_ranks: int) -> None:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.errors import ModelError
-from slipstream.models.dtypes import CPU, Array
+from slipstream.models.cuda.layers import ScaledLinear
+from slipstream.models.dtypes import CPU, FP8, Array
 from slipstream.models.format.architecture import HEAD, ModelSizes, context_length, parse
 from slipstream.models.format.families import (
     FORMS,
@@ -55,6 +56,7 @@ def outline_of(model: "PreTrainedModel", num_ranks: int) -> ModelSizes:
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     num_kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dtype = numpy_dtype(model.dtype)
+    is_scaled = any(isinstance(module, ScaledLinear) for module in model.modules())
     return ModelSizes(
         type(model).__name__,
         config.hidden_size,
@@ -63,20 +65,26 @@ def outline_of(model: "PreTrainedModel", num_ranks: int) -> ModelSizes:
         context_length(config),
         KvLayout(config.num_hidden_layers, num_kv, dim, dtype, str(model.device), num_ranks),
         len(model.get_input_embeddings().weight),  # type: ignore[arg-type]
-        dtype.name,
+        FP8 if is_scaled else dtype.name,
     )
 
 
 @torch.inference_mode()
 def computed_states(model: "PreTrainedModel", tokens: list[int]) -> tuple[Array, Array]:
-    """Return transformers' last hidden states [tokens, d] of a text and logits [1, V]."""
+    """Return transformers' last hidden states [tokens, d] of a text and logits [1, V]; what 8-bit
+    weights multiply is not rounded."""
     embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
     ids = torch.tensor([tokens], device=embedding.device)
     kept: list[Tensor] = []
     hook = model.base_model.register_forward_hook(
         lambda _, __, out: kept.append(out.last_hidden_state[0])
     )
+    scaled = [module for module in model.modules() if isinstance(module, ScaledLinear)]
+    for linear in scaled:
+        linear.rounds = False
     logits: Tensor = model(input_ids=ids, use_cache=False).logits[0, -1:]
+    for linear in scaled:
+        linear.rounds = True
     hook.remove()
     return as_array(kept[0]), as_array(logits)
 

@@ -2,7 +2,6 @@
 refused with the reason. No pickles, no code."""
 
 from concurrent.futures import ThreadPoolExecutor
-from pathlib import Path
 
 import numpy as np
 import pytest
@@ -24,8 +23,7 @@ from slipstream.models.native.weights import as_float32
 from slipstream.models.torch import transformers_model
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.text.prompts import encode_prompt
-from support.cuda.gpu import simulated_gpu
-from support.models import tiny, tiny_gguf
+from support.models import tiny
 from support.models.tiny_checkpoint import (
     byte_tokenizer,
     change_config,
@@ -53,10 +51,10 @@ def checkpoint(tmp_path):
     return save_checkpoint(tmp_path / "tiny")
 
 
-def saved(folder, family, *, max_shard_size="1GB", **sizes):
-    model = tiny.hf_model(family, **sizes)
+def saved(folder, family, **options):
+    model = tiny.hf_model(family)
     model.resize_token_embeddings(264)
-    model.save_pretrained(folder, max_shard_size=max_shard_size)
+    model.save_pretrained(folder, **options)
     byte_tokenizer().save_pretrained(folder)
     return folder
 
@@ -79,30 +77,6 @@ def test_a_tied_model_whose_head_differs_has_both(checkpoint):
     own_head, embedding = ours.head_rows(np.arange(ours.vocab_size)), ours.embedding.matrix
     assert np.array_equal(embedding, theirs.embeddings) and np.array_equal(own_head, theirs.head)
     assert not np.array_equal(own_head, embedding)
-
-
-@pytest.mark.parametrize("kind", ["safetensors", "gguf"])
-def test_a_device_takes_weights_in_parts_and_the_host_never_has_more_than_a_shard(kind, tmp_path):
-    path, kept = tmp_path / "model.gguf", []
-    if kind == "gguf":
-        tiny_gguf.write(path, lambda _: "F16", hidden=2048)
-    else:
-        sizes = {"hidden_size": 512, "intermediate_size": 2048, "num_hidden_layers": 6}
-        path = saved(tmp_path / "wide", "llama", max_shard_size="16MB", head_dim=128, **sizes)
-        assert len(list(path.glob("*.safetensors"))) > 5
-    with simulated_gpu(has_values=False) as gpu:  # what was sent is on the host no more
-        send = gpu.send
-        gpu.send = lambda *given: kept.append(private_bytes()) or send(*given)
-        before = private_bytes()
-        loaded = load_target_parts(str(path), dtype="bfloat16", device="cuda").model
-    assert max(kept) - before < sum(own.nbytes for own in loaded.parameters()) / 3
-    assert {own.device.type for own in (*loaded.parameters(), *loaded.buffers())} == {"cuda"}
-
-
-def private_bytes():
-    """Memory of this process that is not a file's, which Linux takes back."""
-    text = Path("/proc/self/status").read_text()
-    return int(text.split("RssAnon:")[1].split()[0]) << 10
 
 
 def test_models_that_are_loaded_at_once_are_tied_as_one_alone_is(checkpoint):

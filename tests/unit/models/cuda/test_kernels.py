@@ -14,7 +14,7 @@ import torch
 
 from slipstream.core.tree import TokenTree
 from slipstream.models.cuda.draws import draw
-from slipstream.models.cuda.layers import add_norm, gate, place
+from slipstream.models.cuda.layers import add_norm, gate, place, rounded, scaled_linear
 from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvLayout, KvPool
@@ -139,6 +139,16 @@ def test_operators_between_products_are_those_of_a_cpu(dtype, size):
         torch.testing.assert_close(found, expected, **close)
 
 
+def test_products_in_8_bits_are_those_of_a_cpu():
+    codes = noise(4, 96, seed=1).to(torch.float8_e4m3fn).float()
+    codes[:, 7] = 448  # so that rounding keeps all numbers
+    x = (codes * torch.tensor([2, 0, 0.5, 1], device=DEVICE)[:, None]).bfloat16()
+    one = rounded(torch.eye(96, device=DEVICE))
+    assert torch.equal(kernels.scaled_products(x, *one, None), x)
+    given = (x, *rounded(noise(32, 96, seed=2)), noise(32, dtype=torch.bfloat16))
+    torch.testing.assert_close(kernels.scaled_products(*given), scaled_linear(*given))
+
+
 def test_draws_are_those_of_a_cpu():
     for num, size in ((9, 100), (2, 40_000)):
         logits = noise(num, size).round(decimals=1)  # with ties
@@ -154,24 +164,24 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from slipstream.models.cuda import draw_kernels, kernels
 
-NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64"}
+NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64", "codes": "*fp8e4nv"}
 NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size", "span", "turned"), "i32")
 DRAWS = ("find_tops", "find_bests", "find_tokens")
 INDICES = ("keys", "tokens", "tables", "tiles", "counts", "seen", "starts", "paths")
 SIZES = {"GROUP": 4, "HEADS": 32, "WIDTH": 128, "PLACES": 16, "SPANS": 16}
-SIZES |= {"ADDS": True, "NORMS": True, "BLOCK": 1024, "PARTS": 32}
-WIDE = ("sums", "peaks", "totals", "tops", "scores", "heats")
+SIZES |= {"ADDS": True, "NORMS": True, "BLOCK": 1024, "PARTS": 32, "LEAST": 1e-12, "LARGEST": 448.0}
+WIDE = ("scales", "sums", "peaks", "totals", "tops", "scores", "heats")
 NUMBERS |= dict.fromkeys(INDICES, "*i32") | dict.fromkeys(WIDE, "*fp32")
 for dtype in ("bf16", "fp32"):
     sizes = {**SIZES, "WIDE": dtype == "fp32"}
-    for name in ("attend_spans", "add_spans", "add_norm", "place", "gate", *DRAWS):
+    for name in ("attend_spans", "add_spans", "add_norm", "place", "gate", "round", *DRAWS):
         kernel = getattr(draw_kernels if name in DRAWS else kernels, "_" + name)
         own = {name: sizes[name] for name in kernel.arg_names if name in sizes}
         types = {name: NUMBERS.get(name, "*" + dtype) for name in kernel.arg_names}
         types |= dict.fromkeys(own, "constexpr")
         source = ASTSource(fn=kernel, signature=types, constexprs=own)
         options = {"enable_fp_fusion": True}
-        for version in (80, 90):
+        for version in (89 if name == "round" else 80, 90):
             made = triton.compile(source, target=GPUTarget("cuda", version, 32), options=options)
             assert made.metadata.shared < 99 << 10
 """
