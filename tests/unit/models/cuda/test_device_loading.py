@@ -8,6 +8,7 @@ import torch
 from slipstream.core.errors import InvalidRequest, ModelError
 from slipstream.models.cuda import layers
 from slipstream.models.loading import causal_model, load_model, sizes_of
+from slipstream.models.torch.choice import load_kernels
 from slipstream.models.torch.loading import load_target_parts
 from support.cuda.gpu import simulated_gpu
 from support.models import tiny, tiny_gguf
@@ -48,6 +49,7 @@ def private_bytes():
 @pytest.mark.gpu
 def test_products_in_8_bits_that_differ_are_refused(tmp_path, monkeypatch):
     save_checkpoint(tmp_path)
+    load_kernels("cuda")
     products = layers.scaled_linear
     monkeypatch.setattr(layers, "scaled_linear", lambda *given: 1.5 * products(*given))
     loaded = load_model(str(tmp_path), dtype="fp8", device="cuda")
