@@ -27,8 +27,9 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Session
 from slipstream.drafting.build import DraftModel
 from slipstream.models.causal import CausalModel
+from slipstream.models.cuda.layers import scale_linears
 from slipstream.models.decoder import Decoder
-from slipstream.models.dtypes import CPU, choose_dtype
+from slipstream.models.dtypes import CPU, FP8, choose_dtype
 from slipstream.models.kv.batch import Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE
@@ -135,6 +136,8 @@ def random_model(shape: str, options: EngineOptions) -> CausalModel:
     with torch.device(device):
         dtype = torch_dtype(choose_dtype(options.dtype, device))
         made = AutoModelForCausalLM.from_config(config, dtype=dtype)
+        if options.dtype == FP8:
+            scale_linears(made, device, head=made.get_output_embeddings())
     return causal_model(made.eval().requires_grad_(False), numerics=options.numerics)
 
 

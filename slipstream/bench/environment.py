@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from slipstream.models.dtypes import choose_dtype
+from slipstream.models.dtypes import FP8, Q8, choose_dtype
 from slipstream.models.loaded import parse_device
 from slipstream.models.machine import describe_machine
 from slipstream.models.native.library import has_kernels
@@ -34,4 +34,5 @@ def environment(device: str) -> dict[str, Any]:
 
 def running_dtype(name: str, device: str) -> str:
     """Return the dtype that runs on a device for this option, which may be `auto`."""
-    return choose_dtype(name, parse_device(device), native=has_kernels()).name
+    chosen = choose_dtype(name, parse_device(device), native=has_kernels()).name
+    return name if name in (FP8, Q8) else chosen

@@ -30,7 +30,9 @@ class ModelFlags:
 
     target: str = option(DEFAULT_TARGET, "Target: an alias, a path or OWNER/NAME of the hub.")
     draft: str = option("glide", "Draft of glide and best: glide, or a directory of GliDe weights.")
-    dtype: str = option("auto", "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).")
+    dtype: str = option(
+        "auto", "auto, bfloat16, float16, float32, or 8 bits: q8 (CPUs) or fp8 (GPUs)."
+    )
     numerics: str = option("auto", "auto, invariant or fast.")
     threads: int | None = option(None, "CPU threads; default: one for each core.")
     device: str = option("cpu", "cpu, cuda or cuda:N.")

@@ -32,7 +32,7 @@ class EngineFlags:
     )
     dtype: str | None = option(
         None,
-        "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).",
+        "auto, bfloat16, float16, float32, or 8 bits: q8 (CPUs) or fp8 (GPUs).",
         show_default="auto",
     )
     numerics: str | None = option(

@@ -52,7 +52,7 @@ class StackFlags:
         "glide", "glide, ngram, none, vanilla:MODEL or a directory of GliDe weights."
     )
     dtype: str | None = option(
-        None, "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs)."
+        None, "auto, bfloat16, float16, float32, or 8 bits: q8 (CPUs) or fp8 (GPUs)."
     )
     numerics: str | None = option(None, "auto, invariant or fast.")
     threads: int | None = option(None, "CPU threads of target and draft, each.")

@@ -21,6 +21,7 @@ from slipstream.drafting.trial import step_seconds
 from slipstream.files import path_of
 from slipstream.models.causal_scorer import CausalScorer
 from slipstream.models.decision import DECISION_NAME, DecisionModel, load_decision
+from slipstream.models.dtypes import FP8
 from slipstream.models.format.digests import weights_digest
 from slipstream.models.glide.glide_config import WEIGHTS_NAME
 from slipstream.models.glide.glide_scorer import GlideScorer
@@ -185,7 +186,8 @@ class DraftModel:
 
     def _identity(self) -> str:
         weights = " ".join(digest[:12] for digest in self.pair.weights_sha256.values())
-        return f"{self.pair.draft} {weights} {self.scorer.layout.dtype.name} {self.engine}"
+        size = 0 if self.memory is None else self.memory.weight_bytes
+        return f"{self.pair.draft} {weights} {size} {self.scorer.layout.dtype.name} {self.engine}"
 
 
 def build_drafter(name: str, target: DraftTarget, *, profile: Path | None = None) -> Drafter:
@@ -239,7 +241,7 @@ def _shipped(model_id: str) -> Path:
 def _glide(folder: Path, target: DraftTarget) -> DraftModel:
     if target.parts is None:
         raise InvalidRequest(f"{target.model_id} has no rotary positions, which GliDe needs")
-    scorer = load_glide(folder, target.parts)
+    scorer = load_glide(folder, target.parts, is_scaled=target.dtype == FP8)
     config = scorer.config
     decision = load_decision(folder, hidden_size=scorer.hidden_size)
     files = [folder / WEIGHTS_NAME, *([] if decision is None else [folder / DECISION_NAME])]
@@ -274,7 +276,7 @@ def _vanilla(name: str, target: DraftTarget) -> DraftModel:
     loaded = load_model(model_id, dtype=target.dtype, device=target.device)
     require_same_tokenizer(target, loaded)
     # A draft may be wrong in the last bit, so its numerics are always the fast ones.
-    model = causal_model(loaded.model, numerics="fast")
+    model = causal_model(loaded.model, numerics="fast", path=loaded.path)
     memory = target.memory.plan(
         model.layout,
         weight_bytes=model.weight_bytes,

@@ -3,6 +3,7 @@ decided here only."""
 
 import logging
 from dataclasses import replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any, Literal
 
 from slipstream.core.errors import ModelError
@@ -25,7 +26,7 @@ from slipstream.models.loaded import (
 from slipstream.models.native.library import NotNative, has_kernels
 from slipstream.models.native.model import NativeDecoder
 from slipstream.models.native.source import WeightSource
-from slipstream.models.reference import ReferenceCheck
+from slipstream.models.reference import ReferenceCheck, mark_of
 
 if TYPE_CHECKING:
     from transformers import PreTrainedModel
@@ -80,20 +81,25 @@ def causal_model(
     numerics: str = "auto",
     engine: Engine | None = None,
     split: "TensorParallelGroup | None" = None,
+    path: Path | None = None,
 ) -> CausalModel:
     """Return a model with the fastest decoder that there is, or with that of an `engine`; it takes
-    the model over, whose modules are swapped in place.
+    the model over, whose modules are swapped in place. One with the weights in `path` is compared
+    with transformers' forward once.
 
     All ranks of a `split` model do so together, and rank 0, which alone has workers, drives them.
     Raises `ModelError` for a model, and `InvalidRequest` for numerics, that can't be computed.
     """
     check_numerics(numerics)
-    sizes = sizes_of(model, 1 if split is None else split.ranks.size)
+    ranks = None if split is None else split.ranks
+    sizes = sizes_of(model, 1 if ranks is None else ranks.size)
     with reading(sizes.name):
-        known_states = ReferenceCheck(model, sizes.vocab_size)
+        computed = f"{sizes.weights_type} {numerics} {engine} {ranks and ranks.size}"
+        mark = None if ranks and ranks.rank else mark_of(model, path, computed)
+        known_states = ReferenceCheck(model, sizes.vocab_size, mark, ranks)
         found = _native(model, sizes, engine) if split is None else None
         found = found or _torch(model, sizes, numerics, engine, split)
-    known_states.check(found.sample, sizes.name)
+    known_states.check(found.sample, sizes)
     if split is not None:
         from slipstream.models.torch.choice import driven
 

@@ -158,8 +158,8 @@ class ComputeOptions:
 
     dtype: str = option(
         "auto",
-        "Element type of the weights: auto, bfloat16, float16, float32, or q8 (8-bit weights, on"
-        " CPUs).",
+        "Element type of the weights: auto, bfloat16, float16, float32, or 8 bits: q8 (CPUs) or"
+        " fp8 (GPUs).",
     )
     device: str = option("cpu", "Device of the model: cpu, cuda or cuda:N.")
     threads: int | None = option(

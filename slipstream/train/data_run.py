@@ -45,7 +45,9 @@ class DataRun:
     )
     out: Path = required("Directory of the shards; an earlier run is continued there.")
     device: str = option(CPU, "cpu, cuda or cuda:N.")
-    dtype: str = option(AUTO, "auto, bfloat16, float16, float32, or q8 (8-bit weights, on CPUs).")
+    dtype: str = option(
+        AUTO, "auto, bfloat16, float16, float32, or 8 bits: q8 (CPUs) or fp8 (GPUs)."
+    )
     threads: int | None = option(None, "CPU threads of each process.", min=1)
     max_new_tokens: int = option(160, "Longest answer, in tokens.", min=1)
     temperatures: str = option("0:0.5,0.7:0.2,1:0.3", "Temperatures and their weights.")

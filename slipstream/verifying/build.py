@@ -83,7 +83,7 @@ def build_target(
     """
     limits = limits or TargetLimits()
     defaults = sampling_defaults(loaded.path) if has_defaults else {}
-    model = causal_model(loaded.model, numerics=numerics, split=team)
+    model = causal_model(loaded.model, numerics=numerics, split=team, path=loaded.path)
     memory, plan = plan_memory(model, limits)
     max_tokens = min(limits.max_rows, _LEARN_TOKENS)
     computed = f"{model.weight_bytes} {model.dtype.name} {model.numerics} {model.engine}"

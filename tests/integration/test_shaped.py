@@ -115,9 +115,9 @@ async def answers(client, *, mode):
     return await asyncio.gather(*requests)
 
 
-async def all_answers(folders, device):
+async def all_answers(folders, device, dtype="float32"):
     target, draft = folders
-    async with AsyncClient.embedded(target, draft, dtype="float32", device=device) as client:
+    async with AsyncClient.embedded(target, draft, dtype=dtype, device=device) as client:
         return [await answers(client, mode=mode) for mode in (Mode.OFF, Mode.FORCED)]
 
 
@@ -131,3 +131,10 @@ def test_requests_at_once_get_the_text_of_plain_decoding_on_the_cpu(folders):
     assert all(one.stats.speculation.num_draft_tokens for one in drafted)
     for one, other in zip(drafted[3].logprobs, expected[3].logprobs, strict=True):
         assert one.logprob == pytest.approx(other.logprob, abs=1e-4)
+
+
+@pytest.mark.gpu
+def test_in_fp8_requests_at_once_get_the_text_of_plain_decoding(folders):
+    plain, drafted = asyncio.run(all_answers(folders, "cuda", "fp8"))
+    assert [one.token_ids for one in drafted] == [one.token_ids for one in plain]
+    assert all(one.stats.speculation.num_draft_tokens for one in drafted)

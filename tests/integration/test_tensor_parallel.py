@@ -48,7 +48,7 @@ class World:
     def __init__(self, folder, dtype, family, driver):
         team = driver.join()
         loaded = load_target_parts(str(folder), dtype=dtype, num_ranks=2)
-        self.shared = causal_model(loaded.model, split=team)
+        self.shared = causal_model(loaded.model, split=team, path=folder)
         self.whole = tiny.causal(family, dtype=getattr(torch, dtype), engine="torch")
         self.target = tiny.local_target(self.shared, num_pages=16)
         scorer = tiny.glide(dtype=getattr(torch, dtype))

@@ -5,6 +5,7 @@ from dataclasses import dataclass
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.tree import MAX_NODES
 from slipstream.models.decoder import check_numerics
+from slipstream.models.dtypes import FP8
 from slipstream.models.memory import ComputeOptions
 from slipstream.models.threads import num_threads
 from slipstream.options import check_bounds, group, option
@@ -83,6 +84,11 @@ class TargetConfig:
     def __post_init__(self) -> None:
         check_bounds(self)
         check_numerics(self.numerics)
+        if self.compute.dtype == FP8 and self.tensor_parallel > 1:
+            raise InvalidRequest(
+                f"tensor_parallel is {self.tensor_parallel}, but the dtype is fp8, which one GPU"
+                " alone computes"
+            )
         choices = {"tool_format": TOOL_FORMATS, "sampling_defaults": ("model", "none")}
         for name, known in choices.items():
             if (value := getattr(self, name)) not in known:

@@ -47,7 +47,7 @@ def _load(task: WorkerTask) -> TensorParallelWorker:
         str(plan.model), dtype=plan.dtype, device=plan.device, num_ranks=plan.size
     )
     split = TensorParallelGroup(ranks)
-    model = causal_model(loaded.model, numerics=plan.numerics, split=split)
+    model = causal_model(loaded.model, numerics=plan.numerics, split=split, path=loaded.path)
     return TensorParallelWorker(model, ranks)
 
 

@@ -7,7 +7,7 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from slipstream.models.cuda.layers import add_norm, gate, place
+from slipstream.models.cuda.layers import LARGEST, LEAST, add_norm, gate, place, scaled_linear
 
 
 def launch(kernel: Any, grid: tuple[int, ...], query: Tensor, *given: Any, **sizes: Any) -> None:
@@ -75,6 +75,24 @@ def _gate(x, out, size, WIDTH: tl.constexpr):
     tl.store(out + row * size + inner, first * tl.sigmoid(first) * second, mask=mask)
 
 
+@triton.jit
+def _round(
+    x, codes, scales, size, WIDTH: tl.constexpr, LEAST: tl.constexpr, LARGEST: tl.constexpr
+):  # fmt: skip
+    """A row in 8-bit floats, and its scale."""
+    row, most = tl.program_id(0).to(tl.int64) * size, LEAST
+    for start in range(0, size, WIDTH):
+        inner = start + tl.arange(0, WIDTH)
+        own = tl.load(x + row + inner, mask=inner < size, other=0.0).to(tl.float32)
+        most = tl.maximum(most, tl.max(tl.abs(own), 0))
+    scale = most / LARGEST
+    tl.store(scales + tl.program_id(0), scale)
+    for start in range(0, size, WIDTH):
+        inner = start + tl.arange(0, WIDTH)
+        own = tl.load(x + row + inner, mask=inner < size, other=0.0).to(tl.float32)
+        tl.store(codes + row + inner, (own / scale).to(tl.float8e4nv), mask=inner < size)
+
+
 @add_norm.register_kernel("cuda")
 def add_norm_rows(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `add_norm`."""
@@ -109,3 +127,13 @@ def gate_rows(x: Tensor) -> Tensor:
     out = x.new_empty(len(x), size)
     launch(_gate, (len(x), triton.cdiv(size, 1024)), x, out, size, WIDTH=1024)
     return out
+
+
+@scaled_linear.register_kernel("cuda")
+def scaled_products(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """See `scaled_linear`."""
+    x = x.contiguous()
+    codes, own = torch.empty_like(x, dtype=weight.dtype), scales.new_empty(len(x), 1)
+    sizes = {"WIDTH": 1024, "LEAST": LEAST, "LARGEST": LARGEST}
+    launch(_round, (len(x),), x, codes, own, x.shape[1], **sizes)
+    return torch._scaled_mm(codes, weight.t(), own, scales[None], bias, out_dtype=x.dtype)

@@ -18,6 +18,8 @@ from slipstream.models.torch.paged import PagedTokens, attend, attend_by_session
 _FAMILIES = {f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 _LINEARS = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")]
 _LINEARS += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
+LARGEST, LEAST = 448.0, 1e-12
+"""The largest 8-bit float, and the least that the largest number of a row counts as."""
 
 
 @torch.library.custom_op("slipstream::add_norm", mutates_args=(), device_types="cpu")
@@ -113,6 +115,61 @@ def _(x: Tensor) -> Tensor:
     return x.new_empty(len(x), x.shape[1] // 2)
 
 
+@torch.library.custom_op("slipstream::scaled_linear", mutates_args=(), device_types="cpu")
+def scaled_linear(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    """Return products [R, out] of x [R, in], rounded to 8 bits row by row, and a weight [out, in]
+    that is so already, by the `scales` [out] of its rows."""
+    codes, own = rounded(x)
+    out = F.linear(codes.float(), weight.float()) * own[:, None] * scales
+    return (out if bias is None else out + bias).to(x.dtype)
+
+
+@scaled_linear.register_fake
+def _(x: Tensor, weight: Tensor, scales: Tensor, bias: Tensor | None) -> Tensor:
+    return x.new_empty(len(x), len(weight))
+
+
+def rounded(rows: Tensor) -> tuple[Tensor, Tensor]:
+    """Return rows [R, n] in 8-bit floats, and the scale [R] of each, float32."""
+    scales = rows.abs().amax(1).float().clamp(min=LEAST) / LARGEST
+    return (rows / scales[:, None]).to(torch.float8_e4m3fn), scales
+
+
+class ScaledLinear(nn.Linear):
+    """A linear layer in 8-bit floats, with a scale for each output; what it multiplies is rounded
+    to them, too, where it `rounds`."""
+
+    rounds = True
+
+    def __init__(self, weight: Tensor, scales: Tensor, bias: Tensor | None) -> None:
+        super().__init__(weight.shape[1], len(weight), bias=False, device="meta")
+        self.weight, self.scales = (nn.Parameter(own, False) for own in (weight, scales))
+        if bias is not None:
+            self.bias = nn.Parameter(bias, False)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [..., in] -> [..., out]."""
+        if not self.rounds:
+            return F.linear(x, (self.weight.float() * self.scales[:, None]).to(x.dtype), self.bias)
+        rows = x.reshape(-1, x.shape[-1])
+        found: Tensor = scaled_linear(rows, self.weight, self.scales, self.bias)
+        return found.view(*x.shape[:-1], -1)
+
+
+def scale_linears(model: nn.Module, device: str, *, head: object = None) -> None:
+    """Swap the linear layers of a model but its head for 8-bit ones on a device, in place and one
+    by one; sizes that are no multiples of 16, which GPUs don't multiply, stay as they are."""
+    for module in list(model.modules()):
+        for name, child in list(module.named_children()):
+            if type(child) is not nn.Linear or child is head:
+                continue
+            if not any(size % 16 for size in child.weight.shape):
+                own = rounded(child.weight.detach().to(device))
+                bias: Tensor | None = child.bias
+                bias = None if bias is None else bias.detach().to(device)
+                setattr(module, name, ScaledLinear(*own, bias))
+
+
 Stream = tuple[Tensor, Tensor]
 """The residual stream and what comes to it, [R, d] each."""
 
@@ -180,16 +237,20 @@ def fuse(model: Any) -> None:
 
 
 def _is_known(layer: nn.Module) -> bool:
-    is_known = type(layer).__name__ in _FAMILIES
-    return is_known and all(type(layer.get_submodule(name)) is nn.Linear for name in _LINEARS)
+    if type(layer).__name__ not in _FAMILIES:
+        return False
+    return {type(layer.get_submodule(name)) for name in _LINEARS} in ({nn.Linear}, {ScaledLinear})
 
 
 def joined(*linears: Any) -> nn.Linear:
     """Return one linear layer for the same inputs."""
     weight = torch.cat([linear.weight for linear in linears])
+    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
+    bias = torch.cat(biases) if biases else None
+    if isinstance(linears[0], ScaledLinear):
+        return ScaledLinear(weight, torch.cat([linear.scales for linear in linears]), bias)
     made = nn.Linear(weight.shape[1], len(weight), bias=False, device="meta")
     made.weight = nn.Parameter(weight, requires_grad=False)
-    biases: list[Tensor] = [linear.bias for linear in linears if linear.bias is not None]
-    if biases:
-        made.bias = nn.Parameter(torch.cat(biases), requires_grad=False)
+    if bias is not None:
+        made.bias = nn.Parameter(bias, requires_grad=False)
     return made

@@ -12,6 +12,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from slipstream.models.cuda.layers import ScaledLinear, rounded
 from slipstream.models.decoder import ANY_ROWS, RowRule
 
 _PROBED = (*(1, 2, 3, 4, 5, 7, 8, 11, 12, 16, 17, 24, 31, 32, 33, 48, 64, 96), *range(128, 513, 64))
@@ -24,7 +25,7 @@ class SteadyProducts:
     def __init__(self, model: nn.Module) -> None:
         """Swap the linear layers and norms of a model, in place."""
         self.rule = ANY_ROWS
-        self._forms: set[tuple[torch.Size, bool]] = set()
+        self._forms: set[tuple[torch.Size, torch.dtype, bool]] = set()
         self._swap(model)
 
     def _swap(self, module: nn.Module) -> None:
@@ -41,12 +42,14 @@ class SteadyProducts:
         """Narrow the rule to what products of this form allow. A bias may bring another kernel; one
         of zeros hides nothing of the order of additions."""
         weight, bias = linear.weight.detach(), linear.bias
-        form = (weight.shape, bias is not None)
+        form = (weight.shape, weight.dtype, bias is not None)
         if form not in self._forms:
             self._forms.add(form)
-            example, like = cancelling(weight)
+            is_scaled = isinstance(linear, ScaledLinear)
+            example, like = cancelling(weight.to(torch.bfloat16) if is_scaled else weight)
             zeros = None if bias is None else bias.detach() * 0
-            found = probe_rows(lambda x: F.linear(x, like, zeros), example)
+            made = ScaledLinear(*rounded(like), zeros) if is_scaled else None
+            found = probe_rows(made or (lambda x: F.linear(x, like, zeros)), example)
             self.rule = self.rule.intersect(found)
 
 

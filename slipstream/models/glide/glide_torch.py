@@ -15,7 +15,15 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from slipstream.core.tree import ROOT
-from slipstream.models.cuda.layers import Stream, add_norm, attend_others, gate, joined, place
+from slipstream.models.cuda.layers import (
+    Stream,
+    add_norm,
+    attend_others,
+    gate,
+    joined,
+    place,
+    scale_linears,
+)
 from slipstream.models.dtypes import Array
 from slipstream.models.glide.glide import GlideLayer, RmsNorm, Rope
 from slipstream.models.glide.glide_files import glide_model
@@ -105,12 +113,17 @@ class TorchGlide:
 
     engine = "torch"
 
-    def __init__(self, weights: GlideWeights, target: TargetParts, layout: KvLayout) -> None:
+    def __init__(
+        self, weights: GlideWeights, target: TargetParts, layout: KvLayout, *, is_scaled: bool
+    ) -> None:
+        """`is_scaled` has the layers' products in 8-bit floats."""
         assert isinstance(target, TorchParts), "native code computes drafts of its own targets"
         self._dtype = torch_dtype(layout.dtype)
         self.buffers = TorchBuffers(layout.device)
         self._target, self._masks = target, SlicedMasks()
         model = glide_model(weights).to(layout.device, self._dtype)
+        if is_scaled:
+            scale_linears(model, layout.device)
         self.vocab = as_tensor(weights.vocab).to(layout.device)
         self.embeddings = target.embeddings.to(self._dtype)
         self.layers = [TorchLayer(layer) for layer in model.layers]

@@ -36,15 +36,15 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("slipstream.models")
 
 
-def load_glide(path: Path, target: TargetParts) -> GlideScorer:
-    """A scorer from a weights directory and the parts of its target.
+def load_glide(path: Path, target: TargetParts, *, is_scaled: bool = False) -> GlideScorer:
+    """A scorer from a weights directory and the parts of its target; see `glide_scorer`.
 
     WeightsError when the files are broken, ModelMismatch when they belong to another target.
     """
     with reading(path):
         weights = read_glide(path)
         check_target(weights.config, target)
-        return glide_scorer(weights, target)
+        return glide_scorer(weights, target, is_scaled=is_scaled)
 
 
 def glide_scorer(
@@ -53,9 +53,11 @@ def glide_scorer(
     *,
     dtype: "np.dtype[Any] | None" = None,
     native: bool = True,
+    is_scaled: bool = False,
 ) -> GlideScorer:
     """Return a scorer with these weights. `dtype` is that of keys and values, by default the
-    target's; `native` False leaves all to torch, which alone has chains."""
+    target's; `native` False leaves all to torch, which alone has chains and, where it `is_scaled`,
+    computes products in 8-bit floats."""
     config = weights.config
     sizes = config.num_layers, config.num_kv_heads, config.head_dim
     layout = KvLayout(*sizes, dtype or target.dtype, target.device)
@@ -65,7 +67,7 @@ def glide_scorer(
         from slipstream.models.torch.choice import load_kernels
 
         load_kernels(layout.device)
-        backend = TorchGlide(weights, target, layout)
+        backend = TorchGlide(weights, target, layout, is_scaled=is_scaled)
     return GlideScorer(config, weights.vocab, layout, backend)
 
 

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from slipstream.core.errors import ModelError, WeightsError
-from slipstream.models.dtypes import BFLOAT16, Q8, Array
+from slipstream.models.dtypes import BFLOAT16, CPU, Q8, Array
 from slipstream.models.format.architecture import EMBEDDING, HEAD, parse
 from slipstream.models.format.digests import bytes_digest, weights_digest
 from slipstream.models.format.families import account_fields, require_read
@@ -99,14 +99,14 @@ class Checkpoint(WeightSource):
         stored = self._stored(name)
         return self._table if stored == self._embedding else self._dense(stored)
 
-    def reference(self, *, is_lent: bool = True) -> "PreTrainedModel":
+    def reference(self, *, is_lent: bool = True, device: str = CPU) -> "PreTrainedModel":
         """See `WeightSource.reference`; with tensors of its own where they are not lent."""
         from transformers import AutoConfig
 
         from slipstream.models.torch.transformers_model import model_of
 
-        config = AutoConfig.from_pretrained(self.folder, local_files_only=True)
-        model: PreTrainedModel = model_of(self, config.get_text_config(), is_lent=is_lent)
+        config = AutoConfig.from_pretrained(self.folder, local_files_only=True).get_text_config()
+        model: PreTrainedModel = model_of(self, config, is_lent=is_lent, device=device)
         return model
 
     def weights_type(self) -> str:

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any, NamedTuple
 import numpy as np
 
 from slipstream.core.errors import WeightsError
-from slipstream.models.dtypes import DTYPES, FLOAT32, Array
+from slipstream.models.dtypes import CPU, DTYPES, FLOAT32, Array
 from slipstream.models.format.architecture import EMBEDDING, HEAD, Architecture, parse
 from slipstream.models.format.digests import weights_digest
 from slipstream.models.format.folder import reading
@@ -109,7 +109,7 @@ class GgufSource(WeightSource):
         rows = self._rows(EMBEDDING if self.is_tied else HEAD)
         return _dense(_GgufRows(rows.type, rows.values[ids]), FLOAT32)
 
-    def reference(self, *, is_lent: bool = True) -> "PreTrainedModel":
+    def reference(self, *, is_lent: bool = True, device: str = CPU) -> "PreTrainedModel":
         """See `WeightSource.reference`; with tensors of its own where they are not lent."""
         from transformers import AutoConfig
 
@@ -117,7 +117,7 @@ class GgufSource(WeightSource):
 
         with reading(self.name):
             config = AutoConfig.for_model(**self._config)
-        model = model_of(self, config, is_lent=is_lent)
+        model = model_of(self, config, is_lent=is_lent, device=device)
         if _ROPE_FACTORS in self._file.tensors:
             rotary = model.base_model.rotary_emb
             rotary.inv_freq /= rotary.inv_freq.new_tensor(self._rope_factors)

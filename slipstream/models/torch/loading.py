@@ -8,7 +8,8 @@ from transformers import MODEL_FOR_CAUSAL_LM_MAPPING, AutoConfig, AutoModelForCa
 from transformers.distributed.configuration_utils import DistributedConfig
 
 from slipstream.core.errors import InvalidRequest, ModelMismatch, WeightsError
-from slipstream.models.dtypes import AUTO, CPU, choose_dtype
+from slipstream.models.cuda.layers import scale_linears
+from slipstream.models.dtypes import AUTO, CPU, FP8, choose_dtype
 from slipstream.models.format.architecture import eos_ids
 from slipstream.models.format.families import require_read
 from slipstream.models.format.folder import reading
@@ -52,10 +53,13 @@ def load_target_parts(
     path = resolve(name, progress=progress)
     folder, gguf = find_sources(path)
     generation_config(path)  # names faults that transformers does not
+    if dtype == FP8:
+        _require_plain(folder, gguf)
     with quiet_transformers(), reading(path):
-        model = _load_model(folder, gguf, chosen, num_ranks)
-        if num_ranks == 1:  # else parts are where they belong
-            model = model.to(device)
+        model = _load_model(folder, gguf, chosen, CPU if dtype == FP8 else device, num_ranks)
+        if dtype == FP8:  # the device never has the weights in another type
+            scale_linears(model, device, head=model.get_output_embeddings())
+            model.to(device)
         tokenizer = NumberedTokenizer.of(load_tokenizer(folder, gguf))
         text = model.config.get_text_config()
         tokenizer = fitted(tokenizer, path, text.vocab_size)
@@ -63,19 +67,24 @@ def load_target_parts(
         return made_of(name, path, model, tokenizer, eos_ids(text.eos_token_id))
 
 
-def _load_model(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", num_ranks: int) -> Any:
+def _load_model(
+    folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", device: str, num_ranks: int
+) -> Any:
+    """Return a model whose tensors have gone to the device one by one."""
     if gguf is None:
         require_causal(folder)
     try:
         if gguf is not None:
-            return GgufSource(gguf, dtype, is_dense=True).reference(is_lent=False)
+            return GgufSource(gguf, dtype, is_dense=True).reference(is_lent=False, device=device)
         if is_fp8(folder, read_config(folder)):
-            return Checkpoint(folder, dtype).reference(is_lent=False)
+            return Checkpoint(folder, dtype).reference(is_lent=False, device=device)
     except NotNative as reason:
         name = (gguf or folder).name
         raise WeightsError(f"{name} is quantised, and can't be read: {reason}") from None
     options: dict[str, Any] = {"use_safetensors": True, "dtype": torch_dtype(dtype)}
-    if num_ranks > 1:
+    if num_ranks == 1:
+        options["device_map"] = {"": device}
+    else:
         options["distributed_config"] = DistributedConfig(tp_size=num_ranks)
     with MAKING, reading(f"the weights in {folder}"):
         loaded: Any = AutoModelForCausalLM.from_pretrained(
@@ -86,6 +95,13 @@ def _load_model(folder: Path, gguf: Path | None, dtype: "np.dtype[Any]", num_ran
         raise WeightsError(f"the weights in {folder} lack {missing[0]} ({len(missing)} in all)")
     require_read(report["unexpected_keys"], str(folder), model.config.model_type)
     return model
+
+
+def _require_plain(folder: Path, gguf: Path | None) -> None:
+    """Raise `InvalidRequest` for weights that are not rounded to 8 bits: those of other forms."""
+    what = f"{gguf.name} is a GGUF file" if gguf else f"{folder.name} is quantised already"
+    if gguf or getattr(require_causal(folder), "quantization_config", None) is not None:
+        raise InvalidRequest(f"the dtype is fp8, but {what}: use auto")
 
 
 def check_ranks(path: Path, num_ranks: int) -> None:

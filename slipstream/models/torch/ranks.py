@@ -63,6 +63,10 @@ class Ranks:
         dist.broadcast(value, src=0)
         return value
 
+    def agree(self, answer: bool, device: torch.device) -> bool:
+        """Return rank 0's answer."""
+        return bool(self.broadcast(torch.tensor(int(answer), device=device)))
+
     def agree_on_rule(self, rule: RowRule, device: torch.device) -> RowRule:
         """Return the row counts that every rank's rule allows."""
         if self.size == 1:

@@ -10,7 +10,8 @@ import torch
 from torch import Tensor, nn
 
 from slipstream.core.errors import ModelError
-from slipstream.models.dtypes import Array
+from slipstream.models.cuda.layers import ScaledLinear
+from slipstream.models.dtypes import CPU, FP8, Array
 from slipstream.models.format.architecture import HEAD, ModelSizes, context_length, parse
 from slipstream.models.format.families import (
     FORMS,
@@ -55,6 +56,7 @@ def outline_of(model: "PreTrainedModel", num_ranks: int) -> ModelSizes:
     dim = getattr(config, "head_dim", None) or config.hidden_size // config.num_attention_heads
     num_kv = getattr(config, "num_key_value_heads", None) or config.num_attention_heads
     dtype = numpy_dtype(model.dtype)
+    is_scaled = any(isinstance(module, ScaledLinear) for module in model.modules())
     return ModelSizes(
         type(model).__name__,
         config.hidden_size,
@@ -63,27 +65,35 @@ def outline_of(model: "PreTrainedModel", num_ranks: int) -> ModelSizes:
         context_length(config),
         KvLayout(config.num_hidden_layers, num_kv, dim, dtype, str(model.device), num_ranks),
         len(model.get_input_embeddings().weight),  # type: ignore[arg-type]
-        dtype.name,
+        FP8 if is_scaled else dtype.name,
     )
 
 
 @torch.inference_mode()
 def computed_states(model: "PreTrainedModel", tokens: list[int]) -> tuple[Array, Array]:
-    """Return transformers' last hidden states [tokens, d] of a text and logits [1, V]."""
+    """Return transformers' last hidden states [tokens, d] of a text and logits [1, V]; what 8-bit
+    weights multiply is not rounded."""
     embedding: Tensor = model.get_input_embeddings().weight  # type: ignore[assignment]
     ids = torch.tensor([tokens], device=embedding.device)
     kept: list[Tensor] = []
     hook = model.base_model.register_forward_hook(
         lambda _, __, out: kept.append(out.last_hidden_state[0])
     )
+    scaled = [module for module in model.modules() if isinstance(module, ScaledLinear)]
+    for linear in scaled:
+        linear.rounds = False
     logits: Tensor = model(input_ids=ids, use_cache=False).logits[0, -1:]
+    for linear in scaled:
+        linear.rounds = True
     hook.remove()
     return as_array(kept[0]), as_array(logits)
 
 
-def model_of(source: "WeightSource", config: "PretrainedConfig", *, is_lent: bool) -> Any:
+def model_of(
+    source: "WeightSource", config: "PretrainedConfig", *, is_lent: bool, device: str = CPU
+) -> Any:
     """Return a model of a configuration over the weights of a source: with `is_lent` a layer has
-    its weights only while it runs.
+    its weights only while it runs. The host has no more than one layer of a model on a device.
 
     Raises `WeightsError` for a configuration that describes no model.
     """
@@ -94,21 +104,22 @@ def model_of(source: "WeightSource", config: "PretrainedConfig", *, is_lent: boo
     with MAKING, reading(source.name), torch.device("meta"):
         model: Any = AutoModelForCausalLM.from_config(config, dtype=torch_dtype(source.dtype))
     body: Any = model.base_model
-    body.rotary_emb = type(body.rotary_emb)(config=config)
+    body.rotary_emb = type(body.rotary_emb)(config=config).to(device)
     if source.architecture.form.has_root_scale:
-        body.embed_tokens.embed_scale = torch.tensor(body.embed_tokens.scalar_embed_scale)
+        scale = body.embed_tokens.scalar_embed_scale
+        body.embed_tokens.embed_scale = torch.tensor(scale, device=device)
     for name in ("embed_tokens", "norm"):
-        _fill(body.get_submodule(name), f"model.{name}", source)
+        _fill(body.get_submodule(name), f"model.{name}", source, device)
     with MAKING:
         model.tie_weights()
     if not source.is_tied:
-        _fill(model.get_output_embeddings(), HEAD.removesuffix(".weight"), source)
+        _fill(model.get_output_embeddings(), HEAD.removesuffix(".weight"), source, device)
     for index, layer in enumerate(body.layers):
         _set_biases(layer, source)
         if is_lent:
             _lend(layer, index, source)
         else:
-            _fill(layer, f"model.layers.{index}", source)
+            _fill(layer, f"model.layers.{index}", source, device)
     return model.eval().requires_grad_(False)
 
 
@@ -131,8 +142,9 @@ def _lend(layer: nn.Module, index: int, source: "WeightSource") -> None:
     layer.register_forward_hook(take_back)
 
 
-def _fill(module: nn.Module, name: str, source: "WeightSource") -> None:
+def _fill(module: nn.Module, name: str, source: "WeightSource", device: str = CPU) -> None:
     own = {
-        param: as_tensor(source.dense(f"{name}.{param}")) for param, _ in module.named_parameters()
+        param: as_tensor(source.dense(f"{name}.{param}")).to(device)
+        for param, _ in module.named_parameters()
     }
     module.load_state_dict(own, assign=True)

@@ -194,7 +194,10 @@ def simulated_gpu(*, has_values: bool = True) -> Iterator[Gpu]:
 
 _FACTS: dict[str, Any] = {
     "get_device_name": lambda _device=None: "simulated",
+    "current_device": lambda: 0,
     "mem_get_info": lambda _device=None: (MEMORY, MEMORY),
+    **dict.fromkeys(("memory_reserved", "memory_allocated"), lambda _device=None: 0),
+    "get_device_capability": lambda _device=None: (9, 0),
     "is_bf16_supported": lambda **_: True,
 }
 

@@ -89,7 +89,7 @@ def on_host(values: Any, place: str = "cpu") -> Any:
     def inner(at: Tensor) -> Tensor:
         if isinstance(at, CudaTensor):
             return at.inner
-        return at.to(place) if at.dim() else at
+        return at.to(place) if at.dim() and not at.is_meta else at
 
     return replaced(values, inner)
 

@@ -20,6 +20,7 @@ from slipstream.models.machine import Measurements
 from slipstream.models.native import library
 from slipstream.models.native.checkpoint import Checkpoint
 from slipstream.models.native.weights import as_float32
+from slipstream.models.torch import transformers_model
 from slipstream.models.torch.loading import load_target_parts
 from slipstream.text.prompts import encode_prompt
 from support.models import tiny
@@ -117,19 +118,27 @@ def test_what_native_code_can_not_compute_is_transformers(checkpoint, changes, o
     assert type(loaded).__name__ == "LlamaForCausalLM"
 
 
-@needs_native
-def test_weights_are_compared_with_transformers_once(checkpoint, monkeypatch, machine):
-    calls, reference_of = [], Checkpoint.reference
-    counted = lambda source: calls.append(source) or reference_of(source)  # noqa: E731
-    monkeypatch.setattr(Checkpoint, "reference", counted)
-    for _ in range(2):
-        causal_model(load_model(str(checkpoint)).model)
-    assert len(calls) == 1
+@pytest.mark.gpu
+@pytest.mark.parametrize("device", [pytest.param("cpu", marks=needs_native), "cuda"])
+def test_weights_are_compared_with_transformers_once(device, checkpoint, monkeypatch):
+    calls, compute = [], transformers_model.computed_states
+    counted = lambda *given: calls.append(given) or compute(*given)  # noqa: E731
+    monkeypatch.setattr(transformers_model, "computed_states", counted)
+
+    def start(numerics="auto"):
+        for _ in range(2):
+            loaded = load_model(str(checkpoint), device=device)
+            causal_model(loaded.model, numerics=numerics, path=loaded.path)
+        return len(calls)
+
+    assert start() == 1
     change_weights(checkpoint, **{"model.norm.weight": torch.full((32,), 0.5)})
-    causal_model(load_model(str(checkpoint)).model)
+    assert start() == 2
     change_config(checkpoint, rms_norm_eps=1e-4)
-    causal_model(load_model(str(checkpoint)).model)
-    assert len(calls) == 3
+    assert start() == 3
+    assert start("fast") == (3 if device == "cpu" else 4)  # where native code is the same
+    monkeypatch.setattr("transformers.configuration_utils.__version__", "9.9")
+    assert start() == (3 if device == "cpu" else 5)
 
 
 @needs_native

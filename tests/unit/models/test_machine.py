@@ -155,6 +155,16 @@ def test_auto_is_what_every_cpu_reads_or_multiplies_well(native, chosen):
     assert all(choose_dtype(name, CPU, native=native) is DTYPES[name] for name in DTYPES)
 
 
+@pytest.mark.gpu
+def test_fp8_is_refused_where_it_is_not_multiplied(monkeypatch):
+    assert choose_dtype("fp8", "cuda") is DTYPES["bfloat16"]
+    with pytest.raises(InvalidRequest, match="fp8, which GPUs alone multiply"):
+        choose_dtype("fp8", CPU)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda device: (8, 6))
+    with pytest.raises(InvalidRequest, match=r"capability 8\.6, and 8\.9 is the least"):
+        choose_dtype("fp8", "cuda")
+
+
 @pytest.mark.parametrize("name", ["", "half", "int8", "torch.float32", "AUTO"])
 def test_an_unknown_name_is_refused_with_those_there_are(name):
     with pytest.raises(InvalidRequest, match="one of auto, bfloat16, float16, float32"):

@@ -13,6 +13,7 @@ from hypothesis import strategies as st
 from slipstream.core.errors import CapacityError
 from slipstream.core.tree import EMPTY, TokenTree
 from slipstream.models.cuda.buckets import Buckets, row_steps
+from slipstream.models.cuda.layers import scale_linears
 from slipstream.models.decoder import RowRule
 from slipstream.models.kv.batch import Draw, Part
 from slipstream.models.loading import causal_model
@@ -119,11 +120,16 @@ def test_all_that_comes_later_is_captured_before_and_leaves_nothing_behind():
     assert set(model.decoder.replay._entries) == captured
 
 
-@pytest.mark.parametrize(("family", "most"), [("llama", 10), ("qwen3", 10), ("phi3", 26)])
-def test_a_layer_is_few_kernels_and_a_draw_fewer(family, most):
+@pytest.mark.parametrize(
+    ("family", "most", "is_scaled"),
+    [("llama", 10, False), ("qwen3", 10, False), ("phi3", 26, False), ("llama", 14, True)],
+)
+def test_a_layer_is_few_kernels_and_a_draw_fewer(family, most, is_scaled):
     nums = []
     for num_layers in (2, 3):
         hf = tiny.hf_model(family, num_hidden_layers=num_layers, dtype=torch.bfloat16).cuda()
+        if is_scaled:
+            scale_linears(hf, "cuda", head=hf.lm_head)
         model = causal_model(hf)
         cache = model.open_in(model.pool(1))
         model.draw([Part(cache, [1, 2])], [Draw(1, 0.9, (1, 2))])

@@ -15,7 +15,14 @@ import torch
 
 from slipstream.core.tree import TokenTree
 from slipstream.models.cuda.draws import draw
-from slipstream.models.cuda.layers import add_norm, attend_others, gate, place
+from slipstream.models.cuda.layers import (
+    add_norm,
+    attend_others,
+    gate,
+    place,
+    rounded,
+    scaled_linear,
+)
 from slipstream.models.glide.chain_stop import ChainNumber, StateNumber, StepNumber, read_chain
 from slipstream.models.kv.batch import Batch, Part
 from slipstream.models.kv.cache import KvCache
@@ -142,6 +149,16 @@ def test_operators_between_products_are_those_of_a_cpu(dtype, size):
         torch.testing.assert_close(found, expected, **close)
 
 
+def test_products_in_8_bits_are_those_of_a_cpu():
+    codes = noise(4, 96, seed=1).to(torch.float8_e4m3fn).float()
+    codes[:, 7] = 448  # so that rounding keeps all numbers
+    x = (codes * torch.tensor([2, 0, 0.5, 1], device=DEVICE)[:, None]).bfloat16()
+    one = rounded(torch.eye(96, device=DEVICE))
+    assert torch.equal(kernels.scaled_products(x, *one, None), x)
+    given = (x, *rounded(noise(32, 96, seed=2)), noise(32, dtype=torch.bfloat16))
+    torch.testing.assert_close(kernels.scaled_products(*given), scaled_linear(*given))
+
+
 def test_draws_are_those_of_a_cpu():
     for num, size in ((9, 100), (2, 40_000)):
         logits = noise(num, size).round(decimals=1)  # with ties
@@ -204,21 +221,22 @@ from triton.backends.compiler import GPUTarget
 from triton.compiler import ASTSource
 from slipstream.models.cuda import attention_kernels, chain_kernels, draw_kernels, kernels
 
-NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64"}
+NUMBERS = {"scale": "fp32", "eps": "fp32", "slots": "*i64", "codes": "*fp8e4nv"}
 NUMBERS |= dict.fromkeys(("num_pages", "num_slots", "num_keys", "size", "span", "turned"), "i32")
 NUMBERS |= dict.fromkeys(("num_rules", "num", "width"), "i32") | {"columns": "*i32"}
 NUMBERS |= dict.fromkeys(("vocab", "steps"), "*i64") | dict.fromkeys(("first", "stats"), "*fp32")
 NUMBERS |= dict.fromkeys(("rules", "state", "into", "numbers"), "*fp64")
 NAMES = {
     attention_kernels: ("attend_spans", "add_spans"),
-    kernels: ("add_norm", "place", "gate"),
+    kernels: ("add_norm", "place", "gate", "round"),
     draw_kernels: ("find_tops", "find_bests", "find_tokens"),
     chain_kernels: ("read_parts", "read_row"),
 }
 INDICES = ("keys", "tokens", "tables", "tiles", "counts", "seen", "starts", "paths")
 SIZES = {"GROUP": 4, "HEADS": 32, "WIDTH": 128, "PLACES": 16, "SPANS": 16}
 SIZES |= {"ADDS": True, "NORMS": True, "BLOCK": 1024, "PARTS": 32, "NUM": 8, "SIZE": 256}
-WIDE = ("sums", "peaks", "totals", "tops", "scores", "heats")
+SIZES |= {"LEAST": 1e-12, "LARGEST": 448.0}
+WIDE = ("scales", "sums", "peaks", "totals", "tops", "scores", "heats")
 NUMBERS |= dict.fromkeys(INDICES, "*i32") | dict.fromkeys(WIDE, "*fp32")
 for dtype, others in (("bf16", False), ("fp32", True), ("bf16", True)):
     sizes = {**SIZES, "WIDE": dtype == "fp32", "OTHERS": others}
@@ -233,7 +251,7 @@ for dtype, others in (("bf16", False), ("fp32", True), ("bf16", True)):
         types |= {"layer": "*" + dtype} if name == "place" else {}
         source = ASTSource(fn=kernel, signature=types, constexprs=own)
         options = {"enable_fp_fusion": True}
-        for version in (80, 90):
+        for version in (89 if name == "round" else 80, 90):
             made = triton.compile(source, target=GPUTarget("cuda", version, 32), options=options)
             assert made.metadata.shared < 99 << 10
 """

@@ -6,6 +6,7 @@ import torch
 from torch import nn
 from transformers.models.llama.modeling_llama import LlamaRMSNorm
 
+from slipstream.models.cuda.layers import rounded, scale_linears
 from slipstream.models.cuda.steady import SteadyNorm, SteadyProducts, probe_rows, tiled
 from slipstream.models.decoder import RowRule
 
@@ -50,10 +51,15 @@ def test_tiling_only_ever_asks_for_counts_within_the_rule():
 
 
 @pytest.mark.gpu
-@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
-def test_products_and_norms_of_a_model_give_a_row_the_same_bits_in_any_company(dtype):
+@pytest.mark.parametrize(
+    ("dtype", "is_scaled"),
+    [(torch.float32, False), (torch.bfloat16, False), (torch.bfloat16, True)],
+)
+def test_products_and_norms_of_a_model_give_a_row_the_same_bits_in_any_company(dtype, is_scaled):
     body = nn.Sequential(LlamaRMSNorm(64), nn.Linear(64, 96), nn.Linear(96, 64, bias=False))
     body = body.to("cuda", dtype).requires_grad_(False)
+    if is_scaled:
+        scale_linears(body, "cuda")
     x = torch.randn(128, 64).to("cuda", dtype)
     expected = body(x)
     products = SteadyProducts(body)
@@ -63,3 +69,15 @@ def test_products_and_norms_of_a_model_give_a_row_the_same_bits_in_any_company(d
     torch.testing.assert_close(whole, expected, rtol=0.02, atol=0.02)
     for count in (1, 2, 4, 8, 16, 64):
         assert torch.equal(torch.cat([body(part) for part in x.split(count)]), whole)
+
+
+def test_products_in_8_bits_are_those_of_the_dequantised_numbers_and_near_the_exact_ones():
+    torch.manual_seed(0)
+    body, x = nn.Sequential(nn.Linear(64, 96)).bfloat16(), torch.randn(33, 64).bfloat16()
+    exact = body(x).double()
+    scale_linears(body, "cpu")
+    (linear,), (codes, own) = body, rounded(x)
+    weight = linear.weight.double() * linear.scales.double()[:, None]
+    expected = (codes.double() * own.double()[:, None]) @ weight.T + linear.bias.double()
+    torch.testing.assert_close(body(x).double(), expected, rtol=2**-8, atol=1e-6)
+    assert 0.001 < (expected - exact).norm() / exact.norm() < 0.05
