@@ -16,6 +16,7 @@ from support.deployment.charts import (
     named,
     of_kind,
     rendered,
+    resident_draft,
     secret_texts,
     service_pods,
     settings,
@@ -91,18 +92,24 @@ def read(mounted, tmp_path):
             for cls, section, given in zip(classes, (pod.role, SECTION), flags, strict=True)
         ]
 
-    return lambda documents: {pod.role: options(documents, pod) for pod in service_pods(documents)}
+    return lambda documents: {pod.role: options(documents, pod) for pod in services(documents)}
+
+
+def services(documents):
+    """Return the pods of services, and the draft where it is in its target's."""
+    return [*service_pods(documents), *filter(None, [resident_draft(documents)])]
 
 
 def test_every_service_takes_its_options(documents, read):
     """Engines announce the address of their pod; drafts read from targets beside them alone."""
-    found, ports = read(documents), {pod.role: pod.ports for pod in service_pods(documents)}
+    found, ports = read(documents), {pod.role: pod.ports for pod in services(documents)}
     for role, (config, telemetry) in found.items():
         if role == "http":
             assert config.host_and_port() == ("0.0.0.0", ports[role]["http"])
         else:
             assert config.listen.address.endswith(f":{ports[role]['grpc']}")
-            assert config.listen.health_address.endswith(f":{ports[role]['health']}")
+            health = ports[role].get("health")
+            assert health is None or config.listen.health_address.endswith(f":{health}")
         if role in ("draft", "target"):
             assert config.replica.advertised_address == f"10.1.2.3:{ports[role]['grpc']}"
         assert telemetry.metrics_place() == ("0.0.0.0", ports[role]["metrics"])
@@ -117,9 +124,10 @@ def test_every_service_takes_its_options(documents, read):
 def test_every_variable_of_ours_is_one_that_is_read(documents):
     free = {"SLIPSTREAM_CACHE", "SLIPSTREAM_OFFLINE", "SLIPSTREAM_TOKEN"}
     for pod in service_pods(documents):
+        roles = [it.role for it in services(documents) if it.owner == pod.owner]
         known = {
             f"SLIPSTREAM_{section}_{at.name}".upper()
-            for section, cls in ((pod.role, CONFIGS[pod.role]), (SECTION, TelemetryConfig))
+            for section, cls in (*((it, CONFIGS[it]) for it in roles), (SECTION, TelemetryConfig))
             for at in options_of(cls)
         }
         for container in pod.containers:
