@@ -225,7 +225,7 @@ def launches(device: str) -> Iterator[list[float]]:
     with profile(activities=[ProfilerActivity.CUDA]) as trace:
         yield found
         wait_for(device)
-    events = (event for event in trace.events() if event.device_type is DeviceType.CUDA)
+    events = (event for event in trace.events() if event.device_type == DeviceType.CUDA)
     found += [event.time_range.elapsed_us() / 1000 for event in events]
 
 
