@@ -35,12 +35,12 @@ def mounted(tmp_path_factory):
     """Files where pods have them, with what belongs into them."""
     folder = tmp_path_factory.mktemp("etc")
     made = certificates(folder / "made")
-    for name in ("tls", "redis-cert"):
+    for name in ("tls", "draft-tls", "redis-cert"):
         (folder / name).mkdir()
         (folder / name / "tls.crt").write_bytes(made.cert("router").read_bytes())
         (folder / name / "tls.key").write_bytes(made.key("router").read_bytes())
         (folder / name / "tls.key").chmod(0o600)
-    for name in ("tls", "redis-ca"):
+    for name in ("tls", "draft-tls", "redis-ca"):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "ca.crt").write_bytes(made.ca.read_bytes())
     (folder / "redis").mkdir()
@@ -148,8 +148,12 @@ def test_services_agree_with_each_other(documents):
 
 
 def test_all_hops_are_tls_and_each_side_verifies_the_other(read):
-    for case in ("tls", "tls-secrets", "production"):
-        configs = {role: config for role, (config, _) in read(rendered(case)).items()}
+    ca = {"enabled": True, "issuerRef": {"name": "ca"}}
+    shared = with_values({"tls.enabled": True, "tls.certManager": ca}, "shared-gpu")
+    cases = {case: rendered(case) for case in ("tls", "tls-secrets", "production")}
+    for case, documents in {**cases, "shared-gpu": shared}.items():
+        configs = {role: config for role, (config, _) in read(documents).items()}
+        assert (configs["draft"].tls.cert == configs["target"].tls.cert) is (documents != shared)
         for config in (configs[role] for role in ROLES):
             assert config.tls.cert and config.tls.key
             assert config.store.url.startswith("rediss://") and config.store.ca
