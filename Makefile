@@ -119,11 +119,12 @@ gpu: model ## check and measure everything on a GPU, in 10 minutes or so; figure
 	@mkdir -p gpu-results; failed=0; target="--target smollm2-135m"; \
 	short="$$target --max-new-tokens 64 --limit 13"; \
 	run() { name=$$1; shift; \
-	  timeout 150 $(BIN)/slipstream bench "$$@" --device cuda --json gpu-results/$$name.json || failed=1; }; \
+	  timeout 180 $(BIN)/slipstream bench "$$@" --device cuda --json gpu-results/$$name.json || failed=1; }; \
 	OMP_NUM_THREADS=1 timeout 300 $(BIN)/python -m pytest -q -m gpu tests/unit/models || failed=1; \
 	run speed speed $$short --methods plain,ngram,best; \
 	run sampled speed $$short --methods plain,best --temperature 1; \
-	run floors cost --shape llama-3-8b --rows 1,2,4,8,16,32,64,128; \
+	run llama-1b cost --shape llama-3.2-1b --rows 1,8,64; \
+	run llama-8b cost --shape llama-3-8b --rows 1,2,4,8,16,32,64,128; \
 	run cost cost $$target --rows 1,2,4,8,16,32,64,128; \
 	run serve serve $$short --methods plain,auto --repeats 1 --concurrency 1,4,16,64; \
 	exit $$failed

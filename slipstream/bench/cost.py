@@ -4,21 +4,22 @@ Everything is timed in turn, round after round, and reported as a median, so tha
 machine hits all of it alike.
 """
 
+import gc
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
-from pathlib import Path
 from statistics import median
 from typing import Any
 
 import torch
 from rich.table import Table
-from transformers import AutoModelForCausalLM, LlamaConfig
+from torch._C._autograd import DeviceType
+from torch.profiler import ProfilerActivity, profile, supported_activities
 
 from slipstream.bench.figures import fixed, quotient, table
 from slipstream.bench.harness import parse_numbers
-from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
 from slipstream.core.policy.profile import Profile
@@ -27,32 +28,21 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Session
 from slipstream.drafting.build import DraftModel
 from slipstream.models.causal import CausalModel
-from slipstream.models.cuda.layers import scale_linears
+from slipstream.models.cuda.graphs import Replay
 from slipstream.models.decoder import Decoder
-from slipstream.models.dtypes import CPU, FP8, choose_dtype
+from slipstream.models.dtypes import CPU
 from slipstream.models.kv.batch import Part
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE
-from slipstream.models.loaded import parse_device
-from slipstream.models.loading import causal_model
 from slipstream.models.memory import free_bytes, wait_for
-from slipstream.models.native.checkpoint import CONFIG
 from slipstream.models.native.model import NativeDecoder
 from slipstream.models.scorer import Grow, KvView, Scorer, Sync
-from slipstream.models.threads import set_num_threads
-from slipstream.models.torch.arrays import start_torch, torch_dtype
-from slipstream.models.torch.loading import require_causal
 from slipstream.options import check_bounds, option
 
 MAX_ROWS = 128
 DRAFTED = 5
 """Nodes of the chain that a draft step is the median of, where its training allows so many."""
 _WARMUP = 3
-_SESSIONS = (1, 8, 32)
-_SIZES = ("hidden_size", "intermediate_size", "num_hidden_layers", "tie_word_embeddings")
-_SHAPES = {"llama-3.2-1b": (2048, 8192, 16, True), "llama-3-8b": (4096, 14336, 32, False)}
-"""Published `_SIZES`."""
-_OF_ALL = {"num_key_value_heads": 8, "vocab_size": 128256, "max_position_embeddings": 8192}
 _UNITS = {"gmac_per_s": "GMAC/s", "gb_per_s": "GB/s"}
 
 Action = Callable[[], object]
@@ -63,27 +53,35 @@ class CostPlan:
     """Plan of timings."""
 
     rows: str = option("1,2,4,8,16,32", "Tokens of a verification, ascending from 1.")
+    sessions: str = option("1,8,32", "Sessions of a shape that share steps, ascending from 1.")
     context: int = option(300, "Tokens before those that are verified.", least=2)
-    rounds: int = option(20, "Timings of each forward.", least=1)
+    rounds: int = option(20, "Timings of each forward; tokens of a request to a shape.", least=1)
     roofline: bool = option(False, "Also what this machine could do at most, measured.")
     shape: str | None = option(
         None,
-        "Instead of a target, a model of random weights: llama-3.2-1b, llama-3-8b, or a directory"
-        " with a config.json.",
+        "Instead of a target and a draft, both of random weights: llama-3.2-1b, llama-3-8b, or a"
+        " directory with a config.json.",
     )
 
     def __post_init__(self) -> None:
-        rows = self.row_counts
-        if rows[0] != 1 or list(rows) != sorted(set(rows)):
-            raise InvalidRequest(f"rows are {list(rows)}, but must ascend from 1")
-        if rows[-1] > MAX_ROWS:
-            raise InvalidRequest(f"rows go up to {rows[-1]}, but must be at most {MAX_ROWS}")
+        for name, counts in (("rows", self.row_counts), ("sessions", self.session_counts)):
+            if counts[0] != 1 or list(counts) != sorted(set(counts)):
+                raise InvalidRequest(f"{name} are {list(counts)}, but must ascend from 1")
+            if counts[-1] > MAX_ROWS:
+                raise InvalidRequest(
+                    f"{name} go up to {counts[-1]}, but must be at most {MAX_ROWS}"
+                )
         check_bounds(self)
 
     @property
     def row_counts(self) -> tuple[int, ...]:
         """Return the numbers of rows. Raises `InvalidRequest` for what is no list of them."""
         return parse_numbers("rows", self.rows, int)
+
+    @property
+    def session_counts(self) -> tuple[int, ...]:
+        """Return the numbers of sessions. Raises as `row_counts` does."""
+        return parse_numbers("sessions", self.sessions, int)
 
 
 def measure_cost(
@@ -92,10 +90,11 @@ def measure_cost(
     """Return all costs in milliseconds, after as many tokens of `text` as the plan's context.
 
     `forward_ms` maps the number of rows (as text) to the time of a verification, head included,
-    `sessions_ms` that of sessions to the time of one token of each. `draft` is None without a
-    draft, the floor without a device or a shape. Raises `PromptTooLong` where it does not fit.
+    `sessions_ms` that of sessions to the time of one token of each, and `floors_ms` to that of
+    reading its weights and keys, with a device or a shape. `draft` is None without a draft. Raises
+    `PromptTooLong` where it does not fit.
     """
-    tokens, counts = _context(plan, model, text), _SESSIONS if plan.shape else ()
+    tokens, counts = _context(plan, model, text), plan.session_counts if plan.shape else ()
     target = _Forwards(model, tokens, num_sessions=max(counts, default=1))
     actions: dict[Any, Action] = {rows: partial(target.run, rows) for rows in plan.row_counts}
     actions |= {str(count): partial(target.run, 1, count) for count in counts}
@@ -105,40 +104,18 @@ def measure_cost(
         actions |= _draft_actions(draft, target.caches[0], tokens, drafted=drafted)
     ms = _medians(actions, plan.rounds, model.device)
     forward_ms = {str(rows): ms[rows] for rows in plan.row_counts}
-    floor_ms = _floor_ms(model, len(tokens)) if plan.shape or model.device != CPU else None
+    has_floor = plan.shape is not None or model.device != CPU
+    floors_ms = _floors_ms(model, len(tokens), counts or (1,)) if has_floor else {}
     return {
         "engine": model.engine,
         "context": len(tokens),
         "forward_ms": forward_ms,
         "sessions_ms": {str(count): ms[str(count)] for count in counts},
-        "floor_ms": floor_ms,
-        "of_floor": quotient(floor_ms, ms[1]),
+        "floors_ms": floors_ms,
+        "of_floor": quotient(floors_ms.get("1"), ms[1]),
         "draft": None if draft is None else _draft_cost(ms, drafted),
         "roofline": roofline_of(model.decoder, forward_ms) if plan.roofline else None,
     }
-
-
-def random_model(shape: str, options: EngineOptions) -> CausalModel:
-    """Return a model of random weights: times do not depend on them. Raises `InvalidRequest` for a
-    shape that is neither published nor a directory with a config.json."""
-    if shape in _SHAPES:
-        sizes: dict[str, Any] = _OF_ALL | dict(zip(_SIZES, _SHAPES[shape], strict=True))
-        config = LlamaConfig(**sizes)
-    elif (Path(shape) / CONFIG).is_file():
-        config = require_causal(Path(shape))
-    else:
-        known = f"{', '.join(_SHAPES)} or a directory with a {CONFIG}"
-        raise InvalidRequest(f"the shape is {shape!r}, but must be {known}")
-    if options.threads is not None:
-        set_num_threads(options.threads)
-    start_torch()
-    device = parse_device(options.device)
-    with torch.device(device):
-        dtype = torch_dtype(choose_dtype(options.dtype, device))
-        made = AutoModelForCausalLM.from_config(config, dtype=dtype)
-        if options.dtype == FP8:
-            scale_linears(made, device, head=made.get_output_embeddings())
-    return causal_model(made.eval().requires_grad_(False), numerics=options.numerics)
 
 
 class _Forwards:
@@ -237,16 +214,37 @@ def _context(plan: CostPlan, model: CausalModel, text: list[int]) -> list[int]:
     return (text * -(-plan.context // len(text)))[: plan.context]
 
 
-def _floor_ms(model: CausalModel, context: int) -> float:
-    """Return the time in which a large copy moves the weights and keys that a plain step reads."""
+@contextmanager
+def launches(device: str) -> Iterator[list[float]]:
+    """Yield a list that holds, after the context, the milliseconds of each kernel and copy which a
+    GPU has run in it; none on a CPU."""
+    found: list[float] = []
+    if device == CPU or ProfilerActivity.CUDA not in supported_activities():
+        yield found
+        return
+    with profile(activities=[ProfilerActivity.CUDA]) as trace:
+        yield found
+        wait_for(device)
+    events = (event for event in trace.events() if event.device_type == DeviceType.CUDA)
+    found += [event.time_range.elapsed_us() / 1000 for event in events]
+
+
+def num_captures() -> int:
+    """Return how many forwards and chains are captured in this process."""
+    return sum(len(each) for each in gc.get_objects() if type(each) is Replay)
+
+
+def _floors_ms(model: CausalModel, context: int, counts: Sequence[int]) -> dict[str, float]:
+    """Return the time in which a large copy moves the weights and keys that a plain step of so many
+    sessions reads."""
     decoder: Any = model.decoder
     read = decoder.roofline()[1] if isinstance(decoder, NativeDecoder) else decoder.read_bytes
     device = model.device
     size = min(1 << (27 if device == CPU else 30), free_bytes(device) // 8)
     source, into = torch.ones(2, size, dtype=torch.uint8, device=device)
     copy_s = min(_timed(partial(into.copy_, source), device)[0] for _ in range(10))
-    moved: float = read + context * model.layout.bytes_per_token
-    return 1000 * moved * copy_s / (2 * size)
+    byte_ms, keys = 1000 * copy_s / (2 * size), context * model.layout.bytes_per_token
+    return {str(count): byte_ms * (read + count * keys) for count in counts}
 
 
 def roofline_of(decoder: Decoder, forward_ms: Mapping[str, float]) -> dict[str, Any]:

@@ -2,7 +2,8 @@
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from itertools import cycle, islice
 from statistics import median
@@ -29,8 +30,8 @@ from slipstream.bench.harness import (
     require_room,
     rotated,
 )
-from slipstream.bench.methods import Method
-from slipstream.bench.questions import Question, in_turn
+from slipstream.bench.methods import Method, parse_method
+from slipstream.bench.questions import Question, in_turn, random_questions
 from slipstream.client import AsyncClient
 from slipstream.core.errors import InvalidRequest
 from slipstream.core.request.stats import SpeculationStats
@@ -38,6 +39,8 @@ from slipstream.core.types import SamplingParams
 from slipstream.options import check_bounds, option
 
 MAX_CONCURRENCY = 4096
+ROUND_METHODS = "plain", "glide", "glide+cape", "auto"
+"""Methods whose rounds are taken apart: none, a chain, CaPE, and what a request gets by default."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,11 +50,14 @@ class Answer:
     num_tokens: int
     content: Sequence[Any]
     speculation: SpeculationStats | None = None
+    decode_s: float = 0.0
 
 
 Send = Callable[[Question, int], Awaitable[Answer]]
 """Function that sends a question, to be answered with at most so many tokens."""
 Answers = list[tuple[int | str, Answer]]
+Launches = Callable[[], AbstractContextManager[list[float]]]
+"""Function that collects the milliseconds of kernels: see `cost.launches`."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -175,9 +181,69 @@ def method_engine(method: Method, client: AsyncClient, sampling: SamplingParams)
         result = await client.generate(
             question.turns[0], max_tokens=max_tokens, sampling=sampling, speculation=method.options
         )
-        return Answer(len(result.token_ids), result.token_ids, result.stats.speculation)
+        tokens, stats = result.token_ids, result.stats
+        return Answer(len(tokens), tokens, stats.speculation, stats.timings.decode_s)
 
     return EngineUnderTest(method.name, send, method.is_comparable(is_greedy=sampling.is_greedy))
+
+
+async def measure_rounds(
+    plan: LoadPlan, client: AsyncClient, num_chars: int, launches: Launches, *, advance: Advance
+) -> dict[str, Any]:
+    """Return `measure_load` of random texts, and with each method what a round takes: see
+    `_round`."""
+    questions = random_questions(max(plan.users), num_chars)
+    methods = map(parse_method, ROUND_METHODS)
+    engines = [method_engine(method, client, SamplingParams()) for method in methods]
+    figures = await measure_load(plan, questions, engines, engines[0].send, advance=advance)
+    for level in figures["levels"]:
+        asked = questions[: level["users"]]
+        for engine in engines:
+            of = await _round(engine.send, asked, plan.max_new_tokens, launches)
+            level["engines"][engine.name] |= of
+    return figures
+
+
+async def _round(
+    send: Send, questions: Sequence[Question], most: int, launches: Launches
+) -> dict[str, float | None]:
+    """Return the milliseconds of a round of as many users as questions, the kernels and copies of
+    a device in it, their time, and the rest, in which the device waits for the host. What a first
+    token takes, and the prompt before it, is left out."""
+
+    async def answers(count: int) -> list[Answer]:
+        return await asyncio.gather(*(send(question, count) for question in questions))
+
+    found = await answers(most)
+    rounds = max(drafting_figures([of.speculation])["rounds"] for of in found if of.speculation)
+    round_ms = 1000 * max(of.decode_s for of in found) / rounds
+    with launches() as first:
+        await answers(1)
+    with launches() as every:
+        await answers(most)
+    device_ms = (sum(every) - sum(first)) / rounds if every else None
+    return {
+        "round_ms": round_ms,
+        "kernels": (len(every) - len(first)) / rounds if every else None,
+        "device_ms": device_ms,
+        "host_ms": None if device_ms is None else round_ms - device_ms,
+    }
+
+
+def rounds_table(figures: Figures, floors_ms: Mapping[str, float]) -> Table:
+    """Return a row for each number of users and method; `floors_ms` are by the former."""
+    columns = {
+        "tokens/s": number("tokens_per_s", 1),
+        f"over {figures['base']}": lambda of: fixed((of["ratio"] or {}).get("median"), 2, "x"),
+        "ms a round": number("round_ms", 2),
+        "of floor": lambda of: fixed(of["round_ms"] / of["floor_ms"], 2, "x"),
+        "kernels": number("kernels", 0),
+        "device ms": number("device_ms", 2),
+        "host ms": number("host_ms", 2),
+        "identical": lambda of: f"{of['identical']}/{of['outputs']}",
+    }
+    rows = (((u, n), {**of, "floor_ms": floors_ms[u]}) for u, n, of in _rows(figures))
+    return table_of(("sessions", "method"), columns, rows)
 
 
 async def check_lengths(plan: LoadPlan, questions: Sequence[Question], client: AsyncClient) -> None:

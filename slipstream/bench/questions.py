@@ -4,6 +4,8 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from itertools import chain, zip_longest
 from pathlib import Path
+from random import Random
+from string import ascii_lowercase
 
 from slipstream.core.errors import InvalidRequest
 from slipstream.files import parse_json, read_text
@@ -41,6 +43,13 @@ def select(questions: Sequence[Question], limit: int | None) -> tuple[Question, 
         raise InvalidRequest(f"limit is {limit}, but must be at least 1")
     chosen = {question.question_id for question in in_turn(questions)[:limit]}
     return tuple(question for question in questions if question.question_id in chosen)
+
+
+def random_questions(count: int, num_chars: int) -> tuple[Question, ...]:
+    """Return texts of random letters, always the same ones."""
+    draw = Random(0)
+    texts = ("".join(draw.choices(ascii_lowercase, k=num_chars)) for _ in range(count))
+    return tuple(Question(number, "random", (text,)) for number, text in enumerate(texts))
 
 
 def in_turn(questions: Sequence[Question]) -> tuple[Question, ...]:

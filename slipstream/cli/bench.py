@@ -13,7 +13,8 @@ import typer
 from slipstream.bench import load
 from slipstream.bench import rounds as rounds_of
 from slipstream.bench import speed as speeds
-from slipstream.bench.cost import CostPlan, cost_table, measure_cost, random_model
+from slipstream.bench.cost import CostPlan, cost_table, measure_cost
+from slipstream.bench.engines import NUM_REPEATS, measure_shape
 from slipstream.bench.harness import Samples, SamplingPlan, run_in_turn
 from slipstream.bench.methods import (
     GRAMMAR,
@@ -244,17 +245,21 @@ def cost(plan: CostPlan, models: ModelFlags, output: OutputFlags) -> None:
 
     Every forward is timed in turn with the others; medians are printed. The tokens of a
     verification are one pending token and a chain of drafted ones, head included. With --shape
-    also one token of each of several sessions.
+    also one token of each of several sessions, and rounds of as many requests at once: plain ones,
+    chains, CaPE, and those that requests get by default.
     """
     models.check()
     if plan.shape is None:
         measured, facts = _target_cost(plan, models), models.facts()
     else:
-        model = random_model(plan.shape, models.options())
-        measured = measure_cost(plan, model, [1], None)
-        facts = {**machine_facts(models.device), "shape": plan.shape, "dtype": model.dtype.name}
+        with step_bar(NUM_REPEATS * len(load.ROUND_METHODS) * len(plan.session_counts)) as advance:
+            measured = measure_shape(plan, plan.shape, models.options(), advance=advance)
+        facts = {**machine_facts(models.device), "shape": plan.shape}
     figures_console().print(cost_table(measured))
-    if floor := measured["floor_ms"]:
+    if rounds := measured.get("rounds"):
+        figures_console().print(load.rounds_table(rounds, measured["floors_ms"]))
+        show_lines([*load.remarks(rounds), f"captures: {measured['captures']}"])
+    if floor := measured["floors_ms"].get("1"):
         plain, share = measured["forward_ms"]["1"], measured["of_floor"]
         show_lines([f"a plain step takes {plain:.2f} ms, reading {floor:.2f} ({share:.0%})"])
     output.write({"environment": {**facts, "rounds": plan.rounds}, "cost": measured})

@@ -1,6 +1,10 @@
 """The pod of `helm test` and the probes of the chart, tried on services that run."""
 
 import os
+import socket
+import subprocess
+import sys
+from pathlib import Path
 
 import grpc
 import httpx2
@@ -16,11 +20,12 @@ from support.deployment.charts import (
     of_kind,
     rendered,
     service_pods,
+    with_values,
 )
-from support.network.ports import free_port
+from support.network.ports import free_port, free_ports
 from support.services import cluster
 from support.services.http_front import fronted
-from support.services.processes import LIMIT_S, Process, save_long_checkpoint
+from support.services.processes import LIMIT_S, Process, children, kill, save_long_checkpoint
 from test_docs_commands import command
 
 PROBES = ("startupProbe", "readinessProbe", "livenessProbe")
@@ -107,3 +112,41 @@ def test_the_command_of_the_front_serves_a_router_with_the_options_of_the_chart(
     with Process(module, *flags) as front:
         models = httpx2.get(f"http://{front.ready()}/v1/models").json()
     assert [at["object"] for at in models["data"]] == ["model"]
+
+
+def one_container(folder, ports):
+    """Return the command line and the environment of the container that runs a draft and its
+    target, by the chart's own script, on this CPU and these ports."""
+    model, sized = str(save_long_checkpoint(folder / "tiny")), "config.kv_memory"
+    values = {"model.name": model, "model.draft": f"vanilla:{model}", "target.gpu.count": 1}
+    values |= {"redis.enabled": False, "metrics.enabled": False, "draft.placement": "target"}
+    values |= {f"draft.{sized}": "64MiB", f"target.{sized}": "64MiB", "draft.ports.grpc": ports[0]}
+    documents = with_values({**values, "target.ports": {"grpc": ports[1], "health": ports[2]}})
+    (main,) = (pod.main for pod in service_pods(documents) if pod.role == "target")
+    text = named(documents, "ConfigMap", "demo-slipstream-config")["data"]["slipstream.toml"]
+    (folder / "slipstream.toml").write_text(text.replace('"cuda"', '"cpu"'))
+    given = {at["name"]: at["value"] for at in main["env"] if "ADVERTISED" in at["name"]}
+    env = {name: at.replace("$(POD_IP)", "127.0.0.1") for name, at in given.items()}
+    line = [at.replace("/etc/slipstream/config", str(folder)) for at in main["command"]]
+    env["PATH"] = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+    return [*line, "--config", str(folder / "slipstream.toml")], {**os.environ, **env}
+
+
+@pytest.mark.parametrize("is_stopped", [True, False])
+def test_a_container_of_both_drains_them_when_it_is_stopped_and_ends_with_either(
+    is_stopped, tmp_path
+):
+    ports = free_ports(3)
+    line, env = one_container(tmp_path, ports)
+    with subprocess.Popen(line, env=env) as container:
+        for port in ports[:2]:
+            with grpc.insecure_channel(f"127.0.0.1:{port}") as channel:
+                grpc.channel_ready_future(channel).result(LIMIT_S)
+        if is_stopped:
+            container.terminate()
+        else:
+            kill(next(iter(children(container.pid, "slipstream_draft"))))
+        assert (container.wait(LIMIT_S) == 0) is is_stopped
+        for port in ports:
+            with pytest.raises(ConnectionRefusedError):
+                socket.create_connection(("127.0.0.1", port))

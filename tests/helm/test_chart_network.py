@@ -16,6 +16,7 @@ from support.deployment.charts import (
     of_kind,
     pods,
     rendered,
+    resident_draft,
     service_pods,
     settings,
     title,
@@ -52,9 +53,8 @@ def policies_of(documents):
 
 def ends(documents):
     """All pods of a release by role, and who else there is."""
-    found = {
-        pod.role: End(pod.labels, NAMESPACE, HERE, pod.ports) for pod in pods(documents) if pod.role
-    }
+    there = [*pods(documents), *filter(None, [resident_draft(documents)])]
+    found = {pod.role: End(pod.labels, NAMESPACE, HERE, pod.ports) for pod in there if pod.role}
     return {**found, **OUTSIDE}
 
 
@@ -97,7 +97,9 @@ def matches_service(service, pod):
 
 def test_every_role_has_a_service_that_balances_and_a_headless_one_that_names_pods(documents):
     for pod in service_pods(documents):
-        mine = [at for at in of_kind(documents, "Service") if matches_service(at, pod)]
+        names = {f"demo-slipstream-{pod.role}", f"demo-slipstream-{pod.role}-headless"}
+        found = [at for at in of_kind(documents, "Service") if matches_service(at, pod)]
+        mine = [at for at in found if at["metadata"]["name"] in names]
         headless = [at["spec"].get("clusterIP") == "None" for at in mine]
         assert sorted(headless) == [False, True], pod.owner
 

@@ -16,6 +16,7 @@ from support.deployment.charts import (
     named,
     of_kind,
     rendered,
+    resident_draft,
     secret_texts,
     service_pods,
     settings,
@@ -34,12 +35,12 @@ def mounted(tmp_path_factory):
     """Files where pods have them, with what belongs into them."""
     folder = tmp_path_factory.mktemp("etc")
     made = certificates(folder / "made")
-    for name in ("tls", "redis-cert"):
+    for name in ("tls", "draft-tls", "redis-cert"):
         (folder / name).mkdir()
         (folder / name / "tls.crt").write_bytes(made.cert("router").read_bytes())
         (folder / name / "tls.key").write_bytes(made.key("router").read_bytes())
         (folder / name / "tls.key").chmod(0o600)
-    for name in ("tls", "redis-ca"):
+    for name in ("tls", "draft-tls", "redis-ca"):
         (folder / name).mkdir(exist_ok=True)
         (folder / name / "ca.crt").write_bytes(made.ca.read_bytes())
     (folder / "redis").mkdir()
@@ -91,18 +92,24 @@ def read(mounted, tmp_path):
             for cls, section, given in zip(classes, (pod.role, SECTION), flags, strict=True)
         ]
 
-    return lambda documents: {pod.role: options(documents, pod) for pod in service_pods(documents)}
+    return lambda documents: {pod.role: options(documents, pod) for pod in services(documents)}
+
+
+def services(documents):
+    """Return the pods of services, and the draft where it is in its target's."""
+    return [*service_pods(documents), *filter(None, [resident_draft(documents)])]
 
 
 def test_every_service_takes_its_options(documents, read):
     """Engines announce the address of their pod; drafts read from targets beside them alone."""
-    found, ports = read(documents), {pod.role: pod.ports for pod in service_pods(documents)}
+    found, ports = read(documents), {pod.role: pod.ports for pod in services(documents)}
     for role, (config, telemetry) in found.items():
         if role == "http":
             assert config.host_and_port() == ("0.0.0.0", ports[role]["http"])
         else:
             assert config.listen.address.endswith(f":{ports[role]['grpc']}")
-            assert config.listen.health_address.endswith(f":{ports[role]['health']}")
+            health = ports[role].get("health")
+            assert health is None or config.listen.health_address.endswith(f":{health}")
         if role in ("draft", "target"):
             assert config.replica.advertised_address == f"10.1.2.3:{ports[role]['grpc']}"
         assert telemetry.metrics_place() == ("0.0.0.0", ports[role]["metrics"])
@@ -117,9 +124,10 @@ def test_every_service_takes_its_options(documents, read):
 def test_every_variable_of_ours_is_one_that_is_read(documents):
     free = {"SLIPSTREAM_CACHE", "SLIPSTREAM_OFFLINE", "SLIPSTREAM_TOKEN"}
     for pod in service_pods(documents):
+        roles = [it.role for it in services(documents) if it.owner == pod.owner]
         known = {
             f"SLIPSTREAM_{section}_{at.name}".upper()
-            for section, cls in ((pod.role, CONFIGS[pod.role]), (SECTION, TelemetryConfig))
+            for section, cls in (*((it, CONFIGS[it]) for it in roles), (SECTION, TelemetryConfig))
             for at in options_of(cls)
         }
         for container in pod.containers:
@@ -140,8 +148,12 @@ def test_services_agree_with_each_other(documents):
 
 
 def test_all_hops_are_tls_and_each_side_verifies_the_other(read):
-    for case in ("tls", "tls-secrets", "production"):
-        configs = {role: config for role, (config, _) in read(rendered(case)).items()}
+    ca = {"enabled": True, "issuerRef": {"name": "ca"}}
+    shared = with_values({"tls.enabled": True, "tls.certManager": ca}, "shared-gpu")
+    cases = {case: rendered(case) for case in ("tls", "tls-secrets", "production")}
+    for case, documents in {**cases, "shared-gpu": shared}.items():
+        configs = {role: config for role, (config, _) in read(documents).items()}
+        assert (configs["draft"].tls.cert == configs["target"].tls.cert) is (documents != shared)
         for config in (configs[role] for role in ROLES):
             assert config.tls.cert and config.tls.key
             assert config.store.url.startswith("rediss://") and config.store.ca

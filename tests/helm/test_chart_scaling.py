@@ -169,10 +169,10 @@ def test_monitors_read_every_pod_once_at_a_port_that_it_has(documents):
     found = list(read_by(documents))
     assert all(port in ports for port, _, ports in found)
     if of_kind(documents, "PodMonitor", "ServiceMonitor"):
-        roles = [role for _, role, _ in found]
-        assert sorted(roles) == sorted(set(roles)) and {
-            at.role for at in service_pods(documents)
-        } <= set(roles)
+        read = [(role, port) for port, role, _ in found]
+        assert len(read) == len(set(read))
+        pages = {(at.role, name) for at in service_pods(documents) for name in at.ports}
+        assert {at for at in pages if at[1].endswith("metrics")} <= set(read)
 
 
 def test_dashboard_and_alerts_are_shipped_as_they_are():

@@ -61,6 +61,12 @@ GATEWAY = {
     "inferenceGateway.parentRefs": [{"name": "gateway"}],
     "inferenceGateway.endpointPicker.service": "picker",
 }
+ONE_GPU = {
+    "draft.placement": "target",
+    "draft.config.kv_memory": "4GiB",
+    "target.config.kv_memory": "2.5 TiB",
+    "target.gpu.count": 1,
+}
 CANT = {
     "two routers that share nothing": {"redis.enabled": False, "router.replicas": 2},
     "two controllers of one role": {
@@ -87,6 +93,16 @@ CANT = {
     "a claim without its name": {"modelStore.type": "existingClaim"},
     "an empty store that nobody fills": {"modelStore.readOnly": True},
     "a draft on two GPUs": {"draft.gpu.count": 2},
+    **{
+        f"a draft in its target's pod with {path}": {**ONE_GPU, path: value}
+        for values in (
+            {"target.gpu.count": 0, "ray.enabled": True, "draft.gpu.count": 1, "draft.replicas": 2},
+            {"draft.nodeSelector": {"a": "b"}, "draft.image.tag": "9", "draft.ports.grpc": 9465},
+            {"draft.config.kv_memory": "0.25", "target.config.kv_memory": "auto"},
+            {"draft.autoscaling.hpa.enabled": True},
+        )
+        for path, value in values.items()
+    },
     "two monitors": {"metrics.serviceMonitor.enabled": True, "metrics.podMonitor.enabled": True},
     "a monitor of no metrics": {"metrics.enabled": False, "metrics.podMonitor.enabled": True},
     "a front without routers": {"http.enabled": True, "router.enabled": False},
@@ -184,6 +200,7 @@ def test_values_that_can_not_work_together_are_refused_with_a_sentence(what):
         {"model.name": "/models/llama-3.3-70b-instruct"},
         {"model.name": "meta-llama/Llama-3.1-8B-Instruct", "modelStore.size": "15Gi"},
         {"model.name": "own/model", "modelStore.size": "1Gi"},
+        ONE_GPU,
     ],
 )
 def test_memory_and_storage_with_room_are_taken_in_any_unit(values):
@@ -257,10 +274,10 @@ def test_every_value_says_what_it_is_in_a_sentence():
     assert [value.path for value in found if not value.text.endswith(".")] == []
 
 
-def test_the_roles_have_one_shape_but_for_the_ports_and_the_key_of_the_front():
+def test_the_roles_have_one_shape_but_for_ports_the_key_of_the_front_and_the_place_of_drafts():
     paths = {name: set() for name in TWINS}
     for value in values(FILE.read_text()):
         role, _, path = value.path.partition(".")
-        if role in paths and not path.startswith(("ports.", "token.")):
+        if role in paths and not path.startswith(("ports.", "token.", "placement")):
             paths[role].add(path)
     assert all(paths[name] == paths["router"] for name in TWINS)

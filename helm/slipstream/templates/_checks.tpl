@@ -5,6 +5,7 @@
 {{- include "slipstream.checks.metrics" . -}}
 {{- include "slipstream.checks.redis" . -}}
 {{- include "slipstream.checks.models" . -}}
+{{- if include "slipstream.draft.shared" . }}{{ include "slipstream.checks.shared" . }}{{ end -}}
 {{- include "slipstream.checks.tls" . -}}
 {{- include "slipstream.checks.auth" . -}}
 {{- if .Values.http.enabled }}{{ include "slipstream.checks.http" . }}{{ end -}}
@@ -88,6 +89,35 @@
 {{- end -}}
 {{- if and (eq $store.type "emptyDir") $store.subPath -}}
 {{- fail "modelStore.subPath needs a claim: an emptyDir has no directories" -}}
+{{- end -}}
+{{- end -}}
+
+{{/* A draft in its target's container has that one's GPU, pods, volumes and everything else but options and services. */}}
+{{- define "slipstream.checks.shared" -}}
+{{- $draft := .Values.draft -}}
+{{- $is := "draft.placement is target" -}}
+{{- if or (not .Values.target.enabled) .Values.ray.enabled -}}
+{{- fail (printf "%s, which needs target.enabled, and no ray.enabled: Ray runs drafts in pods of their own" $is) -}}
+{{- end -}}
+{{- if not (int .Values.target.gpu.count) -}}
+{{- fail (printf "%s, but target.gpu.count is 0: on CPUs draft and target are pods of their own, whatever their node" $is) -}}
+{{- end -}}
+{{- if or (int $draft.gpu.count) (ne (int $draft.replicas) 1) $draft.autoscaling.hpa.enabled $draft.autoscaling.keda.enabled -}}
+{{- fail (printf "%s, so draft.gpu.count must be 0, draft.replicas 1 and draft.autoscaling off: a draft comes and goes with its target" $is) -}}
+{{- end -}}
+{{- range $name := list "extraArgs" "extraEnv" "extraEnvFrom" "extraVolumes" "extraVolumeMounts" "extraInitContainers" "extraContainers" "annotations" "podAnnotations" "podLabels" "shmSize" "runtimeClassName" "priorityClassName" "schedulerName" "nodeSelector" "tolerations" "affinity" "topologySpreadConstraints" -}}
+{{- if index $draft $name -}}
+{{- fail (printf "%[1]s, so draft.%[2]s has no pod to go to: set target.%[2]s" $is $name) -}}
+{{- end -}}
+{{- end -}}
+{{- if or $draft.image.registry $draft.image.tag $draft.image.digest $draft.image.pullPolicy $draft.networkPolicy.extraIngress $draft.networkPolicy.extraEgress -}}
+{{- fail (printf "%s, so draft.image and draft.networkPolicy have no pod to go to: set target.image and target.networkPolicy" $is) -}}
+{{- end -}}
+{{- range $role := list "draft" "target" -}}
+{{- $memory := default "auto" (index $.Values $role).config.kv_memory -}}
+{{- if not (regexMatch "^[0-9]+([.][0-9]+ *[KMGT]iB| *([KMGT]iB|B)?)$" $memory) -}}
+{{- fail (printf "%s, but %s.config.kv_memory is %s: both must be sizes such as 4GiB, for a share is of the memory that the other has not taken yet" $is $role $memory) -}}
+{{- end -}}
 {{- end -}}
 {{- end -}}
 
@@ -204,8 +234,11 @@
 {{- if le $termination (int $needed) -}}
 {{- fail (printf "%s.drain.terminationGracePeriodSeconds is %d, but must be above the %d of preStopSeconds and graceSeconds together: a pod that stops would be killed before it is done" .part $termination (int $needed)) -}}
 {{- end -}}
-{{- $ports := list (int .root.Values.metrics.port) -}}
+{{- $ports := list (include "slipstream.role.metricsPort" . | int) -}}
 {{- range $values.ports }}{{ $ports = append $ports (int .) }}{{ end -}}
+{{- if and (eq .part "target") (include "slipstream.draft.shared" .root) -}}
+{{- $ports = append $ports (int .root.Values.draft.ports.grpc) | concat (list (include "slipstream.role.metricsPort" (dict "root" .root "part" "draft") | int)) -}}
+{{- end -}}
 {{- if lt (len (uniq $ports)) (len $ports) -}}
 {{- fail (printf "%s.ports and metrics.port must differ: each is a port of the same pod" .part) -}}
 {{- end -}}

@@ -57,10 +57,11 @@ store_key: /etc/slipstream/redis-cert/tls.key
 
 {{- define "slipstream.config.tls" -}}
 {{- if .root.Values.tls.enabled -}}
-tls_cert: /etc/slipstream/tls/tls.crt
-tls_key: /etc/slipstream/tls/tls.key
+{{- $folder := printf "/etc/slipstream/%s" (include "slipstream.role.nameInPod" (merge (dict "name" "tls") .)) -}}
+tls_cert: {{ $folder }}/tls.crt
+tls_key: {{ $folder }}/tls.key
 {{- if or (include "slipstream.role.isEngine" .) (and (eq .part "router") .root.Values.tls.requireClientCertificates) }}
-tls_client_ca: /etc/slipstream/tls/ca.crt
+tls_client_ca: {{ $folder }}/ca.crt
 {{- end }}
 {{- if include "slipstream.role.isEngine" . }}
 tls_client_names:
@@ -70,9 +71,9 @@ tls_client_names:
 tls_draft_names:
   - {{ include "slipstream.tls.name" (dict "root" .root "part" "draft") | quote }}
 {{- else }}
-peer_ca: /etc/slipstream/tls/ca.crt
-peer_cert: /etc/slipstream/tls/tls.crt
-peer_key: /etc/slipstream/tls/tls.key
+peer_ca: {{ $folder }}/ca.crt
+peer_cert: {{ $folder }}/tls.crt
+peer_key: {{ $folder }}/tls.key
 {{- if eq .part "http" }}
 peer_router_name: {{ include "slipstream.tls.name" (dict "root" .root "part" "router") | quote }}
 {{- else }}
@@ -116,7 +117,7 @@ router: {{ include "slipstream.config.headless" (dict "root" .root "part" "route
 plaintext_tokens: {{ not (or .root.Values.tls.enabled .root.Values.auth.enabled) }}
 timeout_s: {{ .root.Values.longestGenerationSeconds }}
 {{- else -}}
-device: {{ ternary "cuda" "cpu" (gt (int (index .root.Values .part).gpu.count) 0) }}
+device: {{ ternary "cuda" "cpu" (gt (int (index .root.Values (include "slipstream.role.host" .)).gpu.count) 0) }}
 {{- if and (eq .part "draft") .root.Values.target.enabled }}
 kv_sources:
   - "*:{{ .root.Values.target.ports.grpc | int }}"
@@ -139,7 +140,9 @@ token_file: /etc/slipstream/token/token
 {{- end }}
 {{- else }}
 address: "{{ $any }}:{{ $values.ports.grpc | int }}"
+{{- if eq .part (include "slipstream.role.host" .) }}
 health_address: "{{ $any }}:{{ $values.ports.health | int }}"
+{{- end }}
 {{ include "slipstream.config.store" . }}
 {{- end }}
 {{- if eq .part "target" }}

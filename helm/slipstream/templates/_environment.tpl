@@ -62,6 +62,12 @@
 {{- $t := .root.Values.telemetry }}
 - name: OTEL_SERVICE_NAME
   value: {{ index $t.serviceNames .part | quote }}
+{{- if and (eq .part "target") (include "slipstream.draft.shared" .root) }}
+- name: DRAFT_SERVICE_NAME
+  value: {{ $t.serviceNames.draft | quote }}
+- name: SLIPSTREAM_DRAFT_ADVERTISED_ADDRESS
+  value: {{ printf (ternary "[$(POD_IP)]:%d" "$(POD_IP):%d" .root.Values.ipv6) (int .root.Values.draft.ports.grpc) | quote }}
+{{- end }}
 - name: OTEL_RESOURCE_ATTRIBUTES
   value: {{ include "slipstream.telemetry.attributes" . | quote }}
 {{- if and $t.otlp.endpoint $t.otlp.headersSecret }}
@@ -168,6 +174,11 @@ k8s.namespace.name={{ .root.Release.Namespace }},k8s.pod.name=$(POD_NAME),k8s.no
 - name: tls
   sources:
     {{- include "slipstream.tls.sources" . | nindent 4 }}
+{{- if and (eq .part "target") (include "slipstream.draft.shared" .root) }}
+- name: {{ include "slipstream.role.nameInPod" (dict "root" .root "part" "draft" "name" "tls") }}
+  sources:
+    {{- include "slipstream.tls.sources" (dict "root" .root "part" "draft") | nindent 4 }}
+{{- end }}
 {{- end }}
 {{- if and (eq .part "router") .root.Values.auth.enabled }}
 - name: keys

@@ -9,9 +9,29 @@
 {{- if has .part (list "draft" "target") -}}yes{{- end -}}
 {{- end -}}
 
+{{/* Whether the draft runs in its target's container, on the same GPU. */}}
+{{- define "slipstream.draft.shared" -}}
+{{- if and .Values.draft.enabled (eq .Values.draft.placement "target") -}}yes{{- end -}}
+{{- end -}}
+
+{{/* The role whose pods run a role. */}}
+{{- define "slipstream.role.host" -}}
+{{- ternary "target" .part (and (eq .part "draft") (not (empty (include "slipstream.draft.shared" .root)))) -}}
+{{- end -}}
+
+{{/* Whether a role has pods, of this chart or on Ray. */}}
+{{- define "slipstream.role.hasPods" -}}
+{{- if and (index .root.Values .part).enabled (eq .part (include "slipstream.role.host" .)) -}}yes{{- end -}}
+{{- end -}}
+
+{{/* The roles that the pods of a role run, as a list in JSON. */}}
+{{- define "slipstream.role.residents" -}}
+{{- toJson (ternary (list "target" "draft") (list .part) (and (eq .part "target") (not (empty (include "slipstream.draft.shared" .root))))) -}}
+{{- end -}}
+
 {{/* Whether a role runs as a Deployment of this chart. */}}
 {{- define "slipstream.role.deployed" -}}
-{{- if (index .root.Values .part).enabled -}}
+{{- if include "slipstream.role.hasPods" . -}}
 {{- if not (and (include "slipstream.role.isEngine" .) .root.Values.ray.enabled) -}}yes{{- end -}}
 {{- end -}}
 {{- end -}}
@@ -23,6 +43,16 @@
 
 {{- define "slipstream.role.port" -}}
 {{- index (index .root.Values .part).ports (include "slipstream.role.protocol" .) | int -}}
+{{- end -}}
+
+{{/* Name of a port or a secret (.name) of a role in its pod, where names are unique. */}}
+{{- define "slipstream.role.nameInPod" -}}
+{{- ternary .name (printf "%s-%s" .part .name) (eq .part (include "slipstream.role.host" .)) -}}
+{{- end -}}
+
+{{/* Port of a role's metrics: a draft in its target's pod has the next one. */}}
+{{- define "slipstream.role.metricsPort" -}}
+{{- ternary 0 1 (eq .part (include "slipstream.role.host" .)) | add .root.Values.metrics.port -}}
 {{- end -}}
 
 {{- define "slipstream.role.scaled" -}}
@@ -58,7 +88,7 @@ upgrade would render the default. */}}
 {{- end -}}
 
 {{- define "slipstream.role.grace" -}}
-{{- $drain := (index .root.Values .part).drain -}}
+{{- $drain := (index .root.Values (include "slipstream.role.host" .)).drain -}}
 {{- default (add .root.Values.longestGenerationSeconds 30) $drain.graceSeconds | int -}}
 {{- end -}}
 
@@ -181,17 +211,19 @@ that it is quantized. */}}
 {{- printf "%.0f" $bytes -}}
 {{- end -}}
 
-{{/* Names of the models that a role fetches, as a list in JSON. */}}
+{{/* Names of the models that a role's pods fetch, as a list in JSON. */}}
 {{- define "slipstream.role.models" -}}
 {{- $model := .root.Values.model -}}
 {{- $names := list -}}
-{{- if eq .part "target" -}}
-{{- $names = list $model.name -}}
-{{- else if eq .part "draft" -}}
-{{- $names = ternary (list (trimPrefix "vanilla:" $model.draft)) (list $model.name) (hasPrefix "vanilla:" $model.draft) -}}
+{{- range $role := include "slipstream.role.residents" . | fromJsonArray -}}
+{{- if eq $role "target" -}}
+{{- $names = append $names $model.name -}}
+{{- else if eq $role "draft" -}}
+{{- $names = append $names (ternary (trimPrefix "vanilla:" $model.draft) $model.name (hasPrefix "vanilla:" $model.draft)) -}}
+{{- end -}}
 {{- end -}}
 {{- $fetched := list -}}
-{{- range $names -}}
+{{- range uniq $names -}}
 {{- if include "slipstream.models.fetchable" . }}{{ $fetched = append $fetched . }}{{ end -}}
 {{- end -}}
 {{- toJson $fetched -}}

@@ -2,7 +2,9 @@
 
 {{/* Pods of parts (.parts) of this release, as peers. */}}
 {{- define "slipstream.policy.pods" -}}
-{{- range $part := .parts }}
+{{- $hosts := list -}}
+{{- range $part := .parts }}{{ $hosts = append $hosts (include "slipstream.role.host" (dict "root" $.root "part" $part)) }}{{ end -}}
+{{- range $part := uniq $hosts }}
 - podSelector:
     matchLabels:
       {{- include "slipstream.selector" (dict "root" $.root "part" $part) | nindent 6 }}
@@ -35,9 +37,16 @@
 {{- else -}}
 {{- $callers = concat (include "slipstream.policy.pods" (dict "root" .root "parts" (ternary (list "router" "draft") (list "router") (eq .part "target"))) | fromYamlArray) $policy.engineFrom -}}
 {{- end -}}
+{{- $isShared := and (eq .part "target") (include "slipstream.draft.shared" .root) -}}
+{{- $draft := dict "root" .root "part" "draft" -}}
 {{ include "slipstream.policy.rule" (dict "side" "from" "peers" $callers "ports" (list (include "slipstream.role.port" . | int))) }}
+{{- if $isShared }}
+{{ include "slipstream.policy.rule" (dict "side" "from" "peers" (concat (include "slipstream.policy.pods" (dict "root" .root "parts" (list "router")) | fromYamlArray) $policy.engineFrom) "ports" (list (include "slipstream.role.port" $draft | int))) }}
+{{- end }}
 {{- if .root.Values.metrics.enabled }}
-{{ include "slipstream.policy.rule" (dict "side" "from" "peers" $policy.metricsFrom "ports" (list (.root.Values.metrics.port | int))) }}
+{{- $ports := list (include "slipstream.role.metricsPort" . | int) }}
+{{- if $isShared }}{{ $ports = append $ports (include "slipstream.role.metricsPort" $draft | int) }}{{ end }}
+{{ include "slipstream.policy.rule" (dict "side" "from" "peers" $policy.metricsFrom "ports" $ports) }}
 {{- end }}
 {{- with $values.networkPolicy.extraIngress }}
 {{ toYaml . }}
@@ -59,7 +68,7 @@
 {{- if and (eq .part "http") .root.Values.router.enabled }}
 {{ include "slipstream.policy.rule" (dict "side" "to" "peers" (include "slipstream.policy.pods" (dict "root" .root "parts" (list "router")) | fromYamlArray) "ports" (list (.root.Values.router.ports.grpc | int))) }}
 {{- end }}
-{{- if has .part (list "router" "draft") }}
+{{- if or (eq .part "router") (has "draft" (include "slipstream.role.residents" . | fromJsonArray)) }}
 {{ include "slipstream.policy.rule" (dict "side" "to" "peers" (include "slipstream.policy.pods" (dict "root" .root "parts" (list "target")) | fromYamlArray) "ports" (list (.root.Values.target.ports.grpc | int))) }}
 {{- with $policy.engineTo }}
 {{ include "slipstream.policy.rule" (dict "side" "to" "peers" . "ports" (ternary (list (int $.root.Values.target.ports.grpc) (int $.root.Values.draft.ports.grpc)) (list (int $.root.Values.target.ports.grpc)) (eq $.part "router"))) }}

@@ -39,7 +39,11 @@ spec:
 
 {{/* Whatever makes new pods necessary when it changes. Certificates and keys are read anew by themselves. */}}
 {{- define "slipstream.pod.checksums" -}}
-checksum/config: {{ printf "%s\n%s" (include "slipstream.config.role" .) (include "slipstream.config.telemetry" .root) | sha256sum }}
+{{- $told := include "slipstream.config.telemetry" .root -}}
+{{- range $role := include "slipstream.role.residents" . | fromJsonArray | reverse -}}
+{{- $told = printf "%s\n%s" (include "slipstream.config.role" (dict "root" $.root "part" $role)) $told -}}
+{{- end -}}
+checksum/config: {{ sha256sum $told }}
 {{- end -}}
 
 {{- define "slipstream.pod" -}}
@@ -168,6 +172,13 @@ image: {{ include "slipstream.role.image" . | quote }}
 imagePullPolicy: {{ default .root.Values.image.pullPolicy $values.image.pullPolicy }}
 {{- if eq .part "http" }}
 command: ["python", "-m", "slipstream_gateway"]
+{{- else if and (eq .part "target") (include "slipstream.draft.shared" .root) }}
+command:
+  - bash
+  - -c
+  - |
+    {{- include "slipstream.shared.script" .root | nindent 4 }}
+  - target
 {{- end }}
 args:
   - --config
@@ -182,13 +193,15 @@ envFrom:
   {{- toYaml . | nindent 2 }}
 {{- end }}
 ports:
-  {{- range $name, $port := $values.ports }}
-  - name: {{ $name }}
+  {{- range $role := include "slipstream.role.residents" . | fromJsonArray }}
+  {{- $part := dict "root" $.root "part" $role }}
+  {{- $ports := deepCopy (index $.root.Values $role).ports }}
+  {{- if ne $role $.part }}{{ $ports = omit $ports "health" }}{{ end }}
+  {{- if $.root.Values.metrics.enabled }}{{ $_ := set $ports "metrics" (include "slipstream.role.metricsPort" $part) }}{{ end }}
+  {{- range $name, $port := $ports }}
+  - name: {{ include "slipstream.role.nameInPod" (merge (dict "name" $name) $part) }}
     containerPort: {{ $port }}
   {{- end }}
-  {{- if .root.Values.metrics.enabled }}
-  - name: metrics
-    containerPort: {{ .root.Values.metrics.port }}
   {{- end }}
 {{- include "slipstream.probes" . | nindent 0 }}
 {{- with $values.drain.preStopSeconds }}{{/* a sleep of 0 is refused before Kubernetes 1.33 */}}
@@ -203,6 +216,23 @@ resources:
   {{- include "slipstream.resources" . | nindent 2 }}
 volumeMounts:
   {{- include "slipstream.mounts" . | nindent 2 }}
+{{- end -}}
+
+{{/* Runs the draft, and the target with the container's arguments. When one ends, the other drains, and the container
+ends as the first one did, with an error in any case. SIGTERM drains both. */}}
+{{- define "slipstream.shared.script" -}}
+{{- $metrics := printf "%s:%s" (ternary "[::]" "0.0.0.0" .Values.ipv6) (include "slipstream.role.metricsPort" (dict "root" . "part" "draft")) -}}
+trap 'stopping=1; kill $draft $target' TERM
+OTEL_SERVICE_NAME="$DRAFT_SERVICE_NAME" python -m slipstream_draft --config /etc/slipstream/config/slipstream.toml
+{{- if .Values.metrics.enabled }} --metrics-address '{{ $metrics }}'{{ end }} & draft=$!
+python -m slipstream_target "$@" & target=$!
+wait -n
+code=$?
+[ "$stopping" ] || kill $draft $target 2>/dev/null
+wait
+[ "$stopping" ] && exit 0
+[ $code -ne 0 ] && exit $code
+exit 1
 {{- end -}}
 
 {{/* A process that answers is alive; whether it takes requests is another matter. */}}

@@ -3,9 +3,11 @@ What was rendered once is kept; tests must not change it. Pods are found whereve
 
 import base64
 import json
+import shlex
 import subprocess
 import tomllib
 from collections.abc import Iterator, Mapping, Sequence
+from copy import deepcopy
 from dataclasses import dataclass
 from functools import cache
 from pathlib import Path
@@ -162,6 +164,21 @@ def service_pods(documents: Sequence[Json]) -> list[Pod]:
     """Return the pods of services that run as Kubernetes' own workloads."""
     found = of_kind(documents, "Deployment", "StatefulSet")
     return [pod for pod in pods(found) if pod.role in SERVICES]
+
+
+def resident_draft(documents: Sequence[Json]) -> Pod | None:
+    """Return the draft in its target's container as a pod of its own: its arguments and ports."""
+    by_role = {pod.role: pod for pod in service_pods(documents)}
+    target = by_role.get("target")
+    if "draft" in by_role or target is None or "draft" not in settings(documents):
+        return None
+    main = deepcopy(target.main)
+    line = shlex.split(next(at for at in main["command"][2].splitlines() if "_draft" in at))
+    main["args"] = line[line.index("slipstream_draft") + 1 : line.index("&")]
+    inner = [{**at, "name": at["name"].removeprefix("draft-")} for at in main["ports"]]
+    main["ports"] = [at for at, own in zip(inner, main["ports"], strict=True) if at != own]
+    spec = {**target.spec, "containers": [main]}
+    return Pod(target.owner, "draft", target.labels, spec, target.template)
 
 
 def _pods(document: Json) -> Iterator[Pod]:

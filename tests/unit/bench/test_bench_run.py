@@ -124,14 +124,23 @@ def test_a_number_that_json_does_not_know_leaves_no_file(tmp_path):
 @pytest.mark.parametrize("device", ["cpu", "cuda"])
 def test_costs_of_random_weights_are_beside_the_time_that_reading_takes(tmp_path, device):
     shape = tiny_checkpoint.save_checkpoint(tmp_path, context_length=512)
-    words = ("--shape", str(shape), "--device", device, "--dtype", "float32", "--rounds", "1")
+    words = ("--shape", str(shape), "--device", device, "--dtype", "float32", "--rounds", "2")
+    words += ("--context", "20", "--sessions", "1,3")
     out = tmp_path / "cost.json"
     assert exit_code(("bench", "cost", *words, "--rows", "1,4", "--json", str(out))) == 0
     cost = json.loads(out.read_text())["cost"]
     assert cost["engine"] == {"cpu": f"native {kernels()}", "cuda": "cuda"}[device]
-    assert [*cost["sessions_ms"]] == ["1", "8", "32"]
-    assert cost["of_floor"] == pytest.approx(cost["floor_ms"] / cost["forward_ms"]["1"])
-    assert cost["draft"] is None
+    assert [*cost["sessions_ms"]] == ["1", "3"]
+    assert cost["of_floor"] == pytest.approx(cost["floors_ms"]["1"] / cost["forward_ms"]["1"])
+    assert cost["floors_ms"]["3"] > cost["floors_ms"]["1"]
+    assert cost["draft"]["step_ms"] > 0
+    for level in cost["rounds"]["levels"]:
+        assert [*level["engines"]] == ["plain", "glide", "glide+cape", "auto"]
+        for of in level["engines"].values():
+            assert of["identical"] == of["outputs"] == 2 * level["users"] and of["round_ms"] > 0
+        assert level["engines"]["glide+cape"]["drafted_tokens"] > 0
+    assert [level["users"] for level in cost["rounds"]["levels"]] == [1, 3]
+    assert (cost["captures"]["ready"] > 0) is (device == "cuda")
 
 
 def test_an_unknown_shape_is_refused(capsys):
