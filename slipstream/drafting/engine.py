@@ -73,8 +73,7 @@ class LocalDraft:
 
     def prepare(self) -> None:
         """Make ready what would take its time within the first requests."""
-        if self.chains is not None:
-            self.chains.prepare(self.pool)
+        (self.chains or self._scorer).prepare(self.pool)
 
     async def propose(self, sequence: TokenSequence, plan: Plan) -> Proposal:
         """See `core.ports.Draft.propose`."""

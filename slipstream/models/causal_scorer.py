@@ -48,6 +48,9 @@ class CausalScorer:
     def pool(self, num_pages: int) -> KvPool:
         return self._model.pool(num_pages)
 
+    def prepare(self, pool: KvPool) -> None:
+        self._model.decoder.prepare(pool)
+
     def open(self, capacity: int, pool: KvPool | None = None) -> CausalState:
         if pool is None:
             pool = self.pool(round_up(capacity, BLOCK_SIZE) // BLOCK_SIZE)

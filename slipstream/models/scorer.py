@@ -199,7 +199,7 @@ class Chains(Protocol):
     """True if the tokens of a chain, without the last, are nodes of its state then."""
 
     def prepare(self, pool: "KvPool") -> None:
-        """Make ready what would take its time within requests, over a pool that nothing uses."""
+        """See `Scorer.prepare`."""
 
     def fits(self, sampling: SamplingParams, stop: Stop, ends: frozenset[int]) -> bool:
         """Return whether such a chain can be followed."""
@@ -236,6 +236,9 @@ class Scorer(Protocol):
 
     def pool(self, num_pages: int) -> "KvPool":
         """Memory for the states of an engine's sessions."""
+
+    def prepare(self, pool: "KvPool") -> None:
+        """Make ready what would take its time within requests, over a pool that nothing uses."""
 
     def open(self, capacity: int, pool: "KvPool | None" = None) -> Any:
         """State of one session with room for `capacity` tokens, tree nodes included.

@@ -143,6 +143,9 @@ class GlideScorer:
         # Captured chains write what is past a session's room to the first scratch page.
         return KvPool(self.layout, num_pages, scratch_rows=1, buffers=self.backend.buffers)
 
+    def prepare(self, pool: KvPool) -> None:
+        pass
+
     def open(self, capacity: int, pool: KvPool | None = None) -> GlideState:
         if capacity < 1:
             raise InvalidRequest(f"capacity is {capacity}, it must be at least 1")
