@@ -128,6 +128,7 @@ class WorkerProcesses:
         if error is None:
             with suppress(OSError):
                 self.send(None)
+                leave_ranks()  # as they do, at the same time
         for worker in self._workers:
             try:
                 worker.process.wait(0.0 if error else _GRACE_S)
