@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -41,6 +42,7 @@ class Replay:
         self._max_graphs = max_graphs
         self._entries: OrderedDict[Hashable, _Capture] = OrderedDict()
         self._pool: Any = None
+        _replays.add(self)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -107,6 +109,15 @@ class Replay:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = body(*static)
         return _Capture(static, outputs, graph.replay, body)
+
+
+_replays: WeakSet[Replay] = WeakSet()
+
+
+def release_graphs() -> None:
+    """Forget every body of this process, and what was captured of it."""
+    for replay in _replays:
+        replay._entries.clear()
 
 
 def send(source: Tensor, into: Tensor) -> None:

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from slipstream.models.glide.glide import rotate
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.torch.paged import PagedTokens, attend
+from slipstream.models.torch.ranks import RowParallelLinear
 
 _FAMILIES = {f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 _LINEARS = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")]
@@ -21,8 +22,12 @@ _LINEARS += [f"mlp.{name}_proj" for name in ("gate", "up", "down")]
 
 @torch.library.custom_op("slipstream::add_norm", mutates_args=(), device_types="cpu")
 def add_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return x + more [R, d], and its root-mean-square norm; without rows, nothing is added."""
-    total = x + more if len(more) else x.clone()
+    """Return x and the n parts of `more` [n * R, d] added up in order, [R, d], and the
+    root-mean-square norm of that."""
+    wide = x.to(torch.float32, copy=True)
+    for start in range(0, len(more), max(len(x), 1)):
+        wide += more[start : start + len(x)]
+    total = wide.to(x.dtype)
     return total, F.rms_norm(total.float(), weight.shape, weight.float(), eps).to(x.dtype)
 
 
@@ -70,7 +75,7 @@ def _(x: Tensor) -> Tensor:
 
 
 Stream = tuple[Tensor, Tensor]
-"""The residual stream and what comes to it, [R, d] each."""
+"""The residual stream [R, d] and what comes to it [n * R, d], in a part for each of n ranks."""
 
 
 class FusedNorm(nn.Module):
@@ -122,8 +127,14 @@ class FusedLayer(nn.Module):
         norms = [norm.weight for norm in self.heads]
         query = place(self.qkv(normed), layer, places, norms, self.first.eps)
         attended = attend(query, layer, slip_tokens.attended, self._scale)
-        x, normed = self.second.added((x, self.out(attended)))
-        return x, self.down(gate(self.gate_up(normed)))
+        x, normed = self.second.added((x, _parts(self.out, attended)))
+        return x, _parts(self.down, gate(self.gate_up(normed)))
+
+
+def _parts(linear: nn.Module, x: Tensor) -> Tensor:
+    """Return what adds up to a layer's product [R, d]: [n * R, d] of n ranks that share it."""
+    found: Tensor = linear.parts(x) if isinstance(linear, RowParallelLinear) else linear(x)
+    return found
 
 
 def fuse(model: Any) -> None:
@@ -137,7 +148,8 @@ def fuse(model: Any) -> None:
 
 def _is_known(layer: nn.Module) -> bool:
     is_known = type(layer).__name__ in _FAMILIES
-    return is_known and all(type(layer.get_submodule(name)) is nn.Linear for name in _LINEARS)
+    known = (nn.Linear, RowParallelLinear)
+    return is_known and all(type(layer.get_submodule(name)) in known for name in _LINEARS)
 
 
 def joined(*linears: Any) -> nn.Linear:

@@ -186,6 +186,7 @@ def simulated_gpu(*, has_values: bool = True) -> Iterator[Gpu]:
 
 _FACTS: dict[str, Any] = {
     "get_device_name": lambda _device=None: "simulated",
+    "get_device_capability": lambda _device=None: (8, 0),
     "mem_get_info": lambda _device=None: (MEMORY, MEMORY),
     "is_bf16_supported": lambda **_: True,
 }
