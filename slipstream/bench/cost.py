@@ -4,7 +4,6 @@ Everything is timed in turn, round after round, and reported as a median, so tha
 machine hits all of it alike.
 """
 
-import gc
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -28,7 +27,6 @@ from slipstream.core.tree import TokenTree
 from slipstream.core.types import Plan, Session
 from slipstream.drafting.build import DraftModel
 from slipstream.models.causal import CausalModel
-from slipstream.models.cuda.graphs import Replay
 from slipstream.models.decoder import Decoder
 from slipstream.models.dtypes import CPU
 from slipstream.models.kv.batch import Part
@@ -227,11 +225,6 @@ def launches(device: str) -> Iterator[list[float]]:
         wait_for(device)
     events = (event for event in trace.events() if event.device_type == DeviceType.CUDA)
     found += [event.time_range.elapsed_us() / 1000 for event in events]
-
-
-def num_captures() -> int:
-    """Return how many forwards and chains are captured in this process."""
-    return sum(len(each) for each in gc.get_objects() if type(each) is Replay)
 
 
 def _floors_ms(model: CausalModel, context: int, counts: Sequence[int]) -> dict[str, float]:

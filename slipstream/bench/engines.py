@@ -11,7 +11,7 @@ import torch
 from tokenizers import Tokenizer, decoders, models, pre_tokenizers
 from transformers import AutoModelForCausalLM, LlamaConfig, PreTrainedModel
 
-from slipstream.bench.cost import CostPlan, launches, measure_cost, num_captures
+from slipstream.bench.cost import CostPlan, launches, measure_cost
 from slipstream.bench.harness import Advance, Ask, asking
 from slipstream.bench.load import LoadPlan, measure_rounds
 from slipstream.bench.methods import Method
@@ -22,6 +22,7 @@ from slipstream.core.errors import InvalidRequest
 from slipstream.core.types import SamplingParams
 from slipstream.drafting.build import Drafter, DraftModel, glide_folder
 from slipstream.engine.thread import EngineThread
+from slipstream.models.cuda.graphs import num_captures
 from slipstream.models.cuda.layers import scale_linears
 from slipstream.models.dtypes import FP8, choose_dtype
 from slipstream.models.format.digests import weights_digests

@@ -4,6 +4,7 @@ import os
 import select
 import signal
 from contextlib import contextmanager
+from queue import SimpleQueue
 
 import pytest
 import torch
@@ -21,6 +22,7 @@ from slipstream.models.kv.batch import Part
 from slipstream.models.loading import causal_model
 from slipstream.models.torch.arrays import as_tensor
 from slipstream.models.torch.loading import load_target_parts
+from slipstream.models.torch.tensor_parallel import ClosePool
 from slipstream_target.tensor_parallel import TensorParallelPlan, WorkerProcesses
 from support.models import tiny
 from support.models.rounds import plain, speculate
@@ -62,8 +64,13 @@ def world(request, tmp_path_factory):
     with pytest.MonkeyPatch.context() as patch:
         patch.setenv("LOCAL_RANK", "0")  # so that it is afterwards as it was
         plan = TensorParallelPlan(2, folder, dtype, "cpu", "auto", 1)
-        with WorkerProcesses(plan, lambda reason, _: pytest.fail(reason)) as driver:
+        lost = SimpleQueue()
+        with WorkerProcesses(plan, lambda *reason: lost.put(reason)) as driver:
             yield World(folder, dtype, family, driver)
+            assert lost.empty()
+            driver.send(ClosePool(99))  # a rank that fails at a step says why
+            reason = "rank 1 failed at a step of all ranks: KeyError(99)"
+            assert lost.get(timeout=LIMIT_S) == (reason, False)
 
 
 def run(model, cache, pending, tree=TREE):

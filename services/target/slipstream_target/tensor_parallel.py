@@ -15,6 +15,7 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass
 from multiprocessing.connection import Connection
+from multiprocessing.reduction import ForkingPickler
 from pathlib import Path
 from types import TracebackType
 from typing import Self
@@ -107,8 +108,9 @@ class WorkerProcesses:
 
     def send(self, step: WorkerStep | None) -> None:
         """See `models.torch.tensor_parallel.Workers`. None is the last step."""
+        message = ForkingPickler.dumps(step)
         for worker in self._workers:
-            worker.connection.send(step)
+            worker.connection.send_bytes(message)
 
     def fail(self, reason: str) -> None:
         if not self._is_over.wait(_MOMENT_S):  # where a worker has ended, that is the reason
@@ -128,6 +130,7 @@ class WorkerProcesses:
         if error is None:
             with suppress(OSError):
                 self.send(None)
+                leave_ranks()  # as they do, at the same time
         for worker in self._workers:
             try:
                 worker.process.wait(0.0 if error else _GRACE_S)

@@ -1,7 +1,9 @@
 """`python -m slipstream_target.tensor_parallel_worker FD`: one rank of a target."""
 
+import os
 import signal
 import sys
+import traceback
 from collections.abc import Sequence
 from multiprocessing.connection import Connection
 
@@ -15,21 +17,28 @@ from slipstream_target.tensor_parallel import WorkerFailure, WorkerTask
 
 
 def main(argv: Sequence[str]) -> int:
-    """Carry out steps until the last one; return the process's exit code."""
+    """Carry out steps until the last one; return the process's exit code.
+
+    After an error the process ends at once: to leave the ranks is to wait for the others.
+    """
     for number in (signal.SIGINT, signal.SIGTERM):  # the driver decides when requests are done
         signal.signal(number, signal.SIG_IGN)
     with Connection(int(argv[0])) as driver:
+        task: WorkerTask = driver.recv()
         try:
-            _work(driver.recv(), driver)
+            _work(task, driver)
+            leave_ranks()
+            return 0
+        except (EOFError, ConnectionError):  # the driver is gone
+            pass
         except SlipstreamError as error:
             is_input = isinstance(error, InvalidRequest | ModelError)
             driver.send(WorkerFailure(str(error), is_input))
-            return 1
-        except (EOFError, ConnectionError):  # the driver is gone
-            pass
-        finally:
-            leave_ranks()
-    return 0
+        except Exception as error:
+            traceback.print_exc()
+            reason = f"rank {task.rank} failed at a step of all ranks: {error!r}"
+            driver.send(WorkerFailure(reason, is_input=False))
+        os._exit(1)
 
 
 def _work(task: WorkerTask, driver: Connection) -> None:

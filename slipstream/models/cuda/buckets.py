@@ -51,11 +51,11 @@ class Buckets:
     pages: int
     tile: int
 
-    def shape(self, own: ForwardShape) -> ForwardShape:
-        """Return the smallest shape that holds another. Raises `CapacityError` where none does."""
+    def shape(self, own: ForwardShape) -> ForwardShape | None:
+        """Return the smallest shape that holds another; None where none does."""
         needed = max(own.rows, -(-own.path // _PATH))
-        rows = fit(needed, self.rows, what="tokens of one forward")
-        return self._of(rows, 1 if own.sessions == 1 else rows)
+        rows = next((rows for rows in self.rows if needed <= rows), None)
+        return None if rows is None else self._of(rows, 1 if own.sessions == 1 else rows)
 
     def __iter__(self) -> Iterator[ForwardShape]:
         """Every shape, the largest first, so that later captures find memory."""

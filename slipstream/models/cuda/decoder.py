@@ -13,7 +13,6 @@ import torch
 from torch import Tensor
 from transformers import PreTrainedModel
 
-from slipstream.core.errors import CapacityError
 from slipstream.models.cuda.buckets import Buckets, fit, row_steps
 from slipstream.models.cuda.draws import draw
 from slipstream.models.cuda.graphs import Replay, send
@@ -21,7 +20,7 @@ from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import BLOCK_SIZE, KvLayout, KvPool, round_up
 from slipstream.models.torch.decoder import TorchDecoder, TorchSettings
-from slipstream.models.torch.packing import PackedForward, pack
+from slipstream.models.torch.packing import PackedDraws, PackedForward, pack
 from slipstream.models.torch.paged import SPANS
 
 _MAX_ROWS = 512
@@ -48,7 +47,8 @@ class CudaDecoder(TorchDecoder):
         pages = round_up(context_length, BLOCK_SIZE) // BLOCK_SIZE
         self.buckets = Buckets(row_steps(_MAX_ROWS, self.rule), pages, self._tile)
         self._pools: WeakSet[KvPool] = WeakSet()
-        self._num_heads: int = model.config.get_text_config().num_attention_heads
+        num_heads: int = model.config.get_text_config().num_attention_heads
+        self._num_heads = num_heads // layout.num_ranks
 
     def new_pool(self, num_pages: int, scratch_rows: int, *, lasts: bool = True) -> KvPool:
         pool = super().new_pool(num_pages, scratch_rows)
@@ -63,23 +63,31 @@ class CudaDecoder(TorchDecoder):
         num_outputs = sum(shape.rows for shape in self.buckets)
         return self.buckets.rows[-1] * (row_bytes + attended) + num_outputs * output_bytes
 
+    def pack(
+        self, batch: Batch, draws: Sequence[Draw]
+    ) -> tuple[PackedForward, tuple[PackedDraws, ...]]:
+        most = self.buckets.rows[-1]
+        parts = [draws[start : start + most] for start in range(0, len(draws), most)]
+        return pack(batch, self._tile, self.buckets.shape), tuple(map(self._packed, parts))
+
     @torch.inference_mode()
-    def forward(
-        self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
+    def compute(
+        self, pool: KvPool, packed: PackedForward, draws: Sequence[PackedDraws]
     ) -> tuple[Tensor, list[int]]:
-        """See `Decoder.forward`: hidden states are overwritten where tokens are drawn."""
-        packed, is_captured = self._packed(pool, batch)
+        """Return what `forward` does: hidden states are overwritten where tokens are drawn."""
         values, shape = torch.from_numpy(packed.values), packed.shape
 
         def body(values: Tensor) -> tuple[Tensor]:
             return (self.run(pool, shape, values),)
 
-        if is_captured:
+        if packed.is_bucket and pool in self._pools:
             (out,) = self.replay.run((id(pool), shape), body, (values,))
         else:
             (out,) = body(values.to(self._layout.device))
         hidden = out[: packed.num_rows]
-        return (hidden, self._drawn(hidden, draws)) if draws else (hidden.clone(), [])
+        if not draws:
+            return hidden.clone(), []
+        return hidden, [token for some in draws for token in self._drawn(hidden, some)]
 
     @torch.inference_mode()
     def prepare(self, pool: KvPool) -> None:
@@ -91,29 +99,24 @@ class CudaDecoder(TorchDecoder):
             batch = Batch(zeros, zeros, [slot] * rows, tables, zeros, [(slot,)] * rows, sizes)
             self.forward(pool, batch, [Draw(row, 0.0, (0, 0)) for row in range(rows)])
 
-    def _packed(self, pool: KvPool, batch: Batch) -> tuple[PackedForward, bool]:
-        try:
-            return pack(batch, self._tile, self.buckets.shape), pool in self._pools
-        except CapacityError:
-            return pack(batch, self._tile), False
-
-    def _drawn(self, hidden: Tensor, draws: Sequence[Draw]) -> list[int]:
-        """Return the tokens behind some of the states [n, d]."""
-        most = self.buckets.rows[-1]
-        if len(draws) > most:
-            return self._drawn(hidden, draws[:most]) + self._drawn(hidden, draws[most:])
+    def _packed(self, draws: Sequence[Draw]) -> PackedDraws:
         size = fit(len(draws), self.buckets.rows, what="tokens to draw behind")
         packed = np.zeros(4 * size, np.int32)
         packed[: len(draws)] = [draw.index for draw in draws]
         packed[size : size + len(draws)].view(np.float32)[:] = [draw.temperature for draw in draws]
         packed[2 * size : 2 * (size + len(draws))] = [key for draw in draws for key in draw.keys]
+        return PackedDraws(packed, len(draws))
+
+    def _drawn(self, hidden: Tensor, draws: PackedDraws) -> list[int]:
+        """Return the tokens behind some of the states [n, d]."""
+        size = len(draws.values) // 4
         values = torch.empty(4 * size, dtype=torch.int32, device=hidden.device)
-        send(torch.from_numpy(packed), values)
+        send(torch.from_numpy(draws.values), values)
 
         def body(wanted: Tensor, values: Tensor) -> tuple[Tensor]:
             heat = values[size : 2 * size].view(torch.float32)
             return (draw(self._head(wanted), heat, values[2 * size :].view(size, 2)),)
 
         (tokens,) = self.replay.run(size, body, (hidden[values[:size]], values))
-        found: list[int] = tokens[: len(draws)].tolist()
+        found: list[int] = tokens[: draws.num].tolist()
         return found

@@ -9,6 +9,7 @@ from collections import OrderedDict
 from collections.abc import Callable, Hashable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any
+from weakref import WeakSet
 
 import torch
 from torch import Tensor
@@ -44,6 +45,7 @@ class Replay:
         self._max_graphs = max_graphs
         self._entries: OrderedDict[Hashable, _Capture] = OrderedDict()
         self._pool: Any = None
+        _replays.add(self)
 
     def __len__(self) -> int:
         return len(self._entries)
@@ -110,6 +112,20 @@ class Replay:
         with torch.cuda.graph(graph, pool=self._pool, capture_error_mode="thread_local"):
             outputs = body(*static)
         return _Capture(static, outputs, graph.replay, body)
+
+
+_replays: WeakSet[Replay] = WeakSet()
+
+
+def num_captures() -> int:
+    """Return how many bodies this process has, each of them captured where the device can."""
+    return sum(map(len, _replays))
+
+
+def release_graphs() -> None:
+    """Forget every body of this process, and what was captured of it."""
+    for replay in _replays:
+        replay._entries.clear()
 
 
 def fetch(values: Tensor) -> Callable[[], Array]:

@@ -19,14 +19,14 @@ def launch(kernel: Any, grid: tuple[int, ...], query: Tensor, *given: Any, **siz
 
 @triton.jit
 def _add_norm(x, more, weight, total, out, eps, size, WIDTH: tl.constexpr, ADDS: tl.constexpr):
-    """The sum of a row and what comes to it, rounded, and the norm of that."""
+    """The sum of a row and the `ADDS` that come to it, rounded, and the norm of that."""
     inner = tl.arange(0, WIDTH)
     mask, place = inner < size, tl.program_id(0).to(tl.int64) * size + inner
-    own = tl.load(x + place, mask=mask, other=0.0)
-    if ADDS:
-        own = (own.to(tl.float32) + tl.load(more + place, mask=mask, other=0.0)).to(
-            x.dtype.element_ty
-        )
+    own = tl.load(x + place, mask=mask, other=0.0).to(tl.float32)
+    for part in tl.static_range(ADDS):
+        later = more + tl.num_programs(0).to(tl.int64) * part * size
+        own += tl.load(later + place, mask=mask, other=0.0)
+    own = own.to(x.dtype.element_ty)
     tl.store(total + place, own, mask=mask)
     own = own.to(tl.float32)
     scale = tl.rsqrt(tl.sum(own * own, 0) / size + eps)
@@ -97,7 +97,7 @@ def _round(
 def add_norm_rows(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
     """See `add_norm`."""
     num_rows, size = x.shape
-    width, adds = triton.next_power_of_2(size), len(more) > 0
+    width, adds = triton.next_power_of_2(size), len(more) // max(num_rows, 1)
     total, out = torch.empty_like(x), torch.empty_like(x)
     given = (x, more if adds else x, weight, total, out)
     launch(_add_norm, (num_rows,), *given, eps, size, WIDTH=width, ADDS=adds)

@@ -14,6 +14,7 @@ from slipstream.models.glide.glide import rotate
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.torch.arrays import tensor_at
 from slipstream.models.torch.paged import PagedTokens, attend, attend_by_session
+from slipstream.models.torch.ranks import RowParallelLinear
 
 _FAMILIES = {f"{name}DecoderLayer" for name in ("Llama", "Mistral", "Qwen2", "Qwen3")}
 _LINEARS = [f"self_attn.{name}_proj" for name in ("q", "k", "v", "o")]
@@ -24,8 +25,12 @@ LARGEST, LEAST = 448.0, 1e-12
 
 @torch.library.custom_op("slipstream::add_norm", mutates_args=(), device_types="cpu")
 def add_norm(x: Tensor, more: Tensor, weight: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """Return x + more [R, d], and its root-mean-square norm; without rows, nothing is added."""
-    total = x + more if len(more) else x.clone()
+    """Return x and the n parts of `more` [n * R, d] added up in order, [R, d], and the
+    root-mean-square norm of that."""
+    wide = x.to(torch.float32, copy=True)
+    for start in range(0, len(more), max(len(x), 1)):
+        wide += more[start : start + len(x)]
+    total = wide.to(x.dtype)
     return total, F.rms_norm(total.float(), weight.shape, weight.float(), eps).to(x.dtype)
 
 
@@ -171,7 +176,7 @@ def scale_linears(model: nn.Module, device: str, *, head: object = None) -> None
 
 
 Stream = tuple[Tensor, Tensor]
-"""The residual stream and what comes to it, [R, d] each."""
+"""The residual stream [R, d] and what comes to it [n * R, d], in a part for each of n ranks."""
 
 
 class FusedNorm(nn.Module):
@@ -223,8 +228,14 @@ class FusedLayer(nn.Module):
         norms = [norm.weight for norm in self.heads]
         query = place(self.qkv(normed), layer, places, norms, self.first.eps)
         attended = attend(query, layer, slip_tokens.attended, self._scale)
-        x, normed = self.second.added((x, self.out(attended)))
-        return x, self.down(gate(self.gate_up(normed)))
+        x, normed = self.second.added((x, _parts(self.out, attended)))
+        return x, _parts(self.down, gate(self.gate_up(normed)))
+
+
+def _parts(linear: nn.Module, x: Tensor) -> Tensor:
+    """Return what adds up to a layer's product [R, d]: [n * R, d] of n ranks that share it."""
+    found: Tensor = linear.parts(x) if isinstance(linear, RowParallelLinear) else linear(x)
+    return found
 
 
 def fuse(model: Any) -> None:
@@ -239,7 +250,8 @@ def fuse(model: Any) -> None:
 def _is_known(layer: nn.Module) -> bool:
     if type(layer).__name__ not in _FAMILIES:
         return False
-    return {type(layer.get_submodule(name)) for name in _LINEARS} in ({nn.Linear}, {ScaledLinear})
+    kinds = {type(layer.get_submodule(name)) for name in _LINEARS}
+    return kinds <= {nn.Linear, RowParallelLinear} or kinds == {ScaledLinear}
 
 
 def joined(*linears: Any) -> nn.Linear:

@@ -35,14 +35,6 @@ class KvCache:
         self._table_address: int | None = None
         self._measure()
 
-    @classmethod
-    def over(cls, pool: KvPool, pages: Sequence[int], *, limit: int) -> "KvCache":
-        """Return a cache over pages whose users the caller counts."""
-        cache = cls(pool, limit=limit)
-        cache.pages += pages
-        cache._measure()
-        return cache
-
     @property
     def num_slots(self) -> int:
         """Positions that there are pages for."""

@@ -43,17 +43,17 @@ def torch_decoder(
     weight_bytes, ranks = own_bytes(model), ALONE if split is None else split.ranks
     if ranks.size > 1:
         localise(model, ranks, in_order=is_invariant)
-    is_captured = ranks.size == 1 and on_device and engine != "torch"
+    is_captured = on_device and engine != "torch"
     if is_captured:
         fuse(model)
-    settings = TorchSettings("fast")
+    settings = TorchSettings("fast", ranks=ranks)
     if is_invariant:
         products = SteadyProducts(model)
         products.rule = ranks.agree_on_rule(products.rule, model.device)
-        settings = TorchSettings("invariant", products.rule)
-    if is_captured:
-        return CudaDecoder(model, layout, settings, context_length=sizes.context_length)
+        settings = TorchSettings("invariant", products.rule, ranks)
     own = TorchDecoder(model, layout, settings)
+    if is_captured:
+        own = CudaDecoder(model, layout, settings, context_length=sizes.context_length)
     own.weight_bytes = weight_bytes
     return own
 

@@ -20,8 +20,9 @@ from slipstream.models.dtypes import CPU
 from slipstream.models.kv.batch import Batch, Draw
 from slipstream.models.kv.pool import KvLayout, KvPool
 from slipstream.models.torch.arrays import TorchBuffers
-from slipstream.models.torch.packing import ForwardShape, pack
+from slipstream.models.torch.packing import ForwardShape, PackedDraws, PackedForward, pack
 from slipstream.models.torch.paged import PagedTokens, attend, num_places, unpack
+from slipstream.models.torch.ranks import ALONE, Ranks
 
 _ATTENTION = "slipstream"
 _OTHER_SCORES = {"softcap": "soft-capping (attn_logit_softcapping)", "s_aux": "sinks"}
@@ -47,10 +48,11 @@ ALL_ATTENTION_FUNCTIONS.register(_ATTENTION, _attention_interface)
 
 @dataclass(frozen=True, slots=True)
 class TorchSettings:
-    """Numerics of a model whose products obey `rule`."""
+    """Numerics of a model whose products obey `rule`, and the ranks that share it."""
 
     numerics: Numerics
     rule: RowRule = ANY_ROWS
+    ranks: Ranks = ALONE
 
 
 class TorchDecoder:
@@ -62,7 +64,7 @@ class TorchDecoder:
     def __init__(self, model: PreTrainedModel, layout: KvLayout, settings: TorchSettings) -> None:
         """Take the model over."""
         self.engine = "torch" if layout.device == CPU else "cuda"
-        self.numerics, self.rule = settings.numerics, settings.rule
+        self.numerics, self.rule, self._ranks = settings.numerics, settings.rule, settings.ranks
         self.weight_bytes = sum(weight.nbytes for weight in model.parameters())
         embedding: Any = model.get_input_embeddings().weight
         every = model.named_parameters(remove_duplicate=False)
@@ -79,12 +81,26 @@ class TorchDecoder:
         buffers = TorchBuffers(self._layout.device)
         return KvPool(self._layout, num_pages, scratch_rows=scratch_rows, buffers=buffers)
 
-    @torch.inference_mode()
     def forward(
         self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
     ) -> tuple[Tensor, list[int]]:
-        """See `Decoder.forward`. Tokens are drawn by their logits."""
-        packed = pack(batch, self._tile)
+        """See `Decoder.forward`."""
+        return self.compute(pool, *self.pack(batch, draws))
+
+    def pack(
+        self, batch: Batch, draws: Sequence[Draw]
+    ) -> tuple[PackedForward, tuple[PackedDraws, ...]]:
+        """Return what `compute` takes. Tokens are drawn by their logits."""
+        return pack(batch, self._tile), ()
+
+    @torch.inference_mode()
+    def compute(
+        self, pool: KvPool, packed: PackedForward, draws: Sequence[PackedDraws]
+    ) -> tuple[Tensor, list[int]]:
+        """Return what `forward` does.
+
+        All ranks of a model call it with the same shape and draws, rank 0 alone with the values.
+        """
         values = torch.from_numpy(packed.values).to(self._layout.device)
         return self.run(pool, packed.shape, values), []
 
@@ -102,7 +118,7 @@ class TorchDecoder:
     def run(self, pool: KvPool, shape: ForwardShape, values: Tensor) -> Tensor:
         """Return hidden states [rows, d]; `values` are packed, of a shape, on the device. Looks at
         no value on the host."""
-        ids, tokens = unpack(values, shape)
+        ids, tokens = unpack(self._ranks.broadcast(values), shape)
         out = self._body(
             input_ids=ids[None],
             position_ids=tokens.positions[None],

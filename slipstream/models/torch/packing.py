@@ -32,20 +32,29 @@ class ForwardShape:
 
 @dataclass(frozen=True, slots=True)
 class PackedForward:
-    """A forward of `num_rows` rows; `values` int32."""
+    """A forward of `num_rows` rows; `values` int32. Its shape may be one of a few."""
 
     shape: ForwardShape
     values: Array
     num_rows: int
+    is_bucket: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PackedDraws:
+    """Draws of `num` tokens; `values` int32 [4 * size]: rows, temperatures in fp32, and keys."""
+
+    values: Array
+    num: int
 
 
 def pack(
     batch: Batch,
     tile: int,
-    fit: Callable[[ForwardShape], ForwardShape] = lambda shape: shape,
+    fit: Callable[[ForwardShape], ForwardShape | None] = lambda _: None,
 ) -> PackedForward:
-    """Pack a batch, in tiles of up to `tile` tokens, into the shape that `fit` makes of its own.
-    Raises what `fit` raises."""
+    """Pack a batch, in tiles of up to `tile` tokens, into the shape that `fit` finds for its own,
+    if any."""
     starts = [*accumulate(batch.sizes, initial=0)]
     tables = [batch.block_tables[start].pages for start in starts[:-1]]
     lengths = [*map(len, batch.ancestors)]
@@ -56,7 +65,8 @@ def pack(
         tiles=sum(-(-size // tile) for size in batch.sizes),
         path=sum(lengths),
     )
-    shape = fit(own)
+    bucket = fit(own)
+    shape = bucket or own
     pages = np.zeros((shape.sessions, shape.pages), np.int32)
     for into, table in zip(pages, tables, strict=False):
         into[: len(table)] = table
@@ -69,9 +79,8 @@ def pack(
         into[own.rows :] = values[0]
     paths = _filled(list(chain.from_iterable(batch.ancestors)), shape.path)
     tiles = _filled(_tiles([*batch.sizes, shape.rows - own.rows], tile), 3 * shape.tiles)
-    return PackedForward(
-        shape, np.concatenate([rows.reshape(-1), pages.reshape(-1), tiles, paths]), own.rows
-    )
+    packed = np.concatenate([rows.reshape(-1), pages.reshape(-1), tiles, paths])
+    return PackedForward(shape, packed, own.rows, bucket is not None)
 
 
 def _tiles(sizes: Sequence[int], tile: int) -> Array:

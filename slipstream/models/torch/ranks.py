@@ -1,4 +1,5 @@
-"""The processes that share one model, as one of them sees it: sums, parts side by side, agreement.
+"""The processes that share one model, as one of them sees it: sums, parts side by side, agreement,
+and linear layers whose outputs are such sums.
 
 Every collective call must be made by all ranks, in the same order.
 """
@@ -9,9 +10,10 @@ from datetime import timedelta
 import torch
 import torch.distributed as dist
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from slipstream.config import set_local_rank
+from slipstream.models.cuda.graphs import release_graphs
 from slipstream.models.decoder import RowRule
 
 _WAIT = timedelta(hours=2)
@@ -25,27 +27,24 @@ class Ranks:
     rank: int = 0
     size: int = 1
 
-    def total(self, part: Tensor, *, in_order: bool) -> Tensor:
-        """The sum of every rank's `part`, which may be overwritten.
+    def parts(self, part: Tensor, *, in_order: bool) -> Tensor:
+        """Return what adds up to the sum of every rank's `part` [n, ...], which may be overwritten:
+        that sum, or with `in_order` all parts by rank [ranks * n, ...].
 
-        A library adds in an order that depends on an element's place in the buffer, and so on who
-        shares a forward. `in_order` adds by rank instead, in float32, and rounds once.
+        A library adds in an order that depends on an element's place in the buffer, and so on what
+        else is in a forward. The caller adds by rank instead, in float32, and rounds once.
         """
         part = part.contiguous()
-        if not in_order:
-            dist.all_reduce(part)
-            return part
-        first, *others = self._all(part)
-        total = first.float()
-        for other in others:
-            total += other
-        return total.to(part.dtype)
+        if in_order:
+            return self._all(part)
+        dist.all_reduce(part)
+        return part
 
     def side_by_side(self, part: Tensor, size: int) -> Tensor:
         """Every rank's columns [..., width], `size` in all; the last rank may have fewer."""
         width = -(-size // self.size)
-        parts = self._all(F.pad(part, (0, width - part.shape[-1])))
-        return torch.cat(parts, -1)[..., :size]
+        parts = self._all(F.pad(part, (0, width - part.shape[-1])).contiguous())
+        return torch.cat(parts.chunk(self.size), -1)[..., :size]
 
     def heads(self, own: Tensor) -> Tensor | None:
         """Keys and values [2 * own heads, n, d] of every rank as [2 * heads, n, d]; for rank 0."""
@@ -60,7 +59,8 @@ class Ranks:
     def broadcast(self, value: Tensor) -> Tensor:
         """Return rank 0's `value`, with which the others' is overwritten."""
         value = value.contiguous()
-        dist.broadcast(value, src=0)
+        if self.size > 1:
+            dist.broadcast(value, src=0)
         return value
 
     def agree(self, answer: bool, device: torch.device) -> bool:
@@ -71,18 +71,40 @@ class Ranks:
         """Return the row counts that every rank's rule allows."""
         if self.size == 1:
             return rule
-        own = torch.tensor([rule.min_rows, rule.max_rows], device=device)
-        for low, high in (part.tolist() for part in self._all(own)):
+        own = torch.tensor([[rule.min_rows, rule.max_rows]], device=device)
+        for low, high in self._all(own).tolist():
             rule = rule.intersect(RowRule(low, high))
         return rule
 
-    def _all(self, part: Tensor) -> list[Tensor]:
-        parts = [torch.empty_like(part) for _ in range(self.size)]
-        dist.all_gather(parts, part)
+    def _all(self, part: Tensor) -> Tensor:
+        """Return every rank's `part` [n, ...] as [ranks * n, ...], by one kernel."""
+        parts = part.new_empty(self.size * len(part), *part.shape[1:])
+        assert dist.group.WORLD is not None, "several ranks have met"
+        dist.group.WORLD._allgather_base(parts, part).wait()
         return parts
 
 
 ALONE = Ranks()
+
+
+class RowParallelLinear(nn.Module):
+    """A linear layer whose inputs are split: each rank's product is a part of the output."""
+
+    def __init__(self, part: nn.Linear, ranks: Ranks, *, in_order: bool) -> None:
+        super().__init__()
+        self.part, self._ranks, self._in_order = part, ranks, in_order
+
+    def parts(self, x: Tensor) -> Tensor:
+        """Return what adds up to the output [R, out] for x [R, in]: see `Ranks.parts`."""
+        return self._ranks.parts(self.part(x), in_order=self._in_order)
+
+    def forward(self, x: Tensor) -> Tensor:
+        """x [n, ..., in] -> [n, ..., out]."""
+        first, *others = self.parts(x).split(len(x))
+        total: Tensor = first.float()
+        for other in others:
+            total += other
+        return total.to(x.dtype)
 
 
 def join_ranks(rank: int, size: int, *, device: str, meeting: str) -> Ranks:
@@ -106,6 +128,7 @@ def join_ranks(rank: int, size: int, *, device: str, meeting: str) -> Ranks:
 
 
 def leave_ranks() -> None:
-    """Part from the other ranks. Again is fine."""
+    """Part from the other ranks, which do so too. Again is fine."""
     if dist.is_initialized():
+        release_graphs()  # NCCL waits for those that hold its sums
         dist.destroy_process_group()

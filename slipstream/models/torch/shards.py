@@ -7,39 +7,30 @@ in other ways (experts, say) keeps transformers' module.
 """
 
 import re
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from typing import Any
 
 from torch import Tensor, nn
 from torch.distributed.tensor import DTensor
 
 from slipstream.core.errors import InvalidRequest, ModelError
-from slipstream.models.torch.ranks import Ranks
+from slipstream.models.torch.ranks import Ranks, RowParallelLinear
 
-Join = Callable[[Tensor], Tensor]
-"""Function that makes a layer's output of the products of all ranks."""
 _GATHERED = frozenset({"colwise_gather_output", "colwise_rep"})
 _KEYS = frozenset({"k_proj", "qkv_proj", "query_key_value"})
 """Projections that make keys, alone or with others."""
 
 
-class ShardedLinear(nn.Linear):
-    """A linear layer's part on this rank, without a bias where outputs are summed."""
+class GatheredLinear(nn.Module):
+    """A linear layer of which each rank has some of the `num_out` outputs, made whole."""
 
-    def __init__(self, weight: Tensor, bias: Tensor | None, join: Join | None) -> None:
-        """`join` makes the layer's output [rows, out] from this rank's product; None where the
-        next layer takes the part as it is."""
-        out_features, in_features = weight.shape
-        super().__init__(in_features, out_features, bias=False, device="meta")
-        self.weight = nn.Parameter(weight, requires_grad=False)
-        if bias is not None:
-            self.bias = nn.Parameter(bias, requires_grad=False)
-        self._join = join
+    def __init__(self, part: nn.Linear, ranks: Ranks, num_out: int) -> None:
+        super().__init__()
+        self.part, self._ranks, self._num_out = part, ranks, num_out
 
     def forward(self, x: Tensor) -> Tensor:
-        """x [..., in] -> this rank's outputs, or those of all ranks."""
-        out = super().forward(x)
-        return out if self._join is None else self._join(out)
+        """x [..., in] -> [..., num_out]."""
+        return self._ranks.side_by_side(self.part(x), self._num_out)
 
 
 class ShardedEmbedding(nn.Module):
@@ -56,7 +47,7 @@ class ShardedEmbedding(nn.Module):
         own = ids - self._first
         is_here = (own >= 0) & (own < len(self.weight))
         rows = nn.functional.embedding(own.where(is_here, 0), self.weight)
-        return self._ranks.total(rows * is_here.unsqueeze(-1), in_order=False)
+        return self._ranks.parts(rows * is_here.unsqueeze(-1), in_order=False)
 
 
 def require_split(config: Any, num_ranks: int, *, name: str) -> None:
@@ -80,7 +71,7 @@ def require_split(config: Any, num_ranks: int, *, name: str) -> None:
 
 
 def localise(model: Any, ranks: Ranks, *, in_order: bool) -> None:
-    """Swap what transformers has split for this rank's parts; `in_order` as in `Ranks.total`.
+    """Swap what transformers has split for this rank's parts; `in_order` as in `Ranks.parts`.
 
     Raises `ModelError` for a linear layer that is split in an unknown way.
     """
@@ -104,24 +95,19 @@ def own_bytes(model: nn.Module) -> int:
     return sum(_own(weight).nbytes for weight in model.parameters())
 
 
-def _linear(
-    module: nn.Linear, style: str, name: str, ranks: Ranks, in_order: bool
-) -> ShardedLinear:
+def _linear(module: nn.Linear, style: str, name: str, ranks: Ranks, in_order: bool) -> nn.Module:
     weight = _own(module.weight)
-    bias = None if module.bias is None else _own(module.bias)
-    num_out = module.weight.shape[0]
+    part = nn.Linear(weight.shape[1], weight.shape[0], bias=False, device="meta")
+    part.weight = nn.Parameter(weight, requires_grad=False)
+    if module.bias is not None and (style != "rowwise" or ranks.rank == 0):  # once in a sum
+        part.bias = nn.Parameter(_own(module.bias), requires_grad=False)
     if style == "colwise":
-        return ShardedLinear(weight, bias, None)
+        return part
     if style in _GATHERED:
-        return ShardedLinear(weight, bias, lambda part: ranks.side_by_side(part, num_out))
+        return GatheredLinear(part, ranks, module.weight.shape[0])
     if style != "rowwise":
         raise ModelError(f"{name} is split as {style!r} by transformers' plan, which is unknown")
-
-    def summed(part: Tensor) -> Tensor:
-        total = ranks.total(part, in_order=in_order)
-        return total if bias is None else total.add_(bias)
-
-    return ShardedLinear(weight, None, summed)
+    return RowParallelLinear(part, ranks, in_order=in_order)
 
 
 def _own(tensor: Tensor) -> Tensor:

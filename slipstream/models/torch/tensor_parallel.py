@@ -1,25 +1,27 @@
 """Tensor parallelism: steps that rank 0 sends, and the worker of another rank that computes them.
 
-Only rank 0 has sessions. Before it computes, it sends which pages hold which positions, and which
-tokens come. The others hold the keys and values of their own heads in the same pages, so that the
-same code makes the same forward there. How steps travel is the caller's business.
+Only rank 0 has sessions. Before it computes, it sends the shape of the forward, which begins with a
+broadcast of rank 0's integers. The others hold the keys and values of their own heads in the same
+pages, so that the same code makes the same forward there, captured as a graph with its broadcast
+and sums where the device can. How steps travel is the caller's business.
 """
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from itertools import accumulate, chain
 from typing import Protocol, TypeVar
 from weakref import WeakKeyDictionary, finalize
 
+import numpy as np
 import torch
 from torch import Tensor
 
 from slipstream.models.causal import CausalModel
 from slipstream.models.decoder import Decoder
 from slipstream.models.kv.batch import Batch, Draw
-from slipstream.models.kv.cache import KvCache
 from slipstream.models.kv.pool import KvPool
 from slipstream.models.torch.arrays import torch_dtype
+from slipstream.models.torch.decoder import TorchDecoder
+from slipstream.models.torch.packing import PackedDraws, PackedForward
 from slipstream.models.torch.ranks import Ranks
 
 T = TypeVar("T")
@@ -27,11 +29,19 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class OpenPool:
-    """Make pool number `pool`."""
+    """Make pool number `pool`: see `Decoder.new_pool`."""
 
     pool: int
     num_pages: int
     scratch_rows: int
+    lasts: bool
+
+
+@dataclass(frozen=True, slots=True)
+class PreparePool:
+    """`Decoder.prepare`."""
+
+    pool: int
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,11 +62,11 @@ class CopySlots:
 
 @dataclass(frozen=True, slots=True)
 class RunForward:
-    """`Decoder.forward` of a batch without its block tables: the `pages` of each part."""
+    """`TorchDecoder.compute`; the values of `packed` are rank 0's alone."""
 
     pool: int
-    batch: Batch
-    pages: tuple[tuple[int, ...], ...]
+    packed: PackedForward
+    draws: tuple[PackedDraws, ...]
 
 
 @dataclass(frozen=True, slots=True)
@@ -76,7 +86,7 @@ class GatherHeads:
     span: range
 
 
-WorkerStep = OpenPool | ClosePool | CopySlots | RunForward | RunLogits | GatherHeads
+WorkerStep = OpenPool | PreparePool | ClosePool | CopySlots | RunForward | RunLogits | GatherHeads
 
 
 class Workers(Protocol):
@@ -102,6 +112,7 @@ class SplitDecoder:
     All methods are called on the thread that computes."""
 
     def __init__(self, own: Decoder, ranks: Ranks, workers: Workers) -> None:
+        assert isinstance(own, TorchDecoder), "torch computes models that are split"
         self._own, self._ranks, self._workers = own, ranks, workers
         self.engine, self.numerics, self.rule = own.engine, own.numerics, own.rule
         self.weight_bytes, self.contenders = own.weight_bytes, own.contenders
@@ -116,19 +127,18 @@ class SplitDecoder:
         number = self._num_pools
         self._num_pools += 1
         self._numbers[pool] = number
-        pool.peers = _WorkerPools(self, number)
+        pool.peers = _WorkerPools(self, self._ranks, number)
         finalize(pool, self._closed.append, number)
-        self.together(OpenPool(number, num_pages, scratch_rows), lambda: None)
+        self.together(OpenPool(number, num_pages, scratch_rows, lasts), lambda: None)
         return pool
 
     def forward(
         self, pool: KvPool, batch: Batch, draws: Sequence[Draw] = ()
     ) -> tuple[Tensor, list[int]]:
         """See `Decoder.forward`."""
-        starts = accumulate(batch.sizes[:-1], initial=0)
-        pages = tuple(tuple(batch.block_tables[start].pages) for start in starts)
-        step = RunForward(self._numbers[pool], replace(batch, block_tables=[]), pages)
-        return self.together(step, lambda: self._own.forward(pool, batch, draws))
+        packed, drawn = self._own.pack(batch, draws)
+        step = RunForward(self._numbers[pool], replace(packed, values=packed.values[:0]), drawn)
+        return self.together(step, lambda: self._own.compute(pool, packed, drawn))
 
     def logits(self, hidden: Tensor) -> Tensor:
         """See `Decoder.logits`."""
@@ -139,16 +149,11 @@ class SplitDecoder:
         return logits
 
     def prepare(self, pool: KvPool) -> None:
-        pass
+        step = PreparePool(self._numbers[pool])
+        self.together(step, lambda: self._own.prepare(pool))
 
     def workspace_bytes(self, row_bytes: int, output_bytes: int) -> int:
         return self._own.workspace_bytes(row_bytes, output_bytes)
-
-    def heads(self, step: GatherHeads, own: Tensor) -> Tensor:
-        """Return all heads [2 * kv_heads, n, d] of what every rank has some of."""
-        both = self.together(step, lambda: self._ranks.heads(own))
-        assert both is not None, "the driver is rank 0"
-        return both
 
     def together(self, step: WorkerStep, work: Callable[[], T]) -> T:
         """Return what `work` gives while the others compute the step.
@@ -169,52 +174,51 @@ class SplitDecoder:
 class _WorkerPools:
     """`Peers` of one pool."""
 
-    def __init__(self, driver: SplitDecoder, number: int) -> None:
-        self._driver = driver
-        self._number = number
+    def __init__(self, driver: SplitDecoder, ranks: Ranks, number: int) -> None:
+        self._driver, self._ranks, self._number = driver, ranks, number
 
     def copy(self, source: Sequence[int], into: Sequence[int]) -> None:
         step = CopySlots(self._number, tuple(source), tuple(into))
         self._driver.together(step, lambda: None)
 
-    def heads(self, own: Tensor, pages: Sequence[int], layer: int, span: range) -> Tensor:
-        return self._driver.heads(GatherHeads(self._number, tuple(pages), layer, span), own)
+    def heads(self, own: Tensor, pages: Sequence[int], layer: int, span: range) -> Tensor | None:
+        step = GatherHeads(self._number, tuple(pages), layer, span)
+        return self._driver.together(step, lambda: self._ranks.heads(own))
 
 
 class TensorParallelWorker:
     """Another rank: its part of the model and its pages, without sessions of its own."""
 
     def __init__(self, model: CausalModel, ranks: Ranks) -> None:
-        self._model = model
-        self._ranks = ranks
+        assert isinstance(model.decoder, TorchDecoder), "torch computes models that are split"
+        self._model, self._decoder, self._ranks = model, model.decoder, ranks
         self._pools: dict[int, KvPool] = {}
 
     @torch.inference_mode()
     def run(self, step: WorkerStep) -> None:
         """Compute one step."""
-        decoder = self._model.decoder
+        decoder = self._decoder
         match step:
             case OpenPool():
-                pool = decoder.new_pool(step.num_pages, step.scratch_rows)
+                pool = decoder.new_pool(step.num_pages, step.scratch_rows, lasts=step.lasts)
                 pool.take(step.num_pages)  # all of them clear; rank 0 counts their users
                 self._pools[step.pool] = pool
+            case PreparePool():
+                decoder.prepare(self._pools[step.pool])
             case ClosePool():
                 del self._pools[step.pool]
             case CopySlots():
                 self._pools[step.pool].copy(step.source, step.into)
             case RunForward():
-                sizes = zip(step.pages, step.batch.sizes, strict=True)
-                tables = [[self._cache(step.pool, pages)] * size for pages, size in sizes]
-                batch = replace(step.batch, block_tables=list(chain.from_iterable(tables)))
-                decoder.forward(self._pools[step.pool], batch)
+                unknown = np.zeros(sum(step.packed.shape.sizes()), np.int32)
+                packed = replace(step.packed, values=unknown)
+                decoder.compute(self._pools[step.pool], packed, step.draws)
             case RunLogits():
                 shape = (step.num_tokens, self._model.hidden_size)
                 dtype = torch_dtype(self._model.dtype)
                 hidden = torch.empty(shape, dtype=dtype, device=self._model.device)
                 decoder.logits(self._ranks.broadcast(hidden))
             case GatherHeads():
-                cache = self._cache(step.pool, step.pages)
-                self._ranks.heads(cache.gather(step.layer, step.span.start, step.span.stop))
-
-    def _cache(self, pool: int, pages: Sequence[int]) -> KvCache:
-        return KvCache.over(self._pools[pool], pages, limit=self._model.context_length)
+                pool = self._pools[step.pool]
+                slots = pool.slots(step.pages)[step.span.start : step.span.stop]
+                self._ranks.heads(pool.buffers.read(pool.layer(step.layer), slots))

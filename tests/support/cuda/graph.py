@@ -86,7 +86,7 @@ class Graph:
         fresh = [None if storage_of(at) in used else at for at in leaves(out)]
         name, is_new = name_of(func), any(at is not None for at in fresh)
         is_view = not is_new and (not name.endswith("_") or name == "__getitem__")
-        self.num_kernels += 0 if is_view or name.startswith("empty") else _LAUNCHES.get(name, 1)
+        self.num_kernels += 0 if is_view or "empty" in name else _LAUNCHES.get(name, 1)
         self.private |= {storage_of(at) for at in fresh if at is not None}
         args, kwargs = replaced(given, self._held)
         self._kernels.append(_Kernel(func, args, kwargs, fresh))
@@ -99,8 +99,10 @@ class Graph:
             if num_owners <= self._num_own[storage]:
                 raise GpuError(f"a replay reads {tuple(tensor.shape)} at a stale pointer")
         for kernel in self._kernels:
-            results = leaves(kernel.func(*kernel.args, **kernel.kwargs))
-            for into, result in zip(kernel.fresh, results, strict=True):
+            out = kernel.func(*kernel.args, **kernel.kwargs)
+            if isinstance(out, tuple) and isinstance(out[-1], torch.ScriptObject):
+                out[-1].wait()  # for other ranks
+            for into, result in zip(kernel.fresh, leaves(out), strict=True):
                 if into is not None:
                     into.copy_(result)
 

@@ -54,15 +54,14 @@ class Sessions:
         layout = KvLayout(1, heads, size, numpy_dtype(dtype), DEVICE)
         count = sum(length // 128 + 3 for length in lengths)
         self.pool = KvPool(layout, count, buffers=TorchBuffers(DEVICE))
-        layer = self.pool.layer(0)
+        pages, layer = self.pool.take(count), self.pool.layer(0)
         layer.copy_(torch.randn(layer.shape, generator=self._noise))
         self.fresh = torch.randn(len(layer), 64, size, generator=self._noise).to(layer)
-        pages = self._rng.sample(range(count), count)
+        self._rng.shuffle(pages)
         self.caches = []
         for length in lengths:
             own = [pages.pop() for _ in range(length // 128 + 2)]
-            self.caches.append(KvCache.over(self.pool, own, limit=1 << 16))
-            self.caches[-1].count = length
+            self.caches.append(KvCache(self.pool, limit=1 << 16, pages=own, count=length))
 
     def query(self, num):
         heads = self.pool.layout.num_kv_heads * self.group
@@ -132,7 +131,7 @@ def test_operators_between_products_are_those_of_a_cpu(dtype, size):
     qkv, slots = noise(3, 7 * size, seed=8, dtype=dtype), torch.tensor([4, 0, 2], device=DEVICE)
     layers = [noise(4, 5, size, seed=9, dtype=dtype) for _ in range(2)]
     pairs = [(kernels.gate_rows(x), gate(x))]
-    for adds in (more, more[:0]):
+    for adds in (more, more[:0], torch.cat([more, x.flip(0), more.flip(0)])):  # of three ranks
         norms_of = (kernels.add_norm_rows, add_norm)
         found, expected = (norm(x, adds, weight, 1e-5) for norm in norms_of)
         pairs += zip(found, expected, strict=True)
@@ -234,7 +233,7 @@ NAMES = {
 }
 INDICES = ("keys", "tokens", "tables", "tiles", "counts", "seen", "starts", "paths")
 SIZES = {"GROUP": 4, "HEADS": 32, "WIDTH": 128, "PLACES": 16, "SPANS": 16}
-SIZES |= {"ADDS": True, "NORMS": True, "BLOCK": 1024, "PARTS": 32, "NUM": 8, "SIZE": 256}
+SIZES |= {"ADDS": 8, "NORMS": True, "BLOCK": 1024, "PARTS": 32, "NUM": 8, "SIZE": 256}
 SIZES |= {"LEAST": 1e-12, "LARGEST": 448.0}
 WIDE = ("scales", "sums", "peaks", "totals", "tops", "scores", "heats")
 NUMBERS |= dict.fromkeys(INDICES, "*i32") | dict.fromkeys(WIDE, "*fp32")

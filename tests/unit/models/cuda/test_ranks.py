@@ -1,0 +1,131 @@
+"""Two processes, each with a simulated GPU, replay the graphs of one model that is split."""
+
+import itertools
+from dataclasses import replace
+from multiprocessing import get_context
+
+import pytest
+import torch
+from torch import nn
+from transformers import AutoModelForCausalLM
+from transformers.distributed.configuration_utils import DistributedConfig
+
+from slipstream.core.tree import EMPTY, TokenTree
+from slipstream.models.causal import CausalModel
+from slipstream.models.cuda.buckets import Buckets
+from slipstream.models.cuda.layers import FusedLayer
+from slipstream.models.kv.batch import Draw, Part
+from slipstream.models.loading import causal_model, sizes_of
+from slipstream.models.torch import tensor_parallel
+from slipstream.models.torch.choice import driven, torch_decoder
+from slipstream.models.torch.ranks import join_ranks, leave_ranks
+from slipstream.models.torch.shards import localise
+from support.cuda.gpu import simulated_gpu
+from support.models import tiny
+
+pytestmark = pytest.mark.skipif(torch.cuda.is_available(), reason="two GPUs are simulated")
+TREES = (EMPTY, TokenTree.chain([7, 3, 9]), TokenTree((3, 4, 5), (-1, -1, 1)))
+
+
+def captures(decoder):
+    """Kernels and exchanges of each captured shape, or number of draws."""
+    found = {}
+    for key, entry in decoder.replay._entries.items():
+        graph, shape = entry.replay.__self__, key[1] if isinstance(key, tuple) else key
+        names = [name for name, _ in graph.signatures]
+        found[shape] = (graph.num_kernels, names.count("_allgather_base_"))
+    return found
+
+
+def rank_of(folder, rank, workers=None):
+    ranks = join_ranks(rank, 2, device="cpu", meeting=f"{folder}/meeting")
+    two, group = DistributedConfig(tp_size=2), tensor_parallel.TensorParallelGroup(ranks, workers)
+    hf = AutoModelForCausalLM.from_pretrained(folder, distributed_config=two).eval()
+    sizes = sizes_of(hf, 2)
+    sizes = replace(sizes, layout=replace(sizes.layout, device="cuda:0"))
+    localise(hf, ranks, in_order=True)
+    own = torch_decoder(hf.to("cuda"), sizes, numerics="auto", split=group)
+    own.buckets = Buckets((1, 4, 16), 4, own.buckets.tile)
+    return own, CausalModel(driven(own, group), sizes), ranks
+
+
+def other_rank(folder, driver):
+    with simulated_gpu():
+        own, *made = rank_of(folder, 1)
+        worker = tensor_parallel.TensorParallelWorker(*made)
+        while (step := driver.recv()) is not None:
+            driver.send(captures(own)) if step == "captures" else worker.run(step)
+        leave_ranks()
+
+
+class Split:
+    """Rank 0, and the group's `Workers`, beside the same model on one simulated GPU."""
+
+    def __init__(self, hf, folder):
+        self.steps, (self.worker, theirs) = [], get_context("spawn").Pipe()
+        self.process = get_context("spawn").Process(target=other_rank, args=(folder, theirs))
+        self.process.start()
+        self.own, self.model, _ = rank_of(folder, 0, self)
+        self.whole = causal_model(hf.to("cuda"), engine="cuda")
+        self.whole.decoder.buckets = self.own.buckets
+        self.pools = [(model, model.pool(8)) for model in (self.model, self.whole)]
+        for model, pool in self.pools:
+            model.decoder.prepare(pool)
+
+    def send(self, step):
+        self.steps.append(step)
+        self.worker.send(step)
+
+    def captures(self):
+        self.worker.send("captures")
+        return captures(self.own), self.worker.recv()
+
+
+@pytest.fixture(scope="module", params=[("llama", "silu"), ("qwen3", "gelu")])
+def split(request, tmp_path_factory):
+    (family, act), folder = request.param, tmp_path_factory.mktemp("split")
+    hf = tiny.hf_model(family, hidden_act=act, attention_bias=True, mlp_bias=True)
+    for name, param in hf.named_parameters():
+        nn.init.normal_(param) if name.endswith("bias") else None
+    hf.save_pretrained(folder)
+    with pytest.MonkeyPatch.context() as patch, simulated_gpu():
+        patch.setenv("LOCAL_RANK", "0")  # so that it is afterwards as it was
+        made = Split(hf, str(folder))
+        yield made
+        made.worker.send(None)
+        leave_ranks()
+        assert not captures(made.own)  # NCCL would wait for them
+        made.process.join()
+    assert made.process.exitcode == 0
+
+
+def test_ranks_capture_all_that_comes_and_get_one_step_a_forward(split):
+    before = split.captures()
+    assert before[0] == before[1]
+    assert len(before[0]) == 5 + 3  # rows by sessions, and draws
+    for num, tree, heat in itertools.product((1, 3), TREES, (0.0, 0.9)):
+        del split.steps[:]
+        draws = [Draw((2 + len(tree)) * each + 1, heat, (each, 7)) for each in range(num)]
+        found = []
+        for model, pool in split.pools:
+            caches = [model.open_in(pool) for _ in range(num)]
+            parts = [Part(cache, tiny.tokens(2, seed=at), tree) for at, cache in enumerate(caches)]
+            found.append(model.draw(parts, draws))
+            for cache in caches:
+                cache.close()
+        assert found[0].tokens == found[1].tokens
+        assert [type(step) for step in split.steps] == [tensor_parallel.RunForward]
+        assert not split.steps[0].packed.values.size
+        hidden = [drawn.hidden.cpu() for drawn in found]
+        logits = (model.logits(found[1].hidden).cpu() for model, _ in split.pools)
+        for pair in (hidden, logits):
+            torch.testing.assert_close(*pair, rtol=1e-4, atol=1e-4)
+    assert split.captures() == before
+
+
+def test_a_split_layer_is_two_exchanges_more(split):
+    whole, layers = captures(split.whole.decoder), split.own._body.layers
+    each = 1 if isinstance(layers[0], FusedLayer) else 2  # with a sum of its own
+    for shape, (num_kernels, num_exchanges) in captures(split.own).items():
+        assert num_exchanges == (1 if isinstance(shape, int) else 2 * len(layers))
+        assert num_kernels - whole[shape][0] <= each * num_exchanges + 8  # tokens, and embeddings
