@@ -28,7 +28,7 @@ from slipstream.models.glide.glide_init import (
 from slipstream.models.glide.torch_parts import model_parts, rotary_tables
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.torch.loading import load_target_parts
-from slipstream.options import option, required
+from slipstream.options import check_bounds, option, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.config import TrainSettings
@@ -53,16 +53,14 @@ class DraftSettings:
 
     target: str = required("Target model: an alias, a path or a hub id.")
     layers: str = option("", "Target layers to read, as 19,28,29.", show_default="the last")
-    num_layers: int = option(1, "Layers of the draft, each with all cross-attentions.")
-    head_size: int = option(8192, "Tokens in the trimmed head.")
+    num_layers: int = option(1, "Layers of the draft, each with all cross-attentions.", least=1)
+    head_size: int = option(8192, "Tokens in the trimmed head.", least=1)
     init_from: Path | None = option(
         None, "Weights to start from.", show_default="the target's layers"
     )
 
     def __post_init__(self) -> None:
-        for name in ("head_size", "num_layers"):
-            if getattr(self, name) < 1:
-                raise TrainingError(f"{name} is {getattr(self, name)}, it must be at least 1")
+        check_bounds(self)
         self.layers_of(1)
 
     def layers_of(self, num_layers: int) -> tuple[int, ...]:
