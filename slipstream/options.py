@@ -190,10 +190,6 @@ def items(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
-def _text(given: Given) -> Any:
-    return _of(given.value, str)
-
-
 def _bool(given: Given) -> Any:
     if given.is_text:
         word = given.value.strip().lower()
@@ -201,10 +197,6 @@ def _bool(given: Given) -> Any:
             raise ValueError(word)
         return word in _TRUE
     return _of(given.value, bool)
-
-
-def _int(given: Given) -> Any:
-    return int(given.value) if given.is_text else _of(given.value, int)
 
 
 def _float(given: Given) -> Any:
@@ -233,9 +225,9 @@ def _of(value: Any, *kinds: type) -> Any:
 
 
 _KINDS: Mapping[Any, tuple[str, Callable[[Given], Any]]] = {
-    str: ("text", _text),
+    str: ("text", lambda given: _of(given.value, str)),
     bool: ("true or false", _bool),
-    int: ("a whole number", _int),
+    int: ("a whole number", lambda it: int(it.value) if it.is_text else _of(it.value, int)),
     float: ("a finite number", _float),
     Path: ("a path", _path),
     tuple: ("a list of texts", _list),
