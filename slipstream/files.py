@@ -6,10 +6,11 @@ import os
 import stat
 import tempfile
 import tomllib
+from collections.abc import Callable, Sequence
 from contextlib import suppress
 from io import BufferedIOBase
 from pathlib import Path
-from typing import IO, Any
+from typing import IO, Any, Generic, TypeVar
 
 from slipstream.core.errors import InvalidRequest, SlipstreamError
 
@@ -19,6 +20,7 @@ _BLOCK = 1 << 20
 _LOG = logging.getLogger("slipstream.files")
 
 Refusal = type[SlipstreamError]
+T = TypeVar("T")
 
 
 def path_of(name: str) -> Path:
@@ -137,3 +139,53 @@ def _replace(path: Path, data: bytes, mode: int | None) -> None:
     except BaseException:
         os.unlink(beside)
         raise
+
+
+Stamp = tuple[tuple[int, ...] | None, ...]
+"""State of files, which changes once any of them has been written or replaced."""
+
+
+def stamp_of(files: Sequence[Path]) -> Stamp:
+    """Return the files' states by a `stat` of each. None for one that can't be looked at."""
+    return tuple(map(_stamp, files))
+
+
+class ReloadedFiles(Generic[T]):
+    """Value that is read from files, and read again once they have changed and are whole."""
+
+    def __init__(
+        self, files: Sequence[Path], load: Callable[[], T], what: str = "certificates"
+    ) -> None:
+        """Raises `InvalidRequest` if `load` does; nothing raises from then on. The log calls the
+        value `what`."""
+        self._files, self._what = tuple(files), what
+        self._load = load
+        self._refused: Stamp | None = None
+        self.stamp = stamp_of(self._files)
+        """State of the files from which `value` was loaded."""
+        self.value = load()
+
+    def refresh(self) -> bool:
+        """Look at the files; whether there is another value now. Broken files are logged once."""
+        stamp = stamp_of(self._files)
+        if stamp in (self.stamp, self._refused):
+            return False
+        try:
+            value = self._load()
+        except InvalidRequest as error:
+            self._refused = stamp
+            _LOG.warning("the %s stay as they were: %s", self._what, error)
+            return False
+        if stamp_of(self._files) != stamp:
+            return False  # being written right now: the next look finds them whole
+        self.stamp, self.value, self._refused = stamp, value, None
+        _LOG.info("the %s are read anew: %s", self._what, ", ".join(map(str, self._files)))
+        return True
+
+
+def _stamp(path: Path) -> tuple[int, ...] | None:
+    try:
+        status = path.stat()
+    except OSError:
+        return None
+    return status.st_mtime_ns, status.st_size, status.st_ino, status.st_mode

@@ -14,8 +14,8 @@ from urllib.parse import quote
 import grpc.aio
 
 from slipstream.core.errors import InvalidRequest, PermissionDenied
+from slipstream.files import Stamp
 from slipstream.rpc.channel import ChannelOptions, Dialer
-from slipstream.rpc.security import Stamp
 
 ANYWHERE = ("*:*",)
 THIS_MACHINE = ("127.0.0.0/8:*", "[::1]:*", "localhost:*")

@@ -6,6 +6,9 @@ from pathlib import Path
 from typing import Any
 
 from slipstream.client import AsyncClient
+from slipstream.options import build
+from slipstream_router.app import Router
+from slipstream_router.config import RouterConfig
 from support.services import fleet
 from support.services.background import LoopThread
 
@@ -25,10 +28,14 @@ class Cluster:
         return AsyncClient(self.address, retries=False)
 
     async def start(self) -> None:
-        """Load the models and serve; returns once all are ready."""
+        """Load the models and serve; returns once a target is ready."""
         await self._stack.enter_async_context(fleet.running(self.target, *self.drafts))
-        routed = fleet.routed([self.target], self.drafts, **self._router)
-        self.address = (await self._stack.enter_async_context(routed)).address
+        drafts = tuple(draft.address for draft in self.drafts)
+        replicas = {"targets": (self.target.address,), "drafts": drafts}
+        router = Router(build(RouterConfig, address="127.0.0.1:0", **replicas, **self._router))
+        self.address = f"127.0.0.1:{await router.start()}"
+        self._stack.push_async_callback(router.stop, 0)
+        await router.ready()
 
     async def stop(self) -> None:
         await self._stack.aclose()
@@ -36,8 +43,10 @@ class Cluster:
 
 @contextmanager
 def running(model: Path, *drafts: str, **router: Any) -> Iterator[Cluster]:
-    """A cluster that serves `model`; `router` are fields of its `RouterConfig`."""
-    cluster, thread = Cluster(model, drafts, router), LoopThread()
+    """A cluster that serves `model`; `router` are fields of its `RouterConfig`.
+    A busy machine makes no draft late and no replica lost."""
+    config = {**fleet.PATIENT, **router}
+    cluster, thread = Cluster(model, drafts, config), LoopThread()
     try:
         thread.run(cluster.start)
         yield cluster
