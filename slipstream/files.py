@@ -73,6 +73,14 @@ def read_secret(path: Path) -> str:
     return text
 
 
+def read_token(path: Path) -> str:
+    """Return the bearer token in a file. Raises `InvalidRequest` for a file without one."""
+    token = read_secret(path).strip()
+    if not token:
+        raise InvalidRequest(f"{path} holds no token")
+    return token
+
+
 def warn_of_readers(path: Path) -> None:
     """Log a warning where all users of this machine can read a file."""
     with suppress(OSError):  # removed meanwhile

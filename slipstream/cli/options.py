@@ -8,7 +8,7 @@ from slipstream.config import load_settings
 from slipstream.core.errors import InvalidRequest, UnsupportedCombination
 from slipstream.core.policy.options import Mode, SpeculationOptions
 from slipstream.core.types import SamplingParams, Shape, StopPolicy, Verification
-from slipstream.files import read_secret, read_text
+from slipstream.files import read_text, read_token
 from slipstream.options import option, options_of
 
 DEFAULT_TARGET = "smollm2-135m-q4_1"
@@ -225,14 +225,6 @@ class RequestFlags:
             "stop": self.length.stop,
             **self.form.given(),
         }
-
-
-def read_token(path: Path) -> str:
-    """Return the bearer token in a file. Raises `InvalidRequest` for a file without one."""
-    token = read_secret(path).strip()
-    if not token:
-        raise InvalidRequest(f"{path} holds no token")
-    return token
 
 
 def _schema(text: str) -> str:
