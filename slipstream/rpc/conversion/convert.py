@@ -16,10 +16,8 @@ from slipstream.core.types import (
     Verdict,
 )
 from slipstream.rpc.conversion.convert_common import (
-    FINISH,
     check_verdict_counts,
     logprobs_from_pb,
-    logprobs_to_pb,
     message_of,
     proposal_from_pb,
     proposal_to_pb,
@@ -104,18 +102,8 @@ def verify_from_pb(message: target_pb2.VerifyProposal) -> tuple[Delta, Proposal]
 
 def verdict_to_pb(verdict: Verdict, timing: ReplyTiming) -> target_pb2.Verdict:
     """See `core.types.Verdict`; the service adds where its time went."""
-    return target_pb2.Verdict(
-        tokens=verdict.tokens,
-        num_accepted=verdict.num_accepted,
-        finish_reason=FINISH.to_pb(verdict.finish_reason),  # type: ignore[arg-type]
-        roots=verdict.roots,
-        num_cached=verdict.num_cached,
-        timing=timing_to_pb(timing),
-        logprobs=logprobs_to_pb(verdict.logprobs),
-        forced=verdict.forced,
-        prompt_logprobs=logprobs_to_pb(verdict.prompt_logprobs),
-        **_offer_to_pb(verdict.offer),
-    )
+    offer = _offer_to_pb(verdict.offer)
+    return message_of(target_pb2.Verdict, verdict, timing=timing_to_pb(timing), **offer)
 
 
 def _offer_to_pb(offer: Offer | None) -> dict[str, Any]:
@@ -131,17 +119,14 @@ def _offer_to_pb(offer: Offer | None) -> dict[str, Any]:
 def verdict_from_pb(message: target_pb2.Verdict, timing: ReplyTiming) -> Verdict:
     """`timing` is the message's own with the caller's part added."""
     check_verdict_counts(message)
-    return Verdict(
-        tuple(message.tokens),
-        message.num_accepted,
-        FINISH.from_pb(message.finish_reason),
-        tuple(message.roots),
-        _offer_from_pb(message),
-        message.num_cached,
-        timing,
-        _known_logprobs_from_pb(message.logprobs, num_tokens=len(message.tokens)),
-        tuple(message.forced),
-        _known_logprobs_from_pb(message.prompt_logprobs, num_tokens=len(message.prompt_logprobs)),
+    num_tokens, num_told = len(message.tokens), len(message.prompt_logprobs)
+    return value_from_pb(
+        Verdict,
+        message,
+        offer=_offer_from_pb(message),
+        timing=timing,
+        logprobs=_known_logprobs_from_pb(message.logprobs, num_tokens=num_tokens),
+        prompt_logprobs=_known_logprobs_from_pb(message.prompt_logprobs, num_tokens=num_told),
     )
 
 
