@@ -40,11 +40,7 @@ _OWN = ("role", "content", "tool_call_id")
 def generation_to_pb(generation: Generation) -> pb.Generation:
     """Convert a request of the SDK. Raises `InvalidRequest` for what has no place on the wire."""
     ask, ref = generation.ask, generation.session
-    session: pb.SessionRef | None = None
-    if ref is not None:
-        session = pb.SessionRef(
-            session_id=ref.session_id, create=ref.create, after_request_id=ref.after
-        )
+    session = ref and message_of(pb.SessionRef, ref, after_request_id=ref.after)
     _check_uint32("max_tokens", [ask.max_tokens])
     grammar = {} if ask.grammar is None else {_GRAMMARS[ask.grammar.kind]: ask.grammar.text}
     return message_of(
@@ -147,13 +143,11 @@ def prompt_from_pb(message: pb.Prompt) -> tuple[Prompt, PromptForm]:
         case _:
             raise InvalidRequest("the request has no prompt")
     check_num_tools(len(message.tools))
-    tools = [
-        Tool(tool.name, tool.description, tool.parameters or NO_PARAMETERS, tool.strict)
+    tools = tuple(
+        value_from_pb(Tool, tool, parameters=tool.parameters or NO_PARAMETERS)
         for tool in message.tools
-    ]
-    form = PromptForm(
-        message.raw, message.allow_special_tokens, tuple(tools), message.continue_final
     )
+    form = value_from_pb(PromptForm, message, tools=tools)
     return checked_prompt(prompt, form), form
 
 

@@ -89,14 +89,13 @@ def model_facts_from_pb(message: target_pb2.DescribeTargetResponse) -> ModelFact
         raise HandshakeError(
             f"it has {len(message.stop_token_ids)} stop tokens, above {MAX_STOP_TOKENS}"
         )
-    return ModelFacts(
-        identity.model_id,
-        identity.vocab_size,
-        message.context_length,
-        frozenset(message.stop_token_ids),
-        message.has_grammars,
-        message.max_logprobs if message.HasField("max_logprobs") else None,
-        _tool_format(message.tool_format),
+    return value_from_pb(
+        ModelFacts,
+        message,
+        model_id=identity.model_id,
+        vocab_size=identity.vocab_size,
+        stop_token_ids=frozenset(message.stop_token_ids),
+        tool_format=_tool_format(message.tool_format),
         is_fallback=message.engine == "torch",
     )
 
@@ -120,16 +119,9 @@ def draft_facts_from_pb(message: draft_pb2.DescribeDraftResponse) -> DraftFacts:
         profile = _profile_from_pb(message.profile)
     except InvalidRequest as error:
         raise HandshakeError(f"its profile can't be used: {error}") from None
-    max_lag = message.max_lag if message.HasField("max_lag") else None
     step_s = message.step_s if 0 < message.step_s < math.inf else None
-    return DraftFacts(
-        message.kind,
-        profile,
-        message.has_decision_model,
-        max_lag,
-        step_s,
-        overlap_gain=OverlapGain(),
-    )
+    own = {"profile": profile, "step_s": step_s, "overlap_gain": OverlapGain()}
+    return value_from_pb(DraftFacts, message, **own)
 
 
 def _profile_from_pb(message: draft_pb2.DraftProfile) -> Profile:
