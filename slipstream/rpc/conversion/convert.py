@@ -25,11 +25,6 @@ from slipstream.rpc.conversion.convert_common import (
 )
 from slipstream.rpc.v1 import common_pb2, draft_pb2, target_pb2
 
-_SAMPLING = (
-    *("temperature", "top_k", "top_p", "min_p", "seed"),
-    *("repetition_penalty", "presence_penalty", "frequency_penalty"),
-)
-
 
 def sampling_to_pb(sampling: SamplingParams) -> common_pb2.SamplingParams:
     """Convert what differs from the defaults, and the seed in any case."""
@@ -38,9 +33,8 @@ def sampling_to_pb(sampling: SamplingParams) -> common_pb2.SamplingParams:
 
 def sampling_from_pb(message: common_pb2.SamplingParams) -> SamplingParams:
     """Convert sampling parameters; what is unset takes the default."""
-    given = {name: getattr(message, name) for name in _SAMPLING if message.HasField(name)}  # type: ignore[arg-type]
     bias = tuple(sorted(message.logit_bias.items()))
-    return SamplingParams(**given, logit_bias=bias, min_tokens=message.min_tokens)
+    return value_from_pb(SamplingParams, message, logit_bias=bias)
 
 
 def session_to_pb(session: Session, *, fence: int, owner: str = "") -> common_pb2.SessionParams:

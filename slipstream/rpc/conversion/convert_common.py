@@ -122,8 +122,8 @@ def _fields_to(kind: Any) -> Sequence[tuple[str, Callable[[Any], Any] | None, bo
 def value_from_pb(kind: type[V], message: Message, **own: Any) -> V:
     """Return a dataclass of the message's fields of the same names; `own` are converted already.
 
-    What is optional and unset is None; what the message has no field for, and an enumeration that
-    is unset, take their defaults. Raises `InvalidRequest` for a member that is needed and unset.
+    What is unset, or the message has no field for, takes its default. Raises `InvalidRequest` for
+    a member of an enumeration that is needed and unset.
     """
     known: dict[str, Any] = {}
     for name, field in _fields_from(kind, type(message)).items():  # type: ignore[arg-type]
@@ -134,9 +134,7 @@ def value_from_pb(kind: type[V], message: Message, **own: Any) -> V:
             known[name] = dict(sorted(value.items()))
         elif field.is_repeated:
             known[name] = tuple(value if field.convert is None else map(field.convert, value))
-        elif field.may_be_none and not message.HasField(name):
-            known[name] = None
-        elif value or not field.has_default_member:
+        elif not field.has_default or (message.HasField(name) if field.has_presence else value):
             known[name] = value if field.convert is None else field.convert(value)
     return kind(**known | own)
 
@@ -144,8 +142,9 @@ def value_from_pb(kind: type[V], message: Message, **own: Any) -> V:
 class _FieldFrom(NamedTuple):
     convert: Callable[[Any], Any] | None
     is_repeated: bool
-    may_be_none: bool
-    has_default_member: bool
+    has_presence: bool
+    has_default: bool
+    """True if what is unset can be told, and takes a default."""
 
 
 @cache
@@ -158,7 +157,7 @@ def _fields_from(kind: Any, message: Any) -> Mapping[str, _FieldFrom]:
         part, may_be_none = without_none(hints[field.name])
         if wire.is_repeated:
             part, may_be_none = without_none((*get_args(part), None)[0])
-        has_default = field.default is not MISSING and not wire.is_repeated
+        has_default = field.default is not MISSING or field.default_factory is not MISSING
         convert: Any = None
         if wire.enum_type is not None:
             convert = partial(_member, _ENUMS[wire.enum_type.name], may_be_none)
@@ -167,8 +166,8 @@ def _fields_from(kind: Any, message: Any) -> Mapping[str, _FieldFrom]:
         found[field.name] = _FieldFrom(
             convert,
             wire.is_repeated,
-            may_be_none and wire.has_presence,
-            has_default and wire.enum_type is not None,
+            wire.has_presence,
+            has_default and (wire.has_presence or wire.enum_type is not None),
         )
     return found
 
