@@ -36,12 +36,7 @@ from slipstream.train.data import DataFile, ReadLimits, read_data, split_heldout
 from slipstream.train.features import LENGTHS_ON_GPU, FeatureSet
 from slipstream.train.glide import Frozen
 from slipstream.train.group import SINGLE_PROCESS, TrainGroup
-from slipstream.train.provenance import (
-    PROVENANCE_NAME,
-    data_facts,
-    read_provenance,
-    write_provenance,
-)
+from slipstream.train.provenance import PROVENANCE_NAME, read_provenance, write_provenance
 from slipstream.train.trainer import Check, Inputs, Trainer, TrainHooks
 
 
@@ -121,8 +116,9 @@ def train_glide(run: GlideRun, hooks: TrainHooks, *, group: TrainGroup = SINGLE_
     def check(result: Check) -> None:
         if result.is_best:
             save_glide(trainer.model, vocab, run.out)
-            facts = _facts(run, trainer, files, revision)
-            write_provenance(run.out / PROVENANCE_NAME, command=run.command, facts=facts)
+            facts = _facts(run, trainer)
+            place = run.out / PROVENANCE_NAME
+            write_provenance(place, files, command=run.command, revision=revision, facts=facts)
         trainer.save(run.checkpoint, fingerprint)
         hooks.check(result)
 
@@ -146,15 +142,11 @@ def read_files(paths: Sequence[Path], target: LoadedModel) -> list[DataFile]:
     return [read_data(path, limits, encode=encode) for path in paths]
 
 
-def _facts(
-    run: GlideRun, trainer: Trainer, files: Sequence[DataFile], revision: str | None
-) -> dict[str, Any]:
+def _facts(run: GlideRun, trainer: Trainer) -> dict[str, Any]:
     """Return the provenance of the weights as they are now."""
     state = trainer.state
     return {
-        "revision": revision,
         "licence": f"derived from {trainer.model.config.target_model} ({run.licence})",
-        "data": [data_facts(data) for data in files],
         "settings": asdict(run.settings),
         "started_from": run.draft.init_from and read_provenance(run.draft.init_from),
         "num_steps": state.step,
