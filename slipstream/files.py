@@ -6,7 +6,7 @@ import os
 import stat
 import tempfile
 import tomllib
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from contextlib import suppress
 from io import BufferedIOBase
 from pathlib import Path
@@ -102,6 +102,16 @@ def parse_json(text: str | bytes, place: str, refusal: Refusal = InvalidRequest)
         return json.loads(text)
     except (ValueError, RecursionError) as error:
         raise refusal(f"{place} is not JSON ({error})") from None
+
+
+def json_lines(
+    lines: Iterable[str], place: str, refusal: Refusal = InvalidRequest
+) -> Iterator[tuple[str, Any]]:
+    """Yield the value of each line that is not blank, with its place. Raises `refusal`."""
+    for number, line in enumerate(lines, start=1):
+        if line.strip():
+            where = f"{place}, line {number}"
+            yield where, parse_json(line, where, refusal)
 
 
 def parse_toml(text: str, place: str) -> dict[str, Any]:

@@ -243,6 +243,14 @@ def items(text: str) -> list[str]:
     return [item.strip() for item in text.split(",") if item.strip()]
 
 
+def parse_numbers(name: str, text: str) -> tuple[int, ...]:
+    """Return the numbers of a list with commas. Raises `InvalidRequest`, which names the option."""
+    try:
+        return tuple(int(part) for part in text.split(","))
+    except ValueError:
+        raise InvalidRequest(f"{name} is {text!r}, but must be numbers as 1,4,16") from None
+
+
 def _bool(given: Given) -> Any:
     if given.is_text:
         word = given.value.strip().lower()

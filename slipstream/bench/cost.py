@@ -17,7 +17,6 @@ from rich.table import Table
 from transformers import AutoModelForCausalLM, LlamaConfig
 
 from slipstream.bench.figures import fixed, quotient, table
-from slipstream.bench.harness import parse_numbers
 from slipstream.client.engine import EngineOptions
 from slipstream.core.errors import InvalidRequest, PromptTooLong
 from slipstream.core.inline import finished
@@ -41,7 +40,7 @@ from slipstream.models.scorer import Grow, KvView, Scorer, Sync
 from slipstream.models.threads import set_num_threads
 from slipstream.models.torch.arrays import start_torch, torch_dtype
 from slipstream.models.torch.loading import require_causal
-from slipstream.options import check_bounds, option
+from slipstream.options import check_bounds, option, parse_numbers
 
 MAX_ROWS = 128
 DRAFTED = 5
@@ -82,7 +81,7 @@ class CostPlan:
     @property
     def row_counts(self) -> tuple[int, ...]:
         """Return the numbers of rows. Raises `InvalidRequest` for what is no list of them."""
-        return parse_numbers("rows", self.rows, int)
+        return parse_numbers("rows", self.rows)
 
 
 def measure_cost(

@@ -14,7 +14,7 @@ from typing import Any, ClassVar
 import torch
 from torch import Tensor
 
-from slipstream.core.errors import ModelMismatch, TrainingError
+from slipstream.core.errors import ModelMismatch
 from slipstream.models.format.tokenizer import text_tokenizer
 from slipstream.models.glide.glide import GlideModel, Rope
 from slipstream.models.glide.glide_config import GlideConfig
@@ -28,7 +28,7 @@ from slipstream.models.glide.glide_init import (
 from slipstream.models.glide.torch_parts import model_parts, rotary_tables
 from slipstream.models.loaded import LoadedModel
 from slipstream.models.torch.loading import load_target_parts
-from slipstream.options import check_bounds, option, required
+from slipstream.options import check_bounds, option, parse_numbers, required
 from slipstream.revision import code_revision
 from slipstream.text.prompts import encode_prompt
 from slipstream.train.config import TrainSettings
@@ -62,12 +62,7 @@ class DraftSettings:
         """Return the layers that are read of a target with so many."""
         if not self.layers:
             return (num_layers - 1,)
-        try:
-            return tuple(int(part) for part in self.layers.split(","))
-        except ValueError:
-            raise TrainingError(
-                f"layers must be numbers with commas between, got {self.layers!r}"
-            ) from None
+        return parse_numbers("layers", self.layers)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
